@@ -1,0 +1,97 @@
+"""What the analysis of one rank needs to know about the others, and what it hands back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distprof.analyzers.breakdown import StepBreakdown
+from distprof.analyzers.idle import RankIdle
+from distprof.analyzers.overlap import AxisOverlap, RankOverlap
+from distprof.analyzers.waterfall import RankWaterfall
+from distprof.intervals import Intervals
+from distprof.schema import Int64Array
+
+__all__ = ["KernelStats", "RankAnalysis", "RankContext", "SyncStats"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankContext:
+    """Input of one rank's analysis besides its tables. Times on the rank's own clock.
+
+    Args:
+        rank: Global rank.
+        steps: int64 step numbers of the windows.
+        windows: The analysed step windows, in order, disjoint.
+        wait_end_ns: For each row of the rank's COLLECTIVES table, when the last member started;
+            ABSENT where the row was not matched.
+        axis: For each row of COLLECTIVES, index into ``axis_names``.
+        axis_names: Mesh axes or group descriptions.
+    """
+
+    rank: int
+    steps: Int64Array
+    windows: Intervals
+    wait_end_ns: Int64Array
+    axis: NDArray[np.int32]
+    axis_names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelStats:
+    """One kernel name on one rank, inside the analysed windows."""
+
+    name: str
+    kind: int
+    count: int
+    total_ns: int
+    median_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyncStats:
+    """One synchronising call on one rank, inside the analysed windows."""
+
+    name: str
+    count: int
+    blocked_ns: int
+    idle_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankAnalysis:
+    """All that is measured on one rank alone; small, so that it can cross a process boundary.
+
+    Args:
+        steps: Breakdown of each analysed step.
+        overlap: Over all analysed steps.
+        axes: Overlap by axis, ``ranks`` holding this rank only.
+        idle: Idle by cause, None without host rows (then all idle is unknown).
+        sync_calls: Synchronising calls.
+        waterfall: Exact sum over all analysed steps.
+        kernels: Computation, communication and copy rows by name.
+        exposed_ns: For each row of COLLECTIVES, its time inside the windows that no computation
+            hides.
+        exposed_wait_ns: The same for its wait; ABSENT where not matched.
+        collective_step: For each row of COLLECTIVES, index of the window it ends in, ABSENT outside.
+        input_ns: Idle blamed on input, per analysed step.
+        computation_ns: Computation, per analysed step.
+        idle_host_ns: Idle blamed on the host, per analysed step.
+    """
+
+    rank: int
+    steps: tuple[StepBreakdown, ...]
+    overlap: RankOverlap
+    axes: tuple[AxisOverlap, ...]
+    idle: RankIdle | None
+    sync_calls: tuple[SyncStats, ...]
+    waterfall: RankWaterfall
+    kernels: tuple[KernelStats, ...]
+    exposed_ns: Int64Array
+    exposed_wait_ns: Int64Array
+    collective_step: Int64Array
+    input_ns: Int64Array
+    computation_ns: Int64Array
+    idle_host_ns: Int64Array

@@ -1,0 +1,1 @@
+"""Closed-form models: scalars and arrays in, numbers out, no I/O."""

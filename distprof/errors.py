@@ -1,0 +1,75 @@
+"""Every error a caller may meet.
+
+::
+
+    DistprofError            exit code 3
+    ├── UsageError           exit code 2: an option or a combination of options is wrong
+    │   └── MissingExtraError    an optional dependency is absent; the message installs it
+    └── InputError           exit code 3: a file or folder is bad or insufficient
+        └── SchemaError      a saved file has another schema or version than this program reads
+
+The command line catches :class:`DistprofError` once, prints its message and exits with its code.
+``ValueError`` is for wrong use of the Python API, ``assert`` for our own invariants only.
+"""
+
+from __future__ import annotations
+
+__all__ = ["DistprofError", "InputError", "MissingExtraError", "SchemaError", "UsageError"]
+
+
+class DistprofError(Exception):
+    """Base of all errors that a user can act upon."""
+
+    exit_code = 3
+
+
+class UsageError(DistprofError):
+    """An option, an argument or a combination of them is wrong."""
+
+    exit_code = 2
+
+
+class MissingExtraError(UsageError):
+    """An optional dependency is not installed.
+
+    Args:
+        feature: What the user asked for, as the start of a sentence.
+        extra: The name of the extra that brings it.
+    """
+
+    def __init__(self, feature: str, extra: str) -> None:
+        super().__init__(f"{feature} needs an extra: pip install 'distprof[{extra}]'")
+        self.extra = extra
+
+
+class InputError(DistprofError):
+    """A file or folder cannot be used.
+
+    Args:
+        source: The file, folder or URL, as the user named it.
+        expected: What was expected of it.
+        found: What was found instead.
+        fix: What the user can do about it.
+    """
+
+    def __init__(self, source: str, *, expected: str, found: str, fix: str = "") -> None:
+        self.source = source
+        self.expected = expected
+        self.found = found
+        self.fix = fix
+        way_out = f"\n  try: {fix}" if fix else ""
+        super().__init__(f"{source}:\n  expected: {expected}\n  found: {found}{way_out}")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Cross a process boundary: keyword-only arguments need telling how to come back."""
+        return _rebuild, (type(self), self.source, self.expected, self.found, self.fix)
+
+
+class SchemaError(InputError):
+    """A saved file carries another schema, or another version of it, than this program reads."""
+
+
+def _rebuild(
+    kind: type[InputError], source: str, expected: str, found: str, fix: str
+) -> InputError:
+    return kind(source, expected=expected, found=found, fix=fix)

@@ -1,0 +1,1 @@
+"""Readers: artefacts on disk to tables. Upstream spellings stop here."""

@@ -1,0 +1,1 @@
+"""Kineto traces: the JSON that torch.profiler writes."""

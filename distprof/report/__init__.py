@@ -1,0 +1,1 @@
+"""Report and the reporters: every reporter works from a saved report alone."""

@@ -1,0 +1,63 @@
+"""Report: everything one analysis found, as written to ``report.json``."""
+
+from __future__ import annotations
+
+from distprof.analyzers.breakdown import BreakdownResult, StepTimeResult
+from distprof.analyzers.capture import CaptureResult
+from distprof.analyzers.collectives import CollectivesResult
+from distprof.analyzers.idle import IdleResult
+from distprof.analyzers.kernels import KernelsResult
+from distprof.analyzers.overlap import OverlapResult
+from distprof.analyzers.result import Record
+from distprof.analyzers.stragglers import StragglersResult
+from distprof.analyzers.waterfall import WaterfallResult
+from distprof.artefacts import REPORT_SCHEMA
+from distprof.rules.finding import Finding, NotChecked
+
+__all__ = ["GroupInfo", "Report", "RunInfo"]
+
+
+class GroupInfo(Record, frozen=True, kw_only=True):
+    """A process group of the run."""
+
+    name: str
+    description: str
+    size: int | None
+    axis: str | None
+    num_groups: int  # groups of the same description, for example one per data-parallel replica
+
+
+class RunInfo(Record, frozen=True, kw_only=True):
+    """What was recorded."""
+
+    source: str
+    world_size: int | None
+    ranks: tuple[int, ...]
+    num_steps: int
+    backend: str
+    device: str
+    strategy: str | None
+    mesh: dict[str, int]
+    nodes: dict[str, tuple[int, ...]]
+    node_origin: str
+    groups: tuple[GroupInfo, ...]
+    versions: dict[str, str]
+
+
+class Report(Record, frozen=True, kw_only=True):
+    """One analysis: measurements, findings and what could not be checked."""
+
+    schema: str = REPORT_SCHEMA
+    distprof_version: str
+    run: RunInfo
+    capture: CaptureResult
+    step_time: StepTimeResult
+    breakdown: BreakdownResult
+    overlap: OverlapResult
+    collectives: CollectivesResult
+    stragglers: StragglersResult
+    idle: IdleResult
+    kernels: KernelsResult
+    waterfall: WaterfallResult
+    findings: tuple[Finding, ...]
+    not_checked: tuple[NotChecked, ...]

@@ -1,0 +1,1 @@
+"""What a recording holds: ranks, tables, topology, clocks. Frozen; made by ingest only."""

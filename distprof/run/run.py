@@ -1,0 +1,319 @@
+"""Run: everything known about one recording of a job, frozen after ingest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distprof.run.tables import RankTables
+from distprof.run.topology import ProcessGroup, Topology
+from distprof.schema import Int64Array, Table
+from distprof.terms import StepSource
+
+__all__ = [
+    "CaptureWindow",
+    "ClockAlignment",
+    "CollectiveMatches",
+    "Device",
+    "Gap",
+    "Quality",
+    "Rank",
+    "Run",
+    "TableSource",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gap:
+    """Evidence that is missing or damaged, and what follows from it.
+
+    Args:
+        what: Short stable word, for example ``missing-ranks`` or ``truncated``.
+        message: One sentence for the user.
+        ranks: Ranks concerned; empty when it is about the whole run.
+    """
+
+    what: str
+    message: str
+    ranks: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """The accelerator a rank used. ``name`` is ``cpu`` for CPU-only traces, empty when unknown."""
+
+    name: str
+    count: int | None = None
+    memory_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quality:
+    """What the reader met in one file, counted.
+
+    Args:
+        num_events: Events kept or skipped on purpose.
+        num_repaired: Events that were invalid JSON and could be mended.
+        num_quarantined: Events given up.
+        num_clamped: Events with a negative or absurd duration, kept with duration 0.
+        num_unlaunched: Device activities without a launch record in the trace.
+        lost_bytes: Uncompressed bytes after the last complete event of a truncated file.
+        truncated: Whether the file ends before its end.
+        notes: What was done about oddities, one sentence each, at most a few.
+    """
+
+    num_events: int = 0
+    num_repaired: int = 0
+    num_quarantined: int = 0
+    num_clamped: int = 0
+    num_unlaunched: int = 0
+    lost_bytes: int = 0
+    truncated: bool = False
+    notes: tuple[str, ...] = ()
+
+
+class TableSource(Protocol):
+    """Where a rank's tables come from: a cache file, or memory. Picklable."""
+
+    def load(self) -> RankTables:
+        """Read the tables."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rank:
+    """One rank of the run: what its trace says about itself, and where its tables are.
+
+    Args:
+        rank: Global rank.
+        path: The trace, as named by the user.
+        rank_origin: How the rank was found.
+        world_size: As the trace says, else None.
+        host: Host name, else None.
+        backend: Backend of the default group, for example ``nccl``; empty when unknown.
+        device: The accelerator.
+        groups: Process groups this rank belongs to.
+        versions: Versions found in the trace, for example ``nccl`` and ``cuda``.
+        capture_start_ns: First event, own clock.
+        capture_end_ns: Last event, own clock.
+        has_epoch: Whether times are since the epoch, so that ranks can be compared at all.
+        step_source: How steps were found.
+        step_note: One sentence on how step windows were found.
+        steps: STEPS table.
+        collectives: COLLECTIVES table.
+        quality: What the reader met.
+        tables: Loads the other tables.
+    """
+
+    rank: int
+    path: str
+    rank_origin: Literal["trace", "run.json", "file name", "assumed"]
+    world_size: int | None
+    host: str | None
+    backend: str
+    device: Device
+    groups: tuple[ProcessGroup, ...]
+    versions: Mapping[str, str]
+    capture_start_ns: int
+    capture_end_ns: int
+    has_epoch: bool
+    step_source: StepSource
+    step_note: str
+    steps: Table
+    collectives: Table
+    quality: Quality
+    tables: TableSource
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveMatches:
+    """Collectives seen by two or more ranks, their members joined.
+
+    Instance ``i`` has the members ``offsets[i]:offsets[i + 1]`` of ``member_rank`` and
+    ``member_row``. Instances are in order of time.
+
+    Args:
+        offsets: int64, shape ``(n + 1,)``.
+        member_rank: int32, global rank of each member.
+        member_row: int64, row of the member in its rank's COLLECTIVES table.
+        group: int32, shape ``(n,)``, index into the topology's groups.
+        kind: int8, shape ``(n,)``, a CollectiveKind.
+        bytes: int64, shape ``(n,)``, full buffer, or absent.
+        method: int8, shape ``(n,)``, a MatchMethod.
+        complete: bool, shape ``(n,)``, whether every member of the group was found.
+        num_candidates: Rows of all ranks that could have had a partner among the ranks present.
+        num_matched: Those of them that are members of a complete instance, or of one that has every
+            rank that is present.
+        notes: What the matcher had to assume, one sentence each.
+    """
+
+    offsets: Int64Array
+    member_rank: NDArray[np.int32]
+    member_row: Int64Array
+    group: NDArray[np.int32]
+    kind: NDArray[np.int8]
+    bytes: Int64Array
+    method: NDArray[np.int8]
+    complete: NDArray[np.bool_]
+    num_candidates: int
+    num_matched: int
+    notes: tuple[str, ...] = ()
+
+    @property
+    def count(self) -> int:
+        """Number of matched instances."""
+        return len(self.group)
+
+    @property
+    def matched_ratio(self) -> float | None:
+        """Share of candidates that found their partners; None without candidates."""
+        return self.num_matched / self.num_candidates if self.num_candidates else None
+
+    @property
+    def instance_of_member(self) -> Int64Array:
+        """int64, the instance each member belongs to."""
+        return np.repeat(np.arange(self.count, dtype=np.int64), np.diff(self.offsets))
+
+    @staticmethod
+    def none(notes: tuple[str, ...] = ()) -> CollectiveMatches:
+        """No instance at all, as for a single rank."""
+        return CollectiveMatches(
+            offsets=np.zeros(1, np.int64),
+            member_rank=np.empty(0, np.int32),
+            member_row=np.empty(0, np.int64),
+            group=np.empty(0, np.int32),
+            kind=np.empty(0, np.int8),
+            bytes=np.empty(0, np.int64),
+            method=np.empty(0, np.int8),
+            complete=np.empty(0, np.bool_),
+            num_candidates=0,
+            num_matched=0,
+            notes=notes,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClockAlignment:
+    """Corrections that put all ranks on one clock, with what remains uncertain.
+
+    A clock domain is a set of ranks that share a clock (one host); where hosts are unknown, each
+    rank is a domain. ``common = own - offset_ns[d] - drift_ratio[d] * (own - reference_ns)``.
+
+    Args:
+        domains: Ranks of each domain.
+        names: Name of each domain: the node, or ``rank N``.
+        offset_ns: float64 per domain, at ``reference_ns``.
+        drift_ratio: float64 per domain, dimensionless (20 ppm = 2e-5).
+        reference_ns: Where on the own clocks the offsets hold.
+        residual_ns: int64 per domain: 95th percentile of the distance of its members' collective
+            ends from the common end, after correction; ABSENT where nothing was measured.
+        component: int32 per domain: only domains of one component can be compared.
+        num_checked: Matched symmetric collectives tested for causality.
+        num_violations: Those in which a member ends before the last starts, beyond the residual.
+        notes: What was assumed, one sentence each.
+    """
+
+    domains: tuple[tuple[int, ...], ...]
+    names: tuple[str, ...]
+    offset_ns: NDArray[np.float64]
+    drift_ratio: NDArray[np.float64]
+    reference_ns: int
+    residual_ns: Int64Array
+    component: NDArray[np.int32]
+    num_checked: int = 0
+    num_violations: int = 0
+    notes: tuple[str, ...] = ()
+
+    def domain_of(self, rank: int) -> int:
+        """Index of the domain of ``rank``.
+
+        Raises:
+            ValueError: If no domain holds the rank.
+        """
+        for index, ranks in enumerate(self.domains):
+            if rank in ranks:
+                return index
+        raise ValueError(f"rank {rank} is in no clock domain")
+
+    def correction(self, rank: int, own_ns: Int64Array) -> Int64Array:
+        """What to subtract from own times of ``rank`` to get common times, int64 ns."""
+        domain = self.domain_of(rank)
+        drift = self.drift_ratio[domain] * (own_ns - self.reference_ns)
+        rounded: Int64Array = np.rint(self.offset_ns[domain] + drift).astype(np.int64)
+        return rounded
+
+    def to_common(self, rank: int, own_ns: Int64Array) -> Int64Array:
+        """Times of ``rank`` on the common clock, int64 ns."""
+        return own_ns - self.correction(rank, own_ns)
+
+    def residual_between(self, first: int, second: int) -> int | None:
+        """Uncertainty of a time difference between two ranks, in ns; None if not comparable."""
+        a, b = self.domain_of(first), self.domain_of(second)
+        if self.component[a] != self.component[b]:
+            return None
+        if self.residual_ns[a] < 0 or self.residual_ns[b] < 0:
+            return None
+        return int(max(self.residual_ns[a], self.residual_ns[b]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaptureWindow:
+    """The part of the recording that all ranks share and that is analysed.
+
+    Args:
+        steps: Step numbers that every rank recorded completely, ascending; empty where no rank has
+            step marks (then each rank's whole capture is one window).
+        dropped: Steps left out, with the reason, for example ``{10: "cut by the capture"}``.
+        overlap_ratio: Time all captures share / time any of them covers, on the common clock; None
+            for a single rank or clocks that cannot be compared.
+        transient_steps: Steps left out because the profiler's start disturbs them.
+    """
+
+    steps: tuple[int, ...]
+    dropped: Mapping[int, str] = field(default_factory=dict)
+    overlap_ratio: float | None = None
+    transient_steps: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One recording of a job: its ranks, topology, matched collectives, clock and gaps.
+
+    Args:
+        source: What the user named.
+        ranks: Ranks that could be read, ascending.
+        topology: Nodes, groups and axes.
+        matches: Collectives joined across ranks.
+        clock: How ranks' clocks relate.
+        window: What is analysed.
+        gaps: What is missing or damaged.
+    """
+
+    source: str
+    ranks: tuple[Rank, ...]
+    topology: Topology
+    matches: CollectiveMatches
+    clock: ClockAlignment
+    window: CaptureWindow
+    gaps: tuple[Gap, ...] = ()
+
+    def __iter__(self) -> Iterator[Rank]:
+        return iter(self.ranks)
+
+    def __len__(self) -> int:
+        return len(self.ranks)
+
+    def rank(self, rank: int) -> Rank:
+        """The rank with that number.
+
+        Raises:
+            ValueError: If it is not part of the run.
+        """
+        for candidate in self.ranks:
+            if candidate.rank == rank:
+                return candidate
+        raise ValueError(f"rank {rank} is not part of this run")

@@ -1,0 +1,233 @@
+"""Tables: named, typed columns over numpy arrays, each described once.
+
+A table's schema says dtype, unit and meaning of each column; the reference page is generated from
+it. Strings are dictionary-encoded (:class:`Coded`). A missing integer is :data:`ABSENT` inside and
+``NA`` in pandas: it is never 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["ABSENT", "Coded", "Column", "Int64Array", "Table", "TableSchema"]
+
+Int64Array: TypeAlias = NDArray[np.int64]
+DType = Literal["int64", "int32", "int8", "float64", "bool", "category"]
+
+ABSENT = -1
+"""What an integer column holds where the trace says nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """One column: its name, dtype, unit and meaning.
+
+    Args:
+        name: Ends in ``_ns``, ``_bytes``, ``_ratio`` where it has such a unit.
+        dtype: ``category`` is a :class:`Coded` column of strings.
+        doc: What a value means, as a sentence.
+        unit: Unit of the values, empty for counts, ids and names.
+        nullable: Whether :data:`ABSENT` (for strings: the empty string) stands for "not known".
+    """
+
+    name: str
+    dtype: DType
+    doc: str
+    unit: str = ""
+    nullable: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableSchema:
+    """A table's name, meaning and columns."""
+
+    name: str
+    doc: str
+    columns: tuple[Column, ...]
+
+    def __iter__(self) -> Iterator[Column]:
+        return iter(self.columns)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Column names in order."""
+        return tuple(column.name for column in self.columns)
+
+
+@dataclass(frozen=True, slots=True)
+class Coded:
+    """A dictionary-encoded column of strings.
+
+    Args:
+        codes: int32, one per row; an index into ``values``.
+        values: The distinct strings.
+    """
+
+    codes: NDArray[np.int32]
+    values: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def take(self, index: Any) -> Coded:
+        """The rows that ``index`` (a mask, a slice or positions) selects, same dictionary."""
+        return Coded(self.codes[index], self.values)
+
+    def decode(self) -> list[str]:
+        """The strings, one per row."""
+        values = self.values
+        return [values[code] for code in self.codes.tolist()]
+
+    def equals(self, value: str) -> NDArray[np.bool_]:
+        """Mask of the rows that hold ``value``."""
+        return self.isin((value,))
+
+    def isin(self, wanted: Sequence[str]) -> NDArray[np.bool_]:
+        """Mask of the rows that hold one of ``wanted``."""
+        return self.where([value in wanted for value in self.values])
+
+    def where(self, verdicts: Sequence[bool]) -> NDArray[np.bool_]:
+        """Mask of the rows whose value has a true verdict, given one verdict per distinct value."""
+        if not self.values:
+            return np.zeros(len(self.codes), dtype=np.bool_)
+        mask: NDArray[np.bool_] = np.asarray(verdicts, dtype=np.bool_)[self.codes]
+        return mask
+
+    @staticmethod
+    def encode(strings: Sequence[str]) -> Coded:
+        """Encode plain strings, values in order of first appearance."""
+        seen: dict[str, int] = {}
+        codes = np.fromiter(
+            (seen.setdefault(s, len(seen)) for s in strings), dtype=np.int32, count=len(strings)
+        )
+        return Coded(codes, tuple(seen))
+
+
+class Table:
+    """Columns of equal length under a schema. Never changed after it is made.
+
+    Args:
+        schema: What the columns are.
+        columns: One array per schema column: numpy of the schema's dtype, or :class:`Coded`.
+
+    Raises:
+        ValueError: If columns are missing, unknown, of another dtype or of unequal length.
+    """
+
+    __slots__ = ("_columns", "_length", "schema")
+
+    def __init__(self, schema: TableSchema, columns: Mapping[str, NDArray[Any] | Coded]) -> None:
+        self.schema = schema
+        self._columns = dict(columns)
+        if set(self._columns) != set(schema.names):
+            raise ValueError(f"{schema.name}: columns {sorted(columns)} are not {schema.names}")
+        lengths = {len(column) for column in self._columns.values()}
+        if len(lengths) > 1:
+            raise ValueError(f"{schema.name}: columns of unequal length {sorted(lengths)}")
+        self._length = lengths.pop() if lengths else 0
+        for column in schema:
+            _check_dtype(schema, column, self._columns[column.name])
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getstate__(self) -> tuple[TableSchema, dict[str, NDArray[Any] | Coded]]:
+        return self.schema, self._columns
+
+    def __setstate__(self, state: tuple[TableSchema, dict[str, NDArray[Any] | Coded]]) -> None:
+        self.__init__(*state)  # type: ignore[misc]  # unpickling is construction
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        """The numpy array of a column that is not a category."""
+        column = self._columns[name]
+        if isinstance(column, Coded):
+            raise TypeError(f"{self.schema.name}.{name} is a category: use .coded({name!r})")
+        return column
+
+    def coded(self, name: str) -> Coded:
+        """The dictionary-encoded column ``name``."""
+        column = self._columns[name]
+        if not isinstance(column, Coded):
+            raise TypeError(f"{self.schema.name}.{name} is not a category")
+        return column
+
+    def take(self, index: Any) -> Table:
+        """The rows that ``index`` (a mask, a slice or positions) selects."""
+        columns: dict[str, NDArray[Any] | Coded] = {
+            name: column.take(index) if isinstance(column, Coded) else column[index]
+            for name, column in self._columns.items()
+        }
+        return Table(self.schema, columns)
+
+    def to_pandas(self) -> pd.DataFrame:
+        """A pandas frame of the table; nullable integers become ``Int64`` with ``NA``."""
+        import pandas as pd
+
+        return pd.DataFrame(
+            {column.name: _to_series(column, self._columns[column.name]) for column in self.schema}
+        )
+
+    @staticmethod
+    def empty(schema: TableSchema) -> Table:
+        """A table of no rows."""
+        return Table(
+            schema,
+            {
+                column.name: Coded(np.empty(0, np.int32), ())
+                if column.dtype == "category"
+                else np.empty(0, np.dtype(column.dtype))
+                for column in schema
+            },
+        )
+
+    @staticmethod
+    def concat(schema: TableSchema, tables: Sequence[Table]) -> Table:
+        """The rows of ``tables`` one after another; dictionaries are merged."""
+        if not tables:
+            return Table.empty(schema)
+        columns: dict[str, NDArray[Any] | Coded] = {}
+        for column in schema:
+            if column.dtype == "category":
+                columns[column.name] = _concat_coded([t.coded(column.name) for t in tables])
+            else:
+                columns[column.name] = np.concatenate([t[column.name] for t in tables])
+        return Table(schema, columns)
+
+
+def _check_dtype(schema: TableSchema, column: Column, values: NDArray[Any] | Coded) -> None:
+    if column.dtype == "category":
+        if not isinstance(values, Coded):
+            raise ValueError(f"{schema.name}.{column.name} must be a Coded column")
+    elif isinstance(values, Coded) or values.dtype != np.dtype(column.dtype):
+        raise ValueError(f"{schema.name}.{column.name} must have dtype {column.dtype}")
+
+
+def _concat_coded(parts: Sequence[Coded]) -> Coded:
+    seen: dict[str, int] = {}
+    codes = []
+    for part in parts:
+        lookup = np.fromiter(
+            (seen.setdefault(value, len(seen)) for value in part.values),
+            dtype=np.int32,
+            count=len(part.values),
+        )
+        codes.append(lookup[part.codes] if len(lookup) else part.codes)
+    return Coded(np.concatenate(codes), tuple(seen))
+
+
+def _to_series(column: Column, values: NDArray[Any] | Coded) -> Any:
+    import pandas as pd
+
+    if isinstance(values, Coded):
+        return pd.Categorical.from_codes(values.codes, categories=list(values.values))
+    if column.nullable and values.dtype.kind == "i":
+        return pd.arrays.IntegerArray(values.astype(np.int64), values == ABSENT)
+    return values

@@ -1,0 +1,157 @@
+"""The field's words, as enumerations. Upstream spellings are translated to these at ingest."""
+
+from __future__ import annotations
+
+from enum import IntEnum, StrEnum
+
+__all__ = [
+    "ActivityKind",
+    "CollectiveKind",
+    "Confidence",
+    "IdleCause",
+    "MatchMethod",
+    "MeshAxis",
+    "Origin",
+    "Severity",
+    "StepSource",
+    "StragglerCause",
+    "StragglerPattern",
+]
+
+
+class ActivityKind(IntEnum):
+    """What a device activity does. Stored as int8 in tables."""
+
+    COMPUTATION = 0
+    COMMUNICATION = 1
+    COPY = 2  # memory copies and sets
+    ANNOTATION = 3  # a range drawn on the device time line; takes part in no time sum
+
+
+class CollectiveKind(IntEnum):
+    """The operation that a communication activity carries out. Stored as int8 in tables."""
+
+    UNKNOWN = 0
+    ALL_REDUCE = 1
+    ALL_GATHER = 2
+    REDUCE_SCATTER = 3
+    ALL_TO_ALL = 4
+    BROADCAST = 5
+    REDUCE = 6
+    SCATTER = 7
+    GATHER = 8
+    SEND = 9
+    RECV = 10
+    SEND_RECV = 11  # grouped point-to-point: direction not told apart in the trace
+    BARRIER = 12
+
+    @property
+    def label(self) -> str:
+        """The name as shown and as written to reports, for example ``all_reduce``."""
+        return self.name.lower()
+
+    @property
+    def is_point_to_point(self) -> bool:
+        """True for send, recv and grouped point-to-point operations."""
+        return self in (CollectiveKind.SEND, CollectiveKind.RECV, CollectiveKind.SEND_RECV)
+
+    @property
+    def is_symmetric(self) -> bool:
+        """True when no member can finish before every member has started.
+
+        Only such collectives tell anything about clocks: their ends are common to all members.
+        """
+        return self in (
+            CollectiveKind.ALL_REDUCE,
+            CollectiveKind.ALL_GATHER,
+            CollectiveKind.REDUCE_SCATTER,
+            CollectiveKind.ALL_TO_ALL,
+            CollectiveKind.BARRIER,
+        )
+
+
+class Origin(IntEnum):
+    """How a value of a collective record came about. Stored as int8 in tables."""
+
+    ABSENT = 0
+    MEASURED = 1  # written in the trace
+    DERIVED = 2  # concluded from other fields; the reader documents how
+
+
+class StepSource(StrEnum):
+    """How the window of a step was found."""
+
+    PROFILER_STEP = "profiler_step"  # the host's ProfilerStep# annotation
+    DEVICE = "device"  # the device activities launched inside the host's step
+    OPTIMIZER = "optimizer"  # ends of Optimizer.step annotations
+    CAPTURE = "capture"  # no step marks: the whole capture is one window
+
+
+class MatchMethod(IntEnum):
+    """How members of a collective were found to belong together. Stored as int8 in tables."""
+
+    SEQUENCE = 1  # process group and sequence number
+    SUBSEQUENCE = 2  # longest common subsequence of operations within the group
+
+
+class MeshAxis(StrEnum):
+    """Axes of a device mesh, slowest varying first."""
+
+    PP = "pp"
+    DP_REPLICATE = "dp_replicate"
+    DP_SHARD = "dp_shard"
+    DP = "dp"
+    CP = "cp"
+    TP = "tp"
+    EP = "ep"
+    WORLD = "world"
+
+
+class IdleCause(StrEnum):
+    """Why a device had nothing to do."""
+
+    INPUT = "input"
+    SYNC = "sync"
+    HOST = "host"
+    COMM_WAIT = "comm_wait"
+    UNKNOWN = "unknown"
+
+
+class StragglerPattern(StrEnum):
+    """How a rank's lateness is spread over steps."""
+
+    PERSISTENT = "persistent"
+    TRANSIENT = "transient"
+    ROTATING = "rotating"
+    NONE = "none"
+
+
+class StragglerCause(StrEnum):
+    """Why a rank arrives late."""
+
+    SLOW_DEVICE = "slow_device"
+    MORE_WORK = "more_work"
+    LATE_HOST = "late_host"
+    LATE_INPUT = "late_input"
+    UNKNOWN = "unknown"
+
+
+class Severity(StrEnum):
+    """How much a finding matters."""
+
+    ERROR = "error"
+    WARNING = "warning"
+    INFO = "info"
+
+    @property
+    def rank(self) -> int:
+        """0 for info, 1 for warning, 2 for error: for comparison with a threshold."""
+        return ("info", "warning", "error").index(self.value)
+
+
+class Confidence(StrEnum):
+    """What a finding rests on."""
+
+    MEASURED = "measured"
+    INFERRED = "inferred"
+    MODELLED = "modelled"

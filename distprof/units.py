@@ -1,0 +1,82 @@
+"""Constants and the only functions that turn numbers into text.
+
+Everything read from a trace is int64 nanoseconds and bytes until a reporter shows it.
+Bandwidths and byte counts use decimal prefixes (1 GB = 1e9 B), as nccl-tests does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+__all__ = [
+    "NS_PER_MS",
+    "NS_PER_S",
+    "NS_PER_US",
+    "fold_ranks",
+    "format_bandwidth",
+    "format_bytes",
+    "format_duration",
+    "format_ratio",
+]
+
+NS_PER_US = 1_000
+NS_PER_MS = 1_000_000
+NS_PER_S = 1_000_000_000
+
+_DURATION_UNITS = ((NS_PER_S, "s"), (NS_PER_MS, "ms"), (NS_PER_US, "µs"))
+_BYTE_UNITS = ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
+
+
+def format_duration(ns: float | None) -> str:
+    """A duration with three significant digits, for example ``12.3 ms``; ``–`` for None."""
+    if ns is None:
+        return "–"
+    for size, unit in _DURATION_UNITS:
+        if abs(ns) >= size:
+            return f"{_three_digits(ns / size)} {unit}"
+    return f"{ns:.0f} ns"
+
+
+def format_bytes(count: float | None) -> str:
+    """A byte count with decimal prefix, for example ``16.8 MB``; ``–`` for None."""
+    if count is None:
+        return "–"
+    for size, unit in _BYTE_UNITS:
+        if abs(count) >= size:
+            return f"{_three_digits(count / size)} {unit}"
+    return f"{count:.0f} B"
+
+
+def format_bandwidth(bytes_per_s: float | None) -> str:
+    """A bandwidth in GB/s (1e9 B/s), for example ``187 GB/s``; ``–`` for None."""
+    if bytes_per_s is None:
+        return "–"
+    return f"{_three_digits(bytes_per_s / 1e9)} GB/s"
+
+
+def format_ratio(ratio: float | None) -> str:
+    """A ratio as a percentage, for example ``15.6 %``; ``–`` for None."""
+    if ratio is None:
+        return "–"
+    return f"{_three_digits(100 * ratio)} %"
+
+
+def fold_ranks(ranks: Iterable[int]) -> str:
+    """Ranks as ranges, for example ``0-3,8``."""
+    folded: list[str] = []
+    ordered = sorted(set(ranks))
+    first = 0
+    for i, rank in enumerate(ordered):
+        if i + 1 < len(ordered) and ordered[i + 1] == rank + 1:
+            continue
+        low = ordered[first]
+        folded.append(str(low) if low == rank else f"{low}-{rank}")
+        first = i + 1
+    return ",".join(folded)
+
+
+def _three_digits(value: float) -> str:
+    size = abs(value)
+    if size >= 99.95:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if size >= 9.995 else f"{value:.2f}"

@@ -1,0 +1,1 @@
+"""What runs inside a training process and writes artefacts for ``distprof`` to read."""

@@ -1,0 +1,1 @@
+"""Small torch workloads, one readable file per kind of parallelism."""
