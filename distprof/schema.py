@@ -227,7 +227,9 @@ def _to_series(column: Column, values: NDArray[Any] | Coded) -> Any:
     import pandas as pd
 
     if isinstance(values, Coded):
-        return pd.Categorical.from_codes(values.codes, categories=list(values.values))
+        return pd.Categorical.from_codes(
+            values.codes, categories=pd.Index(values.values, dtype="str")
+        )
     if column.nullable and values.dtype.kind == "i":
         return pd.arrays.IntegerArray(values.astype(np.int64), values == ABSENT)
     return values

@@ -72,8 +72,7 @@ class RankAnalysis:
         sync_calls: Synchronising calls.
         waterfall: Exact sum over all analysed steps.
         kernels: Computation, communication and copy rows by name.
-        exposed_ns: For each row of COLLECTIVES, its time inside the windows that no computation
-            hides.
+        exposed_ns: For each row of COLLECTIVES, time inside the windows not hidden by computation.
         exposed_wait_ns: The same for its wait; ABSENT where not matched.
         collective_step: For each row of COLLECTIVES, index of the window it ends in, ABSENT outside.
         input_ns: Idle blamed on input, per analysed step.
