@@ -1,0 +1,151 @@
+#!/usr/bin/env python3
+"""The one task runner: ``python3 tasks.py demo`` and ``python3 tasks.py test`` are all the set-up.
+
+It needs Python 3.11 or newer and nothing else: it makes ``.venv`` in this folder, installs the
+versions pinned in ``constraints.txt``, and runs the task there. Run without arguments for the list.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent
+VENV = ROOT / ".venv"
+BIN = VENV / ("Scripts" if os.name == "nt" else "bin")
+SAMPLE = Path("tests/golden/kineto/dlrm-v100-8gpu")
+PACKAGES = ("distprof", "probes", "reference_runs")
+
+
+def demo(*arguments: str) -> None:
+    """Analyse a small real recording: four ranks of an eight-GPU job."""
+    install()
+    run("distprof", "analyze", str(SAMPLE), *arguments)
+
+
+def test(*arguments: str) -> None:
+    """Everything that must hold: lint, types, imports, docs, tests."""
+    started = time.monotonic()
+    for task in (lint, types, imports, docs):
+        say(f"{task.__name__}: {summary(task)}")
+        task()
+    say(f"unit: {summary(unit)}")
+    unit(*arguments)
+    say(f"all of it passed in {time.monotonic() - started:.0f} s")
+
+
+def lint() -> None:
+    """Formatting and lint of the whole tree."""
+    install("dev")
+    run("ruff", "format", "--check", "--quiet", ".")
+    run("ruff", "check", "--quiet", ".")
+
+
+def types() -> None:
+    """Strict types of the three packages."""
+    install("dev")
+    run("mypy")
+
+
+def imports() -> None:
+    """Imports go one way."""
+    install("dev")
+    run("lint-imports", "--no-logo")
+
+
+def docs(*arguments: str) -> None:
+    """Generated pages equal what the code says (``docs --write`` renews them)."""
+    install("dev")
+    run("python", "-m", "docs.build", *(arguments or ("--check",)))
+
+
+def unit(*arguments: str) -> None:
+    """The tests (further arguments go to pytest)."""
+    install("dev")
+    run("pytest", "-n", "auto", *arguments)
+
+
+TASKS: tuple[Callable[..., None], ...] = (
+    demo,
+    test,
+    lint,
+    types,
+    imports,
+    docs,
+    unit,
+)
+
+
+def install(*groups: str) -> None:
+    """Make the virtual environment and install what ``groups`` need, once per set of pins."""
+    stamp = VENV / f".installed-{'-'.join(groups) or 'runtime'}"
+    pins = hashlib.sha256(
+        b"".join((ROOT / name).read_bytes() for name in ("pyproject.toml", "constraints.txt"))
+    ).hexdigest()
+    if stamp.is_file() and stamp.read_text() == pins:
+        return
+    if not (BIN / "python").exists():
+        say("making .venv")
+        make_venv()
+    say(f"installing {' '.join(groups) or 'runtime'} packages into .venv")
+    pip = [str(BIN / "python"), "-m", "pip", "install", "--quiet", "-c", "constraints.txt"]
+    call([*pip, "--upgrade", "pip"])
+    call([*pip, "--editable", ".", *(f"--group={group}" for group in groups)])
+    stamp.write_text(pins)
+
+
+def make_venv() -> None:
+    """Make ``.venv``, or say which system package brings the means."""
+    made = subprocess.run([sys.executable, "-m", "venv", str(VENV)], cwd=ROOT, check=False)
+    if made.returncode != 0:
+        sys.exit(
+            "python3 -m venv failed: this Python lacks venv or ensurepip"
+            " (on Debian and Ubuntu: apt install python3-venv)"
+        )
+
+
+def run(program: str, *arguments: str) -> None:
+    """Run a program of the virtual environment in the project's folder; stop if it fails."""
+    call([str(BIN / program), *arguments])
+
+
+def call(command: Sequence[str]) -> None:
+    """Run a command in the project's folder; leave with its exit code if it fails."""
+    environment = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ.get('PATH', '')}"}
+    finished = subprocess.run(command, cwd=ROOT, env=environment, check=False)
+    if finished.returncode != 0:
+        say(f"failed: {' '.join(Path(part).name for part in command[:1])} {' '.join(command[1:])}")
+        sys.exit(finished.returncode)
+
+
+def say(text: str) -> None:
+    """One line of progress."""
+    print(f"── {text}", file=sys.stderr, flush=True)
+
+
+def summary(task: Callable[..., None]) -> str:
+    """First line of a task's description."""
+    return (task.__doc__ or "").splitlines()[0]
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run the named task, or list them."""
+    if sys.version_info < (3, 11):
+        sys.exit(f"distprof needs Python 3.11 or newer; this is {sys.version.split()[0]}")
+    tasks = {task.__name__: task for task in TASKS}
+    if not arguments or arguments[0] not in tasks:
+        listing = "\n".join(f"  {name:<8} {summary(task)}" for name, task in tasks.items())
+        sys.exit(f"usage: python3 tasks.py TASK [ARGUMENTS]\n{listing}")
+    try:
+        tasks[arguments[0]](*arguments[1:])
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

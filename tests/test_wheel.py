@@ -1,0 +1,61 @@
+"""The wheel is what users get: its contents are checked and it is run away from the source."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("dist")
+    subprocess.run(
+        [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", out, ROOT],
+        check=True,
+        capture_output=True,
+    )
+    (built,) = out.glob("*.whl")
+    return built
+
+
+def test_wheel_holds_the_three_packages_and_nothing_else(wheel: Path) -> None:
+    checked = subprocess.run(
+        [Path(sys.executable).with_name("check-wheel-contents"), wheel],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def test_every_data_file_of_the_packages_is_shipped(wheel: Path) -> None:
+    shipped = set(zipfile.ZipFile(wheel).namelist())
+    expected = {
+        str(path.relative_to(ROOT))
+        for package in ("distprof", "probes", "reference_runs")
+        for path in (ROOT / package).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert expected <= shipped
+
+
+def test_wheel_runs_away_from_the_source(wheel: Path, tmp_path: Path) -> None:
+    zipfile.ZipFile(wheel).extractall(tmp_path)
+    sample = ROOT / "tests/golden/kineto/mi250-1gpu"
+    ran = subprocess.run(
+        [sys.executable, "-P", "-m", "distprof", "analyze", str(sample), "--no-cache"],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(tmp_path), "PATH": "", "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.strip()
