@@ -6,7 +6,8 @@ Bandwidths and byte counts use decimal prefixes (1 GB = 1e9 B), as nccl-tests do
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 
 __all__ = [
     "NS_PER_MS",
@@ -16,6 +17,7 @@ __all__ = [
     "format_bandwidth",
     "format_bytes",
     "format_duration",
+    "format_parts",
     "format_ratio",
 ]
 
@@ -59,6 +61,29 @@ def format_ratio(ratio: float | None) -> str:
     if ratio is None:
         return "–"
     return f"{_three_digits(100 * ratio)} %"
+
+
+def format_parts(parts_ns: Sequence[float]) -> tuple[list[str], str]:
+    """Durations and their sum in one unit, rounded so that the shown parts add up to the shown sum.
+
+    Each part is off by less than one unit of its last digit (largest remainder method).
+    """
+    total = sum(parts_ns)
+    size, unit = next((u for u in _DURATION_UNITS if abs(total) >= u[0]), (1, "ns"))
+    scaled = total / size
+    decimals = (
+        0 if size == 1 else next(d for d, low in ((0, 999.5), (1, 99.95), (2, 0)) if scaled >= low)
+    )
+    quantum = size / 10**decimals
+    shown_total = round(total / quantum)
+    shown = [math.floor(part / quantum) for part in parts_ns]
+    by_remainder = sorted(
+        range(len(parts_ns)), key=lambda i: parts_ns[i] / quantum - shown[i], reverse=True
+    )
+    for i in by_remainder[: shown_total - sum(shown)]:
+        shown[i] += 1
+    texts = [f"{value / 10**decimals:,.{decimals}f} {unit}" for value in (*shown, shown_total)]
+    return texts[:-1], texts[-1]
 
 
 def fold_ranks(ranks: Iterable[int]) -> str:

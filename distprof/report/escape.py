@@ -1,0 +1,49 @@
+"""Names come from traces and are not trusted: no control character or markup gets out raw."""
+
+from __future__ import annotations
+
+import html
+
+__all__ = ["html_text", "markdown_text", "plain", "plain_lines", "shorten"]
+
+_MARKDOWN_SPECIAL = frozenset("\\`*_{}[]()#|~@!")
+_SPACES = str.maketrans({"\u00a0": " ", "\u202f": " "})
+
+
+def plain(text: str) -> str:
+    r"""``text`` on one line, with control and invisible characters shown, as in ``\x1b[31m``."""
+    if text.isprintable():
+        return text
+    shown = text.translate(_SPACES)
+    return "".join(c if c.isprintable() else _spelled_out(c) for c in shown)
+
+
+def plain_lines(text: str) -> str:
+    """The same for text of several lines, whose line breaks are kept."""
+    return "\n".join(plain(line) for line in text.split("\n"))
+
+
+def markdown_text(text: str) -> str:
+    """``text`` as it is meant, inside a Markdown table cell or paragraph.
+
+    HTML is escaped, every character that Markdown could read is escaped, and an at sign cannot
+    call anybody's attention.
+    """
+    escaped = html.escape(plain(text), quote=False)
+    return "".join(f"\\{c}" if c in _MARKDOWN_SPECIAL else c for c in escaped).replace(
+        "\\@", "@\u200b"
+    )
+
+
+def html_text(text: str) -> str:
+    """``text`` inside an HTML element or attribute."""
+    return html.escape(plain(text))
+
+
+def shorten(text: str, width: int) -> str:
+    """At most ``width`` characters of ``text``, the cut marked by an ellipsis."""
+    return text if len(text) <= width else text[: max(width - 1, 0)] + "…"
+
+
+def _spelled_out(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")

@@ -1,0 +1,78 @@
+"""JSON Schema of ``report.json``, generated from the structs that are written.
+
+``python -m distprof.report.json_schema`` prints it; the shipped copy is
+``distprof/report/schema/report.schema.json``, and a test keeps the two equal.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib.resources import files
+from typing import Any
+
+import msgspec
+
+from distprof.artefacts import REPORT_SCHEMA
+from distprof.report.model import Report
+
+__all__ = ["report_schema", "report_schema_text", "shipped_schema_text"]
+
+_DIALECT = "https://json-schema.org/draft/2020-12/schema"
+SCHEMA_FILE = "report.schema.json"
+
+
+def report_schema() -> dict[str, Any]:
+    """JSON Schema (draft 2020-12) of a saved report; times are int ns, sizes int bytes."""
+    (root,), definitions = msgspec.json.schema_components([Report])
+    definitions["Report"]["properties"]["schema"] = {"const": REPORT_SCHEMA}
+    for definition in definitions.values():
+        _tidy(definition)
+    return {
+        "$schema": _DIALECT,
+        "$id": f"urn:distprof:{REPORT_SCHEMA}",
+        "title": "distprof report",
+        **root,
+        "$defs": definitions,
+    }
+
+
+def report_schema_text() -> str:
+    """The schema as the shipped file holds it."""
+    return msgspec.json.format(msgspec.json.encode(report_schema()), indent=2).decode() + "\n"
+
+
+def shipped_schema_text() -> str:
+    """The schema file that comes with the package."""
+    return (files("distprof.report") / "schema" / SCHEMA_FILE).read_text(encoding="utf-8")
+
+
+def _tidy(definition: dict[str, Any]) -> None:
+    """Make a definition say what a reader needs: fields described, all written ones required."""
+    summary, fields = _docstring_parts(definition.get("description", ""))
+    definition["description"] = summary
+    for name, value in definition.get("properties", {}).items():
+        value.pop("default", None)
+        if name in fields:
+            value["description"] = fields[name]
+    if "properties" in definition:
+        definition["required"] = list(definition["properties"])
+
+
+def _docstring_parts(docstring: str) -> tuple[str, dict[str, str]]:
+    """The text before ``Args:``, and each argument's description on one line."""
+    summary, _, arguments = docstring.partition("Args:\n")
+    fields: dict[str, str] = {}
+    name = ""
+    for line in arguments.splitlines():
+        text = line.strip()
+        indent = len(line) - len(line.lstrip())
+        if indent <= 4 and ": " in text:
+            name, _, text = text.partition(": ")
+            fields[name] = text
+        elif text and name:
+            fields[name] += f" {text}"
+    return " ".join(summary.split()), fields
+
+
+if __name__ == "__main__":
+    sys.stdout.write(report_schema_text())

@@ -1,0 +1,75 @@
+"""The parts of a mean step, as the waterfall has them: what verdict, bar and tables share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from distprof.report.model import Report
+from distprof.terms import StepSource
+
+__all__ = ["Part", "is_whole_capture", "mean_span_ns", "parts_of", "window_word"]
+
+_LABELS = {
+    "computation_ns": "computation",
+    "exposed_transfer_ns": "exposed transfer",
+    "exposed_wait_ns": "waiting for the last rank",
+    "exposed_p2p_wait_ns": "waiting in send/recv",
+    "exposed_comm_unsplit_ns": "exposed communication",
+    "exposed_copy_ns": "exposed copies",
+    "idle_host_ns": "idle: host late",
+    "idle_sync_ns": "idle: synchronising call",
+    "idle_input_ns": "idle: input",
+    "idle_comm_wait_ns": "idle: after communication",
+    "idle_unknown_ns": "idle: cause unknown",
+}
+"""In the order of the waterfall; the keys are its fields."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One part of a mean step.
+
+    Args:
+        key: Field of the waterfall, without ``_ns``.
+        label: As shown.
+        ns: Mean over ranks and steps, in ns.
+        ratio: Share of the span.
+    """
+
+    key: str
+    label: str
+    ns: float
+    ratio: float
+
+
+def parts_of(report: Report) -> tuple[Part, ...]:
+    """All parts in the order of the waterfall; empty when nothing was measured."""
+    everything = report.waterfall.all
+    windows = report.waterfall.num_ranks * report.waterfall.num_steps
+    if everything is None or everything.span_ns <= 0 or windows <= 0:
+        return ()
+    return tuple(
+        Part(
+            key=field.removesuffix("_ns"),
+            label=label,
+            ns=getattr(everything, field) / windows,
+            ratio=getattr(everything, field) / everything.span_ns,
+        )
+        for field, label in _LABELS.items()
+    )
+
+
+def mean_span_ns(report: Report) -> float | None:
+    """Length of a mean step, all ranks; None when nothing was measured."""
+    parts = parts_of(report)
+    return sum(part.ns for part in parts) if parts else None
+
+
+def is_whole_capture(report: Report) -> bool:
+    """Whether the whole capture was analysed as one window."""
+    return report.step_time.source == StepSource.CAPTURE or report.step_time.num_steps == 0
+
+
+def window_word(report: Report) -> str:
+    """What times are counted per: ``step``, or ``capture`` where there are no step marks."""
+    return "capture" if is_whole_capture(report) else "step"

@@ -1,0 +1,84 @@
+"""Reporters by name: those shipped here, and those that other packages add.
+
+A reporter is a function ``(Report, RenderOptions) -> str``. Another package adds one under the
+entry-point group ``distprof.reporters``; its name is then a choice of ``--format``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, TypeAlias
+
+from distprof.errors import UsageError
+
+if TYPE_CHECKING:
+    from distprof.report.model import Report
+
+__all__ = ["RenderOptions", "Reporter", "find_reporter", "format_of_file", "reporter_names"]
+
+ENTRY_POINT_GROUP = "distprof.reporters"
+
+_BUILT_IN = {
+    "text": "distprof.report.text:render",
+    "json": "distprof.report.json_reporter:render",
+    "md": "distprof.report.markdown:render",
+}
+_SUFFIXES = {".json": "json", ".md": "md", ".markdown": "md", ".txt": "text"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RenderOptions:
+    """How a report is shown.
+
+    Args:
+        width: Columns of the terminal.
+        color: Whether colour and weight may be used.
+        show_all: Every finding, rank, class and kernel instead of the first few.
+        saved_as: Where the report lies as JSON, for the next command; empty when nowhere.
+    """
+
+    width: int = 100
+    color: bool = False
+    show_all: bool = False
+    saved_as: str = ""
+
+
+Reporter: TypeAlias = "Callable[[Report, RenderOptions], str]"
+
+
+def reporter_names() -> tuple[str, ...]:
+    """Names that ``--format`` accepts; the shipped ones first."""
+    others = sorted({point.name for point in entry_points(group=ENTRY_POINT_GROUP)})
+    return (*_BUILT_IN, *(name for name in others if name not in _BUILT_IN))
+
+
+def find_reporter(name: str) -> Reporter:
+    """The reporter called ``name``; a shipped one wins over another package's.
+
+    Raises:
+        UsageError: If there is none, or it cannot be imported.
+    """
+    if name in _BUILT_IN:
+        module, _, function = _BUILT_IN[name].partition(":")
+        built_in: Reporter = getattr(import_module(module), function)
+        return built_in
+    for point in entry_points(group=ENTRY_POINT_GROUP):
+        if point.name == name:
+            return _load(point.name, point.load)
+    raise UsageError(f"no format {name!r}: choose from {', '.join(reporter_names())}")
+
+
+def format_of_file(name: str) -> str | None:
+    """The format that a file name's ending stands for, None when it stands for none."""
+    dot = name.rfind(".")
+    return _SUFFIXES.get(name[dot:].lower()) if dot >= 0 else None
+
+
+def _load(name: str, load: Callable[[], Reporter]) -> Reporter:
+    try:
+        return load()
+    except (ImportError, AttributeError) as error:
+        raise UsageError(f"the format {name!r} cannot be loaded: {error}") from error
