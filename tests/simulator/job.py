@@ -1,0 +1,200 @@
+"""What a simulated job is made of: operations of a step, faults, and the job itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from distprof.terms import CollectiveKind
+
+if TYPE_CHECKING:
+    from tests.simulator.recording import Recording
+
+MS = 1_000_000
+US = 1_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Input:
+    """The host waits for the data loader."""
+
+    ns: int = 200 * US
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compute:
+    """Computation kernels launched one after another; ``ns`` is their sum."""
+
+    ns: int
+    kernels: int = 4
+    name: str = "gemm_f16_128x128"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collective:
+    """A collective of the rank's group on ``axis``.
+
+    It starts on a member once that member's earlier computation is done, and ends for all members
+    ``transfer_ns`` after the last started. With ``overlap`` the next computation does not wait.
+    """
+
+    kind: CollectiveKind = CollectiveKind.ALL_REDUCE
+    bytes: int = 16 << 20
+    transfer_ns: int = 1 * MS
+    axis: str = "world"
+    overlap: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exchange:
+    """A message from member ``src`` to member ``dst`` (positions) of each group on ``axis``."""
+
+    src: int
+    dst: int
+    axis: str
+    bytes: int = 1 << 20
+    transfer_ns: int = 100 * US
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wait:
+    """Later computation waits for all communication so far."""
+
+
+Op = Input | Compute | Collective | Exchange | Wait
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlowDevice:
+    """Kernels of a rank take ``factor`` times as long."""
+
+    rank: int
+    factor: float
+    steps: Sequence[int] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoreWork:
+    """A rank launches ``factor`` times as many kernels."""
+
+    rank: int
+    factor: float
+    steps: Sequence[int] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LateInput:
+    """A rank's data loader takes ``ns`` longer."""
+
+    rank: int
+    ns: int
+    steps: Sequence[int] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LateHost:
+    """A rank's host stalls for ``ns`` before the first computation of the step."""
+
+    rank: int
+    ns: int
+    steps: Sequence[int] | None = None
+
+
+Fault = SlowDevice | MoreWork | LateInput | LateHost
+
+
+def rotating(ranks: Sequence[int], factor: float, steps: Sequence[int]) -> tuple[SlowDevice, ...]:
+    """Another rank is slow in each step."""
+    return tuple(
+        SlowDevice(rank=ranks[i % len(ranks)], factor=factor, steps=(step,))
+        for i, step in enumerate(steps)
+    )
+
+
+DDP_STEP: tuple[Op, ...] = (
+    Input(),
+    Compute(ns=4 * MS),
+    Compute(ns=2 * MS),
+    Collective(bytes=25 << 20, overlap=True),
+    Compute(ns=2 * MS),
+    Collective(bytes=25 << 20, overlap=True),
+    Compute(ns=2 * MS),
+    Collective(bytes=8 << 20, transfer_ns=MS // 2, overlap=True),
+    Wait(),
+    Compute(ns=MS, name="adam"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulatedJob:
+    """A job and how it is recorded.
+
+    Args:
+        num_nodes: Hosts; ranks are numbered host by host.
+        ranks_per_node: Ranks of each.
+        num_steps: Recorded steps.
+        first_step: Number of the first.
+        program: Operations of a step, the same for all ranks.
+        axes: Groups of each axis; ``world`` is there always.
+        faults: What goes wrong.
+        seed: Seeds all noise.
+        compute_noise: Standard deviation of a kernel's duration, relative.
+        end_jitter_ns: A member's end is up to this far from the common end, both ways.
+        clock_offset_ns: Of each node, at the start of the job.
+        clock_drift_ppm: Of each node.
+        capture_skip: Rank to the number of its communications missing at the start of its trace.
+        capture_cut: The same at the end.
+        profiler_start_ns: Rank to the time its profiler takes to start, before its first step.
+        launch_ns: Host time of a launch.
+        synchronise: Whether the host waits for the device at the end of each step.
+        present: Ranks whose trace exists; all when None.
+    """
+
+    num_nodes: int = 2
+    ranks_per_node: int = 2
+    num_steps: int = 5
+    first_step: int = 10
+    program: tuple[Op, ...] = DDP_STEP
+    axes: Mapping[str, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
+    faults: tuple[Fault, ...] = ()
+    seed: int = 0
+    compute_noise: float = 0.02
+    end_jitter_ns: int = 2 * US
+    clock_offset_ns: tuple[int, ...] = ()
+    clock_drift_ppm: tuple[float, ...] = ()
+    capture_skip: Mapping[int, int] = field(default_factory=dict)
+    capture_cut: Mapping[int, int] = field(default_factory=dict)
+    profiler_start_ns: Mapping[int, int] = field(default_factory=dict)
+    launch_ns: int = 6 * US
+    synchronise: bool = True
+    present: tuple[int, ...] | None = None
+
+    @property
+    def world_size(self) -> int:
+        return self.num_nodes * self.ranks_per_node
+
+    @property
+    def steps(self) -> range:
+        return range(self.first_step, self.first_step + self.num_steps)
+
+    @property
+    def groups(self) -> dict[str, tuple[tuple[int, ...], ...]]:
+        """All axes with their groups, the world first."""
+        return {"world": (tuple(range(self.world_size)),), **self.axes}
+
+    def node_of(self, rank: int) -> int:
+        return rank // self.ranks_per_node
+
+    def own_clock(self, rank: int, time_ns: float) -> int:
+        """What the clock of the rank's node shows at a true time, both since the job's start."""
+        node = self.node_of(rank)
+        offset = self.clock_offset_ns[node] if self.clock_offset_ns else 0
+        drift = self.clock_drift_ppm[node] * 1e-6 if self.clock_drift_ppm else 0.0
+        return round(time_ns + offset + drift * time_ns)
+
+    def run(self) -> Recording:
+        """Simulate the job."""
+        from tests.simulator.engine import simulate
+
+        return simulate(self)
