@@ -1,0 +1,178 @@
+"""What a collective costs: bus factors, bytes sent, and α-β times.
+
+Source of every formula here: formula sheet, "Collectives". ``num_bytes`` is counted as nccl-tests
+counts it: the full (unsharded) buffer for all-reduce, the concatenated size for all-gather and
+reduce-scatter, one rank's whole send buffer for all-to-all, the message for the others. Times are
+seconds, latencies ``alpha_s`` seconds per step, bandwidths bytes per second and direction.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from distprof.terms import CollectiveKind
+
+__all__ = [
+    "Algorithm",
+    "bus_factor",
+    "collective_time",
+    "crossover_bytes",
+    "exposed_overhead_ratio",
+    "hierarchical_all_reduce_time",
+    "sent_bytes",
+]
+
+Algorithm = Literal["ring", "recursive", "tree", "naive"]
+
+_SHARDED = frozenset(
+    {
+        CollectiveKind.ALL_GATHER,
+        CollectiveKind.REDUCE_SCATTER,
+        CollectiveKind.ALL_TO_ALL,
+        CollectiveKind.SCATTER,
+        CollectiveKind.GATHER,
+    }
+)
+_WHOLE = frozenset(
+    {
+        CollectiveKind.BROADCAST,
+        CollectiveKind.REDUCE,
+        CollectiveKind.SEND,
+        CollectiveKind.RECV,
+        CollectiveKind.SEND_RECV,
+    }
+)
+_ROOTED = frozenset(
+    {
+        CollectiveKind.BROADCAST,
+        CollectiveKind.REDUCE,
+        CollectiveKind.SCATTER,
+        CollectiveKind.GATHER,
+    }
+)
+
+
+def bus_factor(kind: CollectiveKind, group_size: int) -> float | None:
+    """What turns algorithm bandwidth into bus bandwidth; None where no factor is defined.
+
+    Args:
+        kind: The operation.
+        group_size: Ranks of the collective's own group, never of the world.
+
+    Raises:
+        ValueError: If the group has no member.
+    """
+    _check_size(group_size)
+    if kind is CollectiveKind.ALL_REDUCE:
+        return 2 * (group_size - 1) / group_size
+    if kind in _SHARDED:
+        return (group_size - 1) / group_size
+    return 1.0 if kind in _WHOLE else None
+
+
+def sent_bytes(
+    kind: CollectiveKind, group_size: int, num_bytes: float, *, algorithm: Algorithm = "ring"
+) -> float:
+    """Bytes that each rank sends (for rooted kinds: the root, or a leaf).
+
+    Raises:
+        ValueError: If the kind moves no defined number of bytes.
+    """
+    if algorithm == "naive" and kind is CollectiveKind.ALL_REDUCE:
+        return (group_size - 1) * num_bytes
+    factor = bus_factor(kind, group_size)
+    if factor is None:
+        raise ValueError(f"{kind.label} moves no defined number of bytes")
+    return factor * num_bytes
+
+
+def collective_time(
+    kind: CollectiveKind,
+    group_size: int,
+    num_bytes: float,
+    *,
+    alpha_s: float,
+    bandwidth: float,
+    algorithm: Algorithm = "ring",
+) -> float:
+    """α-β time of one collective in seconds.
+
+    Args:
+        kind: The operation.
+        group_size: Ranks of the group.
+        num_bytes: Size as nccl-tests counts it.
+        alpha_s: Latency of one step.
+        bandwidth: Bytes per second of the slowest link used, one direction.
+        algorithm: ``ring`` or ``recursive`` (halving and doubling), both optimal in bandwidth;
+            for all-reduce also ``tree`` (not pipelined) and ``naive``.
+
+    Raises:
+        ValueError: If the kind has no such algorithm.
+    """
+    _check_size(group_size)
+    steps = _latency_steps(kind, group_size, algorithm)
+    if algorithm in ("tree", "naive"):
+        return steps * (alpha_s + num_bytes / bandwidth)
+    return steps * alpha_s + sent_bytes(kind, group_size, num_bytes) / bandwidth
+
+
+def hierarchical_all_reduce_time(
+    *,
+    num_nodes: int,
+    ranks_per_node: int,
+    num_bytes: float,
+    alpha_intra_s: float,
+    bandwidth_intra: float,
+    alpha_inter_s: float,
+    bandwidth_inter: float,
+) -> float:
+    """All-reduce as reduce-scatter in the node, all-reduce across nodes, all-gather in the node."""
+    within = 2 * collective_time(
+        CollectiveKind.REDUCE_SCATTER,
+        ranks_per_node,
+        num_bytes,
+        alpha_s=alpha_intra_s,
+        bandwidth=bandwidth_intra,
+    )
+    across = collective_time(
+        CollectiveKind.ALL_REDUCE,
+        num_nodes,
+        num_bytes / ranks_per_node,
+        alpha_s=alpha_inter_s,
+        bandwidth=bandwidth_inter,
+    )
+    return within + across
+
+
+def crossover_bytes(alpha_s: float, bandwidth: float) -> float:
+    """The size n* = α · bandwidth below which a message is bound by latency."""
+    return alpha_s * bandwidth
+
+
+def exposed_overhead_ratio(communication_s: float, computation_s: float) -> float:
+    """Share of a step that communication takes when none of it is hidden."""
+    return communication_s / (communication_s + computation_s)
+
+
+def _check_size(group_size: int) -> None:
+    if group_size < 1:
+        raise ValueError(f"a group has at least one member, not {group_size}")
+
+
+def _latency_steps(kind: CollectiveKind, group_size: int, algorithm: Algorithm) -> int:
+    """How often the latency is paid, one after another."""
+    hops, doublings = group_size - 1, math.ceil(math.log2(group_size))
+    if kind is CollectiveKind.ALL_REDUCE:
+        return 2 * (hops if algorithm in ("ring", "naive") else doublings)
+    if algorithm in ("tree", "naive"):
+        raise ValueError(f"{algorithm} is defined for all_reduce, not {kind.label}")
+    if kind in (CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER):
+        return hops if algorithm == "ring" else doublings
+    if kind is CollectiveKind.ALL_TO_ALL:
+        return hops
+    if kind in _ROOTED:
+        return doublings
+    if kind.is_point_to_point:
+        return 1
+    raise ValueError(f"no model for {kind.label}")

@@ -1,0 +1,123 @@
+"""What a rule is: a documented check over results, with limits that users may change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from distprof.analyzers.result import Result
+from distprof.rules.page import Page, parse_page, render_page
+from distprof.terms import Confidence, Severity
+
+__all__ = ["Draft", "InsufficientEvidenceError", "Limit", "Limits", "Rule", "rule"]
+
+Limits: TypeAlias = Mapping[str, float]
+Check: TypeAlias = Callable[..., "Iterator[Draft]"]
+
+
+class InsufficientEvidenceError(Exception):
+    """Raised by a check that cannot judge: its message says which evidence is missing and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """A threshold: its default and, in one sentence without full stop, what it means."""
+
+    value: float
+    meaning: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """What a check yields; the engine adds code, name, severity and page to make a finding.
+
+    Args:
+        message: One or two sentences with numbers and units.
+        fix: What to do, one or two sentences.
+        cost_ns_per_step: Step time that could be recovered, an upper bound; None when unknown.
+        confidence: What the statement rests on.
+        ranks: Ranks concerned; empty for all.
+        steps: Steps concerned; empty for all analysed ones.
+        evidence: Sections and keys of the report that hold the numbers.
+        severity: Only where it differs from the rule's own.
+    """
+
+    message: str
+    fix: str
+    cost_ns_per_step: int | None
+    confidence: Confidence = Confidence.MEASURED
+    ranks: tuple[int, ...] = ()
+    steps: tuple[int, ...] = ()
+    evidence: tuple[str, ...] = ()
+    severity: Severity | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """One rule. Made by :func:`rule`.
+
+    Args:
+        code: Family and number, for example ``COM101``; never reused.
+        name: The problem in kebab-case.
+        severity: Of its findings, unless a check says otherwise.
+        since: First version that has it.
+        needs: Result types, in the order in which the check takes them.
+        limits: Thresholds by name.
+        doc: The page, parsed from the module's docstring.
+        check: Called with one result per type in ``needs``, then the limits.
+    """
+
+    code: str
+    name: str
+    severity: Severity
+    since: str
+    needs: tuple[type[Result], ...]
+    limits: Mapping[str, Limit] = field(default_factory=dict)
+    doc: Page
+    check: Check
+
+    @property
+    def summary(self) -> str:
+        """The first sentence of what the rule detects."""
+        return self.doc.summary
+
+    @property
+    def page(self) -> str:
+        """The rule's page, Markdown."""
+        return render_page(self)
+
+    @property
+    def docs(self) -> str:
+        """Where the page is, relative to the documentation."""
+        return f"reference/rules/{self.name}.md"
+
+
+def rule(
+    *,
+    code: str,
+    severity: Severity,
+    since: str,
+    needs: tuple[type[Result], ...],
+    limits: Mapping[str, Limit] | None = None,
+) -> Callable[[Check], Rule]:
+    """Turn a check function into a :class:`Rule`.
+
+    The rule's name is that of its module and its page is the module's docstring, so each rule is
+    one module.
+    """
+
+    def decorate(check: Check) -> Rule:
+        scope: dict[str, Any] = check.__globals__
+        return Rule(
+            code=code,
+            name=str(scope["__name__"]).rpartition(".")[2].replace("_", "-"),
+            severity=severity,
+            since=since,
+            needs=needs,
+            limits=dict(limits or {}),
+            doc=parse_page(scope["__doc__"] or ""),
+            check=check,
+        )
+
+    return decorate

@@ -1,0 +1,1 @@
+"""CAP: the recording itself limits what can be said."""

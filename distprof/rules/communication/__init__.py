@@ -1,0 +1,1 @@
+"""COM: what communication costs and why it is not hidden."""

@@ -1,0 +1,104 @@
+"""# low-overlap
+
+## What it detects
+Communication runs while the device computes nothing, although computation that could have hidden it
+runs elsewhere in the same step, alone. It stays silent where ranks mostly wait for each other:
+overlap hides transfer, not lateness.
+
+## Why it costs time
+A transfer on its own stream beside computation costs next to nothing; the same transfer after the
+computation adds its full length to the step.
+
+## Evidence needed
+Device activities of at least one rank. With matched collectives, waiting is told from transfer;
+without them (a single rank, say) the finding is marked *inferred*.
+
+## How the cost is computed
+The smaller of two means over ranks and steps: exposed transfer, and computation that runs with no
+communication beside it. It is an upper bound. The time is part of what `exposed-communication`
+reports and apart from what `transfer-bound-collectives` reports: do not add the first.
+
+## How to fix
+DDP: keep `gradient_as_bucket_view=True`, tune `bucket_cap_mb` so that the first bucket is ready
+early, and remove what forces a synchronisation between backward and the reduction. FSDP2: call
+`set_modules_to_forward_prefetch` and `set_modules_to_backward_prefetch`, and wrap one transformer
+block per unit. FSDP1: `forward_prefetch=True`, `backward_prefetch=BACKWARD_PRE`,
+`limit_all_gathers=False` where memory allows. Tensor parallelism: asynchronous tensor parallelism
+or sequence parallelism.
+
+## Example
+```text
+low-overlap: 18.2 % of communication is hidden behind computation; 6.10 ms of transfer is exposed
+while 14.0 ms of computation runs alone.
+```
+
+## When it is wrong
+Where the data flow forbids overlap: an all-to-all whose result the next kernel needs, or the
+all-reduce of plain tensor parallelism. A GPU whose kernels already use all of its memory bandwidth
+slows down when a transfer runs beside them, so less than the cost comes back.
+
+## Sources
+Formula sheet, "Measured from traces" (overlap) and "Anti-patterns" (overlap below 80 %).
+PyTorch documentation of `DistributedDataParallel` and `fully_shard`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from distprof.analyzers.breakdown import StepTimeResult
+from distprof.analyzers.overlap import OverlapResult
+from distprof.analyzers.waterfall import WaterfallResult
+from distprof.rules.base import Draft, Limit, Limits, rule
+from distprof.rules.shares import hideable_ns, mean_step
+from distprof.terms import Confidence, Severity
+from distprof.units import format_duration, format_ratio
+
+
+@rule(
+    code="COM101",
+    severity=Severity.WARNING,
+    since="0.1.0",
+    needs=(OverlapResult, WaterfallResult, StepTimeResult),
+    limits={
+        "overlap_ratio": Limit(0.8, "hidden share of communication that is good enough"),
+        "min_step_ratio": Limit(0.02, "share of the step below which the cost is not worth naming"),
+    },
+)
+def check(
+    overlap: OverlapResult, waterfall: WaterfallResult, step_time: StepTimeResult, limits: Limits
+) -> Iterator[Draft]:
+    """Yield one finding for the run."""
+    step = mean_step(waterfall, step_time)
+    communication = sum(rank.communication_ns for rank in overlap.ranks)
+    if communication == 0 or step.exposed_wait_ns > step.exposed_transfer_ns:
+        return
+    ratio = sum(rank.overlapped_ns for rank in overlap.ranks) / communication
+    cost = hideable_ns(step, overlap)
+    if ratio >= limits["overlap_ratio"] or step.ratio(cost) < limits["min_step_ratio"]:
+        return
+    yield Draft(
+        message=_message(ratio, step.exposed_transfer_ns, cost, is_split=step.is_split),
+        fix=(
+            "Start transfers earlier and beside computation: bucket_cap_mb (DDP), "
+            "set_modules_to_forward_prefetch and set_modules_to_backward_prefetch (FSDP2), "
+            "asynchronous tensor parallelism."
+        ),
+        cost_ns_per_step=cost,
+        confidence=Confidence.MEASURED if step.is_split else Confidence.INFERRED,
+        ranks=tuple(
+            rank.rank
+            for rank in overlap.ranks
+            if rank.overlap_ratio is not None and rank.overlap_ratio < limits["overlap_ratio"]
+        ),
+        evidence=("overlap.ranks", "waterfall.all"),
+    )
+
+
+def _message(ratio: float, exposed_ns: int, cost_ns: int, *, is_split: bool) -> str:
+    unsplit = "" if is_split else " (waiting for other ranks may be part of it)"
+    return (
+        f"{format_ratio(ratio)} of communication is hidden behind computation: "
+        f"{format_duration(exposed_ns)} of transfer is exposed{unsplit}, and computation that runs "
+        f"alone could hide {format_duration(cost_ns)} of it."
+    )

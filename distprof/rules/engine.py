@@ -1,0 +1,136 @@
+"""Runs the rules over the results of one analysis."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from distprof.analyzers.breakdown import StepTimeResult
+from distprof.analyzers.result import Result
+from distprof.errors import UsageError
+from distprof.rules.base import Draft, InsufficientEvidenceError, Limits, Rule
+from distprof.rules.finding import Finding, NotChecked
+from distprof.rules.registry import catalogue, find_rule
+
+__all__ = ["RuleOutcome", "run_rules"]
+
+Overrides = Mapping[str, Mapping[str, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class RuleOutcome:
+    """Findings, dearest first, and the rules that could not judge."""
+
+    findings: tuple[Finding, ...]
+    not_checked: tuple[NotChecked, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    """A draft and its rule; the draft's own cost orders it, even where it is not shown."""
+
+    rule: Rule
+    draft: Draft
+
+    @property
+    def order(self) -> tuple[float, int, str]:
+        cost = self.draft.cost_ns_per_step
+        severity = self.draft.severity or self.rule.severity
+        return (math.inf if cost is None else -cost, -severity.rank, self.rule.code)
+
+
+def run_rules(
+    results: Iterable[Result],
+    overrides: Overrides | None = None,
+    *,
+    rules: Iterable[Rule] | None = None,
+    debug: bool = False,
+) -> RuleOutcome:
+    """Judge the results.
+
+    Args:
+        results: One result per analyzer that ran, any order.
+        overrides: Code or name of a rule to limit name to value.
+        rules: Instead of all known rules.
+        debug: Let the exception of a failing rule through instead of listing the rule as not
+            checked.
+
+    Returns:
+        Findings by cost (unknown last), then severity; and what was not checked. Where there are no
+        step marks costs are None, since the capture is no step, but keep their order.
+
+    Raises:
+        UsageError: If an override names an unknown rule or limit, or is not a finite number.
+    """
+    by_type: dict[type[Result], Result] = {type(result): result for result in results}
+    changed = _resolve(overrides or {})
+    known = catalogue()
+    judged: list[_Judged] = []
+    skipped = [NotChecked(code="PLUGIN", name=name, why=why) for name, why in known.failures]
+    for rule in known.rules if rules is None else rules:
+        limits = {name: limit.value for name, limit in rule.limits.items()}
+        limits |= changed.get(rule.code, {})
+        drafts, why = _run(rule, by_type, limits, debug=debug)
+        judged += [_Judged(rule, draft) for draft in drafts]
+        if why:
+            skipped.append(NotChecked(code=rule.code, name=rule.name, why=why))
+    judged.sort(key=lambda item: item.order)
+    has_steps = _has_steps(by_type)
+    findings = tuple(_finding(item.rule, item.draft, has_steps=has_steps) for item in judged)
+    return RuleOutcome(findings, tuple(skipped))
+
+
+def _run(
+    rule: Rule, by_type: Mapping[type[Result], Result], limits: Limits, *, debug: bool
+) -> tuple[list[Draft], str]:
+    """The rule's drafts, or none and why it could not judge."""
+    missing = [need.__name__ for need in rule.needs if need not in by_type]
+    if missing:
+        return [], f"the analysis holds no {', '.join(missing)}"
+    try:
+        return list(rule.check(*(by_type[need] for need in rule.needs), limits)), ""
+    except InsufficientEvidenceError as lack:
+        return [], str(lack)
+    except Exception as error:
+        if debug:
+            raise
+        return [], f"failed: {type(error).__name__}: {error}"
+
+
+def _resolve(overrides: Overrides) -> dict[str, dict[str, float]]:
+    """Overrides by code, checked."""
+    changed: dict[str, dict[str, float]] = {}
+    for key, values in overrides.items():
+        rule = find_rule(key)
+        for name, value in values.items():
+            if name not in rule.limits:
+                known = ", ".join(rule.limits) or "none"
+                raise UsageError(f"rule {rule.code} has no limit {name!r}; it has: {known}")
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise UsageError(f"limit {name} of rule {rule.code} must be a number")
+            if not math.isfinite(value):
+                raise UsageError(f"limit {name} of rule {rule.code} must be finite")
+            changed.setdefault(rule.code, {})[name] = float(value)
+    return changed
+
+
+def _has_steps(by_type: Mapping[type[Result], Result]) -> bool:
+    step_time = by_type.get(StepTimeResult)
+    return not isinstance(step_time, StepTimeResult) or step_time.median_ns is not None
+
+
+def _finding(rule: Rule, draft: Draft, *, has_steps: bool) -> Finding:
+    return Finding(
+        code=rule.code,
+        name=rule.name,
+        severity=draft.severity or rule.severity,
+        confidence=draft.confidence,
+        message=draft.message,
+        ranks=draft.ranks,
+        steps=draft.steps,
+        cost_ns_per_step=draft.cost_ns_per_step if has_steps else None,
+        evidence=draft.evidence,
+        fix=draft.fix,
+        docs=rule.docs,
+    )

@@ -1,0 +1,1 @@
+"""HST: the host does not feed the device."""

@@ -1,0 +1,1 @@
+"""INP: the device waits for data."""

@@ -1,0 +1,1 @@
+"""MEM: memory and copies."""

@@ -1,0 +1,111 @@
+"""Which rules exist: those in the folders of this package, and those of installed plug-ins.
+
+A plug-in declares an entry point in the group ``distprof.rules`` that names a rule module (with its
+rule in ``check``), a :class:`~distprof.rules.base.Rule`, or an iterable of them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import pkgutil
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from importlib import metadata
+from types import ModuleType
+
+import distprof.rules
+from distprof.errors import UsageError
+from distprof.rules.base import Rule
+from distprof.rules.retired import RETIRED
+
+__all__ = ["ENTRY_POINT_GROUP", "Catalogue", "all_rules", "catalogue", "collect", "find_rule"]
+
+ENTRY_POINT_GROUP = "distprof.rules"
+
+
+@dataclass(frozen=True, slots=True)
+class Catalogue:
+    """The rules, by code, and the plug-ins that could not be taken in, with the reason."""
+
+    rules: tuple[Rule, ...]
+    failures: tuple[tuple[str, str], ...] = ()
+
+
+def all_rules() -> tuple[Rule, ...]:
+    """Every rule, ordered by code."""
+    return catalogue().rules
+
+
+def find_rule(code_or_name: str) -> Rule:
+    """The rule with that code or name; upper and lower case are the same.
+
+    Raises:
+        UsageError: If there is none; the message suggests the nearest, or says that it retired.
+    """
+    wanted = code_or_name.strip().lower()
+    for candidate in all_rules():
+        if wanted in (candidate.code.lower(), candidate.name):
+            return candidate
+    for code, (name, why) in RETIRED.items():
+        if wanted in (code.lower(), name):
+            raise UsageError(f"rule {code} ({name}) is retired: {why}")
+    raise UsageError(f"no rule {code_or_name!r}{_suggestion(wanted)}")
+
+
+@cache
+def catalogue() -> Catalogue:
+    """Own rules and those of plug-ins, found once per process."""
+    return collect(_own_rules(), metadata.entry_points(group=ENTRY_POINT_GROUP))
+
+
+def collect(own: Iterable[Rule], plugins: Iterable[metadata.EntryPoint]) -> Catalogue:
+    """Join own rules with plug-ins'; a bad plug-in is left out and named, never fatal."""
+    found = {rule.code: rule for rule in own}
+    names = {rule.name for rule in found.values()}
+    failures: list[tuple[str, str]] = []
+    for plugin in plugins:
+        try:
+            rules = tuple(_rules_in(plugin.load()))
+        except Exception as error:  # a plug-in may raise anything
+            failures.append((plugin.name, f"failed to load: {type(error).__name__}: {error}"))
+            continue
+        for rule in rules:
+            if rule.code in found or rule.name in names or rule.code in RETIRED:
+                failures.append((plugin.name, f"code {rule.code} or name {rule.name} is taken"))
+                continue
+            found[rule.code] = rule
+            names.add(rule.name)
+    return Catalogue(tuple(found[code] for code in sorted(found)), tuple(failures))
+
+
+def _own_rules() -> Iterator[Rule]:
+    package = distprof.rules
+    for family in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+        if not family.ispkg:
+            continue
+        folder = importlib.import_module(family.name)
+        for module in pkgutil.iter_modules(folder.__path__, f"{family.name}."):
+            yield from _rules_in(importlib.import_module(module.name))
+
+
+def _rules_in(loaded: object) -> Iterator[Rule]:
+    if isinstance(loaded, ModuleType):
+        loaded = getattr(loaded, "check", None)
+    if isinstance(loaded, Rule):
+        yield loaded
+    elif isinstance(loaded, Iterable):
+        for item in loaded:
+            yield from _rules_in(item)
+    else:
+        raise TypeError(f"expected a rule, found {type(loaded).__name__}")
+
+
+def _suggestion(wanted: str) -> str:
+    known = [word for rule in all_rules() for word in (rule.code.lower(), rule.name)]
+    near = difflib.get_close_matches(wanted, known, n=3, cutoff=0.5)
+    shown = [word.upper() if "-" not in word else word for word in near]
+    if shown:
+        return f": did you mean {' or '.join(shown)}?"
+    return ": distprof rule --all lists them"

@@ -1,0 +1,1 @@
+"""STR: ranks that make the others wait."""
