@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -317,3 +317,26 @@ class Run:
             if candidate.rank == rank:
                 return candidate
         raise ValueError(f"rank {rank} is not part of this run")
+
+    def to_hta(
+        self,
+        *,
+        ranks: Sequence[int] | None = None,
+        include_last_step: bool = False,
+        exact: bool = False,
+    ) -> Any:
+        """This run as an ``hta.trace_analysis.TraceAnalysis``, without HTA's parser.
+
+        Args:
+            ranks: Ranks to hand over, None for all. HTA keeps all of them in memory.
+            include_last_step: HTA drops the last of several profiler steps unless this is set.
+            exact: Hand over fractions of microseconds instead of rounding as HTA does.
+
+        Raises:
+            MissingExtraError: If HTA is not installed (extra ``hta``).
+            InputError: If the run was opened without host rows.
+            ValueError: If a rank is not part of the run.
+        """
+        from distprof.run.hta_bridge import to_hta  # HTA brings plotly and networkx
+
+        return to_hta(self, ranks=ranks, include_last_step=include_last_step, exact=exact)

@@ -1,0 +1,289 @@
+"""A run as an object of Holistic Trace Analysis (HTA), made from distprof's tables.
+
+HTA's analyses then run without HTA's parser: each rank's frame has the columns, units and order of
+events that HTA's loader makes, and HTA's own functions link launches, align ranks and drop the last
+step. Where the frames differ from what HTA reads itself:
+
+- Python frames (``python_function``) and arguments that no HTA analysis of this bridge reads
+  (shapes, external ids, collective arguments) are left out.
+- Event indices count distprof's rows, not the events of the file, so what HTA writes over the
+  original file is refused (:data:`REFUSED`).
+- Activities on stream 0 get the step of their launch; HTA leaves them without a step.
+- The bandwidth of a copy is its bytes over its duration; Kineto wrote the same quotient, from the
+  duration before rounding where the trace has whole microseconds.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distprof.errors import InputError, MissingExtraError, UsageError
+from distprof.run.run import Rank, Run
+from distprof.run.tables import RankTables
+from distprof.schema import ABSENT, Coded, Int64Array, Table
+from distprof.terms import ActivityKind
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["REFUSED", "to_hta"]
+
+REFUSED = {
+    "generate_trace_with_counters": "it writes over the events of the original file",
+    "overlay_critical_path_analysis": "it writes over the events of the original file",
+    "get_frequent_cuda_kernel_sequences": "it writes over the events of the original file",
+    "get_cupti_counter_data_with_operators": "distprof's tables do not keep CUPTI counters",
+}
+"""HTA analyses that need more than distprof's tables hold, and why."""
+
+_NEED_DEVICE = (
+    "get_temporal_breakdown",
+    "get_idle_time_breakdown",
+    "get_potential_stragglers",
+    "critical_path_analysis",
+    "get_aten_op_kernels_and_delay",
+)
+_KINETO_CATEGORY = {
+    "runtime": "cuda_runtime",
+    "driver": "cuda_driver",
+    "annotation": "user_annotation",
+    "sync": "cuda_sync",
+}
+_UNKNOWN_STREAM = 2**32 - 1  # how CUPTI writes it; HTA takes any stream but -1 as device work
+_STEP = re.compile(r"ProfilerStep\s*#\s*(\d+)")
+
+
+def to_hta(
+    run: Run,
+    *,
+    ranks: Sequence[int] | None = None,
+    include_last_step: bool = False,
+    exact: bool = False,
+) -> Any:
+    """An ``hta.trace_analysis.TraceAnalysis`` over the tables of a run.
+
+    Args:
+        run: The run, opened with host rows.
+        ranks: Ranks to hand over, None for all. HTA keeps all of them in memory.
+        include_last_step: HTA drops the last of several profiler steps unless this is set.
+        exact: Hand over fractions of microseconds. HTA rounds starts up and ends down to whole
+            microseconds, which is the default here too, so that its numbers come out.
+
+    Returns:
+        The object; its methods are HTA's. Those in :data:`REFUSED` raise UsageError.
+
+    Raises:
+        MissingExtraError: If HTA is not installed.
+        InputError: If the run was opened without host rows.
+        ValueError: If a rank is not part of the run.
+    """
+    try:
+        from hta.common.trace import Trace
+        from hta.trace_analysis import TraceAnalysis
+    except ImportError as error:
+        raise MissingExtraError("run.to_hta()", "hta") from error
+
+    chosen = run.ranks if ranks is None else tuple(run.rank(rank) for rank in ranks)
+    tables = {rank.rank: _load(rank) for rank in chosen}
+    origin_ns = min((rank.capture_start_ns for rank in chosen), default=0) if exact else 0
+    trace = Trace(trace_files={}, trace_dir="")
+    for rank in chosen:
+        _add_rank(trace, rank, tables[rank.rank], origin_ns, exact)
+    trace.align_and_filter_trace(include_last_step)
+    for number, frame in trace.traces.items():
+        trace.traces[number] = frame.set_index("index", drop=False).rename_axis(None)
+    trace.min_ts += origin_ns / 1000 if exact else 0
+    trace.is_parsed = True
+    analysis = TraceAnalysis.__new__(TraceAnalysis)  # its constructor parses files
+    analysis.t = trace
+    _refuse_unsupported(analysis, tuple(tables.values()), chosen)
+    return analysis
+
+
+def _load(rank: Rank) -> RankTables:
+    tables = rank.tables.load()
+    if not tables.has_host:
+        raise InputError(
+            rank.path,
+            expected="host rows, which HTA needs for steps and kernel launches",
+            found="device rows only",
+            fix="open the run without the device-only option",
+        )
+    return tables
+
+
+def _add_rank(trace: Any, rank: Rank, tables: RankTables, origin_ns: int, exact: bool) -> None:
+    """Put one rank's frame, metadata and path where HTA's parser puts them."""
+    from hta.common.trace import transform_correlation_to_index
+    from hta.common.trace_parser import infer_gpu_type
+
+    activity = tables.activity if _has_device(rank) else Table.empty(tables.activity.schema)
+    host = tables.host.take(~tables.host.coded("category").equals("Trace"))
+    frame = _frame(host, activity, trace.symbol_table)
+    _set_times(frame, host, activity, origin_ns, exact)
+    frame = transform_correlation_to_index(frame, trace.symbol_table)
+    frame["iteration"] = _iterations(frame, trace.symbol_table.get_sym_table())
+    meta = _metadata(rank)
+    meta["device_type"] = infer_gpu_type(meta, dict.fromkeys(_used(host.coded("name")), 0))
+    trace.traces[rank.rank] = frame
+    trace.meta_data[rank.rank] = meta
+    trace.trace_files[rank.rank] = rank.path
+
+
+def _has_device(rank: Rank) -> bool:
+    """Whether ACTIVITY holds device work; on CPU-only traces it repeats host rows."""
+    return rank.device.name != "cpu"
+
+
+def _metadata(rank: Rank) -> dict[str, Any]:
+    meta: dict[str, Any] = {
+        "distributedInfo": {
+            "backend": rank.backend,
+            "rank": rank.rank,
+            "world_size": rank.world_size,
+        },
+    }
+    if rank.has_epoch:
+        meta["baseTimeNanoseconds"] = 0  # times are handed over since the epoch
+    return meta
+
+
+def _frame(host: Table, activity: Table, symbols: Any) -> pd.DataFrame:
+    """Host rows, then device rows, under HTA's column names; times come later."""
+    import pandas as pd
+
+    on_device = activity["kind"] != ActivityKind.ANNOTATION
+    stream = np.where(activity["stream"] == ABSENT, _UNKNOWN_STREAM, activity["stream"])
+    pid, tid = _threads(host.coded("thread"))
+    index = np.arange(1, len(host) + len(activity) + 1)  # HTA reads index 0 as "no launch"
+    minus_one = np.full(len(host), ABSENT, np.int64)
+    columns = {
+        "index": index,
+        "cat": _codes(_categories(host, activity), symbols),
+        "name": np.concatenate(
+            [_codes(host.coded("name"), symbols), _codes(activity.coded("name"), symbols)]
+        ),
+        "pid": np.concatenate([pid, np.maximum(activity["device"], 0).astype(object)]),
+        "tid": np.concatenate([tid, stream.astype(object)]),
+        "stream": np.concatenate([minus_one, np.where(on_device, stream, ABSENT)]),
+        "correlation": np.concatenate([host["correlation"], activity["correlation"]]),
+        "bytes": np.concatenate([minus_one, activity["bytes"]]),
+        "memory_bw_gbps": np.concatenate([np.zeros(len(host)), _bandwidth(activity)]),
+        "wait_on_stream": ABSENT,
+        "wait_on_cuda_event_record_corr_id": ABSENT,
+    }
+    return pd.DataFrame(columns, index=index)
+
+
+def _categories(host: Table, activity: Table) -> Coded:
+    """Kineto's categories of all rows, in its present spelling."""
+    category = host.coded("category")
+    values = tuple(_KINETO_CATEGORY.get(value, value) for value in category.values)
+    name = activity.coded("name")
+    is_set = name.where(["memset" in value.lower() for value in name.values])
+    copies = np.where(is_set, 1, 2)
+    choices = np.select(
+        [activity["kind"] == ActivityKind.COPY, activity["kind"] == ActivityKind.ANNOTATION],
+        [copies, np.full(len(activity), 3)],
+        default=0,
+    )
+    device_values = ("kernel", "gpu_memset", "gpu_memcpy", "gpu_user_annotation")
+    codes = np.concatenate([category.codes, choices.astype(np.int32) + len(values)])
+    return Coded(codes.astype(np.int32), values + device_values)
+
+
+def _used(column: Coded) -> list[str]:
+    """The values that some row holds: HTA counts the step names of its symbol table."""
+    return [column.values[code] for code in np.unique(column.codes).tolist()]
+
+
+def _codes(column: Coded, symbols: Any) -> Int64Array:
+    """The column in the codes of HTA's symbol table, which learns new symbols."""
+    symbols.add_symbols(_used(column))
+    ids = symbols.get_sym_id_map()
+    table = np.array([ids.get(value, ABSENT) for value in column.values] or [ABSENT], np.int64)
+    result: Int64Array = table[column.codes]
+    return result
+
+
+def _threads(thread: Coded) -> tuple[NDArray[np.object_], NDArray[np.object_]]:
+    """Process and thread ids, as integers where they are."""
+    pairs = [value.partition("/")[::2] for value in thread.values] or [("", "")]
+    pid, tid = (
+        np.array([int(word) if word.isdecimal() else word for word in words], dtype=object)
+        for words in zip(*pairs, strict=True)
+    )
+    return pid[thread.codes], tid[thread.codes]
+
+
+def _bandwidth(activity: Table) -> NDArray[np.float64]:
+    """Gigabytes per second of each copy, which is bytes per ns; 0 where unknown, as in HTA."""
+    duration = activity["end_ns"] - activity["start_ns"]
+    known = (activity["bytes"] >= 0) & (duration > 0)
+    moved = np.where(known, activity["bytes"], 0)
+    result: NDArray[np.float64] = moved / np.maximum(duration, 1)
+    return result
+
+
+def _set_times(
+    frame: pd.DataFrame, host: Table, activity: Table, origin_ns: int, exact: bool
+) -> None:
+    """Microseconds: whole, starts up and ends down, as HTA rounds; or exact, since the origin."""
+    start = np.concatenate([host["start_ns"], activity["start_ns"]])
+    end = np.concatenate([host["end_ns"], activity["end_ns"]])
+    if exact:  # a float holds nanoseconds only when they are counted from nearby
+        frame["ts"] = (start - origin_ns) / 1000
+        frame["dur"] = (end - start) / 1000
+    else:
+        frame["ts"] = -(-start // 1000)
+        frame["dur"] = end // 1000 - frame["ts"]
+    frame["end"] = frame["ts"] + frame["dur"]
+
+
+def _iterations(frame: pd.DataFrame, names: Sequence[str]) -> Int64Array:
+    """The profiler step of each row: by time on the host, by launch on the device; else -1."""
+    numbers = {code: int(m[1]) for code, name in enumerate(names) if (m := _STEP.match(name))}
+    ts, index_of_launch = frame["ts"].to_numpy(), frame["index_correlation"].to_numpy()
+    order = np.argsort(ts, kind="stable")
+    in_order = ts[order]
+    steps = frame.loc[frame["name"].isin(list(numbers)), ["ts", "dur", "name"]]
+    result = np.full(len(frame), ABSENT, np.int64)
+    for begin, length, code in steps.itertuples(index=False):  # the last step that matches wins
+        low, high = np.searchsorted(in_order, (begin, begin + length))
+        result[order[low:high]] = numbers[code]
+    on_device = frame["stream"].to_numpy() >= 0
+    launch = np.maximum(index_of_launch - 1, 0)  # indices count from 1
+    of_launch = np.where(index_of_launch > 0, result[launch], ABSENT)
+    iterations: Int64Array = np.where(on_device, of_launch, result)
+    return iterations
+
+
+def _refuse_unsupported(analysis: Any, tables: Sequence[RankTables], ranks: Sequence[Rank]) -> None:
+    """Put a clear error in the place of what would fail, or mislead, inside HTA."""
+    why = dict(REFUSED)
+    if not any(
+        _has_device(rank) and len(t.activity) for rank, t in zip(ranks, tables, strict=True)
+    ):
+        why.update(dict.fromkeys(_NEED_DEVICE, "the recording has no device activity"))
+    elif any(t.host.coded("category").equals("sync").any() for t in tables):
+        why["critical_path_analysis"] = (
+            "the recording has synchronisation events, whose arguments distprof does not keep"
+        )
+    for method, reason in why.items():
+        setattr(analysis, method, partial(_refuse, method, reason))
+    analysis.t.get_raw_trace_for_one_rank = partial(
+        _refuse, "get_raw_trace_for_one_rank", "it reads the original file"
+    )
+
+
+def _refuse(method: str, reason: str, *_: object, **__: object) -> NoReturn:
+    raise UsageError(
+        f"HTA's {method} cannot run on what run.to_hta() hands over: {reason};"
+        " open the files with hta.trace_analysis.TraceAnalysis for it"
+    )
