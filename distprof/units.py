@@ -70,10 +70,8 @@ def format_parts(parts_ns: Sequence[float]) -> tuple[list[str], str]:
     """
     total = sum(parts_ns)
     size, unit = next((u for u in _DURATION_UNITS if abs(total) >= u[0]), (1, "ns"))
-    scaled = total / size
-    decimals = (
-        0 if size == 1 else next(d for d, low in ((0, 999.5), (1, 99.95), (2, 0)) if scaled >= low)
-    )
+    digits = abs(total) / size
+    decimals = 0 if size == 1 or digits >= 999.5 else 1 if digits >= 99.95 else 2
     quantum = size / 10**decimals
     shown_total = round(total / quantum)
     shown = [math.floor(part / quantum) for part in parts_ns]

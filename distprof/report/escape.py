@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import html
+import re
+import textwrap
 
-__all__ = ["html_text", "markdown_text", "plain", "plain_lines", "shorten"]
+__all__ = ["html_text", "markdown_text", "plain", "plain_lines", "shorten", "wrapped"]
 
 _MARKDOWN_SPECIAL = frozenset("\\`*_{}[]()#|~@!")
+_UNIT = re.compile(r"(?<=\d) (?=(?:%|ns|µs|ms|s|B|kB|MB|GB|TB|GB/s|ppm|×)(?!\w))")
 _SPACES = str.maketrans({"\u00a0": " ", "\u202f": " "})
 
 
@@ -43,6 +46,12 @@ def html_text(text: str) -> str:
 def shorten(text: str, width: int) -> str:
     """At most ``width`` characters of ``text``, the cut marked by an ellipsis."""
     return text if len(text) <= width else text[: max(width - 1, 0)] + "…"
+
+
+def wrapped(text: str, width: int) -> str:
+    """``text``, already plain, broken into lines; a number is never parted from its unit."""
+    glued = _UNIT.sub("\u00a0", text)
+    return "\n".join(textwrap.wrap(glued, max(width, 1))).replace("\u00a0", " ")
 
 
 def _spelled_out(character: str) -> str:

@@ -1,0 +1,41 @@
+"""What every reporter says about findings: their cost, and the command to run next."""
+
+from __future__ import annotations
+
+import shlex
+
+from distprof.report.model import Report
+from distprof.report.parts import mean_span_ns, window_word
+from distprof.report.registry import RenderOptions
+from distprof.rules.finding import Finding
+from distprof.units import format_duration, format_ratio
+
+__all__ = ["MAX_FINDINGS_SHOWN", "cost_text", "next_commands"]
+
+MAX_FINDINGS_SHOWN = 5
+
+
+def cost_text(finding: Finding, report: Report) -> str:
+    """What a finding costs, for example ``6.91 ms per step (31.0 %)``; ``–`` when unknown."""
+    cost = finding.cost_ns_per_step
+    if cost is None:
+        return "–"
+    text = f"{format_duration(cost)} per {window_word(report)}"
+    span = report.step_time.median_ns or mean_span_ns(report)
+    return f"{text} ({format_ratio(cost / span)})" if span else text
+
+
+def next_commands(report: Report, options: RenderOptions) -> tuple[tuple[str, str], ...]:
+    """Commands worth running after this report, each with its purpose."""
+    commands = []
+    if report.findings:
+        code = report.findings[0].code
+        commands.append((f"distprof rule {shlex.quote(code)}", "what it means and how to fix it"))
+    saved = shlex.quote(options.saved_as)
+    if options.saved_as and not options.show_all:
+        commands.append((f"distprof report {saved} --all", "every finding, rank and kernel"))
+    elif not options.saved_as and report.run.source.isprintable():
+        source = shlex.quote(report.run.source)
+        command = f"distprof analyze {source} --save-report report.json"
+        commands.append((command, "keep this report"))
+    return tuple(commands)

@@ -1,0 +1,231 @@
+"""The first line of every report: what dominates, how much of the step it takes, what to do.
+
+Pure: from a report to sentences. The measure is the lost-time waterfall; a finding's own cost is
+shown with the finding. When no loss reaches :data:`MIN_LOSS_RATIO` of a step, computation is the
+verdict, because nothing else is worth the reader's day.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from distprof.analyzers.stragglers import RankStraggler
+from distprof.report.model import Report
+from distprof.report.parts import Part, is_whole_capture, parts_of, window_word
+from distprof.terms import StragglerCause, StragglerPattern
+from distprof.units import fold_ranks, format_duration, format_ratio
+
+__all__ = ["MIN_LOSS_RATIO", "Verdict", "culprits", "judge"]
+
+MIN_LOSS_RATIO = 0.05
+"""A part smaller than this share of the step is not what dominates."""
+
+_ACTIONS = {
+    "exposed_transfer": "hide it behind computation, or send fewer bytes over faster links",
+    "exposed_p2p_wait": "balance the stages, or use more micro-batches",
+    "exposed_comm_unsplit": "hide it behind computation",
+    "exposed_copy": "copy from pinned memory, without blocking, while kernels run",
+    "idle_host": "launch less from Python (CUDA graphs, torch.compile, bigger kernels)",
+    "idle_sync": "remove the calls that wait for the device inside the step",
+    "idle_input": "load batches earlier and with more workers",
+    "idle_comm_wait": "look at what the device waited for after communication",
+    "idle_unknown": "record host activities too, to learn why",
+}
+
+_SUBJECTS = {
+    "exposed_transfer": "Moving data between ranks takes",
+    "exposed_p2p_wait": "Waiting in send and recv takes",
+    "exposed_comm_unsplit": "Communication that nothing hides takes",
+    "exposed_copy": "Memory copies that nothing hides take",
+    "idle_host": "A host that launches too late leaves the device idle for",
+    "idle_sync": "Synchronising calls leave the device idle for",
+    "idle_input": "Waiting for input takes",
+    "idle_comm_wait": "The device sits idle after communication for",
+    "idle_unknown": "The device is idle, for a cause this recording does not show, for",
+}
+
+_CAUSE_ACTIONS = {
+    StragglerCause.SLOW_DEVICE: "its device runs the same kernels slower: check clocks and heat",
+    StragglerCause.MORE_WORK: "it has more to compute: balance the work",
+    StragglerCause.LATE_HOST: "its host launches late: look at what that CPU does",
+    StragglerCause.LATE_INPUT: "its input comes late: look at its data loading",
+    StragglerCause.UNKNOWN: "look at what it does before its collectives",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What to tell a reader first.
+
+    Args:
+        line: One sentence.
+        why: The numbers behind it, up to four sentences.
+        part: Key of the part that dominates, empty when nothing was measured.
+    """
+
+    line: str
+    why: tuple[str, ...]
+    part: str
+
+
+def judge(report: Report) -> Verdict:
+    """The verdict on ``report``."""
+    parts = parts_of(report)
+    if not parts:
+        return Verdict(line=_nothing_measured(report), why=(), part="")
+    losses = [part for part in parts if part.key != "computation"]
+    worst = max(losses, key=lambda part: part.ns)
+    if worst.ratio < MIN_LOSS_RATIO:
+        dominant, line = parts[0], _computation_line(report, parts[0], worst)
+    else:
+        dominant, line = worst, _loss_line(report, worst)
+    return Verdict(line=line, why=_why(report, parts), part=dominant.key)
+
+
+def culprits(report: Report) -> tuple[RankStraggler, ...]:
+    """Ranks that others wait for by a clear pattern, dearest first."""
+    named = (r for r in report.stragglers.ranks if r.pattern != StragglerPattern.NONE)
+    return tuple(sorted(named, key=lambda r: -r.lost_ns_per_step))
+
+
+def _nothing_measured(report: Report) -> str:
+    reasons = (*report.waterfall.unavailable, *report.breakdown.unavailable)
+    gaps = tuple(gap.message for gap in report.capture.gaps)
+    reason = next(iter((*reasons, *gaps)), "the recording holds no device or operator activity")
+    return f"Nothing could be measured: {reason.rstrip('.')}."
+
+
+def _computation_line(report: Report, computation: Part, worst: Part) -> str:
+    share = f"{format_ratio(computation.ratio)} of {_each(report)}"
+    if worst.ns <= 0:
+        return f"Computation takes {share}: only faster kernels would shorten it."
+    return (
+        f"Computation dominates ({share}): no other part takes more than "
+        f"{format_ratio(worst.ratio)} ({worst.label})."
+    )
+
+
+def _loss_line(report: Report, worst: Part) -> str:
+    if worst.key == "exposed_wait":
+        return _wait_line(report, worst)
+    return (
+        f"{_SUBJECTS[worst.key]} {format_ratio(worst.ratio)} of {_each(report)} "
+        f"({_amount(report, worst.ns)}): {_action(report, worst)}."
+    )
+
+
+def _wait_line(report: Report, wait: Part) -> str:
+    late = culprits(report)
+    if not late or late[0].lost_ns_per_step < wait.ns / 2:
+        return (
+            f"Waiting for whichever rank comes last takes {format_ratio(wait.ratio)} of "
+            f"{_each(report)} ({_amount(report, wait.ns)}): no single rank is to blame, "
+            "even out the work between ranks."
+        )
+    if len(late) > 1 and late[1].lost_ns_per_step > late[0].lost_ns_per_step / 2:
+        ranks = fold_ranks(r.rank for r in late)
+        return (
+            f"Waiting for ranks {ranks} takes {format_ratio(wait.ratio)} of {_each(report)} "
+            f"({_amount(report, wait.ns)}): find what these ranks have in common."
+        )
+    first = late[0]
+    return (
+        f"Waiting for rank {first.rank} takes {format_ratio(first.share_of_step_ratio)} of "
+        f"{_each(report)} ({_amount(report, first.lost_ns_per_step, median=True)}); "
+        f"{_CAUSE_ACTIONS[first.cause]}."
+    )
+
+
+def _action(report: Report, worst: Part) -> str:
+    if worst.key == "exposed_comm_unsplit":
+        if len(report.run.ranks) == 1 and report.run.world_size != 1:
+            return "one rank alone cannot tell waiting from transfer, record the others too"
+        return "its ranks could not be matched, so waiting and transfer are not told apart"
+    if worst.key == "idle_unknown" and report.idle.ranks:
+        return "look at the gaps in a timeline"
+    return _ACTIONS[worst.key]
+
+
+def _each(report: Report) -> str:
+    return "the whole capture" if is_whole_capture(report) else "each step"
+
+
+def _amount(report: Report, ns: float, *, median: bool = False) -> str:
+    span = sum(part.ns for part in parts_of(report))
+    if median and report.step_time.median_ns:
+        span = report.step_time.median_ns
+    return f"{format_duration(ns)} of {format_duration(span)}"
+
+
+def _why(report: Report, parts: tuple[Part, ...]) -> tuple[str, ...]:
+    sentences: tuple[Callable[[Report, tuple[Part, ...]], str], ...] = (
+        _who_sentence,
+        _communication_sentence,
+        _idle_sentence,
+        _limits_sentence,
+    )
+    return tuple(text for sentence in sentences if (text := sentence(report, parts)))
+
+
+def _who_sentence(report: Report, parts: tuple[Part, ...]) -> str:  # noqa: ARG001 - one signature
+    late = culprits(report)
+    if not late:
+        return ""
+    first = late[0]
+    how_often = f"comes last in {format_ratio(first.late_ratio)} of collectives"
+    told = how_often if first.late_ratio is not None else "makes the others wait"
+    cause = first.cause.value.replace("_", " ")
+    because = f"cause {cause}" if first.cause != StragglerCause.UNKNOWN else "cause not in traces"
+    return (
+        f"Rank {first.rank} {told} and costs a typical other rank "
+        f"{format_duration(first.lost_ns_per_step)} per {window_word(report)}: "
+        f"{first.pattern.value}, {because} (confidence {format_ratio(first.confidence)})."
+    )
+
+
+def _communication_sentence(report: Report, parts: tuple[Part, ...]) -> str:
+    total = sum(rank.communication_ns for rank in report.overlap.ranks)
+    if total <= 0:
+        return ""
+    hidden = sum(rank.overlapped_ns for rank in report.overlap.ranks)
+    by_key = {part.key: part.ns for part in parts}
+    wait = by_key["exposed_wait"] + by_key["exposed_p2p_wait"]
+    transfer, unsplit = by_key["exposed_transfer"], by_key["exposed_comm_unsplit"]
+    exposed = wait + transfer + unsplit
+    text = f"Computation hides {format_ratio(hidden / total)} of communication"
+    if exposed <= 0:
+        return f"{text}."
+    if unsplit > exposed / 2:
+        return f"{text}; of the rest, waiting and transfer cannot be told apart."
+    return (
+        f"{text}; of the rest, {format_ratio(wait / exposed)} is waiting for late ranks and "
+        f"{format_ratio(transfer / exposed)} is transfer."
+    )
+
+
+def _idle_sentence(report: Report, parts: tuple[Part, ...]) -> str:
+    idle = [part for part in parts if part.key.startswith("idle_")]
+    total = sum(part.ratio for part in idle)
+    if total < MIN_LOSS_RATIO:
+        return ""
+    worst = max(idle, key=lambda part: part.ns)
+    return (
+        f"The device is idle for {format_ratio(total)} of {_each(report)}, "
+        f"mostly {worst.label.removeprefix('idle: ')} ({format_ratio(worst.ratio)})."
+    )
+
+
+def _limits_sentence(report: Report, parts: tuple[Part, ...]) -> str:  # noqa: ARG001
+    limits = []
+    if is_whole_capture(report):
+        limits.append("no step marks were found, so the whole capture counts as one window")
+    if report.capture.ranks_missing:
+        missing = fold_ranks(report.capture.ranks_missing)
+        limits.append(f"ranks {missing} were not recorded")
+    elif len(report.run.ranks) == 1 and report.run.world_size is None:
+        limits.append("one rank was recorded, of a job of unknown size")
+    if not limits:
+        return ""
+    text = "; ".join(limits)
+    return f"{text[0].upper()}{text[1:]}."

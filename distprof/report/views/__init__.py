@@ -1,0 +1,39 @@
+"""Tables of a report as columns and cells of text, drawn by the terminal and Markdown alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from distprof.report.model import Report
+from distprof.report.views.communication import (
+    collectives_table,
+    overlap_table,
+    stragglers_table,
+)
+from distprof.report.views.device import idle_table, kernels_table, speed_table, sync_table
+from distprof.report.views.recording import clocks_table, not_checked_table, quality_table
+from distprof.report.views.table import TableView
+from distprof.report.views.time import breakdown_table, waterfall_table
+
+__all__ = ["tables_of"]
+
+_TABLES: tuple[Callable[..., TableView | None], ...] = (
+    waterfall_table,
+    breakdown_table,
+    stragglers_table,
+    overlap_table,
+    collectives_table,
+    idle_table,
+    sync_table,
+    kernels_table,
+    speed_table,
+    quality_table,
+    clocks_table,
+    not_checked_table,
+)
+
+
+def tables_of(report: Report, *, show_all: bool) -> tuple[TableView, ...]:
+    """All tables worth showing, in the order of reading."""
+    tables = (make(report, show_all=show_all) for make in _TABLES)
+    return tuple(table for table in tables if table is not None)

@@ -1,0 +1,153 @@
+"""The device: why it was idle, which kernels take the time, and which rank runs them slower."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from distprof.analyzers.kernels import KernelRow
+from distprof.report.model import Report
+from distprof.report.parts import window_word
+from distprof.report.views.table import Cell, TableColumn, TableView, folded_ranks
+from distprof.units import fold_ranks, format_duration, format_ratio
+
+__all__ = ["idle_table", "kernels_table", "speed_table", "sync_table"]
+
+MAX_KERNELS_SHOWN = 10
+MAX_CALLS_SHOWN = 5
+_WORTH_A_TABLE_RATIO = 0.02
+_IDLE_CAUSES = ("input_ns", "sync_ns", "host_ns", "comm_wait_ns", "unknown_ns")
+
+
+def idle_table(report: Report, *, show_all: bool) -> TableView | None:
+    """Each rank's idle time by cause."""
+    ranks = [rank for rank in report.idle.ranks if rank.idle_ns > 0 or show_all]
+    if not ranks:
+        return None
+    windows = max(report.step_time.num_steps, 1)
+    values: list[tuple[float | None, ...]] = [
+        (
+            rank.idle_ns / windows,
+            *(getattr(rank, field) / windows for field in _IDLE_CAUSES),
+            rank.late_launch_ratio,
+        )
+        for rank in ranks
+    ]
+    return TableView(
+        title="Idle by cause",
+        caption=f"per {window_word(report)}; late: kernels launched after the device ran dry",
+        columns=(
+            TableColumn(title="rank", left=True),
+            TableColumn(title="idle"),
+            TableColumn(title="input"),
+            TableColumn(title="sync call"),
+            TableColumn(title="host"),
+            TableColumn(title="after comm"),
+            TableColumn(title="unknown"),
+            TableColumn(title="late"),
+        ),
+        rows=folded_ranks([r.rank for r in ranks], values, _idle_cells, show_all=show_all),
+    )
+
+
+def sync_table(report: Report, *, show_all: bool) -> TableView | None:
+    """Synchronising calls that left the device idle."""
+    calls = [c for c in report.idle.sync_calls if c.idle_ns_per_step > 0 or show_all]
+    if not calls:
+        return None
+    shown = calls if show_all else calls[:MAX_CALLS_SHOWN]
+    return TableView(
+        title="Synchronising calls",
+        caption=f"mean per rank and {window_word(report)}",
+        columns=(
+            TableColumn(title="call", left=True, stretch=True),
+            TableColumn(title="calls"),
+            TableColumn(title="host blocked"),
+            TableColumn(title="device idle"),
+            TableColumn(title="ranks", left=True),
+        ),
+        rows=tuple(
+            (
+                call.name,
+                f"{call.count_per_step:,.1f}",
+                format_duration(call.blocked_ns_per_step),
+                format_duration(call.idle_ns_per_step),
+                fold_ranks(call.ranks),
+            )
+            for call in shown
+        ),
+    )
+
+
+def kernels_table(report: Report, *, show_all: bool) -> TableView | None:
+    """Kernels by name, longest total first."""
+    kernels = report.kernels.kernels
+    if not kernels:
+        return None
+    total = sum(category.total_ns for category in report.kernels.categories)
+    shown = kernels if show_all else kernels[:MAX_KERNELS_SHOWN]
+    left_out = len(kernels) - len(shown)
+    return TableView(
+        title="Kernels",
+        caption="share of all kernel time; slowest: its median over the median rank's",
+        columns=(
+            TableColumn(title="kernel", left=True, stretch=True),
+            TableColumn(title="kind", left=True, wide_only=True),
+            TableColumn(title="share"),
+            TableColumn(title="count"),
+            TableColumn(title="median"),
+            TableColumn(title="total", wide_only=True),
+            TableColumn(title="slowest rank", left=True),
+        ),
+        rows=tuple(_kernel_cells(row, total) for row in shown),
+        notes=(f"and {left_out:,} more names",) if left_out else (),
+    )
+
+
+def speed_table(report: Report, *, show_all: bool) -> TableView | None:
+    """How fast each rank runs the kernels it shares with its peers, where ranks differ."""
+    ranks = [r for r in report.kernels.ranks if r.relative_time is not None]
+    values: list[tuple[float | None, ...]] = [
+        (r.relative_time, r.relative_work, float(r.num_shared_kernels)) for r in ranks
+    ]
+    differs = any(
+        abs((r.relative_time or 1) - 1) > _WORTH_A_TABLE_RATIO
+        or abs((r.relative_work or 1) - 1) > _WORTH_A_TABLE_RATIO
+        for r in ranks
+    )
+    if not (differs or (show_all and ranks)):
+        return None
+    return TableView(
+        title="Rank against rank",
+        caption="the same computation kernels; 100 % is like the median rank",
+        columns=(
+            TableColumn(title="rank", left=True),
+            TableColumn(title="time of a kernel"),
+            TableColumn(title="number of kernels"),
+            TableColumn(title="names compared"),
+        ),
+        rows=folded_ranks([r.rank for r in ranks], values, _speed_cells, show_all=show_all),
+    )
+
+
+def _idle_cells(values: Sequence[float | None]) -> tuple[Cell, ...]:
+    return (*(format_duration(value) for value in values[:-1]), format_ratio(values[-1]))
+
+
+def _speed_cells(values: Sequence[float | None]) -> tuple[Cell, ...]:
+    time, work, names = values
+    return (format_ratio(time), format_ratio(work), f"{names:,.0f}" if names is not None else "–")
+
+
+def _kernel_cells(row: KernelRow, total_ns: int) -> tuple[Cell, ...]:
+    slowest = "–"
+    if row.slowest_rank is not None and row.spread is not None:
+        slowest = f"{row.slowest_rank} ({row.spread:.2f} ×)"
+    return (
+        row.name,
+        row.kind,
+        format_ratio(row.total_ns / total_ns if total_ns else None),
+        f"{row.count:,}",
+        format_duration(row.median_ns),
+        format_duration(row.total_ns),
+        slowest,
+    )

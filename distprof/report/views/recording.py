@@ -1,0 +1,176 @@
+"""The recording: what was captured, how well, and what therefore could not be checked."""
+
+from __future__ import annotations
+
+from distprof.analyzers.capture import CaptureResult
+from distprof.report.model import Report
+from distprof.report.parts import is_whole_capture
+from distprof.report.views.table import Cell, TableColumn, TableView
+from distprof.units import fold_ranks, format_duration, format_ratio
+
+__all__ = ["clocks_table", "headline", "not_checked_table", "quality_table"]
+
+
+def headline(report: Report) -> str:
+    """What was recorded, on one line: ranks, steps, backend, device, clocks."""
+    run = report.run
+    recorded = len(run.ranks)
+    ranks = f"{recorded} of {run.world_size} ranks" if run.world_size else f"{recorded} ranks"
+    if recorded == 1 and run.world_size in (1, None):
+        ranks = "1 rank"
+    steps = report.step_time.num_steps
+    window = (
+        "no steps" if is_whole_capture(report) else "1 step" if steps == 1 else f"{steps} steps"
+    )
+    facts = [ranks, window, run.strategy or "", run.backend, run.device, _clock_fact(report)]
+    return " · ".join(fact for fact in facts if fact)
+
+
+def quality_table(report: Report, *, show_all: bool) -> TableView | None:
+    """Quality of the recording as pairs; only what is worth saying unless all is shown."""
+    pairs = [*_coverage(report), *_damage(report.capture, show_all=show_all)]
+    notes = tuple(gap.message for gap in report.capture.gaps)
+    return TableView(
+        title="Recording",
+        columns=(TableColumn(title="", left=True), TableColumn(title="", left=True, wrap=True)),
+        rows=tuple((name, value) for name, value in pairs if value),
+        notes=(*notes, *report.capture.notes, *_unavailable(report)),
+    )
+
+
+def clocks_table(report: Report, *, show_all: bool) -> TableView | None:
+    """Corrections of the clocks, where there is more than one."""
+    clocks = report.capture.clocks
+    if len(clocks) < 2:
+        return None
+    shown = clocks if show_all else clocks[:8]
+    rows: list[tuple[Cell, ...]] = [
+        (
+            clock.name,
+            fold_ranks(clock.ranks),
+            format_duration(clock.offset_ns),
+            f"{clock.drift_ppm:.2f} ppm",
+            format_duration(clock.residual_ns),
+        )
+        for clock in shown
+    ]
+    left_out = len(clocks) - len(shown)
+    return TableView(
+        title="Clocks",
+        caption="nothing smaller than the residual is blamed on anybody",
+        columns=(
+            TableColumn(title="clock", left=True, stretch=True),
+            TableColumn(title="ranks", left=True),
+            TableColumn(title="offset"),
+            TableColumn(title="drift"),
+            TableColumn(title="residual"),
+        ),
+        rows=tuple(rows),
+        notes=(f"and {left_out} more clocks",) if left_out else (),
+    )
+
+
+def not_checked_table(report: Report, *, show_all: bool) -> TableView | None:  # noqa: ARG001
+    """Rules that lacked their evidence, those with the same reason on one line."""
+    by_reason: dict[str, list[str]] = {}
+    for item in report.not_checked:
+        by_reason.setdefault(item.why, []).append(f"{item.code} {item.name}")
+    if not by_reason:
+        return None
+    return TableView(
+        title="Not checked",
+        columns=(
+            TableColumn(title="rule", left=True, wrap=True),
+            TableColumn(title="why", left=True, wrap=True),
+        ),
+        rows=tuple((", ".join(rules), why) for why, rules in by_reason.items()),
+    )
+
+
+def _clock_fact(report: Report) -> str:
+    residuals = [c.residual_ns for c in report.capture.clocks if c.residual_ns is not None]
+    if len(report.capture.clocks) < 2 or not residuals:
+        return ""
+    return f"clocks agree to {format_duration(max(residuals))}"
+
+
+def _coverage(report: Report) -> list[tuple[str, str]]:
+    capture = report.capture
+    matched = ""
+    if capture.matched_ratio is not None:
+        matched = f"{format_ratio(capture.matched_ratio)} ({capture.num_matched:,} collectives)"
+    overlap = capture.window_overlap_ratio
+    violations = ""
+    if capture.num_causality_checked:
+        violations = f"{capture.num_causality_violations:,} of {capture.num_causality_checked:,}"
+    step_time = report.step_time
+    return [
+        ("ranks", _folded_or_none(capture.ranks_present)),
+        ("ranks missing", fold_ranks(capture.ranks_missing)),
+        ("steps", _steps_text(report)),
+        ("steps left out", _dropped_text(capture)),
+        ("step time", _step_time_text(report)),
+        ("step windows", step_time.note.rstrip(".")),
+        ("matched", matched),
+        ("captures overlap", format_ratio(overlap) if overlap is not None else ""),
+        ("causality violations", violations),
+    ]
+
+
+def _damage(capture: CaptureResult, *, show_all: bool) -> list[tuple[str, str]]:
+    counts = (
+        ("events mended", capture.num_repaired),
+        ("events given up", capture.num_quarantined),
+        ("durations set to 0", capture.num_clamped),
+        ("without launch record", capture.num_unlaunched),
+    )
+    damage = [(name, f"{count:,}") for name, count in counts if count or show_all]
+    return [("events", f"{capture.num_events:,}"), *damage]
+
+
+def _step_time_text(report: Report) -> str:
+    step_time = report.step_time
+    if step_time.median_ns is None:
+        return ""
+    text = f"{format_duration(step_time.median_ns)} median"
+    if step_time.p95_ns is not None and step_time.num_steps > 1:
+        text += f", {format_duration(step_time.p95_ns)} p95"
+    if step_time.cv is not None and step_time.num_steps > 1:
+        text += f", varies by {format_ratio(step_time.cv)}"
+    return text
+
+
+def _steps_text(report: Report) -> str:
+    return fold_ranks(report.capture.steps) if report.capture.steps else ""
+
+
+def _folded_or_none(ranks: tuple[int, ...]) -> str:
+    return fold_ranks(ranks) if ranks else "none"
+
+
+def _dropped_text(capture: CaptureResult) -> str:
+    by_reason: dict[str, list[int]] = {}
+    for step, reason in capture.dropped_steps.items():
+        by_reason.setdefault(reason, []).append(step)
+    texts = [f"{fold_ranks(steps)} ({reason})" for reason, steps in by_reason.items()]
+    unexplained = set(capture.transient_steps) - set(capture.dropped_steps)
+    if unexplained:
+        texts.append(f"{fold_ranks(unexplained)} (disturbed by the profiler's start)")
+    return ", ".join(texts)
+
+
+def _unavailable(report: Report) -> tuple[str, ...]:
+    """What each analyzer could not measure, each sentence once."""
+    results = (
+        report.breakdown,
+        report.step_time,
+        report.overlap,
+        report.collectives,
+        report.stragglers,
+        report.idle,
+        report.kernels,
+        report.waterfall,
+        report.capture,
+    )
+    sentences = [sentence for result in results for sentence in result.unavailable]
+    return tuple(dict.fromkeys(sentences))
