@@ -113,7 +113,9 @@ def subtract(a: Intervals, b: Intervals) -> Intervals:
 
 
 def clip(disjoint: Intervals, low: int, high: int) -> Intervals:
-    """The part of a set inside ``[low, high)``."""
+    """The part of a set inside ``[low, high)``; nothing where ``high`` is not after ``low``."""
+    if high <= low:
+        return EMPTY
     first = int(np.searchsorted(disjoint.end, low, side="right"))
     last = int(np.searchsorted(disjoint.start, high, side="left"))
     if last <= first:

@@ -2,10 +2,32 @@
 
 from __future__ import annotations
 
-from distprof.analyzers.result import Record, Result
-from distprof.terms import StepSource
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-__all__ = ["BreakdownResult", "RankBreakdown", "StepBreakdown", "StepTimeResult"]
+import numpy as np
+
+from distprof.analyzers.result import Record, Result
+from distprof.intervals import Intervals, covered, subtract, union
+from distprof.run.tables import intervals_of
+from distprof.schema import Int64Array, Table
+from distprof.terms import ActivityKind, StepSource
+
+if TYPE_CHECKING:
+    from distprof.analyzers.context import RankAnalysis
+
+__all__ = [
+    "BreakdownResult",
+    "RankBreakdown",
+    "StepBreakdown",
+    "StepTimeResult",
+    "Timeline",
+    "break_down",
+    "combine_breakdown",
+    "step_times",
+    "timeline_of",
+]
 
 
 class RankBreakdown(Record, frozen=True, kw_only=True):
@@ -47,3 +69,135 @@ class StepTimeResult(Result, frozen=True, kw_only=True):
     cv: float | None
     source: StepSource
     note: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """What one rank's device did, as sets of intervals over the whole capture.
+
+    Args:
+        computation: K, the union of computation.
+        communication: C, the union of communication.
+        exposed_comm: C without K.
+        exposed_copy: The union of copies without K and C.
+        busy: K, C and copies together.
+    """
+
+    computation: Intervals
+    communication: Intervals
+    exposed_comm: Intervals
+    exposed_copy: Intervals
+    busy: Intervals
+
+
+def timeline_of(activity: Table) -> Timeline:
+    """The sets that all time sums rest on. Annotations take no part.
+
+    Source:
+        Formula sheet, "Measured from traces".
+    """
+    computation = _union_of(activity, ActivityKind.COMPUTATION)
+    communication = _union_of(activity, ActivityKind.COMMUNICATION)
+    copies = _union_of(activity, ActivityKind.COPY)
+    exposed_comm = subtract(communication, computation)
+    worked = _together(computation, exposed_comm)
+    exposed_copy = subtract(copies, worked)
+    return Timeline(
+        computation=computation,
+        communication=communication,
+        exposed_comm=exposed_comm,
+        exposed_copy=exposed_copy,
+        busy=_together(worked, exposed_copy),
+    )
+
+
+def break_down(
+    rank: int, steps: Int64Array, windows: Intervals, timeline: Timeline
+) -> tuple[StepBreakdown, ...]:
+    """The exclusive split of each window; an activity that spans two counts in each by its part."""
+    span = windows.end - windows.start
+    computation = covered(windows, timeline.computation)
+    exposed_comm = covered(windows, timeline.exposed_comm)
+    exposed_copy = covered(windows, timeline.exposed_copy)
+    idle = span - covered(windows, timeline.busy)
+    columns = (steps, span, computation, exposed_comm, exposed_copy, idle)
+    return tuple(
+        StepBreakdown(
+            rank=rank,
+            step=step,
+            span_ns=span_ns,
+            computation_ns=computation_ns,
+            exposed_comm_ns=exposed_comm_ns,
+            exposed_copy_ns=exposed_copy_ns,
+            idle_ns=idle_ns,
+        )
+        for (
+            step,
+            span_ns,
+            computation_ns,
+            exposed_comm_ns,
+            exposed_copy_ns,
+            idle_ns,
+        ) in zip(*(column.tolist() for column in columns), strict=True)
+    )
+
+
+def combine_breakdown(
+    analyses: Iterable[RankAnalysis], unavailable: Sequence[str] = ()
+) -> BreakdownResult:
+    """All ranks' steps, and each rank's steps added up."""
+    steps: list[StepBreakdown] = []
+    ranks: list[RankBreakdown] = []
+    for analysis in analyses:
+        steps.extend(analysis.steps)
+        ranks.append(_add_up(analysis.rank, analysis.steps))
+    return BreakdownResult(ranks=tuple(ranks), steps=tuple(steps), unavailable=tuple(unavailable))
+
+
+def step_times(
+    durations: Int64Array, *, source: StepSource, note: str, unavailable: Sequence[str] = ()
+) -> StepTimeResult:
+    """Statistics of step durations.
+
+    Args:
+        durations: int64 ns, shape ``(ranks, steps)``; a step lasts as long as on its slowest rank.
+            No columns where nothing marks steps: then nothing is said about step times.
+        source: How step windows were found.
+        note: One sentence on it.
+        unavailable: What could not be measured.
+    """
+    per_step = durations.max(axis=0) if durations.size else np.empty(0, np.int64)
+    some = len(per_step) > 0
+    return StepTimeResult(
+        num_steps=len(per_step),
+        median_ns=int(np.median(per_step)) if some else None,
+        p95_ns=int(np.percentile(per_step, 95)) if some else None,
+        cv=float(per_step.std() / per_step.mean()) if len(per_step) > 1 else None,
+        source=source,
+        note=note,
+        unavailable=tuple(unavailable),
+    )
+
+
+def _union_of(activity: Table, kind: ActivityKind) -> Intervals:
+    start, end = intervals_of(activity)
+    mask = activity["kind"] == kind
+    return union(Intervals(start[mask], end[mask]))
+
+
+def _together(a: Intervals, b: Intervals) -> Intervals:
+    """The union of two sets; two sorted runs, which the sort in ``union`` merges in linear time."""
+    if a.size == 0 or b.size == 0:
+        return a if b.size == 0 else b
+    return union(Intervals(np.concatenate((a.start, b.start)), np.concatenate((a.end, b.end))))
+
+
+def _add_up(rank: int, steps: Sequence[StepBreakdown]) -> RankBreakdown:
+    return RankBreakdown(
+        rank=rank,
+        span_ns=sum(step.span_ns for step in steps),
+        computation_ns=sum(step.computation_ns for step in steps),
+        exposed_comm_ns=sum(step.exposed_comm_ns for step in steps),
+        exposed_copy_ns=sum(step.exposed_copy_ns for step in steps),
+        idle_ns=sum(step.idle_ns for step in steps),
+    )

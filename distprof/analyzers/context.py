@@ -74,7 +74,8 @@ class RankAnalysis:
         kernels: Computation, communication and copy rows by name.
         exposed_ns: For each row of COLLECTIVES, time inside the windows not hidden by computation.
         exposed_wait_ns: The same for its wait; ABSENT where not matched.
-        collective_step: For each row of COLLECTIVES, index of the window it ends in, ABSENT outside.
+        collective_step: For each row of COLLECTIVES, index of the window it ends in; ABSENT
+            outside.
         input_ns: Idle blamed on input, per analysed step.
         computation_ns: Computation, per analysed step.
         idle_host_ns: Idle blamed on the host, per analysed step.

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from distprof.analyzers.result import Record, Result
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-__all__ = ["IdleResult", "RankIdle", "SyncCall"]
+from distprof.analyzers.result import Record, Result
+from distprof.units import fold_ranks
+
+if TYPE_CHECKING:
+    from distprof.analyzers.context import RankAnalysis, SyncStats
+
+__all__ = ["IdleResult", "RankIdle", "SyncCall", "combine_idle"]
 
 
 class RankIdle(Record, frozen=True, kw_only=True):
@@ -37,3 +44,42 @@ class IdleResult(Result, frozen=True, kw_only=True):
 
     ranks: tuple[RankIdle, ...]
     sync_calls: tuple[SyncCall, ...]
+
+
+def combine_idle(
+    analyses: Sequence[RankAnalysis], num_steps: int, unavailable: Sequence[str] = ()
+) -> IdleResult:
+    """All ranks whose idle time could be attributed, and their synchronising calls."""
+    blind = [analysis.rank for analysis in analyses if analysis.idle is None]
+    known = [analysis for analysis in analyses if analysis.idle is not None]
+    notes = tuple(unavailable)
+    if blind:
+        notes += (
+            f"Idle time has no cause on rank {fold_ranks(blind)}: "
+            "the host's side was not read, or is not in the trace.",
+        )
+    return IdleResult(
+        ranks=tuple(analysis.idle for analysis in known if analysis.idle is not None),
+        sync_calls=_combine_calls(known, num_steps),
+        unavailable=notes,
+    )
+
+
+def _combine_calls(analyses: Sequence[RankAnalysis], num_steps: int) -> tuple[SyncCall, ...]:
+    by_name: dict[str, list[tuple[int, SyncStats]]] = {}
+    for analysis in analyses:
+        for call in analysis.sync_calls:
+            by_name.setdefault(call.name, []).append((analysis.rank, call))
+    mean_over = max(1, len(analyses) * num_steps)
+    calls = [_mean_call(name, entries, mean_over) for name, entries in by_name.items()]
+    return tuple(sorted(calls, key=lambda c: (-c.idle_ns_per_step, -c.blocked_ns_per_step, c.name)))
+
+
+def _mean_call(name: str, entries: Sequence[tuple[int, SyncStats]], mean_over: int) -> SyncCall:
+    return SyncCall(
+        name=name,
+        ranks=tuple(sorted(rank for rank, _ in entries)),
+        count_per_step=sum(call.count for _, call in entries) / mean_over,
+        blocked_ns_per_step=sum(call.blocked_ns for _, call in entries) // mean_over,
+        idle_ns_per_step=sum(call.idle_ns for _, call in entries) // mean_over,
+    )

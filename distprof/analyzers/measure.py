@@ -1,0 +1,239 @@
+"""Measure a run: each rank alone, then all ranks combined."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distprof.analyzers.breakdown import (
+    BreakdownResult,
+    StepTimeResult,
+    combine_breakdown,
+    step_times,
+)
+from distprof.analyzers.context import RankAnalysis, RankContext
+from distprof.analyzers.idle import IdleResult, combine_idle
+from distprof.analyzers.kernels import KernelsResult, combine_kernels
+from distprof.analyzers.measure_rank import capture_window, measure_rank
+from distprof.analyzers.overlap import OverlapResult, combine_overlap
+from distprof.analyzers.waterfall import WaterfallResult, combine_waterfall
+from distprof.errors import DistprofError
+from distprof.intervals import EMPTY, Intervals
+from distprof.run.run import Rank, Run, TableSource
+from distprof.run.tables import intervals_of
+from distprof.run.topology import ProcessGroup, Topology
+from distprof.run.waits import last_start_on_own_clock
+from distprof.schema import ABSENT, Int64Array, Table
+from distprof.terms import StepSource
+from distprof.units import fold_ranks
+
+__all__ = ["UNKNOWN_AXIS", "Mapper", "Measurements", "Progress", "measure"]
+
+UNKNOWN_AXIS = "unknown"
+Progress = Callable[[int, int], None]
+"""Called with the number of ranks done and the number of all ranks."""
+
+
+class Mapper(Protocol):
+    """Anything that maps like ``concurrent.futures.Executor``; results in order of the inputs."""
+
+    def map(self, fn: Callable[..., Any], /, *iterables: Iterable[Any]) -> Iterator[Any]:
+        """Apply ``fn`` to each item."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurements:
+    """What was measured rank by rank, combined, and the analyses that cross-rank questions need.
+
+    Args:
+        analyses: By global rank, ascending; ranks that could not be measured are left out.
+        num_windows: Windows per rank that were analysed: steps, or 1 for the whole capture.
+        window: Whether the windows are steps or the whole capture.
+    """
+
+    step_time: StepTimeResult
+    breakdown: BreakdownResult
+    overlap: OverlapResult
+    idle: IdleResult
+    kernels: KernelsResult
+    waterfall: WaterfallResult
+    analyses: Mapping[int, RankAnalysis]
+    num_windows: int
+    window: Literal["steps", "capture"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Job:
+    """What a worker needs to measure one rank. ``context`` without windows: the whole capture."""
+
+    path: str
+    source: TableSource
+    context: RankContext
+
+
+def measure(
+    run: Run,
+    *,
+    executor: Mapper | None = None,
+    progress: Progress | None = None,
+    window: Literal["steps", "capture"] = "steps",
+) -> Measurements:
+    """Measure every rank of a run inside the analysed windows.
+
+    Args:
+        run: The recording.
+        executor: Where ranks are measured, one rank's tables in memory at a time and worker; None
+            measures them here, one after another.
+        progress: Told after each rank.
+        window: ``steps`` analyses the steps that all ranks recorded completely, or the whole
+            capture where nothing marks steps; ``capture`` always the whole capture.
+
+    Returns:
+        Measurements; a rank whose tables cannot be read is a sentence in ``unavailable``.
+    """
+    by_step = window == "steps" and bool(run.window.steps)
+    jobs, unavailable = _jobs_of(run, by_step)
+    outcomes = _map(jobs, executor, progress)
+    analyses = [outcome for outcome in outcomes if isinstance(outcome, RankAnalysis)]
+    unavailable += [outcome for outcome in outcomes if isinstance(outcome, str)]
+    num_windows = len(run.window.steps) if by_step else 1
+    return Measurements(
+        step_time=_step_times(run, by_step, {analysis.rank for analysis in analyses}),
+        breakdown=combine_breakdown(analyses, unavailable),
+        overlap=combine_overlap(analyses),
+        idle=combine_idle(analyses, num_windows),
+        kernels=combine_kernels(analyses),
+        waterfall=combine_waterfall(analyses, num_windows),
+        analyses={analysis.rank: analysis for analysis in analyses},
+        num_windows=num_windows,
+        window="steps" if by_step else "capture",
+    )
+
+
+# Ranks --------------------------------------------------------------------------------------------
+
+
+def _jobs_of(run: Run, by_step: bool) -> tuple[list[_Job], list[str]]:
+    """One job per rank that can be measured, and a sentence for each that cannot."""
+    wait_ends = last_start_on_own_clock(run.matches, run.clock, run.ranks)
+    jobs: list[_Job] = []
+    problems: list[str] = []
+    for rank in run.ranks:
+        steps, windows = _step_windows(rank, run.window.steps) if by_step else _WHOLE_CAPTURE
+        if len(steps) < len(run.window.steps) and by_step:
+            problems.append(f"Rank {rank.rank} lacks some of the analysed steps: left out.")
+            continue
+        context = _context(run, rank, steps, windows, wait_ends.get(rank.rank))
+        jobs.append(_Job(path=rank.path, source=rank.tables, context=context))
+    return jobs, problems
+
+
+_WHOLE_CAPTURE = (np.zeros(1, dtype=np.int64), EMPTY)
+
+
+def _step_windows(rank: Rank, wanted: Sequence[int]) -> tuple[Int64Array, Intervals]:
+    """The rank's windows of the wanted steps, in order of time."""
+    numbers = rank.steps["step"]
+    start, end = intervals_of(rank.steps)
+    rows = np.flatnonzero(np.isin(numbers, wanted))
+    rows = rows[np.argsort(start[rows], kind="stable")]
+    return numbers[rows], Intervals(start[rows], end[rows])
+
+
+def _context(
+    run: Run, rank: Rank, steps: Int64Array, windows: Intervals, wait_end: Int64Array | None
+) -> RankContext:
+    rows = len(rank.collectives)
+    axis, names = _axes(rank.collectives, run.topology)
+    return RankContext(
+        rank=rank.rank,
+        steps=steps,
+        windows=windows,
+        wait_end_ns=np.full(rows, ABSENT, dtype=np.int64) if wait_end is None else wait_end,
+        axis=axis,
+        axis_names=names,
+    )
+
+
+def _measure_job(job: _Job) -> RankAnalysis | str:
+    """Measure one rank, or say in a sentence why its tables could not be read."""
+    try:
+        tables = job.source.load()
+    except (DistprofError, OSError, ValueError, EOFError) as error:
+        reason = " ".join(str(error).split())
+        return f"Rank {job.context.rank} could not be measured: {job.path}: {reason}"
+    context = job.context
+    if context.windows.size == 0:
+        window = capture_window(tables.activity)
+        context = replace(context, windows=window, steps=context.steps[: window.size])
+    return measure_rank(tables, context)
+
+
+def _map(
+    jobs: Sequence[_Job], executor: Mapper | None, progress: Progress | None
+) -> list[RankAnalysis | str]:
+    results = map(_measure_job, jobs) if executor is None else executor.map(_measure_job, jobs)
+    outcomes: list[RankAnalysis | str] = []
+    for outcome in results:
+        outcomes.append(outcome)
+        if progress is not None:
+            progress(len(outcomes), len(jobs))
+    return outcomes
+
+
+# Axes ---------------------------------------------------------------------------------------------
+
+
+def _axes(collectives: Table, topology: Topology) -> tuple[NDArray[np.int32], tuple[str, ...]]:
+    """For each row, the mesh axis or group description it communicates along."""
+    group, ranks, desc = (
+        collectives.coded(name) for name in ("group", "group_ranks", "group_desc")
+    )
+    keys = np.stack((group.codes, ranks.codes, desc.codes), axis=1)
+    distinct, inverse = np.unique(keys, axis=0, return_inverse=True)
+    labels = [
+        _axis_label(topology, group.values[g], ranks.values[r], desc.values[d])
+        for g, r, d in distinct.tolist()
+    ]
+    names = tuple(sorted(set(labels)))
+    numbers = np.array([names.index(label) for label in labels], dtype=np.int32)
+    return numbers[inverse.reshape(-1)] if len(labels) else np.empty(0, np.int32), names
+
+
+def _axis_label(topology: Topology, name: str, ranks: str, description: str) -> str:
+    group = _find_group(topology, name, ranks)
+    if group is not None and group.axis is not None:
+        return group.axis.value
+    said = description or (group.description if group is not None else "")
+    return said if said and said != "undefined" else UNKNOWN_AXIS
+
+
+def _find_group(topology: Topology, name: str, ranks: str) -> ProcessGroup | None:
+    """The group of that name and those members; by name alone where only one can be meant."""
+    named = [group for group in topology.groups if group.name == name and name]
+    exact = [group for group in named if fold_ranks(group.ranks) == ranks]
+    if exact:
+        return exact[0]
+    return named[0] if len(named) == 1 else None
+
+
+# Steps --------------------------------------------------------------------------------------------
+
+
+def _step_times(run: Run, by_step: bool, measured: set[int]) -> StepTimeResult:
+    ranks = [rank for rank in run.ranks if rank.rank in measured]
+    if not by_step or not ranks:
+        return step_times(
+            np.empty((0, 0), np.int64),
+            source=StepSource.CAPTURE,
+            note="The whole capture is one window.",
+            unavailable=("Step times are not known: the whole capture was taken as one window.",),
+        )
+    spans = [_step_windows(rank, run.window.steps)[1] for rank in ranks]
+    durations = np.array([window.end - window.start for window in spans])
+    return step_times(durations, source=ranks[0].step_source, note=ranks[0].step_note)

@@ -1,0 +1,151 @@
+"""Everything that is measured on one rank alone, from its tables and its windows."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distprof.analyzers.breakdown import Timeline, break_down, timeline_of
+from distprof.analyzers.context import RankAnalysis, RankContext
+from distprof.analyzers.idle import RankIdle
+from distprof.analyzers.idle_causes import IdleCauses, attribute_idle
+from distprof.analyzers.kernel_stats import kernel_stats
+from distprof.analyzers.overlap import overlap_by_axis, rank_overlap
+from distprof.analyzers.waterfall import rank_waterfall, waits_of
+from distprof.intervals import EMPTY, Intervals, covered, subtract, union
+from distprof.run.tables import RankTables, intervals_of
+from distprof.schema import ABSENT, Int64Array, Table
+from distprof.terms import ActivityKind, IdleCause
+
+__all__ = ["capture_window", "measure_rank"]
+
+
+def measure_rank(tables: RankTables, context: RankContext) -> RankAnalysis:
+    """Measure one rank inside its windows.
+
+    Pure: the same tables and context give the same analysis. Linear in the rows but for sorting
+    them; the number of windows adds only a search each.
+
+    Args:
+        tables: The rank's tables.
+        context: Its windows, and what matching found out about its collectives.
+
+    Raises:
+        ValueError: If the context does not fit the tables.
+    """
+    _check(tables, context)
+    rank, windows = context.rank, context.windows
+    timeline = timeline_of(tables.activity)
+    steps = break_down(rank, context.steps, windows, timeline)
+    inside = _starts_inside(tables.activity, windows)
+    idle_ns = sum(step.idle_ns for step in steps)
+    causes = attribute_idle(tables, timeline, windows) if tables.has_host else None
+    idle = _rank_idle(rank, idle_ns, windows, causes, tables.activity, inside) if causes else None
+    exposed_ns, exposed_wait_ns = _exposed_rows(tables.collectives, context, timeline)
+    return RankAnalysis(
+        rank=rank,
+        steps=steps,
+        overlap=rank_overlap(rank, windows, timeline),
+        axes=overlap_by_axis(
+            rank, windows, timeline, tables.collectives, context.axis, context.axis_names
+        ),
+        idle=idle,
+        sync_calls=causes.sync_calls if causes else (),
+        waterfall=rank_waterfall(
+            rank, steps, windows, timeline, tables.collectives, context.wait_end_ns, idle
+        ),
+        kernels=kernel_stats(tables.activity, inside),
+        exposed_ns=exposed_ns,
+        exposed_wait_ns=exposed_wait_ns,
+        collective_step=_window_of(tables.collectives, windows),
+        input_ns=_per_window(windows, causes, IdleCause.INPUT),
+        computation_ns=covered(windows, timeline.computation),
+        idle_host_ns=_per_window(windows, causes, IdleCause.HOST),
+    )
+
+
+def capture_window(activity: Table) -> Intervals:
+    """The whole capture as one window: the span of the device's activities.
+
+    Communication and copies included, annotations not; no window where the device did nothing.
+    """
+    rows = activity["kind"] != ActivityKind.ANNOTATION
+    if not rows.any():
+        return EMPTY
+    start, end = intervals_of(activity)
+    return Intervals.of((int(start[rows].min()), int(end[rows].max())))
+
+
+def _check(tables: RankTables, context: RankContext) -> None:
+    rows = len(tables.collectives)
+    if len(context.wait_end_ns) != rows or len(context.axis) != rows:
+        raise ValueError(f"rank {context.rank}: the context is not about its {rows} collectives")
+    start, end = context.windows
+    if len(context.steps) != len(start):
+        raise ValueError(f"rank {context.rank}: {len(context.steps)} steps, {len(start)} windows")
+    if (end < start).any() or (start[1:] < end[:-1]).any():
+        raise ValueError(f"rank {context.rank}: windows must be in order and disjoint")
+
+
+def _starts_inside(activity: Table, windows: Intervals) -> NDArray[np.bool_]:
+    """Mask of the activities that start inside a window."""
+    start = activity["start_ns"]
+    if windows.size == 0:
+        return np.zeros(len(start), dtype=np.bool_)
+    at = np.searchsorted(windows.start, start, side="right") - 1
+    result: NDArray[np.bool_] = (at >= 0) & (start < windows.end[np.maximum(at, 0)])
+    return result
+
+
+def _window_of(collectives: Table, windows: Intervals) -> Int64Array:
+    """For each row, the window that holds its last nanosecond; ABSENT where none does."""
+    start, end = intervals_of(collectives)
+    if windows.size == 0:
+        return np.full(len(start), ABSENT, dtype=np.int64)
+    last = np.maximum(start, end - 1)
+    at = np.searchsorted(windows.start, last, side="right") - 1
+    held = (at >= 0) & (last < windows.end[np.maximum(at, 0)])
+    return np.where(held, at, ABSENT).astype(np.int64)
+
+
+def _exposed_rows(
+    collectives: Table, context: RankContext, timeline: Timeline
+) -> tuple[Int64Array, Int64Array]:
+    """For each collective, its exposed time inside the windows, and that of its wait."""
+    idle_of_work = subtract(union(context.windows), timeline.computation)
+    exposed = covered(intervals_of(collectives), idle_of_work)
+    waits = covered(waits_of(collectives, context.wait_end_ns), idle_of_work)
+    return exposed, np.where(context.wait_end_ns == ABSENT, ABSENT, waits)
+
+
+def _per_window(windows: Intervals, causes: IdleCauses | None, cause: IdleCause) -> Int64Array:
+    return covered(windows, causes.causes[cause] if causes else EMPTY)
+
+
+def _rank_idle(
+    rank: int,
+    idle_ns: int,
+    windows: Intervals,
+    causes: IdleCauses,
+    activity: Table,
+    inside: NDArray[np.bool_],
+) -> RankIdle:
+    """Causes as totals; what no cause explains is unknown, so that they add up."""
+    ns = {cause: int(_per_window(windows, causes, cause).sum()) for cause in causes.causes}
+    is_kernel = inside & np.isin(
+        activity["kind"], (ActivityKind.COMPUTATION, ActivityKind.COMMUNICATION)
+    )
+    duration = (activity["end_ns"] - activity["start_ns"])[is_kernel]
+    launched = int((is_kernel & causes.launched).sum())
+    return RankIdle(
+        rank=rank,
+        idle_ns=idle_ns,
+        input_ns=ns[IdleCause.INPUT],
+        sync_ns=ns[IdleCause.SYNC],
+        host_ns=ns[IdleCause.HOST],
+        comm_wait_ns=ns[IdleCause.COMM_WAIT],
+        unknown_ns=idle_ns - sum(ns.values()),
+        num_kernels=len(duration),
+        median_kernel_ns=int(np.median(duration)) if len(duration) else None,
+        late_launch_ratio=int((is_kernel & causes.late).sum()) / launched if launched else None,
+    )
