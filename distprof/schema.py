@@ -167,6 +167,10 @@ class Table:
         }
         return Table(self.schema, columns)
 
+    def with_columns(self, **changed: NDArray[Any] | Coded) -> Table:
+        """The same table with other values in the columns named; this one stays as it is."""
+        return Table(self.schema, {**self._columns, **changed})
+
     def to_pandas(self) -> pd.DataFrame:
         """A pandas frame of the table; nullable integers become ``Int64`` with ``NA``."""
         import pandas as pd

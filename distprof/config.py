@@ -1,0 +1,212 @@
+"""``distprof.toml``: what a user may set for a project.
+
+::
+
+    [communication]
+    patterns = [{ match = "acme_ring_sum", library = "acme", kind = "all_reduce" }]
+    exclude = ["my_local_all_reduce"]
+
+    [limits.COM101]
+    min_overlap_ratio = 0.3
+
+Unknown keys are errors: a misspelt limit must not be ignored in silence.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from distprof.errors import UsageError
+from distprof.terms import CollectiveKind
+
+__all__ = [
+    "CONFIG_FILE",
+    "CommunicationConfig",
+    "Config",
+    "NamePattern",
+    "find_config",
+    "load_config",
+    "parse_communication",
+    "parse_config",
+]
+
+CONFIG_FILE = "distprof.toml"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamePattern:
+    """Names that are communication.
+
+    Args:
+        match: Regular expression, searched for in the name.
+        library: Who runs it, for example ``nccl``.
+        kind: The operation; None to read it from the name.
+    """
+
+    match: str
+    library: str = ""
+    kind: CollectiveKind | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommunicationConfig:
+    """Names that are communication, and names that only look like it.
+
+    Args:
+        patterns: Tried in order, the first match decides.
+        exclude: Regular expressions of names that are computation.
+    """
+
+    patterns: tuple[NamePattern, ...] = ()
+    exclude: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """What ``distprof.toml`` says.
+
+    Args:
+        communication: How communication is recognised, beyond what ships with distprof.
+        limits: Rule code to the limits it overrides, by name.
+        source: The file it was read from, empty for the defaults.
+    """
+
+    communication: CommunicationConfig = field(default_factory=CommunicationConfig)
+    limits: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    source: str = ""
+
+
+def find_config(folder: str | Path | None = None) -> Path | None:
+    """The nearest ``distprof.toml``: in ``folder`` (default: the working directory) or above it."""
+    start = Path(folder or ".").absolute()
+    candidates = (parent / CONFIG_FILE for parent in (start, *start.parents))
+    return next((path for path in candidates if path.is_file()), None)
+
+
+def load_config(path: str | Path | None = None) -> Config:
+    """Read a configuration file.
+
+    Args:
+        path: The file; None for the nearest ``distprof.toml``, or the defaults without one.
+
+    Raises:
+        UsageError: If the file cannot be read or says something that distprof does not know.
+    """
+    found = Path(path) if path is not None else find_config()
+    if found is None:
+        return Config()
+    try:
+        values = tomllib.loads(found.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{found}: cannot read this configuration: {error}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"{found}: not valid TOML: {error}") from error
+    return parse_config(values, str(found))
+
+
+def parse_config(values: Mapping[str, Any], source: str) -> Config:
+    """The configuration that a parsed TOML document says.
+
+    Raises:
+        UsageError: If a key is unknown or a value has the wrong type; the message names both.
+    """
+    _refuse_unknown(values, ("communication", "limits"), source, "")
+    return Config(
+        communication=parse_communication(
+            _table(values.get("communication", {}), source, "communication"), source
+        ),
+        limits=_limits(_table(values.get("limits", {}), source, "limits"), source),
+        source=source,
+    )
+
+
+def parse_communication(values: Mapping[str, Any], source: str) -> CommunicationConfig:
+    """The ``patterns`` and ``exclude`` of a ``[communication]`` table.
+
+    Raises:
+        UsageError: If a key is unknown, a regular expression is invalid or a kind does not exist.
+    """
+    where = "communication"
+    _refuse_unknown(values, ("patterns", "exclude"), source, where)
+    patterns = values.get("patterns", [])
+    exclude = values.get("exclude", [])
+    if not isinstance(patterns, list) or not isinstance(exclude, list):
+        raise UsageError(f"{source}: {where}.patterns and {where}.exclude must be lists")
+    return CommunicationConfig(
+        patterns=tuple(_pattern(pattern, source) for pattern in patterns),
+        exclude=tuple(_regex(text, source, f"{where}.exclude") for text in exclude),
+    )
+
+
+def _pattern(value: object, source: str) -> NamePattern:
+    where = "communication.patterns"
+    table = _table(value, source, where)
+    _refuse_unknown(table, ("match", "library", "kind"), source, where)
+    library = table.get("library", "")
+    if not isinstance(library, str):
+        raise UsageError(f"{source}: {where}: library must be text, not {library!r}")
+    return NamePattern(
+        match=_regex(table.get("match"), source, where),
+        library=library,
+        kind=_kind(table.get("kind", ""), source, where),
+    )
+
+
+def _kind(value: object, source: str, where: str) -> CollectiveKind | None:
+    if value == "":
+        return None
+    labels = {kind.label: kind for kind in CollectiveKind}
+    if not isinstance(value, str) or value not in labels:
+        raise UsageError(f"{source}: {where}: kind {value!r} is none of {', '.join(labels)}")
+    return labels[value]
+
+
+def _regex(value: object, source: str, where: str) -> str:
+    if not isinstance(value, str) or not value:
+        raise UsageError(f"{source}: {where}: expected a regular expression, found {value!r}")
+    try:
+        re.compile(value)
+    except re.error as error:
+        raise UsageError(
+            f"{source}: {where}: {value!r} is no regular expression: {error}"
+        ) from None
+    return value
+
+
+def _limits(values: Mapping[str, Any], source: str) -> dict[str, dict[str, float]]:
+    limits: dict[str, dict[str, float]] = {}
+    for code, table in values.items():
+        where = f"limits.{code}"
+        limits[code] = {
+            name: _number(value, source, f"{where}.{name}")
+            for name, value in _table(table, source, where).items()
+        }
+    return limits
+
+
+def _number(value: object, source: str, where: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise UsageError(f"{source}: {where} must be a number, not {value!r}")
+    return value
+
+
+def _table(value: object, source: str, where: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise UsageError(f"{source}: {where} must be a table, not {value!r}")
+    return value
+
+
+def _refuse_unknown(
+    values: Mapping[str, Any], known: tuple[str, ...], source: str, where: str
+) -> None:
+    unknown = [key for key in values if key not in known]
+    if unknown:
+        place = f"[{where}] " if where else ""
+        raise UsageError(
+            f"{source}: {place}unknown key {unknown[0]!r}; known are {', '.join(known)}"
+        )

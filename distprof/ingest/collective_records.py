@@ -1,0 +1,319 @@
+"""Collective records: what each communication operation was, from whatever the trace tells.
+
+Evidence for one record, strongest first; a field is taken from the first that has it:
+
+1. collective arguments on the device activity itself;
+2. the ``record_param_comms`` operator around the call that launched it;
+3. the ``c10d::`` operator around that call, whose shapes give sizes;
+4. the backend's own annotation there (``nccl:all_reduce``), which has the shape of the input;
+5. the name of the device activity, which gives the kind alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distprof.ingest.collective_sizes import CallFacts, call_facts, full_buffer_bytes
+from distprof.ingest.communication import Classifier, is_wait
+from distprof.ingest.group_columns import GroupColumns, Membership
+from distprof.ingest.launches import launch_rows
+from distprof.run.tables import COLLECTIVES
+from distprof.schema import ABSENT, Coded, Int64Array, Table
+from distprof.terms import ActivityKind, CollectiveKind, Origin
+
+__all__ = ["Records", "device_records", "mark_communication", "records_table"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Records:
+    """COLLECTIVES table of one rank, with what had to be assumed.
+
+    Args:
+        table: COLLECTIVES table, in order of start.
+        notes: One sentence each.
+    """
+
+    table: Table
+    notes: tuple[str, ...] = ()
+
+
+def mark_communication(activity: Table, comm_args: Table, classifier: Classifier) -> Table:
+    """The ACTIVITY table with its communication rows marked as such.
+
+    Args:
+        activity: ACTIVITY table; copies and annotations are told apart already.
+        comm_args: COMM_ARGS table: a device row with collective arguments is communication.
+        classifier: Decides by name.
+    """
+    communication = classifier.communication_rows(activity.coded("name"))
+    communication |= _own_arguments(activity, comm_args) != ABSENT
+    communication &= activity["kind"] == ActivityKind.COMPUTATION
+    kind = activity["kind"].copy()
+    kind[communication] = ActivityKind.COMMUNICATION
+    return activity.with_columns(kind=kind)
+
+
+def device_records(
+    activity: Table,
+    host: Table,
+    comm_args: Table,
+    membership: Membership,
+    classifier: Classifier,
+) -> Records:
+    """Records of the communication that ran on a device.
+
+    Args:
+        activity: ACTIVITY table, communication marked.
+        host: HOST table, at least its runtime calls; may be empty.
+        comm_args: COMM_ARGS table.
+        membership: The groups of this rank.
+        classifier: Tells kinds from names.
+    """
+    rows = np.flatnonzero(activity["kind"] == ActivityKind.COMMUNICATION)
+    rows = rows[np.argsort(activity["start_ns"][rows], kind="stable")]
+    executed = activity.take(rows)
+    launches = launch_rows(executed["correlation"], host)
+    layers = (_own_arguments(executed, comm_args), *_around(launches, host, comm_args))
+    enqueue = np.full(len(rows), ABSENT, dtype=np.int64)
+    enqueue[launches != ABSENT] = host["start_ns"][launches[launches != ABSENT]]
+    return records_table(
+        executed=executed,
+        enqueue_ns=enqueue,
+        comm_args=comm_args,
+        layers=layers,
+        name_kinds=classifier.kinds(executed.coded("name")),
+        membership=membership,
+    )
+
+
+def records_table(
+    *,
+    executed: Table,
+    enqueue_ns: Int64Array,
+    comm_args: Table,
+    layers: Sequence[Int64Array],
+    name_kinds: NDArray[np.int8],
+    membership: Membership,
+) -> Records:
+    """The COLLECTIVES table of executed operations and the evidence on each.
+
+    Args:
+        executed: ACTIVITY rows of the operations, in order of start.
+        enqueue_ns: When the host asked for each, ABSENT where unknown.
+        comm_args: COMM_ARGS table.
+        layers: For each kind of evidence, strongest first, the row of ``comm_args`` that tells of
+            each operation, ABSENT where none does.
+        name_kinds: Kind by the operation's name.
+        membership: The groups of this rank.
+    """
+    facts = call_facts(comm_args)
+    kind, kind_origin = _kinds(facts, layers, name_kinds)
+    groups = membership.columns(comm_args, layers, len(executed))
+    size, size_origin = _bytes(facts, layers, kind, groups)
+    columns: dict[str, NDArray[Any] | Coded] = {
+        "start_ns": executed["start_ns"],
+        "end_ns": executed["end_ns"],
+        "enqueue_ns": enqueue_ns,
+        "kind": kind,
+        "kind_origin": kind_origin,
+        "group": groups.group,
+        "group_desc": groups.description,
+        "group_ranks": groups.ranks,
+        "group_size": groups.size,
+        "group_origin": groups.origin,
+        "seq": _first(comm_args["seq"], layers),
+        "dtype": _first_text(comm_args.coded("dtype"), facts.dtype, layers),
+        "bytes": size,
+        "bytes_origin": size_origin,
+        "peer": _first(facts.peer, layers).astype(np.int32),
+        "in_splits": _splits(comm_args.coded("in_splits"), layers),
+        "out_splits": _splits(comm_args.coded("out_splits"), layers),
+        "stream": executed["stream"],
+        "correlation": executed["correlation"],
+        "name": executed.coded("name"),
+    }
+    table = Table(COLLECTIVES, columns)
+    return Records(table=table, notes=_notes(table, membership))
+
+
+def _own_arguments(activity: Table, comm_args: Table) -> Int64Array:
+    """Row of ``comm_args`` written on each activity itself, ABSENT where it has none."""
+    rows = np.flatnonzero(
+        comm_args.coded("category").equals("kernel") & _names_operation(comm_args)
+    )
+    result = np.full(len(activity), ABSENT, dtype=np.int64)
+    if len(rows) == 0 or len(activity) == 0:
+        return result
+    keys = _identity(comm_args)[rows]
+    order = np.argsort(keys, kind="stable")
+    rows, keys = rows[order], keys[order]
+    wanted = _identity(activity)
+    position = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+    found = keys[position] == wanted
+    result[found] = rows[position[found]]
+    return result
+
+
+def _identity(table: Table) -> NDArray[np.uint64]:
+    """A hash of start, end, stream and correlation: the same for one event in two tables."""
+    key = np.zeros(len(table), dtype=np.uint64)
+    for column in ("start_ns", "end_ns", "stream", "correlation"):
+        key = key * np.uint64(0x9E3779B97F4A7C15) + table[column].view(np.uint64)
+    return key
+
+
+def _names_operation(comm_args: Table) -> NDArray[np.bool_]:
+    """Rows whose collective name names an operation and not waiting for one."""
+    names = comm_args.coded("collective")
+    return names.where([bool(name) and not is_wait(name) for name in names.values])
+
+
+def _around(
+    launches: Int64Array, host: Table, comm_args: Table
+) -> tuple[Int64Array, Int64Array, Int64Array]:
+    """Rows of ``comm_args`` around each launch: record_param_comms, c10d operator, annotation."""
+    names = comm_args.coded("name")
+    called = names.equals("record_param_comms") & _names_operation(comm_args)
+    operator = names.where([name.startswith("c10d::") for name in names.values])
+    annotation = names.where([name.startswith(("nccl:", "xccl:", "ucc:")) for name in names.values])
+    on_host = ~comm_args.coded("category").isin(("kernel", "gpu_user_annotation"))
+    return (
+        _enclosing(launches, host, comm_args, called & on_host),
+        _enclosing(launches, host, comm_args, operator & on_host),
+        _enclosing(launches, host, comm_args, annotation & on_host),
+    )
+
+
+def _enclosing(
+    launches: Int64Array, host: Table, comm_args: Table, wanted: NDArray[np.bool_]
+) -> Int64Array:
+    """The row among ``wanted`` that holds each launch on its thread, the last one to start."""
+    result = np.full(len(launches), ABSENT, dtype=np.int64)
+    known = np.flatnonzero(launches != ABSENT)
+    candidates = np.flatnonzero(wanted)
+    if len(known) == 0 or len(candidates) == 0:
+        return result
+    threads = host.coded("thread")
+    numbers = {name: number for number, name in enumerate(threads.values)}
+    thread_of = np.array([numbers.get(name, -1) for name in comm_args.coded("thread").values])
+    thread = thread_of[comm_args.coded("thread").codes[candidates]]
+    start = comm_args["start_ns"][candidates]
+    order = np.lexsort((start, thread))
+    candidates, thread, start = candidates[order], thread[order], start[order]
+    launch_thread = threads.codes[launches[known]]
+    launch_start = host["start_ns"][launches[known]]
+    for number in np.unique(launch_thread):
+        mine = launch_thread == number
+        low, high = np.searchsorted(thread, [number, number + 1])
+        if low == high:
+            continue
+        position = np.searchsorted(start[low:high], launch_start[mine], side="right") - 1
+        row = candidates[low + np.maximum(position, 0)]
+        inside = (position >= 0) & (launch_start[mine] < comm_args["end_ns"][row])
+        result[known[mine][inside]] = row[inside]
+    return result
+
+
+def _kinds(
+    facts: CallFacts, layers: Sequence[Int64Array], name_kinds: NDArray[np.int8]
+) -> tuple[NDArray[np.int8], NDArray[np.int8]]:
+    """Kind of each operation and where it comes from."""
+    kind = name_kinds.copy()
+    origin = np.where(kind != CollectiveKind.UNKNOWN, Origin.DERIVED, Origin.ABSENT)
+    for index, layer in reversed(list(enumerate(layers))):
+        told = np.where(layer != ABSENT, facts.kind[layer], CollectiveKind.UNKNOWN)
+        knows = told != CollectiveKind.UNKNOWN
+        kind[knows] = told[knows]
+        origin[knows] = Origin.MEASURED if index == 0 else Origin.DERIVED
+    return kind, origin.astype(np.int8)
+
+
+def _bytes(
+    facts: CallFacts,
+    layers: Sequence[Int64Array],
+    kind: NDArray[np.int8],
+    groups: GroupColumns,
+) -> tuple[Int64Array, NDArray[np.int8]]:
+    """Full-buffer bytes of each operation and where they come from."""
+    size = np.full(len(kind), ABSENT, dtype=np.int64)
+    origin = np.full(len(kind), Origin.ABSENT, dtype=np.int8)
+    element = _first(facts.element_bytes, layers)
+    for layer in layers:
+        open_rows = np.flatnonzero((size == ABSENT) & (layer != ABSENT))
+        rows = layer[open_rows]
+        told, scaled = full_buffer_bytes(
+            kind=kind[open_rows],
+            in_elements=facts.in_elements[rows],
+            out_elements=facts.out_elements[rows],
+            element_bytes=element[open_rows],
+            group_size=groups.size[open_rows].astype(np.int64),
+        )
+        size[open_rows] = told
+        written = facts.is_written[rows] & ~scaled
+        origin[open_rows] = np.where(
+            told == ABSENT, Origin.ABSENT, np.where(written, Origin.MEASURED, Origin.DERIVED)
+        )
+    shared = _shared(layers)
+    size[shared], origin[shared] = ABSENT, Origin.ABSENT
+    return size, origin
+
+
+def _shared(layers: Sequence[Int64Array]) -> NDArray[np.bool_]:
+    """Operations whose strongest evidence tells of another one too: one call, several kernels."""
+    best = np.full(len(layers[0]), ABSENT, dtype=np.int64)
+    for layer in reversed(layers):
+        best = np.where(layer != ABSENT, layer, best)
+    _, which, counts = np.unique(best, return_inverse=True, return_counts=True)
+    shared: NDArray[np.bool_] = (counts[which] > 1) & (best != ABSENT)
+    return shared
+
+
+def _first(values: NDArray[np.int64], layers: Sequence[Int64Array]) -> Int64Array:
+    """For each operation the value of its strongest evidence that has one, else ABSENT."""
+    result = np.full(len(layers[0]), ABSENT, dtype=np.int64)
+    for layer in reversed(layers):
+        told = np.where(layer != ABSENT, values[layer] if len(values) else ABSENT, ABSENT)
+        result = np.where(told != ABSENT, told, result)
+    return result
+
+
+def _first_text(written: Coded, derived: Coded, layers: Sequence[Int64Array]) -> Coded:
+    """The same for text: as written, else as derived from types of inputs."""
+    values = ("", *written.values, *derived.values)
+    has = np.array([bool(value) for value in values])
+    codes = np.where(
+        has[written.codes + 1], written.codes + 1, derived.codes + 1 + len(written.values)
+    )
+    codes = np.where(has[codes], codes, ABSENT)
+    found = _first(codes.astype(np.int64), layers)
+    return Coded(np.maximum(found, 0).astype(np.int32), values)
+
+
+def _splits(column: Coded, layers: Sequence[Int64Array]) -> Coded:
+    """Split sizes as ``1,2,3``; empty where the split is even, absent or abbreviated."""
+    values = ("", *(_split_text(value) for value in column.values))
+    has = np.array([bool(value) for value in values])
+    codes = np.where(has[column.codes + 1], column.codes + 1, ABSENT).astype(np.int64)
+    return Coded(np.maximum(_first(codes, layers), 0).astype(np.int32), values)
+
+
+def _split_text(raw: str) -> str:
+    inner = raw.strip().removeprefix("[").removesuffix("]").replace(" ", "")
+    return inner if inner.replace(",", "").isdigit() else ""
+
+
+def _notes(table: Table, membership: Membership) -> tuple[str, ...]:
+    notes = list(membership.notes(table))
+    unsized = int((table["bytes"] == ABSENT).sum())
+    barriers = int((table["kind"] == CollectiveKind.BARRIER).sum())
+    if unsized > barriers:
+        notes.append(f"{unsized - barriers} of {len(table)} collectives have no known size.")
+    unknown = int((table["kind"] == CollectiveKind.UNKNOWN).sum())
+    if unknown:
+        notes.append(f"{unknown} of {len(table)} collectives are of unknown kind.")
+    return tuple(notes)

@@ -1,0 +1,233 @@
+"""Sizes of collectives: element types, shapes of operators, and what counts as the buffer."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distprof.ingest.communication import collective_kind, is_wait
+from distprof.schema import ABSENT, Coded, Int64Array, Table
+from distprof.terms import CollectiveKind
+
+__all__ = ["CallFacts", "call_facts", "element_bytes", "full_buffer_bytes", "peer_in_group"]
+
+# Spellings of PyTorch's ScalarType, of C++ and of its annotations, lower case, without c10::.
+_ELEMENT_BYTES = {
+    name: size
+    for size, names in {
+        1: "byte char bool int8 uint8 signedchar unsignedchar qint8 quint8 "
+        "float8_e5m2 float8_e4m3fn float8_e5m2fnuz float8_e4m3fnuz float8_e8m0fnu",
+        2: "half bfloat16 float16 short int16 uint16 shortint unsignedshort",
+        4: "float float32 int int32 uint32 qint32 unsignedint complexhalf",
+        8: "double float64 long longint int64 uint64 unsignedlong complexfloat complex<float>",
+        16: "complexdouble complex<double>",
+    }.items()
+    for name in names.split()
+}
+
+# Operators of c10d whose first argument is the output and second the input; the others change one
+# tensor in place. torch/csrc/distributed/c10d/Ops.cpp.
+_OUT_THEN_IN = re.compile(r"allgather|reduce_scatter|alltoall|gather|scatter")
+_COUNTED_BY_OUTPUT = (CollectiveKind.ALL_GATHER, CollectiveKind.SCATTER)
+_COUNTED_BY_INPUT = (CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_TO_ALL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallFacts:
+    """What each COMM_ARGS row tells of one collective. All arrays have one value per row.
+
+    Args:
+        kind: int8, a CollectiveKind.
+        in_elements: Elements of the input on this rank, ABSENT where not told.
+        out_elements: Elements of the output on this rank.
+        element_bytes: Bytes of an element.
+        is_written: Whether the elements are written as such, rather than read from shapes.
+        dtype: Element type from the types of inputs, for rows that have no dtype argument.
+        peer: Global rank of the other end of a point-to-point operation.
+    """
+
+    kind: NDArray[np.int8]
+    in_elements: Int64Array
+    out_elements: Int64Array
+    element_bytes: Int64Array
+    is_written: NDArray[np.bool_]
+    dtype: Coded
+    peer: Int64Array
+
+
+def call_facts(comm_args: Table) -> CallFacts:
+    """Read every row of a COMM_ARGS table, distinct texts once."""
+    written_in, written_out = comm_args["in_nelems"], comm_args["out_nelems"]
+    is_written = (written_in >= 0) | (written_out >= 0)
+    shape_in, shape_out = _elements_by_shape(comm_args)
+    dtype = _dtype_of_types(comm_args.coded("input_types"))
+    size = _element_sizes(comm_args.coded("dtype"))
+    return CallFacts(
+        kind=_kinds(comm_args),
+        in_elements=np.where(is_written, written_in, shape_in),
+        out_elements=np.where(is_written, written_out, shape_out),
+        element_bytes=np.where(size != ABSENT, size, _element_sizes(dtype)),
+        is_written=is_written,
+        dtype=dtype,
+        peer=np.where(comm_args["dst_rank"] >= 0, comm_args["dst_rank"], comm_args["src_rank"]),
+    )
+
+
+def element_bytes(dtype: str) -> int | None:
+    """Bytes of one element of a type as PyTorch or C++ spells it, None for an unknown one."""
+    return _ELEMENT_BYTES.get(dtype.lower().replace("c10::", "").replace(" ", ""))
+
+
+def full_buffer_bytes(
+    *,
+    kind: NDArray[np.int8],
+    in_elements: Int64Array,
+    out_elements: Int64Array,
+    element_bytes: Int64Array,
+    group_size: Int64Array,
+) -> tuple[Int64Array, NDArray[np.bool_]]:
+    """Bytes of the full, unsharded buffer, as nccl-tests counts them.
+
+    All-reduce: the buffer. All-gather and reduce-scatter: the concatenated size. All-to-all: one
+    rank's whole send buffer. Scatter and gather: the root's buffer. The others: the message.
+
+    Args:
+        kind: int8, a CollectiveKind, shape ``(n,)`` as all arguments.
+        in_elements: Elements of the input on this rank, ABSENT where unknown.
+        out_elements: Elements of the output on this rank.
+        element_bytes: Bytes of an element.
+        group_size: Ranks of the group.
+
+    Returns:
+        Bytes, int64, ABSENT where they cannot be told (barriers too); and a mask of those that
+        were found by multiplying a shard with the group size.
+
+    Source:
+        Formula sheet, "Collectives": n follows nccl-tests, doc/PERFORMANCE.md.
+    """
+    largest = np.maximum(in_elements, out_elements)
+    by_output, by_input = np.isin(kind, _COUNTED_BY_OUTPUT), np.isin(kind, _COUNTED_BY_INPUT)
+    gather = kind == CollectiveKind.GATHER
+    shard = np.select([by_output | gather, by_input], [in_elements, out_elements], ABSENT)
+    shard = np.where(kind == CollectiveKind.SCATTER, out_elements, shard)
+    shard = np.where(kind == CollectiveKind.ALL_TO_ALL, ABSENT, shard)
+    whole = np.select([by_output, by_input], [out_elements, in_elements], largest)
+    whole = np.where(gather | (kind == CollectiveKind.SCATTER), ABSENT, whole)
+    whole = np.where((kind == CollectiveKind.ALL_TO_ALL) & (whole < 0), out_elements, whole)
+    scaled = (whole < 0) & (shard >= 0) & (group_size > 0)
+    elements = np.where(scaled, shard * np.maximum(group_size, 1), whole)
+    known = (elements >= 0) & (element_bytes > 0) & (kind != CollectiveKind.BARRIER)
+    known &= kind != CollectiveKind.UNKNOWN
+    total: Int64Array = np.where(known, elements * element_bytes, ABSENT)
+    return total, scaled & known
+
+
+def peer_in_group(concrete_inputs: Coded) -> Int64Array:
+    """The peer of ``c10d::send`` and ``recv_`` as a rank in its group, ABSENT where not told."""
+    peers = [_peer(text) for text in concrete_inputs.values]
+    return _by_value(concrete_inputs, peers)
+
+
+def _peer(text: str) -> int:
+    inputs = _json_list(text)
+    if len(inputs) > 2 and isinstance(inputs[2], str) and inputs[2].isdigit():
+        return int(inputs[2])
+    return ABSENT
+
+
+def _kinds(comm_args: Table) -> NDArray[np.int8]:
+    """Kind by the collective name, else by the operator's or annotation's name."""
+    written, names = comm_args.coded("collective"), comm_args.coded("name")
+    by_argument = _by_value(
+        written, [0 if is_wait(text) else collective_kind(text) for text in written.values]
+    )
+    is_call = [
+        name.startswith(("c10d::", "nccl:", "xccl:", "ucc:", "gloo:")) for name in names.values
+    ]
+    by_name = _by_value(
+        names,
+        [
+            collective_kind(name) if call else CollectiveKind.UNKNOWN
+            for name, call in zip(names.values, is_call, strict=True)
+        ],
+    )
+    kinds: NDArray[np.int8] = np.where(by_argument > 0, by_argument, by_name).astype(np.int8)
+    return kinds
+
+
+def _elements_by_shape(comm_args: Table) -> tuple[Int64Array, Int64Array]:
+    """Elements of input and output by the shapes of operators and annotations."""
+    names, dims = comm_args.coded("name"), comm_args.coded("input_dims")
+    shapes = [_argument_elements(text) for text in dims.values]
+    first = _by_value(dims, [shape[0] for shape in shapes])
+    second = _by_value(dims, [shape[1] for shape in shapes])
+    everything = _by_value(dims, [shape[2] for shape in shapes])
+    operator = names.where([name.startswith("c10d::") for name in names.values])
+    annotation = names.where(
+        [name.startswith(("nccl:", "xccl:", "ucc:", "gloo:")) for name in names.values]
+    )
+    out_first = names.where([bool(_OUT_THEN_IN.search(name)) for name in names.values])
+    in_elements = np.select(
+        [operator & out_first, operator, annotation], [second, first, everything], ABSENT
+    )
+    out_elements = np.where(operator, first, ABSENT)
+    return in_elements.astype(np.int64), out_elements.astype(np.int64)
+
+
+def _argument_elements(text: str) -> tuple[int, int, int]:
+    """Elements of the first argument, of the second, and of all together."""
+    arguments = [_elements(argument) for argument in _json_list(text)]
+    known = [count for count in arguments if count != ABSENT]
+    first, second = ([*arguments, ABSENT, ABSENT])[:2]
+    return first, second, sum(known) if known else ABSENT
+
+
+def _elements(shape: object) -> int:
+    """Elements of a shape or a list of shapes, ABSENT for an empty list, which tells nothing."""
+    if not isinstance(shape, list) or not shape:
+        return ABSENT
+    if all(isinstance(item, int) for item in shape):
+        product = 1
+        for item in shape:
+            product *= item
+        return product if 0 <= product < 1 << 50 else ABSENT
+    parts = [_elements(item) for item in shape]
+    return ABSENT if ABSENT in parts else sum(parts)
+
+
+def _dtype_of_types(types: Coded) -> Coded:
+    """The element type that ``Input type`` tells, empty where it says ``TensorList`` or nothing."""
+    values = tuple(_dtype(text) for text in types.values)
+    return Coded(types.codes, values)
+
+
+def _dtype(text: str) -> str:
+    known = [t for t in _json_list(text) if isinstance(t, str) and element_bytes(t) is not None]
+    return known[0] if known else ""
+
+
+def _element_sizes(dtype: Coded) -> Int64Array:
+    return _by_value(dtype, [element_bytes(value) or ABSENT for value in dtype.values])
+
+
+def _by_value(column: Coded, results: Sequence[int]) -> Int64Array:
+    """One result per distinct value, spread over the rows."""
+    if not column.values:
+        return np.full(len(column), ABSENT, dtype=np.int64)
+    spread: Int64Array = np.array(results, dtype=np.int64)[column.codes]
+    return spread
+
+
+def _json_list(text: str) -> list[object]:
+    if not text.startswith("["):
+        return []
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return []
+    return value if isinstance(value, list) else []

@@ -1,0 +1,149 @@
+"""The one classifier: which names are communication, of which kind, run by which library.
+
+Everything that needs to know asks here; a second opinion elsewhere would make numbers disagree.
+Evidence in order: collective arguments on the event (see ``collective_records``), then the name
+against patterns kept as data in ``communication.toml``, which users extend through distprof.toml.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distprof.config import CommunicationConfig, NamePattern, parse_communication
+from distprof.schema import Coded
+from distprof.terms import CollectiveKind
+
+__all__ = ["Classifier", "Verdict", "collective_kind", "is_wait", "shipped_patterns"]
+
+# Upstream words, letters only, in the order in which they are looked for: the longer before the
+# shorter that it contains.
+_WORDS: tuple[tuple[str, CollectiveKind], ...] = (
+    ("reducescatter", CollectiveKind.REDUCE_SCATTER),
+    ("allreduce", CollectiveKind.ALL_REDUCE),
+    ("allgather", CollectiveKind.ALL_GATHER),
+    ("alltoall", CollectiveKind.ALL_TO_ALL),
+    ("broadcast", CollectiveKind.BROADCAST),
+    ("barrier", CollectiveKind.BARRIER),
+    ("sendrecv", CollectiveKind.SEND_RECV),
+    ("pushsend", CollectiveKind.SEND),
+    ("pushrecv", CollectiveKind.RECV),
+    ("pointtopoint", CollectiveKind.SEND_RECV),
+    ("recv", CollectiveKind.RECV),
+    ("receive", CollectiveKind.RECV),
+    ("send", CollectiveKind.SEND),
+    ("gather", CollectiveKind.GATHER),
+    ("scatter", CollectiveKind.SCATTER),
+    ("reduce", CollectiveKind.REDUCE),
+)
+_NOT_LETTERS = re.compile(r"[^a-z]+")
+_END_OF_NAME = re.compile(r"[(<]")
+_WAITS = frozenset(("wait", "init", "end", "start", "shutdown"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What a name says: whether it is communication, its kind, and the library that runs it."""
+
+    is_communication: bool
+    kind: CollectiveKind = CollectiveKind.UNKNOWN
+    library: str = ""
+
+
+_COMPUTATION = Verdict(is_communication=False)
+
+
+@cache
+def collective_kind(text: str) -> CollectiveKind:
+    """The kind that an upstream spelling means, for example ``_allgather_base``.
+
+    Args:
+        text: Name of a collective, an operator, an annotation or a kernel; template arguments and
+            parameters of a kernel are not looked at.
+
+    Returns:
+        The kind; UNKNOWN where the text names none.
+    """
+    name = _END_OF_NAME.split(text.replace("(anonymous namespace)", ""), maxsplit=1)[0]
+    letters = _NOT_LETTERS.sub("", name.lower())
+    return next((kind for word, kind in _WORDS if word in letters), CollectiveKind.UNKNOWN)
+
+
+def is_wait(collective: str) -> bool:
+    """Whether an upstream "collective name" names no operation: waiting, opening or closing."""
+    return collective.strip("_ ").lower() in _WAITS
+
+
+class Classifier:
+    """Says of names whether they are communication. Picklable, cheap to make.
+
+    Args:
+        config: Patterns of the user; they come before those that ship with distprof.
+    """
+
+    def __init__(self, config: CommunicationConfig | None = None) -> None:
+        self._config = config or CommunicationConfig()
+        shipped = shipped_patterns()
+        exclude = (*self._config.exclude, *shipped.exclude)
+        self._exclude = tuple(re.compile(pattern) for pattern in exclude)
+        self._own = _compiled(self._config.patterns)
+        self._shipped = _compiled(shipped.patterns)
+        self._known: dict[str, Verdict] = {}
+
+    def __reduce__(self) -> tuple[type[Classifier], tuple[CommunicationConfig]]:
+        return Classifier, (self._config,)
+
+    def verdict(self, name: str) -> Verdict:
+        """What ``name`` says."""
+        if name not in self._known:
+            self._known[name] = self._judge(name)
+        return self._known[name]
+
+    def communication_rows(self, names: Coded) -> NDArray[np.bool_]:
+        """Mask of the rows whose name is communication; each distinct name is judged once."""
+        return names.where([self.verdict(name).is_communication for name in names.values])
+
+    def kinds(self, names: Coded) -> NDArray[np.int8]:
+        """CollectiveKind that each row's name tells, int8, UNKNOWN where it tells none."""
+        if not names.values:
+            return np.zeros(len(names), dtype=np.int8)
+        table = np.array([self.verdict(name).kind for name in names.values], dtype=np.int8)
+        kinds: NDArray[np.int8] = table[names.codes]
+        return kinds
+
+    def _judge(self, name: str) -> Verdict:
+        own = _first_match(self._own, name)
+        if own is not None:
+            return own
+        if any(pattern.search(name) for pattern in self._exclude):
+            return _COMPUTATION
+        return _first_match(self._shipped, name) or _COMPUTATION
+
+
+_Compiled = tuple[tuple[re.Pattern[str], NamePattern], ...]
+
+
+def _compiled(patterns: Sequence[NamePattern]) -> _Compiled:
+    return tuple((re.compile(pattern.match), pattern) for pattern in patterns)
+
+
+def _first_match(patterns: _Compiled, name: str) -> Verdict | None:
+    for compiled, pattern in patterns:
+        if compiled.search(name):
+            kind = pattern.kind if pattern.kind is not None else collective_kind(name)
+            return Verdict(is_communication=True, kind=kind, library=pattern.library)
+    return None
+
+
+@cache
+def shipped_patterns() -> CommunicationConfig:
+    """The patterns of ``communication.toml``."""
+    text = resources.files("distprof.ingest").joinpath("communication.toml").read_text("utf-8")
+    return parse_communication(tomllib.loads(text), "communication.toml")

@@ -1,0 +1,166 @@
+"""Which process group each collective belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distprof.ingest.metadata import parse_ranks
+from distprof.run.topology import ProcessGroup
+from distprof.schema import ABSENT, Coded, Int64Array, Table
+from distprof.terms import Origin
+from distprof.units import fold_ranks
+
+__all__ = ["GroupColumns", "Membership"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupColumns:
+    """The group columns of a COLLECTIVES table."""
+
+    group: Coded
+    description: Coded
+    ranks: Coded
+    size: NDArray[np.int32]
+    origin: NDArray[np.int8]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Group:
+    name: str = ""
+    description: str = ""
+    ranks: tuple[int, ...] = ()
+    size: int = ABSENT
+    origin: Origin = Origin.ABSENT
+
+
+_NO_GROUP = _Group()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Membership:
+    """The groups that one rank belongs to.
+
+    Args:
+        groups: As the metadata lists them; may be empty.
+        world_size: Ranks of the job, None when unknown.
+    """
+
+    groups: tuple[ProcessGroup, ...]
+    world_size: int | None
+
+    def only_ranks(self) -> tuple[int, ...]:
+        """Members of the one set of ranks that this rank ever communicates with.
+
+        Returns:
+            Empty where several sets are possible or none is known.
+        """
+        sets = {group.ranks for group in self.groups if group.ranks and len(group.ranks) > 1}
+        unknown = any(not group.ranks for group in self.groups)
+        if len(sets) == 1 and not unknown:
+            return next(iter(sets))
+        if sets or unknown or self.world_size is None:
+            return ()
+        return tuple(range(self.world_size))
+
+    def columns(self, comm_args: Table, layers: Sequence[Int64Array], count: int) -> GroupColumns:
+        """Group columns of ``count`` operations.
+
+        Args:
+            comm_args: COMM_ARGS table.
+            layers: Rows of it that tell of each operation, strongest evidence first.
+            count: Number of operations.
+        """
+        told, of_row = self._told_groups(comm_args)
+        codes = np.zeros(count, dtype=np.int32)  # 0: no evidence names a group
+        for layer in reversed(layers):
+            found = np.where(layer != ABSENT, of_row[layer] if len(of_row) else 0, 0)
+            codes = np.where(found > 0, found, codes).astype(np.int32)
+        return _columns((self._assumed(), *told), codes)
+
+    def _told_groups(self, comm_args: Table) -> tuple[tuple[_Group, ...], NDArray[np.int32]]:
+        """Distinct groups that COMM_ARGS rows name, and for each row 1 + its group, else 0."""
+        texts = [comm_args.coded(name) for name in ("group", "group_desc", "group_ranks")]
+        sizes = comm_args["group_size"]
+        keys = np.stack([*(text.codes.astype(np.int64) for text in texts), sizes], axis=1)
+        distinct, which = np.unique(keys, axis=0, return_inverse=True)
+        groups: list[_Group] = []
+        numbers = np.zeros(len(distinct), dtype=np.int32)
+        for index, (*codes, size) in enumerate(distinct.tolist()):
+            name, description, ranks = (t.values[c] for t, c in zip(texts, codes, strict=True))
+            group = self._resolve(name, description, parse_ranks(ranks), size)
+            if group is not None:
+                groups.append(group)
+                numbers[index] = len(groups)
+        return tuple(groups), numbers[which.reshape(-1)] if len(distinct) else numbers
+
+    def _resolve(
+        self, name: str, description: str, ranks: tuple[int, ...], size: int
+    ) -> _Group | None:
+        """The group that an event's arguments name, completed by the metadata."""
+        if not name and not ranks:
+            return None
+        listed = [group for group in self.groups if group.name == name]
+        if ranks:
+            listed = [group for group in listed if group.ranks in ((), ranks)]
+        if len(listed) == 1:
+            ranks = ranks or listed[0].ranks
+            description = description or listed[0].description
+        if not ranks and size == self.world_size:
+            ranks = tuple(range(size))
+        return _Group(
+            name=name,
+            description=description,
+            ranks=ranks,
+            size=len(ranks) or (size if size > 0 else ABSENT),
+            origin=Origin.MEASURED,
+        )
+
+    def _assumed(self) -> _Group:
+        """The group of operations that name none."""
+        ranks = self.only_ranks()
+        if not ranks:
+            return _NO_GROUP
+        same = [group for group in self.groups if group.ranks == ranks]
+        return _Group(
+            name=same[0].name if len(same) == 1 else "",
+            description=same[0].description if len(same) == 1 else "",
+            ranks=ranks,
+            size=len(ranks),
+            origin=Origin.DERIVED,
+        )
+
+    def notes(self, table: Table) -> tuple[str, ...]:
+        """What was assumed about groups, one sentence each."""
+        origin = table["group_origin"]
+        assumed, unknown = (
+            int((origin == Origin.DERIVED).sum()),
+            int((origin == Origin.ABSENT).sum()),
+        )
+        notes = []
+        if assumed:
+            notes.append(
+                f"{assumed} of {len(table)} collectives name no process group: taken as the only "
+                f"one this rank can mean, ranks {fold_ranks(self.only_ranks())}."
+            )
+        if unknown:
+            notes.append(f"The process group of {unknown} of {len(table)} collectives is unknown.")
+        return tuple(notes)
+
+
+def _columns(groups: Sequence[_Group], codes: NDArray[np.int32]) -> GroupColumns:
+    return GroupColumns(
+        group=_recode([group.name for group in groups], codes),
+        description=_recode([group.description for group in groups], codes),
+        ranks=_recode([fold_ranks(group.ranks) for group in groups], codes),
+        size=np.array([group.size for group in groups], dtype=np.int32)[codes],
+        origin=np.array([group.origin for group in groups], dtype=np.int8)[codes],
+    )
+
+
+def _recode(texts: Sequence[str], codes: NDArray[np.int32]) -> Coded:
+    dictionary = Coded.encode(texts)
+    return Coded(dictionary.codes[codes], dictionary.values)

@@ -1,0 +1,244 @@
+"""What a Kineto file says about its rank, its groups, its device and its software.
+
+Every value may be absent, of another type than upstream writes today, or nonsense: it is read where
+it makes sense, noted where it does not, and never a reason to give up the file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from distprof.run.run import Device
+from distprof.run.topology import ProcessGroup
+from distprof.terms import MeshAxis
+
+__all__ = ["TraceMetadata", "axis_of", "parse_ranks", "read_metadata"]
+
+_MAX_RANK = 1 << 24  # more ranks than any job has: larger numbers are nonsense
+_MAX_TEXT = 200
+
+# Descriptions of process groups to mesh axes; the first match decides. Megatron-LM's names end in
+# _GROUP, DeviceMesh's begin with mesh_; vLLM and SGLang use the bare axis.
+_AXES: tuple[tuple[re.Pattern[str], MeshAxis | None], ...] = tuple(
+    (re.compile(pattern), axis)
+    for pattern, axis in (
+        (r"expert_model_parallel|expert_parallel|(^|_)ep($|_)", MeshAxis.EP),
+        (r"expert_data_parallel|data_modulo_expert", MeshAxis.DP),
+        (r"expert_tensor", MeshAxis.TP),
+        (r"tensor_and_data|tensor_and_context|embedding", None),
+        (r"tensor_model_parallel|tensor_parallel|(^|_)tp($|_)", MeshAxis.TP),
+        (r"pipeline_model_parallel|pipeline_parallel|(^|_)pp($|_)", MeshAxis.PP),
+        (r"(^|_)model_parallel", None),  # tensor and pipeline together
+        (
+            r"dp_replicate|(^|_)replicate|inter_.*data_parallel|inter_distributed",
+            MeshAxis.DP_REPLICATE,
+        ),
+        (r"dp_shard|(^|_)fsdp|(^|_)shard($|_)|intra_.*data_parallel", MeshAxis.DP_SHARD),
+        (r"(^|_)dp($|_)|data_parallel|(^|_)ddp($|_)", MeshAxis.DP),
+        (r"context_parallel|(^|_)cp($|_)|ulysses", MeshAxis.CP),
+        (r"^world|default_pg", MeshAxis.WORLD),
+    )
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceMetadata:
+    """What one file says about itself.
+
+    Args:
+        rank: Global rank, None where the file does not say.
+        world_size: Ranks of the job, None where the file does not say.
+        backend: Backend of the default group, empty when unknown.
+        host: Host name, None when unknown.
+        device: The accelerators of the host; an empty name where none is listed.
+        groups: Process groups that this rank belongs to.
+        versions: Name of a software to its version.
+        notes: What was wrong, one sentence each.
+    """
+
+    rank: int | None
+    world_size: int | None
+    backend: str
+    host: str | None
+    device: Device
+    groups: tuple[ProcessGroup, ...]
+    versions: Mapping[str, str]
+    notes: tuple[str, ...]
+
+
+def read_metadata(metadata: Mapping[str, Any]) -> TraceMetadata:
+    """Read the top-level keys of a Kineto file.
+
+    Args:
+        metadata: Keys of the file but ``traceEvents``; any value may have any type.
+    """
+    notes: list[str] = []
+    info = _table(metadata.get("distributedInfo"), "distributedInfo", notes)
+    rank = _count(info.get("rank"), "rank", notes)
+    world = _count(info.get("world_size"), "world_size", notes) or None
+    if rank is not None and world is not None and rank >= world:
+        notes.append(f"distributedInfo says rank {rank} of {world}: the world size is not used.")
+        world = None
+    return TraceMetadata(
+        rank=rank,
+        world_size=world,
+        backend=_text(info.get("backend")),
+        host=_text(metadata.get("host_name")) or _text(metadata.get("hostname")) or None,
+        device=_device(metadata.get("deviceProperties"), notes),
+        groups=_groups(info.get("pg_config"), rank, world, notes),
+        versions=_versions(metadata, info),
+        notes=tuple(notes),
+    )
+
+
+def axis_of(
+    description: str, ranks: Sequence[int], size: int | None, world: int | None
+) -> MeshAxis | None:
+    """The mesh axis that a process group spans.
+
+    Args:
+        description: PyTorch's description of the group, for example ``mesh_tp``.
+        ranks: Its members, empty when unknown.
+        size: Number of members, None when unknown.
+        world: World size, None when unknown.
+
+    Returns:
+        The axis that the description names; the world where it names none and the group holds
+        every rank; None otherwise.
+    """
+    words = re.sub(r"[^a-z0-9]+", "_", description.lower())
+    for pattern, axis in _AXES:
+        if pattern.search(words):
+            return axis
+    members = len(ranks) or size
+    return MeshAxis.WORLD if members is not None and members == world else None
+
+
+def parse_ranks(value: object) -> tuple[int, ...]:
+    """Ranks of a group, ascending, from a list or its text, for example ``"[0, 1]"``.
+
+    Returns:
+        Empty where the value is absent, abbreviated (``"[0, 1, ..., 7]"``) or no list of ranks.
+    """
+    if isinstance(value, str):
+        if not re.fullmatch(r"\s*\[[\s\d,]*\]\s*", value):
+            return ()
+        value = re.findall(r"\d+", value)
+    if not isinstance(value, list):
+        return ()
+    ranks = [_as_int(item) for item in value]
+    if any(rank is None or not 0 <= rank < _MAX_RANK for rank in ranks):
+        return ()
+    return tuple(sorted({rank for rank in ranks if rank is not None}))
+
+
+def _groups(
+    value: object, rank: int | None, world: int | None, notes: list[str]
+) -> tuple[ProcessGroup, ...]:
+    if isinstance(value, Mapping):  # some builds write an object keyed by name
+        value = [{"pg_name": name, **_mapping(group)} for name, group in value.items()]
+    if value is None:
+        return ()
+    if not isinstance(value, list):
+        notes.append("distributedInfo.pg_config is no list: process groups are unknown.")
+        return ()
+    groups = [_group(item, world) for item in value if isinstance(item, Mapping)]
+    if len(groups) < len(value):
+        notes.append(f"{len(value) - len(groups)} entries of pg_config were no objects.")
+    return tuple(g for g in groups if rank is None or not g.ranks or rank in g.ranks)
+
+
+def _group(entry: Mapping[str, Any], world: int | None) -> ProcessGroup:
+    ranks = parse_ranks(entry.get("ranks"))
+    size = _as_int(entry.get("pg_size"))
+    if ranks or size is None or not 0 < size < _MAX_RANK:
+        size = len(ranks) or None
+    if not ranks and size is not None and size == world:
+        ranks = tuple(range(world))
+    description = _text(entry.get("pg_desc"))
+    return ProcessGroup(
+        name=_text(entry.get("pg_name")) or _text(entry.get("uid")),
+        description=description,
+        ranks=ranks,
+        size=size,
+        backend=_backend(_text(entry.get("backend_config")) or _text(entry.get("backend"))),
+        axis=axis_of(description, ranks, size, world),
+    )
+
+
+def _backend(config: str) -> str:
+    """``cuda:nccl`` or ``cpu:gloo,cuda:nccl`` to the backend of the accelerator, else the first."""
+    by_device = dict(part.split(":", 1) for part in config.split(",") if ":" in part)
+    if not by_device:
+        return config
+    return next((b for device, b in by_device.items() if device != "cpu"), by_device.get("cpu", ""))
+
+
+def _device(value: object, notes: list[str]) -> Device:
+    if not isinstance(value, list):
+        if value is not None:
+            notes.append("deviceProperties is no list: the device is unknown.")
+        return Device(name="")
+    devices = [item for item in value if isinstance(item, Mapping)]
+    if not devices:
+        return Device(name="")
+    names = {_text(item.get("name")) for item in devices}
+    if len(names) > 1:
+        notes.append(f"The host has devices of {len(names)} models; the name is the first one's.")
+    first = devices[0]
+    return Device(
+        name=_text(first.get("name")),
+        count=len(devices),
+        memory_bytes=_as_int(first.get("totalGlobalMem")),
+    )
+
+
+def _versions(metadata: Mapping[str, Any], info: Mapping[str, Any]) -> dict[str, str]:
+    versions: dict[str, str] = {}
+    for table in (metadata, info):
+        for key, value in table.items():
+            name, separator, _ = key.partition("_version")
+            if separator and isinstance(value, str | int) and not isinstance(value, bool):
+                versions[_text(name)] = _text(value)
+    return versions
+
+
+def _table(value: object, name: str, notes: list[str]) -> Mapping[str, Any]:
+    if value is not None and not isinstance(value, Mapping):
+        notes.append(f"{name} is no object: what it should say is unknown.")
+    return _mapping(value)
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _count(value: object, name: str, notes: list[str]) -> int | None:
+    """A rank or a number of ranks, None where absent or nonsense."""
+    if value is None:
+        return None
+    number = _as_int(value)
+    if number is None or not 0 <= number < _MAX_RANK:
+        notes.append(f"distributedInfo.{name} is no number of a rank: it is not used.")
+        return None
+    return number
+
+
+def _as_int(value: object) -> int | None:
+    """An integer written as a number or as text; None for anything else, True and False too."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, float):
+        return int(value) if value.is_integer() else None
+    if isinstance(value, str) and re.fullmatch(r"\s*\d{1,18}\s*", value):
+        return int(value)
+    return value if isinstance(value, int) else None
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        return ""
+    return str(value)[:_MAX_TEXT]
