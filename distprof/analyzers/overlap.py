@@ -117,9 +117,8 @@ def combine_overlap(
 
 
 def _rows_by_axis(rows: Intervals, axis: NDArray[np.int32]) -> Iterator[tuple[int, Intervals]]:
-    order = np.argsort(axis, kind="stable")
-    present, first = np.unique(axis[order], return_index=True)
-    for index, of_axis in zip(present.tolist(), np.split(order, first[1:]), strict=True):
+    for index in np.unique(axis).tolist():
+        of_axis = axis == index
         yield index, Intervals(rows.start[of_axis], rows.end[of_axis])
 
 
