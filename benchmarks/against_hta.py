@@ -1,0 +1,96 @@
+"""distprof and HTA on the same grown traces, in the same run, in turn.
+
+What is compared (each in a process of its own, nothing cached, gz input):
+
+- ``distprof-full``: every row to tables and Parquet, then the overlap;
+- ``distprof-device``: device rows only, then the overlap;
+- ``distprof-analyze``: everything that ``distprof analyze`` does;
+- ``hta-load``: HTA's ``TraceAnalysis(...)``;
+- ``hta-overlap``: the same with its ``get_comm_comp_overlap``.
+
+Ratios are medians over the rounds of the CPU seconds of ``hta-overlap`` (``hta-load`` for
+``distprof-full``) over the contestant's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from functools import partial
+from pathlib import Path
+
+from measuring import Cost, cpu_ratio, machine, measure, medians, print_table, rounds, versions
+
+HERE = Path(__file__).resolve().parent
+CONTESTANTS = (
+    "distprof-full",
+    "distprof-device",
+    "distprof-analyze",
+    "hta-load",
+    "hta-overlap",
+)
+
+
+def grown(folder: Path, megabytes: int, *, steps: str) -> Path:
+    """A trace of about that size, grown from a real one with its text form kept."""
+    path = folder / f"grown-{megabytes}.json.gz"
+    if not path.exists():
+        command = [sys.executable, str(HERE / "grow_trace.py")]
+        measure([*command, str(path), "--megabytes", str(megabytes), "--steps", steps])
+    return path
+
+
+def contest(path: Path, num_rounds: int, hta_python: str) -> dict[str, list[Cost]]:
+    contestants = {}
+    for name in CONTESTANTS:
+        python = hta_python if name.startswith("hta") else sys.executable
+        if python:
+            command = [python, str(HERE / "contestant.py"), name, str(path)]
+            contestants[name] = partial(measure, command)
+    return rounds(contestants, num_rounds)
+
+
+def row(megabytes: int, name: str, costs: dict[str, list[Cost]]) -> tuple[str, ...]:
+    cost = medians(costs[name])
+    rival = "hta-load" if name == "distprof-full" else "hta-overlap"
+    return (
+        str(megabytes),
+        name,
+        f"{cost.cpu_s:.2f}",
+        f"{cost.wall_s:.2f}",
+        f"{cost.peak_bytes / 1e6:.0f}",
+        f"{megabytes / cost.cpu_s:.0f}",
+        f"{cpu_ratio(costs[rival], costs[name]):.1f}" if rival in costs else "",
+        cost.output.strip().splitlines()[-1],
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--megabytes", type=int, nargs="+", default=[100])
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--full", action="store_true", help="100, 500 and 1,500 MB, three rounds")
+    parser.add_argument("--steps", choices=("kept", "grown"), default="kept")
+    parser.add_argument("--hta-python", default="", help="a Python that has HTA; without, no HTA")
+    parser.add_argument("--folder", type=Path, help="where grown traces are kept")
+    options = parser.parse_args()
+    sizes = [100, 500, 1500] if options.full else options.megabytes
+
+    print(machine())
+    print(versions("distprof", "numpy", "pandas", "pyarrow", "msgspec", "isal"))
+    rows = []
+    with tempfile.TemporaryDirectory() as scratch:
+        for megabytes in sizes:
+            path = grown(options.folder or Path(scratch), megabytes, steps=options.steps)
+            costs = contest(path, 3 if options.full else options.rounds, options.hta_python)
+            rows += [row(megabytes, name, costs) for name in costs]
+    print_table(
+        ("MB", "contestant", "CPU s", "wall s", "peak MB", "MB/CPU s", "x less CPU", "found"), rows
+    )
+
+
+if __name__ == "__main__":
+    main()
