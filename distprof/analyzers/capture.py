@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from distprof.analyzers.result import Record, Result
+from distprof.run.run import ClockAlignment, Run
+from distprof.schema import ABSENT
+from distprof.units import fold_ranks
 
-__all__ = ["CaptureGap", "CaptureResult", "NodeClock"]
+__all__ = ["CaptureGap", "CaptureResult", "NodeClock", "analyze_capture"]
 
 
 class NodeClock(Record, frozen=True, kw_only=True):
@@ -47,3 +50,75 @@ class CaptureResult(Result, frozen=True, kw_only=True):
     num_unlaunched: int
     gaps: tuple[CaptureGap, ...]
     notes: tuple[str, ...]
+
+
+def analyze_capture(run: Run) -> CaptureResult:
+    """What the recording holds and what it lacks."""
+    present = tuple(rank.rank for rank in run.ranks)
+    qualities = [rank.quality for rank in run.ranks]
+    return CaptureResult(
+        world_size=run.topology.world_size,
+        ranks_present=present,
+        ranks_missing=_missing(run.topology.world_size, present),
+        matched_ratio=run.matches.matched_ratio,
+        num_matched=run.matches.num_matched,
+        clocks=_clocks(run.clock),
+        num_causality_checked=run.clock.num_checked,
+        num_causality_violations=run.clock.num_violations,
+        window_overlap_ratio=run.window.overlap_ratio,
+        steps=run.window.steps,
+        dropped_steps=dict(run.window.dropped),
+        transient_steps=run.window.transient_steps,
+        num_events=sum(quality.num_events for quality in qualities),
+        num_repaired=sum(quality.num_repaired for quality in qualities),
+        num_quarantined=sum(quality.num_quarantined for quality in qualities),
+        num_clamped=sum(quality.num_clamped for quality in qualities),
+        num_unlaunched=sum(quality.num_unlaunched for quality in qualities),
+        gaps=tuple(CaptureGap(what=g.what, message=g.message, ranks=g.ranks) for g in run.gaps),
+        notes=_notes(run),
+        unavailable=_unavailable(run),
+    )
+
+
+def _missing(world_size: int | None, present: tuple[int, ...]) -> tuple[int, ...]:
+    if world_size is None:
+        return ()
+    have = set(present)
+    return tuple(rank for rank in range(world_size) if rank not in have)
+
+
+def _clocks(clock: ClockAlignment) -> tuple[NodeClock, ...]:
+    return tuple(
+        NodeClock(
+            name=name,
+            ranks=ranks,
+            offset_ns=round(float(clock.offset_ns[i])),
+            drift_ppm=float(clock.drift_ratio[i]) * 1e6,
+            residual_ns=None if clock.residual_ns[i] == ABSENT else int(clock.residual_ns[i]),
+        )
+        for i, (name, ranks) in enumerate(zip(clock.names, clock.domains, strict=True))
+    )
+
+
+def _notes(run: Run) -> tuple[str, ...]:
+    """Notes of all parts, each once; what several ranks say is said once, with the ranks."""
+    said: dict[str, list[int]] = {}
+    for rank in run.ranks:
+        for note in (*rank.quality.notes, rank.step_note):
+            if note:
+                said.setdefault(note, []).append(rank.rank)
+    everyone = len(run.ranks)
+    per_rank = (
+        note if len(ranks) == everyone else f"rank {fold_ranks(ranks)}: {note}"
+        for note, ranks in said.items()
+    )
+    return tuple(dict.fromkeys((*run.matches.notes, *run.clock.notes, *per_rank)))
+
+
+def _unavailable(run: Run) -> tuple[str, ...]:
+    lacks = []
+    if run.topology.world_size is None:
+        lacks.append("no trace says how many ranks the job had: missing ranks cannot be told")
+    if len(run.ranks) < 2:
+        lacks.append("one rank alone: collectives, clocks and windows cannot be compared")
+    return tuple(lacks)

@@ -1,10 +1,30 @@
-"""What do the collectives cost, by class: transfer against waiting, and bus bandwidth."""
+"""What do the collectives cost, by class: transfer against waiting, and bus bandwidth.
+
+An instance's transfer runs from its last member's start to its end; a member's wait from its own
+start to the last member's (formula sheet, "Measured from traces"). Both need members matched across
+ranks on clocks that can be compared; a member's own duration is neither.
+"""
 
 from __future__ import annotations
 
-from distprof.analyzers.result import Record, Result
+from collections.abc import Mapping
+from dataclasses import dataclass
 
-__all__ = ["CollectiveClass", "CollectivesResult"]
+import numpy as np
+from numpy.typing import NDArray
+
+from distprof.analyzers.context import RankAnalysis
+from distprof.analyzers.matched import Members, RowIndex, median_by_code, segment_median
+from distprof.analyzers.result import Record, Result
+from distprof.costs.collectives import bus_factor
+from distprof.run.run import Rank, Run
+from distprof.run.topology import ProcessGroup
+from distprof.run.waits import last_start_on_own_clock
+from distprof.schema import ABSENT, Int64Array
+from distprof.terms import CollectiveKind
+from distprof.units import NS_PER_S
+
+__all__ = ["CollectiveClass", "CollectivesResult", "analyze_collectives"]
 
 
 class CollectiveClass(Record, frozen=True, kw_only=True):
@@ -39,3 +59,309 @@ class CollectivesResult(Result, frozen=True, kw_only=True):
     num_ranks: int
     num_steps: int
     classes: tuple[CollectiveClass, ...]
+
+
+def analyze_collectives(run: Run, analyses: Mapping[int, RankAnalysis]) -> CollectivesResult:
+    """The class table over the analysed steps.
+
+    Args:
+        run: The recording.
+        analyses: Per-rank analyses by rank; ranks without one take no part.
+
+    Returns:
+        Classes by exposed time, most first. ``unavailable`` says where waiting and transfer could
+        not be told apart.
+    """
+    index = RowIndex.of(run, analyses)
+    num_steps = max((len(analyses[rank.rank].steps) for rank in index.ranks), default=0)
+    if len(index) == 0:
+        why = ("no collective was recorded",) if index.ranks else ("no rank was analysed",)
+        return CollectivesResult(
+            num_ranks=len(index.ranks), num_steps=num_steps, classes=(), unavailable=why
+        )
+    keys = _Keys()
+    unit = index.column(lambda rank: keys.encode(rank))
+    rows = _rows(run, index, analyses, np.asarray(keys.class_of_unit, dtype=np.int32)[unit], unit)
+    instances = _instances(rows, index.members(run.matches))
+    classes = _classes(run, keys, rows, instances, len(index.ranks) * max(num_steps, 1))
+    return CollectivesResult(
+        num_ranks=len(index.ranks),
+        num_steps=num_steps,
+        classes=tuple(sorted(classes, key=_most_exposed)),
+        unavailable=_unavailable(rows),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _ClassKey:
+    """What makes two collectives comparable."""
+
+    kind: int
+    group: str
+    group_size: int
+    bytes: int
+
+
+class _Keys:
+    """Numbers classes, and units: a class within one concrete process group."""
+
+    def __init__(self) -> None:
+        self.classes: dict[_ClassKey, int] = {}
+        self.class_of_unit: list[int] = []
+        self._units: dict[tuple[_ClassKey, str, str], int] = {}
+
+    def encode(self, rank: Rank) -> NDArray[np.int32]:
+        """The unit of each COLLECTIVES row of a rank."""
+        table = rank.collectives
+        columns = ("group", "group_desc", "group_ranks")
+        name, desc, ranks = (table.coded(column) for column in columns)
+        parts = [table["kind"], table["group_size"], table["bytes"]]
+        parts += [name.codes, desc.codes, ranks.codes]
+        first, inverse = _unique_rows(parts)
+        units = [
+            self._unit(
+                _ClassKey(
+                    kind=int(table["kind"][i]),
+                    group=group_label(name.values[name.codes[i]], desc.values[desc.codes[i]]),
+                    group_size=int(table["group_size"][i]),
+                    bytes=int(table["bytes"][i]),
+                ),
+                name.values[name.codes[i]],
+                ranks.values[ranks.codes[i]],
+            )
+            for i in first.tolist()
+        ]
+        return np.asarray(units, dtype=np.int32)[inverse]
+
+    def _unit(self, key: _ClassKey, group: str, ranks: str) -> int:
+        unit = self._units.setdefault((key, group, ranks), len(self._units))
+        if unit == len(self.class_of_unit):
+            self.class_of_unit.append(self.classes.setdefault(key, len(self.classes)))
+        return unit
+
+
+def group_label(name: str, description: str) -> str:
+    """How a group is called in tables: its description, or its name where that says nothing."""
+    return name if description in ("", "undefined") else description
+
+
+def _unique_rows(columns: list[NDArray[np.generic]]) -> tuple[Int64Array, Int64Array]:
+    """First position of each distinct row over columns, and for each row which one it is."""
+    code = np.zeros(len(columns[0]), dtype=np.int64)
+    for column in columns:
+        values, inverse = np.unique(column, return_inverse=True)
+        code = np.unique(code * max(len(values), 1) + inverse, return_inverse=True)[1]
+    _, first, inverse = np.unique(code, return_index=True, return_inverse=True)
+    return first.astype(np.int64), inverse.astype(np.int64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rows:
+    """Per-row columns of all ranks; ``inside`` marks the analysed windows.
+
+    The wait and the time after the last start mean something only where ``timed``.
+    """
+
+    rank_index: NDArray[np.int32]
+    unit: NDArray[np.int32]
+    class_code: NDArray[np.int32]
+    duration_ns: Int64Array
+    wait_ns: Int64Array
+    after_last_start_ns: Int64Array
+    timed: NDArray[np.bool_]
+    inside: NDArray[np.bool_]
+    exposed_ns: Int64Array
+    exposed_wait_ns: Int64Array
+
+
+def _rows(
+    run: Run,
+    index: RowIndex,
+    analyses: Mapping[int, RankAnalysis],
+    class_code: NDArray[np.int32],
+    unit: NDArray[np.int32],
+) -> _Rows:
+    wait_ends = last_start_on_own_clock(run.matches, run.clock, run.ranks)
+    start = index.column(lambda rank: rank.collectives["start_ns"])
+    end = index.column(lambda rank: rank.collectives["end_ns"])
+    wait_end = index.column(lambda rank: wait_ends[rank.rank])
+    duration = end - start
+    return _Rows(
+        rank_index=index.rank_index,
+        unit=unit,
+        class_code=class_code,
+        duration_ns=duration,
+        wait_ns=np.clip(wait_end - start, 0, duration),
+        after_last_start_ns=np.clip(end - wait_end, 0, None),
+        timed=wait_end != ABSENT,
+        inside=index.column(lambda rank: analyses[rank.rank].collective_step) >= 0,
+        exposed_ns=index.column(lambda rank: analyses[rank.rank].exposed_ns),
+        exposed_wait_ns=index.column(lambda rank: analyses[rank.rank].exposed_wait_ns),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Instances:
+    """Matched instances inside the analysed windows.
+
+    ``matched_row`` marks the rows that belong to any instance.
+    """
+
+    class_code: NDArray[np.int32]
+    transfer_ns: Int64Array
+    timed: NDArray[np.bool_]
+    matched_row: NDArray[np.bool_]
+
+
+def _instances(rows: _Rows, members: Members) -> _Instances:
+    matched_row = np.zeros(len(rows.unit), dtype=np.bool_)
+    matched_row[members.row] = True
+    first = members.first_row
+    some_inside = _any_member(rows.inside, members)
+    all_timed = ~_any_member(~rows.timed, members)
+    keep = some_inside & (first >= 0)
+    transfer = segment_median(rows.after_last_start_ns[members.row], members.offsets)
+    return _Instances(
+        class_code=rows.class_code[first[keep]],
+        transfer_ns=transfer[keep],
+        timed=all_timed[keep],
+        matched_row=matched_row,
+    )
+
+
+def _any_member(flag: NDArray[np.bool_], members: Members) -> NDArray[np.bool_]:
+    """Whether any member of each instance has the flag."""
+    hits = np.concatenate(([0], np.cumsum(flag[members.row])))
+    some: NDArray[np.bool_] = np.diff(hits[members.offsets]) > 0
+    return some
+
+
+def _classes(
+    run: Run, keys: _Keys, rows: _Rows, instances: _Instances, samples: int
+) -> list[CollectiveClass]:
+    """One record per class; ``samples`` is ranks times steps."""
+    num = len(keys.classes)
+    inside, timed = rows.inside, rows.inside & rows.timed
+    # A class seen only in the analysed windows' surroundings has no row inside and is left out.
+    durations = median_by_code(rows.class_code[inside], rows.duration_ns[inside], num)
+    waits = median_by_code(rows.class_code[timed], rows.wait_ns[timed], num)
+    usable = instances.timed
+    transfers = median_by_code(instances.class_code[usable], instances.transfer_ns[usable], num)
+    matched = np.bincount(instances.class_code, minlength=num)
+    count = matched + _unmatched_count(keys, rows, ~instances.matched_row & inside)
+    axes = _axes(run)
+    means = {
+        "exposed": _mean(rows.class_code, rows.exposed_ns, inside, num, samples),
+        "wait": _mean(rows.class_code, rows.wait_ns, timed, num, samples),
+        "transfer": _mean(rows.class_code, rows.duration_ns - rows.wait_ns, timed, num, samples),
+        "exposed_wait": _mean(
+            rows.class_code,
+            rows.exposed_wait_ns,
+            timed & (rows.exposed_wait_ns >= 0),
+            num,
+            samples,
+        ),
+    }
+    records = []
+    for key, code in keys.classes.items():
+        duration, transfer = durations[code], transfers[code]
+        if duration is None:
+            continue
+        is_split = transfer is not None
+        algbw = _bandwidth(key.bytes, transfer)
+        factor = _factor(key)
+        records.append(
+            CollectiveClass(
+                kind=CollectiveKind(key.kind).label,
+                group=key.group,
+                group_size=_present(key.group_size),
+                axis=axes.get(key.group),
+                bytes=_present(key.bytes),
+                count=int(count[code]),
+                num_matched=int(matched[code]),
+                duration_ns_median=duration,
+                transfer_ns_median=transfer,
+                wait_ns_median=waits[code] if is_split else None,
+                wait_ns_per_step=means["wait"][code] if is_split else None,
+                transfer_ns_per_step=means["transfer"][code] if is_split else None,
+                exposed_ns_per_step=means["exposed"][code],
+                exposed_wait_ns_per_step=means["exposed_wait"][code] if is_split else None,
+                algbw_bytes_per_s=algbw,
+                busbw_bytes_per_s=algbw * factor if algbw and factor else None,
+                expected_busbw_bytes_per_s=None,
+            )
+        )
+    return records
+
+
+def _mean(
+    codes: NDArray[np.int32],
+    values: Int64Array,
+    chosen: NDArray[np.bool_],
+    num_codes: int,
+    samples: int,
+) -> list[int]:
+    """Sum of the chosen values of each code over ``samples``, exact in int64."""
+    sums = np.zeros(num_codes, dtype=np.int64)
+    np.add.at(sums, codes[chosen], values[chosen])
+    return [int(value) // samples for value in sums]
+
+
+def _unmatched_count(keys: _Keys, rows: _Rows, chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Instances known from one rank's row alone: in each group, as many as its busiest rank saw."""
+    num_units = len(keys.class_of_unit)
+    pairs = rows.rank_index[chosen].astype(np.int64) * num_units + rows.unit[chosen]
+    distinct, seen = np.unique(pairs, return_counts=True)
+    busiest = np.zeros(num_units, dtype=np.int64)
+    np.maximum.at(busiest, distinct % num_units, seen)
+    result = np.zeros(len(keys.classes), dtype=np.int64)
+    np.add.at(result, np.asarray(keys.class_of_unit), busiest)
+    return result
+
+
+def _axes(run: Run) -> dict[str, str]:
+    """Mesh axis by group label, where known."""
+    return {
+        _label_of(group): group.axis.value
+        for group in run.topology.groups
+        if group.axis is not None
+    }
+
+
+def _label_of(group: ProcessGroup) -> str:
+    return group_label(group.name, group.description)
+
+
+def _bandwidth(num_bytes: int, transfer_ns: int | None) -> float | None:
+    if num_bytes <= 0 or not transfer_ns:
+        return None
+    return num_bytes * NS_PER_S / transfer_ns
+
+
+def _factor(key: _ClassKey) -> float | None:
+    """Bus factor with the group's own size, never the world's."""
+    if key.group_size < 2:
+        return None
+    return bus_factor(CollectiveKind(key.kind), key.group_size)
+
+
+def _present(value: int) -> int | None:
+    return None if value == ABSENT else value
+
+
+def _most_exposed(record: CollectiveClass) -> tuple[int, int, str, str, int]:
+    """Sorting key: exposed time, then time, then names, so that the order is the same each time."""
+    total = record.duration_ns_median * record.count
+    return (-record.exposed_ns_per_step, -total, record.kind, record.group, record.bytes or 0)
+
+
+def _unavailable(rows: _Rows) -> tuple[str, ...]:
+    inside = int(rows.inside.sum())
+    timed = int((rows.inside & rows.timed).sum())
+    if inside == timed:
+        return ()
+    share = "none" if timed == 0 else f"{timed} of {inside}"
+    return (
+        f"waiting and transfer told apart for {share} of the collectives: the others have no "
+        "partner among the ranks present, or clocks that cannot be compared",
+    )

@@ -1,11 +1,26 @@
-"""Who made the others wait, how long per step, in which pattern, and why."""
+"""Who made the others wait, how long per step, in which pattern, and why.
+
+Blame falls on the last member of a collective, patterns and their proof against chance are in
+:mod:`distprof.analyzers.patterns`, causes in :mod:`distprof.analyzers.causes`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from distprof.analyzers.arrivals import Blame, judge_arrivals
+from distprof.analyzers.breakdown import StepTimeResult
+from distprof.analyzers.causes import Cause, find_cause
+from distprof.analyzers.context import RankAnalysis
+from distprof.analyzers.kernels import KernelsResult
+from distprof.analyzers.patterns import Verdict, find_patterns
 from distprof.analyzers.result import Record, Result
+from distprof.run.run import Run
 from distprof.terms import StragglerCause, StragglerPattern
 
-__all__ = ["RankStraggler", "StepBlame", "StragglersResult"]
+__all__ = ["RankStraggler", "StepBlame", "StragglersResult", "analyze_stragglers"]
 
 
 class RankStraggler(Record, frozen=True, kw_only=True):
@@ -50,3 +65,157 @@ class StragglersResult(Result, frozen=True, kw_only=True):
     lost_ns_per_step: int  # all ranks
     num_judged: int  # matched collectives with a spread above the clock residual or below it
     num_below_residual: int
+
+
+def analyze_stragglers(
+    run: Run,
+    analyses: Mapping[int, RankAnalysis],
+    step_time: StepTimeResult,
+    kernels: KernelsResult,
+) -> StragglersResult:
+    """Blame, pattern and cause per rank.
+
+    Args:
+        run: The recording, with matches and clock alignment.
+        analyses: Per-rank analyses by rank.
+        step_time: For the typical step; without steps the capture stands for it.
+        kernels: For telling a slow device from more work.
+
+    Returns:
+        All analysed ranks, dearest first. A rank that is not worth naming has pattern ``none``.
+    """
+    step_numbers = _step_numbers(analyses)
+    blame = judge_arrivals(run, analyses, len(step_numbers))
+    if blame.num_judged == 0:
+        return _nobody(_why_nothing(run, analyses, blame))
+    step_ns = _typical_step(analyses, step_time)
+    verdicts = {verdict.position: verdict for verdict in find_patterns(blame, step_ns)}
+    completeness = 1 - blame.num_incomplete / blame.num_judged
+    ranks = [
+        _straggler(
+            position, blame, verdicts.get(position), step_ns, completeness, analyses, kernels
+        )
+        for position in range(len(blame.ranks))
+    ]
+    return StragglersResult(
+        ranks=tuple(sorted(ranks, key=lambda record: (-record.lost_ns_per_step, record.rank))),
+        steps=_step_blame(blame, step_numbers),
+        pattern=_overall(verdicts.values()),
+        lost_ns_per_step=sum(record.lost_ns_per_step for record in ranks),
+        num_judged=blame.num_judged,
+        num_below_residual=blame.num_below_residual,
+        unavailable=_unavailable(blame),
+    )
+
+
+def _step_numbers(analyses: Mapping[int, RankAnalysis]) -> tuple[int, ...]:
+    """Numbers of the analysed steps, as the rank with most of them has them."""
+    longest = max(analyses.values(), key=lambda analysis: len(analysis.steps), default=None)
+    return tuple(step.step for step in longest.steps) if longest else ()
+
+
+def _typical_step(analyses: Mapping[int, RankAnalysis], step_time: StepTimeResult) -> float:
+    if step_time.median_ns:
+        return float(step_time.median_ns)
+    spans = [step.span_ns for analysis in analyses.values() for step in analysis.steps]
+    return max(float(np.median(spans)) if spans else 1.0, 1.0)
+
+
+def _straggler(
+    position: int,
+    blame: Blame,
+    verdict: Verdict | None,
+    step_ns: float,
+    completeness: float,
+    analyses: Mapping[int, RankAnalysis],
+    kernels: KernelsResult,
+) -> RankStraggler:
+    lost = blame.lost_ns[position]
+    judged = int(blame.judged[position])
+    cause = _cause(position, blame, verdict, analyses, kernels)
+    evidence = () if verdict is None else (*verdict.why, *cause.evidence, *_lack(blame))
+    return RankStraggler(
+        rank=blame.ranks[position],
+        lost_ns_per_step=int(lost.mean()),
+        share_of_step_ratio=float(lost.mean()) / step_ns,
+        late_ratio=float(blame.late[position]) / judged if judged else None,
+        pattern=StragglerPattern.NONE if verdict is None else verdict.pattern,
+        cause=cause.cause,
+        # A missing member may be the true last one, so what is incomplete counts half.
+        confidence=0.0 if verdict is None else verdict.confidence * (0.5 + 0.5 * completeness),
+        evidence=evidence,
+    )
+
+
+def _cause(
+    position: int,
+    blame: Blame,
+    verdict: Verdict | None,
+    analyses: Mapping[int, RankAnalysis],
+    kernels: KernelsResult,
+) -> Cause:
+    if verdict is None or not verdict.steps:
+        return Cause(StragglerCause.UNKNOWN)
+    steps = list(verdict.steps)
+    lateness = float(blame.lost_ns[position, steps].mean())
+    return find_cause(blame.ranks[position], steps, lateness, analyses, kernels)
+
+
+def _lack(blame: Blame) -> tuple[str, ...]:
+    if blame.num_incomplete == 0:
+        return ()
+    return (
+        f"{blame.num_incomplete} of {blame.num_judged} collectives lack a member in this capture: "
+        "a rank that is not recorded may have been later still",
+    )
+
+
+def _step_blame(blame: Blame, step_numbers: tuple[int, ...]) -> tuple[StepBlame, ...]:
+    total, top = blame.lost_ns.sum(axis=0), blame.lost_ns.argmax(axis=0)
+    return tuple(
+        StepBlame(
+            step=number,
+            lost_ns=int(total[i]),
+            rank=blame.ranks[int(top[i])] if total[i] > 0 else None,
+            rank_lost_ns=int(blame.lost_ns[top[i], i]),
+        )
+        for i, number in enumerate(step_numbers)
+    )
+
+
+def _overall(verdicts: Iterable[Verdict]) -> StragglerPattern:
+    """The run's pattern: the most lasting one that any rank shows."""
+    found = {verdict.pattern for verdict in verdicts}
+    order = (StragglerPattern.PERSISTENT, StragglerPattern.TRANSIENT, StragglerPattern.ROTATING)
+    return next((pattern for pattern in order if pattern in found), StragglerPattern.NONE)
+
+
+def _unavailable(blame: Blame) -> tuple[str, ...]:
+    lacks = list(_lack(blame))
+    if blame.num_incomparable:
+        lacks.append(
+            f"{blame.num_incomparable} collectives join ranks whose clocks cannot be compared"
+        )
+    return tuple(lacks)
+
+
+def _why_nothing(run: Run, analyses: Mapping[int, RankAnalysis], blame: Blame) -> str:
+    if len(analyses) < 2:
+        return "one rank alone cannot show who waits for whom"
+    if blame.num_incomparable:
+        return "the clocks of the ranks cannot be compared"
+    if run.matches.count == 0:
+        return "no collective could be matched across ranks"
+    return "no matched collective that makes its members wait lies inside the analysed steps"
+
+
+def _nobody(why: str) -> StragglersResult:
+    return StragglersResult(
+        ranks=(),
+        steps=(),
+        pattern=StragglerPattern.NONE,
+        lost_ns_per_step=0,
+        num_judged=0,
+        num_below_residual=0,
+        unavailable=(why,),
+    )

@@ -1,0 +1,289 @@
+"""Who arrived last at each matched collective, how clearly, and what the others paid for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distprof.analyzers.context import RankAnalysis
+from distprof.analyzers.matched import Members, RowIndex, by_size
+from distprof.run.run import ClockAlignment, Run
+from distprof.run.waits import comparable_instances
+from distprof.schema import ABSENT, Int64Array
+from distprof.terms import CollectiveKind
+
+__all__ = ["Arrivals", "Blame", "judge_arrivals"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrivals:
+    """One entry per judged instance.
+
+    Args:
+        step: Index of the analysed step.
+        last: Position of the rank that came last, among the analysed ranks.
+        cost_ns: Median exposed wait of the other members present.
+        margin_ns: Last start less the second last.
+        rest_spread_ns: Second last start less the first: how far the others are apart.
+        size: Members present.
+        clear: Whether the last rank stands beyond the clock residual from all others.
+    """
+
+    step: Int64Array
+    last: Int64Array
+    cost_ns: Int64Array
+    margin_ns: Int64Array
+    rest_spread_ns: Int64Array
+    size: Int64Array
+    clear: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blame:
+    """What each rank cost the others. P analysed ranks, S analysed steps.
+
+    Args:
+        ranks: Global rank of each position.
+        lost_ns: float64, shape ``(P, S)``: cost of the instances in which the rank came last; an
+            instance in which several are too close to tell is shared equally between them.
+        lateness_ns: float64, shape ``(P, S)``: mean start after the median member's.
+        late: float64, shape ``(P,)``: instances in which it came last, shared likewise.
+        judged: int64, shape ``(P,)``: judged instances it is a member of.
+        arrivals: The judged instances.
+        num_judged: Instances judged, with those below the residual.
+        num_below_residual: Instances whose members are too close for the clocks to tell who was
+            last; nobody is blamed for them.
+        num_incomparable: Instances whose members' clocks cannot be compared; not judged.
+        num_incomplete: Judged instances of which a member is missing from the capture.
+    """
+
+    ranks: tuple[int, ...]
+    lost_ns: NDArray[np.float64]
+    lateness_ns: NDArray[np.float64]
+    late: NDArray[np.float64]
+    judged: Int64Array
+    arrivals: Arrivals
+    num_judged: int
+    num_below_residual: int
+    num_incomparable: int
+    num_incomplete: int
+
+
+def judge_arrivals(run: Run, analyses: Mapping[int, RankAnalysis], num_steps: int) -> Blame:
+    """Blame the last member of every matched collective inside the analysed steps.
+
+    Judged are operations that no member can finish before all have started; in a broadcast or a
+    message the last one to start need not delay the others.
+
+    Args:
+        run: The recording.
+        analyses: Per-rank analyses by rank.
+        num_steps: Number of analysed steps, the same on all ranks.
+    """
+    index = RowIndex.of(run, analyses)
+    members = index.members(run.matches)
+    columns = _columns(run, index, analyses)
+    tally = _Tally(len(index.ranks), num_steps)
+    wanted = _waits_for_all(run)
+    domains = _DomainsOf(run.clock, tuple(rank.rank for rank in index.ranks))
+    for instances, positions in by_size(members.offsets):
+        chosen = wanted[instances] & (positions.shape[1] > 1)
+        block = _Block.of(members, positions[chosen], columns, domains)
+        tally.add(block, ~run.matches.complete[instances[chosen]])
+    return tally.blame(tuple(rank.rank for rank in index.ranks))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Columns:
+    start_ns: Int64Array  # common clock
+    exposed_wait_ns: Int64Array
+    step: Int64Array
+
+
+def _columns(run: Run, index: RowIndex, analyses: Mapping[int, RankAnalysis]) -> _Columns:
+    return _Columns(
+        start_ns=index.column(
+            lambda rank: run.clock.to_common(rank.rank, rank.collectives["start_ns"])
+        ),
+        exposed_wait_ns=index.column(lambda rank: analyses[rank.rank].exposed_wait_ns),
+        step=index.column(lambda rank: analyses[rank.rank].collective_step),
+    )
+
+
+def _waits_for_all(run: Run) -> NDArray[np.bool_]:
+    """Per instance: whether its members wait for the last, and the last is known.
+
+    Grouped send and receive among three or more is how NCCL runs an all-to-all.
+    """
+    kind, size = run.matches.kind, np.diff(run.matches.offsets)
+    symmetric = [k for k in CollectiveKind if k.is_symmetric]
+    exchange = (kind == CollectiveKind.SEND_RECV) & (size > 2)
+    waits = np.isin(kind, symmetric) | exchange
+    wanted: NDArray[np.bool_] = waits & comparable_instances(run.matches, run.clock)
+    return wanted
+
+
+class _DomainsOf:
+    """Residual and component of each analysed rank's clock."""
+
+    def __init__(self, clock: ClockAlignment, ranks: tuple[int, ...]) -> None:
+        domain = np.asarray([clock.domain_of(rank) for rank in ranks], dtype=np.int64)
+        # Ranks of one domain share a clock, so an unmeasured residual matters across domains only.
+        self.domain = domain
+        self.residual = clock.residual_ns[domain] if len(domain) else np.empty(0, np.int64)
+        self.component = clock.component[domain] if len(domain) else np.empty(0, np.int32)
+
+    def residual_of(self, rank_index: NDArray[np.int32]) -> Int64Array:
+        """Uncertainty of each instance, shape ``(n,)``; ABSENT where clocks do not compare."""
+        domain, component = self.domain[rank_index], self.component[rank_index]
+        residual = self.residual[rank_index]
+        one_clock = (domain == domain[:, :1]).all(axis=1)
+        comparable = (component == component[:, :1]).all(axis=1) & (residual >= 0).all(axis=1)
+        worst = np.maximum(residual.max(axis=1), 0)
+        return np.where(one_clock | comparable, worst, ABSENT).astype(np.int64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Block:
+    """Instances of equal size as a matrix, one row each."""
+
+    rank_index: NDArray[np.int32]
+    start_ns: Int64Array
+    exposed_wait_ns: Int64Array
+    step: Int64Array
+    residual_ns: Int64Array
+
+    @staticmethod
+    def of(
+        members: Members, positions: Int64Array, columns: _Columns, domains: _DomainsOf
+    ) -> _Block:
+        row, rank_index = members.row[positions], members.rank_index[positions]
+        shape = positions.shape
+        step = columns.step[row].max(axis=1) if shape[0] else np.empty(0, np.int64)
+        residual = domains.residual_of(rank_index) if shape[0] else np.empty(0, np.int64)
+        return _Block(
+            rank_index=rank_index,
+            start_ns=columns.start_ns[row],
+            exposed_wait_ns=columns.exposed_wait_ns[row],
+            step=step,
+            residual_ns=residual,
+        )
+
+    def take(self, mask: NDArray[np.bool_]) -> _Block:
+        return _Block(
+            rank_index=self.rank_index[mask],
+            start_ns=self.start_ns[mask],
+            exposed_wait_ns=self.exposed_wait_ns[mask],
+            step=self.step[mask],
+            residual_ns=self.residual_ns[mask],
+        )
+
+    def could_be_last(self) -> NDArray[np.bool_]:
+        """Members that start no further than the residual before the last."""
+        last = self.start_ns.max(axis=1)
+        near: NDArray[np.bool_] = self.start_ns >= (last - self.residual_ns)[:, None]
+        return near
+
+    def cost_ns(self) -> Int64Array:
+        """Median exposed wait of the members other than the last."""
+        waits = np.maximum(self.exposed_wait_ns, 0)
+        rows = np.arange(len(waits))
+        waits[rows, self.start_ns.argmax(axis=1)] = np.iinfo(np.int64).max
+        others = np.sort(waits, axis=1)[:, :-1]
+        median: Int64Array = np.floor(np.median(others, axis=1)).astype(np.int64)
+        return median
+
+
+class _Tally:
+    """Adds blocks up."""
+
+    def __init__(self, num_ranks: int, num_steps: int) -> None:
+        self.shape = (num_ranks, max(num_steps, 1))
+        cells = self.shape[0] * self.shape[1]
+        self.lost = np.zeros(cells)
+        self.lateness = np.zeros(cells)
+        self.seen = np.zeros(cells)
+        self.late = np.zeros(num_ranks)
+        self.judged = np.zeros(num_ranks, dtype=np.int64)
+        self.parts: list[Arrivals] = []
+        self.num_below = self.num_incomparable = self.num_incomplete = 0
+
+    def add(self, block: _Block, incomplete: NDArray[np.bool_]) -> None:
+        inside = block.step >= 0
+        comparable = block.residual_ns != ABSENT
+        self.num_incomparable += int((inside & ~comparable).sum())
+        kept = inside & comparable
+        block = block.take(kept)
+        self.num_incomplete += int(incomplete[kept].sum())
+        if len(block.step):
+            self._add_judged(block)
+
+    def _add_judged(self, block: _Block) -> None:
+        size = block.start_ns.shape[1]
+        tied = block.could_be_last()
+        num_tied = tied.sum(axis=1)
+        below = 2 * num_tied > size
+        cost = np.where(below, 0, block.cost_ns())
+        share = np.where(below, 0.0, 1 / num_tied)[:, None] * tied
+        cell = block.rank_index.astype(np.int64) * self.shape[1] + block.step[:, None]
+        lateness = block.start_ns - np.median(block.start_ns, axis=1)[:, None]
+        self._sum(self.lost, cell, share * cost[:, None])
+        self._sum(self.lateness, cell, lateness)
+        self._sum(self.seen, cell, np.ones(cell.shape))
+        self._sum(self.late, block.rank_index, share)
+        self.judged += np.bincount(block.rank_index.ravel(), minlength=self.shape[0])
+        self.num_below += int(below.sum())
+        self.parts.append(_arrivals(block, cost, num_tied == 1))
+
+    @staticmethod
+    def _sum(into: NDArray[np.float64], cell: NDArray[Any], what: NDArray[np.float64]) -> None:
+        into += np.bincount(cell.ravel(), weights=what.ravel(), minlength=len(into))
+
+    def blame(self, ranks: tuple[int, ...]) -> Blame:
+        arrivals = _joined(self.parts)
+        return Blame(
+            ranks=ranks,
+            lost_ns=self.lost.reshape(self.shape),
+            lateness_ns=(self.lateness / np.maximum(self.seen, 1)).reshape(self.shape),
+            late=self.late,
+            judged=self.judged,
+            arrivals=arrivals,
+            num_judged=len(arrivals.step),
+            num_below_residual=self.num_below,
+            num_incomparable=self.num_incomparable,
+            num_incomplete=self.num_incomplete,
+        )
+
+
+def _arrivals(block: _Block, cost: Int64Array, clear: NDArray[np.bool_]) -> Arrivals:
+    ordered = np.sort(block.start_ns, axis=1)
+    rows = np.arange(len(block.step))
+    return Arrivals(
+        step=block.step,
+        last=block.rank_index[rows, block.start_ns.argmax(axis=1)].astype(np.int64),
+        cost_ns=cost,
+        margin_ns=ordered[:, -1] - ordered[:, -2],
+        rest_spread_ns=ordered[:, -2] - ordered[:, 0],
+        size=np.full(len(rows), block.start_ns.shape[1], dtype=np.int64),
+        clear=clear & (cost > 0),
+    )
+
+
+def _joined(parts: list[Arrivals]) -> Arrivals:
+    def column(name: str) -> Int64Array:
+        arrays = [getattr(part, name) for part in parts]
+        return np.concatenate(arrays) if arrays else np.empty(0, np.int64)
+
+    return Arrivals(
+        step=column("step"),
+        last=column("last"),
+        cost_ns=column("cost_ns"),
+        margin_ns=column("margin_ns"),
+        rest_spread_ns=column("rest_spread_ns"),
+        size=column("size"),
+        clear=column("clear").astype(np.bool_),
+    )

@@ -1,0 +1,158 @@
+"""Why a rank arrives late, where the evidence is in the traces; ``unknown`` where it is not.
+
+The rank is compared with the median of its peers in the steps in which it was late. A cause is
+named only if it explains at least :data:`EXPLAINS` of the lateness.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from distprof.analyzers.context import RankAnalysis
+from distprof.analyzers.kernels import KernelsResult, RankSpeed
+from distprof.schema import Int64Array
+from distprof.terms import ActivityKind, StragglerCause
+from distprof.units import format_duration, format_ratio
+
+__all__ = ["EXPLAINS", "SLOWER", "Cause", "find_cause"]
+
+EXPLAINS = 0.5
+"""Part of the lateness that a cause must explain."""
+SLOWER = 1.03
+"""Kernel time relative to peers from which a device counts as slow, or its work as more."""
+UNIFORM = 0.7
+"""Share of kernel time that must be slower alike for the device, not the work, to be blamed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """A cause and the sentences it rests on."""
+
+    cause: StragglerCause
+    evidence: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Excess:
+    """Time per late step that a rank spends beyond the median of its peers."""
+
+    cause: StragglerCause
+    what: str
+    ns: float
+    peers_ns: float
+
+
+def find_cause(
+    rank: int,
+    steps: Sequence[int],
+    lateness_ns: float,
+    analyses: Mapping[int, RankAnalysis],
+    kernels: KernelsResult,
+) -> Cause:
+    """The cause of a rank's lateness.
+
+    Args:
+        rank: The late rank.
+        steps: Indices of the steps in which it was late.
+        lateness_ns: What it cost in such a step.
+        analyses: Of all ranks.
+        kernels: For the speed of the rank's kernels relative to its peers'.
+    """
+    excesses = [
+        _excess(rank, steps, {r: a.computation_ns for r, a in analyses.items()}, "computation"),
+        _excess(rank, steps, {r: a.input_ns for r, a in analyses.items()}, "waiting for input"),
+        _excess(rank, steps, {r: a.idle_host_ns for r, a in analyses.items()}, "a late host"),
+    ]
+    largest = max(excesses, key=lambda excess: excess.ns)
+    if lateness_ns <= 0 or largest.ns < EXPLAINS * lateness_ns:
+        return Cause(StragglerCause.UNKNOWN, (_nothing(excesses, lateness_ns),))
+    text = (
+        f"{largest.what} takes {format_duration(largest.ns + largest.peers_ns)} in a late step, "
+        f"its peers' median is {format_duration(largest.peers_ns)}"
+    )
+    if largest.cause is not StragglerCause.UNKNOWN:
+        return Cause(largest.cause, (text,))
+    cause, why = _computes_longer(rank, analyses, kernels)
+    return Cause(cause, (text, why))
+
+
+_CAUSES = {
+    "waiting for input": StragglerCause.LATE_INPUT,
+    "a late host": StragglerCause.LATE_HOST,
+    "computation": StragglerCause.UNKNOWN,  # slow device or more work: told apart by its kernels
+}
+
+
+def _excess(
+    rank: int, steps: Sequence[int], per_step: Mapping[int, Int64Array], what: str
+) -> _Excess:
+    chosen = list(steps)
+    own = per_step[rank][chosen]
+    if len(own) == 0 or len(per_step) < 2:
+        return _Excess(_CAUSES[what], what, 0.0, 0.0)
+    peers = np.stack([values[chosen] for other, values in per_step.items() if other != rank])
+    usual = np.median(peers, axis=0)
+    return _Excess(_CAUSES[what], what, float((own - usual).mean()), float(usual.mean()))
+
+
+def _nothing(excesses: Sequence[_Excess], lateness_ns: float) -> str:
+    found = ", ".join(f"{e.what} {format_duration(max(e.ns, 0.0))}" for e in excesses)
+    return f"of {format_duration(lateness_ns)} lateness the traces explain: {found}"
+
+
+def _computes_longer(
+    rank: int, analyses: Mapping[int, RankAnalysis], kernels: KernelsResult
+) -> tuple[StragglerCause, str]:
+    """Slow device, or more work: by the same kernels' times and numbers on its peers."""
+    speed = next((s for s in kernels.ranks if s.rank == rank), None)
+    if speed is None or speed.relative_time is None or speed.num_shared_kernels == 0:
+        return StragglerCause.UNKNOWN, "its kernels share no name with its peers'"
+    if _is_more(speed.relative_work):
+        return StragglerCause.MORE_WORK, _work_text(speed)
+    if speed.relative_time < SLOWER:
+        return (
+            StragglerCause.MORE_WORK,
+            "its kernels are as fast as its peers', so it has more work",
+        )
+    uniform = _slower_share(rank, analyses, (1 + speed.relative_time) / 2)
+    text = (
+        f"its kernels take {speed.relative_time:.2f} times as long as the same kernels of its "
+        f"peers, {format_ratio(uniform)} of the kernel time alike"
+    )
+    if uniform >= UNIFORM:
+        return StragglerCause.SLOW_DEVICE, text
+    return StragglerCause.MORE_WORK, f"{text}: larger inputs, not a slower device"
+
+
+def _is_more(relative_work: float | None) -> bool:
+    return relative_work is not None and relative_work >= SLOWER
+
+
+def _work_text(speed: RankSpeed) -> str:
+    return f"it launches {speed.relative_work:.2f} times as many kernels as its peers"
+
+
+def _slower_share(rank: int, analyses: Mapping[int, RankAnalysis], ratio: float) -> float:
+    """Share of the rank's kernel time in kernels slower than ``ratio`` times its peers' median."""
+    own = _medians(analyses[rank])
+    peers = [_medians(analysis) for other, analysis in analyses.items() if other != rank]
+    slower = shared = 0
+    for name, (median, total) in own.items():
+        others = [medians[name][0] for medians in peers if name in medians]
+        if not others:
+            continue
+        shared += total
+        if median >= ratio * float(np.median(others)):
+            slower += total
+    return slower / shared if shared else 0.0
+
+
+def _medians(analysis: RankAnalysis) -> dict[str, tuple[int, int]]:
+    return {
+        kernel.name: (kernel.median_ns, kernel.total_ns)
+        for kernel in analysis.kernels
+        if kernel.kind == ActivityKind.COMPUTATION
+    }
