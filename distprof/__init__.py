@@ -1,3 +1,50 @@
-"""Where each step of a distributed PyTorch job goes, who caused it, what a fix is worth."""
+"""Where each step of a distributed PyTorch job goes, who caused it, what a fix is worth.
+
+::
+
+    import distprof
+
+    run = distprof.open_run("traces/")
+    report = distprof.analyze(run)
+    report.breakdown.to_pandas()
+
+Names are imported when they are first used, so that ``import distprof`` stays quick.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from distprof.api import analyze, open_run
+    from distprof.report.model import Report
+    from distprof.report.saved import load_report
+    from distprof.rules.finding import Finding
+    from distprof.run.run import Run
+
+__all__ = ["Finding", "Report", "Run", "__version__", "analyze", "load_report", "open_run"]
 
 __version__ = "0.1.0.dev0"
+
+_HOMES = {
+    "Finding": "distprof.rules.finding",
+    "Report": "distprof.report.model",
+    "Run": "distprof.run.run",
+    "analyze": "distprof.api",
+    "load_report": "distprof.report.saved",
+    "open_run": "distprof.api",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name at its first use (PEP 562)."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,1 +1,7 @@
-"""The command line: one file per verb."""
+"""The command line: one file per verb. A command is parse and call; the reporter writes."""
+
+from __future__ import annotations
+
+from distprof.cli.app import main
+
+__all__ = ["main"]

@@ -8,7 +8,7 @@ import textwrap
 
 __all__ = ["html_text", "markdown_text", "plain", "plain_lines", "shorten", "wrapped"]
 
-_MARKDOWN_SPECIAL = frozenset("\\`*_{}[]()#|~@!")
+_MARKDOWN_SPECIAL = frozenset("\\`*_[]#|~")
 _UNIT = re.compile(r"(?<=\d) (?=(?:%|ns|µs|ms|s|B|kB|MB|GB|TB|GB/s|ppm|×)(?!\w))")
 _SPACES = str.maketrans({"\u00a0": " ", "\u202f": " "})
 
@@ -29,13 +29,12 @@ def plain_lines(text: str) -> str:
 def markdown_text(text: str) -> str:
     """``text`` as it is meant, inside a Markdown table cell or paragraph.
 
-    HTML is escaped, every character that Markdown could read is escaped, and an at sign cannot
-    call anybody's attention.
+    HTML is escaped, and so is every character that Markdown could read inside a line; an at sign
+    calls nobody's attention, and an address does not become a link.
     """
     escaped = html.escape(plain(text), quote=False)
-    return "".join(f"\\{c}" if c in _MARKDOWN_SPECIAL else c for c in escaped).replace(
-        "\\@", "@\u200b"
-    )
+    spelled = "".join(f"\\{c}" if c in _MARKDOWN_SPECIAL else c for c in escaped)
+    return spelled.replace("@", "@\u200b").replace("://", ":\u200b//").replace("www.", "www\u200b.")
 
 
 def html_text(text: str) -> str:

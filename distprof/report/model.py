@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 from distprof.analyzers.breakdown import BreakdownResult, StepTimeResult
 from distprof.analyzers.capture import CaptureResult
 from distprof.analyzers.collectives import CollectivesResult
@@ -13,6 +17,9 @@ from distprof.analyzers.stragglers import StragglersResult
 from distprof.analyzers.waterfall import WaterfallResult
 from distprof.artefacts import REPORT_SCHEMA
 from distprof.rules.finding import Finding, NotChecked
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 __all__ = ["GroupInfo", "Report", "RunInfo"]
 
@@ -61,3 +68,26 @@ class Report(Record, frozen=True, kw_only=True):
     waterfall: WaterfallResult
     findings: tuple[Finding, ...]
     not_checked: tuple[NotChecked, ...]
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the report as JSON, replacing what is there; returns the path.
+
+        Raises:
+            InputError: If the file cannot be written.
+        """
+        from distprof.report.saved import save_report
+
+        return save_report(self, path)
+
+    def __rich__(self) -> RenderableType:
+        """Verdict, why and findings, as a console shows them."""
+        from distprof.report.registry import RenderOptions
+        from distprof.report.text import head
+
+        return head(self, RenderOptions(width=100))
+
+    def _repr_html_(self) -> str:
+        """Verdict and findings, as a notebook shows them."""
+        from distprof.report.notebook import notebook_html
+
+        return notebook_html(self)

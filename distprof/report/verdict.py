@@ -219,7 +219,7 @@ def _idle_sentence(report: Report, parts: tuple[Part, ...]) -> str:
 def _limits_sentence(report: Report, parts: tuple[Part, ...]) -> str:  # noqa: ARG001
     limits = []
     if is_whole_capture(report):
-        limits.append("no step marks were found, so the whole capture counts as one window")
+        limits.append(f"{_why_no_steps(report)} the whole capture counts as one window")
     if report.capture.ranks_missing:
         missing = fold_ranks(report.capture.ranks_missing)
         limits.append(f"ranks {missing} were not recorded")
@@ -229,3 +229,11 @@ def _limits_sentence(report: Report, parts: tuple[Part, ...]) -> str:  # noqa: A
         return ""
     text = "; ".join(limits)
     return f"{text[0].upper()}{text[1:]}."
+
+
+def _why_no_steps(report: Report) -> str:
+    if report.capture.steps:
+        return "as asked,"
+    if report.capture.dropped_steps:
+        return "no step was recorded completely by every rank, so"
+    return "no step marks were found, so"

@@ -29,7 +29,7 @@ def overlap_table(report: Report, *, show_all: bool) -> TableView | None:  # noq
     ranks, axes = report.overlap.ranks, report.overlap.axes
     if not any(rank.communication_ns for rank in ranks):
         return None
-    steps = max(report.step_time.num_steps, 1)
+    steps = max(report.waterfall.num_steps, 1)
     rows = [("all", *_overlap_cells(ranks, len(ranks), steps), fold_ranks(r.rank for r in ranks))]
     rows += [
         (axis.axis, *_overlap_cells((axis,), len(axis.ranks), steps), fold_ranks(axis.ranks))

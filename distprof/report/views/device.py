@@ -23,7 +23,7 @@ def idle_table(report: Report, *, show_all: bool) -> TableView | None:
     ranks = [rank for rank in report.idle.ranks if rank.idle_ns > 0 or show_all]
     if not ranks:
         return None
-    windows = max(report.step_time.num_steps, 1)
+    windows = max(report.waterfall.num_steps, 1)
     values: list[tuple[float | None, ...]] = [
         (
             rank.idle_ns / windows,

@@ -45,7 +45,7 @@ def breakdown_table(report: Report, *, show_all: bool) -> TableView | None:
     ranks = report.breakdown.ranks
     if not ranks:
         return None
-    windows = max(report.step_time.num_steps, 1)
+    windows = max(report.waterfall.num_steps, 1)
     values = [
         (r.span_ns / windows, *(getattr(r, field) / windows for field in _BREAKDOWN_PARTS))
         for r in ranks

@@ -1,0 +1,166 @@
+"""The Python API: open a recording, analyse it.
+
+::
+
+    run = distprof.open_run("traces/")
+    report = distprof.analyze(run)
+    report.save("report.json")
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from distprof import __version__
+from distprof.analyzers.measure import Measurements
+from distprof.analyzers.result import Result
+from distprof.report.model import Report
+from distprof.report.run_info import describe_run
+from distprof.run.run import Run
+
+if TYPE_CHECKING:
+    from distprof.config import Config
+
+__all__ = ["Progress", "analyze", "open_run"]
+
+Progress: TypeAlias = Callable[[int, int], None]
+"""Called with the number of ranks done and the number of all ranks."""
+
+Source: TypeAlias = "str | os.PathLike[str]"
+
+
+def open_run(
+    path: Source,
+    *,
+    rows: Literal["all", "device"] = "all",
+    strict: bool = False,
+    ranks: Collection[int] | None = None,
+    executor: Any = None,
+    cache_dir: Source | None = None,
+    use_cache: bool = True,
+    config: Config | Source | None = None,
+    progress: Progress | None = None,
+) -> Run:
+    """Read a recording.
+
+    Args:
+        path: A trace, a folder or glob of traces, a run directory, or an fsspec URL of these.
+        rows: ``device`` reads only what devices did: faster, but says nothing about the host.
+        strict: Refuse a damaged trace instead of salvaging what is whole.
+        ranks: Only these ranks; None for all.
+        executor: Where ranks are read: a ``concurrent.futures`` executor, or ``process``,
+            ``process:N``, ``serial``, ``dask://HOST:PORT``. None for processes where it pays.
+        cache_dir: Where parsed tables are kept; None for the usual place.
+        use_cache: Whether parsed tables are reused and kept.
+        config: A configuration or its file; None for the nearest ``distprof.toml``.
+        progress: Told after each rank.
+
+    Returns:
+        The run, with everything missing or damaged listed in ``gaps``.
+
+    Raises:
+        InputError: If nothing could be read, or with ``strict`` if anything is damaged.
+        UsageError: If an option is wrong.
+    """
+    from distprof.ingest.open import open_run as ingest
+    from distprof.ingest.rank import IngestOptions
+
+    options = IngestOptions(
+        rows=rows,
+        strict=strict,
+        cache_dir=os.fspath(cache_dir) if cache_dir is not None else None,
+        use_cache=use_cache,
+        communication=_config(config).communication,
+    )
+    return ingest(
+        os.fspath(path), options=options, executor=executor or "process", progress=progress
+    )
+
+
+def analyze(
+    run_or_path: Run | Source,
+    *,
+    config: Config | Source | None = None,
+    window: Literal["steps", "capture"] = "steps",
+    executor: Any = None,
+    progress: Progress | None = None,
+    debug: bool = False,
+) -> Report:
+    """Find out where each step's time went, who caused it and what a fix is worth.
+
+    Args:
+        run_or_path: A run, or what :func:`open_run` takes.
+        config: A configuration or its file; None for the nearest ``distprof.toml``.
+        window: ``steps`` analyses the steps that all ranks recorded completely, or the whole
+            capture where nothing marks steps; ``capture`` always the whole capture.
+        executor: As in :func:`open_run`; None measures the ranks one after another.
+        progress: Told after each rank.
+        debug: Let the exception of a failing rule through.
+
+    Returns:
+        The report: measurements, findings by cost, and what could not be checked.
+
+    Raises:
+        InputError: If nothing could be read.
+        UsageError: If an option or the configuration is wrong.
+    """
+    from distprof.analyzers.measure import measure
+    from distprof.rules.engine import run_rules
+
+    settings = _config(config)
+    with ExitStack() as stack:
+        mapper = _mapper(executor, stack)
+        run = run_or_path
+        if not isinstance(run, Run):
+            run = open_run(run, config=settings, executor=mapper)
+        measured = measure(run, executor=mapper, progress=progress, window=window)
+    results = _results(run, measured)
+    outcome = run_rules(results.values(), settings.limits, debug=debug)
+    return Report(
+        distprof_version=__version__,
+        run=describe_run(run, num_steps=measured.step_time.num_steps),
+        **results,  # type: ignore[arg-type]  # each under the name of its field
+        findings=outcome.findings,
+        not_checked=outcome.not_checked,
+    )
+
+
+def _results(run: Run, measured: Measurements) -> dict[str, Result]:
+    """Every analyzer's result, by the report's field."""
+    from distprof.analyzers.capture import analyze_capture
+    from distprof.analyzers.collectives import analyze_collectives
+    from distprof.analyzers.stragglers import analyze_stragglers
+
+    return {
+        "capture": analyze_capture(run),
+        "step_time": measured.step_time,
+        "breakdown": measured.breakdown,
+        "overlap": measured.overlap,
+        "collectives": analyze_collectives(run, measured.analyses),
+        "stragglers": analyze_stragglers(
+            run, measured.analyses, measured.step_time, measured.kernels
+        ),
+        "idle": measured.idle,
+        "kernels": measured.kernels,
+        "waterfall": measured.waterfall,
+    }
+
+
+def _mapper(executor: Any, stack: ExitStack) -> Any:
+    """What maps over ranks: an executor made from its name is closed with ``stack``."""
+    if not isinstance(executor, str):
+        return executor
+    from distprof.ingest.executor import make_executor
+
+    return stack.enter_context(make_executor(executor))
+
+
+def _config(config: Config | Source | None) -> Config:
+    from distprof.config import Config, load_config
+
+    if isinstance(config, Config):
+        return config
+    return load_config(None if config is None else os.fspath(config))

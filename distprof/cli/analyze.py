@@ -1,0 +1,134 @@
+"""``distprof analyze``: from traces to a report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from distprof.cli.options import RankList, debug_option, fail_on_option, output_options
+from distprof.cli.output import Output, check_free, note, show, verdict_code
+
+if TYPE_CHECKING:
+    from distprof.report.model import Report
+
+__all__ = ["analyze"]
+
+
+@click.command()
+@click.argument("source")
+@output_options
+@fail_on_option
+@click.option(
+    "--save-report",
+    type=click.Path(),
+    metavar="FILE",
+    help="Keep the report as JSON. A run directory gets one without asking.",
+)
+@click.option(
+    "--window",
+    type=click.Choice(["steps", "capture"]),
+    default="steps",
+    show_default=True,
+    help="Analyse complete steps, or the whole capture as one window.",
+)
+@click.option("--ranks", type=RankList(), metavar="0-3,8", help="Only these ranks; by default all.")
+@click.option(
+    "--device-only", is_flag=True, help="Read only what devices did: faster, no host causes."
+)
+@click.option("--strict", is_flag=True, help="Refuse damaged traces instead of salvaging them.")
+@click.option(
+    "--executor",
+    metavar="SPEC",
+    help="process, process:N, serial or dask://HOST:PORT; by default processes.",
+)
+@click.option("--cache-dir", type=click.Path(), metavar="DIR", help="Where parsed tables are kept.")
+@click.option("--no-cache", is_flag=True, help="Neither reuse nor keep parsed tables.")
+@click.option(
+    "--config",
+    type=click.Path(),
+    metavar="FILE",
+    help="Configuration; by default the nearest distprof.toml.",
+)
+@debug_option
+def analyze(
+    source: str,
+    save_report: str | None,
+    fail_on: str | None,
+    **options: Any,
+) -> int:
+    """Find out where each step's time goes, who caused it and what a fix is worth.
+
+    SOURCE is a Kineto trace, a folder or glob of traces (one per rank), a run directory, or a URL
+    of these that fsspec can read.
+
+    \b
+      distprof analyze traces/
+      distprof analyze traces/ --format md -o report.md --fail-on warning
+    """  # noqa: D301 - click reads it
+    output = Output(**{name: options.pop(name) for name in Output.__dataclass_fields__})
+    output.check()
+    if save_report:
+        check_free(save_report, force=output.force)
+    report = _analyzed(source, quiet=output.quiet, debug=_debug(), **options)
+    saved_as = _save(report, source, save_report, quiet=output.quiet)
+    show(report, output, saved_as=saved_as)
+    return verdict_code(report, fail_on)
+
+
+def _analyzed(source: str, *, quiet: bool, debug: bool, **options: Any) -> Report:
+    from distprof import api
+    from distprof.cli.progress import progress_bar
+    from distprof.config import load_config
+
+    settings = load_config(options["config"])
+    with progress_bar("reading ranks", quiet=quiet) as progress:
+        run = api.open_run(
+            source,
+            rows="device" if options["device_only"] else "all",
+            strict=options["strict"],
+            ranks=options["ranks"],
+            executor=options["executor"],
+            cache_dir=options["cache_dir"],
+            use_cache=not options["no_cache"],
+            config=settings,
+            progress=progress,
+        )
+    with progress_bar("measuring ranks", quiet=quiet) as progress:
+        return api.analyze(
+            run,
+            config=settings,
+            window=options["window"],
+            executor=options["executor"],
+            progress=progress,
+            debug=debug,
+        )
+
+
+def _save(report: Report, source: str, wanted: str | None, *, quiet: bool) -> str:
+    """Keep the report where the user asked, else in a run directory; returns where, or empty."""
+    from distprof.artefacts import REPORT_FILE, RUN_FILE
+    from distprof.errors import InputError
+    from distprof.report.saved import save_report
+
+    if wanted:
+        save_report(report, wanted)
+        note(f"Wrote {wanted}", quiet=quiet)
+        return wanted
+    folder = Path(source)
+    if not (folder / RUN_FILE).is_file():
+        return ""
+    try:
+        save_report(report, folder / REPORT_FILE)
+    except InputError as error:
+        note(f"The report was not kept: {error.found}", quiet=quiet)
+        return ""
+    return str(folder)
+
+
+def _debug() -> bool:
+    from distprof.cli.app import State
+
+    state = click.get_current_context().find_object(State)
+    return state is not None and state.debug

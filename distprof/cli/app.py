@@ -1,0 +1,198 @@
+"""The command ``distprof``: finds the verbs, and turns every way out into an exit code.
+
+Verbs are imported when they are called, so that ``distprof --help`` stays quick. Another package
+adds one under the entry-point group ``distprof.commands``.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from importlib import import_module
+
+import click
+
+from distprof import __version__
+from distprof.errors import DistprofError
+from distprof.report.escape import plain, plain_lines
+
+__all__ = ["ExitCode", "State", "app", "main"]
+
+ENTRY_POINT_GROUP = "distprof.commands"
+
+_VERBS = {
+    "analyze": "Where each step's time goes, who caused it, what a fix is worth.",
+    "report": "Show a saved report again, in any format.",
+    "rule": "Explain a rule: what it detects, its cost, its fix.",
+    "doctor": "Check this installation: versions, extras, cache, device.",
+}
+
+
+class ExitCode(IntEnum):
+    """What the shell is told."""
+
+    FINE = 0
+    FINDINGS = 1
+    USAGE = 2
+    INPUT = 3
+    INTERRUPTED = 130
+
+
+@dataclass
+class State:
+    """What one call of the program knows from its start to its end.
+
+    Args:
+        debug: Whether an unexpected error shows where it happened.
+    """
+
+    debug: bool = False
+
+
+class _Verbs(click.Group):
+    """A group whose verbs are imported only when they are called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        return [*_VERBS, *(name for name in _other_verbs() if name not in _VERBS)]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        if cmd_name in _VERBS:
+            command = getattr(import_module(f"distprof.cli.{cmd_name}"), cmd_name)
+            return command if isinstance(command, click.Command) else None
+        return _load_other(cmd_name)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            raise click.UsageError(_unknown_verb(args[0]), ctx) from error
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        """List the verbs by what is known of them without importing them."""
+        rows = list(_VERBS.items())
+        rows += [(name, f"From {package}.") for name, package in _other_verbs().items()]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+
+def _other_verbs() -> dict[str, str]:
+    """Verbs of other packages, with the name of the package."""
+    from importlib.metadata import entry_points
+
+    points = entry_points(group=ENTRY_POINT_GROUP)
+    return {p.name: p.dist.name if p.dist else p.module for p in points if p.name not in _VERBS}
+
+
+def _load_other(name: str) -> click.Command | None:
+    from importlib.metadata import entry_points
+
+    for point in entry_points(group=ENTRY_POINT_GROUP, name=name):
+        command = point.load()
+        if isinstance(command, click.Command):
+            return command
+    return None
+
+
+def _unknown_verb(name: str) -> str:
+    import difflib
+
+    near = difflib.get_close_matches(name, _VERBS, n=2, cutoff=0.5)
+    if near:
+        return f"no command {plain(name)!r}: did you mean {' or '.join(near)}?"
+    return f"no command {plain(name)!r}: to analyse traces, distprof analyze {plain(name)}"
+
+
+@click.command(
+    cls=_Verbs,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="Exit codes: 0 fine, 1 findings at or above --fail-on, 2 wrong usage, 3 bad input.",
+)
+@click.version_option(__version__, prog_name="distprof", message="%(prog)s %(version)s")
+def app() -> None:
+    """Find out where each step of a distributed PyTorch job goes.
+
+    \b
+    Start with a folder of Kineto traces, one per rank, or with just one:
+      distprof analyze traces/
+    """  # noqa: D301 - click reads it
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Args:
+        arguments: Instead of the process's own.
+
+    Returns:
+        The exit code: see :class:`ExitCode`.
+    """
+    state = State()
+    with warnings.catch_warnings():
+        if not sys.warnoptions:
+            warnings.simplefilter("ignore")  # a library's warning is no message to a user
+        try:
+            return _run(arguments, state)
+        except (KeyboardInterrupt, click.Abort):
+            _say("Interrupted. What was parsed stays in the cache.")
+            return ExitCode.INTERRUPTED
+        except DistprofError as error:
+            _say(f"Error: {error}")
+            return error.exit_code
+        except Exception as error:  # the last resort: a sentence, never a traceback
+            return _unexpected(error, state)
+
+
+def _run(arguments: Sequence[str] | None, state: State) -> int:
+    try:
+        result = app.main(
+            args=None if arguments is None else list(arguments),
+            prog_name="distprof",
+            standalone_mode=False,
+            obj=state,
+        )
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message())
+        return ExitCode.FINE
+    except click.ClickException as error:
+        _show_usage_error(error)
+        return error.exit_code
+    return result if isinstance(result, int) else ExitCode.FINE
+
+
+def _show_usage_error(error: click.ClickException) -> None:
+    context = getattr(error, "ctx", None)
+    _say(f"Error: {error.format_message()}")
+    if isinstance(context, click.Context):
+        _say(f"Try: {context.command_path} --help")
+
+
+def _unexpected(error: Exception, state: State) -> int:
+    if isinstance(error, OSError) and error.errno == errno.EPIPE:
+        _forget_stdout()
+        return ExitCode.FINE
+    if state.debug:
+        traceback.print_exception(error)
+    what = plain(f"{type(error).__name__}: {error}"[:300])
+    again = "" if state.debug else " Run again with --debug to see where."
+    _say(f"Error: distprof met something it does not expect ({what}).{again}")
+    return ExitCode.INPUT
+
+
+def _say(message: str) -> None:
+    """One message on stderr, harmless to the terminal."""
+    click.echo(plain_lines(message), err=True)
+
+
+def _forget_stdout() -> None:
+    """Nobody reads any more: keep the interpreter from complaining at its end."""
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(devnull, sys.stdout.fileno())
+    os.close(devnull)

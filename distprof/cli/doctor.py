@@ -1,0 +1,215 @@
+"""``distprof doctor``: is this installation whole, and what can it use here."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib import metadata, util
+from pathlib import Path
+from typing import Literal
+
+import click
+
+from distprof import __version__
+from distprof.cli.app import ExitCode
+from distprof.cli.options import debug_option
+from distprof.cli.output import has_color, to_stdout
+from distprof.report.escape import plain
+from distprof.units import format_bytes
+
+__all__ = ["Check", "doctor"]
+
+_REQUIRED = ("click", "fsspec", "msgspec", "numpy", "pandas", "pyarrow", "rich")
+_EXTRAS = {"run": "torch", "hta": "hta", "dask": "distributed"}
+_OWN_PACKAGES = ("distprof", "probes", "reference_runs")
+_FEW_FREE_BYTES = 2 * 10**9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One thing looked at.
+
+    Args:
+        name: What was looked at.
+        state: ``ok``, ``absent`` (something optional is not there) or ``problem``.
+        found: What was found.
+        fix: The way out of a problem, or the command that installs what is absent.
+    """
+
+    name: str
+    state: Literal["ok", "absent", "problem"]
+    found: str
+    fix: str = ""
+
+
+@click.command()
+@debug_option
+def doctor() -> int:
+    """Check this installation: versions, extras, cache, device. Exit code 1 with problems."""
+    checks = list(all_checks())
+    to_stdout("".join(_line(check) for check in checks))
+    problems = sum(check.state == "problem" for check in checks)
+    summary = f"{problems} problem{'s' if problems != 1 else ''}" if problems else "no problems"
+    to_stdout(f"\n{summary}\n")
+    return ExitCode.FINDINGS if problems else ExitCode.FINE
+
+
+def all_checks() -> Iterator[Check]:
+    """Every check, in the order shown."""
+    parts: tuple[Callable[[], Iterator[Check]], ...] = (
+        _versions,
+        _extras,
+        _foreign_packages,
+        _plugins,
+        _cache,
+        _device,
+        _machine,
+    )
+    for part in parts:
+        yield from part()
+
+
+def _versions() -> Iterator[Check]:
+    yield Check(name="distprof", state="ok", found=__version__)
+    yield Check(
+        name="python",
+        state="ok",
+        found=f"{platform.python_version()} on {platform.system()} {platform.machine()}",
+    )
+    for name in _REQUIRED:
+        version = _version_of(name)
+        if version is None:
+            yield Check(
+                name=name, state="problem", found="not installed", fix=f"pip install {name}"
+            )
+        else:
+            yield Check(name=name, state="ok", found=version)
+
+
+def _extras() -> Iterator[Check]:
+    for extra, module in _EXTRAS.items():
+        if util.find_spec(module) is not None:
+            yield Check(name=f"extra {extra}", state="ok", found=f"{module} is installed")
+        else:
+            fix = f"pip install 'distprof[{extra}]'"
+            yield Check(name=f"extra {extra}", state="absent", found=f"no module {module}", fix=fix)
+
+
+def _foreign_packages() -> Iterator[Check]:
+    yield from foreign_packages(metadata.packages_distributions())
+
+
+def foreign_packages(distributions: Mapping[str, list[str]]) -> Iterator[Check]:
+    """Whether another distribution installs a package under one of our names.
+
+    Args:
+        distributions: Import name to the distributions that bring it.
+    """
+    for package in _OWN_PACKAGES:
+        others = sorted(set(distributions.get(package, [])) - {"distprof"})
+        if others:
+            yield Check(
+                name=f"package {package}",
+                state="problem",
+                found=f"also installed by {', '.join(others)}",
+                fix=f"pip uninstall {others[0]}, or use separate environments",
+            )
+
+
+def _plugins() -> Iterator[Check]:
+    for group in ("distprof.commands", "distprof.reporters", "distprof.rules"):
+        for point in metadata.entry_points(group=group):
+            try:
+                point.load()
+            except Exception as error:  # a plug-in may raise anything
+                found = f"cannot be loaded: {type(error).__name__}: {error}"
+                fix = "update or uninstall its package"
+                yield Check(name=f"plug-in {point.name}", state="problem", found=found, fix=fix)
+            else:
+                yield Check(
+                    name=f"plug-in {point.name}", state="ok", found=f"{group} from {point.value}"
+                )
+
+
+def _cache() -> Iterator[Check]:
+    from distprof.ingest.cache import cache_root
+
+    yield cache_check(Path(cache_root("", None)))
+
+
+def cache_check(root: Path) -> Check:
+    """Whether the cache can be written, how large it is and how much room is left."""
+    name = "cache"
+    existing = next((p for p in (root, *root.parents) if p.exists()), Path("/"))
+    if not os.access(existing, os.W_OK):
+        fix = "set DISTPROF_CACHE_DIR to a folder you can write, or use --cache-dir"
+        return Check(name=name, state="problem", found=f"{root} cannot be written", fix=fix)
+    free = shutil.disk_usage(existing).free
+    found = f"{root}, holds {format_bytes(_size_of(root))}, {format_bytes(free)} free"
+    if free < _FEW_FREE_BYTES:
+        return Check(name=name, state="problem", found=found, fix=f"delete {root}: it is safe")
+    return Check(name=name, state="ok", found=found)
+
+
+def _device() -> Iterator[Check]:
+    """NVML through its own binding; analysing needs no device, so its absence is no problem."""
+    try:
+        import pynvml  # type: ignore[import-untyped]
+
+        pynvml.nvmlInit()
+    except Exception as error:  # the binding raises its own types, or OSError from the loader
+        reason = str(error) or type(error).__name__
+        yield Check(name="nvml", state="absent", found=f"{reason}; only telemetry needs it")
+        return
+    try:
+        count = pynvml.nvmlDeviceGetCount()
+        names = [
+            _text(pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(i)))
+            for i in range(count)
+        ]
+        driver = _text(pynvml.nvmlSystemGetDriverVersion())
+        yield Check(
+            name="nvml",
+            state="ok",
+            found=f"driver {driver}, {count} devices: {', '.join(dict.fromkeys(names))}",
+        )
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _machine() -> Iterator[Check]:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    yield Check(name="cores", state="ok", found=str(cores))
+    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        yield Check(name="memory", state="ok", found=format_bytes(memory))
+
+
+def _version_of(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
+
+
+def _size_of(folder: Path) -> int:
+    return sum(p.stat().st_size for p in folder.rglob("*") if p.is_file() and not p.is_symlink())
+
+
+def _line(check: Check) -> str:
+    import sys
+
+    mark = {"ok": "ok     ", "absent": "absent ", "problem": "PROBLEM"}[check.state]
+    if has_color(sys.stdout):
+        mark = click.style(
+            mark, fg={"ok": "green", "absent": "yellow", "problem": "red"}[check.state]
+        )
+    line = f"{mark}  {check.name:<16}  {plain(check.found)}\n"
+    return line + (f"{'':<27}{plain(check.fix)}\n" if check.fix else "")

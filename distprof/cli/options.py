@@ -1,0 +1,124 @@
+"""Options that verbs share, defined once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from distprof.cli.app import State
+from distprof.terms import Severity
+
+__all__ = ["RankList", "debug_option", "fail_on_option", "output_options"]
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+MAX_RANK = 10_000_000
+
+
+class FormatChoice(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.5 only
+    """The name of a reporter; names are looked up when one is given, not at start."""
+
+    name = "format"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Check that there is such a reporter."""
+        from distprof.report.registry import reporter_names
+
+        names = reporter_names()
+        if value not in names:
+            self.fail(f"{value!r} is none of {', '.join(names)}", param, ctx)
+        return str(value)
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:  # noqa: ARG002
+        return "text|json|md"
+
+
+class RankList(click.ParamType):  # type: ignore[type-arg]
+    """Ranks as numbers and ranges, for example ``0-3,8``."""
+
+    name = "ranks"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> frozenset[int]:
+        """Read the numbers and ranges."""
+        if isinstance(value, frozenset):
+            return value
+        ranks: set[int] = set()
+        for piece in str(value).split(","):
+            low, _, high = piece.strip().partition("-")
+            last = high or low
+            if not (low.isdecimal() and last.isdecimal()) or int(last) < int(low):
+                self.fail(f"{piece.strip()!r} is no rank and no range such as 0-3", param, ctx)
+            if int(last) > MAX_RANK:
+                self.fail(f"rank {last} is beyond {MAX_RANK:,}", param, ctx)
+            ranks.update(range(int(low), int(last) + 1))
+        return frozenset(ranks)
+
+
+def output_options(command: Command) -> Command:
+    """How a report is shown, and where."""
+    options = (
+        click.option(
+            "--format",
+            "format_name",
+            type=FormatChoice(),
+            help="How to show the report; by default what -o ends in, else text.",
+        ),
+        click.option(
+            "-o",
+            "--output",
+            type=click.Path(),
+            metavar="FILE",
+            help="Write to FILE instead of stdout.",
+        ),
+        click.option("--force", is_flag=True, help="Replace files that exist."),
+        click.option(
+            "--width",
+            type=click.IntRange(60, 400),
+            metavar="COLUMNS",
+            help="Width of text; by default the terminal's.",
+        ),
+        click.option(
+            "--all", "show_all", is_flag=True, help="Every finding, rank, class and kernel."
+        ),
+        click.option("-q", "--quiet", is_flag=True, help="Nothing on stderr but errors."),
+    )
+    return _apply(options, command)
+
+
+def fail_on_option(command: Command) -> Command:
+    """Exit code 1 for findings."""
+    option = click.option(
+        "--fail-on",
+        type=click.Choice([severity.value for severity in Severity]),
+        help="Exit with 1 if a finding is at least this severe.",
+    )
+    return option(command)
+
+
+def debug_option(command: Command) -> Command:
+    """Show where an unexpected error happened."""
+
+    def remember(ctx: click.Context, param: click.Parameter, value: bool) -> None:  # noqa: ARG001
+        state = ctx.find_object(State)
+        if state is not None:
+            state.debug = value
+
+    option = click.option(
+        "--debug",
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        callback=remember,
+        help="Show where an unexpected error happened.",
+    )
+    return option(command)
+
+
+def _apply(options: tuple[Callable[[Command], Command], ...], command: Command) -> Command:
+    for option in reversed(options):
+        command = option(command)
+    return command

@@ -1,0 +1,148 @@
+"""Where a report goes: the terminal, a pipe or a file that is safe from being replaced."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+import click
+
+from distprof.cli.app import ExitCode
+from distprof.errors import UsageError
+from distprof.report.escape import plain
+
+if TYPE_CHECKING:
+    from distprof.report.model import Report
+
+__all__ = [
+    "Output",
+    "check_free",
+    "has_color",
+    "note",
+    "show",
+    "terminal_width",
+    "to_stdout",
+    "verdict_code",
+]
+
+PIPE_WIDTH = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """What the user said about output.
+
+    Args:
+        format_name: Name of a reporter, None for the file's ending or text.
+        output: File to write, None for stdout.
+        force: Whether files may be replaced.
+        width: Columns of text, None for the terminal's.
+        show_all: Nothing folded, nothing left out.
+        quiet: Nothing on stderr but errors.
+    """
+
+    format_name: str | None
+    output: str | None
+    force: bool
+    width: int | None
+    show_all: bool
+    quiet: bool
+
+    @property
+    def reporter(self) -> str:
+        """The name of the reporter to use."""
+        from distprof.report.registry import format_of_file
+
+        return self.format_name or (self.output and format_of_file(self.output)) or "text"
+
+    def check(self) -> None:
+        """Refuse before the work what would fail after it.
+
+        Raises:
+            UsageError: If the file exists, or its folder does not.
+        """
+        if self.output:
+            check_free(self.output, force=self.force)
+
+
+def check_free(file: str, *, force: bool) -> None:
+    """Refuse a file that exists or could not be made.
+
+    Raises:
+        UsageError: With what is wrong about it.
+    """
+    path = Path(file)
+    if path.is_dir():
+        raise UsageError(f"{file} is a folder: name a file in it")
+    if path.is_file() and not force:
+        raise UsageError(f"{file} exists: add --force to replace it")
+    if not path.parent.is_dir():
+        raise UsageError(f"{path.parent} is no folder: make it first")
+    if not os.access(path.parent, os.W_OK):
+        raise UsageError(f"{path.parent} cannot be written: choose another place")
+
+
+def show(report: Report, output: Output, *, saved_as: str = "") -> None:
+    """Render the report and deliver it.
+
+    Raises:
+        InputError: If a file cannot be written.
+    """
+    from distprof.report.registry import RenderOptions, find_reporter
+    from distprof.report.saved import write_atomically
+
+    options = RenderOptions(
+        width=output.width or (PIPE_WIDTH if output.output else terminal_width()),
+        color=output.output is None and has_color(sys.stdout),
+        show_all=output.show_all,
+        saved_as=saved_as,
+    )
+    text = find_reporter(output.reporter)(report, options)
+    if output.output is None:
+        to_stdout(text)
+        return
+    write_atomically(Path(output.output), text.encode("utf-8", "backslashreplace"))
+    note(f"Wrote {output.output}", quiet=output.quiet)
+
+
+def verdict_code(report: Report, fail_on: str | None) -> int:
+    """1 if a finding is at least as severe as ``fail_on``, else 0."""
+    from distprof.terms import Severity
+
+    if fail_on is None:
+        return ExitCode.FINE
+    threshold = Severity(fail_on).rank
+    failed = any(finding.severity.rank >= threshold for finding in report.findings)
+    return ExitCode.FINDINGS if failed else ExitCode.FINE
+
+
+def note(message: str, *, quiet: bool = False) -> None:
+    """A remark on stderr."""
+    if not quiet:
+        click.echo(plain(message), err=True)
+
+
+def to_stdout(text: str) -> None:
+    """Write and flush, so that a broken pipe shows here and not at the interpreter's end."""
+    stream = sys.stdout
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    stream.write(text.encode(encoding, "replace").decode(encoding))
+    stream.flush()
+
+
+def terminal_width() -> int:
+    """Columns of the terminal; 100 where there is none."""
+    if not sys.stdout.isatty() and "COLUMNS" not in os.environ:
+        return PIPE_WIDTH
+    return shutil.get_terminal_size((PIPE_WIDTH, 40)).columns
+
+
+def has_color(stream: TextIO) -> bool:
+    """Colour for a terminal that has not refused it."""
+    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        return False
+    return stream.isatty()

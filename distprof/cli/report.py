@@ -1,0 +1,33 @@
+"""``distprof report``: a saved report, in any format."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from distprof.cli.options import debug_option, fail_on_option, output_options
+from distprof.cli.output import Output, show, verdict_code
+
+__all__ = ["report"]
+
+
+@click.command()
+@click.argument("saved", type=click.Path())
+@output_options
+@fail_on_option
+@debug_option
+def report(saved: str, fail_on: str | None, **output_options: Any) -> int:
+    """Show a saved report again: SAVED is a report.json or a run directory that holds one.
+
+    \b
+      distprof report RUN
+      distprof report report.json --format md >> "$GITHUB_STEP_SUMMARY"
+    """  # noqa: D301 - click reads it
+    from distprof.report.saved import load_report
+
+    output = Output(**output_options)
+    output.check()
+    loaded = load_report(saved)
+    show(loaded, output, saved_as=saved)
+    return verdict_code(loaded, fail_on)

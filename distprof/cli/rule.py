@@ -1,0 +1,80 @@
+"""``distprof rule``: the page of a rule, or the list of all."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from distprof.cli.options import debug_option
+from distprof.cli.output import to_stdout
+
+if TYPE_CHECKING:
+    from distprof.rules.base import Rule
+
+__all__ = ["rule"]
+
+
+@click.command()
+@click.argument("code_or_name", metavar="CODE|NAME", required=False)
+@click.option("--all", "list_all", is_flag=True, help="List every rule.")
+@click.option(
+    "--format",
+    "format_name",
+    type=click.Choice(["text", "json", "md"]),
+    default="text",
+    help="How to show it.",
+)
+@debug_option
+def rule(code_or_name: str | None, list_all: bool, format_name: str) -> None:
+    """Explain a rule by its code or name: what it detects, its cost, its fix, when it is wrong.
+
+    \b
+      distprof rule COM101
+      distprof rule --all
+    """  # noqa: D301 - click reads it
+    from distprof.rules.registry import all_rules, find_rule
+
+    if list_all == bool(code_or_name):
+        raise click.UsageError("name one rule, or ask for --all")
+    rules = all_rules() if list_all else (find_rule(code_or_name or ""),)
+    to_stdout(_FORMATS[format_name](rules, listed=list_all))
+
+
+def _as_json(rules: tuple[Rule, ...], *, listed: bool) -> str:
+    import msgspec
+
+    described = [
+        {
+            "code": r.code,
+            "name": r.name,
+            "severity": r.severity.value,
+            "since": r.since,
+            "summary": r.summary,
+            "limits": {
+                name: {"value": limit.value, "meaning": limit.meaning}
+                for name, limit in r.limits.items()
+            },
+            "docs": r.docs,
+            "page": r.page,
+        }
+        for r in rules
+    ]
+    content = described if listed else described[0]
+    return msgspec.json.format(msgspec.json.encode(content), indent=2).decode() + "\n"
+
+
+def _as_markdown(rules: tuple[Rule, ...], *, listed: bool) -> str:
+    if not listed:
+        return rules[0].page
+    rows = [f"| `{r.code}` | {r.name} | {r.severity.value} | {r.summary} |" for r in rules]
+    return "\n".join(["| code | name | severity | detects |", "|---|---|---|---|", *rows]) + "\n"
+
+
+def _as_text(rules: tuple[Rule, ...], *, listed: bool) -> str:
+    from distprof.cli.page import listed_rules, page_text
+
+    return listed_rules(rules) if listed else page_text(rules[0].page)
+
+
+_FORMATS = {"text": _as_text, "json": _as_json, "md": _as_markdown}

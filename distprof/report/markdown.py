@@ -1,0 +1,115 @@
+"""The report as Markdown, for a pull-request comment or a CI step summary."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from distprof.report.advice import MAX_FINDINGS_SHOWN, cost_text
+from distprof.report.escape import markdown_text, plain, shorten
+from distprof.report.model import Report
+from distprof.report.registry import RenderOptions
+from distprof.report.verdict import judge
+from distprof.report.views import tables_of
+from distprof.report.views.recording import headline
+from distprof.report.views.table import Bar, Cell, TableView
+from distprof.report.views.time import waterfall_table
+from distprof.rules.finding import Finding
+
+__all__ = ["MAX_BYTES", "render"]
+
+MAX_BYTES = 60_000
+"""GitHub refuses comments of more than 65,536 characters."""
+
+_MAX_CELL = 120
+_MAX_SENTENCE = 1_000
+_BAR_CELLS = 20
+_SEVERITY_MARKS = {"error": "🔴", "warning": "🟠", "info": "🔵"}
+
+
+def render(report: Report, options: RenderOptions) -> str:
+    """The report as GitHub-flavoured Markdown of less than :data:`MAX_BYTES`.
+
+    What does not fit is left out from the end, and said so; with ``show_all`` nothing is left out.
+    """
+    blocks: list[str] = []
+    room = MAX_BYTES - 200
+    for block in _blocks(report, options):
+        size = len(block.encode()) + 2
+        if size > room and not options.show_all:
+            blocks.append("_The rest does not fit here: see the report as text or JSON._")
+            break
+        blocks.append(block)
+        room -= size
+    return "\n\n".join(blocks) + "\n"
+
+
+def _blocks(report: Report, options: RenderOptions) -> Iterator[str]:
+    verdict = judge(report)
+    yield f"### {_sentence(verdict.line)}"
+    yield _sentence(headline(report))
+    if verdict.why:
+        yield "\n".join(f"- {_sentence(sentence)}" for sentence in verdict.why)
+    yield from _finding_blocks(report, options)
+    shown_open = waterfall_table(report, show_all=options.show_all)
+    for view in tables_of(report, show_all=options.show_all):
+        yield _section(view, opened=shown_open is not None and view.title == shown_open.title)
+
+
+def _finding_blocks(report: Report, options: RenderOptions) -> Iterator[str]:
+    findings = report.findings
+    if not findings:
+        yield "**Findings:** none"
+        return
+    shown = findings if options.show_all else findings[:MAX_FINDINGS_SHOWN]
+    yield "\n".join(
+        [
+            "| | finding | cost | what | fix |",
+            "|---|---|---:|---|---|",
+            *(_finding_row(finding, report) for finding in shown),
+        ]
+    )
+    if len(shown) < len(findings):
+        yield f"and {len(findings) - len(shown)} more"
+
+
+def _finding_row(finding: Finding, report: Report) -> str:
+    mark = _SEVERITY_MARKS[finding.severity.value]
+    name = _cell(f"{finding.code} {finding.name}")
+    message, fix = _sentence(finding.message), _sentence(finding.fix)
+    cells = (mark, name, cost_text(finding, report), message, fix)
+    return "| " + " | ".join(cells) + " |"
+
+
+def _section(view: TableView, *, opened: bool) -> str:
+    caption = f" <sub>{_cell(view.caption)}</sub>" if view.caption else ""
+    state = " open" if opened else ""
+    notes = "\n".join(f"- {_sentence(text)}" for text in view.notes)
+    content = _table(view) + (f"\n\n{notes}" if notes else "")
+    return (
+        f"<details{state}><summary><b>{_cell(view.title)}</b>{caption}</summary>\n\n"
+        f"{content}\n\n</details>"
+    )
+
+
+def _table(view: TableView) -> str:
+    titles = " | ".join(_cell(column.title) for column in view.columns)
+    rules = "|".join("---" if column.left else "---:" for column in view.columns)
+    rows = [_row(row, strong=i in view.strong) for i, row in enumerate(view.rows)]
+    return "\n".join([f"| {titles} |", f"|{rules}|", *rows])
+
+
+def _row(row: tuple[Cell, ...], *, strong: bool) -> str:
+    texts = [_drawn(cell) for cell in row]
+    return "| " + " | ".join(f"**{t}**" if strong and t else t for t in texts) + " |"
+
+
+def _drawn(cell: Cell) -> str:
+    return "█" * round(cell.ratio * _BAR_CELLS) if isinstance(cell, Bar) else _cell(cell)
+
+
+def _cell(text: str) -> str:
+    return markdown_text(shorten(plain(text[:_MAX_SENTENCE]), _MAX_CELL))
+
+
+def _sentence(text: str) -> str:
+    return markdown_text(shorten(plain(text[:_MAX_SENTENCE]), _MAX_SENTENCE))
