@@ -1,0 +1,46 @@
+"""Measure a rank that was built by hand, without making a run of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from distprof.analyzers.context import RankAnalysis, RankContext
+from distprof.analyzers.measure_rank import capture_window, measure_rank
+from distprof.intervals import Intervals
+from distprof.run.tables import RankTables, intervals_of
+from distprof.schema import ABSENT
+from tests.builders import RankBuilder
+
+
+def measured(
+    rank: RankBuilder | RankTables,
+    *,
+    windows: Sequence[tuple[int, int]] | None = None,
+    wait_end: Sequence[int] | None = None,
+    axis: Sequence[str] | None = None,
+) -> RankAnalysis:
+    """Measure inside ``windows``: by default the rank's steps, or its capture without steps.
+
+    ``wait_end`` and ``axis`` have one entry per collective, in order of start.
+    """
+    tables = rank if isinstance(rank, RankTables) else rank.tables()
+    rows = len(tables.collectives)
+    if windows is not None:
+        spans = Intervals.of(*windows)
+    elif len(tables.steps):
+        spans = intervals_of(tables.steps)
+    else:
+        spans = capture_window(tables.activity)
+    labels = list(axis or ["world"] * rows)
+    names = tuple(sorted(set(labels)))
+    context = RankContext(
+        rank=0 if isinstance(rank, RankTables) else rank.number,
+        steps=np.arange(spans.size, dtype=np.int64),
+        windows=spans,
+        wait_end_ns=np.array(wait_end or [ABSENT] * rows, dtype=np.int64),
+        axis=np.array([names.index(label) for label in labels], dtype=np.int32),
+        axis_names=names,
+    )
+    return measure_rank(tables, context)
