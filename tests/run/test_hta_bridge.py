@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+import distprof
 from distprof.errors import InputError, MissingExtraError, UsageError
 from distprof.run.run import Device, Run
 from tests.builders import RankBuilder, make_run
@@ -122,7 +123,7 @@ def test_only_the_named_ranks_are_handed_over(hta: Any) -> None:
 @hta_test
 def test_what_reads_the_original_file_is_refused_with_the_way_out(hta: Any) -> None:
     analysis = make_run([two_steps().rank()]).to_hta()
-    with pytest.raises(UsageError, match="original file.*hta.trace_analysis.TraceAnalysis"):
+    with pytest.raises(UsageError, match=r"original file.*hta\.trace_analysis\.TraceAnalysis"):
         analysis.generate_trace_with_counters()
     with pytest.raises(UsageError, match="original file"):
         analysis.t.get_raw_trace_for_one_rank(rank=0)
@@ -169,17 +170,9 @@ def corpus(name: str) -> Path:
 
 
 def both(hta: Any, folder: Path, tmp_path: Path) -> tuple[Run, Any, Any]:
-    from distprof.ingest.open import open_run
-
-    run = open_run(str(folder), executor="serial", options=_options(tmp_path))
+    run = distprof.open_run(folder, executor="serial", cache_dir=tmp_path / "cache")
     own = hta.TraceAnalysis(trace_files={rank.rank: rank.path for rank in run})
     return run, run.to_hta(), own
-
-
-def _options(tmp_path: Path) -> Any:
-    from distprof.ingest.rank import IngestOptions
-
-    return IngestOptions(cache_dir=str(tmp_path / "cache"))
 
 
 def results(analysis: Any, ranks: list[int]) -> dict[str, Callable[[], Any]]:
