@@ -62,7 +62,9 @@ def union(intervals: Intervals) -> Intervals:
         start, end = start[keep], end[keep]
     if len(start) == 0:
         return EMPTY
-    if len(start) > 1 and (start[1:] < start[:-1]).any():
+    if (start[1:] > end[:-1]).all():
+        return Intervals(start, end)
+    if (start[1:] < start[:-1]).any():
         order = np.argsort(start, kind="stable")
         start, end = start[order], end[order]
     reach = np.maximum.accumulate(end)
@@ -109,7 +111,14 @@ def subtract(a: Intervals, b: Intervals) -> Intervals:
     """The set covered by set ``a`` and not by set ``b``."""
     if a.size == 0 or b.size == 0:
         return a
-    return intersect(a, complement(b, int(a.start[0]), int(a.end[-1])))
+    parts = (
+        clip(a, int(a.start[0]), int(b.start[0])),
+        intersect(a, Intervals(b.end[:-1], b.start[1:])),
+        clip(a, int(b.end[-1]), int(a.end[-1])),
+    )
+    return Intervals(
+        np.concatenate([part.start for part in parts]), np.concatenate([part.end for part in parts])
+    )
 
 
 def clip(disjoint: Intervals, low: int, high: int) -> Intervals:
@@ -139,18 +148,20 @@ def covered(queries: Intervals, disjoint: Intervals) -> Int64Array:
     if disjoint.size == 0 or queries.size == 0:
         return np.zeros(queries.size, dtype=np.int64)
     lengths = disjoint.end - disjoint.start
-    before = np.concatenate(([0], np.cumsum(lengths)))
-    result = _covered_until(queries.end, disjoint, before) - _covered_until(
-        queries.start, disjoint, before
+    until = np.cumsum(lengths)
+    result = _covered_until(queries.end, disjoint, lengths, until) - _covered_until(
+        queries.start, disjoint, lengths, until
     )
     never_negative: Int64Array = np.maximum(result, 0)
     return never_negative
 
 
-def _covered_until(times: Int64Array, disjoint: Intervals, before: Int64Array) -> Int64Array:
-    """Time the set covers before each of ``times``."""
+def _covered_until(
+    times: Int64Array, disjoint: Intervals, lengths: Int64Array, until: Int64Array
+) -> Int64Array:
+    """Time the set covers before each of ``times``; ``until`` is the running sum of lengths."""
     index = np.searchsorted(disjoint.start, times, side="right") - 1
     inside = np.maximum(index, 0)
-    partial = np.minimum(times, disjoint.end[inside]) - disjoint.start[inside]
-    result: Int64Array = np.where(index < 0, 0, before[inside] + partial)
+    after = np.maximum(disjoint.end[inside] - times, 0)
+    result: Int64Array = np.where(index < 0, 0, until[inside] - np.minimum(after, lengths[inside]))
     return result

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from distprof.analyzers.result import Record, Result
-from distprof.intervals import Intervals, covered, subtract, union
+from distprof.intervals import Intervals, complement, covered, subtract, union
 from distprof.run.tables import intervals_of
 from distprof.schema import Int64Array, Table
 from distprof.terms import ActivityKind, StepSource
@@ -80,14 +80,17 @@ class Timeline:
         communication: C, the union of communication.
         exposed_comm: C without K.
         exposed_copy: The union of copies without K and C.
-        busy: K, C and copies together.
     """
 
     computation: Intervals
     communication: Intervals
     exposed_comm: Intervals
     exposed_copy: Intervals
-    busy: Intervals
+
+    def idle(self, low: int, high: int) -> Intervals:
+        """What of ``[low, high)`` the device spent on nothing."""
+        rest = subtract(complement(self.computation, low, high), self.exposed_comm)
+        return subtract(rest, self.exposed_copy)
 
 
 def timeline_of(activity: Table) -> Timeline:
@@ -99,15 +102,11 @@ def timeline_of(activity: Table) -> Timeline:
     computation = _union_of(activity, ActivityKind.COMPUTATION)
     communication = _union_of(activity, ActivityKind.COMMUNICATION)
     copies = _union_of(activity, ActivityKind.COPY)
-    exposed_comm = subtract(communication, computation)
-    worked = _together(computation, exposed_comm)
-    exposed_copy = subtract(copies, worked)
     return Timeline(
         computation=computation,
         communication=communication,
-        exposed_comm=exposed_comm,
-        exposed_copy=exposed_copy,
-        busy=_together(worked, exposed_copy),
+        exposed_comm=subtract(communication, computation),
+        exposed_copy=subtract(subtract(copies, computation), communication),
     )
 
 
@@ -119,7 +118,7 @@ def break_down(
     computation = covered(windows, timeline.computation)
     exposed_comm = covered(windows, timeline.exposed_comm)
     exposed_copy = covered(windows, timeline.exposed_copy)
-    idle = span - covered(windows, timeline.busy)
+    idle = span - computation - exposed_comm - exposed_copy
     columns = (steps, span, computation, exposed_comm, exposed_copy, idle)
     return tuple(
         StepBreakdown(
@@ -183,13 +182,6 @@ def _union_of(activity: Table, kind: ActivityKind) -> Intervals:
     start, end = intervals_of(activity)
     mask = activity["kind"] == kind
     return union(Intervals(start[mask], end[mask]))
-
-
-def _together(a: Intervals, b: Intervals) -> Intervals:
-    """The union of two sets; two sorted runs, which the sort in ``union`` merges in linear time."""
-    if a.size == 0 or b.size == 0:
-        return a if b.size == 0 else b
-    return union(Intervals(np.concatenate((a.start, b.start)), np.concatenate((a.end, b.end))))
 
 
 def _add_up(rank: int, steps: Sequence[StepBreakdown]) -> RankBreakdown:

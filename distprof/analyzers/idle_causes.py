@@ -39,7 +39,6 @@ from distprof.analyzers.launches import NO_THREAD, Launches, join_launches
 from distprof.intervals import (
     EMPTY,
     Intervals,
-    complement,
     covered,
     intersect,
     subtract,
@@ -163,12 +162,20 @@ def _find_gaps(
 
 def _idle_of(timeline: Timeline, launches: Launches, windows: Intervals) -> Intervals:
     """All time outside the busy set, from the first window, activity or launch to the last."""
-    known = launches.start[launches.known]
-    low = [int(times.min()) for times in (windows.start, timeline.busy.start, known) if times.size]
-    high = [int(times.max()) for times in (windows.end, timeline.busy.end) if times.size]
-    if not low or not high:
-        return EMPTY
-    return complement(timeline.busy, min(low), max(high))
+    times = [
+        windows.start,
+        windows.end,
+        launches.start[launches.known],
+        timeline.computation.start,
+        timeline.computation.end,
+        timeline.communication.start,
+        timeline.communication.end,
+        timeline.exposed_copy.start,
+        timeline.exposed_copy.end,
+    ]
+    low = [int(array.min()) for array in times if array.size]
+    high = [int(array.max()) for array in times if array.size]
+    return timeline.idle(min(low), max(high)) if low else EMPTY
 
 
 def _next_rows(activity: Table, launches: Launches, gap_end: Int64Array) -> Int64Array:
