@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from importlib.resources import files
 from typing import Any
@@ -60,7 +61,7 @@ def _tidy(definition: dict[str, Any]) -> None:
 
 def _docstring_parts(docstring: str) -> tuple[str, dict[str, str]]:
     """The text before ``Args:``, and each argument's description on one line."""
-    summary, _, arguments = docstring.partition("Args:\n")
+    summary, _, arguments = inspect.cleandoc(docstring).partition("Args:\n")
     fields: dict[str, str] = {}
     name = ""
     for line in arguments.splitlines():

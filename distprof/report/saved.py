@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -18,6 +20,9 @@ __all__ = ["decode_report", "encode_report", "load_report", "save_report", "writ
 _EXPECTED = f'a report with "schema": "{REPORT_SCHEMA}"'
 _RENDER_AGAIN = "make it again with: distprof analyze SOURCE --save-report FILE"
 _MAX_BYTES = 1 << 30
+_UNSEEN = re.compile(
+    "[\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\U000e0000-\U000e007f]"
+)
 
 
 class _Header(msgspec.Struct):
@@ -28,8 +33,16 @@ class _Header(msgspec.Struct):
 
 
 def encode_report(report: Report) -> bytes:
-    """The report as JSON: fields in the order of their definition, a newline at the end."""
-    return msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n"
+    r"""The report as JSON: fields in the order of their definition, a newline at the end.
+
+    Characters that a terminal would obey or hide are written as ``\uXXXX``.
+    """
+    try:
+        data = msgspec.json.encode(report)
+    except UnicodeEncodeError:  # half a surrogate pair: a file name that is not UTF-8
+        data = msgspec.json.encode(_well_formed(msgspec.to_builtins(report)))
+    text = msgspec.json.format(data, indent=1).decode()
+    return _UNSEEN.sub(_spelled_out, text).encode() + b"\n"
 
 
 def decode_report(data: bytes, source: str) -> Report:
@@ -147,3 +160,17 @@ def _decode_header(data: bytes, source: str) -> _Header:
         fix = "give a trace to distprof analyze" if not header.schema else _RENDER_AGAIN
         raise SchemaError(source, expected=_EXPECTED, found=found, fix=fix)
     return header
+
+
+def _spelled_out(match: re.Match[str]) -> str:
+    units = match.group().encode("utf-16-be").hex()
+    return "".join(f"\\u{units[i : i + 4]}" for i in range(0, len(units), 4))
+
+
+def _well_formed(value: Any) -> Any:
+    """The same with halves of surrogate pairs spelled out, in every string inside."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict):
+        return {_well_formed(key): _well_formed(item) for key, item in value.items()}
+    return [_well_formed(item) for item in value] if isinstance(value, list | tuple) else value

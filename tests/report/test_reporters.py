@@ -1,0 +1,185 @@
+"""Every reporter on every sample; golden text; nothing hostile gets through."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+
+from distprof.errors import UsageError
+from distprof.report import registry
+from distprof.report.markdown import MAX_BYTES
+from distprof.report.model import Report
+from distprof.report.registry import RenderOptions, find_reporter, format_of_file, reporter_names
+from tests.report.samples import (
+    MS,
+    NASTY,
+    SAMPLES,
+    finding,
+    healthy,
+    many_ranks,
+    nasty,
+    report_of,
+    straggler,
+    waterfall_of,
+)
+
+GOLDEN = Path(__file__).parent / "golden"
+CONTROL = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+COLOR = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def shown(report: Report, name: str = "text", **options: object) -> str:
+    return find_reporter(name)(report, RenderOptions(**options))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+@pytest.mark.parametrize("width", [80, 120])
+def test_text_is_as_agreed(name: str, width: int, golden: Callable[[Path, str], None]) -> None:
+    text = shown(SAMPLES[name](), width=width)
+    golden(GOLDEN / f"{name}-{width}.txt", text)
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_markdown_is_as_agreed(name: str, golden: Callable[[Path, str], None]) -> None:
+    golden(GOLDEN / f"{name}.md", shown(SAMPLES[name](), "md"))
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+@pytest.mark.parametrize("width", [60, 80, 100, 120, 200])
+def test_no_line_is_wider_than_the_terminal(name: str, width: int) -> None:
+    lines = shown(SAMPLES[name](), width=width).splitlines()
+    assert max(map(len, lines)) <= width
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+@pytest.mark.parametrize("show_all", [False, True])
+@pytest.mark.parametrize("reporter", ["text", "json", "md"])
+def test_every_reporter_shows_every_sample(name: str, show_all: bool, reporter: str) -> None:
+    text = shown(SAMPLES[name](), reporter, show_all=show_all)
+    assert text.endswith("\n")
+    assert not text.endswith("\n\n")
+
+
+@pytest.mark.parametrize("reporter", ["text", "json", "md"])
+def test_hostile_names_never_reach_the_reader_raw(reporter: str) -> None:
+    text = shown(nasty(), reporter)
+    assert not CONTROL.search(text)
+    assert NASTY not in text
+
+
+def test_hostile_names_add_no_style_to_coloured_text() -> None:
+    text = shown(nasty(), color=True, width=100)
+    assert not CONTROL.search(COLOR.sub("", text))
+    assert "[bold]b[/bold]" in COLOR.sub("", text)
+
+
+def test_hostile_names_stay_inside_their_markdown_cell() -> None:
+    text = shown(nasty(), "md")
+    assert "<script" not in text
+    for block in re.findall(r"(?:^\|.*\n)+", text, flags=re.M):
+        bars = {len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines()}
+        assert len(bars) == 1, block
+
+
+def test_text_without_colour_holds_no_escape_code() -> None:
+    assert "\x1b" not in shown(straggler(), color=False)
+    assert "\x1b[" in shown(straggler(), color=True)
+
+
+def test_the_verdict_is_the_first_line() -> None:
+    assert shown(straggler(), width=120).startswith("Waiting for rank 2 takes 31.0 % of each step")
+
+
+def test_shown_parts_of_a_step_add_up_to_the_shown_sum() -> None:
+    section = shown(straggler()).split("Where a step goes")[1].split("\n\n")[0]
+    times = [float(t) for t in re.findall(r"([\d.]+) ms", section)]
+    assert round(sum(times[:-1]), 2) == times[-1] == 22.3
+
+
+def test_five_findings_are_shown_and_the_rest_is_counted() -> None:
+    text = shown(many_ranks(), saved_as="out/report.json")
+    assert text.count("fix:") == 5
+    assert "and 3 more: distprof report out/report.json --all" in text
+    assert shown(many_ranks(), show_all=True).count("fix:") == 8
+
+
+def test_more_than_twelve_ranks_are_folded_and_outliers_kept() -> None:
+    section = shown(many_ranks()).split("Breakdown by rank")[1].split("\n\n")[0]
+    first_words = [line.split()[0] for line in section.splitlines()[2:]]
+    assert first_words == ["min", "median", "max", "37"]
+
+
+def test_all_ranks_are_shown_on_request() -> None:
+    section = shown(many_ranks(), show_all=True).split("Breakdown by rank")[1].split("\n\n")[0]
+    assert len(section.splitlines()) == 2 + 64
+
+
+def test_unknown_is_a_dash_and_never_zero() -> None:
+    text = shown(SAMPLES["single-rank"]())
+    row = next(line for line in text.splitlines() if line.strip().startswith("all_reduce"))
+    assert row.split()[-3:] == ["–", "–", "–"]
+
+
+def test_rules_with_the_same_reason_share_a_line() -> None:
+    text = shown(straggler(), width=120)
+    assert "TEL101 clocks-throttled, TEL102 device-too-hot  no device telemetry" in text
+
+
+def test_markdown_stays_below_the_limit_of_a_comment() -> None:
+    findings = tuple(finding(f"COM{i}", message="x|" * 5_000) for i in range(40))
+    ranks = [waterfall_of(r, computation_ns=10 * MS + r) for r in range(12)]
+    huge = report_of(ranks, findings=findings)
+    text = shown(huge, "md")
+    assert len(text.encode()) < MAX_BYTES
+
+
+def test_what_does_not_fit_into_markdown_is_said_to_be_missing() -> None:
+    findings = tuple(finding(f"COM{i}", message="|" * 990, fix="|" * 990) for i in range(5))
+    from tests.report.samples import all_reduce, kernels
+
+    classes = tuple(all_reduce(group="|" * 119, axis=None) for _ in range(8))
+    base = straggler()
+    report = report_of(
+        list(base.waterfall.ranks),
+        findings=findings,
+        kernels=kernels(),
+        capture=base.capture.__class__(
+            **{
+                **{f: getattr(base.capture, f) for f in base.capture.__struct_fields__},
+                "notes": ("|" * 990,) * 40,
+            }
+        ),
+        collectives=base.collectives.__class__(num_ranks=8, num_steps=10, classes=classes),
+    )
+    text = shown(report, "md")
+    assert len(text.encode()) < MAX_BYTES
+    assert "does not fit" in text
+
+
+def test_a_healthy_report_says_that_there_are_no_findings() -> None:
+    assert "Findings  none" in shown(healthy())
+    assert "**Findings:** none" in shown(healthy(), "md")
+
+
+def test_formats_are_found_by_name_and_by_file_ending() -> None:
+    assert reporter_names() == ("text", "json", "md")
+    assert format_of_file("out/REPORT.MD") == "md"
+    assert format_of_file("report") is None
+    with pytest.raises(UsageError, match="choose from text, json, md"):
+        find_reporter("html")
+
+
+def test_another_package_can_add_a_format(monkeypatch: pytest.MonkeyPatch) -> None:
+    point = EntryPoint("short", f"{__name__}:one_line", registry.ENTRY_POINT_GROUP)
+    monkeypatch.setattr(registry, "entry_points", lambda group: [point])
+    monkeypatch.setattr(EntryPoint, "load", lambda self: one_line)
+    assert reporter_names()[-1] == "short"
+    assert shown(healthy(), "short") == "8 ranks\n"
+
+
+def one_line(report: Report, options: RenderOptions) -> str:
+    return f"{len(report.run.ranks)} ranks\n"

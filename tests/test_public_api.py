@@ -1,0 +1,107 @@
+"""The public surface: what ``import distprof`` offers, and what it does not load."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pandas as pd
+import pytest
+
+import distprof
+from tests.report.samples import NASTY, nasty, single_rank, straggler
+
+HEAVY = ("numpy", "pandas", "pyarrow", "rich", "msgspec", "fsspec", "torch", "click")
+
+
+def loaded_after(statement: str) -> set[str]:
+    code = f"import sys\n{statement}\nprint(*sorted(m for m in sys.modules if '.' not in m))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    return set(done.stdout.splitlines()[-1].split())
+
+
+def test_exported_members_are_these() -> None:
+    assert distprof.__all__ == [
+        "Finding",
+        "Report",
+        "Run",
+        "__version__",
+        "analyze",
+        "load_report",
+        "open_run",
+    ]
+
+
+@pytest.mark.parametrize("name", distprof.__all__)
+def test_every_exported_member_can_be_reached(name: str) -> None:
+    assert getattr(distprof, name) is not None
+    assert name in dir(distprof)
+
+
+def test_an_unknown_member_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        distprof.nonsense  # noqa: B018
+
+
+def test_import_loads_nothing_heavy() -> None:
+    assert loaded_after("import distprof").isdisjoint(HEAVY)
+
+
+def test_using_the_api_loads_no_torch() -> None:
+    assert "torch" not in loaded_after("import distprof; distprof.analyze; distprof.open_run")
+
+
+def test_the_main_table_of_a_result_is_a_frame() -> None:
+    frame = straggler().breakdown.to_pandas()
+    assert list(frame.columns[:2]) == ["rank", "span_ns"]
+    assert frame["rank"].tolist() == list(range(8))
+    assert frame["span_ns"].dtype == "int64"
+
+
+def test_other_tables_are_asked_for_by_name() -> None:
+    frame = straggler().breakdown.to_pandas("steps")
+    assert "step" in frame.columns
+    with pytest.raises(ValueError, match="choose from ranks, steps"):
+        straggler().breakdown.to_pandas("rows")
+
+
+def test_main_tables_are_the_ones_a_reader_expects() -> None:
+    report = straggler()
+    assert "busbw_bytes_per_s" in report.collectives.to_pandas().columns
+    assert "spread" in report.kernels.to_pandas().columns
+    assert "late_ratio" in report.stragglers.to_pandas().columns
+    assert report.step_time.to_pandas()["median_ns"].tolist() == [22_300_000]
+
+
+def test_unknown_numbers_are_missing_in_a_frame() -> None:
+    frame = single_rank().collectives.to_pandas()
+    assert frame["transfer_ns_median"].dtype == "Int64"
+    assert frame["transfer_ns_median"].isna().all()
+    assert frame["busbw_bytes_per_s"].isna().all()
+
+
+def test_an_empty_table_keeps_its_columns_and_types() -> None:
+    frame = single_rank().kernels.to_pandas()
+    assert len(frame) == 0
+    assert frame["total_ns"].dtype == "int64"
+    assert isinstance(frame, pd.DataFrame)
+
+
+def test_a_notebook_shows_verdict_and_findings_escaped() -> None:
+    shown = straggler()._repr_html_()
+    assert "<b>Waiting for rank 2 takes 31.0 % of each step" in shown
+    assert "<td>STR101</td>" in shown
+    hostile = nasty()._repr_html_()
+    assert "<script" not in hostile
+    assert NASTY not in hostile
+
+
+def test_a_console_shows_the_head_of_a_report() -> None:
+    from rich.console import Console
+
+    console = Console(width=100, record=True, file=None, quiet=False, color_system=None)
+    with console.capture() as captured:
+        console.print(straggler())
+    assert captured.get().startswith("Waiting for rank 2 takes")
