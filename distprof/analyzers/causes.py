@@ -39,7 +39,6 @@ class Cause:
 class _Excess:
     """Time per late step that a rank spends beyond the median of its peers."""
 
-    cause: StragglerCause
     what: str
     ns: float
     peers_ns: float
@@ -62,9 +61,9 @@ def find_cause(
         kernels: For the speed of the rank's kernels relative to its peers'.
     """
     excesses = [
-        _excess(rank, steps, {r: a.computation_ns for r, a in analyses.items()}, "computation"),
-        _excess(rank, steps, {r: a.input_ns for r, a in analyses.items()}, "waiting for input"),
-        _excess(rank, steps, {r: a.idle_host_ns for r, a in analyses.items()}, "a late host"),
+        _excess(rank, steps, {r: a.computation_ns for r, a in analyses.items()}, COMPUTATION),
+        _excess(rank, steps, {r: a.input_ns for r, a in analyses.items()}, INPUT),
+        _excess(rank, steps, {r: _idle_for_host(a) for r, a in analyses.items()}, HOST),
     ]
     largest = max(excesses, key=lambda excess: excess.ns)
     if lateness_ns <= 0 or largest.ns < EXPLAINS * lateness_ns:
@@ -73,17 +72,33 @@ def find_cause(
         f"{largest.what} takes {format_duration(largest.ns + largest.peers_ns)} in a late step, "
         f"its peers' median is {format_duration(largest.peers_ns)}"
     )
-    if largest.cause is not StragglerCause.UNKNOWN:
-        return Cause(largest.cause, (text,))
+    if largest.what in _CAUSES:
+        return Cause(_CAUSES[largest.what], (text,))
+    if len(steps) < EXPLAINS * len(analyses[rank].steps):
+        why = "kernel times of single steps are not kept: slower device or more work"
+        return Cause(StragglerCause.UNKNOWN, (text, why))
     cause, why = _computes_longer(rank, analyses, kernels)
     return Cause(cause, (text, why))
 
 
-_CAUSES = {
-    "waiting for input": StragglerCause.LATE_INPUT,
-    "a late host": StragglerCause.LATE_HOST,
-    "computation": StragglerCause.UNKNOWN,  # slow device or more work: told apart by its kernels
-}
+COMPUTATION = "computation"  # a slow device, or more work: its kernels tell which
+INPUT = "waiting for input"
+HOST = "idling for the host"
+_CAUSES = {INPUT: StragglerCause.LATE_INPUT, HOST: StragglerCause.LATE_HOST}
+
+
+def _idle_for_host(analysis: RankAnalysis) -> Int64Array:
+    """Idle time per step that the host is to blame for, ns.
+
+    All that is not input, where most of it is the host's. A host that synchronises and then stalls
+    shows as both causes, and both are its lateness.
+    """
+    idle = np.array([step.idle_ns for step in analysis.steps], dtype=np.int64)
+    cause = analysis.idle
+    if cause is None or cause.host_ns + cause.sync_ns < cause.comm_wait_ns + cause.unknown_ns:
+        return analysis.idle_host_ns
+    rest: Int64Array = idle - analysis.input_ns
+    return rest
 
 
 def _excess(
@@ -92,10 +107,10 @@ def _excess(
     chosen = list(steps)
     own = per_step[rank][chosen]
     if len(own) == 0 or len(per_step) < 2:
-        return _Excess(_CAUSES[what], what, 0.0, 0.0)
+        return _Excess(what, 0.0, 0.0)
     peers = np.stack([values[chosen] for other, values in per_step.items() if other != rank])
     usual = np.median(peers, axis=0)
-    return _Excess(_CAUSES[what], what, float((own - usual).mean()), float(usual.mean()))
+    return _Excess(what, float((own - usual).mean()), float(usual.mean()))
 
 
 def _nothing(excesses: Sequence[_Excess], lateness_ns: float) -> str:
@@ -108,10 +123,10 @@ def _computes_longer(
 ) -> tuple[StragglerCause, str]:
     """Slow device, or more work: by the same kernels' times and numbers on its peers."""
     speed = next((s for s in kernels.ranks if s.rank == rank), None)
-    if speed is None or speed.relative_time is None or speed.num_shared_kernels == 0:
-        return StragglerCause.UNKNOWN, "its kernels share no name with its peers'"
-    if _is_more(speed.relative_work):
+    if speed is not None and _is_more(speed.relative_work):
         return StragglerCause.MORE_WORK, _work_text(speed)
+    if speed is None or speed.relative_time is None:
+        return StragglerCause.UNKNOWN, "its kernels cannot be compared with its peers'"
     if speed.relative_time < SLOWER:
         return (
             StragglerCause.MORE_WORK,
