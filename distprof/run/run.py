@@ -227,6 +227,11 @@ class ClockAlignment:
     num_checked: int = 0
     num_violations: int = 0
     notes: tuple[str, ...] = ()
+    _domain_of: dict[int, int] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        index = {rank: i for i, ranks in enumerate(self.domains) for rank in ranks}
+        object.__setattr__(self, "_domain_of", index)
 
     def domain_of(self, rank: int) -> int:
         """Index of the domain of ``rank``.
@@ -234,10 +239,9 @@ class ClockAlignment:
         Raises:
             ValueError: If no domain holds the rank.
         """
-        for index, ranks in enumerate(self.domains):
-            if rank in ranks:
-                return index
-        raise ValueError(f"rank {rank} is in no clock domain")
+        if rank not in self._domain_of:
+            raise ValueError(f"rank {rank} is in no clock domain")
+        return self._domain_of[rank]
 
     def correction(self, rank: int, own_ns: Int64Array) -> Int64Array:
         """What to subtract from own times of ``rank`` to get common times, int64 ns."""

@@ -1,0 +1,177 @@
+"""From single ranks to a run: topology, matched collectives, one clock, common window, gaps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from distprof.errors import InputError
+from distprof.ingest.alignment import align_clocks
+from distprof.ingest.matching import match_collectives
+from distprof.ingest.rows import NO_STEP, step_labels
+from distprof.ingest.topology import build_topology
+from distprof.ingest.windows import find_window
+from distprof.run.members import positions_of
+from distprof.run.run import ClockAlignment, CollectiveMatches, Gap, Rank, Run
+from distprof.run.topology import Topology
+from distprof.units import fold_ranks, format_ratio
+
+__all__ = ["assemble_run"]
+
+_MIN_MATCHED_RATIO = 0.95
+_MAX_VIOLATION_RATIO = 0.01
+
+
+def assemble_run(source: str, ranks: Iterable[Rank], gaps: Iterable[Gap] = ()) -> Run:
+    """Join ranks into a run.
+
+    Args:
+        source: What the user named.
+        ranks: Ranks that could be read, in any order; of two with the same number the first counts.
+        gaps: What is known to be missing so far.
+
+    Raises:
+        InputError: If there is no rank.
+    """
+    kept, duplicates = _distinct(ranks)
+    if not kept:
+        raise InputError(source, expected="at least one trace that can be read", found="none")
+    topology = build_topology(kept)
+    matches = match_collectives(kept, topology.groups)
+    clock = align_clocks(kept, topology.nodes, matches)
+    window, window_gaps = find_window(kept, matches, clock)
+    return Run(
+        source=source,
+        ranks=kept,
+        topology=topology,
+        matches=matches,
+        clock=clock,
+        window=window,
+        gaps=(
+            *gaps,
+            *_rank_gaps(kept, topology, duplicates),
+            *_match_gaps(kept, matches),
+            *_clock_gaps(kept, clock),
+            *window_gaps,
+        ),
+    )
+
+
+def _distinct(ranks: Iterable[Rank]) -> tuple[tuple[Rank, ...], tuple[int, ...]]:
+    by_number: dict[int, Rank] = {}
+    duplicates = []
+    for rank in ranks:
+        if rank.rank in by_number:
+            duplicates.append(rank.rank)
+        else:
+            by_number[rank.rank] = rank
+    return tuple(by_number[number] for number in sorted(by_number)), tuple(duplicates)
+
+
+def _rank_gaps(ranks: Sequence[Rank], topology: Topology, duplicates: tuple[int, ...]) -> list[Gap]:
+    gaps = []
+    if duplicates:
+        gaps.append(
+            Gap(
+                what="duplicate-ranks",
+                message=f"More than one trace says it is rank {fold_ranks(duplicates)}: "
+                "the first is used.",
+                ranks=duplicates,
+            )
+        )
+    sizes = sorted({rank.world_size for rank in ranks if rank.world_size})
+    if len(sizes) > 1:
+        other = tuple(r.rank for r in ranks if r.world_size not in (None, topology.world_size))
+        gaps.append(
+            Gap(
+                what="mixed-world-size",
+                message=f"Traces name world sizes {', '.join(map(str, sizes))}: they may be of "
+                f"different jobs; {topology.world_size} is taken.",
+                ranks=other,
+            )
+        )
+    missing = sorted(set(range(topology.world_size or 0)) - {rank.rank for rank in ranks})
+    if missing:
+        gaps.append(
+            Gap(
+                what="missing-ranks",
+                message=f"{len(missing)} of {topology.world_size} ranks have no trace "
+                f"({fold_ranks(missing)}): the last to arrive may be one of them.",
+                ranks=tuple(missing),
+            )
+        )
+    return gaps
+
+
+def _match_gaps(ranks: Sequence[Rank], matches: CollectiveMatches) -> list[Gap]:
+    gaps = []
+    ratio = matches.matched_ratio
+    if ratio is not None and ratio < _MIN_MATCHED_RATIO:
+        gaps.append(
+            Gap(
+                what="unmatched-collectives",
+                message=f"Only {format_ratio(ratio)} of the collectives could be joined across "
+                "ranks: waiting and transfer of the others are not told apart."
+                + "".join(f" {note}" for note in matches.notes),
+            )
+        )
+    disagree = _step_disagreement(ranks, matches)
+    if disagree is not None and disagree > 1 - _MIN_MATCHED_RATIO:
+        gaps.append(
+            Gap(
+                what="steps-disagree",
+                message=f"{format_ratio(disagree)} of the matched collectives lie in steps of "
+                "different numbers on different ranks: per-step comparisons between ranks are off.",
+            )
+        )
+    return gaps
+
+
+def _step_disagreement(ranks: Sequence[Rank], matches: CollectiveMatches) -> float | None:
+    """Share of instances whose members are in steps of different numbers, where steps are known."""
+    if matches.count == 0:
+        return None
+    labels = np.concatenate([step_labels(rank) for rank in ranks])
+    lengths = np.array([len(rank.collectives) for rank in ranks])
+    begin = np.cumsum(lengths) - lengths
+    step = labels[begin[positions_of(ranks, matches.member_rank)] + matches.member_row]
+    known = step != NO_STEP
+    first = matches.offsets[:-1]
+    limits = np.iinfo(np.int64)
+    low = np.minimum.reduceat(np.where(known, step, limits.max), first)
+    high = np.maximum.reduceat(np.where(known, step, limits.min), first)
+    judged = low <= high
+    return float((low < high)[judged].mean()) if judged.any() else None
+
+
+def _clock_gaps(ranks: Sequence[Rank], clock: ClockAlignment) -> list[Gap]:
+    gaps = []
+    if len(ranks) > 1 and not all(rank.has_epoch for rank in ranks):
+        without = tuple(rank.rank for rank in ranks if not rank.has_epoch)
+        gaps.append(
+            Gap(
+                what="no-epoch",
+                message=f"Times of ranks {fold_ranks(without)} do not count from the epoch: "
+                "ranks are compared only through their collectives.",
+                ranks=without,
+            )
+        )
+    if len(ranks) > 1 and len(set(clock.component.tolist())) > 1:
+        gaps.append(
+            Gap(
+                what="clocks-not-comparable",
+                message="No matched collective connects all ranks: lateness is judged only among "
+                "ranks that collectives connect.",
+            )
+        )
+    if clock.num_violations > _MAX_VIOLATION_RATIO * clock.num_checked:
+        gaps.append(
+            Gap(
+                what="causality-violated",
+                message=f"In {clock.num_violations} of {clock.num_checked} collectives a rank ends "
+                "before the last one starts, although clocks are aligned: times between ranks "
+                "are doubtful.",
+            )
+        )
+    return gaps

@@ -1,0 +1,252 @@
+"""Pairing the operations of two ranks by their order, where nothing numbers them.
+
+Training repeats itself, so that a sequence fits its partner at many shifts. Which one is right
+shows in time: the two ends of a collective differ by the clocks' offset and little else, so at the
+right shift the difference of ends hardly changes from one pair to the next; at a wrong one it
+changes by as much as one step differs from another. Step numbers, where both ranks have them, say
+it outright.
+
+Source: longest common subsequence by E. W. Myers, "An O(ND) Difference Algorithm and Its
+Variations", Algorithmica 1, 1986, here with pairs allowed only where their times agree too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distprof.ingest.rows import NO_STEP
+from distprof.schema import Int64Array
+from distprof.units import NS_PER_S
+
+__all__ = ["Operations", "Pairing", "pair"]
+
+MARGIN = 64  # shifts tried on either side of where windows, steps and clocks suggest one
+SAMPLES = 512  # pairs looked at per shift
+MIN_OVERLAP_RATIO = 0.3  # of the shorter sequence: shorter overlaps fit by chance
+MAX_CLOCK_OFFSET_NS = NS_PER_S  # hosts kept by a time daemon differ by milliseconds
+MAX_EDITS = 500  # differences after which two sequences are not called the same
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operations:
+    """What one rank did, in order.
+
+    Args:
+        token: int64, equal for operations that could be the same.
+        end_ns: int64, ends on the rank's own clock.
+        step: int64, step number or NO_STEP.
+        has_epoch: Whether the clock counts since the epoch.
+    """
+
+    token: Int64Array
+    end_ns: Int64Array
+    step: Int64Array
+    has_epoch: bool
+
+    def __len__(self) -> int:
+        return len(self.token)
+
+    def part(self, low: int, high: int) -> Operations:
+        """The operations at positions ``low`` to ``high``."""
+        return Operations(
+            token=self.token[low:high],
+            end_ns=self.end_ns[low:high],
+            step=self.step[low:high],
+            has_epoch=self.has_epoch,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pairing:
+    """Positions in two sequences that belong together, both ascending.
+
+    Args:
+        first: Positions in the one.
+        second: Positions in the other.
+        low: First position of ``first``'s sequence that the other's window covers.
+        high: One past the last such position.
+    """
+
+    first: NDArray[np.int64]
+    second: NDArray[np.int64]
+    low: int
+    high: int
+
+
+def pair(a: Operations, b: Operations) -> Pairing | None:
+    """Pair the operations of two ranks.
+
+    Returns:
+        None where no shift of one against the other makes sense.
+    """
+    shift = _best_shift(a, b)
+    if shift is None:
+        return None
+    low, high = max(0, -shift), min(len(a), len(b) - shift)
+    i = np.arange(low, high)
+    if _compatible(a, b, i, i + shift).all():
+        return Pairing(first=i, second=i + shift, low=low, high=high)
+    first, second = _common_subsequence(a, b, shift)
+    return Pairing(first=first, second=second, low=low, high=high)
+
+
+def _compatible(
+    a: Operations, b: Operations, i: NDArray[np.int64], j: NDArray[np.int64]
+) -> NDArray[np.bool_]:
+    """Whether two operations could be one: same token, and no two known steps that differ."""
+    step_a, step_b = a.step[i], b.step[j]
+    same_step = (step_a == step_b) | (step_a == NO_STEP) | (step_b == NO_STEP)
+    could: NDArray[np.bool_] = (a.token[i] == b.token[j]) & same_step
+    return could
+
+
+@dataclass(frozen=True, slots=True)
+class _Fit:
+    """How well a shift fits: share of compatible pairs, wobble of their end differences."""
+
+    shift: int
+    count: int
+    agreement: float
+    wobble_ns: float
+    offset_ns: float
+
+
+def _best_shift(a: Operations, b: Operations) -> int | None:
+    if not len(a) or not len(b):
+        return None
+    needed = max(1, int(MIN_OVERLAP_RATIO * min(len(a), len(b))))
+    fits = [fit for shift in _shifts(a, b, needed) if (fit := _fit(a, b, shift)) is not None]
+    fits = [fit for fit in fits if _plausible(a, b, fit)]
+    if not fits:
+        return None
+    best = max(fit.agreement for fit in fits)
+    if best < MIN_OVERLAP_RATIO:
+        return None
+    fits = [fit for fit in fits if fit.agreement >= 0.9 * best]
+    steadiest = min(fits, key=lambda fit: (fit.wobble_ns, -fit.count))
+    # medians over few pairs are uncertain: whatever cannot be told from the steadiest ties with it
+    limit = steadiest.wobble_ns * (1 + 3 / np.sqrt(max(steadiest.count, 1))) + 1
+    tied = [fit for fit in fits if fit.wobble_ns <= limit]
+    return min(tied, key=lambda fit: (-round(fit.agreement, 2), abs(fit.offset_ns))).shift
+
+
+def _shifts(a: Operations, b: Operations, needed: int) -> list[int]:
+    """Shifts worth trying: around equal starts, equal ends, equal times and equal steps."""
+    extra = len(b) - len(a)
+    ranges = [(min(0, extra), max(0, extra))]
+    by_time = int(np.median(np.searchsorted(np.sort(b.end_ns), a.end_ns) - np.arange(len(a))))
+    ranges.append((by_time, by_time))
+    common, in_a, in_b = np.intersect1d(a.step, b.step, return_indices=True)
+    known = common != NO_STEP
+    by_step = (in_b - in_a)[known]
+    if len(by_step):
+        ranges.append((int(by_step.min()), int(by_step.max())))
+    tried = {shift for low, high in ranges for shift in range(low - MARGIN, high + MARGIN + 1)}
+    return sorted(s for s in tried if min(len(a), len(b) - s) - max(0, -s) >= needed)
+
+
+def _fit(a: Operations, b: Operations, shift: int) -> _Fit | None:
+    low, high = max(0, -shift), min(len(a), len(b) - shift)
+    # a contiguous run in the middle: neighbours are needed to see the difference of ends change
+    middle = max(0, (high - low - SAMPLES) // 2)
+    i = np.arange(low + middle, min(high, low + middle + SAMPLES))
+    i_all = i
+    ok = _compatible(a, b, i, i + shift)
+    i = i[ok]
+    if len(i) == 0:
+        return None
+    difference = b.end_ns[i + shift] - a.end_ns[i]
+    # two or three ends say nothing about steadiness
+    wobble = float(np.median(np.abs(np.diff(difference)))) if len(i) > 3 else np.inf
+    return _Fit(shift, len(i), len(i) / len(i_all), wobble, float(np.median(difference)))
+
+
+def _plausible(a: Operations, b: Operations, fit: _Fit) -> bool:
+    """Whether the clock offset that a shift implies can be believed."""
+    if not (a.has_epoch and b.has_epoch):
+        return True
+    steps_agree = len(np.intersect1d(a.step[a.step != NO_STEP], b.step[b.step != NO_STEP])) > 0
+    return steps_agree or abs(fit.offset_ns) <= MAX_CLOCK_OFFSET_NS
+
+
+def _common_subsequence(
+    a: Operations, b: Operations, shift: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Longest common subsequence near ``shift`` in which ends agree up to the clocks' offset."""
+    low, high = max(0, -shift), min(len(a), len(b) - shift)
+    i = np.arange(low, high)
+    ok = _compatible(a, b, i, i + shift)
+    offset = _typical_offset(b.end_ns[i[ok] + shift] - a.end_ns[i[ok]])
+    tolerance = _typical_gap(a.end_ns) // 2
+    start_a, start_b = max(0, low - MARGIN), max(0, low + shift - MARGIN)
+    part_a = a.part(start_a, high + MARGIN)
+    part_b = b.part(start_b, high + shift + MARGIN)
+    pairs = np.array(_edit_trace(part_a, part_b, offset, tolerance), dtype=np.int64).reshape(-1, 2)
+    return pairs[:, 0] + start_a, pairs[:, 1] + start_b
+
+
+def _typical_offset(differences: Int64Array) -> int:
+    """The most frequent difference: the middle of the narrowest stretch that holds a third."""
+    ordered = np.sort(differences)
+    width = max(1, len(ordered) // 3)
+    if len(ordered) <= width:
+        return int(np.median(ordered))
+    spread = ordered[width:] - ordered[:-width]
+    start = int(np.argmin(spread))
+    return int(np.median(ordered[start : start + width + 1]))
+
+
+def _typical_gap(end_ns: Int64Array) -> int:
+    gaps = np.diff(np.sort(end_ns))
+    return int(np.median(gaps)) if len(gaps) else NS_PER_S
+
+
+def _edit_trace(a: Operations, b: Operations, offset: int, tolerance: int) -> list[tuple[int, int]]:
+    """Myers' greedy algorithm; gives up, with no pair, beyond MAX_EDITS differences."""
+    token_a, token_b = a.token.tolist(), b.token.tolist()
+    end_a, end_b = (a.end_ns + offset).tolist(), b.end_ns.tolist()
+    step_a, step_b = a.step.tolist(), b.step.tolist()
+
+    def same(i: int, j: int) -> bool:
+        return bool(
+            token_a[i] == token_b[j]
+            and abs(end_b[j] - end_a[i]) <= tolerance
+            and (step_a[i] == step_b[j] or step_a[i] == NO_STEP or step_b[j] == NO_STEP)
+        )
+
+    reach = {1: 0}
+    history: list[dict[int, int]] = []
+    for edits in range(min(len(a) + len(b), MAX_EDITS) + 1):
+        history.append(dict(reach))
+        for diagonal in range(-edits, edits + 1, 2):
+            down = diagonal == -edits or (
+                diagonal != edits and reach[diagonal - 1] < reach[diagonal + 1]
+            )
+            i = reach[diagonal + 1] if down else reach[diagonal - 1] + 1
+            j = i - diagonal
+            while i < len(token_a) and j < len(token_b) and same(i, j):
+                i, j = i + 1, j + 1
+            reach[diagonal] = i
+            if i >= len(token_a) and j >= len(token_b):
+                return _walk_back(history, len(token_a), len(token_b))
+    return []
+
+
+def _walk_back(history: list[dict[int, int]], i: int, j: int) -> list[tuple[int, int]]:
+    pairs = []
+    for edits in range(len(history) - 1, -1, -1):
+        reach = history[edits]
+        diagonal = i - j
+        down = diagonal == -edits or (
+            diagonal != edits and reach[diagonal - 1] < reach[diagonal + 1]
+        )
+        before = diagonal + 1 if down else diagonal - 1
+        start_i, start_j = reach[before], reach[before] - before
+        while i > start_i and j > start_j:
+            i, j = i - 1, j - 1
+            pairs.append((i, j))
+        i, j = start_i, start_j
+    return pairs[::-1]

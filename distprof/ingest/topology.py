@@ -1,0 +1,187 @@
+"""Nodes, process groups and world size of a run, from what its ranks say."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distprof.ingest.metadata import axis_of
+from distprof.run.run import Rank
+from distprof.run.topology import NodeOrigin, ProcessGroup, Topology
+from distprof.schema import Int64Array
+from distprof.terms import MeshAxis
+
+__all__ = ["build_topology", "group_key", "groups_of_rows", "parse_folded", "world_size_of"]
+
+GroupKey = tuple[str, tuple[int, ...], int | None]
+
+_MAX_MEMBERS = 1 << 20  # more ranks than any job has; longer lists are nonsense
+
+
+def build_topology(ranks: Sequence[Rank]) -> Topology:
+    """Nodes and groups of a run.
+
+    Nodes come from host names; without them from device counts, by the convention of launchers
+    that ranks are numbered node by node; else they are unknown. Groups are those that the ranks
+    list and those that their collectives name; the same name with the same members is one group.
+
+    Args:
+        ranks: Ranks of the run, ascending.
+    """
+    world_size = world_size_of(ranks)
+    nodes, origin = _nodes(ranks, world_size)
+    return Topology(
+        world_size=world_size, nodes=nodes, node_origin=origin, groups=_groups(ranks, world_size)
+    )
+
+
+def world_size_of(ranks: Sequence[Rank]) -> int | None:
+    """World size that most ranks give, the larger one on a tie; None where none gives it."""
+    said = Counter(rank.world_size for rank in ranks if rank.world_size)
+    return max(said, key=lambda size: (said[size], size)) if said else None
+
+
+def group_key(group: ProcessGroup) -> GroupKey:
+    """What makes a group the same group on another rank: names alone are not unique."""
+    return group.name, group.ranks, None if group.ranks else group.size
+
+
+def groups_of_rows(
+    rank: Rank, world_size: int | None
+) -> tuple[tuple[ProcessGroup, ...], NDArray[np.int32]]:
+    """The process groups of a rank's collectives.
+
+    Where the trace gives a group's name only, its members are those of the rank's group of that
+    name; where it gives nothing, the world is assumed.
+
+    Returns:
+        The groups, and for each row of COLLECTIVES the index of its group.
+    """
+    table = rank.collectives
+    coded = [table.coded(name) for name in ("group", "group_desc", "group_ranks")]
+    sizes, size_code = np.unique(table["group_size"], return_inverse=True)
+    combined: Int64Array = size_code.astype(np.int64)
+    for column in coded:
+        combined = combined * max(1, len(column.values)) + column.codes
+    _, first, inverse = np.unique(combined, return_index=True, return_inverse=True)
+    found = tuple(
+        _group_of_row(
+            rank,
+            *(column.values[column.codes[row]] for column in coded),
+            size=int(sizes[size_code[row]]),
+            world_size=world_size,
+        )
+        for row in first.tolist()
+    )
+    return found, inverse.astype(np.int32)
+
+
+@lru_cache(maxsize=4096)
+def parse_folded(text: str) -> tuple[int, ...]:
+    """Ranks written as ranges such as ``0-3,8``; empty where the text is something else."""
+    ranks: set[int] = set()
+    for part in text.split(","):
+        low, dash, high = part.partition("-")
+        if not (low.isdecimal() and (high.isdecimal() or not dash)):
+            return ()
+        first, last = int(low), int(high) if dash else int(low)
+        if last - first >= _MAX_MEMBERS or len(ranks) >= _MAX_MEMBERS:
+            return ()
+        ranks.update(range(first, last + 1))
+    return tuple(sorted(ranks))
+
+
+def _group_of_row(
+    rank: Rank, name: str, description: str, folded: str, *, size: int, world_size: int | None
+) -> ProcessGroup:
+    members = parse_folded(folded) if folded else ()
+    own = next((g for g in rank.groups if name and g.name == name), None)
+    if not members and own is not None:
+        members = own.ranks
+    if not members and not name and (size < 0 or size == world_size):
+        return _world(rank, world_size)
+    if not members and size == world_size and world_size is not None:
+        members = tuple(range(world_size))
+    if own is not None and own.ranks == members:
+        return own
+    known_size = len(members) or (size if size >= 0 else None)
+    return ProcessGroup(
+        name=name,
+        description=description,
+        ranks=members,
+        size=known_size,
+        backend=rank.backend,
+        axis=axis_of(description, members, known_size, world_size),
+    )
+
+
+def _world(rank: Rank, world_size: int | None) -> ProcessGroup:
+    """The group of all ranks, for collectives of which nothing else is known."""
+    members = tuple(range(world_size)) if world_size else ()
+    listed = next((group for group in rank.groups if members and group.ranks == members), None)
+    return listed or ProcessGroup(
+        name="",
+        description="",
+        ranks=members,
+        size=world_size,
+        backend=rank.backend,
+        axis=MeshAxis.WORLD,
+    )
+
+
+def _groups(ranks: Sequence[Rank], world_size: int | None) -> tuple[ProcessGroup, ...]:
+    merged: dict[GroupKey, ProcessGroup] = {}
+    for rank in ranks:
+        for group in (*rank.groups, *groups_of_rows(rank, world_size)[0]):
+            key = group_key(group)
+            merged[key] = _merge(merged[key], group) if key in merged else group
+    return tuple(merged.values())
+
+
+def _merge(known: ProcessGroup, other: ProcessGroup) -> ProcessGroup:
+    """One group seen twice: what one rank does not say, another may."""
+    if known is other:
+        return known
+    return replace(
+        known,
+        description=known.description or other.description,
+        size=known.size if known.size is not None else other.size,
+        backend=known.backend or other.backend,
+        axis=known.axis or other.axis,
+    )
+
+
+def _nodes(
+    ranks: Sequence[Rank], world_size: int | None
+) -> tuple[Mapping[str, tuple[int, ...]], NodeOrigin]:
+    hosts: dict[str, list[int]] = {}
+    for rank in ranks:
+        if rank.host:
+            hosts.setdefault(rank.host, []).append(rank.rank)
+    if hosts:
+        return {host: tuple(numbers) for host, numbers in hosts.items()}, "host_name"
+    counts = {rank.device.count for rank in ranks if rank.device.count}
+    if world_size is None or len(counts) != 1:
+        return {}, "unknown"
+    return _nodes_by_count(world_size, counts.pop())
+
+
+def _nodes_by_count(
+    world_size: int, count: int
+) -> tuple[Mapping[str, tuple[int, ...]], NodeOrigin]:
+    """Blocks of ``count`` ranks, where that is more than a guess.
+
+    A process that sees one device only (one container or one visible device per rank) says nothing
+    about its host.
+    """
+    if world_size <= count:
+        return {"node0": tuple(range(world_size))}, "device_count"
+    if count == 1 or world_size % count:
+        return {}, "unknown"
+    blocks = range(world_size // count)
+    return {f"node{i}": tuple(range(i * count, (i + 1) * count)) for i in blocks}, "device_count"

@@ -1,0 +1,155 @@
+"""Which steps every rank recorded completely, and how much of their captures the ranks share."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from distprof.ingest.transients import find_transients
+from distprof.run.run import CaptureWindow, ClockAlignment, CollectiveMatches, Gap, Rank
+from distprof.schema import Int64Array
+from distprof.terms import StepSource
+from distprof.units import fold_ranks, format_duration
+
+__all__ = ["find_window"]
+
+_WAY_OUT = (
+    "start and stop the profiler at the same step on every rank, for example with "
+    "torch.profiler.schedule, and leave at least one warm-up step"
+)
+
+
+def find_window(
+    ranks: Sequence[Rank], matches: CollectiveMatches, clock: ClockAlignment
+) -> tuple[CaptureWindow, tuple[Gap, ...]]:
+    """The steps to analyse, and what is wrong with the windows.
+
+    Args:
+        ranks: Ranks of the run, ascending, at least one.
+        matches: Matched collectives.
+        clock: How the ranks' clocks relate.
+    """
+    marked = [rank for rank in ranks if rank.step_source is not StepSource.CAPTURE]
+    kept, dropped = _common_steps(marked)
+    transients = find_transients(ranks, matches, clock, kept)
+    if len(transients) < len(kept):
+        kept = tuple(step for step in kept if step not in transients)
+        dropped |= dict.fromkeys(transients, "the start of the profiler disturbs it")
+    overlap = _overlap_ratio(ranks, clock)
+    window = CaptureWindow(
+        steps=kept,
+        dropped=dict(sorted(dropped.items())),
+        overlap_ratio=overlap,
+        transient_steps=tuple(step for step in transients if step in dropped),
+    )
+    gaps = [
+        *_mark_gaps(ranks, marked, kept, dropped),
+        *_overlap_gaps(ranks, overlap),
+        *_transient_gaps(transients, dropped),
+    ]
+    return window, tuple(gaps)
+
+
+def _common_steps(marked: Sequence[Rank]) -> tuple[tuple[int, ...], dict[int, str]]:
+    """Steps complete on every rank that has step marks, and why the others are not."""
+    complete, cut = Counter[int](), dict[int, list[int]]()
+    have: dict[int, set[int]] = {}
+    for rank in marked:
+        steps = rank.steps["step"].tolist()
+        for step, whole in zip(steps, rank.steps["complete"].tolist(), strict=True):
+            have.setdefault(step, set()).add(rank.rank)
+            if whole:
+                complete[step] += 1
+            else:
+                cut.setdefault(step, []).append(rank.rank)
+    everyone = {rank.rank for rank in marked}
+    kept = tuple(sorted(step for step in have if have[step] == everyone and step not in cut))
+    dropped = {
+        step: _why(sorted(everyone - have[step]), cut.get(step, []))
+        for step in have
+        if step not in kept
+    }
+    return kept, dropped
+
+
+def _why(missing: list[int], cut: list[int]) -> str:
+    reasons = []
+    if cut:
+        reasons.append(f"cut by the capture of rank {fold_ranks(cut)}")
+    if missing:
+        reasons.append(f"not recorded by rank {fold_ranks(missing)}")
+    return "; ".join(reasons)
+
+
+def _mark_gaps(
+    ranks: Sequence[Rank], marked: Sequence[Rank], kept: tuple[int, ...], dropped: dict[int, str]
+) -> list[Gap]:
+    without = tuple(rank.rank for rank in ranks if rank.step_source is StepSource.CAPTURE)
+    gaps = []
+    if marked and without:
+        gaps.append(
+            Gap(
+                what="no-step-marks",
+                message=f"Ranks {fold_ranks(without)} have no step marks, the others have: "
+                "steps are those of the others.",
+                ranks=without,
+            )
+        )
+    if marked and not kept:
+        gaps.append(
+            Gap(
+                what="no-common-step",
+                message=f"No step is complete on all ranks ({len(dropped)} are on some): "
+                f"{_WAY_OUT}.",
+            )
+        )
+    return gaps
+
+
+def _overlap_ratio(ranks: Sequence[Rank], clock: ClockAlignment) -> float | None:
+    """Time that all captures share over the time that any covers; below 0 when they are apart."""
+    connected = len(set(clock.component.tolist())) == 1
+    if len(ranks) < 2 or not (connected or all(rank.has_epoch for rank in ranks)):
+        return None
+    start = np.array([_common(clock, rank, rank.capture_start_ns) for rank in ranks])
+    end = np.array([_common(clock, rank, rank.capture_end_ns) for rank in ranks])
+    covered = int(end.max() - start.min())
+    shared = int(end.min() - start.max())
+    return max(0.0, shared / covered) if covered > 0 else None
+
+
+def _common(clock: ClockAlignment, rank: Rank, own_ns: int) -> int:
+    times: Int64Array = np.array([own_ns], np.int64)
+    return int(clock.to_common(rank.rank, times)[0])
+
+
+def _overlap_gaps(ranks: Sequence[Rank], overlap: float | None) -> list[Gap]:
+    if overlap is None or overlap > 0:
+        return []
+    latest = max(ranks, key=lambda rank: rank.capture_start_ns)
+    earliest = min(ranks, key=lambda rank: rank.capture_end_ns)
+    apart = latest.capture_start_ns - earliest.capture_end_ns
+    return [
+        Gap(
+            what="disjoint-windows",
+            message=f"Captures share no time: rank {latest.rank} starts "
+            f"{format_duration(apart)} after rank {earliest.rank} ends. Ranks cannot be compared; "
+            f"{_WAY_OUT}.",
+            ranks=(earliest.rank, latest.rank),
+        )
+    ]
+
+
+def _transient_gaps(transients: tuple[int, ...], dropped: dict[int, str]) -> list[Gap]:
+    staying = [step for step in transients if step not in dropped]
+    if not staying:
+        return []
+    return [
+        Gap(
+            what="start-transient",
+            message=f"Step {staying[0]} begins with a wait for the slowest rank's profiler to "
+            f"start, and no other step was recorded: {_WAY_OUT}.",
+        )
+    ]

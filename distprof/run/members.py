@@ -1,0 +1,78 @@
+"""Columns of matched collectives, gathered from the tables of many ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distprof.run.run import ClockAlignment, CollectiveMatches, Rank
+from distprof.schema import Int64Array
+
+__all__ = ["domain_of_ranks", "member_column", "member_to_common", "positions_of"]
+
+
+def positions_of(ranks: Sequence[Rank], numbers: NDArray[Any]) -> NDArray[np.int64]:
+    """Position in ``ranks`` of each rank number.
+
+    Args:
+        ranks: Ranks of the run, ascending.
+        numbers: Rank numbers, each of them in ``ranks``.
+    """
+    known = np.array([rank.rank for rank in ranks], dtype=np.int64)
+    positions: Int64Array = np.searchsorted(known, numbers)
+    return positions
+
+
+def member_column(
+    matches: CollectiveMatches, ranks: Sequence[Rank], column: str
+) -> NDArray[np.int64]:
+    """One integer column of COLLECTIVES for every member, in the order of the members.
+
+    Args:
+        matches: Matched collectives.
+        ranks: Ranks of the run, ascending.
+        column: Name of a column that is no category.
+
+    Returns:
+        int64, shape ``(len(matches.member_rank),)``.
+    """
+    if len(matches.member_rank) == 0:
+        return np.empty(0, np.int64)
+    lengths = np.array([len(rank.collectives) for rank in ranks], dtype=np.int64)
+    first = np.cumsum(lengths) - lengths
+    rows = first[positions_of(ranks, matches.member_rank)] + matches.member_row
+    values = np.concatenate([rank.collectives[column] for rank in ranks])
+    column_of_members: Int64Array = values[rows].astype(np.int64, copy=False)
+    return column_of_members
+
+
+def domain_of_ranks(clock: ClockAlignment, numbers: NDArray[Any]) -> NDArray[np.int64]:
+    """Clock domain of each of many rank numbers.
+
+    Raises:
+        ValueError: If a rank is in no domain.
+    """
+    distinct, inverse = np.unique(numbers, return_inverse=True)
+    domains = np.array([clock.domain_of(int(rank)) for rank in distinct], dtype=np.int64)
+    of_each: Int64Array = domains[inverse] if len(distinct) else np.empty(0, np.int64)
+    return of_each
+
+
+def member_to_common(
+    clock: ClockAlignment, domain: NDArray[np.int64], own_ns: Int64Array
+) -> Int64Array:
+    """Own times on the common clock, each by the correction of its clock domain; int64 ns.
+
+    Args:
+        clock: Corrections.
+        domain: Clock domain of each time.
+        own_ns: Own times.
+    """
+    if len(own_ns) == 0:
+        return own_ns
+    drift = clock.drift_ratio[domain] * (own_ns - clock.reference_ns)
+    correction: Int64Array = np.rint(clock.offset_ns[domain] + drift).astype(np.int64)
+    return own_ns - correction
