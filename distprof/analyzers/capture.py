@@ -5,7 +5,7 @@ from __future__ import annotations
 from distprof.analyzers.result import Record, Result
 from distprof.run.run import ClockAlignment, Run
 from distprof.schema import ABSENT
-from distprof.units import fold_ranks
+from distprof.units import fold_ranks, format_bytes
 
 __all__ = ["CaptureGap", "CaptureResult", "NodeClock", "analyze_capture"]
 
@@ -74,7 +74,7 @@ def analyze_capture(run: Run) -> CaptureResult:
         num_quarantined=sum(quality.num_quarantined for quality in qualities),
         num_clamped=sum(quality.num_clamped for quality in qualities),
         num_unlaunched=sum(quality.num_unlaunched for quality in qualities),
-        gaps=tuple(CaptureGap(what=g.what, message=g.message, ranks=g.ranks) for g in run.gaps),
+        gaps=(*_gaps(run), *_truncated(run)),
         notes=_notes(run),
         unavailable=_unavailable(run),
     )
@@ -98,6 +98,24 @@ def _clocks(clock: ClockAlignment) -> tuple[NodeClock, ...]:
         )
         for i, (name, ranks) in enumerate(zip(clock.names, clock.domains, strict=True))
     )
+
+
+def _gaps(run: Run) -> tuple[CaptureGap, ...]:
+    return tuple(CaptureGap(what=g.what, message=g.message, ranks=g.ranks) for g in run.gaps)
+
+
+def _truncated(run: Run) -> tuple[CaptureGap, ...]:
+    """Files that end before their end, one gap for all of them."""
+    cut = [rank for rank in run.ranks if rank.quality.truncated]
+    if not cut:
+        return ()
+    ranks = tuple(rank.rank for rank in cut)
+    lost = sum(rank.quality.lost_bytes for rank in cut)
+    message = (
+        f"The traces of ranks {fold_ranks(ranks)} end too early: {format_bytes(lost)} after the "
+        "last complete event could not be read."
+    )
+    return (CaptureGap(what="truncated", message=message, ranks=ranks),)
 
 
 def _notes(run: Run) -> tuple[str, ...]:

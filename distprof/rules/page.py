@@ -71,5 +71,5 @@ def _limits_section(rule: Rule) -> str:
         f"| `{name}` | {limit.value:g} | {limit.meaning} |" for name, limit in rule.limits.items()
     ]
     head = "| limit | default | meaning |\n|---|---|---|\n"
-    how = f"Change them in `distprof.toml` under `[rules.{rule.code}]`."
+    how = f"Change them in `distprof.toml` under `[limits.{rule.code}]`."
     return "## Limits\n\n" + head + "\n".join(rows) + "\n\n" + how

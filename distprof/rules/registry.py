@@ -87,7 +87,8 @@ def _own_rules() -> Iterator[Rule]:
             continue
         folder = importlib.import_module(family.name)
         for module in pkgutil.iter_modules(folder.__path__, f"{family.name}."):
-            yield from _rules_in(importlib.import_module(module.name))
+            if not module.name.rpartition(".")[2].startswith("_"):
+                yield from _rules_in(importlib.import_module(module.name))
 
 
 def _rules_in(loaded: object) -> Iterator[Rule]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from distprof.analyzers.breakdown import StepTimeResult
+from distprof.analyzers.collectives import CollectiveClass, CollectivesResult
 from distprof.analyzers.overlap import OverlapResult
 from distprof.analyzers.waterfall import RankWaterfall, WaterfallResult
 from distprof.rules.base import InsufficientEvidenceError
-from distprof.units import format_duration, format_ratio
+from distprof.terms import CollectiveKind
+from distprof.units import format_bytes, format_duration, format_ratio
 
-__all__ = ["MeanStep", "hideable_ns", "mean_step"]
+__all__ = ["MeanStep", "collective_label", "hideable_ns", "mean_step", "split_classes"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,3 +90,25 @@ def hideable_ns(step: MeanStep, overlap: OverlapResult) -> int:
     """
     alone = sum(rank.computation_ns - rank.overlapped_ns for rank in overlap.ranks)
     return min(step.exposed_transfer_ns, step.mean(alone))
+
+
+_POINT_TO_POINT = frozenset(kind.label for kind in CollectiveKind if kind.is_point_to_point)
+
+
+def split_classes(collectives: CollectivesResult) -> list[CollectiveClass]:
+    """Classes whose waiting and transfer are told apart; not send and recv.
+
+    Waiting in a pipeline's messages is its bubble, and no matter of late ranks.
+    """
+    return [
+        record
+        for record in collectives.classes
+        if record.kind not in _POINT_TO_POINT and record.exposed_wait_ns_per_step is not None
+    ]
+
+
+def collective_label(record: CollectiveClass) -> str:
+    """For example ``all_reduce in default_pg (26.2 MB)``."""
+    group = f" in {record.group}" if record.group else ""
+    size = f" ({format_bytes(record.bytes)})" if record.bytes is not None else ""
+    return f"{record.kind}{group}{size}"

@@ -12,17 +12,18 @@ Device activities of at least one rank. With matched collectives the finding say
 transfer and how much is waiting for late ranks.
 
 ## How the cost is computed
-Exposed communication as a mean over ranks and steps: the union of communication intervals less the
-union of computation intervals. This is the whole, and other findings name its parts: waiting
+Exposed communication as a mean over ranks and steps: the union of communication intervals less
+the union of computation intervals. This is the whole, and other findings name its parts: waiting
 (`persistent-straggler`, `transient-straggler`, `rotating-straggler`,
-`arrival-skew-bound-collectives`), hideable transfer (`low-overlap`), and transfer that the network
-bounds (`transfer-bound-collectives`, `tiny-collectives`). Never add it to theirs.
+`arrival-skew-bound-collectives`), hideable transfer (`low-overlap`), and transfer that the
+network bounds (`transfer-bound-collectives`, `tiny-collectives`). Never add it to theirs.
 
 ## How to fix
-Look at the split. Mostly waiting: find the late rank, and leave the network alone. Mostly transfer:
-overlap it, send less of it (gradients in bf16, larger micro-batches or gradient accumulation with
-`no_sync`, HSDP instead of sharding across nodes), or move the chatty axis inside the node. Mostly
-waiting in send and recv: more micro-batches or an interleaved pipeline schedule.
+Look at the split. Mostly waiting: find the late rank, and leave the network alone. Mostly
+transfer: overlap it, send less of it (gradients in bf16, larger micro-batches or gradient
+accumulation with `no_sync`, HSDP instead of sharding across nodes), or move the chatty axis
+inside the node. Mostly waiting in send and recv: more micro-batches or an interleaved pipeline
+schedule.
 
 ## Example
 ```text

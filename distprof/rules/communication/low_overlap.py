@@ -1,8 +1,8 @@
 """# low-overlap
 
 ## What it detects
-Communication runs while the device computes nothing, although computation that could have hidden it
-runs elsewhere in the same step, alone. It stays silent where ranks mostly wait for each other:
+Communication runs while the device computes nothing, although computation that could have hidden
+it runs elsewhere in the same step, alone. It stays silent where ranks mostly wait for each other:
 overlap hides transfer, not lateness.
 
 ## Why it costs time
@@ -34,12 +34,12 @@ while 14.0 ms of computation runs alone.
 
 ## When it is wrong
 Where the data flow forbids overlap: an all-to-all whose result the next kernel needs, or the
-all-reduce of plain tensor parallelism. A GPU whose kernels already use all of its memory bandwidth
-slows down when a transfer runs beside them, so less than the cost comes back.
+all-reduce of plain tensor parallelism. A GPU whose kernels already use all of its memory
+bandwidth slows down when a transfer runs beside them, so less than the cost comes back.
 
 ## Sources
-Formula sheet, "Measured from traces" (overlap) and "Anti-patterns" (overlap below 80 %).
-PyTorch documentation of `DistributedDataParallel` and `fully_shard`.
+Formula sheet, "Measured from traces" (overlap) and "Anti-patterns" (overlap below 80 %). PyTorch
+documentation of `DistributedDataParallel` and `fully_shard`.
 """
 
 from __future__ import annotations
