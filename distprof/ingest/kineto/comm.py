@@ -1,0 +1,195 @@
+"""Arguments of communication events, read in a second pass over the few events that have them."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from distprof.ingest.kineto.events import DECODE_ANY, DECODE_RAW
+from distprof.ingest.kineto.parsed import COMM_ARGS
+from distprof.ingest.kineto.symbols import Symbols, SymbolTable, compact
+from distprof.ingest.kineto.values import as_int, as_text
+from distprof.schema import Coded, Table
+
+__all__ = ["CommRow", "CommRows", "Wanted", "find_arguments"]
+
+COLLECTIVE_KEY = b'"Collective name"'
+
+_INTEGERS = {
+    "external_id": ("External id", "external id"),
+    "in_nelems": ("In msg nelems",),
+    "out_nelems": ("Out msg nelems",),
+    "group_size": ("Group size",),
+    "seq": ("Seq",),
+    "src_rank": ("Src Rank",),
+    "dst_rank": ("Dst Rank",),
+}
+_TEXTS = {
+    "collective": ("Collective name",),
+    "dtype": ("dtype",),
+    "group": ("Process Group Name",),
+    "group_desc": ("Process Group Description",),
+    "group_ranks": ("Process Group Ranks",),
+    "comms_id": ("Comms Id",),
+    "in_splits": ("In split size",),
+    "out_splits": ("Out split size",),
+    "input_dims": ("Input Dims", "Input dims"),
+    "input_types": ("Input type",),
+    "concrete_inputs": ("Concrete Inputs",),
+}
+
+
+class Wanted(NamedTuple):
+    """A row whose arguments are to be found again in the text."""
+
+    name: str
+    ts: float
+    has_collective: bool
+
+
+class CommRow(NamedTuple):
+    """The columns of a communication event that its own row knows already."""
+
+    start_ns: int
+    end_ns: int
+    name: int
+    category: int
+    thread: int
+    stream: int
+    correlation: int
+    arguments: Mapping[str, Any]
+
+
+class CommRows:
+    """Collects COMM_ARGS rows as columns.
+
+    Args:
+        symbols: The dictionaries of the file.
+    """
+
+    def __init__(self, symbols: SymbolTable) -> None:
+        self._symbols = symbols
+        self._integers: dict[str, array[int]] = {
+            name: array("q") for name in ("start_ns", "end_ns", "stream", "correlation", *_INTEGERS)
+        }
+        self._codes: dict[str, array[int]] = {
+            name: array("i") for name in ("name", "category", "thread", *_TEXTS)
+        }
+        self._texts = {name: Symbols() for name in _TEXTS}
+
+    def append(self, row: CommRow) -> None:
+        """Add one row."""
+        arguments = row.arguments
+        for name in ("start_ns", "end_ns", "stream", "correlation"):
+            self._integers[name].append(getattr(row, name))
+        for name in ("name", "category", "thread"):
+            self._codes[name].append(getattr(row, name))
+        for name, keys in _INTEGERS.items():
+            self._integers[name].append(as_int(_first(arguments, keys)))
+        for name, keys in _TEXTS.items():
+            self._codes[name].append(self._texts[name][as_text(_first(arguments, keys))])
+
+    def to_table(self, base_ns: int) -> Table:
+        """The rows as a COMM_ARGS table, ``base_ns`` added to the times."""
+        integers = {name: np.array(values, np.int64) for name, values in self._integers.items()}
+        integers["start_ns"] += base_ns
+        integers["end_ns"] += base_ns
+        columns: dict[str, NDArray[Any] | Coded] = {**integers}
+        texts = {
+            "name": self._symbols.names,
+            "category": self._symbols.categories,
+            "thread": self._symbols.threads,
+            **self._texts,
+        }
+        for name, codes in self._codes.items():
+            columns[name] = compact(np.array(codes, np.int32), texts[name].texts)
+        return Table(COMM_ARGS, columns)
+
+
+def find_arguments(
+    data: bytes | bytearray, stop: int, wanted: Sequence[Wanted], boundary: bytes
+) -> list[Mapping[str, Any]]:
+    """The arguments of the wanted rows, which must be in the order of the text.
+
+    Args:
+        data: ``data[:stop]`` is a valid JSON array of events.
+        stop: Where it ends.
+        wanted: What to look for.
+        boundary: What stands between two events; a hint only.
+
+    Returns:
+        One mapping per wanted row, empty where the event was not found again.
+    """
+    found = list(_search(data, stop, wanted, boundary))
+    if len(found) < len(wanted):
+        events = DECODE_RAW(memoryview(data)[:stop])
+        found = _scan([bytes(event) for event in events], wanted)
+    return found
+
+
+def _search(
+    data: bytes | bytearray, stop: int, wanted: Sequence[Wanted], boundary: bytes
+) -> Iterator[Mapping[str, Any]]:
+    """Yield arguments from one forward search; ends early when the boundary hint misleads."""
+    position = 0
+    for row in wanted:
+        needle = _needle(row)
+        while True:
+            hit = data.find(needle, position, stop)
+            if hit < 0:
+                return
+            start = data.rfind(boundary, 0, hit)
+            start = 1 if start < 0 else start + len(boundary) - 1
+            end = data.find(boundary, hit, stop)
+            end = stop - 1 if end < 0 else end + 1
+            arguments = _arguments_if(row, data[start:end])
+            position = hit + len(needle)
+            if arguments is not None:
+                position = end
+                yield arguments
+                break
+
+
+def _scan(events: Sequence[bytes], wanted: Sequence[Wanted]) -> list[Mapping[str, Any]]:
+    """The same by looking at each event in turn, whatever the layout."""
+    found: list[Mapping[str, Any]] = []
+    remaining = iter(events)
+    for row in wanted:
+        needle = _needle(row)
+        candidates = (_arguments_if(row, event) for event in remaining if needle in event)
+        found.append(next((match for match in candidates if match is not None), {}))
+    return found
+
+
+def _needle(row: Wanted) -> bytes:
+    if row.has_collective:
+        return COLLECTIVE_KEY
+    plain = row.name.encode("ascii", "ignore")
+    for stop, char in enumerate(plain):
+        if char in b'"\\/' or char < 32:
+            plain = plain[:stop]
+            break
+    return b'"' + plain[:24] if plain.decode() == row.name[: len(plain)] else b'"'
+
+
+def _arguments_if(row: Wanted, text: bytes | bytearray) -> Mapping[str, Any] | None:
+    """The arguments in ``text`` if it is the event of ``row``."""
+    try:
+        event = DECODE_ANY(text)
+        if event["ph"] != "X" or event["name"] != row.name or float(event["ts"]) != row.ts:
+            return None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, LookupError, TypeError):
+        return None
+    except ValueError:
+        return None
+    arguments = event.get("args")
+    return arguments if isinstance(arguments, dict) else {}
+
+
+def _first(arguments: Mapping[str, Any], keys: tuple[str, ...]) -> Any:
+    return next((arguments[key] for key in keys if key in arguments), None)

@@ -1,0 +1,228 @@
+"""A chunk of bytes to columns: the one function that a compiled kernel could replace.
+
+The usual chunk is decoded by one call into typed structs, and columns are filled from those. A
+chunk with unusual types goes event by event (:mod:`.permissive`); a chunk that is no JSON at all is
+cut up by :mod:`.salvage`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from distprof.ingest.kineto.comm import CommRow, Wanted, find_arguments
+from distprof.ingest.kineto.events import (
+    DECODE_EXACT,
+    DECODE_FAST,
+    DECODE_RAW,
+    Complete,
+    ExactComplete,
+    Metadata,
+)
+from distprof.ingest.kineto.permissive import decode_permissively
+from distprof.ingest.kineto.rows import (
+    Columns,
+    Event,
+    Rows,
+    coded,
+    device_columns,
+    floats,
+    host_columns,
+)
+from distprof.ingest.kineto.symbols import SymbolTable
+from distprof.ingest.kineto.times import micros_to_ns, needs_text, texts_to_ns
+from distprof.schema import ABSENT
+
+__all__ = ["DecodeState", "EventColumns", "decode_events", "decode_texts"]
+
+
+@dataclass(slots=True, kw_only=True)
+class DecodeState:
+    """What the decoder learned so far of one file.
+
+    Args:
+        symbols: Dictionaries, which grow.
+        boundary: What stands between two events of this file; a hint.
+        device_only: Whether only device rows and step marks are wanted.
+        exact: Whether times must be read as text.
+        permissive: Whether the last chunk needed the permissive decoder.
+    """
+
+    symbols: SymbolTable = field(default_factory=SymbolTable)
+    boundary: bytes = b"},{"
+    device_only: bool = False
+    exact: bool = False
+    permissive: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventColumns:
+    """Rows of one chunk. Times are int64 ns as the file counts them, the base not added.
+
+    Args:
+        device: The columns of ACTIVITY.
+        host: The columns of HOST.
+        kept: Host rows that analyses need, as a mask.
+        comm: Communication rows.
+        metadata: Process and thread names.
+        num_events: Elements of the array.
+        num_repaired: Events mended.
+        num_quarantined: Events given up.
+        num_clamped: Events kept with duration 0.
+        first_fault: Text of the first event that was mended or given up.
+    """
+
+    device: Columns
+    host: Columns
+    kept: NDArray[np.bool_]
+    comm: Sequence[CommRow]
+    metadata: Sequence[Metadata]
+    num_events: int
+    num_repaired: int = 0
+    num_quarantined: int = 0
+    num_clamped: int = 0
+    first_fault: bytes | None = None
+
+
+FindArguments = Callable[[Rows], Sequence[Mapping[str, Any]]]
+
+
+def decode_events(data: bytes | bytearray, stop: int, state: DecodeState) -> EventColumns:
+    """Columns of the events in ``data[:stop]``, a JSON array.
+
+    Raises:
+        msgspec.DecodeError: If it is no JSON array.
+        RecursionError: If it is nested absurdly deep.
+    """
+    if not state.permissive:
+        try:
+            return _decode_typed(data, stop, state)
+        except (msgspec.ValidationError, UnicodeDecodeError):
+            pass  # unusual types, or a name that is not UTF-8: event by event
+    texts = DECODE_RAW(memoryview(data)[:stop])
+    return decode_texts([bytes(text) for text in texts], state)
+
+
+def decode_texts(texts: Sequence[bytes], state: DecodeState) -> EventColumns:
+    """Columns of events given as separate texts, each of which may be damaged."""
+    events = decode_permissively(texts)
+    state.permissive = events.num_unusual > 0
+    start_ns = np.array(events.start_ns, np.int64)
+    rows = Rows.of(events.rows, start_ns, state.symbols)
+    columns = _columns(
+        rows, state, lambda chosen: [events.arguments[row] for row in chosen.index.tolist()]
+    )
+    return replace(
+        columns,
+        metadata=events.metadata,
+        num_events=len(texts),
+        num_repaired=events.num_repaired,
+        num_quarantined=events.num_quarantined,
+        first_fault=events.first_fault,
+    )
+
+
+def _decode_typed(data: bytes | bytearray, stop: int, state: DecodeState) -> EventColumns:
+    view = memoryview(data)[:stop]
+    if not state.exact:
+        decoded = DECODE_FAST(view)
+        events: list[Event] = [event for event in decoded if type(event) is Complete]
+        micros = floats([event.ts for event in decoded if type(event) is Complete])
+        start_ns = micros_to_ns(micros)
+        state.exact = needs_text(micros)
+    if state.exact:
+        decoded = DECODE_EXACT(view)
+        events = [event for event in decoded if type(event) is ExactComplete]
+        start_ns = texts_to_ns([event.ts for event in events])
+    rows = Rows.of(events, start_ns, state.symbols)
+    columns = _columns(rows, state, lambda chosen: _reread(data, stop, chosen, state.boundary))
+    return replace(
+        columns,
+        metadata=[event for event in decoded if type(event) is Metadata],
+        num_events=len(decoded),
+    )
+
+
+def _reread(
+    data: bytes | bytearray, stop: int, rows: Rows, boundary: bytes
+) -> Sequence[Mapping[str, Any]]:
+    wanted = [
+        Wanted(event.name, _as_float(event.ts), event.args.collective is not None)
+        for event in rows.events
+    ]
+    return find_arguments(data, stop, wanted, boundary)
+
+
+def _as_float(ts: float | msgspec.Raw) -> float:
+    return ts if isinstance(ts, float) else float(bytes(ts))
+
+
+def _columns(rows: Rows, state: DecodeState, arguments: FindArguments) -> EventColumns:
+    symbols = state.symbols
+    if state.device_only:
+        rows = rows.where((rows.kind >= 0) | symbols.is_step.of(rows.name))
+    on_device = rows.kind >= 0
+    device_rows, host_rows = rows.where(on_device), rows.where(~on_device)
+    device, device_clamped = device_columns(device_rows)
+    host, host_clamped = host_columns(host_rows, symbols)
+    operators = symbols.is_operator.of(host_rows.category)
+    return EventColumns(
+        device=device,
+        host=host,
+        kept=~operators | symbols.is_kept.of(host_rows.name),
+        comm=_comm_rows((device_rows, device), (host_rows, host), symbols, arguments),
+        metadata=(),
+        num_events=len(rows),
+        num_clamped=device_clamped + host_clamped,
+    )
+
+
+def _comm_rows(
+    device: tuple[Rows, Columns],
+    host: tuple[Rows, Columns],
+    symbols: SymbolTable,
+    arguments: FindArguments,
+) -> list[CommRow]:
+    """Rows with collective arguments, and host rows that communication operators are known by."""
+    with_arguments = np.array(
+        [event.args.collective is not None for event in device[0].events], np.bool_
+    )
+    named = symbols.is_comm.of(host[0].name)
+    comm = [
+        *_comm_of(*device, with_arguments, symbols, arguments),
+        *_comm_of(*host, named, symbols, arguments),
+    ]
+    return comm
+
+
+def _comm_of(
+    rows: Rows,
+    columns: Columns,
+    chosen: NDArray[np.bool_],
+    symbols: SymbolTable,
+    arguments: FindArguments,
+) -> list[CommRow]:
+    if not chosen.any():
+        return []
+    picked = rows.where(chosen)
+    stream = columns.get("stream", np.full(len(rows), ABSENT))
+    threads = symbols.threads
+    return [
+        CommRow(*cells)
+        for cells in zip(
+            picked.start_ns.tolist(),
+            columns["end_ns"][chosen].tolist(),
+            picked.name.tolist(),
+            picked.category.tolist(),
+            coded([threads[event.pid, event.tid] for event in picked.events]).tolist(),
+            stream[chosen].tolist(),
+            columns["correlation"][chosen].tolist(),
+            arguments(picked),
+            strict=True,
+        )
+    ]

@@ -1,0 +1,142 @@
+"""What msgspec reads of an event, and the decoders that do it.
+
+Fields are in the order Kineto writes them, because the decoder guesses the next field first.
+Arguments of collectives are sparse and read in a second pass (:mod:`.comm`): each field here costs
+time on every event.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import msgspec
+from msgspec import Raw, Struct
+
+from distprof.schema import ABSENT
+
+__all__ = [
+    "DECODE_ANY",
+    "DECODE_EXACT",
+    "DECODE_FAST",
+    "DECODE_LOOSE",
+    "DECODE_OBJECT",
+    "DECODE_RAW",
+    "NO_ARGUMENTS",
+    "NO_DURATION",
+    "Arguments",
+    "Complete",
+    "ExactComplete",
+    "Loose",
+    "Metadata",
+]
+
+NO_DURATION = -1.0
+
+
+class Arguments(Struct, gc=False, frozen=True):
+    """The arguments that tables need of every event."""
+
+    stream: int | str = ABSENT
+    correlation: int = ABSENT
+    device: int = ABSENT
+    bytes: int | str = ABSENT
+    collective: str | None = msgspec.field(name="Collective name", default=None)
+
+
+NO_ARGUMENTS = Arguments()
+
+
+class Complete(Struct, gc=False, tag_field="ph", tag="X"):
+    """An event with a duration; times in microseconds as written."""
+
+    name: str
+    ts: float
+    cat: str = ""
+    pid: int | str = ""
+    tid: int | str = ""
+    dur: float = NO_DURATION
+    args: Arguments = NO_ARGUMENTS
+
+
+class ExactComplete(Struct, gc=False, tag_field="ph", tag="X"):
+    """The same with the time as text, for files whose times do not fit a double."""
+
+    name: str
+    ts: Raw
+    cat: str = ""
+    pid: int | str = ""
+    tid: int | str = ""
+    dur: float = NO_DURATION
+    args: Arguments = NO_ARGUMENTS
+
+
+class MetadataArguments(Struct, gc=False, frozen=True):
+    """Arguments of a metadata event: a process or thread name."""
+
+    name: Any = None
+
+
+class Metadata(Struct, gc=False, tag_field="ph", tag="M"):
+    """A metadata event."""
+
+    name: str = ""
+    pid: int | str = ""
+    tid: int | str = ""
+    args: MetadataArguments = MetadataArguments()
+
+
+class _Skipped(Struct, gc=False):
+    """Flow, counter, instant, async and begin/end events: validated, nothing kept."""
+
+    phases: ClassVar[str] = "stfiICBEbenNODPRcvVapSTF(),"
+
+
+_SKIPPED = tuple(
+    msgspec.defstruct(f"Skipped{code}", [], tag_field="ph", tag=phase, gc=False)
+    for code, phase in enumerate(dict.fromkeys(_Skipped.phases))
+)
+
+
+def _union(*kinds: type[Struct]) -> Any:
+    union: Any = kinds[0]
+    for kind in kinds[1:]:
+        union = union | kind
+    return list[union]
+
+
+DECODE_FAST = msgspec.json.Decoder(_union(Complete, Metadata, *_SKIPPED)).decode
+"""Decode an array of events; raises when any has an unexpected shape or type."""
+
+DECODE_EXACT = msgspec.json.Decoder(_union(ExactComplete, Metadata, *_SKIPPED)).decode
+"""The same with times as text."""
+
+DECODE_RAW = msgspec.json.Decoder(list[Raw]).decode
+"""Cut an array into the texts of its elements; raises only when it is no JSON array."""
+
+
+class Loose(Struct):
+    """An event of which nothing is certain but that it is a JSON object."""
+
+    ph: Any = None
+    name: Any = None
+    cat: Any = None
+    pid: Any = None
+    tid: Any = None
+    ts: Raw | None = None
+    dur: Any = None
+    args: Any = None
+
+
+DECODE_LOOSE = msgspec.json.Decoder(Loose).decode
+"""Decode the text of one event whatever its types."""
+
+
+class _Object(Struct):
+    """Any JSON object."""
+
+
+DECODE_OBJECT = msgspec.json.Decoder(_Object).decode
+"""Check that a text is one JSON object."""
+
+DECODE_ANY = msgspec.json.Decoder().decode
+"""Decode any JSON text to builtin types."""

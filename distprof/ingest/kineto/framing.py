@@ -1,0 +1,296 @@
+"""Where the events of a file are: windows of whole events, and the text around them.
+
+A cut between two events is guessed from the text and proved by parsing: a prefix that is closed
+with ``]`` is a JSON array only if the cut was between two elements. So no tokenizer is needed, and
+any layout works.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+from distprof.errors import InputError
+from distprof.ingest.kineto.source import ByteSource
+
+__all__ = ["Framer", "Salvage", "Take"]
+
+WINDOW_BYTES = 8 << 20
+LARGEST_EVENT_BYTES = 64 << 20
+"""A longer event is skipped, so that memory stays bounded."""
+
+LARGEST_METADATA_BYTES = 64 << 20
+"""More metadata before the events is refused; after them, it is not read."""
+
+_FIRST_READ = 1 << 16
+_LARGEST_LAST_EVENT = 16 << 20
+_MOST_CANDIDATES = 32
+_EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*(?=\S)')
+_SEPARATED = re.compile(rb"\}\s*,\s*\{")
+_NEXT_EVENT = re.compile(r"\s*,\s*\{")
+_END = re.compile(rb'\}\s*,?\s*(\])(?=\s*(?:,\s*(?:"|\Z)|\}\s*\Z|\Z))')
+_EMPTY = re.compile(rb"\[\s*(\])")
+_BETWEEN = b" \t\r\n,"
+
+Take = Callable[[bytearray, int, int], bool]
+"""``take(data, stop, offset)``: accept ``data[:stop]``, a JSON array that stands at byte ``offset``
+of the file, or accept nothing and return False because it is none."""
+
+Salvage = Callable[[bytearray, int, int], None]
+"""The same for a text that is known to be damaged: accept what can be had of it."""
+
+
+class Framer:
+    """Walks one file.
+
+    Args:
+        source: The bytes.
+        name: What to call them in messages.
+
+    Attributes:
+        boundary: Text from the end of one event to the start of the next; a guess that adapts.
+        head: Text before the events; empty for a bare list of events.
+        tail: Text after the events.
+        ended: Whether the end of the array was found.
+        lost_bytes: Without an end, bytes after the last complete event.
+        truncated_at: Where those begin.
+        num_giants: Events skipped for their size.
+
+    Raises:
+        InputError: If the bytes are no trace.
+    """
+
+    def __init__(self, source: ByteSource, name: str) -> None:
+        self.boundary = b""
+        self.tail = b""
+        self.ended = False
+        self.lost_bytes = 0
+        self.truncated_at = 0
+        self.num_giants = 0
+        self._source = source
+        self._exhausted = False
+        self._wanted = WINDOW_BYTES
+        self.head, self._data = self._find_events(name)
+        self._offset = len(self.head)
+
+    def run(self, take: Take, salvage: Salvage) -> None:
+        """Hand out all events, window by window."""
+        while not self._ends_or_advances(take, salvage):
+            pass
+
+    @property
+    def offset(self) -> int:
+        """Byte of the file at which the present window begins."""
+        return self._offset
+
+    def _ends_or_advances(self, take: Take, salvage: Salvage) -> bool:
+        self._fill()
+        if not self.boundary:
+            self.boundary = learn_boundary(self._data)
+        if self._exhausted:
+            if not self._take_end(take, salvage):
+                self._take_truncated(take, salvage)
+            return True
+        comma = self._last_comma()
+        if comma < 0:
+            if self._take_end(take, salvage):
+                return True
+            self._grow()
+            return False
+        if not self._take_until(comma, take):
+            if self._take_end(take, salvage):
+                return True
+            self._salvage_until(comma, salvage)
+        self._drop(comma)
+        return False
+
+    def _find_events(self, name: str) -> tuple[bytes, bytearray]:
+        """The text before the array of events, and what was read from its bracket on."""
+        data = bytearray()
+        while True:
+            block = self._source.read(WINDOW_BYTES if data else _FIRST_READ)
+            data += block
+            text = data.lstrip(_BETWEEN[:4])
+            if text[:1] == b"[":
+                return b"", text
+            if text and text[:1] != b"{":
+                raise _not_a_trace(name, f"it begins with {bytes(text[:20])!r}")
+            if match := _EVENTS_KEY.search(data):
+                if data[match.end() : match.end() + 1] != b"[":
+                    raise _not_a_trace(name, "traceEvents is not a list")
+                return bytes(data[: match.end()]), data[match.end() :]
+            if not block or len(data) > LARGEST_METADATA_BYTES:
+                raise _no_events(name, data, self._source.damage)
+
+    def _fill(self) -> None:
+        parts: list[bytes | bytearray] = [self._data]
+        size = len(self._data)
+        while size < self._wanted and not self._exhausted:
+            block = self._source.read(max(self._wanted - size, _FIRST_READ))
+            parts.append(block)
+            size += len(block)
+            self._exhausted = not block
+        if len(parts) > 1:
+            self._data = bytearray().join(parts)
+
+    def _last_comma(self) -> int:
+        cut = self._data.rfind(self.boundary)
+        return self._data.index(b",", cut) if cut > 0 else -1
+
+    def _take_until(self, stop: int, take: Take) -> bool:
+        """Close the array at ``stop`` for a moment and hand it out."""
+        kept = self._data[stop]
+        self._data[stop] = ord("]")
+        try:
+            return take(self._data, stop + 1, self._offset)
+        finally:
+            self._data[stop] = kept
+
+    def _salvage_until(self, stop: int, salvage: Salvage) -> None:
+        kept = self._data[stop]
+        self._data[stop] = ord("]")
+        salvage(self._data, stop + 1, self._offset)
+        self._data[stop] = kept
+
+    def _drop(self, comma: int) -> None:
+        self._data = self._data[comma:]
+        self._data[0] = ord("[")
+        self._offset += comma
+        self._wanted = WINDOW_BYTES
+
+    def _grow(self) -> None:
+        """Make the window larger, or give up an event that is larger than any allowed."""
+        if len(self._data) < LARGEST_EVENT_BYTES:
+            self._wanted = 2 * len(self._data)
+            self.boundary = b""
+            return
+        self.num_giants += 1
+        while not self._exhausted:
+            self._offset += max(0, len(self._data) - len(self.boundary))
+            self._data = self._data[-len(self.boundary) :]
+            self._wanted = WINDOW_BYTES
+            self._fill()
+            if (found := self._data.find(self.boundary)) >= 0:
+                self._drop(self._data.index(b",", found))
+                return
+        self._data[:] = b"["
+
+    def _take_end(self, take: Take, salvage: Salvage) -> bool:
+        """Hand out the last events if the array ends in this window."""
+        if match := _EMPTY.match(self._data):
+            self._finish(match.end())
+            return True
+        candidates = list(self._candidates())
+        for stop, end in candidates:
+            if self._take_until(stop, take):
+                self._finish(end)
+                return True
+        for stop, end in candidates:
+            if self._is_credible(stop, end):
+                self._salvage_until(stop, salvage)
+                self._finish(end)
+                return True
+        return False
+
+    def _candidates(self) -> Iterator[tuple[int, int]]:
+        """Where the array may end, likeliest first: end of the last event, end of the array."""
+        last = max(0, self._data.rfind(self.boundary))
+        for low, high in ((last, len(self._data)), (0, last)):
+            for count, match in enumerate(_END.finditer(self._data, low, high)):
+                if count == _MOST_CANDIDATES:
+                    break
+                yield match.start() + 1, match.end(1)
+
+    def _is_credible(self, stop: int, end: int) -> bool:
+        """Whether an end that parsing cannot prove, for the events are damaged, is one."""
+        if self._exhausted:
+            return _is_object_rest(self._data[end:], self.head)
+        indent = self.boundary[:-1].rpartition(b"\n")[1:]
+        before = b"".join(indent)
+        return len(before) > 1 and self._data[: stop - 1].endswith(before)
+
+    def _finish(self, end: int) -> None:
+        tail = self._data[end:]
+        while len(tail) < LARGEST_METADATA_BYTES and (block := self._source.read(WINDOW_BYTES)):
+            tail += block
+        self.tail = bytes(tail)
+        self._offset += end
+        self.ended = True
+
+    def _take_truncated(self, take: Take, salvage: Salvage) -> None:
+        """Hand out every complete event of a window in which the file ends too early."""
+        if (comma := self._last_comma()) >= 0:
+            if not self._take_until(comma, take):
+                self._salvage_until(comma, salvage)
+            self._drop(comma)
+        rest = self._data[1:]
+        end = _end_of_event(rest)
+        if end:
+            last = bytearray(b"[%b]" % bytes(rest[:end]))
+            if not take(last, len(last), self._offset):
+                salvage(last, len(last), self._offset)
+        self.tail = bytes(rest[end:])
+        self.lost_bytes = len(self.tail.strip(_BETWEEN))
+        self.truncated_at = self._offset + 1 + end
+
+
+def learn_boundary(data: bytes | bytearray) -> bytes:
+    """What stands between the first two events, or the commonest thing that looks like it."""
+    text = data[1 : _FIRST_READ * 4].decode("latin-1")  # one character per byte
+    start = len(text) - len(text.lstrip())
+    try:
+        _, end = json.JSONDecoder().raw_decode(text, start)
+        if match := _NEXT_EVENT.match(text, end):
+            return b"}" + match[0].encode("latin-1")
+    except (ValueError, RecursionError):
+        pass  # the first event is broken
+    found = Counter(_SEPARATED.findall(data[: _FIRST_READ * 4]))
+    if found:
+        return bytes(found.most_common(1)[0][0])
+    far = _SEPARATED.search(data)
+    return bytes(far[0]) if far else b"},{"
+
+
+def _end_of_event(text: bytearray) -> int:
+    """Where the event at the start of ``text`` ends, 0 when it is not complete."""
+    if len(text) > _LARGEST_LAST_EVENT:
+        return 0
+    decoded = text.decode("latin-1")
+    start = len(decoded) - len(decoded.lstrip())
+    try:
+        event, end = json.JSONDecoder().raw_decode(decoded, start)
+    except (ValueError, RecursionError):
+        return 0
+    return end if isinstance(event, dict) else 0
+
+
+def _is_object_rest(rest: bytearray, head: bytes) -> bool:
+    if not head:
+        return not rest.strip()
+    try:
+        json.loads(b'{"":0' + rest)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _not_a_trace(name: str, found: str) -> InputError:
+    return InputError(
+        name,
+        expected="a PyTorch profiler trace: a JSON object with a list traceEvents",
+        found=found,
+        fix="name a file that export_chrome_trace or tensorboard_trace_handler wrote",
+    )
+
+
+def _no_events(name: str, data: bytearray, damage: str | None) -> InputError:
+    if damage:
+        return _not_a_trace(name, f"{damage}, before any event")
+    try:
+        parsed = json.loads(data)
+    except (ValueError, RecursionError):
+        return _not_a_trace(name, f"{len(data)} bytes that end, or go on, without traceEvents")
+    keys = ", ".join(sorted(map(repr, parsed))[:5]) if isinstance(parsed, dict) else "no object"
+    return _not_a_trace(name, f"JSON without traceEvents ({keys or 'empty object'})")

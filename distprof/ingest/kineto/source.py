@@ -1,0 +1,247 @@
+"""Bytes of a trace, from a path or an open file, gzipped or not, damaged or not."""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO
+
+from distprof.errors import InputError
+
+_fast_zlib: Any
+try:
+    from isal import isal_zlib as _fast_zlib
+except ImportError:  # no wheel for this machine: the standard library is 2.5 times slower
+    _fast_zlib = zlib
+
+__all__ = ["ByteSource"]
+
+_GZIP_MAGIC = b"\x1f\x8b"
+_BOM = b"\xef\xbb\xbf"
+_GZIP_WINDOW = 31  # zlib's way to ask for a gzip header and trailer
+_COMPRESSED_BLOCK = 1 << 18
+_SALVAGE_BLOCK = 1 << 14  # at most 16 MB out of one block
+_SALVAGE_LIMIT = 1 << 25
+_OTHER_FORMATS = {
+    b"PK\x03\x04": "a zip archive",
+    b"\x28\xb5\x2f\xfd": "a zstd file",
+    b"\xfd7zXZ": "an xz file",
+    b"BZh": "a bzip2 file",
+    b"\x80\x04": "a pickle",
+    b"PAR1": "a Parquet file",
+    b"\x7fELF": "a program",
+}
+_GZIP_ERRORS: tuple[type[Exception], ...] = (zlib.error, _fast_zlib.error, EOFError)
+
+
+class ByteSource:
+    """A forward reader of uncompressed bytes that never fails on damaged compression.
+
+    Args:
+        stream_or_path: A local path, or a binary file object open for reading; a file object is
+            left open.
+        name: What to call it in messages.
+
+    Attributes:
+        damage: What ended the input early, as the start of a sentence; None when nothing did.
+        compressed: Whether the input is gzip, told by its first bytes.
+
+    Raises:
+        InputError: If the path is missing, a directory, unreadable, empty or of a known other kind.
+    """
+
+    def __init__(self, stream_or_path: str | Path | BinaryIO, name: str) -> None:
+        self._owned = isinstance(stream_or_path, (str, Path))
+        self._file: BinaryIO = (
+            _open(Path(stream_or_path), name)
+            if isinstance(stream_or_path, (str, Path))
+            else stream_or_path
+        )
+        self._name = name
+        self._start = _position(self._file)
+        self.damage: str | None = None
+        head = self._file.read(_COMPRESSED_BLOCK)
+        self.compressed = head.startswith(_GZIP_MAGIC)
+        self._pending = head
+        self._decoder: Any = self._new_decoder() if self.compressed else None
+        self._emitted = 0
+        self._ended = False
+        self._check(head)
+        self._first: bytes | None = self._without_bom()
+
+    def __enter__(self) -> ByteSource:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._owned:
+            self._file.close()
+
+    def read(self, size: int) -> bytes:
+        """Up to ``size`` bytes, at least one unless the input has ended."""
+        if self._first is not None:
+            first, self._first = self._first, None
+            if first:
+                return first
+        return self._read(size)
+
+    def _read(self, size: int) -> bytes:
+        if self._ended:
+            return b""
+        if self.compressed:
+            return self._inflate(size)
+        block, self._pending = self._pending, b""
+        return block or self._read_file(size)
+
+    def _read_file(self, size: int) -> bytes:
+        try:
+            return self._file.read(size)
+        except OSError as error:
+            self.damage = f"reading failed ({error.strerror or error})"
+            return b""
+
+    def _without_bom(self) -> bytes:
+        first = b""
+        while len(first) < len(_BOM) and (block := self._read(_COMPRESSED_BLOCK)):
+            first += block
+        if not first:
+            raise InputError(
+                self._name,
+                expected="a PyTorch profiler trace (JSON)",
+                found=f"nothing: {self.damage or 'the file is empty'}",
+                fix="record it again; an empty file is left when the job ends while writing",
+            )
+        return first.removeprefix(_BOM)
+
+    def _check(self, head: bytes) -> None:
+        for magic, kind in _OTHER_FORMATS.items():
+            if head.startswith(magic):
+                raise InputError(
+                    self._name,
+                    expected="a PyTorch profiler trace, as JSON or gzipped JSON",
+                    found=kind,
+                    fix="unpack or convert it first",
+                )
+
+    @staticmethod
+    def _new_decoder() -> Any:
+        return _fast_zlib.decompressobj(wbits=_GZIP_WINDOW)
+
+    def _inflate(self, size: int) -> bytes:
+        """Next bytes out of one or more gzip members, at most ``size``."""
+        while True:
+            if not self._pending:
+                self._pending = self._read_file(_COMPRESSED_BLOCK)
+            if self._decoder.eof and not self._next_member():
+                return b""
+            if not self._pending:
+                self._end("the compressed data end early")
+                return self._flush()
+            try:
+                block: bytes = self._decoder.decompress(self._pending, size)
+            except _GZIP_ERRORS as error:
+                self._end(f"the compressed data are damaged ({error})")
+                return self._salvage()
+            self._pending = self._decoder.unconsumed_tail or self._decoder.unused_data
+            self._emitted += len(block)
+            if block:
+                return block
+
+    def _next_member(self) -> bool:
+        """Start the next gzip member; False at the end of the input, padding included."""
+        self._pending = self._pending.lstrip(b"\0")
+        if not self._pending:
+            self._pending = self._read_file(_COMPRESSED_BLOCK).lstrip(b"\0")
+        if not self._pending:
+            self._ended = True
+            return False
+        if not _GZIP_MAGIC.startswith(self._pending[:2]):
+            self._end("bytes that are not gzip follow the compressed data")
+            return False
+        self._decoder = self._new_decoder()
+        return True
+
+    def _end(self, damage: str) -> None:
+        self._ended = True
+        self.damage = self.damage or damage
+
+    def _flush(self) -> bytes:
+        try:
+            rest: bytes = self._decoder.flush()
+        except _GZIP_ERRORS:
+            return b""
+        return rest
+
+    def _salvage(self) -> bytes:
+        """What the damaged block still gives, decoded again from the start in small steps.
+
+        The decoder loses the output of the call that fails. Only seekable files can be read again.
+        """
+        if self._start is None:
+            return b""
+        try:
+            self._file.seek(self._start)
+        except OSError:
+            return b""
+        return _inflate_until_error(self._file, skip=self._emitted)
+
+
+def _inflate_until_error(file: BinaryIO, *, skip: int) -> bytes:
+    """All output but the first ``skip`` bytes, up to the damage, at most some MB of it."""
+    decoder = zlib.decompressobj(wbits=_GZIP_WINDOW)
+    kept = bytearray()
+    seen = 0
+    block = b""
+    while len(kept) < _SALVAGE_LIMIT and (block := block or file.read(_SALVAGE_BLOCK)):
+        before = decoder.copy()
+        try:
+            out = decoder.decompress(block)
+        except zlib.error:
+            kept += _bytewise(before, block)[max(0, skip - seen) :]
+            break
+        kept += out[max(0, skip - seen) :]
+        seen += len(out)
+        block = decoder.unused_data
+        if decoder.eof:
+            decoder = zlib.decompressobj(wbits=_GZIP_WINDOW)
+    return bytes(kept)
+
+
+def _bytewise(decoder: Any, block: bytes) -> bytes:
+    out = bytearray()
+    try:
+        for index in range(len(block)):
+            out += decoder.decompress(block[index : index + 1])
+    except zlib.error:
+        pass
+    return bytes(out)
+
+
+def _open(path: Path, name: str) -> BinaryIO:
+    expected = "a PyTorch profiler trace (.json or .json.gz)"
+    try:
+        return path.open("rb")
+    except IsADirectoryError:
+        raise InputError(
+            name, expected=expected, found="a directory", fix="name one file inside it"
+        ) from None
+    except FileNotFoundError:
+        raise InputError(
+            name, expected=expected, found="no such file", fix="check the path"
+        ) from None
+    except OSError as error:
+        raise InputError(
+            name, expected=expected, found=f"it cannot be opened: {error.strerror}"
+        ) from error
+
+
+def _position(file: BinaryIO) -> int | None:
+    try:
+        return file.tell() if file.seekable() else None
+    except (OSError, AttributeError):
+        return None
