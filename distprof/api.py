@@ -10,8 +10,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from distprof import __version__
@@ -22,12 +21,17 @@ from distprof.report.run_info import describe_run
 from distprof.run.run import Run
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
     from distprof.config import Config
 
 __all__ = ["Progress", "analyze", "open_run"]
 
 Progress: TypeAlias = Callable[[int, int], None]
 """Called with the number of ranks done and the number of all ranks."""
+
+MANY_EVENTS = 3_000_000
+"""From this number of events on, processes measure faster than this one alone."""
 
 Source: TypeAlias = "str | os.PathLike[str]"
 
@@ -76,7 +80,11 @@ def open_run(
         communication=_config(config).communication,
     )
     return ingest(
-        os.fspath(path), options=options, executor=executor or "process", progress=progress
+        os.fspath(path),
+        options=options,
+        executor=executor if executor is not None else "process",
+        progress=progress,
+        ranks=ranks,
     )
 
 
@@ -96,7 +104,7 @@ def analyze(
         config: A configuration or its file; None for the nearest ``distprof.toml``.
         window: ``steps`` analyses the steps that all ranks recorded completely, or the whole
             capture where nothing marks steps; ``capture`` always the whole capture.
-        executor: As in :func:`open_run`; None measures the ranks one after another.
+        executor: As in :func:`open_run`.
         progress: Told after each rank.
         debug: Let the exception of a failing rule through.
 
@@ -108,15 +116,16 @@ def analyze(
         UsageError: If an option or the configuration is wrong.
     """
     from distprof.analyzers.measure import measure
+    from distprof.ingest.executor import running
     from distprof.rules.engine import run_rules
 
     settings = _config(config)
-    with ExitStack() as stack:
-        mapper = _mapper(executor, stack)
-        run = run_or_path
-        if not isinstance(run, Run):
-            run = open_run(run, config=settings, executor=mapper)
-        measured = measure(run, executor=mapper, progress=progress, window=window)
+    run = run_or_path
+    if not isinstance(run, Run):
+        run = open_run(run, config=settings, executor=executor)
+    with running(_suitable(executor, run)) as pool:
+        mapper = _RankMapper(pool, progress, debug=debug)
+        measured = measure(run, executor=mapper, window=window)
     results = _results(run, measured)
     outcome = run_rules(results.values(), settings.limits, debug=debug)
     return Report(
@@ -149,13 +158,43 @@ def _results(run: Run, measured: Measurements) -> dict[str, Result]:
     }
 
 
-def _mapper(executor: Any, stack: ExitStack) -> Any:
-    """What maps over ranks: an executor made from its name is closed with ``stack``."""
-    if not isinstance(executor, str):
-        return executor
-    from distprof.ingest.executor import make_executor
+class _RankMapper:
+    """Maps over ranks so that a rank whose work fails, or whose worker dies, costs itself only.
 
-    return stack.enter_context(make_executor(executor))
+    Args:
+        executor: Where ranks are measured.
+        progress: Told after each rank.
+        debug: Let the exception through.
+    """
+
+    def __init__(self, executor: Executor, progress: Progress | None, *, debug: bool) -> None:
+        self._executor = executor
+        self._progress = progress
+        self._debug = debug
+
+    def map(self, fn: Callable[..., Any], /, *iterables: Iterable[Any]) -> Iterator[Any]:
+        """Results in order; in place of a failed one, a sentence that says which and why."""
+        from distprof.ingest.executor import map_each
+
+        (jobs,) = (list(items) for items in iterables)
+        for job, outcome in zip(
+            jobs, map_each(self._executor, fn, jobs, self._progress), strict=True
+        ):
+            if outcome.failure is None:
+                yield outcome.result
+            elif self._debug:
+                raise outcome.failure.error
+            else:
+                reason = " ".join(outcome.failure.reason.split())
+                yield f"Rank {job.context.rank} could not be measured: {reason}."
+
+
+def _suitable(executor: Any, run: Run) -> Any:
+    """Starting processes to measure a small run costs more than it saves."""
+    if executor not in (None, "process"):
+        return executor
+    num_events = sum(rank.quality.num_events for rank in run.ranks)
+    return "process" if len(run) > 1 and num_events >= MANY_EVENTS else "serial"
 
 
 def _config(config: Config | Source | None) -> Config:

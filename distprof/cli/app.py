@@ -6,8 +6,6 @@ adds one under the entry-point group ``distprof.commands``.
 
 from __future__ import annotations
 
-import errno
-import os
 import sys
 import traceback
 import warnings
@@ -175,9 +173,6 @@ def _show_usage_error(error: click.ClickException) -> None:
 
 
 def _unexpected(error: Exception, state: State) -> int:
-    if isinstance(error, OSError) and error.errno == errno.EPIPE:
-        _forget_stdout()
-        return ExitCode.FINE
     if state.debug:
         traceback.print_exception(error)
     what = plain(f"{type(error).__name__}: {error}"[:300])
@@ -189,10 +184,3 @@ def _unexpected(error: Exception, state: State) -> int:
 def _say(message: str) -> None:
     """One message on stderr, harmless to the terminal."""
     click.echo(plain_lines(message), err=True)
-
-
-def _forget_stdout() -> None:
-    """Nobody reads any more: keep the interpreter from complaining at its end."""
-    devnull = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(devnull, sys.stdout.fileno())
-    os.close(devnull)

@@ -127,11 +127,21 @@ def note(message: str, *, quiet: bool = False) -> None:
 
 
 def to_stdout(text: str) -> None:
-    """Write and flush, so that a broken pipe shows here and not at the interpreter's end."""
+    """Write and flush; a reader that has gone away, as ``head`` does, is no error."""
     stream = sys.stdout
     encoding = getattr(stream, "encoding", None) or "utf-8"
-    stream.write(text.encode(encoding, "replace").decode(encoding))
-    stream.flush()
+    try:
+        stream.write(text.encode(encoding, "replace").decode(encoding))
+        stream.flush()
+    except BrokenPipeError:
+        _forget_stdout()
+
+
+def _forget_stdout() -> None:
+    """Keep the interpreter from flushing to a closed pipe at its end."""
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(devnull, sys.stdout.fileno())
+    os.close(devnull)
 
 
 def terminal_width() -> int:

@@ -1,0 +1,63 @@
+"""The command line's reference page, generated from the commands themselves.
+
+``python -m distprof.cli.reference`` prints it; ``docs/reference/command-line.md`` is a copy that a
+test keeps equal.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from distprof.cli.app import app
+
+__all__ = ["command_line_page"]
+
+_WIDTH = 90
+_EXIT_CODES = """\
+## Exit codes
+
+| code | meaning |
+|---:|---|
+| 0 | fine |
+| 1 | findings at or above `--fail-on`, or problems found by `doctor` |
+| 2 | wrong usage: an option, a configuration, a missing extra |
+| 3 | input that is bad or insufficient, or an unexpected error |
+| 130 | interrupted; what was parsed stays in the cache |
+
+Reports go to stdout, everything else to stderr. Colour and progress appear on terminals only;
+`NO_COLOR` switches colour off. A run directory keeps its report as `report.json`; beside bare
+traces nothing is written unless `-o` or `--save-report` asks for it.
+"""
+
+
+def command_line_page() -> str:
+    """The page, Markdown."""
+    context = click.Context(
+        app, info_name="distprof", max_content_width=_WIDTH, terminal_width=_WIDTH
+    )
+    parts = ["# Command line", "<!-- generated: python -m distprof.cli.reference -->"]
+    parts.append(_block(app, context))
+    for name in app.list_commands(context):
+        command = app.get_command(context, name)
+        if command is None or not _is_own(command):
+            continue
+        inner = click.Context(command, context, info_name=name, terminal_width=_WIDTH)
+        parts += [f"## distprof {name}", _block(command, inner)]
+    return "\n\n".join([*parts, _EXIT_CODES])
+
+
+def _block(command: click.Command, context: click.Context) -> str:
+    lines = command.get_help(context).splitlines()
+    text = "\n".join(line.rstrip() for line in lines)
+    return f"```text\n{text}\n```"
+
+
+def _is_own(command: click.Command) -> bool:
+    """Verbs of other packages have their own pages."""
+    return getattr(command.callback, "__module__", "").startswith("distprof.")
+
+
+if __name__ == "__main__":
+    sys.stdout.write(command_line_page())

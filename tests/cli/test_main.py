@@ -1,0 +1,288 @@
+"""Every way out of the program: exit codes, messages, clean stdout, quick start."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import click
+import pytest
+
+import distprof
+from distprof.cli import app as application
+from distprof.cli.app import main
+from distprof.cli.reference import command_line_page
+from distprof.errors import InputError, MissingExtraError
+from tests.report.samples import many_ranks, straggler
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+HEAVY = {"numpy", "pandas", "pyarrow", "torch", "rich", "msgspec", "fsspec"}
+VERBS = ["analyze", "report", "rule", "doctor"]
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> str:
+    return str(straggler().save(tmp_path / "report.json"))
+
+
+def test_help_lists_the_verbs_and_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    out = capsys.readouterr().out
+    assert all(f"  {verb} " in out for verb in VERBS)
+    assert "Exit codes" in out
+
+
+def test_no_arguments_show_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    assert "Usage: distprof" in capsys.readouterr().out
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"distprof {distprof.__version__}\n"
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["analyze", "--help"], ["report", "--help"]])
+def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
+    code = (
+        "import sys; from distprof.cli import main; code = main(sys.argv[1:]);"
+        "print(*sys.modules, file=sys.stderr); sys.exit(code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0
+    assert HEAVY.isdisjoint(done.stderr.split())
+
+
+def test_an_unknown_verb_suggests_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["anlyze", "x"]) == 2
+    assert "did you mean analyze?" in capsys.readouterr().err
+
+
+def test_a_trace_given_as_verb_is_pointed_to_analyze(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["traces/"]) == 2
+    assert "distprof analyze traces/" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["report"],
+        ["report", "x", "--format", "html"],
+        ["report", "x", "--width", "5"],
+        ["analyze", "x", "--ranks", "3-1"],
+        ["analyze", "x", "--ranks", "a"],
+        ["analyze", "x", "--ranks", "0-99999999999"],
+        ["analyze", "x", "--fail-on", "fatal"],
+        ["analyze", "x", "--nonsense"],
+        ["rule"],
+        ["rule", "COM101", "--all"],
+        ["rule", "XYZ999"],
+    ],
+)
+def test_wrong_usage_is_2_with_a_sentence(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("Error: ")
+
+
+def test_a_report_that_cannot_be_read_is_3(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad = tmp_path / "bad.json"
+    bad.write_text("{")
+    assert main(["report", str(bad)]) == 3
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "expected:" in captured.err
+    assert "found: damaged" in captured.err
+
+
+def test_a_saved_report_is_shown(saved: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", saved]) == 0
+    captured = capsys.readouterr()
+    assert captured.out.startswith("Waiting for rank 2")
+    assert captured.err == ""
+
+
+@pytest.mark.parametrize(
+    ("fail_on", "code"), [("error", 1), ("warning", 1), ("info", 1), (None, 0)]
+)
+def test_findings_fail_the_call_only_when_asked(saved: str, fail_on: str | None, code: int) -> None:
+    assert main(["report", saved, *(["--fail-on", fail_on] if fail_on else [])]) == code
+
+
+def test_findings_below_the_threshold_do_not_fail(tmp_path: Path) -> None:
+    report = straggler()
+    mild = report.__class__(
+        **{
+            **{name: getattr(report, name) for name in report.__struct_fields__},
+            "findings": report.findings[1:],  # a warning and an info
+        }
+    )
+    file = str(mild.save(tmp_path / "mild.json"))
+    assert main(["report", file, "--fail-on", "error"]) == 0
+    assert main(["report", file, "--fail-on", "warning"]) == 1
+
+
+def test_output_goes_to_a_file_in_the_format_of_its_ending(
+    saved: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out.md"
+    assert main(["report", saved, "-o", str(out)]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == f"Wrote {out}\n"
+    assert out.read_text(encoding="utf-8").startswith("### Waiting for rank 2")
+
+
+def test_an_existing_file_is_safe_without_force(
+    saved: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out.txt"
+    out.write_text("precious")
+    assert main(["report", saved, "-o", str(out)]) == 2
+    assert "--force" in capsys.readouterr().err
+    assert out.read_text() == "precious"
+    assert main(["report", saved, "-o", str(out), "--force", "--quiet"]) == 0
+    assert out.read_text(encoding="utf-8").startswith("Waiting")
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("where", ["absent/out.txt", "."])
+def test_a_place_that_cannot_take_a_file_is_refused_before_the_work(
+    saved: str, tmp_path: Path, where: str
+) -> None:
+    assert main(["report", saved, "-o", str(tmp_path / where)]) == 2
+
+
+def test_width_and_all_reach_the_reporter(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = str(many_ranks().save(tmp_path / "report.json"))
+    assert main(["report", file, "--all", "--width", "70"]) == 0
+    out = capsys.readouterr().out
+    assert out.count("fix:") == 8
+    assert max(map(len, out.splitlines())) <= 70
+
+
+def test_no_colour_in_a_pipe(saved: str) -> None:
+    done = run_program("report", saved)
+    assert done.returncode == 0
+    assert "\x1b" not in done.stdout
+
+
+def test_a_terminal_that_knows_no_unicode_gets_text_nevertheless(saved: str) -> None:
+    done = run_program("report", saved, PYTHONIOENCODING="ascii")
+    assert done.returncode == 0
+    assert "Waiting for rank 2" in done.stdout
+
+
+def test_a_closed_pipe_is_a_quiet_end(saved: str) -> None:
+    command = f'"{sys.executable}" -m distprof report "{saved}" --all; echo "code $?" >&2'
+    done = subprocess.run(
+        ["bash", "-c", f"({command}) | true"], capture_output=True, text=True, cwd=ROOT, timeout=60
+    )
+    assert done.stderr == "code 0\n"
+
+
+def test_an_interruption_is_130_and_one_line(
+    monkeypatch: pytest.MonkeyPatch, saved: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    raising(monkeypatch, KeyboardInterrupt())
+    assert main(["report", saved]) == 130
+    assert capsys.readouterr().err.strip() == "Interrupted. What was parsed stays in the cache."
+
+
+def test_an_unexpected_error_is_3_and_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, saved: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    raising(monkeypatch, ZeroDivisionError("\x1b[31mno"))
+    assert main(["report", saved]) == 3
+    assert capsys.readouterr().err == (
+        "Error: distprof met something it does not expect (ZeroDivisionError: \\x1b[31mno). "
+        "Run again with --debug to see where.\n"
+    )
+
+
+def test_debug_shows_where(
+    monkeypatch: pytest.MonkeyPatch, saved: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    raising(monkeypatch, ZeroDivisionError("no"))
+    assert main(["report", saved, "--debug"]) == 3
+    assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (InputError("a\x1bb.json", expected="x", found="y"), 3),
+        (MissingExtraError("dask executors", "dask"), 2),
+        (MemoryError(), 3),
+        (RecursionError("deep"), 3),
+    ],
+)
+def test_errors_become_their_exit_codes_and_stay_printable(
+    monkeypatch: pytest.MonkeyPatch,
+    saved: str,
+    capsys: pytest.CaptureFixture[str],
+    error: Exception,
+    code: int,
+) -> None:
+    raising(monkeypatch, error)
+    assert main(["report", saved]) == code
+    assert "\x1b" not in capsys.readouterr().err
+
+
+def test_another_package_can_add_a_verb(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    point = EntryPoint("greet", "greeting:greet", application.ENTRY_POINT_GROUP)
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: [point])
+    monkeypatch.setattr(EntryPoint, "load", lambda self: greet)
+    monkeypatch.setattr(EntryPoint, "dist", None)
+    assert main(["--help"]) == 0
+    assert "greet" in capsys.readouterr().out
+    assert main(["greet"]) == 0
+    assert capsys.readouterr().out == "hello\n"
+
+
+def test_the_reference_page_is_the_generated_one(golden: Callable[[Path, str], None]) -> None:
+    golden(ROOT / "docs" / "reference" / "command-line.md", command_line_page())
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_the_reference_page_shows_every_verb(verb: str) -> None:
+    assert f"Usage: distprof {verb}" in command_line_page()
+
+
+@click.command()
+def greet() -> None:
+    click.echo("hello")
+
+
+def raising(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    def fail(path: str) -> None:
+        raise error
+
+    monkeypatch.setattr("distprof.report.saved.load_report", fail)
+
+
+def run_program(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "distprof", *arguments],
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        env={**os.environ, **environment},
+        timeout=60,
+        check=False,
+    )

@@ -1,0 +1,47 @@
+"""Progress shows on a terminal, late, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+import pytest
+
+from distprof.cli.progress import progress_bar
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def bar_of(monkeypatch: pytest.MonkeyPatch, stream: io.StringIO, seconds: list[float]) -> None:
+    monkeypatch.setattr(sys, "stderr", stream)
+    times = iter(seconds)
+    with progress_bar("reading", quiet=False, clock=lambda: next(times)) as progress:
+        if progress is not None:
+            for done in range(1, len(seconds)):
+                progress(done, 4)
+
+
+def test_long_work_on_a_terminal_shows_a_bar_and_removes_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stream = Terminal()
+    bar_of(monkeypatch, stream, [0.0, 0.2, 5.0])
+    text = stream.getvalue()
+    assert "2/4" in text
+    assert "1/4" not in text
+    assert text.endswith("\r\x1b[2K")
+
+
+def test_short_work_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = Terminal()
+    bar_of(monkeypatch, stream, [0.0, 0.1, 0.2])
+    assert stream.getvalue() == ""
+
+
+def test_no_terminal_no_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.StringIO()
+    bar_of(monkeypatch, stream, [0.0, 5.0])
+    assert stream.getvalue() == ""

@@ -1,0 +1,114 @@
+"""``rule`` explains, ``doctor`` finds what is wrong with an installation."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from distprof.cli import doctor as clinic
+from distprof.cli.app import main
+from distprof.cli.doctor import Check, cache_check, foreign_packages
+from distprof.rules.registry import all_rules
+
+CODE = all_rules()[0].code
+
+
+def test_a_rule_is_explained_by_code_or_name(capsys: pytest.CaptureFixture[str]) -> None:
+    rule = all_rules()[0]
+    assert main(["rule", rule.code]) == 0
+    by_code = capsys.readouterr().out
+    assert main(["rule", rule.name]) == 0
+    assert capsys.readouterr().out == by_code
+    assert rule.name in by_code
+    assert "How to fix" in by_code
+
+
+def test_a_rule_as_json_holds_its_page_and_limits(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["rule", CODE, "--format", "json"]) == 0
+    described = json.loads(capsys.readouterr().out)
+    assert described["code"] == CODE
+    assert described["page"].startswith("# ")
+    assert all({"value", "meaning"} == set(limit) for limit in described["limits"].values())
+
+
+def test_a_rule_as_markdown_is_its_page(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["rule", CODE, "--format", "md"]) == 0
+    assert capsys.readouterr().out == all_rules()[0].page
+
+
+@pytest.mark.parametrize("name", ["text", "md", "json"])
+def test_all_rules_are_listed(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["rule", "--all", "--format", name]) == 0
+    out = capsys.readouterr().out
+    assert all(rule.code in out and rule.name in out for rule in all_rules())
+
+
+def test_an_unknown_rule_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["rule", "low-overlp"]) == 2
+    assert "low-overlap" in capsys.readouterr().err
+
+
+def test_doctor_says_what_is_there(capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(["doctor"])
+    out = capsys.readouterr().out
+    assert code == (1 if "PROBLEM" in out else 0)
+    for name in ("distprof", "python", "numpy", "extra run", "cache", "nvml", "cores"):
+        assert name in out
+
+
+def test_doctor_exits_with_1_when_there_is_a_problem(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad = Check(name="cache", state="problem", found="\x1bfull", fix="delete it")
+    monkeypatch.setattr(clinic, "all_checks", lambda: iter([bad]))
+    assert main(["doctor"]) == 1
+    out = capsys.readouterr().out
+    assert "\x1b" not in out
+    assert "delete it" in out
+    assert out.endswith("\n1 problem\n")
+
+
+def test_an_absent_extra_names_its_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clinic.util, "find_spec", lambda name: None)
+    checks = {check.name: check for check in clinic._extras()}
+    assert checks["extra dask"].state == "absent"
+    assert checks["extra dask"].fix == "pip install 'distprof[dask]'"
+
+
+def test_a_missing_requirement_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clinic, "_version_of", lambda name: None)
+    assert {check.state for check in clinic._versions() if check.found == "not installed"} == {
+        "problem"
+    }
+
+
+def test_a_foreign_package_of_our_name_is_a_problem() -> None:
+    (check,) = foreign_packages({"probes": ["distprof", "probes-of-others"], "click": ["click"]})
+    assert check.state == "problem"
+    assert "probes-of-others" in check.found
+
+
+def test_own_packages_are_no_problem() -> None:
+    assert list(foreign_packages({"probes": ["distprof"], "distprof": ["distprof"]})) == []
+
+
+def test_a_cache_says_where_and_how_large(tmp_path: Path) -> None:
+    (tmp_path / "table.parquet").write_bytes(b"x" * 2_000)
+    check = cache_check(tmp_path)
+    assert str(tmp_path) in check.found
+    assert "2.00 kB" in check.found
+
+
+def test_a_cache_that_does_not_exist_yet_is_fine(tmp_path: Path) -> None:
+    assert "holds 0 B" in cache_check(tmp_path / "later" / "cache").found
+
+
+def test_a_cache_that_cannot_be_written_is_a_problem(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clinic.os, "access", lambda path, mode: False)
+    check = cache_check(tmp_path)
+    assert check.state == "problem"
+    assert "--cache-dir" in check.fix
