@@ -64,16 +64,18 @@ def union(intervals: Intervals) -> Intervals:
         return EMPTY
     if (start[1:] > end[:-1]).all():
         return Intervals(start, end)
-    if (start[1:] < start[:-1]).any():
-        order = np.argsort(start, kind="stable")
-        start, end = start[order], end[order]
-    reach = np.maximum.accumulate(end)
-    opens = np.empty(len(start), dtype=np.bool_)
-    opens[0] = True
-    np.greater(start[1:], reach[:-1], out=opens[1:])
-    first = np.flatnonzero(opens)
-    last = np.append(first[1:], len(start)) - 1
-    return Intervals(start[first], reach[last])
+    # Sorted apart, starts and ends need not stay in pairs: a member of the union opens where as
+    # many intervals have ended as have started before.
+    start, end = _ascending(start), _ascending(end)
+    opens = np.flatnonzero(start[1:] > end[:-1]) + 1
+    return Intervals(
+        np.concatenate((start[:1], start[opens])), np.concatenate((end[opens - 1], end[-1:]))
+    )
+
+
+def _ascending(times: Int64Array) -> Int64Array:
+    """Sorted times; timsort, because traces are nearly in order already."""
+    return np.sort(times, kind="stable") if (times[1:] < times[:-1]).any() else times
 
 
 def total(disjoint: Intervals) -> int:

@@ -125,8 +125,9 @@ def _jobs_of(run: Run, by_step: bool) -> tuple[list[_Job], list[str]]:
     problems: list[str] = []
     for rank in run.ranks:
         steps, windows = _step_windows(rank, run.window.steps) if by_step else _WHOLE_CAPTURE
-        if len(steps) < len(run.window.steps) and by_step:
-            problems.append(f"Rank {rank.rank} lacks some of the analysed steps: left out.")
+        problem = _window_problem(windows, len(run.window.steps)) if by_step else ""
+        if problem:
+            problems.append(f"Rank {rank.rank} {problem}: left out.")
             continue
         context = _context(run, rank, steps, windows, wait_ends.get(rank.rank))
         jobs.append(_Job(path=rank.path, source=rank.tables, context=context))
@@ -143,6 +144,14 @@ def _step_windows(rank: Rank, wanted: Sequence[int]) -> tuple[Int64Array, Interv
     rows = np.flatnonzero(np.isin(numbers, wanted))
     rows = rows[np.argsort(start[rows], kind="stable")]
     return numbers[rows], Intervals(start[rows], end[rows])
+
+
+def _window_problem(windows: Intervals, wanted: int) -> str:
+    if windows.size < wanted:
+        return "lacks some of the analysed steps"
+    if windows.size > wanted or (windows.start[1:] < windows.end[:-1]).any():
+        return "has steps that overlap or repeat"
+    return ""
 
 
 def _context(
