@@ -14,6 +14,7 @@ Unknown keys are errors: a misspelt limit must not be ignored in silence.
 
 from __future__ import annotations
 
+import os
 import re
 import tomllib
 from collections.abc import Mapping
@@ -81,14 +82,14 @@ class Config:
     source: str = ""
 
 
-def find_config(folder: str | Path | None = None) -> Path | None:
+def find_config(folder: str | os.PathLike[str] | None = None) -> Path | None:
     """The nearest ``distprof.toml``: in ``folder`` (default: the working directory) or above it."""
     start = Path(folder or ".").absolute()
     candidates = (parent / CONFIG_FILE for parent in (start, *start.parents))
     return next((path for path in candidates if path.is_file()), None)
 
 
-def load_config(path: str | Path | None = None) -> Config:
+def load_config(path: str | os.PathLike[str] | None = None) -> Config:
     """Read a configuration file.
 
     Args:

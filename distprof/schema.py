@@ -102,6 +102,14 @@ class Coded:
         return mask
 
     @staticmethod
+    def merged(codes: NDArray[np.int32], values: Sequence[str]) -> Coded:
+        """A column from codes into ``values``, which may repeat: equal ones become one."""
+        distinct = Coded.encode(values)
+        if len(distinct.values) == len(values):
+            return Coded(codes, distinct.values)
+        return Coded(distinct.codes[codes], distinct.values)
+
+    @staticmethod
     def encode(strings: Sequence[str]) -> Coded:
         """Encode plain strings, values in order of first appearance."""
         seen: dict[str, int] = {}

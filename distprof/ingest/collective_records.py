@@ -291,7 +291,7 @@ def _first_text(written: Coded, derived: Coded, layers: Sequence[Int64Array]) ->
     )
     codes = np.where(has[codes], codes, ABSENT)
     found = _first(codes.astype(np.int64), layers)
-    return Coded(np.maximum(found, 0).astype(np.int32), values)
+    return Coded.merged(np.maximum(found, 0).astype(np.int32), values)
 
 
 def _splits(column: Coded, layers: Sequence[Int64Array]) -> Coded:
@@ -299,7 +299,7 @@ def _splits(column: Coded, layers: Sequence[Int64Array]) -> Coded:
     values = ("", *(_split_text(value) for value in column.values))
     has = np.array([bool(value) for value in values])
     codes = np.where(has[column.codes + 1], column.codes + 1, ABSENT).astype(np.int64)
-    return Coded(np.maximum(_first(codes, layers), 0).astype(np.int32), values)
+    return Coded.merged(np.maximum(_first(codes, layers), 0).astype(np.int32), values)
 
 
 def _split_text(raw: str) -> str:

@@ -202,8 +202,7 @@ def _elements(shape: object) -> int:
 
 def _dtype_of_types(types: Coded) -> Coded:
     """The element type that ``Input type`` tells, empty where it says ``TensorList`` or nothing."""
-    values = tuple(_dtype(text) for text in types.values)
-    return Coded(types.codes, values)
+    return Coded.merged(types.codes, [_dtype(text) for text in types.values])
 
 
 def _dtype(text: str) -> str:

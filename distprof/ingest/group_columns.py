@@ -153,14 +153,9 @@ class Membership:
 
 def _columns(groups: Sequence[_Group], codes: NDArray[np.int32]) -> GroupColumns:
     return GroupColumns(
-        group=_recode([group.name for group in groups], codes),
-        description=_recode([group.description for group in groups], codes),
-        ranks=_recode([fold_ranks(group.ranks) for group in groups], codes),
+        group=Coded.merged(codes, [group.name for group in groups]),
+        description=Coded.merged(codes, [group.description for group in groups]),
+        ranks=Coded.merged(codes, [fold_ranks(group.ranks) for group in groups]),
         size=np.array([group.size for group in groups], dtype=np.int32)[codes],
         origin=np.array([group.origin for group in groups], dtype=np.int8)[codes],
     )
-
-
-def _recode(texts: Sequence[str], codes: NDArray[np.int32]) -> Coded:
-    dictionary = Coded.encode(texts)
-    return Coded(dictionary.codes[codes], dictionary.values)

@@ -1,0 +1,272 @@
+"""Which files of a folder, a glob or a URL are traces of this run, and of which rank."""
+
+from __future__ import annotations
+
+import os
+import re
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO
+
+from distprof.artefacts import CACHE_DIR, REPORT_FILE, RUN_FILE
+from distprof.errors import InputError, MissingExtraError
+from distprof.run.run import Gap
+
+__all__ = ["Discovery", "TraceFile", "discover", "open_trace", "rank_in_name"]
+
+_TRACE_NAME = re.compile(r"\.json(\.gz)?$", re.IGNORECASE)
+_NOT_TRACES = frozenset((RUN_FILE, REPORT_FILE, "package.json", "tsconfig.json"))
+_SNIFF_BYTES = 1 << 16
+_MAX_NAMED = 5  # files that a message names
+_TRACE_KEYS = (
+    b'"traceEvents"',
+    b'"schemaVersion"',
+    b'"deviceProperties"',
+    b'"distributedInfo"',
+    b'"baseTimeNanoseconds"',
+    b'"displayTimeUnit"',
+)
+
+# rank-0, rank_3, rank00003, rank3_trace, worker3, _r3; dynolog and tensorboard_trace_handler write
+# a host and a process id instead, which are no rank.
+_RANK_IN_NAME = re.compile(r"(?:^|[^a-z])(?:rank|worker|r)[-_.=]?(\d{1,7})(?!\d)", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceFile:
+    """One file that may hold the trace of one rank.
+
+    Args:
+        path: Local path or fsspec URL.
+        name_rank: Rank by the name of the file or its folder, None where they name none.
+        size_bytes: Size as stored, None where the file system does not say.
+    """
+
+    path: str
+    name_rank: int | None = None
+    size_bytes: int | None = None
+
+    @property
+    def is_local(self) -> bool:
+        """Whether ``path`` is a path on this machine rather than a URL."""
+        return "://" not in self.path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Discovery:
+    """What a source holds.
+
+    Args:
+        source: As the user named it.
+        folder: Local folder of the run, None for a single file, a glob or a URL.
+        traces: Candidates, in order of rank by name, then path.
+        gaps: Files that were left out, and why.
+    """
+
+    source: str
+    folder: Path | None
+    traces: tuple[TraceFile, ...]
+    gaps: tuple[Gap, ...] = ()
+
+
+def rank_in_name(path: str) -> int | None:
+    """The rank that a path names: ``rank-0.json``, ``rank00003/trace.json.gz``, ``worker3.…``.
+
+    The file's own name counts for more than its folder's.
+    """
+    parts = PurePosixPath(path.replace("\\", "/")).parts
+    for part in reversed(parts[-2:]):
+        match = _RANK_IN_NAME.search(part)
+        if match:
+            return int(match.group(1))
+    return None
+
+
+def discover(source: str) -> Discovery:
+    """Find the traces that ``source`` names.
+
+    Args:
+        source: A file, a folder (searched to any depth), a glob, or an fsspec URL of any of them.
+
+    Raises:
+        InputError: If nothing is there, or nothing in it looks like a Kineto trace.
+    """
+    if "://" in source:
+        return _discover_url(source)
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return _select(source, path, _walk(path))
+    if path.exists():
+        return Discovery(source=source, folder=None, traces=(_local(path),))
+    if any(sign in source for sign in "*?["):
+        return _select(source, None, _glob(path))
+    raise InputError(
+        source,
+        expected="a trace file, or a folder or glob of them",
+        found="nothing of that name",
+        fix="check the path; a URL such as s3://bucket/run needs its scheme",
+    )
+
+
+@contextmanager
+def open_trace(trace: TraceFile) -> Iterator[str | BinaryIO]:
+    """What the reader takes: the local path, or the open file behind a URL.
+
+    Raises:
+        InputError: If the URL cannot be opened.
+    """
+    if trace.is_local:
+        yield trace.path
+        return
+    file_system, path = _file_system(trace.path)
+    try:
+        stream = file_system.open(path, "rb")
+    except (OSError, ValueError) as error:
+        raise _unreadable(trace.path, error) from error
+    with stream:
+        yield stream
+
+
+def _local(path: Path) -> TraceFile:
+    return TraceFile(
+        path=str(path), name_rank=rank_in_name(str(path)), size_bytes=path.stat().st_size
+    )
+
+
+def _walk(folder: Path) -> list[TraceFile]:
+    """Files below a folder whose names could be traces'; hidden ones and the cache left out."""
+    found = []
+    for parent, folders, files in os.walk(folder):
+        folders[:] = sorted(name for name in folders if name != CACHE_DIR and name[0] != ".")
+        found += [_local(Path(parent, name)) for name in sorted(files) if _may_be_trace(name)]
+    return found
+
+
+def _glob(pattern: Path) -> list[TraceFile]:
+    import glob
+
+    paths = [Path(name) for name in glob.glob(str(pattern), recursive=True)]  # noqa: PTH207
+    found = [_local(path) for path in paths if path.is_file() and _may_be_trace(path.name)]
+    for path in paths:
+        if path.is_dir():
+            found += _walk(path)
+    return list({trace.path: trace for trace in found}.values())
+
+
+def _may_be_trace(name: str) -> bool:
+    return bool(_TRACE_NAME.search(name)) and name not in _NOT_TRACES and name[0] != "."
+
+
+def _discover_url(source: str) -> Discovery:
+    file_system, path = _file_system(source)
+    try:
+        if file_system.isfile(path):
+            trace = TraceFile(path=source, name_rank=rank_in_name(path))
+            return Discovery(source=source, folder=None, traces=(trace,))
+        if any(sign in path for sign in "*?["):
+            names = file_system.glob(path)
+        else:
+            names = file_system.find(path)
+    except (OSError, ValueError) as error:
+        raise _unreadable(source, error) from error
+    traces = [
+        TraceFile(path=file_system.unstrip_protocol(name), name_rank=rank_in_name(name))
+        for name in map(str, names)
+        if _may_be_trace(PurePosixPath(name).name)
+        and CACHE_DIR not in PurePosixPath(name).parts[:-1]
+    ]
+    return _select(source, None, traces)
+
+
+def _file_system(url: str) -> tuple[Any, str]:
+    import fsspec
+
+    try:
+        file_system, path = fsspec.core.url_to_fs(url)
+    except ImportError as error:
+        raise MissingExtraError(f"{url}: {error}; this kind of URL", "all") from error
+    except (ValueError, OSError) as error:
+        raise _unreadable(url, error) from error
+    return file_system, str(path)
+
+
+def _unreadable(source: str, error: Exception) -> InputError:
+    return InputError(
+        source,
+        expected="a file that can be opened",
+        found=f"{type(error).__name__}: {error}",
+        fix="check the name and your access to it",
+    )
+
+
+def _select(source: str, folder: Path | None, candidates: Sequence[TraceFile]) -> Discovery:
+    """Keep what looks like a trace, tell what does not."""
+    if not candidates:
+        raise InputError(
+            source,
+            expected="Kineto traces (*.json or *.json.gz) in it",
+            found="no file of such a name",
+            fix="let torch.profiler write them: export_chrome_trace or tensorboard_trace_handler",
+        )
+    verdicts = {trace.path: _sniff(trace) for trace in candidates}
+    traces = [trace for trace in candidates if verdicts[trace.path] == ""]
+    if not traces:
+        raise InputError(
+            source,
+            expected="at least one Kineto trace",
+            found=_named([f"{_name(p)} ({why})" for p, why in verdicts.items()]),
+            fix="name the folder or file that torch.profiler wrote",
+        )
+    order = sorted(traces, key=lambda t: (t.name_rank is None, t.name_rank or 0, t.path))
+    return Discovery(source=source, folder=folder, traces=tuple(order), gaps=_left_out(verdicts))
+
+
+def _left_out(verdicts: dict[str, str]) -> tuple[Gap, ...]:
+    bad = [f"{_name(path)} ({why})" for path, why in verdicts.items() if why]
+    if not bad:
+        return ()
+    files = "file is" if len(bad) == 1 else "files are"
+    message = f"{len(bad)} {files} no Kineto trace and not read: {_named(bad)}."
+    return (Gap(what="not-a-trace", message=message),)
+
+
+def _named(items: Sequence[str]) -> str:
+    more = len(items) - _MAX_NAMED
+    return ", ".join(items[:_MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _name(path: str) -> str:
+    return "/".join(PurePosixPath(path.replace("\\", "/")).parts[-2:])
+
+
+def _sniff(trace: TraceFile) -> str:
+    """Why the beginning of a file is not that of a Kineto trace; empty where it may be one."""
+    try:
+        with open_trace(trace) as opened:
+            if isinstance(opened, str):
+                with Path(opened).open("rb") as stream:
+                    head = stream.read(_SNIFF_BYTES)
+            else:
+                head = opened.read(_SNIFF_BYTES)
+    except (OSError, InputError) as error:
+        return f"cannot be read: {type(error).__name__}"
+    return _judge_head(head)
+
+
+def _judge_head(head: bytes) -> str:
+    if not head:
+        return "empty"
+    if head[:2] == b"\x1f\x8b":
+        try:
+            head = zlib.decompressobj(31).decompress(head, _SNIFF_BYTES)
+        except zlib.error:
+            return "damaged gzip"
+    text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
+    if text[:1] == b"[":
+        return "" if b'"ph"' in text else "another kind of JSON"
+    if text[:1] != b"{":
+        return "not JSON"
+    return "" if any(key in text for key in _TRACE_KEYS) else "another kind of JSON"

@@ -1,0 +1,269 @@
+"""Where per-rank work runs: here, in a pool of processes, or on a Dask cluster.
+
+Everything is a ``concurrent.futures.Executor``, so that another one can be given instead.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import BrokenExecutor, Executor, Future
+from concurrent.futures import wait as wait_for
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from distprof.errors import DistprofError, MissingExtraError, UsageError
+
+__all__ = ["Failure", "Outcome", "SerialExecutor", "make_executor", "map_each", "running"]
+
+T = TypeVar("T")
+R = TypeVar("R")
+Progress = Callable[[int, int], None]
+
+_CONNECT_SECONDS = 5
+_IN_FLIGHT_PER_WORKER = 2
+_FORMS = "serial, process, process:N or dask://HOST:PORT"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """Why the work on one item gave no result."""
+
+    reason: str
+    error: BaseException
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome(Generic[R]):
+    """The result of one item, or why there is none."""
+
+    result: R | None = None
+    failure: Failure | None = None
+
+
+class SerialExecutor(Executor):
+    """Runs each task in the calling thread, when it is submitted."""
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        """Run ``fn`` now; the future is done."""
+        future: Future[T] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
+class ProcessExecutor(Executor):
+    """A pool of spawned processes that starts with the first task and outlives a dead worker.
+
+    Args:
+        workers: Number of processes; None for one per processor that this process may use.
+    """
+
+    def __init__(self, workers: int | None = None) -> None:
+        self.workers = workers or available_processors()
+        self._pool: Any = None
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        """Run ``fn`` in a worker; a pool that lost one is replaced."""
+        try:
+            return self._started().submit(fn, *args, **kwargs)  # type: ignore[no-any-return]
+        except BrokenExecutor:
+            self._pool = None
+            return self._started().submit(fn, *args, **kwargs)  # type: ignore[no-any-return]
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Stop the pool."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=wait, cancel_futures=cancel_futures)
+            self._pool = None
+
+    def terminate(self) -> None:
+        """Stop at once: running tasks are killed."""
+        if self._pool is None:
+            return
+        # before Python 3.14 the pool offers no way to end its workers
+        workers = list((getattr(self._pool, "_processes", None) or {}).values())
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        for worker in workers:
+            worker.terminate()
+        self._pool = None
+
+    def _started(self) -> Any:
+        if self._pool is None:
+            import multiprocessing
+            from concurrent.futures import ProcessPoolExecutor
+
+            self._pool = ProcessPoolExecutor(
+                self.workers,
+                mp_context=multiprocessing.get_context("spawn"),
+                initializer=_ignore_interrupts,
+            )
+        return self._pool
+
+
+class DaskExecutor(Executor):
+    """Dask distributed's own executor, closed together with its connection."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+        self._inner = client.get_executor(pure=False)
+        self.workers = max(1, sum(client.nthreads().values()))
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        """Run ``fn`` on the cluster."""
+        future: Future[T] = self._inner.submit(fn, *args, **kwargs)
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Leave the cluster, which keeps running."""
+        self._inner.shutdown(wait=wait and not cancel_futures)
+        self._client.close()
+
+
+def make_executor(spec: str) -> Executor:
+    """The executor that ``spec`` names.
+
+    Args:
+        spec: ``serial``; ``process`` (a process per processor) or ``process:N``;
+            ``dask://HOST:PORT`` of a running Dask scheduler, whose workers see the same files.
+
+    Raises:
+        UsageError: If it names none, or the scheduler does not answer within seconds.
+        MissingExtraError: If Dask is not installed.
+    """
+    if spec == "serial":
+        return SerialExecutor()
+    if spec == "process":
+        return ProcessExecutor()
+    kind, _, rest = spec.partition(":")
+    if kind == "process" and rest.isdigit() and int(rest) > 0:
+        return ProcessExecutor(int(rest))
+    if spec.startswith("dask://") and ":" in spec.removeprefix("dask://"):
+        return _dask(spec.removeprefix("dask://").rstrip("/"))
+    raise UsageError(f"executor {spec!r} is none of {_FORMS}")
+
+
+@contextmanager
+def running(executor: str | Executor) -> Iterator[Executor]:
+    """An executor for the time of the block; one that was given stays open.
+
+    An interruption ends worker processes at once.
+    """
+    if isinstance(executor, Executor):
+        yield executor
+        return
+    made = make_executor(executor)
+    try:
+        yield made
+    except BaseException:
+        if isinstance(made, ProcessExecutor):
+            made.terminate()
+        raise
+    finally:
+        made.shutdown(wait=True, cancel_futures=True)
+
+
+def map_each(
+    executor: Executor,
+    function: Callable[[T], R],
+    items: Sequence[T],
+    progress: Progress | None = None,
+) -> list[Outcome[R]]:
+    """Apply ``function`` to each item; what fails on one item costs that item only.
+
+    A single item is done here: a pool would cost more than it brings.
+
+    Args:
+        executor: Where to run.
+        function: Top-level function, so that it can be sent to another process.
+        items: Its arguments.
+        progress: Called with the number of items done and of all, after each.
+
+    Returns:
+        One outcome per item, in order. An item whose worker died was tried again alone, since the
+        pool cannot tell which of several running items killed it.
+    """
+    if len(items) <= 1:
+        executor = SerialExecutor()
+    outcomes: dict[int, Outcome[R]] = {}
+    suspects: list[int] = []
+    for index, future in _completed(executor, function, items):
+        outcome = _outcome(future)
+        if outcome.failure is not None and isinstance(outcome.failure.error, BrokenExecutor):
+            suspects.append(index)
+            continue
+        outcomes[index] = outcome
+        if progress:
+            progress(len(outcomes), len(items))
+    for index in suspects:
+        outcomes[index] = _outcome(executor.submit(function, items[index]))
+        if progress:
+            progress(len(outcomes), len(items))
+    return [outcomes[index] for index in range(len(items))]
+
+
+def _completed(
+    executor: Executor, function: Callable[[T], R], items: Sequence[T]
+) -> Iterator[tuple[int, Future[R]]]:
+    """Futures as they finish, a few more submitted at a time than there are workers."""
+    limit = _IN_FLIGHT_PER_WORKER * getattr(executor, "workers", available_processors())
+    pending: dict[Future[R], int] = {}
+    waiting: Iterable[tuple[int, T]] = iter(enumerate(items))
+    for index, item in waiting:
+        pending[executor.submit(function, item)] = index
+        if len(pending) >= limit:
+            yield from _drain(pending)
+    while pending:
+        yield from _drain(pending)
+
+
+def _drain(pending: dict[Future[R], int]) -> Iterator[tuple[int, Future[R]]]:
+    done, _ = wait_for(pending, return_when="FIRST_COMPLETED")
+    for future in done:
+        yield pending.pop(future), future
+
+
+def _outcome(future: Future[R]) -> Outcome[R]:
+    try:
+        return Outcome(result=future.result())
+    except BrokenExecutor as error:
+        return Outcome(failure=Failure(reason="its worker process died", error=error))
+    except DistprofError as error:
+        return Outcome(failure=Failure(reason=str(error), error=error))
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        return Outcome(failure=Failure(reason=reason, error=error))
+
+
+def available_processors() -> int:
+    """Processors that this process may use, at least 1."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _ignore_interrupts() -> None:
+    """Ctrl-C reaches every process of the terminal; only the first one answers it."""
+    import signal
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _dask(address: str) -> DaskExecutor:
+    try:
+        from distributed import Client
+    except ImportError as error:
+        raise MissingExtraError("An executor on a Dask cluster", "dask") from error
+    try:
+        client = Client(  # type: ignore[no-untyped-call]
+            f"tcp://{address}", timeout=_CONNECT_SECONDS
+        )
+    except (OSError, TimeoutError, ValueError) as error:
+        raise UsageError(
+            f"no Dask scheduler answers at {address} within {_CONNECT_SECONDS} s "
+            f"({type(error).__name__}); start one with: dask scheduler"
+        ) from error
+    return DaskExecutor(client)

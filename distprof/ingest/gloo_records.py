@@ -1,0 +1,166 @@
+"""Collective records of CPU backends: what was asked for joined with what was executed.
+
+The ``c10d::`` operator says which collective it is and when it was asked for; the ``gloo:``
+annotation, on a thread of gloo's own, says when it ran. Nothing in the trace joins the two, so they
+are paired in order, among operations of the same execution and the same size. Gloo has no
+reduce-scatter: it executes an all-reduce, and the operator tells the kind.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distprof.ingest.collective_records import Records, records_table
+from distprof.ingest.collective_sizes import CallFacts, call_facts, peer_in_group
+from distprof.ingest.communication import Classifier
+from distprof.ingest.group_columns import Membership
+from distprof.schema import ABSENT, Int64Array, Table
+from distprof.terms import ActivityKind, CollectiveKind
+
+__all__ = ["gloo_records"]
+
+# No execution of their own: the list form of reduce-scatter runs one all-reduce per member, the
+# monitored barrier sends and receives.
+_RUNS_IN_PARTS = ("c10d::reduce_scatter_", "c10d::monitored_barrier_")
+_EXECUTED_AS = {CollectiveKind.REDUCE_SCATTER: CollectiveKind.ALL_REDUCE}
+
+
+def gloo_records(
+    activity: Table, comm_args: Table, membership: Membership, classifier: Classifier
+) -> Records:
+    """Records of the communication that a CPU backend executed.
+
+    Args:
+        activity: ACTIVITY table of :func:`distprof.ingest.host_activity.host_activity`.
+        comm_args: COMM_ARGS table with the ``c10d::`` and ``gloo:`` events.
+        membership: The groups of this rank.
+        classifier: Tells kinds from names.
+    """
+    executed = activity.take(activity["kind"] == ActivityKind.COMMUNICATION)
+    facts = call_facts(comm_args)
+    own = _own_rows(executed, comm_args)
+    asked = _pair(own, comm_args, facts)
+    enqueue = np.full(len(executed), ABSENT, dtype=np.int64)
+    enqueue[asked != ABSENT] = comm_args["start_ns"][asked[asked != ABSENT]]
+    records = records_table(
+        executed=executed,
+        enqueue_ns=enqueue,
+        comm_args=comm_args,
+        layers=(asked, own),
+        name_kinds=classifier.kinds(executed.coded("name")),
+        membership=membership,
+    )
+    return replace(records, table=_with_peers(records.table, asked, comm_args, membership))
+
+
+def _own_rows(executed: Table, comm_args: Table) -> Int64Array:
+    """Row of ``comm_args`` that is each executed operation itself."""
+    names = comm_args.coded("name")
+    rows = np.flatnonzero(names.where([not n.startswith("c10d::") for n in names.values]))
+    result = np.full(len(executed), ABSENT, dtype=np.int64)
+    if len(rows) == 0 or len(executed) == 0:
+        return result
+    order = np.lexsort((comm_args["end_ns"][rows], comm_args["start_ns"][rows]))
+    rows = rows[order]
+    keys = _key(comm_args["start_ns"][rows], comm_args["end_ns"][rows])
+    by_key = np.argsort(keys, kind="stable")
+    wanted = _key(executed["start_ns"], executed["end_ns"])
+    position = np.minimum(np.searchsorted(keys[by_key], wanted), len(rows) - 1)
+    found = keys[by_key][position] == wanted
+    result[found] = rows[by_key][position[found]]
+    return result
+
+
+def _key(start: Int64Array, end: Int64Array) -> NDArray[np.uint64]:
+    return start.view(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + end.view(np.uint64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Side:
+    """Operations of one side of the pairing: rows of COMM_ARGS, kind as executed, elements."""
+
+    rows: Int64Array
+    kind: NDArray[np.int8]
+    elements: Int64Array
+
+
+def _pair(own: Int64Array, comm_args: Table, facts: CallFacts) -> Int64Array:
+    """Row of ``comm_args`` that asked for each executed operation, ABSENT where none is found."""
+    result = np.full(len(own), ABSENT, dtype=np.int64)
+    known = np.flatnonzero(own != ABSENT)
+    executed = _Side(
+        rows=known, kind=facts.kind[own[known]], elements=facts.in_elements[own[known]]
+    )
+    asked = _asked(comm_args, facts)
+    starts = comm_args["start_ns"]
+    for sized in (True, False):  # operations of known size first, then what is left by kind alone
+        _pair_in_order(executed, asked, own, starts, result, sized=sized)
+    return result
+
+
+def _asked(comm_args: Table, facts: CallFacts) -> _Side:
+    """The ``c10d::`` operators, in order of start."""
+    names = comm_args.coded("name")
+    wanted = names.where([n.startswith("c10d::") and n not in _RUNS_IN_PARTS for n in names.values])
+    rows = np.flatnonzero(wanted & (facts.kind != CollectiveKind.UNKNOWN)).astype(np.int64)
+    rows = rows[np.argsort(comm_args["start_ns"][rows], kind="stable")]
+    kind = facts.kind[rows].copy()
+    for asked, run in _EXECUTED_AS.items():
+        kind[kind == asked] = run
+    return _Side(rows=rows, kind=kind, elements=facts.in_elements[rows])
+
+
+def _pair_in_order(
+    executed: _Side,
+    asked: _Side,
+    own: Int64Array,
+    starts: Int64Array,
+    result: Int64Array,
+    *,
+    sized: bool,
+) -> None:
+    """Pair the operations still without partner, filling ``result``."""
+    run_key, ask_key = _keys(executed, sized), _keys(asked, sized)
+    free_run = result[executed.rows] == ABSENT
+    free_ask = ~np.isin(asked.rows, result)
+    for key in np.unique(run_key[free_run & (run_key >= 0)]):
+        runs = executed.rows[free_run & (run_key == key)]
+        asks = asked.rows[free_ask & (ask_key == key)]
+        count, skip = _alignment(starts[own[runs]], starts[asks])
+        result[runs[skip : skip + count]] = asks[:count]
+
+
+def _keys(side: _Side, sized: bool) -> Int64Array:
+    """Equal for operations that may be partners, negative for those left out of this round."""
+    kind = side.kind.astype(np.int64)
+    if not sized:
+        return np.where(kind > 0, kind, ABSENT)
+    return np.where((side.elements >= 0) & (kind > 0), side.elements * 64 + kind, ABSENT)
+
+
+def _alignment(runs: Int64Array, asks: Int64Array) -> tuple[int, int]:
+    """How many pairs there are, and how many runs come first that were asked for unseen.
+
+    The fewest such that nothing runs before it was asked for.
+    """
+    if len(asks) == 0:
+        return 0, 0
+    not_before = np.searchsorted(runs, asks, side="left") - np.arange(len(asks))
+    count = len(runs) - max(0, int(not_before[: len(runs)].max(initial=0)))
+    skip = len(runs) - count
+    return max(0, min(count, len(asks))), skip
+
+
+def _with_peers(table: Table, asked: Int64Array, comm_args: Table, membership: Membership) -> Table:
+    """The table with global peers, where one group alone can be meant."""
+    ranks = np.array(membership.only_ranks(), dtype=np.int64)
+    in_group = peer_in_group(comm_args.coded("concrete_inputs"))
+    p2p = np.isin(table["kind"], (CollectiveKind.SEND, CollectiveKind.RECV)) & (asked != ABSENT)
+    peer = table["peer"].copy()
+    told = np.where(p2p, in_group[asked] if len(in_group) else ABSENT, ABSENT)
+    valid = (told >= 0) & (told < len(ranks))
+    peer[valid] = ranks[told[valid]]
+    return table.with_columns(peer=peer)

@@ -1,0 +1,116 @@
+"""From what a user names to a Run."""
+
+from __future__ import annotations
+
+import atexit
+import shutil
+import tempfile
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Executor
+from dataclasses import replace
+from functools import partial
+
+from distprof.errors import DistprofError, InputError
+from distprof.ingest.assemble import assemble_run
+from distprof.ingest.discovery import Discovery, TraceFile, discover
+from distprof.ingest.executor import Outcome, map_each, running
+from distprof.ingest.rank import IngestOptions, ingest_rank
+from distprof.ingest.same_run import same_run
+from distprof.run.run import Gap, Rank, Run
+from distprof.schema import ABSENT
+from distprof.units import fold_ranks
+
+__all__ = ["open_run"]
+
+SMALL_RUN_BYTES = 4_000_000
+"""Below this size of all traces as stored, starting processes costs more than they save."""
+
+
+def open_run(
+    source: str,
+    options: IngestOptions | None = None,
+    executor: str | Executor = "process",
+    progress: Callable[[int, int], None] | None = None,
+    ranks: Collection[int] | None = None,
+) -> Run:
+    """Read a recording of a job.
+
+    Args:
+        source: A trace, a folder or glob of traces, a run directory, or an fsspec URL.
+        options: How traces are read.
+        executor: Where: ``serial``, ``process``, ``process:N``, ``dask://HOST:PORT``, or an
+            executor of ``concurrent.futures``, which stays open.
+        progress: Called after each trace with the number done and of all.
+        ranks: Only these ranks; None for all. Traces whose names tell another rank are not opened.
+
+    Returns:
+        The run. A trace that could not be read costs its rank only and is listed in ``gaps``.
+
+    Raises:
+        InputError: If no trace could be read, or one is damaged and ``options.strict`` is set.
+        UsageError: If the executor does not exist or does not answer.
+    """
+    found = discover(source)
+    options = _with_place(options or IngestOptions(), found)
+    traces = [t for t in found.traces if ranks is None or t.name_rank in (None, *ranks)]
+    with running(_suitable(executor, traces)) as pool:
+        outcomes = map_each(pool, partial(ingest_rank, options=options), traces, progress)
+    read, gaps = _sorted_out(source, traces, outcomes, strict=options.strict)
+    kept, left_out = same_run([r for r in read if ranks is None or r.rank in (ABSENT, *ranks)])
+    if not kept:
+        raise InputError(
+            source,
+            expected=f"traces of ranks {fold_ranks(ranks or ())}",
+            found=f"none of them among {len(found.traces)} traces",
+            fix="name ranks that the job has",
+        )
+    return assemble_run(source, kept, (*found.gaps, *gaps, *left_out))
+
+
+def _with_place(options: IngestOptions, found: Discovery) -> IngestOptions:
+    """Options that say where tables go: beside the run, or for this process only."""
+    if options.use_cache:
+        return replace(options, run_dir=str(found.folder) if found.folder else None)
+    scratch = tempfile.mkdtemp(prefix="distprof-")
+    atexit.register(shutil.rmtree, scratch, ignore_errors=True)
+    return replace(options, cache_dir=scratch)
+
+
+def _suitable(executor: str | Executor, traces: Sequence[TraceFile]) -> str | Executor:
+    """No processes for little work, nor for files that only this process can see."""
+    if not isinstance(executor, str) or not executor.startswith("process"):
+        return executor
+    sizes = [trace.size_bytes for trace in traces]
+    small = sum(size or 0 for size in sizes) < SMALL_RUN_BYTES and None not in sizes
+    here = any(trace.path.startswith("memory://") for trace in traces)
+    return "serial" if small or here or len(traces) < 2 else executor
+
+
+def _sorted_out(
+    source: str, traces: Sequence[TraceFile], outcomes: Sequence[Outcome[Rank]], *, strict: bool
+) -> tuple[list[Rank], list[Gap]]:
+    """Ranks that were read, and a gap for each that was not."""
+    read = [outcome.result for outcome in outcomes if outcome.result is not None]
+    failed = [(t, o.failure) for t, o in zip(traces, outcomes, strict=True) if o.failure]
+    for _, failure in failed:
+        if strict or not read:
+            raise _as_input_error(source, failure.error, len(failed)) from failure.error
+    return read, [_gap(trace, failure.reason) for trace, failure in failed]
+
+
+def _as_input_error(source: str, error: BaseException, count: int) -> Exception:
+    """The error of the first trace, where no trace or not every trace could be read."""
+    if isinstance(error, DistprofError):
+        return error
+    return InputError(
+        source,
+        expected="traces that can be read",
+        found=f"{count} that cannot; the first: {type(error).__name__}: {error}",
+        fix="if the trace is sound, please report this with the trace's first lines",
+    )
+
+
+def _gap(trace: TraceFile, reason: str) -> Gap:
+    ranks = () if trace.name_rank is None else (trace.name_rank,)
+    message = f"{trace.path} could not be read and is left out: {' '.join(reason.split())}"
+    return Gap(what="unreadable", message=message, ranks=ranks)

@@ -1,0 +1,75 @@
+import pytest
+
+from distprof.config import CONFIG_FILE, Config, find_config, load_config, parse_config
+from distprof.errors import UsageError
+from distprof.terms import CollectiveKind
+
+
+def test_patterns_and_limits_are_read(tmp_path):
+    path = tmp_path / CONFIG_FILE
+    path.write_text(
+        """
+        [communication]
+        patterns = [{ match = "acme_sum", library = "acme", kind = "all_reduce" }]
+        exclude = ["local_all_reduce"]
+        [limits.COM101]
+        min_overlap_ratio = 0.25
+        """
+    )
+    config = load_config(path)
+    (pattern,) = config.communication.patterns
+    assert (pattern.match, pattern.library) == ("acme_sum", "acme")
+    assert pattern.kind is CollectiveKind.ALL_REDUCE
+    assert config.communication.exclude == ("local_all_reduce",)
+    assert config.limits == {"COM101": {"min_overlap_ratio": 0.25}}
+    assert config.source == str(path)
+
+
+def test_nearest_file_above_the_folder_is_found(tmp_path):
+    (tmp_path / CONFIG_FILE).write_text("")
+    below = tmp_path / "a" / "b"
+    below.mkdir(parents=True)
+    assert find_config(below) == tmp_path / CONFIG_FILE
+
+
+def test_no_file_gives_the_defaults(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("distprof.config.find_config", lambda: None)
+    assert load_config() == Config()
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ({"limit": {}}, "limit"),
+        ({"communication": {"pattern": []}}, "pattern"),
+        ({"communication": {"patterns": [{"match": "x", "kin": "send"}]}}, "kin"),
+        ({"communication": {"patterns": [{"match": "x", "kind": "allreduce"}]}}, "allreduce"),
+        ({"communication": {"patterns": [{"match": "("}]}}, "("),
+        ({"communication": {"patterns": [{}]}}, "match"),
+        ({"communication": {"patterns": "x"}}, "patterns"),
+        ({"communication": {"exclude": [3]}}, "3"),
+        ({"communication": []}, "communication"),
+        ({"limits": {"COM101": 3}}, "COM101"),
+        ({"limits": {"COM101": {"x": "much"}}}, "much"),
+        ({"limits": {"COM101": {"x": True}}}, "True"),
+    ],
+)
+def test_what_is_not_understood_is_an_error_that_names_it(values, named):
+    with pytest.raises(UsageError) as caught:
+        parse_config(values, "distprof.toml")
+    assert str(caught.value).startswith("distprof.toml: ")
+    assert named in str(caught.value) or named == "match"
+
+
+@pytest.mark.parametrize("content", [b"[limits", b"\xff\xfe"])
+def test_a_file_that_is_no_toml_is_named(tmp_path, content):
+    path = tmp_path / CONFIG_FILE
+    path.write_bytes(content)
+    with pytest.raises(UsageError, match=CONFIG_FILE):
+        load_config(path)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(UsageError, match="nowhere"):
+        load_config(tmp_path / "nowhere.toml")
