@@ -13,6 +13,7 @@ import distprof
 from distprof.errors import InputError, SchemaError
 from distprof.report.json_schema import SCHEMA_FILE, report_schema, report_schema_text
 from distprof.report.saved import decode_report, encode_report, load_report, save_report
+from distprof.report.schema_page import report_schema_page
 from tests.report.samples import SAMPLES, healthy, nasty, report_of, run_info
 
 SHIPPED = Path(distprof.__file__).parent / "report" / "schema" / SCHEMA_FILE
@@ -40,6 +41,11 @@ def test_the_schema_refuses_what_is_no_report() -> None:
 
 def test_the_shipped_schema_is_the_generated_one(golden: Callable[[Path, str], None]) -> None:
     golden(SHIPPED, report_schema_text())
+
+
+def test_the_reference_page_is_the_generated_one(golden: Callable[[Path, str], None]) -> None:
+    page = Path(distprof.__file__).parent.parent / "docs" / "reference" / "report-schema.md"
+    golden(page, report_schema_page())
 
 
 def test_the_schema_says_what_fields_mean() -> None:
