@@ -1,0 +1,374 @@
+"""Parsed tables on disk: one folder per trace, named by the trace's content.
+
+::
+
+    ROOT/3f/3fa9…/    activity.parquet host.parquet collectives.parquet steps.parquet
+                      rank.json entry.json
+
+The key is a hash of all bytes of the file as it lies on disk, with the schema version and the
+options. A gzipped trace is hashed in a fiftieth of the time that parsing takes, and neither a copy
+at another path nor a new time stamp on the same content costs a second parse, while any change
+does. An entry appears whole or not at all (written under another name, then renamed), is checked
+against the sums in ``entry.json`` before it is used, and is made again when it is damaged.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import numpy as np
+
+from distprof.artefacts import CACHE_DIR, RUN_FILE
+from distprof.errors import DistprofError
+from distprof.run.tables import ACTIVITY, COLLECTIVES, HOST, STEPS, RankTables
+from distprof.schema import Coded, Table, TableSchema
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = [
+    "ACTIVITY_FILE",
+    "COLLECTIVES_FILE",
+    "HOST_FILE",
+    "RANK_FILE",
+    "STEPS_FILE",
+    "CacheKey",
+    "CachedTables",
+    "DamagedCacheError",
+    "EntryWriter",
+    "ParquetHostSink",
+    "cache_root",
+    "find_entry",
+    "read_table",
+    "write_table",
+]
+
+CACHE_VERSION = 1
+"""Raised whenever the same trace would give other tables."""
+
+ACTIVITY_FILE = "activity.parquet"
+HOST_FILE = "host.parquet"
+COLLECTIVES_FILE = "collectives.parquet"
+STEPS_FILE = "steps.parquet"
+RANK_FILE = "rank.json"
+SUMS_FILE = "entry.json"
+
+CACHE_ENVIRONMENT = "DISTPROF_CACHE_DIR"
+
+_ROW_GROUP = 1 << 17
+_HASH_BLOCK = 1 << 20
+_SHIFT_KEY = b"distprof.shift_ns"
+_TIMES = ("start_ns", "end_ns")
+
+
+class DamagedCacheError(DistprofError):
+    """A cache file cannot be read. Whoever meets it parses the trace again."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheKey:
+    """Names the tables of one trace under one set of options."""
+
+    digest: str
+
+    @staticmethod
+    def of(trace: str | Path | BinaryIO, options: Mapping[str, Any]) -> CacheKey:
+        """The key of a file.
+
+        Args:
+            trace: A path, or a binary file object at its start, which is left at its end.
+            options: Everything else that the tables depend on; JSON values.
+        """
+        settings = json.dumps([CACHE_VERSION, dict(options)], sort_keys=True)
+        digest = hashlib.sha1(settings.encode(), usedforsecurity=False)
+        if isinstance(trace, (str, Path)):
+            with Path(trace).open("rb") as file:
+                _hash_into(digest, file)
+        else:
+            _hash_into(digest, trace)
+        return CacheKey(digest.hexdigest())
+
+    def folder(self, root: Path) -> Path:
+        """Where the entry lies under ``root``."""
+        return root / self.digest[:2] / self.digest
+
+
+def cache_root(source_dir: str | Path | None, override: str | Path | None) -> Path:
+    """The folder of all entries: the override, the run's own cache, or the user's cache.
+
+    Args:
+        source_dir: Where the traces come from; only a run directory keeps its own cache.
+        override: What the user asked for.
+    """
+    if override:
+        return Path(override)
+    if source_dir and (Path(source_dir) / RUN_FILE).is_file():
+        return Path(source_dir) / CACHE_DIR
+    if chosen := os.environ.get(CACHE_ENVIRONMENT):
+        return Path(chosen)
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(home) / "distprof"
+
+
+def find_entry(root: Path, key: CacheKey) -> Path | None:
+    """Folder of a whole, undamaged entry, None when there is none."""
+    folder = key.folder(root)
+    return folder if _is_intact(folder) else None
+
+
+class EntryWriter:
+    """Makes one entry: write files into ``folder``, then :meth:`commit`.
+
+    Without a commit nothing remains. When the cache cannot be written, the entry is made in a
+    temporary folder and ``note`` says so.
+
+    Args:
+        root: The folder of all entries.
+        key: What the entry will be found by.
+
+    Attributes:
+        folder: Where to write the files now.
+        note: What went unlike asked, one sentence; empty usually.
+    """
+
+    def __init__(self, root: Path, key: CacheKey) -> None:
+        self._final = key.folder(root)
+        self.note = ""
+        try:
+            self._final.parent.mkdir(parents=True, exist_ok=True)
+            self.folder = Path(tempfile.mkdtemp(prefix=".making-", dir=self._final.parent))
+        except OSError as error:
+            self.folder = Path(tempfile.mkdtemp(prefix="distprof-"))
+            self._final = self.folder
+            self.note = (
+                f"The cache {root} cannot be written ({error.strerror}); "
+                f"tables are in {self.folder} this time."
+            )
+
+    def __enter__(self) -> EntryWriter:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self.folder != self._final or kind is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def commit(self) -> Path:
+        """Give the entry its name, in place of a damaged one; where it is from now on."""
+        sums = {path.name: _sum_of(path) for path in sorted(self.folder.iterdir())}
+        (self.folder / SUMS_FILE).write_text(json.dumps(sums), encoding="utf-8")
+        if self.folder == self._final:
+            return self._final
+        if _is_intact(self._final):  # another process was first
+            shutil.rmtree(self.folder, ignore_errors=True)
+            self.folder = self._final
+            return self._final
+        try:
+            self.folder.rename(self._final)
+        except OSError:  # a damaged entry is in the way
+            discarded = Path(tempfile.mkdtemp(prefix=".old-", dir=self._final.parent))
+            self._final.rename(discarded / "entry")
+            self.folder.rename(self._final)
+            shutil.rmtree(discarded, ignore_errors=True)
+        self.folder = self._final
+        return self._final
+
+
+@dataclass(frozen=True, slots=True)
+class CachedTables:
+    """The tables of an entry; a :class:`~distprof.run.run.TableSource`.
+
+    Args:
+        folder: The entry.
+        has_host: Whether host rows were read.
+    """
+
+    folder: str
+    has_host: bool
+
+    def load(self) -> RankTables:
+        """Read the tables.
+
+        Raises:
+            DamagedCacheError: If a file was damaged since the entry was found.
+        """
+        folder = Path(self.folder)
+        return RankTables(
+            activity=read_table(folder / ACTIVITY_FILE, ACTIVITY),
+            host=read_table(folder / HOST_FILE, HOST) if self.has_host else Table.empty(HOST),
+            collectives=read_table(folder / COLLECTIVES_FILE, COLLECTIVES),
+            steps=read_table(folder / STEPS_FILE, STEPS),
+            has_host=self.has_host,
+        )
+
+
+class ParquetHostSink:
+    """Writes host rows to a Parquet file while the trace is read.
+
+    Args:
+        path: The file to make.
+    """
+
+    def __init__(self, path: Path) -> None:
+        import pyarrow.parquet as pq
+
+        self._writer = pq.ParquetWriter(path, _arrow_schema(HOST), **_how_to_write(HOST))
+        self._waiting: list[Table] = []
+        self._num_waiting = 0
+        self._shift_ns = 0
+
+    def __enter__(self) -> ParquetHostSink:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def write(self, rows: Table) -> None:
+        """Take rows; whole row groups are written at once."""
+        self._waiting.append(rows)
+        self._num_waiting += len(rows)
+        if self._num_waiting >= _ROW_GROUP:
+            self._flush()
+
+    def shift(self, base_ns: int) -> None:
+        """Add ``base_ns`` to all times; kept beside the rows, most of which are written."""
+        self._shift_ns = base_ns
+
+    def close(self) -> None:
+        """Write what is left. The file is whole only after this."""
+        self._flush()
+        self._writer.add_key_value_metadata({_SHIFT_KEY.decode(): str(self._shift_ns)})
+        self._writer.close()
+
+    def _flush(self) -> None:
+        if self._num_waiting:
+            rows = Table.concat(HOST, self._waiting)
+            self._writer.write_table(_to_arrow(rows), row_group_size=_ROW_GROUP)
+        self._waiting, self._num_waiting = [], 0
+
+
+def write_table(path: Path, table: Table) -> None:
+    """Write a table as Parquet: zstd, with delta encoding for the integers."""
+    import pyarrow.parquet as pq
+
+    schema = table.schema
+    with pq.ParquetWriter(path, _arrow_schema(schema), **_how_to_write(schema)) as writer:
+        writer.write_table(_to_arrow(table), row_group_size=_ROW_GROUP)
+
+
+def read_table(path: Path, schema: TableSchema) -> Table:
+    """Read what :func:`write_table` or :class:`ParquetHostSink` wrote.
+
+    Raises:
+        DamagedCacheError: If the file is missing, damaged or of another schema.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    categories = [column.name for column in schema if column.dtype == "category"]
+    try:
+        with pq.ParquetFile(path, memory_map=True, read_dictionary=categories) as file:
+            metadata = file.metadata.metadata or {}
+            shift_ns = int(metadata.get(_SHIFT_KEY, b"0"))
+            arrow = file.read()
+        return _from_arrow(arrow, schema, shift_ns)
+    except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
+        raise DamagedCacheError(f"{path}: the cached table cannot be read: {error}") from error
+
+
+def _is_intact(folder: Path) -> bool:
+    try:
+        sums = json.loads((folder / SUMS_FILE).read_bytes())
+        whole = all(_sum_of(folder / name) == expected for name, expected in sums.items())
+    except (OSError, ValueError, AttributeError):
+        return False
+    return whole and RANK_FILE in sums
+
+
+def _hash_into(digest: Any, file: BinaryIO) -> None:
+    while block := file.read(_HASH_BLOCK):
+        digest.update(block)
+
+
+def _sum_of(path: Path) -> list[int]:
+    """Size and CRC-32 of a file."""
+    total = size = 0
+    with path.open("rb") as file:
+        while block := file.read(_HASH_BLOCK):
+            total = zlib.crc32(block, total)
+            size += len(block)
+    return [size, total]
+
+
+def _arrow_schema(schema: TableSchema) -> pa.Schema:
+    import pyarrow as pa
+
+    types = {
+        "category": pa.dictionary(pa.int32(), pa.string()),
+        "bool": pa.bool_(),
+        **{name: pa.from_numpy_dtype(np.dtype(name)) for name in _NUMBERS},
+    }
+    return pa.schema([pa.field(c.name, types[c.dtype], nullable=False) for c in schema])
+
+
+_NUMBERS = ("int64", "int32", "int8", "float64")
+
+
+def _how_to_write(schema: TableSchema) -> dict[str, Any]:
+    deltas = [column.name for column in schema if column.dtype in ("int64", "int32")]
+    return {
+        "compression": "zstd",
+        "compression_level": 3,
+        "use_dictionary": [c.name for c in schema if c.dtype == "category"],
+        "column_encoding": dict.fromkeys(deltas, "DELTA_BINARY_PACKED"),
+        "write_statistics": False,
+    }
+
+
+def _to_arrow(table: Table) -> pa.Table:
+    import pyarrow as pa
+
+    arrays = []
+    for column in table.schema:
+        if column.dtype == "category":
+            coded = table.coded(column.name)
+            values = pa.array(coded.values, pa.string())
+            arrays.append(pa.DictionaryArray.from_arrays(pa.array(coded.codes), values))
+        else:
+            arrays.append(pa.array(table[column.name]))
+    return pa.Table.from_arrays(arrays, schema=_arrow_schema(table.schema))
+
+
+def _from_arrow(arrow: pa.Table, schema: TableSchema, shift_ns: int) -> Table:
+    columns: dict[str, Any] = {}
+    unified = arrow.unify_dictionaries()
+    for column in schema:
+        values = unified.column(column.name).combine_chunks()
+        if column.dtype == "category":
+            codes = values.indices.to_numpy(zero_copy_only=False)
+            columns[column.name] = Coded(codes, tuple(values.dictionary.to_pylist()))
+        else:
+            columns[column.name] = values.to_numpy(zero_copy_only=column.dtype != "bool")
+    if shift_ns:
+        for name in _TIMES:
+            columns[name] = columns[name] + shift_ns
+    return Table(schema, columns)
