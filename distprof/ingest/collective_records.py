@@ -4,7 +4,7 @@ Evidence for one record, strongest first; a field is taken from the first that h
 
 1. collective arguments on the device activity itself;
 2. the ``record_param_comms`` operator around the call that launched it;
-3. the ``c10d::`` operator around that call, whose shapes give sizes;
+3. the ``c10d::`` or ``symm_mem::`` operator around that call, whose shapes give sizes;
 4. the backend's own annotation there (``nccl:all_reduce``), which has the shape of the input;
 5. the name of the device activity, which gives the kind alone.
 """
@@ -18,7 +18,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from distprof.ingest.collective_sizes import CallFacts, call_facts, full_buffer_bytes
+from distprof.ingest.collective_sizes import (
+    ANNOTATIONS,
+    OPERATORS,
+    CallFacts,
+    call_facts,
+    full_buffer_bytes,
+)
 from distprof.ingest.communication import Classifier, is_wait
 from distprof.ingest.group_columns import GroupColumns, Membership
 from distprof.ingest.launches import launch_rows
@@ -179,8 +185,8 @@ def _around(
     """Rows of ``comm_args`` around each launch: record_param_comms, c10d operator, annotation."""
     names = comm_args.coded("name")
     called = names.equals("record_param_comms") & _names_operation(comm_args)
-    operator = names.where([name.startswith("c10d::") for name in names.values])
-    annotation = names.where([name.startswith(("nccl:", "xccl:", "ucc:")) for name in names.values])
+    operator = names.where([name.startswith(OPERATORS) for name in names.values])
+    annotation = names.where([name.startswith(ANNOTATIONS) for name in names.values])
     on_host = ~comm_args.coded("category").isin(("kernel", "gpu_user_annotation"))
     return (
         _enclosing(launches, host, comm_args, called & on_host),

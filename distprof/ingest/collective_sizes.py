@@ -14,7 +14,15 @@ from distprof.ingest.communication import collective_kind, is_wait
 from distprof.schema import ABSENT, Coded, Int64Array, Table
 from distprof.terms import CollectiveKind
 
-__all__ = ["CallFacts", "call_facts", "element_bytes", "full_buffer_bytes", "peer_in_group"]
+__all__ = [
+    "ANNOTATIONS",
+    "OPERATORS",
+    "CallFacts",
+    "call_facts",
+    "element_bytes",
+    "full_buffer_bytes",
+    "peer_in_group",
+]
 
 # Spellings of PyTorch's ScalarType, of C++ and of its annotations, lower case, without c10::.
 _ELEMENT_BYTES = {
@@ -33,6 +41,12 @@ _ELEMENT_BYTES = {
 # Operators of c10d whose first argument is the output and second the input; the others change one
 # tensor in place. torch/csrc/distributed/c10d/Ops.cpp.
 _OUT_THEN_IN = re.compile(r"allgather|reduce_scatter|alltoall|gather|scatter")
+OPERATORS = ("c10d::", "symm_mem::")
+"""Prefixes of host operators that ask for one collective; their shapes tell its size."""
+
+ANNOTATIONS = ("nccl:", "xccl:", "ucc:", "gloo:", "mpi:")
+"""Prefixes of a backend's own annotations; their shape is the input's."""
+
 _COUNTED_BY_OUTPUT = (CollectiveKind.ALL_GATHER, CollectiveKind.SCATTER)
 _COUNTED_BY_INPUT = (CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_TO_ALL)
 
@@ -146,9 +160,7 @@ def _kinds(comm_args: Table) -> NDArray[np.int8]:
     by_argument = _by_value(
         written, [0 if is_wait(text) else collective_kind(text) for text in written.values]
     )
-    is_call = [
-        name.startswith(("c10d::", "nccl:", "xccl:", "ucc:", "gloo:")) for name in names.values
-    ]
+    is_call = [name.startswith(OPERATORS + ANNOTATIONS) for name in names.values]
     by_name = _by_value(
         names,
         [
@@ -167,15 +179,12 @@ def _elements_by_shape(comm_args: Table) -> tuple[Int64Array, Int64Array]:
     first = _by_value(dims, [shape[0] for shape in shapes])
     second = _by_value(dims, [shape[1] for shape in shapes])
     everything = _by_value(dims, [shape[2] for shape in shapes])
-    operator = names.where([name.startswith("c10d::") for name in names.values])
-    annotation = names.where(
-        [name.startswith(("nccl:", "xccl:", "ucc:", "gloo:")) for name in names.values]
-    )
-    out_first = names.where([bool(_OUT_THEN_IN.search(name)) for name in names.values])
-    in_elements = np.select(
-        [operator & out_first, operator, annotation], [second, first, everything], ABSENT
-    )
-    out_elements = np.where(operator, first, ABSENT)
+    operator = names.where([name.startswith(OPERATORS) for name in names.values])
+    annotation = names.where([name.startswith(ANNOTATIONS) for name in names.values])
+    c10d = names.where([name.startswith("c10d::") for name in names.values])
+    out_first = c10d & names.where([bool(_OUT_THEN_IN.search(name)) for name in names.values])
+    in_elements = np.select([out_first, operator, annotation], [second, first, everything], ABSENT)
+    out_elements = np.where(c10d, first, ABSENT)
     return in_elements.astype(np.int64), out_elements.astype(np.int64)
 
 

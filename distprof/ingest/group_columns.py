@@ -142,9 +142,10 @@ class Membership:
         )
         notes = []
         if assumed:
+            whose = "the only one this rank can mean" if self.groups else "all ranks of the job"
             notes.append(
-                f"{assumed} of {len(table)} collectives name no process group: taken as the only "
-                f"one this rank can mean, ranks {fold_ranks(self.only_ranks())}."
+                f"{assumed} of {len(table)} collectives name no process group: taken as {whose}, "
+                f"ranks {fold_ranks(self.only_ranks())}."
             )
         if unknown:
             notes.append(f"The process group of {unknown} of {len(table)} collectives is unknown.")

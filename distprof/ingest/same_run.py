@@ -32,7 +32,7 @@ def same_run(ranks: Sequence[Rank]) -> tuple[tuple[Rank, ...], tuple[Gap, ...]]:
     """
     gaps: list[Gap] = []
     kept = list(ranks)
-    for step in (_one_job, _drop_copies, _number_unknown, _one_recording, _each_rank_once):
+    for step in (_one_job, _drop_copies, _one_recording, _number_unknown, _each_rank_once):
         kept, found = step(kept)
         gaps += found
     return tuple(sorted(kept, key=lambda rank: rank.rank)), tuple(gaps)
@@ -102,10 +102,9 @@ def _one_recording(ranks: list[Rank]) -> _Selection:
         return ranks, []
     best = max(clusters, key=_weight)
     left = [rank for cluster in clusters if cluster is not best for rank in cluster]
-    count = len({rank.rank for rank in best})
     message = (
         f"The files were recorded at {len(clusters)} times more than a minute apart: analysed are "
-        f"the {count} ranks recorded together, left out {_files(left)}. "
+        f"the {_num_ranks(best)} ranks recorded together, left out {_files(left)}. "
         "Ranks can only be compared over the same steps."
     )
     kept = [rank for rank in ranks if not rank.has_epoch] + best
@@ -149,7 +148,12 @@ def _clusters(ranks: Sequence[Rank], tolerance_ns: int) -> list[list[Rank]]:
 
 
 def _weight(cluster: list[Rank]) -> tuple[int, int]:
-    return len({rank.rank for rank in cluster}), max(rank.capture_end_ns for rank in cluster)
+    return _num_ranks(cluster), max(rank.capture_end_ns for rank in cluster)
+
+
+def _num_ranks(ranks: Sequence[Rank]) -> int:
+    """Distinct ranks; each file that tells no rank counts as one."""
+    return len({rank.rank if rank.rank != ABSENT else rank.path for rank in ranks})
 
 
 def _files(ranks: Sequence[Rank]) -> str:

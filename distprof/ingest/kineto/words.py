@@ -55,7 +55,9 @@ PYTHON_FRAME = "python_function"
 
 STEP_PREFIX = "ProfilerStep#"
 
-COMM_NAME = re.compile(r"c10d::|_?c10d_functional::|gloo:|record_param_comms")
+COMM_NAME = re.compile(
+    r"c10d::|_?c10d_functional::|symm_mem::|(gloo|nccl|xccl|ucc|mpi):|record_param_comms"
+)
 """Matches (from the start) names of host rows that enter COMM_ARGS even without arguments."""
 
 KEPT_OPERATOR_NAME = re.compile(
