@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from distprof.ingest.robust import Line, components_of, fit_line, location, solve_graph
+from distprof.ingest.robust import components_of, fit_line, location, pooled_scale, solve_graph
 from distprof.run.members import domain_of_ranks, member_column, member_to_common
 from distprof.run.run import ClockAlignment, CollectiveMatches, Rank
 from distprof.schema import ABSENT, Int64Array
@@ -26,7 +26,10 @@ _SYMMETRIC = [kind for kind in CollectiveKind if kind.is_symmetric]
 _DRIFT_SIGMAS = 3.0  # a drift below this many of its standard errors is not told from none
 _MAX_DRIFT = 1e-3  # quartz is within 1e-4; more is a wrong match, not a clock
 _SPLIT_NS = 50_000  # devices of one host agree better than this, or their clocks differ
+_SPLIT_SIGMAS = 10.0
 _RESIDUAL_PERCENTILE = 95
+
+_Pairs = dict[tuple[int, int], tuple[Int64Array, Int64Array]]
 
 
 def align_clocks(
@@ -44,8 +47,11 @@ def align_clocks(
         matches: Matched collectives.
     """
     domains = _domains(ranks, nodes)
-    clock = _solve(ranks, matches, domains, ())
-    torn = _torn_domains(ranks, matches, clock)
+    ends = _ends(ranks, matches)
+    if ends is None:
+        return _check(ranks, matches, _uncorrected(ranks, domains, ()))
+    clock, deviation = _solve(ranks, ends, domains, ())
+    torn = _torn_domains(clock, ends, deviation)
     if torn:
         notes = tuple(
             f"Collectives end up to {format_duration(apart)} apart on the ranks of "
@@ -53,8 +59,9 @@ def align_clocks(
             for domain, apart in torn.items()
         )
         whole = {name: nodes for i, (name, nodes) in enumerate(domains.items()) if i not in torn}
-        clock = _solve(ranks, matches, _domains(ranks, whole), notes)
-    return _check(ranks, matches, clock)
+        clock, deviation = _solve(ranks, ends, _domains(ranks, whole), notes)
+    residual = _residuals(clock, ends, deviation)
+    return _check(ranks, matches, replace(clock, residual_ns=residual))
 
 
 def _domains(
@@ -74,32 +81,28 @@ class _Ends:
 
     Args:
         rank: int32, rank number of the member.
-        domain: int64, its clock domain.
         instance: int64, 0, 1, 2, … ascending.
+        first: int64, where each instance begins.
         end_ns: int64, on the member's own clock.
     """
 
     rank: NDArray[np.int32]
-    domain: Int64Array
     instance: Int64Array
+    first: Int64Array
     end_ns: Int64Array
 
-    @property
-    def first(self) -> Int64Array:
-        """Where each instance begins."""
-        new = np.concatenate(([True], self.instance[1:] != self.instance[:-1]))
-        return np.flatnonzero(new)
 
-
-def _ends(ranks: Sequence[Rank], matches: CollectiveMatches, clock: ClockAlignment) -> _Ends | None:
-    keep = np.isin(matches.kind, _SYMMETRIC)[matches.instance_of_member]
+def _ends(ranks: Sequence[Rank], matches: CollectiveMatches) -> _Ends | None:
+    keep = np.isin(matches.kind, _SYMMETRIC)
     if not keep.any():
         return None
+    sizes = np.diff(matches.offsets)[keep]
+    members = np.repeat(keep, np.diff(matches.offsets))
     return _Ends(
-        rank=matches.member_rank[keep],
-        domain=domain_of_ranks(clock, matches.member_rank[keep]),
-        instance=matches.instance_of_member[keep],
-        end_ns=member_column(matches, ranks, "end_ns")[keep],
+        rank=matches.member_rank[members],
+        instance=np.repeat(np.arange(len(sizes), dtype=np.int64), sizes),
+        first=np.cumsum(sizes) - sizes,
+        end_ns=member_column(matches, ranks, "end_ns")[members],
     )
 
 
@@ -123,35 +126,33 @@ def _uncorrected(
 
 def _solve(
     ranks: Sequence[Rank],
-    matches: CollectiveMatches,
+    ends: _Ends,
     domains: Mapping[str, tuple[int, ...]],
     notes: tuple[str, ...],
-) -> ClockAlignment:
+) -> tuple[ClockAlignment, NDArray[np.float64]]:
+    """Corrections of the domains, and what remains of each member's end."""
     clock = _uncorrected(ranks, domains, notes)
-    ends = _ends(ranks, matches, clock)
-    if ends is None:
-        return clock
-    pairs = _pairs(ends)
-    reference = int(np.median(ends.end_ns))
-    clock = replace(clock, reference_ns=reference)
-    if pairs:
-        lines = {key: fit_line(b - reference, b - a) for key, (a, b) in pairs.items()}
-        clock = _with_drift(clock, lines)
-        clock = _with_offset(clock, pairs)
+    domain = domain_of_ranks(clock, ends.rank)
+    pairs = _pairs(ends, domain)
     edges = np.array(list(pairs), dtype=np.int64).reshape(-1, 2)
-    component = components_of(len(domains), edges).astype(np.int32)
-    clock = replace(clock, component=component)
-    return replace(clock, residual_ns=_residuals(clock, ends))
+    clock = replace(
+        clock,
+        reference_ns=int(np.median(ends.end_ns)),
+        component=components_of(len(domains), edges).astype(np.int32),
+    )
+    if pairs:
+        clock = _with_offset(_with_drift(clock, pairs), pairs)
+    return clock, _deviations(clock, ends, domain)
 
 
-def _pairs(ends: _Ends) -> dict[tuple[int, int], tuple[Int64Array, Int64Array]]:
+def _pairs(ends: _Ends, domain: Int64Array) -> _Pairs:
     """Own ends of the same collectives in two domains, for pairs that meet in collectives.
 
     In each collective every domain is compared with the lowest one in it, so that the pairs grow
     with the members, not with their square.
     """
-    order = np.lexsort((ends.domain, ends.instance))
-    domain, instance = ends.domain[order], ends.instance[order]
+    order = np.lexsort((domain, ends.instance))
+    domain, instance = domain[order], ends.instance[order]
     new = np.concatenate(([True], (domain[1:] != domain[:-1]) | (instance[1:] != instance[:-1])))
     first = np.flatnonzero(new)
     end = _mean_ns(ends.end_ns[order], first)
@@ -179,81 +180,95 @@ def _mean_ns(values: Int64Array, first: Int64Array) -> Int64Array:
     return means
 
 
-def _with_drift(clock: ClockAlignment, lines: Mapping[tuple[int, int], Line]) -> ClockAlignment:
+def _with_drift(clock: ClockAlignment, pairs: _Pairs) -> ClockAlignment:
     """Drift per domain, zero where it does not stand out of its error."""
-    known = {key: line for key, line in lines.items() if np.isfinite(line.slope_error)}
+    lines = {
+        key: fit_line(end_b - clock.reference_ns, end_b - end_a)
+        for key, (end_a, end_b) in pairs.items()
+    }
+    known = {key: line for key, line in lines.items() if line.leverage > 0}
     if not known:
         return clock
-    edges = np.array(list(known), dtype=np.int64)
-    slope = np.array([line.slope for line in known.values()])
-    error = np.array([line.slope_error for line in known.values()])
-    drift, drift_error = solve_graph(len(clock.domains), edges, slope, error)
-    certain = (np.abs(drift) > _DRIFT_SIGMAS * drift_error) & (np.abs(drift) < _MAX_DRIFT)
+    scales = np.array([line.scale for line in known.values()])
+    counts = np.array([len(pairs[key][0]) for key in known])
+    scales = np.maximum(scales, pooled_scale(scales, counts))
+    drift, error = solve_graph(
+        len(clock.domains),
+        np.array(list(known), dtype=np.int64),
+        np.array([line.slope for line in known.values()]),
+        scales / np.array([line.leverage for line in known.values()]),
+    )
+    certain = (np.abs(drift) > _DRIFT_SIGMAS * error) & (np.abs(drift) < _MAX_DRIFT)
     return replace(clock, drift_ratio=np.where(certain, drift, 0.0))
 
 
-def _with_offset(
-    clock: ClockAlignment, pairs: Mapping[tuple[int, int], tuple[Int64Array, Int64Array]]
-) -> ClockAlignment:
+def _with_offset(clock: ClockAlignment, pairs: _Pairs) -> ClockAlignment:
     """Offset per domain at the reference time, given the drifts."""
     edges = np.array(list(pairs), dtype=np.int64)
-    values, errors = np.zeros(len(edges)), np.zeros(len(edges))
+    counts = np.array([len(end_a) for end_a, _ in pairs.values()])
+    values, scales = np.zeros(len(edges)), np.zeros(len(edges))
     for i, ((a, b), (end_a, end_b)) in enumerate(pairs.items()):
         drifted = clock.drift_ratio[b] * (end_b - clock.reference_ns)
         drifted -= clock.drift_ratio[a] * (end_a - clock.reference_ns)
         base = int(end_b[0] - end_a[0])  # floats lose nanoseconds of large offsets
-        center, errors[i] = location((end_b - end_a - base) - drifted)
+        center, scales[i] = location((end_b - end_a - base) - drifted)
         values[i] = base + center
-    offset, _ = solve_graph(len(clock.domains), edges, values, errors)
+    error = np.maximum(scales, pooled_scale(scales, counts)) / np.sqrt(counts)
+    offset, _ = solve_graph(len(clock.domains), edges, values, error)
     return replace(clock, offset_ns=offset)
 
 
-def _deviations(clock: ClockAlignment, ends: _Ends) -> NDArray[np.float64]:
+def _deviations(clock: ClockAlignment, ends: _Ends, domain: Int64Array) -> NDArray[np.float64]:
     """Distance of each member's corrected end from the end its partners show, signed, in ns.
 
     The common end is the members' median. A member has a part in it, so the distance is scaled to
     what it would be from the others alone: two members are as far apart as they are.
     """
-    common = member_to_common(clock, ends.domain, ends.end_ns)
-    first = ends.first
-    counts = np.diff(np.append(first, len(common)))
-    order = np.lexsort((common, ends.instance))
-    ordered = common[order]
-    low, high = ordered[first + (counts - 1) // 2], ordered[first + counts // 2]
-    middle = low + (high - low) / 2.0 - common[first]  # relative: floats hold it exactly
-    relative = (common - np.repeat(common[first], counts)) - np.repeat(middle, counts)
-    scaled: NDArray[np.float64] = relative * np.repeat(counts / np.maximum(counts - 1, 1), counts)
-    return scaled
+    common = member_to_common(clock, domain, ends.end_ns)
+    counts = np.diff(np.append(ends.first, len(common)))
+    # relative to the first member: floats hold that exactly
+    relative = common - np.repeat(common[ends.first], counts)
+    ordered = relative[np.lexsort((relative, ends.instance))]
+    middle = (ordered[ends.first + (counts - 1) // 2] + ordered[ends.first + counts // 2]) / 2
+    scale = counts / np.maximum(counts - 1, 1)
+    deviation: NDArray[np.float64] = (relative - np.repeat(middle, counts)) * np.repeat(
+        scale, counts
+    )
+    return deviation
 
 
-def _residuals(clock: ClockAlignment, ends: _Ends) -> Int64Array:
-    deviation = np.abs(_deviations(clock, ends))
-    order = np.argsort(ends.domain, kind="stable")
-    domains, begin = np.unique(ends.domain[order], return_index=True)
+def _by_rank(ends: _Ends, deviation: NDArray[np.float64]) -> dict[int, NDArray[np.float64]]:
+    """Deviations of each rank."""
+    order = np.argsort(ends.rank, kind="stable")
+    ranks, begin = np.unique(ends.rank[order], return_index=True)
+    return dict(zip(ranks.tolist(), np.split(deviation[order], begin[1:]), strict=True))
+
+
+def _residuals(clock: ClockAlignment, ends: _Ends, deviation: NDArray[np.float64]) -> Int64Array:
     residual = np.full(len(clock.domains), ABSENT, np.int64)
-    for domain, part in zip(domains.tolist(), np.split(order, begin[1:]), strict=True):
-        residual[domain] = int(np.ceil(np.percentile(deviation[part], _RESIDUAL_PERCENTILE)))
+    by_rank = _by_rank(ends, deviation)
+    for domain, ranks in enumerate(clock.domains):
+        parts = [by_rank[rank] for rank in ranks if rank in by_rank]
+        if parts:
+            distance = np.abs(np.concatenate(parts))
+            residual[domain] = int(np.ceil(np.percentile(distance, _RESIDUAL_PERCENTILE)))
     return residual
 
 
 def _torn_domains(
-    ranks: Sequence[Rank], matches: CollectiveMatches, clock: ClockAlignment
+    clock: ClockAlignment, ends: _Ends, deviation: NDArray[np.float64]
 ) -> dict[int, float]:
     """Domains whose ranks' ends differ by more than clocks of one host do, with the difference."""
-    ends = _ends(ranks, matches, clock)
-    if ends is None:
-        return {}
-    deviation = _deviations(clock, ends)
-    order = np.argsort(ends.rank, kind="stable")
-    numbers, begin = np.unique(ends.rank[order], return_index=True)
-    typical: dict[int, list[tuple[float, float]]] = {}
-    for rank, part in zip(numbers.tolist(), np.split(order, begin[1:]), strict=True):
-        typical.setdefault(clock.domain_of(rank), []).append(location(deviation[part]))
+    by_rank = _by_rank(ends, deviation)
     torn = {}
-    for domain, centers in typical.items():
-        values = [center for center, _ in centers]
-        apart, error = max(values) - min(values), max(error for _, error in centers)
-        if apart > max(_SPLIT_NS, 10 * error):
+    for domain, ranks in enumerate(clock.domains):
+        parts = [by_rank[rank] for rank in ranks if rank in by_rank]
+        if len(parts) < 2:
+            continue
+        centers, scales = zip(*(location(part) for part in parts), strict=True)
+        apart = max(centers) - min(centers)
+        error = max(s / np.sqrt(len(p)) for s, p in zip(scales, parts, strict=True))
+        if apart > max(_SPLIT_NS, _SPLIT_SIGMAS * error):
             torn[domain] = apart
     return torn
 

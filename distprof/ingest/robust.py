@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from distprof.schema import Int64Array
 
-__all__ = ["Line", "components_of", "fit_line", "location", "solve_graph"]
+__all__ = ["Line", "components_of", "fit_line", "location", "pooled_scale", "solve_graph"]
 
 Floats = NDArray[np.float64]
 
@@ -23,49 +23,60 @@ _MIN_ERROR = 1e-12
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A fitted slope and its standard error; infinite where there is nothing to fit."""
+    """A fitted slope; its standard error is ``scale / leverage``.
+
+    Args:
+        slope: Of ``y`` over ``x``.
+        scale: Robust standard deviation of ``y`` around the line.
+        leverage: Root of the weighted sum of squares of ``x``; 0 where there is nothing to fit.
+    """
 
     slope: float
-    slope_error: float
+    scale: float
+    leverage: float
 
 
 def location(values: Floats) -> tuple[float, float]:
-    """Huber's estimate of the middle of ``values``, and its standard error.
+    """Huber's estimate of the middle of ``values``, and their robust standard deviation.
 
     Source: P. J. Huber, "Robust Estimation of a Location Parameter", 1964.
     """
     center = float(np.median(values))
     for _ in range(_ITERATIONS):
         weight, _ = _weights(values - center)
-        center = float((weight * values).sum() / weight.sum())
+        center = _mean(values, weight)
     _, scale = _weights(values - center)
-    return center, scale / np.sqrt(len(values))
+    return center, scale
 
 
 def fit_line(x: Int64Array, y: Int64Array) -> Line:
-    """Huber regression of ``y`` on ``x``, both int64 ns.
-
-    Returns:
-        The slope; its error is infinite with fewer than eight points.
-    """
+    """Huber regression of ``y`` on ``x``, both int64 ns; no leverage with fewer than 8 points."""
     if len(x) < _MIN_FOR_SLOPE or x.min() == x.max():
-        return Line(0.0, np.inf)
+        return Line(0.0, _MIN_SCALE_NS, 0.0)
     u = (x - x[0]).astype(np.float64)
     v = (y - y[0]).astype(np.float64)
-    weight = np.ones(len(u))
-    slope = 0.0
+    weight, slope = np.ones(len(u)), 0.0
     # the first residuals are taken from a constant: weights must not follow a far outlier
     residual = v - np.median(v)
     for _ in range(_ITERATIONS):
         weight, _ = _weights(residual)
-        mean_u, mean_v = _mean(u, weight), _mean(v, weight)
-        slope = float(
-            (weight * (u - mean_u) * (v - mean_v)).sum() / (weight * (u - mean_u) ** 2).sum()
-        )
-        residual = v - mean_v - slope * (u - mean_u)
+        centred = u - _mean(u, weight)
+        slope = float((weight * centred * v).sum() / (weight * centred**2).sum())
+        residual = v - slope * centred
         residual -= np.median(residual)
     _, scale = _weights(residual)
-    return Line(slope, float(scale / np.sqrt((weight * (u - _mean(u, weight)) ** 2).sum())))
+    return Line(slope, scale, float(np.sqrt((weight * (u - _mean(u, weight)) ** 2).sum())))
+
+
+def pooled_scale(scales: Floats, counts: Int64Array) -> float:
+    """The standard deviation that at least half of all values show, given those of their samples.
+
+    A handful of values can agree by chance: their own scale would claim a certainty they have not.
+    """
+    order = np.argsort(scales)
+    cumulated = np.cumsum(counts[order])
+    middle = int(np.searchsorted(cumulated, cumulated[-1] / 2))
+    return float(scales[order][middle])
 
 
 def _mean(values: Floats, weight: Floats) -> float:
