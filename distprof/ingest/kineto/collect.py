@@ -81,6 +81,11 @@ class Collector:
             host = {name: values[columns.kept] for name, values in host.items()}
         self._host.append(host)
 
+    @property
+    def has_rows(self) -> bool:
+        """Whether anything that has a time was met, on the device or the host."""
+        return bool(self._ranges)
+
     def span(self, base_ns: int) -> tuple[int, int]:
         """First start and last end of all rows; zeros when there are none."""
         if not self._ranges:

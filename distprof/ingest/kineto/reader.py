@@ -89,8 +89,8 @@ class _Reader:
         framer.run(self._take, self._salvage)
         metadata, is_complete = parse_metadata(framer.head, framer.tail)
         truncated = not (framer.ended and is_complete) or self._source.damage is not None
-        if collector.num_events == collector.num_quarantined and collector.num_quarantined:
-            raise self._no_event_at_all()
+        if not collector.has_rows:
+            raise self._nothing_recorded(truncated)
         if self._strict and (truncated or framer.num_giants):
             raise self._broken(framer.truncated_at or framer.offset, "the file ends early")
         base_ns = _base(metadata)
@@ -154,12 +154,13 @@ class _Reader:
             fix="read without strict, which mends or leaves out what is broken and counts it",
         )
 
-    def _no_event_at_all(self) -> InputError:
+    def _nothing_recorded(self, truncated: bool) -> InputError:
+        what = "device activity" if self._state.device_only else "event that has a time"
         return InputError(
             self._name,
             expected="a PyTorch profiler trace: a list of events, each an object with a phase ph",
-            found="a list without a single event",
-            fix="name a file that torch.profiler wrote",
+            found=f"not a single {what}{' before the file ends early' if truncated else ''}",
+            fix="name a file that torch.profiler wrote while the profiler was active",
         )
 
     def _quality(self, truncated: bool, activity: Table, host: Table) -> Quality:
