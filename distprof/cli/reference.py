@@ -34,9 +34,8 @@ traces nothing is written unless `-o` or `--save-report` asks for it.
 
 def command_line_page() -> str:
     """The page, Markdown."""
-    context = click.Context(
-        app, info_name="distprof", max_content_width=_WIDTH, terminal_width=_WIDTH
-    )
+    settings = {**app.context_settings, "max_content_width": _WIDTH, "terminal_width": _WIDTH}
+    context = click.Context(app, info_name="distprof", **settings)
     parts = ["# Command line", "<!-- generated: python -m distprof.cli.reference -->"]
     parts.append(_block(app, context))
     for name in app.list_commands(context):

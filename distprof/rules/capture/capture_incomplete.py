@@ -59,8 +59,9 @@ def check(capture: CaptureResult, limits: Limits) -> Iterator[Draft]:
     problems = [*_ranks(capture), *_matches(capture, limits), *_damage(capture, limits)]
     if not problems:
         return
+    text = "; ".join(problems)
     yield Draft(
-        message=f"{'; '.join(problems)}.",
+        message=f"{text[0].upper()}{text[1:]}.",
         fix=(
             "Record all ranks of a replica over the same steps with one profiler schedule, and let "
             "the files be written before the job ends."

@@ -28,8 +28,8 @@ or sequence parallelism.
 
 ## Example
 ```text
-low-overlap: 18.2 % of communication is hidden behind computation; 6.10 ms of transfer is exposed
-while 14.0 ms of computation runs alone.
+low-overlap: 18.2 % of communication is hidden behind computation, waiting apart: 6.10 ms of
+transfer is exposed, and computation that runs alone could hide 6.10 ms of it.
 ```
 
 ## When it is wrong
@@ -61,7 +61,9 @@ from distprof.units import format_duration, format_ratio
     since="0.1.0",
     needs=(OverlapResult, WaterfallResult, StepTimeResult),
     limits={
-        "overlap_ratio": Limit(0.8, "hidden share of communication that is good enough"),
+        "overlap_ratio": Limit(
+            0.8, "hidden share of communication, exposed waiting left out, that is good enough"
+        ),
         "min_step_ratio": Limit(0.02, "share of the step below which the cost is not worth naming"),
     },
 )
@@ -70,10 +72,11 @@ def check(
 ) -> Iterator[Draft]:
     """Yield one finding for the run."""
     step = mean_step(waterfall, step_time)
-    communication = sum(rank.communication_ns for rank in overlap.ranks)
-    if communication == 0 or step.exposed_wait_ns > step.exposed_transfer_ns:
+    hidden = step.mean(sum(rank.overlapped_ns for rank in overlap.ranks))
+    transfer = hidden + step.exposed_transfer_ns
+    if transfer == 0 or step.exposed_wait_ns > step.exposed_transfer_ns:
         return
-    ratio = sum(rank.overlapped_ns for rank in overlap.ranks) / communication
+    ratio = hidden / transfer
     cost = hideable_ns(step, overlap)
     if ratio >= limits["overlap_ratio"] or step.ratio(cost) < limits["min_step_ratio"]:
         return
@@ -98,7 +101,7 @@ def check(
 def _message(ratio: float, exposed_ns: int, cost_ns: int, *, is_split: bool) -> str:
     unsplit = "" if is_split else " (waiting for other ranks may be part of it)"
     return (
-        f"{format_ratio(ratio)} of communication is hidden behind computation: "
+        f"{format_ratio(ratio)} of communication is hidden behind computation, waiting apart: "
         f"{format_duration(exposed_ns)} of transfer is exposed{unsplit}, and computation that runs "
         f"alone could hide {format_duration(cost_ns)} of it."
     )

@@ -22,8 +22,8 @@ process to cores near its GPU, keep Python work (logging, metrics, hooks) out of
 
 ## Example
 ```text
-launch-bound-host: 38.2 % of each step (84.1 ms of 220 ms) the device waits for the host to launch;
-61.0 % of kernels found an empty queue, the median kernel takes 6.1 µs.
+launch-bound-host: for 38.2 % of each step (84.1 ms of 220 ms) the device waits for the host to
+launch work; on rank 0 61.0 % of kernels found an empty queue, the median kernel takes 6.1 µs.
 ```
 
 ## When it is wrong
@@ -69,7 +69,7 @@ def check(
         return
     yield Draft(
         message=(
-            f"{step.share(cost)} the device waits for the host to launch work"
+            f"For {step.share(cost)} the device waits for the host to launch work"
             f"{_kernels(idle.ranks)}."
         ),
         fix=(

@@ -24,8 +24,8 @@ memory, and let `torch.cuda.set_sync_debug_mode("warn")` name what remains.
 
 ## Example
 ```text
-synchronising-calls: 9.1 % of each step (2.03 ms of 22.3 ms) the device idles after the host had
-waited for it: mostly cudaStreamSynchronize, 6.0 calls per step on ranks 0-7.
+synchronising-calls: for 9.17 % of each step (2.03 ms of 22.3 ms) the device idles after the host
+had waited for it: mostly cudaStreamSynchronize, 6.0 calls per step on ranks 0-7.
 ```
 
 ## When it is wrong
@@ -73,7 +73,7 @@ def check(
     worst = max(idle.sync_calls, key=lambda call: call.idle_ns_per_step)
     yield Draft(
         message=(
-            f"{step.share(cost)} the device idles after the host had waited for it: mostly "
+            f"For {step.share(cost)} the device idles after the host had waited for it: mostly "
             f"{worst.name}, {worst.count_per_step:.1f} calls per {step.word} on ranks "
             f"{fold_ranks(worst.ranks)}, {format_duration(worst.idle_ns_per_step)} idle."
         ),

@@ -23,7 +23,8 @@ per file.
 
 ## Example
 ```text
-input-bound: 23.0 % of each step (49.2 ms of 214 ms) the device idles while the loop waits for data.
+input-bound: for 23.0 % of each step (49.2 ms of 214 ms) the device idles while the loop
+waits for data.
 ```
 
 ## When it is wrong
@@ -73,7 +74,7 @@ def check(
         if rank.input_ns >= limits["idle_input_ratio"] * spans.get(rank.rank, rank.idle_ns)
     )
     yield Draft(
-        message=f"{step.share(cost)} the device idles while the loop waits for data.",
+        message=f"For {step.share(cost)} the device idles while the loop waits for data.",
         fix=(
             "Raise num_workers and prefetch_factor, set pin_memory and persistent_workers, copy "
             "with non_blocking=True; then look at decoding and storage."

@@ -40,6 +40,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from distprof.analyzers.breakdown import StepTimeResult
 from distprof.analyzers.stragglers import RankStraggler, StragglersResult
 from distprof.rules.base import Draft, Limit, Limits, rule
 from distprof.rules.stragglers._naming import FIX, because, of_pattern
@@ -51,19 +52,19 @@ from distprof.units import fold_ranks, format_duration, format_ratio
     code="STR102",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(StragglersResult,),
+    needs=(StragglersResult, StepTimeResult),
     limits={"min_step_ratio": Limit(0.01, "share of the mean step that the stalls may take")},
 )
-def check(stragglers: StragglersResult, limits: Limits) -> Iterator[Draft]:
+def check(
+    stragglers: StragglersResult, step_time: StepTimeResult, limits: Limits
+) -> Iterator[Draft]:
     """Yield one finding per transient straggler."""
     for rank in of_pattern(stragglers, StragglerPattern.TRANSIENT, limits["min_step_ratio"]):
-        steps = _late_steps(stragglers, rank)
-        mean = format_duration(rank.lost_ns_per_step)
-        where = f"in step {fold_ranks(steps)}" if steps else "in single steps"
+        steps = _late_steps(stragglers, rank) if step_time.median_ns is not None else ()
         yield Draft(
             message=(
-                f"The other ranks wait for rank {rank.rank} {where}: {mean} per step over all "
-                f"steps ({format_ratio(rank.share_of_step_ratio)}); {because([rank.cause])}."
+                f"The other ranks wait for rank {rank.rank}{_how_long(rank, steps)}; "
+                f"{because([rank.cause])}."
             ),
             fix=FIX[rank.cause],
             cost_ns_per_step=rank.lost_ns_per_step,
@@ -72,6 +73,15 @@ def check(stragglers: StragglersResult, limits: Limits) -> Iterator[Draft]:
             steps=steps,
             evidence=("stragglers.ranks", "stragglers.steps", *rank.evidence),
         )
+
+
+def _how_long(rank: RankStraggler, steps: tuple[int, ...]) -> str:
+    mean = f"{format_duration(rank.lost_ns_per_step)}"
+    share = format_ratio(rank.share_of_step_ratio)
+    if not steps:
+        return f" for {mean} of the capture ({share})"
+    plural = "s" if len(steps) > 1 else ""
+    return f" in step{plural} {fold_ranks(steps)}: {mean} per step over all steps ({share})"
 
 
 def _late_steps(stragglers: StragglersResult, rank: RankStraggler) -> tuple[int, ...]:

@@ -1,0 +1,119 @@
+"""Generated pages: what the code says about itself, in ``docs/reference/``; and the JSON Schema.
+
+::
+
+    python -m docs.build --check    # exit code 1 and the names of pages that differ
+    python -m docs.build --write    # renew them
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from distprof.cli.reference import command_line_page
+from distprof.report.json_schema import SCHEMA_FILE, report_schema_text
+from distprof.report.schema_page import report_schema_page
+from distprof.rules.base import Rule
+from distprof.rules.registry import all_rules
+from distprof.run.tables import TABLES
+from distprof.schema import ABSENT, Column, TableSchema
+
+__all__ = ["columns_page", "main", "pages", "rules_index", "stale"]
+
+ROOT = Path(__file__).parent.parent
+REFERENCE = ROOT / "docs" / "reference"
+
+
+def pages() -> Iterator[tuple[Path, str]]:
+    """Every generated page: where it lies and what it must say."""
+    rules = all_rules()
+    yield REFERENCE / "rules" / "README.md", rules_index(rules)
+    for rule in rules:
+        yield REFERENCE / "rules" / f"{rule.name}.md", rule.page
+    yield REFERENCE / "columns.md", columns_page(TABLES)
+    yield REFERENCE / "command-line.md", command_line_page()
+    yield ROOT / "distprof" / "report" / "schema" / SCHEMA_FILE, report_schema_text()
+    yield REFERENCE / "report-schema.md", report_schema_page()
+
+
+def rules_index(rules: Sequence[Rule]) -> str:
+    """The list of all rules."""
+    head = (
+        "# Rules\n\n"
+        "What `distprof analyze` looks for. Each finding names its rule; `distprof rule CODE` "
+        "shows the same page in a terminal. Limits are changed in `distprof.toml`.\n\n"
+        "| code | name | severity | detects |\n|---|---|---|---|\n"
+    )
+    rows = (
+        f"| {rule.code} | [{rule.name}]({rule.name}.md) | {rule.severity.value} "
+        f"| {rule.summary} |\n"
+        for rule in rules
+    )
+    return head + "".join(rows)
+
+
+def columns_page(tables: Sequence[TableSchema]) -> str:
+    """Every table of a rank and what its columns mean."""
+    head = (
+        "# Tables and columns\n\n"
+        "One set of tables per rank. Times are integers in nanoseconds on the rank's own clock. "
+        f"Where a column may be empty, an integer holds {ABSENT} inside distprof and `NA` in "
+        "pandas, a string is empty; neither ever stands for 0.\n"
+    )
+    return head + "".join(_table_section(table) for table in tables)
+
+
+def _table_section(table: TableSchema) -> str:
+    rows = "".join(_column_row(column) for column in table)
+    head = "| column | dtype | unit | may be empty | meaning |\n|---|---|---|---|---|\n"
+    return f"\n## {table.name}\n\n{table.doc}\n\n{head}{rows}"
+
+
+def _column_row(column: Column) -> str:
+    nullable = "yes" if column.nullable else ""
+    return f"| `{column.name}` | {column.dtype} | {column.unit} | {nullable} | {column.doc} |\n"
+
+
+def stale(wanted: Iterable[tuple[Path, str]]) -> list[Path]:
+    """Pages that are missing or differ, and pages of rules that no longer exist."""
+    expected = dict(wanted)
+    known = set((REFERENCE / "rules").glob("*.md")) - set(expected)
+    differing = [
+        path
+        for path, text in expected.items()
+        if not path.is_file() or path.read_text(encoding="utf-8") != text
+    ]
+    return sorted([*differing, *known])
+
+
+def write(wanted: Iterable[tuple[Path, str]]) -> None:
+    """Write all pages and remove those of rules that no longer exist."""
+    expected = dict(wanted)
+    for path in stale(expected.items()):
+        if path in expected:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(expected[path], encoding="utf-8")
+        else:
+            path.unlink()
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Check or write; returns the exit code."""
+    if list(arguments) == ["--write"]:
+        write(pages())
+        return 0
+    if list(arguments) != ["--check"]:
+        sys.stderr.write("usage: python -m docs.build --check | --write\n")
+        return 2
+    old = stale(pages())
+    for path in old:
+        sys.stderr.write(f"{path.relative_to(ROOT)} is out of date\n")
+    if old:
+        sys.stderr.write("renew generated pages: python3 tasks.py docs --write\n")
+    return 1 if old else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

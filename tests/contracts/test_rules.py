@@ -1,0 +1,121 @@
+"""What every rule must be: documented, named, exampled, and right about its own fixtures."""
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+from distprof.rules.base import Rule
+from distprof.rules.engine import run_rules
+from distprof.rules.page import HEADINGS
+from distprof.rules.registry import all_rules
+from distprof.rules.retired import RETIRED
+
+ROOT = Path(__file__).parents[2]
+RULES = all_rules()
+FAMILIES = {
+    "COM": "communication",
+    "STR": "stragglers",
+    "HST": "host",
+    "INP": "input",
+    "MEM": "memory",
+    "CAP": "capture",
+}
+
+each_rule = pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+
+
+def fixture_of(rule: Rule, which: str):
+    folder = ROOT / "tests" / "rules" / FAMILIES[rule.code[:3]] / rule.name.replace("-", "_")
+    path = folder / f"{which}.py"
+    spec = importlib.util.spec_from_file_location(f"{rule.code}_{which}", path)
+    assert spec is not None, f"{path} is missing"
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.results().values()
+
+
+def test_there_are_rules_and_their_codes_and_names_are_unique():
+    assert len(RULES) >= 15
+    assert len({rule.code for rule in RULES}) == len(RULES)
+    assert len({rule.name for rule in RULES}) == len(RULES)
+
+
+@each_rule
+def test_code_and_name_are_well_formed(rule):
+    assert re.fullmatch(r"[A-Z]{3}[1-9]\d\d", rule.code)
+    assert re.fullmatch(r"[a-z]+(-[a-z]+)*", rule.name)
+    assert rule.code not in RETIRED
+    assert re.fullmatch(r"\d+\.\d+\.\d+", rule.since)
+
+
+@each_rule
+def test_a_rule_lies_in_the_folder_of_its_family(rule):
+    module = rule.check.__module__
+    assert module == f"distprof.rules.{FAMILIES[rule.code[:3]]}.{rule.name.replace('-', '_')}"
+
+
+@each_rule
+def test_the_page_has_all_headings_in_order_and_says_something_under_each(rule):
+    assert rule.doc.title == rule.name
+    assert tuple(rule.doc.sections) == HEADINGS
+    assert all(len(text) > 15 for text in rule.doc.sections.values())
+
+
+@each_rule
+def test_the_example_is_a_block_that_begins_with_the_name(rule):
+    assert re.match(rf"```text\n{rule.name}: .{{30,}}\n```$", rule.doc.sections["Example"], re.S)
+
+
+@each_rule
+def test_the_summary_is_one_sentence(rule):
+    assert re.fullmatch(r"[A-Z][^\n]{20,200}\.", rule.summary)
+
+
+@each_rule
+def test_limits_are_numbers_with_a_meaning(rule):
+    for name, limit in rule.limits.items():
+        assert re.fullmatch(r"[a-z_]+", name)
+        assert limit.value >= 0
+        assert len(limit.meaning) > 10
+        assert not limit.meaning.endswith(".")
+
+
+@each_rule
+def test_the_bad_fixture_fires_this_rule_and_no_other(rule):
+    outcome = run_rules(fixture_of(rule, "bad"), rules=RULES, debug=True)
+    assert {finding.code for finding in outcome.findings} == {rule.code}
+    assert outcome.not_checked == ()
+
+
+@each_rule
+def test_the_good_fixture_fires_no_rule(rule):
+    outcome = run_rules(fixture_of(rule, "good"), rules=RULES, debug=True)
+    assert outcome.findings == ()
+    assert outcome.not_checked == ()
+
+
+@each_rule
+def test_a_finding_is_a_readable_statement_with_cost_and_fix(rule):
+    for finding in run_rules(fixture_of(rule, "bad"), rules=RULES).findings:
+        assert re.fullmatch(r"[A-Z0-9].*\.", finding.message)
+        assert "None" not in finding.message
+        assert "nan" not in finding.message
+        assert finding.fix
+        assert finding.evidence
+        assert finding.docs == f"reference/rules/{rule.name}.md"
+        assert finding.cost_ns_per_step is None or finding.cost_ns_per_step >= 0
+        if rule.code.startswith("CAP"):
+            assert finding.cost_ns_per_step is None
+        else:
+            assert finding.cost_ns_per_step
+
+
+@each_rule
+def test_without_any_result_a_rule_is_not_checked_and_says_why(rule):
+    outcome = run_rules([], rules=[rule])
+    assert outcome.findings == ()
+    assert [skipped.code for skipped in outcome.not_checked] == [rule.code]
+    assert outcome.not_checked[0].why.startswith("the analysis holds no ")

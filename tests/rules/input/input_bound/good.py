@@ -1,0 +1,7 @@
+"""Batches are ready."""
+
+from tests.rules.samples import Results, healthy
+
+
+def results() -> Results:
+    return healthy(idle_input=0.1)

@@ -1,0 +1,270 @@
+"""Results of a healthy job, and ways to spoil them: a rule's fixture changes what it is about.
+
+Eight ranks on two nodes, five steps of 20 ms: 16 ms computation, 8 ms communication of which
+7 ms is hidden, 0.2 ms copies, 2.8 ms idle spread over small causes. Numbers are written out, not measured.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from distprof.analyzers.breakdown import (
+    BreakdownResult,
+    RankBreakdown,
+    StepBreakdown,
+    StepTimeResult,
+)
+from distprof.analyzers.capture import CaptureResult, NodeClock
+from distprof.analyzers.collectives import CollectiveClass, CollectivesResult
+from distprof.analyzers.idle import IdleResult, RankIdle, SyncCall
+from distprof.analyzers.kernels import KernelsResult
+from distprof.analyzers.overlap import OverlapResult, RankOverlap
+from distprof.analyzers.result import Result
+from distprof.analyzers.stragglers import RankStraggler, StepBlame, StragglersResult
+from distprof.analyzers.waterfall import RankWaterfall, WaterfallResult
+from distprof.terms import StepSource, StragglerCause, StragglerPattern
+from distprof.units import NS_PER_MS
+
+RANKS = tuple(range(8))
+STEPS = (10, 11, 12, 13, 14)
+MS = NS_PER_MS
+US = MS // 1_000
+
+Results = dict[type[Result], Result]
+
+PARTS_MS = {
+    "computation_ns": 16.0,
+    "exposed_transfer_ns": 0.8,
+    "exposed_wait_ns": 0.2,
+    "exposed_p2p_wait_ns": 0.0,
+    "exposed_comm_unsplit_ns": 0.0,
+    "exposed_copy_ns": 0.2,
+    "idle_host_ns": 1.0,
+    "idle_sync_ns": 0.2,
+    "idle_input_ns": 0.2,
+    "idle_comm_wait_ns": 0.2,
+    "idle_unknown_ns": 1.2,
+}
+"""The mean step by cause; adds up to 20 ms."""
+
+
+def healthy(*, communication_ms: float = 8.0, steps: bool = True, **parts_ms: float) -> Results:
+    """All results of a healthy job.
+
+    Args:
+        communication_ms: Per rank and step, hidden or not.
+        steps: Whether the traces have step marks.
+        **parts_ms: Other parts of the mean step (names of RankWaterfall without ``_ns``), in ms;
+            the step grows or shrinks with them.
+    """
+    parts = {**PARTS_MS, **{f"{name}_ns": ms for name, ms in parts_ms.items()}}
+    step = {name: round(ms * MS) for name, ms in parts.items()}
+    comm = round(communication_ms * MS)
+    results: tuple[Result, ...] = (
+        _step_time(sum(step.values()), steps),
+        _breakdown(step),
+        _overlap(step, comm),
+        _waterfall(step),
+        _idle(step),
+        collectives(),
+        stragglers(),
+        KernelsResult(categories=(), kernels=(), ranks=()),
+        capture(),
+    )
+    return {type(result): result for result in results}
+
+
+def changed(results: Results, kind: type[Result], **fields: Any) -> Results:
+    """The same results, one of them with other fields."""
+    return {**results, kind: msgspec.structs.replace(results[kind], **fields)}
+
+
+def _step_time(step_ns: int, steps: bool) -> StepTimeResult:
+    if not steps:
+        return StepTimeResult(
+            num_steps=0, median_ns=None, p95_ns=None, cv=None, source=StepSource.CAPTURE, note=""
+        )
+    return StepTimeResult(
+        num_steps=len(STEPS),
+        median_ns=step_ns,
+        p95_ns=step_ns,
+        cv=0.01,
+        source=StepSource.PROFILER_STEP,
+        note="",
+    )
+
+
+def _exposed(step: dict[str, int]) -> int:
+    return sum(
+        ns for name, ns in step.items() if name.startswith("exposed_") and "copy" not in name
+    )
+
+
+def _idle_ns(step: dict[str, int]) -> int:
+    return sum(ns for name, ns in step.items() if name.startswith("idle_"))
+
+
+def _breakdown(step: dict[str, int]) -> BreakdownResult:
+    split = {
+        "span_ns": sum(step.values()),
+        "computation_ns": step["computation_ns"],
+        "exposed_comm_ns": _exposed(step),
+        "exposed_copy_ns": step["exposed_copy_ns"],
+        "idle_ns": _idle_ns(step),
+    }
+    total = {name: ns * len(STEPS) for name, ns in split.items()}
+    return BreakdownResult(
+        ranks=tuple(RankBreakdown(rank=rank, **total) for rank in RANKS),
+        steps=tuple(StepBreakdown(rank=r, step=s, **split) for r in RANKS for s in STEPS),
+    )
+
+
+def _overlap(step: dict[str, int], comm_ns: int) -> OverlapResult:
+    exposed = _exposed(step)
+    hidden = comm_ns - exposed
+    rank = {
+        "computation_ns": step["computation_ns"] * len(STEPS),
+        "communication_ns": comm_ns * len(STEPS),
+        "overlapped_ns": hidden * len(STEPS),
+        "exposed_comm_ns": exposed * len(STEPS),
+        "overlap_ratio": hidden / comm_ns,
+    }
+    return OverlapResult(ranks=tuple(RankOverlap(rank=r, **rank) for r in RANKS), axes=())
+
+
+def _waterfall(step: dict[str, int]) -> WaterfallResult:
+    total = {name: ns * len(STEPS) for name, ns in step.items()}
+    span = sum(total.values())
+    every = {name: ns * len(RANKS) for name, ns in total.items()}
+    return WaterfallResult(
+        num_ranks=len(RANKS),
+        num_steps=len(STEPS),
+        ranks=tuple(RankWaterfall(rank=rank, span_ns=span, **total) for rank in RANKS),
+        all=RankWaterfall(rank=-1, span_ns=span * len(RANKS), **every),
+    )
+
+
+def _idle(step: dict[str, int]) -> IdleResult:
+    times = {
+        name.removeprefix("idle_"): ns * len(STEPS)
+        for name, ns in step.items()
+        if name.startswith("idle_")
+    }
+    ranks = tuple(
+        RankIdle(
+            rank=rank,
+            idle_ns=_idle_ns(step) * len(STEPS),
+            num_kernels=5_000,
+            median_kernel_ns=12 * US,
+            late_launch_ratio=0.05,
+            **times,
+        )
+        for rank in RANKS
+    )
+    call = SyncCall(
+        name="cudaStreamSynchronize",
+        ranks=RANKS,
+        count_per_step=2.0,
+        blocked_ns_per_step=4 * MS,
+        idle_ns_per_step=step["idle_sync_ns"],
+    )
+    return IdleResult(ranks=ranks, sync_calls=(call,))
+
+
+def collective_class(**fields: Any) -> CollectiveClass:
+    """Gradient buckets of 26 MB, five per step, well hidden, hardly any waiting."""
+    usual: dict[str, Any] = {
+        "kind": "all_reduce",
+        "group": "default_pg",
+        "group_size": 8,
+        "axis": "world",
+        "bytes": 26_214_400,
+        "count": 25,
+        "num_matched": 25,
+        "duration_ns_median": 1_600 * US,
+        "transfer_ns_median": 1_500 * US,
+        "wait_ns_median": 100 * US,
+        "wait_ns_per_step": 500 * US,
+        "transfer_ns_per_step": 7_500 * US,
+        "exposed_ns_per_step": MS,
+        "exposed_wait_ns_per_step": 200 * US,
+        "algbw_bytes_per_s": 17.5e9,
+        "busbw_bytes_per_s": 30.6e9,
+        "expected_busbw_bytes_per_s": None,
+    }
+    return CollectiveClass(**{**usual, **fields})
+
+
+def collectives(*classes: CollectiveClass) -> CollectivesResult:
+    """The class table; gradient buckets only unless said."""
+    return CollectivesResult(
+        num_ranks=len(RANKS), num_steps=len(STEPS), classes=classes or (collective_class(),)
+    )
+
+
+def straggler(rank: int, **fields: Any) -> RankStraggler:
+    """A rank that costs next to nothing."""
+    usual: dict[str, Any] = {
+        "lost_ns_per_step": 25 * US,
+        "share_of_step_ratio": 0.00125,
+        "late_ratio": 0.125,
+        "pattern": StragglerPattern.NONE,
+        "cause": StragglerCause.UNKNOWN,
+        "confidence": 0.0,
+    }
+    return RankStraggler(rank=rank, **{**usual, **fields})
+
+
+def stragglers(*late: RankStraggler) -> StragglersResult:
+    """Everybody is last now and then; ``late`` ranks replace their healthy selves."""
+    by_rank = {rank: straggler(rank) for rank in RANKS} | {record.rank: record for record in late}
+    ranks = sorted(by_rank.values(), key=lambda record: -record.lost_ns_per_step)
+    return StragglersResult(
+        ranks=tuple(ranks),
+        steps=tuple(
+            StepBlame(
+                step=step,
+                lost_ns=sum(record.lost_ns_per_step for record in ranks),
+                rank=ranks[0].rank,
+                rank_lost_ns=ranks[0].lost_ns_per_step,
+            )
+            for step in STEPS
+        ),
+        pattern=late[0].pattern if late else StragglerPattern.NONE,
+        lost_ns_per_step=sum(record.lost_ns_per_step for record in ranks),
+        num_judged=25,
+        num_below_residual=2,
+    )
+
+
+def capture(**fields: Any) -> CaptureResult:
+    """A complete recording."""
+    clocks = tuple(
+        NodeClock(name=f"node{n}", ranks=RANKS[4 * n : 4 * n + 4], offset_ns=0, drift_ppm=0.0,
+                  residual_ns=4_000)
+        for n in range(2)
+    )  # fmt: skip
+    usual: dict[str, Any] = {
+        "world_size": 8,
+        "ranks_present": RANKS,
+        "ranks_missing": (),
+        "matched_ratio": 1.0,
+        "num_matched": 200,
+        "clocks": clocks,
+        "num_causality_checked": 25,
+        "num_causality_violations": 0,
+        "window_overlap_ratio": 0.98,
+        "steps": STEPS,
+        "dropped_steps": {},
+        "transient_steps": (),
+        "num_events": 80_000,
+        "num_repaired": 0,
+        "num_quarantined": 0,
+        "num_clamped": 0,
+        "num_unlaunched": 0,
+        "gaps": (),
+        "notes": (),
+    }
+    return CaptureResult(**{**usual, **fields})

@@ -1,0 +1,8 @@
+"""Ordinary noise: all ranks are last equally often, by little."""
+
+from distprof.analyzers.stragglers import StragglersResult
+from tests.rules.samples import Results, healthy, stragglers
+
+
+def results() -> Results:
+    return {**healthy(), StragglersResult: stragglers()}
