@@ -1,8 +1,7 @@
 """Generated pages are committed as they are generated."""
 
-from docs.build import REFERENCE, main, pages, stale
-
 from distprof.rules.registry import all_rules
+from docs.build import REFERENCE, main, pages, stale
 
 
 def test_committed_pages_equal_the_generated_ones():
