@@ -25,6 +25,7 @@ NS_PER_US = 1_000
 NS_PER_MS = 1_000_000
 NS_PER_S = 1_000_000_000
 
+_LEAST_SHOWN = 0.01
 _DURATION_UNITS = ((NS_PER_S, "s"), (NS_PER_MS, "ms"), (NS_PER_US, "µs"))
 _BYTE_UNITS = ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
 
@@ -53,6 +54,8 @@ def format_bandwidth(bytes_per_s: float | None) -> str:
     """A bandwidth in GB/s (1e9 B/s), for example ``187 GB/s``; ``–`` for None."""
     if bytes_per_s is None:
         return "–"
+    if 0 < bytes_per_s < _LEAST_SHOWN * 1e9:
+        return f"< {_LEAST_SHOWN} GB/s"
     return f"{_three_digits(bytes_per_s / 1e9)} GB/s"
 
 
@@ -60,7 +63,9 @@ def format_ratio(ratio: float | None) -> str:
     """A ratio as a percentage, for example ``15.6 %``; ``–`` for None."""
     if ratio is None:
         return "–"
-    return f"{_three_digits(100 * ratio)} %"
+    if 0 < 100 * ratio < _LEAST_SHOWN:
+        return f"< {_LEAST_SHOWN} %"
+    return f"{_three_digits(100 * ratio)} %" if ratio else "0 %"
 
 
 def format_parts(parts_ns: Sequence[float]) -> tuple[list[str], str]:

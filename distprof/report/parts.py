@@ -7,7 +7,15 @@ from dataclasses import dataclass
 from distprof.report.model import Report
 from distprof.terms import StepSource
 
-__all__ = ["Part", "is_whole_capture", "mean_span_ns", "parts_of", "window_word"]
+__all__ = [
+    "Part",
+    "device_word",
+    "is_cpu_only",
+    "is_whole_capture",
+    "mean_span_ns",
+    "parts_of",
+    "window_word",
+]
 
 _LABELS = {
     "computation_ns": "computation",
@@ -68,6 +76,16 @@ def mean_span_ns(report: Report) -> float | None:
 def is_whole_capture(report: Report) -> bool:
     """Whether the whole capture was analysed as one window."""
     return report.step_time.source == StepSource.CAPTURE or report.step_time.num_steps == 0
+
+
+def is_cpu_only(report: Report) -> bool:
+    """Whether the host threads are what was measured, for want of a device."""
+    return report.run.device == "cpu"
+
+
+def device_word(report: Report) -> str:
+    """What computes: ``device``, or ``host`` where there is none."""
+    return "host" if is_cpu_only(report) else "device"
 
 
 def window_word(report: Report) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from distprof.analyzers.stragglers import RankStraggler
 from distprof.report.model import Report
-from distprof.report.parts import Part, is_whole_capture, parts_of, window_word
+from distprof.report.parts import Part, device_word, is_whole_capture, parts_of, window_word
 from distprof.terms import StragglerCause, StragglerPattern
 from distprof.units import fold_ranks, format_duration, format_ratio
 
@@ -38,11 +38,11 @@ _SUBJECTS = {
     "exposed_p2p_wait": "Waiting in send and recv takes",
     "exposed_comm_unsplit": "Communication that nothing hides takes",
     "exposed_copy": "Memory copies that nothing hides take",
-    "idle_host": "A host that launches too late leaves the device idle for",
-    "idle_sync": "Synchronising calls leave the device idle for",
+    "idle_host": "A host that launches too late leaves the {device} idle for",
+    "idle_sync": "Synchronising calls leave the {device} idle for",
     "idle_input": "Waiting for input takes",
-    "idle_comm_wait": "The device sits idle after communication for",
-    "idle_unknown": "The device is idle, for a cause this recording does not show, for",
+    "idle_comm_wait": "The {device} sits idle after communication for",
+    "idle_unknown": "The {device} is idle, for a cause this recording does not show, for",
 }
 
 _CAUSE_ACTIONS = {
@@ -75,8 +75,9 @@ def judge(report: Report) -> Verdict:
     if not parts:
         return Verdict(line=_nothing_measured(report), why=(), part="")
     losses = [part for part in parts if part.key != "computation"]
-    worst = max(losses, key=lambda part: part.ns)
-    if worst.ratio < MIN_LOSS_RATIO:
+    worst = max(losses, key=lambda part: _weight(report, part))
+    span = sum(part.ns for part in parts)
+    if _weight(report, worst) < MIN_LOSS_RATIO * span:
         dominant, line = parts[0], _computation_line(report, parts[0], worst)
     else:
         dominant, line = worst, _loss_line(report, worst)
@@ -87,6 +88,14 @@ def culprits(report: Report) -> tuple[RankStraggler, ...]:
     """Ranks that others wait for by a clear pattern, dearest first."""
     named = (r for r in report.stragglers.ranks if r.pattern != StragglerPattern.NONE)
     return tuple(sorted(named, key=lambda r: -r.lost_ns_per_step))
+
+
+def _weight(report: Report, part: Part) -> float:
+    """What a part costs a step. A straggler does not wait, so the mean understates its cost."""
+    late = culprits(report)
+    if part.key == "exposed_wait" and late:
+        return max(part.ns, late[0].lost_ns_per_step)
+    return part.ns
 
 
 def _nothing_measured(report: Report) -> str:
@@ -109,8 +118,9 @@ def _computation_line(report: Report, computation: Part, worst: Part) -> str:
 def _loss_line(report: Report, worst: Part) -> str:
     if worst.key == "exposed_wait":
         return _wait_line(report, worst)
+    subject = _SUBJECTS[worst.key].format(device=device_word(report))
     return (
-        f"{_SUBJECTS[worst.key]} {format_ratio(worst.ratio)} of {_each(report)} "
+        f"{subject} {format_ratio(worst.ratio)} of {_each(report)} "
         f"({_amount(report, worst.ns)}): {_action(report, worst)}."
     )
 
@@ -211,7 +221,7 @@ def _idle_sentence(report: Report, parts: tuple[Part, ...]) -> str:
         return ""
     worst = max(idle, key=lambda part: part.ns)
     return (
-        f"The device is idle for {format_ratio(total)} of {_each(report)}, "
+        f"The {device_word(report)} is idle for {format_ratio(total)} of {_each(report)}, "
         f"mostly {worst.label.removeprefix('idle: ')} ({format_ratio(worst.ratio)})."
     )
 
@@ -221,8 +231,9 @@ def _limits_sentence(report: Report, parts: tuple[Part, ...]) -> str:  # noqa: A
     if is_whole_capture(report):
         limits.append(f"{_why_no_steps(report)} the whole capture counts as one window")
     if report.capture.ranks_missing:
-        missing = fold_ranks(report.capture.ranks_missing)
-        limits.append(f"ranks {missing} were not recorded")
+        missing = report.capture.ranks_missing
+        were = f"ranks {fold_ranks(missing)} were" if len(missing) > 1 else f"rank {missing[0]} was"
+        limits.append(f"{were} not recorded")
     elif len(report.run.ranks) == 1 and report.run.world_size is None:
         limits.append("one rank was recorded, of a job of unknown size")
     if not limits:

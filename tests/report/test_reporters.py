@@ -18,6 +18,7 @@ from tests.report.samples import (
     MS,
     NASTY,
     SAMPLES,
+    capture,
     finding,
     healthy,
     many_ranks,
@@ -150,7 +151,7 @@ def test_what_does_not_fit_into_markdown_is_said_to_be_missing() -> None:
         capture=base.capture.__class__(
             **{
                 **{f: getattr(base.capture, f) for f in base.capture.__struct_fields__},
-                "notes": ("|" * 990,) * 40,
+                "notes": tuple(f"{i}" + "|" * 990 for i in range(40)),
             }
         ),
         collectives=base.collectives.__class__(num_ranks=8, num_steps=10, classes=classes),
@@ -158,6 +159,24 @@ def test_what_does_not_fit_into_markdown_is_said_to_be_missing() -> None:
     text = shown(report, "md")
     assert len(text.encode()) < MAX_BYTES
     assert "does not fit" in text
+    assert "does not fit" not in shown(report, "md", show_all=True)
+
+
+def test_many_notes_are_cut_and_counted_unless_all_are_asked_for() -> None:
+    notes = tuple(f"Rank {i} was damaged." for i in range(40))
+    ranks = [waterfall_of(0, computation_ns=MS)]
+    report = report_of(ranks, capture=capture((0,), notes=notes))
+    assert "and 28 more" in shown(report)
+    assert "Rank 39 was damaged" not in shown(report)
+    assert "Rank 39 was damaged" in shown(report, show_all=True)
+
+
+def test_a_note_is_said_once_and_starts_with_a_capital_but_paths_stay_as_they_are() -> None:
+    notes = ("one thing.", "One thing", "a/b.json is odd.", "windows were found so")
+    ranks = [waterfall_of(0, computation_ns=MS)]
+    text = shown(report_of(ranks, capture=capture((0,), notes=notes)))
+    assert text.count("One thing") == 1
+    assert "· a/b.json is odd\n" in text
 
 
 def test_a_healthy_report_says_that_there_are_no_findings() -> None:

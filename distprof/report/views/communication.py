@@ -30,7 +30,11 @@ def overlap_table(report: Report, *, show_all: bool) -> TableView | None:  # noq
     if not any(rank.communication_ns for rank in ranks):
         return None
     steps = max(report.waterfall.num_steps, 1)
-    rows = [("all", *_overlap_cells(ranks, len(ranks), steps), fold_ranks(r.rank for r in ranks))]
+    rows: list[tuple[Cell, ...]] = []
+    if len(axes) != 1 or axes[0].communication_ns != sum(r.communication_ns for r in ranks):
+        rows.append(
+            ("all", *_overlap_cells(ranks, len(ranks), steps), fold_ranks(r.rank for r in ranks))
+        )
     rows += [
         (axis.axis, *_overlap_cells((axis,), len(axis.ranks), steps), fold_ranks(axis.ranks))
         for axis in axes

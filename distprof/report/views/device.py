@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from distprof.analyzers.kernels import KernelRow
 from distprof.report.model import Report
-from distprof.report.parts import window_word
+from distprof.report.parts import is_cpu_only, mean_span_ns, window_word
 from distprof.report.views.table import Cell, TableColumn, TableView, folded_ranks
 from distprof.units import fold_ranks, format_duration, format_ratio
 
@@ -15,14 +15,18 @@ __all__ = ["idle_table", "kernels_table", "speed_table", "sync_table"]
 MAX_KERNELS_SHOWN = 10
 MAX_CALLS_SHOWN = 5
 _WORTH_A_TABLE_RATIO = 0.02
+_WORTH_A_ROW_RATIO = 0.005
+_COMMON_IN_NAMES = ("at::native::", "(anonymous namespace)::")
 _IDLE_CAUSES = ("input_ns", "sync_ns", "host_ns", "comm_wait_ns", "unknown_ns")
 
 
 def idle_table(report: Report, *, show_all: bool) -> TableView | None:
     """Each rank's idle time by cause."""
-    ranks = [rank for rank in report.idle.ranks if rank.idle_ns > 0 or show_all]
-    if not ranks:
-        return None
+    ranks = report.idle.ranks
+    spans = {rank.rank: rank.span_ns for rank in report.breakdown.ranks}
+    worth = any(r.idle_ns > _WORTH_A_TABLE_RATIO * spans.get(r.rank, 0) for r in ranks)
+    if not ranks or not (show_all or (worth and len(ranks) > 1)):
+        return None  # one rank's idle time is in the waterfall
     windows = max(report.waterfall.num_steps, 1)
     values: list[tuple[float | None, ...]] = [
         (
@@ -51,7 +55,8 @@ def idle_table(report: Report, *, show_all: bool) -> TableView | None:
 
 def sync_table(report: Report, *, show_all: bool) -> TableView | None:
     """Synchronising calls that left the device idle."""
-    calls = [c for c in report.idle.sync_calls if c.idle_ns_per_step > 0 or show_all]
+    least = 0 if show_all else _WORTH_A_ROW_RATIO * (mean_span_ns(report) or 0)
+    calls = [call for call in report.idle.sync_calls if call.idle_ns_per_step >= least]
     if not calls:
         return None
     shown = calls if show_all else calls[:MAX_CALLS_SHOWN]
@@ -86,19 +91,22 @@ def kernels_table(report: Report, *, show_all: bool) -> TableView | None:
     total = sum(category.total_ns for category in report.kernels.categories)
     shown = kernels if show_all else kernels[:MAX_KERNELS_SHOWN]
     left_out = len(kernels) - len(shown)
+    compared = any(row.slowest_rank is not None for row in shown)
+    what = "operator" if is_cpu_only(report) else "kernel"
+    slowest = "; slowest: its median over the median rank's" if compared else ""
     return TableView(
-        title="Kernels",
-        caption="share of all kernel time; slowest: its median over the median rank's",
+        title=f"{what.capitalize()}s",
+        caption=f"share of all {what} time{slowest}",
         columns=(
-            TableColumn(title="kernel", left=True, stretch=True),
+            TableColumn(title=what, left=True, stretch=True),
             TableColumn(title="kind", left=True, wide_only=True),
             TableColumn(title="share"),
             TableColumn(title="count"),
             TableColumn(title="median"),
             TableColumn(title="total", wide_only=True),
-            TableColumn(title="slowest rank", left=True),
+            *((TableColumn(title="slowest rank", left=True),) if compared else ()),
         ),
-        rows=tuple(_kernel_cells(row, total) for row in shown),
+        rows=tuple(_kernel_cells(row, total, compared=compared) for row in shown),
         notes=(f"and {left_out:,} more names",) if left_out else (),
     )
 
@@ -138,16 +146,23 @@ def _speed_cells(values: Sequence[float | None]) -> tuple[Cell, ...]:
     return (format_ratio(time), format_ratio(work), f"{names:,.0f}" if names is not None else "–")
 
 
-def _kernel_cells(row: KernelRow, total_ns: int) -> tuple[Cell, ...]:
+def short_kernel_name(name: str) -> str:
+    """A kernel's name without what all C++ kernels have in common; the report keeps it whole."""
+    for common in _COMMON_IN_NAMES:
+        name = name.replace(common, "")
+    return name.removeprefix("void ")
+
+
+def _kernel_cells(row: KernelRow, total_ns: int, *, compared: bool) -> tuple[Cell, ...]:
     slowest = "–"
     if row.slowest_rank is not None and row.spread is not None:
         slowest = f"{row.slowest_rank} ({row.spread:.2f} ×)"
     return (
-        row.name,
+        short_kernel_name(row.name),
         row.kind,
         format_ratio(row.total_ns / total_ns if total_ns else None),
         f"{row.count:,}",
         format_duration(row.median_ns),
         format_duration(row.total_ns),
-        slowest,
+        *((slowest,) if compared else ()),
     )

@@ -11,6 +11,9 @@ from distprof.units import fold_ranks, format_duration, format_ratio
 __all__ = ["clocks_table", "headline", "not_checked_table", "quality_table"]
 
 
+MAX_NOTES_SHOWN = 12
+
+
 def headline(report: Report) -> str:
     """What was recorded, on one line: ranks, steps, backend, device, clocks."""
     run = report.run
@@ -29,12 +32,15 @@ def headline(report: Report) -> str:
 def quality_table(report: Report, *, show_all: bool) -> TableView | None:
     """Quality of the recording as pairs; only what is worth saying unless all is shown."""
     pairs = [*_coverage(report), *_damage(report.capture, show_all=show_all)]
-    notes = tuple(gap.message for gap in report.capture.gaps)
+    gaps = tuple(gap.message for gap in report.capture.gaps)
+    notes = _sentences((*gaps, *report.capture.notes, *_unavailable(report)), report)
+    shown = len(notes) if show_all else MAX_NOTES_SHOWN
+    left_out = len(notes) - shown
     return TableView(
         title="Recording",
         columns=(TableColumn(title="", left=True), TableColumn(title="", left=True, wrap=True)),
         rows=tuple((name, value) for name, value in pairs if value),
-        notes=(*notes, *report.capture.notes, *_unavailable(report)),
+        notes=notes[:shown] + ((f"and {left_out} more",) if left_out > 0 else ()),
     )
 
 
@@ -85,6 +91,19 @@ def not_checked_table(report: Report, *, show_all: bool) -> TableView | None:  #
         ),
         rows=tuple((", ".join(rules), why) for why, rules in by_reason.items()),
     )
+
+
+def _sentences(notes: tuple[str, ...], report: Report) -> tuple[str, ...]:
+    """Each note once and written alike; how steps were found is said in its own row."""
+    alike = (_as_sentence(note) for note in notes if note)
+    known = {report.step_time.note.rstrip(".")}
+    return tuple(note for note in dict.fromkeys(alike) if note not in known)
+
+
+def _as_sentence(note: str) -> str:
+    """A capital first, unless the first word is a name or a path."""
+    starts_with_a_word = note.split(" ", 1)[0].isalpha()
+    return (note[:1].upper() + note[1:] if starts_with_a_word else note).rstrip(".")
 
 
 def _clock_fact(report: Report) -> str:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from distprof.report.model import Report
-from distprof.report.parts import is_whole_capture, parts_of, window_word
+from distprof.report.parts import Part, is_whole_capture, parts_of, window_word
 from distprof.report.views.table import Bar, Cell, TableColumn, TableView, folded_ranks
 from distprof.units import format_duration, format_parts, format_ratio
 
 __all__ = ["breakdown_table", "waterfall_table"]
 
+SMALL_RATIO = 0.0005
 _BREAKDOWN_PARTS = ("computation_ns", "exposed_comm_ns", "exposed_copy_ns", "idle_ns")
 
 
@@ -19,7 +20,7 @@ def waterfall_table(report: Report, *, show_all: bool) -> TableView | None:
     parts = parts_of(report)
     if not parts:
         return None
-    shown = [part for part in parts if part.ns > 0 or part.key == "computation" or show_all]
+    shown = list(parts) if show_all else _worth_showing(parts)
     texts, total = format_parts([part.ns for part in shown])
     rows: list[tuple[Cell, ...]] = [
         (part.label, text, format_ratio(part.ratio), Bar(ratio=part.ratio, key=part.key))
@@ -40,11 +41,26 @@ def waterfall_table(report: Report, *, show_all: bool) -> TableView | None:
     )
 
 
+def _worth_showing(parts: tuple[Part, ...]) -> list[Part]:
+    """Parts that are there; several that are too small to matter become one, to keep the sum."""
+    there = [part for part in parts if part.ns > 0 or part.key == "computation"]
+    small = [p for p in there if p.ratio < SMALL_RATIO and p.key != "computation"]
+    if len(small) < 2:
+        return there
+    rest = Part(
+        key="other",
+        label="other",
+        ns=sum(part.ns for part in small),
+        ratio=sum(part.ratio for part in small),
+    )
+    return [*(part for part in there if part not in small), rest]
+
+
 def breakdown_table(report: Report, *, show_all: bool) -> TableView | None:
     """Each rank's mean step: computation, exposed communication and copies, idle."""
     ranks = report.breakdown.ranks
-    if not ranks:
-        return None
+    if not ranks or (len(ranks) == 1 and not show_all):
+        return None  # one rank's breakdown is the waterfall above
     windows = max(report.waterfall.num_steps, 1)
     values = [
         (r.span_ns / windows, *(getattr(r, field) / windows for field in _BREAKDOWN_PARTS))
@@ -77,7 +93,7 @@ def _breakdown_cells(values: Sequence[float | None]) -> tuple[Cell, ...]:
 
 def _mean_of(report: Report) -> str:
     ranks, steps = report.waterfall.num_ranks, report.waterfall.num_steps
-    of_ranks = "1 rank" if ranks == 1 else f"mean of {ranks} ranks"
-    if is_whole_capture(report):
-        return of_ranks
-    return f"{of_ranks} and {steps} steps" if steps != 1 else f"{of_ranks}, 1 step"
+    of_ranks = "1 rank" if ranks == 1 else f"{ranks} ranks"
+    of_steps = "" if is_whole_capture(report) else "1 step" if steps == 1 else f"{steps} steps"
+    over = " and ".join(text for text in (of_ranks, of_steps) if text)
+    return f"mean of {over}" if ranks > 1 or steps > 1 else over
