@@ -17,7 +17,10 @@ from distprof.run.run import Device, Quality
 from distprof.schema import ABSENT, Table
 from distprof.terms import ActivityKind
 
-__all__ = ["Conclusions", "conclude", "has_device_rows"]
+__all__ = ["CONCLUSIONS_VERSION", "Conclusions", "conclude", "has_device_rows"]
+
+CONCLUSIONS_VERSION = 1
+"""Raised whenever the same trace would lead to other conclusions: cached ones are not used then."""
 
 _MAX_NOTES = 12
 

@@ -6,18 +6,26 @@ tables stay on disk and are loaded one rank at a time.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
 
 from distprof.config import CommunicationConfig
-from distprof.ingest.communication import Classifier
-from distprof.ingest.conclude import Conclusions, conclude
+from distprof.errors import InputError
+from distprof.ingest import cache
+from distprof.ingest.communication import Classifier, shipped_patterns
+from distprof.ingest.conclude import CONCLUSIONS_VERSION, Conclusions, conclude, has_device_rows
 from distprof.ingest.discovery import TraceFile, open_trace
 from distprof.ingest.kineto.parsed import ParsedTrace
 from distprof.ingest.kineto.reader import read_trace
-from distprof.run.run import Rank, TableSource
-from distprof.run.tables import RankTables
+from distprof.run.run import Device, Quality, Rank
+from distprof.run.tables import COLLECTIVES, HOST, STEPS
+from distprof.run.topology import ProcessGroup
 from distprof.schema import ABSENT
+from distprof.terms import StepSource
 
 __all__ = ["IngestOptions", "ingest_rank"]
 
@@ -46,14 +54,23 @@ class IngestOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeldTables:
-    """Tables that stay in memory."""
+class _Summary:
+    """``rank.json`` of a cache entry: a :class:`Rank` without its tables and its file's name."""
 
-    held: RankTables
-
-    def load(self) -> RankTables:
-        """The tables."""
-        return self.held
+    rank: int | None
+    world_size: int | None
+    host: str | None
+    backend: str
+    device: Device
+    groups: tuple[ProcessGroup, ...]
+    versions: Mapping[str, str]
+    capture_start_ns: int
+    capture_end_ns: int
+    has_epoch: bool
+    has_host: bool
+    step_source: StepSource
+    step_note: str
+    quality: Quality
 
 
 def ingest_rank(trace: TraceFile, options: IngestOptions) -> Rank:
@@ -67,29 +84,88 @@ def ingest_rank(trace: TraceFile, options: IngestOptions) -> Rank:
     Raises:
         InputError: If the file is no Kineto trace, or is damaged and ``options.strict`` is set.
     """
-    parsed = _read(trace, options)
-    found = conclude(parsed, parsed.host, Classifier(options.communication))
-    tables = RankTables(
-        activity=found.activity,
-        host=parsed.host,
-        collectives=found.collectives,
-        steps=found.steps.table,
-        has_host=len(parsed.host) > 0 and options.rows == "all",
-    )
-    return _rank(trace, parsed, found, HeldTables(held=tables))
+    root = cache.cache_root(options.run_dir, options.cache_dir)
+    key = _key(trace, options)
+    entry = cache.find_entry(root, key)
+    if entry is not None:
+        kept = _from_entry(trace, entry)
+        if kept is not None:
+            return kept
+    with cache.EntryWriter(root, key) as writer:
+        summary = _write_entry(trace, options, writer.folder, writer.note)
+        return _rank(trace, summary, writer.commit())
 
 
-def _read(trace: TraceFile, options: IngestOptions) -> ParsedTrace:
-    with open_trace(trace) as opened:
-        return read_trace(opened, rows=options.rows, strict=options.strict, source=trace.path)
+def _key(trace: TraceFile, options: IngestOptions) -> cache.CacheKey:
+    """What the tables of this file under these options are kept by."""
+    depends = {
+        "rows": options.rows,
+        "strict": options.strict,
+        "conclusions": CONCLUSIONS_VERSION,
+        "patterns": repr((options.communication, shipped_patterns())),
+    }
+    try:
+        with open_trace(trace) as opened:
+            return cache.CacheKey.of(opened, depends)
+    except OSError as error:
+        raise InputError(
+            trace.path,
+            expected="a trace that can be read",
+            found=f"{type(error).__name__}: {error.strerror}",
+            fix="check the name and your access to it",
+        ) from error
 
 
-def _rank(trace: TraceFile, parsed: ParsedTrace, found: Conclusions, tables: TableSource) -> Rank:
-    number, origin = _number(trace, found.metadata.rank)
-    return Rank(
-        rank=number,
-        path=trace.path,
-        rank_origin=origin,
+def _from_entry(trace: TraceFile, entry: Path) -> Rank | None:
+    """The rank of a cache entry; None where this version cannot read it."""
+    try:
+        summary = msgspec.json.decode((entry / cache.RANK_FILE).read_bytes(), type=_Summary)
+        return _rank(trace, summary, entry)
+    except (OSError, msgspec.MsgspecError, cache.DamagedCacheError):
+        return None
+
+
+def _write_entry(trace: TraceFile, options: IngestOptions, folder: Path, note: str) -> _Summary:
+    """Parse the trace and write its tables and summary to ``folder``."""
+    parsed = _parse(trace, options, folder)
+    if options.rows == "device" and not has_device_rows(parsed):
+        parsed = _parse(trace, replace(options, rows="all"), folder)  # the host did the work
+    host = parsed.host
+    if not has_device_rows(parsed):
+        host = cache.read_table(folder / cache.HOST_FILE, HOST)  # every operator counts
+    found = conclude(parsed, host, Classifier(options.communication))
+    cache.write_table(folder / cache.ACTIVITY_FILE, found.activity)
+    cache.write_table(folder / cache.COLLECTIVES_FILE, found.collectives)
+    cache.write_table(folder / cache.STEPS_FILE, found.steps.table)
+    summary = _summary(parsed, found, has_host=_has_host(parsed, options), note=note)
+    (folder / cache.RANK_FILE).write_bytes(msgspec.json.encode(summary))
+    return summary
+
+
+def _parse(trace: TraceFile, options: IngestOptions, folder: Path) -> ParsedTrace:
+    """Read the file, its host rows going to ``folder`` as they come."""
+    with open_trace(trace) as opened, cache.ParquetHostSink(folder / cache.HOST_FILE) as sink:
+        return read_trace(
+            opened,
+            rows=options.rows,
+            strict=options.strict,
+            host_sink=sink,
+            source=trace.path,
+        )
+
+
+def _has_host(parsed: ParsedTrace, options: IngestOptions) -> bool:
+    """Whether host rows were looked for and found."""
+    asked = options.rows == "all" or not has_device_rows(parsed)
+    return asked and len(parsed.host) > 0
+
+
+def _summary(parsed: ParsedTrace, found: Conclusions, *, has_host: bool, note: str) -> _Summary:
+    quality = found.quality
+    if note:
+        quality = replace(quality, notes=(*quality.notes, note))
+    return _Summary(
+        rank=found.metadata.rank,
         world_size=found.metadata.world_size,
         host=found.metadata.host,
         backend=found.metadata.backend,
@@ -99,12 +175,29 @@ def _rank(trace: TraceFile, parsed: ParsedTrace, found: Conclusions, tables: Tab
         capture_start_ns=parsed.first_ns,
         capture_end_ns=parsed.last_ns,
         has_epoch=parsed.has_epoch,
+        has_host=has_host,
         step_source=found.steps.source,
         step_note=found.steps.note,
-        steps=found.steps.table,
-        collectives=found.collectives,
-        quality=found.quality,
-        tables=tables,
+        quality=quality,
+    )
+
+
+def _rank(trace: TraceFile, summary: _Summary, entry: Path) -> Rank:
+    """The rank that an entry holds, under the name of the file asked for."""
+    number, origin = _number(trace, summary.rank)
+    shared: dict[str, Any] = {
+        name: getattr(summary, name)
+        for name in _Summary.__dataclass_fields__
+        if name not in ("rank", "has_host")
+    }
+    return Rank(
+        rank=number,
+        path=trace.path,
+        rank_origin=origin,
+        steps=cache.read_table(entry / cache.STEPS_FILE, STEPS),
+        collectives=cache.read_table(entry / cache.COLLECTIVES_FILE, COLLECTIVES),
+        tables=cache.CachedTables(str(entry), summary.has_host),
+        **shared,
     )
 
 
