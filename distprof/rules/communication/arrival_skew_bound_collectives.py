@@ -50,7 +50,7 @@ from distprof.analyzers.waterfall import WaterfallResult
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
 from distprof.rules.shares import collective_label, mean_step, split_classes
 from distprof.terms import Severity, StragglerPattern
-from distprof.units import format_duration
+from distprof.units import format_duration, format_ratio
 
 
 @rule(
@@ -87,7 +87,7 @@ def check(
         message=(
             f"{step.share(cost)} is waiting for late members that no named rank accounts for: "
             f"{collective_label(worst)} waits {format_duration(_wait(worst))} per {step.word} and "
-            f"transfers {format_duration(_transfer(worst))}."
+            f"transfers {format_duration(_transfer(worst))}.{_suspect(stragglers)}"
         ),
         fix=(
             "Equalise the work of the ranks (packing, expert and table balance), run garbage "
@@ -109,6 +109,20 @@ def _transfer(record: CollectiveClass) -> int:
 
 def _is_bound(record: CollectiveClass, factor: float) -> bool:
     return _wait(record) > 0 and _wait(record) >= factor * _transfer(record)
+
+
+def _suspect(stragglers: StragglersResult) -> str:
+    """The rank behind most of the waiting, where proof against chance is lacking."""
+    first = max(stragglers.ranks, key=lambda rank: rank.lost_ns_per_step, default=None)
+    if first is None or first.pattern is not StragglerPattern.NONE:
+        return ""
+    share = first.lost_ns_per_step / max(stragglers.lost_ns_per_step, 1)
+    if share < 0.5:
+        return ""
+    return (
+        f" Rank {first.rank} came last where {format_ratio(share)} of it was lost, which in so "
+        "short a recording may be chance."
+    )
 
 
 def _named(stragglers: StragglersResult) -> int:

@@ -1,0 +1,177 @@
+"""Is the right rank named, and nobody in a healthy job: simulated jobs with known truth.
+
+::
+
+    python -m benchmarks.straggler_accuracy --seeds 200
+
+Each job goes through matching, clock alignment, measurement and straggler analysis. Nodes' clocks
+are off by up to 10 ms and drift by 20 ppm against each other, and captures start up to ten
+collectives apart. Printed is, for each kind of job, how often the analysis said what is true.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from distprof.analyzers.measure import measure
+from distprof.analyzers.stragglers import StragglersResult, analyze_stragglers
+from distprof.ingest.assemble import assemble_run
+from distprof.terms import StragglerCause, StragglerPattern
+from tests.simulator import (
+    LateHost,
+    LateInput,
+    MoreWork,
+    SimulatedJob,
+    SlowDevice,
+    rotating,
+)
+
+MS = 1_000_000
+SHAPES = ((1, 2), (2, 2), (2, 4), (4, 4), (4, 8))
+PATTERN, CAUSE = StragglerPattern, StragglerCause
+
+
+@dataclass(frozen=True)
+class Case:
+    """A job, and what the analysis must say of it; no rank means nobody."""
+
+    job: SimulatedJob
+    rank: int | None = None
+    pattern: StragglerPattern = StragglerPattern.NONE
+    cause: StragglerCause | None = None
+
+
+def disturbed(seed: int, *, num_steps: int = 10, noise: float | None = None) -> SimulatedJob:
+    """A healthy job, badly recorded."""
+    dice = random.Random(seed)
+    nodes, per_node = dice.choice(SHAPES)
+    return SimulatedJob(
+        num_nodes=nodes,
+        ranks_per_node=per_node,
+        num_steps=num_steps,
+        seed=seed,
+        compute_noise=dice.choice((0.005, 0.02, 0.05)) if noise is None else noise,
+        clock_offset_ns=tuple(dice.randint(-10 * MS, 10 * MS) for _ in range(nodes)),
+        clock_drift_ppm=tuple(dice.uniform(-10, 10) for _ in range(nodes)),
+        capture_skip={rank: dice.randint(0, 10) for rank in range(nodes * per_node)},
+    )
+
+
+def healthy(seed: int) -> Case:
+    """Nobody is to blame."""
+    return Case(disturbed(seed))
+
+
+def slow(seed: int) -> Case:
+    """A device is slower by 8 to 30 %."""
+    job, rank = _with_rank(seed)
+    factor = random.Random(seed + 1).uniform(1.08, 1.3)
+    fault = SlowDevice(rank=rank, factor=factor)
+    return Case(replace(job, faults=(fault,)), rank, PATTERN.PERSISTENT, CAUSE.SLOW_DEVICE)
+
+
+def more_work(seed: int) -> Case:
+    """A rank launches half as many kernels again."""
+    job, rank = _with_rank(seed)
+    fault = MoreWork(rank=rank, factor=1.5)
+    return Case(replace(job, faults=(fault,)), rank, PATTERN.PERSISTENT, CAUSE.MORE_WORK)
+
+
+def late_input(seed: int) -> Case:
+    """A rank's data loader takes 3 ms longer."""
+    job, rank = _with_rank(seed)
+    fault = LateInput(rank=rank, ns=3 * MS)
+    return Case(replace(job, faults=(fault,)), rank, PATTERN.PERSISTENT, CAUSE.LATE_INPUT)
+
+
+def late_host(seed: int) -> Case:
+    """A rank's host stalls for 3 ms in each step."""
+    job, rank = _with_rank(seed)
+    fault = LateHost(rank=rank, ns=3 * MS)
+    return Case(replace(job, faults=(fault,)), rank, PATTERN.PERSISTENT, CAUSE.LATE_HOST)
+
+
+def transient(seed: int) -> Case:
+    """A rank stalls for 8 ms in one step of twelve."""
+    job, rank = _with_rank(seed, num_steps=12, least=4)
+    fault = LateHost(rank=rank, ns=8 * MS, steps=(18,))
+    return Case(replace(job, faults=(fault,)), rank, PATTERN.TRANSIENT)
+
+
+def rotates(seed: int) -> Case:
+    """In each step another rank is slower by 40 %."""
+    job, _ = _with_rank(seed, num_steps=14, least=4)
+    ranks = list(range(job.world_size))
+    random.Random(seed).shuffle(ranks)
+    return Case(replace(job, faults=rotating(ranks, 1.4, job.steps)), None, PATTERN.ROTATING)
+
+
+CASES: tuple[Callable[[int], Case], ...] = (
+    healthy,
+    slow,
+    more_work,
+    late_input,
+    late_host,
+    transient,
+    rotates,
+)
+
+
+def analyse(job: SimulatedJob) -> StragglersResult:
+    """From recording to stragglers."""
+    run = assemble_run("simulated", job.run().to_ranks())
+    measured = measure(run)
+    return analyze_stragglers(run, measured.analyses, measured.step_time, measured.kernels)
+
+
+def verdict(case: Case, result: StragglersResult) -> tuple[bool, bool]:
+    """Whether the right ranks were named with the right pattern, and the right cause."""
+    named = [rank for rank in result.ranks if rank.pattern is not PATTERN.NONE]
+    if case.rank is None:
+        return result.pattern is case.pattern, True
+    right = [rank.rank for rank in named] == [case.rank] and result.pattern is case.pattern
+    cause = case.cause is None or (right and named[0].cause is case.cause)
+    return right, cause
+
+
+def main() -> None:
+    """Print one line per kind of job."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=50)
+    seeds = parser.parse_args().seeds
+    for build in CASES:
+        started = time.perf_counter()
+        wrong: list[int] = []
+        causes = 0
+        for seed in range(seeds):
+            case = build(seed)
+            right, cause = verdict(case, analyse(case.job))
+            wrong += [] if right else [seed]
+            causes += cause
+        took = time.perf_counter() - started
+        print(
+            f"{build.__name__:<12} right {seeds - len(wrong)}/{seeds}  cause {causes}/{seeds}  "
+            f"{took / seeds * 1e3:.0f} ms each  wrong seeds {wrong[:10]}"
+        )
+
+
+def _with_rank(seed: int, *, num_steps: int = 10, least: int = 2) -> tuple[SimulatedJob, int]:
+    """A disturbed job of at least ``least`` ranks and the rank that is to be faulty."""
+    job = disturbed(seed, num_steps=num_steps, noise=0.02)
+    if job.world_size < least:
+        job = replace(
+            job,
+            num_nodes=2,
+            clock_offset_ns=(0, 7 * MS),
+            clock_drift_ppm=(0.0, 15.0),
+            capture_skip={0: 3},
+        )
+    return job, random.Random(seed).randrange(job.world_size)
+
+
+if __name__ == "__main__":
+    main()
