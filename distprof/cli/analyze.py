@@ -9,6 +9,7 @@ import click
 
 from distprof.cli.options import RankList, debug_option, fail_on_option, output_options
 from distprof.cli.output import Output, check_free, note, show, verdict_code
+from distprof.cli.source import check_source
 
 if TYPE_CHECKING:
     from distprof.report.model import Report
@@ -69,6 +70,7 @@ def analyze(
     """  # noqa: D301 - click reads it
     output = Output(**{name: options.pop(name) for name in Output.__dataclass_fields__})
     output.check()
+    check_source(source)
     if save_report:
         check_free(save_report, force=output.force)
     report = _analyzed(source, quiet=output.quiet, debug=_debug(), **options)

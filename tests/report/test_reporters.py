@@ -139,7 +139,7 @@ def test_markdown_stays_below_the_limit_of_a_comment() -> None:
 
 
 def test_what_does_not_fit_into_markdown_is_said_to_be_missing() -> None:
-    findings = tuple(finding(f"COM{i}", message="|" * 990, fix="|" * 990) for i in range(5))
+    findings = tuple(finding(f"COM{i}", message="<" * 990, fix="<" * 990) for i in range(5))
     from tests.report.samples import all_reduce, kernels
 
     classes = tuple(all_reduce(group="|" * 119, axis=None) for _ in range(8))
@@ -151,7 +151,7 @@ def test_what_does_not_fit_into_markdown_is_said_to_be_missing() -> None:
         capture=base.capture.__class__(
             **{
                 **{f: getattr(base.capture, f) for f in base.capture.__struct_fields__},
-                "notes": tuple(f"{i}" + "|" * 990 for i in range(40)),
+                "notes": tuple(f"{i}" + "<" * 990 for i in range(40)),
             }
         ),
         collectives=base.collectives.__class__(num_ranks=8, num_steps=10, classes=classes),

@@ -1,0 +1,71 @@
+"""What a user named as source, looked at before any work: is it there, and is it a trace at all."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+
+from distprof.artefacts import REPORT_SCHEMA
+from distprof.errors import InputError
+
+__all__ = ["check_source"]
+
+_HEAD_BYTES = 200
+_MAX_ENTRIES = 10_000
+
+
+def check_source(source: str) -> None:
+    """Refuse a local path that does not exist, or that is a saved report.
+
+    URLs and globs are left to the reader that opens them.
+
+    Raises:
+        InputError: With the names that come near, or the command that shows a report.
+    """
+    if "://" in source or any(character in source for character in "*?["):
+        return
+    path = Path(source)
+    if _exists(path):
+        _refuse_saved_report(path, source)
+        return
+    raise InputError(
+        source,
+        expected="a trace, a folder or glob of traces, or a run directory",
+        found="nothing of that name",
+        fix=_near_names(path) or "check the path; a URL needs its scheme, such as s3://",
+    )
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # a name too long, or one that holds a null
+        return False
+
+
+def _refuse_saved_report(path: Path, source: str) -> None:
+    if not path.is_file():
+        return
+    try:
+        with path.open("rb") as stream:
+            head = stream.read(_HEAD_BYTES)
+    except OSError:
+        return  # the reader says what is wrong with it
+    if f'"{REPORT_SCHEMA}"'.encode() in head:
+        raise InputError(
+            source,
+            expected="a trace",
+            found="a report that distprof saved",
+            fix=f"distprof report {source}",
+        )
+
+
+def _near_names(path: Path) -> str:
+    try:
+        names = [
+            entry.name for entry, _ in zip(path.parent.iterdir(), range(_MAX_ENTRIES), strict=False)
+        ]
+    except (OSError, ValueError):
+        return ""
+    near = difflib.get_close_matches(path.name, names, n=3, cutoff=0.6)
+    return " or ".join(str(path.parent / name) for name in near)

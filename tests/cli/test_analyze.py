@@ -1,0 +1,206 @@
+"""``distprof analyze`` on real traces: from files to a report, and every way it can end."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import distprof
+from distprof import api
+from distprof.analyzers import measure as measuring
+from distprof.cli.app import main
+from distprof.errors import UsageError
+from distprof.report.json_schema import report_schema
+from distprof.report.saved import load_report
+from tests.report.samples import straggler
+
+GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "kineto"
+DLRM = str(GOLDEN / "dlrm-v100-8gpu")
+PARTS = ("computation_ns", "exposed_comm_ns", "exposed_copy_ns", "idle_ns")
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+
+def analyzed(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    assert main(["analyze", *arguments, "--format", "json", "--executor", "serial"]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    document: dict[str, Any] = json.loads(captured.out)
+    return document
+
+
+def test_four_real_ranks_become_a_report(capsys: pytest.CaptureFixture[str]) -> None:
+    report = analyzed(capsys, DLRM)
+    assert report["run"]["ranks"] == [0, 1, 2, 3]
+    assert report["run"]["world_size"] == 8
+    assert report["run"]["device"] == "Tesla V100-SXM2-32GB"
+    assert report["capture"]["ranks_missing"] == [4, 5, 6, 7]
+    for rank in report["breakdown"]["ranks"]:
+        assert sum(rank[part] for part in PARTS) == rank["span_ns"]
+
+
+@pytest.mark.parametrize("folder", sorted(p.name for p in GOLDEN.iterdir() if p.is_dir()))
+@pytest.mark.parametrize("window", ["steps", "capture"])
+def test_every_golden_trace_gives_a_report_that_fits_the_schema(
+    folder: str, window: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    report = analyzed(capsys, str(GOLDEN / folder), "--window", window)
+    jsonschema.Draft202012Validator(report_schema()).validate(report)
+    total = report["waterfall"]["all"]
+    parts = [value for name, value in total.items() if name not in ("rank", "span_ns")]
+    assert sum(parts) == total["span_ns"] > 0
+
+
+@pytest.mark.parametrize("folder", sorted(p.name for p in GOLDEN.iterdir() if p.is_dir()))
+@pytest.mark.parametrize("width", [80, 120])
+def test_every_golden_trace_is_shown_within_the_width(
+    folder: str, width: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["analyze", str(GOLDEN / folder), "--width", str(width)]) == 0
+    captured = capsys.readouterr()
+    assert max(map(len, captured.out.splitlines())) <= width
+    assert captured.err == ""
+
+
+def test_ranks_can_be_chosen(capsys: pytest.CaptureFixture[str]) -> None:
+    assert analyzed(capsys, DLRM, "--ranks", "1-2")["run"]["ranks"] == [1, 2]
+
+
+def test_the_whole_capture_can_be_one_window(capsys: pytest.CaptureFixture[str]) -> None:
+    report = analyzed(capsys, DLRM, "--window", "capture")
+    assert report["step_time"]["median_ns"] is None
+    assert report["waterfall"]["num_steps"] == 1
+
+
+def test_bare_traces_get_no_file_beside_them(tmp_path: Path) -> None:
+    folder = shutil.copytree(DLRM, tmp_path / "traces")
+    before = sorted(folder.rglob("*"))
+    assert main(["analyze", str(folder)]) == 0
+    assert sorted(folder.rglob("*")) == before
+
+
+def test_a_run_directory_keeps_its_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "run.json").write_text('{"schema": "distprof.run/1"}')
+    for number, trace in enumerate(sorted(Path(DLRM).glob("*.gz"))):
+        rank = run / f"rank{number:05d}"
+        rank.mkdir()
+        shutil.copy(trace, rank / "trace.json.gz")
+    assert main(["analyze", str(run)]) == 0
+    assert f"distprof report {run} --all" in capsys.readouterr().out
+    assert load_report(run).run.ranks == (0, 1, 2, 3)
+
+
+def test_a_report_is_kept_where_asked_and_never_replaced_unasked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "kept.json"
+    assert main(["analyze", DLRM, "--save-report", str(file)]) == 0
+    assert f"Wrote {file}" in capsys.readouterr().err
+    assert main(["analyze", DLRM, "--save-report", str(file)]) == 2
+    assert main(["analyze", DLRM, "--save-report", str(file), "--force", "-q"]) == 0
+
+
+def test_the_saved_report_shows_what_the_analysis_showed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "kept.json"
+    assert main(["analyze", DLRM, "--save-report", str(file)]) == 0
+    shown = capsys.readouterr().out
+    assert main(["report", str(file)]) == 0
+    assert capsys.readouterr().out == shown
+
+
+def test_findings_fail_the_call_when_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["analyze", DLRM, "--fail-on", "info"]) == 1
+    assert "Findings" in capsys.readouterr().out
+
+
+def test_limits_of_the_configuration_reach_the_rules(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "distprof.toml"
+    config.write_text("[limits.COM102]\nnonsense = 1\n")
+    assert main(["analyze", DLRM, "--config", str(config)]) == 2
+    assert "nonsense" in capsys.readouterr().err
+
+
+def test_a_missing_source_suggests_near_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "traces").mkdir()
+    assert main(["analyze", str(tmp_path / "trace")]) == 3
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert f"try: {tmp_path / 'traces'}" in captured.err
+
+
+def test_a_saved_report_given_as_trace_is_pointed_to_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = straggler().save(tmp_path / "report.json")
+    assert main(["analyze", str(file)]) == 3
+    assert f"distprof report {file}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["x" * 5_000, "nul\0l", "", "\udcff"])
+def test_odd_names_are_missing_files_and_no_crash(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["analyze", name or str(tmp_path / "absent")]) == 3
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_output_is_refused_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("the work was begun")
+
+    monkeypatch.setattr(api, "open_run", never)
+    existing = tmp_path / "there.md"
+    existing.write_text("")
+    assert main(["analyze", DLRM, "-o", str(existing)]) == 2
+
+
+def test_the_python_api_gives_the_same_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    by_command = analyzed(capsys, DLRM)
+    run = distprof.open_run(DLRM, executor="serial", cache_dir=tmp_path)
+    report = distprof.analyze(run)
+    assert json.loads(report.save(tmp_path / "r.json").read_bytes()) == by_command
+    assert distprof.analyze(DLRM, executor="serial") == report
+
+
+def test_processes_and_one_process_give_the_same(tmp_path: Path) -> None:
+    serial = distprof.analyze(DLRM, executor="serial")
+    assert distprof.analyze(DLRM, executor="process:2") == serial
+
+
+def test_an_unknown_executor_is_wrong_usage() -> None:
+    with pytest.raises(UsageError, match="carrier-pigeon"):
+        distprof.open_run(DLRM, executor="carrier-pigeon")
+
+
+def test_a_rank_that_cannot_be_measured_costs_itself_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = distprof.open_run(DLRM, executor="serial")
+    original = measuring.measure_rank
+
+    def measure_rank(tables: Any, context: Any) -> Any:
+        if context.rank == 2:
+            raise ZeroDivisionError("no luck")
+        return original(tables, context)
+
+    monkeypatch.setattr(measuring, "measure_rank", measure_rank)
+    report = distprof.analyze(run)
+    assert [rank.rank for rank in report.breakdown.ranks] == [0, 1, 3]
+    assert any("Rank 2 could not be measured" in text for text in report.breakdown.unavailable)
+    with pytest.raises(ZeroDivisionError):
+        distprof.analyze(run, debug=True)
