@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from distprof.ingest.kineto.boundary import Boundary
 from distprof.ingest.kineto.events import DECODE_ANY, DECODE_RAW
 from distprof.ingest.kineto.parsed import COMM_ARGS
 from distprof.ingest.kineto.symbols import Symbols, SymbolTable, compact
@@ -112,7 +113,7 @@ class CommRows:
 
 
 def find_arguments(
-    data: bytes | bytearray, stop: int, wanted: Sequence[Wanted], boundary: bytes
+    data: bytes | bytearray, stop: int, wanted: Sequence[Wanted], boundary: Boundary
 ) -> list[Mapping[str, Any]]:
     """The arguments of the wanted rows, which must be in the order of the text.
 
@@ -133,7 +134,7 @@ def find_arguments(
 
 
 def _search(
-    data: bytes | bytearray, stop: int, wanted: Sequence[Wanted], boundary: bytes
+    data: bytes | bytearray, stop: int, wanted: Sequence[Wanted], boundary: Boundary
 ) -> Iterator[Mapping[str, Any]]:
     """Yield arguments from one forward search; ends early when the boundary hint misleads."""
     position = 0
@@ -143,10 +144,7 @@ def _search(
             hit = data.find(needle, position, stop)
             if hit < 0:
                 return
-            start = data.rfind(boundary, 0, hit)
-            start = 1 if start < 0 else start + len(boundary) - 1
-            end = data.find(boundary, hit, stop)
-            end = stop - 1 if end < 0 else end + 1
+            start, end = boundary.event_around(data, hit, stop)
             arguments = _arguments_if(row, data[start:end])
             position = hit + len(needle)
             if arguments is not None:

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from distprof.ingest.kineto.boundary import Boundary
 from distprof.ingest.kineto.comm import CommRow, Wanted, find_arguments
 from distprof.ingest.kineto.events import (
     DECODE_EXACT,
@@ -54,7 +55,7 @@ class DecodeState:
     """
 
     symbols: SymbolTable = field(default_factory=SymbolTable)
-    boundary: bytes = b"},{"
+    boundary: Boundary = field(default_factory=lambda: Boundary(b"},{"))
     device_only: bool = False
     exact: bool = False
     permissive: bool = False
@@ -149,7 +150,7 @@ def _decode_typed(data: bytes | bytearray, stop: int, state: DecodeState) -> Eve
 
 
 def _reread(
-    data: bytes | bytearray, stop: int, rows: Rows, boundary: bytes
+    data: bytes | bytearray, stop: int, rows: Rows, boundary: Boundary
 ) -> Sequence[Mapping[str, Any]]:
     wanted = [
         Wanted(event.name, _as_float(event.ts), event.args.collective is not None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from distprof.ingest.kineto.boundary import Boundary
 from distprof.ingest.kineto.words import STEP_PREFIX
 
 __all__ = ["DeviceSearch"]
@@ -20,9 +21,10 @@ class DeviceSearch:
         boundary: What stands between two events. Only a line break makes it unmistakable.
     """
 
-    def __init__(self, boundary: bytes) -> None:
-        self.usable = b"\n" in boundary
+    def __init__(self, boundary: Boundary) -> None:
+        self.usable = boundary.has_line_break
         self.boundary = boundary
+        self._between = boundary.text[1 : boundary.opening]
 
     def select(self, data: bytearray, stop: int) -> bytearray | None:
         """The hits in ``data[:stop]`` as a JSON array, None when the layout is unexpected.
@@ -38,12 +40,12 @@ class DeviceSearch:
             return None
         self._search(data, stop, _STEP, spans)
         hits = [data[start : spans[start]] for start in sorted(spans)]
-        return bytearray(b"[%b]" % b",".join(hits))
+        return bytearray(b"[%b]" % self._between.join(hits))
 
     def _search(self, data: bytearray, stop: int, needle: bytes, spans: dict[int, int]) -> None:
         """Enter start and end of each event that holds ``needle``."""
-        boundary = self.boundary
-        inner = len(boundary) - 1
+        boundary = self.boundary.text
+        inner = self.boundary.opening
         find, rfind = data.find, data.rfind
         hit = find(needle, 0, stop)
         while hit >= 0:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
 from collections.abc import Callable, Iterator
 
 from distprof.errors import InputError
+from distprof.ingest.kineto.boundary import Boundary
 from distprof.ingest.kineto.source import ByteSource
 
 __all__ = ["Framer", "Salvage", "Take"]
@@ -25,11 +25,10 @@ LARGEST_METADATA_BYTES = 64 << 20
 """More metadata before the events is refused; after them, it is not read."""
 
 _FIRST_READ = 1 << 16
+_BLOCK = 1 << 20
 _LARGEST_LAST_EVENT = 16 << 20
 _MOST_CANDIDATES = 32
 _EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*(?=\S)')
-_SEPARATED = re.compile(rb"\}\s*,\s*\{")
-_NEXT_EVENT = re.compile(r"\s*,\s*\{")
 _END = re.compile(rb'\}\s*,?\s*(\])(?=\s*(?:,\s*(?:"|\Z)|\}\s*\Z|\Z))')
 _EMPTY = re.compile(rb"\[\s*(\])")
 _BETWEEN = b" \t\r\n,"
@@ -50,7 +49,7 @@ class Framer:
         name: What to call them in messages.
 
     Attributes:
-        boundary: Text from the end of one event to the start of the next; a guess that adapts.
+        boundary: What stands between two events: learned from the first, and again when it fails.
         head: Text before the events; empty for a bare list of events.
         tail: Text after the events.
         ended: Whether the end of the array was found.
@@ -63,7 +62,7 @@ class Framer:
     """
 
     def __init__(self, source: ByteSource, name: str) -> None:
-        self.boundary = b""
+        self.boundary: Boundary | None = None
         self.tail = b""
         self.ended = False
         self.lost_bytes = 0
@@ -73,6 +72,7 @@ class Framer:
         self._exhausted = False
         self._wanted = WINDOW_BYTES
         self.head, self._data = self._find_events(name)
+        self._size = len(self._data)
         self._offset = len(self.head)
 
     def run(self, take: Take, salvage: Salvage) -> None:
@@ -87,8 +87,8 @@ class Framer:
 
     def _ends_or_advances(self, take: Take, salvage: Salvage) -> bool:
         self._fill()
-        if not self.boundary:
-            self.boundary = learn_boundary(self._data)
+        if self.boundary is None:
+            self.boundary = Boundary.learn(self._data[: self._size])
         if self._exhausted:
             if not self._take_end(take, salvage):
                 self._take_truncated(take, salvage)
@@ -110,7 +110,7 @@ class Framer:
         """The text before the array of events, and what was read from its bracket on."""
         data = bytearray()
         while True:
-            block = self._source.read(WINDOW_BYTES if data else _FIRST_READ)
+            block = self._source.read(_BLOCK if data else _FIRST_READ)
             data += block
             text = data.lstrip(_BETWEEN[:4])
             if text[:1] == b"[":
@@ -125,19 +125,20 @@ class Framer:
                 raise _no_events(name, data, self._source.damage)
 
     def _fill(self) -> None:
-        parts: list[bytes | bytearray] = [self._data]
-        size = len(self._data)
-        while size < self._wanted and not self._exhausted:
-            block = self._source.read(max(self._wanted - size, _FIRST_READ))
-            parts.append(block)
-            size += len(block)
+        """Read until the window is full. The buffer stays, for fresh memory is slow memory."""
+        if len(self._data) < self._wanted:
+            self._data = self._data.ljust(self._wanted + _BLOCK, b" ")
+        while self._size < self._wanted and not self._exhausted:
+            block = self._source.read(_BLOCK)
+            end = self._size + len(block)
+            self._data[self._size : end] = block
+            self._size = end
             self._exhausted = not block
-        if len(parts) > 1:
-            self._data = bytearray().join(parts)
 
     def _last_comma(self) -> int:
-        cut = self._data.rfind(self.boundary)
-        return self._data.index(b",", cut) if cut > 0 else -1
+        assert self.boundary is not None
+        cut = self._data.rfind(self.boundary.text, 0, self._size)
+        return cut + self.boundary.comma if cut > 0 else -1
 
     def _take_until(self, stop: int, take: Take) -> bool:
         """Close the array at ``stop`` for a moment and hand it out."""
@@ -155,31 +156,40 @@ class Framer:
         self._data[stop] = kept
 
     def _drop(self, comma: int) -> None:
-        self._data = self._data[comma:]
-        self._data[0] = ord("[")
+        """Forget what stands before ``comma``, which opens the next array."""
+        rest = self._data[comma : self._size]
+        rest[0] = ord("[")
+        self._size = len(rest)
+        self._data[: self._size] = rest
         self._offset += comma
         self._wanted = WINDOW_BYTES
 
     def _grow(self) -> None:
         """Make the window larger, or give up an event that is larger than any allowed."""
-        if len(self._data) < LARGEST_EVENT_BYTES:
-            self._wanted = 2 * len(self._data)
-            self.boundary = b""
-            return
-        self.num_giants += 1
+        if self._size < LARGEST_EVENT_BYTES:
+            self._wanted = 2 * self._size
+            self.boundary = None
+        else:
+            self.num_giants += 1
+            self._skip_event()
+
+    def _skip_event(self) -> None:
+        assert self.boundary is not None
+        self._wanted = WINDOW_BYTES
         while not self._exhausted:
-            self._offset += max(0, len(self._data) - len(self.boundary))
-            self._data = self._data[-len(self.boundary) :]
-            self._wanted = WINDOW_BYTES
+            kept = self._data[max(0, self._size - len(self.boundary.text)) : self._size]
+            self._offset += self._size - len(kept)
+            self._data, self._size = kept, len(kept)
             self._fill()
-            if (found := self._data.find(self.boundary)) >= 0:
-                self._drop(self._data.index(b",", found))
+            found = self._data.find(self.boundary.text, 0, self._size)
+            if found >= 0:
+                self._drop(found + self.boundary.comma)
                 return
-        self._data[:] = b"["
+        self._data, self._size = bytearray(b"["), 1
 
     def _take_end(self, take: Take, salvage: Salvage) -> bool:
         """Hand out the last events if the array ends in this window."""
-        if match := _EMPTY.match(self._data):
+        if match := _EMPTY.match(self._data, 0, self._size):
             self._finish(match.end())
             return True
         candidates = list(self._candidates())
@@ -196,8 +206,8 @@ class Framer:
 
     def _candidates(self) -> Iterator[tuple[int, int]]:
         """Where the array may end, likeliest first: end of the last event, end of the array."""
-        last = max(0, self._data.rfind(self.boundary))
-        for low, high in ((last, len(self._data)), (0, last)):
+        last = max(0, self._last_comma() - 1)
+        for low, high in ((last, self._size), (0, last)):
             for count, match in enumerate(_END.finditer(self._data, low, high)):
                 if count == _MOST_CANDIDATES:
                     break
@@ -206,14 +216,14 @@ class Framer:
     def _is_credible(self, stop: int, end: int) -> bool:
         """Whether an end that parsing cannot prove, for the events are damaged, is one."""
         if self._exhausted:
-            return _is_object_rest(self._data[end:], self.head)
-        indent = self.boundary[:-1].rpartition(b"\n")[1:]
-        before = b"".join(indent)
-        return len(before) > 1 and self._data[: stop - 1].endswith(before)
+            return _is_object_rest(self._data[end : self._size], self.head)
+        assert self.boundary is not None
+        indent = self.boundary.indent
+        return bool(indent) and self._data.endswith(indent, 0, stop - 1)
 
     def _finish(self, end: int) -> None:
-        tail = self._data[end:]
-        while len(tail) < LARGEST_METADATA_BYTES and (block := self._source.read(WINDOW_BYTES)):
+        tail = self._data[end : self._size]
+        while len(tail) < LARGEST_METADATA_BYTES and (block := self._source.read(_BLOCK)):
             tail += block
         self.tail = bytes(tail)
         self._offset += end
@@ -225,7 +235,7 @@ class Framer:
             if not self._take_until(comma, take):
                 self._salvage_until(comma, salvage)
             self._drop(comma)
-        rest = self._data[1:]
+        rest = self._data[1 : self._size]
         end = _end_of_event(rest)
         if end:
             last = bytearray(b"[%b]" % bytes(rest[:end]))
@@ -234,23 +244,6 @@ class Framer:
         self.tail = bytes(rest[end:])
         self.lost_bytes = len(self.tail.strip(_BETWEEN))
         self.truncated_at = self._offset + 1 + end
-
-
-def learn_boundary(data: bytes | bytearray) -> bytes:
-    """What stands between the first two events, or the commonest thing that looks like it."""
-    text = data[1 : _FIRST_READ * 4].decode("latin-1")  # one character per byte
-    start = len(text) - len(text.lstrip())
-    try:
-        _, end = json.JSONDecoder().raw_decode(text, start)
-        if match := _NEXT_EVENT.match(text, end):
-            return b"}" + match[0].encode("latin-1")
-    except (ValueError, RecursionError):
-        pass  # the first event is broken
-    found = Counter(_SEPARATED.findall(data[: _FIRST_READ * 4]))
-    if found:
-        return bytes(found.most_common(1)[0][0])
-    far = _SEPARATED.search(data)
-    return bytes(far[0]) if far else b"},{"
 
 
 def _end_of_event(text: bytearray) -> int:

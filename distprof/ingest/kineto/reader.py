@@ -110,7 +110,7 @@ class _Reader:
         )
 
     def _take(self, data: bytearray, stop: int, offset: int) -> bool:
-        self._state.boundary = self._framer.boundary
+        self._learn()
         try:
             columns = self._decode(data, stop)
         except (msgspec.DecodeError, RecursionError):
@@ -134,9 +134,13 @@ class _Reader:
         return self._search.select(data, stop) if self._search.usable else None
 
     def _salvage(self, data: bytearray, stop: int, offset: int) -> None:
-        self._state.boundary = self._framer.boundary
+        self._learn()
         for columns in salvage_events(data, stop, self._state):
             self._add(columns, data, offset)
+
+    def _learn(self) -> None:
+        if self._framer.boundary is not None:
+            self._state.boundary = self._framer.boundary
 
     def _add(self, columns: EventColumns, data: bytearray, offset: int) -> None:
         if self._strict and (columns.num_repaired or columns.num_quarantined):

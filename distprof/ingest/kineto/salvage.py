@@ -26,38 +26,29 @@ def salvage_events(data: bytearray, stop: int, state: DecodeState) -> Iterator[E
     Groups of events between boundaries are decoded as they are; only in a group that fails is each
     event tried by itself, then mended or given up.
     """
-    pieces = bytes(data[1 : stop - 1]).split(state.boundary)
-    join = state.boundary.join
-    for first in range(0, len(pieces), _GROUP):
-        group = pieces[first : first + _GROUP]
-        opening = b"[" if first == 0 else b"[{"
-        closing = b"]" if first + _GROUP >= len(pieces) else b"}]"
-        array = opening + join(group) + closing
+    texts = state.boundary.split(bytes(data[:stop]))
+    between = state.boundary.text[1 : state.boundary.opening]
+    for first in range(0, len(texts), _GROUP):
+        group = texts[first : first + _GROUP]
+        array = b"[%b]" % between.join(group)
         try:
             yield decode_events(array, len(array), state)
         except (msgspec.DecodeError, RecursionError):
-            whole = [
-                (b"" if first + index == 0 else b"{")
-                + piece
-                + (b"" if first + index == len(pieces) - 1 else b"}")
-                for index, piece in enumerate(group)
-            ]
-            yield decode_texts(list(_texts(whole, state.boundary)), state)
+            yield decode_texts(list(_events(group, between)), state)
 
 
-def _texts(pieces: list[bytes], boundary: bytes) -> Iterator[bytes]:
-    """One text per event: pieces of one event joined, broken ones cut where events begin."""
+def _events(texts: list[bytes], between: bytes) -> Iterator[bytes]:
+    """One text per event: texts of one event joined, broken ones cut where events begin."""
     position = 0
-    between = boundary[1:-1]
-    while position < len(pieces):
+    while position < len(texts):
         for count in range(1, _MOST_PIECES + 1):
-            text = between.join(pieces[position : position + count])
+            text = between.join(texts[position : position + count])
             if _is_object(text):
                 yield text
                 position += count
                 break
         else:
-            yield from _cut_at_starts(pieces[position])
+            yield from _cut_at_starts(texts[position])
             position += 1
 
 
