@@ -219,21 +219,14 @@ def _with_offset(clock: ClockAlignment, pairs: _Pairs) -> ClockAlignment:
 
 
 def _deviations(clock: ClockAlignment, ends: _Ends, domain: Int64Array) -> NDArray[np.float64]:
-    """Distance of each member's corrected end from the end its partners show, signed, in ns.
-
-    The common end is the members' median. A member has a part in it, so the distance is scaled to
-    what it would be from the others alone: two members are as far apart as they are.
-    """
+    """Distance of each member's corrected end from the members' median, signed, in ns."""
     common = member_to_common(clock, domain, ends.end_ns)
     counts = np.diff(np.append(ends.first, len(common)))
     # relative to the first member: floats hold that exactly
     relative = common - np.repeat(common[ends.first], counts)
     ordered = relative[np.lexsort((relative, ends.instance))]
     middle = (ordered[ends.first + (counts - 1) // 2] + ordered[ends.first + counts // 2]) / 2
-    scale = counts / np.maximum(counts - 1, 1)
-    deviation: NDArray[np.float64] = (relative - np.repeat(middle, counts)) * np.repeat(
-        scale, counts
-    )
+    deviation: NDArray[np.float64] = relative - np.repeat(middle, counts)
     return deviation
 
 
@@ -245,13 +238,20 @@ def _by_rank(ends: _Ends, deviation: NDArray[np.float64]) -> dict[int, NDArray[n
 
 
 def _residuals(clock: ClockAlignment, ends: _Ends, deviation: NDArray[np.float64]) -> Int64Array:
+    """95th percentile per domain of how far a member's end is from what its partners show.
+
+    The median has a part of the member itself in it, so distances are scaled to what they would be
+    from the others alone: two members are as far apart as they are.
+    """
+    counts = np.diff(np.append(ends.first, len(deviation)))
+    distance = np.abs(deviation) * np.repeat(counts / np.maximum(counts - 1, 1), counts)
+    by_rank = _by_rank(ends, distance)
     residual = np.full(len(clock.domains), ABSENT, np.int64)
-    by_rank = _by_rank(ends, deviation)
     for domain, ranks in enumerate(clock.domains):
         parts = [by_rank[rank] for rank in ranks if rank in by_rank]
         if parts:
-            distance = np.abs(np.concatenate(parts))
-            residual[domain] = int(np.ceil(np.percentile(distance, _RESIDUAL_PERCENTILE)))
+            worst = np.percentile(np.concatenate(parts), _RESIDUAL_PERCENTILE)
+            residual[domain] = int(np.ceil(worst))
     return residual
 
 

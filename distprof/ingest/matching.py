@@ -29,6 +29,7 @@ _SAME_BYTES = (
     CollectiveKind.BROADCAST,
     CollectiveKind.REDUCE,
 )
+_TIMED = [kind for kind in CollectiveKind if kind.is_symmetric]
 _MESSAGES = (CollectiveKind.SEND, CollectiveKind.RECV)
 # Grouped messages are a collective where all members have as many of them: an all-to-all.
 _EVEN_COUNT_RATIO = 0.75
@@ -266,6 +267,7 @@ def _match_group(
             token=tokens[rank],
             end_ns=rows.end_ns[index],
             step=rows.step[index],
+            is_timed=np.isin(rows.kind[index], _TIMED),
             has_epoch=has_epoch[rank],
         )
         for rank, index in by_rank.items()
@@ -361,6 +363,7 @@ def _match_channel(
             token=rows.bytes[index],
             end_ns=rows.end_ns[index],
             step=rows.step[index],
+            is_timed=np.zeros(len(index), np.bool_),  # a small message is sent before it is read
             has_epoch=epoch,
         )
         for index, epoch in zip(ends, has_epoch, strict=True)

@@ -25,7 +25,9 @@ __all__ = ["Operations", "Pairing", "pair"]
 
 MARGIN = 64  # shifts tried on either side of where windows, steps and clocks suggest one
 SAMPLES = 512  # pairs looked at per shift
+MIN_EXACT = 8  # pairs that hardly agree by chance
 MIN_OVERLAP_RATIO = 0.3  # of the shorter sequence: shorter overlaps fit by chance
+CLOSE_RATIO = 0.75  # of the best agreement: the steadiest of these is taken
 MAX_CLOCK_OFFSET_NS = NS_PER_S  # hosts kept by a time daemon differ by milliseconds
 MAX_EDITS = 500  # differences after which two sequences are not called the same
 
@@ -38,12 +40,14 @@ class Operations:
         token: int64, equal for operations that could be the same.
         end_ns: int64, ends on the rank's own clock.
         step: int64, step number or NO_STEP.
+        is_timed: bool, whether the operation ends on both ranks at once, so that its end tells.
         has_epoch: Whether the clock counts since the epoch.
     """
 
     token: Int64Array
     end_ns: Int64Array
     step: Int64Array
+    is_timed: NDArray[np.bool_]
     has_epoch: bool
 
     def __len__(self) -> int:
@@ -55,6 +59,7 @@ class Operations:
             token=self.token[low:high],
             end_ns=self.end_ns[low:high],
             step=self.step[low:high],
+            is_timed=self.is_timed[low:high],
             has_epoch=self.has_epoch,
         )
 
@@ -82,14 +87,19 @@ def pair(a: Operations, b: Operations) -> Pairing | None:
     Returns:
         None where no shift of one against the other makes sense.
     """
-    shift = _best_shift(a, b)
-    if shift is None:
+    best = _best_shift(a, b)
+    if best is None:
         return None
+    shift = best.shift
     low, high = max(0, -shift), min(len(a), len(b) - shift)
     i = np.arange(low, high)
-    if _compatible(a, b, i, i + shift).all():
+    fits = _compatible(a, b, i, i + shift)
+    clock = _fit_clock(a, b, i[fits], shift)
+    if fits.all() and clock.is_steady(a, b, i, i + shift):
         return Pairing(first=i, second=i + shift, low=low, high=high)
-    first, second = _common_subsequence(a, b, shift)
+    first, second = _common_subsequence(a, b, shift, clock)
+    if 2 * len(first) < fits.sum():  # ends too far apart to judge by: keep what the order says
+        first, second = i[fits], i[fits] + shift
     return Pairing(first=first, second=second, low=low, high=high)
 
 
@@ -105,16 +115,34 @@ def _compatible(
 
 @dataclass(frozen=True, slots=True)
 class _Fit:
-    """How well a shift fits: share of compatible pairs, wobble of their end differences."""
+    """How well a shift fits.
+
+    Args:
+        shift: Position in the second sequence minus position in the first.
+        count: Compatible pairs.
+        num_tried: Pairs looked at.
+        wobble_ns: Median change of the difference of ends from pair to pair.
+        offset_ns: Median difference of ends.
+    """
 
     shift: int
     count: int
-    agreement: float
+    num_tried: int
     wobble_ns: float
     offset_ns: float
 
+    @property
+    def agreement(self) -> float:
+        """Share of compatible pairs; short overlaps agree by chance, hence two against each."""
+        return self.count / (self.num_tried + 2)
 
-def _best_shift(a: Operations, b: Operations) -> int | None:
+    @property
+    def is_exact(self) -> bool:
+        """Whether all of a number of pairs are compatible."""
+        return self.count == self.num_tried >= MIN_EXACT
+
+
+def _best_shift(a: Operations, b: Operations) -> _Fit | None:
     if not len(a) or not len(b):
         return None
     needed = max(1, int(MIN_OVERLAP_RATIO * min(len(a), len(b))))
@@ -123,14 +151,12 @@ def _best_shift(a: Operations, b: Operations) -> int | None:
     if not fits:
         return None
     best = max(fit.agreement for fit in fits)
-    if best < MIN_OVERLAP_RATIO:
-        return None
-    fits = [fit for fit in fits if fit.agreement >= 0.9 * best]
+    fits = [fit for fit in fits if fit.agreement >= CLOSE_RATIO * best]
     steadiest = min(fits, key=lambda fit: (fit.wobble_ns, -fit.count))
     # medians over few pairs are uncertain: whatever cannot be told from the steadiest ties with it
     limit = steadiest.wobble_ns * (1 + 3 / np.sqrt(max(steadiest.count, 1))) + 1
     tied = [fit for fit in fits if fit.wobble_ns <= limit]
-    return min(tied, key=lambda fit: (-round(fit.agreement, 2), abs(fit.offset_ns))).shift
+    return min(tied, key=lambda fit: (not fit.is_exact, abs(fit.offset_ns)))
 
 
 def _shifts(a: Operations, b: Operations, needed: int) -> list[int]:
@@ -153,7 +179,7 @@ def _fit(a: Operations, b: Operations, shift: int) -> _Fit | None:
     # a contiguous run in the middle: neighbours are needed to see the difference of ends change
     middle = max(0, (high - low - SAMPLES) // 2)
     i = np.arange(low + middle, min(high, low + middle + SAMPLES))
-    i_all = i
+    num_tried = len(i)
     ok = _compatible(a, b, i, i + shift)
     i = i[ok]
     if len(i) == 0:
@@ -161,7 +187,7 @@ def _fit(a: Operations, b: Operations, shift: int) -> _Fit | None:
     difference = b.end_ns[i + shift] - a.end_ns[i]
     # two or three ends say nothing about steadiness
     wobble = float(np.median(np.abs(np.diff(difference)))) if len(i) > 3 else np.inf
-    return _Fit(shift, len(i), len(i) / len(i_all), wobble, float(np.median(difference)))
+    return _Fit(shift, len(i), num_tried, wobble, float(np.median(difference)))
 
 
 def _plausible(a: Operations, b: Operations, fit: _Fit) -> bool:
@@ -172,31 +198,65 @@ def _plausible(a: Operations, b: Operations, fit: _Fit) -> bool:
     return steps_agree or abs(fit.offset_ns) <= MAX_CLOCK_OFFSET_NS
 
 
-def _common_subsequence(
-    a: Operations, b: Operations, shift: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Longest common subsequence near ``shift`` in which ends agree up to the clocks' offset."""
-    low, high = max(0, -shift), min(len(a), len(b) - shift)
-    i = np.arange(low, high)
-    ok = _compatible(a, b, i, i + shift)
-    offset = _typical_offset(b.end_ns[i[ok] + shift] - a.end_ns[i[ok]])
-    tolerance = _typical_gap(a.end_ns) // 2
-    start_a, start_b = max(0, low - MARGIN), max(0, low + shift - MARGIN)
-    part_a = a.part(start_a, high + MARGIN)
-    part_b = b.part(start_b, high + shift + MARGIN)
-    pairs = np.array(_edit_trace(part_a, part_b, offset, tolerance), dtype=np.int64).reshape(-1, 2)
-    return pairs[:, 0] + start_a, pairs[:, 1] + start_b
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Clock:
+    """The second clock minus the first, over time, and what a pair may be off."""
+
+    reference_ns: int
+    offset_ns: int
+    drift_ratio: float
+    tolerance_ns: float
+
+    def expected(self, own_ns: Int64Array) -> Int64Array:
+        """Where ends on the first clock lie on the second."""
+        drift = self.drift_ratio * (own_ns - self.reference_ns)
+        moved: Int64Array = own_ns + self.offset_ns + np.rint(drift).astype(np.int64)
+        return moved
+
+    def agrees(
+        self, a: Operations, b: Operations, i: NDArray[np.int64], j: NDArray[np.int64]
+    ) -> NDArray[np.bool_]:
+        """Whether two operations can have ended at the same time, where that tells."""
+        off = np.abs(b.end_ns[j] - self.expected(a.end_ns[i]))
+        possible: NDArray[np.bool_] = (off <= self.tolerance_ns) | ~a.is_timed[i] | ~b.is_timed[j]
+        return possible
+
+    def is_steady(
+        self, a: Operations, b: Operations, i: NDArray[np.int64], j: NDArray[np.int64]
+    ) -> bool:
+        """Whether pairs agree throughout: one that does not is noise, two in a row are a loss."""
+        off = ~self.agrees(a, b, i, j)
+        return not (off[1:] & off[:-1]).any()
 
 
-def _typical_offset(differences: Int64Array) -> int:
-    """The most frequent difference: the middle of the narrowest stretch that holds a third."""
+def _fit_clock(a: Operations, b: Operations, i: NDArray[np.int64], shift: int) -> _Clock:
+    """Offset and drift from pairs of which a part may be wrong: after a lost operation, all are."""
+    end = a.end_ns[i]
+    difference = b.end_ns[i + shift] - end
+    lag = max(1, len(i) // 8)  # long enough to see the drift, short enough to miss most losses
+    drift = 0.0
+    if len(i) > 8:
+        elapsed = np.maximum(end[lag:] - end[:-lag], 1)
+        drift = float(np.median((difference[lag:] - difference[:-lag]) / elapsed))
+    reference = int(end[0])
+    steady = difference - np.rint(drift * (end - reference)).astype(np.int64)
+    return _Clock(
+        reference_ns=reference,
+        offset_ns=_most_frequent(steady),
+        drift_ratio=drift,
+        tolerance_ns=_typical_gap(a.end_ns) / 2,
+    )
+
+
+def _most_frequent(differences: Int64Array) -> int:
+    """The middle of the narrowest stretch that holds a third of all values."""
     ordered = np.sort(differences)
     width = max(1, len(ordered) // 3)
     if len(ordered) <= width:
         return int(np.median(ordered))
     spread = ordered[width:] - ordered[:-width]
     start = int(np.argmin(spread))
-    return int(np.median(ordered[start : start + width + 1]))
+    return int(ordered[start + width // 2])
 
 
 def _typical_gap(end_ns: Int64Array) -> int:
@@ -204,18 +264,33 @@ def _typical_gap(end_ns: Int64Array) -> int:
     return int(np.median(gaps)) if len(gaps) else NS_PER_S
 
 
-def _edit_trace(a: Operations, b: Operations, offset: int, tolerance: int) -> list[tuple[int, int]]:
+def _common_subsequence(
+    a: Operations, b: Operations, shift: int, clock: _Clock
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Longest common subsequence near ``shift`` of operations that can have ended together."""
+    low, high = max(0, -shift), min(len(a), len(b) - shift)
+    start_a, start_b = max(0, low - MARGIN), max(0, low + shift - MARGIN)
+    part_a = a.part(start_a, high + MARGIN)
+    part_b = b.part(start_b, high + shift + MARGIN)
+    pairs = np.array(_edit_trace(part_a, part_b, clock), dtype=np.int64).reshape(-1, 2)
+    return pairs[:, 0] + start_a, pairs[:, 1] + start_b
+
+
+def _edit_trace(a: Operations, b: Operations, clock: _Clock) -> list[tuple[int, int]]:
     """Myers' greedy algorithm; gives up, with no pair, beyond MAX_EDITS differences."""
     token_a, token_b = a.token.tolist(), b.token.tolist()
-    end_a, end_b = (a.end_ns + offset).tolist(), b.end_ns.tolist()
+    end_a, end_b = clock.expected(a.end_ns).tolist(), b.end_ns.tolist()
     step_a, step_b = a.step.tolist(), b.step.tolist()
+    timed_a, timed_b = a.is_timed.tolist(), b.is_timed.tolist()
+    tolerance = clock.tolerance_ns
 
     def same(i: int, j: int) -> bool:
-        return bool(
-            token_a[i] == token_b[j]
-            and abs(end_b[j] - end_a[i]) <= tolerance
-            and (step_a[i] == step_b[j] or step_a[i] == NO_STEP or step_b[j] == NO_STEP)
-        )
+        if token_a[i] != token_b[j]:
+            return False
+        if step_a[i] != step_b[j] and NO_STEP not in (step_a[i], step_b[j]):
+            return False
+        together = abs(end_b[j] - end_a[i]) <= tolerance
+        return bool(together or not (timed_a[i] and timed_b[j]))
 
     reach = {1: 0}
     history: list[dict[int, int]] = []

@@ -1,0 +1,323 @@
+"""Which rows of different ranks are one collective."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from distprof.ingest.matching import match_collectives
+from distprof.ingest.topology import build_topology
+from distprof.terms import CollectiveKind, MatchMethod
+from tests.ingest.instances import members_of, true_instances
+from tests.simulator import Collective, Compute, Exchange, SimulatedJob
+from tests.simulator.by_hand import collective, group, rank_by_hand, rows_of
+
+MS = 1_000_000
+PAIR = {"group": "0", "group_ranks": "0-1", "group_size": 2}
+
+
+def match(ranks):
+    return match_collectives(ranks, build_topology(ranks).groups)
+
+
+def numbered(*seqs, **fields):
+    return [collective(seq * 100, seq * 100 + 50, seq=seq, **PAIR | fields) for seq in seqs]
+
+
+def ordered(*times_and_sizes, **fields):
+    return [collective(t, t + 50, **PAIR | {"bytes": size} | fields) for t, size in times_and_sizes]
+
+
+# --- by number ------------------------------------------------------------------------------------
+
+
+def test_equal_group_and_number_are_one_collective():
+    found = match([rank_by_hand(0, numbered(1, 2, 3)), rank_by_hand(1, numbered(2, 3, 4))])
+    assert members_of(found) == [{(0, 1), (1, 0)}, {(0, 2), (1, 1)}]
+    assert found.method.tolist() == [MatchMethod.SEQUENCE] * 2
+    assert found.complete.all()
+
+
+def test_numbers_outside_another_ranks_window_could_not_have_had_a_partner():
+    found = match([rank_by_hand(0, numbered(1, 2, 3)), rank_by_hand(1, numbered(2, 3, 4))])
+    assert (found.num_candidates, found.num_matched) == (4, 4)
+
+
+def test_a_number_missing_within_the_window_counts_against_the_match():
+    found = match([rank_by_hand(0, numbered(1, 2, 3)), rank_by_hand(1, numbered(1, 3))])
+    assert found.matched_ratio == pytest.approx(4 / 5)
+
+
+def test_disjoint_windows_match_nothing_and_say_so():
+    found = match([rank_by_hand(0, numbered(1, 2)), rank_by_hand(1, numbered(8, 9))])
+    assert (found.count, found.matched_ratio) == (0, 0.0)
+
+
+def test_equal_numbers_of_groups_with_one_name_and_other_members_are_apart():
+    ranks = [
+        rank_by_hand(n, numbered(1, group_ranks=members), world_size=4)
+        for n, members in enumerate(["0-1", "0-1", "2-3", "2-3"])
+    ]
+    assert members_of(match(ranks)) == [{(0, 0), (1, 0)}, {(2, 0), (3, 0)}]
+
+
+@pytest.mark.parametrize("other", [{"bytes": 4096}, {"kind": CollectiveKind.ALL_GATHER}])
+def test_equal_numbers_with_other_kind_or_bytes_are_not_matched_and_noted(other):
+    odd = [*numbered(1), *numbered(2, **other)]
+    found = match([rank_by_hand(0, numbered(1, 2)), rank_by_hand(1, odd)])
+    assert members_of(found) == [{(0, 0), (1, 0)}]
+    assert "differ in kind or bytes" in found.notes[0]
+    assert found.matched_ratio == 0.5
+
+
+def test_members_of_an_all_to_all_may_give_different_bytes():
+    kind = {"kind": CollectiveKind.ALL_TO_ALL}
+    ranks = [rank_by_hand(n, numbered(1, bytes=100 * (n + 1), **kind)) for n in range(2)]
+    found = match(ranks)
+    assert (found.count, found.bytes.tolist()) == (1, [200])
+
+
+def test_unknown_bytes_agree_with_any():
+    ranks = [rank_by_hand(0, numbered(1)), rank_by_hand(1, numbered(1, bytes=-1))]
+    assert match(ranks).bytes.tolist() == [1024]
+
+
+def test_operations_under_one_number_are_joined_in_their_order():
+    """PyTorch counts coalesced operations once."""
+    rows = [*numbered(1), collective(160, 170, seq=1, **PAIR)]
+    found = match([rank_by_hand(0, rows), rank_by_hand(1, rows)])
+    assert members_of(found) == [{(0, 0), (1, 0)}, {(0, 1), (1, 1)}]
+
+
+def test_a_group_with_absent_members_is_matched_among_those_present():
+    fields = {"group_ranks": "0-3", "group_size": 4}
+    ranks = [rank_by_hand(n, numbered(1, **fields), world_size=4) for n in (0, 2)]
+    found = match(ranks)
+    assert (found.count, found.complete.tolist(), found.matched_ratio) == (1, [False], 1.0)
+
+
+def test_groups_with_one_present_member_have_no_candidates():
+    ranks = [rank_by_hand(0, numbered(1)), rank_by_hand(3, numbered(1, group_ranks="2-3"))]
+    assert match(ranks).matched_ratio is None
+
+
+def test_huge_numbers_are_only_numbers():
+    rows = [collective(0, 10, seq=2**63 - 1, **PAIR)]
+    assert match([rank_by_hand(n, rows) for n in range(2)]).count == 1
+
+
+@pytest.mark.parametrize("ranks", [[], [rank_by_hand(0, numbered(1))]])
+def test_fewer_than_two_ranks_match_nothing(ranks):
+    assert match(ranks).count == 0
+
+
+def test_ranks_without_rows_match_nothing():
+    assert match([rank_by_hand(0, []), rank_by_hand(1, [])]).matched_ratio is None
+    assert match([rank_by_hand(0, numbered(1)), rank_by_hand(1, [])]).count == 0
+
+
+# --- by order -------------------------------------------------------------------------------------
+
+SIZES = [(0, 10), (100, 20), (230, 30), (300, 20), (430, 40), (500, 10)]
+
+
+def test_without_numbers_order_decides():
+    found = match([rank_by_hand(n, ordered(*SIZES)) for n in range(2)])
+    assert members_of(found) == [{(0, i), (1, i)} for i in range(6)]
+    assert set(found.method.tolist()) == {MatchMethod.SUBSEQUENCE}
+
+
+def test_a_window_that_starts_later_is_shifted_into_place():
+    found = match([rank_by_hand(0, ordered(*SIZES)), rank_by_hand(1, ordered(*SIZES[2:]))])
+    assert members_of(found) == [{(0, i + 2), (1, i)} for i in range(4)]
+    assert found.matched_ratio == 1.0
+
+
+@pytest.mark.parametrize("missing", [1, 3, 4])
+def test_a_lost_operation_costs_itself_only(missing):
+    rest = [row for i, row in enumerate(SIZES) if i != missing]
+    found = match([rank_by_hand(0, ordered(*SIZES)), rank_by_hand(1, ordered(*rest))])
+    kept = [i for i in range(6) if i != missing]
+    assert members_of(found) == [{(0, i), (1, j)} for j, i in enumerate(kept)]
+
+
+def test_a_lost_operation_among_equal_ones_is_found_by_its_time():
+    """A plain longest common subsequence would put the loss at the end."""
+    times = [0, 110, 190, 320, 400, 480, 610, 700, 820, 900]
+    rest = [(t, 10) for i, t in enumerate(times) if i != 4]
+    all_of_them = [(t, 10) for t in times]
+    found = match([rank_by_hand(0, ordered(*all_of_them)), rank_by_hand(1, ordered(*rest))])
+    expected = [i for i in range(10) if i != 4]
+    assert members_of(found) == [{(0, i), (1, j)} for j, i in enumerate(expected)]
+
+
+def test_step_numbers_settle_a_shift_that_times_would_place_wrongly():
+    """The second clock is one whole step ahead, which is more likely than it is true."""
+    rows = [(100 * i + j, 10) for i in range(6) for j in (0, 40)]
+    steps = [(i, 100 * i - 10, 100 * i + 90) for i in range(6)]
+    later = ordered(*((t + 100, size) for t, size in rows))
+    later_steps = [(n, s + 100, e + 100) for n, s, e in steps]
+    ranks = [rank_by_hand(0, ordered(*rows), steps), rank_by_hand(1, later, later_steps)]
+    assert members_of(match(ranks)) == [{(0, i), (1, i)} for i in range(12)]
+
+
+def test_a_regular_sequence_is_shifted_least():
+    """Without step numbers, nothing but the clock tells equal operations apart."""
+    rows = [(100 * i, 10) for i in range(12)]
+    later = [(t + 7, size) for t, size in rows[3:]]
+    found = match([rank_by_hand(0, ordered(*rows)), rank_by_hand(1, ordered(*later))])
+    assert members_of(found) == [{(0, i + 3), (1, i)} for i in range(9)]
+
+
+def test_captures_seconds_apart_are_not_matched_by_likeness():
+    other = ordered(*((t + 3_000 * MS, size) for t, size in SIZES))
+    found = match([rank_by_hand(0, ordered(*SIZES)), rank_by_hand(1, other)])
+    assert (found.count, found.matched_ratio) == (0, 0.0)
+    assert "at no shift" in found.notes[0]
+
+
+def test_without_epoch_any_offset_is_possible():
+    other = ordered(*((t + 3_000 * MS, size) for t, size in SIZES))
+    ranks = [
+        rank_by_hand(0, ordered(*SIZES), has_epoch=False),
+        rank_by_hand(1, other, has_epoch=False),
+    ]
+    assert match(ranks).count == 6
+
+
+def test_other_operations_altogether_are_not_matched():
+    other = [(t, size + 1) for t, size in SIZES]
+    found = match([rank_by_hand(0, ordered(*SIZES)), rank_by_hand(1, ordered(*other))])
+    assert (found.count, found.matched_ratio) == (0, 0.0)
+
+
+def test_an_unknown_group_is_noted():
+    ranks = [rank_by_hand(n, [collective(0, 10)]) for n in range(2)]
+    found = match(ranks)
+    assert found.count == 1
+    assert "name no process group" in found.notes[0]
+
+
+# --- messages -------------------------------------------------------------------------------------
+
+
+def message(time, kind, peer, size=100):
+    return collective(time, time + 50, kind=kind, peer=peer, **PAIR | {"bytes": size})
+
+
+def test_sends_meet_receives_of_the_same_pair_in_order():
+    send, recv = CollectiveKind.SEND, CollectiveKind.RECV
+    first = [message(0, send, 1), message(100, recv, 1), message(200, send, 1)]
+    second = [message(0, recv, 0), message(100, send, 0), message(200, recv, 0)]
+    found = match([rank_by_hand(0, first), rank_by_hand(1, second)])
+    assert members_of(found) == [{(0, i), (1, i)} for i in range(3)]
+    assert found.kind.tolist() == [send] * 3
+    assert found.member_rank.tolist() == [0, 1, 1, 0, 0, 1]  # the sender first
+
+
+def test_messages_without_a_peer_are_left_out_and_noted():
+    rows = [message(0, CollectiveKind.SEND, -1)]
+    found = match([rank_by_hand(n, rows) for n in range(2)])
+    assert (found.count, found.matched_ratio) == (0, None)
+    assert "do not name their peer" in found.notes[0]
+
+
+def test_grouped_messages_of_all_members_are_a_collective():
+    kind = {"kind": CollectiveKind.SEND_RECV}
+    ranks = [rank_by_hand(n, ordered(*SIZES, **kind)) for n in range(2)]
+    assert match(ranks).count == 6
+
+
+def test_grouped_messages_of_a_pipeline_are_not_matched():
+    """Inner stages have twice as many as outer ones."""
+    fields = {"kind": CollectiveKind.SEND_RECV, "group_ranks": "0-2", "group_size": 3}
+    rows = [ordered(*((100 * i, 10) for i in range(n)), **fields) for n in (6, 12, 6)]
+    found = match([rank_by_hand(n, r, world_size=3) for n, r in enumerate(rows)])
+    assert found.count == 0
+    assert "who exchanged with whom" in found.notes[0]
+
+
+# --- simulated jobs, known truth ------------------------------------------------------------------
+
+HYBRID = {
+    "num_nodes": 2,
+    "ranks_per_node": 4,
+    "axes": {
+        "tp": ((0, 1), (2, 3), (4, 5), (6, 7)),
+        "dp": ((0, 2, 4, 6), (1, 3, 5, 7)),
+        "pp": ((0, 4), (1, 5), (2, 6), (3, 7)),
+    },
+    "program": (
+        Compute(ns=MS),
+        Collective(axis="tp", bytes=1 << 20, transfer_ns=100_000),
+        Compute(ns=MS),
+        Collective(axis="tp", bytes=1 << 20, transfer_ns=100_000),
+        Exchange(axis="pp", src=0, dst=1),
+        Compute(ns=MS),
+        Exchange(axis="pp", src=1, dst=0),
+        Collective(axis="dp", kind=CollectiveKind.REDUCE_SCATTER),
+        Collective(),
+    ),
+}
+
+
+@pytest.mark.parametrize("with_seq", [True, False])
+@pytest.mark.parametrize("with_steps", [True, False])
+def test_a_job_with_several_axes_is_matched_as_it_ran(with_seq, with_steps):
+    recording = SimulatedJob(**HYBRID, clock_offset_ns=(0, 3 * MS)).run()
+    ranks = recording.to_ranks(with_seq=with_seq, with_steps=with_steps)
+    found = match(ranks)
+    assert found.matched_ratio == 1.0
+    assert {frozenset(m) for m in members_of(found)} == true_instances(recording)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_windows_up_to_ten_collectives_apart_are_paired_as_they_ran(seed):
+    """Clocks are apart too; neither numbers nor steps are in the traces."""
+    rng = np.random.default_rng(seed)
+    job = SimulatedJob(
+        seed=seed,
+        num_steps=10,
+        end_jitter_ns=5_000,
+        clock_offset_ns=tuple(int(x) for x in rng.integers(-5 * MS, 5 * MS, 2)),
+        clock_drift_ppm=(0.0, 20.0),
+        capture_skip={rank: int(rng.integers(0, 11)) for rank in range(4)},
+        capture_cut={rank: int(rng.integers(0, 11)) for rank in range(4)},
+    )
+    recording = job.run()
+    truth = true_instances(recording)
+    for detail in ({}, {"with_seq": False}, {"with_seq": False, "with_steps": False}):
+        found = {frozenset(m) for m in members_of(match(recording.to_ranks(**detail)))}
+        # all that every rank has must be there; what fewer have may be missing, never wrong
+        assert {m for m in truth if len(m) == 4} <= found
+        assert all(any(m <= t for t in truth) for m in found)
+
+
+@settings(max_examples=25, deadline=None)
+@given(shift=st.integers(-400 * MS, 400 * MS), with_seq=st.booleans())
+def test_shifting_one_nodes_clock_changes_no_match(shift, with_seq):
+    plain = SimulatedJob(num_steps=3).run()
+    shifted = SimulatedJob(num_steps=3, clock_offset_ns=(0, shift)).run()
+    expected, found = (match(r.to_ranks(with_seq=with_seq)) for r in (plain, shifted))
+    assert {frozenset(m) for m in members_of(found)} == {frozenset(m) for m in members_of(expected)}
+
+
+@settings(max_examples=25, deadline=None)
+@given(order=st.permutations(range(4)), with_seq=st.booleans())
+def test_renumbering_ranks_changes_no_match(order, with_seq):
+    """Every rank keeps its trace and gets another number."""
+    recording = SimulatedJob(num_steps=3, capture_skip={1: 2}).run()
+    ranks = recording.to_ranks(with_seq=with_seq)
+    world = group("0", 0, 1, 2, 3)
+    renumbered = [
+        rank_by_hand(
+            order[rank.rank],
+            [row | {"group_desc": "", "group_ranks": "0-3"} for row in rows_of(rank.collectives)],
+            groups=(world,),
+            world_size=4,
+        )
+        for rank in ranks
+    ]
+    again = match(sorted(renumbered, key=lambda rank: rank.rank))
+    moved = {frozenset((order[r], row) for r, row in m) for m in members_of(match(ranks))}
+    assert {frozenset(m) for m in members_of(again)} == moved
