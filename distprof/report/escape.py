@@ -5,8 +5,19 @@ from __future__ import annotations
 import html
 import re
 import textwrap
+from collections.abc import Collection
 
-__all__ = ["html_text", "markdown_text", "plain", "plain_lines", "shorten", "wrapped"]
+from distprof.units import fold_ranks
+
+__all__ = [
+    "html_text",
+    "markdown_text",
+    "plain",
+    "plain_lines",
+    "short_ranks",
+    "shorten",
+    "wrapped",
+]
 
 _MARKDOWN_SPECIAL = frozenset("\\`*_[]#|~")
 _UNIT = re.compile(r"(?<=\d) (?=(?:%|ns|µs|ms|s|B|kB|MB|GB|TB|GB/s|ppm|×)(?!\w))")
@@ -51,6 +62,14 @@ def wrapped(text: str, width: int) -> str:
     """``text``, already plain, broken into lines; a number is never parted from its unit."""
     glued = _UNIT.sub("\u00a0", text)
     return "\n".join(textwrap.wrap(glued, max(width, 1))).replace("\u00a0", " ")
+
+
+def short_ranks(ranks: Collection[int], width: int = 40) -> str:
+    """Ranks as ranges of at most about ``width`` characters; what is cut is counted."""
+    text = fold_ranks(ranks)
+    if len(text) <= width:
+        return text
+    return f"{text[: text.rfind(',', 0, width)]},… ({len(ranks):,} ranks)"
 
 
 def _spelled_out(character: str) -> str:

@@ -11,10 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from distprof.analyzers.stragglers import RankStraggler
+from distprof.report.escape import short_ranks
 from distprof.report.model import Report
 from distprof.report.parts import Part, device_word, is_whole_capture, parts_of, window_word
 from distprof.terms import StragglerCause, StragglerPattern
-from distprof.units import fold_ranks, format_duration, format_ratio
+from distprof.units import format_duration, format_ratio
 
 __all__ = ["MIN_LOSS_RATIO", "Verdict", "culprits", "judge"]
 
@@ -134,7 +135,7 @@ def _wait_line(report: Report, wait: Part) -> str:
             "even out the work between ranks."
         )
     if len(late) > 1 and late[1].lost_ns_per_step > late[0].lost_ns_per_step / 2:
-        ranks = fold_ranks(r.rank for r in late)
+        ranks = short_ranks([r.rank for r in late])
         return (
             f"Waiting for ranks {ranks} takes {format_ratio(wait.ratio)} of {_each(report)} "
             f"({_amount(report, wait.ns)}): find what these ranks have in common."
@@ -232,7 +233,9 @@ def _limits_sentence(report: Report, parts: tuple[Part, ...]) -> str:  # noqa: A
         limits.append(f"{_why_no_steps(report)} the whole capture counts as one window")
     if report.capture.ranks_missing:
         missing = report.capture.ranks_missing
-        were = f"ranks {fold_ranks(missing)} were" if len(missing) > 1 else f"rank {missing[0]} was"
+        were = (
+            f"ranks {short_ranks(missing)} were" if len(missing) > 1 else f"rank {missing[0]} was"
+        )
         limits.append(f"{were} not recorded")
     elif len(report.run.ranks) == 1 and report.run.world_size is None:
         limits.append("one rank was recorded, of a job of unknown size")

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from distprof.cli.output import has_color
 from distprof.cli.progress import progress_bar
 
 
@@ -45,3 +46,20 @@ def test_no_terminal_no_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = io.StringIO()
     bar_of(monkeypatch, stream, [0.0, 5.0])
     assert stream.getvalue() == ""
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({"TERM": "xterm"}, True),
+        ({"TERM": "xterm", "NO_COLOR": "1"}, False),
+        ({"TERM": "dumb"}, False),
+    ],
+)
+def test_colour_is_for_terminals_that_do_not_refuse_it(
+    environment: dict[str, str], expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert has_color(Terminal()) is expected
+    assert has_color(io.StringIO()) is False

@@ -5,7 +5,15 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distprof.report.escape import html_text, markdown_text, plain, plain_lines, shorten, wrapped
+from distprof.report.escape import (
+    html_text,
+    markdown_text,
+    plain,
+    plain_lines,
+    short_ranks,
+    shorten,
+    wrapped,
+)
 
 
 def test_control_characters_are_spelled_out() -> None:
@@ -47,6 +55,11 @@ def test_a_cut_is_marked() -> None:
 
 def test_a_number_is_not_parted_from_its_unit() -> None:
     assert wrapped("takes about 12.3 ms each", 16) == "takes about\n12.3 ms each"
+
+
+def test_long_lists_of_ranks_are_cut_at_a_comma_and_counted() -> None:
+    assert short_ranks(range(1_000)) == "0-999"
+    assert short_ranks(range(0, 1_000, 2), 12) == "0,2,4,6,8,… (500 ranks)"
 
 
 @given(st.text())

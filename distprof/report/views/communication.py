@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from distprof.analyzers.collectives import CollectiveClass
 from distprof.analyzers.overlap import AxisOverlap, RankOverlap
+from distprof.report.escape import short_ranks
 from distprof.report.model import Report
 from distprof.report.parts import window_word
 from distprof.report.verdict import culprits
 from distprof.report.views.table import Cell, TableColumn, TableView
 from distprof.units import (
-    fold_ranks,
     format_bandwidth,
     format_bytes,
     format_duration,
@@ -33,10 +33,10 @@ def overlap_table(report: Report, *, show_all: bool) -> TableView | None:  # noq
     rows: list[tuple[Cell, ...]] = []
     if len(axes) != 1 or axes[0].communication_ns != sum(r.communication_ns for r in ranks):
         rows.append(
-            ("all", *_overlap_cells(ranks, len(ranks), steps), fold_ranks(r.rank for r in ranks))
+            ("all", *_overlap_cells(ranks, len(ranks), steps), short_ranks([r.rank for r in ranks]))
         )
     rows += [
-        (axis.axis, *_overlap_cells((axis,), len(axis.ranks), steps), fold_ranks(axis.ranks))
+        (axis.axis, *_overlap_cells((axis,), len(axis.ranks), steps), short_ranks(axis.ranks))
         for axis in axes
     ]
     return TableView(
@@ -91,7 +91,7 @@ def stragglers_table(report: Report, *, show_all: bool) -> TableView | None:
         return None
     notes = tuple(f"rank {r.rank}: {text}" for r in shown for text in r.evidence)
     if not show_all and len(named) > len(shown):
-        notes = (*notes, f"and ranks {fold_ranks(r.rank for r in named[len(shown) :])}")
+        notes = (*notes, f"and ranks {short_ranks([r.rank for r in named[len(shown) :]])}")
     return TableView(
         title="Stragglers",
         caption=f"lost: exposed wait of a typical other rank per {window_word(report)}",

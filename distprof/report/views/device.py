@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from distprof.analyzers.kernels import KernelRow
+from distprof.report.escape import short_ranks
 from distprof.report.model import Report
 from distprof.report.parts import is_cpu_only, mean_span_ns, window_word
 from distprof.report.views.table import Cell, TableColumn, TableView, folded_ranks
-from distprof.units import fold_ranks, format_duration, format_ratio
+from distprof.units import format_duration, format_ratio
 
 __all__ = ["idle_table", "kernels_table", "speed_table", "sync_table"]
 
@@ -76,7 +77,7 @@ def sync_table(report: Report, *, show_all: bool) -> TableView | None:
                 f"{call.count_per_step:,.1f}",
                 format_duration(call.blocked_ns_per_step),
                 format_duration(call.idle_ns_per_step),
-                fold_ranks(call.ranks),
+                short_ranks(call.ranks, 20),
             )
             for call in shown
         ),

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from distprof.analyzers.capture import CaptureResult
+from distprof.report.escape import short_ranks
 from distprof.report.model import Report
 from distprof.report.parts import is_whole_capture
 from distprof.report.views.table import Cell, TableColumn, TableView
-from distprof.units import fold_ranks, format_duration, format_ratio
+from distprof.units import format_duration, format_ratio
 
 __all__ = ["clocks_table", "headline", "not_checked_table", "quality_table"]
 
@@ -53,7 +54,7 @@ def clocks_table(report: Report, *, show_all: bool) -> TableView | None:
     rows: list[tuple[Cell, ...]] = [
         (
             clock.name,
-            fold_ranks(clock.ranks),
+            short_ranks(clock.ranks, 20),
             format_duration(clock.offset_ns),
             f"{clock.drift_ppm:.2f} ppm",
             format_duration(clock.residual_ns),
@@ -125,7 +126,7 @@ def _coverage(report: Report) -> list[tuple[str, str]]:
     step_time = report.step_time
     return [
         ("ranks", _folded_or_none(capture.ranks_present)),
-        ("ranks missing", fold_ranks(capture.ranks_missing)),
+        ("ranks missing", short_ranks(capture.ranks_missing)),
         ("steps", _steps_text(report)),
         ("steps left out", _dropped_text(capture)),
         ("step time", _step_time_text(report)),
@@ -160,21 +161,21 @@ def _step_time_text(report: Report) -> str:
 
 
 def _steps_text(report: Report) -> str:
-    return fold_ranks(report.capture.steps) if report.capture.steps else ""
+    return short_ranks(report.capture.steps) if report.capture.steps else ""
 
 
 def _folded_or_none(ranks: tuple[int, ...]) -> str:
-    return fold_ranks(ranks) if ranks else "none"
+    return short_ranks(ranks) if ranks else "none"
 
 
 def _dropped_text(capture: CaptureResult) -> str:
     by_reason: dict[str, list[int]] = {}
     for step, reason in capture.dropped_steps.items():
         by_reason.setdefault(reason, []).append(step)
-    texts = [f"{fold_ranks(steps)} ({reason})" for reason, steps in by_reason.items()]
+    texts = [f"{short_ranks(steps)} ({reason})" for reason, steps in by_reason.items()]
     unexplained = set(capture.transient_steps) - set(capture.dropped_steps)
     if unexplained:
-        texts.append(f"{fold_ranks(unexplained)} (disturbed by the profiler's start)")
+        texts.append(f"{short_ranks(unexplained)} (disturbed by the profiler's start)")
     return ", ".join(texts)
 
 

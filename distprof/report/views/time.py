@@ -93,7 +93,7 @@ def _breakdown_cells(values: Sequence[float | None]) -> tuple[Cell, ...]:
 
 def _mean_of(report: Report) -> str:
     ranks, steps = report.waterfall.num_ranks, report.waterfall.num_steps
-    of_ranks = "1 rank" if ranks == 1 else f"{ranks} ranks"
-    of_steps = "" if is_whole_capture(report) else "1 step" if steps == 1 else f"{steps} steps"
+    of_ranks = f"{ranks} ranks" if ranks > 1 else ""
+    of_steps = f"{steps} steps" if steps > 1 and not is_whole_capture(report) else ""
     over = " and ".join(text for text in (of_ranks, of_steps) if text)
-    return f"mean of {over}" if ranks > 1 or steps > 1 else over
+    return f"mean of {over}" if over else ""
