@@ -20,6 +20,7 @@ __all__ = [
     "complement",
     "covered",
     "intersect",
+    "reach",
     "subtract",
     "total",
     "union",
@@ -156,6 +157,20 @@ def covered(queries: Intervals, disjoint: Intervals) -> Int64Array:
     )
     never_negative: Int64Array = np.maximum(result, 0)
     return never_negative
+
+
+def reach(disjoint: Intervals, amounts: Int64Array) -> Int64Array:
+    """When a set has covered each of ``amounts``, counted from its start.
+
+    Args:
+        disjoint: A set that is not empty.
+        amounts: int64 ns, 0 to the set's total. Where an amount is used up at the end of a member,
+            the answer is the start of the next one, if there is a next one.
+    """
+    until: Int64Array = np.cumsum(disjoint.end - disjoint.start)
+    index = np.minimum(np.searchsorted(until, amounts, side="right"), disjoint.size - 1)
+    still_to_come: Int64Array = until[index] - amounts
+    return disjoint.end[index] - still_to_come
 
 
 def _covered_until(

@@ -14,6 +14,7 @@ from distprof.intervals import (
     complement,
     covered,
     intersect,
+    reach,
     subtract,
     total,
     union,
@@ -112,6 +113,11 @@ def test_covered_counts_each_query_by_itself():
     assert covered(queries, held).tolist() == [6, 2, 0, 0, 1, 1]
 
 
+def test_reach_is_when_an_amount_has_been_covered():
+    held = Intervals.of((2, 4), (6, 10))
+    assert reach(held, np.array([0, 1, 2, 3, 6])).tolist() == [2, 3, 6, 7, 10]
+
+
 def test_epoch_nanoseconds_keep_every_digit():
     """Times of 1.7e18 ns do not fit a float64: one ns must survive all functions."""
     base = 1_700_000_000_123_456_789
@@ -170,6 +176,13 @@ def test_clip_and_complement_divide_their_frame(a, low, high):
 def test_covered_is_the_bitmap_count(queries, held):
     expected = [int((bitmap(held) & bitmap(Intervals.of(query))).sum()) for query in pairs(queries)]
     assert covered(queries, held).tolist() == expected
+
+
+@given(SETS.filter(lambda held: held.size > 0), st.data())
+def test_reach_and_covered_undo_each_other(held, data):
+    amount = data.draw(st.integers(0, total(held)))
+    (when,) = reach(held, np.array([amount])).tolist()
+    assert covered(Intervals.of((0, when)), held).tolist() == [amount]
 
 
 @given(SETS, SETS, st.integers(-(10**18), 10**18))

@@ -13,9 +13,15 @@ if TYPE_CHECKING:
 
 __all__ = ["IdleResult", "RankIdle", "SyncCall", "combine_idle"]
 
+IN_GRAPH_RATIO = 0.2  # of the idle time, from which on a reader must know
+
 
 class RankIdle(Record, frozen=True, kw_only=True):
-    """One rank over all analysed steps; the causes add up to ``idle_ns`` exactly."""
+    """One rank over all analysed steps; the causes add up to ``idle_ns`` exactly.
+
+    ``within_launch_ns`` is the part of ``unknown_ns`` between two activities of one launch call, as
+    in a CUDA graph, where the trace may lack kernels.
+    """
 
     rank: int
     idle_ns: int
@@ -26,7 +32,8 @@ class RankIdle(Record, frozen=True, kw_only=True):
     unknown_ns: int
     num_kernels: int
     median_kernel_ns: int | None
-    late_launch_ratio: float | None  # share of kernels launched after the device had run dry
+    late_launch_ratio: float | None  # share of launches made after the device had run dry
+    within_launch_ns: int = 0
 
 
 class SyncCall(Record, frozen=True, kw_only=True):
@@ -58,11 +65,21 @@ def combine_idle(
             f"Idle time has no cause on rank {fold_ranks(blind)}: "
             "the host's side was not read, or is not in the trace.",
         )
+    graphs = [a.idle for a in known if a.idle and _mostly_within_launches(a.idle)]
+    if graphs:
+        notes += (
+            f"Much of the idle time of rank {fold_ranks(idle.rank for idle in graphs)} lies inside "
+            "graph launches, where the trace may lack kernels: its cause is unknown.",
+        )
     return IdleResult(
         ranks=tuple(analysis.idle for analysis in known if analysis.idle is not None),
         sync_calls=_combine_calls(known, num_steps),
         unavailable=notes,
     )
+
+
+def _mostly_within_launches(idle: RankIdle) -> bool:
+    return idle.within_launch_ns > IN_GRAPH_RATIO * idle.idle_ns
 
 
 def _combine_calls(analyses: Sequence[RankAnalysis], num_steps: int) -> tuple[SyncCall, ...]:

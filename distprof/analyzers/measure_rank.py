@@ -136,7 +136,8 @@ def _rank_idle(
         activity["kind"], (ActivityKind.COMPUTATION, ActivityKind.COMMUNICATION)
     )
     duration = (activity["end_ns"] - activity["start_ns"])[is_kernel]
-    launched = int((is_kernel & causes.launched).sum())
+    launched = is_kernel & causes.launched
+    late = int((launched & causes.late).sum())
     return RankIdle(
         rank=rank,
         idle_ns=idle_ns,
@@ -145,7 +146,8 @@ def _rank_idle(
         host_ns=ns[IdleCause.HOST],
         comm_wait_ns=ns[IdleCause.COMM_WAIT],
         unknown_ns=idle_ns - sum(ns.values()),
+        within_launch_ns=int(covered(windows, causes.within_launch).sum()),
         num_kernels=len(duration),
         median_kernel_ns=int(np.median(duration)) if len(duration) else None,
-        late_launch_ratio=int((is_kernel & causes.late).sum()) / launched if launched else None,
+        late_launch_ratio=late / int(launched.sum()) if launched.any() else None,
     )

@@ -82,6 +82,38 @@ def test_a_call_that_returned_at_once_is_hardly_blamed():
     assert causes(rank) == {"host": 199, "sync": 1}
 
 
+def test_a_call_answers_for_the_next_gaps_too_until_its_time_is_used_up():
+    """It blocked for 150 µs: 100 in the first gap, 50 of the 80 in the second, the rest is host."""
+    rank = RankBuilder().kernel("a", *us(0, 100), launched=us(-60, -55))
+    rank.sync("cudaStreamSynchronize", *us(-49, 101))
+    rank.kernel("b", *us(200, 210), launched=us(190, 195))
+    rank.kernel("c", *us(290, 300), launched=us(280, 285))
+    assert causes(rank, windows=[(0, 300)]) == {"sync": 150, "host": 30}
+
+
+def test_a_call_answers_no_more_once_the_host_has_caught_up():
+    """``c`` was launched 195 µs before it ran: the host is ahead again by more than 150 µs."""
+    rank = RankBuilder().kernel("a", *us(0, 100), launched=us(-60, -55))
+    rank.sync("cudaStreamSynchronize", *us(-49, 101))
+    rank.kernel("b", *us(140, 400), launched=us(130, 135))
+    rank.kernel("c", *us(400, 410), launched=us(205, 210))
+    rank.kernel("d", *us(450, 460), launched=us(440, 445))
+    assert causes(rank, windows=[(0, 460)]) == {"sync": 40, "host": 40}
+
+
+def test_the_blame_for_later_gaps_goes_to_the_call_that_drained_the_queue():
+    rank = RankBuilder().kernel("a", *us(0, 100), launched=us(-60, -55))
+    rank.sync("cudaStreamSynchronize", *us(-49, 101))
+    rank.kernel("b", *us(200, 210), launched=us(190, 195))
+    rank.sync("cudaEventSynchronize", *us(220, 221))
+    rank.kernel("c", *us(240, 300), launched=us(230, 235))
+    calls = measured(rank, windows=[us(0, 300)]).sync_calls
+    assert {call.name: call.idle_ns for call in calls} == {
+        "cudaStreamSynchronize": 130_000,
+        "cudaEventSynchronize": 0,
+    }
+
+
 def test_several_calls_add_up():
     rank = rank_with_gap((290, 295)).sync("cudaStreamSynchronize", *us(60, 101))
     rank.sync("cudaEventSynchronize", *us(150, 160))
@@ -258,6 +290,21 @@ def test_late_launches_are_those_made_while_the_device_was_idle():
     assert idle.num_kernels == 5
     assert idle.late_launch_ratio == 0.75
     assert idle.median_kernel_ns == 70_000
+
+
+def test_a_graph_launch_is_one_launch_and_gaps_inside_it_are_told():
+    """Kernels [0, 10), [40, 50), [60, 70) of one graph; what ran between may not be recorded."""
+    rank = RankBuilder().kernel("a", *us(0, 10), launched=us(-9, -5))
+    graph = rank.activities[-1]["correlation"]
+    rank.kernel("b", *us(40, 50)).kernel("c", *us(60, 70))
+    for row in rank.activities[1:]:
+        row["correlation"] = graph
+    rank.kernel("d", *us(70, 90), launched=us(20, 25))
+    analysis = measured(rank, windows=[us(0, 90)])
+    idle = analysis.idle
+    assert (idle.unknown_ns, idle.within_launch_ns) == (40_000, 40_000)
+    assert idle.late_launch_ratio == 1.0  # two launches, both while the device was idle
+    assert "graph launches" in combine_idle([analysis], num_steps=1).unavailable[0]
 
 
 def test_without_host_rows_no_cause_is_given():
