@@ -232,7 +232,7 @@ def _kinds(
     kind = name_kinds.copy()
     origin = np.where(kind != CollectiveKind.UNKNOWN, Origin.DERIVED, Origin.ABSENT)
     for index, layer in reversed(list(enumerate(layers))):
-        told = np.where(layer != ABSENT, facts.kind[layer], CollectiveKind.UNKNOWN)
+        told = _told(facts.kind, layer, CollectiveKind.UNKNOWN)
         knows = told != CollectiveKind.UNKNOWN
         kind[knows] = told[knows]
         origin[knows] = Origin.MEASURED if index == 0 else Origin.DERIVED
@@ -279,11 +279,18 @@ def _shared(layers: Sequence[Int64Array]) -> NDArray[np.bool_]:
     return shared
 
 
+def _told(values: NDArray[Any], layer: Int64Array, otherwise: int) -> NDArray[Any]:
+    """The value of each operation's row of evidence, ``otherwise`` where it has none."""
+    if len(values) == 0:
+        return np.full(len(layer), otherwise)
+    return np.where(layer != ABSENT, values[layer], otherwise)
+
+
 def _first(values: NDArray[np.int64], layers: Sequence[Int64Array]) -> Int64Array:
     """For each operation the value of its strongest evidence that has one, else ABSENT."""
     result = np.full(len(layers[0]), ABSENT, dtype=np.int64)
     for layer in reversed(layers):
-        told = np.where(layer != ABSENT, values[layer] if len(values) else ABSENT, ABSENT)
+        told = _told(values, layer, ABSENT)
         result = np.where(told != ABSENT, told, result)
     return result
 

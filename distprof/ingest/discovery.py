@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
 from distprof.artefacts import CACHE_DIR, REPORT_FILE, RUN_FILE
-from distprof.errors import InputError, MissingExtraError
+from distprof.errors import InputError, UsageError
 from distprof.run.run import Gap
 
 __all__ = ["Discovery", "TraceFile", "discover", "open_trace", "rank_in_name"]
@@ -93,6 +93,7 @@ def discover(source: str) -> Discovery:
 
     Raises:
         InputError: If nothing is there, or nothing in it looks like a Kineto trace.
+        UsageError: If a package that opens this kind of URL is not installed.
     """
     if "://" in source:
         return _discover_url(source)
@@ -187,7 +188,7 @@ def _file_system(url: str) -> tuple[Any, str]:
     try:
         file_system, path = fsspec.core.url_to_fs(url)
     except ImportError as error:
-        raise MissingExtraError(f"{url}: {error}; this kind of URL", "all") from error
+        raise UsageError(f"{url}: this kind of URL needs another package: {error}") from error
     except (ValueError, OSError) as error:
         raise _unreadable(url, error) from error
     return file_system, str(path)

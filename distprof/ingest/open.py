@@ -23,7 +23,10 @@ from distprof.units import fold_ranks
 __all__ = ["open_run"]
 
 SMALL_RUN_BYTES = 4_000_000
-"""Below this size of all traces as stored, starting processes costs more than they save."""
+"""Below this size of all traces as stored, starting processes costs more than they save.
+
+A number of processes that the user asks for is started all the same.
+"""
 
 
 def open_run(
@@ -80,10 +83,11 @@ def _suitable(executor: str | Executor, traces: Sequence[TraceFile]) -> str | Ex
     """No processes for little work, nor for files that only this process can see."""
     if not isinstance(executor, str) or not executor.startswith("process"):
         return executor
+    if len(traces) < 2 or any(trace.path.startswith("memory://") for trace in traces):
+        return "serial"
     sizes = [trace.size_bytes for trace in traces]
-    small = sum(size or 0 for size in sizes) < SMALL_RUN_BYTES and None not in sizes
-    here = any(trace.path.startswith("memory://") for trace in traces)
-    return "serial" if small or here or len(traces) < 2 else executor
+    small = None not in sizes and sum(size or 0 for size in sizes) < SMALL_RUN_BYTES
+    return "serial" if small and executor == "process" else executor
 
 
 def _sorted_out(

@@ -1,0 +1,198 @@
+import os
+import socket
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from distprof.errors import InputError, MissingExtraError, UsageError
+from distprof.ingest.executor import (
+    ProcessExecutor,
+    SerialExecutor,
+    available_processors,
+    make_executor,
+    map_each,
+    running,
+)
+from tests.ingest import work
+
+
+def results(outcomes):
+    return [outcome.result for outcome in outcomes]
+
+
+@pytest.fixture(scope="module")
+def processes():
+    with make_executor("process:2") as pool:
+        yield pool
+
+
+def test_results_keep_the_order_of_the_items(processes):
+    assert results(map_each(processes, work.double, range(9))) == [2 * i for i in range(9)]
+
+
+def test_what_fails_on_one_item_costs_that_item(processes):
+    outcomes = map_each(processes, work.refuse_odd, range(4))
+    assert results(outcomes) == [0, None, 2, None]
+    assert outcomes[1].failure.reason == "ValueError: 1 is odd"
+    assert outcomes[0].failure is None
+
+
+def test_a_worker_that_dies_costs_its_item_and_no_other(processes):
+    outcomes = map_each(processes, work.die_on_three, range(12))
+    assert results(outcomes) == [0, 1, 2, None, *range(4, 12)]
+    assert outcomes[3].failure.reason == "its worker process died"
+
+
+def test_progress_ends_with_every_item_done(processes):
+    told = []
+    map_each(processes, work.die_on_three, range(6), lambda done, total: told.append((done, total)))
+    assert told == [(done, 6) for done in range(1, 7)]
+
+
+def test_a_single_item_starts_no_process():
+    with make_executor("process") as pool:
+        assert results(map_each(pool, work.process_id, [0])) == [os.getpid()]
+        assert pool._pool is None
+
+
+def test_no_items_give_no_outcomes():
+    assert map_each(SerialExecutor(), work.double, []) == []
+
+
+def test_any_executor_serves_and_stays_open():
+    with ThreadPoolExecutor(1) as pool:
+        with running(pool) as used:
+            assert used is pool
+        assert results(map_each(pool, work.double, [1, 2])) == [2, 4]
+
+
+def test_serial_runs_here():
+    with running("serial") as pool:
+        assert results(map_each(pool, work.process_id, [0, 1])) == [os.getpid()] * 2
+
+
+def test_an_interruption_ends_the_workers():
+    seen = []
+
+    def interrupted():
+        with running("process:1") as pool:
+            pool.submit(work.process_id, 0).result()
+            seen.extend(pool._pool._processes.values())
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    seen[0].join(timeout=10)
+    assert seen[0].exitcode is not None
+
+
+def test_errors_of_ours_keep_their_sentence(processes):
+    error = InputError("a.json", expected="x", found="y")
+    outcomes = map_each(SerialExecutor(), raiser(error), [0, 1])
+    assert outcomes[0].failure.reason == str(error)
+    assert outcomes[0].failure.error is error
+
+
+def raiser(error):
+    def function(_):
+        raise error
+
+    return function
+
+
+def test_specifications():
+    assert isinstance(make_executor("serial"), SerialExecutor)
+    assert isinstance(make_executor("process"), ProcessExecutor)
+    assert make_executor("process").workers == available_processors()
+    assert make_executor("process:3").workers == 3
+
+
+@pytest.mark.parametrize("spec", ["", "thread", "process:", "process:0", "process:x", "dask://h"])
+def test_another_specification_is_an_error_that_lists_them(spec):
+    with pytest.raises(UsageError, match="process:N"):
+        make_executor(spec)
+
+
+def test_without_dask_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    with pytest.raises(MissingExtraError, match=r"distprof\[dask\]"):
+        make_executor("dask://localhost:8786")
+
+
+def free_port():
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        return held.getsockname()[1]
+
+
+SCHEDULER = """
+import asyncio, sys
+from distributed import Scheduler
+
+async def main(port):
+    async with Scheduler(host="127.0.0.1", port=port, dashboard=False) as scheduler:
+        print("ready", flush=True)
+        await scheduler.finished()
+
+asyncio.run(main(int(sys.argv[1])))
+"""
+
+WORKER = """
+import asyncio, sys
+from distributed import Worker
+
+async def main(address):
+    async with Worker(address, nthreads=1, dashboard=False) as worker:
+        print("ready", flush=True)
+        await worker.finished()
+
+asyncio.run(main(sys.argv[1]))
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """A Dask scheduler and two workers, each a process of its own."""
+    pytest.importorskip("distributed", reason="needs the extra dask")
+    port = free_port()
+    started = [start(SCHEDULER, str(port))]
+    try:
+        started.append(start(WORKER, f"tcp://127.0.0.1:{port}"))
+        started.append(start(WORKER, f"tcp://127.0.0.1:{port}"))
+        yield f"dask://127.0.0.1:{port}"
+    finally:
+        for process in reversed(started):
+            process.kill()
+            process.wait()
+            process.stdout.close()
+
+
+def start(code, argument):
+    process = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", code, argument],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert process.stdout.readline().strip() == "ready"
+    return process
+
+
+@pytest.mark.dask
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_dask_cluster_serves(cluster):
+    with make_executor(cluster) as pool:
+        assert pool.workers == 2
+        outcomes = map_each(pool, work.process_id, range(8))
+        assert len(set(results(outcomes)) - {os.getpid(), None}) == 2
+        assert map_each(pool, work.refuse_odd, range(3))[1].failure.reason == "ValueError: 1 is odd"
+
+
+@pytest.mark.dask
+def test_a_scheduler_that_does_not_answer_is_a_sentence(monkeypatch):
+    pytest.importorskip("distributed", reason="needs the extra dask")
+    monkeypatch.setattr("distprof.ingest.executor._CONNECT_SECONDS", 1)
+    with pytest.raises(UsageError, match="no Dask scheduler answers at 127"):
+        make_executor(f"dask://127.0.0.1:{free_port()}")
