@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from distprof.analyzers.context import RankAnalysis
+from distprof.analyzers.inheritance import find_roots
 from distprof.analyzers.matched import Members, RowIndex, by_size
 from distprof.run.run import ClockAlignment, Run
 from distprof.run.waits import comparable_instances
@@ -25,21 +26,25 @@ class Arrivals:
 
     Args:
         step: Index of the analysed step.
-        last: Position of the rank that came last, among the analysed ranks.
-        cost_ns: Median exposed wait of the other members present.
+        blamed: Position of the rank to blame, among the analysed ranks: the one that came last, or
+            the one that had made it wait before.
+        cost_ns: Median exposed wait of the other members present, as a mean over all other ranks.
         margin_ns: Last start less the second last.
         rest_spread_ns: Second last start less the first: how far the others are apart.
         size: Members present.
         clear: Whether the last rank stands beyond the clock residual from all others.
+        root: Which entry shows the lateness itself: the own one, or where it was handed on from
+            (-1 where that instance was not judged).
     """
 
     step: Int64Array
-    last: Int64Array
+    blamed: Int64Array
     cost_ns: Int64Array
     margin_ns: Int64Array
     rest_spread_ns: Int64Array
     size: Int64Array
     clear: NDArray[np.bool_]
+    root: Int64Array
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,10 +53,11 @@ class Blame:
 
     Args:
         ranks: Global rank of each position.
-        lost_ns: float64, shape ``(P, S)``: cost of the instances in which the rank came last; an
-            instance in which several are too close to tell is shared equally between them.
+        lost_ns: float64, shape ``(P, S)``: cost of the instances it is to blame for; an instance in
+            which several are too close to tell is shared equally between them.
         lateness_ns: float64, shape ``(P, S)``: mean start after the median member's.
-        late: float64, shape ``(P,)``: instances in which it came last, shared likewise.
+        late: float64, shape ``(P,)``: instances in which it came last, shared likewise, whoever is
+            to blame.
         judged: int64, shape ``(P,)``: judged instances it is a member of.
         arrivals: The judged instances.
         num_judged: Instances judged, with those below the residual.
@@ -84,17 +90,54 @@ def judge_arrivals(run: Run, analyses: Mapping[int, RankAnalysis], num_steps: in
         analyses: Per-rank analyses by rank.
         num_steps: Number of analysed steps, the same on all ranks.
     """
-    index = RowIndex.of(run, analyses)
-    members = index.members(run.matches)
-    columns = _columns(run, index, analyses)
-    tally = _Tally(len(index.ranks), num_steps)
+    context = _Context.of(run, analyses)
+    tally = _Tally(len(context.ranks), num_steps)
     wanted = _waits_for_all(run)
-    domains = _DomainsOf(run.clock, tuple(rank.rank for rank in index.ranks))
-    for instances, positions in by_size(members.offsets):
+    for instances, positions in by_size(context.members.offsets):
         chosen = wanted[instances] & (positions.shape[1] > 1)
-        block = _Block.of(members, positions[chosen], columns, domains)
-        tally.add(block, ~run.matches.complete[instances[chosen]])
-    return tally.blame(tuple(rank.rank for rank in index.ranks))
+        if chosen.any():
+            block = _Block.of(context, instances[chosen], positions[chosen])
+            tally.add(block, ~run.matches.complete[block.instance])
+    return tally.blame(context.ranks)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Context:
+    """What judging needs, for all instances.
+
+    ``roots`` and ``last_rank``: per instance, where its lateness comes from, and who came last.
+    """
+
+    ranks: tuple[int, ...]
+    members: Members
+    columns: _Columns
+    domains: _DomainsOf
+    roots: Int64Array
+    last_rank: Int64Array
+
+    @staticmethod
+    def of(run: Run, analyses: Mapping[int, RankAnalysis]) -> _Context:
+        index = RowIndex.of(run, analyses)
+        members, columns = index.members(run.matches), _columns(run, index, analyses)
+        ranks = tuple(rank.rank for rank in index.ranks)
+        return _Context(
+            ranks=ranks,
+            members=members,
+            columns=columns,
+            domains=_DomainsOf(run.clock, ranks),
+            roots=find_roots(index, members, columns.start_ns, columns.exposed_wait_ns),
+            last_rank=_last_rank(members, columns.start_ns),
+        )
+
+
+def _last_rank(members: Members, start_ns: Int64Array) -> Int64Array:
+    """Position of the rank that comes last to each instance; -1 for one without members."""
+    result = np.full(members.count, -1, dtype=np.int64)
+    for instances, positions in by_size(members.offsets):
+        start = start_ns[members.row[positions]]
+        rows = np.arange(len(positions))
+        result[instances] = members.rank_index[positions][rows, start.argmax(axis=1)]
+    return result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,37 +192,35 @@ class _DomainsOf:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Block:
-    """Instances of equal size as a matrix, one row each."""
+    """Instances of equal size: members as matrices with a row each, the rest one per instance."""
 
     rank_index: NDArray[np.int32]
     start_ns: Int64Array
     exposed_wait_ns: Int64Array
     step: Int64Array
     residual_ns: Int64Array
+    instance: Int64Array
+    root: Int64Array
+    blamed: Int64Array
 
     @staticmethod
-    def of(
-        members: Members, positions: Int64Array, columns: _Columns, domains: _DomainsOf
-    ) -> _Block:
+    def of(context: _Context, instances: Int64Array, positions: Int64Array) -> _Block:
+        members, columns, roots = context.members, context.columns, context.roots
         row, rank_index = members.row[positions], members.rank_index[positions]
-        shape = positions.shape
-        step = columns.step[row].max(axis=1) if shape[0] else np.empty(0, np.int64)
-        residual = domains.residual_of(rank_index) if shape[0] else np.empty(0, np.int64)
         return _Block(
             rank_index=rank_index,
             start_ns=columns.start_ns[row],
             exposed_wait_ns=columns.exposed_wait_ns[row],
-            step=step,
-            residual_ns=residual,
+            step=columns.step[row].max(axis=1),
+            residual_ns=context.domains.residual_of(rank_index),
+            instance=instances,
+            root=roots[instances],
+            blamed=context.last_rank[roots[instances]],
         )
 
     def take(self, mask: NDArray[np.bool_]) -> _Block:
         return _Block(
-            rank_index=self.rank_index[mask],
-            start_ns=self.start_ns[mask],
-            exposed_wait_ns=self.exposed_wait_ns[mask],
-            step=self.step[mask],
-            residual_ns=self.residual_ns[mask],
+            **{field.name: getattr(self, field.name)[mask] for field in fields(self)},
         )
 
     def could_be_last(self) -> NDArray[np.bool_]:
@@ -188,7 +229,7 @@ class _Block:
         near: NDArray[np.bool_] = self.start_ns >= (last - self.residual_ns)[:, None]
         return near
 
-    def cost_ns(self) -> Int64Array:
+    def wait_ns(self) -> Int64Array:
         """Median exposed wait of the members other than the last."""
         waits = np.maximum(self.exposed_wait_ns, 0)
         rows = np.arange(len(waits))
@@ -210,6 +251,7 @@ class _Tally:
         self.late = np.zeros(num_ranks)
         self.judged = np.zeros(num_ranks, dtype=np.int64)
         self.parts: list[Arrivals] = []
+        self.roots: list[tuple[Int64Array, Int64Array]] = []
         self.num_below = self.num_incomparable = self.num_incomplete = 0
 
     def add(self, block: _Block, incomplete: NDArray[np.bool_]) -> None:
@@ -227,24 +269,30 @@ class _Tally:
         tied = block.could_be_last()
         num_tied = tied.sum(axis=1)
         below = 2 * num_tied > size
-        cost = np.where(below, 0, block.cost_ns())
+        # As a mean over all other ranks, costs of groups side by side can be added.
+        spread = (size - 1) / max(self.shape[0] - 1, 1)
+        cost = np.where(below, 0, block.wait_ns() * spread).astype(np.int64)
         share = np.where(below, 0.0, 1 / num_tied)[:, None] * tied
+        self._add_cost(block, cost, share)
         cell = block.rank_index.astype(np.int64) * self.shape[1] + block.step[:, None]
-        lateness = block.start_ns - np.median(block.start_ns, axis=1)[:, None]
-        self._sum(self.lost, cell, share * cost[:, None])
-        self._sum(self.lateness, cell, lateness)
-        self._sum(self.seen, cell, np.ones(cell.shape))
-        self._sum(self.late, block.rank_index, share)
+        late = block.start_ns - np.median(block.start_ns, axis=1)[:, None]
+        _add(self.lateness, cell, late)
+        _add(self.seen, cell, np.ones(cell.shape))
+        _add(self.late, block.rank_index, share)
         self.judged += np.bincount(block.rank_index.ravel(), minlength=self.shape[0])
         self.num_below += int(below.sum())
         self.parts.append(_arrivals(block, cost, num_tied == 1))
+        self.roots.append((block.instance, block.root))
 
-    @staticmethod
-    def _sum(into: NDArray[np.float64], cell: NDArray[Any], what: NDArray[np.float64]) -> None:
-        into += np.bincount(cell.ravel(), weights=what.ravel(), minlength=len(into))
+    def _add_cost(self, block: _Block, cost: Int64Array, share: NDArray[np.float64]) -> None:
+        """To those who could be last; what was handed on, to the rank it came from."""
+        own = block.root == block.instance
+        cell = block.rank_index.astype(np.int64) * self.shape[1] + block.step[:, None]
+        _add(self.lost, cell[own], (share * cost[:, None])[own])
+        _add(self.lost, (block.blamed * self.shape[1] + block.step)[~own], cost[~own])
 
     def blame(self, ranks: tuple[int, ...]) -> Blame:
-        arrivals = _joined(self.parts)
+        arrivals = _with_roots(_joined(self.parts), self.roots)
         return Blame(
             ranks=ranks,
             lost_ns=self.lost.reshape(self.shape),
@@ -259,31 +307,38 @@ class _Tally:
         )
 
 
+def _add(into: NDArray[np.float64], cell: NDArray[Any], what: NDArray[Any]) -> None:
+    into += np.bincount(cell.ravel(), weights=what.ravel(), minlength=len(into))
+
+
 def _arrivals(block: _Block, cost: Int64Array, clear: NDArray[np.bool_]) -> Arrivals:
     ordered = np.sort(block.start_ns, axis=1)
-    rows = np.arange(len(block.step))
     return Arrivals(
         step=block.step,
-        last=block.rank_index[rows, block.start_ns.argmax(axis=1)].astype(np.int64),
+        blamed=block.blamed,
         cost_ns=cost,
         margin_ns=ordered[:, -1] - ordered[:, -2],
         rest_spread_ns=ordered[:, -2] - ordered[:, 0],
-        size=np.full(len(rows), block.start_ns.shape[1], dtype=np.int64),
+        size=np.full(len(cost), block.start_ns.shape[1], dtype=np.int64),
         clear=clear & (cost > 0),
+        root=block.root,
     )
 
 
 def _joined(parts: list[Arrivals]) -> Arrivals:
-    def column(name: str) -> Int64Array:
+    def column(name: str) -> Any:
         arrays = [getattr(part, name) for part in parts]
         return np.concatenate(arrays) if arrays else np.empty(0, np.int64)
 
-    return Arrivals(
-        step=column("step"),
-        last=column("last"),
-        cost_ns=column("cost_ns"),
-        margin_ns=column("margin_ns"),
-        rest_spread_ns=column("rest_spread_ns"),
-        size=column("size"),
-        clear=column("clear").astype(np.bool_),
-    )
+    columns = {field.name: column(field.name) for field in fields(Arrivals)}
+    return Arrivals(**{**columns, "clear": columns["clear"].astype(np.bool_)})
+
+
+def _with_roots(arrivals: Arrivals, roots: list[tuple[Int64Array, Int64Array]]) -> Arrivals:
+    """Roots as entries instead of instances; -1 for a root that was not judged."""
+    if not roots:
+        return arrivals
+    instance, root = (np.concatenate(arrays) for arrays in zip(*roots, strict=True))
+    entry = np.full(int(max(instance.max(), root.max())) + 1, -1, dtype=np.int64)
+    entry[instance] = np.arange(len(instance))
+    return replace(arrivals, root=entry[root])

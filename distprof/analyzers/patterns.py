@@ -158,12 +158,16 @@ def _by_events(blame: Blame, step_ns: float) -> tuple[Verdict, ...]:
 
 
 def _events(blame: Blame) -> NDArray[np.float64]:
-    """What standing out cost, shape ``(P, S)``: no more than the margin to the second last."""
+    """What standing out cost, shape ``(P, S)``: no more than the margin to the second last.
+
+    Lateness handed on stands out where it came from.
+    """
     arrivals = blame.arrivals
     stands_out = arrivals.clear & (arrivals.margin_ns >= STAND_OUT * _usual_distance(arrivals))
+    stands_out = np.where(arrivals.root >= 0, stands_out[arrivals.root], False)
     excess = np.minimum(arrivals.cost_ns, arrivals.margin_ns)[stands_out]
     num_ranks, num_steps = blame.lost_ns.shape
-    cell = arrivals.last[stands_out] * num_steps + arrivals.step[stands_out]
+    cell = arrivals.blamed[stands_out] * num_steps + arrivals.step[stands_out]
     sums = np.bincount(cell, weights=excess.astype(np.float64), minlength=num_ranks * num_steps)
     return sums.astype(np.float64).reshape(num_ranks, num_steps)
 

@@ -1,7 +1,9 @@
 """Who made the others wait, how long per step, in which pattern, and why.
 
-Blame falls on the last member of a collective, patterns and their proof against chance are in
-:mod:`distprof.analyzers.patterns`, causes in :mod:`distprof.analyzers.causes`.
+Blame falls on the last member of a collective (:mod:`distprof.analyzers.arrivals`), or on the rank
+that had made it wait before (:mod:`distprof.analyzers.inheritance`). Patterns and their proof
+against chance are in :mod:`distprof.analyzers.patterns`, causes in
+:mod:`distprof.analyzers.causes`.
 """
 
 from __future__ import annotations
@@ -27,10 +29,13 @@ class RankStraggler(Record, frozen=True, kw_only=True):
     """What one rank cost the others.
 
     Args:
-        lost_ns_per_step: Exposed wait of a typical other member, summed over the collectives in
-            which this rank came last, per step. Waits below the clock residual count nothing.
+        lost_ns_per_step: Mean over all other ranks of what they waited, exposed, because of this
+            one: for each collective in which it came last, the median exposed wait of the other
+            members, weighted with their number; also where the lateness was handed on to other
+            groups. Waits below the clock residual count nothing.
         share_of_step_ratio: The same over the median step time.
-        late_ratio: Share of judged collectives in which this rank came last.
+        late_ratio: Share of its judged collectives in which this rank came last, whoever is to
+            blame.
         pattern: How its lateness is spread over steps; ``none`` when it is not worth naming.
         cause: Why, ``unknown`` where the evidence is not in the traces.
         confidence: 0 to 1, that the rank is rightly named.
