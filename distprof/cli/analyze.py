@@ -9,7 +9,7 @@ import click
 
 from distprof.cli.options import RankList, debug_option, fail_on_option, output_options
 from distprof.cli.output import Output, check_free, note, show, verdict_code
-from distprof.cli.source import check_source
+from distprof.cli.source import check_source, single_source
 
 if TYPE_CHECKING:
     from distprof.report.model import Report
@@ -18,7 +18,7 @@ __all__ = ["analyze"]
 
 
 @click.command()
-@click.argument("source")
+@click.argument("sources", metavar="SOURCE", nargs=-1, required=True)
 @output_options
 @fail_on_option
 @click.option(
@@ -54,7 +54,7 @@ __all__ = ["analyze"]
 )
 @debug_option
 def analyze(
-    source: str,
+    sources: tuple[str, ...],
     save_report: str | None,
     fail_on: str | None,
     **options: Any,
@@ -70,6 +70,7 @@ def analyze(
     """  # noqa: D301 - click reads it
     output = Output(**{name: options.pop(name) for name in Output.__dataclass_fields__})
     output.check()
+    source = single_source(sources)
     check_source(source)
     if save_report:
         check_free(save_report, force=output.force)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["listed_rules", "page_text"]
 
 MAX_PAGE_WIDTH = 100
+_HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)  # set at the left, where rich centres them
 
 
 def page_text(markdown: str) -> str:
@@ -32,7 +34,7 @@ def page_text(markdown: str) -> str:
         color_system="standard" if color else None,
         legacy_windows=False,
     )
-    console.print(Markdown(markdown, hyperlinks=False))
+    console.print(Markdown(_HEADING.sub(r"**\1**", markdown), hyperlinks=False))
     return "\n".join(line.rstrip() for line in out.getvalue().strip("\n").split("\n")) + "\n"
 
 

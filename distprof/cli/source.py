@@ -6,12 +6,28 @@ import difflib
 from pathlib import Path
 
 from distprof.artefacts import REPORT_SCHEMA
-from distprof.errors import InputError
+from distprof.errors import InputError, UsageError
 
-__all__ = ["check_source"]
+__all__ = ["check_source", "single_source"]
 
 _HEAD_BYTES = 200
 _MAX_ENTRIES = 10_000
+
+
+def single_source(sources: tuple[str, ...]) -> str:
+    """The one source; several mean that the shell has expanded a pattern.
+
+    Raises:
+        UsageError: If there are several.
+    """
+    if len(sources) == 1:
+        return sources[0]
+    folders = {str(Path(source).parent) for source in sources}
+    folder = folders.pop() if len(folders) == 1 else "FOLDER"
+    raise UsageError(
+        f"{len(sources)} sources, but one run is analysed at a time: "
+        f"name their folder ({folder}), or put the pattern in quotes"
+    )
 
 
 def check_source(source: str) -> None:

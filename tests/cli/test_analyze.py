@@ -143,6 +143,17 @@ def test_a_missing_source_suggests_near_names(
     assert f"try: {tmp_path / 'traces'}" in captured.err
 
 
+def test_a_pattern_that_the_shell_expanded_is_explained(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    traces = sorted(str(path) for path in Path(DLRM).glob("*.gz"))
+    assert main(["analyze", *traces]) == 2
+    err = capsys.readouterr().err
+    assert "4 sources" in err
+    assert DLRM in err
+    assert "quotes" in err
+
+
 def test_a_saved_report_given_as_trace_is_pointed_to_report(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

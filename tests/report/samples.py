@@ -34,6 +34,8 @@ NASTY = (
     "\x1b[31mred\x1b]8;;http://x\x07 [bold]b[/bold] |a|b| `c` <script>alert(1)</script>\n\u202e@all"
 )
 
+ALL_REDUCE_KERNEL = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+
 PARTS = (
     "computation_ns",
     "exposed_transfer_ns",
@@ -277,7 +279,30 @@ def finding(code: str = "STR101", **fields: object) -> Finding:
     return Finding(**{**known, **fields})  # type: ignore[arg-type]
 
 
-def kernels() -> KernelsResult:
+def stragglers_of(lost_ns: dict[int, int]) -> StragglersResult:
+    """Persistent stragglers by what they cost per step."""
+    return StragglersResult(
+        ranks=tuple(
+            RankStraggler(
+                rank=rank,
+                lost_ns_per_step=lost,
+                share_of_step_ratio=0.1,
+                late_ratio=None,
+                pattern=StragglerPattern.PERSISTENT,
+                cause=StragglerCause.UNKNOWN,
+                confidence=0.5,
+            )
+            for rank, lost in lost_ns.items()
+        ),
+        steps=(),
+        pattern=StragglerPattern.PERSISTENT if lost_ns else StragglerPattern.NONE,
+        lost_ns_per_step=sum(lost_ns.values()),
+        num_judged=100,
+        num_below_residual=0,
+    )
+
+
+def kernels(name: str = ALL_REDUCE_KERNEL) -> KernelsResult:
     gemm = "void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_relu_bf16_256x128_32x3_tn>"
     return KernelsResult(
         categories=(
@@ -287,7 +312,7 @@ def kernels() -> KernelsResult:
         ),
         kernels=(
             KernelRow(
-                name="ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
+                name=name,
                 kind="communication",
                 count=1_920,
                 total_ns=600 * MS,
