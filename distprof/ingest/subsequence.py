@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from distprof.ingest.rows import NO_STEP
 from distprof.schema import Int64Array
-from distprof.units import NS_PER_S
+from distprof.units import NS_PER_MS, NS_PER_S
 
 __all__ = ["Operations", "Pairing", "pair"]
 
@@ -28,6 +28,7 @@ SAMPLES = 512  # pairs looked at per shift
 MIN_EXACT = 8  # pairs that hardly agree by chance
 MIN_OVERLAP_RATIO = 0.3  # of the shorter sequence: shorter overlaps fit by chance
 CLOSE_RATIO = 0.75  # of the best agreement: the steadiest of these is taken
+USUAL_CLOCK_OFFSET_NS = NS_PER_MS
 MAX_CLOCK_OFFSET_NS = NS_PER_S  # hosts kept by a time daemon differ by milliseconds
 MAX_EDITS = 500  # differences after which two sequences are not called the same
 
@@ -121,7 +122,7 @@ class _Fit:
         shift: Position in the second sequence minus position in the first.
         count: Compatible pairs.
         num_tried: Pairs looked at.
-        wobble_ns: Median change of the difference of ends from pair to pair.
+        wobble_ns: Typical change of the difference of ends from pair to pair.
         offset_ns: Median difference of ends.
     """
 
@@ -141,6 +142,20 @@ class _Fit:
         """Whether all of a number of pairs are compatible."""
         return self.count == self.num_tried >= MIN_EXACT
 
+    def surprise(self, steadiest: _Fit, has_epoch: bool) -> float:
+        """How unlikely this fit is: minus the logarithm of a likelihood and of a prior.
+
+        The likelihood of a standard deviation falls with the power of the number of values;
+        neighbouring changes share an end, so that half of them count. Offsets of clocks that
+        are kept by a time daemon are around a millisecond, now and then far more.
+        """
+        if not np.isfinite(self.wobble_ns):
+            return 0.0
+        times = max(self.wobble_ns, 1.0) / max(steadiest.wobble_ns, 1.0)
+        unsteady = min(self.count, steadiest.count) / 2 * float(np.log(times))
+        far = float(np.log1p((self.offset_ns / USUAL_CLOCK_OFFSET_NS) ** 2)) if has_epoch else 0.0
+        return round(unsteady + far, 6)
+
 
 def _best_shift(a: Operations, b: Operations) -> _Fit | None:
     if not len(a) or not len(b):
@@ -152,11 +167,11 @@ def _best_shift(a: Operations, b: Operations) -> _Fit | None:
         return None
     best = max(fit.agreement for fit in fits)
     fits = [fit for fit in fits if fit.agreement >= CLOSE_RATIO * best]
-    steadiest = min(fits, key=lambda fit: (fit.wobble_ns, -fit.count))
-    # medians over few pairs are uncertain: whatever cannot be told from the steadiest ties with it
-    limit = steadiest.wobble_ns * (1 + 3 / np.sqrt(max(steadiest.count, 1))) + 1
-    tied = [fit for fit in fits if fit.wobble_ns <= limit]
-    return min(tied, key=lambda fit: (not fit.is_exact, abs(fit.offset_ns)))
+    fits = [fit for fit in fits if fit.is_exact] or fits
+    fits = [fit for fit in fits if np.isfinite(fit.wobble_ns)] or fits
+    steadiest = min(fits, key=lambda fit: fit.wobble_ns)
+    has_epoch = a.has_epoch and b.has_epoch
+    return min(fits, key=lambda fit: (fit.surprise(steadiest, has_epoch), abs(fit.offset_ns)))
 
 
 def _shifts(a: Operations, b: Operations, needed: int) -> list[int]:
@@ -186,8 +201,14 @@ def _fit(a: Operations, b: Operations, shift: int) -> _Fit | None:
         return None
     difference = b.end_ns[i + shift] - a.end_ns[i]
     # two or three ends say nothing about steadiness
-    wobble = float(np.median(np.abs(np.diff(difference)))) if len(i) > 3 else np.inf
+    wobble = _typical_size(np.diff(difference)) if len(i) > 3 else np.inf
     return _Fit(shift, len(i), num_tried, wobble, float(np.median(difference)))
+
+
+def _typical_size(values: Int64Array) -> float:
+    """Mean absolute value; what is three times the median counts as that much."""
+    sizes = np.abs(values).astype(np.float64)
+    return float(np.minimum(sizes, 3 * np.median(sizes)).mean())
 
 
 def _plausible(a: Operations, b: Operations, fit: _Fit) -> bool:
