@@ -29,10 +29,10 @@ class RankStraggler(Record, frozen=True, kw_only=True):
     """What one rank cost the others.
 
     Args:
-        lost_ns_per_step: Mean over all other ranks of what they waited, exposed, because of this
-            one: for each collective in which it came last, the median exposed wait of the other
-            members, weighted with their number; also where the lateness was handed on to other
-            groups. Waits below the clock residual count nothing.
+        lost_ns_per_step: Exposed wait of a typical other member, summed over the collectives that
+            this rank made late, each weighted with its members, as a mean over all other ranks and
+            steps. Lateness handed on to other groups is among it, waits below the clock residual
+            are not.
         share_of_step_ratio: The same over the median step time.
         late_ratio: Share of its judged collectives in which this rank came last, whoever is to
             blame.

@@ -31,9 +31,8 @@ transfers 0.40 ms.
 ```
 
 ## When it is wrong
-Lateness handed on is counted where it is felt: in a mesh of several axes a rank may arrive late
-at one group since another group made it wait. Where the clock residual is large, small waits are
-noise; the share that could not be judged is in the straggler section.
+Where the clock residual is large, small waits are noise; the share that could not be judged is in
+the straggler section.
 
 ## Sources
 Formula sheet, "Measured from traces" (wait and transfer of a collective).

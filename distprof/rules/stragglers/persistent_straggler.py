@@ -14,10 +14,11 @@ clock residual blames nobody, and a rank is named only if its share of the waiti
 what chance gives to one of many equal ranks.
 
 ## How the cost is computed
-For each collective in which the rank came last, the median exposed wait of the other members;
-summed over the collectives of a step, mean over steps. The time is part of what
-`exposed-communication` reports. With several stragglers, curing one brings back only the time
-down to the next.
+For each collective in which the rank came last, the median exposed wait of the other members, as
+a mean over all other ranks of the run; summed over the collectives of a step, mean over steps.
+Lateness that it hands on is its own: a rank that waited in one group of a mesh, and therefore
+comes late to its next, is not blamed. The time is part of what `exposed-communication` reports.
+With several stragglers, curing one brings back only the time down to the next.
 
 ## How to fix
 By cause. Slow device (its kernels take longer than the same kernels elsewhere): clocks,
@@ -34,7 +35,7 @@ slow.
 ## When it is wrong
 Unequal work on purpose (the last pipeline stage, a rank that also logs or evaluates) is a
 property of the program. Where ranks are missing from the capture, one of them may be later still.
-In a mesh of several axes a rank can be late since another group made it wait.
+Lateness handed on through a group that is not in the trace is blamed on the rank that shows it.
 
 ## Sources
 Formula sheet, "Measured from traces" (straggler).

@@ -13,8 +13,8 @@ if they stand far beyond the distance at which the other members usually lie apa
 noise between equal ranks is not reported.
 
 ## How the cost is computed
-The median exposed wait of the other members, summed over the collectives in which one of the
-ranks named came last, mean over steps. The time is part of what `exposed-communication` reports.
+As for `persistent-straggler`, summed over the ranks named. The time is part of what
+`exposed-communication` reports.
 
 ## How to fix
 Remove what stalls ranks at random: let garbage collection run on all ranks at the same step

@@ -12,10 +12,9 @@ Collectives matched across at least two ranks, on comparable clocks. A late arri
 it stands far beyond the distance at which the other members usually lie apart.
 
 ## How the cost is computed
-The median exposed wait of the other members, summed over the collectives in which the rank came
-last, mean over *all* analysed steps: what the stalls cost per step of this recording. A short
-recording that caught a rare stall overstates it. The time is part of what `exposed-communication`
-reports.
+As for `persistent-straggler`, mean over *all* analysed steps: what the stalls cost per step of
+this recording. A short recording that caught a rare stall overstates it. The time is part of what
+`exposed-communication` reports.
 
 ## How to fix
 Look at what this rank does in the named steps: checkpoint or evaluation on one rank, logging,
