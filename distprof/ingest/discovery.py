@@ -20,6 +20,7 @@ __all__ = ["Discovery", "TraceFile", "discover", "open_trace", "rank_in_name"]
 _TRACE_NAME = re.compile(r"\.json(\.gz)?$", re.IGNORECASE)
 _NOT_TRACES = frozenset((RUN_FILE, REPORT_FILE, "package.json", "tsconfig.json"))
 _SNIFF_BYTES = 1 << 16
+_SPECIAL = "a pipe or device"
 _MAX_NAMED = 5  # files that a message names
 _TRACE_KEYS = (
     b'"traceEvents"',
@@ -100,8 +101,15 @@ def discover(source: str) -> Discovery:
     path = Path(source).expanduser()
     if path.is_dir():
         return _select(source, path, _walk(path))
-    if path.exists():
+    if path.is_file():
         return Discovery(source=source, folder=None, traces=(_local(path),))
+    if path.exists():
+        raise InputError(
+            source,
+            expected="a file, which can be read twice and has an end",
+            found=_SPECIAL,
+            fix="write what comes out of it to a file first",
+        )
     if any(sign in source for sign in "*?["):
         return _select(source, None, _glob(path))
     raise InputError(
@@ -248,6 +256,8 @@ def _sniff(trace: TraceFile) -> str:
     try:
         with open_trace(trace) as opened:
             if isinstance(opened, str):
+                if not Path(opened).is_file():  # opening a pipe would wait for its writer
+                    return _SPECIAL
                 with Path(opened).open("rb") as stream:
                     head = stream.read(_SNIFF_BYTES)
             else:

@@ -1,0 +1,18 @@
+"""Broken inputs by name: mistakes, damage and attacks, with what must come of each.
+
+Each case builds one input in an empty folder and says what must come of it. Most start from one
+intact trace: two steps of one rank with kernels, copies, launches and one collective.
+"""
+
+from __future__ import annotations
+
+from tests.broken_inputs import damage, fields, files, heavy, not_traces
+from tests.broken_inputs.intact import Case, Outcome, intact
+
+__all__ = ["CASES", "HEAVY", "Case", "Outcome", "intact"]
+
+CASES: list[Case] = [*not_traces.CASES, *fields.CASES, *damage.CASES, *files.CASES]
+"""Inputs that the test's own process can be shown."""
+
+HEAVY: list[Case] = list(heavy.CASES)
+"""Inputs for a process of its own with limits."""

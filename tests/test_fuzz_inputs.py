@@ -1,0 +1,192 @@
+"""Hundreds of broken inputs through the real command line: a result or a sentence, never more.
+
+A case is named after what is wrong with it; see :mod:`tests.broken_inputs` for the builders. A
+traceback, an exit code outside the contract, a control character on the terminal, a refusal that
+does not say what was found, or memory without bound: each fails the case.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+from unicodedata import category
+
+import pytest
+
+from distprof.cli import main
+from tests.broken_inputs import CASES, HEAVY, Case, Outcome, intact
+
+SENTENCE = ("expected: ", "found: ")
+UNEXPECTED = "does not expect"  # what the command line says of a bug of ours
+TURNS = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"  # change the direction of text
+DAMAGE = ("num_repaired", "num_quarantined", "num_clamped")
+MAX_BYTES = 700 * 2**20
+ADDRESS_SPACE = 6 * 2**30  # shared libraries and arenas are reserved far beyond what is touched
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the command line said and returned."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def report(self) -> dict[str, Any]:
+        loaded: dict[str, Any] = json.loads(self.out)
+        return loaded
+
+
+def arguments(path: Path, cache_dir: Path, *more: str) -> list[str]:
+    common = ["--executor", "serial", "--cache-dir", str(cache_dir), "--debug"]
+    return ["analyze", os.fspath(path), *common, *more]
+
+
+def analyze(path: Path, cache_dir: Path, capfd: pytest.CaptureFixture[str], *more: str) -> Answer:
+    capfd.readouterr()
+    code = main(arguments(path, cache_dir, *more))
+    captured = capfd.readouterr()
+    return Answer(code, captured.out, captured.err)
+
+
+def check(case: Case, answer: Answer) -> None:
+    """What must hold of every answer, and what the case's outcome adds."""
+    assert "Traceback" not in answer.err
+    assert UNEXPECTED not in answer.err
+    assert is_plain(answer.out)
+    assert is_plain(answer.err)
+    allowed = {Outcome.REFUSED: {3}, Outcome.EITHER: {0, 3}}.get(case.outcome, {0})
+    assert answer.code in allowed, answer.err
+    if answer.code == 3:
+        assert answer.out == ""
+        for words in SENTENCE:
+            assert words in answer.err
+    elif case.outcome is Outcome.TOLD:
+        capture = answer.report["capture"]
+        assert capture["gaps"] or capture["notes"] or any(capture[name] for name in DAMAGE)
+    elif case.outcome is Outcome.FINE:
+        assert measured(answer.report) == measured(intact_report())
+
+
+def is_plain(text: str) -> bool:
+    """Whether nothing but line ends could move a cursor, change a terminal or turn text around."""
+    return not any((category(char) == "Cc" and char != "\n") or char in TURNS for char in text)
+
+
+def measured(report: dict[str, Any]) -> Any:
+    return report["breakdown"], report["overlap"], report["waterfall"]
+
+
+@cache
+def intact_report() -> dict[str, Any]:
+    """The report of the intact trace, from a process of its own."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as name:
+        path = Path(name) / "trace.json"
+        path.write_text(json.dumps(intact()))
+        answer = in_a_process(path, Path(name) / "cache", "--format", "json")[0]
+    assert answer.code == 0, answer.err
+    return answer.report
+
+
+def in_a_process(path: Path, cache_dir: Path, *more: str) -> tuple[Answer, int]:
+    """The answer of a process with limits, and its peak memory in bytes."""
+    program = (
+        "import resource, sys\n"
+        f"resource.setrlimit(resource.RLIMIT_AS, ({ADDRESS_SPACE},) * 2)\n"
+        "from distprof.cli import main\n"
+        "code = main(sys.argv[1:])\n"
+        "peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "print(f'\\npeak {peak}', file=sys.stderr)\n"
+        "sys.exit(code)\n"
+    )
+    finished = subprocess.run(
+        [sys.executable, "-c", program, *arguments(path, cache_dir, *more)],
+        capture_output=True,
+        text=True,
+        errors="backslashreplace",
+        timeout=60,
+        check=False,
+    )
+    err, _, peak = finished.stderr.rpartition("\npeak ")
+    assert peak, finished.stderr
+    return Answer(finished.returncode, finished.stdout, err), int(peak) * 1024
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+def test_broken_input_ends_in_a_result_or_a_sentence(
+    case: Case, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "input"
+    folder.mkdir()
+    path = case.build(folder)
+    check(case, analyze(path, tmp_path / "cache", capfd, "--format", "json"))
+
+
+NAMED = [case for case in CASES if case.name.startswith(("name is", "a file name"))]
+
+
+@pytest.mark.parametrize("format_name", ["text", "md"])
+@pytest.mark.parametrize("case", NAMED, ids=[case.name for case in NAMED])
+def test_no_reporter_passes_a_hostile_name_on(
+    case: Case, format_name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "input"
+    folder.mkdir()
+    path = case.build(folder)
+    answer = analyze(path, tmp_path / "cache", capfd, "--format", format_name)
+    assert answer.code in {0, 3}
+    assert "Traceback" not in answer.err
+    assert UNEXPECTED not in answer.err
+    assert is_plain(answer.out)
+    assert is_plain(answer.err)
+    if format_name == "md":
+        assert "<script>" not in answer.out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", HEAVY, ids=[case.name for case in HEAVY])
+def test_heavy_input_ends_in_bounded_memory(case: Case, tmp_path: Path) -> None:
+    folder = tmp_path / "input"
+    folder.mkdir()
+    path = case.build(folder)
+    answer, peak_bytes = in_a_process(path, tmp_path / "cache", "--format", "json")
+    check(case, answer)
+    assert peak_bytes < MAX_BYTES
+
+
+def test_damage_is_refused_when_strict(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """GIVEN one event with an unescaped quote WHEN strict THEN it is an error, not a repair."""
+    path = tmp_path / "trace.json"
+    path.write_bytes(json.dumps(intact()).encode().replace(b'"relu"', b'"re"lu"', 1))
+    assert analyze(path, tmp_path / "cache", capfd, "--format", "json").code == 0
+    strict = analyze(path, tmp_path / "cache", capfd, "--format", "json", "--strict")
+    assert strict.code == 3
+    assert "byte" in strict.err
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
+def test_a_file_without_read_permission_is_refused(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps(intact()))
+    path.chmod(0)
+    answer = analyze(path, tmp_path / "cache", capfd)
+    assert answer.code == 3
+    assert "trace.json" in answer.err
+
+
+def test_an_intact_trace_is_analysed_without_a_word_of_damage() -> None:
+    """The base of all cases is sound: else each of them would fail for another reason."""
+    capture = intact_report()["capture"]
+    assert [capture[name] for name in DAMAGE] == [0, 0, 0]
+    assert intact_report()["run"]["num_steps"] == 2
