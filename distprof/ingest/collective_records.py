@@ -132,7 +132,7 @@ def records_table(
         "group_ranks": groups.ranks,
         "group_size": groups.size,
         "group_origin": groups.origin,
-        "seq": _first(comm_args["seq"], layers),
+        "seq": _first(np.maximum(comm_args["seq"], ABSENT), layers),
         "dtype": _first_text(comm_args.coded("dtype"), facts.dtype, layers),
         "bytes": size,
         "bytes_origin": size_origin,

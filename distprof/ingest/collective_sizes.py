@@ -16,6 +16,7 @@ from distprof.terms import CollectiveKind
 
 __all__ = [
     "ANNOTATIONS",
+    "MAX_RANKS",
     "OPERATORS",
     "CallFacts",
     "call_facts",
@@ -41,6 +42,11 @@ _ELEMENT_BYTES = {
 # Operators of c10d whose first argument is the output and second the input; the others change one
 # tensor in place. torch/csrc/distributed/c10d/Ops.cpp.
 _OUT_THEN_IN = re.compile(r"allgather|reduce_scatter|alltoall|gather|scatter")
+# What a tensor or a job can have at most: larger numbers are nonsense, and would overflow int64
+# when bytes are computed from them (2^40 elements of 2^4 bytes on 2^18 ranks are 2^62 bytes).
+_MAX_ELEMENTS = 1 << 40
+MAX_RANKS = 1 << 18
+
 OPERATORS = ("c10d::", "symm_mem::")
 """Prefixes of host operators that ask for one collective; their shapes tell its size."""
 
@@ -76,7 +82,8 @@ class CallFacts:
 
 def call_facts(comm_args: Table) -> CallFacts:
     """Read every row of a COMM_ARGS table, distinct texts once."""
-    written_in, written_out = comm_args["in_nelems"], comm_args["out_nelems"]
+    written_in = _sane(comm_args["in_nelems"], _MAX_ELEMENTS)
+    written_out = _sane(comm_args["out_nelems"], _MAX_ELEMENTS)
     is_written = (written_in >= 0) | (written_out >= 0)
     shape_in, shape_out = _elements_by_shape(comm_args)
     dtype = _dtype_of_types(comm_args.coded("input_types"))
@@ -88,7 +95,10 @@ def call_facts(comm_args: Table) -> CallFacts:
         element_bytes=np.where(size != ABSENT, size, _element_sizes(dtype)),
         is_written=is_written,
         dtype=dtype,
-        peer=np.where(comm_args["dst_rank"] >= 0, comm_args["dst_rank"], comm_args["src_rank"]),
+        peer=_sane(
+            np.where(comm_args["dst_rank"] >= 0, comm_args["dst_rank"], comm_args["src_rank"]),
+            MAX_RANKS,
+        ),
     )
 
 
@@ -149,7 +159,7 @@ def peer_in_group(concrete_inputs: Coded) -> Int64Array:
 
 def _peer(text: str) -> int:
     inputs = _json_list(text)
-    if len(inputs) > 2 and isinstance(inputs[2], str) and inputs[2].isdigit():
+    if len(inputs) > 2 and isinstance(inputs[2], str) and re.fullmatch("[0-9]{1,6}", inputs[2]):
         return int(inputs[2])
     return ABSENT
 
@@ -193,7 +203,7 @@ def _argument_elements(text: str) -> tuple[int, int, int]:
     arguments = [_elements(argument) for argument in _json_list(text)]
     known = [count for count in arguments if count != ABSENT]
     first, second = ([*arguments, ABSENT, ABSENT])[:2]
-    return first, second, sum(known) if known else ABSENT
+    return first, second, sum(known) if known and sum(known) < _MAX_ELEMENTS else ABSENT
 
 
 def _elements(shape: object) -> int:
@@ -204,9 +214,9 @@ def _elements(shape: object) -> int:
         product = 1
         for item in shape:
             product *= item
-        return product if 0 <= product < 1 << 50 else ABSENT
+        return product if 0 <= product < _MAX_ELEMENTS else ABSENT
     parts = [_elements(item) for item in shape]
-    return ABSENT if ABSENT in parts else sum(parts)
+    return sum(parts) if ABSENT not in parts and sum(parts) < _MAX_ELEMENTS else ABSENT
 
 
 def _dtype_of_types(types: Coded) -> Coded:
@@ -221,6 +231,12 @@ def _dtype(text: str) -> str:
 
 def _element_sizes(dtype: Coded) -> Int64Array:
     return _by_value(dtype, [element_bytes(value) or ABSENT for value in dtype.values])
+
+
+def _sane(values: Int64Array, limit: int) -> Int64Array:
+    """The values, ABSENT where negative or larger than anything real."""
+    kept: Int64Array = np.where((values >= 0) & (values < limit), values, ABSENT)
+    return kept
 
 
 def _by_value(column: Coded, results: Sequence[int]) -> Int64Array:

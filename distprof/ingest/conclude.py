@@ -19,7 +19,7 @@ from distprof.terms import ActivityKind
 
 __all__ = ["CONCLUSIONS_VERSION", "Conclusions", "conclude", "has_device_rows"]
 
-CONCLUSIONS_VERSION = 1
+CONCLUSIONS_VERSION = 2
 """Raised whenever the same trace would lead to other conclusions: cached ones are not used then."""
 
 _MAX_NOTES = 12

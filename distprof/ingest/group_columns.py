@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from distprof.ingest.collective_sizes import MAX_RANKS
 from distprof.ingest.metadata import parse_ranks
 from distprof.run.topology import ProcessGroup
 from distprof.schema import ABSENT, Coded, Int64Array, Table
@@ -115,7 +116,7 @@ class Membership:
             name=name,
             description=description,
             ranks=ranks,
-            size=len(ranks) or (size if size > 0 else ABSENT),
+            size=len(ranks) or (size if 0 < size < MAX_RANKS else ABSENT),
             origin=Origin.MEASURED,
         )
 

@@ -17,7 +17,7 @@ from distprof.terms import MeshAxis
 
 __all__ = ["TraceMetadata", "axis_of", "parse_ranks", "read_metadata"]
 
-_MAX_RANK = 1 << 24  # more ranks than any job has: larger numbers are nonsense
+_MAX_RANK = 1 << 18  # more ranks than any job has: larger numbers are nonsense
 _MAX_TEXT = 200
 
 # Descriptions of process groups to mesh axes; the first match decides. Megatron-LM's names end in

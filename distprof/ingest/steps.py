@@ -1,9 +1,10 @@
 """Where steps begin and end: on the host, or on the device where it runs behind the host.
 
 The host marks steps. A device that runs behind executes the kernels of step N while the host is in
-step N + 1: cutting its time line at the host's marks would charge one step's work to another. So a
-step's window is the device's, from the first activity that step N launched to the first one that
-step N + 1 launched, wherever the difference shows.
+step N + 1: cutting its time line at the host's marks would charge one step's work to another.
+Where that shows, a step's window is the device's: from the first activity that step N launched on
+the main stream to the first one that step N + 1 launched there. The main stream is the one that
+computes most; it runs in the order of launches, while side streams prefetch ahead of it.
 """
 
 from __future__ import annotations
@@ -90,19 +91,20 @@ def find_steps(activity: Table, host: Table, *, first_ns: int, last_ns: int) -> 
     if len(work) == 0:
         return Steps(table=marks.table(), source=marks.source, note=_host_note(marks))
     launched = _launching_step(work, host, marks)
-    if not (launched >= 0).any():
+    main = _main_stream(work)
+    if not (launched[main] >= 0).any():
         return _device_ranges(activity) or Steps(
             table=marks.table(),
             source=marks.source,
             note=f"{_host_note(marks)} No launch record says where they lie on the device.",
         )
-    lag = _lag_ratio(work, launched, marks)
+    lag = _lag_ratio(work.take(main), launched[main], marks)
     if lag <= LAG_RATIO:
         return Steps(table=marks.table(), source=marks.source, note=_host_note(marks))
-    table = _device_windows(work, launched, host, marks)
+    table = _device_windows(work, launched, main, marks, _cut(launched, host, marks))
     note = (
         f"The device runs up to {100 * lag:.0f} % of a step behind the host: windows are the "
-        f"device's, from the first activity launched in a {marks.word} to the first of the next."
+        f"device's main stream's, from what a {marks.word} launched first to what the next did."
     )
     return Steps(table=table, source=StepSource.DEVICE, note=note)
 
@@ -228,23 +230,40 @@ def _lag_ratio(work: Table, launched: Int64Array, marks: _Marks) -> float:
     return float((late / length).max(initial=0.0))
 
 
-def _device_windows(work: Table, launched: Int64Array, host: Table, marks: _Marks) -> Table:
-    """Contiguous windows on the device's time line."""
-    known = launched >= 0
+def _main_stream(work: Table) -> NDArray[np.bool_]:
+    """Mask of the activities on the stream that computes most, or is busiest without any."""
+    streams, which = np.unique(work["stream"], return_inverse=True)
+    busy = (work["end_ns"] - work["start_ns"]).astype(np.float64)
+    computing = work["kind"] == ActivityKind.COMPUTATION
+    if computing.any():
+        busy = np.where(computing, busy, 0.0)
+    totals = np.bincount(which, weights=busy, minlength=len(streams))
+    mask: NDArray[np.bool_] = which == int(totals.argmax())
+    return mask
+
+
+def _device_windows(
+    work: Table,
+    launched: Int64Array,
+    main: NDArray[np.bool_],
+    marks: _Marks,
+    cut: NDArray[np.bool_],
+) -> Table:
+    """Contiguous windows on the device's time line; the last ends with its last activity."""
     count = len(marks.step)
+    begins = main & (launched >= 0)
     first = np.full(count, np.iinfo(np.int64).max)
-    last = np.full(count, np.iinfo(np.int64).min)
-    np.minimum.at(first, launched[known], work["start_ns"][known])
-    np.maximum.at(last, launched[known], work["end_ns"][known])
+    np.minimum.at(first, launched[begins], work["start_ns"][begins])
     idle = first == np.iinfo(np.int64).max  # nothing launched: the host's mark is all there is
-    first[idle], last[idle] = marks.start[idle], marks.end[idle]
+    first[idle] = marks.start[idle]
     start = np.maximum.accumulate(first)
-    end = np.append(start[1:], max(int(last.max()), int(start[-1])))
-    cut = _cut(launched, host, marks)
+    last = work["end_ns"][launched == count - 1].max(
+        initial=marks.end[-1] if idle[-1] else start[-1]
+    )
     columns = {
         "step": marks.step,
         "start_ns": start,
-        "end_ns": end,
+        "end_ns": np.append(start[1:], last),
         "complete": marks.complete & ~cut,
     }
     return Table(STEPS, columns)

@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from distprof.ingest.collective_records import device_records, mark_communication
 from distprof.ingest.collective_sizes import element_bytes, full_buffer_bytes
@@ -319,3 +321,33 @@ def test_full_buffer_of_eight_ranks_of_floats(kind, in_elements, out_elements, e
 )
 def test_bytes_of_an_element(dtype, size):
     assert element_bytes(dtype) == size
+
+
+NUMBERS = st.integers(-(2**63), 2**63 - 1) | st.integers(-2, 9)
+TEXTS = st.sampled_from(
+    ("", "allreduce", "wait", "Float", "[0, 1]", "[[8,8],[9223372036854775807]]", "[", "[[-3]]")
+    + ("0", '["","",9]', '[["float"]]', "[1e400]", "[" * 2000, "nan", f'["","","{9**40}"]')
+)
+
+
+@given(
+    st.lists(
+        st.fixed_dictionaries(
+            {
+                column.name: TEXTS if column.dtype == "category" else NUMBERS
+                for column in COMM_ARGS
+                if column.name not in ("name", "start_ns", "end_ns", "category", "thread")
+            }
+        ),
+        max_size=4,
+    ),
+    st.sampled_from(["record_param_comms", "c10d::alltoall_base_", "nccl:send", "gloo:recv"]),
+)
+def test_no_arguments_end_in_an_exception_or_a_negative_size(rows, name):
+    built = RankBuilder()
+    for index, _ in enumerate(rows):
+        built.kernel(ALL_REDUCE, 50 + index, 80, launched=(10 * index + 1, 10 * index + 2))
+    host = [on_host(name, 10 * i, 10 * i + 9, **row) for i, row in enumerate(rows)]
+    table = records_of(built, host, groups=[group("0", [0, 1])], world=4).table
+    for column in ("bytes", "seq", "peer", "group_size"):
+        assert (table[column] >= ABSENT).all()

@@ -60,6 +60,17 @@ def test_a_copy_starts_a_step_as_a_kernel_does_and_an_annotation_does_not():
     assert windows(steps_of(built)) == [(0, 50, 160, True), (1, 160, 300, True)]
 
 
+def test_a_side_stream_that_prefetches_starts_no_step():
+    """The copy for step 5 runs at once, while the main stream is still half a step behind."""
+    built = RankBuilder()
+    built.annotation("ProfilerStep#4", 0, 1000).annotation("ProfilerStep#5", 1000, 2000)
+    built.copy("Memcpy HtoD", 2, 5, stream=20, launched=(1, 2))
+    built.kernel("a", 500, 1500, launched=(5, 8))
+    built.copy("Memcpy HtoD", 1002, 1005, stream=20, launched=(1001, 1002))
+    built.kernel("b", 1500, 2500, launched=(1005, 1008))
+    assert windows(steps_of(built)) == [(4, 500, 1500, True), (5, 1500, 2500, True)]
+
+
 def test_a_step_that_launched_nothing_keeps_the_hosts_start():
     built = RankBuilder()
     for number in range(3):
