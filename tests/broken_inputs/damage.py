@@ -14,6 +14,7 @@ from tests.broken_inputs.intact import (
     NOISE,
     PRETTY,
     REFUSED,
+    SALVAGED,
     TOLD,
     Build,
     Cases,
@@ -49,12 +50,12 @@ BROKEN_TEXT: dict[str, tuple[Outcome, Build]] = {
     "traceEvents twice": (EITHER, content(INTACT[:-1] + b', "traceEvents": []}')),
     "a second document behind the first": (EITHER, content(INTACT + b"\n" + INTACT)),
     "a closing brace too many": (EITHER, content(INTACT + b"}")),
-    "a closing brace too few": (EITHER, content(INTACT[:-1])),
+    "a closing brace too few": (SALVAGED, content(INTACT[:-1])),
     "noise behind the end": (EITHER, content(INTACT + NOISE)),
-    "zeros in the middle": (EITHER, content(PRETTY[:2000] + bytes(512) + PRETTY[2512:])),
-    "a piece missing in the middle": (EITHER, content(PRETTY[:2000] + PRETTY[2777:])),
+    "zeros in the middle": (SALVAGED, content(PRETTY[:2000] + bytes(512) + PRETTY[2512:])),
+    "a piece missing in the middle": (SALVAGED, content(PRETTY[:2000] + PRETTY[2777:])),
     "a piece twice": (EITHER, content(PRETTY[:3000] + PRETTY[2000:])),
-    "halves swapped": (EITHER, content(INTACT[2000:] + INTACT[:2000])),
+    "halves swapped": (SALVAGED, content(INTACT[2000:] + INTACT[:2000])),
     "a byte order mark": (FINE, content(b"\xef\xbb\xbf" + INTACT)),
     "Windows line ends": (FINE, content(PRETTY.replace(b"\n", b"\r\n"))),
     "no white space": (FINE, content(json.dumps(intact(), separators=(",", ":")).encode())),
@@ -76,14 +77,14 @@ for _name, (_outcome, _build) in BROKEN_TEXT.items():
     CASES.add(_name, _outcome, _build)
 
 for _part in range(1, 16):
-    CASES.add(f"cut after {_part}/16", EITHER, content(INTACT[: len(INTACT) * _part // 16]))
+    CASES.add(f"cut after {_part}/16", SALVAGED, content(INTACT[: len(INTACT) * _part // 16]))
     CASES.add(
         f"pretty-printed, cut after {_part}/16",
-        EITHER,
+        SALVAGED,
         content(PRETTY[: len(PRETTY) * _part // 16]),
     )
     CASES.add(
-        f"gz cut after {_part}/16", EITHER, content(GZ[: len(GZ) * _part // 16], "trace.json.gz")
+        f"gz cut after {_part}/16", SALVAGED, content(GZ[: len(GZ) * _part // 16], "trace.json.gz")
     )
 
 
@@ -100,7 +101,7 @@ for _seed in range(24):
     CASES.add(
         f"bits flipped, seed {_seed}", EITHER, flipped(INTACT, _seed, 1 + _seed, "trace.json")
     )
-    CASES.add(f"bits flipped in gz, seed {_seed}", EITHER, flipped(GZ, _seed, 1, "trace.json.gz"))
+    CASES.add(f"bits flipped in gz, seed {_seed}", SALVAGED, flipped(GZ, _seed, 1, "trace.json.gz"))
 
 
 # gz ----------------------------------------------------------------------------------------------
@@ -111,6 +112,6 @@ BAD_CRC = GZ[:-8] + b"\0\0\0\0" + GZ[-4:]
 CASES.add("gz of two members", FINE, content(_MEMBERS, "trace.json.gz"))
 CASES.add("gz named json", FINE, content(GZ, "trace.json"))
 CASES.add("plain JSON named gz", FINE, content(INTACT, "trace.json.gz"))
-CASES.add("gz with a wrong checksum", EITHER, content(BAD_CRC, "trace.json.gz"))
+CASES.add("gz with a wrong checksum", SALVAGED, content(BAD_CRC, "trace.json.gz"))
 CASES.add("gz with zeros behind it", EITHER, content(GZ + bytes(512), "trace.json.gz"))
 CASES.add("gz with noise behind it", EITHER, content(GZ + NOISE, "trace.json.gz"))

@@ -21,6 +21,7 @@ class Outcome(Enum):
     REFUSED = "exit code 3 and a sentence"
     TOLD = "a result, and the report says what was wrong"
     FINE = "the same numbers as from the intact trace"
+    SALVAGED = "a result, and the report says what was lost; or a refusal"
     EITHER = "a result or a refusal"
 
 
@@ -137,4 +138,4 @@ INTACT = dumped(intact())
 PRETTY = json.dumps(intact(), indent=2).encode()
 GZ = gzip.compress(INTACT, mtime=0)
 NOISE = random.Random(7).randbytes(4096)
-REFUSED, TOLD, FINE, EITHER = Outcome
+REFUSED, TOLD, FINE, SALVAGED, EITHER = Outcome
