@@ -31,7 +31,7 @@ def single_source(sources: tuple[str, ...]) -> str:
 
 
 def check_source(source: str) -> None:
-    """Refuse a local path that does not exist, or that is a saved report.
+    """Refuse a local path that does not exist, is no file or folder, or is a saved report.
 
     URLs and globs are left to the reader that opens them.
 
@@ -42,6 +42,7 @@ def check_source(source: str) -> None:
         return
     path = Path(source)
     if _exists(path):
+        _refuse_what_cannot_be_read_twice(path, source)
         _refuse_saved_report(path, source)
         return
     raise InputError(
@@ -57,6 +58,17 @@ def _exists(path: Path) -> bool:
         return path.exists()
     except (OSError, ValueError):  # a name too long, or one that holds a null
         return False
+
+
+def _refuse_what_cannot_be_read_twice(path: Path, source: str) -> None:
+    """A pipe that nobody writes to would be waited for, without end."""
+    if not (path.is_file() or path.is_dir()):
+        raise InputError(
+            source,
+            expected="a file or a folder",
+            found="a pipe or a device",
+            fix="write the trace to a file first: it is read more than once",
+        )
 
 
 def _refuse_saved_report(path: Path, source: str) -> None:

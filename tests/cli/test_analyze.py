@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -152,6 +153,13 @@ def test_a_pattern_that_the_shell_expanded_is_explained(
     assert "4 sources" in err
     assert DLRM in err
     assert "quotes" in err
+
+
+def test_a_pipe_is_refused_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pipe = tmp_path / "trace.json"
+    os.mkfifo(pipe)
+    assert main(["analyze", str(pipe)]) == 3
+    assert "a pipe or a device" in capsys.readouterr().err
 
 
 def test_a_saved_report_given_as_trace_is_pointed_to_report(
