@@ -19,6 +19,10 @@ _MIN_SCALE_NS = 1.0  # times are whole nanoseconds
 _ITERATIONS = 8
 _MIN_FOR_SLOPE = 8
 _MIN_ERROR = 1e-12
+_GRAPH_ITERATIONS = 50
+_GRAPH_SIGMAS = 3.0  # an edge that far from the others' opinion loses weight
+_MIN_WEIGHT = 1e-12  # keeps the equations solvable where a node hangs on a poor edge
+_CONVERGED = 0.01  # of the smallest error
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,27 +125,38 @@ def solve_graph(
 def _solve_component(
     count: int, edges: Int64Array, difference: Floats, error: Floats
 ) -> tuple[Floats, Floats]:
-    """Node 0 fixed at 0; edges that disagree with the rest are weighted down."""
-    weight = 1.0 / error**2
-    weight = weight / weight.max()
-    scale = error.min() ** 2
-    robust = np.ones(len(edges))
-    value = np.zeros(count)
-    covariance: Floats = np.zeros((count - 1, count - 1))
-    for _ in range(_ITERATIONS if len(edges) > count - 1 else 1):
-        normal, right = np.zeros((count, count)), np.zeros(count)
-        w = weight * robust
-        for (row, column), sign in (((0, 0), 1), ((1, 1), 1), ((0, 1), -1), ((1, 0), -1)):
-            np.add.at(normal, (edges[:, row], edges[:, column]), sign * w)
-        np.add.at(right, edges[:, 1], w * difference)
-        np.add.at(right, edges[:, 0], -w * difference)
-        covariance = np.linalg.inv(normal[1:, 1:]).astype(np.float64)
-        value[1:] = covariance @ right[1:]
+    """Node 0 fixed at 0; edges that disagree with the rest are weighted down, as by Huber."""
+    scale = float(error.min())  # keeps the weights near one
+    weight = (scale / error) ** 2
+    robust, value = np.ones(len(edges)), np.zeros(count)
+    for _ in range(_GRAPH_ITERATIONS):
+        before = value
+        normal, right = _normal_equations(count, edges, weight * robust, difference)
+        value = np.concatenate(([0.0], np.linalg.solve(normal[1:, 1:], right[1:])))
         residual = np.abs(difference - value[edges[:, 1]] + value[edges[:, 0]])
-        limit = 3 * np.maximum(error, np.median(residual))
+        limit = _GRAPH_SIGMAS * np.maximum(error, np.median(residual))
         robust = np.minimum(1.0, limit / np.maximum(residual, _MIN_ERROR))
-    errors = np.concatenate(([0.0], np.sqrt(np.maximum(np.diag(covariance), 0) * scale)))
-    return value, errors
+        # a tree leaves no residual
+        if len(edges) < count or np.abs(value - before).max() < _CONVERGED * scale:
+            break
+    normal, _ = _normal_equations(count, edges, weight * robust, difference)
+    variance = np.diag(np.linalg.inv(normal[1:, 1:])) * scale**2
+    return value, np.sqrt(np.concatenate(([0.0], np.maximum(variance, 0.0))))
+
+
+def _normal_equations(
+    count: int, edges: Int64Array, weight: Floats, difference: Floats
+) -> tuple[Floats, Floats]:
+    weight = np.maximum(weight, _MIN_WEIGHT)
+    normal, right = np.zeros((count, count)), np.zeros(count)
+    first, second = edges[:, 0], edges[:, 1]
+    np.add.at(normal, (first, first), weight)
+    np.add.at(normal, (second, second), weight)
+    np.add.at(normal, (first, second), -weight)
+    np.add.at(normal, (second, first), -weight)
+    np.add.at(right, second, weight * difference)
+    np.add.at(right, first, -weight * difference)
+    return normal, right
 
 
 def components_of(count: int, edges: Int64Array) -> NDArray[np.int64]:

@@ -1,0 +1,133 @@
+"""A run from its ranks, and what is said to be missing."""
+
+import pytest
+
+from distprof.errors import InputError
+from distprof.ingest.assemble import assemble_run
+from distprof.run.run import Gap
+from distprof.run.waits import last_start_on_own_clock
+from tests.ingest.dlrm import dlrm_ranks
+from tests.simulator import SimulatedJob, SlowDevice
+from tests.simulator.by_hand import collective, rank_by_hand
+
+MS = 1_000_000
+
+
+def gaps_of(ranks, *known):
+    return {gap.what: gap for gap in assemble_run("test", ranks, known).gaps}
+
+
+def numbered(*seqs):
+    fields = {"group": "0", "group_ranks": "0-1", "group_size": 2}
+    return [collective(s * 100, s * 100 + 50, seq=s, **fields) for s in seqs]
+
+
+def test_a_healthy_job_has_no_gap():
+    assert gaps_of(SimulatedJob().run().to_ranks()) == {}
+
+
+def test_no_rank_at_all_is_an_error_that_names_the_source():
+    with pytest.raises(InputError, match="folder"):
+        assemble_run("folder", [])
+
+
+def test_ranks_come_in_any_order_and_leave_ascending():
+    ranks = SimulatedJob().run().to_ranks()
+    run = assemble_run("test", reversed(ranks))
+    assert [rank.rank for rank in run] == [0, 1, 2, 3]
+    assert run.matches.count == 15
+
+
+def test_known_gaps_come_first():
+    known = Gap(what="truncated", message="cut")
+    assert assemble_run("test", dlrm_ranks(), [known]).gaps[0] is known
+
+
+def test_ranks_without_trace_are_named():
+    gap = gaps_of(SimulatedJob(present=(0, 2)).run().to_ranks())["missing-ranks"]
+    assert gap.ranks == (1, 3)
+    assert "1,3" in gap.message
+
+
+def test_two_traces_of_one_rank_count_once():
+    first, second = rank_by_hand(0, numbered(1)), rank_by_hand(1, numbered(1))
+    run = assemble_run("test", [first, second, rank_by_hand(1, [])])
+    assert [rank.path for rank in run] == ["rank0.json", "rank1.json"]
+    assert run.matches.count == 1
+    assert "duplicate-ranks" in {gap.what for gap in run.gaps}
+
+
+def test_different_world_sizes_are_said():
+    ranks = [rank_by_hand(0, []), rank_by_hand(1, [], world_size=4)]
+    assert gaps_of(ranks)["mixed-world-size"].ranks == (0,)
+
+
+def test_a_low_share_of_matches_is_said():
+    lost = [rank_by_hand(0, numbered(*range(10))), rank_by_hand(1, numbered(0, 1, 2, 9))]
+    assert "unmatched-collectives" in gaps_of(lost)
+
+
+def test_times_that_do_not_count_from_the_epoch_are_said():
+    ranks = [rank_by_hand(0, numbered(1)), rank_by_hand(1, numbered(1), has_epoch=False)]
+    assert gaps_of(ranks)["no-epoch"].ranks == (1,)
+
+
+def test_ranks_that_no_collective_connects_are_said():
+    ranks = [rank_by_hand(0, numbered(1)), rank_by_hand(1, numbered(7))]
+    assert "clocks-not-comparable" in gaps_of(ranks)
+
+
+def test_broken_causality_is_said():
+    """On rank 1 every other collective is over before rank 0 starts it."""
+    first = [collective(t, t + 100) for t in range(0, 40_000, 1000)]
+    second = [dict(row) for row in first]
+    for row in second[::2]:
+        row["start_ns"], row["end_ns"] = row["start_ns"] - 400, row["end_ns"] - 300
+    for row in second[1::2]:
+        row["start_ns"], row["end_ns"] = row["start_ns"] + 300, row["end_ns"] + 300
+    ranks = [rank_by_hand(0, first), rank_by_hand(1, second)]
+    run = assemble_run("test", ranks)
+    # the residual is as large as the contradiction: nothing is blamed on anybody below it
+    assert run.clock.residual_ns.min() >= 300
+
+
+def last_arrivals(run):
+    """How often each rank came last by more than the residual."""
+    waits = last_start_on_own_clock(run.matches, run.clock, run.ranks)
+    return {
+        rank.rank: int((waits[rank.rank] == rank.collectives["start_ns"]).sum()) for rank in run
+    }
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_slow_rank_comes_last_whatever_clocks_and_windows_say(seed):
+    slow = 1 + seed % 7
+    job = SimulatedJob(
+        seed=seed,
+        num_nodes=4,
+        faults=(SlowDevice(rank=slow, factor=1.2),),
+        clock_offset_ns=(0, 10 * MS, -10 * MS, 5 * MS),
+        clock_drift_ppm=(0.0, 20.0, -20.0, 10.0),
+        capture_skip={0: 10, 3: 4},
+        num_steps=8,
+    )
+    run = assemble_run("test", job.run().to_ranks(with_seq=bool(seed % 2)))
+    arrivals = last_arrivals(run)
+    assert max(arrivals, key=lambda rank: arrivals[rank]) == slow
+
+
+def test_of_four_real_ranks_the_third_arrives_last_at_the_first_all_to_all():
+    run = assemble_run("test", dlrm_ranks())
+    waits = last_start_on_own_clock(run.matches, run.clock, run.ranks)
+    first = [int(waits[r.rank][0] - r.collectives["start_ns"][0]) for r in run]
+    assert first == [1_627_000, 7_116_000, 0, 5_614_000]
+
+
+def test_shifted_real_ranks_tell_the_same_story():
+    run = assemble_run("test", dlrm_ranks({0: 10 * MS, 3: -10 * MS}))
+    waits = last_start_on_own_clock(run.matches, run.clock, run.ranks)
+    first = [int(waits[r.rank][0] - r.collectives["start_ns"][0]) for r in run]
+    assert first == [
+        pytest.approx(true, abs=int(run.clock.residual_ns.max()))
+        for true in (1_627_000, 7_116_000, 0, 5_614_000)
+    ]
