@@ -105,7 +105,8 @@ def _rules_in(loaded: object) -> Iterator[Rule]:
 
 def _suggestion(wanted: str) -> str:
     known = [word for rule in all_rules() for word in (rule.code.lower(), rule.name)]
-    near = difflib.get_close_matches(wanted, known, n=3, cutoff=0.5)
+    begun = [word for word in known if wanted and word.startswith(wanted)]
+    near = begun[:3] or difflib.get_close_matches(wanted, known, n=3, cutoff=0.5)
     shown = [word.upper() if "-" not in word else word for word in near]
     if shown:
         return f": did you mean {' or '.join(shown)}?"
