@@ -154,6 +154,9 @@ def _action(report: Report, worst: Part) -> str:
             return "one rank alone cannot tell waiting from transfer, record the others too"
         return "its ranks could not be matched, so waiting and transfer are not told apart"
     if worst.key == "idle_unknown" and report.idle.ranks:
+        inside = sum(rank.within_launch_ns for rank in report.idle.ranks)
+        if inside > sum(rank.unknown_ns for rank in report.idle.ranks) / 2:
+            return "most of it lies inside graph launches, where the trace may lack kernels"
         return "look at the gaps in a timeline"
     return _ACTIONS[worst.key]
 

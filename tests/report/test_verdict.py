@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
+from distprof.analyzers.idle import IdleResult
 from distprof.analyzers.stragglers import RankStraggler, StragglersResult
 from distprof.report.model import Report
 from distprof.report.verdict import judge
@@ -16,6 +18,7 @@ from tests.report.samples import (
     cpu_only,
     empty,
     healthy,
+    idle,
     many_ranks,
     report_of,
     run_info,
@@ -131,6 +134,25 @@ def test_nothing_measured_says_why() -> None:
     verdict = judge(empty())
     assert verdict.line == "Nothing could be measured: The trace holds no device activity."
     assert verdict.part == ""
+
+
+@pytest.mark.parametrize(
+    ("within_launch", "advice"),
+    [(0, "look at the gaps in a timeline."), (300 * MS, "inside graph launches")],
+)
+def test_idle_inside_graph_launches_is_told_from_other_idle(
+    within_launch: int, advice: str
+) -> None:
+    ranks = [waterfall_of(0, computation_ns=600 * MS, idle_unknown_ns=400 * MS)]
+    idle_rank = msgspec.structs.replace(idle(ranks[0]), within_launch_ns=within_launch)
+    report = report_of(ranks, idle=IdleResult(ranks=(idle_rank,), sync_calls=()))
+    assert advice in judge(report).line
+
+
+def test_without_host_rows_the_advice_is_to_record_them() -> None:
+    ranks = [waterfall_of(0, computation_ns=600 * MS, idle_unknown_ns=400 * MS)]
+    report = report_of(ranks, idle=IdleResult(ranks=(), sync_calls=()))
+    assert "record host activities too" in judge(report).line
 
 
 @pytest.mark.parametrize(
