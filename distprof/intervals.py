@@ -48,11 +48,13 @@ class Intervals(NamedTuple):
 EMPTY = Intervals(np.empty(0, np.int64), np.empty(0, np.int64))
 
 
-def union(intervals: Intervals) -> Intervals:
+def union(intervals: Intervals, *, overwrite: bool = False) -> Intervals:
     """The set that covers what ``intervals`` cover; empty and negative intervals cover nothing.
 
     Args:
         intervals: Any order, may overlap.
+        overwrite: Whether the arrays may be sorted in place, which saves memory and the time to
+            touch it; they are of no use to the caller afterwards.
 
     Returns:
         A set: sorted, disjoint, touching neighbours merged.
@@ -61,22 +63,35 @@ def union(intervals: Intervals) -> Intervals:
     keep = end > start
     if not keep.all():
         start, end = start[keep], end[keep]
+        overwrite = True
     if len(start) == 0:
         return EMPTY
     if (start[1:] > end[:-1]).all():
         return Intervals(start, end)
     # Sorted apart, starts and ends need not stay in pairs: a member of the union opens where as
     # many intervals have ended as have started before.
-    start, end = _ascending(start), _ascending(end)
-    opens = np.flatnonzero(start[1:] > end[:-1]) + 1
-    return Intervals(
-        np.concatenate((start[:1], start[opens])), np.concatenate((end[opens - 1], end[-1:]))
-    )
+    return _joined(_ascending(start, overwrite), _ascending(end, overwrite))
 
 
-def _ascending(times: Int64Array) -> Int64Array:
+def _ascending(times: Int64Array, overwrite: bool) -> Int64Array:
     """Sorted times; timsort, because traces are nearly in order already."""
-    return np.sort(times, kind="stable") if (times[1:] < times[:-1]).any() else times
+    if not (times[1:] < times[:-1]).any():
+        return times
+    if not overwrite:
+        return np.sort(times, kind="stable")
+    times.sort(kind="stable")
+    return times
+
+
+def _joined(start: Int64Array, end: Int64Array) -> Intervals:
+    """The set between sorted starts and ends, of which there is at least one."""
+    breaks = np.flatnonzero(start[1:] > end[:-1])
+    first = np.empty(len(breaks) + 1, dtype=np.int64)
+    last = np.empty(len(breaks) + 1, dtype=np.int64)
+    first[0], last[-1] = start[0], end[-1]
+    np.take(start[1:], breaks, out=first[1:], mode="clip")  # clip: written without a buffer
+    np.take(end[:-1], breaks, out=last[:-1], mode="clip")
+    return Intervals(first, last)
 
 
 def total(disjoint: Intervals) -> int:

@@ -144,6 +144,13 @@ def test_union_of_a_set_is_that_set(a):
     assert pairs(union(a)) == pairs(a)
 
 
+@given(ANY)
+def test_union_leaves_its_input_alone_unless_it_may_overwrite_it(a):
+    before, expected = pairs(a), pairs(union(a))
+    assert pairs(a) == before
+    assert pairs(union(a, overwrite=True)) == expected
+
+
 @given(ANY, st.randoms(use_true_random=False))
 def test_union_does_not_depend_on_order(a, random):
     shuffled = pairs(a)

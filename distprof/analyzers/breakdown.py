@@ -181,7 +181,7 @@ def step_times(
 def _union_of(activity: Table, kind: ActivityKind) -> Intervals:
     start, end = intervals_of(activity)
     mask = activity["kind"] == kind
-    return union(Intervals(start[mask], end[mask]))
+    return union(Intervals(start[mask], end[mask]), overwrite=True)  # copies, by the mask
 
 
 def _add_up(rank: int, steps: Sequence[StepBreakdown]) -> RankBreakdown:
