@@ -8,6 +8,10 @@ What is compared (each in a process of its own, nothing cached, gz input):
 - ``hta-load``: HTA's ``TraceAnalysis(...)``;
 - ``hta-overlap``: the same with its ``get_comm_comp_overlap``.
 
+With ``--steps kept`` the grown trace has the three profiler steps of the real one, which spares HTA
+its search of every step for every event; with ``--steps grown`` each repetition brings three more,
+as a longer recording would.
+
 Ratios are medians over the rounds of the CPU seconds of ``hta-overlap`` (``hta-load`` for
 ``distprof-full``) over the contestant's.
 """
@@ -15,14 +19,19 @@ Ratios are medians over the rounds of the CPU seconds of ``hta-overlap`` (``hta-
 from __future__ import annotations
 
 import argparse
+import gzip
+import re
 import sys
 import tempfile
 from functools import partial
 from pathlib import Path
 
+from grow_trace import grow
 from measuring import Cost, cpu_ratio, machine, measure, medians, print_table, rounds, versions
 
 HERE = Path(__file__).resolve().parent
+TRACE = HERE.parent / "tests/golden/kineto/ddp-a100-2gpu-rank0/nccl_data.json.gz"
+STEP = re.compile(rb"ProfilerStep#\d+")
 CONTESTANTS = (
     "distprof-full",
     "distprof-device",
@@ -34,11 +43,19 @@ CONTESTANTS = (
 
 def grown(folder: Path, megabytes: int, *, steps: str) -> Path:
     """A trace of about that size, grown from a real one with its text form kept."""
-    path = folder / f"grown-{megabytes}.json.gz"
-    if not path.exists():
-        command = [sys.executable, str(HERE / "grow_trace.py")]
-        measure([*command, str(path), "--megabytes", str(megabytes), "--steps", steps])
+    path = folder / f"grown-{megabytes}-{steps}.json.gz"
+    if path.exists():
+        return path
+    trace = gzip.decompress(TRACE.read_bytes())
+    kept = set(STEP.findall(trace))
+    with gzip.open(path, "wb", compresslevel=6) as out:
+        for piece in grow(trace, megabytes):
+            out.write(piece if steps == "grown" else STEP.sub(partial(_rename, kept), piece))
     return path
+
+
+def _rename(kept: set[bytes], match: re.Match[bytes]) -> bytes:
+    return match[0] if match[0] in kept else match[0].replace(b"ProfilerStep", b"Section")
 
 
 def contest(path: Path, num_rounds: int, hta_python: str) -> dict[str, list[Cost]]:
@@ -73,7 +90,7 @@ def main() -> None:
     parser.add_argument("--megabytes", type=int, nargs="+", default=[100])
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--full", action="store_true", help="100, 500 and 1,500 MB, three rounds")
-    parser.add_argument("--steps", choices=("kept", "grown"), default="kept")
+    parser.add_argument("--steps", choices=("kept", "grown"), default="kept", help="see above")
     parser.add_argument("--hta-python", default="", help="a Python that has HTA; without, no HTA")
     parser.add_argument("--folder", type=Path, help="where grown traces are kept")
     options = parser.parse_args()
