@@ -67,7 +67,7 @@ class Boundary:
         ]
 
     @staticmethod
-    def learn(array: bytes | bytearray) -> Boundary:
+    def learn(array: bytes | bytearray, otherwise: Boundary | None = None) -> Boundary:
         """Look between the first two events, else for what looks like a boundary most often."""
         text = array[1:_SAMPLE].decode("latin-1")  # one character per byte
         start = len(text) - len(text.lstrip())
@@ -80,4 +80,6 @@ class Boundary:
         if found := Counter(_SEPARATED.findall(array[:_SAMPLE])):
             return Boundary(bytes(found.most_common(1)[0][0]))
         far = _SEPARATED.search(array)
-        return Boundary(bytes(far[0]) if far else b"},{")
+        if far or otherwise is None:
+            return Boundary(bytes(far[0]) if far else b"},{")
+        return otherwise

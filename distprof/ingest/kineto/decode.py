@@ -36,7 +36,7 @@ from distprof.ingest.kineto.rows import (
     host_columns,
 )
 from distprof.ingest.kineto.symbols import SymbolTable
-from distprof.ingest.kineto.times import micros_to_ns, needs_text, texts_to_ns
+from distprof.ingest.kineto.times import INVALID_NS, micros_to_ns, needs_text, texts_to_ns
 from distprof.schema import ABSENT
 
 __all__ = ["DecodeState", "EventColumns", "decode_events", "decode_texts"]
@@ -146,6 +146,7 @@ def _decode_typed(data: bytes | bytearray, stop: int, state: DecodeState) -> Eve
         columns,
         metadata=[event for event in decoded if type(event) is Metadata],
         num_events=len(decoded),
+        num_quarantined=int(np.count_nonzero(start_ns == INVALID_NS)),
     )
 
 

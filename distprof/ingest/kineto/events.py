@@ -23,6 +23,7 @@ __all__ = [
     "DECODE_RAW",
     "NO_ARGUMENTS",
     "NO_DURATION",
+    "NO_TIME",
     "Arguments",
     "Complete",
     "ExactComplete",
@@ -114,6 +115,9 @@ DECODE_RAW = msgspec.json.Decoder(list[Raw]).decode
 """Cut an array into the texts of its elements; raises only when it is no JSON array."""
 
 
+NO_TIME = Raw(b"null")
+
+
 class Loose(Struct):
     """An event of which nothing is certain but that it is a JSON object."""
 
@@ -122,7 +126,7 @@ class Loose(Struct):
     cat: Any = None
     pid: Any = None
     tid: Any = None
-    ts: Raw | None = None
+    ts: Raw = NO_TIME
     dur: Any = None
     args: Any = None
 

@@ -168,7 +168,7 @@ class Framer:
         """Make the window larger, or give up an event that is larger than any allowed."""
         if self._size < LARGEST_EVENT_BYTES:
             self._wanted = 2 * self._size
-            self.boundary = None
+            self.boundary = Boundary.learn(self._data[: self._size], self.boundary)
         else:
             self.num_giants += 1
             self._skip_event()
@@ -197,7 +197,7 @@ class Framer:
             if self._take_until(stop, take):
                 self._finish(end)
                 return True
-        for stop, end in candidates:
+        for stop, end in sorted(candidates):  # metadata may hold what looks like an end, too
             if self._is_credible(stop, end):
                 self._salvage_until(stop, salvage)
                 self._finish(end)

@@ -76,8 +76,8 @@ def _repaired(text: bytes) -> Loose | None:
     fields = repair_event(text)
     if fields is None:
         return None
-    known = {name: fields.get(name) for name in Loose.__struct_fields__}
-    known["ts"] = None if known["ts"] is None else msgspec.Raw(as_text(known["ts"]).encode())
+    known: dict[str, Any] = {name: fields.get(name) for name in Loose.__struct_fields__}
+    known["ts"] = msgspec.Raw(as_text(known["ts"]).encode())
     return Loose(**known)
 
 
@@ -144,12 +144,10 @@ def _is_unusual(event: Loose) -> bool:
         )
     except msgspec.ValidationError:
         return True
-    return bytes(event.ts or b'"').startswith(b'"')
+    return bytes(event.ts).startswith(b'"')
 
 
-def _start(ts: msgspec.Raw | None) -> int:
-    if ts is None:
-        return int(INVALID_NS)
+def _start(ts: msgspec.Raw) -> int:
     text = bytes(ts).strip(b' "')
     return text_to_ns(text.decode("ascii", "replace")) if len(text) < 64 else int(INVALID_NS)
 

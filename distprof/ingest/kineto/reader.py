@@ -87,7 +87,7 @@ class _Reader:
     def read(self) -> ParsedTrace:
         framer, collector = self._framer, self._collector
         framer.run(self._take, self._salvage)
-        metadata, is_complete = parse_metadata(framer.head, framer.tail)
+        metadata, is_complete = parse_metadata(framer.head, framer.tail, ended=framer.ended)
         truncated = not (framer.ended and is_complete) or self._source.damage is not None
         if not collector.has_rows:
             raise self._nothing_recorded(truncated)
@@ -98,7 +98,7 @@ class _Reader:
         first_ns, last_ns = collector.span(base_ns)
         return ParsedTrace(
             metadata=metadata,
-            thread_names=collector.thread_names,
+            thread_names={} if self._state.device_only else collector.thread_names,
             activity=activity,
             host=host,
             host_is_complete=self._sink is None and not self._state.device_only,

@@ -16,7 +16,7 @@ _GROUP = 256
 _MOST_PIECES = 4
 """An event may hold up to this many pieces when the boundary also occurs inside events."""
 
-_STARTS = re.compile(rb'\{\s*"(?:ph|name|cat)"\s*:')
+_STARTS = re.compile(rb'\{\s*"(?:ph|cat|name"\s*:\s*"[^"]*"\s*,\s*"(?:ph|cat))"\s*:')
 _BETWEEN = b" \t\r\n,"
 
 

@@ -68,7 +68,7 @@ class ByteSource:
         self._emitted = 0
         self._ended = False
         self._check(head)
-        self._first: bytes | None = self._without_bom()
+        self._first = self._without_bom()
 
     def __enter__(self) -> ByteSource:
         return self
@@ -84,10 +84,9 @@ class ByteSource:
 
     def read(self, size: int) -> bytes:
         """Up to ``size`` bytes, at least one unless the input has ended."""
-        if self._first is not None:
-            first, self._first = self._first, None
-            if first:
-                return first
+        if self._first:
+            first, self._first = self._first[:size], self._first[size:]
+            return first
         return self._read(size)
 
     def _read(self, size: int) -> bytes:
