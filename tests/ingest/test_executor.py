@@ -3,6 +3,7 @@ import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -15,7 +16,11 @@ from distprof.ingest.executor import (
     map_each,
     running,
 )
+from distprof.ingest.open import open_run
+from distprof.ingest.rank import IngestOptions
 from tests.ingest import work
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "kineto"
 
 
 def results(outcomes):
@@ -188,6 +193,21 @@ def test_a_dask_cluster_serves(cluster):
         outcomes = map_each(pool, work.process_id, range(8))
         assert len(set(results(outcomes)) - {os.getpid(), None}) == 2
         assert map_each(pool, work.refuse_odd, range(3))[1].failure.reason == "ValueError: 1 is odd"
+
+
+@pytest.mark.dask
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_run_is_read_on_a_dask_cluster(cluster, tmp_path):
+    told = []
+    run = open_run(
+        str(GOLDEN / "dlrm-v100-8gpu"),
+        IngestOptions(cache_dir=str(tmp_path)),
+        executor=cluster,
+        progress=lambda done, total: told.append((done, total)),
+    )
+    assert [len(rank.collectives) for rank in run] == [8, 8, 8, 8]
+    assert told[-1] == (4, 4)
+    assert len(run.rank(3).tables.load().activity) > 0
 
 
 @pytest.mark.dask
