@@ -1,4 +1,5 @@
 import sys
+
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
