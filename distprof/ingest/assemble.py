@@ -10,7 +10,7 @@ from distprof.errors import InputError
 from distprof.ingest.alignment import align_clocks
 from distprof.ingest.matching import match_collectives
 from distprof.ingest.rows import NO_STEP, step_labels
-from distprof.ingest.topology import build_topology
+from distprof.ingest.topology import MAX_WORLD_SIZE, build_topology
 from distprof.ingest.windows import find_window
 from distprof.run.members import positions_of
 from distprof.run.run import ClockAlignment, CollectiveMatches, Gap, Rank, Run
@@ -89,6 +89,16 @@ def _rank_gaps(ranks: Sequence[Rank], topology: Topology, duplicates: tuple[int,
                 message=f"Traces name world sizes {', '.join(map(str, sizes))}: they may be of "
                 f"different jobs; {topology.world_size} is taken.",
                 ranks=other,
+            )
+        )
+    absurd = tuple(r.rank for r in ranks if (r.world_size or 0) > MAX_WORLD_SIZE)
+    if absurd:
+        gaps.append(
+            Gap(
+                what="absurd-world-size",
+                message=f"Traces of ranks {fold_ranks(absurd)} name a world size above "
+                f"{MAX_WORLD_SIZE}: it is not used.",
+                ranks=absurd,
             )
         )
     missing = sorted(set(range(topology.world_size or 0)) - {rank.rank for rank in ranks})

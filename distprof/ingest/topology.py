@@ -16,11 +16,18 @@ from distprof.run.topology import NodeOrigin, ProcessGroup, Topology
 from distprof.schema import Int64Array
 from distprof.terms import MeshAxis
 
-__all__ = ["build_topology", "group_key", "groups_of_rows", "parse_folded", "world_size_of"]
+__all__ = [
+    "MAX_WORLD_SIZE",
+    "build_topology",
+    "group_key",
+    "groups_of_rows",
+    "parse_folded",
+    "world_size_of",
+]
 
 GroupKey = tuple[str, tuple[int, ...], int | None]
 
-_MAX_MEMBERS = 1 << 20  # more ranks than any job has; longer lists are nonsense
+MAX_WORLD_SIZE = 1 << 18  # more ranks than any job has; larger numbers are nonsense
 
 
 def build_topology(ranks: Sequence[Rank]) -> Topology:
@@ -42,7 +49,11 @@ def build_topology(ranks: Sequence[Rank]) -> Topology:
 
 def world_size_of(ranks: Sequence[Rank]) -> int | None:
     """World size that most ranks give, the larger one on a tie; None where none gives it."""
-    said = Counter(rank.world_size for rank in ranks if rank.world_size)
+    said = Counter(
+        rank.world_size
+        for rank in ranks
+        if rank.world_size is not None and 0 < rank.world_size <= MAX_WORLD_SIZE
+    )
     return max(said, key=lambda size: (said[size], size)) if said else None
 
 
@@ -90,7 +101,7 @@ def parse_folded(text: str) -> tuple[int, ...]:
         if not (low.isdecimal() and (high.isdecimal() or not dash)):
             return ()
         first, last = int(low), int(high) if dash else int(low)
-        if last - first >= _MAX_MEMBERS or len(ranks) >= _MAX_MEMBERS:
+        if last - first >= MAX_WORLD_SIZE or len(ranks) >= MAX_WORLD_SIZE:
             return ()
         ranks.update(range(first, last + 1))
     return tuple(sorted(ranks))

@@ -62,6 +62,13 @@ def test_different_world_sizes_are_said():
     assert gaps_of(ranks)["mixed-world-size"].ranks == (0,)
 
 
+def test_an_absurd_world_size_is_not_used():
+    ranks = [rank_by_hand(0, []), rank_by_hand(1, [], world_size=2**40)]
+    run = assemble_run("test", ranks)
+    assert run.topology.world_size == 2
+    assert "absurd-world-size" in {gap.what for gap in run.gaps}
+
+
 def test_a_low_share_of_matches_is_said():
     lost = [rank_by_hand(0, numbered(*range(10))), rank_by_hand(1, numbered(0, 1, 2, 9))]
     assert "unmatched-collectives" in gaps_of(lost)
