@@ -244,13 +244,15 @@ def captured_comm(recording: Recording, rank: int) -> list[CommEvent]:
 
 def _collectives(recording: Recording, rank: int, detail: TraceDetail) -> Table:
     clock = clock_of(recording, rank)
+    begin, _ = recording.capture(rank)
     return table(
         COLLECTIVES,
         [
             {
                 "start_ns": clock(event.start),
                 "end_ns": clock(event.end),
-                "enqueue_ns": clock(event.enqueue),
+                # a launch before the capture is not in the trace
+                "enqueue_ns": clock(event.enqueue) if event.enqueue >= begin else ABSENT,
                 "kind": event.kind,
                 "kind_origin": Origin.MEASURED,
                 **_group_columns(recording, event, detail),
