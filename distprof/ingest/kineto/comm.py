@@ -190,4 +190,7 @@ def _arguments_if(row: Wanted, text: bytes | bytearray) -> Mapping[str, Any] | N
 
 
 def _first(arguments: Mapping[str, Any], keys: tuple[str, ...]) -> Any:
-    return next((arguments[key] for key in keys if key in arguments), None)
+    for key in keys:
+        if key in arguments:
+            return arguments[key]
+    return None

@@ -30,14 +30,13 @@ from distprof.ingest.kineto.rows import (
     Columns,
     Event,
     Rows,
-    coded,
     device_columns,
     floats,
     host_columns,
 )
 from distprof.ingest.kineto.symbols import SymbolTable
 from distprof.ingest.kineto.times import INVALID_NS, micros_to_ns, needs_text, texts_to_ns
-from distprof.schema import ABSENT
+from distprof.schema import ABSENT, Int64Array
 
 __all__ = ["DecodeState", "EventColumns", "decode_events", "decode_texts"]
 
@@ -114,7 +113,7 @@ def decode_texts(texts: Sequence[bytes], state: DecodeState) -> EventColumns:
     events = decode_permissively(texts)
     state.permissive = events.num_unusual > 0
     start_ns = np.array(events.start_ns, np.int64)
-    rows = Rows.of(events.rows, start_ns, state.symbols)
+    rows = Rows.of(events.rows, start_ns, state.symbols, device_only=state.device_only)
     columns = _columns(
         rows, state, lambda chosen: [events.arguments[row] for row in chosen.index.tolist()]
     )
@@ -132,15 +131,16 @@ def _decode_typed(data: bytes | bytearray, stop: int, state: DecodeState) -> Eve
     view = memoryview(data)[:stop]
     if not state.exact:
         decoded = DECODE_FAST(view)
-        events: list[Event] = [event for event in decoded if type(event) is Complete]
-        micros = floats([event.ts for event in decoded if type(event) is Complete])
+        complete = [event for event in decoded if type(event) is Complete]
+        events: Sequence[Event] = complete
+        micros = floats([event.ts for event in complete])
         start_ns = micros_to_ns(micros)
         state.exact = needs_text(micros)
     if state.exact:
         decoded = DECODE_EXACT(view)
-        events = [event for event in decoded if type(event) is ExactComplete]
-        start_ns = texts_to_ns([event.ts for event in events])
-    rows = Rows.of(events, start_ns, state.symbols)
+        exact = [event for event in decoded if type(event) is ExactComplete]
+        events, start_ns = exact, texts_to_ns([event.ts for event in exact])
+    rows = Rows.of(events, start_ns, state.symbols, device_only=state.device_only)
     columns = _columns(rows, state, lambda chosen: _reread(data, stop, chosen, state.boundary))
     return replace(
         columns,
@@ -166,64 +166,52 @@ def _as_float(ts: float | msgspec.Raw) -> float:
 
 def _columns(rows: Rows, state: DecodeState, arguments: FindArguments) -> EventColumns:
     symbols = state.symbols
-    if state.device_only:
-        rows = rows.where((rows.kind >= 0) | symbols.is_step.of(rows.name))
     on_device = rows.kind >= 0
     device_rows, host_rows = rows.where(on_device), rows.where(~on_device)
-    device, device_clamped = device_columns(device_rows)
-    host, host_clamped = host_columns(host_rows, symbols)
+    device = device_columns(device_rows)
     operators = symbols.is_operator.of(host_rows.category)
+    stream = np.full(len(rows), ABSENT)
+    stream[on_device] = device["stream"]
     return EventColumns(
         device=device,
-        host=host,
+        host=host_columns(host_rows, symbols),
         kept=~operators | symbols.is_kept.of(host_rows.name),
-        comm=_comm_rows((device_rows, device), (host_rows, host), symbols, arguments),
+        comm=_comm_rows(rows, _is_comm(rows, device_rows, symbols), stream, symbols, arguments),
         metadata=(),
         num_events=len(rows),
-        num_clamped=device_clamped + host_clamped,
+        num_clamped=rows.num_clamped,
     )
+
+
+def _is_comm(rows: Rows, device_rows: Rows, symbols: SymbolTable) -> NDArray[np.bool_]:
+    """Device rows with collective arguments, host rows that communication is known by."""
+    on_device = rows.kind >= 0
+    is_comm = symbols.is_comm.of(rows.name) & ~on_device
+    is_comm[on_device] = [event.args.collective is not None for event in device_rows.events]
+    return is_comm
 
 
 def _comm_rows(
-    device: tuple[Rows, Columns],
-    host: tuple[Rows, Columns],
-    symbols: SymbolTable,
-    arguments: FindArguments,
-) -> list[CommRow]:
-    """Rows with collective arguments, and host rows that communication operators are known by."""
-    with_arguments = np.array(
-        [event.args.collective is not None for event in device[0].events], np.bool_
-    )
-    named = symbols.is_comm.of(host[0].name)
-    comm = [
-        *_comm_of(*device, with_arguments, symbols, arguments),
-        *_comm_of(*host, named, symbols, arguments),
-    ]
-    return comm
-
-
-def _comm_of(
     rows: Rows,
-    columns: Columns,
     chosen: NDArray[np.bool_],
+    stream: Int64Array,
     symbols: SymbolTable,
     arguments: FindArguments,
 ) -> list[CommRow]:
     if not chosen.any():
         return []
     picked = rows.where(chosen)
-    stream = columns.get("stream", np.full(len(rows), ABSENT))
     threads = symbols.threads
     return [
         CommRow(*cells)
         for cells in zip(
             picked.start_ns.tolist(),
-            columns["end_ns"][chosen].tolist(),
+            picked.end_ns.tolist(),
             picked.name.tolist(),
             picked.category.tolist(),
-            coded([threads[event.pid, event.tid] for event in picked.events]).tolist(),
+            [threads[event.pid, event.tid] for event in picked.events],
             stream[chosen].tolist(),
-            columns["correlation"][chosen].tolist(),
+            picked.correlation.tolist(),
             arguments(picked),
             strict=True,
         )

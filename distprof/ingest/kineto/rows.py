@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from distprof.ingest.kineto.events import Complete, ExactComplete
 from distprof.ingest.kineto.symbols import DROPPED, SymbolTable
 from distprof.ingest.kineto.times import INVALID_NS, micros_to_ns
-from distprof.ingest.kineto.values import as_int, as_stream
+from distprof.ingest.kineto.values import NO_STREAM, as_int, as_stream
 from distprof.schema import ABSENT, Int64Array
 from distprof.units import NS_PER_S
 
@@ -44,100 +44,126 @@ class Rows:
         events: The decoded structs.
         index: Place of each among the complete events of the chunk.
         start_ns: Start, int64, the file's base not added.
+        end_ns: End, int64.
         category: int32 code.
-        kind: int8: an ActivityKind, HOST or DROPPED.
+        kind: int8: an ActivityKind or HOST.
         name: int32 code.
+        correlation: int64.
+        num_clamped: Rows whose duration could not be, and which got none.
     """
 
     events: Sequence[Event]
     index: NDArray[np.intp]
     start_ns: Int64Array
+    end_ns: Int64Array
     category: NDArray[np.int32]
     kind: NDArray[np.int8]
     name: NDArray[np.int32]
+    correlation: Int64Array
+    num_clamped: int = 0
 
     def __len__(self) -> int:
         return len(self.events)
 
     @staticmethod
-    def of(events: Sequence[Event], start_ns: Int64Array, symbols: SymbolTable) -> Rows:
-        """The rows worth keeping: with a readable start, and no Python frames."""
-        codes = symbols.categories
+    def of(
+        events: Sequence[Event],
+        start_ns: Int64Array,
+        symbols: SymbolTable,
+        *,
+        device_only: bool = False,
+    ) -> Rows:
+        """The rows worth keeping: those with a readable start, Python frames apart.
+
+        Args:
+            events: Complete events of a chunk.
+            start_ns: Their starts.
+            symbols: Dictionaries, which grow.
+            device_only: Keep device rows and step marks only.
+        """
+        codes, names = symbols.categories, symbols.names
         category = coded([codes[event.cat] for event in events])
         kind = symbols.kinds.of(category)
-        index = np.arange(len(events))
         keep = (start_ns != INVALID_NS) & (kind != DROPPED)
-        if not keep.all():
-            events = list(compress(events, keep.tolist()))
-            index, start_ns = index[keep], start_ns[keep]
-            category, kind = category[keep], kind[keep]
-        names = symbols.names
+        kept = np.flatnonzero(keep)
+        events = _selected(events, keep)
         name = coded([names[event.name] for event in events])
-        return Rows(events, index, start_ns, category, kind, name)
+        if device_only:
+            wanted = (kind[kept] >= 0) | symbols.is_step.of(name)
+            events, kept, name = _selected(events, wanted), kept[wanted], name[wanted]
+        start_ns = start_ns[kept]
+        duration, num_clamped = _durations(events)
+        correlation = integers([event.args.correlation for event in events], as_int)
+        end_ns = start_ns + duration
+        return Rows(
+            events, kept, start_ns, end_ns, category[kept], kind[kept], name, correlation,
+            num_clamped,
+        )  # fmt: skip
 
     def where(self, keep: NDArray[np.bool_]) -> Rows:
         """The rows that ``keep`` selects."""
-        if keep.all():
-            return self
         return Rows(
-            list(compress(self.events, keep.tolist())),
+            _selected(self.events, keep),
             self.index[keep],
             self.start_ns[keep],
+            self.end_ns[keep],
             self.category[keep],
             self.kind[keep],
             self.name[keep],
+            self.correlation[keep],
         )
 
-    def ends(self) -> tuple[Int64Array, int]:
-        """End of each row, and how many had a duration that cannot be (they get none)."""
-        duration = micros_to_ns(floats([event.dur for event in self.events]))
-        absurd = (duration < 0) | (duration > LONGEST_NS)
-        num_absurd = int(np.count_nonzero(absurd))
-        if num_absurd:
-            duration[absurd] = 0
-        return self.start_ns + duration, num_absurd
 
-
-def device_columns(rows: Rows) -> tuple[Columns, int]:
-    """ACTIVITY columns of device rows, and how many durations were clamped.
+def device_columns(rows: Rows) -> Columns:
+    """ACTIVITY columns of device rows.
 
     Kineto puts the device in ``pid`` and the stream in ``tid`` of a device row; they stand in for
     arguments that are not there.
     """
     events = rows.events
-    end_ns, num_clamped = rows.ends()
     stream = integers([event.args.stream for event in events], as_stream)
-    stream[stream == _NO_STREAM] = ABSENT
+    stream[stream == NO_STREAM] = ABSENT
     device = integers([event.args.device for event in events], as_int)
     _fill(stream, lambda row: as_stream(events[row].tid))
     _fill(device, lambda row: as_int(events[row].pid))
     device[(device < 0) | (device > np.iinfo(np.int32).max)] = ABSENT
-    columns: Columns = {
+    return {
         "start_ns": rows.start_ns,
-        "end_ns": end_ns,
+        "end_ns": rows.end_ns,
         "name": rows.name,
         "kind": rows.kind,
         "stream": stream,
         "device": device.astype(np.int32),
-        "correlation": integers([event.args.correlation for event in events], as_int),
+        "correlation": rows.correlation,
         "bytes": integers([event.args.bytes for event in events], as_int),
     }
-    return columns, num_clamped
 
 
-def host_columns(rows: Rows, symbols: SymbolTable) -> tuple[Columns, int]:
-    """HOST columns of host rows, and how many durations were clamped."""
-    events, threads = rows.events, symbols.threads
-    end_ns, num_clamped = rows.ends()
-    columns: Columns = {
+def host_columns(rows: Rows, symbols: SymbolTable) -> Columns:
+    """HOST columns of host rows."""
+    threads = symbols.threads
+    return {
         "start_ns": rows.start_ns,
-        "end_ns": end_ns,
+        "end_ns": rows.end_ns,
         "name": rows.name,
         "category": rows.category,
-        "thread": coded([threads[event.pid, event.tid] for event in events]),
-        "correlation": integers([event.args.correlation for event in events], as_int),
+        "thread": coded([threads[event.pid, event.tid] for event in rows.events]),
+        "correlation": rows.correlation,
     }
-    return columns, num_clamped
+
+
+def _durations(events: Sequence[Event]) -> tuple[Int64Array, int]:
+    """Duration of each event, and how many had one that cannot be (they get none)."""
+    duration = micros_to_ns(floats([event.dur for event in events]))
+    absurd = (duration < 0) | (duration > LONGEST_NS)
+    num_absurd = int(np.count_nonzero(absurd))
+    if num_absurd:
+        duration[absurd] = 0
+    return duration, num_absurd
+
+
+def _selected(events: Sequence[Event], keep: NDArray[np.bool_]) -> Sequence[Event]:
+    return events if keep.all() else list(compress(events, keep.tolist()))
 
 
 def floats(values: list[float]) -> NDArray[np.float64]:
@@ -156,9 +182,6 @@ def integers(values: list[Any], convert: Callable[[Any], int]) -> Int64Array:
         return np.array(array("q", values), np.int64)
     except (TypeError, OverflowError):
         return np.array([convert(value) for value in values], np.int64)
-
-
-_NO_STREAM = 2**32 - 1
 
 
 def _fill(column: Int64Array, value: Callable[[int], int]) -> None:

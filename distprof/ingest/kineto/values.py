@@ -9,10 +9,10 @@ import msgspec
 from distprof.ingest.kineto.repair import clean_text
 from distprof.schema import ABSENT
 
-__all__ = ["as_int", "as_stream", "as_text"]
+__all__ = ["NO_STREAM", "as_int", "as_stream", "as_text"]
 
 _LARGEST = 2**63 - 1
-_NO_STREAM = 2**32 - 1
+NO_STREAM = 2**32 - 1
 """How an unsigned writer prints stream -1."""
 
 
@@ -33,7 +33,7 @@ def as_int(value: Any) -> int:
 def as_stream(value: Any) -> int:
     """A stream number; ABSENT for 2**32 - 1, for pointers such as ``0x0`` and for text."""
     stream = as_int(value)
-    return ABSENT if stream == _NO_STREAM or stream < 0 else stream
+    return ABSENT if stream == NO_STREAM or stream < 0 else stream
 
 
 def as_text(value: Any) -> str:
