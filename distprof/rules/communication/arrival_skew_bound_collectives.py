@@ -73,6 +73,8 @@ def check(
 ) -> Iterator[Draft]:
     """Yield one finding for the run, naming the classes that wait most."""
     step = mean_step(waterfall, step_time)
+    if not collectives.classes:
+        return
     classes = split_classes(collectives)
     if not classes:
         raise InsufficientEvidenceError("no collective was matched across ranks")

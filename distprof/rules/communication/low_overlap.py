@@ -28,8 +28,8 @@ or sequence parallelism.
 
 ## Example
 ```text
-low-overlap: 18.2 % of communication is hidden behind computation, waiting apart: 6.10 ms of
-transfer is exposed, and computation that runs alone could hide 6.10 ms of it.
+low-overlap: 18.2 % of transfer is hidden behind computation: 6.10 ms is exposed, and computation
+that runs alone could hide 6.10 ms of it.
 ```
 
 ## When it is wrong
@@ -99,9 +99,10 @@ def check(
 
 
 def _message(ratio: float, exposed_ns: int, cost_ns: int, *, is_split: bool) -> str:
-    unsplit = "" if is_split else " (waiting for other ranks may be part of it)"
+    what = "transfer" if is_split else "communication"
+    doubt = "" if is_split else ", which may be waiting for other ranks in part"
     return (
-        f"{format_ratio(ratio)} of communication is hidden behind computation, waiting apart: "
-        f"{format_duration(exposed_ns)} of transfer is exposed{unsplit}, and computation that runs "
-        f"alone could hide {format_duration(cost_ns)} of it."
+        f"{format_ratio(ratio)} of {what} is hidden behind computation: "
+        f"{format_duration(exposed_ns)} is exposed{doubt}, and computation that runs alone could "
+        f"hide {format_duration(cost_ns)} of it."
     )

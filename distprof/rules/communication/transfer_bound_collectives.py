@@ -71,6 +71,8 @@ def check(
 ) -> Iterator[Draft]:
     """Yield one finding for the run, naming the class that transfers most."""
     step = mean_step(waterfall, step_time)
+    if not collectives.classes:
+        return
     classes = split_classes(collectives)
     if not classes or not step.is_split:
         raise InsufficientEvidenceError(

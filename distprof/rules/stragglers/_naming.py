@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from distprof.analyzers.collectives import CollectivesResult
 from distprof.analyzers.stragglers import RankStraggler, StragglersResult
 from distprof.rules.base import InsufficientEvidenceError
 from distprof.terms import StragglerCause, StragglerPattern
@@ -49,13 +50,20 @@ def because(causes: Iterable[StragglerCause]) -> str:
 
 
 def of_pattern(
-    stragglers: StragglersResult, pattern: StragglerPattern, min_ratio: float
+    stragglers: StragglersResult,
+    collectives: CollectivesResult,
+    pattern: StragglerPattern,
+    min_ratio: float,
 ) -> list[RankStraggler]:
     """Ranks of that pattern that together cost at least ``min_ratio`` of the step.
 
+    Nobody where nothing was communicated.
+
     Raises:
-        InsufficientEvidenceError: If lateness could not be judged at all.
+        InsufficientEvidenceError: If there were collectives, but lateness could not be judged.
     """
+    if not collectives.classes:
+        return []
     if stragglers.num_judged == 0:
         why = "; ".join(stragglers.unavailable) or "no collective was matched across ranks"
         raise InsufficientEvidenceError(why)

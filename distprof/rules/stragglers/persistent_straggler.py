@@ -45,6 +45,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from distprof.analyzers.collectives import CollectivesResult
 from distprof.analyzers.stragglers import StragglersResult
 from distprof.rules.base import Draft, Limit, Limits, rule
 from distprof.rules.stragglers._naming import FIX, because, of_pattern
@@ -56,15 +57,19 @@ from distprof.units import format_duration, format_ratio
     code="STR101",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(StragglersResult,),
+    needs=(StragglersResult, CollectivesResult),
     limits={
         "min_step_ratio": Limit(0.01, "share of the step that waiting for the rank may take"),
         "error_step_ratio": Limit(0.1, "share of the step from which it is an error"),
     },
 )
-def check(stragglers: StragglersResult, limits: Limits) -> Iterator[Draft]:
+def check(
+    stragglers: StragglersResult, collectives: CollectivesResult, limits: Limits
+) -> Iterator[Draft]:
     """Yield one finding per persistent straggler."""
-    found = of_pattern(stragglers, StragglerPattern.PERSISTENT, limits["min_step_ratio"])
+    found = of_pattern(
+        stragglers, collectives, StragglerPattern.PERSISTENT, limits["min_step_ratio"]
+    )
     for rank in found:
         share = rank.share_of_step_ratio
         sure = rank.cause is not StragglerCause.UNKNOWN and rank.confidence >= 0.75

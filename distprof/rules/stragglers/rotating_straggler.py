@@ -39,6 +39,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from distprof.analyzers.collectives import CollectivesResult
 from distprof.analyzers.stragglers import StragglersResult
 from distprof.rules.base import Draft, Limit, Limits, rule
 from distprof.rules.stragglers._naming import of_pattern
@@ -50,12 +51,14 @@ from distprof.units import fold_ranks, format_duration, format_ratio
     code="STR103",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(StragglersResult,),
+    needs=(StragglersResult, CollectivesResult),
     limits={"min_step_ratio": Limit(0.02, "share of the step that rotating stalls may take")},
 )
-def check(stragglers: StragglersResult, limits: Limits) -> Iterator[Draft]:
+def check(
+    stragglers: StragglersResult, collectives: CollectivesResult, limits: Limits
+) -> Iterator[Draft]:
     """Yield one finding for the run."""
-    found = of_pattern(stragglers, StragglerPattern.ROTATING, limits["min_step_ratio"])
+    found = of_pattern(stragglers, collectives, StragglerPattern.ROTATING, limits["min_step_ratio"])
     if not found:
         return
     lost = sum(rank.lost_ns_per_step for rank in found)

@@ -40,6 +40,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from distprof.analyzers.breakdown import StepTimeResult
+from distprof.analyzers.collectives import CollectivesResult
 from distprof.analyzers.stragglers import RankStraggler, StragglersResult
 from distprof.rules.base import Draft, Limit, Limits, rule
 from distprof.rules.stragglers._naming import FIX, because, of_pattern
@@ -51,14 +52,19 @@ from distprof.units import fold_ranks, format_duration, format_ratio
     code="STR102",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(StragglersResult, StepTimeResult),
+    needs=(StragglersResult, CollectivesResult, StepTimeResult),
     limits={"min_step_ratio": Limit(0.01, "share of the mean step that the stalls may take")},
 )
 def check(
-    stragglers: StragglersResult, step_time: StepTimeResult, limits: Limits
+    stragglers: StragglersResult,
+    collectives: CollectivesResult,
+    step_time: StepTimeResult,
+    limits: Limits,
 ) -> Iterator[Draft]:
     """Yield one finding per transient straggler."""
-    for rank in of_pattern(stragglers, StragglerPattern.TRANSIENT, limits["min_step_ratio"]):
+    for rank in of_pattern(
+        stragglers, collectives, StragglerPattern.TRANSIENT, limits["min_step_ratio"]
+    ):
         steps = _late_steps(stragglers, rank) if step_time.median_ns is not None else ()
         yield Draft(
             message=(

@@ -1,0 +1,64 @@
+"""What the rules say about recordings of real machines."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+import distprof
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "kineto"
+
+
+@pytest.fixture
+def corpus():
+    folder = os.environ.get("DISTPROF_CORPUS")
+    if not folder:
+        pytest.skip("DISTPROF_CORPUS names no folder of real traces")
+    return Path(folder) / "kineto"
+
+
+def findings(path):
+    report = distprof.analyze(distprof.open_run(path), debug=True)
+    return {finding.name: finding for finding in report.findings}, report
+
+
+def test_four_of_eight_dlrm_ranks_wait_rather_than_transfer():
+    found, report = findings(GOLDEN / "dlrm-v100-8gpu")
+    assert "waiting for late ranks" in found["exposed-communication"].message
+    assert found["exposed-communication"].fix.startswith("Waiting dominates")
+    assert "low-overlap" not in found  # overlap hides transfer, not lateness
+    assert found["capture-incomplete"].ranks == (4, 5, 6, 7)
+    # one step, begun by the profiler's own skew: rank 2 is suspected, not accused
+    assert "persistent-straggler" not in found
+    assert report.stragglers.ranks[0].rank == 2
+    assert "Rank 2 came last" in found["arrival-skew-bound-collectives"].message
+
+
+def test_one_rank_of_two_cannot_tell_waiting_from_transfer():
+    found, report = findings(GOLDEN / "ddp-a100-2gpu-rank0")
+    assert found["low-overlap"].confidence == "inferred"
+    assert found["launch-bound-host"].severity == "warning"
+    unchecked = {skipped.name for skipped in report.not_checked}
+    assert {"arrival-skew-bound-collectives", "persistent-straggler"} <= unchecked
+
+
+def test_a_single_gpu_without_collectives_leaves_nothing_about_them_unchecked():
+    _, report = findings(GOLDEN / "mi250-1gpu")
+    assert report.not_checked == ()
+
+
+@pytest.mark.corpus
+def test_loader_workers_cure_an_input_bound_job(corpus):
+    folder = corpus / "resnet50-dataloader-legacy"
+    before, _ = findings(folder / "num_workers_0.worker0.pt.trace.json.gz")
+    after, _ = findings(folder / "num_workers_4.worker0.pt.trace.json.gz")
+    assert before["input-bound"].cost_ns_per_step == pytest.approx(47.1e6, rel=0.01)
+    assert before["input-bound"].severity == "error"
+    assert "input-bound" not in after
+
+
+@pytest.mark.corpus
+def test_no_rule_fails_on_any_real_trace(corpus):
+    for folder in sorted(path for path in corpus.iterdir() if path.name != "edge-metadata"):
+        findings(folder)
