@@ -20,13 +20,14 @@ import os
 import shutil
 import tempfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
+from numpy.typing import NDArray
 
 from distprof.artefacts import CACHE_DIR, RUN_FILE
 from distprof.errors import DistprofError
@@ -290,6 +291,8 @@ def read_table(path: Path, schema: TableSchema) -> Table:
             metadata = file.metadata.metadata or {}
             shift_ns = int(metadata.get(_SHIFT_KEY, b"0"))
             arrow = file.read()
+        if not arrow.schema.equals(_arrow_schema(schema)):
+            raise TypeError(f"its columns are not those of {schema.name}")
         return _from_arrow(arrow, schema, shift_ns)
     except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
         raise DamagedCacheError(f"{path}: the cached table cannot be read: {error}") from error
@@ -351,24 +354,63 @@ def _to_arrow(table: Table) -> pa.Table:
     for column in table.schema:
         if column.dtype == "category":
             coded = table.coded(column.name)
-            values = pa.array(coded.values, pa.string())
-            arrays.append(pa.DictionaryArray.from_arrays(pa.array(coded.codes), values))
+            values = _arrow_strings(coded.values)
+            arrays.append(pa.DictionaryArray.from_arrays(_arrow_array(coded.codes), values))
         else:
-            arrays.append(pa.array(table[column.name]))
+            arrays.append(_arrow_array(table[column.name]))
     return pa.Table.from_arrays(arrays, schema=_arrow_schema(table.schema))
 
 
+def _arrow_array(values: NDArray[Any]) -> pa.Array:
+    """``values`` as they lie in memory. ``pa.array`` would import pandas, to look for its types."""
+    import pyarrow as pa
+
+    if values.dtype == np.bool_:
+        bits = np.packbits(values, bitorder="little")
+        return pa.Array.from_buffers(pa.bool_(), len(values), [None, pa.py_buffer(bits)])
+    data = pa.py_buffer(np.ascontiguousarray(values))
+    return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, data])
+
+
+def _arrow_strings(values: Sequence[str]) -> pa.Array:
+    import pyarrow as pa
+
+    encoded = [value.encode() for value in values]
+    offsets = np.zeros(len(encoded) + 1, np.int64)
+    np.cumsum([len(value) for value in encoded], out=offsets[1:])
+    data = pa.py_buffer(b"".join(encoded))
+    whole = pa.LargeStringArray.from_buffers(len(encoded), pa.py_buffer(offsets), data)
+    return whole.cast(pa.string())  # which refuses what 32 bits cannot address
+
+
 def _from_arrow(arrow: pa.Table, schema: TableSchema, shift_ns: int) -> Table:
+    if arrow.num_rows == 0:
+        return Table.empty(schema)
     columns: dict[str, Any] = {}
     unified = arrow.unify_dictionaries()
     for column in schema:
-        values = unified.column(column.name).combine_chunks()
+        values = _one_array(unified.column(column.name))
         if column.dtype == "category":
-            codes = values.indices.to_numpy(zero_copy_only=False)
+            codes = _from_buffer(values.indices, np.dtype(np.int32))
             columns[column.name] = Coded(codes, tuple(values.dictionary.to_pylist()))
         else:
-            columns[column.name] = values.to_numpy(zero_copy_only=column.dtype != "bool")
+            columns[column.name] = _from_buffer(values, np.dtype(column.dtype))
     if shift_ns:
         for name in _TIMES:
             columns[name] = columns[name] + shift_ns
     return Table(schema, columns)
+
+
+def _one_array(column: pa.ChunkedArray) -> pa.Array:
+    import pyarrow as pa
+
+    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
+
+
+def _from_buffer(array: pa.Array, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """``array`` without a copy, but for bits. Arrow's own ``to_numpy`` would import pandas."""
+    data = array.buffers()[1]
+    if dtype == np.bool_:
+        bits = np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")
+        return bits[array.offset : array.offset + len(array)].astype(np.bool_)
+    return np.frombuffer(data, dtype, len(array), array.offset * dtype.itemsize)
