@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import BrokenExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
@@ -121,6 +123,7 @@ def measure(
 def _jobs_of(run: Run, by_step: bool) -> tuple[list[_Job], list[str]]:
     """One job per rank that can be measured, and a sentence for each that cannot."""
     wait_ends = last_start_on_own_clock(run.matches, run.clock, run.ranks)
+    groups = _groups_of(run.topology)
     jobs: list[_Job] = []
     problems: list[str] = []
     for rank in run.ranks:
@@ -129,7 +132,7 @@ def _jobs_of(run: Run, by_step: bool) -> tuple[list[_Job], list[str]]:
         if problem:
             problems.append(f"Rank {rank.rank} {problem}: left out.")
             continue
-        context = _context(run, rank, steps, windows, wait_ends.get(rank.rank))
+        context = _context(groups, rank, steps, windows, wait_ends.get(rank.rank))
         jobs.append(_Job(path=rank.path, source=rank.tables, context=context))
     return jobs, problems
 
@@ -155,10 +158,10 @@ def _window_problem(windows: Intervals, wanted: int) -> str:
 
 
 def _context(
-    run: Run, rank: Rank, steps: Int64Array, windows: Intervals, wait_end: Int64Array | None
+    groups: _Groups, rank: Rank, steps: Int64Array, windows: Intervals, wait_end: Int64Array | None
 ) -> RankContext:
     rows = len(rank.collectives)
-    axis, names = _axes(rank.collectives, run.topology)
+    axis, names = _axes(rank.collectives, groups)
     return RankContext(
         rank=rank.rank,
         steps=steps,
@@ -188,47 +191,66 @@ def _map(
 ) -> list[RankAnalysis | str]:
     results = map(_measure_job, jobs) if executor is None else executor.map(_measure_job, jobs)
     outcomes: list[RankAnalysis | str] = []
-    for outcome in results:
-        outcomes.append(outcome)
-        if progress is not None:
-            progress(len(outcomes), len(jobs))
+    try:
+        for outcome in results:
+            outcomes.append(outcome)
+            if progress is not None:
+                progress(len(outcomes), len(jobs))
+    except BrokenExecutor as error:
+        lost = [job.context.rank for job in jobs[len(outcomes) :]]
+        outcomes.append(f"Ranks {fold_ranks(lost)} could not be measured: a worker died: {error}")
     return outcomes
 
 
 # Axes ---------------------------------------------------------------------------------------------
 
 
-def _axes(collectives: Table, topology: Topology) -> tuple[NDArray[np.int32], tuple[str, ...]]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Groups:
+    """The run's process groups by what a collective says of its own."""
+
+    exact: Mapping[tuple[str, str], ProcessGroup]  # by name and folded ranks
+    by_name: Mapping[str, ProcessGroup]  # where the name alone says which
+
+    def find(self, name: str, ranks: str) -> ProcessGroup | None:
+        return self.exact.get((name, ranks)) or self.by_name.get(name)
+
+
+def _groups_of(topology: Topology) -> _Groups:
+    uses = Counter(group.name for group in topology.groups)
+    return _Groups(
+        exact={(group.name, fold_ranks(group.ranks)): group for group in topology.groups},
+        by_name={
+            group.name: group for group in topology.groups if group.name and uses[group.name] == 1
+        },
+    )
+
+
+def _axes(collectives: Table, groups: _Groups) -> tuple[NDArray[np.int32], tuple[str, ...]]:
     """For each row, the mesh axis or group description it communicates along."""
+    if len(collectives) == 0:
+        return np.empty(0, np.int32), ()
     group, ranks, desc = (
         collectives.coded(name) for name in ("group", "group_ranks", "group_desc")
     )
-    keys = np.stack((group.codes, ranks.codes, desc.codes), axis=1)
-    distinct, inverse = np.unique(keys, axis=0, return_inverse=True)
+    shape = (len(group.values), len(ranks.values), len(desc.values))
+    keys = np.ravel_multi_index((group.codes, ranks.codes, desc.codes), shape)
+    distinct, inverse = np.unique(keys, return_inverse=True)
     labels = [
-        _axis_label(topology, group.values[g], ranks.values[r], desc.values[d])
-        for g, r, d in distinct.tolist()
+        _axis_label(groups, group.values[g], ranks.values[r], desc.values[d])
+        for g, r, d in zip(*np.unravel_index(distinct, shape), strict=True)
     ]
     names = tuple(sorted(set(labels)))
     numbers = np.array([names.index(label) for label in labels], dtype=np.int32)
-    return numbers[inverse.reshape(-1)] if len(labels) else np.empty(0, np.int32), names
+    return numbers[inverse], names
 
 
-def _axis_label(topology: Topology, name: str, ranks: str, description: str) -> str:
-    group = _find_group(topology, name, ranks)
+def _axis_label(groups: _Groups, name: str, ranks: str, description: str) -> str:
+    group = groups.find(name, ranks)
     if group is not None and group.axis is not None:
         return group.axis.value
     said = description or (group.description if group is not None else "")
     return said if said and said != "undefined" else UNKNOWN_AXIS
-
-
-def _find_group(topology: Topology, name: str, ranks: str) -> ProcessGroup | None:
-    """The group of that name and those members; by name alone where only one can be meant."""
-    named = [group for group in topology.groups if group.name == name and name]
-    exact = [group for group in named if fold_ranks(group.ranks) == ranks]
-    if exact:
-        return exact[0]
-    return named[0] if len(named) == 1 else None
 
 
 # Steps --------------------------------------------------------------------------------------------

@@ -1,6 +1,8 @@
 """Measuring a run: windows, waits and axes of each rank, workers, and ranks that fail."""
 
+import pickle
 from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -171,6 +173,35 @@ def test_workers_give_what_one_thread_gives():
     assert together.breakdown == alone.breakdown
     assert together.waterfall == alone.waterfall
     assert together.kernels == alone.kernels
+
+
+class OtherProcess:
+    """Maps as a process pool does: all that crosses is pickled."""
+
+    def map(self, function, items):
+        for item in items:
+            there, job = pickle.loads(pickle.dumps((function, item)))
+            yield pickle.loads(pickle.dumps(there(job)))
+
+
+def test_everything_can_cross_a_process_boundary():
+    run = make_run([builder.rank() for builder in two_ranks()], steps=[3, 4])
+    assert measure(run, executor=OtherProcess()).breakdown == measure(run).breakdown
+
+
+class DyingPool:
+    """A pool whose worker is killed at its second task."""
+
+    def map(self, function, items):
+        yield function(items[0])
+        raise BrokenProcessPool("killed")
+
+
+def test_a_worker_that_dies_costs_the_ranks_that_it_owed():
+    run = make_run([builder.rank() for builder in two_ranks()], steps=[3, 4])
+    result = measure(run, executor=DyingPool())
+    assert sorted(result.analyses) == [0]
+    assert "Ranks 1 could not be measured" in result.breakdown.unavailable[0]
 
 
 def test_progress_is_told_after_each_rank():
