@@ -5,15 +5,13 @@ What is compared (each in a process of its own, nothing cached, gz input):
 - ``distprof-full``: every row to tables and Parquet, then the overlap;
 - ``distprof-device``: device rows only, then the overlap;
 - ``distprof-analyze``: everything that ``distprof analyze`` does;
-- ``hta-load``: HTA's ``TraceAnalysis(...)``;
-- ``hta-overlap``: the same with its ``get_comm_comp_overlap``.
+- ``hta-overlap``: HTA's ``TraceAnalysis(...)`` and its ``get_comm_comp_overlap``.
 
 With ``--steps kept`` the grown trace has the three profiler steps of the real one, which spares HTA
 its search of every step for every event; with ``--steps grown`` each repetition brings three more,
 as a longer recording would.
 
-Ratios are medians over the rounds of the CPU seconds of ``hta-overlap`` (``hta-load`` for
-``distprof-full``) over the contestant's.
+Ratios are medians over the rounds of HTA's CPU seconds over the contestant's.
 """
 
 from __future__ import annotations
@@ -32,13 +30,8 @@ from measuring import Cost, cpu_ratio, machine, measure, medians, print_table, r
 HERE = Path(__file__).resolve().parent
 TRACE = HERE.parent / "tests/golden/kineto/ddp-a100-2gpu-rank0/nccl_data.json.gz"
 STEP = re.compile(rb"ProfilerStep#\d+")
-CONTESTANTS = (
-    "distprof-full",
-    "distprof-device",
-    "distprof-analyze",
-    "hta-load",
-    "hta-overlap",
-)
+HTA = "hta-overlap"
+CONTESTANTS = ("distprof-full", "distprof-device", "distprof-analyze", HTA)
 
 
 def grown(folder: Path, megabytes: int, *, steps: str) -> Path:
@@ -70,7 +63,6 @@ def contest(path: Path, num_rounds: int, hta_python: str) -> dict[str, list[Cost
 
 def row(megabytes: int, name: str, costs: dict[str, list[Cost]]) -> tuple[str, ...]:
     cost = medians(costs[name])
-    rival = "hta-load" if name == "distprof-full" else "hta-overlap"
     return (
         str(megabytes),
         name,
@@ -78,7 +70,7 @@ def row(megabytes: int, name: str, costs: dict[str, list[Cost]]) -> tuple[str, .
         f"{cost.wall_s:.2f}",
         f"{cost.peak_bytes / 1e6:.0f}",
         f"{megabytes / cost.cpu_s:.0f}",
-        f"{cpu_ratio(costs[rival], costs[name]):.1f}" if rival in costs else "",
+        f"{cpu_ratio(costs[HTA], costs[name]):.1f}" if HTA in costs else "",
         cost.output.strip().splitlines()[-1],
     )
 

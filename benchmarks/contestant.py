@@ -33,12 +33,6 @@ def distprof_analyze(source: str) -> float:
         return _percent(distprof.analyze(run).overlap.ranks[0].overlap_ratio)
 
 
-def hta_load(source: str) -> float:
-    """HTA's load alone."""
-    _hta(source)
-    return float("nan")
-
-
 def hta_overlap(source: str) -> float:
     """HTA's load and its overlap of communication with computation."""
     frame = _hta(source).get_comm_comp_overlap(visualize=False)
@@ -81,7 +75,6 @@ CONTESTANTS: dict[str, Callable[[str], float]] = {
     "distprof-full": distprof_full,
     "distprof-device": distprof_device,
     "distprof-analyze": distprof_analyze,
-    "hta-load": hta_load,
     "hta-overlap": hta_overlap,
 }
 

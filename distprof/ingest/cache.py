@@ -291,8 +291,6 @@ def read_table(path: Path, schema: TableSchema) -> Table:
             metadata = file.metadata.metadata or {}
             shift_ns = int(metadata.get(_SHIFT_KEY, b"0"))
             arrow = file.read()
-        if not arrow.schema.equals(_arrow_schema(schema)):
-            raise TypeError(f"its columns are not those of {schema.name}")
         return _from_arrow(arrow, schema, shift_ns)
     except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
         raise DamagedCacheError(f"{path}: the cached table cannot be read: {error}") from error
@@ -384,6 +382,8 @@ def _arrow_strings(values: Sequence[str]) -> pa.Array:
 
 
 def _from_arrow(arrow: pa.Table, schema: TableSchema, shift_ns: int) -> Table:
+    if not arrow.schema.equals(_arrow_schema(schema)):
+        raise TypeError(f"its columns are not those of {schema.name}")
     if arrow.num_rows == 0:
         return Table.empty(schema)
     columns: dict[str, Any] = {}
