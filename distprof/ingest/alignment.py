@@ -39,7 +39,8 @@ def align_clocks(
 
     The first domain of each connected component keeps its clock. Ranks of one node share a clock;
     where the traces show that they do not (host names that are not unique, device clocks that were
-    synchronised badly), each of its ranks is a domain of its own.
+    synchronised badly), each of its ranks is a domain of its own. Where symmetric collectives do
+    not connect all domains, ends of sends and receives help out.
 
     Args:
         ranks: Ranks of the run, ascending.
@@ -47,9 +48,30 @@ def align_clocks(
         matches: Matched collectives.
     """
     domains = _domains(ranks, nodes)
-    ends = _ends(ranks, matches)
+    clock = _align(ranks, matches, domains, _SYMMETRIC)
+    lacking = _num_components(clock) > 1 or (clock.residual_ns < 0).all()
+    if lacking and (matches.kind == CollectiveKind.SEND).any():
+        other = _align(ranks, matches, domains, [*_SYMMETRIC, CollectiveKind.SEND])
+        if _num_components(other) < _num_components(clock) or (clock.residual_ns < 0).all():
+            note = "Some clocks are related by sends and receives only, whose ends may differ."
+            clock = replace(other, notes=(*other.notes, note))
+    return _check(ranks, matches, clock)
+
+
+def _num_components(clock: ClockAlignment) -> int:
+    return len(set(clock.component.tolist()))
+
+
+def _align(
+    ranks: Sequence[Rank],
+    matches: CollectiveMatches,
+    domains: dict[str, tuple[int, ...]],
+    kinds: Sequence[CollectiveKind],
+) -> ClockAlignment:
+    """Corrections by the ends of some kinds of collectives, their residuals, no check yet."""
+    ends = _ends(ranks, matches, kinds)
     if ends is None:
-        return _check(ranks, matches, _uncorrected(ranks, domains, ()))
+        return _uncorrected(ranks, domains, ())
     clock, deviation = _solve(ranks, ends, domains, ())
     torn = _torn_domains(clock, ends, deviation)
     if torn:
@@ -60,8 +82,7 @@ def align_clocks(
         )
         whole = {name: nodes for i, (name, nodes) in enumerate(domains.items()) if i not in torn}
         clock, deviation = _solve(ranks, ends, _domains(ranks, whole), notes)
-    residual = _residuals(clock, ends, deviation)
-    return _check(ranks, matches, replace(clock, residual_ns=residual))
+    return replace(clock, residual_ns=_residuals(clock, ends, deviation))
 
 
 def _domains(
@@ -77,7 +98,7 @@ def _domains(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Ends:
-    """Own ends of symmetric collectives' members, instance by instance.
+    """Own ends of the members of collectives that end everywhere at once, instance by instance.
 
     Args:
         rank: int32, rank number of the member.
@@ -92,8 +113,10 @@ class _Ends:
     end_ns: Int64Array
 
 
-def _ends(ranks: Sequence[Rank], matches: CollectiveMatches) -> _Ends | None:
-    keep = np.isin(matches.kind, _SYMMETRIC)
+def _ends(
+    ranks: Sequence[Rank], matches: CollectiveMatches, kinds: Sequence[CollectiveKind]
+) -> _Ends | None:
+    keep = np.isin(matches.kind, kinds)
     if not keep.any():
         return None
     sizes = np.diff(matches.offsets)[keep]
@@ -298,7 +321,7 @@ def _check(
     checked = symmetric | message
     violated = (symmetric & early) | (message & early_receipt)
     notes = list(clock.notes)
-    if len(set(clock.component.tolist())) > 1:
+    if _num_components(clock) > 1:
         notes.append(
             "No collective connects "
             + ", ".join(_component_names(clock))

@@ -33,6 +33,7 @@ _TIMED = [kind for kind in CollectiveKind if kind.is_symmetric]
 _MESSAGES = (CollectiveKind.SEND, CollectiveKind.RECV)
 # Grouped messages are a collective where all members have as many of them: an all-to-all.
 _EVEN_COUNT_RATIO = 0.75
+_MIN_TO_CONTRADICT = 4  # shared numbers: fewer that disagree are single faults
 
 
 def match_collectives(ranks: Sequence[Rank], groups: Sequence[ProcessGroup]) -> CollectiveMatches:
@@ -54,9 +55,10 @@ def match_collectives(ranks: Sequence[Rank], groups: Sequence[ProcessGroup]) -> 
     found = _Found()
     message = np.isin(rows.kind, _MESSAGES)
     shared = present[rows.group] >= 2 if len(rows.group) else np.zeros(0, np.bool_)
-    numbered = shared & ~message & (rows.seq >= 0)
-    _match_by_sequence(rows, np.flatnonzero(numbered), present, found)
-    ordered = np.flatnonzero(shared & ~message & (rows.seq < 0))
+    collective = np.flatnonzero(shared & ~message)
+    numbered = _all_ranks_number(rows, collective) & (rows.seq[collective] >= 0)
+    rest = _match_by_sequence(rows, collective[numbered], groups, present, found)
+    ordered = np.sort(np.concatenate((collective[~numbered], rest)))
     _match_by_order(rows, ordered, ranks, groups, present, found)
     _match_messages(rows, np.flatnonzero(shared & message), ranks, found)
     found.notes.extend(_group_notes(ranks))
@@ -104,25 +106,63 @@ def _users(group: ProcessGroup, count: int) -> int:
 # --- by sequence number ---------------------------------------------------------------------------
 
 
-def _match_by_sequence(rows: Rows, index: Int64Array, present: Int64Array, found: _Found) -> None:
+def _all_ranks_number(rows: Rows, index: Int64Array) -> NDArray[np.bool_]:
+    """Whether, in the row's group, each rank that has rows has rows with numbers."""
+    pair_key = rows.group[index].astype(np.int64) * (1 << 32) + rows.rank[index]
+    pairs, inverse = np.unique(pair_key, return_inverse=True)
+    numbers = np.zeros(len(pairs), np.bool_)
+    numbers[inverse[rows.seq[index] >= 0]] = True
+    without = np.unique(pairs[~numbers] >> 32)
+    return ~np.isin(rows.group[index], without)
+
+
+def _match_by_sequence(
+    rows: Rows,
+    index: Int64Array,
+    groups: Sequence[ProcessGroup],
+    present: Int64Array,
+    found: _Found,
+) -> Int64Array:
+    """Join rows by their numbers.
+
+    Returns:
+        The rows of groups whose numbers contradict each other so often that they mean nothing.
+    """
     if len(index) == 0:
-        return
+        return index
     order, first = _runs_of_sequence(rows, index)
     sizes = np.diff(np.append(first, len(order)))
-    agree = _members_agree(rows, order, first)
     group = rows.group[order[first]]
+    bad = ~_members_agree(rows, order, first) & (sizes >= 2)
+    useless = _contradicting_groups(group, sizes >= 2, bad, len(groups))
+    for number in np.flatnonzero(useless).tolist():
+        found.notes.append(
+            f"Sequence numbers of group {_name(groups[number])} are not the same on all ranks: "
+            "its collectives are matched by their order."
+        )
+    bad &= ~useless[group]
+    if bad.any():
+        found.notes.append(
+            f"{int(bad.sum())} of {int((sizes >= 2).sum())} collectives with equal group and "
+            "sequence number differ in kind or bytes between ranks: not matched."
+        )
     # grouped messages carry numbers that not every member counts: all members or none
     grouped = rows.kind[order[first]] == CollectiveKind.SEND_RECV
-    keep = (sizes >= 2) & agree & (~grouped | (sizes == present[group]))
-    member = np.repeat(keep, sizes)
-    found.add(order[member], sizes[keep], MatchMethod.SEQUENCE)
-    found.num_candidates += _num_in_common_window(rows, index)
-    disagreeing = int((~agree & (sizes >= 2)).sum())
-    if disagreeing:
-        found.notes.append(
-            f"{disagreeing} of {int((sizes >= 2).sum())} collectives with equal group and sequence "
-            "number differ in kind or bytes between ranks: not matched."
-        )
+    keep = (sizes >= 2) & ~bad & ~useless[group] & (~grouped | (sizes == present[group]))
+    found.add(order[np.repeat(keep, sizes)], sizes[keep], MatchMethod.SEQUENCE)
+    by_order = useless[rows.group[index]]
+    found.num_candidates += _num_in_common_window(rows, index[~by_order])
+    return index[by_order]
+
+
+def _contradicting_groups(
+    group: NDArray[np.int32], shared: NDArray[np.bool_], bad: NDArray[np.bool_], count: int
+) -> NDArray[np.bool_]:
+    """Groups of which most shared numbers are of different operations, as after a restart."""
+    num_shared = np.bincount(group[shared], minlength=count)
+    num_bad = np.bincount(group[bad], minlength=count)
+    most: NDArray[np.bool_] = (2 * num_bad > num_shared) & (num_shared >= _MIN_TO_CONTRADICT)
+    return most
 
 
 def _runs_of_sequence(rows: Rows, index: Int64Array) -> tuple[Int64Array, Int64Array]:
@@ -183,6 +223,8 @@ def _num_in_common_window(rows: Rows, index: Int64Array) -> int:
     A number outside another rank's window cannot have a partner there. Where windows share
     nothing, all rows count: none was matched that should have been.
     """
+    if len(index) == 0:
+        return 0
     pair_key = rows.group[index].astype(np.int64) * (1 << 32) + rows.rank[index]
     pairs, inverse = np.unique(pair_key, return_inverse=True)
     seq = rows.seq[index]

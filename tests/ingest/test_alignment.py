@@ -210,6 +210,26 @@ def test_tensor_groups_inside_nodes_and_data_groups_across_them_are_one_componen
     assert errors_ns(clock, job, (0, 20 * MS)) <= clock.residual_ns.max()
 
 
+def test_pipeline_stages_on_different_nodes_are_related_by_their_messages():
+    """Nothing but sends and receives crosses the nodes."""
+    job = SimulatedJob(
+        num_steps=10,
+        clock_offset_ns=(0, 9 * MS),
+        axes={"pp": ((0, 2), (1, 3)), "dp": ((0, 1), (2, 3))},
+        program=(
+            Compute(ns=MS),
+            Exchange(axis="pp", src=0, dst=1),
+            Compute(ns=MS),
+            Exchange(axis="pp", src=1, dst=0),
+            Collective(axis="dp"),
+        ),
+    )
+    clock = align(job.run().to_ranks())
+    assert set(clock.component.tolist()) == {0}
+    assert errors_ns(clock, job, (0, 20 * MS)) <= clock.residual_ns.max()
+    assert "sends and receives" in clock.notes[0]
+
+
 @settings(max_examples=30, deadline=None)
 @given(shift=st.integers(-50 * MS, 50 * MS))
 def test_shifting_one_nodes_clock_moves_no_corrected_time(shift):

@@ -13,6 +13,7 @@ from tests.simulator import Collective, Compute, Exchange, SimulatedJob
 from tests.simulator.by_hand import collective, group, rank_by_hand, rows_of
 
 MS = 1_000_000
+SIZES = [(0, 10), (100, 20), (230, 30), (300, 20), (430, 40), (500, 10)]
 PAIR = {"group": "0", "group_ranks": "0-1", "group_size": 2}
 
 
@@ -116,9 +117,28 @@ def test_ranks_without_rows_match_nothing():
     assert match([rank_by_hand(0, numbered(1)), rank_by_hand(1, [])]).count == 0
 
 
-# --- by order -------------------------------------------------------------------------------------
+def test_numbers_that_mostly_contradict_each_other_give_way_to_the_order():
+    """One rank's group was made anew and counts from another start."""
+    first = ordered(*SIZES)
+    second = ordered(*SIZES)
+    for i, (row, other) in enumerate(zip(first, second, strict=True)):
+        row["seq"], other["seq"] = i, i + 1
+    found = match([rank_by_hand(0, first), rank_by_hand(1, second)])
+    assert members_of(found) == [{(0, i), (1, i)} for i in range(6)]
+    assert "not the same on all ranks" in found.notes[0]
+    assert found.matched_ratio == 1.0
 
-SIZES = [(0, 10), (100, 20), (230, 30), (300, 20), (430, 40), (500, 10)]
+
+def test_a_rank_that_numbers_nothing_puts_its_group_into_order():
+    """Ranks may run different versions of PyTorch."""
+    found = match([rank_by_hand(0, numbered(1, 2, 3)), rank_by_hand(1, numbered(1, 2, 3))])
+    rows = [row | {"seq": -1} for row in numbered(1, 2, 3)]
+    mixed = match([rank_by_hand(0, numbered(1, 2, 3)), rank_by_hand(1, rows)])
+    assert members_of(mixed) == members_of(found)
+    assert mixed.matched_ratio == 1.0
+
+
+# --- by order -------------------------------------------------------------------------------------
 
 
 def test_without_numbers_order_decides():
