@@ -15,8 +15,10 @@ from distprof.terms import ActivityKind, CollectiveKind
 from tests.analyzers.measured import measured
 from tests.builders import RankBuilder
 
-TIMES = st.integers(0, 60)
-SPANS = st.tuples(TIMES, st.integers(0, 15)).map(lambda pair: (pair[0], pair[0] + pair[1]))
+UNIT = 3_000  # so that calls of a few units last long enough to count as having waited
+TIMES = st.integers(0, 60).map(lambda time: time * UNIT)
+LENGTHS = st.integers(0, 15).map(lambda length: length * UNIT)
+SPANS = st.tuples(TIMES, LENGTHS).map(lambda pair: (pair[0], pair[0] + pair[1]))
 KINDS = st.sampled_from([ActivityKind.COMPUTATION, ActivityKind.COPY, ActivityKind.ANNOTATION])
 WINDOWS = st.lists(TIMES, min_size=2, max_size=5, unique=True).map(
     lambda cuts: list(zip(sorted(cuts)[:-1], sorted(cuts)[1:], strict=True))
@@ -31,8 +33,8 @@ def ranks(draw: st.DrawFn) -> tuple[RankBuilder, list[int]]:
     for kind, span, stream in draw(
         st.lists(st.tuples(KINDS, SPANS, st.integers(7, 8)), max_size=8)
     ):
-        launch += draw(st.integers(1, 9))
-        launched = (launch, launch + 1) if draw(st.booleans()) else None
+        launch += draw(st.integers(1, 9)) * UNIT
+        launched = (launch, launch + UNIT) if draw(st.booleans()) else None
         rank.kernel(kind.name, *span, kind=kind, stream=stream, launched=launched)
     for span, is_p2p in draw(st.lists(st.tuples(SPANS, st.booleans()), max_size=4)):
         kind = CollectiveKind.SEND if is_p2p else CollectiveKind.ALL_REDUCE
@@ -109,15 +111,25 @@ def test_idle_causes_are_a_partition_of_the_idle_time(rank_and_waits, windows):
     assert analysis.idle_host_ns.sum() == idle["host_ns"]
 
 
+@given(ranks())
+def test_synchronising_calls_are_blamed_for_no_more_than_they_blocked(rank_and_waits):
+    rank, waits = rank_and_waits
+    everything = measured(rank, windows=[(0, 100 * UNIT)], wait_end=waits)
+    blocked = sum(call.blocked_ns for call in everything.sync_calls)
+    assert sum(call.idle_ns for call in everything.sync_calls) <= blocked
+
+
 @given(ranks(), WINDOWS)
 def test_computation_is_what_a_bitmap_counts(rank_and_waits, windows):
     rank, waits = rank_and_waits
     bits = np.zeros(100, dtype=bool)
     for row in rank.activities:
         if row["kind"] == ActivityKind.COMPUTATION:
-            bits[row["start_ns"] : row["end_ns"]] = True
+            bits[row["start_ns"] // UNIT : row["end_ns"] // UNIT] = True
     analysis = measured(rank, windows=windows, wait_end=waits)
-    assert analysis.computation_ns.tolist() == [int(bits[a:b].sum()) for a, b in windows]
+    assert analysis.computation_ns.tolist() == [
+        UNIT * int(bits[a // UNIT : b // UNIT].sum()) for a, b in windows
+    ]
 
 
 # What must not matter -----------------------------------------------------------------------------
