@@ -1,0 +1,184 @@
+"""How fast one trace becomes tables, beside limits measured in the same run.
+
+Contestants, each a process of its own, in turn, from the same ``.json.gz``:
+
+- ``gunzip``: decompression alone; no reader of this file can be faster.
+- ``skip-all``: the same and a JSON decoder that validates every byte and keeps nothing: the limit
+  of any reader without compiled code of its own.
+- ``full``: all rows to tables and Parquet.
+- ``device``: device rows only, and the union and overlap of communication and computation.
+- ``reload``: the tables from the Parquet files.
+
+Run::
+
+    python benchmarks/grow_trace.py /tmp/grown.json.gz --megabytes 500
+    python benchmarks/ingest.py /tmp/grown.json.gz --rounds 3
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from measuring import MB, Cost, machine, measure, print_table, rounds, versions
+
+CONTESTANTS = ("gunzip", "skip-all", "full", "device", "reload")
+COMMUNICATION = "nccl"
+
+
+def gunzip(trace: Path, _: Path) -> Callable[[], int]:
+    from distprof.ingest.kineto.source import ByteSource
+
+    def work() -> int:
+        size = 0
+        with ByteSource(trace, str(trace)) as source:
+            while block := source.read(1 << 20):
+                size += len(block)
+        return size
+
+    return work
+
+
+def skip_all(trace: Path, _: Path) -> Callable[[], int]:
+    import msgspec
+
+    from distprof.ingest.kineto.framing import Framer
+    from distprof.ingest.kineto.source import ByteSource
+
+    class Nothing(msgspec.Struct, gc=False):
+        pass
+
+    decode = msgspec.json.Decoder(list[Nothing]).decode
+    seen = 0
+
+    def take(data: bytearray, stop: int, _: int) -> bool:
+        nonlocal seen
+        try:
+            seen += len(decode(memoryview(data)[:stop]))
+        except msgspec.DecodeError:
+            return False
+        return True
+
+    def work() -> int:
+        with ByteSource(trace, str(trace)) as source:
+            Framer(source, str(trace)).run(take, lambda *_: None)
+        return seen
+
+    return work
+
+
+def full(trace: Path, folder: Path) -> Callable[[], int]:
+    import pyarrow.parquet  # noqa: F401  # imports are not what is measured
+
+    from distprof.ingest.cache import ACTIVITY_FILE, HOST_FILE, ParquetHostSink, write_table
+    from distprof.ingest.kineto.reader import read_trace
+
+    def work() -> int:
+        with ParquetHostSink(folder / HOST_FILE) as sink:
+            parsed = read_trace(trace, host_sink=sink)
+        write_table(folder / ACTIVITY_FILE, parsed.activity)
+        return parsed.quality.num_events
+
+    return work
+
+
+def device(trace: Path, _: Path) -> Callable[[], int]:
+    import re
+
+    from distprof.ingest.kineto.reader import read_trace
+    from distprof.intervals import intersect, total, union
+    from distprof.run.tables import intervals_of
+
+    def work() -> int:
+        activity = read_trace(trace, rows="device").activity
+        names = activity.coded("name")
+        is_comm = names.where([re.search(COMMUNICATION, name) is not None for name in names.values])
+        comm = union(intervals_of(activity.take(is_comm)))
+        rest = union(intervals_of(activity.take(~is_comm & (activity["kind"] == 0))))
+        return total(intersect(comm, rest))
+
+    return work
+
+
+def reload(_: Path, folder: Path) -> Callable[[], int]:
+    import pyarrow.parquet  # noqa: F401
+
+    from distprof.ingest.cache import ACTIVITY_FILE, HOST_FILE, read_table
+    from distprof.run.tables import ACTIVITY, HOST
+
+    def work() -> int:
+        activity = read_table(folder / ACTIVITY_FILE, ACTIVITY)
+        return len(activity) + len(read_table(folder / HOST_FILE, HOST))
+
+    return work
+
+
+WORK: dict[str, Callable[[Path, Path], Callable[[], int]]] = {
+    "gunzip": gunzip,
+    "skip-all": skip_all,
+    "full": full,
+    "device": device,
+    "reload": reload,
+}
+
+
+def run_one(name: str, trace: Path, folder: Path) -> None:
+    work = WORK[name](trace, folder)
+    start = time.process_time()
+    answer = work()
+    cpu_s = time.process_time() - start
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    print(f"{cpu_s} {peak} {answer}")
+
+
+def figures(costs: list[Cost]) -> tuple[float, float]:
+    """CPU seconds of the work (the quietest round) and peak memory in MB."""
+    lines = [cost.output.split() for cost in costs]
+    return min(float(line[0]) for line in lines), max(int(line[1]) for line in lines) / MB
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("trace", type=Path)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--one", nargs=2, metavar=("CONTESTANT", "FOLDER"), help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.one:
+        run_one(asked.one[0], asked.trace, Path(asked.one[1]))
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, __file__, str(asked.trace), "--one"]
+        measure([*command, "full", folder])  # what reload reads
+        contestants = {name: partial(measure, [*command, name, folder]) for name in CONTESTANTS}
+        costs = rounds(contestants, asked.rounds)
+    size = int(costs["gunzip"][0].output.split()[2]) / MB
+    limit = figures(costs["skip-all"])[0]
+    ratios = {
+        name: statistics.median(
+            float(cost.output.split()[0]) / float(base.output.split()[0])
+            for cost, base in zip(costs[name], costs["skip-all"], strict=True)
+        )
+        for name in CONTESTANTS
+    }
+    print(f"{asked.trace.name}, {size:.0f} MB of JSON; {machine()}")
+    print(versions("distprof", "msgspec", "numpy", "isal", "pyarrow"))
+    print_table(
+        ("what", "CPU s", "MB/s", "of skip-all", "peak MB"),
+        [
+            (name, f"{cpu:.2f}", f"{size / cpu:.0f}", f"{ratios[name]:.2f}", f"{peak:.0f}")
+            for name in CONTESTANTS
+            for cpu, peak in [figures(costs[name])]
+        ],
+    )
+    print(f"skip-all: {size / limit:.0f} MB/s is the limit without compiled code")
+
+
+if __name__ == "__main__":
+    main()
