@@ -111,12 +111,49 @@ def test_idle_causes_are_a_partition_of_the_idle_time(rank_and_waits, windows):
     assert analysis.idle_host_ns.sum() == idle["host_ns"]
 
 
-@given(ranks())
-def test_synchronising_calls_are_blamed_for_no_more_than_they_blocked(rank_and_waits):
-    rank, waits = rank_and_waits
-    everything = measured(rank, windows=[(0, 100 * UNIT)], wait_end=waits)
-    blocked = sum(call.blocked_ns for call in everything.sync_calls)
-    assert sum(call.idle_ns for call in everything.sync_calls) <= blocked
+@st.composite
+def host_driven_ranks(draw: st.DrawFn) -> RankBuilder:
+    """A rank whose host launches, works, loads data and waits for the device, in turn."""
+    rank, host, device = RankBuilder(), 0, 0
+    what = st.sampled_from(["launch", "launch", "work", "load", "wait"])
+    for action, length in draw(st.lists(st.tuples(what, st.integers(1, 40)), max_size=20)):
+        begin = host
+        if action == "launch":
+            host += 2 * UNIT
+            start = max(device, begin + UNIT)
+            device = start + length * UNIT
+            rank.kernel("gemm", start, device, launched=(begin, host))
+        elif action == "wait":
+            host = max(host, device) + 100
+            rank.sync("cudaStreamSynchronize", begin, host)
+        else:
+            host += length * UNIT
+            if action == "load":
+                rank.annotation("distprof:input", begin, host)
+    return rank
+
+
+@settings(max_examples=300)
+@given(host_driven_ranks())
+def test_synchronising_calls_are_blamed_for_no_more_than_they_blocked(rank):
+    analysis = measured(rank, windows=[(0, 10_000 * UNIT)])
+    blocked = sum(call.blocked_ns for call in analysis.sync_calls)
+    assert sum(call.idle_ns for call in analysis.sync_calls) <= blocked
+
+
+@settings(max_examples=300)
+@given(host_driven_ranks())
+def test_without_waiting_the_host_is_late_and_no_call_is_blamed(rank):
+    """The same rank without its synchronising calls on record: what they took is the host's."""
+    window = [(0, 10_000 * UNIT)]
+    told = measured(rank, windows=window).idle
+    rank.host = [row for row in rank.host if row["name"] != "cudaStreamSynchronize"]
+    untold = measured(rank, windows=window).idle
+    if told is None or untold is None:
+        return
+    assert untold.sync_ns == 0
+    assert untold.host_ns == told.host_ns + told.sync_ns
+    assert (untold.input_ns, untold.unknown_ns) == (told.input_ns, told.unknown_ns)
 
 
 @given(ranks(), WINDOWS)
