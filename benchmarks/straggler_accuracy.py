@@ -22,6 +22,8 @@ from distprof.analyzers.stragglers import StragglersResult, analyze_stragglers
 from distprof.ingest.assemble import assemble_run
 from distprof.terms import StragglerCause, StragglerPattern
 from tests.simulator import (
+    Collective,
+    Compute,
     LateHost,
     LateInput,
     MoreWork,
@@ -110,6 +112,33 @@ def rotates(seed: int) -> Case:
     return Case(replace(job, faults=rotating(ranks, 1.4, job.steps)), None, PATTERN.ROTATING)
 
 
+def handed_on(seed: int) -> Case:
+    """In a mesh of 4 x 4 a device is slower; its group then comes late to all other groups."""
+    dice = random.Random(seed)
+    layer = (Compute(ns=MS), Collective(axis="tp", transfer_ns=MS // 10, bytes=1 << 20))
+    job = replace(
+        disturbed(seed, noise=0.02),
+        num_nodes=4,
+        ranks_per_node=4,
+        clock_offset_ns=tuple(dice.randint(-10 * MS, 10 * MS) for _ in range(4)),
+        clock_drift_ppm=tuple(dice.uniform(-10, 10) for _ in range(4)),
+        capture_skip={rank: dice.randint(0, 10) for rank in range(16)},
+        program=(*layer * 6, Collective(axis="dp", transfer_ns=2 * MS), Compute(ns=MS)),
+        axes={
+            "tp": tuple(tuple(range(4 * i, 4 * i + 4)) for i in range(4)),
+            "dp": tuple(tuple(range(i, 16, 4)) for i in range(4)),
+        },
+    )
+    rank = dice.randrange(16)
+    fault = SlowDevice(rank=rank, factor=dice.uniform(1.08, 1.3))
+    return Case(replace(job, faults=(fault,)), rank, PATTERN.PERSISTENT, CAUSE.SLOW_DEVICE)
+
+
+def healthy_mesh(seed: int) -> Case:
+    """The same mesh with nobody to blame."""
+    return Case(replace(handed_on(seed).job, faults=()))
+
+
 CASES: tuple[Callable[[int], Case], ...] = (
     healthy,
     slow,
@@ -118,6 +147,8 @@ CASES: tuple[Callable[[int], Case], ...] = (
     late_host,
     transient,
     rotates,
+    handed_on,
+    healthy_mesh,
 )
 
 

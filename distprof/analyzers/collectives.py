@@ -7,8 +7,9 @@ ranks on clocks that can be compared; a member's own duration is neither.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,11 +25,17 @@ from distprof.schema import ABSENT, Int64Array
 from distprof.terms import CollectiveKind
 from distprof.units import NS_PER_S
 
-__all__ = ["CollectiveClass", "CollectivesResult", "analyze_collectives"]
+__all__ = ["MAX_SIZES", "CollectiveClass", "CollectivesResult", "analyze_collectives"]
+
+MAX_SIZES = 32
+"""More sizes than this of one kind in one group are folded into powers of two."""
 
 
 class CollectiveClass(Record, frozen=True, kw_only=True):
     """Collectives of one kind, group and size.
+
+    Where sizes vary (more than 32 of one kind in one group, as in expert parallelism), those of one
+    power of two are one class, and ``bytes`` is their median.
 
     ``transfer``, ``wait``, bandwidths are None where members could not be matched across ranks (a
     member's own duration is no transfer time). Per-step values are means over ranks and steps.
@@ -81,6 +88,7 @@ def analyze_collectives(run: Run, analyses: Mapping[int, RankAnalysis]) -> Colle
         )
     keys = _Keys()
     unit = index.column(lambda rank: keys.encode(rank))
+    keys.fold_sizes()
     rows = _rows(run, index, analyses, np.asarray(keys.class_of_unit, dtype=np.int32)[unit], unit)
     instances = _instances(rows, index.members(run.matches))
     classes = _classes(run, keys, rows, instances, len(index.ranks) * max(num_steps, 1))
@@ -99,16 +107,26 @@ class _ClassKey:
     kind: int
     group: str
     group_size: int
-    bytes: int
+    bytes: int  # of a folded class: the power of two
 
 
 class _Keys:
-    """Numbers classes, and units: a class within one concrete process group."""
+    """Numbers classes, and units: one size within one concrete process group."""
 
     def __init__(self) -> None:
         self.classes: dict[_ClassKey, int] = {}
         self.class_of_unit: list[int] = []
         self._units: dict[tuple[_ClassKey, str, str], int] = {}
+
+    def fold_sizes(self) -> None:
+        """Number the classes; sizes that vary are put into one class per power of two."""
+        sizes: dict[_ClassKey, set[int]] = {}
+        for key, _, _ in self._units:
+            sizes.setdefault(replace(key, bytes=0), set()).add(key.bytes)
+        for key, _, _ in self._units:
+            varies = key.bytes > 0 and len(sizes[replace(key, bytes=0)]) > MAX_SIZES
+            folded = replace(key, bytes=1 << key.bytes.bit_length()) if varies else key
+            self.class_of_unit.append(self.classes.setdefault(folded, len(self.classes)))
 
     def encode(self, rank: Rank) -> NDArray[np.int32]:
         """The unit of each COLLECTIVES row of a rank."""
@@ -134,10 +152,7 @@ class _Keys:
         return np.asarray(units, dtype=np.int32)[inverse]
 
     def _unit(self, key: _ClassKey, group: str, ranks: str) -> int:
-        unit = self._units.setdefault((key, group, ranks), len(self._units))
-        if unit == len(self.class_of_unit):
-            self.class_of_unit.append(self.classes.setdefault(key, len(self.classes)))
-        return unit
+        return self._units.setdefault((key, group, ranks), len(self._units))
 
 
 def group_label(name: str, description: str) -> str:
@@ -165,6 +180,7 @@ class _Rows:
     rank_index: NDArray[np.int32]
     unit: NDArray[np.int32]
     class_code: NDArray[np.int32]
+    bytes: Int64Array
     duration_ns: Int64Array
     wait_ns: Int64Array
     after_last_start_ns: Int64Array
@@ -190,6 +206,7 @@ def _rows(
         rank_index=index.rank_index,
         unit=unit,
         class_code=class_code,
+        bytes=index.column(lambda rank: rank.collectives["bytes"]),
         duration_ns=duration,
         wait_ns=np.clip(wait_end - start, 0, duration),
         after_last_start_ns=np.clip(end - wait_end, 0, None),
@@ -240,58 +257,66 @@ def _classes(
     run: Run, keys: _Keys, rows: _Rows, instances: _Instances, samples: int
 ) -> list[CollectiveClass]:
     """One record per class; ``samples`` is ranks times steps."""
-    num = len(keys.classes)
-    inside, timed = rows.inside, rows.inside & rows.timed
-    # A class seen only in the analysed windows' surroundings has no row inside and is left out.
-    durations = median_by_code(rows.class_code[inside], rows.duration_ns[inside], num)
-    waits = median_by_code(rows.class_code[timed], rows.wait_ns[timed], num)
-    usable = instances.timed
-    transfers = median_by_code(instances.class_code[usable], instances.transfer_ns[usable], num)
-    matched = np.bincount(instances.class_code, minlength=num)
-    count = matched + _unmatched_count(keys, rows, ~instances.matched_row & inside)
+    columns = _class_columns(keys, rows, instances, samples)
     axes = _axes(run)
-    means = {
-        "exposed": _mean(rows.class_code, rows.exposed_ns, inside, num, samples),
-        "wait": _mean(rows.class_code, rows.wait_ns, timed, num, samples),
-        "transfer": _mean(rows.class_code, rows.duration_ns - rows.wait_ns, timed, num, samples),
-        "exposed_wait": _mean(
-            rows.class_code,
-            rows.exposed_wait_ns,
-            timed & (rows.exposed_wait_ns >= 0),
-            num,
-            samples,
+    # A class seen only outside the analysed windows has no duration and is left out.
+    return [
+        _record(key, axes.get(key.group), {name: values[code] for name, values in columns.items()})
+        for key, code in keys.classes.items()
+        if columns["duration"][code] is not None
+    ]
+
+
+def _class_columns(
+    keys: _Keys, rows: _Rows, instances: _Instances, samples: int
+) -> dict[str, Sequence[Any]]:
+    """Values of every class, by name."""
+    num = len(keys.classes)
+    code, inside, timed = rows.class_code, rows.inside, rows.inside & rows.timed
+    usable = instances.timed
+    matched = np.bincount(instances.class_code, minlength=num)
+    unmatched = _unmatched_count(keys, rows, ~instances.matched_row & inside)
+    waiting = timed & (rows.exposed_wait_ns >= 0)
+    transfer_of_row = rows.duration_ns - rows.wait_ns
+    return {
+        "bytes": median_by_code(code[inside], rows.bytes[inside], num),
+        "count": (matched + unmatched).tolist(),
+        "matched": matched.tolist(),
+        "duration": median_by_code(code[inside], rows.duration_ns[inside], num),
+        "wait": median_by_code(code[timed], rows.wait_ns[timed], num),
+        "transfer": median_by_code(
+            instances.class_code[usable], instances.transfer_ns[usable], num
         ),
+        "exposed_mean": _mean(code, rows.exposed_ns, inside, num, samples),
+        "wait_mean": _mean(code, rows.wait_ns, timed, num, samples),
+        "transfer_mean": _mean(code, transfer_of_row, timed, num, samples),
+        "exposed_wait_mean": _mean(code, rows.exposed_wait_ns, waiting, num, samples),
     }
-    records = []
-    for key, code in keys.classes.items():
-        duration, transfer = durations[code], transfers[code]
-        if duration is None:
-            continue
-        is_split = transfer is not None
-        algbw = _bandwidth(key.bytes, transfer)
-        factor = _factor(key)
-        records.append(
-            CollectiveClass(
-                kind=CollectiveKind(key.kind).label,
-                group=key.group,
-                group_size=_present(key.group_size),
-                axis=axes.get(key.group),
-                bytes=_present(key.bytes),
-                count=int(count[code]),
-                num_matched=int(matched[code]),
-                duration_ns_median=duration,
-                transfer_ns_median=transfer,
-                wait_ns_median=waits[code] if is_split else None,
-                wait_ns_per_step=means["wait"][code] if is_split else None,
-                transfer_ns_per_step=means["transfer"][code] if is_split else None,
-                exposed_ns_per_step=means["exposed"][code],
-                exposed_wait_ns_per_step=means["exposed_wait"][code] if is_split else None,
-                algbw_bytes_per_s=algbw,
-                busbw_bytes_per_s=algbw * factor if algbw and factor else None,
-                expected_busbw_bytes_per_s=None,
-            )
-        )
-    return records
+
+
+def _record(key: _ClassKey, axis: str | None, of: Mapping[str, Any]) -> CollectiveClass:
+    is_split = of["transfer"] is not None
+    algbw = _bandwidth(of["bytes"], of["transfer"])
+    factor = _factor(key)
+    return CollectiveClass(
+        kind=CollectiveKind(key.kind).label,
+        group=key.group,
+        group_size=_present(key.group_size),
+        axis=axis,
+        bytes=_present(of["bytes"]),
+        count=of["count"],
+        num_matched=of["matched"],
+        duration_ns_median=of["duration"],
+        transfer_ns_median=of["transfer"],
+        wait_ns_median=of["wait"] if is_split else None,
+        wait_ns_per_step=of["wait_mean"] if is_split else None,
+        transfer_ns_per_step=of["transfer_mean"] if is_split else None,
+        exposed_ns_per_step=of["exposed_mean"],
+        exposed_wait_ns_per_step=of["exposed_wait_mean"] if is_split else None,
+        algbw_bytes_per_s=algbw,
+        busbw_bytes_per_s=algbw * factor if algbw and factor else None,
+        expected_busbw_bytes_per_s=None,
+    )
 
 
 def _mean(

@@ -34,7 +34,7 @@ ALPHA = 0.002
 MOST_STEPS = 0.6
 """Share of the steps in which a persistent straggler (or all of them together) costs most."""
 STEADY = 10.0
-STAND_OUT = 2.0
+STAND_OUT = 3.0
 MIN_STEPS = 3
 """Fewer steps cannot tell persistent from transient."""
 

@@ -187,3 +187,20 @@ def test_shifted_clocks_change_no_class():
     )
     assert [c.transfer_ns_per_step for c in first] == [c.transfer_ns_per_step for c in second]
     assert [c.wait_ns_per_step for c in first] == [c.wait_ns_per_step for c in second]
+
+
+def test_sizes_that_vary_are_folded_into_powers_of_two_with_their_median():
+    builder = RankBuilder(0).step(0, 0, 100_000)
+    for i in range(40):  # 1,000 .. 1,039: 24 below 1,024 and 16 from it on
+        builder.comm("nccl", 100 * i, 100 * i + 50, size=1_000 + i)
+    run = make_run([builder.rank()], steps=[0])
+    classes = analyze_collectives(run, measure(run).analyses).classes
+    assert sorted((c.bytes, c.count) for c in classes) == [(1_011, 24), (1_031, 16)]
+
+
+def test_a_few_sizes_stay_apart():
+    builder = RankBuilder(0).step(0, 0, 100_000)
+    for i in range(32):
+        builder.comm("nccl", 100 * i, 100 * i + 50, size=1_000 + i)
+    run = make_run([builder.rank()], steps=[0])
+    assert len(analyze_collectives(run, measure(run).analyses).classes) == 32

@@ -66,6 +66,15 @@ def test_the_last_to_start_is_blamed_for_the_median_wait_of_the_others():
     assert (step.rank, step.lost_ns, step.rank_lost_ns) == (3, 600, 600)
 
 
+def test_renumbering_ranks_renumbers_the_blame_and_nothing_else():
+    starts = [100, 200, 400, 800]
+    for turn in range(4):
+        turned = starts[turn:] + starts[:turn]
+        result, _ = stragglers_of(by_hand(turned))
+        assert result.ranks[0].rank == turned.index(800)
+        assert result.ranks[0].lost_ns_per_step == 600
+
+
 def test_waits_below_the_clock_residual_blame_nobody():
     result, _ = stragglers_of(by_hand([100, 101, 102, 103], residual_ns=5))
     assert result.lost_ns_per_step == 0
