@@ -21,6 +21,9 @@ __all__ = ["CommRow", "CommRows", "Wanted", "find_arguments"]
 
 COLLECTIVE_KEY = b'"Collective name"'
 
+_NAME_KEY = b'"name": '
+_SAMPLE = 1 << 16
+
 _INTEGERS = {
     "external_id": ("External id", "external id"),
     "in_nelems": ("In msg nelems",),
@@ -138,8 +141,9 @@ def _search(
 ) -> Iterator[Mapping[str, Any]]:
     """Yield arguments from one forward search; ends early when the boundary hint misleads."""
     position = 0
+    key = _NAME_KEY if data.find(_NAME_KEY, 0, _SAMPLE) >= 0 else b""
     for row in wanted:
-        needle = _needle(row)
+        needle = _needle(row, key)
         while True:
             hit = data.find(needle, position, stop)
             if hit < 0:
@@ -164,7 +168,8 @@ def _scan(events: Sequence[bytes], wanted: Sequence[Wanted]) -> list[Mapping[str
     return found
 
 
-def _needle(row: Wanted) -> bytes:
+def _needle(row: Wanted, key: bytes = b"") -> bytes:
+    """What to search for; a longer text, with the key before the name, is found faster."""
     if row.has_collective:
         return COLLECTIVE_KEY
     plain = row.name.encode("ascii", "ignore")
@@ -172,7 +177,8 @@ def _needle(row: Wanted) -> bytes:
         if char in b'"\\/' or char < 32:
             plain = plain[:stop]
             break
-    return b'"' + plain[:24] if plain.decode() == row.name[: len(plain)] else b'"'
+    is_prefix = row.name.startswith(plain.decode())
+    return key + b'"' + (plain[:24] if is_prefix else b"")
 
 
 def _arguments_if(row: Wanted, text: bytes | bytearray) -> Mapping[str, Any] | None:

@@ -8,7 +8,7 @@ from distprof.ingest.kineto.words import STEP_PREFIX
 __all__ = ["DeviceSearch"]
 
 _CATEGORIES = (b'"cat": "kernel"', b'"cat": "gpu_')
-_STEP = f'"{STEP_PREFIX}'.encode()
+_STEP = f'"name": "{STEP_PREFIX}'.encode()
 _LEGACY = (b'"Kernel"', b'"Memcpy"', b'"Memset"', b'"concurrent_kernel"')
 _CATEGORY = b'"cat"'
 _SPACED = b'"cat": "'

@@ -192,12 +192,13 @@ class Framer:
         if match := _EMPTY.match(self._data, 0, self._size):
             self._finish(match.end())
             return True
-        candidates = list(self._candidates())
-        for stop, end in candidates:
+        for stop, end in self._candidates():
             if self._take_until(stop, take):
                 self._finish(end)
                 return True
-        for stop, end in sorted(candidates):  # metadata may hold what looks like an end, too
+        for stop, end in sorted(
+            self._candidates()
+        ):  # metadata may hold what looks like an end, too
             if self._is_credible(stop, end):
                 self._salvage_until(stop, salvage)
                 self._finish(end)
