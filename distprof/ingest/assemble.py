@@ -51,6 +51,7 @@ def assemble_run(source: str, ranks: Iterable[Rank], gaps: Iterable[Gap] = ()) -
         gaps=(
             *gaps,
             *_rank_gaps(kept, topology, duplicates),
+            *_world_gaps(kept, topology),
             *_match_gaps(kept, matches),
             *_clock_gaps(kept, clock),
             *window_gaps,
@@ -80,27 +81,6 @@ def _rank_gaps(ranks: Sequence[Rank], topology: Topology, duplicates: tuple[int,
                 ranks=duplicates,
             )
         )
-    sizes = sorted({rank.world_size for rank in ranks if rank.world_size})
-    if len(sizes) > 1:
-        other = tuple(r.rank for r in ranks if r.world_size not in (None, topology.world_size))
-        gaps.append(
-            Gap(
-                what="mixed-world-size",
-                message=f"Traces name world sizes {', '.join(map(str, sizes))}: they may be of "
-                f"different jobs; {topology.world_size} is taken.",
-                ranks=other,
-            )
-        )
-    absurd = tuple(r.rank for r in ranks if (r.world_size or 0) > MAX_WORLD_SIZE)
-    if absurd:
-        gaps.append(
-            Gap(
-                what="absurd-world-size",
-                message=f"Traces of ranks {fold_ranks(absurd)} name a world size above "
-                f"{MAX_WORLD_SIZE}: it is not used.",
-                ranks=absurd,
-            )
-        )
     missing = sorted(set(range(topology.world_size or 0)) - {rank.rank for rank in ranks})
     if missing:
         gaps.append(
@@ -109,6 +89,32 @@ def _rank_gaps(ranks: Sequence[Rank], topology: Topology, duplicates: tuple[int,
                 message=f"{len(missing)} of {topology.world_size} ranks have no trace "
                 f"({fold_ranks(missing)}): the last to arrive may be one of them.",
                 ranks=tuple(missing),
+            )
+        )
+    return gaps
+
+
+def _world_gaps(ranks: Sequence[Rank], topology: Topology) -> list[Gap]:
+    gaps = []
+    sizes = sorted({rank.world_size for rank in ranks if rank.world_size})
+    if len(sizes) > 1:
+        other = tuple(r.rank for r in ranks if r.world_size not in (None, topology.world_size))
+        gaps.append(
+            Gap(
+                what="mixed-world-size",
+                message=f"Traces name world sizes {', '.join(map(str, sizes[:5]))}: they may be "
+                f"of different jobs; {topology.world_size} is taken.",
+                ranks=other,
+            )
+        )
+    absurd = tuple(rank.rank for rank in ranks if (rank.world_size or 0) > MAX_WORLD_SIZE)
+    if absurd:
+        gaps.append(
+            Gap(
+                what="absurd-world-size",
+                message=f"Traces of ranks {fold_ranks(absurd)} name a world size above "
+                f"{MAX_WORLD_SIZE}: it is not used.",
+                ranks=absurd,
             )
         )
     return gaps

@@ -132,7 +132,7 @@ def _events(recording: Recording, rank: int, *, with_seq: bool) -> Iterator[dict
             args = {"correlation": event.correlation} if event.correlation >= 0 else {}
             if event.correlation in comm:
                 kernel = comm[event.correlation]
-                args_of = _comm_args(recording, kernel, rank, with_seq=with_seq)
+                args_of = _comm_args(recording, kernel, with_seq=with_seq)
                 yield host(
                     event.start - 2, event.end + 2, "record_param_comms", "cpu_op", **args_of
                 )
@@ -148,7 +148,7 @@ def _events(recording: Recording, rank: int, *, with_seq: bool) -> Iterator[dict
             }
             if event.correlation in comm:
                 kernel = comm[event.correlation]
-                args |= _comm_args(recording, kernel, rank, with_seq=with_seq)
+                args |= _comm_args(recording, kernel, with_seq=with_seq)
             place = {"pid": device, "tid": event.stream}
             yield {
                 "ph": "X",
@@ -162,9 +162,7 @@ def _events(recording: Recording, rank: int, *, with_seq: bool) -> Iterator[dict
     yield {"ph": "X", "cat": "Trace", "name": "PyTorch Profiler (0)", **whole, "args": {}}
 
 
-def _comm_args(
-    recording: Recording, event: CommEvent, rank: int, *, with_seq: bool
-) -> dict[str, Any]:
+def _comm_args(recording: Recording, event: CommEvent, *, with_seq: bool) -> dict[str, Any]:
     instance = event.instance
     size = len(instance.ranks)
     nelems = instance.bytes // BF16_BYTES
@@ -183,7 +181,9 @@ def _comm_args(
     }
     if with_seq:
         args["Seq"] = instance.seq
-    if event.kind.is_point_to_point:
-        source, destination = instance.members
-        args |= {"Src Rank": source, "Dst Rank": destination}
+    # each end names the other only
+    if event.kind is CollectiveKind.SEND:
+        args["Dst Rank"] = instance.members[1]
+    elif event.kind is CollectiveKind.RECV:
+        args["Src Rank"] = instance.members[0]
     return args

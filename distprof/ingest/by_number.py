@@ -1,0 +1,145 @@
+"""Joining rows by process group and sequence number."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distprof.ingest.found import SAME_BYTES, Found, name_of, same_as_before
+from distprof.ingest.rows import Rows
+from distprof.run.topology import ProcessGroup
+from distprof.schema import Int64Array
+from distprof.terms import CollectiveKind, MatchMethod
+
+__all__ = ["all_ranks_number", "match_by_sequence"]
+
+_MIN_TO_CONTRADICT = 4  # shared numbers: fewer that disagree are single faults
+
+
+def all_ranks_number(rows: Rows, index: Int64Array) -> NDArray[np.bool_]:
+    """Whether, in the row's group, each rank that has rows has rows with numbers."""
+    pair_key = rows.group[index].astype(np.int64) * (1 << 32) + rows.rank[index]
+    pairs, inverse = np.unique(pair_key, return_inverse=True)
+    numbers = np.zeros(len(pairs), np.bool_)
+    numbers[inverse[rows.seq[index] >= 0]] = True
+    without = np.unique(pairs[~numbers] >> 32)
+    return ~np.isin(rows.group[index], without)
+
+
+def match_by_sequence(
+    rows: Rows,
+    index: Int64Array,
+    groups: Sequence[ProcessGroup],
+    present: Int64Array,
+    found: Found,
+) -> Int64Array:
+    """Join rows by their numbers.
+
+    Returns:
+        The rows of groups whose numbers contradict each other so often that they mean nothing.
+    """
+    if len(index) == 0:
+        return index
+    order, first = _runs_of_sequence(rows, index)
+    sizes = np.diff(np.append(first, len(order)))
+    group = rows.group[order[first]]
+    bad = ~_members_agree(rows, order, first) & (sizes >= 2)
+    useless = _contradicting_groups(group, sizes >= 2, bad, len(groups))
+    for number in np.flatnonzero(useless).tolist():
+        found.notes.append(
+            f"Sequence numbers of group {name_of(groups[number])} are not the same on all ranks: "
+            "its collectives are matched by their order."
+        )
+    bad &= ~useless[group]
+    if bad.any():
+        found.notes.append(
+            f"{int(bad.sum())} of {int((sizes >= 2).sum())} collectives with equal group and "
+            "sequence number differ in kind or bytes between ranks: not matched."
+        )
+    # grouped messages carry numbers that not every member counts: all members or none
+    grouped = rows.kind[order[first]] == CollectiveKind.SEND_RECV
+    keep = (sizes >= 2) & ~bad & ~useless[group] & (~grouped | (sizes == present[group]))
+    found.add(order[np.repeat(keep, sizes)], sizes[keep], MatchMethod.SEQUENCE)
+    by_order = useless[rows.group[index]]
+    found.num_candidates += _num_in_common_window(rows, index[~by_order])
+    return index[by_order]
+
+
+def _contradicting_groups(
+    group: NDArray[np.int32], shared: NDArray[np.bool_], bad: NDArray[np.bool_], count: int
+) -> NDArray[np.bool_]:
+    """Groups of which most shared numbers are of different operations, as after a restart."""
+    num_shared = np.bincount(group[shared], minlength=count)
+    num_bad = np.bincount(group[bad], minlength=count)
+    most: NDArray[np.bool_] = (2 * num_bad > num_shared) & (num_shared >= _MIN_TO_CONTRADICT)
+    return most
+
+
+def _runs_of_sequence(rows: Rows, index: Int64Array) -> tuple[Int64Array, Int64Array]:
+    """Rows sorted by group, number, occurrence and rank; and where each such run begins."""
+    order = index[np.lexsort((rows.seq[index], rows.group[index]))]
+    # the sort is stable: within a run, rows are still rank by rank and in order of start
+    group, seq, rank = rows.group[order], rows.seq[order], rows.rank[order]
+    same = same_as_before(group, seq)
+    again = same & same_as_before(rank)
+    if again.any():  # operations coalesced under one number: the first with the first, and so on
+        occurrence = _position_in_run(again)
+        by_occurrence = np.lexsort((rank, occurrence, seq, group))
+        order = order[by_occurrence]
+        same = same_as_before(group[by_occurrence], seq[by_occurrence], occurrence[by_occurrence])
+    return order, np.flatnonzero(~same)
+
+
+def _position_in_run(same_as_before: NDArray[np.bool_]) -> Int64Array:
+    """0, 1, 2, … within each run of entries that continue the one before."""
+    index = np.arange(len(same_as_before), dtype=np.int64)
+    begin = np.maximum.accumulate(np.where(same_as_before, 0, index))
+    position: Int64Array = index - begin
+    return position
+
+
+def _members_agree(rows: Rows, order: Int64Array, first: Int64Array) -> NDArray[np.bool_]:
+    """Whether the members of each run agree in kind and bytes, as far as both are known."""
+    kind = rows.kind[order].astype(np.int64)
+    agree = _one_value(kind, kind != CollectiveKind.UNKNOWN, first)
+    size = rows.bytes[order]
+    agree &= _one_value(size, (size >= 0) & np.isin(kind, SAME_BYTES), first)
+    return agree
+
+
+def _one_value(
+    values: Int64Array, known: NDArray[np.bool_], first: Int64Array
+) -> NDArray[np.bool_]:
+    """Whether the known values of each run are all the same."""
+    limits = np.iinfo(np.int64)
+    low = np.minimum.reduceat(np.where(known, values, limits.max), first)
+    high = np.maximum.reduceat(np.where(known, values, limits.min), first)
+    same: NDArray[np.bool_] = low >= high
+    return same
+
+
+def _num_in_common_window(rows: Rows, index: Int64Array) -> int:
+    """Rows whose number every rank of the group with numbers has in its window.
+
+    A number outside another rank's window cannot have a partner there. Where windows share
+    nothing, all rows count: none was matched that should have been.
+    """
+    if len(index) == 0:
+        return 0
+    pair_key = rows.group[index].astype(np.int64) * (1 << 32) + rows.rank[index]
+    pairs, inverse = np.unique(pair_key, return_inverse=True)
+    seq = rows.seq[index]
+    low = np.full(len(pairs), np.iinfo(np.int64).max)
+    high = np.full(len(pairs), np.iinfo(np.int64).min)
+    np.minimum.at(low, inverse, seq)
+    np.maximum.at(high, inverse, seq)
+    groups, group_of_pair = np.unique(pairs >> 32, return_inverse=True)
+    start = np.full(len(groups), np.iinfo(np.int64).min)
+    stop = np.full(len(groups), np.iinfo(np.int64).max)
+    np.maximum.at(start, group_of_pair, low)
+    np.minimum.at(stop, group_of_pair, high)
+    disjoint = start > stop
+    group = group_of_pair[inverse]
+    return int((((seq >= start[group]) & (seq <= stop[group])) | disjoint[group]).sum())
