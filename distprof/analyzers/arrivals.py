@@ -93,11 +93,14 @@ def judge_arrivals(run: Run, analyses: Mapping[int, RankAnalysis], num_steps: in
     context = _Context.of(run, analyses)
     tally = _Tally(len(context.ranks), num_steps)
     wanted = _waits_for_all(run)
+    # A rank whose tables could not be read is as missing as one that was not recorded.
+    unread = np.diff(context.members.offsets) < np.diff(run.matches.offsets)
+    lacking = ~run.matches.complete | unread
     for instances, positions in by_size(context.members.offsets):
         chosen = wanted[instances] & (positions.shape[1] > 1)
         if chosen.any():
             block = _Block.of(context, instances[chosen], positions[chosen])
-            tally.add(block, ~run.matches.complete[block.instance])
+            tally.add(block, lacking[block.instance])
     return tally.blame(context.ranks)
 
 

@@ -229,6 +229,15 @@ def test_missing_members_lower_confidence_and_are_said():
     assert any("lack a member" in text for text in part.ranks[0].evidence)
 
 
+def test_a_rank_that_could_not_be_measured_is_a_missing_member():
+    run = by_hand([100, 200, 400, 800])
+    measured = measure(run)
+    left = {rank: a for rank, a in measured.analyses.items() if rank != 3}
+    result = analyze_stragglers(run, left, measured.step_time, measured.kernels)
+    assert [record.rank for record in result.ranks] == [2, 0, 1]
+    assert any("lack a member" in text for text in result.unavailable)
+
+
 def mesh(*faults):
     """Four tensor-parallel groups of four; gradients are reduced across them."""
     layer = (Compute(ns=MS), Collective(axis="tp", transfer_ns=100 * US, bytes=1 << 20))

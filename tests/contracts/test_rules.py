@@ -6,6 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from distprof.analyzers.breakdown import BreakdownResult
+from distprof.analyzers.capture import CaptureResult
+from distprof.analyzers.collectives import CollectivesResult
+from distprof.analyzers.idle import IdleResult
+from distprof.analyzers.overlap import OverlapResult
+from distprof.analyzers.stragglers import StragglersResult
+from distprof.analyzers.waterfall import WaterfallResult
 from distprof.rules.base import Rule
 from distprof.rules.engine import run_rules
 from distprof.rules.page import HEADINGS
@@ -22,6 +29,17 @@ FAMILIES = {
     "MEM": "memory",
     "CAP": "capture",
 }
+
+SECTIONS = {
+    "breakdown": BreakdownResult,
+    "capture": CaptureResult,
+    "collectives": CollectivesResult,
+    "idle": IdleResult,
+    "overlap": OverlapResult,
+    "stragglers": StragglersResult,
+    "waterfall": WaterfallResult,
+}
+"""Sections of the report by name."""
 
 each_rule = pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 
@@ -105,6 +123,10 @@ def test_a_finding_is_a_readable_statement_with_cost_and_fix(rule):
         assert "nan" not in finding.message
         assert finding.fix
         assert finding.evidence
+        for place in finding.evidence:
+            section, _, key = place.partition(".")
+            assert section in SECTIONS
+            assert not key or key in SECTIONS[section].__struct_fields__
         assert finding.docs == f"reference/rules/{rule.name}.md"
         assert finding.cost_ns_per_step is None or finding.cost_ns_per_step >= 0
         if rule.code.startswith("CAP"):

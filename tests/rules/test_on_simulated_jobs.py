@@ -75,10 +75,18 @@ def test_more_communication_than_computation_is_bound_by_transfer(tmp_path):
 def test_many_small_reductions_are_tiny_collectives(tmp_path):
     layer = (Compute(ns=MS // 4, kernels=1), Collective(bytes=4_096, transfer_ns=30_000))
     found = findings(SimulatedJob(program=layer * 40), tmp_path / "traces")
-    assert "40 small collectives per step" in found["tiny-collectives"].message
+    assert "40 small collectives per step and rank" in found["tiny-collectives"].message
 
 
 def test_a_slow_host_is_launch_bound(tmp_path):
     program = (Compute(ns=MS, kernels=200), Collective(transfer_ns=100_000))
     found = findings(SimulatedJob(program=program, launch_ns=20_000), tmp_path / "traces")
     assert found["launch-bound-host"].cost_ns_per_step == pytest.approx(3 * MS, rel=0.1)
+
+
+def test_small_collectives_of_groups_side_by_side_are_counted_per_rank(tmp_path):
+    small = Collective(axis="tp", bytes=4_096, transfer_ns=30_000)
+    layer = (Compute(ns=MS // 4, kernels=1), small)
+    pairs = {"tp": ((0, 1), (2, 3))}
+    found = findings(SimulatedJob(program=layer * 30, axes=pairs), tmp_path / "traces")
+    assert "30 small collectives per step and rank" in found["tiny-collectives"].message

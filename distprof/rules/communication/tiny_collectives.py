@@ -26,8 +26,8 @@ logging interval, not per step.
 
 ## Example
 ```text
-tiny-collectives: 161 small collectives per step (all_reduce in default_pg, 4.10 kB) take 3.20 ms of
-exposed time; together they move 1.30 MB.
+tiny-collectives: 161 small collectives per step and rank (most of them all_reduce in default_pg
+(4.10 kB)) take 3.20 ms of exposed time; together they move 1.30 MB.
 ```
 
 ## When it is wrong
@@ -77,18 +77,18 @@ def check(
     if mergeable and all(c.bytes is None for c in mergeable):
         raise InsufficientEvidenceError("the trace has no message sizes")
     small = [c for c in mergeable if c.bytes is not None and c.bytes < limits["small_bytes"]]
-    per_step = sum(c.count for c in small) / max(collectives.num_steps, 1)
+    per_step = sum(_per_rank(c, collectives) for c in small)
     if per_step <= limits["min_per_step"]:
         return
     exposed = sum(_transfer(c) for c in small)
     cost = int(exposed * (1 - 1 / per_step))
     if step.ratio(cost) < limits["min_step_ratio"]:
         return
-    moved = sum((c.bytes or 0) * c.count for c in small) / max(collectives.num_steps, 1)
+    moved = sum((c.bytes or 0) * _per_rank(c, collectives) for c in small)
     is_split = all(c.exposed_wait_ns_per_step is not None for c in small)
     yield Draft(
         message=(
-            f"{per_step:.0f} small collectives per {step.word} (most of them "
+            f"{per_step:.0f} small collectives per {step.word} and rank (most of them "
             f"{collective_label(max(small, key=lambda c: c.count))}) take "
             f"{format_duration(exposed)} of exposed time; together they move {format_bytes(moved)}."
         ),
@@ -100,6 +100,15 @@ def check(
         confidence=Confidence.MEASURED if is_split else Confidence.INFERRED,
         evidence=("collectives.classes",),
     )
+
+
+def _per_rank(record: CollectiveClass, collectives: CollectivesResult) -> float:
+    """How many of them a rank takes part in per step.
+
+    Groups side by side count together in the class; each rank is in one of them.
+    """
+    share = (record.group_size or collectives.num_ranks) / max(collectives.num_ranks, 1)
+    return record.count * min(share, 1) / max(collectives.num_steps, 1)
 
 
 def _transfer(record: CollectiveClass) -> int:

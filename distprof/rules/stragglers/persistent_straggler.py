@@ -82,6 +82,6 @@ def check(
             cost_ns_per_step=rank.lost_ns_per_step,
             confidence=Confidence.MEASURED if sure else Confidence.INFERRED,
             ranks=(rank.rank,),
-            evidence=("stragglers.ranks", *rank.evidence),
+            evidence=("stragglers.ranks",),
             severity=Severity.ERROR if share >= limits["error_step_ratio"] else None,
         )

@@ -76,7 +76,7 @@ def check(
             confidence=Confidence.INFERRED,
             ranks=(rank.rank,),
             steps=steps,
-            evidence=("stragglers.ranks", "stragglers.steps", *rank.evidence),
+            evidence=("stragglers.ranks", "stragglers.steps"),
         )
 
 
