@@ -149,8 +149,8 @@ def _transient_gaps(transients: tuple[int, ...], dropped: dict[int, str]) -> lis
     return [
         Gap(
             what="start-transient",
-            message=f"In step {staying[0]} ranks reach their first collective as far apart as their "
-            "captures start, so that its wait may be due to the start of the profiler; no other "
-            f"step was recorded: {_WAY_OUT}.",
+            message=f"In step {staying[0]} ranks reach their first collective as far apart as "
+            "their captures start, so that its wait may be due to the start of the profiler; no "
+            f"other step was recorded: {_WAY_OUT}.",
         )
     ]
