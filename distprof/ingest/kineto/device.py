@@ -26,7 +26,7 @@ class DeviceSearch:
         self.boundary = boundary
         self._between = boundary.text[1 : boundary.opening]
 
-    def select(self, data: bytearray, stop: int) -> bytearray | None:
+    def select(self, data: bytearray, stop: int) -> bytes | None:
         """The hits in ``data[:stop]`` as a JSON array, None when the layout is unexpected.
 
         An array that holds every device row, and perhaps others; not proved to be valid JSON.
@@ -39,8 +39,13 @@ class DeviceSearch:
         if not self.usable:
             return None
         self._search(data, stop, _STEP, spans)
-        hits = [data[start : spans[start]] for start in sorted(spans)]
-        return bytearray(b"[%b]" % self._between.join(hits))
+        view = memoryview(data)
+        hits: list[bytes | memoryview] = [view[start : spans[start]] for start in sorted(spans)]
+        if not hits:
+            return b"[]"
+        hits[0] = b"[" + bytes(hits[0])
+        hits[-1] = bytes(hits[-1]) + b"]"
+        return self._between.join(hits)
 
     def _search(self, data: bytearray, stop: int, needle: bytes, spans: dict[int, int]) -> None:
         """Enter start and end of each event that holds ``needle``."""

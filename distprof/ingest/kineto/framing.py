@@ -25,7 +25,7 @@ LARGEST_METADATA_BYTES = 64 << 20
 """More metadata before the events is refused; after them, it is not read."""
 
 _FIRST_READ = 1 << 16
-_BLOCK = 1 << 20
+_BLOCK = 1 << 18  # larger blocks are fresh memory each time, which is slower
 _LARGEST_LAST_EVENT = 16 << 20
 _MOST_CANDIDATES = 32
 _EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*(?=\S)')

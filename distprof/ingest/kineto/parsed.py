@@ -62,12 +62,14 @@ class ParsedTrace:
 
     Args:
         metadata: Top-level keys of the file but ``traceEvents``, for example ``distributedInfo``.
-        thread_names: ``pid/tid`` to the last name given to that thread.
+        thread_names: ``pid/tid`` to the last name given to that thread; empty when only device rows
+            were read.
         activity: ACTIVITY table; kernels are COMPUTATION until classified, copies and annotations
             are told apart by category.
         host: HOST table. With a host sink, only the rows that analyses need (runtime and driver
             calls, annotations, synchronisation, communication and data loading operators); the
-            sink got all of them. Without a sink, all rows. Empty when only device rows were read.
+            sink got all of them. Without a sink, all rows. Step marks alone when only device rows
+            were read.
         host_is_complete: Whether ``host`` holds all host rows.
         comm_args: COMM_ARGS table.
         first_ns: Start of the first event.

@@ -128,7 +128,7 @@ class _Reader:
                     pass  # the boundary misled, or an event is broken
         return decode_events(data, stop, self._state)
 
-    def _hits(self, data: bytearray, stop: int) -> bytearray | None:
+    def _hits(self, data: bytearray, stop: int) -> bytes | None:
         if self._search is None or self._search.boundary != self._state.boundary:
             self._search = DeviceSearch(self._state.boundary)
         return self._search.select(data, stop) if self._search.usable else None

@@ -227,6 +227,17 @@ def test_several_gzip_members_and_plain_text_read_alike(tmp_path: Path):
     assert not read_trace(path).quality.truncated
 
 
+def test_the_standard_library_decompresses_where_isal_is_absent(tmp_path: Path, monkeypatch):
+    import zlib
+
+    path = tmp_path / "trace.json.gz"
+    path.write_bytes(gzip.compress(KINETO(EVENTS).encode()))
+    fast = read_trace(path)
+    monkeypatch.setattr("distprof.ingest.kineto.source._fast_zlib", zlib)
+
+    assert same_tables(read_trace(path), fast)
+
+
 def test_an_open_file_is_read_and_left_open(tmp_path: Path):
     path = tmp_path / "trace.json.gz"
     path.write_bytes(gzip.compress(KINETO(EVENTS).encode()))
