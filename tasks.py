@@ -125,7 +125,8 @@ def call(command: Sequence[str]) -> None:
 
 def say(text: str) -> None:
     """One line of progress."""
-    print(f"── {text}", file=sys.stderr, flush=True)
+    sys.stderr.write(f"── {text}\n")
+    sys.stderr.flush()
 
 
 def summary(task: Callable[..., None]) -> str:
@@ -135,7 +136,7 @@ def summary(task: Callable[..., None]) -> str:
 
 def main(arguments: Sequence[str]) -> None:
     """Run the named task, or list them."""
-    if sys.version_info < (3, 11):
+    if sys.version_info < (3, 11):  # noqa: UP036  # whoever runs this may have an older one
         sys.exit(f"distprof needs Python 3.11 or newer; this is {sys.version.split()[0]}")
     tasks = {task.__name__: task for task in TASKS}
     if not arguments or arguments[0] not in tasks:

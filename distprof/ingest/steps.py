@@ -258,7 +258,7 @@ def _device_windows(
     first[idle] = marks.start[idle]
     start = np.maximum.accumulate(first)
     last = work["end_ns"][launched == count - 1].max(
-        initial=marks.end[-1] if idle[-1] else start[-1]
+        initial=max(marks.end[-1], start[-1]) if idle[-1] else start[-1]
     )
     columns = {
         "step": marks.step,
