@@ -98,7 +98,6 @@ def to_hta(
     trace.align_and_filter_trace(include_last_step)
     for number, frame in trace.traces.items():
         trace.traces[number] = frame.set_index("index", drop=False).rename_axis(None)
-    trace.min_ts += origin_ns / 1000 if exact else 0
     trace.is_parsed = True
     analysis = TraceAnalysis.__new__(TraceAnalysis)  # its constructor parses files
     analysis.t = trace
@@ -129,7 +128,7 @@ def _add_rank(trace: Any, rank: Rank, tables: RankTables, origin_ns: int, exact:
     _set_times(frame, host, activity, origin_ns, exact)
     frame = transform_correlation_to_index(frame, trace.symbol_table)
     frame["iteration"] = _iterations(frame, trace.symbol_table.get_sym_table())
-    meta = _metadata(rank)
+    meta = _metadata(rank, origin_ns)
     meta["device_type"] = infer_gpu_type(meta, dict.fromkeys(_used(host.coded("name")), 0))
     trace.traces[rank.rank] = frame
     trace.meta_data[rank.rank] = meta
@@ -141,7 +140,7 @@ def _has_device(rank: Rank) -> bool:
     return rank.device.name != "cpu"
 
 
-def _metadata(rank: Rank) -> dict[str, Any]:
+def _metadata(rank: Rank, origin_ns: int) -> dict[str, Any]:
     meta: dict[str, Any] = {
         "distributedInfo": {
             "backend": rank.backend,
@@ -150,7 +149,7 @@ def _metadata(rank: Rank) -> dict[str, Any]:
         },
     }
     if rank.has_epoch:
-        meta["baseTimeNanoseconds"] = 0  # times are handed over since the epoch
+        meta["baseTimeNanoseconds"] = origin_ns  # 0 where times are handed over since the epoch
     return meta
 
 

@@ -99,10 +99,11 @@ def test_fractions_round_as_in_hta_unless_exact(hta: Any) -> None:
 
 
 @hta_test
-def test_start_of_the_trace_is_given_since_the_epoch(hta: Any) -> None:
+@pytest.mark.parametrize("exact", [False, True])
+def test_start_of_the_trace_is_given_since_the_epoch(hta: Any, exact: bool) -> None:
     epoch = 1_700_000_000_000_000_000
     run = make_run([RankBuilder(0).kernel("k", epoch, epoch + US, launched=(epoch, epoch)).rank()])
-    assert run.to_hta().t.get_trace_start_unixtime_ns(0) == epoch
+    assert run.to_hta(exact=exact).t.get_trace_start_unixtime_ns(0) == epoch
 
 
 @hta_test
@@ -233,6 +234,22 @@ def test_one_rank_with_nanoseconds_equals_hta(hta: Any, tmp_path: Path) -> None:
     row = bridged.get_temporal_breakdown(visualize=False).iloc[0]
     assert row["kernel_time(us)"] == 435586
     assert row["idle_time(us)"] == 338781
+
+
+@hta_test
+def test_without_rounding_and_with_the_last_step_hta_agrees_with_distprof(
+    hta: Any, tmp_path: Path
+) -> None:
+    """Both make HTA's numbers differ from the published ones; here they come out in full."""
+    run = distprof.open_run(
+        golden("ddp-a100-2gpu-rank0"), executor="serial", cache_dir=tmp_path / "cache"
+    )
+    analysis = run.to_hta(exact=True, include_last_step=True)
+    row = analysis.get_temporal_breakdown(visualize=False).iloc[0]
+    assert row["kernel_time(us)"] == pytest.approx(660_551.005)
+    assert row["compute_time(us)"] == pytest.approx(115_655.847)
+    overlap = analysis.get_comm_comp_overlap(visualize=False)
+    assert overlap["comp_comm_overlap_pctg"].tolist() == [15.61]
 
 
 @hta_test
