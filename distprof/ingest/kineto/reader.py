@@ -187,16 +187,20 @@ class _Reader:
             why = f": {self._source.damage}" if self._source.damage else ""
             yield f"The file ends early, at uncompressed byte {where}{why}; the rest is lost."
         if collector.num_repaired:
-            yield f"{collector.num_repaired} events were not valid JSON and were mended."
+            yield f"Mended, for they were not valid JSON: {_events(collector.num_repaired)}."
         if collector.num_quarantined:
-            yield f"{collector.num_quarantined} events could not be read and are left out."
+            yield f"Left out, for they could not be read: {_events(collector.num_quarantined)}."
         if framer.num_giants:
-            yield f"{framer.num_giants} events were larger than 64 MiB and are left out."
+            yield f"Left out, for they are larger than 64 MiB: {_events(framer.num_giants)}."
         if collector.num_clamped:
             yield (
-                f"{collector.num_clamped} events have a negative, absurd or missing duration "
-                "and count as instants."
+                "Counted as instants, for their duration is missing, negative or absurd: "
+                f"{_events(collector.num_clamped)}."
             )
+
+
+def _events(count: int) -> str:
+    return f"{count:,} event{'' if count == 1 else 's'}"
 
 
 def _base(metadata: Mapping[str, Any]) -> int:

@@ -208,7 +208,7 @@ def test_absurd_durations_become_none_and_are_counted(duration):
 
     assert (parsed.activity["end_ns"] - parsed.activity["start_ns"]).tolist() == [40_001, 0]
     assert parsed.quality.num_clamped == 1
-    assert "1 events have a negative, absurd or missing duration" in parsed.quality.notes[0]
+    assert "missing, negative or absurd: 1 event." in parsed.quality.notes[0]
 
 
 def test_absurd_times_are_left_out():
