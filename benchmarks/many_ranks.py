@@ -37,9 +37,9 @@ def make_job(folder: Path, num_ranks: int) -> int:
     return num_bytes
 
 
-def distprof(folder: Path) -> Cost:
+def distprof(folder: Path, *more: str) -> Cost:
     with tempfile.TemporaryDirectory() as cache:
-        arguments = ["analyze", str(folder), "--cache-dir", cache, "--format", "json"]
+        arguments = ["analyze", str(folder), "--cache-dir", cache, "--format", "json", *more]
         return measure([sys.executable, "-m", "distprof", *arguments], tree=True)
 
 
@@ -64,7 +64,10 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             num_bytes = make_job(folder, num_ranks)
-            contestants = {"distprof": partial(distprof, folder)}
+            contestants = {
+                "distprof": partial(distprof, folder),
+                "distprof --device-only": partial(distprof, folder, "--device-only"),
+            }
             if options.hta_python:
                 contestants["HTA"] = partial(hta, options.hta_python, folder)
             costs = rounds(contestants, num_rounds)
