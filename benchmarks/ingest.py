@@ -7,7 +7,7 @@ Contestants, each a process of its own, in turn, from the same ``.json.gz``:
   of any reader without compiled code of its own.
 - ``full``: all rows to tables and Parquet.
 - ``device``: device rows only, and the union and overlap of communication and computation.
-- ``reload``: the tables from the Parquet files.
+- ``reload``: what an analysis loads from the Parquet files.
 
 Run::
 
@@ -77,13 +77,20 @@ def skip_all(trace: Path, _: Path) -> Callable[[], int]:
 def full(trace: Path, folder: Path) -> Callable[[], int]:
     import pyarrow.parquet  # noqa: F401  # imports are not what is measured
 
-    from distprof.ingest.cache import ACTIVITY_FILE, HOST_FILE, ParquetHostSink, write_table
+    from distprof.ingest.cache import (
+        ACTIVITY_FILE,
+        CALLS_FILE,
+        HOST_FILE,
+        ParquetHostSink,
+        write_table,
+    )
     from distprof.ingest.kineto.reader import read_trace
 
     def work() -> int:
         with ParquetHostSink(folder / HOST_FILE) as sink:
             parsed = read_trace(trace, host_sink=sink)
         write_table(folder / ACTIVITY_FILE, parsed.activity)
+        write_table(folder / CALLS_FILE, parsed.host)
         return parsed.quality.num_events
 
     return work
@@ -110,12 +117,12 @@ def device(trace: Path, _: Path) -> Callable[[], int]:
 def reload(_: Path, folder: Path) -> Callable[[], int]:
     import pyarrow.parquet  # noqa: F401
 
-    from distprof.ingest.cache import ACTIVITY_FILE, HOST_FILE, read_table
+    from distprof.ingest.cache import ACTIVITY_FILE, CALLS_FILE, read_table
     from distprof.run.tables import ACTIVITY, HOST
 
     def work() -> int:
         activity = read_table(folder / ACTIVITY_FILE, ACTIVITY)
-        return len(activity) + len(read_table(folder / HOST_FILE, HOST))
+        return len(activity) + len(read_table(folder / CALLS_FILE, HOST))
 
     return work
 

@@ -71,7 +71,7 @@ class MemoryTables:
 
     held: RankTables
 
-    def load(self) -> RankTables:
+    def load(self, *, every_host_row: bool = False) -> RankTables:
         return self.held
 
 

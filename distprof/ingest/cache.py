@@ -2,8 +2,8 @@
 
 ::
 
-    ROOT/3f/3fa9…/    activity.parquet host.parquet collectives.parquet steps.parquet
-                      rank.json entry.json
+    ROOT/3f/3fa9…/    activity.parquet calls.parquet collectives.parquet steps.parquet
+                      host.parquet rank.json entry.json
 
 The key is a hash of all bytes of the file as it lies on disk, with the schema version and the
 options. A gzipped trace is hashed in a fiftieth of the time that parsing takes, and neither a copy
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ACTIVITY_FILE",
+    "CALLS_FILE",
     "COLLECTIVES_FILE",
     "HOST_FILE",
     "RANK_FILE",
@@ -54,11 +55,12 @@ __all__ = [
     "write_table",
 ]
 
-CACHE_VERSION = 1
+CACHE_VERSION = 2
 """Raised whenever the same trace would give other tables."""
 
 ACTIVITY_FILE = "activity.parquet"
-HOST_FILE = "host.parquet"
+CALLS_FILE = "calls.parquet"  # the host rows that analyses need
+HOST_FILE = "host.parquet"  # every host row
 COLLECTIVES_FILE = "collectives.parquet"
 STEPS_FILE = "steps.parquet"
 RANK_FILE = "rank.json"
@@ -201,16 +203,20 @@ class CachedTables:
     folder: str
     has_host: bool
 
-    def load(self) -> RankTables:
+    def load(self, *, every_host_row: bool = False) -> RankTables:
         """Read the tables.
+
+        Args:
+            every_host_row: Read every operator too.
 
         Raises:
             DamagedCacheError: If a file was damaged since the entry was found.
         """
         folder = Path(self.folder)
+        host = HOST_FILE if every_host_row else CALLS_FILE
         return RankTables(
             activity=read_table(folder / ACTIVITY_FILE, ACTIVITY),
-            host=read_table(folder / HOST_FILE, HOST) if self.has_host else Table.empty(HOST),
+            host=read_table(folder / host, HOST) if self.has_host else Table.empty(HOST),
             collectives=read_table(folder / COLLECTIVES_FILE, COLLECTIVES),
             steps=read_table(folder / STEPS_FILE, STEPS),
             has_host=self.has_host,

@@ -135,6 +135,7 @@ def _write_entry(trace: TraceFile, options: IngestOptions, folder: Path, note: s
         host = cache.read_table(folder / cache.HOST_FILE, HOST)  # every operator counts
     found = conclude(parsed, host, Classifier(options.communication))
     cache.write_table(folder / cache.ACTIVITY_FILE, found.activity)
+    cache.write_table(folder / cache.CALLS_FILE, parsed.host)
     cache.write_table(folder / cache.COLLECTIVES_FILE, found.collectives)
     cache.write_table(folder / cache.STEPS_FILE, found.steps.table)
     summary = _summary(parsed, found, has_host=_has_host(parsed, options), note=note)

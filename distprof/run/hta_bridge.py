@@ -106,7 +106,7 @@ def to_hta(
 
 
 def _load(rank: Rank) -> RankTables:
-    tables = rank.tables.load()
+    tables = rank.tables.load(every_host_row=True)
     if not tables.has_host:
         raise InputError(
             rank.path,

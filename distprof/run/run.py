@@ -79,8 +79,13 @@ class Quality:
 class TableSource(Protocol):
     """Where a rank's tables come from: a cache file, or memory. Picklable."""
 
-    def load(self) -> RankTables:
-        """Read the tables."""
+    def load(self, *, every_host_row: bool = False) -> RankTables:
+        """Read the tables.
+
+        Args:
+            every_host_row: Read every operator too, and not only the host rows that analyses need,
+                which are several times fewer.
+        """
         ...
 
 

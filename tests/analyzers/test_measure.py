@@ -217,7 +217,7 @@ class Vanished:
 
     error: Exception
 
-    def load(self) -> RankTables:
+    def load(self, *, every_host_row: bool = False) -> RankTables:
         raise self.error
 
 

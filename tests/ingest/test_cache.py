@@ -6,6 +6,7 @@ import pytest
 
 from distprof.ingest.cache import (
     ACTIVITY_FILE,
+    CALLS_FILE,
     COLLECTIVES_FILE,
     HOST_FILE,
     RANK_FILE,
@@ -48,6 +49,7 @@ def host_table(names, first_ns=1000):
 
 def make_entry(root, key, names=("a", "b")):
     with EntryWriter(root, key) as entry:
+        write_table(entry.folder / CALLS_FILE, host_table(names))
         write_table(entry.folder / HOST_FILE, host_table(names))
         write_table(entry.folder / ACTIVITY_FILE, Table.empty(ACTIVITY))
         write_table(entry.folder / COLLECTIVES_FILE, Table.empty(COLLECTIVES))

@@ -36,7 +36,7 @@ class InMemory:
 
     tables: RankTables
 
-    def load(self) -> RankTables:
+    def load(self, *, every_host_row: bool = False) -> RankTables:
         return self.tables
 
 
