@@ -82,23 +82,23 @@ def million_names(folder: Path) -> Path:
 
 HEAVY_CASES: dict[str, tuple[Outcome, Build]] = {
     "a gz bomb of zeros": (REFUSED, bomb(b"", bytes(64), b"", mib=4096)),
-    "a gz bomb of spaces": (REFUSED, bomb(b"", b" " * 64, b"", mib=2048)),
+    "a gz bomb of spaces": (REFUSED, bomb(b"", b" " * 64, b"", mib=1024)),
     "a gz bomb of open brackets": (REFUSED, bomb(b"", b"[" * 64, b"", mib=1024)),
-    "a gz bomb in one name": (EITHER, bomb(HEADLESS + EVENT, b"k" * 64, b'"}]}', mib=1024)),
+    "a gz bomb in one name": (EITHER, bomb(HEADLESS + EVENT, b"k" * 64, b'"}]}', mib=768)),
     "a gz bomb in one metadata value": (
         EITHER,
-        bomb(b'{"a":"', b"k" * 64, b'","traceEvents":[]}', mib=1024),
+        bomb(b'{"a":"', b"k" * 64, b'","traceEvents":[]}', mib=768),
     ),
     "a gz bomb of numbers for events": (EITHER, bomb(HEADLESS, b"1,", b"1]}", mib=512)),
     "a gz bomb of nested arguments": (
         EITHER,
         bomb(HEADLESS + EVENT + b'k","args":{"x":', b"[" * 64, b"", mib=512),
     ),
-    "a gz bomb behind a good trace": (EITHER, bomb(INTACT, bytes(64), b"", mib=1024)),
+    "a gz bomb behind a good trace": (EITHER, bomb(INTACT, bytes(64), b"", mib=768)),
     "a gz bomb of white space between events": (
         EITHER,
         bomb(
-            INTACT[: INTACT.index(b"[") + 1], b" " * 64, INTACT[INTACT.index(b"[") + 1 :], mib=1024
+            INTACT[: INTACT.index(b"[") + 1], b" " * 64, INTACT[INTACT.index(b"[") + 1 :], mib=768
         ),
     ),
     "a named pipe that nobody writes to": (REFUSED, fifo),
