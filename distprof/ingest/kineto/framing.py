@@ -110,7 +110,8 @@ class Framer:
         """The text before the array of events, and what was read from its bracket on."""
         data = bytearray()
         while True:
-            block = self._source.read(_BLOCK if data else _FIRST_READ)
+            # As much again as there is, for each look starts from the beginning.
+            block = self._read_at_least(len(data)) if data else self._source.read(_FIRST_READ)
             data += block
             text = data.lstrip(_BETWEEN[:4])
             if text[:1] == b"[":
@@ -123,6 +124,13 @@ class Framer:
                 return bytes(data[: match.end()]), data[match.end() :]
             if not block or len(data) > LARGEST_METADATA_BYTES:
                 raise _no_events(name, data, self._source.damage)
+
+    def _read_at_least(self, size: int) -> bytearray:
+        """That many bytes and up to a block more; less only at the end of the input."""
+        data = bytearray()
+        while len(data) < size and (block := self._source.read(_BLOCK)):
+            data += block
+        return data
 
     def _fill(self) -> None:
         """Read until the window is full. The buffer stays, for fresh memory is slow memory."""
