@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -20,10 +21,11 @@ from distprof.rules.registry import all_rules
 from distprof.run.tables import TABLES
 from distprof.schema import ABSENT, Column, TableSchema
 
-__all__ = ["columns_page", "main", "pages", "rules_index", "stale"]
+__all__ = ["columns_page", "main", "pages", "rule_page", "rules_index", "stale"]
 
 ROOT = Path(__file__).parent.parent
 REFERENCE = ROOT / "docs" / "reference"
+FORMULAS = ROOT / "docs" / "concepts" / "formulas.md"
 
 
 def pages() -> Iterator[tuple[Path, str]]:
@@ -31,11 +33,21 @@ def pages() -> Iterator[tuple[Path, str]]:
     rules = all_rules()
     yield REFERENCE / "rules" / "README.md", rules_index(rules)
     for rule in rules:
-        yield REFERENCE / "rules" / f"{rule.name}.md", rule.page
+        yield REFERENCE / "rules" / f"{rule.name}.md", rule_page(rule)
     yield REFERENCE / "columns.md", columns_page(TABLES)
     yield REFERENCE / "command-line.md", command_line_page()
     yield ROOT / "distprof" / "report" / "schema" / SCHEMA_FILE, report_schema_text()
     yield REFERENCE / "report-schema.md", report_schema_page()
+
+
+def rule_page(rule: Rule) -> str:
+    """The rule's page; sections of the formula sheet that its sources cite are links."""
+    page, heading, sources = rule.page.partition("\n## Sources\n")
+    if "Formula sheet" in sources:
+        for title in re.findall(r"^## (.+)$", FORMULAS.read_text(encoding="utf-8"), re.MULTILINE):
+            link = f"../../concepts/formulas.md#{title.lower().replace(' ', '-')}"
+            sources = sources.replace(f'"{title}"', f'["{title}"]({link})')
+    return page + heading + sources
 
 
 def rules_index(rules: Sequence[Rule]) -> str:
