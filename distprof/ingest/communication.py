@@ -11,7 +11,7 @@ import re
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from importlib import resources
 
 import numpy as np
@@ -21,7 +21,14 @@ from distprof.config import CommunicationConfig, NamePattern, parse_communicatio
 from distprof.schema import Coded
 from distprof.terms import CollectiveKind
 
-__all__ = ["Classifier", "Verdict", "collective_kind", "is_wait", "shipped_patterns"]
+__all__ = [
+    "Classifier",
+    "Verdict",
+    "classifier_for",
+    "collective_kind",
+    "is_wait",
+    "shipped_patterns",
+]
 
 # Upstream words, letters only, in the order in which they are looked for: the longer before the
 # shorter that it contains.
@@ -58,9 +65,10 @@ class Verdict:
 
 
 _COMPUTATION = Verdict(is_communication=False)
+_MOST_KNOWN = 1 << 16
 
 
-@cache
+@lru_cache(maxsize=1 << 16)
 def collective_kind(text: str) -> CollectiveKind:
     """The kind that an upstream spelling means, for example ``_allgather_base``.
 
@@ -82,7 +90,10 @@ def is_wait(collective: str) -> bool:
 
 
 class Classifier:
-    """Says of names whether they are communication. Picklable, cheap to make.
+    """Says of names whether they are communication, and remembers what it said.
+
+    Ranks of a job share most names: one classifier serves all that a process reads
+    (:func:`classifier_for`).
 
     Args:
         config: Patterns of the user; they come before those that ship with distprof.
@@ -97,14 +108,14 @@ class Classifier:
         self._shipped = _compiled(shipped.patterns)
         self._known: dict[str, Verdict] = {}
 
-    def __reduce__(self) -> tuple[type[Classifier], tuple[CommunicationConfig]]:
-        return Classifier, (self._config,)
-
     def verdict(self, name: str) -> Verdict:
         """What ``name`` says."""
-        if name not in self._known:
-            self._known[name] = self._judge(name)
-        return self._known[name]
+        known = self._known.get(name)
+        if known is None:
+            if len(self._known) >= _MOST_KNOWN:  # names are the trace's: memory stays bounded
+                self._known.clear()
+            known = self._known[name] = self._judge(name)
+        return known
 
     def communication_rows(self, names: Coded) -> NDArray[np.bool_]:
         """Mask of the rows whose name is communication; each distinct name is judged once."""
@@ -125,6 +136,12 @@ class Classifier:
         if any(pattern.search(name) for pattern in self._exclude):
             return _COMPUTATION
         return _first_match(self._shipped, name) or _COMPUTATION
+
+
+@lru_cache(maxsize=4)
+def classifier_for(config: CommunicationConfig) -> Classifier:
+    """The classifier of a process for these patterns of the user."""
+    return Classifier(config)
 
 
 _Compiled = tuple[tuple[re.Pattern[str], NamePattern], ...]

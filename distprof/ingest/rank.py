@@ -16,7 +16,7 @@ import msgspec
 from distprof.config import CommunicationConfig
 from distprof.errors import InputError
 from distprof.ingest import cache
-from distprof.ingest.communication import Classifier, shipped_patterns
+from distprof.ingest.communication import classifier_for, shipped_patterns
 from distprof.ingest.conclude import CONCLUSIONS_VERSION, Conclusions, conclude, has_device_rows
 from distprof.ingest.discovery import TraceFile, open_trace
 from distprof.ingest.kineto.parsed import ParsedTrace
@@ -24,7 +24,7 @@ from distprof.ingest.kineto.reader import read_trace
 from distprof.run.run import Device, Quality, Rank
 from distprof.run.tables import COLLECTIVES, HOST, STEPS
 from distprof.run.topology import ProcessGroup
-from distprof.schema import ABSENT
+from distprof.schema import ABSENT, Table
 from distprof.terms import StepSource
 
 __all__ = ["IngestOptions", "ingest_rank"]
@@ -92,8 +92,8 @@ def ingest_rank(trace: TraceFile, options: IngestOptions) -> Rank:
         if kept is not None:
             return kept
     with cache.EntryWriter(root, key) as writer:
-        summary = _write_entry(trace, options, writer.folder, writer.note)
-        return _rank(trace, summary, writer.commit())
+        summary, found = _write_entry(trace, options, writer.folder, writer.note)
+        return _rank(trace, summary, writer.commit(), found.steps.table, found.collectives)
 
 
 def _key(trace: TraceFile, options: IngestOptions) -> cache.CacheKey:
@@ -120,12 +120,16 @@ def _from_entry(trace: TraceFile, entry: Path) -> Rank | None:
     """The rank of a cache entry; None where this version cannot read it."""
     try:
         summary = msgspec.json.decode((entry / cache.RANK_FILE).read_bytes(), type=_Summary)
-        return _rank(trace, summary, entry)
+        steps = cache.read_table(entry / cache.STEPS_FILE, STEPS)
+        collectives = cache.read_table(entry / cache.COLLECTIVES_FILE, COLLECTIVES)
+        return _rank(trace, summary, entry, steps, collectives)
     except (OSError, msgspec.MsgspecError, cache.DamagedCacheError):
         return None
 
 
-def _write_entry(trace: TraceFile, options: IngestOptions, folder: Path, note: str) -> _Summary:
+def _write_entry(
+    trace: TraceFile, options: IngestOptions, folder: Path, note: str
+) -> tuple[_Summary, Conclusions]:
     """Parse the trace and write its tables and summary to ``folder``."""
     parsed = _parse(trace, options, folder)
     if options.rows == "device" and not has_device_rows(parsed):
@@ -133,14 +137,14 @@ def _write_entry(trace: TraceFile, options: IngestOptions, folder: Path, note: s
     host = parsed.host
     if not has_device_rows(parsed):
         host = cache.read_table(folder / cache.HOST_FILE, HOST)  # every operator counts
-    found = conclude(parsed, host, Classifier(options.communication))
+    found = conclude(parsed, host, classifier_for(options.communication))
     cache.write_table(folder / cache.ACTIVITY_FILE, found.activity)
     cache.write_table(folder / cache.CALLS_FILE, parsed.host)
     cache.write_table(folder / cache.COLLECTIVES_FILE, found.collectives)
     cache.write_table(folder / cache.STEPS_FILE, found.steps.table)
     summary = _summary(parsed, found, has_host=_has_host(parsed, options), note=note)
     (folder / cache.RANK_FILE).write_bytes(msgspec.json.encode(summary))
-    return summary
+    return summary, found
 
 
 def _parse(trace: TraceFile, options: IngestOptions, folder: Path) -> ParsedTrace:
@@ -183,7 +187,9 @@ def _summary(parsed: ParsedTrace, found: Conclusions, *, has_host: bool, note: s
     )
 
 
-def _rank(trace: TraceFile, summary: _Summary, entry: Path) -> Rank:
+def _rank(
+    trace: TraceFile, summary: _Summary, entry: Path, steps: Table, collectives: Table
+) -> Rank:
     """The rank that an entry holds, under the name of the file asked for."""
     number, origin = _number(trace, summary.rank)
     shared: dict[str, Any] = {
@@ -195,8 +201,8 @@ def _rank(trace: TraceFile, summary: _Summary, entry: Path) -> Rank:
         rank=number,
         path=trace.path,
         rank_origin=origin,
-        steps=cache.read_table(entry / cache.STEPS_FILE, STEPS),
-        collectives=cache.read_table(entry / cache.COLLECTIVES_FILE, COLLECTIVES),
+        steps=steps,
+        collectives=collectives,
         tables=cache.CachedTables(str(entry), summary.has_host),
         **shared,
     )

@@ -115,8 +115,8 @@ TABLES = (ACTIVITY, HOST, COLLECTIVES, STEPS)
 class RankTables:
     """The tables of one rank.
 
-    ``host`` is empty with ``has_host`` false when only device rows were read. Otherwise it holds all
-    calls and annotations, and operators as far as asked for when the tables were loaded.
+    ``host`` is empty with ``has_host`` false when only device rows were read. Otherwise it holds
+    all calls and annotations, and operators as far as asked for when the tables were loaded.
     """
 
     activity: Table

@@ -17,7 +17,12 @@ from distprof.ingest.kineto.source import ByteSource
 
 __all__ = ["Framer", "Salvage", "Take"]
 
-WINDOW_BYTES = 8 << 20
+WINDOW_BYTES = 2 << 20
+"""Text decoded at once: what it decodes to then still lies in the processor's cache."""
+
+SEARCHED_WINDOW_BYTES = 8 << 20
+"""The same where little of the text is decoded, and each window costs more than its text."""
+
 LARGEST_EVENT_BYTES = 64 << 20
 """A longer event is skipped, so that memory stays bounded."""
 
@@ -47,6 +52,7 @@ class Framer:
     Args:
         source: The bytes.
         name: What to call them in messages.
+        searched: Whether the windows are searched for a few rows.
 
     Attributes:
         boundary: What stands between two events: learned from the first, and again when it fails.
@@ -61,7 +67,8 @@ class Framer:
         InputError: If the bytes are no trace.
     """
 
-    def __init__(self, source: ByteSource, name: str) -> None:
+    def __init__(self, source: ByteSource, name: str, *, searched: bool = False) -> None:
+        self._usual = SEARCHED_WINDOW_BYTES if searched else WINDOW_BYTES
         self.boundary: Boundary | None = None
         self.tail = b""
         self.ended = False
@@ -70,7 +77,7 @@ class Framer:
         self.num_giants = 0
         self._source = source
         self._exhausted = False
-        self._wanted = WINDOW_BYTES
+        self._wanted = self._usual
         self.head, self._data = self._find_events(name)
         self._size = len(self._data)
         self._offset = len(self.head)
@@ -170,7 +177,7 @@ class Framer:
         self._size = len(rest)
         self._data[: self._size] = rest
         self._offset += comma
-        self._wanted = WINDOW_BYTES
+        self._wanted = self._usual
 
     def _grow(self) -> None:
         """Make the window larger, or give up an event that is larger than any allowed."""
@@ -183,7 +190,7 @@ class Framer:
 
     def _skip_event(self) -> None:
         assert self.boundary is not None
-        self._wanted = WINDOW_BYTES
+        self._wanted = self._usual
         while not self._exhausted:
             kept = self._data[max(0, self._size - len(self.boundary.text)) : self._size]
             self._offset += self._size - len(kept)

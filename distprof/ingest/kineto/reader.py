@@ -81,7 +81,7 @@ class _Reader:
         self._sink = sink
         self._state = DecodeState(device_only=device_only)
         self._collector = Collector(self._state.symbols, sink)
-        self._framer = Framer(source, name)
+        self._framer = Framer(source, name, searched=device_only)
         self._search: DeviceSearch | None = None
 
     def read(self) -> ParsedTrace:

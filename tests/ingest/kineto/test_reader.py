@@ -102,13 +102,16 @@ def test_every_layout_gives_the_same_tables(layout, rows):
     assert parsed.quality.notes == ()
 
 
+@pytest.mark.parametrize("rows", ["all", "device"])
 @pytest.mark.parametrize("window", [64, 200, 1000])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_windows_of_any_size_give_the_same_tables(layout, window, monkeypatch):
+def test_windows_of_any_size_give_the_same_tables(layout, window, rows, monkeypatch):
+    expected = read_text(KINETO(EVENTS * 5), rows=rows)
     monkeypatch.setattr("distprof.ingest.kineto.framing.WINDOW_BYTES", window)
+    monkeypatch.setattr("distprof.ingest.kineto.framing.SEARCHED_WINDOW_BYTES", window)
     monkeypatch.setattr("distprof.ingest.kineto.framing._BLOCK", 50)
 
-    assert same_tables(read_text(LAYOUTS[layout](EVENTS * 5)), read_text(KINETO(EVENTS * 5)))
+    assert same_tables(read_text(LAYOUTS[layout](EVENTS * 5), rows=rows), expected)
 
 
 def test_a_bare_list_of_events_is_a_trace_without_metadata():
