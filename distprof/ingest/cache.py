@@ -14,6 +14,8 @@ against the sums in ``entry.json`` before it is used, and is made again when it 
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -50,7 +52,9 @@ __all__ = [
     "EntryWriter",
     "ParquetHostSink",
     "cache_root",
+    "discard_unfinished",
     "find_entry",
+    "is_temporary",
     "read_table",
     "write_table",
 ]
@@ -68,6 +72,10 @@ SUMS_FILE = "entry.json"
 
 CACHE_ENVIRONMENT = "DISTPROF_CACHE_DIR"
 
+NO_ROOM = frozenset((errno.ENOSPC, errno.EDQUOT))
+
+_TEMPORARY = "distprof-"
+_unfinished: set[Path] = set()  # entries that this process is making
 _ROW_GROUP = 1 << 17
 _HASH_BLOCK = 1 << 20
 _SHIFT_KEY = b"distprof.shift_ns"
@@ -138,25 +146,28 @@ class EntryWriter:
     Args:
         root: The folder of all entries.
         key: What the entry will be found by.
+        problem: Why ``root`` cannot take the entry, where that is known already.
 
     Attributes:
         folder: Where to write the files now.
         note: What went unlike asked, one sentence; empty usually.
     """
 
-    def __init__(self, root: Path, key: CacheKey) -> None:
+    def __init__(self, root: Path, key: CacheKey, problem: OSError | None = None) -> None:
         self._final = key.folder(root)
         self.note = ""
         try:
+            if problem is not None:
+                raise problem
             self._final.parent.mkdir(parents=True, exist_ok=True)
             self.folder = Path(tempfile.mkdtemp(prefix=".making-", dir=self._final.parent))
         except OSError as error:
-            self.folder = Path(tempfile.mkdtemp(prefix="distprof-"))
+            self.folder = Path(tempfile.mkdtemp(prefix=_TEMPORARY))
             self._final = self.folder
-            self.note = (
-                f"The cache {root} cannot be written ({error.strerror}); "
-                f"tables are in {self.folder} this time."
-            )
+            why = os.strerror(error.errno) if error.errno else error
+            self.note = f"The cache {root} cannot be written ({why}): nothing is kept this time."
+        self._made = self.folder
+        _unfinished.add(self._made)
 
     def __enter__(self) -> EntryWriter:
         return self
@@ -167,6 +178,7 @@ class EntryWriter:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        _unfinished.discard(self._made)
         if self.folder != self._final or kind is not None:
             shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -189,6 +201,18 @@ class EntryWriter:
             shutil.rmtree(discarded, ignore_errors=True)
         self.folder = self._final
         return self._final
+
+
+def discard_unfinished() -> None:
+    """Delete what this process was making, before it ends without unwinding."""
+    for folder in _unfinished:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def is_temporary(folder: str) -> bool:
+    """Whether an entry lies outside every cache, so that whoever uses it has to delete it."""
+    path = Path(folder)
+    return path.name.startswith(_TEMPORARY) and path.parent == Path(tempfile.gettempdir())
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +271,11 @@ class ParquetHostSink:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close()
+        if kind is None:
+            self.close()
+            return
+        with contextlib.suppress(Exception):  # the error under way matters, and the file does not
+            self._writer.close()
 
     def write(self, rows: Table) -> None:
         """Take rows; whole row groups are written at once."""

@@ -99,7 +99,7 @@ class ProcessExecutor(Executor):
             self._pool = ProcessPoolExecutor(
                 self.workers,
                 mp_context=multiprocessing.get_context("spawn"),
-                initializer=_ignore_interrupts,
+                initializer=_serve_parent,
             )
         return self._pool
 
@@ -245,11 +245,34 @@ def available_processors() -> int:
     return os.cpu_count() or 1
 
 
-def _ignore_interrupts() -> None:
-    """Ctrl-C reaches every process of the terminal; only the first one answers it."""
+def _serve_parent() -> None:
+    """Make a worker process stop with the one that started it, and leave nothing half made.
+
+    Ctrl-C reaches every process of the terminal; only the first one answers it.
+    """
     import signal
+    import threading
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: _leave())
+    threading.Thread(target=_leave_with_parent, daemon=True).start()
+
+
+def _leave_with_parent() -> None:
+    """A pool's worker whose parent was killed would wait for work without end."""
+    import multiprocessing
+
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        _leave()
+
+
+def _leave() -> None:
+    from distprof.ingest.cache import discard_unfinished
+
+    discard_unfinished()
+    os._exit(1)
 
 
 def _dask(address: str) -> DaskExecutor:

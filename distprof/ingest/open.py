@@ -12,6 +12,7 @@ from functools import partial
 
 from distprof.errors import DistprofError, InputError
 from distprof.ingest.assemble import assemble_run
+from distprof.ingest.cache import is_temporary
 from distprof.ingest.discovery import Discovery, TraceFile, discover
 from distprof.ingest.executor import Outcome, map_each, running
 from distprof.ingest.rank import IngestOptions, ingest_rank
@@ -55,19 +56,34 @@ def open_run(
     """
     found = discover(source)
     options = _with_place(options or IngestOptions(), found)
-    traces = [t for t in found.traces if ranks is None or t.name_rank in (None, *ranks)]
+    wanted = None if ranks is None else {*ranks}
+    traces = [t for t in found.traces if _is_among(wanted, t.name_rank)]
     with running(_suitable(executor, traces)) as pool:
         outcomes = map_each(pool, partial(ingest_rank, options=options), traces, progress)
     read, gaps = _sorted_out(source, traces, outcomes, strict=options.strict)
-    kept, left_out = same_run([r for r in read if ranks is None or r.rank in (ABSENT, *ranks)])
+    _delete_at_exit(read)
+    kept, left_out = same_run([r for r in read if _is_among(wanted, r.rank)])
     if not kept:
         raise InputError(
             source,
-            expected=f"traces of ranks {fold_ranks(ranks or ())}",
+            expected=f"traces of ranks {fold_ranks(wanted or ())}",
             found=f"none of them among {len(found.traces)} traces",
             fix="name ranks that the job has",
         )
     return assemble_run(source, kept, (*found.gaps, *gaps, *left_out))
+
+
+def _is_among(wanted: set[int] | None, rank: int | None) -> bool:
+    """Whether a rank was asked for; one that is not known yet may turn out to be."""
+    return wanted is None or rank in (None, ABSENT) or rank in wanted
+
+
+def _delete_at_exit(ranks: Sequence[Rank]) -> None:
+    """Tables that found no place in a cache go with this process."""
+    for rank in ranks:
+        folder = getattr(rank.tables, "folder", "")
+        if is_temporary(folder):
+            atexit.register(shutil.rmtree, folder, ignore_errors=True)
 
 
 def _with_place(options: IngestOptions, found: Discovery) -> IngestOptions:

@@ -91,9 +91,33 @@ def ingest_rank(trace: TraceFile, options: IngestOptions) -> Rank:
         kept = _from_entry(trace, entry)
         if kept is not None:
             return kept
-    with cache.EntryWriter(root, key) as writer:
+    try:
+        return _made(trace, options, cache.EntryWriter(root, key))
+    except OSError as error:
+        if error.errno not in cache.NO_ROOM:
+            raise
+        return _made_elsewhere(trace, options, cache.EntryWriter(root, key, error))
+
+
+def _made(trace: TraceFile, options: IngestOptions, writer: cache.EntryWriter) -> Rank:
+    with writer:
         summary, found = _write_entry(trace, options, writer.folder, writer.note)
         return _rank(trace, summary, writer.commit(), found.steps.table, found.collectives)
+
+
+def _made_elsewhere(trace: TraceFile, options: IngestOptions, writer: cache.EntryWriter) -> Rank:
+    """A full cache costs no rank, unless the place for temporary files is full too."""
+    try:
+        return _made(trace, options, writer)
+    except OSError as error:
+        if error.errno not in cache.NO_ROOM:
+            raise
+        raise InputError(
+            trace.path,
+            expected="room on disk for its parsed tables",
+            found=f"none, neither in the cache nor in {writer.folder.parent}",
+            fix="free some space, or name a place that has some with --cache-dir",
+        ) from error
 
 
 def _key(trace: TraceFile, options: IngestOptions) -> cache.CacheKey:

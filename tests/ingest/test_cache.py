@@ -18,6 +18,7 @@ from distprof.ingest.cache import (
     ParquetHostSink,
     cache_root,
     find_entry,
+    is_temporary,
     read_table,
     write_table,
 )
@@ -194,6 +195,8 @@ def test_a_cache_that_cannot_be_written_gives_way_to_a_temporary_folder(tmp_path
 
     assert "cannot be written" in entry.note
     assert (folder / RANK_FILE).exists()
+    assert is_temporary(str(folder))
+    assert not is_temporary(str(tmp_path))
 
 
 def test_the_cache_lies_where_asked_else_beside_the_run_else_at_home(tmp_path, monkeypatch):

@@ -93,6 +93,31 @@ def test_an_interruption_ends_the_workers():
     assert seen[0].exitcode is not None
 
 
+def test_a_worker_ends_with_the_process_that_started_it():
+    script = (
+        "import os, signal\n"
+        "from distprof.ingest.executor import make_executor\n"
+        "if __name__ == '__main__':\n"
+        "    print(make_executor('process:1').submit(os.getpid).result(), flush=True)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    killed = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    output, _ = killed.communicate(timeout=30)  # the worker holds the pipe open while it lives
+    assert output.strip().isdigit()
+
+
+def test_a_worker_that_is_stopped_leaves_nothing_half_made(tmp_path):
+    with make_executor("process:1") as pool:
+        started = tmp_path / "started"
+        future = pool.submit(work.make_an_entry_for_ever, tmp_path / "cache", started)
+        while not started.exists():
+            assert not future.done()
+        (worker,) = pool._pool._processes.values()
+        pool.terminate()
+        worker.join(timeout=10)
+    assert [path for path in (tmp_path / "cache").rglob("*") if path.is_file()] == []
+
+
 def test_errors_of_ours_keep_their_sentence(processes):
     error = InputError("a.json", expected="x", found="y")
     outcomes = map_each(SerialExecutor(), raiser(error), [0, 1])

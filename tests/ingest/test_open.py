@@ -1,7 +1,9 @@
 """From files to a Run, on real traces."""
 
+import errno
 import gzip
 import json
+import os
 import pickle
 import shutil
 from pathlib import Path
@@ -38,6 +40,33 @@ def communication_and_overlap_ms(opened):
     communication = busy_ns(loaded, ActivityKind.COMMUNICATION)
     computation = busy_ns(loaded, ActivityKind.COMPUTATION)
     return total(communication) / 1e6, total(intersect(communication, computation)) / 1e6
+
+
+def fill_disk(monkeypatch, *, below):
+    """From now on no table can be written below a folder."""
+    written = cache.write_table
+
+    def write(path, table):
+        if path.is_relative_to(below):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written(path, table)
+
+    monkeypatch.setattr(cache, "write_table", write)
+
+
+def test_a_full_cache_costs_no_rank(options, tmp_path, monkeypatch):
+    fill_disk(monkeypatch, below=tmp_path / "cache")
+    run = open_run(str(GLOO), options, executor="serial")
+    assert len(run) == 2
+    assert all("No space left on device" in rank.quality.notes[-1] for rank in run)
+    assert len(run.ranks[0].tables.load().activity) > 0
+
+
+def test_no_room_anywhere_is_a_sentence_with_a_way_out(options, monkeypatch):
+    fill_disk(monkeypatch, below="/")
+    with pytest.raises(InputError, match="room on disk") as caught:
+        open_run(str(GLOO), options, executor="serial")
+    assert "--cache-dir" in caught.value.fix
 
 
 def test_two_cpu_ranks_give_what_their_script_did(options):

@@ -2,6 +2,9 @@
 
 import os
 import signal
+import threading
+
+from distprof.ingest.cache import RANK_FILE, CacheKey, EntryWriter
 
 
 def double(number):
@@ -22,3 +25,11 @@ def die_on_three(number):
 
 def process_id(_):
     return os.getpid()
+
+
+def make_an_entry_for_ever(root, started):
+    """Begin to write to a cache, say so by a file, and never come to an end."""
+    with EntryWriter(root, CacheKey("0f")) as writer:
+        (writer.folder / RANK_FILE).write_text("{}")
+        started.touch()
+        threading.Event().wait()
