@@ -72,7 +72,7 @@ def analyze(
     output.check()
     source = single_source(sources)
     check_source(source)
-    if save_report:
+    if save_report is not None:
         check_free(save_report, force=output.force)
     report = _analyzed(source, quiet=output.quiet, debug=_debug(), **options)
     saved_as = _save(report, source, save_report, quiet=output.quiet)

@@ -6,10 +6,12 @@ adds one under the entry-point group ``distprof.commands``.
 
 from __future__ import annotations
 
+import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
 from importlib import import_module
@@ -40,6 +42,11 @@ class ExitCode(IntEnum):
     USAGE = 2
     INPUT = 3
     INTERRUPTED = 130
+    TERMINATED = 143
+
+
+class _Terminated(BaseException):
+    """SIGTERM, as batch systems send it: an orderly end, so that no worker process is left."""
 
 
 @dataclass
@@ -133,7 +140,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code: see :class:`ExitCode`.
     """
     state = State()
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _orderly_end():
         if not sys.warnoptions:
             warnings.simplefilter("ignore")  # a library's warning is no message to a user
         try:
@@ -141,11 +148,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except (KeyboardInterrupt, click.Abort):
             _say("Interrupted. What was parsed stays in the cache.")
             return ExitCode.INTERRUPTED
+        except _Terminated:
+            _say("Terminated. What was parsed stays in the cache.")
+            return ExitCode.TERMINATED
         except DistprofError as error:
             _say(f"Error: {error}")
             return error.exit_code
         except Exception as error:  # the last resort: a sentence, never a traceback
             return _unexpected(error, state)
+
+
+@contextmanager
+def _orderly_end() -> Iterator[None]:
+    """Make SIGTERM unwind, for the time of the block; other threads than the first cannot."""
+
+    def unwind(*_: object) -> None:
+        raise _Terminated
+
+    try:
+        before = signal.signal(signal.SIGTERM, unwind)
+    except ValueError:  # not the main thread
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _run(arguments: Sequence[str] | None, state: State) -> int:

@@ -22,6 +22,7 @@ __all__ = [
     "Output",
     "check_free",
     "has_color",
+    "in_encoding",
     "note",
     "show",
     "terminal_width",
@@ -30,6 +31,8 @@ __all__ = [
 ]
 
 PIPE_WIDTH = 100
+_ASCII = str.maketrans("█▓▒▚░·µ–…×", "#=~+.-u-~x")
+"""What reports draw with, and what stands for it where only ASCII is known; widths are kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +68,7 @@ class Output:
         Raises:
             UsageError: If the file exists, or its folder does not.
         """
-        if self.output:
+        if self.output is not None:
             check_free(self.output, force=self.force)
 
 
@@ -76,6 +79,8 @@ def check_free(file: str, *, force: bool) -> None:
         UsageError: With what is wrong about it.
     """
     path = Path(file)
+    if not file:
+        raise UsageError("the name of the file to write is empty")
     if path.is_dir():
         raise UsageError(f"{file} is a folder: name a file in it")
     if path.is_file() and not force:
@@ -127,14 +132,37 @@ def note(message: str, *, quiet: bool = False) -> None:
 
 
 def to_stdout(text: str) -> None:
-    """Write and flush; a reader that has gone away, as ``head`` does, is no error."""
+    """Write and flush; a reader that has gone away, as ``head`` does, is no error.
+
+    Raises:
+        InputError: If stdout cannot be written, as when the disk behind it is full.
+    """
+    from distprof.errors import InputError
+
     stream = sys.stdout
     encoding = getattr(stream, "encoding", None) or "utf-8"
     try:
-        stream.write(text.encode(encoding, "replace").decode(encoding))
+        stream.write(in_encoding(text, encoding))
         stream.flush()
     except BrokenPipeError:
         _forget_stdout()
+    except OSError as error:
+        _forget_stdout()
+        raise InputError(
+            "stdout",
+            expected="a place that takes the report",
+            found=error.strerror or str(error),
+            fix="free some space, or write elsewhere with -o",
+        ) from error
+
+
+def in_encoding(text: str, encoding: str) -> str:
+    """``text`` with what the encoding lacks spelled otherwise, bars by other characters."""
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        return text.translate(_ASCII).encode(encoding, "replace").decode(encoding)
+    return text
 
 
 def _forget_stdout() -> None:

@@ -25,6 +25,7 @@ _EXIT_CODES = """\
 | 2 | wrong usage: an option, a configuration, a missing extra |
 | 3 | input that is bad or insufficient, or an unexpected error |
 | 130 | interrupted; what was parsed stays in the cache |
+| 143 | terminated (SIGTERM), the same |
 
 Reports go to stdout, everything else to stderr. Colour and progress appear on terminals only;
 `NO_COLOR` switches colour off. A run directory keeps its report as `report.json`; beside bare

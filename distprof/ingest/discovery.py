@@ -98,6 +98,13 @@ def discover(source: str) -> Discovery:
     """
     if "://" in source:
         return _discover_url(source)
+    if not source:  # which Path takes for the current folder: an unset variable of a script
+        raise InputError(
+            "(empty name)",
+            expected="a trace file, or a folder or glob of them",
+            found="nothing",
+            fix="name one; . is the current folder",
+        )
     path = Path(source).expanduser()
     if path.is_dir():
         return _select(source, path, _walk(path))

@@ -170,11 +170,13 @@ def test_a_saved_report_given_as_trace_is_pointed_to_report(
     assert f"distprof report {file}" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["x" * 5_000, "nul\0l", "", "\udcff"])
+@pytest.mark.parametrize("name", ["x" * 5_000, "nul\0l", "", " ", "\udcff"])
 def test_odd_names_are_missing_files_and_no_crash(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["analyze", name or str(tmp_path / "absent")]) == 3
+    shutil.copytree(DLRM, tmp_path / "traces")
+    monkeypatch.chdir(tmp_path)  # an empty name does not mean the folder one happens to be in
+    assert main(["analyze", name]) == 3
     assert "Traceback" not in capsys.readouterr().err
 
 
@@ -186,6 +188,8 @@ def test_output_is_refused_before_the_work(tmp_path: Path, monkeypatch: pytest.M
     existing = tmp_path / "there.md"
     existing.write_text("")
     assert main(["analyze", DLRM, "-o", str(existing)]) == 2
+    assert main(["analyze", DLRM, "-o", ""]) == 2
+    assert main(["analyze", DLRM, "--save-report", ""]) == 2
 
 
 def test_the_python_api_gives_the_same_report(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -184,6 +186,20 @@ def test_a_terminal_that_knows_no_unicode_gets_text_nevertheless(saved: str) -> 
     done = run_program("report", saved, PYTHONIOENCODING="ascii")
     assert done.returncode == 0
     assert "Waiting for rank 2" in done.stdout
+    assert re.search(r"^  #+=+~+", done.stdout, re.MULTILINE)
+    assert "?" not in done.stdout
+
+
+def test_a_full_disk_behind_stdout_is_3_and_a_sentence(saved: str) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full here")
+    command = f'"{sys.executable}" -m distprof report "{saved}" > /dev/full'
+    done = subprocess.run(
+        ["bash", "-c", command], capture_output=True, text=True, cwd=ROOT, timeout=60
+    )
+    assert done.returncode == 3
+    assert done.stderr.startswith("Error: stdout:")
+    assert "does not expect" not in done.stderr
 
 
 def test_a_closed_pipe_is_a_quiet_end(saved: str) -> None:
@@ -200,6 +216,19 @@ def test_an_interruption_is_130_and_one_line(
     raising(monkeypatch, KeyboardInterrupt())
     assert main(["report", saved]) == 130
     assert capsys.readouterr().err.strip() == "Interrupted. What was parsed stays in the cache."
+
+
+def test_a_batch_system_that_ends_the_job_gets_143_and_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def end(path: str) -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr("distprof.report.saved.load_report", end)
+    before = signal.getsignal(signal.SIGTERM)
+    assert main(["report", "report.json"]) == 143
+    assert capsys.readouterr().err == "Terminated. What was parsed stays in the cache.\n"
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_an_unexpected_error_is_3_and_one_sentence(
