@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,7 +10,8 @@ import pytest
 from hypothesis import settings
 
 settings.register_profile("distprof", deadline=None, print_blob=True)
-settings.load_profile("distprof")
+settings.register_profile("ci", parent=settings.get_profile("distprof"), derandomize=True)
+settings.load_profile("ci" if os.environ.get("CI") else "distprof")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

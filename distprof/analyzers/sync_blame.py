@@ -68,11 +68,15 @@ def blame_calls(
 def _ended_in(
     gaps: Gaps, mine: Int64Array, calls: Table, rows: Int64Array
 ) -> tuple[Int64Array, Int64Array]:
-    """For each gap, the blocked time that ended in it before its launch, and the longest call."""
+    """For each gap, the blocked time that ended in it before its launch, and the longest call.
+
+    The slack makes neighbouring gaps overlap: a call counts in the first one that it can have made.
+    """
     start, end = (times[rows] for times in intervals_of(calls))
     before = np.concatenate(([0], np.cumsum(end - start)))
     first = np.searchsorted(end, gaps.start[mine] - CLOCK_SLACK_NS, side="left")
     last = np.searchsorted(end, gaps.call_start[mine], side="right")
+    first = np.maximum(first, np.concatenate(([0], last))[: len(last)])  # last only grows
     last = np.maximum(first, last)
     longest = np.full(len(mine), -1, dtype=np.int64)
     some = np.flatnonzero(last > first)
@@ -144,15 +148,15 @@ def sync_stats(
     """
     start, end = intervals_of(calls)
     blocked = covered(Intervals(start, end), inside)
-    starts_inside = covered(Intervals(start, start + 1), inside) > 0
     idle = np.zeros(len(calls), dtype=np.int64)
     np.add.at(idle, blamed[blamed >= 0], idle_ns[blamed >= 0])
     names = calls.coded("name")
-    counted = starts_inside | (blocked > 0) | (idle > 0)
+    instant = covered(Intervals(start, start + 1), inside) > 0
+    counted = instant | (blocked > 0) | (idle > 0)  # a call may begin before the first window
     return tuple(
         SyncStats(
             name=names.values[code],
-            count=int((starts_inside & (names.codes == code)).sum()),
+            count=int((counted & (names.codes == code)).sum()),
             blocked_ns=int(blocked[names.codes == code].sum()),
             idle_ns=int(idle[names.codes == code].sum()),
         )
