@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from distprof.analyzers.breakdown import Timeline
 from distprof.analyzers.launches import NO_THREAD, Launches
 from distprof.intervals import EMPTY, Intervals
-from distprof.schema import Int64Array, Table
+from distprof.schema import ABSENT, Int64Array, Table
 from distprof.terms import ActivityKind
 
 __all__ = ["LATENCY_LIMIT_NS", "Gaps", "find_gaps"]
@@ -27,6 +27,7 @@ _LAST = np.iinfo(np.int64).max
 class Gaps:
     """Every idle stretch with what ends it; arrays of one length.
 
+    ``call`` is the host row of the call that launched the next activity, ABSENT without a record.
     ``launch`` is when the call that launched the next activity began, clipped to the gap; ``ready``
     when that call could have taken effect, clipped too. Both are ``start`` without a record.
     ``other_stream`` says that the gap follows or precedes communication and that the stream of the
@@ -38,6 +39,7 @@ class Gaps:
     end: Int64Array
     launch: Int64Array
     ready: Int64Array
+    call: Int64Array
     call_start: Int64Array
     thread: NDArray[np.int32]
     other_stream: NDArray[np.bool_]
@@ -66,6 +68,7 @@ def find_gaps(activity: Table, timeline: Timeline, launches: Launches, windows: 
         end=end,
         launch=np.where(known, np.clip(call_start, start, end), start),
         ready=np.where(known, np.clip(ready, start, end), start),
+        call=np.where(known, _pick(launches.row, at), ABSENT),
         call_start=call_start,
         thread=np.where(known, _pick(launches.thread, at), NO_THREAD).astype(np.int32),
         other_stream=known & _other_stream(activity, timeline, at, start),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from distprof.analyzers.result import Record, Result
-from distprof.units import fold_ranks
+from distprof.units import name_ranks
 
 if TYPE_CHECKING:
     from distprof.analyzers.context import RankAnalysis, SyncStats
@@ -19,8 +19,8 @@ IN_GRAPH_RATIO = 0.2  # of the idle time, from which on a reader must know
 class RankIdle(Record, frozen=True, kw_only=True):
     """One rank over all analysed steps; the causes add up to ``idle_ns`` exactly.
 
-    ``within_launch_ns`` is the part of ``unknown_ns`` between two activities of one launch call, as
-    in a CUDA graph, where the trace may lack kernels.
+    ``within_launch_ns`` is the part of ``unknown_ns`` between two activities of one launch call, or
+    before the first recorded one of a CUDA graph: the trace may lack kernels there.
     """
 
     rank: int
@@ -62,14 +62,14 @@ def combine_idle(
     notes = tuple(unavailable)
     if blind:
         notes += (
-            f"Idle time has no cause on rank {fold_ranks(blind)}: "
+            f"Idle time has no cause on {name_ranks(blind)}: "
             "the host's side was not read, or is not in the trace.",
         )
     graphs = [a.idle for a in known if a.idle and _mostly_within_launches(a.idle)]
     if graphs:
         notes += (
-            f"Much of the idle time of rank {fold_ranks(idle.rank for idle in graphs)} lies inside "
-            "graph launches, where the trace may lack kernels: its cause is unknown.",
+            f"Much of the idle time of {name_ranks(idle.rank for idle in graphs)} lies in CUDA "
+            "graphs, whose kernels the trace may lack: its cause is unknown.",
         )
     return IdleResult(
         ranks=tuple(analysis.idle for analysis in known if analysis.idle is not None),

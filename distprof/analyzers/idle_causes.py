@@ -16,8 +16,9 @@ later line takes only what the earlier ones left:
 4. *comm_wait*: the rest, up to 50 µs, where the next activity was launched in time and waited for
    another stream, and it, or what ended at ``g0``, is communication.
 5. *unknown*: the rest. It holds the device's own pause between kernels that were queued in time,
-   gaps inside a graph launch (``within_launch``: kernels there may not have been recorded), gaps at
-   the end of the capture, and gaps whose next activity has no launch record.
+   gaps at a graph launch (``within_launch``: between its activities, or before the first that was
+   recorded; kernels there may not have been), gaps at the end of the capture, and gaps whose next
+   activity has no launch record.
 
 Where the next activity has no launch record, only data-loading ranges (of any thread) explain a
 gap; on traces without any launch record, as from CPU-only jobs, waiting for a collective on the
@@ -49,7 +50,7 @@ from distprof.intervals import (
     union,
 )
 from distprof.run.tables import RankTables, intervals_of
-from distprof.schema import Int64Array, Table
+from distprof.schema import ABSENT, Int64Array, Table
 from distprof.terms import IdleCause
 
 __all__ = [
@@ -67,6 +68,9 @@ INPUT_RANGES = re.compile(
 WAIT_CALLS = re.compile(r"\bwait_tensor$|^c10d::(wait|_wait)|^Work::wait")
 """Names of host ranges in which a thread waits for a collective."""
 
+GRAPH_LAUNCHES = re.compile(r"^(cuda|hip|cu)GraphLaunch")
+"""Names of the calls that launch many activities, of which a trace may lack some."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdleCauses:
@@ -76,7 +80,8 @@ class IdleCauses:
         causes: Disjoint sets of intervals; what they leave of the idle time is unknown.
         late: Mask over ACTIVITY: launched while the device had nothing left to do.
         launched: Mask over ACTIVITY: the first of those that a recorded call launched.
-        within_launch: Idle time without a cause between two activities of one launch call.
+        within_launch: Idle time without a cause between two activities of one launch call, or
+            before the first recorded one of a graph launch that was made in time.
         sync_calls: Synchronising calls inside the windows.
     """
 
@@ -114,7 +119,9 @@ def attribute_idle(tables: RankTables, timeline: Timeline, windows: Intervals) -
             IdleCause.HOST: subtract(late, sync),
             IdleCause.COMM_WAIT: comm_wait,
         },
-        within_launch=subtract(_held(gaps, gaps.within_launch), comm_wait),
+        within_launch=subtract(
+            _held(gaps, gaps.within_launch | _of_graphs(tables.host, gaps)), comm_wait
+        ),
         late=_launched_in(gaps, launches),
         launched=_first_of_launch(tables.activity, launches),
         sync_calls=sync_stats(calls, inside, blame.call, sync_ns),
@@ -157,6 +164,14 @@ def _last_part(gaps: Gaps, late: Intervals, late_ns: Int64Array, wanted: Int64Ar
 def _held(gaps: Gaps, mask: NDArray[np.bool_]) -> Intervals:
     """What is left of gaps once the launch of their next activity could have taken effect."""
     return union(Intervals(gaps.ready[mask], gaps.end[mask]))
+
+
+def _of_graphs(host: Table, gaps: Gaps) -> NDArray[np.bool_]:
+    """Mask over gaps: a graph launch is what ends it."""
+    if len(host) == 0:
+        return np.zeros(len(gaps.call), dtype=np.bool_)
+    result: NDArray[np.bool_] = _named(host, GRAPH_LAUNCHES)[gaps.call] & (gaps.call != ABSENT)
+    return result
 
 
 def _covered_part(

@@ -101,6 +101,13 @@ def test_a_call_answers_no_more_once_the_host_has_caught_up():
     assert causes(rank, windows=[(0, 460)]) == {"sync": 40, "host": 40}
 
 
+def test_a_call_that_began_before_the_window_is_one_call():
+    rank = RankBuilder().sync("cudaStreamSynchronize", *us(-40, 20))
+    rank.kernel("a", *us(60, 70), launched=us(30, 35))
+    (call,) = measured(rank, windows=[us(0, 70)]).sync_calls
+    assert (call.count, call.blocked_ns) == (1, 20_000)
+
+
 def test_the_blame_for_later_gaps_goes_to_the_call_that_drained_the_queue():
     rank = RankBuilder().kernel("a", *us(0, 100), launched=us(-60, -55))
     rank.sync("cudaStreamSynchronize", *us(-49, 101))
@@ -304,7 +311,17 @@ def test_a_graph_launch_is_one_launch_and_gaps_inside_it_are_told():
     idle = analysis.idle
     assert (idle.unknown_ns, idle.within_launch_ns) == (40_000, 40_000)
     assert idle.late_launch_ratio == 1.0  # two launches, both while the device was idle
-    assert "graph launches" in combine_idle([analysis], num_steps=1).unavailable[0]
+    assert "CUDA graphs" in combine_idle([analysis], num_steps=1).unavailable[0]
+
+
+@pytest.mark.parametrize(("call", "within_ns"), [("cudaGraphLaunch", 50_000), ("cudaX", 0)])
+def test_idle_before_the_first_recorded_kernel_of_a_graph_is_told(call, within_ns):
+    """The graph was launched in time; the device rests [10, 60) until the first kernel known."""
+    rank = RankBuilder().kernel("a", *us(0, 10), launched=us(-9, -5))
+    rank.kernel("b", *us(60, 70), launched=us(-4, -2))
+    rank.host[-1]["name"] = call
+    idle = measured(rank, windows=[us(0, 70)]).idle
+    assert (idle.unknown_ns, idle.within_launch_ns) == (50_000, within_ns)
 
 
 def test_without_host_rows_no_cause_is_given():
