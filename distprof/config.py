@@ -7,7 +7,7 @@
     exclude = ["my_local_all_reduce"]
 
     [limits.COM101]
-    min_overlap_ratio = 0.3
+    overlap_ratio = 0.6
 
 Unknown keys are errors: a misspelt limit must not be ignored in silence.
 """

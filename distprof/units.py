@@ -19,6 +19,7 @@ __all__ = [
     "format_duration",
     "format_parts",
     "format_ratio",
+    "name_ranks",
 ]
 
 NS_PER_US = 1_000
@@ -26,6 +27,7 @@ NS_PER_MS = 1_000_000
 NS_PER_S = 1_000_000_000
 
 _LEAST_SHOWN = 0.01
+_ROUNDED_UP = 0.9995  # from here on three digits round to 1.00: 999.9 µs is 1.00 ms
 _DURATION_UNITS = ((NS_PER_S, "s"), (NS_PER_MS, "ms"), (NS_PER_US, "µs"))
 _BYTE_UNITS = ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
 
@@ -35,7 +37,7 @@ def format_duration(ns: float | None) -> str:
     if ns is None:
         return "–"
     for size, unit in _DURATION_UNITS:
-        if abs(ns) >= size:
+        if abs(ns) >= _ROUNDED_UP * size:
             return f"{_three_digits(ns / size)} {unit}"
     return f"{ns:.0f} ns"
 
@@ -45,7 +47,7 @@ def format_bytes(count: float | None) -> str:
     if count is None:
         return "–"
     for size, unit in _BYTE_UNITS:
-        if abs(count) >= size:
+        if abs(count) >= _ROUNDED_UP * size:
             return f"{_three_digits(count / size)} {unit}"
     return f"{count:.0f} B"
 
@@ -87,6 +89,12 @@ def format_parts(parts_ns: Sequence[float]) -> tuple[list[str], str]:
         shown[i] += 1
     texts = [f"{value / 10**decimals:,.{decimals}f} {unit}" for value in (*shown, shown_total)]
     return texts[:-1], texts[-1]
+
+
+def name_ranks(ranks: Iterable[int]) -> str:
+    """Ranks in a sentence: ``rank 3``, ``ranks 0-3,8``."""
+    distinct = set(ranks)
+    return f"rank{'' if len(distinct) == 1 else 's'} {fold_ranks(distinct)}"
 
 
 def fold_ranks(ranks: Iterable[int]) -> str:

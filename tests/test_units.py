@@ -15,6 +15,7 @@ from distprof.units import (
     format_duration,
     format_parts,
     format_ratio,
+    name_ranks,
 )
 
 
@@ -25,6 +26,9 @@ from distprof.units import (
         (0, "0 ns"),
         (999, "999 ns"),
         (1_000, "1.00 µs"),
+        (999_499, "999 µs"),
+        (999_500, "1.00 ms"),
+        (999_999_999, "1.00 s"),
         (12_345_678, "12.3 ms"),
         (-1_203_441, "-1.20 ms"),
         (2_500_000_000, "2.50 s"),
@@ -51,9 +55,15 @@ def test_bandwidths_keep_their_unit(rate: float | None, text: str) -> None:
 
 
 def test_bytes_have_decimal_prefixes() -> None:
+    assert format_bytes(999_960) == "1.00 MB"
     assert format_bytes(1 << 24) == "16.8 MB"
     assert format_bytes(12) == "12 B"
     assert format_bytes(None) == "–"
+
+
+def test_ranks_in_a_sentence_are_one_or_several() -> None:
+    assert name_ranks([3, 3]) == "rank 3"
+    assert name_ranks([0, 1, 8]) == "ranks 0-1,8"
 
 
 def test_ranks_are_folded() -> None:

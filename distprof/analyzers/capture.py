@@ -5,7 +5,7 @@ from __future__ import annotations
 from distprof.analyzers.result import Record, Result
 from distprof.run.run import ClockAlignment, Run
 from distprof.schema import ABSENT
-from distprof.units import fold_ranks, format_bytes
+from distprof.units import format_bytes, name_ranks
 
 __all__ = ["CaptureGap", "CaptureResult", "NodeClock", "analyze_capture"]
 
@@ -110,10 +110,11 @@ def _truncated(run: Run) -> tuple[CaptureGap, ...]:
     if not cut:
         return ()
     ranks = tuple(rank.rank for rank in cut)
+    traces, end = ("The traces", "end") if len(ranks) > 1 else ("The trace", "ends")
     lost = sum(rank.quality.lost_bytes for rank in cut)
     message = (
-        f"The traces of ranks {fold_ranks(ranks)} end too early: {format_bytes(lost)} after the "
-        "last complete event could not be read."
+        f"{traces} of {name_ranks(ranks)} {end} early: {format_bytes(lost)} after the last whole "
+        "event, and whatever was never written, are lost."
     )
     return (CaptureGap(what="truncated", message=message, ranks=ranks),)
 
@@ -127,7 +128,7 @@ def _notes(run: Run) -> tuple[str, ...]:
                 said.setdefault(note, []).append(rank.rank)
     everyone = len(run.ranks)
     per_rank = (
-        note if len(ranks) == everyone else f"rank {fold_ranks(ranks)}: {note}"
+        note if len(ranks) == everyone else f"{name_ranks(ranks)}: {note}"
         for note, ranks in said.items()
     )
     return tuple(dict.fromkeys((*run.matches.notes, *run.clock.notes, *per_rank)))

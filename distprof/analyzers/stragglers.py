@@ -33,7 +33,7 @@ class RankStraggler(Record, frozen=True, kw_only=True):
             this rank made late, each weighted with its members, as a mean over all other ranks and
             steps. Lateness handed on to other groups is among it, waits below the clock residual
             are not.
-        share_of_step_ratio: The same over the median step time.
+        share_of_step_ratio: The same over the mean step of all ranks.
         late_ratio: Share of its judged collectives in which this rank came last, whoever is to
             blame.
         pattern: How its lateness is spread over steps; ``none`` when it is not worth naming.
@@ -97,9 +97,7 @@ def analyze_stragglers(
     verdicts = {verdict.position: verdict for verdict in find_patterns(blame, step_ns)}
     completeness = 1 - blame.num_incomplete / blame.num_judged
     ranks = [
-        _straggler(
-            position, blame, verdicts.get(position), step_ns, completeness, analyses, kernels
-        )
+        _straggler(position, blame, verdicts.get(position), completeness, analyses, kernels)
         for position in range(len(blame.ranks))
     ]
     return StragglersResult(
@@ -126,11 +124,16 @@ def _typical_step(analyses: Mapping[int, RankAnalysis], step_time: StepTimeResul
     return max(float(np.median(spans)) if spans else 1.0, 1.0)
 
 
+def _mean_step(analyses: Mapping[int, RankAnalysis]) -> float:
+    """What all shares of a report are shares of."""
+    spans = [step.span_ns for analysis in analyses.values() for step in analysis.steps]
+    return max(sum(spans) / len(spans) if spans else 1.0, 1.0)
+
+
 def _straggler(
     position: int,
     blame: Blame,
     verdict: Verdict | None,
-    step_ns: float,
     completeness: float,
     analyses: Mapping[int, RankAnalysis],
     kernels: KernelsResult,
@@ -142,7 +145,7 @@ def _straggler(
     return RankStraggler(
         rank=blame.ranks[position],
         lost_ns_per_step=int(lost.mean()),
-        share_of_step_ratio=float(lost.mean()) / step_ns,
+        share_of_step_ratio=float(lost.mean()) / _mean_step(analyses),
         late_ratio=float(blame.late[position]) / judged if judged else None,
         pattern=StragglerPattern.NONE if verdict is None else verdict.pattern,
         cause=cause.cause,

@@ -19,7 +19,7 @@ from distprof.terms import ActivityKind
 
 __all__ = ["CONCLUSIONS_VERSION", "Conclusions", "conclude", "has_device_rows"]
 
-CONCLUSIONS_VERSION = 2
+CONCLUSIONS_VERSION = 3
 """Raised whenever the same trace would lead to other conclusions: cached ones are not used then."""
 
 _MAX_NOTES = 12
@@ -86,9 +86,14 @@ def _quality(
 ) -> Quality:
     notes = [*parsed.quality.notes, *metadata.notes, *records.notes]
     if device.name == "cpu" and metadata.device.name:
+        way_out = (
+            "The profiler writes it last: it may be in the part of the file that is lost."
+            if parsed.quality.truncated
+            else "Profile with ProfilerActivity.CUDA to see the device."
+        )
         notes.append(
             f"No activity of the {metadata.device.name} was recorded: what follows is the host's "
-            "work. Profile with ProfilerActivity.CUDA to see the device."
+            f"work. {way_out}"
         )
     return replace(
         parsed.quality,

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from distprof.run.run import Gap, Rank
 from distprof.schema import ABSENT
-from distprof.units import NS_PER_S, fold_ranks
+from distprof.units import NS_PER_S, fold_ranks, name_ranks
 
 __all__ = ["same_run"]
 
@@ -84,7 +84,9 @@ def _drop_copies(ranks: list[Rank]) -> _Selection:
     copies = [rank for rank in ranks if seen.setdefault(_content(rank), rank) is not rank]
     if not copies:
         return ranks, []
-    message = f"{_files(copies)} repeat the content of another file and are not used."
+    does = "repeats" if len(copies) == 1 else "repeat"
+    is_unused = "is" if len(copies) == 1 else "are"
+    message = f"{_files(copies)} {does} the content of another file and {is_unused} not used."
     kept = list(seen.values())
     return kept, [Gap(what="duplicate-files", message=message)]
 
@@ -102,10 +104,11 @@ def _one_recording(ranks: list[Rank]) -> _Selection:
         return ranks, []
     best = max(clusters, key=_weight)
     left = [rank for cluster in clusters if cluster is not best for rank in cluster]
+    count = _num_ranks(best)
+    kept_are = f"are the {count} ranks recorded together" if count > 1 else "is the newest"
     message = (
-        f"The files were recorded at {len(clusters)} times more than a minute apart: analysed are "
-        f"the {_num_ranks(best)} ranks recorded together, left out {_files(left)}. "
-        "Ranks can only be compared over the same steps."
+        f"The files were recorded at {len(clusters)} times more than a minute apart: analysed "
+        f"{kept_are}, left out {_files(left)}. Ranks can only be compared over the same steps."
     )
     kept = [rank for rank in ranks if not rank.has_epoch] + best
     return kept, [Gap(what="other-recordings", message=message)]
@@ -127,8 +130,8 @@ def _each_rank_once(ranks: list[Rank]) -> _Selection:
     chosen = {id(rank) for rank in kept}
     left = [rank for rank in ranks if id(rank) not in chosen]
     message = (
-        f"Ranks {fold_ranks(repeated)} have several captures: the newest that most ranks share is "
-        f"analysed, left out {_files(left)}."
+        f"There are several captures of {name_ranks(repeated)}: the newest that most ranks share "
+        f"is analysed, left out {_files(left)}."
     )
     return kept, [Gap(what="duplicate-ranks", message=message, ranks=tuple(repeated))]
 

@@ -11,7 +11,7 @@ from distprof.ingest.transients import find_transients
 from distprof.run.run import CaptureWindow, ClockAlignment, CollectiveMatches, Gap, Rank
 from distprof.schema import Int64Array
 from distprof.terms import StepSource
-from distprof.units import fold_ranks, format_duration
+from distprof.units import fold_ranks, format_duration, name_ranks
 
 __all__ = ["find_window"]
 
@@ -77,9 +77,9 @@ def _common_steps(marked: Sequence[Rank]) -> tuple[tuple[int, ...], dict[int, st
 def _why(missing: list[int], cut: list[int]) -> str:
     reasons = []
     if cut:
-        reasons.append(f"cut by the capture of rank {fold_ranks(cut)}")
+        reasons.append(f"cut by the capture of {name_ranks(cut)}")
     if missing:
-        reasons.append(f"not recorded by rank {fold_ranks(missing)}")
+        reasons.append(f"not recorded by {name_ranks(missing)}")
     return "; ".join(reasons)
 
 

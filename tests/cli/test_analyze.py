@@ -68,6 +68,17 @@ def test_every_golden_trace_is_shown_within_the_width(
     assert captured.err == ""
 
 
+def test_shares_of_one_report_are_shares_of_the_same_step(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    report = analyzed(capsys, DLRM)
+    waterfall = report["waterfall"]
+    mean_step = waterfall["all"]["span_ns"] / (waterfall["num_ranks"] * waterfall["num_steps"])
+    for rank in report["stragglers"]["ranks"]:
+        share = rank["lost_ns_per_step"] / mean_step
+        assert rank["share_of_step_ratio"] == pytest.approx(share, abs=1e-6)
+
+
 def test_ranks_can_be_chosen(capsys: pytest.CaptureFixture[str]) -> None:
     assert analyzed(capsys, DLRM, "--ranks", "1-2")["run"]["ranks"] == [1, 2]
 

@@ -42,6 +42,15 @@ def communication_and_overlap_ms(opened):
     return total(communication) / 1e6, total(intersect(communication, computation)) / 1e6
 
 
+def test_devices_missing_from_a_cut_file_are_not_blamed_on_the_profiler(options, tmp_path):
+    whole = gzip.decompress((GOLDEN / "ddp-a100-2gpu-rank0" / "nccl_data.json.gz").read_bytes())
+    cut = tmp_path / "cut.json"
+    cut.write_bytes(whole[:3_000_000])  # host rows come first
+    (opened,) = open_run(str(cut), options).ranks
+    (note,) = (note for note in opened.quality.notes if "No activity of the NVIDIA" in note)
+    assert "may be in the part of the file that is lost" in note
+
+
 def fill_disk(monkeypatch, *, below):
     """From now on no table can be written below a folder."""
     written = cache.write_table

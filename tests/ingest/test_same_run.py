@@ -63,6 +63,13 @@ def test_recordings_far_apart_are_not_compared():
     assert (paths, gaps) == (["rank0.json", "rank1.json"], ["other-recordings"])
 
 
+def test_one_file_is_spoken_of_as_one():
+    _, (copies,) = same_run([made(0), made(0, path="copy/rank0.json"), made(1)])
+    assert copies.message.startswith("copy/rank0.json repeats ")
+    _, (others,) = same_run([made(0), made(0, 10 * MINUTE, 11 * MINUTE, path="later")])
+    assert "analysed is the newest, left out rank0.json" in others.message
+
+
 def test_clocks_half_a_minute_apart_are_one_recording():
     assert kept(made(0), made(1, MINUTE // 2, MINUTE)) == (["rank0.json", "rank1.json"], [])
 

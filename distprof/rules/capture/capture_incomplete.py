@@ -41,7 +41,7 @@ from collections.abc import Iterator
 from distprof.analyzers.capture import CaptureResult
 from distprof.rules.base import Draft, Limit, Limits, rule
 from distprof.terms import Severity
-from distprof.units import fold_ranks, format_ratio
+from distprof.units import format_ratio, name_ranks
 
 
 @rule(
@@ -77,21 +77,25 @@ _DAMAGE = frozenset({"truncated", "unreadable"})
 
 def _ranks(capture: CaptureResult) -> Iterator[str]:
     if capture.ranks_missing:
-        missing = fold_ranks(capture.ranks_missing)
-        yield f"of {capture.world_size} ranks these are not in the recording: {missing}"
+        missing = name_ranks(capture.ranks_missing)
+        are = "are" if len(capture.ranks_missing) > 1 else "is"
+        yield f"{missing} of {capture.world_size} {are} not in the recording"
 
 
 def _matches(capture: CaptureResult, limits: Limits) -> Iterator[str]:
     ratio = capture.matched_ratio
     if ratio is not None and ratio < limits["matched_ratio"]:
-        yield f"only {format_ratio(ratio)} of the collectives found their partners"
+        share = f"only {format_ratio(ratio)}" if ratio else "none"
+        yield f"{share} of the collectives found their partners"
 
 
 def _damage(capture: CaptureResult, limits: Limits) -> Iterator[str]:
     files = [gap for gap in capture.gaps if gap.what in _DAMAGE]
     if files:
-        ranks = fold_ranks(rank for gap in files for rank in gap.ranks)
-        yield f"{len(files)} file(s) are damaged" + (f" (ranks {ranks})" if ranks else "")
+        ranks = {rank for gap in files for rank in gap.ranks}
+        count = max(len(files), len(ranks))
+        named = f" ({name_ranks(ranks)})" if ranks else ""
+        yield f"{count} {'files are' if count > 1 else 'file is'} damaged{named}"
     if capture.num_quarantined > limits["damaged_ratio"] * max(capture.num_events, 1):
         yield f"{capture.num_quarantined} of {capture.num_events} events are broken"
 

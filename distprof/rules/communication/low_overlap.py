@@ -29,7 +29,7 @@ or sequence parallelism.
 ## Example
 ```text
 low-overlap: 18.2 % of transfer is hidden behind computation: 6.10 ms is exposed, and computation
-that runs alone could hide 6.10 ms of it.
+that runs alone could hide all of it.
 ```
 
 ## When it is wrong
@@ -101,8 +101,9 @@ def check(
 def _message(ratio: float, exposed_ns: int, cost_ns: int, *, is_split: bool) -> str:
     what = "transfer" if is_split else "communication"
     doubt = "" if is_split else ", which may be waiting for other ranks in part"
+    part = "all" if cost_ns >= exposed_ns else format_duration(cost_ns)
     return (
         f"{format_ratio(ratio)} of {what} is hidden behind computation: "
         f"{format_duration(exposed_ns)} is exposed{doubt}, and computation that runs alone could "
-        f"hide {format_duration(cost_ns)} of it."
+        f"hide {part} of it."
     )

@@ -23,7 +23,7 @@ process to cores near its GPU, keep Python work (logging, metrics, hooks) out of
 ## Example
 ```text
 launch-bound-host: for 38.2 % of each step (84.1 ms of 220 ms) the device waits for the host to
-launch work; on rank 0 61.0 % of kernels found an empty queue, the median kernel takes 6.1 µs.
+launch work; on rank 0, 61.0 % of launches found the device idle, the median kernel takes 6.1 µs.
 ```
 
 ## When it is wrong
@@ -87,7 +87,7 @@ def _kernels(ranks: Sequence[RankIdle]) -> str:
     worst = max(ranks, key=lambda rank: rank.host_ns)
     parts = []
     if worst.late_launch_ratio is not None:
-        parts.append(f"{format_ratio(worst.late_launch_ratio)} of kernels found an empty queue")
+        parts.append(f"{format_ratio(worst.late_launch_ratio)} of launches found the device idle")
     if worst.median_kernel_ns is not None:
         parts.append(f"the median kernel takes {format_duration(worst.median_kernel_ns)}")
-    return f"; on rank {worst.rank} {', '.join(parts)}" if parts else ""
+    return f"; on rank {worst.rank}, {', '.join(parts)}" if parts else ""
