@@ -77,7 +77,7 @@ def output_options(command: Command) -> Command:
         click.option("--force", is_flag=True, help="Replace files that exist."),
         click.option(
             "--width",
-            type=click.IntRange(60, 400),
+            type=click.IntRange(40, 400),
             metavar="COLUMNS",
             help="Width of text; by default the terminal's.",
         ),

@@ -27,11 +27,13 @@ from distprof.units import format_ratio
 
 __all__ = ["head", "render"]
 
-MIN_WIDTH = 60
+MIN_WIDTH = 20
 WIDE = 100
 _INDENT = 2
 _MIN_STRETCH = 12
 _BAR_CELLS = 24
+_MIN_BAR = 6
+_GAP = 2
 _MAX_BAR = 96
 _MAX_NAME = 400  # longer names are cut before they are laid out: a trace may hold megabytes
 
@@ -177,8 +179,10 @@ def _finding(number: int, finding: Finding, report: Report, width: int) -> Itera
 
 def _table_blocks(view: TableView, width: int) -> Iterator[RenderableType]:
     yield _table_title(view, width)
-    yield _indented(_drawn(view, width - _INDENT, wide=width >= WIDE))
-    for note in view.notes:
+    kept, gap, dropped = _fitting(view, width - _INDENT, wide=width >= WIDE)
+    yield _indented(_drawn(view, kept, gap, width - _INDENT))
+    notes = (*view.notes, f"no room for: {', '.join(dropped)}") if dropped else view.notes
+    for note in notes:
         yield _sentence(f"· {note[:_MAX_NAME]}", width, style="dim")
 
 
@@ -191,26 +195,55 @@ def _table_title(view: TableView, width: int) -> Text:
     return title
 
 
-def _drawn(view: TableView, width: int, *, wide: bool) -> Table:
+def _fitting(view: TableView, width: int, *, wide: bool) -> tuple[list[int], int, list[str]]:
+    """Columns to draw, the gap between them, and titles of columns that do not fit.
+
+    A number is never cut: columns move closer, then the last ones are left out.
+    """
     kept = [i for i, column in enumerate(view.columns) if wide or not column.wide_only]
+    least = {i: _least_width(view, i) for i in kept}
+    dropped: list[str] = []
+    for gap in (_GAP, 1):
+        if sum(least[i] + gap for i in kept) - gap <= width:
+            return kept, gap, dropped
+    while len(kept) > 1 and sum(least[i] + 1 for i in kept) - 1 > width:
+        dropped.insert(0, view.columns[kept.pop()].title)
+    return kept, 1, [title for title in dropped if title]
+
+
+def _drawn(view: TableView, kept: list[int], gap: int, width: int) -> Table:
     named = any(view.columns[i].title for i in kept)
     table = Table(
-        box=None, show_header=named, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim"
+        box=None, show_header=named, pad_edge=False, padding=(0, gap, 0, 0), header_style="dim"
     )
-    room = width - sum(_natural_width(view, i) + 2 for i in kept if not view.columns[i].stretch)
+    fixed = [i for i in kept if not (view.columns[i].stretch or _has_bars(view, i))]
+    room = width - sum(_natural_width(view, i) for i in fixed) - gap * (len(kept) - 1)
     for i in kept:
         _add_column(table, view.columns[i], max(room, _MIN_STRETCH))
+    cells = min(_BAR_CELLS, max(room, _MIN_BAR))
     for number, row in enumerate(view.rows):
         style = "bold" if number in view.strong else ""
-        table.add_row(*(_drawn_cell(row[i]) for i in kept), style=style)
+        table.add_row(*(_drawn_cell(row[i], cells) for i in kept), style=style)
     return table
+
+
+def _has_bars(view: TableView, index: int) -> bool:
+    return any(isinstance(row[index], Bar) for row in view.rows)
+
+
+def _least_width(view: TableView, index: int) -> int:
+    """Columns of the terminal that a table's column needs at least."""
+    natural, column = _natural_width(view, index), view.columns[index]
+    if _has_bars(view, index):
+        return _MIN_BAR
+    return min(natural, _MIN_STRETCH) if column.stretch or column.wrap else natural
 
 
 def _natural_width(view: TableView, index: int) -> int:
     """Columns that the widest cell of a table's column takes."""
     cells = [row[index] for row in view.rows]
     texts = [view.columns[index].title, *(c for c in cells if isinstance(c, str))]
-    bar = _BAR_CELLS if any(isinstance(c, Bar) for c in cells) else 0
+    bar = _BAR_CELLS if _has_bars(view, index) else 0
     return max(bar, *(cell_len(plain(text[:_MAX_NAME])) for text in texts))
 
 
@@ -224,10 +257,10 @@ def _add_column(table: Table, column: TableColumn, room: int) -> None:
     )
 
 
-def _drawn_cell(cell: Cell) -> Text:
+def _drawn_cell(cell: Cell, bar_cells: int) -> Text:
     if isinstance(cell, Bar):
         glyph, style = _glyph(cell.key)
-        return Text(glyph * round(cell.ratio * _BAR_CELLS), style=style)
+        return Text(glyph * round(cell.ratio * bar_cells), style=style)
     return Text(plain(cell[:_MAX_NAME]))
 
 

@@ -143,7 +143,7 @@ def _wait_line(report: Report, wait: Part) -> str:
     first = late[0]
     return (
         f"Waiting for rank {first.rank} takes {format_ratio(first.share_of_step_ratio)} of "
-        f"{_each(report)} ({_amount(report, first.lost_ns_per_step, median=True)}); "
+        f"{_each(report)} ({_amount(report, first.lost_ns_per_step)}); "
         f"{_CAUSE_ACTIONS[first.cause]}."
     )
 
@@ -156,7 +156,10 @@ def _action(report: Report, worst: Part) -> str:
     if worst.key == "idle_unknown" and report.idle.ranks:
         inside = sum(rank.within_launch_ns for rank in report.idle.ranks)
         if inside > sum(rank.unknown_ns for rank in report.idle.ranks) / 2:
-            return "most of it lies inside graph launches, where the trace may lack kernels"
+            return (
+                "most of it lies in CUDA graphs, whose kernels the trace may lack; "
+                "record once without them"
+            )
         return "look at the gaps in a timeline"
     return _ACTIONS[worst.key]
 
@@ -165,10 +168,8 @@ def _each(report: Report) -> str:
     return "the whole capture" if is_whole_capture(report) else "each step"
 
 
-def _amount(report: Report, ns: float, *, median: bool = False) -> str:
+def _amount(report: Report, ns: float) -> str:
     span = sum(part.ns for part in parts_of(report))
-    if median and report.step_time.median_ns:
-        span = report.step_time.median_ns
     return f"{format_duration(ns)} of {format_duration(span)}"
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from distprof.errors import UsageError
@@ -50,10 +51,37 @@ def test_markdown_is_as_agreed(name: str, golden: Callable[[Path, str], None]) -
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-@pytest.mark.parametrize("width", [60, 80, 100, 120, 200])
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 120, 200])
 def test_no_line_is_wider_than_the_terminal(name: str, width: int) -> None:
     lines = shown(SAMPLES[name](), width=width).splitlines()
     assert max(map(len, lines)) <= width
+
+
+@pytest.mark.parametrize("name", sorted(SAMPLES))
+@pytest.mark.parametrize("width", [20, 40, 60, 72])
+def test_a_narrow_terminal_loses_columns_but_no_digit(name: str, width: int) -> None:
+    text = shown(SAMPLES[name](), width=width)
+    cut = re.findall(r"\s-?[\d,]+(?:\.\d*)?(?: [mµn]?s?| [kMGT]?B?|)…", text)
+    assert cut == []
+    assert "sha…" not in text
+
+
+def test_columns_without_room_are_named() -> None:
+    assert "no room for: " in shown(straggler(), width=40)
+    assert "no room for: " not in shown(straggler(), width=80)
+
+
+def test_a_long_collective_makes_no_slow_device() -> None:
+    report = straggler()
+    row = msgspec.structs.replace(
+        report.kernels.kernels[0], kind="communication", slowest_rank=7, spread=2.5
+    )
+    kernels = msgspec.structs.replace(report.kernels, kernels=(row,))
+    text = shown(msgspec.structs.replace(report, kernels=kernels))
+    assert "2.50 ×" not in text
+    as_computation = msgspec.structs.replace(row, kind="computation")
+    kernels = msgspec.structs.replace(report.kernels, kernels=(as_computation,))
+    assert "7 (2.50 ×)" in shown(msgspec.structs.replace(report, kernels=kernels))
 
 
 @pytest.mark.parametrize("name", SAMPLES)

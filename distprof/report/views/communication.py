@@ -10,7 +10,7 @@ from distprof.report.escape import short_ranks
 from distprof.report.model import Report
 from distprof.report.parts import window_word
 from distprof.report.verdict import culprits
-from distprof.report.views.table import Cell, TableColumn, TableView
+from distprof.report.views.table import Cell, TableColumn, TableView, counted
 from distprof.units import (
     format_bandwidth,
     format_bytes,
@@ -62,7 +62,7 @@ def collectives_table(report: Report, *, show_all: bool) -> TableView | None:
         return None
     shown = classes if show_all else classes[:MAX_CLASSES_SHOWN]
     left_out = len(classes) - len(shown)
-    notes = (f"and {left_out} more classes",) if left_out else ()
+    notes = (f"and {counted(left_out, 'more class')}",) if left_out else ()
     return TableView(
         title="Collectives",
         caption=f"exposed: mean per rank and {window_word(report)}; others: median of one",
@@ -91,7 +91,9 @@ def stragglers_table(report: Report, *, show_all: bool) -> TableView | None:
         return None
     notes = tuple(f"rank {r.rank}: {text}" for r in shown for text in r.evidence)
     if not show_all and len(named) > len(shown):
-        notes = (*notes, f"and ranks {short_ranks([r.rank for r in named[len(shown) :]])}")
+        more = counted(len(named) - len(shown), "more rank")
+        ranks = short_ranks([r.rank for r in named[len(shown) :]])
+        notes = (*notes, f"and {more}: {ranks}")
     return TableView(
         title="Stragglers",
         caption=f"lost: exposed wait of a typical other rank per {window_word(report)}",

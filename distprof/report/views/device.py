@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from distprof.analyzers.kernels import KernelRow
 from distprof.report.escape import short_ranks
 from distprof.report.model import Report
-from distprof.report.parts import is_cpu_only, mean_span_ns, window_word
-from distprof.report.views.table import Cell, TableColumn, TableView, folded_ranks
+from distprof.report.parts import is_cpu_only, is_whole_capture, mean_span_ns, window_word
+from distprof.report.views.table import Cell, TableColumn, TableView, counted, folded_ranks
+from distprof.terms import ActivityKind
 from distprof.units import format_duration, format_ratio
 
 __all__ = ["idle_table", "kernels_table", "speed_table", "sync_table"]
@@ -17,6 +18,7 @@ MAX_KERNELS_SHOWN = 10
 MAX_CALLS_SHOWN = 5
 _WORTH_A_TABLE_RATIO = 0.02
 _WORTH_A_ROW_RATIO = 0.005
+_ALIKE = 1.005
 _COMMON_IN_NAMES = ("at::native::", "(anonymous namespace)::")
 _IDLE_CAUSES = ("input_ns", "sync_ns", "host_ns", "comm_wait_ns", "unknown_ns")
 
@@ -24,6 +26,7 @@ _IDLE_CAUSES = ("input_ns", "sync_ns", "host_ns", "comm_wait_ns", "unknown_ns")
 def idle_table(report: Report, *, show_all: bool) -> TableView | None:
     """Each rank's idle time by cause."""
     ranks = report.idle.ranks
+    launched = any(rank.late_launch_ratio is not None for rank in ranks)
     spans = {rank.rank: rank.span_ns for rank in report.breakdown.ranks}
     worth = any(r.idle_ns > _WORTH_A_TABLE_RATIO * spans.get(r.rank, 0) for r in ranks)
     if not ranks or not (show_all or (worth and len(ranks) > 1)):
@@ -39,7 +42,8 @@ def idle_table(report: Report, *, show_all: bool) -> TableView | None:
     ]
     return TableView(
         title="Idle by cause",
-        caption=f"per {window_word(report)}; late: kernels launched after the device ran dry",
+        caption=f"per {window_word(report)}"
+        + ("; late: launches that found the device idle" if launched else ""),
         columns=(
             TableColumn(title="rank", left=True),
             TableColumn(title="idle"),
@@ -48,9 +52,14 @@ def idle_table(report: Report, *, show_all: bool) -> TableView | None:
             TableColumn(title="host"),
             TableColumn(title="after comm"),
             TableColumn(title="unknown"),
-            TableColumn(title="late"),
+            *((TableColumn(title="late"),) if launched else ()),
         ),
-        rows=folded_ranks([r.rank for r in ranks], values, _idle_cells, show_all=show_all),
+        rows=folded_ranks(
+            [r.rank for r in ranks],
+            values,
+            lambda row: _idle_cells(row, launched=launched),
+            show_all=show_all,
+        ),
     )
 
 
@@ -92,7 +101,7 @@ def kernels_table(report: Report, *, show_all: bool) -> TableView | None:
     total = sum(category.total_ns for category in report.kernels.categories)
     shown = kernels if show_all else kernels[:MAX_KERNELS_SHOWN]
     left_out = len(kernels) - len(shown)
-    compared = any(row.slowest_rank is not None for row in shown)
+    compared = any(_compares_devices(row) for row in shown)
     what = "operator" if is_cpu_only(report) else "kernel"
     slowest = "; slowest: its median over the median rank's" if compared else ""
     return TableView(
@@ -108,43 +117,48 @@ def kernels_table(report: Report, *, show_all: bool) -> TableView | None:
             *((TableColumn(title="slowest rank", left=True),) if compared else ()),
         ),
         rows=tuple(_kernel_cells(row, total, compared=compared) for row in shown),
-        notes=(f"and {left_out:,} more names",) if left_out else (),
+        notes=(f"and {counted(left_out, 'more name')}",) if left_out else (),
     )
 
 
 def speed_table(report: Report, *, show_all: bool) -> TableView | None:
     """How fast each rank runs the kernels it shares with its peers, where ranks differ."""
-    ranks = [r for r in report.kernels.ranks if r.relative_time is not None]
+    ranks = [r for r in report.kernels.ranks if r.relative_work is not None]
+    counts = not is_whole_capture(report)  # captures differ in length, and so in kernels
     values: list[tuple[float | None, ...]] = [
-        (r.relative_time, r.relative_work, float(r.num_shared_kernels)) for r in ranks
+        (r.relative_time, *((r.relative_work,) if counts else ()), float(r.num_shared_kernels))
+        for r in ranks
     ]
     differs = any(
         abs((r.relative_time or 1) - 1) > _WORTH_A_TABLE_RATIO
-        or abs((r.relative_work or 1) - 1) > _WORTH_A_TABLE_RATIO
+        or (counts and abs((r.relative_work or 1) - 1) > _WORTH_A_TABLE_RATIO)
         for r in ranks
     )
     if not (differs or (show_all and ranks)):
         return None
     return TableView(
         title="Rank against rank",
-        caption="the same computation kernels; 100 % is like the median rank",
+        caption="the same computation kernels; 100 %: "
+        + ("the median rank, name by name" if len(ranks) > 2 else "the faster, name by name"),
         columns=(
             TableColumn(title="rank", left=True),
             TableColumn(title="time of a kernel"),
-            TableColumn(title="number of kernels"),
+            *((TableColumn(title="number of kernels"),) if counts else ()),
             TableColumn(title="names compared"),
         ),
         rows=folded_ranks([r.rank for r in ranks], values, _speed_cells, show_all=show_all),
     )
 
 
-def _idle_cells(values: Sequence[float | None]) -> tuple[Cell, ...]:
-    return (*(format_duration(value) for value in values[:-1]), format_ratio(values[-1]))
+def _idle_cells(values: Sequence[float | None], *, launched: bool) -> tuple[Cell, ...]:
+    late = (format_ratio(values[-1]),) if launched else ()
+    return (*(format_duration(value) for value in values[:-1]), *late)
 
 
 def _speed_cells(values: Sequence[float | None]) -> tuple[Cell, ...]:
-    time, work, names = values
-    return (format_ratio(time), format_ratio(work), f"{names:,.0f}" if names is not None else "–")
+    *ratios, names = values
+    texts = (format_ratio(ratio) for ratio in ratios)
+    return (*texts, f"{names:,.0f}" if names is not None else "–")
 
 
 def short_kernel_name(name: str) -> str:
@@ -154,10 +168,16 @@ def short_kernel_name(name: str) -> str:
     return name.removeprefix("void ")
 
 
+def _compares_devices(row: KernelRow) -> bool:
+    """Whether a longer kernel is a slower device: in communication it is one that waits longer."""
+    return row.slowest_rank is not None and row.kind != ActivityKind.COMMUNICATION.name.lower()
+
+
 def _kernel_cells(row: KernelRow, total_ns: int, *, compared: bool) -> tuple[Cell, ...]:
     slowest = "–"
-    if row.slowest_rank is not None and row.spread is not None:
-        slowest = f"{row.slowest_rank} ({row.spread:.2f} ×)"
+    if _compares_devices(row) and row.spread is not None:
+        alike = row.spread < _ALIKE
+        slowest = "alike" if alike else f"{row.slowest_rank} ({row.spread:.2f} ×)"
     return (
         short_kernel_name(row.name),
         row.kind,

@@ -6,7 +6,7 @@ from distprof.analyzers.capture import CaptureResult
 from distprof.report.escape import short_ranks
 from distprof.report.model import Report
 from distprof.report.parts import is_whole_capture
-from distprof.report.views.table import Cell, TableColumn, TableView
+from distprof.report.views.table import Cell, TableColumn, TableView, counted
 from distprof.units import format_duration, format_ratio
 
 __all__ = ["clocks_table", "headline", "not_checked_table", "quality_table"]
@@ -23,9 +23,11 @@ def headline(report: Report) -> str:
     if recorded == 1 and run.world_size in (1, None):
         ranks = "1 rank"
     steps = report.step_time.num_steps
-    window = (
-        "no steps" if is_whole_capture(report) else "1 step" if steps == 1 else f"{steps} steps"
-    )
+    window = counted(steps, "step")
+    if is_whole_capture(report):
+        window = "whole capture" if report.capture.steps else "no common step"
+        if not (report.capture.steps or report.capture.dropped_steps):
+            window = "no steps"
     facts = [ranks, window, run.strategy or "", run.backend, run.device, _clock_fact(report)]
     return " · ".join(fact for fact in facts if fact)
 
@@ -56,7 +58,7 @@ def clocks_table(report: Report, *, show_all: bool) -> TableView | None:
             clock.name,
             short_ranks(clock.ranks, 20),
             format_duration(clock.offset_ns),
-            f"{clock.drift_ppm:.2f} ppm",
+            f"{clock.drift_ppm:.2f} ppm" if clock.drift_ppm else "none seen",
             format_duration(clock.residual_ns),
         )
         for clock in shown
@@ -73,7 +75,7 @@ def clocks_table(report: Report, *, show_all: bool) -> TableView | None:
             TableColumn(title="residual"),
         ),
         rows=tuple(rows),
-        notes=(f"and {left_out} more clocks",) if left_out else (),
+        notes=(f"and {counted(left_out, 'more clock')}",) if left_out else (),
     )
 
 

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["Bar", "Cell", "TableColumn", "TableView", "folded_ranks"]
+__all__ = ["Bar", "Cell", "TableColumn", "TableView", "counted", "folded_ranks"]
 
 MAX_RANKS_SHOWN = 12
 MAX_OUTLIERS = 5
@@ -68,6 +68,12 @@ class TableView:
     caption: str = ""
     notes: tuple[str, ...] = ()
     strong: frozenset[int] = field(default_factory=frozenset)
+
+
+def counted(number: int, noun: str) -> str:
+    """A number of things, for example ``1 step`` and ``2,000 steps``."""
+    plural = "" if number == 1 else "es" if noun.endswith("s") else "s"
+    return f"{number:,} {noun}{plural}"
 
 
 def folded_ranks(

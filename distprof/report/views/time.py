@@ -28,7 +28,7 @@ def waterfall_table(report: Report, *, show_all: bool) -> TableView | None:
     ]
     rows.append(("sum", total, format_ratio(1.0), ""))
     return TableView(
-        title=f"Where a {window_word(report)} goes",
+        title="Where the capture goes" if is_whole_capture(report) else "Where a step goes",
         caption=_mean_of(report),
         columns=(
             TableColumn(title="part", left=True),
