@@ -18,16 +18,31 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from distprof.api import analyze, open_run
+    from distprof.errors import DistprofError, InputError, UsageError
     from distprof.report.model import Report
     from distprof.report.saved import load_report
     from distprof.rules.finding import Finding
     from distprof.run.run import Run
 
-__all__ = ["Finding", "Report", "Run", "__version__", "analyze", "load_report", "open_run"]
+__all__ = [
+    "DistprofError",
+    "Finding",
+    "InputError",
+    "Report",
+    "Run",
+    "UsageError",
+    "__version__",
+    "analyze",
+    "load_report",
+    "open_run",
+]
 
 __version__ = "0.1.0.dev0"
 
 _HOMES = {
+    "DistprofError": "distprof.errors",
+    "InputError": "distprof.errors",
+    "UsageError": "distprof.errors",
     "Finding": "distprof.rules.finding",
     "Report": "distprof.report.model",
     "Run": "distprof.run.run",

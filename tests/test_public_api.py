@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pandas as pd
 import pytest
 
 import distprof
+from distprof.report.registry import RenderOptions, find_reporter
 from tests.report.samples import NASTY, nasty, single_rank, straggler
 
+GLOO = str(Path(__file__).parent / "golden" / "kineto" / "gloo-ddp-2ranks")
 HEAVY = ("numpy", "pandas", "pyarrow", "rich", "msgspec", "fsspec", "torch", "click")
 
 
@@ -24,9 +27,12 @@ def loaded_after(statement: str) -> set[str]:
 
 def test_exported_members_are_these() -> None:
     assert distprof.__all__ == [
+        "DistprofError",
         "Finding",
+        "InputError",
         "Report",
         "Run",
+        "UsageError",
         "__version__",
         "analyze",
         "load_report",
@@ -98,6 +104,26 @@ def test_a_notebook_shows_verdict_and_findings_escaped() -> None:
     assert NASTY not in hostile
 
 
+def test_what_fails_can_be_caught_by_its_public_name() -> None:
+    with pytest.raises(distprof.InputError, match="nothing of that name"):
+        distprof.open_run("/no/such/folder")
+    assert issubclass(distprof.InputError, distprof.DistprofError)
+
+
+def test_a_run_and_a_report_are_one_line_in_a_shell() -> None:
+    run = distprof.open_run(GLOO)
+    assert repr(run) == f"<Run of {GLOO!r}: ranks 0-1 of 2, 3 common steps, 0 gaps>"
+    shown = repr(straggler())
+    assert shown.startswith("<Report on ")
+    assert "Waiting for rank 2 takes" in shown
+    assert len(repr(nasty()).splitlines()) == 1
+    assert NASTY not in repr(nasty())
+
+
+def test_a_printed_report_is_the_text_report() -> None:
+    assert str(straggler()) == find_reporter("text")(straggler(), RenderOptions(width=100))
+
+
 def test_a_console_shows_the_head_of_a_report() -> None:
     from rich.console import Console
 
@@ -105,3 +131,7 @@ def test_a_console_shows_the_head_of_a_report() -> None:
     with console.capture() as captured:
         console.print(straggler())
     assert captured.get().startswith("Waiting for rank 2 takes")
+    narrow = Console(width=50, color_system=None)
+    with narrow.capture() as captured:
+        narrow.print(straggler())
+    assert max(map(len, captured.get().splitlines())) <= 50

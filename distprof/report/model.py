@@ -19,7 +19,7 @@ from distprof.artefacts import REPORT_SCHEMA
 from distprof.rules.finding import Finding, NotChecked
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, ConsoleOptions, RenderResult
 
 __all__ = ["GroupInfo", "Report", "RunInfo"]
 
@@ -79,12 +79,26 @@ class Report(Record, frozen=True, kw_only=True):
 
         return save_report(self, path)
 
-    def __rich__(self) -> RenderableType:
+    def __str__(self) -> str:
+        """The whole report as text, 100 columns wide."""
+        from distprof.report.registry import RenderOptions
+        from distprof.report.text import render
+
+        return render(self, RenderOptions(width=100))
+
+    def __repr__(self) -> str:
+        """One line: a report may hold thousands of rows."""
+        from distprof.report.escape import plain
+        from distprof.report.verdict import judge
+
+        return f"<Report on {self.run.source!r}: {plain(judge(self).line)}>"
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Verdict, why and findings, as a console shows them."""
         from distprof.report.registry import RenderOptions
         from distprof.report.text import head
 
-        return head(self, RenderOptions(width=100))
+        yield head(self, RenderOptions(width=options.max_width))
 
     def _repr_html_(self) -> str:
         """Verdict and findings, as a notebook shows them."""

@@ -21,8 +21,8 @@ def notebook_html(report: Report) -> str:
         rows = [[cell for cell in row if isinstance(cell, str)][:3] for row in view.rows]
         parts.append(_table(["part", "time", "share"], rows))
     if report.findings:
-        rows = [[f.code, f.name, cost_text(f, report), f.message] for f in report.findings]
-        parts.append(_table(["code", "finding", "cost", "what"], rows))
+        rows = [[f.code, f.name, cost_text(f, report), f.message, f.fix] for f in report.findings]
+        parts.append(_table(["code", "finding", "cost", "what", "fix"], rows))
     return "\n".join(parts)
 
 

@@ -13,6 +13,7 @@ from distprof.run.tables import RankTables
 from distprof.run.topology import ProcessGroup, Topology
 from distprof.schema import Int64Array, Table
 from distprof.terms import StepSource
+from distprof.units import name_ranks
 
 __all__ = [
     "CaptureWindow",
@@ -288,7 +289,7 @@ class CaptureWindow:
     transient_steps: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Run:
     """One recording of a job: its ranks, topology, matched collectives, clock and gaps.
 
@@ -309,6 +310,16 @@ class Run:
     clock: ClockAlignment
     window: CaptureWindow
     gaps: tuple[Gap, ...] = ()
+
+    def __repr__(self) -> str:
+        """One line: the ranks hold whole tables."""
+        numbers = name_ranks(rank.rank for rank in self.ranks)
+        of = f" of {self.topology.world_size}" if self.topology.world_size else ""
+        steps, gaps = len(self.window.steps), len(self.gaps)
+        return (
+            f"<Run of {self.source!r}: {numbers}{of}, "
+            f"{steps} common step{'' if steps == 1 else 's'}, {gaps} gap{'' if gaps == 1 else 's'}>"
+        )
 
     def __iter__(self) -> Iterator[Rank]:
         return iter(self.ranks)
