@@ -186,10 +186,12 @@ def _usual_distance(arrivals: Arrivals) -> float:
 def _transient_verdict(events: NDArray[np.float64], position: int) -> Verdict:
     steps = np.flatnonzero(events[position] > 0)
     num_steps = events.shape[1]
-    why = [f"arrived far behind all others in {len(steps)} of {num_steps} steps"]
+    where = f"{len(steps)} of {num_steps} steps" if num_steps > 1 else "the only window"
+    why = [f"arrived far behind all others in {where}"]
     lasting = num_steps >= MIN_STEPS and len(steps) >= MOST_STEPS * num_steps
     if num_steps < MIN_STEPS:
-        why.append(f"only {num_steps} step(s) were recorded: whether it lasts cannot be told")
+        windows = "one window was" if num_steps == 1 else f"{num_steps} steps were"
+        why.append(f"only {windows} analysed: whether it lasts cannot be told")
     return Verdict(
         position=position,
         pattern=StragglerPattern.PERSISTENT if lasting else StragglerPattern.TRANSIENT,

@@ -72,7 +72,7 @@ def output_options(command: Command) -> Command:
             "--output",
             type=click.Path(),
             metavar="FILE",
-            help="Write to FILE instead of stdout.",
+            help="Write to FILE instead of stdout (-).",
         ),
         click.option("--force", is_flag=True, help="Replace files that exist."),
         click.option(

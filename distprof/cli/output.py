@@ -55,6 +55,10 @@ class Output:
     show_all: bool
     quiet: bool
 
+    def __post_init__(self) -> None:
+        if self.output == "-":  # as other programs take it
+            object.__setattr__(self, "output", None)
+
     @property
     def reporter(self) -> str:
         """The name of the reporter to use."""

@@ -192,10 +192,12 @@ def _who_sentence(report: Report, parts: tuple[Part, ...]) -> str:  # noqa: ARG0
     told = how_often if first.late_ratio is not None else "makes the others wait"
     cause = first.cause.value.replace("_", " ")
     because = f"cause {cause}" if first.cause != StragglerCause.UNKNOWN else "cause not in traces"
+    once = report.waterfall.num_steps == 1
+    pattern = "whether it lasts cannot be told" if once else first.pattern.value
     return (
         f"Rank {first.rank} {told} and costs a typical other rank "
         f"{format_duration(first.lost_ns_per_step)} per {window_word(report)}: "
-        f"{first.pattern.value}, {because} (confidence {format_ratio(first.confidence)})."
+        f"{pattern}, {because} (confidence {100 * first.confidence:.0f} %)."
     )
 
 

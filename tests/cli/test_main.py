@@ -146,6 +146,11 @@ def test_output_goes_to_a_file_in_the_format_of_its_ending(
     assert out.read_text(encoding="utf-8").startswith("### Waiting for rank 2")
 
 
+def test_a_dash_is_stdout(saved: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", saved, "-o", "-"]) == 0
+    assert capsys.readouterr().out.startswith("Waiting for rank 2")
+
+
 def test_an_existing_file_is_safe_without_force(
     saved: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -114,7 +114,7 @@ def stragglers_table(report: Report, *, show_all: bool) -> TableView | None:
                 format_ratio(r.late_ratio),
                 r.pattern.value,
                 r.cause.value.replace("_", " "),
-                format_ratio(r.confidence),
+                f"{100 * r.confidence:.0f} %",
             )
             for r in shown
         ),
