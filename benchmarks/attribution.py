@@ -22,13 +22,12 @@ from typing import Any
 import numpy as np
 
 from benchmarks.cross_rank import STEP_LENGTH, make_ranks
-from distprof.analyzers.breakdown import StepBreakdown, StepTimeResult
+from distprof.analyzers.breakdown import StepTimeResult
 from distprof.analyzers.collectives import analyze_collectives
 from distprof.analyzers.context import RankAnalysis
 from distprof.analyzers.kernels import KernelsResult
-from distprof.analyzers.overlap import RankOverlap
+from distprof.analyzers.rows import RankOverlap, RankWaterfall, StepBreakdown
 from distprof.analyzers.stragglers import analyze_stragglers
-from distprof.analyzers.waterfall import RankWaterfall
 from distprof.ingest.assemble import assemble_run
 from distprof.run.run import Rank, Run
 from distprof.run.waits import last_start_on_own_clock

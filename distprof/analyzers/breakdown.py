@@ -4,23 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from distprof.analyzers.result import Record, Result
+from distprof.analyzers.context import RankAnalysis
+from distprof.analyzers.result import Result
+from distprof.analyzers.rows import RankBreakdown, StepBreakdown
 from distprof.intervals import Intervals, complement, covered, subtract, union
 from distprof.run.tables import intervals_of
 from distprof.schema import Int64Array, Table
 from distprof.terms import ActivityKind, StepSource
 
-if TYPE_CHECKING:
-    from distprof.analyzers.context import RankAnalysis
-
 __all__ = [
     "BreakdownResult",
-    "RankBreakdown",
-    "StepBreakdown",
     "StepTimeResult",
     "Timeline",
     "break_down",
@@ -28,29 +24,6 @@ __all__ = [
     "step_times",
     "timeline_of",
 ]
-
-
-class RankBreakdown(Record, frozen=True, kw_only=True):
-    """One rank over all analysed steps; the last four add up to ``span_ns`` exactly."""
-
-    rank: int
-    span_ns: int
-    computation_ns: int
-    exposed_comm_ns: int
-    exposed_copy_ns: int
-    idle_ns: int
-
-
-class StepBreakdown(Record, frozen=True, kw_only=True):
-    """One rank and step; the last four add up to ``span_ns`` exactly."""
-
-    rank: int
-    step: int
-    span_ns: int
-    computation_ns: int
-    exposed_comm_ns: int
-    exposed_copy_ns: int
-    idle_ns: int
 
 
 class BreakdownResult(Result, frozen=True, kw_only=True):

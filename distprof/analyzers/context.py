@@ -7,10 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from distprof.analyzers.breakdown import StepBreakdown
-from distprof.analyzers.idle import RankIdle
-from distprof.analyzers.overlap import AxisOverlap, RankOverlap
-from distprof.analyzers.waterfall import RankWaterfall
+from distprof.analyzers.rows import AxisOverlap, RankIdle, RankOverlap, RankWaterfall, StepBreakdown
 from distprof.intervals import Intervals
 from distprof.schema import Int64Array
 

@@ -3,37 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from distprof.analyzers.context import RankAnalysis, SyncStats
 from distprof.analyzers.result import Record, Result
+from distprof.analyzers.rows import RankIdle
 from distprof.units import name_ranks
 
-if TYPE_CHECKING:
-    from distprof.analyzers.context import RankAnalysis, SyncStats
-
-__all__ = ["IdleResult", "RankIdle", "SyncCall", "combine_idle"]
+__all__ = ["IdleResult", "SyncCall", "combine_idle"]
 
 IN_GRAPH_RATIO = 0.2  # of the idle time, from which on a reader must know
-
-
-class RankIdle(Record, frozen=True, kw_only=True):
-    """One rank over all analysed steps; the causes add up to ``idle_ns`` exactly.
-
-    ``within_launch_ns`` is the part of ``unknown_ns`` between two activities of one launch call, or
-    before the first recorded one of a CUDA graph: the trace may lack kernels there.
-    """
-
-    rank: int
-    idle_ns: int
-    input_ns: int
-    sync_ns: int
-    host_ns: int
-    comm_wait_ns: int
-    unknown_ns: int
-    num_kernels: int
-    median_kernel_ns: int | None
-    late_launch_ratio: float | None  # share of launches made after the device had run dry
-    within_launch_ns: int = 0
 
 
 class SyncCall(Record, frozen=True, kw_only=True):

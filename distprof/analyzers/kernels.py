@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from distprof.analyzers.context import RankAnalysis
 from distprof.analyzers.result import Record, Result
 from distprof.schema import Int64Array
 from distprof.terms import ActivityKind
-
-if TYPE_CHECKING:
-    from distprof.analyzers.context import RankAnalysis
 
 __all__ = ["CategoryTime", "KernelRow", "KernelsResult", "RankSpeed", "combine_kernels"]
 

@@ -7,10 +7,10 @@ from numpy.typing import NDArray
 
 from distprof.analyzers.breakdown import Timeline, break_down, timeline_of
 from distprof.analyzers.context import RankAnalysis, RankContext
-from distprof.analyzers.idle import RankIdle
 from distprof.analyzers.idle_causes import IdleCauses, attribute_idle
 from distprof.analyzers.kernel_stats import kernel_stats
 from distprof.analyzers.overlap import overlap_by_axis, rank_overlap
+from distprof.analyzers.rows import RankIdle
 from distprof.analyzers.waterfall import rank_waterfall, waits_of
 from distprof.intervals import EMPTY, Intervals, covered, subtract, union
 from distprof.run.tables import RankTables, intervals_of

@@ -3,53 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from distprof.analyzers.breakdown import Timeline
-from distprof.analyzers.result import Record, Result
+from distprof.analyzers.context import RankAnalysis
+from distprof.analyzers.result import Result
+from distprof.analyzers.rows import AxisOverlap, RankOverlap
 from distprof.intervals import Intervals, covered, intersect, union
 from distprof.run.tables import intervals_of
 from distprof.schema import Table
 
-if TYPE_CHECKING:
-    from distprof.analyzers.context import RankAnalysis
-
 __all__ = [
-    "AxisOverlap",
     "OverlapResult",
-    "RankOverlap",
     "combine_overlap",
     "overlap_by_axis",
     "rank_overlap",
 ]
-
-
-class RankOverlap(Record, frozen=True, kw_only=True):
-    """One rank over all analysed steps. ``overlap_ratio`` is None without communication."""
-
-    rank: int
-    computation_ns: int
-    communication_ns: int
-    overlapped_ns: int
-    exposed_comm_ns: int
-    overlap_ratio: float | None
-
-
-class AxisOverlap(Record, frozen=True, kw_only=True):
-    """All ranks' communication of one mesh axis, or process group description, added up.
-
-    Axes can be busy at the same time, so their communication may add up to more than a rank's.
-    """
-
-    axis: str
-    ranks: tuple[int, ...]
-    communication_ns: int
-    overlapped_ns: int
-    exposed_comm_ns: int
-    overlap_ratio: float | None
 
 
 class OverlapResult(Result, frozen=True, kw_only=True):

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from distprof.analyzers.breakdown import StepBreakdown, Timeline
-from distprof.analyzers.result import Record, Result
+from distprof.analyzers.breakdown import Timeline
+from distprof.analyzers.context import RankAnalysis
+from distprof.analyzers.result import Result
+from distprof.analyzers.rows import RankIdle, RankWaterfall, StepBreakdown
 from distprof.intervals import Intervals, covered, intersect, subtract, union
 from distprof.run.tables import intervals_of
 from distprof.schema import ABSENT, Int64Array, Table
 from distprof.terms import CollectiveKind
 
-if TYPE_CHECKING:
-    from distprof.analyzers.context import RankAnalysis
-    from distprof.analyzers.idle import RankIdle
-
 __all__ = [
-    "RankWaterfall",
     "WaterfallResult",
     "combine_waterfall",
     "rank_waterfall",
@@ -29,24 +25,6 @@ __all__ = [
 ]
 
 _POINT_TO_POINT = tuple(int(kind) for kind in CollectiveKind if kind.is_point_to_point)
-
-
-class RankWaterfall(Record, frozen=True, kw_only=True):
-    """One rank over all analysed steps; everything after ``span_ns`` adds up to it exactly."""
-
-    rank: int
-    span_ns: int
-    computation_ns: int
-    exposed_transfer_ns: int
-    exposed_wait_ns: int  # waiting in a collective for its last member
-    exposed_p2p_wait_ns: int  # the same in send and recv: bubble, in a pipeline
-    exposed_comm_unsplit_ns: int  # members could not be matched: wait and transfer not told apart
-    exposed_copy_ns: int
-    idle_host_ns: int
-    idle_sync_ns: int
-    idle_input_ns: int
-    idle_comm_wait_ns: int
-    idle_unknown_ns: int
 
 
 class WaterfallResult(Result, frozen=True, kw_only=True):

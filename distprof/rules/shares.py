@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from distprof.analyzers.breakdown import StepTimeResult
 from distprof.analyzers.collectives import CollectiveClass, CollectivesResult
 from distprof.analyzers.overlap import OverlapResult
-from distprof.analyzers.waterfall import RankWaterfall, WaterfallResult
+from distprof.analyzers.rows import RankWaterfall
+from distprof.analyzers.waterfall import WaterfallResult
 from distprof.rules.base import InsufficientEvidenceError
 from distprof.terms import CollectiveKind
 from distprof.units import format_bytes, format_duration, format_ratio

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from distprof.analyzers.breakdown import (
-    BreakdownResult,
-    RankBreakdown,
-    StepBreakdown,
-    StepTimeResult,
-)
+from distprof.analyzers.breakdown import BreakdownResult, StepTimeResult
 from distprof.analyzers.capture import CaptureGap, CaptureResult, NodeClock
 from distprof.analyzers.collectives import CollectiveClass, CollectivesResult
-from distprof.analyzers.idle import IdleResult, RankIdle, SyncCall
+from distprof.analyzers.idle import IdleResult, SyncCall
 from distprof.analyzers.kernels import CategoryTime, KernelRow, KernelsResult, RankSpeed
-from distprof.analyzers.overlap import AxisOverlap, OverlapResult, RankOverlap
+from distprof.analyzers.overlap import OverlapResult
+from distprof.analyzers.rows import (
+    AxisOverlap,
+    RankBreakdown,
+    RankIdle,
+    RankOverlap,
+    RankWaterfall,
+    StepBreakdown,
+)
 from distprof.analyzers.stragglers import RankStraggler, StepBlame, StragglersResult
-from distprof.analyzers.waterfall import RankWaterfall, WaterfallResult
+from distprof.analyzers.waterfall import WaterfallResult
 from distprof.report.model import GroupInfo, Report, RunInfo
 from distprof.rules.finding import Finding, NotChecked
 from distprof.terms import (

@@ -10,20 +10,22 @@ from typing import Any
 
 import msgspec
 
-from distprof.analyzers.breakdown import (
-    BreakdownResult,
-    RankBreakdown,
-    StepBreakdown,
-    StepTimeResult,
-)
+from distprof.analyzers.breakdown import BreakdownResult, StepTimeResult
 from distprof.analyzers.capture import CaptureResult, NodeClock
 from distprof.analyzers.collectives import CollectiveClass, CollectivesResult
-from distprof.analyzers.idle import IdleResult, RankIdle, SyncCall
+from distprof.analyzers.idle import IdleResult, SyncCall
 from distprof.analyzers.kernels import KernelsResult
-from distprof.analyzers.overlap import OverlapResult, RankOverlap
+from distprof.analyzers.overlap import OverlapResult
 from distprof.analyzers.result import Result
+from distprof.analyzers.rows import (
+    RankBreakdown,
+    RankIdle,
+    RankOverlap,
+    RankWaterfall,
+    StepBreakdown,
+)
 from distprof.analyzers.stragglers import RankStraggler, StepBlame, StragglersResult
-from distprof.analyzers.waterfall import RankWaterfall, WaterfallResult
+from distprof.analyzers.waterfall import WaterfallResult
 from distprof.terms import StepSource, StragglerCause, StragglerPattern
 from distprof.units import NS_PER_MS
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from distprof.analyzers.collectives import CollectiveClass
-from distprof.analyzers.overlap import AxisOverlap, RankOverlap
+from distprof.analyzers.rows import AxisOverlap, RankOverlap
 from distprof.report.escape import short_ranks
 from distprof.report.model import Report
 from distprof.report.parts import window_word

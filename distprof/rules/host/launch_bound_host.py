@@ -40,7 +40,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from distprof.analyzers.breakdown import StepTimeResult
-from distprof.analyzers.idle import IdleResult, RankIdle
+from distprof.analyzers.idle import IdleResult
+from distprof.analyzers.rows import RankIdle
 from distprof.analyzers.waterfall import WaterfallResult
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
 from distprof.rules.shares import mean_step
