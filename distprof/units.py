@@ -6,7 +6,6 @@ Bandwidths and byte counts use decimal prefixes (1 GB = 1e9 B), as nccl-tests do
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 
 __all__ = [
@@ -73,7 +72,8 @@ def format_ratio(ratio: float | None) -> str:
 def format_parts(parts_ns: Sequence[float]) -> tuple[list[str], str]:
     """Durations and their sum in one unit, rounded so that the shown parts add up to the shown sum.
 
-    Each part is off by less than one unit of its last digit (largest remainder method).
+    Where rounded parts do not add up, the largest ones give way by a unit of their last digit: a
+    small part reads as it does elsewhere.
     """
     total = sum(parts_ns)
     size, unit = next((u for u in _DURATION_UNITS if abs(total) >= u[0]), (1, "ns"))
@@ -81,12 +81,11 @@ def format_parts(parts_ns: Sequence[float]) -> tuple[list[str], str]:
     decimals = 0 if size == 1 or digits >= 999.5 else 1 if digits >= 99.95 else 2
     quantum = size / 10**decimals
     shown_total = round(total / quantum)
-    shown = [math.floor(part / quantum) for part in parts_ns]
-    by_remainder = sorted(
-        range(len(parts_ns)), key=lambda i: parts_ns[i] / quantum - shown[i], reverse=True
-    )
-    for i in by_remainder[: shown_total - sum(shown)]:
-        shown[i] += 1
+    shown = [round(part / quantum) for part in parts_ns]
+    lacking = shown_total - sum(shown)
+    largest_first = sorted(range(len(parts_ns)), key=lambda i: -parts_ns[i])
+    for i in largest_first[: abs(lacking)]:
+        shown[i] += 1 if lacking > 0 else -1
     texts = [f"{value / 10**decimals:,.{decimals}f} {unit}" for value in (*shown, shown_total)]
     return texts[:-1], texts[-1]
 

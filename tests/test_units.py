@@ -73,7 +73,7 @@ def test_ranks_are_folded() -> None:
 
 def test_parts_have_the_unit_of_their_sum() -> None:
     assert format_parts([1_234_567, 7_654_321, 333_333, 0]) == (
-        ["1.24 ms", "7.65 ms", "0.33 ms", "0.00 ms"],
+        ["1.23 ms", "7.66 ms", "0.33 ms", "0.00 ms"],
         "9.22 ms",
     )
     assert format_parts([]) == ([], "0 ns")

@@ -61,7 +61,9 @@ def shorten(text: str, width: int) -> str:
 def wrapped(text: str, width: int) -> str:
     """``text``, already plain, broken into lines; a number is never parted from its unit."""
     glued = _UNIT.sub("\u00a0", text)
-    return "\n".join(textwrap.wrap(glued, max(width, 1))).replace("\u00a0", " ")
+    return "\n".join(textwrap.wrap(glued, max(width, 1), break_on_hyphens=False)).replace(
+        "\u00a0", " "
+    )
 
 
 def short_ranks(ranks: Collection[int], width: int = 40) -> str:

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from distprof.report.advice import MAX_FINDINGS_SHOWN, cost_text, next_commands
-from distprof.report.escape import plain, wrapped
+from distprof.report.escape import plain, shorten, wrapped
 from distprof.report.model import Report
 from distprof.report.parts import parts_of
 from distprof.report.registry import RenderOptions
@@ -183,7 +183,7 @@ def _table_blocks(view: TableView, width: int) -> Iterator[RenderableType]:
     yield _indented(_drawn(view, kept, gap, width - _INDENT))
     notes = (*view.notes, f"no room for: {', '.join(dropped)}") if dropped else view.notes
     for note in notes:
-        yield _sentence(f"· {note[:_MAX_NAME]}", width, style="dim")
+        yield _sentence(f"· {shorten(note, _MAX_NAME)}", width, style="dim")
 
 
 def _table_title(view: TableView, width: int) -> Text:

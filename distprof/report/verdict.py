@@ -31,7 +31,7 @@ _ACTIONS = {
     "idle_sync": "remove the calls that wait for the device inside the step",
     "idle_input": "load batches earlier and with more workers",
     "idle_comm_wait": "look at what the device waited for after communication",
-    "idle_unknown": "record host activities too, to learn why",
+    "idle_unknown": "record host activities too, and read them (no --device-only), to learn why",
 }
 
 _SUBJECTS = {

@@ -57,6 +57,13 @@ def test_a_number_is_not_parted_from_its_unit() -> None:
     assert wrapped("takes about 12.3 ms each", 16) == "takes about\n12.3 ms each"
 
 
+def test_a_path_is_not_broken_at_its_hyphens() -> None:
+    assert (
+        wrapped("left out /traces/rank-0/pt-trace.json", 30)
+        == "left out\n/traces/rank-0/pt-trace.json"
+    )
+
+
 def test_long_lists_of_ranks_are_cut_at_a_comma_and_counted() -> None:
     assert short_ranks(range(1_000)) == "0-999"
     assert short_ranks(range(0, 1_000, 2), 12) == "0,2,4,6,8,… (500 ranks)"

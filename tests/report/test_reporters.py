@@ -190,6 +190,12 @@ def test_what_does_not_fit_into_markdown_is_said_to_be_missing() -> None:
     assert "does not fit" not in shown(report, "md", show_all=True)
 
 
+def test_a_note_that_is_cut_says_so() -> None:
+    ranks = [waterfall_of(0, computation_ns=MS)]
+    report = report_of(ranks, capture=capture((0,), notes=("word " * 200,)))
+    assert "word…" in shown(report)
+
+
 def test_many_notes_are_cut_and_counted_unless_all_are_asked_for() -> None:
     notes = tuple(f"Rank {i} was damaged." for i in range(40))
     ranks = [waterfall_of(0, computation_ns=MS)]
