@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from distprof.analyzers.result import Record, Result
 from distprof.run.run import ClockAlignment, Run
 from distprof.schema import ABSENT
+from distprof.terms import CollectiveKind
 from distprof.units import format_bytes, name_ranks
 
 __all__ = ["CaptureGap", "CaptureResult", "NodeClock", "analyze_capture"]
@@ -29,13 +32,18 @@ class CaptureGap(Record, frozen=True, kw_only=True):
 
 
 class CaptureResult(Result, frozen=True, kw_only=True):
-    """Quality of the recording."""
+    """Quality of the recording.
+
+    ``incomplete_ratio`` is the share of matched collectives that lack a member in the recording:
+    that member may have come last, and what looks like transfer may be waiting for it.
+    """
 
     world_size: int | None
     ranks_present: tuple[int, ...]
     ranks_missing: tuple[int, ...]
     matched_ratio: float | None
     num_matched: int
+    incomplete_ratio: float | None = None
     clocks: tuple[NodeClock, ...]
     num_causality_checked: int
     num_causality_violations: int
@@ -62,6 +70,7 @@ def analyze_capture(run: Run) -> CaptureResult:
         ranks_missing=_missing(run.topology.world_size, present),
         matched_ratio=run.matches.matched_ratio,
         num_matched=run.matches.num_matched,
+        incomplete_ratio=_incomplete_ratio(run),
         clocks=_clocks(run.clock),
         num_causality_checked=run.clock.num_checked,
         num_causality_violations=run.clock.num_violations,
@@ -78,6 +87,12 @@ def analyze_capture(run: Run) -> CaptureResult:
         notes=_notes(run),
         unavailable=_unavailable(run),
     )
+
+
+def _incomplete_ratio(run: Run) -> float | None:
+    messages = [int(kind) for kind in CollectiveKind if kind.is_point_to_point]
+    complete = run.matches.complete[~np.isin(run.matches.kind, messages)]
+    return float(1 - complete.mean()) if len(complete) else None
 
 
 def _missing(world_size: int | None, present: tuple[int, ...]) -> tuple[int, ...]:

@@ -223,7 +223,7 @@ def _select(source: str, folder: Path | None, candidates: Sequence[TraceFile]) -
     if not candidates:
         raise InputError(
             source,
-            expected="Kineto traces (*.json or *.json.gz) in it",
+            expected="Kineto traces (*.json or *.json.gz) there",
             found="no file of such a name",
             fix="let torch.profiler write them: export_chrome_trace or tensorboard_trace_handler",
         )

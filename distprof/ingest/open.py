@@ -19,7 +19,7 @@ from distprof.ingest.rank import IngestOptions, ingest_rank
 from distprof.ingest.same_run import same_run
 from distprof.run.run import Gap, Rank, Run
 from distprof.schema import ABSENT
-from distprof.units import fold_ranks
+from distprof.units import name_ranks
 
 __all__ = ["open_run"]
 
@@ -66,16 +66,29 @@ def open_run(
     if not kept:
         raise InputError(
             source,
-            expected=f"traces of ranks {fold_ranks(wanted or ())}",
+            expected=f"traces of {name_ranks(wanted or ())}",
             found=f"none of them among {len(found.traces)} traces",
             fix="name ranks that the job has",
         )
-    return assemble_run(source, kept, (*found.gaps, *gaps, *left_out))
+    run = assemble_run(source, kept, (*found.gaps, *gaps, *left_out))
+    return run if wanted is None else _as_chosen(run, wanted)
 
 
 def _is_among(wanted: set[int] | None, rank: int | None) -> bool:
     """Whether a rank was asked for; one that is not known yet may turn out to be."""
     return wanted is None or rank in (None, ABSENT) or rank in wanted
+
+
+def _as_chosen(run: Run, wanted: set[int]) -> Run:
+    """The run with what was left out on purpose told from what is missing."""
+    present = {rank.rank for rank in run.ranks}
+    absent = wanted - present
+    message = f"Only {name_ranks(present)} {'is' if len(present) == 1 else 'are'} read, as asked"
+    if absent:
+        message += f"; there is no trace of {name_ranks(absent)}"
+    gap = Gap(what="chosen-ranks", message=f"{message}.", ranks=tuple(sorted(absent)))
+    others = tuple(g for g in run.gaps if g.what != "missing-ranks")
+    return replace(run, gaps=(gap, *others))
 
 
 def _delete_at_exit(ranks: Sequence[Rank]) -> None:

@@ -14,6 +14,7 @@ from distprof.analyzers.stragglers import RankStraggler
 from distprof.report.escape import short_ranks
 from distprof.report.model import Report
 from distprof.report.parts import Part, device_word, is_whole_capture, parts_of, window_word
+from distprof.rules.shares import has_all_members
 from distprof.terms import StragglerCause, StragglerPattern
 from distprof.units import format_duration, format_ratio
 
@@ -120,6 +121,8 @@ def _loss_line(report: Report, worst: Part) -> str:
     if worst.key == "exposed_wait":
         return _wait_line(report, worst)
     subject = _SUBJECTS[worst.key].format(device=device_word(report))
+    if worst.key == "exposed_transfer" and _lacks_members(report):
+        subject = "Moving data, or waiting for ranks that are not in the recording, takes"
     return (
         f"{subject} {format_ratio(worst.ratio)} of {_each(report)} "
         f"({_amount(report, worst.ns)}): {_action(report, worst)}."
@@ -149,6 +152,8 @@ def _wait_line(report: Report, wait: Part) -> str:
 
 
 def _action(report: Report, worst: Part) -> str:
+    if worst.key == "exposed_transfer" and _lacks_members(report):
+        return "record all ranks to tell which"
     if worst.key == "exposed_comm_unsplit":
         if len(report.run.ranks) == 1 and report.run.world_size != 1:
             return "one rank alone cannot tell waiting from transfer, record the others too"
@@ -162,6 +167,10 @@ def _action(report: Report, worst: Part) -> str:
             )
         return "look at the gaps in a timeline"
     return _ACTIONS[worst.key]
+
+
+def _lacks_members(report: Report) -> bool:
+    return not has_all_members(report.capture)
 
 
 def _each(report: Report) -> str:
@@ -215,9 +224,10 @@ def _communication_sentence(report: Report, parts: tuple[Part, ...]) -> str:
         return f"{text}."
     if unsplit > exposed / 2:
         return f"{text}; of the rest, waiting and transfer cannot be told apart."
+    doubt = " or waiting for ranks not recorded" if _lacks_members(report) else ""
     return (
         f"{text}; of the rest, {format_ratio(wait / exposed)} is waiting for late ranks and "
-        f"{format_ratio(transfer / exposed)} is transfer."
+        f"{format_ratio(transfer / exposed)} is transfer{doubt}."
     )
 
 
@@ -242,7 +252,8 @@ def _limits_sentence(report: Report, parts: tuple[Part, ...]) -> str:  # noqa: A
         were = (
             f"ranks {short_ranks(missing)} were" if len(missing) > 1 else f"rank {missing[0]} was"
         )
-        limits.append(f"{were} not recorded")
+        chosen = any(gap.what == "chosen-ranks" for gap in report.capture.gaps)
+        limits.append(f"{were} {'left out, as asked' if chosen else 'not recorded'}")
     elif len(report.run.ranks) == 1 and report.run.world_size is None:
         limits.append("one rank was recorded, of a job of unknown size")
     if not limits:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from distprof.analyzers.breakdown import StepTimeResult
+from distprof.analyzers.capture import CaptureResult
 from distprof.analyzers.collectives import CollectiveClass, CollectivesResult
 from distprof.analyzers.overlap import OverlapResult
 from distprof.analyzers.rows import RankWaterfall
@@ -13,7 +14,18 @@ from distprof.rules.base import InsufficientEvidenceError
 from distprof.terms import CollectiveKind
 from distprof.units import format_bytes, format_duration, format_ratio
 
-__all__ = ["MeanStep", "collective_label", "hideable_ns", "mean_step", "split_classes"]
+__all__ = [
+    "MeanStep",
+    "collective_label",
+    "has_all_members",
+    "hideable_ns",
+    "mean_step",
+    "split_classes",
+]
+
+
+MOST_INCOMPLETE_RATIO = 0.5
+"""From here on transfer and waiting for missing ranks are not told apart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +93,11 @@ def mean_step(waterfall: WaterfallResult, step_time: StepTimeResult) -> MeanStep
         num_samples=samples,
         total=total,
     )
+
+
+def has_all_members(capture: CaptureResult) -> bool:
+    """Whether transfer can be trusted: else it may be waiting for ranks that are not recorded."""
+    return (capture.incomplete_ratio or 0.0) <= MOST_INCOMPLETE_RATIO
 
 
 def hideable_ns(step: MeanStep, overlap: OverlapResult) -> int:

@@ -83,6 +83,16 @@ def test_ranks_can_be_chosen(capsys: pytest.CaptureFixture[str]) -> None:
     assert analyzed(capsys, DLRM, "--ranks", "1-2")["run"]["ranks"] == [1, 2]
 
 
+def test_ranks_left_out_as_asked_are_not_called_missing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["analyze", DLRM, "--ranks", "0-3"]) == 0
+    shown = capsys.readouterr().out
+    assert "Ranks 4-7 were left out, as asked." in shown
+    assert "ranks left out" in shown
+    assert "CAP101" not in shown
+
+
 def test_the_whole_capture_can_be_one_window(capsys: pytest.CaptureFixture[str]) -> None:
     report = analyzed(capsys, DLRM, "--window", "capture")
     assert report["step_time"]["median_ns"] is None

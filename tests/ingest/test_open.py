@@ -249,9 +249,19 @@ def test_worker_processes_give_the_same_run(options):
     assert told == [1, 2, 3, 4]
 
 
+def test_ranks_left_out_as_asked_are_not_missing_and_absent_ones_are_told(options):
+    run = open_run(str(DLRM), options, ranks=range(1, 6))
+    gaps = {gap.what: gap for gap in run.gaps}
+    assert "missing-ranks" not in gaps
+    assert gaps["chosen-ranks"].message == (
+        "Only ranks 1-3 are read, as asked; there is no trace of ranks 4-5."
+    )
+    assert gaps["chosen-ranks"].ranks == (4, 5)
+
+
 def test_only_some_ranks_are_read(options):
     assert [r.rank for r in open_run(str(DLRM), options, ranks=(1, 3))] == [1, 3]
-    with pytest.raises(InputError, match="ranks 9"):
+    with pytest.raises(InputError, match="rank 9"):
         open_run(str(DLRM), options, ranks=(9,))
 
 

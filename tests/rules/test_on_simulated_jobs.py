@@ -3,6 +3,8 @@
 import pytest
 
 import distprof
+from distprof.report.verdict import judge
+from distprof.terms import Confidence
 from tests.simulator import (
     Collective,
     Compute,
@@ -46,6 +48,27 @@ def test_the_late_rank_and_its_cause_are_named_on_skewed_clocks_and_torn_capture
     assert straggler.ranks == (3,)
     assert clause in straggler.message
     assert straggler.cost_ns_per_step > 0
+
+
+def test_waiting_for_a_rank_that_is_not_recorded_is_not_taken_for_transfer(tmp_path):
+    program = (Compute(ns=10 * MS, kernels=40), Collective(transfer_ns=1 * MS))
+    late = SimulatedJob(program=program, faults=(SlowDevice(rank=3, factor=2),), present=(0, 1, 2))
+    late.run().write_kineto(tmp_path / "traces")
+    report = distprof.analyze(distprof.open_run(tmp_path / "traces"))
+    assert report.capture.incomplete_ratio == 1.0
+    found = {finding.name: finding for finding in report.findings}
+    assert found["exposed-communication"].confidence is Confidence.INFERRED
+    assert found["low-overlap"].confidence is Confidence.INFERRED
+    assert "or waiting for ranks that are not recorded" in found["exposed-communication"].message
+    assert "COM104" in {item.code for item in report.not_checked}
+    assert "or waiting for ranks that are not in the recording" in judge(report).line
+
+
+def test_with_all_members_recorded_transfer_is_measured(tmp_path):
+    program = (Compute(ns=10 * MS, kernels=40), Collective(transfer_ns=10 * MS))
+    found = findings(SimulatedJob(program=program), tmp_path / "traces")
+    assert found["exposed-communication"].confidence is Confidence.MEASURED
+    assert "not recorded" not in found["exposed-communication"].message
 
 
 def test_a_healthy_job_so_recorded_accuses_nobody(tmp_path):

@@ -122,13 +122,14 @@ def _coverage(report: Report) -> list[tuple[str, str]]:
     if capture.matched_ratio is not None:
         matched = f"{format_ratio(capture.matched_ratio)} ({capture.num_matched:,} collectives)"
     overlap = capture.window_overlap_ratio
+    chosen = any(gap.what == "chosen-ranks" for gap in capture.gaps)
     violations = ""
     if capture.num_causality_checked:
         violations = f"{capture.num_causality_violations:,} of {capture.num_causality_checked:,}"
     step_time = report.step_time
     return [
         ("ranks", _folded_or_none(capture.ranks_present)),
-        ("ranks missing", short_ranks(capture.ranks_missing)),
+        ("ranks left out" if chosen else "ranks missing", short_ranks(capture.ranks_missing)),
         ("steps", _steps_text(report)),
         ("steps left out", _dropped_text(capture)),
         ("step time", _step_time_text(report)),

@@ -76,7 +76,8 @@ _DAMAGE = frozenset({"truncated", "unreadable"})
 
 
 def _ranks(capture: CaptureResult) -> Iterator[str]:
-    if capture.ranks_missing:
+    chosen = any(gap.what == "chosen-ranks" for gap in capture.gaps)
+    if capture.ranks_missing and not chosen:
         missing = name_ranks(capture.ranks_missing)
         are = "are" if len(capture.ranks_missing) > 1 else "is"
         yield f"{missing} of {capture.world_size} {are} not in the recording"

@@ -9,7 +9,9 @@ number of ranks, so what costs a fifth on 16 GPUs often costs half on 256.
 
 ## Evidence needed
 Device activities of at least one rank. With matched collectives the finding says how much is
-transfer and how much is waiting for late ranks.
+transfer and how much is waiting for late ranks. Where most collectives lack a member in the
+recording, that member may have come last: what looks like transfer may be waiting for it, and the
+finding is marked *inferred*.
 
 ## How the cost is computed
 Exposed communication as a mean over ranks and steps: the union of communication intervals less
@@ -45,10 +47,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from distprof.analyzers.breakdown import StepTimeResult
+from distprof.analyzers.capture import CaptureResult
 from distprof.analyzers.waterfall import WaterfallResult
 from distprof.rules.base import Draft, Limit, Limits, rule
-from distprof.rules.shares import MeanStep, mean_step
-from distprof.terms import Severity
+from distprof.rules.shares import MeanStep, has_all_members, mean_step
+from distprof.terms import Confidence, Severity
 from distprof.units import format_duration
 
 
@@ -56,13 +59,16 @@ from distprof.units import format_duration
     code="COM102",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(WaterfallResult, StepTimeResult),
+    needs=(WaterfallResult, StepTimeResult, CaptureResult),
     limits={"exposed_ratio": Limit(0.2, "share of the step that exposed communication may take")},
 )
-def check(waterfall: WaterfallResult, step_time: StepTimeResult, limits: Limits) -> Iterator[Draft]:
+def check(
+    waterfall: WaterfallResult, step_time: StepTimeResult, capture: CaptureResult, limits: Limits
+) -> Iterator[Draft]:
     """Yield one finding for the run."""
     step = mean_step(waterfall, step_time)
-    parts = _parts(step)
+    is_sure = has_all_members(capture)
+    parts = _parts(step, _TRANSFER if is_sure else _DOUBTFUL)
     exposed = sum(ns for ns, _ in parts)
     if step.ratio(exposed) <= limits["exposed_ratio"]:
         return
@@ -74,11 +80,13 @@ def check(waterfall: WaterfallResult, step_time: StepTimeResult, limits: Limits)
         ),
         fix=_FIXES[parts[0][1]],
         cost_ns_per_step=exposed,
+        confidence=Confidence.MEASURED if is_sure else Confidence.INFERRED,
         evidence=("waterfall.all", "breakdown.ranks"),
     )
 
 
 _WAIT, _TRANSFER = "waiting for late ranks", "transfer"
+_DOUBTFUL = "transfer or waiting for ranks that are not recorded"
 _P2P, _UNSPLIT = "waiting in send and recv", "not told apart into waiting and transfer"
 
 _FIXES = {
@@ -87,17 +95,21 @@ _FIXES = {
         "Transfer dominates: overlap it with computation, send less (bf16 gradients, no_sync while "
         "accumulating, larger micro-batches), or keep the chatty axis inside the node."
     ),
+    _DOUBTFUL: (
+        "Record all ranks of a process group: then waiting can be told from transfer. Transfer can "
+        "be overlapped with computation or made smaller."
+    ),
     _P2P: "Pipeline waiting dominates: more micro-batches or an interleaved schedule.",
     _UNSPLIT: "Record all ranks of a process group: then waiting can be told from transfer.",
 }
 
 
-def _parts(step: MeanStep) -> list[tuple[int, str]]:
+def _parts(step: MeanStep, transfer: str) -> list[tuple[int, str]]:
     """Exposed communication by nature, largest first, mean per step."""
     total = step.total
     parts = [
         (step.mean(total.exposed_wait_ns), _WAIT),
-        (step.mean(total.exposed_transfer_ns), _TRANSFER),
+        (step.mean(total.exposed_transfer_ns), transfer),
         (step.mean(total.exposed_p2p_wait_ns), _P2P),
         (step.mean(total.exposed_comm_unsplit_ns), _UNSPLIT),
     ]

@@ -11,7 +11,8 @@ computation adds its full length to the step.
 
 ## Evidence needed
 Device activities of at least one rank. With matched collectives, waiting is told from transfer;
-without them (a single rank, say) the finding is marked *inferred*.
+without them (a single rank, say), or where most lack a member in the recording, the finding is
+marked *inferred*.
 
 ## How the cost is computed
 The smaller of two means over ranks and steps: exposed transfer, and computation that runs with no
@@ -47,10 +48,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from distprof.analyzers.breakdown import StepTimeResult
+from distprof.analyzers.capture import CaptureResult
 from distprof.analyzers.overlap import OverlapResult
 from distprof.analyzers.waterfall import WaterfallResult
 from distprof.rules.base import Draft, Limit, Limits, rule
-from distprof.rules.shares import hideable_ns, mean_step
+from distprof.rules.shares import has_all_members, hideable_ns, mean_step
 from distprof.terms import Confidence, Severity
 from distprof.units import format_duration, format_ratio
 
@@ -59,7 +61,7 @@ from distprof.units import format_duration, format_ratio
     code="COM101",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(OverlapResult, WaterfallResult, StepTimeResult),
+    needs=(OverlapResult, WaterfallResult, StepTimeResult, CaptureResult),
     limits={
         "overlap_ratio": Limit(
             0.8, "hidden share of communication, exposed waiting left out, that is good enough"
@@ -68,7 +70,11 @@ from distprof.units import format_duration, format_ratio
     },
 )
 def check(
-    overlap: OverlapResult, waterfall: WaterfallResult, step_time: StepTimeResult, limits: Limits
+    overlap: OverlapResult,
+    waterfall: WaterfallResult,
+    step_time: StepTimeResult,
+    capture: CaptureResult,
+    limits: Limits,
 ) -> Iterator[Draft]:
     """Yield one finding for the run."""
     step = mean_step(waterfall, step_time)
@@ -80,15 +86,16 @@ def check(
     cost = hideable_ns(step, overlap)
     if ratio >= limits["overlap_ratio"] or step.ratio(cost) < limits["min_step_ratio"]:
         return
+    is_sure = step.is_split and has_all_members(capture)
     yield Draft(
-        message=_message(ratio, step.exposed_transfer_ns, cost, is_split=step.is_split),
+        message=_message(ratio, step.exposed_transfer_ns, cost, is_sure=is_sure),
         fix=(
             "Start transfers earlier and beside computation: bucket_cap_mb (DDP), "
             "set_modules_to_forward_prefetch and set_modules_to_backward_prefetch (FSDP2), "
             "asynchronous tensor parallelism."
         ),
         cost_ns_per_step=cost,
-        confidence=Confidence.MEASURED if step.is_split else Confidence.INFERRED,
+        confidence=Confidence.MEASURED if is_sure else Confidence.INFERRED,
         ranks=tuple(
             rank.rank
             for rank in overlap.ranks
@@ -98,9 +105,9 @@ def check(
     )
 
 
-def _message(ratio: float, exposed_ns: int, cost_ns: int, *, is_split: bool) -> str:
-    what = "transfer" if is_split else "communication"
-    doubt = "" if is_split else ", which may be waiting for other ranks in part"
+def _message(ratio: float, exposed_ns: int, cost_ns: int, *, is_sure: bool) -> str:
+    what = "transfer" if is_sure else "communication"
+    doubt = "" if is_sure else ", which may be waiting for other ranks in part"
     part = "all" if cost_ns >= exposed_ns else format_duration(cost_ns)
     return (
         f"{format_ratio(ratio)} of {what} is hidden behind computation: "

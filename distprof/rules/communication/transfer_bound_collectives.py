@@ -9,8 +9,8 @@ Every byte that cannot move beside computation adds to the step. Once computatio
 fewer bytes or a faster path help.
 
 ## Evidence needed
-Collectives matched across ranks on comparable clocks, so that transfer is told from waiting, and
-the overlap of each rank.
+Collectives matched across ranks on comparable clocks, so that transfer is told from waiting,
+most of them with all their members in the recording, and the overlap of each rank.
 
 ## How the cost is computed
 Exposed transfer, a mean over ranks and steps, less the part that computation running alone could
@@ -44,11 +44,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from distprof.analyzers.breakdown import StepTimeResult
+from distprof.analyzers.capture import CaptureResult
 from distprof.analyzers.collectives import CollectiveClass, CollectivesResult
 from distprof.analyzers.overlap import OverlapResult
 from distprof.analyzers.waterfall import WaterfallResult
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
-from distprof.rules.shares import collective_label, hideable_ns, mean_step, split_classes
+from distprof.rules.shares import (
+    collective_label,
+    has_all_members,
+    hideable_ns,
+    mean_step,
+    split_classes,
+)
 from distprof.terms import Severity
 from distprof.units import format_bandwidth, format_duration
 
@@ -57,7 +64,7 @@ from distprof.units import format_bandwidth, format_duration
     code="COM104",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(CollectivesResult, OverlapResult, WaterfallResult, StepTimeResult),
+    needs=(CollectivesResult, OverlapResult, WaterfallResult, StepTimeResult, CaptureResult),
     limits={
         "min_step_ratio": Limit(0.05, "share of the step that unhideable transfer may take"),
     },
@@ -67,6 +74,7 @@ def check(
     overlap: OverlapResult,
     waterfall: WaterfallResult,
     step_time: StepTimeResult,
+    capture: CaptureResult,
     limits: Limits,
 ) -> Iterator[Draft]:
     """Yield one finding for the run, naming the class that transfers most."""
@@ -77,6 +85,11 @@ def check(
     if not classes or not step.is_split:
         raise InsufficientEvidenceError(
             "waiting and transfer could not be told apart: no collective was matched across ranks"
+        )
+    if not has_all_members(capture):
+        raise InsufficientEvidenceError(
+            "most collectives lack a member in the recording: what looks like transfer may be "
+            "waiting for it"
         )
     cost = step.exposed_transfer_ns - hideable_ns(step, overlap)
     if step.exposed_wait_ns > step.exposed_transfer_ns:
