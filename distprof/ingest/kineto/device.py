@@ -36,52 +36,52 @@ class DeviceSearch:
 
         An array that holds every device row, and perhaps others; not proved to be valid JSON.
         """
-        spans: dict[int, int] = {}
-        self._search_categories(data, stop, spans)
+        spans = self._device_rows(data, stop)
         if not spans and not self._is_expected(data, stop):
             self.usable = False
         if not self.usable:
             return None
-        self._search_steps(data, stop, spans)
+        if steps := self._steps(data, stop):
+            spans = sorted({*spans, *steps})  # marks on the device were found both ways
         view = memoryview(data)
-        hits: list[bytes | memoryview] = [view[start : spans[start]] for start in sorted(spans)]
+        hits: list[bytes | memoryview] = [view[start:end] for start, end in spans]
         if not hits:
             return b"[]"
         hits[0] = b"[" + bytes(hits[0])
         hits[-1] = bytes(hits[-1]) + b"]"
         return self._between.join(hits)
 
-    def _search_categories(self, data: bytearray, stop: int, spans: dict[int, int]) -> None:
-        """Enter start and end of each device row.
+    def _device_rows(self, data: bytearray, stop: int) -> list[tuple[int, int]]:
+        """Start and end of each device row.
 
         The words share a beginning, so that one pass of the pattern finds them all as fast as a
-        plain search finds one.
+        plain search finds one. Written out, for it runs once per row.
         """
-        search, enter = _CATEGORIES.search, self._enter
+        spans = []
+        edge, opening = self._edge, self._opening
+        find, rfind, search = data.find, data.rfind, _CATEGORIES.search
         match = search(data, 0, stop)
         while match:
-            match = search(data, enter(data, stop, match.start(), spans), stop)
+            hit = match.start()
+            start = rfind(edge, 0, hit)
+            end = find(edge, hit, stop)
+            end = end + 1 if end >= 0 else stop - 1
+            spans.append((start + opening if start >= 0 else 1, end))
+            match = search(data, end, stop)
+        return spans
 
-    def _search_steps(self, data: bytearray, stop: int, spans: dict[int, int]) -> None:
-        """Enter step marks, found by the last byte of what they begin with.
+    def _steps(self, data: bytearray, stop: int) -> list[tuple[int, int]]:
+        """Start and end of each step mark, found by the last byte of what it begins with.
 
         One rare byte is found several times faster than a word.
         """
+        spans = []
         hit = data.find(_STEP_END, 0, stop)
         while hit >= 0:
-            end = hit + 1
-            if data.endswith(_STEP, 0, end):
-                end = self._enter(data, stop, hit, spans)
-            hit = data.find(_STEP_END, end, stop)
-
-    def _enter(self, data: bytearray, stop: int, hit: int, spans: dict[int, int]) -> int:
-        """Enter the event around ``hit`` and return its end."""
-        start = data.rfind(self._edge, 0, hit)
-        start = start + self._opening if start >= 0 else 1
-        end = data.find(self._edge, hit, stop)
-        end = end + 1 if end >= 0 else stop - 1
-        spans[start] = end
-        return end
+            if data.endswith(_STEP, 0, hit + 1):
+                spans.append(self.boundary.event_around(data, hit, stop))
+            hit = data.find(_STEP_END, hit + 1, stop)
+        return spans
 
     @staticmethod
     def _is_expected(data: bytearray, stop: int) -> bool:
