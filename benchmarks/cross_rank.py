@@ -164,7 +164,7 @@ def measure(ranks: list[Rank]) -> dict[str, Any]:
         return result
 
     topology = timed("topology", lambda: build_topology(ranks))
-    matches = timed("match", lambda: match_collectives(ranks, topology.groups))
+    matches = timed("match", lambda: match_collectives(ranks, topology.groups, topology.nodes))
     clock = timed("align", lambda: align_clocks(ranks, topology.nodes, matches))
     timed("window", lambda: find_window(ranks, matches, clock))
     timed("waits", lambda: last_start_on_own_clock(matches, clock, ranks))

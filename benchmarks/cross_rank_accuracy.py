@@ -13,7 +13,6 @@ import argparse
 import json
 import sys
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 
@@ -28,6 +27,17 @@ READINGS: dict[str, dict[str, bool]] = {
     "sequence numbers": {},
     "step numbers": {"with_seq": False},
     "neither": {"with_seq": False, "with_steps": False},
+}
+
+COUNTS = {
+    "jobs": "jobs read",
+    "wrong": "jobs with members joined that do not belong together",
+    "silently_incomplete": "jobs that lack a collective which every rank recorded, unannounced",
+    "announced": "jobs with ranks whose place is said to be unclear",
+    "whole": "collectives that every rank recorded",
+    "whole_found": "those of them that were found",
+    "above_residual": "jobs whose clocks are further off than their stated residual",
+    "largest_error_ns": "largest error of a clock",
 }
 
 
@@ -57,26 +67,28 @@ def clock_error_ns(clock: ClockAlignment, recording: Recording) -> int:
     return worst
 
 
-def judge(seeds: Iterable[int]) -> dict[str, dict[str, Any]]:
+def judge(seeds: Iterable[int]) -> dict[str, dict[str, int]]:
     """Counts of what was wrong, by reading."""
-    result = {
-        name: {"jobs": 0, "wrong_pairings": 0, "above_residual": 0, "largest_error_ns": 0}
-        for name in READINGS
-    }
+    result = {name: dict.fromkeys(COUNTS, 0) for name in READINGS}
     for seed in seeds:
         recording = make_job(seed).run()
         truth = true_instances(recording)
         for name, detail in READINGS.items():
             run = assemble_run("simulated", recording.to_ranks(with_host_rows=False, **detail))
             found = {frozenset(m) for m in members_of(run.matches)}
-            right = {m for m in truth if len(m) == recording.job.world_size} <= found
-            right = right and all(any(m <= t for t in truth) for m in found)
-            error = clock_error_ns(run.clock, recording)
+            whole = {m for m in truth if len(m) == recording.job.world_size}
+            announced = bool(run.matches.ambiguous_ranks)
             counts = result[name]
             counts["jobs"] += 1
-            counts["wrong_pairings"] += not right
-            counts["above_residual"] += error > int(run.clock.residual_ns.max()) + 1
-            counts["largest_error_ns"] = max(counts["largest_error_ns"], error)
+            counts["wrong"] += not all(any(m <= t for t in truth) for m in found)
+            counts["silently_incomplete"] += not whole <= found and not announced
+            counts["announced"] += announced
+            counts["whole"] += len(whole)
+            counts["whole_found"] += len(whole & found)
+            if not announced:  # clocks that nothing relates are not compared
+                error = clock_error_ns(run.clock, recording)
+                counts["above_residual"] += error > int(run.clock.residual_ns.max()) + 1
+                counts["largest_error_ns"] = max(counts["largest_error_ns"], error)
     return result
 
 

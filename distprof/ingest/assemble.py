@@ -15,7 +15,7 @@ from distprof.ingest.windows import find_window
 from distprof.run.members import positions_of
 from distprof.run.run import ClockAlignment, CollectiveMatches, Gap, Rank, Run
 from distprof.run.topology import Topology
-from distprof.units import fold_ranks, format_ratio
+from distprof.units import fold_ranks, format_ratio, name_ranks
 
 __all__ = ["assemble_run"]
 
@@ -38,7 +38,7 @@ def assemble_run(source: str, ranks: Iterable[Rank], gaps: Iterable[Gap] = ()) -
     if not kept:
         raise InputError(source, expected="at least one trace that can be read", found="none")
     topology = build_topology(kept)
-    matches = match_collectives(kept, topology.groups)
+    matches = match_collectives(kept, topology.groups, topology.nodes)
     clock = align_clocks(kept, topology.nodes, matches)
     window, window_gaps = find_window(kept, matches, clock)
     return Run(
@@ -130,6 +130,28 @@ def _match_gaps(ranks: Sequence[Rank], matches: CollectiveMatches) -> list[Gap]:
                 message=f"Only {format_ratio(ratio)} of the collectives could be joined across "
                 "ranks: waiting and transfer of the others are not told apart."
                 + "".join(f" {note}" for note in matches.notes),
+            )
+        )
+    if matches.ambiguous_ranks:
+        gaps.append(
+            Gap(
+                what="ambiguous-matching",
+                message="Communication of "
+                f"{name_ranks(matches.ambiguous_ranks)} fits that of other ranks in several ways "
+                "about equally well and is not matched: record with a version of PyTorch that "
+                "writes sequence numbers into traces, or mark steps with the profiler's step().",
+                ranks=matches.ambiguous_ranks,
+            )
+        )
+    if matches.misnumbered_ranks:
+        gaps.append(
+            Gap(
+                what="numbers-contradict-times",
+                message="Sequence numbers and times of "
+                f"{name_ranks(matches.misnumbered_ranks)} contradict each other: where times "
+                "decide clearly, collectives are matched by their order instead."
+                + "".join(f" {note}" for note in matches.notes),
+                ranks=matches.misnumbered_ranks,
             )
         )
     disagree = _step_disagreement(ranks, matches)

@@ -7,11 +7,14 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from distprof.ingest.clock_links import ClockLinks
 from distprof.ingest.found import SAME_BYTES, Found, name_of, same_as_before
+from distprof.ingest.numbers_and_times import check_numbers
 from distprof.ingest.rows import Rows
 from distprof.run.topology import ProcessGroup
 from distprof.schema import Int64Array
 from distprof.terms import CollectiveKind, MatchMethod
+from distprof.units import name_ranks
 
 __all__ = ["all_ranks_number", "match_by_sequence"]
 
@@ -33,12 +36,22 @@ def match_by_sequence(
     index: Int64Array,
     groups: Sequence[ProcessGroup],
     present: Int64Array,
+    clocks: ClockLinks,
     found: Found,
 ) -> Int64Array:
     """Join rows by their numbers.
 
+    Args:
+        rows: The rows of all ranks.
+        index: Those to join, ascending; all have numbers.
+        groups: Groups of the run's topology.
+        present: How many ranks of the run are in each group.
+        clocks: Takes what ends of equal numbers tell.
+        found: Takes what is found.
+
     Returns:
-        The rows of groups whose numbers contradict each other so often that they mean nothing.
+        The rows of groups whose numbers mean nothing: they contradict each other too often, or the
+        times.
     """
     if len(index) == 0:
         return index
@@ -61,10 +74,39 @@ def match_by_sequence(
     # grouped messages carry numbers that not every member counts: all members or none
     grouped = rows.kind[order[first]] == CollectiveKind.SEND_RECV
     keep = (sizes >= 2) & ~bad & ~useless[group] & (~grouped | (sizes == present[group]))
+    refuted = _refuted_groups(rows, order, first, keep, groups, clocks, found)
+    useless[refuted] = True
+    keep &= ~useless[group]
     found.add(order[np.repeat(keep, sizes)], sizes[keep], MatchMethod.SEQUENCE)
     by_order = useless[rows.group[index]]
     found.num_candidates += _num_in_common_window(rows, index[~by_order])
     return index[by_order]
+
+
+def _refuted_groups(
+    rows: Rows,
+    order: Int64Array,
+    first: Int64Array,
+    keep: NDArray[np.bool_],
+    groups: Sequence[ProcessGroup],
+    clocks: ClockLinks,
+    found: Found,
+) -> list[int]:
+    """Groups whose numbers times refute; says so, and which others are odd."""
+    doubts = check_numbers(rows, order, first, np.flatnonzero(keep), clocks)
+    for number, ranks in doubts.refuted.items():
+        found.misnumbered.update(ranks)
+        found.notes.append(
+            f"Sequence numbers of group {name_of(groups[number])} pair collectives of "
+            f"{name_ranks(ranks)} that do not end together: they are matched by their order."
+        )
+    for number, ranks in doubts.odd.items():
+        found.misnumbered.update(ranks)
+        found.notes.append(
+            f"Collectives of group {name_of(groups[number])} tell another offset between the "
+            f"clocks of {name_ranks(ranks)} than those of other groups."
+        )
+    return list(doubts.refuted)
 
 
 def _contradicting_groups(

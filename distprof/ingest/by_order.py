@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from distprof.ingest.found import MESSAGES, SAME_BYTES, Found, name_of, same_as_before
+from distprof.ingest.clock_links import ClockLinks
+from distprof.ingest.found import Found, name_of, same_as_before
+from distprof.ingest.operations import operations_of
 from distprof.ingest.rows import Rows
-from distprof.ingest.subsequence import Operations, pair
-from distprof.run.run import Rank
+from distprof.ingest.shifts import Operations, best_shift
+from distprof.ingest.strands import GroupStrands
+from distprof.ingest.subsequence import pair
 from distprof.run.topology import ProcessGroup
-from distprof.schema import ABSENT, Int64Array
+from distprof.schema import Int64Array
 from distprof.terms import CollectiveKind, MatchMethod
-from distprof.units import fold_ranks
+from distprof.units import name_ranks
 
 __all__ = ["match_by_order", "match_messages"]
 
-_TIMED = [kind for kind in CollectiveKind if kind.is_symmetric]
 # Grouped messages are a collective where all members have as many of them: an all-to-all.
 _EVEN_COUNT_RATIO = 0.75
 
@@ -26,22 +28,25 @@ _EVEN_COUNT_RATIO = 0.75
 def match_by_order(
     rows: Rows,
     index: Int64Array,
-    ranks: Sequence[Rank],
+    clocks: ClockLinks,
     groups: Sequence[ProcessGroup],
     present: Int64Array,
     found: Found,
 ) -> None:
     """Join rows by their order within each process group.
 
+    What one group shows of the clocks helps the others, until nothing more gets clear. Ranks whose
+    operations fit at several shifts about equally well stay out, and ``found`` says so.
+
     Args:
         rows: The rows of all ranks.
         index: Those to join, ascending.
-        ranks: Ranks of the run, ascending.
+        clocks: What is known of the clocks; takes what is learnt.
         groups: Groups of the run's topology.
         present: How many ranks of the run are in each group.
         found: Takes what is found.
     """
-    has_epoch = {rank.rank: rank.has_epoch for rank in ranks}
+    parts: list[tuple[str, dict[int, Int64Array], GroupStrands]] = []
     for group in np.unique(rows.group[index]).tolist():
         of_group = index[rows.group[index] == group]
         by_rank = _split_by(rows.rank[of_group], of_group)
@@ -52,7 +57,14 @@ def match_by_order(
                 "the trace does not tell who exchanged with whom."
             )
         if len(by_rank) >= 2:
-            _match_group(rows, by_rank, has_epoch, name_of(groups[group]), found)
+            strands = GroupStrands.of_ranks(
+                dict(zip(by_rank, operations_of(rows, list(by_rank.values())), strict=True)), clocks
+            )
+            parts.append((name_of(groups[group]), by_rank, strands))
+    while any(strands.advance(clocks) for _, _, strands in parts):
+        pass  # at least one more strand has joined: there are ever fewer
+    for name, by_rank, strands in parts:
+        _conclude(name, by_rank, strands, found)
 
 
 def _split_by(values: NDArray[np.int32], index: Int64Array) -> dict[int, Int64Array]:
@@ -74,61 +86,30 @@ def _without_uneven_messages(
     return {r: i for r, i in kept.items() if len(i)}, True
 
 
-def _match_group(
-    rows: Rows,
-    by_rank: dict[int, Int64Array],
-    has_epoch: dict[int, bool],
-    name: str,
-    found: Found,
+def _conclude(
+    name: str, by_rank: dict[int, Int64Array], strands: GroupStrands, found: Found
 ) -> None:
-    """Pair every rank with the one that has the most operations; join what meets in it."""
-    reference = max(by_rank, key=lambda rank: (len(by_rank[rank]), -rank))
-    own = by_rank[reference]
-    sequences = _sequences(rows, by_rank, has_epoch)
-    slots, members = [np.arange(len(own))], [own]
-    low, high, lost = 0, len(own), []
-    for rank, index in by_rank.items():
-        if rank == reference:
-            continue
-        pairing = pair(sequences[reference], sequences[rank])
-        if pairing is None:
-            lost.append(rank)
-            continue
-        slots.append(pairing.first)
-        members.append(index[pairing.second])
-        low, high = max(low, pairing.low), min(high, pairing.high)
-    if lost:
+    """Join what meets in one operation of the main strand; say which ranks stay out."""
+    main = strands.main
+    waiting = {rank for strand in strands.waiting for rank in strand.members}
+    reference = next(iter(main.members))
+    if lost := waiting & strands.unfit:
         found.notes.append(
-            f"Group {name}: the operations of ranks {fold_ranks(lost)} fit those of rank "
+            f"Group {name}: the operations of {name_ranks(lost)} fit those of rank "
             f"{reference} at no shift."
         )
-    apart = high <= low
-    num_rows = sum(len(index) for index in by_rank.values())
-    found.num_candidates += num_rows if apart else (high - low) * len(by_rank)
-    _join(np.concatenate(slots), np.concatenate(members), len(own), found)
-
-
-def _sequences(
-    rows: Rows, by_rank: dict[int, Int64Array], has_epoch: dict[int, bool]
-) -> dict[int, Operations]:
-    tokens = _tokens(rows, np.concatenate(list(by_rank.values())))
-    parts = np.split(tokens, _ends(by_rank.values()))
-    return {
-        rank: Operations(
-            token=part,
-            end_ns=rows.end_ns[index],
-            step=rows.step[index],
-            is_timed=np.isin(rows.kind[index], _TIMED),
-            has_epoch=has_epoch[rank],
+    if unclear := waiting - strands.unfit:
+        found.ambiguous.update(unclear)
+        found.notes.append(
+            f"Group {name}: the operations of {name_ranks(unclear)} fit those of rank "
+            f"{reference} at several shifts about equally well: not matched."
         )
-        for (rank, index), part in zip(by_rank.items(), parts, strict=True)
-    }
-
-
-def _ends(parts: Iterable[Int64Array]) -> Int64Array:
-    """Where each part but the last ends once they are put one after another."""
-    ends: Int64Array = np.cumsum([len(part) for part in parts])[:-1]
-    return ends
+    apart = main.high <= main.low
+    num_rows = sum(len(index) for index in by_rank.values())
+    found.num_candidates += num_rows if apart else (main.high - main.low) * len(by_rank)
+    slots = [slot for slot, _ in main.members.values()]
+    members = [by_rank[rank][own] for rank, (_, own) in main.members.items()]
+    _join(np.concatenate(slots), np.concatenate(members), len(main.ops), found)
 
 
 def _join(slot: Int64Array, member: Int64Array, num_slots: int, found: Found) -> None:
@@ -139,26 +120,16 @@ def _join(slot: Int64Array, member: Int64Array, num_slots: int, found: Found) ->
     found.add(member[sizes[slot] >= 2], sizes[sizes >= 2], MatchMethod.SUBSEQUENCE)
 
 
-def _tokens(rows: Rows, index: Int64Array) -> Int64Array:
-    """Numbers that are equal for operations of equal kind, element type and (if it tells) bytes."""
-    kind = rows.kind[index].astype(np.int64)
-    size = np.where(np.isin(kind, (*SAME_BYTES, *MESSAGES)), rows.bytes[index], ABSENT)
-    sizes, size_code = np.unique(size, return_inverse=True)
-    dtype = rows.dtype[index].astype(np.int64)
-    token: Int64Array = (dtype * 64 + kind) * len(sizes) + size_code
-    return token
-
-
 # --- messages -------------------------------------------------------------------------------------
 
 
-def match_messages(rows: Rows, index: Int64Array, ranks: Sequence[Rank], found: Found) -> None:
+def match_messages(rows: Rows, index: Int64Array, clocks: ClockLinks, found: Found) -> None:
     """Join the sends of each rank with the receives of each other rank.
 
     Args:
         rows: The rows of all ranks.
         index: Sends and receives among them, ascending.
-        ranks: Ranks of the run, ascending.
+        clocks: What is known of the clocks.
         found: Takes what is found.
     """
     known = rows.peer[index] >= 0
@@ -166,17 +137,24 @@ def match_messages(rows: Rows, index: Int64Array, ranks: Sequence[Rank], found: 
         found.notes.append(
             f"{int((~known).sum())} sends and receives do not name their peer: not matched."
         )
-    has_epoch = {rank.rank: rank.has_epoch for rank in ranks}
     index = index[known]
     sends = rows.kind[index] == CollectiveKind.SEND
     sent = _by_channel(index[sends], rows.rank, rows.peer)
     received = _by_channel(index[~sends], rows.peer, rows.rank)
+    unclear: set[int] = set()
     for channel in sorted(sent.keys() | received.keys()):
-        if not has_epoch.keys() >= set(channel):
+        if not all(clocks.has(rank) for rank in channel):
             continue  # one end is not part of the run
         empty = np.empty(0, np.int64)
         ends = (sent.get(channel, empty), received.get(channel, empty))
-        _match_channel(rows, ends, tuple(has_epoch[rank] for rank in channel), found)
+        if not _match_channel(rows, ends, channel, clocks, found):
+            unclear.update(channel)
+    if unclear:
+        found.ambiguous.update(unclear)
+        found.notes.append(
+            f"Sends and receives between {name_ranks(unclear)} fit at several shifts about "
+            "equally well: not matched."
+        )
 
 
 def _by_channel(
@@ -194,24 +172,27 @@ def _by_channel(
 def _match_channel(
     rows: Rows,
     ends: tuple[Int64Array, Int64Array],
-    has_epoch: tuple[bool, ...],
+    channel: tuple[int, int],
+    clocks: ClockLinks,
     found: Found,
-) -> None:
-    """Pair the sends of one rank with the receives of another."""
+) -> bool:
+    """Pair the sends of one rank with the receives of another; False where it is unclear how."""
     sides = [
         Operations(
             token=rows.bytes[index],
             end_ns=rows.end_ns[index],
             step=rows.step[index],
             is_timed=np.zeros(len(index), np.bool_),  # a small message is sent before it is read
-            has_epoch=epoch,
         )
-        for index, epoch in zip(ends, has_epoch, strict=True)
+        for index in ends
     ]
-    pairing = pair(*sides)
-    if pairing is None:
+    expected = clocks.expected(*(clocks.clock_of(rank) for rank in channel))
+    choice = best_shift(sides[0], sides[1], expected)
+    if choice is None or not choice.is_clear:
         found.num_candidates += len(ends[0]) + len(ends[1])
-        return
+        return choice is None
+    pairing = pair(sides[0], sides[1], choice.shift)
     found.num_candidates += 2 * (pairing.high - pairing.low)
     both = np.stack((ends[0][pairing.first], ends[1][pairing.second]), axis=1)
     found.add(both.ravel(), np.full(len(both), 2, np.int64), MatchMethod.SUBSEQUENCE)
+    return True

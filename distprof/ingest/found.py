@@ -27,13 +27,19 @@ MESSAGES = (CollectiveKind.SEND, CollectiveKind.RECV)
 
 
 class Found:
-    """Instances found so far: members as positions in the rows, instance after instance."""
+    """Instances found so far: members as positions in the rows, instance after instance.
+
+    ``ambiguous`` holds the ranks of which rows stay unmatched because they fit in several ways,
+    ``misnumbered`` those that show that sequence numbers do not go together with times.
+    """
 
     def __init__(self) -> None:
         self.members: list[NDArray[np.int64]] = []
         self.sizes: list[NDArray[np.int64]] = []
         self.methods: list[NDArray[np.int8]] = []
         self.num_candidates = 0
+        self.ambiguous: set[int] = set()
+        self.misnumbered: set[int] = set()
         self.notes: list[str] = []
 
     def add(self, members: Int64Array, sizes: Int64Array, method: MatchMethod) -> None:
@@ -95,6 +101,8 @@ def matches_of(
         complete=complete,
         num_candidates=found.num_candidates,
         num_matched=int(sizes[whole].sum()),
+        ambiguous_ranks=tuple(sorted(found.ambiguous)),
+        misnumbered_ranks=tuple(sorted(found.misnumbered)),
         notes=tuple(found.notes),
     )
 

@@ -6,12 +6,13 @@ with receives by order within a pair of ranks. Every step is a sort over the row
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from distprof.ingest.by_number import all_ranks_number, match_by_sequence
 from distprof.ingest.by_order import match_by_order, match_messages
+from distprof.ingest.clock_links import ClockLinks
 from distprof.ingest.found import MESSAGES, Found, matches_of
 from distprof.ingest.rows import Rows, gather_rows
 from distprof.run.run import CollectiveMatches, Rank
@@ -22,7 +23,11 @@ from distprof.units import fold_ranks
 __all__ = ["match_collectives"]
 
 
-def match_collectives(ranks: Sequence[Rank], groups: Sequence[ProcessGroup]) -> CollectiveMatches:
+def match_collectives(
+    ranks: Sequence[Rank],
+    groups: Sequence[ProcessGroup],
+    nodes: Mapping[str, tuple[int, ...]],
+) -> CollectiveMatches:
     """Join the communication rows of all ranks into collectives.
 
     Two rows are members of one collective if their process groups have the same name and members,
@@ -33,20 +38,21 @@ def match_collectives(ranks: Sequence[Rank], groups: Sequence[ProcessGroup]) -> 
     Args:
         ranks: Ranks of the run, ascending.
         groups: Groups of the run's topology.
+        nodes: Node name to its ranks, which share a clock.
     """
     if len(ranks) < 2:
         return CollectiveMatches.none()
     rows = gather_rows(ranks, groups)
     present = _present_members(rows, ranks, groups)
-    found = Found()
+    found, clocks = Found(), ClockLinks(ranks, nodes)
     message = np.isin(rows.kind, MESSAGES)
     shared = present[rows.group] >= 2 if len(rows.group) else np.zeros(0, np.bool_)
     collective = np.flatnonzero(shared & ~message)
     numbered = all_ranks_number(rows, collective) & (rows.seq[collective] >= 0)
-    rest = match_by_sequence(rows, collective[numbered], groups, present, found)
+    rest = match_by_sequence(rows, collective[numbered], groups, present, clocks, found)
     ordered = np.sort(np.concatenate((collective[~numbered], rest)))
-    match_by_order(rows, ordered, ranks, groups, present, found)
-    match_messages(rows, np.flatnonzero(shared & message), ranks, found)
+    match_by_order(rows, ordered, clocks, groups, present, found)
+    match_messages(rows, np.flatnonzero(shared & message), clocks, found)
     found.notes.extend(_group_notes(ranks))
     return matches_of(rows, groups, present, found)
 

@@ -154,6 +154,10 @@ class CollectiveMatches:
         num_candidates: Rows of all ranks that could have had a partner among the ranks present.
         num_matched: Those of them that are members of a complete instance, or of one that has every
             rank that is present.
+        ambiguous_ranks: Ranks with rows that fit those of others in several ways about equally
+            well, and are not matched for that reason.
+        misnumbered_ranks: Ranks whose collectives of equal sequence numbers do not end together:
+            the numbers of one of them are wrong.
         notes: What the matcher had to assume, one sentence each.
     """
 
@@ -167,6 +171,8 @@ class CollectiveMatches:
     complete: NDArray[np.bool_]
     num_candidates: int
     num_matched: int
+    ambiguous_ranks: tuple[int, ...] = ()
+    misnumbered_ranks: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property

@@ -1,13 +1,19 @@
 """A run from its ranks, and what is said to be missing."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 from distprof.errors import InputError
 from distprof.ingest.assemble import assemble_run
 from distprof.run.run import Gap
+from distprof.run.tables import COLLECTIVES
 from distprof.run.waits import last_start_on_own_clock
+from distprof.schema import Table
 from tests.ingest.dlrm import dlrm_ranks
-from tests.simulator import SimulatedJob, SlowDevice
+from tests.ingest.instances import members_of, true_instances
+from tests.simulator import Collective, Compute, SimulatedJob, SlowDevice
 from tests.simulator.by_hand import collective, rank_by_hand
 
 MS = 1_000_000
@@ -84,18 +90,89 @@ def test_ranks_that_no_collective_connects_are_said():
     assert "clocks-not-comparable" in gaps_of(ranks)
 
 
+def timed(*times, **fields):
+    return [collective(t, t + 100, seq=i, **fields) for i, t in enumerate(times)]
+
+
 def test_broken_causality_is_said():
-    """On rank 1 every other collective is over before rank 0 starts it."""
-    first = [collective(t, t + 100) for t in range(0, 40_000, 1000)]
-    second = [dict(row) for row in first]
-    for row in second[::2]:
-        row["start_ns"], row["end_ns"] = row["start_ns"] - 400, row["end_ns"] - 300
-    for row in second[1::2]:
-        row["start_ns"], row["end_ns"] = row["start_ns"] + 300, row["end_ns"] + 300
-    ranks = [rank_by_hand(0, first), rank_by_hand(1, second)]
-    run = assemble_run("test", ranks)
-    # the residual is as large as the contradiction: nothing is blamed on anybody below it
+    """Two of a hundred collectives are over on rank 1 before rank 0 starts them."""
+    first = timed(*range(0, 100_000, 1000))
+    second = timed(*(t - 400 if t in (30_000, 60_000) else t for t in range(0, 100_000, 1000)))
+    gap = gaps_of([rank_by_hand(0, first), rank_by_hand(1, second)])["causality-violated"]
+    assert gap.message.startswith("In 2 of 100 collectives a rank ends before the last one starts")
+
+
+def test_one_end_before_a_start_among_many_is_no_gap():
+    first = timed(*range(0, 200_000, 1000))
+    second = timed(*(t - 400 if t == 30_000 else t for t in range(0, 200_000, 1000)))
+    assert "causality-violated" not in gaps_of([rank_by_hand(0, first), rank_by_hand(1, second)])
+
+
+def test_a_contradiction_in_every_other_collective_is_uncertainty_of_the_clocks():
+    """The residual is as large as it: nothing is blamed on anybody below it."""
+    times = range(0, 40_000, 1000)
+    first = timed(*times)
+    second = timed(*(t - 400 if i % 2 else t + 300 for i, t in enumerate(times)))
+    run = assemble_run("test", [rank_by_hand(0, first), rank_by_hand(1, second)])
     assert run.clock.residual_ns.min() >= 300
+
+
+def renumbered(ranks, which, by, group=None):
+    """One rank's numbers moved by a constant, in all of its groups or one."""
+    moved = []
+    for rank in ranks:
+        if rank.rank == which:
+            table = rank.collectives
+            columns = {
+                column.name: table[column.name]
+                for column in table.schema
+                if column.dtype != "category"
+            }
+            columns |= {
+                column.name: table.coded(column.name)
+                for column in table.schema
+                if column.dtype == "category"
+            }
+            hit = np.array([group in (None, name) for name in table.coded("group").decode()])
+            columns["seq"] = np.where(hit, columns["seq"] + by, columns["seq"])
+            rank = replace(rank, collectives=Table(COLLECTIVES, columns))
+        moved.append(rank)
+    return moved
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("by", [-6, -3, 3, 6])
+def test_numbers_off_by_whole_steps_on_one_rank_are_said_and_not_believed(seed, by):
+    """Kind and bytes agree under every number; only times show it."""
+    offsets = (0, 3 * MS, -7 * MS)
+    job = SimulatedJob(seed=seed, num_nodes=3, num_steps=10, clock_offset_ns=offsets)
+    recording = job.run()
+    which = seed % job.world_size
+    run = assemble_run("test", renumbered(recording.to_ranks(with_steps=False), which, by))
+    gap = {gap.what: gap for gap in run.gaps}["numbers-contradict-times"]
+    assert which in gap.ranks
+    assert {frozenset(m) for m in members_of(run.matches)} == true_instances(recording)
+
+
+def test_numbers_off_in_one_of_two_groups_leave_the_other_as_it_is():
+    axes = {"dp": ((0, 2), (1, 3))}
+    program = (Compute(ns=4 * MS), Collective(), Compute(ns=2 * MS), Collective(axis="dp"))
+    job = SimulatedJob(num_steps=20, axes=axes, program=program, clock_offset_ns=(0, 5 * MS))
+    recording = job.run()
+    ranks = renumbered(recording.to_ranks(with_steps=False), 2, 1, group="1")
+    run = assemble_run("test", ranks)
+    assert "numbers-contradict-times" in {gap.what for gap in run.gaps}
+    found = {frozenset(m) for m in members_of(run.matches)}
+    assert all(any(m <= true for true in true_instances(recording)) for m in found)
+
+
+def test_what_fits_in_several_ways_is_said_with_a_way_out():
+    """So regular that every step looks like every other, on clocks that may be apart."""
+    rows = [collective(10 * MS * i, 10 * MS * i + MS) for i in range(12)]
+    ranks = [rank_by_hand(0, rows, host="a"), rank_by_hand(1, rows, host="b")]
+    gap = gaps_of(ranks)["ambiguous-matching"]
+    assert gap.ranks == (0, 1) or gap.ranks == (1,)
+    assert "step()" in gap.message
 
 
 def last_arrivals(run):

@@ -18,15 +18,23 @@ PAIR = {"group": "0", "group_ranks": "0-1", "group_size": 2}
 
 
 def match(ranks):
-    return match_collectives(ranks, build_topology(ranks).groups)
+    topology = build_topology(ranks)
+    return match_collectives(ranks, topology.groups, topology.nodes)
 
 
 def numbered(*seqs, **fields):
-    return [collective(seq * 100, seq * 100 + 50, seq=seq, **PAIR | fields) for seq in seqs]
+    """One all-reduce every 100 ms, each with a number."""
+    return [
+        collective(seq * 100 * MS, (seq * 100 + 50) * MS, seq=seq, **PAIR | fields) for seq in seqs
+    ]
 
 
 def ordered(*times_and_sizes, **fields):
-    return [collective(t, t + 50, **PAIR | {"bytes": size} | fields) for t, size in times_and_sizes]
+    """All-reduces without number; times in ms."""
+    return [
+        collective(round(t * MS), round((t + 50) * MS), **PAIR | {"bytes": size} | fields)
+        for t, size in times_and_sizes
+    ]
 
 
 # --- by number ------------------------------------------------------------------------------------
@@ -85,7 +93,7 @@ def test_unknown_bytes_agree_with_any():
 
 def test_operations_under_one_number_are_joined_in_their_order():
     """PyTorch counts coalesced operations once."""
-    rows = [*numbered(1), collective(160, 170, seq=1, **PAIR)]
+    rows = [*numbered(1), collective(160 * MS, 170 * MS, seq=1, **PAIR)]
     found = match([rank_by_hand(0, rows), rank_by_hand(1, rows)])
     assert members_of(found) == [{(0, 0), (1, 0)}, {(0, 1), (1, 1)}]
 
@@ -131,9 +139,11 @@ def test_numbers_that_mostly_contradict_each_other_give_way_to_the_order():
 
 def test_a_rank_that_numbers_nothing_puts_its_group_into_order():
     """Ranks may run different versions of PyTorch."""
-    found = match([rank_by_hand(0, numbered(1, 2, 3)), rank_by_hand(1, numbered(1, 2, 3))])
-    rows = [row | {"seq": -1} for row in numbered(1, 2, 3)]
-    mixed = match([rank_by_hand(0, numbered(1, 2, 3)), rank_by_hand(1, rows)])
+    rows = numbered(1, 2, 3)
+    found = match([rank_by_hand(n, rows, host="node0") for n in range(2)])
+    without = [row | {"seq": -1} for row in rows]
+    lists = (rows, without)
+    mixed = match([rank_by_hand(n, part, host="node0") for n, part in enumerate(lists)])
     assert members_of(mixed) == members_of(found)
     assert mixed.matched_ratio == 1.0
 
@@ -174,30 +184,61 @@ def test_a_lost_operation_among_equal_ones_is_found_by_its_time():
 def test_step_numbers_settle_a_shift_that_times_would_place_wrongly():
     """The second clock is one whole step ahead, which is more likely than it is true."""
     rows = [(100 * i + j, 10) for i in range(6) for j in (0, 40)]
-    steps = [(i, 100 * i - 10, 100 * i + 90) for i in range(6)]
+    steps = [(i, (100 * i - 10) * MS, (100 * i + 90) * MS) for i in range(6)]
     later = ordered(*((t + 100, size) for t, size in rows))
-    later_steps = [(n, s + 100, e + 100) for n, s, e in steps]
+    later_steps = [(n, s + 100 * MS, e + 100 * MS) for n, s, e in steps]
     ranks = [rank_by_hand(0, ordered(*rows), steps), rank_by_hand(1, later, later_steps)]
     assert members_of(match(ranks)) == [{(0, i), (1, i)} for i in range(12)]
 
 
-def test_a_regular_sequence_is_shifted_least():
-    """Without step numbers, nothing but the clock tells equal operations apart."""
-    rows = [(100 * i, 10) for i in range(12)]
-    later = [(t + 7, size) for t, size in rows[3:]]
-    found = match([rank_by_hand(0, ordered(*rows)), rank_by_hand(1, ordered(*later))])
-    assert members_of(found) == [{(0, i + 3), (1, i)} for i in range(9)]
+@pytest.mark.parametrize("host", ["node0", None])
+def test_a_regular_sequence_is_shifted_least_where_clocks_tell_its_operations_apart(host):
+    """Ranks of one host share a clock; clocks of two are seldom a second apart."""
+    apart = 100 if host else 900
+    rows = [(apart * i, 10) for i in range(12)]
+    later = [(t + 0.01, size) for t, size in rows[3:]]
+    ranks = [rank_by_hand(n, ordered(*r), host=host) for n, r in enumerate((rows, later))]
+    assert members_of(match(ranks)) == [{(0, i + 3), (1, i)} for i in range(9)]
+
+
+def test_a_regular_sequence_of_two_hosts_is_not_matched_by_a_guess():
+    rows = [(10 * i, 10) for i in range(50)]
+    ranks = [rank_by_hand(n, ordered(*rows), host=f"node{n}") for n in range(2)]
+    found = match(ranks)
+    assert (found.count, found.matched_ratio, found.ambiguous_ranks) == (0, 0.0, (1,))
+    assert "several shifts" in found.notes[0]
+
+
+def test_what_one_group_shows_of_the_clocks_decides_for_the_others():
+    """The pair's all-gathers are regular; the clocks are known from the irregular all-reduces."""
+    rng = np.random.default_rng(0)
+    world = np.cumsum(rng.integers(5 * MS, 15 * MS, 40)).tolist()
+    gathers = [10 * MS * i for i in range(40)]
+    offset = 4 * MS
+
+    def rank(number, skip, add):
+        all_reduces = [collective(t + add, t + add + MS) for t in world]
+        pair = {**PAIR, "kind": CollectiveKind.ALL_GATHER}
+        all_gathers = [collective(t + add, t + add + MS, **pair) for t in gathers[skip:]]
+        rows = sorted(all_reduces + all_gathers, key=lambda row: row["start_ns"])
+        return rank_by_hand(number, rows, world_size=3), len(all_gathers)
+
+    first, second = rank(0, 0, 0)[0], rank(1, 3, offset)[0]
+    third = rank_by_hand(2, [collective(t, t + MS) for t in world], world_size=3)
+    found = match([first, second, third])
+    assert found.ambiguous_ranks == ()
+    assert found.matched_ratio == 1.0
 
 
 def test_captures_seconds_apart_are_not_matched_by_likeness():
-    other = ordered(*((t + 3_000 * MS, size) for t, size in SIZES))
+    other = ordered(*((t + 3_000, size) for t, size in SIZES))
     found = match([rank_by_hand(0, ordered(*SIZES)), rank_by_hand(1, other)])
     assert (found.count, found.matched_ratio) == (0, 0.0)
     assert "at no shift" in found.notes[0]
 
 
 def test_without_epoch_any_offset_is_possible():
-    other = ordered(*((t + 3_000 * MS, size) for t, size in SIZES))
+    other = ordered(*((t + 3_000, size) for t, size in SIZES))
     ranks = [
         rank_by_hand(0, ordered(*SIZES), has_epoch=False),
         rank_by_hand(1, other, has_epoch=False),
@@ -222,7 +263,8 @@ def test_an_unknown_group_is_noted():
 
 
 def message(time, kind, peer, size=100):
-    return collective(time, time + 50, kind=kind, peer=peer, **PAIR | {"bytes": size})
+    """A message; its time in ms."""
+    return collective(time * MS, (time + 50) * MS, kind=kind, peer=peer, **PAIR | {"bytes": size})
 
 
 def test_sends_meet_receives_of_the_same_pair_in_order():
@@ -244,7 +286,7 @@ def test_messages_without_a_peer_are_left_out_and_noted():
 
 def test_grouped_messages_of_all_members_are_a_collective():
     kind = {"kind": CollectiveKind.SEND_RECV}
-    ranks = [rank_by_hand(n, ordered(*SIZES, **kind)) for n in range(2)]
+    ranks = [rank_by_hand(n, ordered(*SIZES, **kind), host="node0") for n in range(2)]
     assert match(ranks).count == 6
 
 
@@ -284,7 +326,7 @@ HYBRID = {
 @pytest.mark.parametrize("with_seq", [True, False])
 @pytest.mark.parametrize("with_steps", [True, False])
 def test_a_job_with_several_axes_is_matched_as_it_ran(with_seq, with_steps):
-    recording = SimulatedJob(**HYBRID, clock_offset_ns=(0, 3 * MS)).run()
+    recording = SimulatedJob(**HYBRID, num_steps=15, clock_offset_ns=(0, 3 * MS)).run()
     ranks = recording.to_ranks(with_seq=with_seq, with_steps=with_steps)
     found = match(ranks)
     assert found.matched_ratio == 1.0
@@ -335,6 +377,7 @@ def test_renumbering_ranks_changes_no_match(order, with_seq):
             [row | {"group_desc": "", "group_ranks": "0-3"} for row in rows_of(rank.collectives)],
             groups=(world,),
             world_size=4,
+            host=rank.host,
         )
         for rank in ranks
     ]

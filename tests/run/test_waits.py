@@ -24,8 +24,8 @@ def waits(ranks):
 
 def test_the_last_start_is_told_in_each_ranks_own_time():
     """The second clock is 1,000 ahead; rank 1 starts 300 later the first time, 200 earlier then."""
-    first = [collective(0, 500), collective(5200, 5500)]
-    second = [collective(1300, 1500), collective(6000, 6500)]
+    first = [collective(0, 500, seq=1), collective(5200, 5500, seq=2)]
+    second = [collective(1300, 1500, seq=1), collective(6000, 6500, seq=2)]
     assert waits([rank_by_hand(0, first), rank_by_hand(1, second)]) == {
         0: [300, 5200],
         1: [1300, 6200],
