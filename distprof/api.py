@@ -105,7 +105,7 @@ def analyze(
         window: ``steps`` analyses the steps that all ranks recorded completely, or the whole
             capture where nothing marks steps; ``capture`` always the whole capture.
         executor: As in :func:`open_run`.
-        progress: Told after each rank.
+        progress: Told after each rank that was read, then after each that was measured.
         debug: Let the exception of a failing rule through.
 
     Returns:
@@ -122,7 +122,7 @@ def analyze(
     settings = _config(config)
     run = run_or_path
     if not isinstance(run, Run):
-        run = open_run(run, config=settings, executor=executor)
+        run = open_run(run, config=settings, executor=executor, progress=progress)
     with running(_suitable(executor, run)) as pool:
         mapper = _RankMapper(pool, progress, debug=debug)
         measured = measure(run, executor=mapper, window=window)

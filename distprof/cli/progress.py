@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from distprof.cli.output import in_encoding
+
 __all__ = ["progress_bar"]
 
 PATIENCE_S = 1.0
@@ -39,7 +41,8 @@ def progress_bar(
         if clock() - started < PATIENCE_S or total < 2:
             return
         filled = "█" * (_CELLS * done // total)
-        stream.write(f"\r{label} {filled:░<{_CELLS}} {done}/{total}")
+        bar = f"\r{label} {filled:░<{_CELLS}} {done}/{total}"
+        stream.write(in_encoding(bar, getattr(stream, "encoding", None) or "utf-8"))
         stream.flush()
         shown = True
 

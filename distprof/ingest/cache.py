@@ -21,6 +21,7 @@ import json
 import os
 import shutil
 import tempfile
+import time
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -75,6 +76,8 @@ CACHE_ENVIRONMENT = "DISTPROF_CACHE_DIR"
 NO_ROOM = frozenset((errno.ENOSPC, errno.EDQUOT))
 
 _TEMPORARY = "distprof-"
+_MAKING = ".making-"
+_LONG_AGO_S = 86_400
 _unfinished: set[Path] = set()  # entries that this process is making
 _ROW_GROUP = 1 << 17
 _HASH_BLOCK = 1 << 20
@@ -160,7 +163,8 @@ class EntryWriter:
             if problem is not None:
                 raise problem
             self._final.parent.mkdir(parents=True, exist_ok=True)
-            self.folder = Path(tempfile.mkdtemp(prefix=".making-", dir=self._final.parent))
+            _sweep(self._final.parent)
+            self.folder = Path(tempfile.mkdtemp(prefix=_MAKING, dir=self._final.parent))
         except OSError as error:
             self.folder = Path(tempfile.mkdtemp(prefix=_TEMPORARY))
             self._final = self.folder
@@ -201,6 +205,14 @@ class EntryWriter:
             shutil.rmtree(discarded, ignore_errors=True)
         self.folder = self._final
         return self._final
+
+
+def _sweep(folder: Path) -> None:
+    """Delete what processes that were killed long ago left half made."""
+    for left in folder.glob(f"{_MAKING}*"):
+        with contextlib.suppress(OSError):
+            if time.time() - left.stat().st_mtime > _LONG_AGO_S:
+                shutil.rmtree(left, ignore_errors=True)
 
 
 def discard_unfinished() -> None:

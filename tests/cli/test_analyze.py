@@ -223,6 +223,12 @@ def test_the_python_api_gives_the_same_report(
     assert distprof.analyze(DLRM, executor="serial") == report
 
 
+def test_progress_covers_reading_and_measuring() -> None:
+    told: list[tuple[int, int]] = []
+    distprof.analyze(DLRM, executor="serial", progress=lambda done, of: told.append((done, of)))
+    assert told == [(done, 4) for done in (1, 2, 3, 4)] * 2
+
+
 def test_processes_and_one_process_give_the_same(tmp_path: Path) -> None:
     serial = distprof.analyze(DLRM, executor="serial")
     assert distprof.analyze(DLRM, executor="process:2") == serial

@@ -36,6 +36,15 @@ def test_long_work_on_a_terminal_shows_a_bar_and_removes_it(
     assert text.endswith("\r\x1b[2K")
 
 
+def test_a_terminal_that_knows_ascii_only_gets_a_bar_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stream = Terminal()
+    monkeypatch.setattr(Terminal, "encoding", "ascii", raising=False)
+    bar_of(monkeypatch, stream, [0.0, 0.2, 5.0])
+    assert "reading ###############............... 2/4" in stream.getvalue()
+
+
 def test_short_work_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = Terminal()
     bar_of(monkeypatch, stream, [0.0, 0.1, 0.2])

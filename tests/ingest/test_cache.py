@@ -1,4 +1,6 @@
 import io
+import os
+import time
 from pathlib import Path
 
 import numpy as np
@@ -159,6 +161,17 @@ def test_a_damaged_entry_is_not_found_and_is_made_again(tmp_path, key, name, dam
     again = make_entry(tmp_path, key, names=("c",))
     assert find_entry(tmp_path, key) == again
     assert CachedTables(str(again), has_host=True).load().host.coded("name").decode() == ["c"]
+
+
+def test_what_a_killed_process_left_half_made_goes_after_a_day(tmp_path, key):
+    parent = key.folder(tmp_path).parent
+    for name, age_s in ((".making-old", 100_000), (".making-new", 100)):
+        (parent / name).mkdir(parents=True)
+        (parent / name / RANK_FILE).touch()
+        os.utime(parent / name, (time.time() - age_s,) * 2)
+    with EntryWriter(tmp_path, key):
+        pass
+    assert [path.name for path in parent.iterdir()] == [".making-new"]
 
 
 def test_the_first_of_two_writers_of_one_entry_wins(tmp_path, key):
