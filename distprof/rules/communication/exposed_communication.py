@@ -11,7 +11,7 @@ number of ranks, so what costs a fifth on 16 GPUs often costs half on 256.
 Device activities of at least one rank. With matched collectives the finding says how much is
 transfer and how much is waiting for late ranks. Where most collectives lack a member in the
 recording, that member may have come last: what looks like transfer may be waiting for it, and the
-finding is marked *inferred*.
+finding is marked *inferred* if that is the largest part.
 
 ## How the cost is computed
 Exposed communication as a mean over ranks and steps: the union of communication intervals less
@@ -67,8 +67,7 @@ def check(
 ) -> Iterator[Draft]:
     """Yield one finding for the run."""
     step = mean_step(waterfall, step_time)
-    is_sure = has_all_members(capture)
-    parts = _parts(step, _TRANSFER if is_sure else _DOUBTFUL)
+    parts = _parts(step, _TRANSFER if has_all_members(capture) else _DOUBTFUL)
     exposed = sum(ns for ns, _ in parts)
     if step.ratio(exposed) <= limits["exposed_ratio"]:
         return
@@ -80,7 +79,7 @@ def check(
         ),
         fix=_FIXES[parts[0][1]],
         cost_ns_per_step=exposed,
-        confidence=Confidence.MEASURED if is_sure else Confidence.INFERRED,
+        confidence=Confidence.INFERRED if parts[0][1] == _DOUBTFUL else Confidence.MEASURED,
         evidence=("waterfall.all", "breakdown.ranks"),
     )
 
