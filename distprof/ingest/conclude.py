@@ -103,8 +103,8 @@ def _quality(
 
 
 def _unlaunched(activity: Table, host: Table) -> int:
-    """Device activities without a launch record; 0 where no host rows were read."""
-    if len(host) == 0:
+    """Device activities without a launch record; 0 where launches were not read at all."""
+    if not host.coded("category").isin(("runtime", "driver")).any():
         return 0
     work = activity["correlation"][activity["kind"] != ActivityKind.ANNOTATION]
     return int((launch_rows(work, host) == ABSENT).sum())

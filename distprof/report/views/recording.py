@@ -120,7 +120,7 @@ def _coverage(report: Report) -> list[tuple[str, str]]:
     capture = report.capture
     matched = ""
     if capture.matched_ratio is not None:
-        matched = f"{format_ratio(capture.matched_ratio)} ({capture.num_matched:,} collectives)"
+        matched = f"{format_ratio(capture.matched_ratio)} ({capture.num_matched:,} records joined)"
     overlap = capture.window_overlap_ratio
     chosen = any(gap.what == "chosen-ranks" for gap in capture.gaps)
     violations = ""
@@ -134,10 +134,18 @@ def _coverage(report: Report) -> list[tuple[str, str]]:
         ("steps left out", _dropped_text(capture)),
         ("step time", _step_time_text(report)),
         ("step windows", step_time.note.rstrip(".")),
-        ("matched", matched),
+        ("collectives matched", matched),
+        ("clock residual", _only_residual(capture)),
         ("captures overlap", format_ratio(overlap) if overlap is not None else ""),
         ("causality violations", violations),
     ]
+
+
+def _only_residual(capture: CaptureResult) -> str:
+    """How well the ends of collectives agree on one clock; several clocks have their own table."""
+    if len(capture.clocks) != 1 or not capture.clocks[0].residual_ns:
+        return ""
+    return format_duration(capture.clocks[0].residual_ns)
 
 
 def _damage(capture: CaptureResult, *, show_all: bool) -> list[tuple[str, str]]:

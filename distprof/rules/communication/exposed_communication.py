@@ -98,7 +98,10 @@ _FIXES = {
         "Record all ranks of a process group: then waiting can be told from transfer. Transfer can "
         "be overlapped with computation or made smaller."
     ),
-    _P2P: "Pipeline waiting dominates: more micro-batches or an interleaved schedule.",
+    _P2P: (
+        "Waiting in send and recv dominates: in a pipeline, use more micro-batches or an "
+        "interleaved schedule; elsewhere, find why the other end is late."
+    ),
     _UNSPLIT: "Record all ranks of a process group: then waiting can be told from transfer.",
 }
 
