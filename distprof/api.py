@@ -148,7 +148,7 @@ def _results(run: Run, measured: Measurements) -> dict[str, Result]:
         "step_time": measured.step_time,
         "breakdown": measured.breakdown,
         "overlap": measured.overlap,
-        "collectives": analyze_collectives(run, measured.analyses),
+        "collectives": analyze_collectives(run, measured.analyses, measured.wait_ends),
         "stragglers": analyze_stragglers(
             run, measured.analyses, measured.step_time, measured.kernels
         ),

@@ -68,12 +68,18 @@ class CollectivesResult(Result, frozen=True, kw_only=True):
     classes: tuple[CollectiveClass, ...]
 
 
-def analyze_collectives(run: Run, analyses: Mapping[int, RankAnalysis]) -> CollectivesResult:
+def analyze_collectives(
+    run: Run,
+    analyses: Mapping[int, RankAnalysis],
+    wait_ends: Mapping[int, Int64Array] | None = None,
+) -> CollectivesResult:
     """The class table over the analysed steps.
 
     Args:
         run: The recording.
         analyses: Per-rank analyses by rank; ranks without one take no part.
+        wait_ends: What :func:`last_start_on_own_clock` gives for the run, where it is known
+            already.
 
     Returns:
         Classes by exposed time, most first. ``unavailable`` says where waiting and transfer could
@@ -89,7 +95,10 @@ def analyze_collectives(run: Run, analyses: Mapping[int, RankAnalysis]) -> Colle
     keys = _Keys()
     unit = index.column(lambda rank: keys.encode(rank))
     keys.fold_sizes()
-    rows = _rows(run, index, analyses, np.asarray(keys.class_of_unit, dtype=np.int32)[unit], unit)
+    if wait_ends is None:
+        wait_ends = last_start_on_own_clock(run.matches, run.clock, run.ranks)
+    class_code = np.asarray(keys.class_of_unit, dtype=np.int32)[unit]
+    rows = _rows(index, analyses, class_code, unit, wait_ends)
     instances = _instances(rows, index.members(run.matches))
     classes = _classes(run, keys, rows, instances, len(index.ranks) * max(num_steps, 1))
     return CollectivesResult(
@@ -191,13 +200,12 @@ class _Rows:
 
 
 def _rows(
-    run: Run,
     index: RowIndex,
     analyses: Mapping[int, RankAnalysis],
     class_code: NDArray[np.int32],
     unit: NDArray[np.int32],
+    wait_ends: Mapping[int, Int64Array],
 ) -> _Rows:
-    wait_ends = last_start_on_own_clock(run.matches, run.clock, run.ranks)
     start = index.column(lambda rank: rank.collectives["start_ns"])
     end = index.column(lambda rank: rank.collectives["end_ns"])
     wait_end = index.column(lambda rank: wait_ends[rank.rank])

@@ -54,6 +54,8 @@ class Measurements:
 
     Args:
         analyses: By global rank, ascending; ranks that could not be measured are left out.
+        wait_ends: By global rank, when the last member of each collective started
+            (:func:`distprof.run.waits.last_start_on_own_clock`).
         num_windows: Windows per rank that were analysed: steps, or 1 for the whole capture.
         window: Whether the windows are steps or the whole capture.
     """
@@ -65,6 +67,7 @@ class Measurements:
     kernels: KernelsResult
     waterfall: WaterfallResult
     analyses: Mapping[int, RankAnalysis]
+    wait_ends: Mapping[int, Int64Array]
     num_windows: int
     window: Literal["steps", "capture"]
 
@@ -99,7 +102,8 @@ def measure(
         Measurements; a rank whose tables cannot be read is a sentence in ``unavailable``.
     """
     by_step = window == "steps" and bool(run.window.steps)
-    jobs, unavailable = _jobs_of(run, by_step)
+    wait_ends = last_start_on_own_clock(run.matches, run.clock, run.ranks)
+    jobs, unavailable = _jobs_of(run, by_step, wait_ends)
     outcomes = _map(jobs, executor, progress)
     analyses = [outcome for outcome in outcomes if isinstance(outcome, RankAnalysis)]
     unavailable += [outcome for outcome in outcomes if isinstance(outcome, str)]
@@ -112,6 +116,7 @@ def measure(
         kernels=combine_kernels(analyses),
         waterfall=combine_waterfall(analyses, num_windows),
         analyses={analysis.rank: analysis for analysis in analyses},
+        wait_ends=wait_ends,
         num_windows=num_windows,
         window="steps" if by_step else "capture",
     )
@@ -120,9 +125,10 @@ def measure(
 # Ranks --------------------------------------------------------------------------------------------
 
 
-def _jobs_of(run: Run, by_step: bool) -> tuple[list[_Job], list[str]]:
+def _jobs_of(
+    run: Run, by_step: bool, wait_ends: Mapping[int, Int64Array]
+) -> tuple[list[_Job], list[str]]:
     """One job per rank that can be measured, and a sentence for each that cannot."""
-    wait_ends = last_start_on_own_clock(run.matches, run.clock, run.ranks)
     groups = _groups_of(run.topology)
     jobs: list[_Job] = []
     problems: list[str] = []

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distprof.ingest.robust import components_of, fit_line, location, pooled_scale, solve_graph
+from distprof.run.codes import encode, order_of_codes
 from distprof.run.members import domain_of_ranks, member_column, member_to_common
 from distprof.run.run import ClockAlignment, CollectiveMatches, Rank
 from distprof.schema import ABSENT, Int64Array
@@ -174,24 +175,33 @@ def _pairs(ends: _Ends, domain: Int64Array) -> _Pairs:
     In each collective every domain is compared with the lowest one in it, so that the pairs grow
     with the members, not with their square.
     """
-    order = np.lexsort((domain, ends.instance))
-    domain, instance = domain[order], ends.instance[order]
-    new = np.concatenate(([True], (domain[1:] != domain[:-1]) | (instance[1:] != instance[:-1])))
-    first = np.flatnonzero(new)
-    end = _mean_ns(ends.end_ns[order], first)
-    domain, instance = domain[first], instance[first]
+    count = int(domain.max()) + 1
+    place = ends.instance * count + domain
+    end_ns: Int64Array = ends.end_ns
+    if (place[1:] < place[:-1]).any():  # members are in order of their ranks, mostly by domain too
+        order = np.argsort(place, kind="stable")
+        place, end_ns = place[order], end_ns[order]
+    first = np.flatnonzero(np.append(True, place[1:] != place[:-1]))
+    end = _mean_ns(end_ns, first)
+    instance, domain = np.divmod(place[first], count)
     index = np.arange(len(domain))
     leads = np.concatenate(([True], instance[1:] != instance[:-1]))
     leader = np.maximum.accumulate(np.where(leads, index, 0))
     others = np.flatnonzero(~leads)
-    key = domain[leader[others]] * (int(domain.max()) + 1) + domain[others]
-    by_key = others[np.argsort(key, kind="stable")]
-    distinct, begin = np.unique(np.sort(key), return_index=True)
     result = {}
-    for part in np.split(by_key, begin[1:]) if len(distinct) else []:
+    for part in _split_by(domain[leader[others]] * count + domain[others], others):
         a, b = int(domain[leader[part[0]]]), int(domain[part[0]])
         result[a, b] = (end[leader[part]], end[part])
     return result
+
+
+def _split_by(keys: Int64Array, values: Int64Array) -> list[Int64Array]:
+    """Values of equal keys together, in their order, by ascending key."""
+    if not len(keys):
+        return []
+    distinct, code = encode(keys)
+    sizes = np.bincount(code, minlength=len(distinct))
+    return np.split(values[order_of_codes(code, len(distinct))], np.cumsum(sizes)[:-1])
 
 
 def _mean_ns(values: Int64Array, first: Int64Array) -> Int64Array:
@@ -246,18 +256,22 @@ def _deviations(clock: ClockAlignment, ends: _Ends, domain: Int64Array) -> NDArr
     common = member_to_common(clock, domain, ends.end_ns)
     counts = np.diff(np.append(ends.first, len(common)))
     # relative to the first member: floats hold that exactly
-    relative = common - np.repeat(common[ends.first], counts)
-    ordered = relative[np.lexsort((relative, ends.instance))]
-    middle = (ordered[ends.first + (counts - 1) // 2] + ordered[ends.first + counts // 2]) / 2
+    relative = (common - np.repeat(common[ends.first], counts)).astype(np.float64)
+    middle = np.zeros(len(counts))
+    for size in np.unique(counts).tolist():
+        alike = np.flatnonzero(counts == size)
+        rows = ends.first[alike, np.newaxis] + np.arange(size)
+        middle[alike] = np.median(relative[rows], axis=1)
     deviation: NDArray[np.float64] = relative - np.repeat(middle, counts)
     return deviation
 
 
 def _by_rank(ends: _Ends, deviation: NDArray[np.float64]) -> dict[int, NDArray[np.float64]]:
     """Deviations of each rank."""
-    order = np.argsort(ends.rank, kind="stable")
-    ranks, begin = np.unique(ends.rank[order], return_index=True)
-    return dict(zip(ranks.tolist(), np.split(deviation[order], begin[1:]), strict=True))
+    ranks, code = encode(ends.rank)
+    order = order_of_codes(code, len(ranks))
+    ends_of_ranks = np.cumsum(np.bincount(code, minlength=len(ranks)))
+    return dict(zip(ranks.tolist(), np.split(deviation[order], ends_of_ranks[:-1]), strict=True))
 
 
 def _residuals(clock: ClockAlignment, ends: _Ends, deviation: NDArray[np.float64]) -> Int64Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +12,7 @@ from distprof.ingest.clock_links import ClockLinks
 from distprof.ingest.found import SAME_BYTES, Found, name_of, same_as_before
 from distprof.ingest.numbers_and_times import check_numbers
 from distprof.ingest.rows import Rows
+from distprof.run.codes import encode
 from distprof.run.topology import ProcessGroup
 from distprof.schema import Int64Array
 from distprof.terms import CollectiveKind, MatchMethod
@@ -23,12 +25,21 @@ _MIN_TO_CONTRADICT = 4  # shared numbers: fewer that disagree are single faults
 
 def all_ranks_number(rows: Rows, index: Int64Array) -> NDArray[np.bool_]:
     """Whether, in the row's group, each rank that has rows has rows with numbers."""
-    pair_key = rows.group[index].astype(np.int64) * (1 << 32) + rows.rank[index]
-    pairs, inverse = np.unique(pair_key, return_inverse=True)
-    numbers = np.zeros(len(pairs), np.bool_)
-    numbers[inverse[rows.seq[index] >= 0]] = True
-    without = np.unique(pairs[~numbers] >> 32)
+    has_number = rows.seq[index] >= 0
+    if has_number.all():
+        return has_number
+    group_of_pair, pair = _pairs(rows, index)
+    numbers = np.zeros(len(group_of_pair), np.bool_)
+    numbers[pair[has_number]] = True
+    without = np.unique(group_of_pair[~numbers])
     return ~np.isin(rows.group[index], without)
+
+
+def _pairs(rows: Rows, index: Int64Array) -> tuple[Int64Array, Int64Array]:
+    """Pairs of group and rank: the group of each pair, and the pair of each row."""
+    ranks, rank = encode(rows.rank[index])
+    pairs, pair = encode(rows.group[index] * np.int64(len(ranks)) + rank)
+    return pairs // max(1, len(ranks)), pair
 
 
 def match_by_sequence(
@@ -144,7 +155,7 @@ def _position_in_run(same_as_before: NDArray[np.bool_]) -> Int64Array:
 
 def _members_agree(rows: Rows, order: Int64Array, first: Int64Array) -> NDArray[np.bool_]:
     """Whether the members of each run agree in kind and bytes, as far as both are known."""
-    kind = rows.kind[order].astype(np.int64)
+    kind = rows.kind[order]
     agree = _one_value(kind, kind != CollectiveKind.UNKNOWN, first)
     size = rows.bytes[order]
     agree &= _one_value(size, (size >= 0) & np.isin(kind, SAME_BYTES), first)
@@ -152,10 +163,10 @@ def _members_agree(rows: Rows, order: Int64Array, first: Int64Array) -> NDArray[
 
 
 def _one_value(
-    values: Int64Array, known: NDArray[np.bool_], first: Int64Array
+    values: NDArray[Any], known: NDArray[np.bool_], first: Int64Array
 ) -> NDArray[np.bool_]:
     """Whether the known values of each run are all the same."""
-    limits = np.iinfo(np.int64)
+    limits = np.iinfo(values.dtype)
     low = np.minimum.reduceat(np.where(known, values, limits.max), first)
     high = np.maximum.reduceat(np.where(known, values, limits.min), first)
     same: NDArray[np.bool_] = low >= high
@@ -170,18 +181,17 @@ def _num_in_common_window(rows: Rows, index: Int64Array) -> int:
     """
     if len(index) == 0:
         return 0
-    pair_key = rows.group[index].astype(np.int64) * (1 << 32) + rows.rank[index]
-    pairs, inverse = np.unique(pair_key, return_inverse=True)
+    which, pair = _pairs(rows, index)
     seq = rows.seq[index]
-    low = np.full(len(pairs), np.iinfo(np.int64).max)
-    high = np.full(len(pairs), np.iinfo(np.int64).min)
-    np.minimum.at(low, inverse, seq)
-    np.maximum.at(high, inverse, seq)
-    groups, group_of_pair = np.unique(pairs >> 32, return_inverse=True)
+    low = np.full(len(which), np.iinfo(np.int64).max)
+    high = np.full(len(which), np.iinfo(np.int64).min)
+    np.minimum.at(low, pair, seq)
+    np.maximum.at(high, pair, seq)
+    groups, group_of_pair = encode(which)
     start = np.full(len(groups), np.iinfo(np.int64).min)
     stop = np.full(len(groups), np.iinfo(np.int64).max)
     np.maximum.at(start, group_of_pair, low)
     np.minimum.at(stop, group_of_pair, high)
     disjoint = start > stop
-    group = group_of_pair[inverse]
+    group = group_of_pair[pair]
     return int((((seq >= start[group]) & (seq <= stop[group])) | disjoint[group]).sum())

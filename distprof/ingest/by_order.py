@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 from distprof.ingest.clock_links import ClockLinks
 from distprof.ingest.found import Found, name_of, same_as_before
-from distprof.ingest.operations import operations_of
+from distprof.ingest.operations import Operations, operations_of
 from distprof.ingest.rows import Rows
-from distprof.ingest.shifts import Operations, best_shift
+from distprof.ingest.shifts import best_shift
 from distprof.ingest.strands import GroupStrands
 from distprof.ingest.subsequence import pair
 from distprof.run.topology import ProcessGroup

@@ -15,6 +15,8 @@ from distprof.ingest.by_order import match_by_order, match_messages
 from distprof.ingest.clock_links import ClockLinks
 from distprof.ingest.found import MESSAGES, Found, matches_of
 from distprof.ingest.rows import Rows, gather_rows
+from distprof.run.codes import encode
+from distprof.run.members import positions_of
 from distprof.run.run import CollectiveMatches, Rank
 from distprof.run.topology import ProcessGroup
 from distprof.schema import Int64Array
@@ -62,8 +64,10 @@ def _present_members(
 ) -> Int64Array:
     """How many ranks of the run are in each group; where its members are unknown, use it."""
     numbers = {rank.rank for rank in ranks}
-    used = np.unique(rows.group.astype(np.int64) * (1 << 32) + rows.rank) >> 32
-    users = np.bincount(used, minlength=len(groups))
+    users = np.zeros(len(groups), np.int64)
+    if not all(group.ranks for group in groups):
+        pairs, _ = encode(rows.group * np.int64(len(ranks)) + positions_of(ranks, rows.rank))
+        users = np.bincount(pairs // len(ranks), minlength=len(groups))
     return np.array(
         [
             len(numbers.intersection(group.ranks)) if group.ranks else _users(group, int(count))

@@ -138,7 +138,7 @@ def _is_refuted(rows: Rows, link: _Link, off_ns: float, clocks: ClockLinks) -> b
 
 def _rows_of(rows: Rows, group: int, rank: int) -> Int64Array:
     """Numbered rows of a rank in a group; rows are kept rank by rank."""
-    low, high = np.searchsorted(rows.rank, [rank, rank + 1])
+    low, high = np.searchsorted(rows.rank, np.array([rank, rank + 1], rows.rank.dtype))
     index = np.arange(low, high)
     numbered = (rows.group[index] == group) & (rows.seq[index] >= 0)
     own: Int64Array = index[numbered & ~np.isin(rows.kind[index], MESSAGES)]

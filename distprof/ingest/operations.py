@@ -3,18 +3,65 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from distprof.ingest.found import MESSAGES, SAME_BYTES
-from distprof.ingest.rows import Rows
-from distprof.ingest.shifts import Operations
+from distprof.ingest.rows import NO_STEP, Rows
 from distprof.schema import ABSENT, Int64Array
 from distprof.terms import CollectiveKind
 
-__all__ = ["TIMED", "operations_of"]
+__all__ = ["TIMED", "Operations", "compatible", "middle_of_overlap", "operations_of"]
+
+SAMPLES = 512  # pairs looked at per shift
 
 TIMED = [kind for kind in CollectiveKind if kind.is_symmetric]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operations:
+    """What one rank did, in order.
+
+    Args:
+        token: int64, equal for operations that could be the same.
+        end_ns: int64, ends on the rank's own clock.
+        step: int64, step number or NO_STEP.
+        is_timed: bool, whether the operation ends on both ranks at once, so that its end tells.
+    """
+
+    token: Int64Array
+    end_ns: Int64Array
+    step: Int64Array
+    is_timed: NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.token)
+
+    def part(self, low: int, high: int) -> Operations:
+        """The operations at positions ``low`` to ``high``."""
+        return Operations(
+            token=self.token[low:high],
+            end_ns=self.end_ns[low:high],
+            step=self.step[low:high],
+            is_timed=self.is_timed[low:high],
+        )
+
+
+def compatible(a: Operations, b: Operations, i: Int64Array, j: Int64Array) -> NDArray[np.bool_]:
+    """Whether two operations could be one: same token, and no two known steps that differ."""
+    step_a, step_b = a.step[i], b.step[j]
+    same_step = (step_a == step_b) | (step_a == NO_STEP) | (step_b == NO_STEP)
+    could: NDArray[np.bool_] = (a.token[i] == b.token[j]) & same_step
+    return could
+
+
+def middle_of_overlap(a: Operations, b: Operations, shift: int) -> Int64Array:
+    """Positions in the middle of the overlap: neighbours, to see the difference of ends change."""
+    low, high = max(0, -shift), min(len(a), len(b) - shift)
+    first = low + max(0, (high - low - SAMPLES) // 2)
+    return np.arange(first, min(high, first + SAMPLES))
 
 
 def operations_of(rows: Rows, parts: Sequence[Int64Array]) -> list[Operations]:

@@ -17,6 +17,7 @@ _HUBER = 1.345  # 95 % efficiency on normal noise
 _MAD_TO_SIGMA = 1.4826
 _MIN_SCALE_NS = 1.0  # times are whole nanoseconds
 _ITERATIONS = 8
+_SETTLED = 1e-3  # of the scale: a smaller change is not worth another iteration
 _MIN_FOR_SLOPE = 8
 _MIN_ERROR = 1e-12
 _GRAPH_ITERATIONS = 50
@@ -47,8 +48,11 @@ def location(values: Floats) -> tuple[float, float]:
     """
     center = float(np.median(values))
     for _ in range(_ITERATIONS):
-        weight, _ = _weights(values - center)
+        before = center
+        weight, scale = _weights(values - center)
         center = _mean(values, weight)
+        if abs(center - before) <= _SETTLED * scale:
+            break
     _, scale = _weights(values - center)
     return center, scale
 
@@ -59,15 +63,18 @@ def fit_line(x: Int64Array, y: Int64Array) -> Line:
         return Line(0.0, _MIN_SCALE_NS, 0.0)
     u = (x - x[0]).astype(np.float64)
     v = (y - y[0]).astype(np.float64)
-    weight, slope = np.ones(len(u)), 0.0
+    weight, slope, length = np.ones(len(u)), 0.0, float(np.ptp(u))
     # the first residuals are taken from a constant: weights must not follow a far outlier
     residual = v - np.median(v)
     for _ in range(_ITERATIONS):
-        weight, _ = _weights(residual)
+        before = slope
+        weight, scale = _weights(residual)
         centred = u - _mean(u, weight)
         slope = float((weight * centred * v).sum() / (weight * centred**2).sum())
         residual = v - slope * centred
         residual -= np.median(residual)
+        if abs(slope - before) * length <= _SETTLED * scale:
+            break
     _, scale = _weights(residual)
     return Line(slope, scale, float(np.sqrt((weight * (u - _mean(u, weight)) ** 2).sum())))
 

@@ -6,86 +6,36 @@ the right shift the difference of ends hardly changes from one pair to the next;
 changes by as much as one step differs from another. Step numbers, where both ranks have them, say
 it outright.
 
-How sure that is comes from a comparison of two shifts over the same operations, by the test of
-Pitman and Morgan for the variances of paired samples. A ratio of two variances alone would not do:
-where steps are so regular that nothing can be told from them, it favours some shift by chance, and
-the more operations there are, the more strongly.
-
-Source: E. J. G. Pitman, "A Note on Normal Correlation", Biometrika 31, 1939; W. A. Morgan, "A Test
-for the Significance of the Difference between the Two Variances in a Sample from a Normal Bivariate
-Population", Biometrika 31, 1939.
+How sure that is, :mod:`.steadiness` tells.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from distprof.ingest.operations import Operations, compatible, middle_of_overlap
 from distprof.ingest.rows import NO_STEP
+from distprof.ingest.steadiness import MIN_PAIRS, RESOLUTION_NS, steadier
 from distprof.schema import Int64Array
-from distprof.units import NS_PER_MS, NS_PER_S, NS_PER_US
+from distprof.units import NS_PER_MS, NS_PER_S
 
-__all__ = [
-    "CLEAR",
-    "MARGIN",
-    "Choice",
-    "Expectation",
-    "Operations",
-    "best_shift",
-    "compatible",
-    "most_frequent",
-    "typical_gap",
-]
+__all__ = ["CLEAR", "MARGIN", "Choice", "Expectation", "best_shift", "most_frequent", "typical_gap"]
 
 CLEAR = 5.0  # logarithm of the odds that call a shift known: a hundred and fifty to one
 MARGIN = 64  # shifts tried on either side of where windows, steps and clocks suggest one
-SAMPLES = 512  # pairs looked at per shift
 MIN_EXACT = 8  # pairs that hardly agree by chance
 MIN_OVERLAP_RATIO = 0.3  # of the shorter sequence: shorter overlaps fit by chance
 CLOSE_RATIO = 0.75  # of the best agreement: the right one is among these
 USUAL_CLOCK_OFFSET_NS = 10 * NS_PER_MS
 MAX_CLOCK_OFFSET_NS = NS_PER_S  # hosts kept by a time daemon differ by milliseconds
-RESOLUTION_NS = NS_PER_US  # of the times in most traces: nothing is told from less
-NOISE_NS2 = 2.0 * RESOLUTION_NS**2  # what changes of differences vary by in any case
-LAGS = (1, 2, 3, 4)  # a difference of ends is compared with those of the pairs just before
 MAX_CANDIDATES = 256
-MIN_PAIRS = 5  # nothing is told from fewer
 MAX_TURNS = 8  # changes of mind about the best shift
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Operations:
-    """What one rank did, in order.
-
-    Args:
-        token: int64, equal for operations that could be the same.
-        end_ns: int64, ends on the rank's own clock.
-        step: int64, step number or NO_STEP.
-        is_timed: bool, whether the operation ends on both ranks at once, so that its end tells.
-    """
-
-    token: Int64Array
-    end_ns: Int64Array
-    step: Int64Array
-    is_timed: Bools
-
-    def __len__(self) -> int:
-        return len(self.token)
-
-    def part(self, low: int, high: int) -> Operations:
-        """The operations at positions ``low`` to ``high``."""
-        return Operations(
-            token=self.token[low:high],
-            end_ns=self.end_ns[low:high],
-            step=self.step[low:high],
-            is_timed=self.is_timed[low:high],
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,15 +96,17 @@ def best_shift(a: Operations, b: Operations, expected: Expectation) -> Choice | 
     fits = _candidates(a, b, expected)
     if not fits:
         return None
-    lead = 0
+    lead, shifts = 0, [fit.shift for fit in fits]
     surprise = np.array([expected.surprise(fit.offset_ns) for fit in fits])
     for _ in range(MAX_TURNS):
-        odds = _evidence(a, b, fits, lead) + surprise - surprise[lead]
+        odds = steadier(a, b, shifts, lead) + surprise - surprise[lead]
         odds[lead] = np.inf
         rival = int(np.argmin(odds))
         if odds[rival] >= 0:
             break
         lead = rival
+    else:  # each is worse than another
+        return Choice(shift=fits[lead].shift, offset_ns=fits[lead].offset_ns, log_odds=0.0)
     rivals = [
         float(odd)
         for fit, odd in zip(fits, odds, strict=True)
@@ -165,14 +117,6 @@ def best_shift(a: Operations, b: Operations, expected: Expectation) -> Choice | 
         offset_ns=fits[lead].offset_ns,
         log_odds=min(rivals, default=float("inf")),
     )
-
-
-def compatible(a: Operations, b: Operations, i: Int64Array, j: Int64Array) -> Bools:
-    """Whether two operations could be one: same token, and no two known steps that differ."""
-    step_a, step_b = a.step[i], b.step[j]
-    same_step = (step_a == step_b) | (step_a == NO_STEP) | (step_b == NO_STEP)
-    could: Bools = (a.token[i] == b.token[j]) & same_step
-    return could
 
 
 # --- candidates -----------------------------------------------------------------------------------
@@ -251,7 +195,7 @@ def _shifts(a: Operations, b: Operations, needed: int, expected: Expectation) ->
 
 
 def _fit(a: Operations, b: Operations, shift: int) -> _Fit | None:
-    i = _sample(a, b, shift)
+    i = middle_of_overlap(a, b, shift)
     num_tried = len(i)
     i = i[compatible(a, b, i, i + shift)]
     if len(i) == 0:
@@ -260,13 +204,6 @@ def _fit(a: Operations, b: Operations, shift: int) -> _Fit | None:
     # two or three ends say nothing about steadiness
     wobble = _typical_size(np.diff(difference)) if len(i) > 3 else np.inf
     return _Fit(shift, len(i), num_tried, wobble, float(np.median(difference)))
-
-
-def _sample(a: Operations, b: Operations, shift: int) -> Int64Array:
-    """Positions in the middle of the overlap: neighbours, to see the difference of ends change."""
-    low, high = max(0, -shift), min(len(a), len(b) - shift)
-    first = low + max(0, (high - low - SAMPLES) // 2)
-    return np.arange(first, min(high, first + SAMPLES))
 
 
 def _typical_size(values: Int64Array) -> float:
@@ -280,99 +217,6 @@ def _first_guess(fit: _Fit, expected: Expectation) -> tuple[float, float]:
     return fit.wobble_ns + RESOLUTION_NS, expected.surprise(fit.offset_ns)
 
 
-# --- evidence -------------------------------------------------------------------------------------
-
-
-def _evidence(a: Operations, b: Operations, fits: Sequence[_Fit], lead: int) -> Floats:
-    """Logarithm of the likelihood of one shift over that of each, given their ends.
-
-    Two tests, of which the one that tells more counts: paired on the operations that both shifts
-    cover, and on all that each covers, which are more where the two lie far apart.
-    """
-    shift = np.array([[fit.shift] for fit in fits])
-    i = np.broadcast_to(_sample(a, b, fits[lead].shift), (len(fits), fits[lead].num_tried))
-    common, known_common = _differences(a, b, i, shift)
-    known_common &= known_common[lead].copy()
-    first = np.array([[_sample(a, b, fit.shift)[0]] for fit in fits])
-    longest = max(fit.num_tried for fit in fits)
-    each, known_each = _differences(a, b, first + np.arange(longest), shift)
-    paired = [_steadier_paired(*_changes(common, known_common, lag), lead) for lag in LAGS]
-    apart = [_steadier_apart(*_changes(each, known_each, lag), lead) for lag in LAGS]
-    evidence: Floats = np.maximum(_mean_of_known(paired), _mean_of_known(apart))
-    return evidence
-
-
-def _mean_of_known(parts: Sequence[Floats]) -> Floats:
-    """Mean over those that are not NaN; 0 where all are."""
-    stacked = np.stack(parts)
-    known = ~np.isnan(stacked)
-    mean: Floats = np.where(known, stacked, 0.0).sum(axis=0) / np.maximum(known.sum(axis=0), 1)
-    return mean
-
-
-def _differences(
-    a: Operations, b: Operations, i: Int64Array, shift: Int64Array
-) -> tuple[Int64Array, Bools]:
-    """Differences of ends, a row per shift, and where there is a compatible pair."""
-    j = i + shift
-    inside = (i < len(a)) & (j >= 0) & (j < len(b))
-    i, j = np.minimum(i, len(a) - 1), np.clip(j, 0, len(b) - 1)
-    return b.end_ns[j] - a.end_ns[i], inside & compatible(a, b, i, j)
-
-
-def _changes(difference: Int64Array, known: Bools, lag: int) -> tuple[Floats, Bools]:
-    """How much differences changed since some pairs before, and where both are known."""
-    change = (difference[:, lag:] - difference[:, :-lag]).astype(np.float64)
-    return change, known[:, lag:] & known[:, :-lag]
-
-
-def _steadier_paired(values: Floats, known: Bools, lead: int) -> Floats:
-    """How much smaller one row u varies around 0 than each row v; log likelihood, NaN for few.
-
-    The correlation r of v + u and v - u is zero where both vary alike, however they depend on each
-    other (Pitman, Morgan); r against none has the likelihood ratio ``(1 - r**2) ** (-n / 2)``.
-    """
-    v = _clipped(values, known)
-    u = _clipped(np.broadcast_to(values[lead], values.shape), known)
-    count = known.sum(axis=1)
-    var_u, var_v = _mean_square(u, count), _mean_square(v, count)
-    both = (u * v).sum(axis=1) / np.maximum(count, 1)
-    product = np.maximum((var_v + var_u) ** 2 - 4 * both**2, NOISE_NS2**2)
-    r = np.clip((var_v - var_u) / np.sqrt(product), -1 + 1e-9, 1 - 1e-9)
-    return np.where(count >= MIN_PAIRS, np.sign(r) * -0.5 * count * np.log1p(-r * r), np.nan)
-
-
-def _steadier_apart(values: Floats, known: Bools, lead: int) -> Floats:
-    """How much smaller one row varies around 0 than each; log likelihood, NaN for few.
-
-    The likelihood ratio of two variances, of samples apart, against one.
-    """
-    count = known.sum(axis=1)
-    var = _mean_square(_clipped(values, known), count)
-    pooled = (count * var + count[lead] * var[lead]) / np.maximum(count + count[lead], 1)
-    pooled = np.maximum(pooled, NOISE_NS2)
-    ratio = 0.5 * (count * np.log(pooled / var) + count[lead] * np.log(pooled / var[lead]))
-    enough = np.minimum(count, count[lead]) >= MIN_PAIRS
-    return np.where(enough, np.sign(var - var[lead]) * ratio, np.nan)
-
-
-def _mean_square(values: Floats, count: Int64Array) -> Floats:
-    mean: Floats = (values * values).sum(axis=1) / np.maximum(count, 1) + NOISE_NS2
-    return mean
-
-
-def _clipped(values: Floats, known: Bools) -> Floats:
-    """Values cut to three times their typical size row by row; 0 where unknown."""
-    if values.shape[1] == 0:
-        return values
-    sizes = np.sort(np.where(known, np.abs(values), np.inf), axis=1)
-    middle = np.maximum(known.sum(axis=1) - 1, 0) // 2
-    limit = 3 * sizes[np.arange(len(sizes)), middle]
-    limit = np.where(np.isfinite(limit), limit, 0.0)[:, np.newaxis]
-    cut: Floats = np.where(known, np.clip(values, -limit, limit), 0.0)
-    return cut
-
-
 def _differ(a: Operations, b: Operations, one: _Fit, other: _Fit) -> bool:
     """Whether two shifts mean two clocks.
 
@@ -380,7 +224,7 @@ def _differ(a: Operations, b: Operations, one: _Fit, other: _Fit) -> bool:
     """
     offsets = []
     for fit in (one, other):
-        i = _sample(a, b, fit.shift)
+        i = middle_of_overlap(a, b, fit.shift)
         i = i[compatible(a, b, i, i + fit.shift)]
         offsets.append(most_frequent(b.end_ns[i + fit.shift] - a.end_ns[i]))
     return abs(offsets[0] - offsets[1]) > typical_gap(a.end_ns) / 2

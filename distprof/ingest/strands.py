@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distprof.ingest.clock_links import SEPARATE_NS, ClockLinks
-from distprof.ingest.shifts import Choice, Operations, best_shift
+from distprof.ingest.operations import Operations
+from distprof.ingest.shifts import Choice, best_shift
 from distprof.ingest.subsequence import Pairing, pair
 from distprof.schema import Int64Array
 

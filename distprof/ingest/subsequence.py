@@ -12,16 +12,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
+from distprof.ingest.operations import Operations, compatible
 from distprof.ingest.rows import NO_STEP
-from distprof.ingest.shifts import (
-    MARGIN,
-    Bools,
-    Operations,
-    compatible,
-    most_frequent,
-    typical_gap,
-)
+from distprof.ingest.shifts import MARGIN, most_frequent, typical_gap
 from distprof.schema import Int64Array
 
 __all__ = ["Clock", "Pairing", "pair"]
@@ -44,10 +39,12 @@ class Clock:
         moved: Int64Array = own_ns + self.offset_ns + np.rint(drift).astype(np.int64)
         return moved
 
-    def agrees(self, a: Operations, b: Operations, i: Int64Array, j: Int64Array) -> Bools:
+    def agrees(
+        self, a: Operations, b: Operations, i: Int64Array, j: Int64Array
+    ) -> NDArray[np.bool_]:
         """Whether two operations can have ended at the same time, where that tells."""
         off = np.abs(b.end_ns[j] - self.expected(a.end_ns[i]))
-        possible: Bools = (off <= self.tolerance_ns) | ~a.is_timed[i] | ~b.is_timed[j]
+        possible: NDArray[np.bool_] = (off <= self.tolerance_ns) | ~a.is_timed[i] | ~b.is_timed[j]
         return possible
 
     def is_steady(self, a: Operations, b: Operations, i: Int64Array, j: Int64Array) -> bool:

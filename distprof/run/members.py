@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from distprof.run.codes import encode
 from distprof.run.run import ClockAlignment, CollectiveMatches, Rank
 from distprof.schema import Int64Array
 
-__all__ = ["domain_of_ranks", "member_column", "member_to_common", "positions_of"]
+__all__ = ["domain_of_ranks", "member_column", "member_rows", "member_to_common", "positions_of"]
 
 
 def positions_of(ranks: Sequence[Rank], numbers: NDArray[Any]) -> NDArray[np.int64]:
@@ -22,8 +23,22 @@ def positions_of(ranks: Sequence[Rank], numbers: NDArray[Any]) -> NDArray[np.int
         numbers: Rank numbers, each of them in ``ranks``.
     """
     known = np.array([rank.rank for rank in ranks], dtype=np.int64)
-    positions: Int64Array = np.searchsorted(known, numbers)
+    distinct, code = encode(numbers)
+    positions: Int64Array = np.searchsorted(known, distinct)[code]
     return positions
+
+
+def member_rows(matches: CollectiveMatches, ranks: Sequence[Rank]) -> Int64Array:
+    """Where each member is among the COLLECTIVES rows of all ranks, one rank after another.
+
+    Args:
+        matches: Matched collectives.
+        ranks: Ranks of the run, ascending.
+    """
+    lengths = np.array([len(rank.collectives) for rank in ranks], dtype=np.int64)
+    first = np.cumsum(lengths) - lengths
+    rows: Int64Array = first[positions_of(ranks, matches.member_rank)] + matches.member_row
+    return rows
 
 
 def member_column(
@@ -41,10 +56,8 @@ def member_column(
     """
     if len(matches.member_rank) == 0:
         return np.empty(0, np.int64)
-    lengths = np.array([len(rank.collectives) for rank in ranks], dtype=np.int64)
-    first = np.cumsum(lengths) - lengths
-    rows = first[positions_of(ranks, matches.member_rank)] + matches.member_row
     values = np.concatenate([rank.collectives[column] for rank in ranks])
+    rows = member_rows(matches, ranks)
     column_of_members: Int64Array = values[rows].astype(np.int64, copy=False)
     return column_of_members
 
@@ -55,9 +68,9 @@ def domain_of_ranks(clock: ClockAlignment, numbers: NDArray[Any]) -> NDArray[np.
     Raises:
         ValueError: If a rank is in no domain.
     """
-    distinct, inverse = np.unique(numbers, return_inverse=True)
-    domains = np.array([clock.domain_of(int(rank)) for rank in distinct], dtype=np.int64)
-    of_each: Int64Array = domains[inverse] if len(distinct) else np.empty(0, np.int64)
+    distinct, code = encode(numbers)
+    domains = np.array([clock.domain_of(rank) for rank in distinct.tolist()], dtype=np.int64)
+    of_each: Int64Array = domains[code]
     return of_each
 
 

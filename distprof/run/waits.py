@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from distprof.run.members import domain_of_ranks, member_column, member_to_common
+from distprof.run.codes import encode
+from distprof.run.members import domain_of_ranks, member_column, member_rows, member_to_common
 from distprof.run.run import ClockAlignment, CollectiveMatches, Rank
 from distprof.schema import ABSENT, Int64Array
 from distprof.terms import CollectiveKind
@@ -40,21 +41,30 @@ def last_start_on_own_clock(
         Formula sheet, "Measured from traces": each member's wait is the last member's start minus
         its own.
     """
-    waits = {rank.rank: np.full(len(rank.collectives), ABSENT, np.int64) for rank in ranks}
+    if not ranks:
+        return {}
+    lengths = [len(rank.collectives) for rank in ranks]
+    waits = np.full(sum(lengths), ABSENT, np.int64)
     usable = comparable_instances(matches, clock) & np.isin(matches.kind, _WAITS_FOR_ALL)
-    if not usable.any():
-        return waits
-    own = member_column(matches, ranks, "start_ns")
+    if usable.any():
+        last = _last_starts(matches, clock, member_column(matches, ranks, "start_ns"))
+        keep = np.repeat(usable, np.diff(matches.offsets))
+        waits[member_rows(matches, ranks)[keep]] = last[keep]
+    parts = np.split(waits, np.cumsum(lengths)[:-1])
+    return {rank.rank: part for rank, part in zip(ranks, parts, strict=True)}
+
+
+def _last_starts(
+    matches: CollectiveMatches, clock: ClockAlignment, own_ns: Int64Array
+) -> Int64Array:
+    """When the last member of each member's instance started, on the member's own clock."""
     domain = domain_of_ranks(clock, matches.member_rank)
-    common = member_to_common(clock, domain, own)
+    common = member_to_common(clock, domain, own_ns)
     last = np.maximum.reduceat(common, matches.offsets[:-1])
-    instance = matches.instance_of_member
     # differences are small, so that rates of clocks can be applied to them in floating point
-    late = (last[instance] - common) / (1.0 - clock.drift_ratio[domain])
-    on_own_clock = own + np.rint(late).astype(np.int64)
-    keep = usable[instance]
-    _scatter(waits, matches.member_rank[keep], matches.member_row[keep], on_own_clock[keep])
-    return waits
+    late = np.repeat(last, np.diff(matches.offsets)) - common
+    own_late = np.rint(late / (1.0 - clock.drift_ratio[domain])).astype(np.int64)
+    return own_ns + own_late
 
 
 def comparable_instances(matches: CollectiveMatches, clock: ClockAlignment) -> NDArray[np.bool_]:
@@ -74,11 +84,11 @@ def comparable_instances(matches: CollectiveMatches, clock: ClockAlignment) -> N
 def _has_all_seen(matches: CollectiveMatches) -> NDArray[np.bool_]:
     """Whether an instance has as many members as its group ever shows."""
     size = np.diff(matches.offsets)
-    group_of_member = matches.group[matches.instance_of_member].astype(np.int64)
     message = np.isin(matches.kind, [CollectiveKind.SEND, CollectiveKind.RECV])
-    collective = ~message[matches.instance_of_member]
-    pairs = group_of_member * (1 << 32) + matches.member_rank
-    seen = np.bincount(np.unique(pairs[collective]) >> 32, minlength=int(matches.group.max()) + 1)
+    ranks, rank = encode(matches.member_rank)
+    pair = np.repeat(matches.group.astype(np.int64) * len(ranks), size) + rank
+    pairs, _ = encode(pair[np.repeat(~message, size)])
+    seen = np.bincount(pairs // len(ranks), minlength=int(matches.group.max()) + 1)
     whole: NDArray[np.bool_] = np.where(message, size == 2, size == seen[matches.group])
     return whole
 
@@ -90,16 +100,3 @@ def _on_one_clock(matches: CollectiveMatches, clock: ClockAlignment) -> NDArray[
     high = np.maximum.reduceat(component, first)
     same: NDArray[np.bool_] = low == high
     return same
-
-
-def _scatter(
-    waits: dict[int, Int64Array],
-    member_rank: NDArray[np.int32],
-    member_row: Int64Array,
-    values: Int64Array,
-) -> None:
-    """Write the values of the members into the rows of their ranks."""
-    order = np.argsort(member_rank, kind="stable")
-    ranks, first = np.unique(member_rank[order], return_index=True)
-    for rank, part in zip(ranks.tolist(), np.split(order, first[1:]), strict=True):
-        waits[rank][member_row[part]] = values[part]

@@ -1,0 +1,26 @@
+"""Codes of many rows without sorting them."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from distprof.run.codes import encode, order_of_codes
+
+
+@given(
+    hnp.arrays(np.int64, st.integers(0, 40), elements=st.integers(-3, 30))
+    | hnp.arrays(np.int32, st.integers(0, 40), elements=st.integers(0, 2**31 - 1))
+)
+def test_codes_are_those_of_sorted_distinct_values(values):
+    distinct, code = encode(values)
+    expected, inverse = np.unique(values, return_inverse=True)
+    assert distinct.tolist() == expected.tolist()
+    assert code.tolist() == inverse.tolist()
+
+
+@pytest.mark.parametrize("count", [3, 1 << 20])
+def test_rows_of_one_code_keep_their_order(count):
+    codes = np.array([2, 0, 1, 0, 2, 0])
+    assert order_of_codes(codes, count).tolist() == [1, 3, 5, 2, 0, 4]
