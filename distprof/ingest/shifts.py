@@ -14,7 +14,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from distprof.ingest.operations import Operations, compatible, middle_of_overlap
 from distprof.ingest.rows import NO_STEP
@@ -33,9 +32,6 @@ USUAL_CLOCK_OFFSET_NS = 10 * NS_PER_MS
 MAX_CLOCK_OFFSET_NS = NS_PER_S  # hosts kept by a time daemon differ by milliseconds
 MAX_CANDIDATES = 256
 MAX_TURNS = 8  # changes of mind about the best shift
-
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -355,6 +355,31 @@ def test_windows_up_to_ten_collectives_apart_are_paired_as_they_ran(seed):
         assert all(any(m <= t for t in truth) for m in found)
 
 
+@pytest.mark.parametrize("num_steps", [7, 40])
+@pytest.mark.parametrize("noise", [0.0, 0.004, 0.02])
+@pytest.mark.parametrize("seed", range(5))
+def test_steps_too_alike_to_tell_apart_are_never_paired_wrongly(seed, noise, num_steps):
+    """The fewer or the more regular the steps, the more stays open; what is joined is right."""
+    rng = np.random.default_rng(seed)
+    job = SimulatedJob(
+        seed=seed,
+        num_nodes=4,
+        num_steps=num_steps,
+        compute_noise=noise,
+        end_jitter_ns=5_000,
+        clock_offset_ns=tuple(int(x) for x in rng.integers(-10 * MS, 10 * MS, 4)),
+        capture_skip={rank: int(rng.integers(0, 11)) for rank in range(8)},
+        capture_cut={rank: int(rng.integers(0, 11)) for rank in range(8)},
+    )
+    recording = job.run()
+    truth = true_instances(recording)
+    found = match(recording.to_ranks(with_seq=False, with_steps=False))
+    members = {frozenset(m) for m in members_of(found)}
+    assert all(any(m <= t for t in truth) for m in members)
+    whole = {m for m in truth if len(m) == job.world_size}
+    assert found.ambiguous_ranks or whole <= members
+
+
 @settings(max_examples=25, deadline=None)
 @given(shift=st.integers(-400 * MS, 400 * MS), with_seq=st.booleans())
 def test_shifting_one_nodes_clock_changes_no_match(shift, with_seq):
