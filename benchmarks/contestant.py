@@ -19,10 +19,13 @@ from typing import Any
 def distprof_full(source: str) -> float:
     """Every row to tables and a fresh Parquet cache, then the overlap."""
     import distprof
+    from distprof.ingest.cache import ACTIVITY_FILE, read_table
+    from distprof.run.tables import ACTIVITY
 
     with tempfile.TemporaryDirectory() as cache:
-        run = distprof.open_run(source, cache_dir=cache)
-        return _overlap(run.ranks[0].tables.load().activity)
+        distprof.open_run(source, cache_dir=cache)
+        (written,) = Path(cache).rglob(ACTIVITY_FILE)
+        return _overlap(read_table(written, ACTIVITY))
 
 
 def distprof_device(source: str) -> float:
