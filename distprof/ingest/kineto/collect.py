@@ -66,8 +66,7 @@ class Collector:
         if len(columns.device["start_ns"]):
             self._device.append(columns.device)
         self._add_host(columns)
-        for row in columns.comm:
-            self._comm.append(row)
+        self._comm.extend(columns.comm)
         for event in columns.metadata:
             if event.name == "thread_name" and isinstance(event.args.name, str):
                 self.thread_names[f"{event.pid}/{event.tid}"] = event.args.name

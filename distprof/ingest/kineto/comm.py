@@ -15,7 +15,7 @@ from distprof.ingest.kineto.events import DECODE_ANY, DECODE_RAW
 from distprof.ingest.kineto.parsed import COMM_ARGS
 from distprof.ingest.kineto.symbols import Symbols, SymbolTable, compact
 from distprof.ingest.kineto.values import as_int, as_text
-from distprof.schema import Coded, Table
+from distprof.schema import ABSENT, Coded, Table
 
 __all__ = ["CommRow", "CommRows", "Wanted", "find_arguments"]
 
@@ -23,6 +23,7 @@ COLLECTIVE_KEY = b'"Collective name"'
 
 _NAME_KEY = b'"name": '
 _SAMPLE = 1 << 16
+_NEAR = 1 << 14
 
 _INTEGERS = {
     "external_id": ("External id", "external id"),
@@ -49,11 +50,15 @@ _TEXTS = {
 
 
 class Wanted(NamedTuple):
-    """A row whose arguments are to be found again in the text."""
+    """A row whose arguments are to be found again in the text.
+
+    ``place`` is a byte inside its event, ABSENT where none is known: then the row has no arguments
+    of a collective.
+    """
 
     name: str
     ts: float
-    has_collective: bool
+    place: int
 
 
 class CommRow(NamedTuple):
@@ -86,17 +91,23 @@ class CommRows:
         }
         self._texts = {name: Symbols() for name in _TEXTS}
 
-    def append(self, row: CommRow) -> None:
-        """Add one row."""
-        arguments = row.arguments
+    def extend(self, rows: Sequence[CommRow]) -> None:
+        """Add rows."""
+        if not rows:
+            return
         for name in ("start_ns", "end_ns", "stream", "correlation"):
-            self._integers[name].append(getattr(row, name))
+            self._integers[name].extend([getattr(row, name) for row in rows])
         for name in ("name", "category", "thread"):
-            self._codes[name].append(getattr(row, name))
+            self._codes[name].extend([getattr(row, name) for row in rows])
         for name, keys in _INTEGERS.items():
-            self._integers[name].append(as_int(_first(arguments, keys)))
+            values = (_first(row.arguments, keys) for row in rows)
+            self._integers[name].extend(
+                [ABSENT if value is None else as_int(value) for value in values]
+            )
         for name, keys in _TEXTS.items():
-            self._codes[name].append(self._texts[name][as_text(_first(arguments, keys))])
+            codes = self._texts[name]
+            values = (_first(row.arguments, keys) for row in rows)
+            self._codes[name].extend([codes[as_text(value)] for value in values])
 
     def to_table(self, base_ns: int) -> Table:
         """The rows as a COMM_ARGS table, ``base_ns`` added to the times."""
@@ -139,22 +150,64 @@ def find_arguments(
 def _search(
     data: bytes | bytearray, stop: int, wanted: Sequence[Wanted], boundary: Boundary
 ) -> Iterator[Mapping[str, Any]]:
-    """Yield arguments from one forward search; ends early when the boundary hint misleads."""
+    """Yield arguments from one forward walk; ends early when the boundary hint misleads."""
     position = 0
     key = _NAME_KEY if data.find(_NAME_KEY, 0, _SAMPLE) >= 0 else b""
-    for row in wanted:
-        needle = _needle(row, key)
-        while True:
-            hit = data.find(needle, position, stop)
-            if hit < 0:
-                return
-            start, end = boundary.event_around(data, hit, stop)
-            arguments = _arguments_if(row, data[start:end])
-            position = hit + len(needle)
-            if arguments is not None:
-                position = end
-                yield arguments
-                break
+    nexts = _next_places(wanted, stop)
+    for row, limit in zip(wanted, nexts, strict=True):
+        if row.place != ABSENT:
+            found = _event_at(data, row.place, stop, row, boundary)
+        else:
+            found = _near_first(data, position, limit, stop, row, key, boundary)
+        if found is None:
+            return
+        arguments, position = found
+        yield arguments
+
+
+def _next_places(wanted: Sequence[Wanted], stop: int) -> list[int]:
+    """For each row, the known place of a row at or after it, ``stop`` where there is none."""
+    places = []
+    limit = stop
+    for row in reversed(wanted):
+        limit = row.place if row.place != ABSENT else limit
+        places.append(limit)
+    return places[::-1]
+
+
+def _event_at(
+    data: bytes | bytearray, place: int, stop: int, row: Wanted, boundary: Boundary
+) -> tuple[Mapping[str, Any], int] | None:
+    """Arguments and end of the event around ``place``, None if it is not that of ``row``."""
+    start, end = boundary.event_around(data, place, stop)
+    arguments = _arguments_if(row, data[start:end])
+    return None if arguments is None else (arguments, end)
+
+
+def _near_first(
+    data: bytes | bytearray,
+    position: int,
+    limit: int,
+    stop: int,
+    row: Wanted,
+    key: bytes,
+    boundary: Boundary,
+) -> tuple[Mapping[str, Any], int] | None:
+    """The same for a row known by name only, between ``position`` and ``limit``.
+
+    What a collective is called by stands right after the last one or right before the next:
+    looking there first spares reading all that lies between.
+    """
+    needle = _needle(row, key)
+    ahead, behind = min(position + _NEAR, limit), max(limit - _NEAR, position)
+    for low, high in ((position, ahead), (behind, limit), (position, limit)):
+        hit = data.find(needle, low, high)
+        while hit >= 0:
+            found = _event_at(data, hit, stop, row, boundary)
+            if found is not None:
+                return found
+            hit = data.find(needle, hit + len(needle), high)
+    return None
 
 
 def _scan(events: Sequence[bytes], wanted: Sequence[Wanted]) -> list[Mapping[str, Any]]:
@@ -170,7 +223,7 @@ def _scan(events: Sequence[bytes], wanted: Sequence[Wanted]) -> list[Mapping[str
 
 def _needle(row: Wanted, key: bytes = b"") -> bytes:
     """What to search for; a longer text, with the key before the name, is found faster."""
-    if row.has_collective:
+    if row.place != ABSENT:
         return COLLECTIVE_KEY
     plain = row.name.encode("ascii", "ignore")
     for stop, char in enumerate(plain):

@@ -21,6 +21,8 @@ from distprof.ingest.kineto.events import (
     DECODE_EXACT,
     DECODE_FAST,
     DECODE_RAW,
+    NO_COLLECTIVE,
+    Arguments,
     Complete,
     ExactComplete,
     Metadata,
@@ -153,11 +155,24 @@ def _decode_typed(data: bytes | bytearray, stop: int, state: DecodeState) -> Eve
 def _reread(
     data: bytes | bytearray, stop: int, rows: Rows, boundary: Boundary
 ) -> Sequence[Mapping[str, Any]]:
+    base = _address(memoryview(data)[:stop])
     wanted = [
-        Wanted(event.name, _as_float(event.ts), event.args.collective is not None)
-        for event in rows.events
+        Wanted(event.name, _as_float(event.ts), _place(event.args, base)) for event in rows.events
     ]
     return find_arguments(data, stop, wanted, boundary)
+
+
+def _place(arguments: Arguments, base: int) -> int:
+    """Where in the text the name of the collective stands, ABSENT without one.
+
+    The decoder does not copy raw values: they are views of the text itself.
+    """
+    return _address(arguments.collective) - base if arguments.names_collective else ABSENT
+
+
+def _address(text: memoryview | msgspec.Raw) -> int:
+    address: int = np.frombuffer(text, np.uint8).__array_interface__["data"][0]
+    return address
 
 
 def _as_float(ts: float | msgspec.Raw) -> float:
@@ -187,7 +202,10 @@ def _is_comm(rows: Rows, device_rows: Rows, symbols: SymbolTable) -> NDArray[np.
     """Device rows with collective arguments, host rows that communication is known by."""
     on_device = rows.kind >= 0
     is_comm = symbols.is_comm.of(rows.name) & ~on_device
-    is_comm[on_device] = [event.args.collective is not None for event in device_rows.events]
+    is_comm[on_device] = [
+        event.args.collective is not NO_COLLECTIVE and event.args.names_collective
+        for event in device_rows.events
+    ]
     return is_comm
 
 

@@ -22,8 +22,10 @@ __all__ = [
     "DECODE_OBJECT",
     "DECODE_RAW",
     "NO_ARGUMENTS",
+    "NO_COLLECTIVE",
     "NO_DURATION",
     "NO_TIME",
+    "SOME_COLLECTIVE",
     "Arguments",
     "Complete",
     "ExactComplete",
@@ -33,6 +35,12 @@ __all__ = [
 
 NO_DURATION = -1.0
 
+NO_COLLECTIVE = Raw(b"")
+"""Stands where an event names no collective."""
+
+SOME_COLLECTIVE = Raw(b'""')
+"""Stands where it names one that was read already."""
+
 
 class Arguments(Struct, gc=False, frozen=True):
     """The arguments that tables need of every event."""
@@ -41,7 +49,12 @@ class Arguments(Struct, gc=False, frozen=True):
     correlation: int = ABSENT
     device: int = ABSENT
     bytes: int | str = ABSENT
-    collective: str | None = msgspec.field(name="Collective name", default=None)
+    collective: Raw = msgspec.field(name="Collective name", default=NO_COLLECTIVE)
+
+    @property
+    def names_collective(self) -> bool:
+        """Whether the event carries the arguments of a collective."""
+        return self.collective is not NO_COLLECTIVE and bytes(self.collective) != b"null"
 
 
 NO_ARGUMENTS = Arguments()

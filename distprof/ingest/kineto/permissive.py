@@ -11,7 +11,9 @@ import msgspec
 from distprof.ingest.kineto.events import (
     DECODE_LOOSE,
     NO_ARGUMENTS,
+    NO_COLLECTIVE,
     NO_DURATION,
+    SOME_COLLECTIVE,
     Arguments,
     Complete,
     Loose,
@@ -120,7 +122,7 @@ def _arguments(args: Any) -> Arguments:
         correlation=as_int(args.get("correlation")),
         device=as_int(args.get("device")),
         bytes=as_int(args.get("bytes")),
-        collective=None if collective is None else as_text(collective),
+        collective=NO_COLLECTIVE if collective is None else SOME_COLLECTIVE,
     )
 
 
