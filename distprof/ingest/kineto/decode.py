@@ -18,14 +18,13 @@ from numpy.typing import NDArray
 from distprof.ingest.kineto.boundary import Boundary
 from distprof.ingest.kineto.comm import CommRow, Wanted, find_arguments
 from distprof.ingest.kineto.events import (
-    DECODE_EXACT,
-    DECODE_FAST,
     DECODE_RAW,
     NO_COLLECTIVE,
     Arguments,
     Complete,
     ExactComplete,
     Metadata,
+    decode_array,
 )
 from distprof.ingest.kineto.permissive import decode_permissively
 from distprof.ingest.kineto.rows import (
@@ -132,21 +131,21 @@ def decode_texts(texts: Sequence[bytes], state: DecodeState) -> EventColumns:
 def _decode_typed(data: bytes | bytearray, stop: int, state: DecodeState) -> EventColumns:
     view = memoryview(data)[:stop]
     if not state.exact:
-        decoded = DECODE_FAST(view)
+        decoded, metadata = decode_array(view, exact=False)
         complete = [event for event in decoded if type(event) is Complete]
         events: Sequence[Event] = complete
         micros = floats([event.ts for event in complete])
         start_ns = micros_to_ns(micros)
         state.exact = needs_text(micros)
     if state.exact:
-        decoded = DECODE_EXACT(view)
+        decoded, metadata = decode_array(view, exact=True)
         exact = [event for event in decoded if type(event) is ExactComplete]
         events, start_ns = exact, texts_to_ns([event.ts for event in exact])
     rows = Rows.of(events, start_ns, state.symbols, device_only=state.device_only)
     columns = _columns(rows, state, lambda chosen: _reread(data, stop, chosen, state.boundary))
     return replace(
         columns,
-        metadata=[event for event in decoded if type(event) is Metadata],
+        metadata=metadata,
         num_events=len(decoded),
         num_quarantined=int(np.count_nonzero(start_ns == INVALID_NS)),
     )

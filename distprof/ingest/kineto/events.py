@@ -7,6 +7,7 @@ time on every event.
 
 from __future__ import annotations
 
+import threading
 from typing import Any, ClassVar
 
 import msgspec
@@ -16,8 +17,6 @@ from distprof.schema import ABSENT
 
 __all__ = [
     "DECODE_ANY",
-    "DECODE_EXACT",
-    "DECODE_FAST",
     "DECODE_LOOSE",
     "DECODE_OBJECT",
     "DECODE_RAW",
@@ -31,6 +30,7 @@ __all__ = [
     "ExactComplete",
     "Loose",
     "Metadata",
+    "decode_array",
 ]
 
 NO_DURATION = -1.0
@@ -99,6 +99,23 @@ class Metadata(Struct, gc=False, tag_field="ph", tag="M"):
     args: MetadataArguments = MetadataArguments()
 
 
+class _Met(threading.local):
+    """The metadata events of the array that this thread decodes."""
+
+    def __init__(self) -> None:
+        self.events: list[Metadata] = []
+
+
+_MET = _Met()
+
+
+class _MetMetadata(Metadata, gc=False, tag_field="ph", tag="M"):
+    """A metadata event that reports itself: looking for the few among all costs more."""
+
+    def __post_init__(self) -> None:
+        _MET.events.append(self)
+
+
 class _Skipped(Struct, gc=False):
     """Flow, counter, instant, async and begin/end events: validated, nothing kept."""
 
@@ -118,11 +135,25 @@ def _union(*kinds: type[Struct]) -> Any:
     return list[union]
 
 
-DECODE_FAST = msgspec.json.Decoder(_union(Complete, Metadata, *_SKIPPED)).decode
-"""Decode an array of events; raises when any has an unexpected shape or type."""
+_FAST = msgspec.json.Decoder(_union(Complete, _MetMetadata, *_SKIPPED)).decode
+_EXACT = msgspec.json.Decoder(_union(ExactComplete, _MetMetadata, *_SKIPPED)).decode
 
-DECODE_EXACT = msgspec.json.Decoder(_union(ExactComplete, Metadata, *_SKIPPED)).decode
-"""The same with times as text."""
+
+def decode_array(text: memoryview, *, exact: bool) -> tuple[list[Struct], list[Metadata]]:
+    """All events of a JSON array, and those of them that are metadata.
+
+    Args:
+        text: The array.
+        exact: Whether complete events get their time as text.
+
+    Raises:
+        msgspec.DecodeError: If it is no JSON array, or an event has an unexpected shape or type.
+    """
+    _MET.events = []
+    decoded: list[Struct] = (_EXACT if exact else _FAST)(text)
+    met, _MET.events = _MET.events, []
+    return decoded, met
+
 
 DECODE_RAW = msgspec.json.Decoder(list[Raw]).decode
 """Cut an array into the texts of its elements; raises only when it is no JSON array."""
