@@ -70,6 +70,12 @@ def unit(*arguments: str) -> None:
     run("pytest", "-n", "auto", *arguments)
 
 
+def coverage() -> None:
+    """The tests again, with the lines and branches they do not reach."""
+    install("dev")
+    run("pytest", "-n", "auto", "--quiet", "--cov", "--cov-report=term-missing:skip-covered")
+
+
 TASKS: tuple[Callable[..., None], ...] = (
     demo,
     test,
@@ -78,6 +84,7 @@ TASKS: tuple[Callable[..., None], ...] = (
     imports,
     docs,
     unit,
+    coverage,
 )
 
 
@@ -140,7 +147,7 @@ def main(arguments: Sequence[str]) -> None:
         sys.exit(f"distprof needs Python 3.11 or newer; this is {sys.version.split()[0]}")
     tasks = {task.__name__: task for task in TASKS}
     if not arguments or arguments[0] not in tasks:
-        listing = "\n".join(f"  {name:<8} {summary(task)}" for name, task in tasks.items())
+        listing = "\n".join(f"  {name:<9} {summary(task)}" for name, task in tasks.items())
         sys.exit(f"usage: python3 tasks.py TASK [ARGUMENTS]\n{listing}")
     try:
         tasks[arguments[0]](*arguments[1:])
