@@ -199,7 +199,9 @@ def test_a_table_of_another_schema_is_refused(tmp_path):
         read_table(tmp_path / "t", HOST)
 
 
-def test_a_cache_that_cannot_be_written_gives_way_to_a_temporary_folder(tmp_path, key):
+def test_a_cache_that_cannot_be_written_gives_way_to_a_temporary_folder(tmp_path, key, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
     (tmp_path / "file").write_text("in the way")
     folder = None
     with EntryWriter(tmp_path / "file", key) as entry:
