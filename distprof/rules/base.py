@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from distprof.analyzers.result import Result
-from distprof.rules.page import Page, parse_page, render_page
+from distprof.rules.page import Page, parse_page
 from distprof.terms import Confidence, Severity
 
 __all__ = ["Draft", "InsufficientEvidenceError", "Limit", "Limits", "Rule", "rule"]
@@ -85,7 +85,7 @@ class Rule:
     @property
     def page(self) -> str:
         """The rule's page, Markdown."""
-        return render_page(self)
+        return _page_of(self)
 
     @property
     def docs(self) -> str:
@@ -121,3 +121,23 @@ def rule(
         )
 
     return decorate
+
+
+def _page_of(rule: Rule) -> str:
+    """The rule's page in Markdown: title, facts, sections, limits."""
+    facts = f"`{rule.code}` · {rule.severity.value} · since {rule.since}"
+    parts = [f"# {rule.name}", facts]
+    parts += [f"## {name}\n\n{text}" for name, text in rule.doc.sections.items()]
+    parts.append(_limits_section(rule))
+    return "\n\n".join(parts) + "\n"
+
+
+def _limits_section(rule: Rule) -> str:
+    if not rule.limits:
+        return "## Limits\n\nNone."
+    rows = [
+        f"| `{name}` | {limit.value:g} | {limit.meaning} |" for name, limit in rule.limits.items()
+    ]
+    head = "| limit | default | meaning |\n|---|---|---|\n"
+    how = f"Change them in `distprof.toml` under `[limits.{rule.code}]`."
+    return "## Limits\n\n" + head + "\n".join(rows) + "\n\n" + how

@@ -1,15 +1,11 @@
-"""A rule's page: parsed once from the rule's docstring, rendered for docs and terminal alike."""
+"""The text of a rule's page, parsed from the rule's docstring."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from distprof.rules.base import Rule
-
-__all__ = ["HEADINGS", "Page", "parse_page", "render_page"]
+__all__ = ["HEADINGS", "Page", "parse_page"]
 
 HEADINGS = (
     "What it detects",
@@ -53,23 +49,3 @@ def parse_page(text: str) -> Page:
         else:
             current.append(line)
     return Page(title, {name: "\n".join(lines).strip() for name, lines in sections.items()})
-
-
-def render_page(rule: Rule) -> str:
-    """The rule's page in Markdown: title, facts, sections, limits."""
-    facts = f"`{rule.code}` · {rule.severity.value} · since {rule.since}"
-    parts = [f"# {rule.name}", facts]
-    parts += [f"## {name}\n\n{text}" for name, text in rule.doc.sections.items()]
-    parts.append(_limits_section(rule))
-    return "\n\n".join(parts) + "\n"
-
-
-def _limits_section(rule: Rule) -> str:
-    if not rule.limits:
-        return "## Limits\n\nNone."
-    rows = [
-        f"| `{name}` | {limit.value:g} | {limit.meaning} |" for name, limit in rule.limits.items()
-    ]
-    head = "| limit | default | meaning |\n|---|---|---|\n"
-    how = f"Change them in `distprof.toml` under `[limits.{rule.code}]`."
-    return "## Limits\n\n" + head + "\n".join(rows) + "\n\n" + how
