@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from distprof.analyzers.launches import Launches
+from distprof.run.launches import Launches
 from distprof.run.tables import RankTables, intervals_of
 from distprof.schema import Int64Array, Table
 

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distprof.analyzers.breakdown import Timeline
-from distprof.analyzers.launches import NO_THREAD, Launches
 from distprof.intervals import EMPTY, Intervals
+from distprof.run.launches import NO_THREAD, Launches
 from distprof.schema import ABSENT, Int64Array, Table
 from distprof.terms import ActivityKind
 

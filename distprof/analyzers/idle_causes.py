@@ -38,7 +38,6 @@ from distprof.analyzers.blocking_calls import blocking_calls, rows_by_thread
 from distprof.analyzers.breakdown import Timeline
 from distprof.analyzers.context import SyncStats
 from distprof.analyzers.gaps import LATENCY_LIMIT_NS, Gaps, find_gaps
-from distprof.analyzers.launches import NO_THREAD, Launches, join_launches
 from distprof.analyzers.sync_blame import blame_calls, sync_stats
 from distprof.intervals import (
     EMPTY,
@@ -49,6 +48,7 @@ from distprof.intervals import (
     subtract,
     union,
 )
+from distprof.run.launches import NO_THREAD, Launches, join_launches
 from distprof.run.tables import RankTables, intervals_of
 from distprof.schema import ABSENT, Int64Array, Table
 from distprof.terms import IdleCause
@@ -100,7 +100,7 @@ def attribute_idle(tables: RankTables, timeline: Timeline, windows: Intervals) -
         timeline: The sets of its activities.
         windows: The analysed windows; only the figures of synchronising calls depend on them.
     """
-    launches = join_launches(tables.activity, tables.host)
+    launches = join_launches(tables.activity["correlation"], tables.host)
     gaps = find_gaps(tables.activity, timeline, launches, windows)
     input_part = _input_part(tables.host, gaps)
     calls = blocking_calls(tables, launches)

@@ -16,8 +16,8 @@ import numpy as np
 from distprof.analyzers.blocking_calls import rows_by_thread
 from distprof.analyzers.context import SyncStats
 from distprof.analyzers.gaps import Gaps
-from distprof.analyzers.launches import Launches
 from distprof.intervals import Intervals, covered
+from distprof.run.launches import Launches
 from distprof.run.tables import intervals_of
 from distprof.schema import Int64Array, Table
 

@@ -27,7 +27,7 @@ from distprof.ingest.collective_sizes import (
 )
 from distprof.ingest.communication import Classifier, is_wait
 from distprof.ingest.group_columns import GroupColumns, Membership
-from distprof.ingest.launches import launch_rows
+from distprof.run.launches import join_launches
 from distprof.run.tables import COLLECTIVES
 from distprof.schema import ABSENT, Coded, Int64Array, Table
 from distprof.terms import ActivityKind, CollectiveKind, Origin
@@ -83,13 +83,11 @@ def device_records(
     rows = np.flatnonzero(activity["kind"] == ActivityKind.COMMUNICATION)
     rows = rows[np.argsort(activity["start_ns"][rows], kind="stable")]
     executed = activity.take(rows)
-    launches = launch_rows(executed["correlation"], host)
-    layers = (_own_arguments(executed, comm_args), *_around(launches, host, comm_args))
-    enqueue = np.full(len(rows), ABSENT, dtype=np.int64)
-    enqueue[launches != ABSENT] = host["start_ns"][launches[launches != ABSENT]]
+    launches = join_launches(executed["correlation"], host)
+    layers = (_own_arguments(executed, comm_args), *_around(launches.row, host, comm_args))
     return records_table(
         executed=executed,
-        enqueue_ns=enqueue,
+        enqueue_ns=launches.start,
         comm_args=comm_args,
         layers=layers,
         name_kinds=classifier.kinds(executed.coded("name")),

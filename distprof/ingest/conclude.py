@@ -10,11 +10,10 @@ from distprof.ingest.gloo_records import gloo_records
 from distprof.ingest.group_columns import Membership
 from distprof.ingest.host_activity import host_activity
 from distprof.ingest.kineto.parsed import ParsedTrace
-from distprof.ingest.launches import launch_rows
 from distprof.ingest.metadata import TraceMetadata, read_metadata
 from distprof.ingest.steps import Steps, find_steps
 from distprof.run.run import Device, Quality
-from distprof.schema import ABSENT, Table
+from distprof.schema import Table
 from distprof.terms import ActivityKind
 
 __all__ = ["CONCLUSIONS_VERSION", "Conclusions", "conclude", "has_device_rows"]
@@ -77,12 +76,12 @@ def conclude(parsed: ParsedTrace, host: Table, classifier: Classifier) -> Conclu
         activity=activity,
         collectives=records.table,
         steps=steps,
-        quality=_quality(parsed, host, metadata, records, device),
+        quality=_quality(parsed, metadata, records, device),
     )
 
 
 def _quality(
-    parsed: ParsedTrace, host: Table, metadata: TraceMetadata, records: Records, device: Device
+    parsed: ParsedTrace, metadata: TraceMetadata, records: Records, device: Device
 ) -> Quality:
     notes = [*parsed.quality.notes, *metadata.notes, *records.notes]
     if device.name == "cpu" and metadata.device.name:
@@ -97,14 +96,5 @@ def _quality(
         )
     return replace(
         parsed.quality,
-        num_unlaunched=_unlaunched(parsed.activity, host),
         notes=tuple(dict.fromkeys(notes))[:_MAX_NOTES],
     )
-
-
-def _unlaunched(activity: Table, host: Table) -> int:
-    """Device activities without a launch record; 0 where launches were not read at all."""
-    if not host.coded("category").isin(("runtime", "driver")).any():
-        return 0
-    work = activity["correlation"][activity["kind"] != ActivityKind.ANNOTATION]
-    return int((launch_rows(work, host) == ABSENT).sum())

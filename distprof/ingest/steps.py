@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from distprof.ingest.launches import launch_times
 from distprof.intervals import Intervals, union
+from distprof.run.launches import join_launches
 from distprof.run.tables import STEPS
 from distprof.schema import ABSENT, Coded, Int64Array, Table
 from distprof.terms import ActivityKind, StepSource
@@ -211,7 +211,7 @@ def _optimizer_ends(host: Table) -> Int64Array:
 
 def _launching_step(work: Table, host: Table, marks: _Marks) -> Int64Array:
     """Index of the step that launched each activity, ABSENT where that is not known."""
-    launch = launch_times(work["correlation"], host)
+    launch = join_launches(work["correlation"], host).start
     index = np.searchsorted(marks.start, launch, side="right") - 1
     known = (launch != ABSENT) & (index >= 0)
     known &= launch < marks.end[np.maximum(index, 0)]

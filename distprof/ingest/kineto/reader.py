@@ -21,16 +21,15 @@ from distprof.ingest.kineto.parsed import ParsedTrace
 from distprof.ingest.kineto.salvage import salvage_events
 from distprof.ingest.kineto.source import ByteSource
 from distprof.ingest.kineto.times import LARGEST_NS
+from distprof.run.launches import CALL_CATEGORIES, join_launches
 from distprof.run.run import Quality
-from distprof.schema import ABSENT, Table
+from distprof.schema import Table
 from distprof.terms import ActivityKind
 
 __all__ = ["HostSink", "read_trace"]
 
 _EPOCH_NS = 10**17
 """Times before this (1973) are since a base that the file does not name, not since the epoch."""
-
-_LAUNCHES = ("runtime", "driver")
 
 
 def read_trace(
@@ -174,7 +173,7 @@ class _Reader:
             num_repaired=collector.num_repaired,
             num_quarantined=collector.num_quarantined + framer.num_giants,
             num_clamped=collector.num_clamped,
-            num_unlaunched=0 if self._state.device_only else _count_unlaunched(activity, host),
+            num_unlaunched=_count_unlaunched(activity, host),
             lost_bytes=framer.lost_bytes,
             truncated=truncated,
             notes=tuple(self._notes(truncated)),
@@ -212,11 +211,11 @@ def _base(metadata: Mapping[str, Any]) -> int:
 
 
 def _count_unlaunched(activity: Table, host: Table) -> int:
-    """Device activities, ranges apart, whose launch is not in the trace."""
-    launches = host["correlation"][host.coded("category").isin(_LAUNCHES)]
+    """Device activities, ranges apart, without a launch; 0 where launches were not read at all."""
+    if not host.coded("category").isin(CALL_CATEGORIES).any():
+        return 0
     correlation = activity["correlation"][activity["kind"] != ActivityKind.ANNOTATION]
-    unknown = (correlation == ABSENT) | ~np.isin(correlation, launches)
-    return int(np.count_nonzero(unknown))
+    return int(np.count_nonzero(~join_launches(correlation, host).known))
 
 
 @contextmanager

@@ -9,15 +9,15 @@ from numpy.typing import NDArray
 
 from distprof.schema import ABSENT, Int64Array, Table
 
-__all__ = ["NO_THREAD", "Launches", "join_launches"]
+__all__ = ["CALL_CATEGORIES", "NO_THREAD", "Launches", "join_launches"]
 
 NO_THREAD = -1
-_CALL_CATEGORIES = ("runtime", "driver")
+CALL_CATEGORIES = ("runtime", "driver")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launches:
-    """The launch call of each activity; arrays as long as ACTIVITY.
+    """The launch call of each activity; arrays as long as the activities.
 
     Args:
         known: Whether the launch is on record. The other columns hold ABSENT where it is not.
@@ -34,7 +34,7 @@ class Launches:
     thread: NDArray[np.int32]
 
 
-def join_launches(activity: Table, host: Table) -> Launches:
+def join_launches(correlation: Int64Array, host: Table) -> Launches:
     """Find each activity's launch call.
 
     Several calls may carry one correlation id (a runtime call and the driver call inside it): the
@@ -42,17 +42,16 @@ def join_launches(activity: Table, host: Table) -> Launches:
     less join nothing: profilers write them where they know none.
 
     Args:
-        activity: ACTIVITY table.
-        host: HOST table.
+        correlation: Correlation id of each device activity.
+        host: HOST table, at least its runtime and driver calls.
     """
-    wanted = activity["correlation"]
     calls = _calls_by_correlation(host)
     ids = host["correlation"][calls]
     if len(ids) == 0:
-        return _nothing_known(len(wanted))
-    at = np.searchsorted(ids, wanted, side="left")
+        return _nothing_known(len(correlation))
+    at = np.searchsorted(ids, correlation, side="left")
     hit = np.minimum(at, len(ids) - 1)
-    known = (wanted > 0) & (ids[hit] == wanted)
+    known = (correlation > 0) & (ids[hit] == correlation)
     row = np.where(known, calls[hit], ABSENT)
     return Launches(
         known=known,
@@ -65,7 +64,7 @@ def join_launches(activity: Table, host: Table) -> Launches:
 
 def _calls_by_correlation(host: Table) -> Int64Array:
     """Rows of HOST that are calls with an id, in order of id, then start."""
-    is_call = host.coded("category").isin(_CALL_CATEGORIES)
+    is_call = host.coded("category").isin(CALL_CATEGORIES)
     rows = np.flatnonzero(is_call & (host["correlation"] > 0))
     ids = host["correlation"][rows]
     if len(ids) > 1 and not (ids[1:] > ids[:-1]).all():
