@@ -29,6 +29,21 @@ DAMAGE = ("num_repaired", "num_quarantined", "num_clamped")
 MAX_BYTES = 700 * 2**20
 ADDRESS_SPACE = 6 * 2**30  # shared libraries and arenas are reserved far beyond what is touched
 
+LIMITED = f"""
+import resource, sys
+from pathlib import Path
+resource.setrlimit(resource.RLIMIT_AS, ({ADDRESS_SPACE},) * 2)
+from distprof.cli import main
+code = main(sys.argv[1:])
+status = Path("/proc/self/status")
+if status.exists():  # of this program alone: Linux hands ru_maxrss on from whoever started it
+    (peak,) = [line.split()[1] for line in status.read_text().splitlines() if "VmHWM" in line]
+else:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+print(f"\\npeak {{peak}}", file=sys.stderr)
+sys.exit(code)
+"""
+"""The command line with little address space, which says its peak memory in KiB at the end."""
 
 EXIT_CODES = {Outcome.REFUSED: {3}, Outcome.SALVAGED: {0, 3}, Outcome.EITHER: {0, 3}}
 
@@ -119,17 +134,8 @@ def intact_report() -> dict[str, Any]:
 
 def in_a_process(path: Path, cache_dir: Path, *more: str) -> tuple[Answer, int]:
     """The answer of a process with limits, and its peak memory in bytes."""
-    program = (
-        "import resource, sys\n"
-        f"resource.setrlimit(resource.RLIMIT_AS, ({ADDRESS_SPACE},) * 2)\n"
-        "from distprof.cli import main\n"
-        "code = main(sys.argv[1:])\n"
-        "peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
-        "print(f'\\npeak {peak}', file=sys.stderr)\n"
-        "sys.exit(code)\n"
-    )
     finished = subprocess.run(
-        [sys.executable, "-c", program, *arguments(path, cache_dir, *more)],
+        [sys.executable, "-c", LIMITED, *arguments(path, cache_dir, *more)],
         capture_output=True,
         text=True,
         errors="backslashreplace",
