@@ -145,9 +145,10 @@ def _groups(
     if not isinstance(value, list):
         notes.append("distributedInfo.pg_config is no list: process groups are unknown.")
         return ()
-    groups = [_group(item, world) for item in value if isinstance(item, Mapping)]
-    if len(groups) < len(value):
-        notes.append(f"{len(value) - len(groups)} entries of pg_config were no objects.")
+    entries = [item for item in value if isinstance(item, Mapping)]
+    if len(entries) < len(value):
+        notes.append(f"{len(value) - len(entries)} entries of pg_config were no objects.")
+    groups = dict.fromkeys(_group(entry, world) for entry in entries)  # each once
     return tuple(g for g in groups if rank is None or not g.ranks or rank in g.ranks)
 
 
