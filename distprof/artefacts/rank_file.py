@@ -1,0 +1,100 @@
+"""rank.json and error.json: what one rank's process says of itself."""
+
+from __future__ import annotations
+
+import msgspec
+
+from distprof.artefacts import RANK_SCHEMA
+from distprof.artefacts.run_file import Overhead, ProbeStatus, RankEntry, RunFile
+
+__all__ = ["ErrorFile", "RankFile", "with_ranks"]
+
+
+class RankFile(msgspec.Struct, frozen=True, kw_only=True):
+    """``rank.json``: written when probes start, and again when they stop.
+
+    Args:
+        schema: ``distprof.rank/1``.
+        rank: Global rank.
+        world_size: As the process sees it, None when it is alone.
+        node: torchrun's group rank or SLURM's node id, None when unknown.
+        host: Host name.
+        local_rank: Index on its node, None when unknown.
+        device: Name of its accelerator, or ``cpu``.
+        backend: Backend of the default process group; empty without one.
+        pid: Process id.
+        mesh: Mesh axis to its size, as far as the process knows.
+        coordinates: Index along each mesh axis.
+        versions: As in run.json.
+        started_ns: ns since the epoch.
+        ended_ns: None until probes stopped in order.
+        probes: What each probe did so far.
+        overhead: Measured so far.
+        notes: One sentence each.
+    """
+
+    schema: str = RANK_SCHEMA
+    rank: int
+    world_size: int | None = None
+    node: int | None = None
+    host: str = ""
+    local_rank: int | None = None
+    device: str = ""
+    backend: str = ""
+    pid: int
+    mesh: dict[str, int] = {}
+    coordinates: dict[str, int] = {}
+    versions: dict[str, str] = {}
+    started_ns: int
+    ended_ns: int | None = None
+    probes: tuple[ProbeStatus, ...] = ()
+    overhead: tuple[Overhead, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+class ErrorFile(msgspec.Struct, frozen=True, kw_only=True):
+    """``error.json``: why a rank's Python code stopped.
+
+    Args:
+        rank: Global rank.
+        time_ns: When, ns since the epoch.
+        kind: Name of the exception's class.
+        message: Its text.
+        traceback: As Python prints it.
+        is_peer_loss: Whether it says only that another rank went away or did not answer in time.
+        step: Last step completed, None before the first.
+    """
+
+    rank: int
+    time_ns: int
+    kind: str
+    message: str
+    traceback: str
+    is_peer_loss: bool
+    step: int | None = None
+
+
+def with_ranks(run: RunFile, found: list[RankFile]) -> RunFile:
+    """``run`` with what its ranks say of themselves; what the launcher knows of them stays."""
+    known = {entry.rank: entry for entry in run.ranks}
+    for file in found:
+        entry = known.get(file.rank, RankEntry(rank=file.rank))
+        known[file.rank] = msgspec.structs.replace(
+            entry,
+            node=file.node if file.node is not None else entry.node,
+            host=file.host or entry.host,
+            local_rank=file.local_rank if file.local_rank is not None else entry.local_rank,
+            device=file.device or entry.device,
+            pid=file.pid,
+            coordinates=file.coordinates or entry.coordinates,
+            probes=file.probes,
+            overhead=file.overhead,
+        )
+    first = min(found, key=lambda file: file.rank, default=None)
+    return msgspec.structs.replace(
+        run,
+        ranks=tuple(known[rank] for rank in sorted(known)),
+        mesh=run.mesh or (first.mesh if first else {}),
+        world_size=run.world_size or (first.world_size if first else None),
+        versions={**(first.versions if first else {}), **run.versions},
+    )
