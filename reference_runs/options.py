@@ -1,0 +1,348 @@
+"""Options of the reference runs. Free of torch: the command line and run.json are made from these.
+
+Every field becomes an option of the command line (``micro_batches`` → ``--micro-batches``), a key of
+the TOML file, and a value in run.json's ``config``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import Field, dataclass, field, fields, replace
+from typing import Any, ClassVar, Literal
+
+from distprof.errors import UsageError
+
+__all__ = [
+    "PRESETS",
+    "CpOptions",
+    "DdpOptions",
+    "FsdpOptions",
+    "ModelOptions",
+    "MoeOptions",
+    "PpOptions",
+    "ThreeDOptions",
+    "TpOptions",
+    "TrainingOptions",
+    "WorkloadOptions",
+    "choices_of",
+    "help_of",
+]
+
+Schedule = Literal[
+    "gpipe", "1f1b", "looped-bfs", "interleaved-1f1b", "interleaved-zb", "zbv", "dualpipev"
+]
+
+
+def _option(default: Any, text: str) -> Any:
+    return field(default=default, metadata={"help": text})
+
+
+def help_of(option: Field[Any]) -> str:
+    """What the option does, one line."""
+    return str(option.metadata["help"])
+
+
+def choices_of(option: Field[Any]) -> tuple[str, ...]:
+    """Allowed values of an option of ``Literal`` type; empty for others."""
+    text = str(option.type)
+    if text == "Schedule":
+        return tuple(Schedule.__args__)  # type: ignore[attr-defined]
+    if not text.startswith("Literal["):
+        return ()
+    return tuple(part.strip(" \"'") for part in text[len("Literal[") : -1].split(","))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelOptions:
+    """Size of the transformer. 0 means: as the preset has it."""
+
+    preset: str = _option("tiny", "size of the model: tiny, small, 125m, 1b, 7b, 13b, 70b")
+    layers: int = _option(0, "transformer blocks (0: the preset's)")
+    hidden: int = _option(0, "hidden size")
+    heads: int = _option(0, "attention heads")
+    kv_heads: int = _option(0, "key and value heads (grouped-query attention)")
+    ffn: int = _option(0, "inner size of the feed-forward layer")
+    sequence: int = _option(0, "sequence length in tokens")
+    vocabulary: int = _option(0, "vocabulary size")
+
+    def resolved(self) -> ModelOptions:
+        """The same with every 0 filled in from the preset.
+
+        Raises:
+            UsageError: If there is no such preset, or the sizes do not fit each other.
+        """
+        if self.preset not in PRESETS:
+            known = ", ".join(PRESETS)
+            raise UsageError(f"there is no preset {self.preset!r}; choose one of {known}")
+        preset = PRESETS[self.preset]
+        chosen: dict[str, Any] = {
+            name: getattr(self, name) or size for name, size in preset.items()
+        }
+        result = replace(self, **chosen)
+        if result.hidden % result.heads or result.heads % result.kv_heads:
+            raise UsageError(
+                f"hidden size {result.hidden}, {result.heads} heads and {result.kv_heads} key/value heads do not"
+                " divide: each must be a multiple of the next"
+            )
+        return result
+
+
+def _size(
+    layers: int, hidden: int, heads: int, kv_heads: int, ffn: int, sequence: int, vocabulary: int
+) -> dict[str, int]:
+    return {
+        "layers": layers,
+        "hidden": hidden,
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "ffn": ffn,
+        "sequence": sequence,
+        "vocabulary": vocabulary,
+    }
+
+
+PRESETS: dict[str, dict[str, int]] = {
+    "tiny": _size(4, 256, 8, 8, 1024, 128, 1024),
+    "small": _size(8, 512, 8, 8, 2048, 256, 8192),
+    "125m": _size(12, 768, 12, 12, 2048, 1024, 32000),
+    "1b": _size(16, 2048, 32, 8, 8192, 2048, 128256),
+    "7b": _size(32, 4096, 32, 32, 11008, 4096, 32000),
+    "13b": _size(40, 5120, 40, 40, 13824, 4096, 32000),
+    "70b": _size(80, 8192, 64, 8, 28672, 4096, 128256),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingOptions:
+    """What every workload has in common."""
+
+    steps: int = _option(30, "optimizer steps")
+    batch: int = _option(4, "sequences per micro-batch and data-parallel rank")
+    micro_batches: int = _option(1, "micro-batches per step (gradient accumulation or pipeline)")
+    precision: Literal["auto", "fp32", "bf16"] = _option(
+        "auto", "auto: bf16 on CUDA devices, fp32 on CPU"
+    )
+    checkpoint_activations: bool = _option(False, "recompute activations of each block in backward")
+    learning_rate: float = _option(3e-4, "of AdamW")
+    clip_grad_norm: float = _option(0.0, "clip the gradient's norm (0: do not)")
+    seed: int = _option(0, "of weights and data")
+    threads: int = _option(1, "CPU threads of each rank")
+    group_timeout_s: float = _option(60.0, "how long a collective may wait for a rank")
+    compute: Literal["real", "sleep"] = _option(
+        "real", "sleep: blocks sleep for the times given, for exact ground truth"
+    )
+    forward_ms: float = _option(5.0, "with --compute sleep: forward time of a block")
+    backward_ms: float = _option(10.0, "with --compute sleep: backward time of a block")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadOptions:
+    """Base of the options that one workload adds."""
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+
+    def mesh(self, world_size: int) -> dict[str, int]:
+        """Mesh axis to size, slowest varying first; the product is ``world_size``.
+
+        Raises:
+            UsageError: If the ranks cannot be arranged as asked.
+        """
+        raise NotImplementedError
+
+    def strategy(self) -> str:
+        """Name of the parallelism, for people."""
+        raise NotImplementedError
+
+    def check(self, model: ModelOptions, training: TrainingOptions, world_size: int) -> None:
+        """Refuse what cannot run.
+
+        Raises:
+            UsageError: With the way out.
+        """
+        self.mesh(world_size)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every option with its value."""
+        return {item.name: getattr(self, item.name) for item in fields(self)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DdpOptions(WorkloadOptions):
+    """Options of ``ddp``."""
+
+    name = "ddp"
+    summary = "DistributedDataParallel: gradients all-reduced in buckets during backward"
+
+    bucket_mb: float = _option(1.0, "size of a gradient bucket (torch's default is 25)")
+    no_sync: bool = _option(True, "reduce gradients only in the last micro-batch of a step")
+    static_graph: bool = _option(False, "tell DDP that the graph never changes")
+    hook: Literal["none", "fp16", "bf16", "powersgd", "topk"] = _option(
+        "none", "compress gradients on the wire"
+    )
+    topk_ratio: float = _option(0.01, "with --hook topk: share of gradients sent")
+
+    def mesh(self, world_size: int) -> dict[str, int]:
+        """One data-parallel axis."""
+        return {"dp_replicate": world_size}
+
+    def strategy(self) -> str:
+        """DDP, with its hook."""
+        return "DDP" if self.hook == "none" else f"DDP ({self.hook} gradients)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FsdpOptions(WorkloadOptions):
+    """Options of ``fsdp``."""
+
+    name = "fsdp"
+    summary = "fully_shard (ZeRO-3, ZeRO-2, hybrid) and ZeroRedundancyOptimizer (ZeRO-1)"
+
+    zero: Literal["1", "2", "3"] = _option(
+        "3", "what is sharded: 1 optimizer, 2 and gradients, 3 all"
+    )
+    replicas: int = _option(1, "replicas of the shard group (hybrid sharding, HSDP)")
+    prefetch: bool = _option(True, "gather the next block while this one computes")
+    flat: bool = _option(False, "anti-pattern: one group for the whole model, nothing to prefetch")
+
+    def mesh(self, world_size: int) -> dict[str, int]:
+        """One sharding axis, or replicas of it."""
+        shards = _divide(world_size, self.replicas, "--replicas")
+        if self.zero == "1":
+            return {"dp_replicate": world_size}
+        if self.replicas == 1:
+            return {"dp_shard": world_size}
+        return {"dp_replicate": self.replicas, "dp_shard": shards}
+
+    def strategy(self) -> str:
+        """ZeRO stage, or HSDP."""
+        return "HSDP" if self.replicas > 1 else f"FSDP (ZeRO-{self.zero})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TpOptions(WorkloadOptions):
+    """Options of ``tp``."""
+
+    name = "tp"
+    summary = "tensor parallelism: column and row parallel blocks, sequence and loss parallel"
+
+    sequence_parallel: bool = _option(False, "keep norms and residuals sharded along the sequence")
+    loss_parallel: bool = _option(False, "keep logits sharded along the vocabulary")
+    partial_norm_gradients: bool = _option(
+        False, "anti-pattern: leave norm gradients unreduced, so that the optimizer reduces each"
+    )
+
+    def mesh(self, world_size: int) -> dict[str, int]:
+        """One tensor-parallel axis."""
+        return {"tp": world_size}
+
+    def strategy(self) -> str:
+        """TP, with sequence parallelism or without."""
+        return "TP + sequence parallel" if self.sequence_parallel else "TP"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PpOptions(WorkloadOptions):
+    """Options of ``pp``."""
+
+    name = "pp"
+    summary = "pipeline parallelism with each schedule that torch offers"
+
+    schedule: Schedule = _option("1f1b", "pipeline schedule")
+    virtual_stages: int = _option(0, "stages per rank (0: 1, or 2 where the schedule wants more)")
+    split: str = _option("", "blocks per stage, for example 2,3,3 (empty: even)")
+
+    def mesh(self, world_size: int) -> dict[str, int]:
+        """One pipeline axis."""
+        return {"pp": world_size}
+
+    def strategy(self) -> str:
+        """PP and its schedule."""
+        return f"PP ({self.schedule})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoeOptions(WorkloadOptions):
+    """Options of ``moe``."""
+
+    name = "moe"
+    summary = "expert parallelism: tokens sent to their experts and back by all-to-all"
+
+    experts: int = _option(8, "experts per layer")
+    top_k: int = _option(2, "experts per token")
+    capacity_factor: float = _option(0.0, "tokens an expert takes / even share (0: no limit)")
+    aux_loss_weight: float = _option(0.01, "weight of the load-balancing loss")
+    skew: float = _option(0.0, "added to the router's logit of the first expert")
+
+    def mesh(self, world_size: int) -> dict[str, int]:
+        """Experts spread over all ranks, which are data-parallel otherwise."""
+        return {"ep": world_size}
+
+    def strategy(self) -> str:
+        """EP."""
+        return "MoE (EP)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CpOptions(WorkloadOptions):
+    """Options of ``cp``."""
+
+    name = "cp"
+    summary = "context parallelism: ring attention or Ulysses"
+
+    method: Literal["ring", "ulysses"] = _option("ring", "how attention sees the whole sequence")
+
+    def mesh(self, world_size: int) -> dict[str, int]:
+        """One context-parallel axis."""
+        return {"cp": world_size}
+
+    def strategy(self) -> str:
+        """CP and its method."""
+        return f"CP ({self.method})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThreeDOptions(WorkloadOptions):
+    """Options of ``3d``."""
+
+    name = "3d"
+    summary = "any mesh of pipeline, data, sharding, tensor and expert parallelism"
+
+    pp: int = _option(2, "pipeline stages")
+    dp: int = _option(1, "replicas")
+    fsdp: int = _option(2, "shards (FSDP2); 0: what is left of the ranks")
+    tp: int = _option(2, "tensor-parallel ranks")
+    ep: int = _option(1, "expert-parallel ranks, taken from the data-parallel ones")
+    schedule: Schedule = _option("1f1b", "pipeline schedule")
+    order: str = _option("pp,dp,fsdp,tp", "mesh order, slowest varying axis first")
+    experts: int = _option(0, "experts per layer (0: dense)")
+    top_k: int = _option(2, "experts per token")
+
+    def mesh(self, world_size: int) -> dict[str, int]:
+        """The axes in the order asked for; axes of size 1 are left out."""
+        axes = {"pp": "pp", "dp": "dp_replicate", "fsdp": "dp_shard", "tp": "tp"}
+        order = [part.strip() for part in self.order.split(",")]
+        if sorted(order) != sorted(axes):
+            raise UsageError(f"--order {self.order}: name each of {', '.join(axes)} once")
+        rest = _divide(world_size, self.pp * self.dp * self.tp, "--pp × --dp × --tp")
+        sizes = {"pp": self.pp, "dp": self.dp, "fsdp": self.fsdp or rest, "tp": self.tp}
+        if self.pp * self.dp * sizes["fsdp"] * self.tp != world_size:
+            asked = " × ".join(f"{name} {size}" for name, size in sizes.items())
+            raise UsageError(f"{asked} does not make {world_size} ranks; change one of them")
+        return {axes[name]: sizes[name] for name in order if sizes[name] > 1}
+
+    def strategy(self) -> str:
+        """The axes that are used."""
+        used = [
+            ("PP", self.pp),
+            ("DP", self.dp),
+            ("FSDP", self.fsdp),
+            ("TP", self.tp),
+            ("EP", self.ep),
+        ]
+        return " × ".join(f"{name} {size}" for name, size in used if size > 1) or "one rank"
+
+
+def _divide(whole: int, part: int, what: str) -> int:
+    if part < 1 or whole % part:
+        raise UsageError(f"{what} = {part} does not divide {whole} ranks")
+    return whole // part
