@@ -10,8 +10,10 @@ last line at most.
 from __future__ import annotations
 
 __all__ = [
+    "ATTACH_FILE",
     "CACHE_DIR",
     "CLOCK_FILE",
+    "DIARY_FILE",
     "ERROR_FILE",
     "FLIGHT_FILE",
     "MEMORY_FILE",
@@ -37,6 +39,7 @@ RUN_SCHEMA = "distprof.run/1"
 REPORT_FILE = "report.json"
 REPORT_SCHEMA = "distprof.report/1"
 CACHE_DIR = "cache"
+DIARY_FILE = "capture.jsonl"  # what the hook of `distprof capture` met in each process
 
 # Within the directory of each rank.
 RANK_DIR_FORMAT = "rank{rank:05d}"
@@ -52,5 +55,6 @@ CLOCK_FILE = "clock.jsonl"
 NCCL_LOG_FILE = "nccl.log"
 FLIGHT_FILE = "flight.json"  # as torch.distributed's Flight Recorder writes it
 ERROR_FILE = "error.json"
+ATTACH_FILE = "attach.json"  # where `distprof attach` reaches the rank while it lives
 STACKS_FILE = "stacks.txt"  # Python stacks of all threads, at a hang or on demand
 OUTPUT_FILE = "output.log"  # what the rank printed, both streams

@@ -1,4 +1,4 @@
-"""rank.json and error.json: what one rank's process says of itself."""
+"""rank.json, error.json and attach.json: what one rank's process says of itself."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import msgspec
 from distprof.artefacts import RANK_SCHEMA
 from distprof.artefacts.run_file import Overhead, ProbeStatus, RankEntry, RunFile
 
-__all__ = ["ErrorFile", "RankFile", "with_ranks"]
+__all__ = ["AttachFile", "ErrorFile", "RankFile", "with_ranks"]
 
 
 class RankFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,6 +72,28 @@ class ErrorFile(msgspec.Struct, frozen=True, kw_only=True):
     traceback: str
     is_peer_loss: bool
     step: int | None = None
+
+
+class AttachFile(msgspec.Struct, frozen=True, kw_only=True):
+    """``attach.json``: where ``distprof attach`` reaches a living rank.
+
+    Args:
+        rank: Global rank.
+        host: The only host where it can be reached.
+        pid: Process id there.
+        started_ticks: When that process started, in clock ticks since the machine did; with the
+            pid it names a process for good.
+        socket: Path of the unix socket that its worker server listens on; empty when there is
+            none, and ``reason`` says why.
+        reason: Why it cannot be asked.
+    """
+
+    rank: int
+    host: str
+    pid: int
+    started_ticks: int = 0
+    socket: str = ""
+    reason: str = ""
 
 
 def with_ranks(run: RunFile, found: list[RankFile]) -> RunFile:

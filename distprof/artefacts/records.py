@@ -8,6 +8,7 @@ import msgspec
 
 __all__ = [
     "ClockStamp",
+    "DiaryLine",
     "Header",
     "MemoryRecord",
     "MoeRecord",
@@ -195,3 +196,31 @@ class ClockStamp(msgspec.Struct, frozen=True, kw_only=True):
     t_sent_ns: int
     t_server_ns: int
     t_received_ns: int
+
+
+class DiaryLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What ``distprof capture`` met in one process. File ``capture.jsonl`` of the run, no header.
+
+    Args:
+        event: ``python`` an interpreter took the hook up; ``torch`` it imported torch;
+            ``recording`` it is a rank and probes started; ``passed_over`` it is not recorded;
+            ``unusable`` probes cannot work in it; ``closed`` probes ended in order.
+        t_ns: ns since the epoch.
+        pid: Process id.
+        host: Host name.
+        program: What the interpreter was started with.
+        python: Path of the interpreter.
+        rank: Global rank, None where it is not known.
+        steps: Steps recorded, with ``closed``.
+        detail: Why, or what was noticed.
+    """
+
+    event: Literal["python", "torch", "recording", "passed_over", "unusable", "closed"]
+    t_ns: int
+    pid: int
+    host: str = ""
+    program: str = ""
+    python: str = ""
+    rank: int | None = None
+    steps: int | None = None
+    detail: str = ""
