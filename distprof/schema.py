@@ -205,6 +205,8 @@ class Table:
         """The rows of ``tables`` one after another; dictionaries are merged."""
         if not tables:
             return Table.empty(schema)
+        if len(tables) == 1:
+            return tables[0]
         columns: dict[str, NDArray[Any] | Coded] = {}
         for column in schema:
             if column.dtype == "category":

@@ -15,7 +15,11 @@ from distprof.ingest.kineto.symbols import Symbols, SymbolTable, compact
 from distprof.run.tables import ACTIVITY, HOST
 from distprof.schema import Coded, Table, TableSchema
 
-__all__ = ["Collector", "HostSink"]
+__all__ = ["SINK_ROWS", "Collector", "HostSink"]
+
+
+SINK_ROWS = 1 << 17
+"""Host rows that a sink is given at once, but for the last."""
 
 
 class HostSink(Protocol):
@@ -46,6 +50,8 @@ class Collector:
         self._sink = sink
         self._device: list[Columns] = []
         self._host: list[Columns] = []
+        self._waiting: list[Columns] = []  # host rows for the sink
+        self._num_waiting = 0
         self._comm = CommRows(symbols)
         self._ranges: list[tuple[int, int]] = []
         self.thread_names: dict[str, str] = {}
@@ -75,10 +81,21 @@ class Collector:
         host = columns.host
         if not len(host["start_ns"]):
             return
-        if self._sink is not None:
-            self._sink.write(self._host_table(host))
-            host = {name: values[columns.kept] for name, values in host.items()}
-        self._host.append(host)
+        if self._sink is None:
+            self._host.append(host)
+            return
+        kept = np.flatnonzero(columns.kept)
+        self._host.append({name: values[kept] for name, values in host.items()})
+        self._waiting.append(host)
+        self._num_waiting += len(columns.kept)
+        if self._num_waiting >= SINK_ROWS:
+            self._write_waiting(self._sink)
+
+    def _write_waiting(self, sink: HostSink) -> None:
+        """Hand on what waits. A table for each chunk would cost more than its rows."""
+        if self._waiting:
+            sink.write(self._host_table(_joined(HOST, self._waiting)))
+        self._waiting, self._num_waiting = [], 0
 
     @property
     def has_rows(self) -> bool:
@@ -95,6 +112,7 @@ class Collector:
     def tables(self, base_ns: int) -> tuple[Table, Table, Table]:
         """ACTIVITY, HOST and COMM_ARGS, ``base_ns`` added to all times."""
         if self._sink is not None:
+            self._write_waiting(self._sink)
             self._sink.shift(base_ns)
         names = {"name": self._symbols.names}
         device = _shifted(_joined(ACTIVITY, self._device), base_ns)

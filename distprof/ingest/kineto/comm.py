@@ -99,15 +99,14 @@ class CommRows:
             self._integers[name].extend([getattr(row, name) for row in rows])
         for name in ("name", "category", "thread"):
             self._codes[name].extend([getattr(row, name) for row in rows])
+        arguments = [row.arguments for row in rows]
         for name, keys in _INTEGERS.items():
-            values = (_first(row.arguments, keys) for row in rows)
             self._integers[name].extend(
-                [ABSENT if value is None else as_int(value) for value in values]
+                [ABSENT if value is None else as_int(value) for value in _values(arguments, keys)]
             )
         for name, keys in _TEXTS.items():
             codes = self._texts[name]
-            values = (_first(row.arguments, keys) for row in rows)
-            self._codes[name].extend([codes[as_text(value)] for value in values])
+            self._codes[name].extend([codes[as_text(value)] for value in _values(arguments, keys)])
 
     def to_table(self, base_ns: int) -> Table:
         """The rows as a COMM_ARGS table, ``base_ns`` added to the times."""
@@ -248,8 +247,13 @@ def _arguments_if(row: Wanted, text: bytes | bytearray) -> Mapping[str, Any] | N
     return arguments if isinstance(arguments, dict) else {}
 
 
-def _first(arguments: Mapping[str, Any], keys: tuple[str, ...]) -> Any:
-    for key in keys:
-        if key in arguments:
-            return arguments[key]
-    return None
+def _values(rows: Sequence[Mapping[str, Any]], keys: tuple[str, ...]) -> list[Any]:
+    """What each row's arguments hold under the first of ``keys`` that they have, else None."""
+    key, *others = keys
+    values = [arguments.get(key) for arguments in rows]
+    for other in others:
+        values = [
+            arguments.get(other) if value is None and key not in arguments else value
+            for value, arguments in zip(values, rows, strict=True)
+        ]
+    return values

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distprof.ingest.kineto.events import Complete, ExactComplete
-from distprof.ingest.kineto.symbols import DROPPED, SymbolTable
+from distprof.ingest.kineto.symbols import DROPPED, Symbols, SymbolTable
 from distprof.ingest.kineto.times import INVALID_NS, micros_to_ns
 from distprof.ingest.kineto.values import NO_STREAM, as_int, as_stream
 from distprof.schema import ABSENT, Int64Array
@@ -91,26 +91,25 @@ class Rows:
         if device_only:
             wanted = (kind[kept] >= 0) | symbols.is_step.of(name)
             events, kept, name = _selected(events, wanted), kept[wanted], name[wanted]
-        start_ns = start_ns[kept]
+        if len(kept) < len(start_ns):
+            start_ns, category, kind = start_ns[kept], category[kept], kind[kept]
         duration, num_clamped = _durations(events)
         correlation = integers([event.args.correlation for event in events], as_int)
         end_ns = start_ns + duration
-        return Rows(
-            events, kept, start_ns, end_ns, category[kept], kind[kept], name, correlation,
-            num_clamped,
-        )  # fmt: skip
+        return Rows(events, kept, start_ns, end_ns, category, kind, name, correlation, num_clamped)
 
     def where(self, keep: NDArray[np.bool_]) -> Rows:
         """The rows that ``keep`` selects."""
+        kept = np.flatnonzero(keep)  # several arrays are gathered faster by place than by mask
         return Rows(
             _selected(self.events, keep),
-            self.index[keep],
-            self.start_ns[keep],
-            self.end_ns[keep],
-            self.category[keep],
-            self.kind[keep],
-            self.name[keep],
-            self.correlation[keep],
+            self.index[kept],
+            self.start_ns[kept],
+            self.end_ns[kept],
+            self.category[kept],
+            self.kind[kept],
+            self.name[kept],
+            self.correlation[kept],
         )
 
 
@@ -141,15 +140,31 @@ def device_columns(rows: Rows) -> Columns:
 
 def host_columns(rows: Rows, symbols: SymbolTable) -> Columns:
     """HOST columns of host rows."""
-    threads = symbols.threads
     return {
         "start_ns": rows.start_ns,
         "end_ns": rows.end_ns,
         "name": rows.name,
         "category": rows.category,
-        "thread": coded([threads[event.pid, event.tid] for event in rows.events]),
+        "thread": _thread_codes(rows.events, symbols.threads),
         "correlation": rows.correlation,
     }
+
+
+def _thread_codes(events: Sequence[Event], codes: Symbols) -> NDArray[np.int32]:
+    """Code of each event's thread. Profilers write thread by thread: few events begin another."""
+    pids: list[Any] = [event.pid for event in events]
+    tids: list[Any] = [event.tid for event in events]
+    try:
+        pid = np.frombuffer(array("q", pids), np.int64)
+        tid = np.frombuffer(array("q", tids), np.int64)
+    except (TypeError, OverflowError):  # a name, or a number beyond int64
+        return coded([codes[key] for key in zip(pids, tids, strict=True)])
+    if len(pid) == 0:
+        return np.empty(0, np.int32)
+    first = np.flatnonzero((pid[1:] != pid[:-1]) | (tid[1:] != tid[:-1])) + 1
+    first = np.concatenate(([0], first))
+    found = [codes[key] for key in zip(pid[first].tolist(), tid[first].tolist(), strict=True)]
+    return np.repeat(np.array(found, np.int32), np.diff(first, append=len(pid)))
 
 
 def _durations(events: Sequence[Event]) -> tuple[Int64Array, int]:
@@ -163,7 +178,7 @@ def _durations(events: Sequence[Event]) -> tuple[Int64Array, int]:
 
 
 def _selected(events: Sequence[Event], keep: NDArray[np.bool_]) -> Sequence[Event]:
-    return events if keep.all() else list(compress(events, keep.tolist()))
+    return events if keep.all() else list(compress(events, keep.tobytes()))
 
 
 def floats(values: list[float]) -> NDArray[np.float64]:
