@@ -1,13 +1,14 @@
 """The one transformer of all reference runs. It knows nothing of parallelism.
 
-Parallelism is applied from outside: by wrapping, by sharding parameters by name, by keeping only some
-blocks, or by replacing the two places where a block looks beyond its own tokens:
+Parallelism is applied from outside: by wrapping, by sharding parameters by name, by keeping only
+some blocks, or by replacing the two places where a block looks beyond its own tokens:
 :attr:`Attention.attend` (context parallelism) and :attr:`MixtureOfExperts.exchange` (expert
 parallelism).
 """
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -15,6 +16,7 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F  # noqa: N812  # torch's own convention
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from reference_runs.options import ModelOptions
 
@@ -30,6 +32,7 @@ __all__ = [
     "Router",
     "Routing",
     "Transformer",
+    "initialise",
     "loss_of",
 ]
 
@@ -37,7 +40,7 @@ Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Attention of each token to itself and those before it; shapes ``(batch, heads, tokens, d)``."""
+    """Attention of each token to itself and those before; shapes ``(batch, heads, tokens, d)``."""
     grouped = query.shape[1] != key.shape[1]
     return F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
 
@@ -66,13 +69,14 @@ class Attention(nn.Module):
         self.attend: Attend = causal_attention
 
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
-        """``x`` of shape ``(batch, tokens, hidden)``; heads are counted from the weights' shapes."""
+        """``x``: ``(batch, tokens, hidden)``; heads are counted from the weights' shapes."""
         query, key, value = (self._heads(w(x)) for w in (self.wq, self.wk, self.wv))
         out = self.attend(rotate(query, positions), rotate(key, positions), value)
         return self.wo(out.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
     def _heads(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+        batch, tokens, _ = x.shape
+        return x.view(batch, tokens, -1, self.head_dim).transpose(1, 2)
 
 
 class FeedForward(nn.Module):
@@ -157,7 +161,7 @@ class Experts(nn.Module):
     def forward(self, x: Tensor, counts: Sequence[int]) -> Tensor:
         """``x`` holds the tokens of the first expert, then of the second, as many as ``counts``."""
         out = []
-        for index, tokens in enumerate(x.split(list(counts))):
+        for index, tokens in enumerate(torch.split(x, list(counts))):
             inner = F.silu(tokens @ self.w1[index]) * (tokens @ self.w3[index])
             out.append(inner @ self.w2[index])
         return torch.cat(out)
@@ -174,7 +178,8 @@ class Exchange(Protocol):
             counts: int64, shape ``(experts,)``, assignments to each.
 
         Returns:
-            Tokens sorted by local expert, how many each local expert got, and what ``combine`` needs.
+            Tokens sorted by local expert, how many each local expert got, and what ``combine``
+            needs.
         """
         ...
 
@@ -190,7 +195,7 @@ class LocalExchange:
         """Nothing to send."""
         return tokens, counts.tolist(), None
 
-    def combine(self, out: Tensor, ticket: object) -> Tensor:
+    def combine(self, out: Tensor, ticket: object) -> Tensor:  # noqa: ARG002  # as in Exchange
         """Nothing to bring back."""
         return out
 
@@ -310,6 +315,40 @@ class Transformer(nn.Module):
         if self.norm is not None and self.output is not None:
             x = self.output(self.norm(x))
         return x
+
+
+def initialise(module: nn.Module, seed: int, prefix: str = "") -> None:
+    """Draw every parameter on the CPU from a generator of its own, seeded by its name.
+
+    So a weight is the same on each rank and device, whichever parts of the model are built there
+    and in whatever order: normal with standard deviation fan-in^-1/2, norms one.
+
+    Args:
+        module: Materialised; parameters may be on any device, plain or DTensor.
+        seed: Of the job.
+        prefix: Of the names, where ``module`` is a part of the model, for example ``blocks.3.``.
+    """
+    with torch.no_grad():
+        for name, parameter in module.named_parameters(prefix.rstrip(".")):
+            _assign(parameter, _drawn(parameter.shape, seed, name))
+
+
+def _drawn(shape: torch.Size, seed: int, name: str) -> Tensor:
+    if len(shape) < 2:
+        return torch.ones(shape)
+    generator = torch.Generator().manual_seed(seed << 32 | zlib.crc32(name.encode()))
+    return torch.randn(shape, generator=generator).mul_(shape[1] ** -0.5)
+
+
+def _assign(parameter: Tensor, full: Tensor) -> None:
+    if isinstance(parameter, DTensor):  # every rank has drawn the whole: nothing to send
+        full = distribute_tensor(
+            full.to(parameter.device),
+            parameter.device_mesh,
+            parameter.placements,
+            src_data_rank=None,
+        )
+    parameter.copy_(full)
 
 
 def loss_of(logits: Tensor, targets: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Options of the reference runs. Free of torch: the command line and run.json are made from these.
 
-Every field becomes an option of the command line (``micro_batches`` → ``--micro-batches``), a key of
-the TOML file, and a value in run.json's ``config``.
+Every field becomes an option of the command line (``micro_batches`` → ``--micro-batches``), a key
+of the TOML file, and a value in run.json's ``config``.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ class ModelOptions:
         result = replace(self, **chosen)
         if result.hidden % result.heads or result.heads % result.kv_heads:
             raise UsageError(
-                f"hidden size {result.hidden}, {result.heads} heads and {result.kv_heads} key/value heads do not"
-                " divide: each must be a multiple of the next"
+                f"hidden size {result.hidden}, {result.heads} heads and {result.kv_heads}"
+                " key/value heads do not divide: each must be a multiple of the next"
             )
         return result
 
@@ -124,6 +124,7 @@ class TrainingOptions:
     checkpoint_activations: bool = _option(False, "recompute activations of each block in backward")
     learning_rate: float = _option(3e-4, "of AdamW")
     clip_grad_norm: float = _option(0.0, "clip the gradient's norm (0: do not)")
+    device: Literal["auto", "cuda", "cpu"] = _option("auto", "auto: CUDA devices where there are")
     seed: int = _option(0, "of weights and data")
     threads: int = _option(1, "CPU threads of each rank")
     group_timeout_s: float = _option(60.0, "how long a collective may wait for a rank")
@@ -159,7 +160,21 @@ class WorkloadOptions:
         Raises:
             UsageError: With the way out.
         """
+        del model, training
         self.mesh(world_size)
+
+    def notes(
+        self, model: ModelOptions, training: TrainingOptions, world_size: int
+    ) -> tuple[str, ...]:
+        """What a reader of the run should know, one sentence each.
+
+        Args:
+            model: Resolved sizes.
+            training: Common options.
+            world_size: Ranks of the job.
+        """
+        del model, training, world_size
+        return ()
 
     def to_dict(self) -> dict[str, Any]:
         """Every option with its value."""
@@ -185,6 +200,19 @@ class DdpOptions(WorkloadOptions):
         """One data-parallel axis."""
         return {"dp_replicate": world_size}
 
+    def check(self, model: ModelOptions, training: TrainingOptions, world_size: int) -> None:
+        """Refuse what is known to break: PowerSGD on more than two gloo ranks."""
+        super().check(model, training, world_size)
+        if self.hook == "powersgd" and training.device == "cpu" and world_size > 2:
+            raise UsageError(
+                "--hook powersgd aborts at random on more than 2 CPU ranks: its callbacks start"
+                " collectives in another order on each rank; use --ranks 2, or --hook topk"
+            )
+        if self.bucket_mb <= 0:
+            raise UsageError(f"--bucket-mb {self.bucket_mb:g}: a bucket has a size above 0")
+        if not 0 < self.topk_ratio <= 1:
+            raise UsageError(f"--topk-ratio {self.topk_ratio:g}: must be above 0 and at most 1")
+
     def strategy(self) -> str:
         """DDP, with its hook."""
         return "DDP" if self.hook == "none" else f"DDP ({self.hook} gradients)"
@@ -202,6 +230,9 @@ class FsdpOptions(WorkloadOptions):
     )
     replicas: int = _option(1, "replicas of the shard group (hybrid sharding, HSDP)")
     prefetch: bool = _option(True, "gather the next block while this one computes")
+    no_sync: bool = _option(
+        False, "reduce gradients only in the last micro-batch of a step, for more memory"
+    )
     flat: bool = _option(False, "anti-pattern: one group for the whole model, nothing to prefetch")
 
     def mesh(self, world_size: int) -> dict[str, int]:
@@ -213,9 +244,35 @@ class FsdpOptions(WorkloadOptions):
             return {"dp_shard": world_size}
         return {"dp_replicate": self.replicas, "dp_shard": shards}
 
+    def check(self, model: ModelOptions, training: TrainingOptions, world_size: int) -> None:
+        """Refuse hybrid sharding of the optimizer alone: it is not made."""
+        super().check(model, training, world_size)
+        if self.zero == "1" and self.replicas > 1:
+            raise UsageError("--replicas needs sharded parameters: use --zero 2 or --zero 3")
+        if self.zero == "1" and self.flat:
+            raise UsageError("--flat needs sharded parameters: use --zero 2 or --zero 3")
+
+    def notes(
+        self, model: ModelOptions, training: TrainingOptions, world_size: int
+    ) -> tuple[str, ...]:
+        """Says where shards are padded, so that the bytes exceed the formula's."""
+        del training
+        shards = self.mesh(world_size).get("dp_shard", 1)
+        kv = model.kv_heads * model.hidden // model.heads
+        rows = {"vocabulary": model.vocabulary, "hidden size": model.hidden}
+        rows |= {"key/value size": kv, "feed-forward size": model.ffn}
+        uneven = [f"{name} {size}" for name, size in rows.items() if size % shards]
+        if not uneven:
+            return ()
+        return (
+            f"Parameters are padded to divide by {shards} shards ({', '.join(uneven)}), so slightly"
+            " more bytes are sent than parameters times their size.",
+        )
+
     def strategy(self) -> str:
         """ZeRO stage, or HSDP."""
-        return "HSDP" if self.replicas > 1 else f"FSDP (ZeRO-{self.zero})"
+        sharded = f"FSDP (ZeRO-{self.zero})" if self.zero != "1" else "DDP (ZeRO-1)"
+        return f"HSDP (ZeRO-{self.zero})" if self.replicas > 1 else sharded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,7 +304,7 @@ class PpOptions(WorkloadOptions):
     name = "pp"
     summary = "pipeline parallelism with each schedule that torch offers"
 
-    schedule: Schedule = _option("1f1b", "pipeline schedule")
+    schedule: Schedule = _option("1f1b", "pipeline schedule")  # noqa: RUF009
     virtual_stages: int = _option(0, "stages per rank (0: 1, or 2 where the schedule wants more)")
     split: str = _option("", "blocks per stage, for example 2,3,3 (empty: even)")
 
@@ -312,7 +369,7 @@ class ThreeDOptions(WorkloadOptions):
     fsdp: int = _option(2, "shards (FSDP2); 0: what is left of the ranks")
     tp: int = _option(2, "tensor-parallel ranks")
     ep: int = _option(1, "expert-parallel ranks, taken from the data-parallel ones")
-    schedule: Schedule = _option("1f1b", "pipeline schedule")
+    schedule: Schedule = _option("1f1b", "pipeline schedule")  # noqa: RUF009
     order: str = _option("pp,dp,fsdp,tp", "mesh order, slowest varying axis first")
     experts: int = _option(0, "experts per layer (0: dense)")
     top_k: int = _option(2, "experts per token")
