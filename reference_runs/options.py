@@ -160,7 +160,9 @@ class WorkloadOptions:
         Raises:
             UsageError: With the way out.
         """
-        del model, training
+        del model
+        if training.compute == "sleep" and training.checkpoint_activations:
+            raise UsageError("--compute sleep has no activations to recompute: use one of the two")
         self.mesh(world_size)
 
     def notes(
@@ -231,7 +233,7 @@ class FsdpOptions(WorkloadOptions):
     replicas: int = _option(1, "replicas of the shard group (hybrid sharding, HSDP)")
     prefetch: bool = _option(True, "gather the next block while this one computes")
     no_sync: bool = _option(
-        False, "reduce gradients only in the last micro-batch of a step, for more memory"
+        False, "reduce gradients in the last micro-batch only, for more memory (ZeRO-1 always does)"
     )
     flat: bool = _option(False, "anti-pattern: one group for the whole model, nothing to prefetch")
 
@@ -347,6 +349,11 @@ class CpOptions(WorkloadOptions):
     summary = "context parallelism: ring attention or Ulysses"
 
     method: Literal["ring", "ulysses"] = _option("ring", "how attention sees the whole sequence")
+    zigzag: bool = _option(
+        True,
+        "with --method ring: two pieces per rank, one from each end, so that a causal mask"
+        " leaves all the same work; off is the anti-pattern",
+    )
 
     def mesh(self, world_size: int) -> dict[str, int]:
         """One context-parallel axis."""
