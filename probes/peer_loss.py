@@ -1,0 +1,44 @@
+"""Telling a rank that failed from one that only lost its peers.
+
+When one rank dies or hangs, the others' collectives fail too, with plain errors that name no rank.
+Such an error is a consequence, never the first cause.
+"""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["is_peer_loss"]
+
+_PEER_LOSS = re.compile(
+    # gloo's transport, as torch raises it (RuntimeError or DistBackendError)
+    r"Connection (reset|closed|refused|timed out)( by peer)?"
+    r"|(Read|Write|Send|Recv) error \[[^\]]*\]"
+    r"|Timed out waiting \d+ms for (recv|send)"
+    r"|Socket (closed|Timeout)|Broken pipe"
+    r"|Application timeout caused pair closure"
+    r"|\[[^\]]*gloo/[^\]]*\].*(timed? ?out|closed|reset)"
+    # NCCL
+    r"|remote process (has terminated|exited)|ncclRemoteError|NCCL remote error"
+    r"|Watchdog caught collective operation timeout|Collective operation timeout"
+    r"|ncclInProgress.*timeout|NCCL communicator was aborted"
+    r"|Some NCCL operations have failed or timed out|Process group watchdog thread terminated"
+    # the store, and monitored barriers on ranks other than the one that is missing
+    r"|wait timeout after \d+ms|store.*(timed? ?out|closed)|TCPStore.*(fail|recv|send)"
+    r"|DistStoreError|DistNetworkError"
+    r"|Detected mismatch between collectives.*missing"
+    r"|failed to pass monitoredBarrier",
+    re.IGNORECASE | re.DOTALL,
+)
+
+
+def is_peer_loss(exception_text: str) -> bool:
+    """Whether the text says only that another rank went away or did not answer in time.
+
+    Args:
+        exception_text: Class and message of the exception, for example
+            ``RuntimeError: [...] Connection closed by peer [127.0.0.1]:1234``.
+    """
+    if "[Errno " in exception_text:  # Python's own sockets: a download that broke, not a rank
+        return False
+    return _PEER_LOSS.search(exception_text) is not None
