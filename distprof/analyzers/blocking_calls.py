@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from distprof.run.codes import distinct
 from distprof.run.launches import Launches
 from distprof.run.tables import RankTables, intervals_of
 from distprof.schema import Int64Array, Table
@@ -78,5 +79,5 @@ def _outermost(calls: Table) -> NDArray[np.bool_]:
 def rows_by_thread(rows: Table) -> Iterator[tuple[int, Int64Array]]:
     """For each thread, its code and the positions of its rows."""
     codes = rows.coded("thread").codes
-    for code in np.unique(codes).tolist():
+    for code in distinct(codes).tolist():
         yield code, np.flatnonzero(codes == code)

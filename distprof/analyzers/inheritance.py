@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distprof.analyzers.matched import Members, RowIndex, by_size
+from distprof.run.codes import distinct
 from distprof.run.run import Rank
 from distprof.schema import Int64Array
 
@@ -110,7 +111,7 @@ def _longest_wait(
     result = np.full(members.count, -1, dtype=np.int64)
     asked = np.flatnonzero(last.inherited)
     rank_of = np.searchsorted(index.base, last.row[asked], side="right") - 1
-    for position in np.unique(rank_of).tolist():
+    for position in distinct(rank_of).tolist():
         chosen = asked[rank_of == position]
         base, end = int(index.base[position]), int(index.base[position + 1])
         low, high = meeting[last.row[chosen]] + 1 - base, last.row[chosen] - base
@@ -132,7 +133,7 @@ def range_argmax(values: Int64Array, low: Int64Array, high: Int64Array) -> Int64
         levels.append(np.where(values[right] > values[left], right, left))
     exponent = np.frexp((high - low).astype(np.float64))[1].astype(np.int64) - 1
     result = np.empty(len(low), dtype=np.int64)
-    for k in np.unique(exponent).tolist():
+    for k in distinct(exponent).tolist():
         chosen = exponent == k
         left, right = levels[k][low[chosen]], levels[k][high[chosen] - 2**k]
         result[chosen] = np.where(values[right] > values[left], right, left)

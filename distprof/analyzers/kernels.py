@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from distprof.analyzers.context import RankAnalysis
 from distprof.analyzers.result import Record, Result
+from distprof.run.codes import distinct
 from distprof.schema import Int64Array
 from distprof.terms import ActivityKind
 
@@ -145,7 +146,7 @@ def _categories(cells: _Cells) -> tuple[CategoryTime, ...]:
             count=int(cells.count[kind == number].sum()),
             total_ns=int(cells.total_ns[kind == number].sum()),
         )
-        for number in np.unique(kind).tolist()
+        for number in distinct(kind).tolist()
     )
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distprof.analyzers.context import RankAnalysis
+from distprof.run.codes import distinct
 from distprof.run.run import CollectiveMatches, Rank, Run
 from distprof.schema import Int64Array
 
@@ -109,7 +110,7 @@ def by_size(offsets: Int64Array) -> Iterator[tuple[Int64Array, Int64Array]]:
         Segment numbers, shape ``(n,)``, and positions of their elements, shape ``(n, size)``.
     """
     sizes = np.diff(offsets)
-    for size in np.unique(sizes[sizes > 0]).tolist():
+    for size in distinct(sizes[sizes > 0]).tolist():
         segments = np.flatnonzero(sizes == size)
         height = max(_BLOCK // size, 1)
         for low in range(0, len(segments), height):

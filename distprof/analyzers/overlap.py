@@ -12,6 +12,7 @@ from distprof.analyzers.context import RankAnalysis
 from distprof.analyzers.result import Result
 from distprof.analyzers.rows import AxisOverlap, RankOverlap
 from distprof.intervals import Intervals, covered, intersect, union
+from distprof.run.codes import distinct
 from distprof.run.tables import intervals_of
 from distprof.schema import Table
 
@@ -88,7 +89,7 @@ def combine_overlap(
 
 
 def _rows_by_axis(rows: Intervals, axis: NDArray[np.int32]) -> Iterator[tuple[int, Intervals]]:
-    for index in np.unique(axis).tolist():
+    for index in distinct(axis).tolist():
         of_axis = axis == index
         yield index, Intervals(rows.start[of_axis], rows.end[of_axis])
 

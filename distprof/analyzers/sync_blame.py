@@ -17,6 +17,7 @@ from distprof.analyzers.blocking_calls import rows_by_thread
 from distprof.analyzers.context import SyncStats
 from distprof.analyzers.gaps import Gaps
 from distprof.intervals import Intervals, covered
+from distprof.run.codes import distinct
 from distprof.run.launches import Launches
 from distprof.run.tables import intervals_of
 from distprof.schema import Int64Array, Table
@@ -160,5 +161,5 @@ def sync_stats(
             blocked_ns=int(blocked[names.codes == code].sum()),
             idle_ns=int(idle[names.codes == code].sum()),
         )
-        for code in np.unique(names.codes[counted]).tolist()
+        for code in distinct(names.codes[counted]).tolist()
     )

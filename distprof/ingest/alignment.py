@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distprof.ingest.robust import components_of, fit_line, location, pooled_scale, solve_graph
-from distprof.run.codes import encode, order_of_codes
+from distprof.run.codes import distinct, encode, order_of_codes
 from distprof.run.members import domain_of_ranks, member_column, member_to_common
 from distprof.run.run import ClockAlignment, CollectiveMatches, Rank
 from distprof.schema import ABSENT, Int64Array
@@ -199,9 +199,9 @@ def _split_by(keys: Int64Array, values: Int64Array) -> list[Int64Array]:
     """Values of equal keys together, in their order, by ascending key."""
     if not len(keys):
         return []
-    distinct, code = encode(keys)
-    sizes = np.bincount(code, minlength=len(distinct))
-    return np.split(values[order_of_codes(code, len(distinct))], np.cumsum(sizes)[:-1])
+    found, code = encode(keys)
+    sizes = np.bincount(code, minlength=len(found))
+    return np.split(values[order_of_codes(code, len(found))], np.cumsum(sizes)[:-1])
 
 
 def _mean_ns(values: Int64Array, first: Int64Array) -> Int64Array:
@@ -258,7 +258,7 @@ def _deviations(clock: ClockAlignment, ends: _Ends, domain: Int64Array) -> NDArr
     # relative to the first member: floats hold that exactly
     relative = (common - np.repeat(common[ends.first], counts)).astype(np.float64)
     middle = np.zeros(len(counts))
-    for size in np.unique(counts).tolist():
+    for size in distinct(counts).tolist():
         alike = np.flatnonzero(counts == size)
         rows = ends.first[alike, np.newaxis] + np.arange(size)
         middle[alike] = np.median(relative[rows], axis=1)

@@ -12,7 +12,7 @@ from distprof.ingest.clock_links import ClockLinks
 from distprof.ingest.found import SAME_BYTES, Found, name_of, same_as_before
 from distprof.ingest.numbers_and_times import check_numbers
 from distprof.ingest.rows import Rows
-from distprof.run.codes import encode
+from distprof.run.codes import distinct, encode
 from distprof.run.topology import ProcessGroup
 from distprof.schema import Int64Array
 from distprof.terms import CollectiveKind, MatchMethod
@@ -31,7 +31,7 @@ def all_ranks_number(rows: Rows, index: Int64Array) -> NDArray[np.bool_]:
     group_of_pair, pair = _pairs(rows, index)
     numbers = np.zeros(len(group_of_pair), np.bool_)
     numbers[pair[has_number]] = True
-    without = np.unique(group_of_pair[~numbers])
+    without = distinct(group_of_pair[~numbers])
     return ~np.isin(rows.group[index], without)
 
 

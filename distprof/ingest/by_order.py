@@ -14,6 +14,7 @@ from distprof.ingest.rows import Rows
 from distprof.ingest.shifts import best_shift
 from distprof.ingest.strands import GroupStrands
 from distprof.ingest.subsequence import pair
+from distprof.run.codes import distinct
 from distprof.run.topology import ProcessGroup
 from distprof.schema import Int64Array
 from distprof.terms import CollectiveKind, MatchMethod
@@ -47,7 +48,7 @@ def match_by_order(
         found: Takes what is found.
     """
     parts: list[tuple[str, dict[int, Int64Array], GroupStrands]] = []
-    for group in np.unique(rows.group[index]).tolist():
+    for group in distinct(rows.group[index]).tolist():
         of_group = index[rows.group[index] == group]
         by_rank = _split_by(rows.rank[of_group], of_group)
         by_rank, uneven = _without_uneven_messages(rows, by_rank, present[group])
@@ -69,8 +70,8 @@ def match_by_order(
 
 def _split_by(values: NDArray[np.int32], index: Int64Array) -> dict[int, Int64Array]:
     """Parts of ``index`` by value; ``values`` come in runs, ascending."""
-    distinct, first = np.unique(values, return_index=True)
-    return dict(zip(distinct.tolist(), np.split(index, first[1:]), strict=True))
+    found, first = np.unique(values, return_index=True)
+    return dict(zip(found.tolist(), np.split(index, first[1:]), strict=True))
 
 
 def _without_uneven_messages(

@@ -27,6 +27,7 @@ from distprof.ingest.collective_sizes import (
 )
 from distprof.ingest.communication import Classifier, is_wait
 from distprof.ingest.group_columns import GroupColumns, Membership
+from distprof.run.codes import distinct
 from distprof.run.launches import join_launches
 from distprof.run.tables import COLLECTIVES
 from distprof.schema import ABSENT, Coded, Int64Array, Table
@@ -211,7 +212,7 @@ def _enclosing(
     candidates, thread, start = candidates[order], thread[order], start[order]
     launch_thread = threads.codes[launches[known]]
     launch_start = host["start_ns"][launches[known]]
-    for number in np.unique(launch_thread):
+    for number in distinct(launch_thread):
         mine = launch_thread == number
         low, high = np.searchsorted(thread, [number, number + 1])
         if low == high:

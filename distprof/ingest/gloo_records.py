@@ -17,6 +17,7 @@ from distprof.ingest.collective_records import Records, records_table
 from distprof.ingest.collective_sizes import CallFacts, call_facts, peer_in_group
 from distprof.ingest.communication import Classifier
 from distprof.ingest.group_columns import Membership
+from distprof.run.codes import distinct
 from distprof.schema import ABSENT, Int64Array, Table
 from distprof.terms import ActivityKind, CollectiveKind
 
@@ -126,7 +127,7 @@ def _pair_in_order(
     run_key, ask_key = _keys(executed, sized), _keys(asked, sized)
     free_run = result[executed.rows] == ABSENT
     free_ask = ~np.isin(asked.rows, result)
-    for key in np.unique(run_key[free_run & (run_key >= 0)]):
+    for key in distinct(run_key[free_run & (run_key >= 0)]):
         runs = executed.rows[free_run & (run_key == key)]
         asks = asked.rows[free_ask & (ask_key == key)]
         count, skip = _alignment(starts[own[runs]], starts[asks])

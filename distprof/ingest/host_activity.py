@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from distprof.ingest.communication import Classifier, collective_kind
 from distprof.intervals import Intervals
+from distprof.run.codes import distinct
 from distprof.run.tables import ACTIVITY
 from distprof.schema import ABSENT, Coded, Int64Array, Table
 from distprof.terms import ActivityKind
@@ -69,7 +70,7 @@ def _communication_threads(host: Table, executed: Int64Array) -> NDArray[np.int3
     """
     names, threads = host.coded("name"), host.coded("thread")
     collective = names.where([not collective_kind(n).is_point_to_point for n in names.values])
-    codes: NDArray[np.int32] = np.unique(threads.codes[executed[collective[executed]]])
+    codes: NDArray[np.int32] = distinct(threads.codes[executed[collective[executed]]])
     return codes
 
 
@@ -79,7 +80,7 @@ def _working(host: Table, rows: NDArray[np.intp]) -> Int64Array:
     asks = names.where([bool(_ASKS_FOR_COMMUNICATION.match(value)) for value in names.values])
     threads = host.coded("thread").codes
     kept: list[NDArray[np.intp]] = []
-    for thread in np.unique(threads[rows]):
+    for thread in distinct(threads[rows]):
         mine = rows[threads[rows] == thread]
         mine = mine[np.lexsort((-host["end_ns"][mine], host["start_ns"][mine]))]
         spans = Intervals(host["start_ns"][mine], host["end_ns"][mine])

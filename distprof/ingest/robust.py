@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from distprof.run.codes import distinct
 from distprof.schema import Int64Array
 
 __all__ = ["Line", "components_of", "fit_line", "location", "pooled_scale", "solve_graph"]
@@ -120,7 +121,7 @@ def solve_graph(
     error = np.maximum(error, _MIN_ERROR)
     value, value_error = np.zeros(count), np.zeros(count)
     label = components_of(count, edges)
-    for component in np.unique(label[edges[:, 0]]) if len(edges) else ():
+    for component in distinct(label[edges[:, 0]]) if len(edges) else ():
         nodes = np.flatnonzero(label == component)
         inside = np.isin(edges[:, 0], nodes)
         position = np.searchsorted(nodes, edges[inside])

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distprof.intervals import Intervals, union
+from distprof.run.codes import distinct
 from distprof.run.launches import join_launches
 from distprof.run.tables import STEPS
 from distprof.schema import ABSENT, Coded, Int64Array, Table
@@ -201,7 +202,7 @@ def _optimizer_ends(host: Table) -> Int64Array:
     rows = _rows_named(host, _OPTIMIZER_STEP)
     codes = host.coded("name").codes[rows]
     best: Int64Array = np.empty(0, dtype=np.int64)
-    for code in np.unique(codes):
+    for code in distinct(codes):
         own = rows[codes == code]
         ends = union(Intervals(host["start_ns"][own], host["end_ns"][own])).end
         if len(best) == 0 or (len(ends), -ends[-1:].sum()) < (len(best), -best[-1]):

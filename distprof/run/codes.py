@@ -2,16 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from distprof.schema import Int64Array
 
-__all__ = ["encode", "order_of_codes"]
+__all__ = ["distinct", "encode", "order_of_codes"]
 
+Number = TypeVar("Number", bound=np.integer[Any])
+
+_SMALL_TABLE = 1 << 10
 _MAX_TABLE = 1 << 24  # entries of a table that is looked up instead of sorting
+
+
+def distinct(values: NDArray[Number]) -> NDArray[Number]:
+    """Distinct integers, ascending.
+
+    As ``np.unique(values)``, which imports ``numpy.ma`` when it is first called: a tenth of the
+    start of a process.
+    """
+    if len(values) == 0:
+        return values
+    if values.min() >= 0 and values.max() < 8 * len(values) + _SMALL_TABLE:
+        used = np.zeros(int(values.max()) + 1, np.bool_)
+        used[values] = True
+        return np.flatnonzero(used).astype(values.dtype)
+    ordered = np.sort(values)
+    result: NDArray[Number] = ordered[np.append(True, ordered[1:] != ordered[:-1])]
+    return result
 
 
 def encode(values: NDArray[Any]) -> tuple[Int64Array, Int64Array]:

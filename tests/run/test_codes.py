@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from distprof.run.codes import encode, order_of_codes
+from distprof.run.codes import distinct, encode, order_of_codes
 
 
 @given(
@@ -14,10 +14,21 @@ from distprof.run.codes import encode, order_of_codes
     | hnp.arrays(np.int32, st.integers(0, 40), elements=st.integers(0, 2**31 - 1))
 )
 def test_codes_are_those_of_sorted_distinct_values(values):
-    distinct, code = encode(values)
+    found, code = encode(values)
     expected, inverse = np.unique(values, return_inverse=True)
-    assert distinct.tolist() == expected.tolist()
+    assert found.tolist() == expected.tolist()
     assert code.tolist() == inverse.tolist()
+
+
+@given(
+    hnp.arrays(np.int64, st.integers(0, 40), elements=st.integers(-3, 2000))
+    | hnp.arrays(np.int32, st.integers(0, 40), elements=st.integers(-(2**31), 2**31 - 1))
+    | hnp.arrays(np.int8, st.integers(0, 40), elements=st.integers(0, 5))
+)
+def test_distinct_values_are_those_of_numpy_and_of_the_same_type(values):
+    found = distinct(values)
+    assert found.tolist() == np.unique(values).tolist()
+    assert found.dtype == values.dtype
 
 
 @pytest.mark.parametrize("count", [3, 1 << 20])
