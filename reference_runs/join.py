@@ -1,0 +1,116 @@
+"""A rank joins its job: device, process group, mesh."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+from math import prod
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.distributed_c10d import _set_pg_timeout
+
+from distprof.errors import UsageError
+from reference_runs.options import TrainingOptions, WorkloadOptions
+from reference_runs.workload import Job
+
+__all__ = ["Place", "coordinates_of", "join"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where torchrun's variables say this process is; alone without them."""
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    local_world_size: int = 1
+
+    @classmethod
+    def from_environment(cls) -> Place:
+        """RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE."""
+        return cls(
+            rank=int(os.environ.get("RANK", "0")),
+            world_size=int(os.environ.get("WORLD_SIZE", "1")),
+            local_rank=int(os.environ.get("LOCAL_RANK", "0")),
+            local_world_size=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
+        )
+
+
+def join(place: Place, training: TrainingOptions, options: WorkloadOptions) -> Job:
+    """Make the process group and the mesh.
+
+    Args:
+        place: Of this rank.
+        training: Device, precision, threads and timeout.
+        options: Of the workload, for its mesh.
+
+    Raises:
+        UsageError: If there is no device, or no such mesh.
+    """
+    device = _device(place, training)
+    mesh_sizes = options.mesh(place.world_size) or {"dp_replicate": 1}
+    timeout = timedelta(seconds=training.group_timeout_s)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    else:
+        torch.set_num_threads(training.threads)
+    dist.init_process_group(
+        _backend(place, device),
+        timeout=timeout,
+        store=HashStore() if place.world_size == 1 else None,
+        rank=place.rank,
+        world_size=place.world_size,
+    )
+    mesh = init_device_mesh(
+        device.type, tuple(mesh_sizes.values()), mesh_dim_names=tuple(mesh_sizes)
+    )
+    for axis in mesh_sizes:  # a mesh gives its groups the default of half an hour
+        _set_pg_timeout(timeout, mesh.get_group(axis))
+    return Job(
+        rank=place.rank,
+        world_size=place.world_size,
+        local_rank=place.local_rank,
+        device=device,
+        dtype=_dtype(training, device),
+        timeout=timeout,
+        mesh=mesh,
+    )
+
+
+def coordinates_of(rank: int, mesh: dict[str, int]) -> dict[str, int]:
+    """Index of a rank along each axis of a mesh whose last axis varies fastest."""
+    result = {}
+    rest = rank
+    for axis in reversed(mesh):
+        rest, result[axis] = divmod(rest, mesh[axis])
+    if rest:
+        raise ValueError(f"rank {rank} is outside of a mesh of {prod(mesh.values())}")
+    return {axis: result[axis] for axis in mesh}
+
+
+def _device(place: Place, training: TrainingOptions) -> torch.device:
+    wanted = training.device
+    if wanted == "auto":
+        wanted = "cuda" if torch.cuda.is_available() else "cpu"
+    if wanted == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise UsageError("--device cuda: torch finds no CUDA device here; use --device cpu")
+    return torch.device("cuda", place.local_rank % torch.cuda.device_count())
+
+
+def _backend(place: Place, device: torch.device) -> str:
+    """NCCL wants a GPU for each rank; ranks that share one talk through gloo."""
+    if device.type == "cuda" and place.local_world_size <= torch.cuda.device_count():
+        return "nccl"
+    return "gloo"
+
+
+def _dtype(training: TrainingOptions, device: torch.device) -> torch.dtype:
+    auto = "bf16" if device.type == "cuda" else "fp32"
+    precision = auto if training.precision == "auto" else training.precision
+    return {"bf16": torch.bfloat16, "fp32": torch.float32}[precision]
