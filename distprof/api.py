@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from distprof import __version__
 from distprof.analyzers.measure import Measurements
+from distprof.analyzers.records import RecordResults
 from distprof.analyzers.result import Result
 from distprof.report.model import Report
 from distprof.report.run_info import describe_run
@@ -116,6 +117,7 @@ def analyze(
         UsageError: If an option or the configuration is wrong.
     """
     from distprof.analyzers.measure import measure
+    from distprof.analyzers.records import measure_records
     from distprof.ingest.executor import running
     from distprof.rules.engine import run_rules
 
@@ -126,7 +128,8 @@ def analyze(
     with running(_suitable(executor, run)) as pool:
         mapper = _RankMapper(pool, progress, debug=debug)
         measured = measure(run, executor=mapper, window=window)
-    results = _results(run, measured)
+        recorded = measure_records(run, executor=_RankMapper(pool, None, debug=debug))
+    results = _results(run, measured, recorded)
     outcome = run_rules(results.values(), settings.limits, debug=debug)
     return Report(
         distprof_version=__version__,
@@ -137,10 +140,11 @@ def analyze(
     )
 
 
-def _results(run: Run, measured: Measurements) -> dict[str, Result]:
+def _results(run: Run, measured: Measurements, recorded: RecordResults) -> dict[str, Result]:
     """Every analyzer's result, by the report's field."""
     from distprof.analyzers.capture import analyze_capture
     from distprof.analyzers.collectives import analyze_collectives
+    from distprof.analyzers.job import analyze_job
     from distprof.analyzers.stragglers import analyze_stragglers
 
     return {
@@ -155,6 +159,12 @@ def _results(run: Run, measured: Measurements) -> dict[str, Result]:
         "idle": measured.idle,
         "kernels": measured.kernels,
         "waterfall": measured.waterfall,
+        "job": analyze_job(run),
+        "step_log": recorded.step_log,
+        "memory": recorded.memory,
+        "telemetry": recorded.telemetry,
+        "moe": recorded.moe,
+        "pauses": recorded.pauses,
     }
 
 
@@ -186,7 +196,7 @@ class _RankMapper:
                 raise outcome.failure.error
             else:
                 reason = " ".join(outcome.failure.reason.split())
-                yield f"Rank {job.context.rank} could not be measured: {reason}."
+                yield f"Rank {job.rank} could not be measured: {reason}."
 
 
 def _suitable(executor: Any, run: Run) -> Any:

@@ -80,6 +80,11 @@ class _Job:
     source: TableSource
     context: RankContext
 
+    @property
+    def rank(self) -> int:
+        """Whose tables they are."""
+        return self.context.rank
+
 
 def measure(
     run: Run,

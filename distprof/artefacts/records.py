@@ -23,8 +23,8 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     """First line of a line-wise file.
 
     Args:
-        schema: ``distprof.steps/1``, ``distprof.nvml/1``, ``distprof.memory/1``, ``distprof.moe/1``,
-            ``distprof.pauses/1`` or ``distprof.clock/1``.
+        schema: ``distprof.steps/1``, ``distprof.nvml/1``, ``distprof.memory/1``,
+            ``distprof.moe/1``, ``distprof.pauses/1`` or ``distprof.clock/1``.
         rank: Global rank.
         about: What all lines share, for example the device's name or the sampling period.
     """

@@ -169,7 +169,8 @@ class RunFile(msgspec.Struct, frozen=True, kw_only=True):
         workload: Name of the reference workload; empty for others.
         config: Its whole configuration, every default spelled out: sections to options to values.
         strategy: For people, for example ``FSDP (ZeRO-3)``; empty when unknown.
-        mesh: Mesh axis to its size, slowest varying first (names of :class:`distprof.terms.MeshAxis`).
+        mesh: Mesh axis to its size, slowest varying first (names of
+            :class:`distprof.terms.MeshAxis`).
         world_size: Ranks of the job, None when unknown.
         ranks: What is known of each, ascending.
         versions: ``python``, ``torch``, ``cuda``, ``nccl``, ``driver``.

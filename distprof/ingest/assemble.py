@@ -8,12 +8,14 @@ import numpy as np
 
 from distprof.errors import InputError
 from distprof.ingest.alignment import align_clocks
+from distprof.ingest.job.describe import missing_ranks, trace_gaps
+from distprof.ingest.job.run_directory import RunDirectory
 from distprof.ingest.matching import match_collectives
 from distprof.ingest.rows import NO_STEP, step_labels
 from distprof.ingest.topology import MAX_WORLD_SIZE, build_topology
 from distprof.ingest.windows import find_window
 from distprof.run.members import positions_of
-from distprof.run.run import ClockAlignment, CollectiveMatches, Gap, Rank, Run
+from distprof.run.run import CaptureWindow, ClockAlignment, CollectiveMatches, Gap, Rank, Run
 from distprof.run.topology import Topology
 from distprof.units import fold_ranks, format_ratio, name_ranks
 
@@ -23,24 +25,33 @@ _MIN_MATCHED_RATIO = 0.95
 _MAX_VIOLATION_RATIO = 0.01
 
 
-def assemble_run(source: str, ranks: Iterable[Rank], gaps: Iterable[Gap] = ()) -> Run:
+def assemble_run(
+    source: str,
+    ranks: Iterable[Rank],
+    gaps: Iterable[Gap] = (),
+    directory: RunDirectory | None = None,
+) -> Run:
     """Join ranks into a run.
 
     Args:
         source: What the user named.
         ranks: Ranks that could be read, in any order; of two with the same number the first counts.
         gaps: What is known to be missing so far.
+        directory: The run directory, None for bare traces.
 
     Raises:
-        InputError: If there is no rank.
+        InputError: If there is no rank, and no run directory either.
     """
     kept, duplicates = _distinct(ranks)
-    if not kept:
+    if not kept and directory is None:
         raise InputError(source, expected="at least one trace that can be read", found="none")
-    topology = build_topology(kept)
+    job = None if directory is None else directory.job
+    topology = build_topology(kept, job)
     matches = match_collectives(kept, topology.groups, topology.nodes)
     clock = align_clocks(kept, topology.nodes, matches)
-    window, window_gaps = find_window(kept, matches, clock)
+    window, window_gaps = (
+        find_window(kept, matches, clock) if kept else (CaptureWindow(steps=()), ())
+    )
     return Run(
         source=source,
         ranks=kept,
@@ -49,13 +60,19 @@ def assemble_run(source: str, ranks: Iterable[Rank], gaps: Iterable[Gap] = ()) -
         clock=clock,
         window=window,
         gaps=(
+            *(directory.gaps if directory else ()),
             *gaps,
-            *_rank_gaps(kept, topology, duplicates),
+            *_duplicate_gaps(duplicates),
+            *(trace_gaps(kept, directory) if directory else _missing_gaps(kept, topology)),
             *_world_gaps(kept, topology),
             *_match_gaps(kept, matches),
             *_clock_gaps(kept, clock),
             *window_gaps,
         ),
+        job=job,
+        records=directory.records if directory else {},
+        errors=directory.errors if directory else (),
+        run_dir=directory.folder.path if directory else "",
     )
 
 
@@ -70,28 +87,18 @@ def _distinct(ranks: Iterable[Rank]) -> tuple[tuple[Rank, ...], tuple[int, ...]]
     return tuple(by_number[number] for number in sorted(by_number)), tuple(duplicates)
 
 
-def _rank_gaps(ranks: Sequence[Rank], topology: Topology, duplicates: tuple[int, ...]) -> list[Gap]:
-    gaps = []
-    if duplicates:
-        gaps.append(
-            Gap(
-                what="duplicate-ranks",
-                message=f"More than one trace says it is rank {fold_ranks(duplicates)}: "
-                "the first is used.",
-                ranks=duplicates,
-            )
-        )
+def _duplicate_gaps(duplicates: tuple[int, ...]) -> list[Gap]:
+    if not duplicates:
+        return []
+    message = f"More than one trace says it is rank {fold_ranks(duplicates)}: the first is used."
+    return [Gap(what="duplicate-ranks", message=message, ranks=duplicates)]
+
+
+def _missing_gaps(ranks: Sequence[Rank], topology: Topology) -> list[Gap]:
     missing = sorted(set(range(topology.world_size or 0)) - {rank.rank for rank in ranks})
-    if missing:
-        gaps.append(
-            Gap(
-                what="missing-ranks",
-                message=f"{len(missing)} of {topology.world_size} ranks have no trace "
-                f"({fold_ranks(missing)}): the last to arrive may be one of them.",
-                ranks=tuple(missing),
-            )
-        )
-    return gaps
+    if not missing:
+        return []
+    return [missing_ranks(missing, topology.world_size or 0)]
 
 
 def _world_gaps(ranks: Sequence[Rank], topology: Topology) -> list[Gap]:

@@ -11,14 +11,31 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
-from distprof.artefacts import CACHE_DIR, REPORT_FILE, RUN_FILE
+from distprof.artefacts import (
+    CACHE_DIR,
+    ERROR_FILE,
+    FLIGHT_FILE,
+    RANK_FILE,
+    REPORT_FILE,
+    RUN_FILE,
+)
 from distprof.errors import InputError, UsageError
 from distprof.run.run import Gap
 
 __all__ = ["Discovery", "TraceFile", "discover", "open_trace", "rank_in_name"]
 
 _TRACE_NAME = re.compile(r"\.json(\.gz)?$", re.IGNORECASE)
-_NOT_TRACES = frozenset((RUN_FILE, REPORT_FILE, "package.json", "tsconfig.json"))
+_NOT_TRACES = frozenset(
+    (
+        RUN_FILE,
+        RANK_FILE,
+        ERROR_FILE,
+        FLIGHT_FILE,
+        REPORT_FILE,
+        "package.json",
+        "tsconfig.json",
+    )
+)
 _SNIFF_BYTES = 1 << 16
 _SPECIAL = "a pipe or device"
 _MAX_NAMED = 5  # files that a message names
@@ -44,11 +61,13 @@ class TraceFile:
         path: Local path or fsspec URL.
         name_rank: Rank by the name of the file or its folder, None where they name none.
         size_bytes: Size as stored, None where the file system does not say.
+        flight: The Flight Recorder's dump of the same rank, empty where there is none.
     """
 
     path: str
     name_rank: int | None = None
     size_bytes: int | None = None
+    flight: str = ""
 
     @property
     def is_local(self) -> bool:
@@ -86,18 +105,19 @@ def rank_in_name(path: str) -> int | None:
     return None
 
 
-def discover(source: str) -> Discovery:
+def discover(source: str, *, may_be_empty: bool = False) -> Discovery:
     """Find the traces that ``source`` names.
 
     Args:
         source: A file, a folder (searched to any depth), a glob, or an fsspec URL of any of them.
+        may_be_empty: A folder without traces is a result and no error.
 
     Raises:
         InputError: If nothing is there, or nothing in it looks like a Kineto trace.
         UsageError: If a package that opens this kind of URL is not installed.
     """
     if "://" in source:
-        return _discover_url(source)
+        return _discover_url(source, may_be_empty=may_be_empty)
     if not source:  # which Path takes for the current folder: an unset variable of a script
         raise InputError(
             "(empty name)",
@@ -107,7 +127,7 @@ def discover(source: str) -> Discovery:
         )
     path = Path(source).expanduser()
     if path.is_dir():
-        return _select(source, path, _walk(path))
+        return _select(source, path, _walk(path), may_be_empty=may_be_empty)
     if path.is_file():
         return Discovery(source=source, folder=None, traces=(_local(path),))
     if path.exists():
@@ -176,7 +196,7 @@ def _may_be_trace(name: str) -> bool:
     return bool(_TRACE_NAME.search(name)) and name not in _NOT_TRACES and name[0] != "."
 
 
-def _discover_url(source: str) -> Discovery:
+def _discover_url(source: str, *, may_be_empty: bool) -> Discovery:
     file_system, path = _file_system(source)
     try:
         if file_system.isfile(path):
@@ -194,7 +214,7 @@ def _discover_url(source: str) -> Discovery:
         if _may_be_trace(PurePosixPath(name).name)
         and CACHE_DIR not in PurePosixPath(name).parts[:-1]
     ]
-    return _select(source, None, traces)
+    return _select(source, None, traces, may_be_empty=may_be_empty)
 
 
 def _file_system(url: str) -> tuple[Any, str]:
@@ -218,9 +238,15 @@ def _unreadable(source: str, error: Exception) -> InputError:
     )
 
 
-def _select(source: str, folder: Path | None, candidates: Sequence[TraceFile]) -> Discovery:
+def _select(
+    source: str,
+    folder: Path | None,
+    candidates: Sequence[TraceFile],
+    *,
+    may_be_empty: bool = False,
+) -> Discovery:
     """Keep what looks like a trace, tell what does not."""
-    if not candidates:
+    if not candidates and not may_be_empty:
         raise InputError(
             source,
             expected="Kineto traces (*.json or *.json.gz) there",
@@ -229,7 +255,7 @@ def _select(source: str, folder: Path | None, candidates: Sequence[TraceFile]) -
         )
     verdicts = {trace.path: _sniff(trace) for trace in candidates}
     traces = [trace for trace in candidates if verdicts[trace.path] == ""]
-    if not traces:
+    if not traces and not may_be_empty:
         raise InputError(
             source,
             expected="at least one Kineto trace",

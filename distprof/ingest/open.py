@@ -15,6 +15,11 @@ from distprof.ingest.assemble import assemble_run
 from distprof.ingest.cache import is_temporary
 from distprof.ingest.discovery import Discovery, TraceFile, discover
 from distprof.ingest.executor import Outcome, map_each, running
+from distprof.ingest.job.describe import describe_rank, with_flight
+from distprof.ingest.job.run_directory import (
+    find_run_directory,
+    open_run_directory,
+)
 from distprof.ingest.rank import IngestOptions, ingest_rank
 from distprof.ingest.same_run import same_run
 from distprof.run.run import Gap, Rank, Run
@@ -51,26 +56,37 @@ def open_run(
         The run. A trace that could not be read costs its rank only and is listed in ``gaps``.
 
     Raises:
-        InputError: If no trace could be read, or one is damaged and ``options.strict`` is set.
+        InputError: If no trace could be read (a run directory without any is still a run), or one
+            is damaged and ``options.strict`` is set.
         UsageError: If the executor does not exist or does not answer.
     """
-    found = discover(source)
+    place = find_run_directory(source)
+    directory = open_run_directory(place) if place is not None else None
+    found = discover(place or source, may_be_empty=directory is not None)
     options = _with_place(options or IngestOptions(), found)
     wanted = None if ranks is None else {*ranks}
     traces = [t for t in found.traces if _is_among(wanted, t.name_rank)]
+    if directory is not None:
+        traces = [with_flight(trace, directory) for trace in traces]
     with running(_suitable(executor, traces)) as pool:
         outcomes = map_each(pool, partial(ingest_rank, options=options), traces, progress)
-    read, gaps = _sorted_out(source, traces, outcomes, strict=options.strict)
+    may_be_empty = directory is not None
+    read, gaps = _sorted_out(
+        source, traces, outcomes, strict=options.strict, may_be_empty=may_be_empty
+    )
     _delete_at_exit(read)
+    if directory is not None:
+        entries = {entry.rank: entry for entry in directory.job.ranks}
+        read = [describe_rank(rank, directory, entries) for rank in read]
     kept, left_out = same_run([r for r in read if _is_among(wanted, r.rank)])
-    if not kept:
+    if not kept and (directory is None or (wanted and not wanted & set(directory.records))):
         raise InputError(
             source,
             expected=f"traces of {name_ranks(wanted or ())}",
             found=f"none of them among {len(found.traces)} traces",
             fix="name ranks that the job has",
         )
-    run = assemble_run(source, kept, (*found.gaps, *gaps, *left_out))
+    run = assemble_run(source, kept, (*found.gaps, *gaps, *left_out), directory)
     return run if wanted is None else _as_chosen(run, wanted)
 
 
@@ -81,14 +97,15 @@ def _is_among(wanted: set[int] | None, rank: int | None) -> bool:
 
 def _as_chosen(run: Run, wanted: set[int]) -> Run:
     """The run with what was left out on purpose told from what is missing."""
-    present = {rank.rank for rank in run.ranks}
+    present = {rank.rank for rank in run.ranks} or wanted & set(run.records)
     absent = wanted - present
     message = f"Only {name_ranks(present)} {'is' if len(present) == 1 else 'are'} read, as asked"
     if absent:
         message += f"; there is no trace of {name_ranks(absent)}"
     gap = Gap(what="chosen-ranks", message=f"{message}.", ranks=tuple(sorted(absent)))
     others = tuple(g for g in run.gaps if g.what != "missing-ranks")
-    return replace(run, gaps=(gap, *others))
+    records = {rank: source for rank, source in run.records.items() if rank in wanted}
+    return replace(run, gaps=(gap, *others), records=records)
 
 
 def _delete_at_exit(ranks: Sequence[Rank]) -> None:
@@ -120,13 +137,18 @@ def _suitable(executor: str | Executor, traces: Sequence[TraceFile]) -> str | Ex
 
 
 def _sorted_out(
-    source: str, traces: Sequence[TraceFile], outcomes: Sequence[Outcome[Rank]], *, strict: bool
+    source: str,
+    traces: Sequence[TraceFile],
+    outcomes: Sequence[Outcome[Rank]],
+    *,
+    strict: bool,
+    may_be_empty: bool,
 ) -> tuple[list[Rank], list[Gap]]:
     """Ranks that were read, and a gap for each that was not."""
     read = [outcome.result for outcome in outcomes if outcome.result is not None]
     failed = [(t, o.failure) for t, o in zip(traces, outcomes, strict=True) if o.failure]
     for _, failure in failed:
-        if strict or not read:
+        if strict or not (read or may_be_empty):
             raise _as_input_error(source, failure.error, len(failed)) from failure.error
     return read, [_gap(trace, failure.reason) for trace, failure in failed]
 

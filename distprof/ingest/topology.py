@@ -10,7 +10,15 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from distprof.artefacts.run_file import RunFile
 from distprof.ingest.metadata import axis_of
+from distprof.run.places import (
+    MAX_WORLD_SIZE,
+    coordinates_of,
+    nodes_of_job,
+    with_axis,
+    world_size_of_job,
+)
 from distprof.run.run import Rank
 from distprof.run.topology import NodeOrigin, ProcessGroup, Topology
 from distprof.schema import Int64Array
@@ -27,24 +35,30 @@ __all__ = [
 
 GroupKey = tuple[str, tuple[int, ...], int | None]
 
-MAX_WORLD_SIZE = 1 << 18  # more ranks than any job has; larger numbers are nonsense
 
-
-def build_topology(ranks: Sequence[Rank]) -> Topology:
+def build_topology(ranks: Sequence[Rank], job: RunFile | None = None) -> Topology:
     """Nodes and groups of a run.
 
-    Nodes come from host names; without them from device counts, by the convention of launchers
-    that ranks are numbered node by node; else they are unknown. Groups are those that the ranks
-    list and those that their collectives name; the same name with the same members is one group.
+    Nodes are what run.json says; without it they come from host names; without them from device
+    counts, by the convention of launchers that ranks are numbered node by node; else they are
+    unknown. Groups are those that the ranks list and those that their collectives name; the same
+    name with the same members is one group.
 
     Args:
         ranks: Ranks of the run, ascending.
+        job: What a run directory says, None for bare traces.
     """
     world_size = world_size_of(ranks)
+    if world_size is None and job is not None:
+        world_size = world_size_of_job(job)
     nodes, origin = _nodes(ranks, world_size)
-    return Topology(
-        world_size=world_size, nodes=nodes, node_origin=origin, groups=_groups(ranks, world_size)
-    )
+    groups = _groups(ranks, world_size)
+    if job is not None:
+        told = nodes_of_job(job)
+        nodes, origin = (told, "run.json") if told else (nodes, origin)
+        places = coordinates_of(job)
+        groups = tuple(with_axis(group, places) for group in groups)
+    return Topology(world_size=world_size, nodes=nodes, node_origin=origin, groups=groups)
 
 
 def world_size_of(ranks: Sequence[Rank]) -> int | None:

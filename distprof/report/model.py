@@ -10,10 +10,16 @@ from distprof.analyzers.breakdown import BreakdownResult, StepTimeResult
 from distprof.analyzers.capture import CaptureResult
 from distprof.analyzers.collectives import CollectivesResult
 from distprof.analyzers.idle import IdleResult
+from distprof.analyzers.job import JobResult
 from distprof.analyzers.kernels import KernelsResult
+from distprof.analyzers.memory import MemoryResult
+from distprof.analyzers.moe import MoeResult
 from distprof.analyzers.overlap import OverlapResult
+from distprof.analyzers.pauses import PausesResult
 from distprof.analyzers.result import Record
+from distprof.analyzers.step_log import StepLogResult
 from distprof.analyzers.stragglers import StragglersResult
+from distprof.analyzers.telemetry import TelemetryResult
 from distprof.analyzers.waterfall import WaterfallResult
 from distprof.artefacts import REPORT_SCHEMA
 from distprof.rules.finding import Finding, NotChecked
@@ -66,6 +72,12 @@ class Report(Record, frozen=True, kw_only=True):
     idle: IdleResult
     kernels: KernelsResult
     waterfall: WaterfallResult
+    job: JobResult = JobResult(kind=None)
+    step_log: StepLogResult = StepLogResult()
+    memory: MemoryResult = MemoryResult()
+    telemetry: TelemetryResult = TelemetryResult()
+    moe: MoeResult = MoeResult()
+    pauses: PausesResult = PausesResult()
     findings: tuple[Finding, ...]
     not_checked: tuple[NotChecked, ...]
 

@@ -20,14 +20,20 @@ def describe_run(run: Run, *, num_steps: int) -> RunInfo:
         ranks=tuple(rank.rank for rank in run.ranks),
         num_steps=num_steps,
         backend=_joined(rank.backend for rank in run.ranks),
-        device=_joined(rank.device.name for rank in run.ranks),
-        strategy=None,
-        mesh=_mesh(run.topology.groups),
+        device=_device(run),
+        strategy=(run.job.strategy or None) if run.job else None,
+        mesh=dict(run.job.mesh) if run.job and run.job.mesh else _mesh(run.topology.groups),
         nodes=dict(run.topology.nodes),
         node_origin=run.topology.node_origin,
         groups=_groups(run.topology.groups),
-        versions=_versions(run.ranks),
+        versions={**(run.job.versions if run.job else {}), **_versions(run.ranks)},
     )
+
+
+def _device(run: Run) -> str:
+    """What the traces show; where there are none, what run.json says."""
+    traced = _joined(rank.device.name for rank in run.ranks)
+    return traced or _joined(entry.device for entry in run.job.ranks) if run.job else traced
 
 
 def _joined(words: Iterable[str]) -> str:

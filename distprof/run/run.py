@@ -9,6 +9,9 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from distprof.artefacts.rank_file import ErrorFile
+from distprof.artefacts.run_file import RunFile
+from distprof.run.records import RecordSource
 from distprof.run.tables import RankTables
 from distprof.run.topology import ProcessGroup, Topology
 from distprof.schema import Int64Array, Table
@@ -307,6 +310,11 @@ class Run:
         clock: How ranks' clocks relate.
         window: What is analysed.
         gaps: What is missing or damaged.
+        job: What a run directory says of the job; None for bare traces.
+        records: Rank number to what its probes recorded beside the trace; also of ranks that were
+            not traced.
+        errors: Why Python code of ranks stopped, in order of time.
+        run_dir: The run directory, empty for bare traces.
     """
 
     source: str
@@ -316,10 +324,14 @@ class Run:
     clock: ClockAlignment
     window: CaptureWindow
     gaps: tuple[Gap, ...] = ()
+    job: RunFile | None = None
+    records: Mapping[int, RecordSource] = field(default_factory=dict)
+    errors: tuple[ErrorFile, ...] = ()
+    run_dir: str = ""
 
     def __repr__(self) -> str:
         """One line: the ranks hold whole tables."""
-        numbers = name_ranks(rank.rank for rank in self.ranks)
+        numbers = name_ranks(rank.rank for rank in self.ranks) if self.ranks else "no rank"
         of = f" of {self.topology.world_size}" if self.topology.world_size else ""
         steps, gaps = len(self.window.steps), len(self.gaps)
         return (

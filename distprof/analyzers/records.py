@@ -1,0 +1,138 @@
+"""What probes recorded beside the traces: each rank alone, then all ranks combined."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from distprof.analyzers.job import NO_RUN_DIRECTORY
+from distprof.analyzers.measure import Mapper
+from distprof.analyzers.memory import MemoryResult, RankMemory, combine_memory, measure_memory
+from distprof.analyzers.moe import MoeResult, Routing, combine_routing, measure_routing
+from distprof.analyzers.pauses import PausesResult, RankPauses, combine_pauses, measure_pauses
+from distprof.analyzers.step_log import (
+    StepLog,
+    StepLogResult,
+    combine_step_logs,
+    measure_step_log,
+)
+from distprof.analyzers.telemetry import (
+    RankTelemetry,
+    TelemetryResult,
+    combine_telemetry,
+    measure_telemetry,
+)
+from distprof.artefacts.run_file import RunFile
+from distprof.run.places import coordinates_of
+from distprof.run.records import RecordSource
+from distprof.run.run import Run
+from distprof.units import name_ranks
+
+__all__ = ["RecordResults", "measure_records"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordResults:
+    """The results, and notes about damaged files."""
+
+    step_log: StepLogResult
+    memory: MemoryResult
+    telemetry: TelemetryResult
+    moe: MoeResult
+    pauses: PausesResult
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _OfRank:
+    """What one rank's records say; small, so that it can cross a process boundary."""
+
+    rank: int
+    step_log: StepLog | None
+    memory: RankMemory | None
+    telemetry: RankTelemetry | None
+    routing: Routing | None
+    pauses: RankPauses | None
+    notes: tuple[str, ...]
+
+
+def measure_records(run: Run, *, executor: Mapper | None = None) -> RecordResults:
+    """Measure what probes recorded on every rank.
+
+    Args:
+        run: The recording; bare traces have no records.
+        executor: Where ranks are measured, one rank's records in memory at a time and worker; None
+            measures them here, one after another.
+
+    Returns:
+        Results; each says in ``unavailable`` why it has nothing, or what was damaged.
+    """
+    sources = [run.records[rank] for rank in sorted(run.records)]
+    results = map(_measure, sources) if executor is None else executor.map(_measure, sources)
+    outcomes = list(results)
+    failed = [outcome for outcome in outcomes if isinstance(outcome, str)]
+    ranks = [outcome for outcome in outcomes if isinstance(outcome, _OfRank)]
+    why = _Reasons(run.job, [*failed, *_folded_notes(ranks)])
+    logs = [r.step_log for r in ranks if r.step_log]
+    memory = [r.memory for r in ranks if r.memory]
+    telemetry = [r.telemetry for r in ranks if r.telemetry]
+    routing = [r.routing for r in ranks if r.routing]
+    pauses = [r.pauses for r in ranks if r.pauses]
+    places = coordinates_of(run.job) if run.job else {}
+    return RecordResults(
+        step_log=combine_step_logs(logs, places, (*why.notes, *why.of("step_log", logs))),
+        memory=combine_memory(memory, why.of("memory", memory)),
+        telemetry=combine_telemetry(telemetry, why.of("nvml", telemetry)),
+        moe=combine_routing(routing, why.of("moe_routing", routing)),
+        pauses=combine_pauses(pauses, why.of("pauses", pauses)),
+    )
+
+
+def _measure(source: RecordSource) -> _OfRank:
+    records = source.load()
+    return _OfRank(
+        rank=records.rank,
+        step_log=measure_step_log(records),
+        memory=measure_memory(records),
+        telemetry=measure_telemetry(records),
+        routing=measure_routing(records),
+        pauses=measure_pauses(records),
+        notes=records.notes,
+    )
+
+
+def _folded_notes(ranks: Sequence[_OfRank]) -> list[str]:
+    """Notes of all ranks, each said once with the ranks that say it."""
+    said: dict[str, list[int]] = {}
+    for rank in ranks:
+        for note in rank.notes:
+            said.setdefault(note, []).append(rank.rank)
+    fold: Callable[[list[int]], str] = name_ranks
+    return [f"{fold(numbers)}: {note}" for note, numbers in said.items()]
+
+
+class _Reasons:
+    """Why a probe's records are missing, by what its ranks say of it.
+
+    Args:
+        job: The job, None for bare traces.
+        notes: What was damaged.
+    """
+
+    def __init__(self, job: RunFile | None, notes: Sequence[str]) -> None:
+        self.notes = tuple(notes)
+        self._job = job
+
+    def of(self, probe: str, found: Sequence[Any]) -> tuple[str, ...]:
+        """Reasons of ranks on which the probe did not work; empty where it worked or is unknown."""
+        if self._job is None:
+            return () if found else (NO_RUN_DIRECTORY,)
+        reasons: dict[str, list[int]] = {}
+        for entry in self._job.ranks:
+            for status in entry.probes:
+                if status.name == probe and status.state != "on":
+                    why = status.reason.rstrip(".") or f"the probe was {status.state}"
+                    reasons.setdefault(why, []).append(entry.rank)
+        if reasons:
+            return tuple(f"{why} ({name_ranks(ranks)})" for why, ranks in reasons.items())
+        return () if found else ("nothing was recorded",)

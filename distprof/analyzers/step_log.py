@@ -1,0 +1,306 @@
+"""Every step of the training by its step log: time, throughput, phases and loss.
+
+A trace holds a few steps; the log holds all of them, also those without a profiler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from distprof.analyzers.result import Record, Result
+from distprof.run.records import RankRecords
+from distprof.schema import Int64Array, Table
+from distprof.units import NS_PER_S
+
+__all__ = ["RankStepLog", "StepLog", "StepLogResult", "combine_step_logs", "measure_step_log"]
+
+MAX_STEPS_COMPARED = 20_000
+"""Of each rank, the last steps that are joined across ranks: bounds what ranks hand over."""
+
+_SAME_DATA = ("pp", "tp", "cp")
+"""Ranks that differ along these axes only train on the same tokens."""
+
+_Place = tuple[tuple[str, int], ...]
+
+
+class RankStepLog(Record, frozen=True, kw_only=True):
+    """One rank's steps.
+
+    Figures are of *plain* steps unless said: not traced, nor next to one that is, nor the first.
+
+    Args:
+        rank: Global rank.
+        first_step: Number of the first step logged.
+        last_step: Number of the last step completed.
+        num_steps: Steps in the log.
+        num_plain: Plain steps.
+        median_ns: Median of plain steps, None without any.
+        p95_ns: 95th percentile.
+        cv: Standard deviation over mean.
+        traced_median_ns: Median of traced steps, None without any.
+        tokens_per_s: Tokens of plain steps over their time, None where no tokens are logged.
+        samples_per_s: The same with samples.
+        input_ratio: Share of plain steps spent in the phase ``input``, None without phases.
+        phases: Phase to its median time per step; several of one name in a step are added up.
+        first_loss: First that was logged.
+        last_loss: Last that was logged.
+    """
+
+    rank: int
+    first_step: int
+    last_step: int
+    num_steps: int
+    num_plain: int
+    median_ns: int | None
+    p95_ns: int | None
+    cv: float | None
+    traced_median_ns: int | None
+    tokens_per_s: float | None
+    samples_per_s: float | None
+    input_ratio: float | None
+    phases: dict[str, int]
+    first_loss: float | None
+    last_loss: float | None
+
+
+class StepLogResult(Result, frozen=True, kw_only=True):
+    """All ranks' steps; a step lasts as long as on its slowest rank.
+
+    Args:
+        num_steps: Steps that any rank completed.
+        last_step: Number of the last step that every logging rank completed, None without any.
+        median_ns: Median of plain steps.
+        p95_ns: 95th percentile of plain steps.
+        cv: Standard deviation over mean of plain steps.
+        traced_median_ns: Median of traced steps.
+        tokens_per_s: All data-parallel ranks together; ranks that share their data count once.
+        samples_per_s: The same with samples.
+        input_ratio: Mean over ranks.
+        phases: Phase to its median over ranks.
+        first_loss: Mean over the ranks that have one.
+        last_loss: Mean over the ranks that have one.
+        ranks: One row per rank.
+    """
+
+    num_steps: int = 0
+    last_step: int | None = None
+    median_ns: int | None = None
+    p95_ns: int | None = None
+    cv: float | None = None
+    traced_median_ns: int | None = None
+    tokens_per_s: float | None = None
+    samples_per_s: float | None = None
+    input_ratio: float | None = None
+    phases: dict[str, int] = msgspec.field(default_factory=dict)
+    first_loss: float | None = None
+    last_loss: float | None = None
+    ranks: tuple[RankStepLog, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepLog:
+    """One rank's row, and its last steps to be joined with those of other ranks.
+
+    Args:
+        row: The rank's figures.
+        step: int64 step numbers, ascending.
+        duration_ns: int64.
+        is_plain: bool.
+        is_traced: bool.
+    """
+
+    row: RankStepLog
+    step: Int64Array
+    duration_ns: Int64Array
+    is_plain: NDArray[np.bool_]
+    is_traced: NDArray[np.bool_]
+
+
+def measure_step_log(records: RankRecords) -> StepLog | None:
+    """The figures of one rank's log; None where it has no step."""
+    log = records.step_log
+    if len(log) == 0:
+        return None
+    duration = log["end_ns"] - log["start_ns"]
+    traced = log["is_traced"]
+    plain = _plain(traced)
+    kept = slice(max(0, len(log) - MAX_STEPS_COMPARED), None)
+    losses = log["loss"][np.isfinite(log["loss"])]
+    row = RankStepLog(
+        rank=records.rank,
+        first_step=int(log["step"].min()),
+        last_step=int(log["step"].max()),
+        num_steps=len(log),
+        num_plain=int(plain.sum()),
+        median_ns=_median(duration[plain]),
+        p95_ns=_p95(duration[plain]),
+        cv=_cv(duration[plain]),
+        traced_median_ns=_median(duration[traced]),
+        tokens_per_s=_rate(log["tokens"], duration, plain),
+        samples_per_s=_rate(log["samples"], duration, plain),
+        input_ratio=_input_ratio(records, duration, plain),
+        phases=_phases(records, plain),
+        first_loss=float(losses[0]) if len(losses) else None,
+        last_loss=float(losses[-1]) if len(losses) else None,
+    )
+    return StepLog(
+        row=row,
+        step=log["step"][kept],
+        duration_ns=duration[kept],
+        is_plain=plain[kept],
+        is_traced=traced[kept],
+    )
+
+
+def combine_step_logs(
+    logs: Sequence[StepLog],
+    places: Mapping[int, Mapping[str, int]],
+    unavailable: Sequence[str] = (),
+) -> StepLogResult:
+    """All ranks together.
+
+    Args:
+        logs: Of ranks that have one, ascending.
+        places: Rank to its index along each mesh axis, as far as known.
+        unavailable: Why some are missing.
+    """
+    rows = tuple(log.row for log in logs)
+    if not rows:
+        return StepLogResult(unavailable=tuple(unavailable))
+    plain, traced = _slowest(logs, "is_plain"), _slowest(logs, "is_traced")
+    return StepLogResult(
+        num_steps=max(row.last_step for row in rows) - min(row.first_step for row in rows) + 1,
+        last_step=min(row.last_step for row in rows),
+        median_ns=_median(plain),
+        p95_ns=_p95(plain),
+        cv=_cv(plain),
+        traced_median_ns=_median(traced),
+        tokens_per_s=_total_rate(rows, places, "tokens_per_s"),
+        samples_per_s=_total_rate(rows, places, "samples_per_s"),
+        input_ratio=_mean([row.input_ratio for row in rows]),
+        phases=_phases_of_all(rows),
+        first_loss=_mean([row.first_loss for row in rows]),
+        last_loss=_mean([row.last_loss for row in rows]),
+        ranks=rows,
+        unavailable=tuple(unavailable),
+    )
+
+
+def _plain(traced: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Steps that say how fast the training is: without a profiler, nor one starting or stopping.
+
+    The first step holds initialisation; where it is the only one, it counts.
+    """
+    plain = ~traced
+    plain[1:] &= ~traced[:-1]
+    plain[:-1] &= ~traced[1:]
+    if plain[1:].any():
+        plain[0] = False
+    return plain
+
+
+def _median(values: Int64Array) -> int | None:
+    return int(np.median(values)) if len(values) else None
+
+
+def _p95(values: Int64Array) -> int | None:
+    return int(np.percentile(values, 95)) if len(values) else None
+
+
+def _cv(values: Int64Array) -> float | None:
+    if len(values) < 2 or values.mean() <= 0:
+        return None
+    return float(values.std() / values.mean())
+
+
+def _rate(counts: Int64Array, duration: Int64Array, plain: NDArray[np.bool_]) -> float | None:
+    known = plain & (counts >= 0)
+    time = int(duration[known].sum())
+    return float(counts[known].sum()) * NS_PER_S / time if time else None
+
+
+def _phase_times(records: RankRecords, plain: NDArray[np.bool_]) -> dict[str, Int64Array]:
+    """For each phase, its time in each plain step that has it."""
+    table, steps = records.phases, records.step_log["step"][plain]
+    rows = table.take(np.isin(table["step"], steps))
+    names = rows.coded("name")
+    found = {}
+    for code, name in enumerate(names.values):
+        mine = names.codes == code
+        if mine.any():
+            found[name] = _sum_by_step(rows.take(mine))
+    return found
+
+
+def _sum_by_step(rows: Table) -> Int64Array:
+    distinct, index = np.unique(rows["step"], return_inverse=True)
+    total = np.zeros(len(distinct), dtype=np.int64)
+    np.add.at(total, index, rows["end_ns"] - rows["start_ns"])
+    return total
+
+
+def _phases(records: RankRecords, plain: NDArray[np.bool_]) -> dict[str, int]:
+    return {name: int(np.median(ns)) for name, ns in _phase_times(records, plain).items()}
+
+
+def _input_ratio(
+    records: RankRecords, duration: Int64Array, plain: NDArray[np.bool_]
+) -> float | None:
+    """None where the log has no phases at all: then nothing is known of the input."""
+    phases = _phase_times(records, plain)
+    span = int(duration[plain].sum())
+    if not phases or not span:
+        return None
+    spent = phases.get("input")
+    return min(1.0, float(spent.sum()) / span) if spent is not None else 0.0
+
+
+def _slowest(logs: Sequence[StepLog], which: str) -> Int64Array:
+    """Durations of steps on their slowest rank, of steps that every rank marks so."""
+    step = np.concatenate([log.step for log in logs])
+    marked = np.concatenate([getattr(log, which) for log in logs])
+    duration = np.concatenate([log.duration_ns for log in logs])
+    distinct, index = np.unique(step, return_inverse=True)
+    longest = np.zeros(len(distinct), dtype=np.int64)
+    np.maximum.at(longest, index, duration)
+    everywhere = np.ones(len(distinct), dtype=np.bool_)
+    np.logical_and.at(everywhere, index, marked)
+    found: Int64Array = longest[everywhere]
+    return found
+
+
+def _total_rate(
+    rows: Sequence[RankStepLog], places: Mapping[int, Mapping[str, int]], field: str
+) -> float | None:
+    """Sum over data-parallel ranks; of ranks that share their data, the fastest that tells."""
+    best: dict[_Place, float] = {}
+    for row in rows:
+        rate = getattr(row, field)
+        if rate is not None:
+            place = _data_place(row.rank, places.get(row.rank))
+            best[place] = max(best.get(place, 0.0), rate)
+    return sum(best.values()) if best else None
+
+
+def _data_place(rank: int, place: Mapping[str, int] | None) -> _Place:
+    if not place:
+        return (("rank", rank),)
+    return tuple(sorted((a, index) for a, index in place.items() if a not in _SAME_DATA))
+
+
+def _phases_of_all(rows: Sequence[RankStepLog]) -> dict[str, int]:
+    names = dict.fromkeys(name for row in rows for name in row.phases)
+    return {
+        name: int(np.median([row.phases[name] for row in rows if name in row.phases]))
+        for name in names
+    }
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None

@@ -1,0 +1,223 @@
+"""run.json and what the ranks say of themselves: one description of the job."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import TypeVar
+
+import msgspec
+
+from distprof.artefacts import (
+    ERROR_FILE,
+    RANK_FILE,
+    RANK_SCHEMA,
+    RUN_FILE,
+    RUN_SCHEMA,
+)
+from distprof.artefacts.rank_file import ErrorFile, RankFile, with_ranks
+from distprof.artefacts.run_file import RunFile
+from distprof.errors import InputError, SchemaError
+from distprof.ingest.job.files import Folder
+from distprof.ingest.job.rank_folder import RankFolder
+from distprof.run.run import Gap
+from distprof.units import name_ranks
+
+__all__ = ["RunDirectory", "find_run_directory", "open_run_directory", "rank_of_folder"]
+
+MAX_RUN_BYTES = 1 << 28  # of run.json: ten thousand ranks take some 20 MB
+MAX_RANK_BYTES = 1 << 24  # of rank.json and error.json
+
+_RANK_FOLDER = re.compile(r"^rank(\d{5,7})$")
+_MAX_NAMED = 5
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunDirectory:
+    """What a run directory says of the job.
+
+    Args:
+        folder: Where it is.
+        job: The job; made from what its ranks say where run.json cannot be read.
+        records: Rank number to its folder.
+        errors: Why Python code of ranks stopped, in order of time.
+        gaps: What is damaged or missing.
+    """
+
+    folder: Folder
+    job: RunFile
+    records: dict[int, RankFolder] = field(default_factory=dict)
+    errors: tuple[ErrorFile, ...] = ()
+    gaps: tuple[Gap, ...] = ()
+
+
+def find_run_directory(source: str) -> str | None:
+    """The run directory that a source names, as a path or URL; None where it names none.
+
+    Args:
+        source: A run directory, its run.json, or a folder that holds one run directory.
+
+    Raises:
+        InputError: If the folder holds several.
+    """
+    if any(sign in source for sign in "*?["):
+        return None
+    plain = source.rstrip("/") or source
+    if PurePosixPath(plain).name == RUN_FILE:
+        parent = plain[: -len(RUN_FILE)].rstrip("/") or "."
+        return parent if Folder(parent).size(RUN_FILE) is not None else None
+    folder = Folder(plain if "://" in plain else str(Path(plain).expanduser()))
+    names = folder.names()
+    if RUN_FILE in names or any(_RANK_FOLDER.match(name) for name in names):
+        return folder.path if _is_run(folder, names) else None
+    inside = [name for name in names if folder.child(name).size(RUN_FILE) is not None]
+    if len(inside) > 1:
+        newest = max(inside, key=lambda name: (_started(folder.child(name)), name))
+        more = f" and {len(inside) - _MAX_NAMED} more" if len(inside) > _MAX_NAMED else ""
+        raise InputError(
+            source,
+            expected="one run",
+            found=f"{len(inside)} run directories: {', '.join(inside[:_MAX_NAMED])}{more}",
+            fix=f"name one of them; the newest is {folder.child(newest).path}",
+        )
+    return folder.child(inside[0]).path if inside else None
+
+
+def open_run_directory(path: str) -> RunDirectory:
+    """Read what a run directory says of the job; damage costs what is damaged.
+
+    Args:
+        path: Of the run directory.
+
+    Raises:
+        SchemaError: If run.json is of a version that this program does not read.
+    """
+    folder = Folder(path)
+    ranks = _rank_folders(folder)
+    run, gaps = _run_file(folder)
+    said: list[RankFile] = []
+    errors: list[ErrorFile] = []
+    damaged: list[int] = []
+    for number, rank_folder in ranks.items():
+        at = Folder(rank_folder.path)
+        rank_file, is_good = _optional(at, RANK_FILE, RankFile)
+        error, error_is_good = _optional(at, ERROR_FILE, ErrorFile)
+        if rank_file is not None and rank_file.schema == RANK_SCHEMA and rank_file.rank == number:
+            said.append(rank_file)
+        if error is not None and error.rank == number:
+            errors.append(error)
+        if not (is_good and error_is_good):
+            damaged.append(number)
+    if damaged:
+        gaps.append(_damaged_ranks(damaged))
+    return RunDirectory(
+        folder=folder,
+        job=_whole(run, said),
+        records=ranks,
+        errors=tuple(sorted(errors, key=lambda error: error.time_ns)),
+        gaps=tuple(gaps),
+    )
+
+
+def rank_of_folder(path: str) -> int | None:
+    """The rank whose folder in a run directory holds the file at ``path``."""
+    match = _RANK_FOLDER.match(PurePosixPath(path.replace("\\", "/")).parent.name)
+    return int(match[1]) if match else None
+
+
+def _is_run(folder: Folder, names: Sequence[str]) -> bool:
+    """Folders of ranks alone may be anybody's: some file in them must be ours."""
+    if RUN_FILE in names:
+        return True
+    first = next(name for name in names if _RANK_FOLDER.match(name))
+    return folder.child(first).size(RANK_FILE) is not None
+
+
+def _rank_folders(folder: Folder) -> dict[int, RankFolder]:
+    found = ((_RANK_FOLDER.match(name), name) for name in folder.names())
+    return {
+        int(match[1]): RankFolder(int(match[1]), folder.child(name).path)
+        for match, name in found
+        if match
+    }
+
+
+class _Schema(msgspec.Struct):
+    """What tells versions apart before other fields are looked at."""
+
+    schema: str = ""
+
+
+def _run_file(folder: Folder) -> tuple[RunFile | None, list[Gap]]:
+    """run.json, or why not."""
+    source = folder.child(RUN_FILE).path
+    if folder.size(RUN_FILE) is None:
+        return None, [_no_run_file("is missing")]
+    try:
+        data = folder.read(RUN_FILE, MAX_RUN_BYTES)
+        schema = msgspec.json.decode(data, type=_Schema).schema
+        if schema != RUN_SCHEMA and schema.startswith("distprof.run/"):
+            raise SchemaError(
+                source,
+                expected=f'"schema": "{RUN_SCHEMA}"',
+                found=f'"schema": "{schema[:60]}"',
+                fix="analyse it with the version of distprof that wrote it, or a newer one: "
+                "pip install --upgrade distprof",
+            )
+        return msgspec.json.decode(data, type=RunFile), []
+    except OSError as error:
+        return None, [_no_run_file(f"cannot be read ({error.strerror})")]
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError) as error:
+        return None, [_no_run_file(f"is damaged ({' '.join(str(error).split())[:200]})")]
+
+
+def _no_run_file(why: str) -> Gap:
+    return Gap(
+        what="run-file",
+        message=f"{RUN_FILE} {why}: what was run and how it ended is known only from what its "
+        "ranks recorded.",
+    )
+
+
+def _damaged_ranks(ranks: Sequence[int]) -> Gap:
+    return Gap(
+        what="rank-file",
+        message=f"{RANK_FILE} or {ERROR_FILE} of {name_ranks(ranks)} is damaged and not used.",
+        ranks=tuple(ranks),
+    )
+
+
+def _optional(folder: Folder, name: str, kind: type[_T]) -> tuple[_T | None, bool]:
+    """A small JSON file, None where there is none; and whether it is undamaged."""
+    if folder.size(name) is None:
+        return None, True
+    try:
+        return msgspec.json.decode(folder.read(name, MAX_RANK_BYTES), type=kind), True
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError):
+        return None, False
+
+
+def _whole(run: RunFile | None, said: Sequence[RankFile]) -> RunFile:
+    """The job as launcher and ranks describe it.
+
+    The launcher merges what ranks say when the job ends; where it was killed before, it is done
+    here. What ranks say never overrides what a launcher that lived to the end has written.
+    """
+    if run is None:
+        first = min((file.started_ns for file in said), default=0)
+        run = RunFile(distprof_version="", kind="session", command=(), started_ns=first)
+    if run.ended_ns is not None:
+        known = {entry.rank for entry in run.ranks if entry.pid is not None}
+        said = [file for file in said if file.rank not in known]
+    return with_ranks(run, list(said))
+
+
+def _started(folder: Folder) -> int:
+    class Started(msgspec.Struct):
+        started_ns: int = 0
+
+    found, _ = _optional(folder, RUN_FILE, Started)
+    return found.started_ns if found else 0

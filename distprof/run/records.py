@@ -1,0 +1,206 @@
+"""What the probes of one rank recorded beside its trace: step log, counters, routing, pauses.
+
+All times are int64 ns since the epoch on that rank's own clock. In float columns NaN stands for
+"not known".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from distprof.schema import Column, Int64Array, Table, TableSchema
+
+__all__ = [
+    "CLOCK_STAMPS",
+    "MEMORY_LOG",
+    "NO_THROTTLING",
+    "PAUSES",
+    "PHASES",
+    "RECORD_TABLES",
+    "ROUTING",
+    "STEP_LOG",
+    "TELEMETRY",
+    "RankRecords",
+    "RecordSource",
+]
+
+NO_THROTTLING = "none"
+"""What ``throttle_reasons`` holds where the device says that nothing slows it down."""
+
+_STEP = Column(name="step", dtype="int64", doc="Step number, from 0 at the start of the session.")
+_TIME = Column(name="t_ns", dtype="int64", unit="ns", doc="When.")
+_START = Column(name="start_ns", dtype="int64", unit="ns", doc="Start.")
+_END = Column(name="end_ns", dtype="int64", unit="ns", doc="End; never before the start.")
+
+
+def _count(name: str, doc: str, unit: str = "") -> Column:
+    return Column(name=name, dtype="int64", unit=unit, nullable=True, doc=doc)
+
+
+def _number(name: str, doc: str, unit: str = "") -> Column:
+    return Column(name=name, dtype="float64", unit=unit, nullable=True, doc=doc)
+
+
+STEP_LOG = TableSchema(
+    name="step_log",
+    doc="Every step of the training as the training thread saw it, traced or not.",
+    columns=(
+        _STEP,
+        _START,
+        _END,
+        _count("tokens", "Tokens this rank trained on."),
+        _count("samples", "Samples this rank trained on."),
+        _number("loss", "Loss as the training code gave it."),
+        _count("num_micro_batches", "Forward passes in the step."),
+        Column(name="is_traced", dtype="bool", doc="Whether torch.profiler was recording."),
+        Column(name="is_probed", dtype="bool", doc="False where probes paused to be measured."),
+    ),
+)
+
+PHASES = TableSchema(
+    name="phases",
+    doc="Parts of steps, in order of time.",
+    columns=(
+        _STEP,
+        Column(name="name", dtype="category", doc="input, forward, backward, optimizer, or other."),
+        _START,
+        _END,
+    ),
+)
+
+MEMORY_LOG = TableSchema(
+    name="memory_log",
+    doc="Memory at the end of steps.",
+    columns=(
+        _STEP,
+        _TIME,
+        _count("allocated_bytes", "Held by tensors on the accelerator.", "B"),
+        _count("peak_allocated_bytes", "Highest since the step before.", "B"),
+        _count("reserved_bytes", "Held by the caching allocator.", "B"),
+        _count("num_retries", "Allocations retried after freeing the cache, since the start."),
+        _count("rss_bytes", "Resident memory of the process.", "B"),
+    ),
+)
+
+TELEMETRY = TableSchema(
+    name="telemetry",
+    doc="Samples of the device's sensors.",
+    columns=(
+        _TIME,
+        _count("sm_clock_mhz", "Clock of the streaming multiprocessors.", "MHz"),
+        _count("memory_clock_mhz", "Clock of the memory.", "MHz"),
+        Column(
+            name="throttle_reasons",
+            dtype="category",
+            nullable=True,
+            doc=f"What slows the device down, joined by commas; {NO_THROTTLING} if nothing does.",
+        ),
+        _number("power_w", "Power.", "W"),
+        _number("energy_j", "Energy since the driver was loaded.", "J"),
+        _count("temperature_c", "Temperature.", "°C"),
+        _number("gpu_utilization_ratio", "Share of the last period with a kernel running."),
+        _number("memory_utilization_ratio", "Share of the last period with memory busy."),
+        _count("memory_used_bytes", "Of the whole device, all processes.", "B"),
+        _count("pcie_tx_bytes_per_s", "From the device.", "B/s"),
+        _count("pcie_rx_bytes_per_s", "To the device.", "B/s"),
+        _count("nvlink_tx_bytes", "Sent since start of the counters, all links.", "B"),
+        _count("nvlink_rx_bytes", "Received since start of the counters, all links.", "B"),
+        _count("ecc_uncorrected", "Uncorrected errors since the driver was loaded."),
+        Column(
+            name="xid",
+            dtype="category",
+            nullable=True,
+            doc="Numbers of XID errors since the last sample, joined by commas.",
+        ),
+    ),
+)
+
+ROUTING = TableSchema(
+    name="routing",
+    doc="Routing of one micro-batch by one mixture-of-experts layer.",
+    columns=(
+        _STEP,
+        Column(name="layer", dtype="category", doc="Index or name of the layer."),
+        Column(name="micro_batch", dtype="int64", doc="Index within the step."),
+        Column(name="num_tokens", dtype="int64", doc="Tokens routed."),
+        Column(name="top_k", dtype="int64", doc="Experts per token."),
+        _count("capacity", "Most assignments that an expert takes from this rank."),
+        Column(name="dropped", dtype="int64", doc="Assignments over capacity."),
+        _number("aux_loss", "Load-balancing loss."),
+        Column(name="first", dtype="int64", doc="Where its counts begin in ``expert_tokens``."),
+        Column(name="num_experts", dtype="int64", doc="How many counts there are."),
+    ),
+)
+
+PAUSES = TableSchema(
+    name="pauses",
+    doc="Time that the training thread lost to something other than the model.",
+    columns=(
+        Column(name="kind", dtype="category", doc="gc: garbage collection; input: data loader."),
+        _START,
+        _END,
+        _count("step", "During which it happened."),
+        _count("generation", "Of the garbage collector."),
+        _count("num_collected", "Objects freed."),
+    ),
+)
+
+CLOCK_STAMPS = TableSchema(
+    name="clock_stamps",
+    doc="Exchanges of time with rank 0, as NTP makes them.",
+    columns=(
+        Column(name="t_sent_ns", dtype="int64", unit="ns", doc="Own clock: the question left."),
+        Column(name="t_server_ns", dtype="int64", unit="ns", doc="Rank 0's clock: it answered."),
+        Column(name="t_received_ns", dtype="int64", unit="ns", doc="Own clock: the answer came."),
+    ),
+)
+
+RECORD_TABLES = (STEP_LOG, PHASES, MEMORY_LOG, TELEMETRY, ROUTING, PAUSES, CLOCK_STAMPS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankRecords:
+    """The records of one rank; a table is empty where its file does not exist.
+
+    Args:
+        rank: Global rank.
+        step_log: STEP_LOG table, ascending by step.
+        phases: PHASES table.
+        memory: MEMORY_LOG table.
+        telemetry: TELEMETRY table.
+        routing: ROUTING table.
+        expert_tokens: int64, counts of tokens per expert, one row of ``routing`` after another.
+        pauses: PAUSES table.
+        about: Name of a table to what its file says of all its rows.
+        nccl_log_bytes: Size of the NCCL log, None without one.
+        notes: What was damaged or left out, one sentence each.
+    """
+
+    rank: int
+    step_log: Table = field(default_factory=lambda: Table.empty(STEP_LOG))
+    phases: Table = field(default_factory=lambda: Table.empty(PHASES))
+    memory: Table = field(default_factory=lambda: Table.empty(MEMORY_LOG))
+    telemetry: Table = field(default_factory=lambda: Table.empty(TELEMETRY))
+    routing: Table = field(default_factory=lambda: Table.empty(ROUTING))
+    expert_tokens: Int64Array = field(default_factory=lambda: np.empty(0, np.int64))
+    pauses: Table = field(default_factory=lambda: Table.empty(PAUSES))
+    about: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    nccl_log_bytes: int | None = None
+    notes: tuple[str, ...] = ()
+
+
+class RecordSource(Protocol):
+    """Where the records of a rank come from. Picklable."""
+
+    @property
+    def rank(self) -> int:
+        """Global rank."""
+        ...
+
+    def load(self) -> RankRecords:
+        """Read them. What is damaged is counted and said in ``notes``, never raised."""
+        ...
