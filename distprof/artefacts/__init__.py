@@ -15,6 +15,7 @@ __all__ = [
     "CLOCK_FILE",
     "DIARY_FILE",
     "ERROR_FILE",
+    "EXIT_FILE",
     "FLIGHT_FILE",
     "MEMORY_FILE",
     "MOE_FILE",
@@ -55,6 +56,7 @@ CLOCK_FILE = "clock.jsonl"
 NCCL_LOG_FILE = "nccl.log"
 FLIGHT_FILE = "flight.json"  # as torch.distributed's Flight Recorder writes it
 ERROR_FILE = "error.json"
+EXIT_FILE = "exit.json"  # how its process ended, where another host's launcher has to learn of it
 ATTACH_FILE = "attach.json"  # where `distprof attach` reaches the rank while it lives
 STACKS_FILE = "stacks.txt"  # Python stacks of all threads, at a hang or on demand
 OUTPUT_FILE = "output.log"  # what the rank printed, both streams

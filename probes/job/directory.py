@@ -1,0 +1,144 @@
+"""The run directory: made new for each job, with run.json in it from the first moment."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from pathlib import Path
+
+import msgspec
+
+from distprof.artefacts import RANK_DIR_FORMAT, RUN_FILE, RUN_SCHEMA
+from distprof.artefacts.run_file import RunFile
+from distprof.errors import InputError, SchemaError, UsageError
+
+__all__ = [
+    "DEFAULT_FOLDER",
+    "new_run_directory",
+    "rank_directory",
+    "read_run_file",
+    "write_run_file",
+]
+
+DEFAULT_FOLDER = Path("runs")
+_MAX_RUN_FILE_BYTES = 256 * 2**20
+
+
+def new_run_directory(asked: Path | None, name: str) -> Path:
+    """An empty directory for one job, made now.
+
+    Args:
+        asked: Where the user wants it; None for ``runs/NAME-YYYYMMDD-HHMMSS``.
+        name: Of the workload or program, for the default.
+
+    Returns:
+        Its absolute path.
+
+    Raises:
+        UsageError: If it holds something already, or cannot be written.
+    """
+    folder = _unused(name) if asked is None else asked
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise UsageError(f"{folder} is not empty: name another folder with -o, or remove it")
+        _try_to_write(folder)
+    except OSError as error:
+        raise UsageError(_why_not(folder, error)) from error
+    return folder.resolve()
+
+
+def _unused(name: str) -> Path:
+    """``runs/NAME-time``, with a number behind it where two jobs start in the same second."""
+    stem = f"{_safe(name)}-{time.strftime('%Y%m%d-%H%M%S')}"
+    for number in range(1, 10_000):
+        folder = DEFAULT_FOLDER / (stem if number == 1 else f"{stem}-{number}")
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            if not DEFAULT_FOLDER.is_dir():
+                raise UsageError(
+                    f"{DEFAULT_FOLDER} is a file here: name a folder with -o"
+                ) from None
+        except OSError as error:
+            raise UsageError(_why_not(folder, error)) from error
+        else:
+            return folder
+    raise UsageError(f"{DEFAULT_FOLDER} holds too many runs of this second: name a folder with -o")
+
+
+def _safe(name: str) -> str:
+    kept = "".join(c if c.isalnum() or c in "._-" else "-" for c in Path(name).stem)
+    return kept.strip("-.")[:64] or "job"
+
+
+def _try_to_write(folder: Path) -> None:
+    """Find out now, not after the job: permission, a read-only or a full file system."""
+    probe = folder / ".distprof-can-write"
+    try:
+        probe.write_bytes(b"x" * 4096)
+    finally:
+        probe.unlink(missing_ok=True)
+
+
+def _why_not(folder: Path, error: OSError) -> str:
+    if error.errno == errno.ENOSPC:
+        return f"{folder} cannot be written, the disk is full: free some space, or use -o"
+    if error.errno in (errno.EEXIST, errno.ENOTDIR):
+        return f"{folder} is no folder: name another place with -o"
+    return f"{folder} cannot be written ({error.strerror}): choose another place with -o"
+
+
+def rank_directory(run_dir: Path, rank: int) -> Path:
+    """Where rank ``rank`` keeps its files; not made here."""
+    return run_dir / RANK_DIR_FORMAT.format(rank=rank)
+
+
+def write_run_file(run_dir: Path, run: RunFile) -> None:
+    """Replace run.json in one step, so that a reader never sees half of it.
+
+    Raises:
+        InputError: If it cannot be written.
+    """
+    content = msgspec.json.format(msgspec.json.encode(run), indent=2) + b"\n"
+    file = run_dir / RUN_FILE
+    temporary = run_dir / f".{RUN_FILE}.{os.getpid()}"
+    try:
+        temporary.write_bytes(content)
+        temporary.replace(file)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise InputError(
+            str(file),
+            expected="a place that takes the description of the run",
+            found=error.strerror or str(error),
+            fix="free some space, or choose another place with -o",
+        ) from error
+
+
+def read_run_file(run_dir: Path) -> RunFile:
+    """What run.json says.
+
+    Raises:
+        SchemaError: If another version wrote it.
+        InputError: If it is missing or broken.
+    """
+    file = run_dir / RUN_FILE
+    try:
+        if file.stat().st_size > _MAX_RUN_FILE_BYTES:
+            raise InputError(str(file), expected="a description of a run", found="a huge file")
+        content = file.read_bytes()
+    except OSError as error:
+        raise InputError(
+            str(file), expected="the description of a run", found=error.strerror or str(error)
+        ) from error
+    try:
+        run = msgspec.json.decode(content, type=RunFile)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InputError(
+            str(file), expected="JSON as this program writes it", found=str(error)
+        ) from error
+    if run.schema != RUN_SCHEMA:
+        raise SchemaError(str(file), expected=RUN_SCHEMA, found=run.schema)
+    return run

@@ -1,0 +1,77 @@
+"""How far a rank has come, from the lines it adds to steps.jsonl."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+__all__ = ["StepTail"]
+
+_CHUNK_BYTES = 2**20
+
+
+class _Line(msgspec.Struct):
+    """The part of a step record that tells progress; the header has no step."""
+
+    step: int | None = None
+    start_ns: int = 0
+    end_ns: int = 0
+    tokens: int | None = None
+
+
+@dataclass(slots=True)
+class StepTail:
+    """Reads what has been added since the last time; never waits.
+
+    Args:
+        file: ``steps.jsonl`` of one rank; need not exist yet.
+        last_step: Number of the last step completed, None before the first.
+        ended_ns: When that was, ns since the epoch.
+        longest_ns: The longest step so far.
+        tokens_per_s: In the last step, None when unknown.
+        num_broken: Lines that could not be read.
+    """
+
+    file: Path
+    last_step: int | None = None
+    ended_ns: int | None = None
+    longest_ns: int = 0
+    tokens_per_s: float | None = None
+    num_broken: int = 0
+    _offset: int = 0
+    _rest: bytes = field(default=b"", repr=False)
+
+    def read(self) -> bool:
+        """Read on; True if another step was completed."""
+        before = self.last_step
+        try:
+            with self.file.open("rb") as stream:
+                stream.seek(self._offset)
+                while chunk := stream.read(_CHUNK_BYTES):
+                    self._offset += len(chunk)
+                    self._take(chunk)
+        except OSError:  # not there yet, or a file system that comes and goes
+            return False
+        return self.last_step != before
+
+    def _take(self, chunk: bytes) -> None:
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        for line in lines:
+            self._take_line(line)
+
+    def _take_line(self, text: bytes) -> None:
+        try:
+            line = msgspec.json.decode(text, type=_Line)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            self.num_broken += bool(text.strip())
+            return
+        if line.step is None:
+            return
+        duration_ns = max(line.end_ns - line.start_ns, 0)
+        self.last_step = line.step
+        self.ended_ns = line.end_ns
+        self.longest_ns = max(self.longest_ns, duration_ns)
+        known = line.tokens is not None and duration_ns > 0
+        self.tokens_per_s = (line.tokens or 0) * 1e9 / duration_ns if known else None

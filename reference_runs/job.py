@@ -1,0 +1,138 @@
+"""One reference run, from the user's wishes to the report and the exit code."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+
+from distprof.errors import DistprofError, MissingExtraError, UsageError
+from probes.environment import placement
+from probes.job.directory import new_run_directory, write_run_file
+from probes.job.ending import JOB_FAILED, Wishes, end_job
+from probes.job.interrupts import Interrupts
+from probes.job.other_hosts import agreed_directory, evidence_of_others, write_exits
+from probes.job.supervise import Patience, Progress, Supervisor
+from probes.job.telling import say, tell_failure
+from reference_runs.preparation import (
+    WORKER,
+    check,
+    described,
+    is_rank_already,
+    on_this_machine,
+    rank_environment,
+)
+from reference_runs.progress import job_progress
+from reference_runs.settings import Settings
+
+__all__ = ["run_job", "supervisor_of"]
+
+_OTHERS_S = 20.0
+
+
+def run_job(settings: Settings, wishes: Wishes) -> int:
+    """Run, watch, conclude, report.
+
+    Args:
+        settings: What is run.
+        wishes: How it is reported.
+
+    Returns:
+        The exit code: 0, 1 for findings, 4 for a failed job, 130 or 143 when interrupted.
+
+    Raises:
+        UsageError: If it cannot run here as asked.
+    """
+    if importlib.util.find_spec("torch") is None:
+        raise MissingExtraError("distprof run", "run")
+    place = placement()
+    if is_rank_already(settings, place):
+        from reference_runs.as_rank import run_as_rank
+
+        return run_as_rank(settings, wishes, place)
+    settings = on_this_machine(settings, quiet=wishes.quiet)
+    check(settings, settings.launch.world_size)
+    return _run_in(_directory(settings, wishes), settings, wishes)
+
+
+def _directory(settings: Settings, wishes: Wishes) -> Path:
+    """The run directory, with run.json in it."""
+    launch = settings.launch
+    if launch.nodes == 1:
+        run_dir = new_run_directory(wishes.out, settings.configuration.workload.name)
+        write_run_file(run_dir, described(settings, launch.world_size))
+        return run_dir
+    if wishes.out is None:
+        raise UsageError(f"--nodes {launch.nodes}: name a new folder with -o, the same on each")
+    return agreed_directory(
+        wishes.out,
+        is_first=launch.this_node == 0,
+        describe=lambda: described(settings, launch.world_size),
+    )
+
+
+def supervisor_of(run_dir: Path, settings: Settings) -> Supervisor:
+    """The supervisor that suits the run."""
+    training = settings.configuration.training
+    return Supervisor(run_dir, Patience.of(training.group_timeout_s), num_steps=training.steps)
+
+
+def _run_in(run_dir: Path, settings: Settings, wishes: Wishes) -> int:
+    run, quiet, launch = settings.configuration, wishes.quiet, settings.launch
+    supervisor = supervisor_of(run_dir, settings)
+    ranks = f"{launch.world_size} {run.training.device} ranks"
+    say(f"{run.workload.strategy()} on {ranks}, {run.training.steps} steps", quiet=quiet)
+    with (
+        Interrupts(lambda text: say(text, quiet=quiet)) as interrupts,
+        job_progress(run.training.steps, quiet=quiet) as show,
+    ):
+        problem = _launch(run_dir, settings, supervisor, interrupts, show)
+    if launch.this_node != 0:
+        write_exits(run_dir, supervisor.exits)
+        failure = supervisor.failure()
+        if failure is not None:
+            tell_failure(run_dir, failure)
+        return JOB_FAILED if failure or problem else 0
+    here = set(supervisor.exits)
+    elsewhere = (
+        evidence_of_others(run_dir, set(range(launch.world_size)) - here, patience_s=_OTHERS_S)
+        if launch.nodes > 1
+        else []
+    )
+    return end_job(run_dir, supervisor, interrupts, wishes, problem=problem, elsewhere=elsewhere)
+
+
+def _launch(
+    run_dir: Path,
+    settings: Settings,
+    supervisor: Supervisor,
+    interrupts: Interrupts,
+    show: Callable[[Progress], None],
+) -> str:
+    """Start the ranks and see them to their end; what kept the launcher from it, else empty."""
+    from reference_runs.launch import Meeting, start_ranks
+
+    launch = settings.launch
+    try:
+        start_ranks(
+            list(WORKER),
+            run_dir=run_dir,
+            environment=rank_environment(run_dir, settings),
+            num_ranks=launch.ranks_per_node,
+            meeting=Meeting(
+                nodes=launch.nodes,
+                node_rank=launch.this_node or 0,
+                endpoint=launch.rdzv_endpoint,
+            ),
+            supervisor=supervisor,
+            interrupts=interrupts,
+            on_look=lambda: show(supervisor.progress),
+        )
+    except KeyboardInterrupt:
+        return ""
+    except DistprofError:
+        raise
+    except Exception as error:  # torch's rendezvous raises many kinds
+        supervisor.kill()
+        return f"the ranks could not be started ({type(error).__name__}: {error})"
+    return ""
