@@ -1,0 +1,75 @@
+"""Questions to one living rank, over the unix socket of its worker server."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+from pathlib import Path
+
+__all__ = ["NoAnswer", "ask"]
+
+MAX_ANSWER_BYTES = 2 * 2**30
+_CHUNK_BYTES = 2**20
+
+
+class NoAnswer(Exception):  # noqa: N818  # a state of the rank, not a fault of ours
+    """The rank did not answer; the text says why, in a few words."""
+
+
+def ask(path: str, question: str, *, within_s: float) -> bytes:
+    """What the rank answers.
+
+    Args:
+        path: Its socket.
+        question: Name of a handler of torch's worker server, with parameters as in a URL.
+        within_s: How long to wait for each piece of the answer.
+
+    Raises:
+        NoAnswer: If it is stopped, gone, or does not know the question.
+    """
+    connection = http.client.HTTPConnection("localhost", timeout=within_s)
+    try:
+        connection.sock = _connected(path, within_s)
+        connection.request("POST", f"/handler/{question}")
+        answer = connection.getresponse()
+        body = _body(answer)
+    except TimeoutError:
+        raise NoAnswer(f"no answer within {within_s:g} s") from None
+    except FileNotFoundError:
+        raise NoAnswer("its socket is gone") from None
+    except ConnectionRefusedError:
+        raise NoAnswer("nobody listens on its socket any more") from None
+    except PermissionError:
+        raise NoAnswer("it belongs to another user") from None
+    except (OSError, http.client.HTTPException) as error:
+        raise NoAnswer(f"its answer broke off: {error!r}") from None
+    finally:
+        connection.close()
+    if answer.status != http.client.OK:
+        text = body[:300].decode("utf-8", "replace").strip()
+        raise NoAnswer(f"it answers {answer.status}: {text}")
+    return body
+
+
+def _connected(path: str, within_s: float) -> socket.socket:
+    if not Path(path).is_socket():
+        raise FileNotFoundError(path)
+    link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    link.settimeout(within_s)
+    try:
+        link.connect(path)
+    except BaseException:
+        link.close()
+        raise
+    return link
+
+
+def _body(answer: http.client.HTTPResponse) -> bytes:
+    """The whole answer, of bounded size."""
+    parts, size = [], 0
+    while chunk := answer.read(_CHUNK_BYTES):
+        size += len(chunk)
+        if size > MAX_ANSWER_BYTES:
+            raise NoAnswer("its answer is larger than 2 GiB")
+        parts.append(chunk)
+    return b"".join(parts)

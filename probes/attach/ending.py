@@ -1,0 +1,110 @@
+"""Every way a program's process may end, so that what was recorded is kept.
+
+At exit, at an exception nobody caught, at the end of a ``multiprocessing`` child (which skips
+``atexit``), and at SIGTERM where the program leaves that to the system. Nothing helps against
+``os._exit`` and SIGKILL: of those the line-wise files are kept, and a trace whose window had ended.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from types import FrameType, TracebackType
+
+__all__ = ["Finish", "when_it_ends"]
+
+Finish = Callable[[BaseException | None], None]
+
+PATIENCE_S = 2.0
+KEEPING_S = 10.0  # launchers wait 30 s before they kill
+
+
+def when_it_ends(finish: Finish) -> None:
+    """Have ``finish`` called once the process ends, with the exception that ended it, if any.
+
+    It may be called more than once. What the program set up itself stays in force.
+    """
+    _at_exception(finish)
+    atexit.register(lambda: finish(_last_exception()))
+    if multiprocessing.parent_process() is not None:
+        from multiprocessing.util import Finalize
+
+        Finalize(None, lambda: finish(_last_exception()), exitpriority=10)
+    if threading.current_thread() is threading.main_thread():
+        _OnTermination(finish).install()
+
+
+def _last_exception() -> BaseException | None:
+    """The exception that ended the main program: also where another hook hid it from ours."""
+    last = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+    return last if isinstance(last, BaseException) else None
+
+
+def _at_exception(finish: Finish) -> None:
+    before = sys.excepthook
+
+    def keep_and_go_on(
+        kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        finish(error)
+        before(kind, error, trace)
+
+    sys.excepthook = keep_and_go_on
+
+
+class _OnTermination:
+    """Keeps the evidence at SIGTERM, then lets the process end by that signal as it would have.
+
+    A Python handler waits for the main thread to come back to Python, which a thread stuck in a
+    collective never does: so a thread of our own is woken by the signal too, and ends the process
+    if the main thread has not answered in time. A captured job dies no later than it would alone,
+    save for the writing.
+    """
+
+    def __init__(self, finish: Finish) -> None:
+        self._finish = finish
+        self._answered = threading.Event()
+        self._pid = os.getpid()
+
+    def install(self) -> None:
+        """Take SIGTERM, unless the program has a handler or a wake-up file of its own."""
+        if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+            return
+        reading, writing = os.pipe()
+        os.set_blocking(writing, False)
+        others = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+        if others != -1:
+            signal.set_wakeup_fd(others)
+            os.close(reading)
+            os.close(writing)
+            return
+        threading.Thread(
+            target=self._watch, args=(reading,), daemon=True, name="distprof-end"
+        ).start()
+        signal.signal(signal.SIGTERM, self._in_main_thread)
+
+    def _in_main_thread(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        self._answered.set()
+        is_ours = signal.getsignal(signal.SIGTERM) == self._in_main_thread
+        if os.getpid() == self._pid:
+            self._finish(None)
+        if is_ours:  # else the program has its own handler by now, which called this one
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def _watch(self, reading: int) -> None:
+        while news := os.read(reading, 64):
+            if signal.SIGTERM in news and not self._answered.wait(PATIENCE_S):
+                if signal.getsignal(signal.SIGTERM) != self._in_main_thread:
+                    continue
+                keeping = threading.Thread(target=self._finish, args=(None,), daemon=True)
+                keeping.start()
+                keeping.join(KEEPING_S)
+                ctypes.CDLL(None).signal(int(signal.SIGTERM), 0)  # SIG_DFL, from any thread
+                os.kill(os.getpid(), signal.SIGTERM)

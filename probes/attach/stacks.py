@@ -1,0 +1,88 @@
+"""Python stacks as the interpreter's own fault handler prints them, and alike ones folded."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+__all__ = ["Frame", "Stack", "fold", "own_frame", "parse_stacks", "training_stack"]
+
+MAX_FRAMES = 1_000
+
+_FRAME = re.compile(r'^\s+File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<name>.*)$')
+_THREAD = re.compile(r"^(?P<current>Current t|T)hread (?P<id>0x[0-9a-f]+)(?: \[(?P<name>.*?)\])?")
+_LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib/python\d|^<frozen|/probes/")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """One call.
+
+    Args:
+        file: Path of the source.
+        line: Line in it; None where Python does not know.
+        name: Of the function.
+    """
+
+    file: str
+    line: int | None
+    name: str
+
+    def __str__(self) -> str:
+        """For people, short."""
+        where = self.file.rpartition("/")[2]
+        return f"{self.name} ({where}:{'?' if self.line is None else self.line})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stack:
+    """One thread.
+
+    Args:
+        thread: Its id, as Python prints it.
+        name: Its name where the interpreter tells it (Python 3.14 and newer), else empty.
+        frames: Innermost first; empty for a thread that runs no Python.
+    """
+
+    thread: str
+    name: str = ""
+    frames: tuple[Frame, ...] = ()
+
+
+def parse_stacks(text: str) -> tuple[Stack, ...]:
+    """The stacks in a dump of ``faulthandler``; what cannot be read is left out."""
+    stacks: list[tuple[re.Match[str], list[Frame]]] = []
+    for line in text.splitlines():
+        if (thread := _THREAD.match(line)) is not None:
+            stacks.append((thread, []))
+        elif stacks and (found := _FRAME.match(line)) and len(stacks[-1][1]) < MAX_FRAMES:
+            number = int(found["line"]) if found["line"].isdecimal() else None
+            stacks[-1][1].append(Frame(file=found["file"], line=number, name=found["name"]))
+    return tuple(
+        Stack(thread=thread["id"], name=thread["name"] or "", frames=tuple(frames))
+        for thread, frames in stacks
+    )
+
+
+def training_stack(stacks: Sequence[Stack]) -> Stack | None:
+    """The main thread's: Python prints it last; None where no thread runs Python."""
+    return next((stack for stack in reversed(stacks) if stack.frames), None)
+
+
+def own_frame(stack: Stack) -> Frame | None:
+    """The innermost call in the user's own code, else the innermost of all."""
+    own = (frame for frame in stack.frames if not _LIBRARY.search(frame.file))
+    return next(own, stack.frames[0] if stack.frames else None)
+
+
+def fold(stacks: Mapping[int, Stack]) -> list[tuple[tuple[int, ...], Stack]]:
+    """Ranks that stand in the same calls, together; the smallest groups first.
+
+    The rank that stands alone where all others wait is what one looks for.
+    """
+    groups: dict[tuple[Frame, ...], list[int]] = {}
+    for rank in sorted(stacks):
+        groups.setdefault(stacks[rank].frames, []).append(rank)
+    found = [(tuple(ranks), stacks[ranks[0]]) for ranks in groups.values()]
+    return sorted(found, key=lambda group: (len(group[0]), group[0]))
