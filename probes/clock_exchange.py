@@ -1,0 +1,201 @@
+"""Asking another process what time it is: datagrams, as NTP does it.
+
+A question is a token and a number; the answer adds two stamps of the server's clock: when the
+question arrived (by the kernel, so that a busy interpreter does not spoil it) and when the answer
+left. Whoever does not know the token gets no answer, and an answer is no longer than its question.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["Exchange", "TimeServer", "ask", "best", "connect"]
+
+TOKEN_BYTES = 16
+_QUESTION = struct.Struct(f"<{TOKEN_BYTES}sQqq")  # token, number, two stamps (0 in a question)
+_TIMESPEC = struct.Struct("@ll")
+_SO_TIMESTAMPNS = 35  # Linux, asm-generic/socket.h; the message that carries it has the same number
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """Four stamps, ns since the epoch, of a question and its answer.
+
+    Args:
+        sent_ns: Own clock when the question left.
+        arrived_ns: The server's clock when it came.
+        answered_ns: The server's clock when the answer left.
+        received_ns: Own clock when the answer came.
+    """
+
+    sent_ns: int
+    arrived_ns: int
+    answered_ns: int
+    received_ns: int
+
+    @property
+    def offset_ns(self) -> int:
+        """The server's clock minus the own one (RFC 5905, section 8)."""
+        return (self.arrived_ns - self.sent_ns + self.answered_ns - self.received_ns) // 2
+
+    @property
+    def delay_ns(self) -> int:
+        """Time on the way, both ways; the offset is right within half of it."""
+        return (self.received_ns - self.sent_ns) - (self.answered_ns - self.arrived_ns)
+
+
+class TimeServer(threading.Thread):
+    """Answers questions until :meth:`end`.
+
+    Args:
+        token: What askers must know.
+        host: Address to listen on; empty for all.
+
+    Attributes:
+        port: Where it listens.
+    """
+
+    def __init__(self, token: bytes, host: str = "") -> None:
+        super().__init__(name="distprof-clock", daemon=True)
+        self._token = token
+        self._socket = _server_socket(host)
+        self._ended = False
+        self._asked_s = 0.0  # when somebody asked last
+        self.port: int = self._socket.getsockname()[1]
+
+    def run(self) -> None:
+        """Answer; what is no question is ignored. Nothing runs while nobody asks."""
+        with self._socket:
+            while not self._ended:
+                try:
+                    self._answer(*_receive(self._socket))
+                except OSError:  # of one asker who is gone
+                    continue
+
+    def end(self, *, linger_s: float = 0.0, within_s: float = 1.0) -> None:
+        """Stop answering once nobody has asked for ``linger_s`` seconds, or after ``within_s``."""
+        began = time.monotonic()
+        deadline = began + within_s
+        while (now := time.monotonic()) < min(max(self._asked_s, began) + linger_s, deadline):
+            time.sleep(min(0.01, deadline - now))
+        self._ended = True
+        self._wake()
+        self.join(within_s)
+
+    def _wake(self) -> None:
+        for family, host in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
+            with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as waker:
+                waker.sendto(b"", (host, self.port))
+
+    def _answer(self, data: bytes, arrived_ns: int, asker: Any) -> None:
+        if len(data) != _QUESTION.size:
+            return
+        token, number, _, _ = _QUESTION.unpack(data)
+        if token != self._token:
+            return
+        self._asked_s = time.monotonic()
+        with contextlib.suppress(OSError):
+            answer = _QUESTION.pack(token, number, arrived_ns, time.time_ns())
+            self._socket.sendto(answer, asker)
+
+
+def connect(host: str, port: int) -> socket.socket | None:
+    """A socket that talks to one server; None if the name means nothing here."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[
+            0
+        ]
+        asker = socket.socket(family, kind, protocol)
+    except OSError:
+        return None
+    try:
+        asker.connect(address)
+        _ask_for_stamps(asker)
+    except OSError:
+        asker.close()
+        return None
+    return asker
+
+
+def ask(
+    asker: socket.socket, token: bytes, *, times: int, timeout_s: float = 0.2
+) -> list[Exchange]:
+    """Exchange stamps up to ``times`` times; ends early when an answer does not come.
+
+    Args:
+        asker: From :func:`connect`.
+        token: That the server wants.
+        times: Questions.
+        timeout_s: For each answer.
+    """
+    exchanges: list[Exchange] = []
+    for _ in range(times):
+        exchange = _ask_once(asker, token, timeout_s)
+        if exchange is None:
+            break
+        exchanges.append(exchange)
+    return exchanges
+
+
+def best(exchanges: list[Exchange], count: int) -> list[Exchange]:
+    """Those that were least on the way, in order of time."""
+    chosen = sorted(exchanges, key=lambda exchange: exchange.delay_ns)[:count]
+    return sorted(chosen, key=lambda exchange: exchange.sent_ns)
+
+
+def _ask_once(asker: socket.socket, token: bytes, timeout_s: float) -> Exchange | None:
+    number = int.from_bytes(os.urandom(8), "little")
+    deadline = time.monotonic() + timeout_s
+    try:
+        sent_ns = time.time_ns()
+        asker.send(_QUESTION.pack(token, number, 0, 0))
+        while (left := deadline - time.monotonic()) > 0:
+            asker.settimeout(left)
+            data, received_ns, _ = _receive(asker)
+            if len(data) != _QUESTION.size:
+                continue
+            _, answered_number, arrived_ns, answered_ns = _QUESTION.unpack(data)
+            if answered_number == number:  # not a late answer to an earlier question
+                return Exchange(
+                    sent_ns=sent_ns,
+                    arrived_ns=arrived_ns,
+                    answered_ns=answered_ns,
+                    received_ns=received_ns,
+                )
+    except OSError:  # refused, unreachable, timed out
+        pass
+    return None
+
+
+def _server_socket(host: str) -> socket.socket:
+    if host or not socket.has_dualstack_ipv6():
+        server = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        server.bind((host, 0))
+    else:
+        server = socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)
+        server.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        server.bind(("", 0))
+    _ask_for_stamps(server)
+    return server
+
+
+def _ask_for_stamps(sock: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # not Linux: the interpreter's stamp must do
+        sock.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
+
+
+def _receive(sock: socket.socket) -> tuple[bytes, int, Any]:
+    """A datagram, when it came (epoch ns, the kernel's stamp if there is one), from whom."""
+    data, ancillary, _, asker = sock.recvmsg(256, socket.CMSG_SPACE(_TIMESPEC.size))
+    for level, kind, payload in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, _SO_TIMESTAMPNS) and len(payload) >= _TIMESPEC.size:
+            seconds, nanoseconds = _TIMESPEC.unpack_from(payload)
+            return data, seconds * 1_000_000_000 + nanoseconds, asker
+    return data, time.time_ns(), asker

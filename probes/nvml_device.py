@@ -1,0 +1,328 @@
+"""One GPU through NVML: finding the device that this process trains on, and reading its sensors.
+
+NVML is NVIDIA's management library (``pynvml``, from the package nvidia-ml-py). What a device does
+not support, or does not let this user read, is None and is not asked for again; it is never zero.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from distprof.artefacts.records import NvmlRecord
+
+__all__ = [
+    "SLOW_FIELDS",
+    "DeviceHint",
+    "DeviceLostError",
+    "NoDeviceError",
+    "NvmlDevice",
+    "device_hint",
+    "find_device",
+]
+
+_ALL_LINKS = (
+    0xFFFFFFFF  # nvml.h: "A scopeId of UINT_MAX returns aggregate value ... across all links"
+)
+_KIB = 1024
+_KB = 1000  # NVML: "throughput in KB/s"; KiB is what it says where it means 1024
+
+# Bits of nvmlDeviceGetCurrentClocksEventReasons, named as nvidia-smi does (clocks_event_reasons.*).
+# Bit 0, "GPU idle", is no throttling.
+THROTTLE_REASONS: tuple[tuple[int, str], ...] = (
+    (0x002, "applications_clocks_setting"),
+    (0x004, "sw_power_cap"),
+    (0x008, "hw_slowdown"),
+    (0x010, "sync_boost"),
+    (0x020, "sw_thermal_slowdown"),
+    (0x040, "hw_thermal_slowdown"),
+    (0x080, "hw_power_brake_slowdown"),
+    (0x100, "display_clock_setting"),
+)
+_KNOWN_REASONS = 0x001 | sum(bit for bit, _ in THROTTLE_REASONS)
+
+
+class DeviceLostError(Exception):
+    """The GPU no longer answers (fell off the bus, was reset or unplugged)."""
+
+
+class NoDeviceError(Exception):
+    """NVML does not have the device that is looked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceHint:
+    """What is known of the GPU of this process, best evidence first.
+
+    Args:
+        uuid: Of the CUDA device in use, without the prefix ``GPU-``; empty when unknown.
+        pci_bus_id: For example ``00000000:1B:00.0``; empty when unknown.
+        visible: Value of CUDA_VISIBLE_DEVICES; None when unset.
+        index: CUDA's index of the device (the local rank, as a rule).
+    """
+
+    uuid: str = ""
+    pci_bus_id: str = ""
+    visible: str | None = None
+    index: int = 0
+
+
+def device_hint(torch: Any, environment: Mapping[str, str]) -> DeviceHint | None:
+    """The device on which the calling thread uses CUDA; None as long as it has not begun to.
+
+    CUDA is never initialised by asking. The current device belongs to the thread: it is the
+    training thread that must ask.
+
+    Args:
+        torch: The module; None where it is not imported, which leaves the local rank as evidence.
+        environment: Of the process.
+    """
+    if torch is None:
+        local_rank = environment.get("LOCAL_RANK", "")
+        return DeviceHint(
+            visible=environment.get("CUDA_VISIBLE_DEVICES"),
+            index=int(local_rank) if local_rank.isdecimal() else 0,
+        )
+    cuda = torch.cuda
+    if not cuda.is_available() or not cuda.is_initialized():
+        return None
+    index = cuda.current_device()
+    properties = cuda.get_device_properties(index)
+    return DeviceHint(
+        uuid=str(getattr(properties, "uuid", "")),
+        pci_bus_id=_pci_bus_id(properties),
+        visible=environment.get("CUDA_VISIBLE_DEVICES"),
+        index=index,
+    )
+
+
+def _pci_bus_id(properties: Any) -> str:
+    parts = [getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
+    if any(part is None for part in parts):
+        return ""
+    domain, bus, device = parts
+    return f"{domain:08X}:{bus:02X}:{device:02X}.0"
+
+
+def find_device(nvml: Any, hint: DeviceHint) -> tuple[Any, str]:
+    """NVML's handle of a device, and by what it was found.
+
+    Args:
+        nvml: The module ``pynvml``, initialised.
+        hint: What is known of the device.
+
+    Raises:
+        NoDeviceError: If NVML has no such device.
+    """
+    for found_by, name, lookup in _lookups(nvml, hint):
+        try:
+            return lookup(name), found_by
+        except nvml.NVMLError:  # not under this name: the next one
+            continue
+    raise NoDeviceError(f"NVML has no device for CUDA device {hint.index}")
+
+
+def _lookups(nvml: Any, hint: DeviceHint) -> list[tuple[str, Any, Callable[[Any], Any]]]:
+    by_uuid, by_index = nvml.nvmlDeviceGetHandleByUUID, nvml.nvmlDeviceGetHandleByIndex
+    lookups: list[tuple[str, Any, Callable[[Any], Any]]] = []
+    if hint.uuid:
+        bare = hint.uuid.removeprefix("GPU-")
+        lookups += [("uuid", f"GPU-{bare}", by_uuid), ("uuid", f"MIG-{bare}", by_uuid)]
+    if hint.pci_bus_id:
+        lookups.append(("pci_bus_id", hint.pci_bus_id, nvml.nvmlDeviceGetHandleByPciBusId))
+    if hint.uuid or hint.pci_bus_id:
+        return lookups  # CUDA named its device: nothing is guessed beside it
+    if hint.visible is None:
+        return [("index", hint.index, by_index)]
+    entries = [entry.strip() for entry in hint.visible.split(",")]
+    if hint.index >= len(entries):
+        return []
+    entry = entries[hint.index]
+    if entry.isdigit():
+        return [("CUDA_VISIBLE_DEVICES", int(entry), by_index)]
+    return [("CUDA_VISIBLE_DEVICES", entry, by_uuid)]
+
+
+class NvmlDevice:
+    """Sensors of one device.
+
+    Args:
+        nvml: The module ``pynvml``, initialised.
+        handle: Of the device.
+    """
+
+    def __init__(self, nvml: Any, handle: Any) -> None:
+        self._nvml = nvml
+        self._handle = handle
+        self._events = self._watch_xid()
+        self.unreadable: dict[str, str] = {}
+        self.num_errors = 0  # readings that failed for once
+        missing = {
+            error
+            for error in (
+                getattr(nvml, "NVMLError_NotSupported", None),
+                getattr(nvml, "NVMLError_NoPermission", None),
+                getattr(nvml, "NVMLError_FunctionNotFound", None),
+                getattr(nvml, "NVMLError_ArgumentVersionMismatch", None),
+                getattr(nvml, "NVMLError_Deprecated", None),
+            )
+            if error is not None
+        }
+        self._missing = tuple(missing)
+        self._lost = (nvml.NVMLError_GpuIsLost, nvml.NVMLError_Uninitialized)
+
+    @property
+    def watches_xid(self) -> bool:
+        """Whether XID errors would be seen."""
+        return self._events is not None
+
+    def describe(self) -> dict[str, str]:
+        """Name, UUID, PCI bus id and driver, as far as the device tells."""
+        nvml, handle = self._nvml, self._handle
+        readings: dict[str, Callable[[], Any]] = {
+            "device": lambda: nvml.nvmlDeviceGetName(handle),
+            "uuid": lambda: nvml.nvmlDeviceGetUUID(handle),
+            "pci_bus_id": lambda: nvml.nvmlDeviceGetPciInfo(handle).busId,
+            "driver": nvml.nvmlSystemGetDriverVersion,
+        }
+        found = {name: self._ask(name, reading) for name, reading in readings.items()}
+        return {name: _text(value) for name, value in found.items() if value is not None}
+
+    def read(self, *, slow: bool) -> NvmlRecord:
+        """One sample.
+
+        Args:
+            slow: Also read :data:`SLOW_FIELDS`; they are None otherwise.
+
+        Raises:
+            DeviceLostError: If the device no longer answers.
+        """
+        before = time.time_ns()
+        values = {
+            name: self._ask(name, functools.partial(read, self._nvml, self._handle))
+            for name, read in READINGS.items()
+            if slow or name not in SLOW_FIELDS
+        }
+        xid = self._seen_xid()
+        return NvmlRecord(t_ns=(before + time.time_ns()) // 2, xid=xid, **values)
+
+    def close(self) -> None:
+        """Forget the events that were asked for."""
+        if self._events is not None:
+            self._ask("xid", lambda: self._nvml.nvmlEventSetFree(self._events))
+            self._events = None
+
+    def _ask(self, name: str, reading: Callable[[], Any]) -> Any:
+        """The reading, or None; what can never be read is remembered with its reason."""
+        if name in self.unreadable:
+            return None
+        try:
+            return reading()
+        except self._missing as error:
+            self.unreadable[name] = str(error)
+        except self._lost as error:
+            raise DeviceLostError(str(error)) from error
+        except self._nvml.NVMLError:  # busy, timed out, unknown: perhaps next time
+            self.num_errors += 1
+        except (AttributeError, TypeError, ValueError) as error:  # an older or odd pynvml
+            self.unreadable[name] = f"{type(error).__name__}: {error}"
+        return None
+
+    def _watch_xid(self) -> Any:
+        """An event set for XID errors, None where the driver or the permissions forbid it."""
+        nvml = self._nvml
+        try:
+            events = nvml.nvmlEventSetCreate()
+        except nvml.NVMLError:
+            return None
+        try:
+            nvml.nvmlDeviceRegisterEvents(self._handle, nvml.nvmlEventTypeXidCriticalError, events)
+        except nvml.NVMLError:
+            nvml.nvmlEventSetFree(events)
+            return None
+        return events
+
+    def _seen_xid(self) -> tuple[int, ...]:
+        seen: list[int] = []
+        while self._events is not None and len(seen) < 100:
+            try:
+                seen.append(int(self._nvml.nvmlEventSetWait_v2(self._events, 0).eventData))
+            except self._nvml.NVMLError_Timeout:  # none waits
+                break
+            except self._nvml.NVMLError_GpuIsLost as error:
+                raise DeviceLostError(str(error)) from error
+            except self._nvml.NVMLError:
+                self.num_errors += 1
+                break
+        return tuple(seen)
+
+
+def _text(value: Any) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+
+
+def _throttle_reasons(nvml: Any, handle: Any) -> tuple[str, ...]:
+    current = getattr(nvml, "nvmlDeviceGetCurrentClocksEventReasons", None)
+    bits = (current or nvml.nvmlDeviceGetCurrentClocksThrottleReasons)(handle)
+    named = tuple(name for bit, name in THROTTLE_REASONS if bits & bit)
+    unknown = bits & ~_KNOWN_REASONS
+    return (*named, f"0x{unknown:x}") if unknown else named
+
+
+def _memory_used(nvml: Any, handle: Any) -> int:
+    try:  # version 2 leaves out what the driver keeps for itself, as nvidia-smi does
+        return int(nvml.nvmlDeviceGetMemoryInfo(handle, nvml.nvmlMemory_v2).used)
+    except (nvml.NVMLError_FunctionNotFound, nvml.NVMLError_NotSupported, AttributeError):
+        return int(nvml.nvmlDeviceGetMemoryInfo(handle).used)
+
+
+def _nvlink(field: str) -> Callable[[Any, Any], int]:
+    def read(nvml: Any, handle: Any) -> int:
+        (value,) = nvml.nvmlDeviceGetFieldValues(handle, [(getattr(nvml, field), _ALL_LINKS)])
+        if value.nvmlReturn != nvml.NVML_SUCCESS:
+            raise nvml.NVMLError(value.nvmlReturn)
+        return int(value.value.ullVal) * _KIB
+
+    return read
+
+
+READINGS: dict[str, Callable[[Any, Any], Any]] = {
+    "sm_clock_mhz": lambda nvml, gpu: nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM),
+    "memory_clock_mhz": lambda nvml, gpu: nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_MEM),
+    "throttle_reasons": _throttle_reasons,
+    "power_w": lambda nvml, gpu: nvml.nvmlDeviceGetPowerUsage(gpu) / 1e3,
+    "energy_j": lambda nvml, gpu: nvml.nvmlDeviceGetTotalEnergyConsumption(gpu) / 1e3,
+    "temperature_c": lambda nvml, gpu: nvml.nvmlDeviceGetTemperature(
+        gpu, nvml.NVML_TEMPERATURE_GPU
+    ),
+    "gpu_utilization_ratio": lambda nvml, gpu: nvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100,
+    "memory_utilization_ratio": lambda nvml, gpu: (
+        nvml.nvmlDeviceGetUtilizationRates(gpu).memory / 100
+    ),
+    "memory_used_bytes": _memory_used,
+    "pcie_tx_bytes_per_s": lambda nvml, gpu: (
+        nvml.nvmlDeviceGetPcieThroughput(gpu, nvml.NVML_PCIE_UTIL_TX_BYTES) * _KB
+    ),
+    "pcie_rx_bytes_per_s": lambda nvml, gpu: (
+        nvml.nvmlDeviceGetPcieThroughput(gpu, nvml.NVML_PCIE_UTIL_RX_BYTES) * _KB
+    ),
+    "nvlink_tx_bytes": _nvlink("NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX"),
+    "nvlink_rx_bytes": _nvlink("NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX"),
+    "ecc_uncorrected": lambda nvml, gpu: nvml.nvmlDeviceGetTotalEccErrors(
+        gpu, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
+    ),
+}
+
+SLOW_FIELDS = frozenset(
+    # NVML measures PCIe traffic over 20 ms while the caller waits; the others change rarely.
+    {
+        "pcie_tx_bytes_per_s",
+        "pcie_rx_bytes_per_s",
+        "nvlink_tx_bytes",
+        "nvlink_rx_bytes",
+        "ecc_uncorrected",
+    }
+)
