@@ -216,6 +216,8 @@ class Panel:
             return
         try:
             probe.stop()
+        except Unavailable as why:  # it only now knows that there was nothing to record
+            slot.state, slot.reason = "unavailable", why.reason
         except Exception as error:
             if state == "on":
                 slot.state, slot.reason = "failed", f"stop: {_sentence(error)}"

@@ -99,6 +99,7 @@ class Session:
         rank: Global rank.
         placement: Where this rank runs.
         options: As given.
+        mesh: Sizes and this rank's coordinates, as far as known.
         plan: Which step does what.
         current_step: Number of the running step, from 0.
         is_open: Until :meth:`close`.
@@ -130,7 +131,7 @@ class Session:
         self.plan = make_plan(options, is_traced=options.profiles(self.rank))
         self.current_step = 0
         self.is_open = True
-        self._mesh = mesh_of(mesh, coordinates)
+        self.mesh = mesh_of(mesh, coordinates)
         self._clock, self._timer = clock, timer
         self._pid = os.getpid()
         self._thread: int | None = None
@@ -271,7 +272,7 @@ class Session:
         try:
             if self.rank == 0:
                 self._owns_run_file = start_run_file(
-                    self.run_dir, self.placement, self._mesh, self.options, self._started_ns
+                    self.run_dir, self.placement, self.mesh, self.options, self._started_ns
                 )
             self._write_rank_file(None)
         except OSError as error:
@@ -400,7 +401,7 @@ class Session:
         write_rank_file(
             self.rank_dir,
             self.placement,
-            self._mesh,
+            self.mesh,
             started_ns=self._started_ns,
             ended_ns=ended_ns,
             probes=self.status(),
