@@ -69,10 +69,12 @@ class Configuration:
             if name not in allowed:
                 known = ", ".join(f"[{section}]" for section in allowed)
                 raise UsageError(f"section [{name}] is unknown; {workload} reads {known}")
+        options = WORKLOADS[workload].options
+        training = {**options.training_defaults, **sections.get("training", {})}
         return cls(
-            workload=_options(WORKLOADS[workload].options, workload, sections),
+            workload=_options(options, workload, sections),
             model=_options(ModelOptions, "model", sections),
-            training=_options(TrainingOptions, "training", sections),
+            training=_options(TrainingOptions, "training", {"training": training}),
             probes=dict(sections.get("probes", {})),
             faults=faults,
         )

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from reference_runs.model import Attend, Attention, Transformer, initialise, loss_of
-from reference_runs.options import CpOptions, ModelOptions, TrainingOptions, WorkloadOptions
+from reference_runs.model_parallel_options import CpOptions
+from reference_runs.options import ModelOptions, TrainingOptions, WorkloadOptions
 from reference_runs.ring_attention import RingAttention, local_positions
 from reference_runs.trainer_parts import (
     accumulate,

@@ -10,12 +10,8 @@ from dataclasses import dataclass
 
 from distprof.artefacts.run_file import Fault
 from distprof.errors import UsageError
-from reference_runs.options import (
-    MoeOptions,
-    PpOptions,
-    ThreeDOptions,
-    WorkloadOptions,
-)
+from reference_runs.model_parallel_options import MoeOptions, PpOptions, ThreeDOptions
+from reference_runs.options import WorkloadOptions
 
 __all__ = ["FAULTS", "FaultKind", "check_faults", "parse_fault"]
 

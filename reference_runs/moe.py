@@ -15,7 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from reference_runs.expert_exchange import apply_expert_parallel, expert_parameters, moe_layers
 from reference_runs.model import MoeSettings, Transformer, initialise, loss_of
-from reference_runs.options import ModelOptions, MoeOptions, TrainingOptions, WorkloadOptions
+from reference_runs.model_parallel_options import MoeOptions
+from reference_runs.options import ModelOptions, TrainingOptions, WorkloadOptions
 from reference_runs.trainer_parts import (
     accumulate,
     autocast,

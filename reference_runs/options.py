@@ -13,18 +13,16 @@ from distprof.errors import UsageError
 
 __all__ = [
     "PRESETS",
-    "CpOptions",
     "DdpOptions",
     "FsdpOptions",
     "ModelOptions",
-    "MoeOptions",
-    "PpOptions",
-    "ThreeDOptions",
-    "TpOptions",
+    "Schedule",
     "TrainingOptions",
     "WorkloadOptions",
     "choices_of",
+    "divide",
     "help_of",
+    "option",
 ]
 
 Schedule = Literal[
@@ -32,18 +30,19 @@ Schedule = Literal[
 ]
 
 
-def _option(default: Any, text: str) -> Any:
+def option(default: Any, text: str) -> Any:
+    """A field with its default and help, one line."""
     return field(default=default, metadata={"help": text})
 
 
-def help_of(option: Field[Any]) -> str:
+def help_of(item: Field[Any]) -> str:
     """What the option does, one line."""
-    return str(option.metadata["help"])
+    return str(item.metadata["help"])
 
 
-def choices_of(option: Field[Any]) -> tuple[str, ...]:
+def choices_of(item: Field[Any]) -> tuple[str, ...]:
     """Allowed values of an option of ``Literal`` type; empty for others."""
-    text = str(option.type)
+    text = str(item.type)
     if text == "Schedule":
         return tuple(Schedule.__args__)  # type: ignore[attr-defined]
     if not text.startswith("Literal["):
@@ -55,14 +54,14 @@ def choices_of(option: Field[Any]) -> tuple[str, ...]:
 class ModelOptions:
     """Size of the transformer. 0 means: as the preset has it."""
 
-    preset: str = _option("tiny", "size of the model: tiny, small, 125m, 1b, 7b, 13b, 70b")
-    layers: int = _option(0, "transformer blocks (0: the preset's)")
-    hidden: int = _option(0, "hidden size")
-    heads: int = _option(0, "attention heads")
-    kv_heads: int = _option(0, "key and value heads (grouped-query attention)")
-    ffn: int = _option(0, "inner size of the feed-forward layer")
-    sequence: int = _option(0, "sequence length in tokens")
-    vocabulary: int = _option(0, "vocabulary size")
+    preset: str = option("tiny", "size of the model: tiny, small, 125m, 1b, 7b, 13b, 70b")
+    layers: int = option(0, "transformer blocks (0: the preset's)")
+    hidden: int = option(0, "hidden size")
+    heads: int = option(0, "attention heads")
+    kv_heads: int = option(0, "key and value heads (grouped-query attention)")
+    ffn: int = option(0, "inner size of the feed-forward layer")
+    sequence: int = option(0, "sequence length in tokens")
+    vocabulary: int = option(0, "vocabulary size")
 
     def resolved(self) -> ModelOptions:
         """The same with every 0 filled in from the preset.
@@ -115,32 +114,38 @@ PRESETS: dict[str, dict[str, int]] = {
 class TrainingOptions:
     """What every workload has in common."""
 
-    steps: int = _option(30, "optimizer steps")
-    batch: int = _option(4, "sequences per micro-batch and data-parallel rank")
-    micro_batches: int = _option(1, "micro-batches per step (gradient accumulation or pipeline)")
-    precision: Literal["auto", "fp32", "bf16"] = _option(
+    steps: int = option(30, "optimizer steps")
+    batch: int = option(4, "sequences per micro-batch and data-parallel rank")
+    micro_batches: int = option(
+        1, "micro-batches per step: gradient accumulation, or a pipeline's (pp: 8, 3d: 4)"
+    )
+    precision: Literal["auto", "fp32", "bf16"] = option(
         "auto", "auto: bf16 on CUDA devices, fp32 on CPU"
     )
-    checkpoint_activations: bool = _option(False, "recompute activations of each block in backward")
-    learning_rate: float = _option(3e-4, "of AdamW")
-    clip_grad_norm: float = _option(0.0, "clip the gradient's norm (0: do not)")
-    device: Literal["auto", "cuda", "cpu"] = _option("auto", "auto: CUDA devices where there are")
-    seed: int = _option(0, "of weights and data")
-    threads: int = _option(1, "CPU threads of each rank")
-    group_timeout_s: float = _option(60.0, "how long a collective may wait for a rank")
-    compute: Literal["real", "sleep"] = _option(
+    checkpoint_activations: bool = option(False, "recompute activations of each block in backward")
+    learning_rate: float = option(3e-4, "of AdamW")
+    clip_grad_norm: float = option(0.0, "clip the gradient's norm (0: do not)")
+    device: Literal["auto", "cuda", "cpu"] = option("auto", "auto: CUDA devices where there are")
+    seed: int = option(0, "of weights and data")
+    threads: int = option(1, "CPU threads of each rank")
+    group_timeout_s: float = option(60.0, "how long a collective may wait for a rank")
+    compute: Literal["real", "sleep"] = option(
         "real", "sleep: blocks sleep for the times given, for exact ground truth"
     )
-    forward_ms: float = _option(5.0, "with --compute sleep: forward time of a block")
-    backward_ms: float = _option(10.0, "with --compute sleep: backward time of a block")
+    forward_ms: float = option(5.0, "with --compute sleep: forward time of a block")
+    backward_ms: float = option(10.0, "with --compute sleep: backward time of a block")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadOptions:
-    """Base of the options that one workload adds."""
+    """Base of the options that one workload adds.
+
+    ``training_defaults`` replace defaults of :class:`TrainingOptions` in this workload.
+    """
 
     name: ClassVar[str]
     summary: ClassVar[str]
+    training_defaults: ClassVar[dict[str, Any]] = {}
 
     def mesh(self, world_size: int) -> dict[str, int]:
         """Mesh axis to size, slowest varying first; the product is ``world_size``.
@@ -183,20 +188,20 @@ class WorkloadOptions:
         return {item.name: getattr(self, item.name) for item in fields(self)}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class DdpOptions(WorkloadOptions):
     """Options of ``ddp``."""
 
     name = "ddp"
     summary = "DistributedDataParallel: gradients all-reduced in buckets during backward"
 
-    bucket_mb: float = _option(1.0, "size of a gradient bucket (torch's default is 25)")
-    no_sync: bool = _option(True, "reduce gradients only in the last micro-batch of a step")
-    static_graph: bool = _option(False, "tell DDP that the graph never changes")
-    hook: Literal["none", "fp16", "bf16", "powersgd", "topk"] = _option(
+    bucket_mb: float = option(1.0, "size of a gradient bucket (torch's default is 25)")
+    no_sync: bool = option(True, "reduce gradients only in the last micro-batch of a step")
+    static_graph: bool = option(False, "tell DDP that the graph never changes")
+    hook: Literal["none", "fp16", "bf16", "powersgd", "topk"] = option(
         "none", "compress gradients on the wire"
     )
-    topk_ratio: float = _option(0.01, "with --hook topk: share of gradients sent")
+    topk_ratio: float = option(0.01, "with --hook topk: share of gradients sent")
 
     def mesh(self, world_size: int) -> dict[str, int]:
         """One data-parallel axis."""
@@ -204,7 +209,7 @@ class DdpOptions(WorkloadOptions):
 
     def check(self, model: ModelOptions, training: TrainingOptions, world_size: int) -> None:
         """Refuse what is known to break: PowerSGD on more than two gloo ranks."""
-        super().check(model, training, world_size)
+        WorkloadOptions.check(self, model, training, world_size)  # slots: no bare super()
         if self.hook == "powersgd" and training.device == "cpu" and world_size > 2:
             raise UsageError(
                 "--hook powersgd aborts at random on more than 2 CPU ranks: its callbacks start"
@@ -220,26 +225,26 @@ class DdpOptions(WorkloadOptions):
         return "DDP" if self.hook == "none" else f"DDP ({self.hook} gradients)"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class FsdpOptions(WorkloadOptions):
     """Options of ``fsdp``."""
 
     name = "fsdp"
     summary = "fully_shard (ZeRO-3, ZeRO-2, hybrid) and ZeroRedundancyOptimizer (ZeRO-1)"
 
-    zero: Literal["1", "2", "3"] = _option(
+    zero: Literal["1", "2", "3"] = option(
         "3", "what is sharded: 1 optimizer, 2 and gradients, 3 all"
     )
-    replicas: int = _option(1, "replicas of the shard group (hybrid sharding, HSDP)")
-    prefetch: bool = _option(True, "gather the next block while this one computes")
-    no_sync: bool = _option(
+    replicas: int = option(1, "replicas of the shard group (hybrid sharding, HSDP)")
+    prefetch: bool = option(True, "gather the next block while this one computes")
+    no_sync: bool = option(
         False, "reduce gradients in the last micro-batch only, for more memory (ZeRO-1 always does)"
     )
-    flat: bool = _option(False, "anti-pattern: one group for the whole model, nothing to prefetch")
+    flat: bool = option(False, "anti-pattern: one group for the whole model, nothing to prefetch")
 
     def mesh(self, world_size: int) -> dict[str, int]:
         """One sharding axis, or replicas of it."""
-        shards = _divide(world_size, self.replicas, "--replicas")
+        shards = divide(world_size, self.replicas, "--replicas")
         if self.zero == "1":
             return {"dp_replicate": world_size}
         if self.replicas == 1:
@@ -248,7 +253,7 @@ class FsdpOptions(WorkloadOptions):
 
     def check(self, model: ModelOptions, training: TrainingOptions, world_size: int) -> None:
         """Refuse hybrid sharding of the optimizer alone: it is not made."""
-        super().check(model, training, world_size)
+        WorkloadOptions.check(self, model, training, world_size)  # slots: no bare super()
         if self.zero == "1" and self.replicas > 1:
             raise UsageError("--replicas needs sharded parameters: use --zero 2 or --zero 3")
         if self.zero == "1" and self.flat:
@@ -277,136 +282,12 @@ class FsdpOptions(WorkloadOptions):
         return f"HSDP (ZeRO-{self.zero})" if self.replicas > 1 else sharded
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TpOptions(WorkloadOptions):
-    """Options of ``tp``."""
+def divide(whole: int, part: int, what: str) -> int:
+    """``whole`` ranks shared among ``part``.
 
-    name = "tp"
-    summary = "tensor parallelism: column and row parallel blocks, sequence and loss parallel"
-
-    sequence_parallel: bool = _option(False, "keep norms and residuals sharded along the sequence")
-    loss_parallel: bool = _option(False, "keep logits sharded along the vocabulary")
-    partial_norm_gradients: bool = _option(
-        False, "anti-pattern: leave norm gradients unreduced, so that the optimizer reduces each"
-    )
-
-    def mesh(self, world_size: int) -> dict[str, int]:
-        """One tensor-parallel axis."""
-        return {"tp": world_size}
-
-    def strategy(self) -> str:
-        """TP, with sequence parallelism or without."""
-        return "TP + sequence parallel" if self.sequence_parallel else "TP"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PpOptions(WorkloadOptions):
-    """Options of ``pp``."""
-
-    name = "pp"
-    summary = "pipeline parallelism with each schedule that torch offers"
-
-    schedule: Schedule = _option("1f1b", "pipeline schedule")  # noqa: RUF009
-    virtual_stages: int = _option(0, "stages per rank (0: 1, or 2 where the schedule wants more)")
-    split: str = _option("", "blocks per stage, for example 2,3,3 (empty: even)")
-
-    def mesh(self, world_size: int) -> dict[str, int]:
-        """One pipeline axis."""
-        return {"pp": world_size}
-
-    def strategy(self) -> str:
-        """PP and its schedule."""
-        return f"PP ({self.schedule})"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MoeOptions(WorkloadOptions):
-    """Options of ``moe``."""
-
-    name = "moe"
-    summary = "expert parallelism: tokens sent to their experts and back by all-to-all"
-
-    experts: int = _option(8, "experts per layer")
-    top_k: int = _option(2, "experts per token")
-    capacity_factor: float = _option(0.0, "tokens an expert takes / even share (0: no limit)")
-    aux_loss_weight: float = _option(0.01, "weight of the load-balancing loss")
-    skew: float = _option(0.0, "added to the router's logit of the first expert")
-
-    def mesh(self, world_size: int) -> dict[str, int]:
-        """Experts spread over all ranks, which are data-parallel otherwise."""
-        return {"ep": world_size}
-
-    def strategy(self) -> str:
-        """EP."""
-        return "MoE (EP)"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CpOptions(WorkloadOptions):
-    """Options of ``cp``."""
-
-    name = "cp"
-    summary = "context parallelism: ring attention or Ulysses"
-
-    method: Literal["ring", "ulysses"] = _option("ring", "how attention sees the whole sequence")
-    zigzag: bool = _option(
-        True,
-        "with --method ring: two pieces per rank, one from each end, so that a causal mask"
-        " leaves all the same work; off is the anti-pattern",
-    )
-
-    def mesh(self, world_size: int) -> dict[str, int]:
-        """One context-parallel axis."""
-        return {"cp": world_size}
-
-    def strategy(self) -> str:
-        """CP and its method."""
-        return f"CP ({self.method})"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ThreeDOptions(WorkloadOptions):
-    """Options of ``3d``."""
-
-    name = "3d"
-    summary = "any mesh of pipeline, data, sharding, tensor and expert parallelism"
-
-    pp: int = _option(2, "pipeline stages")
-    dp: int = _option(1, "replicas")
-    fsdp: int = _option(2, "shards (FSDP2); 0: what is left of the ranks")
-    tp: int = _option(2, "tensor-parallel ranks")
-    ep: int = _option(1, "expert-parallel ranks, taken from the data-parallel ones")
-    schedule: Schedule = _option("1f1b", "pipeline schedule")  # noqa: RUF009
-    order: str = _option("pp,dp,fsdp,tp", "mesh order, slowest varying axis first")
-    experts: int = _option(0, "experts per layer (0: dense)")
-    top_k: int = _option(2, "experts per token")
-
-    def mesh(self, world_size: int) -> dict[str, int]:
-        """The axes in the order asked for; axes of size 1 are left out."""
-        axes = {"pp": "pp", "dp": "dp_replicate", "fsdp": "dp_shard", "tp": "tp"}
-        order = [part.strip() for part in self.order.split(",")]
-        if sorted(order) != sorted(axes):
-            raise UsageError(f"--order {self.order}: name each of {', '.join(axes)} once")
-        rest = _divide(world_size, self.pp * self.dp * self.tp, "--pp × --dp × --tp")
-        sizes = {"pp": self.pp, "dp": self.dp, "fsdp": self.fsdp or rest, "tp": self.tp}
-        if self.pp * self.dp * sizes["fsdp"] * self.tp != world_size:
-            asked = " × ".join(f"{name} {size}" for name, size in sizes.items())
-            raise UsageError(f"{asked} does not make {world_size} ranks; change one of them")
-        return {axes[name]: sizes[name] for name in order if sizes[name] > 1}
-
-    def strategy(self) -> str:
-        """The axes that are used."""
-        used = [
-            ("PP", self.pp),
-            ("DP", self.dp),
-            ("FSDP", self.fsdp),
-            ("TP", self.tp),
-            ("EP", self.ep),
-        ]
-        return " × ".join(f"{name} {size}" for name, size in used if size > 1) or "one rank"
-
-
-def _divide(whole: int, part: int, what: str) -> int:
+    Raises:
+        UsageError: If there is a rest; ``what`` names the part.
+    """
     if part < 1 or whole % part:
         raise UsageError(f"{what} = {part} does not divide {whole} ranks")
     return whole // part

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from reference_runs.options import (
+from reference_runs.model_parallel_options import (
     CpOptions,
-    DdpOptions,
-    FsdpOptions,
     MoeOptions,
     PpOptions,
     ThreeDOptions,
     TpOptions,
-    WorkloadOptions,
 )
+from reference_runs.options import DdpOptions, FsdpOptions, WorkloadOptions
 
 __all__ = ["WORKLOADS", "Entry"]
 

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor.parallel import loss_parallel
 
 from reference_runs.model import Transformer, initialise, loss_of
-from reference_runs.options import ModelOptions, TpOptions, TrainingOptions, WorkloadOptions
+from reference_runs.model_parallel_options import TpOptions
+from reference_runs.options import ModelOptions, TrainingOptions, WorkloadOptions
 from reference_runs.tensor_parallel import apply_tensor_parallel, reduce_partial_gradients
 from reference_runs.trainer_parts import (
     accumulate,

@@ -1,0 +1,140 @@
+"""Which blocks make which pipeline stage, and where each stage runs. Free of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+from distprof.errors import UsageError
+
+__all__ = ["SCHEDULES", "PipelinePlan", "plan_pipeline"]
+
+SCHEDULES: dict[str, tuple[int, int | None]] = {
+    "gpipe": (1, 1),
+    "1f1b": (1, 1),
+    "looped-bfs": (2, None),
+    "interleaved-1f1b": (2, None),
+    "interleaved-zb": (2, None),
+    "zbv": (2, 2),
+    "dualpipev": (2, 2),
+}
+"""Fewest and most stages per rank of each schedule; None: no limit."""
+
+_V_SHAPED = ("zbv", "dualpipev")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelinePlan:
+    """A pipeline.
+
+    Args:
+        schedule: One of :data:`SCHEDULES`.
+        ranks: Of the pipeline.
+        blocks: Number of transformer blocks of each stage.
+    """
+
+    schedule: str
+    ranks: int
+    blocks: tuple[int, ...]
+
+    @property
+    def num_stages(self) -> int:
+        """Stages of the whole pipeline."""
+        return len(self.blocks)
+
+    def rank_of(self, stage: int) -> int:
+        """Round by round; in V-shaped schedules the second round goes backwards."""
+        place = stage % self.ranks
+        goes_back = self.schedule in _V_SHAPED and stage // self.ranks % 2
+        return self.ranks - 1 - place if goes_back else place
+
+    def stages_of(self, rank: int) -> tuple[int, ...]:
+        """Stages that a rank runs, in order."""
+        return tuple(s for s in range(self.num_stages) if self.rank_of(s) == rank)
+
+    def first_block(self, stage: int) -> int:
+        """Index of a stage's first block in the model."""
+        return sum(self.blocks[:stage])
+
+    def crossings(self) -> Iterator[tuple[int, int]]:
+        """Pairs of ranks at each boundary between stages; none where a rank passes to itself."""
+        places = [self.rank_of(stage) for stage in range(self.num_stages)]
+        return ((left, right) for left, right in pairwise(places) if left != right)
+
+
+def plan_pipeline(
+    schedule: str,
+    *,
+    ranks: int,
+    layers: int,
+    micro_batches: int,
+    virtual_stages: int = 0,
+    split: str = "",
+) -> PipelinePlan:
+    """A plan that torch's schedule will accept.
+
+    Args:
+        schedule: One of :data:`SCHEDULES`.
+        ranks: Of the pipeline.
+        layers: Transformer blocks of the model.
+        micro_batches: Per step.
+        virtual_stages: Stages per rank; 0: as few as the schedule takes.
+        split: Blocks per stage, separated by commas; empty: as even as can be.
+
+    Raises:
+        UsageError: If the schedule cannot run so; with the way out.
+    """
+    if ranks < 2:
+        raise UsageError("a pipeline has at least 2 ranks: use --ranks 2")
+    fewest, most = SCHEDULES[schedule]
+    per_rank = virtual_stages or fewest
+    if per_rank < fewest or (most is not None and per_rank > most):
+        limits = f"exactly {fewest}" if fewest == most else f"{fewest} or more"
+        raise UsageError(
+            f"schedule {schedule} takes {limits} stages per rank, not {per_rank}: leave out"
+            " --virtual-stages"
+        )
+    stages = ranks * per_rank
+    _check_micro_batches(schedule, ranks, stages, micro_batches)
+    blocks = _parse_split(split, stages, layers) if split else _even_split(stages, layers)
+    return PipelinePlan(schedule=schedule, ranks=ranks, blocks=blocks)
+
+
+def _check_micro_batches(schedule: str, ranks: int, stages: int, micro_batches: int) -> None:
+    if schedule in ("1f1b", "dualpipev") and micro_batches < stages:
+        raise UsageError(
+            f"schedule {schedule} needs as many micro-batches as stages, {stages}, not"
+            f" {micro_batches}: use --micro-batches {stages} or more, or --schedule gpipe"
+        )
+    rounds = max(1, micro_batches // ranks)
+    if schedule in ("interleaved-1f1b", "interleaved-zb") and micro_batches % rounds:
+        raise UsageError(
+            f"schedule {schedule} shares {micro_batches} micro-batches among {rounds} rounds, which"
+            f" leaves a rest: use --micro-batches {rounds * ranks}"
+        )
+
+
+def _even_split(stages: int, layers: int) -> tuple[int, ...]:
+    """Stages in the middle get what is left over: the ends have embedding and output to do."""
+    if layers < stages:
+        raise UsageError(
+            f"{layers} blocks do not fill {stages} stages: use --layers {stages} or fewer ranks"
+        )
+    each, rest = divmod(layers, stages)
+    first = (stages - rest) // 2
+    return tuple(each + (first <= stage < first + rest) for stage in range(stages))
+
+
+def _parse_split(split: str, stages: int, layers: int) -> tuple[int, ...]:
+    parts = [part.strip() for part in split.split(",")]
+    blocks = tuple(int(part) for part in parts if part.isdecimal())
+    if len(blocks) != len(parts) or len(blocks) != stages or min(blocks) < 1:
+        example = ",".join(str(count) for count in _even_split(stages, max(layers, stages)))
+        raise UsageError(
+            f"--split {split}: give the blocks of each of the {stages} stages, for example"
+            f" {example}"
+        )
+    if sum(blocks) != layers:
+        raise UsageError(f"--split {split} has {sum(blocks)} blocks, the model {layers}")
+    return blocks
