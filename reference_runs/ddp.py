@@ -69,6 +69,8 @@ class DdpTrainer:
         self._ddp = replicate(job, model, training, options)
         _register_hook(self._ddp, job, options)
         self._optimizer = make_optimizer(self._ddp.parameters(), training, job.device)
+        # A static graph is learnt in the first step, which therefore cannot leave gradients alone.
+        self._learns_graph = options.static_graph
 
     @property
     def modules(self) -> Sequence[nn.Module]:
@@ -87,10 +89,11 @@ class DdpTrainer:
 
     def train_step(self, micro_batches: Sequence[Batch], phases: Phases) -> Tensor | None:
         """Forward and backward of each micro-batch, then the update."""
-        if self._options.no_sync:
+        if self._options.no_sync and not self._learns_graph:
             loss = accumulate(micro_batches, phases, self._losses, self._ddp.no_sync)
         else:
             loss = accumulate(micro_batches, phases, self._losses)
+        self._learns_graph = False
         with phases.phase("optimizer"):
             clip_gradients(self._ddp.parameters(), self._training.clip_grad_norm)
             self._optimizer.step()

@@ -4,8 +4,7 @@ Each makes one collective per bucket. A hook whose callbacks start a second one 
 ranks may finish the first collectives in another order.
 """
 
-from __future__ import annotations
-
+# Annotations are not postponed here: DDP compares those of its hooks with classes.
 import torch
 import torch.distributed as dist
 from torch import Tensor

@@ -17,7 +17,7 @@ from distprof.errors import UsageError
 from reference_runs.options import TrainingOptions, WorkloadOptions
 from reference_runs.workload import Job
 
-__all__ = ["Place", "coordinates_of", "join"]
+__all__ = ["Place", "arrange", "coordinates_of", "join"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,20 +51,33 @@ def join(place: Place, training: TrainingOptions, options: WorkloadOptions) -> J
     Raises:
         UsageError: If there is no device, or no such mesh.
     """
+    options.mesh(place.world_size)  # refuse before others wait for this rank
     device = _device(place, training)
-    mesh_sizes = options.mesh(place.world_size) or {"dp_replicate": 1}
-    timeout = timedelta(seconds=training.group_timeout_s)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    else:
-        torch.set_num_threads(training.threads)
     dist.init_process_group(
         _backend(place, device),
-        timeout=timeout,
+        timeout=timedelta(seconds=training.group_timeout_s),
         store=HashStore() if place.world_size == 1 else None,
         rank=place.rank,
         world_size=place.world_size,
     )
+    return arrange(place, training, options)
+
+
+def arrange(place: Place, training: TrainingOptions, options: WorkloadOptions) -> Job:
+    """Make the mesh of a workload; the default process group is there already.
+
+    Args:
+        place: Of this rank.
+        training: Device, precision, threads and timeout.
+        options: Of the workload.
+    """
+    device = _device(place, training)
+    if device.type == "cpu":
+        torch.set_num_threads(training.threads)
+    mesh_sizes = options.mesh(place.world_size) or {"dp_replicate": 1}
+    timeout = timedelta(seconds=training.group_timeout_s)
     mesh = init_device_mesh(
         device.type, tuple(mesh_sizes.values()), mesh_dim_names=tuple(mesh_sizes)
     )

@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 __all__ = ["Slowdown"]
 
 _CALIBRATION_CALLS = 2000
+_COMPUTES = frozenset(("aten", "fsdp"))  # not c10d: a slow device does not make a slow link
 _REPEATABLE = frozenset(("mm", "addmm", "bmm", "baddbmm"))  # without side effects
 
 
@@ -46,7 +47,7 @@ class Slowdown(TorchDispatchMode):
         """Run one operator, and delay."""
         start = time.thread_time_ns()
         result = func(*args, **(kwargs or {}))
-        if func.namespace != "aten":
+        if func.namespace not in _COMPUTES:
             return result
         if isinstance(result, torch.Tensor) and result.device.type == "cuda":
             self._repeat(func, args, kwargs or {})
