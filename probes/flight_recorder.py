@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from distprof.artefacts import FLIGHT_FILE
+from probes.environment import versions
 from probes.probe import Tracer, Unavailable
 from probes.records import write_atomically
 
@@ -17,10 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FlightRecorder", "merge_dumps"]
 
-_SIZE_VARIABLES = (
-    "TORCH_FR_BUFFER_SIZE",
-    "TORCH_NCCL_TRACE_BUFFER_SIZE",
-)  # the second: older torch
+_SIZE_VARIABLES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 
 
 class FlightRecorder(Tracer):
@@ -36,17 +34,20 @@ class FlightRecorder(Tracer):
         super().__init__()
         self._session: Session
         self._dump: dict[str, Any] | None = None
+        self._had_group = False
 
     def start(self, session: Session) -> None:
         """Let the ring be large enough for the window; works before the first process group."""
         self._session = session
-        for name in _SIZE_VARIABLES:
-            os.environ.setdefault(name, str(session.options.flight_entries))
-        if _is_initialized():
+        if not any(name in os.environ for name in _SIZE_VARIABLES):
+            os.environ[_size_variable()] = str(session.options.flight_entries)
+        self._had_group = _is_initialized()
+        if self._had_group:
             self.remark = "the process group was made before the session: its ring is torch's own"
 
     def between_steps(self, next_step: int) -> bool:
         """Dump when the window is over."""
+        self._had_group = self._had_group or _is_initialized()
         traced = self._session.plan.traced
         return bool(traced) and next_step == traced.stop and self._save()
 
@@ -60,6 +61,8 @@ class FlightRecorder(Tracer):
             raise Unavailable("no collective was recorded: there was no process group")
 
     def _save(self) -> bool:
+        if not (self._had_group or _is_initialized()):
+            return False  # asking would make an empty recorder
         dump = _dumper()
         if dump is None:
             return False
@@ -84,6 +87,13 @@ def merge_dumps(before: dict[str, Any] | None, now: dict[str, Any]) -> dict[str,
     known = {entry.get("record_id") for entry in now["entries"]}
     lost = [entry for entry in before["entries"] if entry.get("record_id") not in known]
     return {**now, "entries": [*lost, *now["entries"]]}
+
+
+def _size_variable() -> str:
+    """Torch 2.9 renamed it and warns of the old name."""
+    major, minor = (int(part) for part in versions().get("torch", "2.9").split(".")[:2])
+    new, old = _SIZE_VARIABLES
+    return new if (major, minor) >= (2, 9) else old
 
 
 def _is_initialized() -> bool:

@@ -23,6 +23,7 @@ from probes.plan import Plan
 __all__ = ["OverheadMeter", "paired_interval", "shift_interval"]
 
 CONFIDENCE = 0.95
+_WIDE_RATIO = 0.2  # of a step
 _NUM_AROUND = 8  # untraced steps compared, on each side of the window
 
 
@@ -110,6 +111,8 @@ class OverheadMeter:
         if interval is None:
             return f"overhead was not measured: {len(pairs)} pairs of blocks; 6 are needed"
         base = median(without for _, without in pairs)
+        if _is_meaningless(median(differences), interval, base):
+            return f"overhead was not measured: steps vary too much ({_percent(interval, base)})"
         block = len(self._plan.pairs[0][0])
         return Overhead(
             mode="always_on",
@@ -137,11 +140,17 @@ class OverheadMeter:
                 f" {len(around)} untraced ones around them are too few"
             )
         base = median(around)
+        shift = median(a - b for a in recorded for b in around)
+        if _is_meaningless(shift, interval, base):
+            return (
+                "the cost of tracing was not measured: steps vary too much"
+                f" ({_percent(interval, base)})"
+            )
         return Overhead(
             mode="tracing",
             method=f"{len(recorded)} traced steps against {len(around)} untraced ones around them;"
             " median of all differences, interval from rank sums",
-            ratio=median(a - b for a in recorded for b in around) / base,
+            ratio=shift / base,
             low=interval[0] / base,
             high=interval[1] / base,
             num_pairs=min(len(recorded), len(around)),
@@ -163,6 +172,15 @@ class OverheadMeter:
         quiet = [step for step in sorted(self._durations) if self._plan.is_quiet(step)]
         before = [step for step in quiet if step < window.start][-_NUM_AROUND:]
         return before + [step for step in quiet if step >= window.stop][:_NUM_AROUND]
+
+
+def _is_meaningless(middle: float, interval: tuple[float, float], base: float) -> bool:
+    """Whether the interval is both wide and wider than what it surrounds."""
+    return interval[1] - interval[0] > max(_WIDE_RATIO * base, abs(middle))
+
+
+def _percent(interval: tuple[float, float], base: float) -> str:
+    return f"the interval is {100 * interval[0] / base:.0f} % to {100 * interval[1] / base:.0f} %"
 
 
 def _steps(count: int) -> str:
