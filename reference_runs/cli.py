@@ -245,7 +245,22 @@ def _other_options() -> list[click.Parameter]:
         GroupedOption(
             ["-q", "--quiet"], is_flag=True, help="Nothing on stderr but errors.", section=report
         ),
+        GroupedOption(
+            ["--debug"],
+            is_flag=True,
+            is_eager=True,
+            expose_value=False,
+            callback=_remember_debug,
+            help="Show where an unexpected error happened.",
+            section=report,
+        ),
     ]
+
+
+def _remember_debug(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    del param
+    if ctx.obj is not None:  # what the program `distprof` knows of this call
+        ctx.obj.debug = value
 
 
 def _run(workload: str, values: dict[str, Any]) -> int:

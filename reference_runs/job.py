@@ -80,7 +80,7 @@ def supervisor_of(run_dir: Path, settings: Settings) -> Supervisor:
 def _run_in(run_dir: Path, settings: Settings, wishes: Wishes) -> int:
     run, quiet, launch = settings.configuration, wishes.quiet, settings.launch
     supervisor = supervisor_of(run_dir, settings)
-    ranks = f"{launch.world_size} {run.training.device} ranks"
+    ranks = f"{launch.world_size} {run.training.device.upper()} ranks"
     say(f"{run.workload.strategy()} on {ranks}, {run.training.steps} steps", quiet=quiet)
     with (
         Interrupts(lambda text: say(text, quiet=quiet)) as interrupts,

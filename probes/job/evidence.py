@@ -19,6 +19,7 @@ __all__ = [
     "RankEvidence",
     "last_lines",
     "latest_collective",
+    "main_stack",
     "rank_evidence",
     "read_error",
     "where_it_is",
@@ -121,19 +122,25 @@ def last_lines(file: Path, number: int) -> list[str]:
 
 
 def where_it_is(file: Path) -> str:
-    """The innermost frame of the user's own code in the last Python stack of a rank.
-
-    The main thread is the oldest, which a dump of all threads names last.
-    """
-    frames: list[re.Match[str]] = []
-    for line in last_lines(file, 400):
-        if line.startswith(("Current thread", "Thread 0x")):
-            frames = []
-        elif (frame := _FRAME.match(line)) is not None:
-            frames.append(frame)
+    """The innermost frame of the user's own code in the last Python stack of a rank."""
+    frames = [frame for line in main_stack(file) if (frame := _FRAME.match(line)) is not None]
     own = next((f for f in frames if not any(part in f["file"] for part in _NOT_OWN)), None)
     shown = own or (frames[0] if frames else None)
     return f"{shown['name']} ({Path(shown['file']).name}:{shown['line']})" if shown else ""
+
+
+def main_stack(file: Path) -> list[str]:
+    """The frames of the main thread in the last stacks of a rank, innermost first.
+
+    The main thread is the oldest, which :mod:`faulthandler` names last.
+    """
+    frames: list[str] = []
+    for line in last_lines(file, 400):
+        if line.startswith(("Current thread", "Thread 0x")):
+            frames = []
+        elif line.startswith("  File "):
+            frames.append(line)
+    return frames
 
 
 def _bounded(file: Path) -> bytes:

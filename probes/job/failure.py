@@ -128,7 +128,7 @@ def _struck(each: RankEvidence) -> Suspicion | None:
         when_ns=seen_ns or end.ended_ns or 0,
         rank=each.rank,
         kind=kind,
-        message=f"rank {each.rank} {what.format(when=_when(each))}",
+        message=f"rank {each.rank} {what.format(when=_on_record(each))}",
         step=each.last_step,
     )
 
@@ -136,19 +136,19 @@ def _struck(each: RankEvidence) -> Suspicion | None:
 def _signal_meaning(each: RankEvidence, name: str) -> tuple[FailureKind, str]:
     if name == "SIGKILL" and each.struck_by == "group":
         return "out_of_memory", (
-            "was killed (SIGKILL) {when}: the kernel's out-of-memory killer struck in this job's"
+            "was killed (SIGKILL){when}: the kernel's out-of-memory killer struck in this job's"
             " control group meanwhile"
         )
     if name == "SIGKILL" and each.struck_by == "machine":
         return "out_of_memory", (
-            "was killed (SIGKILL) {when}, probably by the kernel's out-of-memory killer, which"
+            "was killed (SIGKILL){when}, probably by the kernel's out-of-memory killer, which"
             " struck on this machine meanwhile"
         )
     if name in _CRASHES:
-        return "killed", f"crashed ({name}) {{when}}"
+        return "killed", f"crashed ({name}){{when}}"
     if name == "SIGABRT":
-        return "killed", "aborted (SIGABRT) {when}"
-    return "killed", f"was killed from outside ({name}) {{when}}"
+        return "killed", "aborted (SIGABRT){when}"
+    return "killed", f"was killed ({name}){{when}}"
 
 
 def _quit(each: RankEvidence) -> Suspicion | None:
@@ -309,6 +309,13 @@ def _speaks_of_memory(kind: str, text: str) -> bool:
 
 def _when(each: RankEvidence) -> str:
     return "before its first step" if each.last_step is None else f"after step {each.last_step}"
+
+
+def _on_record(each: RankEvidence) -> str:
+    """For a process that had no time to write its last lines."""
+    if each.last_step is None:
+        return " before any step on record"
+    return f"; its last step on record is {each.last_step}"
 
 
 def _one_line(text: str) -> str:

@@ -110,5 +110,7 @@ def report(run_dir: Path, arguments: Sequence[str] = ()) -> int:
     """
     sys.stdout.flush()
     sys.stderr.flush()
-    finished = subprocess.run(analyze_command(run_dir, arguments), check=False)
+    below = Path.cwd() in run_dir.parents  # the report names the folder: the shorter the better
+    shown = run_dir.relative_to(Path.cwd()) if below else run_dir
+    finished = subprocess.run(analyze_command(shown, arguments), check=False)
     return finished.returncode

@@ -7,10 +7,10 @@ import shlex
 import sys
 from pathlib import Path
 
-from distprof.artefacts import ERROR_FILE, OUTPUT_FILE
+from distprof.artefacts import ERROR_FILE, OUTPUT_FILE, STACKS_FILE
 from distprof.artefacts.run_file import Failure, RunFile
 from probes.job.directory import rank_directory
-from probes.job.evidence import last_lines, read_error
+from probes.job.evidence import last_lines, main_stack, read_error
 
 __all__ = ["plain", "say", "shown_path", "tell_failure", "tell_where"]
 
@@ -52,15 +52,20 @@ def tell_failure(run_dir: Path, failure: Failure) -> None:
     if failure.rank is None:
         return
     folder = rank_directory(run_dir, failure.rank)
-    error = read_error(folder / ERROR_FILE)
     output = folder / OUTPUT_FILE
-    own_words = (
-        error.traceback.splitlines()[-_LINES:] if error and failure.kind == "exception" else []
-    )
-    for line in own_words or last_lines(output, _LINES):
+    for line in _last_words(folder, failure) or last_lines(output, _LINES):
         say(f"  {line}")
     if output.is_file() and output.stat().st_size:
         say(f"All that rank {failure.rank} printed: {shown_path(output)}")
+
+
+def _last_words(folder: Path, failure: Failure) -> list[str]:
+    """A rank that raised shows its traceback; one that stood still, where it stands."""
+    if failure.kind in ("hung", "stopped"):
+        return main_stack(folder / STACKS_FILE)[:_LINES]
+    error = read_error(folder / ERROR_FILE)
+    is_its_own = error is not None and failure.kind in ("exception", "out_of_memory")
+    return error.traceback.splitlines()[-_LINES:] if error and is_its_own else []
 
 
 def tell_where(run: RunFile, run_dir: Path, *, has_report: bool) -> None:
