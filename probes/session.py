@@ -37,10 +37,12 @@ from probes.rank_file import (
     write_rank_file,
 )
 from probes.records import drain
+from probes.termination import Terminated, close_on_sigterm
 
 __all__ = ["Session", "current", "session"]
 
 _log = logging.getLogger("distprof.probes")
+_CLOSING_S = 60.0  # how long saving may take in the main thread after SIGTERM
 _DRAIN_S = 0.02  # how long the last record of a block may hold up the next
 _active: Session | None = None
 
@@ -140,6 +142,7 @@ class Session:
         self._is_paused = False
         self._has_given_up = False
         self._closing = threading.Lock()
+        self._closed = threading.Event()
         self._meter = OverheadMeter(self.plan)
         self._panel = Panel(self, probes)
         self._begin()
@@ -233,7 +236,19 @@ class Session:
             _log.warning("distprof: closing the session failed: %s", failure)
         finally:
             self.is_open = False
+            self._closed.set()
             atexit.unregister(self.close)
+
+    def close_on_sigterm(self) -> None:
+        """On SIGTERM close in order, even while the main thread hangs in a collective, and exit.
+
+        For programs whose main thread is theirs to decide about; by default signals are left alone.
+        """
+        close_on_sigterm(self._close_from_elsewhere)
+
+    def _close_from_elsewhere(self) -> None:
+        self.close(Terminated())
+        self._closed.wait(_CLOSING_S)
 
     def __enter__(self) -> Session:
         return self
@@ -378,6 +393,7 @@ class Session:
             self._is_paused = False
         if error is not None and _is_failure(error):
             self._write_error(error)
+        if _outcome(error) != "completed":
             self._panel.failed()
         self._panel.stop()
         if _active is self:
@@ -434,12 +450,12 @@ class Session:
 
 
 def _is_failure(error: BaseException) -> bool:
-    if isinstance(error, SystemExit):
+    if isinstance(error, SystemExit) and not isinstance(error, Terminated):
         return error.code not in (None, 0)
     return isinstance(error, Exception)
 
 
 def _outcome(error: BaseException | None) -> Outcome:
-    if isinstance(error, KeyboardInterrupt):
+    if isinstance(error, KeyboardInterrupt | Terminated):
         return "interrupted"
     return "failed" if error is not None and _is_failure(error) else "completed"

@@ -1,8 +1,8 @@
 """SIGTERM for programs of our own: what was recorded is saved even while the main thread hangs.
 
-Python runs signal handlers in the main thread, between two instructions. A rank that waits for a dead
-peer inside gloo or NCCL never comes to that point, and is killed with all it had recorded. The signal
-itself is noticed at once, though, through a socket that a thread of ours reads.
+Python runs signal handlers in the main thread, between two instructions. A rank that waits for a
+dead peer inside gloo or NCCL never comes to that point, and is killed with all it had recorded. The
+signal itself is noticed at once, though, through a socket that a thread of ours reads.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class Terminated(SystemExit):
 def close_on_sigterm(close: Callable[[], None], *, patience_s: float = _PATIENCE_S) -> None:
     """End this process in order on SIGTERM. For a program's own main thread only.
 
-    The main thread gets :class:`Terminated`. If it is still there after ``patience_s``, ``close`` is
-    called from another thread and the process ends with exit code 143.
+    The main thread gets :class:`Terminated`. If it is still there after ``patience_s``, ``close``
+    is called from another thread and the process ends with exit code 143.
 
     Args:
-        close: Saves what was recorded; must be safe to call from any thread, and twice.
+        close: Saves what was recorded, or waits while the main thread does.
         patience_s: How long the main thread may take.
     """
     reader, writer = socket.socketpair()
