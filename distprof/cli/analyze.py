@@ -81,6 +81,9 @@ def analyze(
 
 
 def _analyzed(source: str, *, quiet: bool, debug: bool, **options: Any) -> Report:
+    from distprof.ingest.executor import import_numpy
+
+    import_numpy()  # before anything else does
     from distprof import api
     from distprof.cli.progress import progress_bar
     from distprof.config import load_config

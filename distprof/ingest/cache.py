@@ -24,7 +24,8 @@ import tempfile
 import time
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -80,7 +81,7 @@ _MAKING = ".making-"
 _LONG_AGO_S = 86_400
 _unfinished: set[Path] = set()  # entries that this process is making
 _ROW_GROUP = 1 << 17
-_HASH_BLOCK = 1 << 20
+_HASH_BLOCK = 1 << 18  # larger blocks are fresh memory each time, which is slower
 _SHIFT_KEY = b"distprof.shift_ns"
 _TIMES = ("start_ns", "end_ns")
 _LARGEST_INT32 = 2**31 - 1  # offsets into strings are of 32 bits
@@ -235,10 +236,14 @@ class CachedTables:
     Args:
         folder: The entry.
         has_host: Whether host rows were read.
+        collectives: The COLLECTIVES table where it is in memory already, as it is with a rank.
+        steps: The same for the STEPS table.
     """
 
     folder: str
     has_host: bool
+    collectives: Table | None = field(default=None, repr=False)
+    steps: Table | None = field(default=None, repr=False)
 
     def load(self, *, every_host_row: bool = False) -> RankTables:
         """Read the tables.
@@ -254,10 +259,13 @@ class CachedTables:
         return RankTables(
             activity=read_table(folder / ACTIVITY_FILE, ACTIVITY),
             host=read_table(folder / host, HOST) if self.has_host else Table.empty(HOST),
-            collectives=read_table(folder / COLLECTIVES_FILE, COLLECTIVES),
-            steps=read_table(folder / STEPS_FILE, STEPS),
+            collectives=self._known(self.collectives, COLLECTIVES_FILE, COLLECTIVES),
+            steps=self._known(self.steps, STEPS_FILE, STEPS),
             has_host=self.has_host,
         )
+
+    def _known(self, table: Table | None, name: str, schema: TableSchema) -> Table:
+        return read_table(Path(self.folder) / name, schema) if table is None else table
 
 
 class ParquetHostSink:
@@ -316,10 +324,14 @@ class ParquetHostSink:
 
 def write_table(path: Path, table: Table) -> None:
     """Write a table as Parquet: lz4, with delta encoding for the integers."""
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
     schema = table.schema
-    with pq.ParquetWriter(path, _arrow_schema(schema), **_how_to_write(schema)) as writer:
+    with (
+        pa.OSFile(str(path), "wb") as file,
+        pq.ParquetWriter(file, _arrow_schema(schema), **_how_to_write(schema)) as writer,
+    ):
         writer.write_table(_to_arrow(table), row_group_size=_ROW_GROUP)
 
 
@@ -334,7 +346,10 @@ def read_table(path: Path, schema: TableSchema) -> Table:
 
     categories = [column.name for column in schema if column.dtype == "category"]
     try:
-        with pq.ParquetFile(path, read_dictionary=categories) as file:
+        with (
+            pa.OSFile(str(path)) as opened,  # a path would be resolved to a file system first
+            pq.ParquetFile(opened, read_dictionary=categories) as file,
+        ):
             metadata = file.metadata.metadata or {}
             shift_ns = int(metadata.get(_SHIFT_KEY, b"0"))
             arrow = file.read(use_threads=False)  # waking others costs more than a rank's tables
@@ -367,6 +382,7 @@ def _sum_of(path: Path) -> list[int]:
     return [size, total]
 
 
+@cache
 def _arrow_schema(schema: TableSchema) -> pa.Schema:
     import pyarrow as pa
 

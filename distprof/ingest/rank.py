@@ -227,7 +227,7 @@ def _rank(
         rank_origin=origin,
         steps=steps,
         collectives=collectives,
-        tables=cache.CachedTables(str(entry), summary.has_host),
+        tables=cache.CachedTables(str(entry), summary.has_host, collectives, steps),
         **shared,
     )
 
