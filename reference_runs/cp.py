@@ -17,6 +17,7 @@ from reference_runs.model import Attend, Attention, Transformer, initialise, los
 from reference_runs.model_parallel_options import CpOptions
 from reference_runs.options import ModelOptions, TrainingOptions, WorkloadOptions
 from reference_runs.ring_attention import RingAttention, local_positions
+from reference_runs.sleep import add_sleep
 from reference_runs.trainer_parts import (
     accumulate,
     autocast,
@@ -57,6 +58,7 @@ class CpTrainer:
         for module in self._model.modules():
             if isinstance(module, Attention):
                 module.attend = attend
+        add_sleep(self._model, training)
         if training.checkpoint_activations:
             checkpoint_blocks(self._model)
         self._replicated = DistributedDataParallel(

@@ -172,7 +172,9 @@ class ThreeDOptions(WorkloadOptions):
     dp: int = option(1, "replicas")
     fsdp: int = option(2, "shards (FSDP2); 0: what is left of the ranks")
     tp: int = option(2, "tensor-parallel ranks")
-    ep: int = option(1, "expert-parallel ranks, taken from the sharding ones")
+    ep: int = option(
+        1, "expert-parallel ranks: 1, or as many as shards, over which experts are spread"
+    )
     schedule: Schedule = option("1f1b", "pipeline schedule")  # noqa: RUF009
     order: str = option("pp,dp,fsdp,tp", "mesh order, slowest varying axis first")
     experts: int = option(0, "experts per layer (0: dense)")
@@ -226,10 +228,10 @@ class ThreeDOptions(WorkloadOptions):
             _check_experts(self.experts, self.top_k, self.ep)
         elif self.ep > 1:
             raise UsageError(f"--ep {self.ep} needs experts: use --experts {4 * self.ep}")
-        if shards % self.ep:
+        if self.ep not in (1, shards):
             raise UsageError(
-                f"--ep {self.ep} does not divide the {shards} sharding ranks that experts are"
-                f" spread over: use --fsdp {self.ep} or another --ep"
+                f"--ep {self.ep}: experts are spread over all {shards} sharding ranks or none; use"
+                f" --ep {shards} or --fsdp {self.ep}"
             )
 
 

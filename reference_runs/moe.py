@@ -17,6 +17,7 @@ from reference_runs.expert_exchange import apply_expert_parallel, expert_paramet
 from reference_runs.model import MoeSettings, Transformer, initialise, loss_of
 from reference_runs.model_parallel_options import MoeOptions
 from reference_runs.options import ModelOptions, TrainingOptions, WorkloadOptions
+from reference_runs.sleep import add_sleep
 from reference_runs.trainer_parts import (
     accumulate,
     autocast,
@@ -42,6 +43,7 @@ class MoeTrainer:
         initialise(whole, training.seed)
         apply_expert_parallel(whole, self._group, job.dtype)
         self._model = whole.to(job.device)
+        add_sleep(self._model, training)
         if training.checkpoint_activations:
             checkpoint_blocks(self._model)
         self._experts = set(expert_parameters(self._model))

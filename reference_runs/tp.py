@@ -14,6 +14,7 @@ from torch.distributed.tensor.parallel import loss_parallel
 from reference_runs.model import Transformer, initialise, loss_of
 from reference_runs.model_parallel_options import TpOptions
 from reference_runs.options import ModelOptions, TrainingOptions, WorkloadOptions
+from reference_runs.sleep import add_sleep
 from reference_runs.tensor_parallel import apply_tensor_parallel, reduce_partial_gradients
 from reference_runs.trainer_parts import (
     accumulate,
@@ -49,6 +50,7 @@ class TpTrainer:
             sequence_parallel=options.sequence_parallel,
             loss_parallel=options.loss_parallel,
         )
+        add_sleep(self._model, training)
         if training.checkpoint_activations:
             checkpoint_blocks(self._model)
         self._optimizer = make_optimizer(self._model.parameters(), training, job.device)

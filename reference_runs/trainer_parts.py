@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 
 import torch
@@ -13,13 +14,14 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
-from reference_runs.model import Transformer
+from reference_runs.model import MixtureOfExperts, Transformer
 from reference_runs.options import TrainingOptions
 from reference_runs.workload import Batch, Job, Phases
 
 __all__ = [
     "accumulate",
     "autocast",
+    "average_gradients",
     "checkpoint_blocks",
     "clip_gradients",
     "local_part",
@@ -47,7 +49,30 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
 def checkpoint_blocks(model: Transformer) -> None:
     """Recompute each block's activations in backward instead of keeping them."""
     for block in model.blocks.values():
-        block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+        block.forward = partial(
+            checkpoint,
+            block.forward,
+            use_reentrant=False,
+            context_fn=partial(_first_and_second_pass, block),
+        )
+
+
+def _first_and_second_pass(block: nn.Module) -> tuple[AbstractContextManager[None], ...]:
+    return nullcontext(), _unwatched(block)
+
+
+@contextmanager
+def _unwatched(block: nn.Module) -> Iterator[None]:
+    """Tokens are routed again when activations are recomputed: tell nobody twice."""
+    layers = [module for module in block.modules() if isinstance(module, MixtureOfExperts)]
+    watchers = [layer.watchers for layer in layers]
+    for layer in layers:
+        layer.watchers = []
+    try:
+        yield
+    finally:
+        for layer, before in zip(layers, watchers, strict=True):
+            layer.watchers = before
 
 
 def accumulate(
@@ -79,6 +104,29 @@ def accumulate(
     return torch.stack(reported).mean()
 
 
+def average_gradients(
+    parameters: Iterable[nn.Parameter], group: dist.ProcessGroup, bucket_bytes: int = 25_000_000
+) -> None:
+    """Replace gradients by their means over ``group``, a bucket of them at a time.
+
+    Args:
+        parameters: Of one dtype.
+        group: Ranks with the same parameters.
+        bucket_bytes: Most that is sent at once, unless one gradient is larger.
+    """
+    gradients = [local_part(p.grad) for p in parameters if p.grad is not None]
+    while gradients:
+        sizes = itertools.accumulate(gradient.nbytes for gradient in gradients)
+        count = max(1, sum(size <= bucket_bytes for size in sizes))
+        bucket, gradients = gradients[:count], gradients[count:]
+        flat = torch.cat([gradient.flatten() for gradient in bucket])
+        dist.all_reduce(flat, group=group)
+        flat /= group.size()
+        pieces = torch.split(flat, [gradient.numel() for gradient in bucket])
+        for gradient, piece in zip(bucket, pieces, strict=True):
+            gradient.copy_(piece.view_as(gradient))
+
+
 def local_part(x: Tensor) -> Tensor:
     """This rank's share of a distributed tensor; any other as it is."""
     return x.to_local() if isinstance(x, DTensor) else x
@@ -91,7 +139,7 @@ def shards_of(weight: Tensor) -> int:
     sizes = zip(weight.placements, weight.device_mesh.shape, strict=True)
     shards = 1
     for placement, size in sizes:
-        shards *= size if placement.is_shard() else 1
+        shards *= 1 if placement.is_replicate() else size
     return shards
 
 
