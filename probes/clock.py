@@ -18,7 +18,10 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from distprof.artefacts import CLOCK_FILE
+from distprof.artefacts.run_file import ProbeStatus
 from probes.clock_threads import Answerer, Asker
 from probes.environment import placement
 from probes.probe import Probe, Unavailable
@@ -58,7 +61,6 @@ class ClockProbe(Probe):
             Unavailable: Where there is nobody to ask, or no need to.
         """
         self._session = session
-        self.remark = "there is no process group: nobody to compare clocks with"
         self._begin()
 
     def step_ended(self, step: int) -> None:  # noqa: ARG002
@@ -80,10 +82,20 @@ class ClockProbe(Probe):
         """Ask a last time, for half a second at most, and end."""
         if self._asker is not None:
             self._asker.end(_LAST_WITHIN_S)
-            self.remark = self._asker.trouble
         if self._answerer is not None:
             self._answerer.end()
         self._session = None
+
+    def status(self) -> ProbeStatus:
+        """``unavailable`` as long as there is nobody to ask."""
+        if self._asker is None and self._answerer is None:
+            reason = "there is no process group: nobody to compare clocks with"
+            return ProbeStatus(name=self.name, state="unavailable", reason=reason)
+        own = super().status()
+        trouble = self._asker.trouble if self._asker is not None else ""
+        if trouble and not own.num_records:
+            return msgspec.structs.replace(own, state="unavailable", reason=trouble)
+        return own
 
     def _begin(self) -> None:
         group = _process_group()
@@ -104,7 +116,6 @@ class ClockProbe(Probe):
         if world_size > MOST_ASKERS and place.local_rank:
             raise Unavailable("the first rank of this host compares clocks for it")
         writer = self.open_writer(self._session, CLOCK_FILE, "distprof.clock/1", {"server_rank": 0})
-        self.remark = ""
         self._asker = Asker(store, self._key, self._environment, writer)
         self._asker.start()
 

@@ -119,6 +119,11 @@ class Asker(threading.Thread):
         self._socket: socket.socket | None = None
         self._token = b""
 
+    @property
+    def is_connected(self) -> bool:
+        """Whether rank 0 has answered."""
+        return self._socket is not None
+
     def run(self) -> None:
         """Ask at the start, soon after, and every :data:`PERIOD_S` seconds."""
         try:
@@ -170,8 +175,8 @@ class Asker(threading.Thread):
                 continue
             exchanges = ask(asker, self._token, times=_QUESTIONS)
             if exchanges:
-                self._socket = asker
                 self._write(exchanges)
+                self._socket = asker
                 return
             asker.close()
         self.trouble = "rank 0 does not answer: UDP from this host to it may be blocked"
