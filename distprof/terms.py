@@ -26,6 +26,7 @@ class ActivityKind(IntEnum):
     COMMUNICATION = 1
     COPY = 2  # memory copies and sets
     ANNOTATION = 3  # a range drawn on the device time line; takes part in no time sum
+    WAITING = 4  # blocked in a send or receive of which no transfer time is known
 
 
 class CollectiveKind(IntEnum):

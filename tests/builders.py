@@ -168,6 +168,7 @@ class RankBuilder:
             {
                 "start_ns": start,
                 "end_ns": end,
+                "is_timed": True,
                 "enqueue_ns": ABSENT if launched is None else launched[0],
                 "kind": kind,
                 "kind_origin": Origin.MEASURED,

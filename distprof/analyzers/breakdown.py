@@ -10,7 +10,7 @@ import numpy as np
 from distprof.analyzers.context import RankAnalysis
 from distprof.analyzers.result import Result
 from distprof.analyzers.rows import RankBreakdown, StepBreakdown
-from distprof.intervals import Intervals, complement, covered, subtract, union
+from distprof.intervals import EMPTY, Intervals, complement, covered, subtract, union
 from distprof.run.tables import intervals_of
 from distprof.schema import Int64Array, Table
 from distprof.terms import ActivityKind, StepSource
@@ -53,17 +53,21 @@ class Timeline:
         communication: C, the union of communication.
         exposed_comm: C without K.
         exposed_copy: The union of copies without K and C.
+        message_wait: Blocked in a send or receive of which no transfer time is known, without K, C
+            and copies. It is exposed communication, but takes no part in overlap.
     """
 
     computation: Intervals
     communication: Intervals
     exposed_comm: Intervals
     exposed_copy: Intervals
+    message_wait: Intervals = EMPTY
 
     def idle(self, low: int, high: int) -> Intervals:
         """What of ``[low, high)`` the device spent on nothing."""
         rest = subtract(complement(self.computation, low, high), self.exposed_comm)
-        return subtract(rest, self.exposed_copy)
+        rest = subtract(rest, self.exposed_copy)
+        return subtract(rest, self.message_wait) if self.message_wait.size else rest
 
 
 def timeline_of(activity: Table) -> Timeline:
@@ -75,11 +79,15 @@ def timeline_of(activity: Table) -> Timeline:
     computation = _union_of(activity, ActivityKind.COMPUTATION)
     communication = _union_of(activity, ActivityKind.COMMUNICATION)
     copies = _union_of(activity, ActivityKind.COPY)
+    waiting = _union_of(activity, ActivityKind.WAITING)
+    for busy in (computation, communication, copies):
+        waiting = subtract(waiting, busy) if waiting.size else waiting
     return Timeline(
         computation=computation,
         communication=communication,
         exposed_comm=subtract(communication, computation),
         exposed_copy=subtract(subtract(copies, computation), communication),
+        message_wait=waiting,
     )
 
 
@@ -90,6 +98,7 @@ def break_down(
     span = windows.end - windows.start
     computation = covered(windows, timeline.computation)
     exposed_comm = covered(windows, timeline.exposed_comm)
+    exposed_comm += covered(windows, timeline.message_wait)
     exposed_copy = covered(windows, timeline.exposed_copy)
     idle = span - computation - exposed_comm - exposed_copy
     columns = (steps, span, computation, exposed_comm, exposed_copy, idle)

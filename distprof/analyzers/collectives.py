@@ -31,6 +31,17 @@ MAX_SIZES = 32
 """More sizes than this of one kind in one group are folded into powers of two."""
 
 
+_ONE_SENDER = frozenset(
+    {
+        CollectiveKind.BROADCAST,
+        CollectiveKind.REDUCE,
+        CollectiveKind.SCATTER,
+        CollectiveKind.GATHER,
+    }
+)
+"""Kinds in which ranks of a group send different amounts."""
+
+
 class CollectiveClass(Record, frozen=True, kw_only=True):
     """Collectives of one kind, group and size.
 
@@ -38,7 +49,12 @@ class CollectiveClass(Record, frozen=True, kw_only=True):
     power of two are one class, and ``bytes`` is their median.
 
     ``transfer``, ``wait``, bandwidths are None where members could not be matched across ranks (a
-    member's own duration is no transfer time). Per-step values are means over ranks and steps.
+    member's own duration is no transfer time). All times are None where the recording tells no time
+    of execution, as for sends and receives of gloo. Per-step values are means over ranks and steps.
+
+    A message counts once among the sends and once among the receives. ``sent_bytes_per_step`` is
+    what each rank of the job sends, mean over ranks, by the bandwidth-optimal algorithm (formula
+    sheet, "Collectives"); receiving sends nothing.
     """
 
     kind: str
@@ -48,16 +64,17 @@ class CollectiveClass(Record, frozen=True, kw_only=True):
     bytes: int | None
     count: int  # instances, each counted once however many members were seen
     num_matched: int
-    duration_ns_median: int  # a member's own time, waiting included
+    duration_ns_median: int | None  # a member's own time, waiting included
     transfer_ns_median: int | None
     wait_ns_median: int | None  # per member
     wait_ns_per_step: int | None  # exposed or not, mean per rank
     transfer_ns_per_step: int | None
-    exposed_ns_per_step: int  # mean per rank
+    exposed_ns_per_step: int | None  # mean per rank
     exposed_wait_ns_per_step: int | None
     algbw_bytes_per_s: float | None
     busbw_bytes_per_s: float | None
     expected_busbw_bytes_per_s: float | None
+    sent_bytes_per_step: float | None = None
 
 
 class CollectivesResult(Result, frozen=True, kw_only=True):
@@ -183,7 +200,8 @@ def _unique_rows(columns: list[NDArray[np.generic]]) -> tuple[Int64Array, Int64A
 class _Rows:
     """Per-row columns of all ranks; ``inside`` marks the analysed windows.
 
-    The wait and the time after the last start mean something only where ``timed``.
+    The wait and the time after the last start mean something only where ``timed``, durations only
+    where ``executed``.
     """
 
     rank_index: NDArray[np.int32]
@@ -194,9 +212,11 @@ class _Rows:
     wait_ns: Int64Array
     after_last_start_ns: Int64Array
     timed: NDArray[np.bool_]
+    executed: NDArray[np.bool_]
     inside: NDArray[np.bool_]
     exposed_ns: Int64Array
     exposed_wait_ns: Int64Array
+    is_receipt: NDArray[np.bool_]
 
 
 def _rows(
@@ -219,9 +239,11 @@ def _rows(
         wait_ns=np.clip(wait_end - start, 0, duration),
         after_last_start_ns=np.clip(end - wait_end, 0, None),
         timed=wait_end != ABSENT,
+        executed=index.column(lambda rank: rank.collectives["is_timed"]),
         inside=index.column(lambda rank: analyses[rank.rank].collective_step) >= 0,
         exposed_ns=index.column(lambda rank: analyses[rank.rank].exposed_ns),
         exposed_wait_ns=index.column(lambda rank: analyses[rank.rank].exposed_wait_ns),
+        is_receipt=index.column(lambda rank: rank.collectives["kind"]) == CollectiveKind.RECV,
     )
 
 
@@ -229,10 +251,12 @@ def _rows(
 class _Instances:
     """Matched instances inside the analysed windows.
 
-    ``matched_row`` marks the rows that belong to any instance.
+    ``matched_row`` marks the rows that belong to any instance, ``received`` holds the classes of
+    the receiving ends of messages.
     """
 
     class_code: NDArray[np.int32]
+    received: NDArray[np.int32]
     transfer_ns: Int64Array
     timed: NDArray[np.bool_]
     matched_row: NDArray[np.bool_]
@@ -246,8 +270,12 @@ def _instances(rows: _Rows, members: Members) -> _Instances:
     all_timed = ~_any_member(~rows.timed, members)
     keep = some_inside & (first >= 0)
     transfer = segment_median(rows.after_last_start_ns[members.row], members.offsets)
+    last = members.row[np.maximum(members.offsets[1:] - 1, 0)][keep]
+    code = rows.class_code[first[keep]]
+    other_end = rows.class_code[last]
     return _Instances(
-        class_code=rows.class_code[first[keep]],
+        class_code=code,
+        received=other_end[rows.is_receipt[last]],
         transfer_ns=transfer[keep],
         timed=all_timed[keep],
         matched_row=matched_row,
@@ -267,11 +295,11 @@ def _classes(
     """One record per class; ``samples`` is ranks times steps."""
     columns = _class_columns(keys, rows, instances, samples)
     axes = _axes(run)
-    # A class seen only outside the analysed windows has no duration and is left out.
+    # A class seen only outside the analysed windows is left out.
     return [
         _record(key, axes.get(key.group), {name: values[code] for name, values in columns.items()})
         for key, code in keys.classes.items()
-        if columns["duration"][code] is not None
+        if columns["num_rows"][code]
     ]
 
 
@@ -281,8 +309,11 @@ def _class_columns(
     """Values of every class, by name."""
     num = len(keys.classes)
     code, inside, timed = rows.class_code, rows.inside, rows.inside & rows.timed
+    executed = inside & rows.executed
+    has_times = np.bincount(code[executed], minlength=num) > 0
     usable = instances.timed
-    matched = np.bincount(instances.class_code, minlength=num)
+    ends = np.concatenate((instances.class_code, instances.received))
+    matched = np.bincount(ends, minlength=num)
     unmatched = _unmatched_count(keys, rows, ~instances.matched_row & inside)
     waiting = timed & (rows.exposed_wait_ns >= 0)
     transfer_of_row = rows.duration_ns - rows.wait_ns
@@ -290,12 +321,15 @@ def _class_columns(
         "bytes": median_by_code(code[inside], rows.bytes[inside], num),
         "count": (matched + unmatched).tolist(),
         "matched": matched.tolist(),
-        "duration": median_by_code(code[inside], rows.duration_ns[inside], num),
+        "num_rows": np.bincount(code[inside], minlength=num).tolist(),
+        "duration": median_by_code(code[executed], rows.duration_ns[executed], num),
         "wait": median_by_code(code[timed], rows.wait_ns[timed], num),
         "transfer": median_by_code(
             instances.class_code[usable], instances.transfer_ns[usable], num
         ),
-        "exposed_mean": _mean(code, rows.exposed_ns, inside, num, samples),
+        "has_times": has_times.tolist(),
+        "bytes_mean": _mean_bytes(code, rows.bytes, inside, num, samples),
+        "exposed_mean": _mean(code, rows.exposed_ns, executed, num, samples),
         "wait_mean": _mean(code, rows.wait_ns, timed, num, samples),
         "transfer_mean": _mean(code, transfer_of_row, timed, num, samples),
         "exposed_wait_mean": _mean(code, rows.exposed_wait_ns, waiting, num, samples),
@@ -319,12 +353,26 @@ def _record(key: _ClassKey, axis: str | None, of: Mapping[str, Any]) -> Collecti
         wait_ns_median=of["wait"] if is_split else None,
         wait_ns_per_step=of["wait_mean"] if is_split else None,
         transfer_ns_per_step=of["transfer_mean"] if is_split else None,
-        exposed_ns_per_step=of["exposed_mean"],
+        exposed_ns_per_step=of["exposed_mean"] if of["has_times"] else None,
         exposed_wait_ns_per_step=of["exposed_wait_mean"] if is_split else None,
         algbw_bytes_per_s=algbw,
         busbw_bytes_per_s=algbw * factor if algbw and factor else None,
         expected_busbw_bytes_per_s=None,
+        sent_bytes_per_step=_sent_bytes(key, of["bytes_mean"]),
     )
+
+
+def _sent_bytes(key: _ClassKey, bytes_per_step: float | None) -> float | None:
+    """Bytes that a rank sends per step; None where the size, the group or the algorithm is open."""
+    kind = CollectiveKind(key.kind)
+    if kind is CollectiveKind.RECV:
+        return 0.0
+    if bytes_per_step is None or kind in _ONE_SENDER:
+        return None
+    if kind is CollectiveKind.SEND:
+        return bytes_per_step
+    factor = _factor(key)
+    return None if factor is None else factor * bytes_per_step
 
 
 def _mean(
@@ -338,6 +386,20 @@ def _mean(
     sums = np.zeros(num_codes, dtype=np.int64)
     np.add.at(sums, codes[chosen], values[chosen])
     return [int(value) // samples for value in sums]
+
+
+def _mean_bytes(
+    codes: NDArray[np.int32],
+    values: Int64Array,
+    chosen: NDArray[np.bool_],
+    num_codes: int,
+    samples: int,
+) -> list[float | None]:
+    """Sum of the bytes of each code over ``samples``; None where some are not known."""
+    unknown = np.bincount(codes[chosen & (values < 0)], minlength=num_codes) > 0
+    sums = np.zeros(num_codes, dtype=np.int64)
+    np.add.at(sums, codes[chosen], np.maximum(values[chosen], 0))
+    return [None if u else total / samples for u, total in zip(unknown, sums.tolist(), strict=True)]
 
 
 def _unmatched_count(keys: _Keys, rows: _Rows, chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
@@ -384,17 +446,25 @@ def _present(value: int) -> int | None:
 
 def _most_exposed(record: CollectiveClass) -> tuple[int, int, str, str, int]:
     """Sorting key: exposed time, then time, then names, so that the order is the same each time."""
-    total = record.duration_ns_median * record.count
-    return (-record.exposed_ns_per_step, -total, record.kind, record.group, record.bytes or 0)
+    total = (record.duration_ns_median or 0) * record.count
+    exposed = record.exposed_ns_per_step or 0
+    return (-exposed, -total, record.kind, record.group, record.bytes or 0)
 
 
 def _unavailable(rows: _Rows) -> tuple[str, ...]:
-    inside = int(rows.inside.sum())
-    timed = int((rows.inside & rows.timed).sum())
-    if inside == timed:
-        return ()
-    share = "none" if timed == 0 else f"{timed} of {inside}"
-    return (
-        f"waiting and transfer told apart for {share} of the collectives: the others have no "
-        "partner among the ranks present, or clocks that cannot be compared",
-    )
+    lacks = []
+    posted = int((rows.inside & ~rows.executed).sum())
+    if posted:
+        lacks.append(
+            f"the transfer time of {posted:,} sends and receives is not recorded (gloo): only when "
+            "they were posted, and when a rank was blocked in one"
+        )
+    inside = int((rows.inside & rows.executed).sum())
+    timed = int((rows.inside & rows.executed & rows.timed).sum())
+    if inside != timed:
+        share = "none" if timed == 0 else f"{timed} of {inside}"
+        lacks.append(
+            f"waiting and transfer told apart for {share} of the collectives: the others have no "
+            "partner among the ranks present, or clocks that cannot be compared"
+        )
+    return tuple(lacks)

@@ -89,6 +89,8 @@ def _idle_of(timeline: Timeline, launches: Launches, windows: Intervals) -> Inte
         timeline.communication.end,
         timeline.exposed_copy.start,
         timeline.exposed_copy.end,
+        timeline.message_wait.start,
+        timeline.message_wait.end,
     ]
     low = [int(array.min()) for array in times if array.size]
     high = [int(array.max()) for array in times if array.size]

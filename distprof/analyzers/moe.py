@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from distprof.analyzers.result import Record, Result
 from distprof.run.records import RankRecords
 from distprof.schema import Int64Array, Table
+from distprof.terms import MeshAxis
 
 __all__ = [
     "LayerRouting",
@@ -119,13 +120,23 @@ def measure_routing(records: RankRecords) -> Routing | None:
     return Routing(rank=records.rank, layers=layers, problems=tuple(problems))
 
 
-def combine_routing(ranks: Sequence[Routing], unavailable: Sequence[str] = ()) -> MoeResult:
-    """Every layer over all ranks that logged it; layers in order of first appearance."""
-    names = dict.fromkeys(name for rank in ranks for name in rank.layers)
+def combine_routing(
+    ranks: Sequence[Routing],
+    places: Mapping[int, Mapping[str, int]],
+    unavailable: Sequence[str] = (),
+) -> MoeResult:
+    """Every layer over all ranks that logged it; layers in order of first appearance.
+
+    Args:
+        ranks: Of ranks that have any, ascending.
+        places: Rank to its index along each mesh axis, as far as known. Pipeline stages may call
+            different layers alike; tensor-parallel ranks route the same tokens, of which those of
+            the first count.
+        unavailable: Why some are missing.
+    """
     problems = list(dict.fromkeys(text for rank in ranks for text in rank.problems))
     layers = []
-    for name in names:
-        parts = [rank.layers[name] for rank in ranks if name in rank.layers]
+    for name, parts in _by_layer(ranks, places).items():
         if len({part.tokens.shape[1] for part in parts}) > 1:
             problems.append(f"ranks name different numbers of experts for layer {name}: left out")
             continue
@@ -133,6 +144,23 @@ def combine_routing(ranks: Sequence[Routing], unavailable: Sequence[str] = ()) -
         if found is not None:
             layers.append(found)
     return MoeResult(layers=tuple(layers), unavailable=(*unavailable, *problems))
+
+
+def _by_layer(
+    ranks: Sequence[Routing], places: Mapping[int, Mapping[str, int]]
+) -> dict[str, list[LayerRouting]]:
+    by_stage: dict[str, dict[int, list[LayerRouting]]] = {}
+    for rank in ranks:
+        place = places.get(rank.rank, {})
+        if place.get(MeshAxis.TP, 0) == 0:
+            for name, layer in rank.layers.items():
+                stages = by_stage.setdefault(name, {})
+                stages.setdefault(place.get(MeshAxis.PP, 0), []).append(layer)
+    return {
+        name if len(stages) == 1 else f"{name} (stage {stage})": parts
+        for name, stages in by_stage.items()
+        for stage, parts in sorted(stages.items())
+    }
 
 
 def _layer(rows: Table, counts: Int64Array) -> LayerRouting:

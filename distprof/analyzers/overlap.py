@@ -69,7 +69,7 @@ def overlap_by_axis(
     """
     return tuple(
         _axis_overlap(rank, axis_names[index], windows, timeline, rows)
-        for index, rows in _rows_by_axis(intervals_of(collectives), axis)
+        for index, rows in _rows_by_axis(collectives, axis)
     )
 
 
@@ -88,9 +88,11 @@ def combine_overlap(
     )
 
 
-def _rows_by_axis(rows: Intervals, axis: NDArray[np.int32]) -> Iterator[tuple[int, Intervals]]:
-    for index in distinct(axis).tolist():
-        of_axis = axis == index
+def _rows_by_axis(collectives: Table, axis: NDArray[np.int32]) -> Iterator[tuple[int, Intervals]]:
+    """Rows of known times by axis."""
+    rows, timed = intervals_of(collectives), collectives["is_timed"]
+    for index in distinct(axis[timed]).tolist():
+        of_axis = (axis == index) & timed
         yield index, Intervals(rows.start[of_axis], rows.end[of_axis])
 
 

@@ -80,10 +80,10 @@ def measure_records(run: Run, *, executor: Mapper | None = None) -> RecordResult
     pauses = [r.pauses for r in ranks if r.pauses]
     places = coordinates_of(run.job) if run.job else {}
     return RecordResults(
-        step_log=combine_step_logs(logs, places, (*why.notes, *why.of("step_log", logs))),
+        step_log=combine_step_logs(logs, (*why.notes, *why.of("step_log", logs))),
         memory=combine_memory(memory, why.of("memory", memory)),
         telemetry=combine_telemetry(telemetry, why.of("nvml", telemetry)),
-        moe=combine_routing(routing, why.of("moe_routing", routing)),
+        moe=combine_routing(routing, places, why.of("moe_routing", routing)),
         pauses=combine_pauses(pauses, why.of("pauses", pauses)),
     )
 

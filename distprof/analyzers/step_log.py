@@ -5,7 +5,7 @@ A trace holds a few steps; the log holds all of them, also those without a profi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -21,11 +21,6 @@ __all__ = ["RankStepLog", "StepLog", "StepLogResult", "combine_step_logs", "meas
 
 MAX_STEPS_COMPARED = 20_000
 """Of each rank, the last steps that are joined across ranks: bounds what ranks hand over."""
-
-_SAME_DATA = ("pp", "tp", "cp")
-"""Ranks that differ along these axes only train on the same tokens."""
-
-_Place = tuple[tuple[str, int], ...]
 
 
 class RankStepLog(Record, frozen=True, kw_only=True):
@@ -78,7 +73,7 @@ class StepLogResult(Result, frozen=True, kw_only=True):
         p95_ns: 95th percentile of plain steps.
         cv: Standard deviation over mean of plain steps.
         traced_median_ns: Median of traced steps.
-        tokens_per_s: All data-parallel ranks together; ranks that share their data count once.
+        tokens_per_s: All ranks together: ranks that share their data log a part of it each.
         samples_per_s: The same with samples.
         input_ratio: Mean over ranks.
         phases: Phase to its median over ranks.
@@ -157,18 +152,8 @@ def measure_step_log(records: RankRecords) -> StepLog | None:
     )
 
 
-def combine_step_logs(
-    logs: Sequence[StepLog],
-    places: Mapping[int, Mapping[str, int]],
-    unavailable: Sequence[str] = (),
-) -> StepLogResult:
-    """All ranks together.
-
-    Args:
-        logs: Of ranks that have one, ascending.
-        places: Rank to its index along each mesh axis, as far as known.
-        unavailable: Why some are missing.
-    """
+def combine_step_logs(logs: Sequence[StepLog], unavailable: Sequence[str] = ()) -> StepLogResult:
+    """All ranks together; ``logs`` are those of ranks that have one, ascending."""
     rows = tuple(log.row for log in logs)
     if not rows:
         return StepLogResult(unavailable=tuple(unavailable))
@@ -180,8 +165,8 @@ def combine_step_logs(
         p95_ns=_p95(plain),
         cv=_cv(plain),
         traced_median_ns=_median(traced),
-        tokens_per_s=_total_rate(rows, places, "tokens_per_s"),
-        samples_per_s=_total_rate(rows, places, "samples_per_s"),
+        tokens_per_s=_total([row.tokens_per_s for row in rows]),
+        samples_per_s=_total([row.samples_per_s for row in rows]),
         input_ratio=_mean([row.input_ratio for row in rows]),
         phases=_phases_of_all(rows),
         first_loss=_mean([row.first_loss for row in rows]),
@@ -274,23 +259,9 @@ def _slowest(logs: Sequence[StepLog], which: str) -> Int64Array:
     return found
 
 
-def _total_rate(
-    rows: Sequence[RankStepLog], places: Mapping[int, Mapping[str, int]], field: str
-) -> float | None:
-    """Sum over data-parallel ranks; of ranks that share their data, the fastest that tells."""
-    best: dict[_Place, float] = {}
-    for row in rows:
-        rate = getattr(row, field)
-        if rate is not None:
-            place = _data_place(row.rank, places.get(row.rank))
-            best[place] = max(best.get(place, 0.0), rate)
-    return sum(best.values()) if best else None
-
-
-def _data_place(rank: int, place: Mapping[str, int] | None) -> _Place:
-    if not place:
-        return (("rank", rank),)
-    return tuple(sorted((a, index) for a, index in place.items() if a not in _SAME_DATA))
+def _total(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
 
 
 def _phases_of_all(rows: Sequence[RankStepLog]) -> dict[str, int]:

@@ -59,7 +59,8 @@ def rank_waterfall(
 
     Exposed communication is split by what the matched rows say: where any collective waits for its
     last member it is wait, else where a send or recv does it is point-to-point wait, else where a
-    matched row runs it is transfer; what only unmatched rows cover stays unsplit.
+    matched row runs it is transfer; what only unmatched rows cover stays unsplit. Being blocked in
+    a send or receive of which no transfer time is known is point-to-point wait.
     """
     wait, p2p_wait, transfer, unsplit = _split_exposed(
         timeline.exposed_comm, collectives, wait_end_ns
@@ -71,7 +72,7 @@ def rank_waterfall(
         computation_ns=sum(step.computation_ns for step in steps),
         exposed_transfer_ns=_inside(windows, transfer),
         exposed_wait_ns=_inside(windows, wait),
-        exposed_p2p_wait_ns=_inside(windows, p2p_wait),
+        exposed_p2p_wait_ns=_inside(windows, p2p_wait) + _inside(windows, timeline.message_wait),
         exposed_comm_unsplit_ns=_inside(windows, unsplit),
         exposed_copy_ns=sum(step.exposed_copy_ns for step in steps),
         idle_host_ns=idle.host_ns if idle else 0,

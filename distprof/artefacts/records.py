@@ -56,8 +56,9 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         start_ns: End of the step before, ns since the epoch.
         end_ns: Its end; monotonic within a rank.
         phases: In order of time; phases of several micro-batches repeat.
-        tokens: Tokens this rank trained on, None when unknown.
-        samples: Samples, None when unknown.
+        tokens: Tokens this rank trained on, None when unknown. Ranks that work on the same ones
+            (tensor, pipeline, context parallel) count a part each, so that ranks add up to the job.
+        samples: Samples, counted in the same way; None when unknown.
         loss: As the training code gave it, None when it gave none.
         num_micro_batches: Forward passes in the step, None when unknown.
         is_traced: Whether torch.profiler was recording.

@@ -15,7 +15,12 @@ from numpy.typing import NDArray
 
 from distprof.ingest.robust import components_of, fit_line, location, pooled_scale, solve_graph
 from distprof.run.codes import distinct, encode, order_of_codes
-from distprof.run.members import domain_of_ranks, member_column, member_to_common
+from distprof.run.members import (
+    domain_of_ranks,
+    member_column,
+    member_to_common,
+    timed_instances,
+)
 from distprof.run.run import ClockAlignment, CollectiveMatches, Rank
 from distprof.schema import ABSENT, Int64Array
 from distprof.terms import CollectiveKind
@@ -117,7 +122,7 @@ class _Ends:
 def _ends(
     ranks: Sequence[Rank], matches: CollectiveMatches, kinds: Sequence[CollectiveKind]
 ) -> _Ends | None:
-    keep = np.isin(matches.kind, kinds)
+    keep = np.isin(matches.kind, kinds) & timed_instances(matches, ranks)
     if not keep.any():
         return None
     sizes = np.diff(matches.offsets)[keep]
@@ -332,8 +337,8 @@ def _check(
     sent = start[first]
     received = end[np.minimum(first + 1, len(end) - 1)]  # the sender is the first of two members
     early_receipt = received < sent - slack
-    checked = symmetric | message
-    violated = (symmetric & early) | (message & early_receipt)
+    checked = (symmetric | message) & timed_instances(matches, ranks)
+    violated = checked & ((symmetric & early) | (message & early_receipt))
     notes = list(clock.notes)
     if _num_components(clock) > 1:
         notes.append(

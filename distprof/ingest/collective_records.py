@@ -33,7 +33,7 @@ from distprof.run.tables import COLLECTIVES
 from distprof.schema import ABSENT, Coded, Int64Array, Table
 from distprof.terms import ActivityKind, CollectiveKind, Origin
 
-__all__ = ["Records", "device_records", "mark_communication", "records_table"]
+__all__ = ["Records", "device_records", "mark_communication", "notes_on", "records_table"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +123,7 @@ def records_table(
     columns: dict[str, NDArray[Any] | Coded] = {
         "start_ns": executed["start_ns"],
         "end_ns": executed["end_ns"],
+        "is_timed": np.ones(len(executed), dtype=np.bool_),
         "enqueue_ns": enqueue_ns,
         "kind": kind,
         "kind_origin": kind_origin,
@@ -143,7 +144,7 @@ def records_table(
         "name": executed.coded("name"),
     }
     table = Table(COLLECTIVES, columns)
-    return Records(table=table, notes=_notes(table, membership))
+    return Records(table=table, notes=notes_on(table, membership))
 
 
 def _own_arguments(activity: Table, comm_args: Table) -> Int64Array:
@@ -319,7 +320,8 @@ def _split_text(raw: str) -> str:
     return inner if inner.replace(",", "").isdigit() else ""
 
 
-def _notes(table: Table, membership: Membership) -> tuple[str, ...]:
+def notes_on(table: Table, membership: Membership) -> tuple[str, ...]:
+    """What is not known, or was assumed, of the records in a table, one sentence each."""
     notes = list(membership.notes(table))
     unsized = int((table["bytes"] == ABSENT).sum())
     barriers = int((table["kind"] == CollectiveKind.BARRIER).sum())

@@ -8,7 +8,8 @@ from distprof.ingest.collective_records import Records, device_records, mark_com
 from distprof.ingest.communication import Classifier
 from distprof.ingest.gloo_records import gloo_records
 from distprof.ingest.group_columns import Membership
-from distprof.ingest.host_activity import host_activity
+from distprof.ingest.host_activity import executed_activity, host_activity
+from distprof.ingest.job.flight import FlightEntries
 from distprof.ingest.kineto.parsed import ParsedTrace
 from distprof.ingest.metadata import TraceMetadata, read_metadata
 from distprof.ingest.steps import Steps, find_steps
@@ -18,7 +19,7 @@ from distprof.terms import ActivityKind
 
 __all__ = ["CONCLUSIONS_VERSION", "Conclusions", "conclude", "has_device_rows"]
 
-CONCLUSIONS_VERSION = 3
+CONCLUSIONS_VERSION = 4
 """Raised whenever the same trace would lead to other conclusions: cached ones are not used then."""
 
 _MAX_NOTES = 12
@@ -50,7 +51,12 @@ def has_device_rows(parsed: ParsedTrace) -> bool:
     return bool((parsed.activity["kind"] != ActivityKind.ANNOTATION).any())
 
 
-def conclude(parsed: ParsedTrace, host: Table, classifier: Classifier) -> Conclusions:
+def conclude(
+    parsed: ParsedTrace,
+    host: Table,
+    classifier: Classifier,
+    flight: FlightEntries | None = None,
+) -> Conclusions:
     """Conclude from a parsed file.
 
     Args:
@@ -58,6 +64,7 @@ def conclude(parsed: ParsedTrace, host: Table, classifier: Classifier) -> Conclu
         host: HOST table: the parsed one suffices where the file has device rows, every row is
             needed where it has none.
         classifier: Tells communication.
+        flight: What the Flight Recorder knows of the rank, None without its dump.
     """
     metadata = read_metadata(parsed.metadata)
     membership = Membership(groups=metadata.groups, world_size=metadata.world_size)
@@ -67,7 +74,8 @@ def conclude(parsed: ParsedTrace, host: Table, classifier: Classifier) -> Conclu
         device, marked = metadata.device, activity
     else:
         activity = host_activity(host, classifier)
-        records = gloo_records(activity, parsed.comm_args, membership, classifier)
+        executed = executed_activity(host, classifier)
+        records = gloo_records(executed, parsed.comm_args, membership, classifier, flight)
         device, marked = Device(name="cpu"), parsed.activity  # steps are the host's own
     steps = find_steps(marked, host, first_ns=parsed.first_ns, last_ns=parsed.last_ns)
     return Conclusions(
@@ -76,14 +84,19 @@ def conclude(parsed: ParsedTrace, host: Table, classifier: Classifier) -> Conclu
         activity=activity,
         collectives=records.table,
         steps=steps,
-        quality=_quality(parsed, metadata, records, device),
+        quality=_quality(parsed, metadata, records, device, flight),
     )
 
 
 def _quality(
-    parsed: ParsedTrace, metadata: TraceMetadata, records: Records, device: Device
+    parsed: ParsedTrace,
+    metadata: TraceMetadata,
+    records: Records,
+    device: Device,
+    flight: FlightEntries | None,
 ) -> Quality:
-    notes = [*parsed.quality.notes, *metadata.notes, *records.notes]
+    damaged = flight.notes if flight is not None else ()
+    notes = [*parsed.quality.notes, *metadata.notes, *records.notes, *damaged]
     if device.name == "cpu" and metadata.device.name:
         way_out = (
             "The profiler writes it last: it may be in the part of the file that is lost."

@@ -11,31 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
-from distprof.artefacts import (
-    CACHE_DIR,
-    ERROR_FILE,
-    FLIGHT_FILE,
-    RANK_FILE,
-    REPORT_FILE,
-    RUN_FILE,
-)
+from distprof import artefacts
+from distprof.artefacts import CACHE_DIR
 from distprof.errors import InputError, UsageError
 from distprof.run.run import Gap
 
 __all__ = ["Discovery", "TraceFile", "discover", "open_trace", "rank_in_name"]
 
 _TRACE_NAME = re.compile(r"\.json(\.gz)?$", re.IGNORECASE)
-_NOT_TRACES = frozenset(
-    (
-        RUN_FILE,
-        RANK_FILE,
-        ERROR_FILE,
-        FLIGHT_FILE,
-        REPORT_FILE,
-        "package.json",
-        "tsconfig.json",
-    )
-)
+_OWN_FILES = {getattr(artefacts, name) for name in artefacts.__all__ if name.endswith("_FILE")}
+_NOT_TRACES = (_OWN_FILES - {artefacts.TRACE_FILE}) | {"package.json", "tsconfig.json"}
 _SNIFF_BYTES = 1 << 16
 _SPECIAL = "a pipe or device"
 _MAX_NAMED = 5  # files that a message names

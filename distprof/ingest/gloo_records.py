@@ -2,8 +2,12 @@
 
 The ``c10d::`` operator says which collective it is and when it was asked for; the ``gloo:``
 annotation, on a thread of gloo's own, says when it ran. Nothing in the trace joins the two, so they
-are paired in order, among operations of the same execution and the same size. Gloo has no
-reduce-scatter: it executes an all-reduce, and the operator tells the kind.
+are paired in order, among operations of the same execution and the same size, and of the same
+process group where the Flight Recorder tells it. Gloo has no reduce-scatter: it executes an
+all-reduce, and the operator tells the kind.
+
+A send or receive is annotated from where it is posted until it is waited for, on the thread that
+does both: that is no transfer time. Its record stands at the moment of posting.
 """
 
 from __future__ import annotations
@@ -13,36 +17,48 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from distprof.ingest.collective_records import Records, records_table
+from distprof.ingest.collective_records import Records, notes_on, records_table
 from distprof.ingest.collective_sizes import CallFacts, call_facts, peer_in_group
 from distprof.ingest.communication import Classifier
+from distprof.ingest.flight_join import Asked, groups_of_threads, with_groups
 from distprof.ingest.group_columns import Membership
+from distprof.ingest.job.flight import FlightEntries
 from distprof.run.codes import distinct
 from distprof.schema import ABSENT, Int64Array, Table
-from distprof.terms import ActivityKind, CollectiveKind
+from distprof.terms import CollectiveKind, Origin
 
 __all__ = ["gloo_records"]
 
 # No execution of their own: the list form of reduce-scatter runs one all-reduce per member, the
 # monitored barrier sends and receives.
 _RUNS_IN_PARTS = ("c10d::reduce_scatter_", "c10d::monitored_barrier_")
+_MAX_GROUPS = 1 << 16  # times the largest key they fit into int64
+_MESSAGES = (CollectiveKind.SEND, CollectiveKind.RECV)
 _EXECUTED_AS = {CollectiveKind.REDUCE_SCATTER: CollectiveKind.ALL_REDUCE}
 
 
 def gloo_records(
-    activity: Table, comm_args: Table, membership: Membership, classifier: Classifier
+    executed: Table,
+    comm_args: Table,
+    membership: Membership,
+    classifier: Classifier,
+    flight: FlightEntries | None = None,
 ) -> Records:
     """Records of the communication that a CPU backend executed.
 
     Args:
-        activity: ACTIVITY table of :func:`distprof.ingest.host_activity.host_activity`.
+        executed: Its operations, as :func:`distprof.ingest.host_activity.executed_activity` has
+            them.
         comm_args: COMM_ARGS table with the ``c10d::`` and ``gloo:`` events.
         membership: The groups of this rank.
         classifier: Tells kinds from names.
+        flight: What the Flight Recorder knows, None without it.
     """
-    executed = activity.take(activity["kind"] == ActivityKind.COMMUNICATION)
     facts = call_facts(comm_args)
     own = _own_rows(executed, comm_args)
+    notes: tuple[str, ...] = ()
+    if flight is not None and len(flight):
+        comm_args, notes = _with_flight(comm_args, facts, flight)
     asked = _pair(own, comm_args, facts)
     enqueue = np.full(len(executed), ABSENT, dtype=np.int64)
     enqueue[asked != ABSENT] = comm_args["start_ns"][asked[asked != ABSENT]]
@@ -54,7 +70,34 @@ def gloo_records(
         name_kinds=classifier.kinds(executed.coded("name")),
         membership=membership,
     )
-    return replace(records, table=_with_peers(records.table, asked, comm_args, membership))
+    table = _with_peers(records.table, asked, comm_args, membership)
+    return Records(table=_posted(table), notes=(*notes_on(table, membership), *notes))
+
+
+def _with_flight(
+    comm_args: Table, facts: CallFacts, flight: FlightEntries
+) -> tuple[Table, tuple[str, ...]]:
+    """COMM_ARGS with what the recorder knows of operators, and how many it knows."""
+    asked = _asked(comm_args, facts)
+    collective = ~np.isin(asked.kind, _MESSAGES)
+    operators = Asked(
+        rows=asked.rows[collective],
+        kind=asked.kind[collective],
+        elements=asked.elements[collective],
+    )
+    table, count = with_groups(comm_args, operators, flight)
+    if not len(operators.rows):
+        return table, ()
+    share = f"{count} of {len(operators.rows)}"
+    note = f"Process group and sequence number of {share} collectives are the Flight Recorder's."
+    return table, (note,)
+
+
+def _posted(table: Table) -> Table:
+    """The table with messages at the moment of posting: when they were sent is not known."""
+    message = np.isin(table["kind"], _MESSAGES)
+    end = np.where(message, table["start_ns"], table["end_ns"])
+    return table.with_columns(end_ns=end, is_timed=~message)
 
 
 def _own_rows(executed: Table, comm_args: Table) -> Int64Array:
@@ -86,20 +129,42 @@ class _Side:
     rows: Int64Array
     kind: NDArray[np.int8]
     elements: Int64Array
+    group: NDArray[np.int32]  # code of its name in COMM_ARGS, ABSENT where unknown
 
 
 def _pair(own: Int64Array, comm_args: Table, facts: CallFacts) -> Int64Array:
     """Row of ``comm_args`` that asked for each executed operation, ABSENT where none is found."""
     result = np.full(len(own), ABSENT, dtype=np.int64)
     known = np.flatnonzero(own != ABSENT)
-    executed = _Side(
-        rows=known, kind=facts.kind[own[known]], elements=facts.in_elements[own[known]]
-    )
     asked = _asked(comm_args, facts)
+    executed = _Side(
+        rows=known,
+        kind=facts.kind[own[known]],
+        elements=facts.in_elements[own[known]],
+        group=np.full(len(known), ABSENT, dtype=np.int32),
+    )
+    executed = replace(executed, group=_groups_of_runs(executed, asked, own, comm_args))
     starts = comm_args["start_ns"]
-    for sized in (True, False):  # operations of known size first, then what is left by kind alone
-        _pair_in_order(executed, asked, own, starts, result, sized=sized)
+    # of known group and size first, then what is left with less and less evidence
+    for by_group, sized in ((True, True), (False, True), (False, False)):
+        _pair_in_order(executed, asked, own, starts, result, by_group=by_group, sized=sized)
     return result
+
+
+def _groups_of_runs(
+    executed: _Side, asked: _Side, own: Int64Array, comm_args: Table
+) -> NDArray[np.int32]:
+    """The group of each executed operation by its thread, ABSENT where that is not clear."""
+    runs = own[executed.rows]
+    message = np.isin(executed.kind, _MESSAGES)
+    return groups_of_threads(
+        run_key=np.where(message, ABSENT, _keys(executed, sized=True)),
+        run_thread=comm_args.coded("thread").codes[runs],
+        run_start=comm_args["start_ns"][runs],
+        ask_key=_keys(asked, sized=True),
+        ask_group=asked.group,
+        ask_start=comm_args["start_ns"][asked.rows],
+    )
 
 
 def _asked(comm_args: Table, facts: CallFacts) -> _Side:
@@ -111,7 +176,10 @@ def _asked(comm_args: Table, facts: CallFacts) -> _Side:
     kind = facts.kind[rows].copy()
     for asked, run in _EXECUTED_AS.items():
         kind[kind == asked] = run
-    return _Side(rows=rows, kind=kind, elements=facts.in_elements[rows])
+    names = comm_args.coded("group")
+    told = names.where([bool(name) for name in names.values])[rows]
+    group = np.where(told, names.codes[rows], ABSENT).astype(np.int32)
+    return _Side(rows=rows, kind=kind, elements=facts.in_elements[rows], group=group)
 
 
 def _pair_in_order(
@@ -121,12 +189,16 @@ def _pair_in_order(
     starts: Int64Array,
     result: Int64Array,
     *,
+    by_group: bool,
     sized: bool,
 ) -> None:
     """Pair the operations still without partner, filling ``result``."""
-    run_key, ask_key = _keys(executed, sized), _keys(asked, sized)
+    run_key, ask_key = _keys(executed, sized=sized), _keys(asked, sized=sized)
     free_run = result[executed.rows] == ABSENT
     free_ask = ~np.isin(asked.rows, result)
+    if by_group:
+        run_key = _in_group(run_key, executed.group)
+        ask_key = _in_group(ask_key, asked.group)
     for key in distinct(run_key[free_run & (run_key >= 0)]):
         runs = executed.rows[free_run & (run_key == key)]
         asks = asked.rows[free_ask & (ask_key == key)]
@@ -134,7 +206,13 @@ def _pair_in_order(
         result[runs[skip : skip + count]] = asks[:count]
 
 
-def _keys(side: _Side, sized: bool) -> Int64Array:
+def _in_group(key: Int64Array, group: NDArray[np.int32]) -> Int64Array:
+    """Keys that differ between groups too, negative where the group is unknown."""
+    known = (key >= 0) & (group != ABSENT) & (group < _MAX_GROUPS)
+    return np.where(known, key * _MAX_GROUPS + group, ABSENT)
+
+
+def _keys(side: _Side, *, sized: bool) -> Int64Array:
     """Equal for operations that may be partners, negative for those left out of this round."""
     kind = side.kind.astype(np.int64)
     if not sized:
@@ -156,12 +234,18 @@ def _alignment(runs: Int64Array, asks: Int64Array) -> tuple[int, int]:
 
 
 def _with_peers(table: Table, asked: Int64Array, comm_args: Table, membership: Membership) -> Table:
-    """The table with global peers, where one group alone can be meant."""
-    ranks = np.array(membership.only_ranks(), dtype=np.int64)
+    """The table with group and global peer of messages, where one group alone can be meant."""
+    group = membership.message_group()
+    message = np.isin(table["kind"], _MESSAGES)
+    if group is None or not message.any():
+        return table
+    ranks = np.array(group.ranks, dtype=np.int64)
     in_group = peer_in_group(comm_args.coded("concrete_inputs"))
-    p2p = np.isin(table["kind"], (CollectiveKind.SEND, CollectiveKind.RECV)) & (asked != ABSENT)
-    peer = table["peer"].copy()
-    told = np.where(p2p, in_group[asked] if len(in_group) else ABSENT, ABSENT)
+    told = np.where(
+        message & (asked != ABSENT), in_group[asked] if len(in_group) else ABSENT, ABSENT
+    )
     valid = (told >= 0) & (told < len(ranks))
+    peer = table["peer"].copy()
     peer[valid] = ranks[told[valid]]
-    return table.with_columns(peer=peer)
+    unknown = message & (table["group_origin"] == Origin.ABSENT)
+    return membership.with_group(table.with_columns(peer=peer), unknown, group)

@@ -12,7 +12,7 @@ from distprof.ingest.collective_sizes import MAX_RANKS
 from distprof.ingest.metadata import parse_ranks
 from distprof.run.topology import ProcessGroup
 from distprof.schema import ABSENT, Coded, Int64Array, Table
-from distprof.terms import Origin
+from distprof.terms import MeshAxis, Origin
 from distprof.units import fold_ranks
 
 __all__ = ["GroupColumns", "Membership"]
@@ -39,6 +39,7 @@ class _Group:
 
 
 _NO_GROUP = _Group()
+_MESSAGE_AXES = (MeshAxis.PP, MeshAxis.CP)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +67,31 @@ class Membership:
         if sets or unknown or self.world_size is None:
             return ()
         return tuple(range(self.world_size))
+
+    def message_group(self) -> ProcessGroup | None:
+        """The group in which this rank sends and receives, where one alone can be meant.
+
+        That is the only one, or the only one along an axis on which ranks exchange messages:
+        pipeline stages, and the ring of context parallelism.
+        """
+        ranks = self.only_ranks()
+        along = [group for group in self.groups if group.axis in _MESSAGE_AXES and group.ranks]
+        if ranks:
+            same = [group for group in self.groups if group.ranks == ranks]
+            return same[0] if same else _group_of(ranks)
+        return along[0] if len({group.ranks for group in along}) == 1 else None
+
+    def with_group(self, table: Table, rows: NDArray[np.bool_], group: ProcessGroup) -> Table:
+        """A COLLECTIVES table with this group in some rows."""
+        size, origin = table["group_size"].copy(), table["group_origin"].copy()
+        size[rows], origin[rows] = len(group.ranks), Origin.DERIVED
+        texts = {
+            "group": group.name,
+            "group_desc": group.description,
+            "group_ranks": fold_ranks(group.ranks),
+        }
+        coded = {name: _replaced(table.coded(name), rows, text) for name, text in texts.items()}
+        return table.with_columns(group_size=size, group_origin=origin, **coded)
 
     def columns(self, comm_args: Table, layers: Sequence[Int64Array], count: int) -> GroupColumns:
         """Group columns of ``count`` operations.
@@ -151,6 +177,17 @@ class Membership:
         if unknown:
             notes.append(f"The process group of {unknown} of {len(table)} collectives is unknown.")
         return tuple(notes)
+
+
+def _group_of(ranks: tuple[int, ...]) -> ProcessGroup:
+    return ProcessGroup(
+        name="", description="", ranks=ranks, size=len(ranks), backend="", axis=None
+    )
+
+
+def _replaced(column: Coded, rows: NDArray[np.bool_], text: str) -> Coded:
+    codes = np.where(rows, len(column.values), column.codes).astype(np.int32)
+    return Coded.merged(codes, (*column.values, text))
 
 
 def _columns(groups: Sequence[_Group], codes: NDArray[np.int32]) -> GroupColumns:

@@ -8,6 +8,7 @@ cores all the same, which is why a device of the name ``cpu`` is labelled as suc
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +20,10 @@ from distprof.run.tables import ACTIVITY
 from distprof.schema import ABSENT, Coded, Int64Array, Table
 from distprof.terms import ActivityKind
 
-__all__ = ["host_activity"]
+__all__ = ["WAIT_MARK", "executed_activity", "host_activity"]
+
+WAIT_MARK = "distprof:pp_wait"
+"""The probes' mark around waiting for another pipeline stage."""
 
 _ASKS_FOR_COMMUNICATION = re.compile(
     r"^(c10d::|_c10d_functional|c10d_functional|record_param_comms|.*wait_tensor)"
@@ -34,6 +38,10 @@ def host_activity(host: Table, classifier: Classifier) -> Table:
     those call, and operators that merely contain them (their other children count). Communication
     is the ``gloo:`` operations as executed, on their threads; a copy inside one is part of it.
 
+    Sends and receives of gloo are annotated from posting to the end of waiting: no transfer time.
+    What is known is when the thread was blocked: the probes' mark says so (``distprof:pp_wait``),
+    else it is the time from the last operator before the annotation's end up to that end.
+
     Args:
         host: HOST table with every ``cpu_op`` row.
         classifier: Tells communication from names.
@@ -42,18 +50,31 @@ def host_activity(host: Table, classifier: Classifier) -> Table:
         Rows in order of start. ``stream`` is the index of the thread, ``device`` is absent. The
         computation rows of one thread never overlap.
     """
-    executed = executed_operations(host, classifier)
-    runs = _communication_threads(host, executed)
-    operators = host.coded("category").equals("cpu_op") & ~np.isin(host.coded("thread").codes, runs)
-    working = _working(host, np.flatnonzero(operators))
-    rows = np.concatenate((working, executed))
-    kind = np.full(len(rows), ActivityKind.COMPUTATION, dtype=np.int8)
-    kind[len(working) :] = ActivityKind.COMMUNICATION
-    order = np.lexsort((host["end_ns"][rows], host["start_ns"][rows]))
-    return _activity(host, rows[order], kind[order])
+    executed = _executed_operations(host, classifier)
+    message = _is_message(host, executed)
+    runs = _communication_threads(host, executed[~message])
+    operators = np.flatnonzero(host.coded("category").equals("cpu_op"))
+    elsewhere = operators[~np.isin(host.coded("thread").codes[operators], runs)]
+    parts = (
+        _activity(host, _working(host, elsewhere), ActivityKind.COMPUTATION),
+        _activity(host, executed[~message], ActivityKind.COMMUNICATION),
+        _waiting(host, executed[message], operators),
+    )
+    joined = Table.concat(ACTIVITY, parts)
+    return joined.take(np.lexsort((joined["end_ns"], joined["start_ns"])))
 
 
-def executed_operations(host: Table, classifier: Classifier) -> Int64Array:
+def executed_activity(host: Table, classifier: Classifier) -> Table:
+    """ACTIVITY rows of all communication that a CPU backend executed, messages too.
+
+    Args:
+        host: HOST table.
+        classifier: Tells communication from names.
+    """
+    return _activity(host, _executed_operations(host, classifier), ActivityKind.COMMUNICATION)
+
+
+def _executed_operations(host: Table, classifier: Classifier) -> Int64Array:
     """Rows of ``host`` that are communication as executed by a CPU backend, in order of start."""
     rows = np.flatnonzero(
         host.coded("category").equals("annotation")
@@ -62,16 +83,40 @@ def executed_operations(host: Table, classifier: Classifier) -> Int64Array:
     return rows[np.argsort(host["start_ns"][rows], kind="stable")].astype(np.int64)
 
 
+def _is_message(host: Table, rows: Int64Array) -> NDArray[np.bool_]:
+    """Which of the executed operations are sends and receives."""
+    names = host.coded("name")
+    message = names.where([collective_kind(n).is_point_to_point for n in names.values])
+    return message[rows]
+
+
 def _communication_threads(host: Table, executed: Int64Array) -> NDArray[np.int32]:
     """Codes of the threads that only communicate: they execute collectives.
 
     The thread's name would say so too (``pt_gloo_runloop``), but one thread may carry two names.
     Sends and receives are annotated on the thread that posts them, which computes as well.
     """
-    names, threads = host.coded("name"), host.coded("thread")
-    collective = names.where([not collective_kind(n).is_point_to_point for n in names.values])
-    codes: NDArray[np.int32] = distinct(threads.codes[executed[collective[executed]]])
-    return codes
+    return distinct(host.coded("thread").codes[executed])
+
+
+def _waiting(host: Table, messages: Int64Array, operators: NDArray[np.intp]) -> Table:
+    """ACTIVITY rows of the times in which a thread was blocked in a send or receive."""
+    marks = np.flatnonzero(
+        host.coded("category").equals("annotation") & host.coded("name").equals(WAIT_MARK)
+    )
+    if len(marks):
+        return _activity(host, marks, ActivityKind.WAITING)
+    threads = host.coded("thread").codes
+    start = host["start_ns"][messages].copy()
+    for thread in distinct(threads[messages]).tolist():
+        mine = threads[messages] == thread
+        own = operators[threads[operators] == thread]
+        times = np.sort(np.concatenate((host["start_ns"][own], host["end_ns"][own])))
+        end = host["end_ns"][messages[mine]]
+        last = np.searchsorted(times, end, side="left") - 1
+        busy_until = times[np.maximum(last, 0)] if len(times) else start[mine]
+        start[mine] = np.where(last >= 0, np.maximum(start[mine], busy_until), start[mine])
+    return _activity(host, messages, ActivityKind.WAITING).with_columns(start_ns=start)
 
 
 def _working(host: Table, rows: NDArray[np.intp]) -> Int64Array:
@@ -120,13 +165,13 @@ def _outermost(end: Int64Array) -> NDArray[np.bool_]:
     return mask
 
 
-def _activity(host: Table, rows: Int64Array, kind: NDArray[np.int8]) -> Table:
+def _activity(host: Table, rows: NDArray[np.integer[Any]], kind: ActivityKind) -> Table:
     absent = np.full(len(rows), ABSENT, dtype=np.int64)
     columns: dict[str, NDArray[np.generic] | Coded] = {
         "start_ns": host["start_ns"][rows],
         "end_ns": host["end_ns"][rows],
         "name": host.coded("name").take(rows),
-        "kind": kind,
+        "kind": np.full(len(rows), kind, dtype=np.int8),
         "stream": host.coded("thread").codes[rows].astype(np.int64),
         "device": absent.astype(np.int32),
         "correlation": absent,

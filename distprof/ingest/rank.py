@@ -19,6 +19,7 @@ from distprof.ingest import cache
 from distprof.ingest.communication import classifier_for, shipped_patterns
 from distprof.ingest.conclude import CONCLUSIONS_VERSION, Conclusions, conclude, has_device_rows
 from distprof.ingest.discovery import TraceFile, open_trace
+from distprof.ingest.job.flight import FlightEntries, read_flight
 from distprof.ingest.kineto.parsed import ParsedTrace
 from distprof.ingest.kineto.reader import read_trace
 from distprof.run.run import Device, Quality, Rank
@@ -85,30 +86,41 @@ def ingest_rank(trace: TraceFile, options: IngestOptions) -> Rank:
         InputError: If the file is no Kineto trace, or is damaged and ``options.strict`` is set.
     """
     root = cache.cache_root(options.run_dir, options.cache_dir)
-    key = _key(trace, options)
+    flight = read_flight(trace.flight) if trace.flight else None
+    key = _key(trace, options, flight)
     entry = cache.find_entry(root, key)
     if entry is not None:
         kept = _from_entry(trace, entry)
         if kept is not None:
             return kept
     try:
-        return _made(trace, options, cache.EntryWriter(root, key))
+        return _made(trace, options, cache.EntryWriter(root, key), flight)
     except OSError as error:
         if error.errno not in cache.NO_ROOM:
             raise
-        return _made_elsewhere(trace, options, cache.EntryWriter(root, key, error))
+        return _made_elsewhere(trace, options, cache.EntryWriter(root, key, error), flight)
 
 
-def _made(trace: TraceFile, options: IngestOptions, writer: cache.EntryWriter) -> Rank:
+def _made(
+    trace: TraceFile,
+    options: IngestOptions,
+    writer: cache.EntryWriter,
+    flight: FlightEntries | None,
+) -> Rank:
     with writer:
-        summary, found = _write_entry(trace, options, writer.folder, writer.note)
+        summary, found = _write_entry(trace, options, writer.folder, writer.note, flight)
         return _rank(trace, summary, writer.commit(), found.steps.table, found.collectives)
 
 
-def _made_elsewhere(trace: TraceFile, options: IngestOptions, writer: cache.EntryWriter) -> Rank:
+def _made_elsewhere(
+    trace: TraceFile,
+    options: IngestOptions,
+    writer: cache.EntryWriter,
+    flight: FlightEntries | None,
+) -> Rank:
     """A full cache costs no rank, unless the place for temporary files is full too."""
     try:
-        return _made(trace, options, writer)
+        return _made(trace, options, writer, flight)
     except OSError as error:
         if error.errno not in cache.NO_ROOM:
             raise
@@ -120,13 +132,14 @@ def _made_elsewhere(trace: TraceFile, options: IngestOptions, writer: cache.Entr
         ) from error
 
 
-def _key(trace: TraceFile, options: IngestOptions) -> cache.CacheKey:
+def _key(trace: TraceFile, options: IngestOptions, flight: FlightEntries | None) -> cache.CacheKey:
     """What the tables of this file under these options are kept by."""
     depends = {
         "rows": options.rows,
         "strict": options.strict,
         "conclusions": CONCLUSIONS_VERSION,
         "patterns": repr((options.communication, shipped_patterns())),
+        "flight": flight.digest if flight is not None else "",
     }
     try:
         with open_trace(trace) as opened:
@@ -152,7 +165,11 @@ def _from_entry(trace: TraceFile, entry: Path) -> Rank | None:
 
 
 def _write_entry(
-    trace: TraceFile, options: IngestOptions, folder: Path, note: str
+    trace: TraceFile,
+    options: IngestOptions,
+    folder: Path,
+    note: str,
+    flight: FlightEntries | None,
 ) -> tuple[_Summary, Conclusions]:
     """Parse the trace and write its tables and summary to ``folder``."""
     parsed = _parse(trace, options, folder)
@@ -161,7 +178,7 @@ def _write_entry(
     host = parsed.host
     if not has_device_rows(parsed):
         host = cache.read_table(folder / cache.HOST_FILE, HOST)  # every operator counts
-    found = conclude(parsed, host, classifier_for(options.communication))
+    found = conclude(parsed, host, classifier_for(options.communication), flight)
     cache.write_table(folder / cache.ACTIVITY_FILE, found.activity)
     cache.write_table(folder / cache.CALLS_FILE, parsed.host)
     cache.write_table(folder / cache.COLLECTIVES_FILE, found.collectives)

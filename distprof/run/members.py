@@ -12,7 +12,14 @@ from distprof.run.codes import encode
 from distprof.run.run import ClockAlignment, CollectiveMatches, Rank
 from distprof.schema import Int64Array
 
-__all__ = ["domain_of_ranks", "member_column", "member_rows", "member_to_common", "positions_of"]
+__all__ = [
+    "domain_of_ranks",
+    "member_column",
+    "member_rows",
+    "member_to_common",
+    "positions_of",
+    "timed_instances",
+]
 
 
 def positions_of(ranks: Sequence[Rank], numbers: NDArray[Any]) -> NDArray[np.int64]:
@@ -60,6 +67,19 @@ def member_column(
     rows = member_rows(matches, ranks)
     column_of_members: Int64Array = values[rows].astype(np.int64, copy=False)
     return column_of_members
+
+
+def timed_instances(matches: CollectiveMatches, ranks: Sequence[Rank]) -> NDArray[np.bool_]:
+    """Instances of which every member's start and end of execution are known.
+
+    Returns:
+        bool, one per instance.
+    """
+    if matches.count == 0:
+        return np.zeros(0, np.bool_)
+    timed = member_column(matches, ranks, "is_timed")
+    everyone: NDArray[np.bool_] = np.minimum.reduceat(timed, matches.offsets[:-1]) > 0
+    return everyone
 
 
 def domain_of_ranks(clock: ClockAlignment, numbers: NDArray[Any]) -> NDArray[np.int64]:

@@ -22,7 +22,8 @@ ACTIVITY = TableSchema(
     name="activity",
     doc=(
         "What the device did: kernels, copies, ranges drawn on it. On CPU-only traces, what the "
-        "host threads did: operators as computation, executed gloo operations as communication."
+        "host threads did: operators as computation, executed gloo operations as communication, "
+        "being blocked in send or recv as waiting."
     ),
     columns=(
         _START,
@@ -59,6 +60,12 @@ COLLECTIVES = TableSchema(
     columns=(
         Column(name="start_ns", dtype="int64", unit="ns", doc="Start of execution."),
         Column(name="end_ns", dtype="int64", unit="ns", doc="End of execution."),
+        Column(
+            name="is_timed",
+            dtype="bool",
+            doc="Whether start and end are those of execution. False for sends and receives of "
+            "gloo, of which only the moment of posting is known: start and end are both that.",
+        ),
         Column(
             name="enqueue_ns",
             dtype="int64",

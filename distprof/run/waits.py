@@ -8,7 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distprof.run.codes import encode
-from distprof.run.members import domain_of_ranks, member_column, member_rows, member_to_common
+from distprof.run.members import (
+    domain_of_ranks,
+    member_column,
+    member_rows,
+    member_to_common,
+    timed_instances,
+)
 from distprof.run.run import ClockAlignment, CollectiveMatches, Rank
 from distprof.schema import ABSENT, Int64Array
 from distprof.terms import CollectiveKind
@@ -46,6 +52,7 @@ def last_start_on_own_clock(
     lengths = [len(rank.collectives) for rank in ranks]
     waits = np.full(sum(lengths), ABSENT, np.int64)
     usable = comparable_instances(matches, clock) & np.isin(matches.kind, _WAITS_FOR_ALL)
+    usable &= timed_instances(matches, ranks)
     if usable.any():
         last = _last_starts(matches, clock, member_column(matches, ranks, "start_ns"))
         keep = np.repeat(usable, np.diff(matches.offsets))

@@ -79,6 +79,7 @@ def test_arguments_on_the_kernel_tell_everything():
     assert record == {
         "start_ns": 50,
         "end_ns": 80,
+        "is_timed": True,
         "enqueue_ns": 10,
         "kind": Kind.ALL_REDUCE,
         "kind_origin": Origin.MEASURED,

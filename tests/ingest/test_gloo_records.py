@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from distprof.ingest.communication import Classifier
 from distprof.ingest.gloo_records import gloo_records
 from distprof.ingest.group_columns import Membership
-from distprof.ingest.host_activity import host_activity
+from distprof.ingest.host_activity import executed_activity
 from distprof.ingest.kineto.parsed import COMM_ARGS
 from distprof.run.topology import ProcessGroup
 from distprof.schema import ABSENT
@@ -53,10 +53,10 @@ class Recording:
         return self
 
     def table(self, *groups):
-        activity = host_activity(self.built.tables().host, Classifier())
+        executed = executed_activity(self.built.tables().host, Classifier())
         membership = Membership(groups=groups or (PAIR,), world_size=8)
         return gloo_records(
-            activity, table_of(COMM_ARGS, self.events), membership, Classifier()
+            executed, table_of(COMM_ARGS, self.events), membership, Classifier()
         ).table
 
 

@@ -70,9 +70,25 @@ def test_a_request_on_one_thread_changes_nothing_on_another():
 def test_a_thread_that_posts_a_send_still_computes():
     built = RankBuilder().annotation("gloo:send", 0, 50).operator("aten::mm", 10, 30)
     assert rows_of(built) == [
-        ("gloo:send", 0, 50, "COMMUNICATION"),
         ("aten::mm", 10, 30, "COMPUTATION"),
+        ("gloo:send", 30, 50, "WAITING"),
     ]
+
+
+def test_being_blocked_in_a_receive_begins_after_the_last_operator_on_its_thread():
+    built = RankBuilder().operator("c10d::recv_", 0, 10).annotation("gloo:recv", 8, 90)
+    built.operator("aten::mm", 20, 40).operator("aten::mm", 50, 60, thread="1/2")
+    assert ("gloo:recv", 40, 90, "WAITING") in rows_of(built)
+
+
+def test_a_receive_that_is_awaited_inside_an_operator_waits_from_its_start():
+    built = RankBuilder().annotation("gloo:recv", 5, 70).operator("autograd", 30, 95)
+    assert ("gloo:recv", 30, 70, "WAITING") in rows_of(built)
+
+
+def test_marks_of_probes_say_when_a_stage_waits():
+    built = RankBuilder().annotation("gloo:recv", 0, 90).annotation("distprof:pp_wait", 60, 88)
+    assert rows_of(built) == [("distprof:pp_wait", 60, 88, "WAITING")]
 
 
 def test_annotations_that_only_launch_are_no_communication():

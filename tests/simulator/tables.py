@@ -64,7 +64,7 @@ def table(schema: TableSchema, rows: Sequence[dict[str, Any]]) -> Table:
     """A table from one mapping per row."""
     columns: dict[str, Any] = {}
     for column in schema:
-        values = [row[column.name] for row in rows]
+        values = [{"is_timed": True, **row}[column.name] for row in rows]
         if column.dtype == "category":
             columns[column.name] = Coded.encode(values)
         else:

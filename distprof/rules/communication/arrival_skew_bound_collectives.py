@@ -105,7 +105,7 @@ def _wait(record: CollectiveClass) -> int:
 
 
 def _transfer(record: CollectiveClass) -> int:
-    return record.exposed_ns_per_step - _wait(record)
+    return (record.exposed_ns_per_step or 0) - _wait(record)
 
 
 def _is_bound(record: CollectiveClass, factor: float) -> bool:

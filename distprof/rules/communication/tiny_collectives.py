@@ -112,4 +112,4 @@ def _per_rank(record: CollectiveClass, collectives: CollectivesResult) -> float:
 
 
 def _transfer(record: CollectiveClass) -> int:
-    return record.exposed_ns_per_step - (record.exposed_wait_ns_per_step or 0)
+    return (record.exposed_ns_per_step or 0) - (record.exposed_wait_ns_per_step or 0)

@@ -112,7 +112,7 @@ def check(
 
 
 def _transfer(record: CollectiveClass) -> int:
-    return record.exposed_ns_per_step - (record.exposed_wait_ns_per_step or 0)
+    return (record.exposed_ns_per_step or 0) - (record.exposed_wait_ns_per_step or 0)
 
 
 def _speed(record: CollectiveClass) -> str:
