@@ -1,35 +1,120 @@
-"""How a captured job ended, by what its ranks left behind."""
+"""How a captured job ended: what its ranks left behind, and what was seen of them meanwhile."""
 
 from __future__ import annotations
 
-import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from distprof.artefacts.run_file import Failure, Outcome
+from distprof.artefacts.run_file import Exit, Failure, Outcome
 from probes.attach.launch import Ending
+from probes.attach.ranks import LivingRank, look
 from probes.job.evidence import RankEvidence, rank_evidence
 from probes.job.failure import first_cause
+from probes.job.process import process_state
 
-__all__ = ["outcome_of"]
+__all__ = ["Watch", "outcome_of"]
 
-_RANK_DIR = re.compile(r"^rank(\d+)$")
+_NEW_RANKS_EVERY_NS = 10**9
 
 
-def outcome_of(run_dir: Path, ending: Ending) -> tuple[Outcome, Failure | None]:
+@dataclass(slots=True)
+class Watch:
+    """Looks at the ranks on this host while the program runs.
+
+    They are no children of ours, so how they end cannot be seen, only when: a rank that is gone
+    before any other rank had trouble was the first.
+
+    Args:
+        run_dir: The run directory.
+        alive_until_ns: Rank to the last look that found its process, ns since the epoch.
+        stopped: Ranks whose process was stopped at the last look.
+    """
+
+    run_dir: Path
+    alive_until_ns: dict[int, int] = field(default_factory=dict)
+    stopped: set[int] = field(default_factory=set)
+    _pids: dict[int, int] = field(default_factory=dict)
+    _looked_ns: int = 0
+
+    def look(self) -> None:
+        """Look once; quick, and never fails."""
+        now_ns = time.time_ns()
+        if now_ns - self._looked_ns > _NEW_RANKS_EVERY_NS:
+            self._looked_ns = now_ns
+            self._find()
+        for rank, pid in list(self._pids.items()):
+            state = process_state(pid)
+            if state is None or state.letter == "Z":
+                del self._pids[rank]
+                continue
+            self.alive_until_ns[rank] = now_ns
+            (self.stopped.add if state.letter in "Tt" else self.stopped.discard)(rank)
+
+    def _find(self) -> None:
+        try:
+            found = look(self.run_dir)
+        except OSError:
+            return
+        self._pids |= {
+            each.rank: each.pid
+            for each in found
+            if each.pid is not None and each.process is not None
+        }
+
+
+def outcome_of(run_dir: Path, ending: Ending, watch: Watch) -> tuple[Outcome, Failure | None]:
     """The outcome, and the first cause where the job failed.
-
-    The ranks are no children of ours: their exit codes are unknown, and what they wrote has to do.
 
     Args:
         run_dir: The run directory.
         ending: How the program ended.
+        watch: What was seen meanwhile.
     """
     if ending.exit.code == 0:
         return "completed", None
-    failure = first_cause(_evidence(run_dir), is_interrupted=ending.was_interrupted)
+    ranks = look(run_dir)
+    evidence = [_evidence(run_dir, rank, watch) for rank in ranks]
+    vanished = _first_to_vanish(ranks, evidence)
+    if vanished is not None and not ending.was_interrupted:
+        return "failed", vanished
+    failure = first_cause(evidence, is_interrupted=ending.was_interrupted)
     return ("interrupted" if ending.was_interrupted else "failed"), failure
 
 
-def _evidence(run_dir: Path) -> list[RankEvidence]:
-    folders = (_RANK_DIR.match(folder.name) for folder in run_dir.iterdir())
-    return [rank_evidence(run_dir, int(match[1])) for match in folders if match]
+def _evidence(run_dir: Path, rank: LivingRank, watch: Watch) -> RankEvidence:
+    found = rank_evidence(
+        run_dir,
+        rank.rank,
+        alive_until_ns=watch.alive_until_ns.get(rank.rank),
+        state="T" if rank.rank in watch.stopped else "",
+    )
+    ended_well = rank.has_ended and found.error is None
+    return replace(found, exit=Exit(code=0)) if ended_well else found
+
+
+def _first_to_vanish(
+    ranks: Sequence[LivingRank], evidence: Sequence[RankEvidence]
+) -> Failure | None:
+    """A rank that was gone, without a word, before any other rank reported trouble."""
+    errors = [each.error.time_ns for each in evidence if each.error is not None]
+    silent = [
+        each
+        for rank, each in zip(ranks, evidence, strict=True)
+        if each.error is None and not rank.has_ended and each.alive_until_ns is not None
+    ]
+    gone = [each for each in silent if not errors or (each.alive_until_ns or 0) < min(errors)]
+    if not gone:
+        return None
+    first = min(gone, key=lambda each: (each.alive_until_ns or 0, each.rank))
+    when = "before its first step" if first.last_step is None else f"after step {first.last_step}"
+    others = ", before any other rank had trouble" if len(evidence) > 1 else ""
+    return Failure(
+        rank=first.rank,
+        kind="killed",
+        message=f"rank {first.rank} was gone without a word {when}{others}: killed from outside"
+        " (SIGKILL, out of memory), crashed, or left by os._exit",
+        step=first.last_step,
+        detected_ns=first.alive_until_ns,
+    )

@@ -17,6 +17,7 @@ import multiprocessing
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -36,6 +37,7 @@ __all__ = ["Capture", "install"]
 RUN_DIR_VARIABLE = "DISTPROF_RUN_DIR"
 _MARK = "_distprof_capture"
 _CLAIM = ".claimed"
+_MOMENT_S = 0.05
 
 
 def install(torch: ModuleType) -> None:
@@ -53,7 +55,7 @@ def install(torch: ModuleType) -> None:
         capture.optimizer_built()
 
     optimizer.__init__ = build
-    _wrap_init_process_group(capture)
+    _wrap_group_functions(capture)
     os.register_at_fork(after_in_child=capture.forked)
 
 
@@ -102,12 +104,21 @@ class Capture:
             self._open(rank, world_size)
 
     @_never_raises
+    def leaves_group(self) -> None:
+        """The process is about to destroy its process groups.
+
+        gloo's threads drop the last collectives' Python objects, for which they need the
+        interpreter's lock; torch joins those threads with the lock held. Threads of ours make them
+        wait for it longer than they would alone: so they get a moment.
+        """
+        if self._session is not None:
+            time.sleep(_MOMENT_S)
+
+    @_never_raises
     def optimizer_built(self) -> None:
         """An optimizer has been built: this process trains."""
-        if self._session is not None:
-            return
         self._set_hooks()
-        if _knows_its_rank():
+        if self._session is None and _knows_its_rank():
             self._open()
 
     @_never_raises
@@ -234,22 +245,33 @@ class Capture:
         write_down(self.run_dir, "closed", rank=rank, steps=self._num_steps, detail=" ".join(notes))
 
 
-def _wrap_init_process_group(capture: Capture) -> None:
-    """Hear of a process group before it is made, wherever the function has been imported to."""
-    original = getattr(sys.modules.get("torch.distributed"), "init_process_group", None)
-    if original is None:  # torch was built without distributed
+def _wrap_group_functions(capture: Capture) -> None:
+    """Hear of a process group before it is made, and before it is destroyed."""
+    distributed = sys.modules.get("torch.distributed")
+    make = getattr(distributed, "init_process_group", None)
+    destroy = getattr(distributed, "destroy_process_group", None)
+    if make is None or destroy is None:  # torch was built without distributed
         return
 
-    @functools.wraps(original)
+    @functools.wraps(make)
     def init_process_group(*args: Any, **kwargs: Any) -> Any:
-        capture.joins_group(*_asked_place(original, args, kwargs))
-        return original(*args, **kwargs)
+        capture.joins_group(*_asked_place(make, args, kwargs))
+        return make(*args, **kwargs)
 
-    for name, module in list(sys.modules.items()):
-        if name.startswith("torch.distributed") and (
-            vars(module).get("init_process_group") is original
-        ):
-            module.init_process_group = init_process_group  # type: ignore[attr-defined]
+    @functools.wraps(destroy)
+    def destroy_process_group(*args: Any, **kwargs: Any) -> Any:
+        capture.leaves_group()
+        return destroy(*args, **kwargs)
+
+    _replace_in_torch("init_process_group", make, init_process_group)
+    _replace_in_torch("destroy_process_group", destroy, destroy_process_group)
+
+
+def _replace_in_torch(name: str, original: object, replacement: object) -> None:
+    """Wherever torch itself has imported the function to."""
+    for place, module in list(sys.modules.items()):
+        if place.startswith("torch.distributed") and vars(module).get(name) is original:
+            setattr(module, name, replacement)
 
 
 def _asked_place(function: Any, args: Any, kwargs: Any) -> tuple[int | None, int | None]:

@@ -6,7 +6,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +27,7 @@ _PASSED_ON = (
 )
 _TURNED_OFF = frozenset("ISE")
 _SI_KERNEL = 0x80
+_LOOK_EVERY_S = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +78,13 @@ def _flags(arguments: Sequence[str]) -> list[str]:
     return found
 
 
-def run_program(program: str, command: Sequence[str], environment: Mapping[str, str]) -> Ending:
+def run_program(
+    program: str,
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    *,
+    meanwhile: Callable[[], None],
+) -> Ending:
     """Run the program to its end, passing signals on to it.
 
     A signal from the terminal reaches the program by itself, as a member of the same group: only
@@ -87,6 +94,7 @@ def run_program(program: str, command: Sequence[str], environment: Mapping[str, 
         program: Its path.
         command: What was typed, from the program's name on.
         environment: All of its environment.
+        meanwhile: Called about ten times a second while it runs.
 
     Raises:
         UsageError: If it cannot be started.
@@ -94,7 +102,7 @@ def run_program(program: str, command: Sequence[str], environment: Mapping[str, 
     waited = {*_PASSED_ON, signal.SIGCHLD}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, waited)
     try:
-        return _wait(_start(program, command, environment, before), waited)
+        return _wait(_start(program, command, environment, before), waited, meanwhile)
     finally:
         _drain(waited)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -112,10 +120,13 @@ def _start(
         raise UsageError(f"{command[0]} cannot be started: {error.strerror}") from error
 
 
-def _wait(pid: int, waited: Iterable[int]) -> Ending:
+def _wait(pid: int, waited: Iterable[int], meanwhile: Callable[[], None]) -> Ending:
     received: list[int] = []
     while True:
-        news = signal.sigwaitinfo(waited)
+        news = signal.sigtimedwait(waited, _LOOK_EVERY_S)
+        meanwhile()
+        if news is None:
+            continue
         if news.si_signo != signal.SIGCHLD:
             received.append(news.si_signo)
             if news.si_code != _SI_KERNEL:

@@ -14,7 +14,7 @@ import click
 import msgspec
 
 from distprof import __version__
-from distprof.artefacts.run_file import Coverage, RunFile
+from distprof.artefacts.run_file import Coverage, Exit, RunFile
 from distprof.errors import UsageError
 from probes.attach.replica import parse_mesh, parse_ranks, replica_ranks
 from probes.options import ProbeOptions
@@ -194,21 +194,29 @@ def _run(program: str, command: Sequence[str], run_dir: Path, options: ProbeOpti
     from probes.attach.diagnosis import notes_of, why_nothing
     from probes.attach.diary import read_diary
     from probes.attach.environment import captured_environment
-    from probes.attach.failure import outcome_of
+    from probes.attach.failure import Watch, outcome_of
     from probes.attach.launch import run_program, shell_code
     from probes.job.finish import conclude
 
-    ending = run_program(program, command, captured_environment(os.environ, run_dir, options))
+    watch = Watch(run_dir)
+    environment = captured_environment(os.environ, run_dir, options)
+    ending = run_program(program, command, environment, meanwhile=watch.look)
     diary = read_diary(run_dir)
     nothing = why_nothing(diary)
-    outcome, failure = outcome_of(run_dir, ending)
+    outcome, failure = outcome_of(run_dir, ending, watch)
     notes = notes_of(diary, ending.exit) + ([f"No step: {nothing}."] if nothing else [])
     conclude(run_dir, outcome=outcome, exits={}, failure=failure, notes=notes)
     code = shell_code(ending.exit)
-    if nothing:
+    if nothing and code:
+        _say(f"The program ended with {_way(ending.exit)}, and no step was recorded.")
+    elif nothing:
         _say(f"No step was recorded: {nothing}")
-        return code or _NOTHING_RECORDED
+        return _NOTHING_RECORDED
     return code
+
+
+def _way(ended: Exit) -> str:
+    return ended.signal or f"exit code {ended.code}"
 
 
 def _report(run_dir: Path, format_name: str | None, fail_on: str | None, code: int) -> int:
