@@ -25,8 +25,9 @@ def make_batch(
         part: Which part of the global batch.
         micro_batch: Index within the step.
     """
+    # 32 bits: a CPU generator ignores the others
     generator = torch.Generator().manual_seed(
-        ((seed * _STRIDE + step) * _STRIDE + part) * _STRIDE + micro_batch & 0x7FFF_FFFF_FFFF_FFFF
+        ((seed * _STRIDE + step) * _STRIDE + part) * _STRIDE + micro_batch & 0xFFFF_FFFF
     )
     drawn = torch.randint(
         model.vocabulary, (batch, model.sequence + 1), generator=generator, dtype=torch.int64

@@ -336,7 +336,8 @@ def initialise(module: nn.Module, seed: int, prefix: str = "") -> None:
 def _drawn(shape: torch.Size, seed: int, name: str) -> Tensor:
     if len(shape) < 2:
         return torch.ones(shape)
-    generator = torch.Generator().manual_seed(seed << 32 | zlib.crc32(name.encode()))
+    # 32 bits: a CPU generator ignores the others
+    generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))
     return torch.randn(shape, generator=generator).mul_(shape[1] ** -0.5)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from statistics import median
 from typing import Any
 
 import torch
@@ -11,7 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 __all__ = ["Slowdown"]
 
-_CALIBRATION_CALLS = 2000
+_CALIBRATION_ROUNDS = 9
+_LEAST_SPIN_NS = 5_000  # shorter ones would mostly be looking at the clock
 _COMPUTES = frozenset(("aten", "fsdp"))  # not c10d: a slow device does not make a slow link
 _REPEATABLE = frozenset(("mm", "addmm", "bmm", "baddbmm"))  # without side effects
 
@@ -34,8 +36,9 @@ class Slowdown(TorchDispatchMode):
         self._extra = factor - 1
         self._owed_ns = 0.0  # negative: so much was spun ahead
         self._owed_repeats = 0.0
+        self._num_operators = 0
         self._interception_ns = 0.0
-        self._interception_ns = _interception_ns(self)
+        self._interception_ns = self._calibrated_ns()
 
     def __torch_dispatch__(
         self,
@@ -52,11 +55,11 @@ class Slowdown(TorchDispatchMode):
         if isinstance(result, torch.Tensor) and result.device.type == "cuda":
             self._repeat(func, args, kwargs or {})
             return result
-        took = time.thread_time_ns() - start
-        self._owed_ns += self._extra * took - self._interception_ns
-        if self._owed_ns > 0:
-            _spin(self._owed_ns)
-            self._owed_ns = 0.0
+        self._num_operators += 1
+        end = time.thread_time_ns()
+        self._owed_ns += self._extra * (end - start) - self._interception_ns
+        if self._owed_ns > _LEAST_SPIN_NS:
+            self._owed_ns -= _spin(end, self._owed_ns)
         return result
 
     def _repeat(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -67,30 +70,45 @@ class Slowdown(TorchDispatchMode):
             self._owed_repeats -= 1
             func(*args, **kwargs)
 
+    def _calibrated_ns(self) -> float:
+        """What one operator costs more inside than outside, without any delay, ns."""
+        work, extra = _small_training(), self._extra
+        self._extra = 0.0
+        found = []
+        for _ in range(_CALIBRATION_ROUNDS):
+            plain = _thread_time_of(work)
+            self._num_operators = 0
+            with self:
+                intercepted = _thread_time_of(work)
+            found.append((intercepted - plain) / self._num_operators)
+        self._extra, self._owed_ns = extra, 0.0
+        return max(0.0, median(found))
 
-def _spin(ns: float) -> None:
-    end = time.thread_time_ns() + ns
-    while time.thread_time_ns() < end:
-        pass
+
+def _spin(start: int, ns: float) -> int:
+    """Use up processor time since ``start``; how much it was in the end."""
+    now = start
+    while now - start < ns:
+        now = time.thread_time_ns()
+    return now - start
 
 
-def _interception_ns(mode: Slowdown) -> float:
-    """What one operator costs more inside of ``mode`` than outside, without any delay, ns."""
-    x = torch.zeros(1)
+def _small_training() -> Callable[[], None]:
+    """A few milliseconds of forward and backward.
+
+    Matrices are large enough to push Python out of the processor's caches between operators, as
+    those of a model do: interception costs twice as much then.
+    """
+    weights = [torch.zeros(256, 256, requires_grad=True) for _ in range(8)]
+    x = torch.zeros(128, 256)
 
     def work() -> None:
-        for _ in range(_CALIBRATION_CALLS):
-            x.add(1.0)
+        hidden = x
+        for weight in weights:
+            hidden = hidden + torch.nn.functional.linear(hidden, weight).view(128, 256)
+        hidden.sum().backward()  # type: ignore[no-untyped-call]
 
-    extra, mode._extra = mode._extra, 0.0
-    try:
-        plain = _thread_time_of(work)
-        with mode:
-            intercepted = _thread_time_of(work)
-    finally:
-        mode._extra = extra
-        mode._owed_ns = 0.0
-    return max(0.0, (intercepted - plain) / _CALIBRATION_CALLS)
+    return work
 
 
 def _thread_time_of(work: Callable[[], None]) -> int:

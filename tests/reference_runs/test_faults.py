@@ -1,0 +1,109 @@
+"""``--fault``: what is understood, and what is refused."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distprof.artefacts.run_file import Fault
+from distprof.errors import UsageError
+from reference_runs.faults import FAULTS, check_faults, parse_fault
+from reference_runs.options import DdpOptions, WorkloadOptions
+from reference_runs.registry import WORKLOADS
+
+DDP = DdpOptions()
+PP, MOE = WORKLOADS["pp"].options(), WORKLOADS["moe"].options()
+
+
+def test_kind_target_and_amount_are_read() -> None:
+    assert parse_fault("slow-rank=3:1.2") == Fault(
+        kind="slow-rank", target=3, amount=1.2, text="slow-rank=3:1.2"
+    )
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_the_example_of_each_kind_is_understood(name: str) -> None:
+    assert parse_fault(FAULTS[name].example).kind == name
+
+
+def test_an_unknown_kind_is_answered_with_all_of_them() -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_fault("slow-disk=1:2")
+    for name, kind in FAULTS.items():
+        assert name in str(caught.value)
+        assert kind.summary in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "slow-rank",
+        "slow-rank=",
+        "slow-rank=1",
+        "slow-rank=x:2",
+        "slow-rank=-1:2",
+        "slow-rank=1:nan",
+    ],
+)
+def test_what_cannot_be_read_is_answered_with_an_example(text: str) -> None:
+    with pytest.raises(UsageError, match=r"slow-rank=RANK:FACTOR.*slow-rank=3:1.2"):
+        parse_fault(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("slow-rank=1:0.5", "would be faster"),
+        ("late-input=1:-3", "not negative"),
+        ("dead-rank=1:2.5", "whole number"),
+        ("hang-rank=1:-1", "whole number"),
+    ],
+)
+def test_amounts_that_make_no_sense_are_refused(text: str, why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        parse_fault(text)
+
+
+def test_a_slow_link_is_not_a_fault_of_a_rank() -> None:
+    with pytest.raises(UsageError, match="between nodes"):
+        parse_fault("slow-link=5:100")
+
+
+@given(st.text(max_size=30))
+def test_any_text_is_read_or_refused(text: str) -> None:
+    with contextlib.suppress(UsageError):
+        assert parse_fault(text).text == text
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "why"),
+    [
+        ("slow-rank=4:2", DDP, "no rank 4, they are numbered 0 to 3"),
+        ("routing-skew=0:2", DDP, "no experts"),
+        ("routing-skew=8:2", MOE, "no expert 8"),
+        ("stage-skew=0:2", DDP, "no stages"),
+        ("stage-skew=4:2", PP, "no stage 4"),
+        ("dead-rank=1:10", DDP, "ends after step 9"),
+    ],
+)
+def test_faults_that_strike_nothing_are_refused(
+    text: str, options: WorkloadOptions, why: str
+) -> None:
+    with pytest.raises(UsageError, match=why):
+        check_faults((parse_fault(text),), options, 4, 10)
+
+
+@pytest.mark.parametrize(
+    ("text", "options"),
+    [
+        ("slow-rank=3:2", DDP),
+        ("routing-skew=7:2", MOE),
+        ("stage-skew=3:2", PP),
+        ("hang-rank=0:9", PP),
+    ],
+)
+def test_faults_that_strike_are_accepted(text: str, options: WorkloadOptions) -> None:
+    check_faults((parse_fault(text),), options, 4, 10)

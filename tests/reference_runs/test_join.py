@@ -1,0 +1,54 @@
+"""Where a rank stands in the mesh, and what it joins."""
+
+from __future__ import annotations
+
+from math import prod
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distprof.errors import UsageError
+from reference_runs import join as joining
+from reference_runs.join import Place, coordinates_of, join
+from reference_runs.options import DdpOptions, FsdpOptions, TrainingOptions
+
+
+def test_the_last_axis_varies_fastest() -> None:
+    mesh = {"pp": 2, "dp_shard": 2, "tp": 2}
+    assert [coordinates_of(rank, mesh) for rank in (0, 1, 2, 5)] == [
+        {"pp": 0, "dp_shard": 0, "tp": 0},
+        {"pp": 0, "dp_shard": 0, "tp": 1},
+        {"pp": 0, "dp_shard": 1, "tp": 0},
+        {"pp": 1, "dp_shard": 0, "tp": 1},
+    ]
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=4))
+def test_each_rank_has_a_place_of_its_own(sizes: list[int]) -> None:
+    mesh = {f"axis{index}": size for index, size in enumerate(sizes)}
+    places = {tuple(coordinates_of(rank, mesh).values()) for rank in range(prod(sizes))}
+    assert len(places) == prod(sizes)
+    assert all(place[index] < size for place in places for index, size in enumerate(sizes))
+
+
+def test_a_rank_outside_of_the_mesh_is_a_mistake() -> None:
+    with pytest.raises(ValueError, match="outside"):
+        coordinates_of(4, {"tp": 4})
+
+
+def test_torchruns_variables_tell_the_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": 5, "WORLD_SIZE": 8, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 4}.items():
+        monkeypatch.setenv(name, str(value))
+    assert Place.from_environment() == Place(rank=5, world_size=8, local_rank=1, local_world_size=4)
+
+
+def test_cuda_without_a_device_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(joining.torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UsageError, match="--device cpu"):
+        join(Place(), TrainingOptions(device="cuda"), DdpOptions())
+
+
+def test_a_mesh_that_cannot_be_is_refused_before_anybody_waits() -> None:
+    with pytest.raises(UsageError, match="--replicas = 3"):
+        join(Place(world_size=2), TrainingOptions(device="cpu"), FsdpOptions(replicas=3))

@@ -1,0 +1,85 @@
+"""Operators that take longer, by processor time: other programs on this machine do not matter."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from statistics import median
+
+import pytest
+import torch
+
+from reference_runs import slowdown as slow
+from reference_runs.model import Transformer, initialise, loss_of
+from reference_runs.options import ModelOptions
+from reference_runs.slowdown import Slowdown
+
+MODEL = ModelOptions(
+    layers=1, hidden=256, heads=4, kv_heads=4, ffn=512, sequence=128, vocabulary=256
+).resolved()
+BATCH = 8
+
+
+def thread_time(work: Callable[[], object]) -> int:
+    start = time.thread_time_ns()
+    work()
+    return time.thread_time_ns() - start
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("factor", [1.5, 2.0])
+def test_a_training_step_takes_so_many_times_as_long(factor: float) -> None:
+    """A little more than asked, where operators are short; never much less."""
+    model = Transformer(MODEL)
+    initialise(model, 0)
+    tokens = torch.zeros(BATCH, 128, dtype=torch.int64)
+
+    def work() -> None:
+        loss_of(model(tokens), tokens).backward()
+
+    def slowed() -> None:
+        with slowdown:
+            work()
+
+    slowdown = Slowdown(factor)
+    work()
+    ratio = median(thread_time(slowed) / thread_time(work) for _ in range(9))
+    assert 0.93 * factor < ratio < 1.2 * factor
+
+
+def test_results_are_the_same_to_the_bit() -> None:
+    model = Transformer(MODEL)
+    initialise(model, 0)
+    tokens = torch.arange(128)[None]
+    plain = model(tokens)
+    with Slowdown(1.5):
+        slowed = model(tokens)
+    assert torch.equal(plain, slowed)
+
+
+def test_collectives_are_not_stretched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow device does not make a slow link, nor does it copy for one."""
+    slowdown = Slowdown(50.0)
+    spun: list[float] = []
+    monkeypatch.setattr(slow, "_spin", lambda start, ns: spun.append(ns) or int(ns))
+    x = torch.zeros(1000, 1000)
+    slowdown.__torch_dispatch__(FakeCollective(), [], (x,))
+    assert spun == []
+    with slowdown:
+        torch.mm(x, x)
+    assert len(spun) == 1
+
+
+class FakeCollective:
+    namespace = "c10d"
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ x
