@@ -1,0 +1,1 @@
+"""Sessions for frameworks that own the training loop. Each module needs its framework."""
