@@ -102,7 +102,7 @@ class ProfilerProbe(Tracer):
             return None
         if name == "input":
             return _entered("distprof:input")
-        return _entered(f"distprof:phase name={_FORBIDDEN.sub('_', name)}")
+        return _entered(f"distprof:phase name={_plain(name)}")
 
     def stop(self) -> None:
         """End early, keeping what was recorded."""
@@ -208,6 +208,10 @@ class ProfilerProbe(Tracer):
         return f"the program started a profiler of its own{kept}{lost}"
 
 
+def _plain(name: str) -> str:
+    return _FORBIDDEN.sub("_", name)
+
+
 def _entered(name: str) -> AbstractContextManager[Any]:
     mark: AbstractContextManager[Any] = sys.modules["torch"].autograd.profiler.record_function(name)
     mark.__enter__()
@@ -249,15 +253,19 @@ def _trace_only() -> Any:
 
 
 def _metadata(session: Session) -> dict[str, Any]:
-    """What the trace says of its rank beyond torch's own ``distributedInfo``."""
+    """What the trace says of its rank beyond torch's own ``distributedInfo``.
+
+    Torch drops the backslashes of escaped characters: texts are cut down to those that need none.
+    """
     place = session.placement
+    sizes, coordinates = session.mesh.sizes, session.mesh.coordinates
     return {
         "rank": place.rank,
         "world_size": place.world_size,
         "local_rank": place.local_rank,
         "node": place.node,
-        "host": place.host,
-        "mesh": dict(session.mesh.sizes),
-        "coordinates": dict(session.mesh.coordinates),
+        "host": _plain(place.host),
+        "mesh": {_plain(axis): size for axis, size in sizes.items()},
+        "coordinates": {_plain(axis): index for axis, index in coordinates.items()},
         "first_step": session.plan.traced.start,
     }

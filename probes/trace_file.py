@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from distprof.artefacts import TRACE_FILE
+
 __all__ = ["SavedTrace", "save_trace"]
 
 _CHUNK_BYTES = 1 << 22
@@ -66,10 +68,13 @@ def _check_whole(plain: Path) -> None:
 
 def _compress(plain: Path, packed: Path, cut_step: int | None) -> SavedTrace:
     has_device_events = False
+    # Torch writes its file's own path, a quotation mark in it and all, for a name.
+    name_as_written, name = b'"' + os.fsencode(plain) + b'"', b'"%s"' % TRACE_FILE.encode()
     compressor = zlib.compressobj(_LEVEL, wbits=31)
     with plain.open("rb") as source, packed.open("wb") as target:
         for lines in _whole_lines(source):
             has_device_events = has_device_events or bool(_DEVICE_EVENT.search(lines))
+            lines = lines.replace(name_as_written, name)
             if cut_step is not None:
                 lines = lines.replace(
                     b'"ProfilerStep#%d"' % cut_step, b'"distprof:cut step=%d"' % cut_step
@@ -84,6 +89,8 @@ def _whole_lines(file: BinaryIO) -> Iterator[bytes]:
     rest = b""
     while chunk := file.read(_CHUNK_BYTES):
         end = chunk.rfind(b"\n") + 1
-        yield rest + chunk[:end]
-        rest = chunk[end:]
+        if end:
+            yield rest + chunk[:end]
+            rest = b""
+        rest += chunk[end:]
     yield rest

@@ -1,0 +1,81 @@
+"""Dumps of the Flight Recorder: the window and the end in one file."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from probes.flight_recorder import merge_dumps
+from tests.probes.sessions import status_of
+
+PROGRAM = """
+import os, sys
+os.environ.update(MASTER_ADDR="127.0.0.1", RANK="0", WORLD_SIZE="1")
+import probes
+options = probes.ProbeOptions(measure_overhead=False, flight_entries={entries})
+with probes.session({run_dir!r}, options=options) as session:
+    import torch, torch.distributed as dist
+    store = dist.HashStore()
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    for step in range({steps}):
+        for _ in range(5):
+            dist.all_reduce(torch.ones(step + 1))
+        session.step()
+    dist.destroy_process_group()
+"""
+
+
+def dump(*record_ids: int, **more: Any) -> dict[str, Any]:
+    return {"entries": [{"record_id": number} for number in record_ids], **more}
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "expected"),
+    [
+        (None, [1, 2], [1, 2]),
+        ([0, 1, 2], [1, 2, 3], [0, 1, 2, 3]),
+        ([0, 1], [7, 8], [0, 1, 7, 8]),
+        ([0, 1], [0, 1], [0, 1]),
+    ],
+)
+def test_what_the_ring_has_lost_is_kept_from_the_dump_before(
+    before: list[int] | None, now: list[int], expected: list[int]
+) -> None:
+    merged = merge_dumps(dump(*before) if before else None, dump(*now, pg_status="new"))
+
+    assert [entry["record_id"] for entry in merged["entries"]] == expected
+    assert merged["pg_status"] == "new"
+
+
+def run(run_dir: Path, *, steps: int, entries: int) -> None:
+    program = PROGRAM.format(run_dir=str(run_dir), steps=steps, entries=entries)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=240)
+
+
+@pytest.mark.distributed
+def test_the_traced_steps_are_covered_however_long_the_job_goes_on(tmp_path: Path) -> None:
+    """Window: steps 4 to 7, whose all-reduces have 5 to 8 elements. The ring holds six steps."""
+    run(tmp_path, steps=30, entries=30)
+    flight = json.loads((tmp_path / "rank00000/flight.json").read_text())
+    sizes = {entry["input_sizes"][0][0] for entry in flight["entries"]}
+
+    assert sizes == {3, 4, 5, 6, 7, 8}
+    assert status_of(tmp_path, "flight_recorder").state == "on"
+    assert status_of(tmp_path, "flight_recorder").num_records == len(flight["entries"])
+
+
+def test_without_a_process_group_there_is_nothing_to_dump(tmp_path: Path) -> None:
+    program = f"""
+import probes, torch
+with probes.session({str(tmp_path)!r}) as session:
+    session.step()
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=240)
+
+    assert status_of(tmp_path, "flight_recorder").state == "unavailable"
+    assert not (tmp_path / "rank00000/flight.json").exists()
