@@ -181,6 +181,9 @@ class _DomainsOf:
         # Ranks of one domain share a clock, so an unmeasured residual matters across domains only.
         self.domain = domain
         self.residual = clock.residual_ns[domain] if len(domain) else np.empty(0, np.int64)
+        within = clock.residual_ns if clock.within_ns is None else clock.within_ns
+        within = np.where(within == ABSENT, clock.residual_ns, within)
+        self.within = within[domain] if len(domain) else np.empty(0, np.int64)
         self.component = clock.component[domain] if len(domain) else np.empty(0, np.int32)
 
     def residual_of(self, rank_index: NDArray[np.int32]) -> Int64Array:
@@ -190,7 +193,9 @@ class _DomainsOf:
         one_clock = (domain == domain[:, :1]).all(axis=1)
         comparable = (component == component[:, :1]).all(axis=1) & (residual >= 0).all(axis=1)
         worst = np.maximum(residual.max(axis=1), 0)
-        return np.where(one_clock | comparable, worst, ABSENT).astype(np.int64)
+        own = np.maximum(self.within[rank_index].max(axis=1), 0)
+        across = np.where(comparable, worst, ABSENT)
+        return np.where(one_clock, own, across).astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

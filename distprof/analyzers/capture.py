@@ -14,13 +14,18 @@ __all__ = ["CaptureGap", "CaptureResult", "NodeClock", "analyze_capture"]
 
 
 class NodeClock(Record, frozen=True, kw_only=True):
-    """One clock domain: its correction and the uncertainty that remains (None: not measured)."""
+    """One clock domain: its correction and the uncertainty that remains (None: not measured).
+
+    ``within_ns`` is the uncertainty between its own ranks where that is less: they share the clock
+    of their host.
+    """
 
     name: str
     ranks: tuple[int, ...]
     offset_ns: int
     drift_ppm: float
     residual_ns: int | None
+    within_ns: int | None = None
 
 
 class CaptureGap(Record, frozen=True, kw_only=True):
@@ -109,10 +114,15 @@ def _clocks(clock: ClockAlignment) -> tuple[NodeClock, ...]:
             ranks=ranks,
             offset_ns=round(float(clock.offset_ns[i])),
             drift_ppm=float(clock.drift_ratio[i]) * 1e6,
-            residual_ns=None if clock.residual_ns[i] == ABSENT else int(clock.residual_ns[i]),
+            residual_ns=_known(clock.residual_ns[i]),
+            within_ns=None if clock.within_ns is None else _known(clock.within_ns[i]),
         )
         for i, (name, ranks) in enumerate(zip(clock.names, clock.domains, strict=True))
     )
+
+
+def _known(value: np.int64) -> int | None:
+    return None if value == ABSENT else int(value)
 
 
 def _gaps(run: Run) -> tuple[CaptureGap, ...]:

@@ -45,8 +45,9 @@ _ONE_SENDER = frozenset(
 class CollectiveClass(Record, frozen=True, kw_only=True):
     """Collectives of one kind, group and size.
 
-    Where sizes vary (more than 32 of one kind in one group, as in expert parallelism), those of one
-    power of two are one class, and ``bytes`` is their median.
+    The members of an all-to-all may send unlike amounts: its size is their mean. Where sizes vary
+    (more than 32 of one kind in one group), those of one power of two are one class, and ``bytes``
+    is their median.
 
     ``transfer``, ``wait``, bandwidths are None where members could not be matched across ranks (a
     member's own duration is no transfer time). All times are None where the recording tells no time
@@ -110,13 +111,22 @@ def analyze_collectives(
             num_ranks=len(index.ranks), num_steps=num_steps, classes=(), unavailable=why
         )
     keys = _Keys()
-    unit = index.column(lambda rank: keys.encode(rank))
+    members = index.members(run.matches)
+    size = _class_bytes(index, members)
+    unit = np.concatenate(
+        [
+            keys.encode(rank, size[low:high])
+            for rank, low, high in zip(
+                index.ranks, index.base[:-1].tolist(), index.base[1:].tolist(), strict=True
+            )
+        ]
+    )
     keys.fold_sizes()
     if wait_ends is None:
         wait_ends = last_start_on_own_clock(run.matches, run.clock, run.ranks)
     class_code = np.asarray(keys.class_of_unit, dtype=np.int32)[unit]
-    rows = _rows(index, analyses, class_code, unit, wait_ends)
-    instances = _instances(rows, index.members(run.matches))
+    rows = _rows(index, analyses, class_code, unit, wait_ends, size)
+    instances = _instances(rows, members)
     classes = _classes(run, keys, rows, instances, len(index.ranks) * max(num_steps, 1))
     return CollectivesResult(
         num_ranks=len(index.ranks),
@@ -124,6 +134,24 @@ def analyze_collectives(
         classes=tuple(sorted(classes, key=_most_exposed)),
         unavailable=_unavailable(rows),
     )
+
+
+def _class_bytes(index: RowIndex, members: Members) -> Int64Array:
+    """Bytes of each row; members of one all-to-all, which send unlike amounts, get their mean."""
+    size: Int64Array = index.column(lambda rank: rank.collectives["bytes"]).copy()
+    kind = index.column(lambda rank: rank.collectives["kind"])
+    first = members.first_row
+    uneven = np.flatnonzero((first >= 0) & (kind[first] == CollectiveKind.ALL_TO_ALL))
+    lengths = np.diff(members.offsets)[uneven]
+    if len(uneven) == 0:
+        return size
+    begin = np.cumsum(lengths) - lengths
+    inside = np.arange(int(lengths.sum())) - np.repeat(begin - members.offsets[uneven], lengths)
+    rows = members.row[inside]
+    known = np.minimum.reduceat(size[rows], begin) >= 0
+    mean = np.where(known, np.add.reduceat(size[rows], begin) // lengths, ABSENT)
+    size[rows] = np.repeat(mean, lengths)
+    return size
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,12 +182,12 @@ class _Keys:
             folded = replace(key, bytes=1 << key.bytes.bit_length()) if varies else key
             self.class_of_unit.append(self.classes.setdefault(folded, len(self.classes)))
 
-    def encode(self, rank: Rank) -> NDArray[np.int32]:
-        """The unit of each COLLECTIVES row of a rank."""
+    def encode(self, rank: Rank, size: Int64Array) -> NDArray[np.int32]:
+        """The unit of each COLLECTIVES row of a rank; ``size`` is what its class is told by."""
         table = rank.collectives
         columns = ("group", "group_desc", "group_ranks")
         name, desc, ranks = (table.coded(column) for column in columns)
-        parts = [table["kind"], table["group_size"], table["bytes"]]
+        parts = [table["kind"], table["group_size"], size]
         parts += [name.codes, desc.codes, ranks.codes]
         first, inverse = _unique_rows(parts)
         units = [
@@ -168,7 +196,7 @@ class _Keys:
                     kind=int(table["kind"][i]),
                     group=group_label(name.values[name.codes[i]], desc.values[desc.codes[i]]),
                     group_size=int(table["group_size"][i]),
-                    bytes=int(table["bytes"][i]),
+                    bytes=int(size[i]),
                 ),
                 name.values[name.codes[i]],
                 ranks.values[ranks.codes[i]],
@@ -225,6 +253,7 @@ def _rows(
     class_code: NDArray[np.int32],
     unit: NDArray[np.int32],
     wait_ends: Mapping[int, Int64Array],
+    size: Int64Array,
 ) -> _Rows:
     start = index.column(lambda rank: rank.collectives["start_ns"])
     end = index.column(lambda rank: rank.collectives["end_ns"])
@@ -234,7 +263,7 @@ def _rows(
         rank_index=index.rank_index,
         unit=unit,
         class_code=class_code,
-        bytes=index.column(lambda rank: rank.collectives["bytes"]),
+        bytes=size,
         duration_ns=duration,
         wait_ns=np.clip(wait_end - start, 0, duration),
         after_last_start_ns=np.clip(end - wait_end, 0, None),

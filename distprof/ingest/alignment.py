@@ -26,9 +26,12 @@ from distprof.schema import ABSENT, Int64Array
 from distprof.terms import CollectiveKind
 from distprof.units import format_duration
 
-__all__ = ["align_clocks"]
+__all__ = ["SYSTEM_CLOCK_NS", "align_clocks", "check_causality"]
 
 _SYMMETRIC = [kind for kind in CollectiveKind if kind.is_symmetric]
+SYSTEM_CLOCK_NS = 10_000
+"""Uncertainty between CPU ranks of one host: torch's traces are within 8 µs of its clock."""
+
 _DRIFT_SIGMAS = 3.0  # a drift below this many of its standard errors is not told from none
 _MAX_DRIFT = 1e-3  # quartz is within 1e-4; more is a wrong match, not a clock
 _SPLIT_NS = 50_000  # devices of one host agree better than this, or their clocks differ
@@ -39,7 +42,11 @@ _Pairs = dict[tuple[int, int], tuple[Int64Array, Int64Array]]
 
 
 def align_clocks(
-    ranks: Sequence[Rank], nodes: Mapping[str, tuple[int, ...]], matches: CollectiveMatches
+    ranks: Sequence[Rank],
+    nodes: Mapping[str, tuple[int, ...]],
+    matches: CollectiveMatches,
+    *,
+    are_nodes_sure: bool = False,
 ) -> ClockAlignment:
     """Find the offset and drift of each clock domain, and check them.
 
@@ -52,16 +59,31 @@ def align_clocks(
         ranks: Ranks of the run, ascending.
         nodes: Node name to its ranks; a rank in no node is a domain of its own.
         matches: Matched collectives.
+        are_nodes_sure: Whoever started the ranks says which node each is on. Then CPU ranks of a
+            node have the system's clock in common, however far apart they notice that a collective
+            has ended.
     """
     domains = _domains(ranks, nodes)
-    clock = _align(ranks, matches, domains, _SYMMETRIC)
+    shared = _on_system_clock(ranks, domains) if are_nodes_sure else frozenset()
+    clock = _align(ranks, matches, domains, _SYMMETRIC, shared)
     lacking = _num_components(clock) > 1 or (clock.residual_ns < 0).all()
     if lacking and (matches.kind == CollectiveKind.SEND).any():
-        other = _align(ranks, matches, domains, [*_SYMMETRIC, CollectiveKind.SEND])
-        if _num_components(other) < _num_components(clock) or (clock.residual_ns < 0).all():
+        other = _align(ranks, matches, domains, [*_SYMMETRIC, CollectiveKind.SEND], shared)
+        connects = _num_components(other) < _num_components(clock)
+        if connects or ((clock.residual_ns < 0).all() and (other.residual_ns >= 0).any()):
             note = "Some clocks are related by sends and receives only, whose ends may differ."
             clock = replace(other, notes=(*other.notes, note))
-    return _check(ranks, matches, clock)
+    within = [SYSTEM_CLOCK_NS if name in shared else ABSENT for name in clock.names]
+    clock = replace(clock, within_ns=np.array(within, dtype=np.int64))
+    return check_causality(ranks, matches, clock)
+
+
+def _on_system_clock(
+    ranks: Sequence[Rank], domains: Mapping[str, tuple[int, ...]]
+) -> frozenset[str]:
+    """Domains all of whose ranks were timed by the host, since the epoch."""
+    timed = {rank.rank for rank in ranks if rank.device.name == "cpu" and rank.has_epoch}
+    return frozenset(name for name, members in domains.items() if timed.issuperset(members))
 
 
 def _num_components(clock: ClockAlignment) -> int:
@@ -73,6 +95,7 @@ def _align(
     matches: CollectiveMatches,
     domains: dict[str, tuple[int, ...]],
     kinds: Sequence[CollectiveKind],
+    shared: frozenset[str],
 ) -> ClockAlignment:
     """Corrections by the ends of some kinds of collectives, their residuals, no check yet."""
     ends = _ends(ranks, matches, kinds)
@@ -80,6 +103,7 @@ def _align(
         return _uncorrected(ranks, domains, ())
     clock, deviation = _solve(ranks, ends, domains, ())
     torn = _torn_domains(clock, ends, deviation)
+    torn = {domain: apart for domain, apart in torn.items() if clock.names[domain] not in shared}
     if torn:
         notes = tuple(
             f"Collectives end up to {format_duration(apart)} apart on the ranks of "
@@ -315,7 +339,7 @@ def _torn_domains(
     return torn
 
 
-def _check(
+def check_causality(
     ranks: Sequence[Rank], matches: CollectiveMatches, clock: ClockAlignment
 ) -> ClockAlignment:
     """Count effects before their causes: an end before the last start, a receipt before the send.

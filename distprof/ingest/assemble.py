@@ -7,8 +7,10 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from distprof.errors import InputError
-from distprof.ingest.alignment import align_clocks
+from distprof.ingest.alignment import align_clocks, check_causality
+from distprof.ingest.clock_stamps import clock_of_stamps, with_stamps
 from distprof.ingest.job.describe import missing_ranks, trace_gaps
+from distprof.ingest.job.rank_folder import read_clock_stamps
 from distprof.ingest.job.run_directory import RunDirectory
 from distprof.ingest.matching import match_collectives
 from distprof.ingest.rows import NO_STEP, step_labels
@@ -48,7 +50,10 @@ def assemble_run(
     job = None if directory is None else directory.job
     topology = build_topology(kept, job)
     matches = match_collectives(kept, topology.groups, topology.nodes)
-    clock = align_clocks(kept, topology.nodes, matches)
+    clock = align_clocks(
+        kept, topology.nodes, matches, are_nodes_sure=topology.node_origin == "run.json"
+    )
+    clock, stamp_gaps = _with_stamps(kept, matches, clock, directory)
     window, window_gaps = (
         find_window(kept, matches, clock) if kept else (CaptureWindow(steps=()), ())
     )
@@ -67,6 +72,7 @@ def assemble_run(
             *_world_gaps(kept, topology),
             *_match_gaps(kept, matches),
             *_clock_gaps(kept, clock),
+            *stamp_gaps,
             *window_gaps,
         ),
         job=job,
@@ -85,6 +91,27 @@ def _distinct(ranks: Iterable[Rank]) -> tuple[tuple[Rank, ...], tuple[int, ...]]
         else:
             by_number[rank.rank] = rank
     return tuple(by_number[number] for number in sorted(by_number)), tuple(duplicates)
+
+
+def _with_stamps(
+    ranks: Sequence[Rank],
+    matches: CollectiveMatches,
+    clock: ClockAlignment,
+    directory: RunDirectory | None,
+) -> tuple[ClockAlignment, list[Gap]]:
+    """The alignment checked and bettered by time stamps, unless that violates causality more."""
+    if directory is None or len(clock.domains) < 2:
+        return clock, []
+    stamped, damaged = {}, []
+    for rank in ranks:
+        if rank.rank in directory.records:
+            stamps, notes = read_clock_stamps(rank.rank, directory.records[rank.rank].path)
+            damaged += [Gap(what="clock-stamps", message=n, ranks=(rank.rank,)) for n in notes]
+            found = clock_of_stamps(stamps, (rank.capture_start_ns + rank.capture_end_ns) // 2)
+            if found is not None:
+                stamped[rank.rank] = found
+    better = check_causality(ranks, matches, with_stamps(clock, stamped)) if stamped else clock
+    return (clock if better.num_violations > clock.num_violations else better), damaged
 
 
 def _duplicate_gaps(duplicates: tuple[int, ...]) -> list[Gap]:

@@ -227,6 +227,8 @@ class ClockAlignment:
         residual_ns: int64 per domain: 95th percentile of the distance of its members' collective
             ends from the common end, after correction; ABSENT where nothing was measured.
         component: int32 per domain: only domains of one component can be compared.
+        within_ns: int64 per domain: uncertainty of a difference between two of its ranks; None
+            where that is the residual.
         num_checked: Matched symmetric collectives tested for causality.
         num_violations: Those in which a member ends before the last starts, beyond the residual.
         notes: What was assumed, one sentence each.
@@ -239,6 +241,7 @@ class ClockAlignment:
     reference_ns: int
     residual_ns: Int64Array
     component: NDArray[np.int32]
+    within_ns: Int64Array | None = None
     num_checked: int = 0
     num_violations: int = 0
     notes: tuple[str, ...] = ()
@@ -272,6 +275,8 @@ class ClockAlignment:
     def residual_between(self, first: int, second: int) -> int | None:
         """Uncertainty of a time difference between two ranks, in ns; None if not comparable."""
         a, b = self.domain_of(first), self.domain_of(second)
+        if a == b and self.within_ns is not None and self.within_ns[a] >= 0:
+            return int(self.within_ns[a])
         if self.component[a] != self.component[b]:
             return None
         if self.residual_ns[a] < 0 or self.residual_ns[b] < 0:

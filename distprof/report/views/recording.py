@@ -143,7 +143,11 @@ def _coverage(report: Report) -> list[tuple[str, str]]:
 
 def _only_residual(capture: CaptureResult) -> str:
     """How well the ends of collectives agree on one clock; several clocks have their own table."""
-    if len(capture.clocks) != 1 or not capture.clocks[0].residual_ns:
+    if len(capture.clocks) != 1:
+        return ""
+    if capture.clocks[0].within_ns is not None:
+        return f"{format_duration(capture.clocks[0].within_ns)} (one host's clock)"
+    if not capture.clocks[0].residual_ns:
         return ""
     return format_duration(capture.clocks[0].residual_ns)
 
