@@ -87,6 +87,8 @@ class NcclDebugProbe(Probe):
         if own_target and not _has_text(self._file):
             reason = (
                 "NCCL wrote no log: it made no communicator, or made its first before the session"
+                if self._backend
+                else "there was no process group: NCCL was not used"
             )
             return ProbeStatus(name=self.name, state="unavailable", reason=reason)
         return super().status()

@@ -9,7 +9,6 @@ the probe is on. They are private; where torch no longer has them the probe is u
 from __future__ import annotations
 
 import functools
-import importlib
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -74,19 +73,17 @@ class PipelineMarksProbe(Probe):
         self._active = False
 
     def start(self, session: Session) -> None:  # noqa: ARG002  # the interface of all probes
-        """Put the marks in.
+        """Put the marks in, if the program has torch's pipelines.
 
         Raises:
-            Unavailable: Without torch's pipelines, or if they are not as expected.
+            Unavailable: If they are not as expected.
         """
-        if "torch" not in sys.modules:
-            raise Unavailable("torch is not imported")
-        try:
-            schedules, stage = importlib.import_module(_SCHEDULES), importlib.import_module(_STAGE)
-        except ImportError as error:
-            raise Unavailable(f"this torch has no pipelines: {error}") from None
-        self._wraps = self._all_wraps(schedules, stage)
         self.resume()
+
+    def step_ended(self, step: int) -> None:  # noqa: ARG002
+        """Put them in, if it has pipelines only now."""
+        if not self._wraps:
+            self.resume()
 
     def pause(self) -> None:
         """Take the marks out: nothing is left in the way."""
@@ -97,6 +94,7 @@ class PipelineMarksProbe(Probe):
     def resume(self) -> None:
         """Put them in again."""
         self._active = True
+        self._wraps = self._wraps or self._found_wraps()
         for wrap in self._wraps:
             wrap.install()
 
@@ -105,7 +103,14 @@ class PipelineMarksProbe(Probe):
         self.pause()
         self._wraps = ()
 
-    def _all_wraps(self, schedules: Any, stage: Any) -> tuple[_Wrap, ...]:
+    def _found_wraps(self) -> tuple[_Wrap, ...]:
+        """A wrap for each place; none as long as nobody has imported torch's pipelines.
+
+        They are not imported for it: that takes a second, and most programs have none.
+        """
+        schedules, stage = sys.modules.get(_SCHEDULES), sys.modules.get(_STAGE)
+        if schedules is None or stage is None:
+            return ()
         base = getattr(stage, "_PipelineStageBase", None)
         schedule = getattr(schedules, "_PipelineSchedule", None)
         places: tuple[tuple[Any, str, Callable[..., str]], ...] = (

@@ -101,7 +101,7 @@ def test_a_log_that_never_came_is_unavailable(tmp_path: Path) -> None:
     session.close()
     status = _status(session)
     assert status.state == "unavailable"
-    assert "NCCL wrote no log" in status.reason
+    assert status.reason == "there was no process group: NCCL was not used"
 
 
 def test_gloo_writes_no_nccl_log(tmp_path: Path) -> None:

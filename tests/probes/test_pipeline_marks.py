@@ -80,6 +80,40 @@ def test_the_marks_are_in_while_on_and_out_while_paused_and_after(tmp_path: Path
     assert _functions() == own
 
 
+def test_pipelines_are_not_imported_for_the_marks(tmp_path: Path) -> None:
+    """It takes a second, and most programs have none. Those that come later are marked."""
+    done = subprocess.run(
+        [sys.executable, "-c", LATE, str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+LATE = """
+import sys
+from pathlib import Path
+import torch
+from probes.options import ProbeOptions
+from probes.pipeline_marks import PipelineMarksProbe
+from probes.session import Session
+
+options = ProbeOptions(measure_overhead=False)
+session = Session(Path(sys.argv[1]), options=options, probes=[PipelineMarksProbe()])
+session.step()
+assert "torch.distributed.pipelining" not in sys.modules
+from torch.distributed.pipelining import schedules
+own = schedules._wait_batch_p2p
+session.step()
+assert schedules._wait_batch_p2p is not own
+session.close()
+assert schedules._wait_batch_p2p is own
+"""
+
+
 def test_a_torch_whose_stages_differ_is_unavailable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
