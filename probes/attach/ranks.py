@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import socket
 from dataclasses import dataclass
@@ -15,9 +16,10 @@ from distprof.artefacts.rank_file import AttachFile, RankFile
 from probes.job.process import ProcessState, process_state
 from probes.job.progress import StepTail
 
-__all__ = ["LivingRank", "look"]
+__all__ = ["LivingRank", "look", "remove_sockets"]
 
 _MAX_FILE_BYTES = 16 * 2**20
+SOCKET_PREFIX = "distprof-"
 _RANK_DIR = re.compile(r"^rank(\d+)$")
 
 _File = TypeVar("_File", AttachFile, RankFile)
@@ -72,6 +74,21 @@ def look(run_dir: Path) -> list[LivingRank]:
         if match is not None and folder.is_dir():
             found.append(_look_at(folder, int(match[1])))
     return sorted(found, key=lambda rank: rank.rank)
+
+
+def remove_sockets(run_dir: Path) -> None:
+    """Remove what ranks of this host that ended without order have left; those alive are spared."""
+    for rank in look(run_dir):
+        if rank.is_here and rank.process is None and rank.socket:
+            _remove(Path(rank.socket))
+
+
+def _remove(path: Path) -> None:
+    """Only a socket, and only its folder if that is ours and empty: the name is from a file."""
+    with contextlib.suppress(OSError):
+        if path.is_socket() and path.parent.name.startswith(SOCKET_PREFIX):
+            path.unlink()
+            path.parent.rmdir()
 
 
 def _look_at(folder: Path, rank: int) -> LivingRank:

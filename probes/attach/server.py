@@ -24,6 +24,7 @@ import msgspec
 
 from distprof.artefacts import ATTACH_FILE
 from distprof.artefacts.rank_file import AttachFile
+from probes.attach.ranks import SOCKET_PREFIX
 from probes.job.process import process_state
 from probes.probe import Probe, Unavailable
 from probes.records import write_atomically
@@ -96,7 +97,7 @@ def socket_folder(run_dir: Path, rank: int) -> Path:
         if not base or len(os.fsencode(base)) > MAX_SOCKET_PATH - 60:
             continue
         with contextlib.suppress(OSError):
-            return Path(tempfile.mkdtemp(prefix=f"distprof-{job}-{rank}-", dir=base))
+            return Path(tempfile.mkdtemp(prefix=f"{SOCKET_PREFIX}{job}-{rank}-", dir=base))
     raise Unavailable("no folder for a socket: XDG_RUNTIME_DIR and /tmp cannot be written")
 
 

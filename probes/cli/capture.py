@@ -196,11 +196,13 @@ def _run(program: str, command: Sequence[str], run_dir: Path, options: ProbeOpti
     from probes.attach.environment import captured_environment
     from probes.attach.failure import Watch, outcome_of
     from probes.attach.launch import run_program, shell_code
+    from probes.attach.ranks import remove_sockets
     from probes.job.finish import conclude
 
     watch = Watch(run_dir)
     environment = captured_environment(os.environ, run_dir, options)
     ending = run_program(program, command, environment, meanwhile=watch.look)
+    remove_sockets(run_dir)
     diary = read_diary(run_dir)
     nothing = why_nothing(diary)
     outcome, failure = outcome_of(run_dir, ending, watch)

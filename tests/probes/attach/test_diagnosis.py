@@ -1,0 +1,55 @@
+"""Why nothing was recorded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from distprof.artefacts.records import DiaryLine
+from distprof.artefacts.run_file import Exit
+from probes.attach.diagnosis import notes_of, why_nothing
+
+
+def _line(event: Any, **about: Any) -> DiaryLine:
+    return DiaryLine(event=event, t_ns=0, pid=7, **about)
+
+
+PYTHON = _line("python", program="train.py")
+
+
+@pytest.mark.parametrize(
+    ("diary", "expected"),
+    [
+        ([], "no Python of the program took the hook up"),
+        ([PYTHON], "imported torch (train.py)"),
+        ([PYTHON, _line("torch")], "built no optimizer"),
+        ([PYTHON, _line("torch"), _line("unusable", detail="No module named 'x'")], "named 'x'"),
+        ([PYTHON, _line("recording", rank=0)], "os._exit"),
+        ([_line("recording", rank=0), _line("closed", rank=0, steps=0)], "no optimizer made a step"),
+        ([_line("recording", rank=0), _line("closed", rank=0, steps=3)], ""),
+    ],
+)
+def test_the_reason_is_told(diary: list[DiaryLine], expected: str) -> None:
+    why = why_nothing(diary)
+    assert expected in why
+    assert bool(why) == bool(expected)
+
+
+def test_notes_name_the_exit_and_the_processes_left_alone() -> None:
+    diary = [
+        _line("passed_over", detail="another process is recorded as rank 0 already"),
+        _line("closed", rank=1, steps=4, detail="Also seen: 4 steps of SGD."),
+    ]
+    assert notes_of(diary, Exit(code=3)) == [
+        "The program ended with exit code 3.",
+        "A process (pid 7) was left alone: another process is recorded as rank 0 already.",
+        "Rank 1: Also seen: 4 steps of SGD.",
+    ]
+
+
+def test_thousands_of_notes_become_a_few_and_a_count() -> None:
+    diary = [_line("closed", rank=rank, steps=1, detail=f"x {rank}") for rank in range(5000)]
+    notes = notes_of(diary, Exit(code=0))
+    assert len(notes) == 13
+    assert notes[-1].startswith("4988 more")
