@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 __all__ = ["Frame", "Stack", "fold", "own_frame", "parse_stacks", "training_stack"]
 
@@ -12,7 +13,8 @@ MAX_FRAMES = 1_000
 
 _FRAME = re.compile(r'^\s+File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<name>.*)$')
 _THREAD = re.compile(r"^(?P<current>Current t|T)hread (?P<id>0x[0-9a-f]+)(?: \[(?P<name>.*?)\])?")
-_LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib/python\d|^<frozen|/probes/")
+_LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib/python\d|^<frozen")
+_PROBES = f"{Path(__file__).resolve().parents[1]}/"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,8 +74,12 @@ def training_stack(stacks: Sequence[Stack]) -> Stack | None:
 
 def own_frame(stack: Stack) -> Frame | None:
     """The innermost call in the user's own code, else the innermost of all."""
-    own = (frame for frame in stack.frames if not _LIBRARY.search(frame.file))
+    own = (frame for frame in stack.frames if not _is_library(frame.file))
     return next(own, stack.frames[0] if stack.frames else None)
+
+
+def _is_library(file: str) -> bool:
+    return _LIBRARY.search(file) is not None or file.startswith(_PROBES)
 
 
 def fold(stacks: Mapping[int, Stack]) -> list[tuple[tuple[int, ...], Stack]]:

@@ -1,0 +1,223 @@
+"""``distprof capture`` on programs that know nothing of it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import statistics
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from tests.probes.cli.runs import (
+    LIMIT_S,
+    SCRIPTS,
+    TORCHRUN,
+    Captured,
+    capture_command,
+    captured,
+    environment,
+)
+
+pytestmark = pytest.mark.distributed
+
+STEPS = 36
+
+
+@pytest.fixture(scope="module")
+def group(tmp_path_factory: pytest.TempPathFactory) -> tuple[Captured, Path]:
+    """Two DDP ranks: gradient accumulation, two optimizers, a data loader with a worker."""
+    folder = tmp_path_factory.mktemp("group")
+    script = [str(SCRIPTS / "plain_loop.py"), "--steps", str(STEPS), "--accumulate", "2"]
+    script += ["--two-optimizers", "--workers", "1", "--times", str(folder / "times")]
+    return captured(folder / "run", program=[*TORCHRUN, *script]), folder / "times"
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Captured:
+    """One process that ends by itself."""
+    program = [sys.executable, str(SCRIPTS / "endings.py")]
+    return captured(tmp_path_factory.mktemp("alone") / "run", program=program)
+
+
+def test_each_update_is_one_step_whatever_is_accumulated(group: tuple[Captured, Path]) -> None:
+    run, _ = group
+    assert run.code == 0, run.err
+    for rank in (0, 1):
+        assert [line["step"] for line in run.lines(rank)] == list(range(STEPS))
+
+
+def test_steps_last_as_long_as_in_the_scripts_own_log(group: tuple[Captured, Path]) -> None:
+    run, times = group
+    for rank in (0, 1):
+        own = json.loads((times / f"{rank}.json").read_text())
+        ours = [line["end_ns"] for line in run.lines(rank)]
+        late = [theirs - end for theirs, end in zip(own, ours, strict=True)]
+        assert min(late) >= 0  # the script looks at its clock after the optimizer
+        assert all(end >= before for before, end in zip(own, ours[1:], strict=False))
+        assert ours[-1] - ours[0] == pytest.approx(own[-1] - own[0], rel=0.05)
+        steps = statistics.median(b - a for a, b in pairwise(own))
+        found = statistics.median(b - a for a, b in pairwise(ours))
+        assert found == pytest.approx(steps, rel=0.2)
+
+
+def test_backward_passes_and_the_optimizer_are_phases(group: tuple[Captured, Path]) -> None:
+    """A step ends with the first optimizer, so the second one's time is the next step's."""
+    run, _ = group
+    probed = [line for line in run.lines(0)[1:] if line.get("is_probed", True)]
+    assert probed
+    for line in probed:
+        names = [name for name, _, _ in line["phases"]]
+        assert names == ["optimizer", "backward", "backward", "optimizer"]
+
+
+def test_the_other_optimizer_is_counted(group: tuple[Captured, Path]) -> None:
+    run, _ = group
+    assert f"Rank 0: Also seen: {STEPS} steps of SGD." in run.run.notes
+
+
+def test_neither_the_agent_nor_the_loaders_workers_are_ranks(group: tuple[Captured, Path]) -> None:
+    run, _ = group
+    assert [entry.rank for entry in run.run.ranks] == [0, 1]
+    assert sorted(folder.name for folder in run.folder.glob("rank*")) == ["rank00000", "rank00001"]
+
+
+def test_the_report_is_made_and_shown_after_the_programs_output(
+    group: tuple[Captured, Path],
+) -> None:
+    run, _ = group
+    last = max(run.out.rfind(f"rank {rank} step {STEPS - 1} ") for rank in (0, 1))
+    assert "Findings" in run.out[last:]
+    assert run.report["run"]["world_size"] == 2
+    kinds = {entry["kind"] for entry in run.report["collectives"]["classes"]}
+    assert "all_reduce" in kinds
+
+
+def test_run_json_says_how_it_was_captured(group: tuple[Captured, Path]) -> None:
+    run, _ = group
+    assert (run.run.kind, run.run.outcome, run.run.world_size) == ("capture", "completed", 2)
+    assert run.run.command[: len(TORCHRUN)] == TORCHRUN
+    assert run.run.config["probes"]["mode"] == "window"
+
+
+def test_waits_for_the_loader_are_recorded(group: tuple[Captured, Path]) -> None:
+    run, _ = group
+    assert any(line["kind"] == "input" for line in run.lines(0, "pauses.jsonl"))
+
+
+def test_zero_and_compiled_models_and_chosen_ranks(tmp_path: Path) -> None:
+    """ZeRO-1 wraps its optimizer in another; both step, and each update is one step."""
+    script = [str(SCRIPTS / "plain_loop.py"), "--steps", "12", "--zero", "--compile"]
+    options = ["--no-report", "--profile-ranks", "1", "--start-step", "6", "--steps", "3"]
+    run = captured(
+        tmp_path / "run",
+        *options,
+        "--no-measure-overhead",
+        program=[*TORCHRUN, *script, "--times", str(tmp_path / "times")],
+    )
+    assert run.code == 0, run.err
+    for rank in (0, 1):
+        assert len(run.lines(rank)) == 12
+    assert [line["step"] for line in run.lines(1) if line.get("is_traced")] == [6, 7, 8]
+    assert (run.folder / "rank00001" / "trace.json.gz").is_file()
+    assert not (run.folder / "rank00000" / "trace.json.gz").exists()
+    assert run.run.coverage.profiled_ranks == (1,)
+
+
+def test_what_the_program_prints_is_bit_identical(alone: Captured) -> None:
+    """The losses too: they are printed to the last bit."""
+    plain = subprocess.run(
+        [sys.executable, str(SCRIPTS / "endings.py")],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=True,
+    )
+    assert alone.out.startswith(plain.stdout)
+    assert "step 19 loss" in plain.stdout
+    assert all(line.startswith("distprof: ") for line in alone.err.splitlines())
+
+
+def test_a_single_process_is_rank_0_and_leaves_no_socket(alone: Captured) -> None:
+    assert alone.code == 0
+    assert len(alone.lines(0)) == 20
+    assert alone.states(0)["attach"] == "on"
+    assert not Path(alone.read(0, "attach.json")["socket"]).exists()
+
+
+def test_an_exception_is_passed_on_and_kept(tmp_path: Path) -> None:
+    program = [sys.executable, str(SCRIPTS / "endings.py"), "--steps", "9", "--end", "raise"]
+    run = captured(tmp_path / "run", program=program)
+    assert run.code == 1
+    assert run.err.count("ValueError: the data ran out") == 1
+    error = run.read(0, "error.json")
+    assert (error["kind"], error["message"], error["step"]) == ("ValueError", "the data ran out", 8)
+    assert run.run.outcome == "failed"
+    assert run.run.failure is not None
+    assert run.run.failure.kind == "exception"
+    assert len(run.lines(0)) == 9
+    assert (run.folder / "report.json").is_file()
+
+
+@pytest.mark.parametrize(("end", "code"), [("exit", 5), ("os-exit", 6), ("kill", 137)])
+def test_exit_codes_come_back_and_steps_are_kept(tmp_path: Path, end: str, code: int) -> None:
+    program = [sys.executable, str(SCRIPTS / "endings.py"), "--end", end]
+    run = captured(tmp_path / "run", "--no-report", program=program)
+    assert run.code == code
+    assert len(run.lines(0)) == 20
+    assert run.run.outcome == "failed"
+
+
+def test_sigterm_keeps_the_evidence_and_still_ends_the_program(tmp_path: Path) -> None:
+    program = [sys.executable, str(SCRIPTS / "endings.py"), "--end", "wait"]
+    command = capture_command(tmp_path / "run", "--no-report", program=program)
+    with subprocess.Popen(
+        command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line == "waiting\n":
+                break
+        process.terminate()
+        process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 128 + signal.SIGTERM
+    run = Captured(folder=tmp_path / "run", code=process.returncode, out="", err="")
+    assert run.run.outcome == "interrupted"
+    assert run.read(0, "rank.json")["ended_ns"] is not None
+    assert len(run.lines(0)) == 20
+
+
+def test_the_users_own_profiler_has_priority(tmp_path: Path) -> None:
+    program = [sys.executable, str(SCRIPTS / "endings.py"), "--own-profiler"]
+    run = captured(tmp_path / "run", "--no-report", program=program)
+    assert run.code == 0, run.err
+    assert "own events True" in run.out
+    assert run.states(0)["profiler"] == "yielded"
+    assert len(run.lines(0)) == 20
+
+
+def test_a_run_shorter_than_the_plan_is_recorded(tmp_path: Path) -> None:
+    program = [sys.executable, str(SCRIPTS / "endings.py"), "--steps", "5"]
+    run = captured(tmp_path / "run", program=program)
+    assert run.code == 0
+    assert len(run.lines(0)) == 5
+    assert (run.folder / "report.json").is_file()
+
+
+def test_a_program_that_trains_nothing_is_told_so(tmp_path: Path) -> None:
+    run = captured(tmp_path / "run", program=[sys.executable, "-c", "print('hello')"])
+    assert run.out == "hello\n"
+    assert run.code == 3
+    assert "No step was recorded: no Python of the program imported torch" in run.err
+
+
+def test_a_wrong_command_is_told_before_anything_is_made(tmp_path: Path) -> None:
+    for program in (["no-such-program"], [sys.executable, "-I", "train.py"]):
+        run = captured(tmp_path / "run", program=program)
+        assert run.code == 2
+        assert run.err.startswith("Error: ")
+        assert not run.folder.exists()
