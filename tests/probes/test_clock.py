@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from probes.clock_threads import Answerer, Asker, own_addresses
 from probes.options import ProbeOptions
 from probes.records import RecordWriter
 from probes.session import Session
+from reference_runs.emulated_nodes import EmulatedNodes, Link, why_not
 
 OPTIONS = ProbeOptions(measure_overhead=False)
 ROOT = Path(__file__).resolve().parents[2]
@@ -325,14 +327,14 @@ import torch.distributed as dist
 from probes.clock import ClockProbe
 from probes.options import ProbeOptions
 from probes.session import Session
+from reference_runs.emulated_nodes import EmulatedNodes, Link, why_not
 
 rank, size, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
 options = ProbeOptions(measure_overhead=False)
 probes = [ClockProbe()]
 session = Session(folder / "run", options=options, rank=rank, world_size=size, probes=probes)
-store = f"file://{folder}/store"
 dist.init_process_group(
-    "gloo", init_method=store, rank=rank, world_size=size, timeout=timedelta(seconds=60)
+    "gloo", init_method=sys.argv[4], rank=rank, world_size=size, timeout=timedelta(seconds=60)
 )
 session.step()
 file = session.rank_dir / "clock.jsonl"
@@ -349,15 +351,8 @@ dist.destroy_process_group()
 @pytest.mark.distributed
 def test_two_processes_of_one_host_have_one_clock(tmp_path: Path) -> None:
     """The session comes before the process group, as it may; the store is torch's own."""
-    command = [sys.executable, "-c", RANK]
-    ranks = [
-        subprocess.Popen(
-            [*command, str(rank), "2", str(tmp_path)], cwd=ROOT, stderr=subprocess.PIPE, text=True
-        )
-        for rank in range(2)
-    ]
-    errors = [rank.communicate(timeout=120)[1] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(errors)
+    store = f"file://{tmp_path}/store"
+    _run_ranks([[sys.executable, *_arguments(rank, tmp_path, store)] for rank in range(2)])
     stamps = _stamps(tmp_path / "run" / "rank00001" / "clock.jsonl")
     assert len(stamps) >= 4
     for stamp in stamps:
@@ -365,6 +360,50 @@ def test_two_processes_of_one_host_have_one_clock(tmp_path: Path) -> None:
         assert abs(stamp.t_server_ns - middle) <= (stamp.t_received_ns - stamp.t_sent_ns) / 2 + 1
     statuses = _probe_states(tmp_path / "run")
     assert statuses == {0: ("on", "rank 0 has the clock that the others ask for"), 1: ("on", "")}
+
+
+@pytest.mark.distributed
+@pytest.mark.skipif(bool(why_not()), reason=f"nodes cannot be emulated here: {why_not()}")
+def test_two_nodes_find_each_other_through_the_jobs_own_store(tmp_path: Path) -> None:
+    """Two networks, one machine: the clock is the same, and each way takes 2 ms."""
+    with EmulatedNodes(2, Link(delay_ms=2.0, mbit_per_s=1000.0)) as nodes:
+        store = f"tcp://{nodes.address(0)}:29711"
+        commands = [
+            nodes.command(rank, [sys.executable, *_arguments(rank, tmp_path, store)])
+            for rank in range(2)
+        ]
+        _run_ranks(commands, nodes.environment)
+    stamps = _stamps(tmp_path / "run" / "rank00001" / "clock.jsonl")
+    assert len(stamps) >= 4
+    for stamp in stamps:
+        way_ns = stamp.t_received_ns - stamp.t_sent_ns
+        assert way_ns >= 3.9 * MS  # there and back
+        middle = (stamp.t_sent_ns + stamp.t_received_ns) // 2
+        assert abs(stamp.t_server_ns - middle) <= way_ns / 2
+    assert min(abs(_offset_ns(stamp)) for stamp in stamps) < 1 * MS
+
+
+def _offset_ns(stamp: ClockStamp) -> float:
+    return stamp.t_server_ns - (stamp.t_sent_ns + stamp.t_received_ns) / 2
+
+
+def _arguments(rank: int, folder: Path, store: str) -> list[str]:
+    return ["-c", RANK, str(rank), "2", str(folder), store]
+
+
+def _run_ranks(commands: list[list[str]], environment: dict[str, str] | None = None) -> None:
+    ranks = [
+        subprocess.Popen(
+            command,
+            cwd=ROOT,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **(environment or {})},
+        )
+        for command in commands
+    ]
+    errors = [rank.communicate(timeout=120)[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(errors)
 
 
 def _probe_states(run: Path) -> dict[int, tuple[str, str]]:
