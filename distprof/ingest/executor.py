@@ -12,6 +12,7 @@ from concurrent.futures import BrokenExecutor, Executor, Future
 from concurrent.futures import wait as wait_for
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from distprof.errors import DistprofError, MissingExtraError, UsageError
@@ -66,7 +67,7 @@ class SerialExecutor(Executor):
 
 
 class ProcessExecutor(Executor):
-    """A pool of spawned processes that starts with the first task and outlives a dead worker.
+    """A pool of processes that starts with the first task and outlives a dead worker.
 
     Args:
         workers: Number of processes; None for one per processor that this process may use.
@@ -103,13 +104,10 @@ class ProcessExecutor(Executor):
 
     def _started(self) -> Any:
         if self._pool is None:
-            import multiprocessing
             from concurrent.futures import ProcessPoolExecutor
 
             self._pool = ProcessPoolExecutor(
-                self.workers,
-                mp_context=multiprocessing.get_context("spawn"),
-                initializer=_serve_parent,
+                self.workers, mp_context=_start_method(), initializer=_serve_parent
             )
         return self._pool
 
@@ -269,6 +267,26 @@ def available_processors() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def _start_method() -> Any:
+    """How a pool starts its processes: forked from this one while it has no thread but this.
+
+    A forked process need not start and import anew, which takes as long as reading several small
+    traces. A thread may hold a lock that its copy never gives back: then processes are spawned.
+    """
+    import multiprocessing
+
+    forks = sys.platform == "linux" and _num_threads() == 1
+    return multiprocessing.get_context("fork" if forks else "spawn")
+
+
+def _num_threads() -> int | None:
+    """Threads of this process, those of libraries too; None where that cannot be told."""
+    try:
+        return len(list(Path("/proc/self/task").iterdir()))
+    except OSError:
+        return None
 
 
 def _serve_parent() -> None:

@@ -98,12 +98,38 @@ def test_a_worker_ends_with_the_process_that_started_it():
         "import os, signal\n"
         "from distprof.ingest.executor import make_executor\n"
         "if __name__ == '__main__':\n"
-        "    print(make_executor('process:1').submit(os.getpid).result(), flush=True)\n"
+        "    print(make_executor('process:2').submit(os.getpid).result(), flush=True)\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     killed = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     output, _ = killed.communicate(timeout=30)  # the worker holds the pipe open while it lives
     assert output.strip().isdigit()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere processes are always spawned")
+@pytest.mark.parametrize(("threads", "method"), [(0, "fork"), (1, "spawn")])
+def test_processes_are_forked_from_a_process_without_threads_only(threads, method):
+    script = (
+        "import sys, threading\n"
+        "from distprof.ingest.executor import make_executor\n"
+        "from tests.ingest import work\n"
+        "if __name__ == '__main__':\n"
+        "    work.MARKS.append('made before')\n"
+        "    end = threading.Event()\n"
+        "    for _ in range(int(sys.argv[1])):\n"
+        "        threading.Thread(target=end.wait).start()\n"
+        "    with make_executor('process:1') as pool:\n"
+        "        print('fork' if pool.submit(work.marks).result() else 'spawn')\n"
+        "    end.set()\n"
+    )
+    finished = subprocess.run(
+        [sys.executable, "-c", script, str(threads)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+    )
+    assert finished.stdout.strip() == method
 
 
 def test_a_worker_that_is_stopped_leaves_nothing_half_made(tmp_path):

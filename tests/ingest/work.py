@@ -23,6 +23,13 @@ def die_on_three(number):
     return number
 
 
+MARKS = []
+
+
+def marks():
+    return MARKS
+
+
 def process_id(_):
     return os.getpid()
 
