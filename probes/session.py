@@ -19,24 +19,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import msgspec
-
 from distprof.artefacts import RANK_DIR_FORMAT
-from distprof.artefacts.run_file import Outcome, Overhead, ProbeStatus
+from distprof.artefacts.run_file import Overhead, ProbeStatus
 from probes.environment import placement
 from probes.options import ProbeOptions, options_from_environment
 from probes.overhead import OverheadMeter
 from probes.panel import Panel
 from probes.plan import make_plan
 from probes.probe import Probe
-from probes.rank_file import (
-    conclude_run_file,
-    mesh_of,
-    start_run_file,
-    write_error_file,
-    write_rank_file,
-)
+from probes.rank_file import mesh_of
 from probes.records import drain
+from probes.session_files import SessionFiles, outcome_of
 from probes.termination import Terminated, close_on_sigterm
 
 __all__ = ["Session", "current", "session"]
@@ -137,12 +130,12 @@ class Session:
         self._clock, self._timer = clock, timer
         self._pid = os.getpid()
         self._thread: int | None = None
-        self._notes: dict[str, None] = {}
-        self._owns_run_file = False
         self._is_paused = False
         self._has_given_up = False
         self._closing = threading.Lock()
         self._closed = threading.Event()
+        self._last_ns = self._step_start_ns = clock()
+        self._files = SessionFiles(run_dir, self.rank_dir, place, self.mesh, self._last_ns)
         self._meter = OverheadMeter(self.plan)
         self._panel = Panel(self, probes)
         self._begin()
@@ -220,7 +213,7 @@ class Session:
 
     def note(self, text: str) -> None:
         """Add a sentence to ``rank.json``; the same one is kept once."""
-        self._notes[text] = None
+        self._files.note(text)
 
     def close(self, error: BaseException | None = None) -> None:
         """End: stop the probes and write everything. Safe to call twice.
@@ -265,8 +258,6 @@ class Session:
 
     def _begin(self) -> None:
         global _active  # one session per process: two would trace each other
-        self._started_ns = self._step_start_ns = self._clock()
-        self._last_ns = self._started_ns
         other = current()
         if other is not None:
             self.note(f"another session was open in this process ({other.run_dir}): probes are off")
@@ -280,18 +271,8 @@ class Session:
             self._give_up(error)
             return
         self._panel.start()
-        self._write_start_files()
+        self._files.begin(self.options, self.status())
         self._guarded_boundary()
-
-    def _write_start_files(self) -> None:
-        try:
-            if self.rank == 0:
-                self._owns_run_file = start_run_file(
-                    self.run_dir, self.placement, self.mesh, self.options, self._started_ns
-                )
-            self._write_rank_file(None)
-        except OSError as error:
-            self.note(f"not all files could be written: {error.strerror}")
 
     def _guarded_boundary(self) -> None:
         try:
@@ -391,39 +372,16 @@ class Session:
         if self._is_paused:
             self._panel.resume()
             self._is_paused = False
-        if error is not None and _is_failure(error):
-            self._write_error(error)
-        if _outcome(error) != "completed":
+        outcome = outcome_of(error)
+        if error is not None and outcome == "failed":
+            self._files.error(error, self.current_step - 1)
+        if outcome != "completed":
             self._panel.failed()
         self._panel.stop()
         if _active is self:
             _active = None
-        try:
-            self._write_rank_file(self._now())
-            if self._owns_run_file:
-                conclude_run_file(self.run_dir, _outcome(error), self._now())
-        except (OSError, msgspec.MsgspecError) as failure:
-            _log.warning("distprof: %s is incomplete: %s", self.run_dir, failure)
-
-    def _write_error(self, error: BaseException) -> None:
-        last = self.current_step - 1
-        try:
-            write_error_file(self.rank_dir, self.rank, error, last if last >= 0 else None)
-        except OSError as failure:
-            self.note(f"error.json could not be written: {failure.strerror}")
-
-    def _write_rank_file(self, ended_ns: int | None) -> None:
-        overhead = self._overhead() if ended_ns is not None else ()
-        write_rank_file(
-            self.rank_dir,
-            self.placement,
-            self.mesh,
-            started_ns=self._started_ns,
-            ended_ns=ended_ns,
-            probes=self.status(),
-            overhead=overhead,
-            notes=tuple(self._notes),
-        )
+        overhead = self._overhead()  # before the files: it may add notes
+        self._files.end(outcome, self.status(), overhead, self._now())
 
     def _overhead(self) -> tuple[Overhead, ...]:
         """What was measured; why something was not goes to the notes."""
@@ -447,15 +405,3 @@ class Session:
             "distprof: probes stopped, training goes on: %s: %s", type(error).__name__, error
         )
         self._panel.turn_off(f"the session stopped: {error}")
-
-
-def _is_failure(error: BaseException) -> bool:
-    if isinstance(error, SystemExit) and not isinstance(error, Terminated):
-        return error.code not in (None, 0)
-    return isinstance(error, Exception)
-
-
-def _outcome(error: BaseException | None) -> Outcome:
-    if isinstance(error, KeyboardInterrupt | Terminated):
-        return "interrupted"
-    return "failed" if error is not None and _is_failure(error) else "completed"

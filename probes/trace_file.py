@@ -52,13 +52,15 @@ def save_trace(profile: Any, path: Path, *, cut_step: int | None = None) -> Save
         saved = _compress(plain, packed, cut_step)
         packed.replace(path)
     finally:
-        plain.unlink(missing_ok=True)
-        packed.unlink(missing_ok=True)
+        for part in (plain, plain.with_name(f"{plain.name}.tmp"), packed):  # .tmp is torch's own
+            part.unlink(missing_ok=True)
     return saved
 
 
 def _check_whole(plain: Path) -> None:
-    """Torch does not say when the disk was full: a whole file ends with a brace."""
+    """Torch does not say when the disk was full: a whole file is there and ends with a brace."""
+    if not plain.exists():
+        raise OSError("the disk did not take the trace: torch wrote none")
     with plain.open("rb") as file:
         file.seek(0, os.SEEK_END)
         file.seek(-min(file.tell(), 64), os.SEEK_END)

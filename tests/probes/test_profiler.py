@@ -323,6 +323,17 @@ def test_a_trace_that_the_disk_took_half_of_is_no_trace(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_what_torch_leaves_when_the_disk_is_full_is_removed(tmp_path: Path) -> None:
+    class Full:
+        def export_chrome_trace(self, path: str) -> None:
+            Path(f"{path}.tmp").write_bytes(b'{"traceEv')
+
+    with pytest.raises(OSError, match="torch wrote none"):
+        save_trace(Full(), tmp_path / "trace.json.gz")
+
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_disk_that_is_full_when_saving_disables_the_probe_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
