@@ -154,7 +154,7 @@ def _results(run: Run, measured: Measurements, recorded: RecordResults) -> dict[
         "overlap": measured.overlap,
         "collectives": analyze_collectives(run, measured.analyses, measured.wait_ends),
         "stragglers": analyze_stragglers(
-            run, measured.analyses, measured.step_time, measured.kernels
+            run, measured.analyses, measured.step_time, measured.kernels, recorded.host
         ),
         "idle": measured.idle,
         "kernels": measured.kernels,

@@ -13,6 +13,7 @@ import numpy as np
 
 from distprof.analyzers.context import RankAnalysis
 from distprof.analyzers.kernels import KernelsResult, RankSpeed
+from distprof.analyzers.pauses import HostPauses
 from distprof.schema import Int64Array
 from distprof.terms import ActivityKind, StragglerCause
 from distprof.units import format_duration, format_ratio
@@ -50,6 +51,7 @@ def find_cause(
     lateness_ns: float,
     analyses: Mapping[int, RankAnalysis],
     kernels: KernelsResult,
+    pauses: Mapping[int, HostPauses] | None = None,
 ) -> Cause:
     """The cause of a rank's lateness.
 
@@ -59,7 +61,12 @@ def find_cause(
         lateness_ns: What it cost in such a step.
         analyses: Of all ranks.
         kernels: For the speed of the rank's kernels relative to its peers'.
+        pauses: What probes recorded of each rank's training thread.
     """
+    for what, per_step in _logged(analyses, pauses or {}).items():
+        logged = _excess(rank, steps, per_step, what)
+        if lateness_ns > 0 and logged.ns >= EXPLAINS * lateness_ns:
+            return Cause(_CAUSES[what], (_text(logged),))
     excesses = [
         _excess(rank, steps, {r: a.computation_ns for r, a in analyses.items()}, COMPUTATION),
         _excess(rank, steps, {r: a.input_ns for r, a in analyses.items()}, INPUT),
@@ -68,10 +75,7 @@ def find_cause(
     largest = max(excesses, key=lambda excess: excess.ns)
     if lateness_ns <= 0 or largest.ns < EXPLAINS * lateness_ns:
         return Cause(StragglerCause.UNKNOWN, (_nothing(excesses, lateness_ns),))
-    text = (
-        f"{largest.what} takes {format_duration(largest.ns + largest.peers_ns)} in a late step, "
-        f"its peers' median is {format_duration(largest.peers_ns)}"
-    )
+    text = _text(largest)
     if largest.what in _CAUSES:
         return Cause(_CAUSES[largest.what], (text,))
     if len(steps) < EXPLAINS * len(analyses[rank].steps):
@@ -84,17 +88,54 @@ def find_cause(
 COMPUTATION = "computation"  # a slow device, or more work: its kernels tell which
 INPUT = "waiting for input"
 HOST = "idling for the host"
-_CAUSES = {INPUT: StragglerCause.LATE_INPUT, HOST: StragglerCause.LATE_HOST}
+COLLECTING = "garbage collection"
+LOGGED_INPUT = "the step log's input phase"
+_CAUSES = {
+    INPUT: StragglerCause.LATE_INPUT,
+    HOST: StragglerCause.LATE_HOST,
+    COLLECTING: StragglerCause.LATE_HOST,
+    LOGGED_INPUT: StragglerCause.LATE_INPUT,
+}
+
+
+def _logged(
+    analyses: Mapping[int, RankAnalysis], pauses: Mapping[int, HostPauses]
+) -> dict[str, dict[int, Int64Array]]:
+    """Time per analysed step of each rank by what its probes saw; nothing unless all have it."""
+    found = {}
+    for what, field in ((COLLECTING, "gc_ns"), (LOGGED_INPUT, "input_ns")):
+        told = {rank: getattr(pauses.get(rank), field, None) for rank in analyses}
+        if all(times is not None for times in told.values()):
+            found[what] = {
+                rank: np.array(
+                    [times.get(step.step, 0) for step in analyses[rank].steps], dtype=np.int64
+                )
+                for rank, times in told.items()
+                if times is not None
+            }
+    return found
+
+
+def _text(excess: _Excess) -> str:
+    return (
+        f"{excess.what} takes {format_duration(excess.ns + excess.peers_ns)} in a late step, "
+        f"its peers' median is {format_duration(excess.peers_ns)}"
+    )
 
 
 def _idle_for_host(analysis: RankAnalysis) -> Int64Array:
     """Idle time per step that the host is to blame for, ns.
 
     All that is not input, where most of it is the host's. A host that synchronises and then stalls
-    shows as both causes, and both are its lateness.
+    shows as both causes, and both are its lateness. Where the host itself computes, all of it is
+    but input and waiting for communication.
     """
     idle = np.array([step.idle_ns for step in analysis.steps], dtype=np.int64)
     cause = analysis.idle
+    if analysis.is_cpu and cause is not None:
+        waiting = cause.comm_wait_ns // max(len(idle), 1)  # not kept by step
+        own: Int64Array = np.maximum(idle - analysis.input_ns - waiting, 0)
+        return own
     if cause is None or cause.host_ns + cause.sync_ns < cause.comm_wait_ns + cause.unknown_ns:
         return analysis.idle_host_ns
     rest: Int64Array = idle - analysis.input_ns

@@ -19,7 +19,7 @@ from distprof.analyzers.matched import Members, RowIndex, median_by_code, segmen
 from distprof.analyzers.result import Record, Result
 from distprof.costs.collectives import bus_factor
 from distprof.run.run import Rank, Run
-from distprof.run.topology import ProcessGroup
+from distprof.run.topology import ProcessGroup, Topology
 from distprof.run.waits import last_start_on_own_clock
 from distprof.schema import ABSENT, Int64Array
 from distprof.terms import CollectiveKind
@@ -55,7 +55,8 @@ class CollectiveClass(Record, frozen=True, kw_only=True):
 
     A message counts once among the sends and once among the receives. ``sent_bytes_per_step`` is
     what each rank of the job sends, mean over ranks, by the bandwidth-optimal algorithm (formula
-    sheet, "Collectives"); receiving sends nothing.
+    sheet, "Collectives"); receiving sends nothing. ``num_nodes`` is the number of nodes that a
+    group spans, the most of all groups of the class.
     """
 
     kind: str
@@ -76,6 +77,7 @@ class CollectiveClass(Record, frozen=True, kw_only=True):
     busbw_bytes_per_s: float | None
     expected_busbw_bytes_per_s: float | None
     sent_bytes_per_step: float | None = None
+    num_nodes: int | None = None
 
 
 class CollectivesResult(Result, frozen=True, kw_only=True):
@@ -323,10 +325,15 @@ def _classes(
 ) -> list[CollectiveClass]:
     """One record per class; ``samples`` is ranks times steps."""
     columns = _class_columns(keys, rows, instances, samples)
-    axes = _axes(run)
+    axes, nodes = _axes(run), _nodes_spanned(run.topology)
     # A class seen only outside the analysed windows is left out.
     return [
-        _record(key, axes.get(key.group), {name: values[code] for name, values in columns.items()})
+        _record(
+            key,
+            axes.get(key.group),
+            nodes.get(key.group),
+            {name: values[code] for name, values in columns.items()},
+        )
         for key, code in keys.classes.items()
         if columns["num_rows"][code]
     ]
@@ -365,7 +372,9 @@ def _class_columns(
     }
 
 
-def _record(key: _ClassKey, axis: str | None, of: Mapping[str, Any]) -> CollectiveClass:
+def _record(
+    key: _ClassKey, axis: str | None, num_nodes: int | None, of: Mapping[str, Any]
+) -> CollectiveClass:
     is_split = of["transfer"] is not None
     algbw = _bandwidth(of["bytes"], of["transfer"])
     factor = _factor(key)
@@ -388,6 +397,7 @@ def _record(key: _ClassKey, axis: str | None, of: Mapping[str, Any]) -> Collecti
         busbw_bytes_per_s=algbw * factor if algbw and factor else None,
         expected_busbw_bytes_per_s=None,
         sent_bytes_per_step=_sent_bytes(key, of["bytes_mean"]),
+        num_nodes=num_nodes,
     )
 
 
@@ -450,6 +460,21 @@ def _axes(run: Run) -> dict[str, str]:
         for group in run.topology.groups
         if group.axis is not None
     }
+
+
+def _nodes_spanned(topology: Topology) -> dict[str, int]:
+    """By group label, the most nodes that a group spans; left out where some node is unknown."""
+    node_of = {rank: node for node, ranks in topology.nodes.items() for rank in ranks}
+    found: dict[str, int] = {}
+    unknown = set()
+    for group in topology.groups:
+        label = _label_of(group)
+        nodes = {node_of.get(rank) for rank in group.ranks}
+        if not nodes or None in nodes:
+            unknown.add(label)
+        else:
+            found[label] = max(found.get(label, 0), len(nodes))
+    return {label: count for label, count in found.items() if label not in unknown}
 
 
 def _label_of(group: ProcessGroup) -> str:

@@ -26,6 +26,7 @@ class RankContext:
             ABSENT where the row was not matched.
         axis: For each row of COLLECTIVES, index into ``axis_names``.
         axis_names: Mesh axes or group descriptions.
+        is_cpu: Whether the host's threads are what was measured, for want of a device.
     """
 
     rank: int
@@ -34,6 +35,7 @@ class RankContext:
     wait_end_ns: Int64Array
     axis: NDArray[np.int32]
     axis_names: tuple[str, ...]
+    is_cpu: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +78,7 @@ class RankAnalysis:
         input_ns: Idle blamed on input, per analysed step.
         computation_ns: Computation, per analysed step.
         idle_host_ns: Idle blamed on the host, per analysed step.
+        is_cpu: Whether the host's threads are what was measured.
     """
 
     rank: int
@@ -92,3 +95,4 @@ class RankAnalysis:
     input_ns: Int64Array
     computation_ns: Int64Array
     idle_host_ns: Int64Array
+    is_cpu: bool = False

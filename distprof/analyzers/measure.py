@@ -180,6 +180,7 @@ def _context(
         wait_end_ns=np.full(rows, ABSENT, dtype=np.int64) if wait_end is None else wait_end,
         axis=axis,
         axis_names=names,
+        is_cpu=rank.device.name == "cpu",
     )
 
 

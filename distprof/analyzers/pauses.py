@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -10,12 +11,36 @@ from distprof.analyzers.result import Record, Result
 from distprof.intervals import Intervals, union
 from distprof.run.records import RankRecords
 from distprof.run.tables import intervals_of
+from distprof.schema import Table
 
-__all__ = ["PausesResult", "RankPauses", "combine_pauses", "measure_pauses"]
+__all__ = [
+    "HostPauses",
+    "PausesResult",
+    "RankPauses",
+    "combine_pauses",
+    "host_pauses",
+    "measure_pauses",
+]
+
+MAX_STEPS = 4_096
+"""Of each rank, the last steps whose pauses are kept one by one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostPauses:
+    """What kept one rank's training thread from its model, step by step.
+
+    Args:
+        gc_ns: Step to time in garbage collection, None where it was not watched.
+        input_ns: Step to time in the phase ``input``, None where phases were not logged.
+    """
+
+    gc_ns: Mapping[int, int] | None = None
+    input_ns: Mapping[int, int] | None = None
 
 
 class RankPauses(Record, frozen=True, kw_only=True):
-    """One rank over all logged steps.
+    """One rank over all logged steps but the first, which holds initialisation.
 
     Args:
         rank: Global rank.
@@ -44,8 +69,8 @@ class PausesResult(Result, frozen=True, kw_only=True):
 
 def measure_pauses(records: RankRecords) -> RankPauses | None:
     """The figures of one rank; None where pauses were not watched or no step was logged."""
-    num_steps = len(records.step_log)
-    if num_steps == 0 or (len(records.pauses) == 0 and "pauses" not in records.about):
+    num_steps = max(1, len(records.step_log) - 1)
+    if len(records.step_log) == 0 or (len(records.pauses) == 0 and "pauses" not in records.about):
         return None
     gc, num_gc, longest_gc = _of_kind(records, "gc")
     waits, num_waits, longest_wait = _of_kind(records, "input")
@@ -60,6 +85,28 @@ def measure_pauses(records: RankRecords) -> RankPauses | None:
     )
 
 
+def host_pauses(records: RankRecords) -> HostPauses:
+    """Pauses of the last steps, one by one."""
+    pauses, phases = records.pauses, records.phases
+    watched = len(pauses) > 0 or "pauses" in records.about
+    collected = pauses.take(pauses.coded("kind").equals("gc"))
+    return HostPauses(
+        gc_ns=_by_step(collected) if watched else None,
+        input_ns=_by_step(phases.take(phases.coded("name").equals("input")))
+        if len(phases)
+        else None,
+    )
+
+
+def _by_step(rows: Table) -> dict[int, int]:
+    """Time of rows by step; those of no step are left out."""
+    steps, index = np.unique(rows["step"], return_inverse=True)
+    total = np.zeros(len(steps), dtype=np.int64)
+    np.add.at(total, index, rows["end_ns"] - rows["start_ns"])
+    times = zip(steps.tolist(), total.tolist(), strict=True)
+    return dict([(step, ns) for step, ns in times if step >= 0][-MAX_STEPS:])
+
+
 def combine_pauses(ranks: Sequence[RankPauses], unavailable: Sequence[str] = ()) -> PausesResult:
     """All ranks."""
     return PausesResult(ranks=tuple(ranks), unavailable=tuple(unavailable))
@@ -67,7 +114,9 @@ def combine_pauses(ranks: Sequence[RankPauses], unavailable: Sequence[str] = ())
 
 def _of_kind(records: RankRecords, kind: str) -> tuple[int, int, int | None]:
     """Time in pauses of a kind, their number, and the longest."""
-    rows = records.pauses.take(records.pauses.coded("kind").equals(kind))
+    pauses, first = records.pauses, int(records.step_log["step"][0])
+    counted = pauses.coded("kind").equals(kind) & (pauses["step"] != first)
+    rows = pauses.take(counted if len(records.step_log) > 1 else pauses.coded("kind").equals(kind))
     if len(rows) == 0:
         return 0, 0, None
     start, end = intervals_of(rows)

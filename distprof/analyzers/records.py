@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from distprof.analyzers.job import NO_RUN_DIRECTORY
 from distprof.analyzers.measure import Mapper
 from distprof.analyzers.memory import MemoryResult, RankMemory, combine_memory, measure_memory
 from distprof.analyzers.moe import MoeResult, Routing, combine_routing, measure_routing
-from distprof.analyzers.pauses import PausesResult, RankPauses, combine_pauses, measure_pauses
+from distprof.analyzers.pauses import (
+    HostPauses,
+    PausesResult,
+    RankPauses,
+    combine_pauses,
+    host_pauses,
+    measure_pauses,
+)
 from distprof.analyzers.step_log import (
     StepLog,
     StepLogResult,
@@ -34,13 +41,14 @@ __all__ = ["RecordResults", "measure_records"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordResults:
-    """The results, and notes about damaged files."""
+    """The results; and rank number to what kept its training thread, step by step."""
 
     step_log: StepLogResult
     memory: MemoryResult
     telemetry: TelemetryResult
     moe: MoeResult
     pauses: PausesResult
+    host: Mapping[int, HostPauses] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +61,7 @@ class _OfRank:
     telemetry: RankTelemetry | None
     routing: Routing | None
     pauses: RankPauses | None
+    host: HostPauses
     notes: tuple[str, ...]
 
 
@@ -85,6 +94,7 @@ def measure_records(run: Run, *, executor: Mapper | None = None) -> RecordResult
         telemetry=combine_telemetry(telemetry, why.of("nvml", telemetry)),
         moe=combine_routing(routing, places, why.of("moe_routing", routing)),
         pauses=combine_pauses(pauses, why.of("pauses", pauses)),
+        host={rank.rank: rank.host for rank in ranks},
     )
 
 
@@ -97,6 +107,7 @@ def _measure(source: RecordSource) -> _OfRank:
         telemetry=measure_telemetry(records),
         routing=measure_routing(records),
         pauses=measure_pauses(records),
+        host=host_pauses(records),
         notes=records.notes,
     )
 

@@ -9,6 +9,7 @@ against chance are in :mod:`distprof.analyzers.patterns`, causes in
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from distprof.analyzers.causes import Cause, find_cause
 from distprof.analyzers.context import RankAnalysis
 from distprof.analyzers.kernels import KernelsResult
 from distprof.analyzers.patterns import Verdict, find_patterns
+from distprof.analyzers.pauses import HostPauses
 from distprof.analyzers.result import Record, Result
 from distprof.run.run import Run
 from distprof.terms import StragglerCause, StragglerPattern
@@ -72,11 +74,21 @@ class StragglersResult(Result, frozen=True, kw_only=True):
     num_below_residual: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Evidence:
+    """What may tell why a rank is late."""
+
+    analyses: Mapping[int, RankAnalysis]
+    kernels: KernelsResult
+    pauses: Mapping[int, HostPauses]
+
+
 def analyze_stragglers(
     run: Run,
     analyses: Mapping[int, RankAnalysis],
     step_time: StepTimeResult,
     kernels: KernelsResult,
+    pauses: Mapping[int, HostPauses] | None = None,
 ) -> StragglersResult:
     """Blame, pattern and cause per rank.
 
@@ -85,6 +97,7 @@ def analyze_stragglers(
         analyses: Per-rank analyses by rank.
         step_time: For the typical step; without steps the capture stands for it.
         kernels: For telling a slow device from more work.
+        pauses: What probes recorded of each rank's training thread, None without probes.
 
     Returns:
         All analysed ranks, dearest first. A rank that is not worth naming has pattern ``none``.
@@ -97,7 +110,13 @@ def analyze_stragglers(
     verdicts = {verdict.position: verdict for verdict in find_patterns(blame, step_ns)}
     completeness = 1 - blame.num_incomplete / blame.num_judged
     ranks = [
-        _straggler(position, blame, verdicts.get(position), completeness, analyses, kernels)
+        _straggler(
+            position,
+            blame,
+            verdicts.get(position),
+            completeness,
+            _Evidence(analyses=analyses, kernels=kernels, pauses=pauses or {}),
+        )
         for position in range(len(blame.ranks))
     ]
     return StragglersResult(
@@ -135,17 +154,16 @@ def _straggler(
     blame: Blame,
     verdict: Verdict | None,
     completeness: float,
-    analyses: Mapping[int, RankAnalysis],
-    kernels: KernelsResult,
+    known: _Evidence,
 ) -> RankStraggler:
     lost = blame.lost_ns[position]
     judged = int(blame.judged[position])
-    cause = _cause(position, blame, verdict, analyses, kernels)
+    cause = _cause(position, blame, verdict, known)
     evidence = () if verdict is None else (*verdict.why, *cause.evidence, *_lack(blame))
     return RankStraggler(
         rank=blame.ranks[position],
         lost_ns_per_step=int(lost.mean()),
-        share_of_step_ratio=float(lost.mean()) / _mean_step(analyses),
+        share_of_step_ratio=float(lost.mean()) / _mean_step(known.analyses),
         late_ratio=float(blame.late[position]) / judged if judged else None,
         pattern=StragglerPattern.NONE if verdict is None else verdict.pattern,
         cause=cause.cause,
@@ -159,14 +177,15 @@ def _cause(
     position: int,
     blame: Blame,
     verdict: Verdict | None,
-    analyses: Mapping[int, RankAnalysis],
-    kernels: KernelsResult,
+    known: _Evidence,
 ) -> Cause:
     if verdict is None or not verdict.steps:
         return Cause(StragglerCause.UNKNOWN)
     steps = list(verdict.steps)
     lateness = float(blame.lost_ns[position, steps].mean())
-    return find_cause(blame.ranks[position], steps, lateness, analyses, kernels)
+    return find_cause(
+        blame.ranks[position], steps, lateness, known.analyses, known.kernels, known.pauses
+    )
 
 
 def _lack(blame: Blame) -> tuple[str, ...]:

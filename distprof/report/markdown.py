@@ -10,6 +10,7 @@ from distprof.report.model import Report
 from distprof.report.registry import RenderOptions
 from distprof.report.verdict import judge
 from distprof.report.views import tables_of
+from distprof.report.views.job import job_facts
 from distprof.report.views.recording import headline
 from distprof.report.views.table import Bar, Cell, TableView
 from distprof.report.views.time import waterfall_table
@@ -47,8 +48,9 @@ def _blocks(report: Report, options: RenderOptions) -> Iterator[str]:
     verdict = judge(report)
     yield f"### {_sentence(verdict.line)}"
     yield _sentence(headline(report))
-    if verdict.why:
-        yield "\n".join(f"- {_sentence(sentence)}" for sentence in verdict.why)
+    sentences = (*job_facts(report), *verdict.why)
+    if sentences:
+        yield "\n".join(f"- {_sentence(sentence)}" for sentence in sentences)
     yield from _finding_blocks(report, options)
     shown_open = waterfall_table(report, show_all=options.show_all)
     for view in tables_of(report, show_all=options.show_all):

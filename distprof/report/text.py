@@ -20,6 +20,7 @@ from distprof.report.parts import parts_of
 from distprof.report.registry import RenderOptions
 from distprof.report.verdict import judge
 from distprof.report.views import tables_of
+from distprof.report.views.job import job_facts
 from distprof.report.views.recording import headline
 from distprof.report.views.table import Bar, Cell, TableColumn, TableView
 from distprof.rules.finding import Finding
@@ -91,6 +92,8 @@ def _head_blocks(report: Report, options: RenderOptions) -> Iterator[RenderableT
     yield Text(wrapped(plain(verdict.line), options.width), style="bold")
     yield Text()
     yield _sentence(headline(report), options.width, style="dim")
+    for fact in job_facts(report):
+        yield _sentence(fact, options.width)
     if parts_of(report):
         yield _indented(_step_bar(report, min(options.width - _INDENT, _MAX_BAR)))
         yield _indented(_step_legend(report, options.width - _INDENT))

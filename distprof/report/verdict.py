@@ -72,7 +72,15 @@ class Verdict:
 
 
 def judge(report: Report) -> Verdict:
-    """The verdict on ``report``."""
+    """The verdict on ``report``: first how the job ended, unless it ended as it should."""
+    measured = _judge_measured(report)
+    ended = _end_line(report)
+    if not ended:
+        return measured
+    return Verdict(line=ended, why=(measured.line, *measured.why), part=measured.part)
+
+
+def _judge_measured(report: Report) -> Verdict:
     parts = parts_of(report)
     if not parts:
         return Verdict(line=_nothing_measured(report), why=(), part="")
@@ -100,7 +108,42 @@ def _weight(report: Report, part: Part) -> float:
     return part.ns
 
 
+def _end_line(report: Report) -> str:
+    """What happened to a job that did not come to its end; empty for one that did."""
+    job = report.job
+    if job.failure is not None:
+        message = " ".join(job.failure.message.split()).rstrip(".")
+        return f"{message[:1].upper()}{message[1:]}." if message else "The job failed."
+    if job.outcome == "failed":
+        return "The job failed; which rank failed first is not known."
+    last = report.step_log.last_step
+    after = "" if last is None else f" after step {last}"
+    if job.outcome == "interrupted":
+        return f"The job was interrupted{after}."
+    if job.outcome == "running":
+        seen = "" if last is None else f"; its last step on record is {last}"
+        return f"The job was still running, or its launcher was killed{seen}."
+    return ""
+
+
+def _logged_line(report: Report) -> str:
+    """What the step log tells where there is no trace."""
+    log = report.step_log
+    gap = next((g.message for g in report.capture.gaps if g.what == "no-traces"), "")
+    because = gap.rstrip(".") or "No trace was recorded"
+    if log.median_ns is None:
+        return f"{because}: where steps went cannot be told."
+    num_plain = max(rank.num_plain for rank in log.ranks)
+    steps = f"{num_plain:,} step{'' if num_plain == 1 else 's'}"
+    text = f"A step takes {format_duration(log.median_ns)} (median of {steps})"
+    if log.input_ratio is not None and log.input_ratio >= MIN_LOSS_RATIO:
+        text += f", {format_ratio(log.input_ratio)} of it waiting for input"
+    return f"{text}. {because}: where the rest goes needs a trace of some steps."
+
+
 def _nothing_measured(report: Report) -> str:
+    if report.step_log.ranks and not report.run.ranks:
+        return _logged_line(report)
     reasons = (*report.waterfall.unavailable, *report.breakdown.unavailable)
     gaps = tuple(gap.message for gap in report.capture.gaps)
     reason = next(iter((*reasons, *gaps)), "the recording holds no device or operator activity")

@@ -12,6 +12,7 @@ from distprof.errors import UsageError
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limits, Rule
 from distprof.rules.finding import Finding, NotChecked
 from distprof.rules.registry import catalogue, find_rule
+from distprof.terms import Severity
 
 __all__ = ["RuleOutcome", "run_rules"]
 
@@ -37,6 +38,8 @@ class _Judged:
     def order(self) -> tuple[float, int, str]:
         cost = self.draft.cost_ns_per_step
         severity = self.draft.severity or self.rule.severity
+        if cost is None and severity is Severity.ERROR:
+            return (-math.inf, -severity.rank, self.rule.code)
         return (math.inf if cost is None else -cost, -severity.rank, self.rule.code)
 
 
@@ -57,8 +60,9 @@ def run_rules(
             checked.
 
     Returns:
-        Findings by cost (unknown last), then severity; and what was not checked. Where there are no
-        step marks costs are None, since the capture is no step, but keep their order.
+        Errors without a cost, then findings by cost (unknown last), then severity; and what was
+        not checked. Where there are no step marks costs are None, since the capture is no step, but
+        keep their order.
 
     Raises:
         UsageError: If an override names an unknown rule or limit, or is not a finite number.

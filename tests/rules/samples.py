@@ -14,6 +14,7 @@ from distprof.analyzers.breakdown import BreakdownResult, StepTimeResult
 from distprof.analyzers.capture import CaptureResult, NodeClock
 from distprof.analyzers.collectives import CollectiveClass, CollectivesResult
 from distprof.analyzers.idle import IdleResult, SyncCall
+from distprof.analyzers.job import JobResult, ProbeOverhead
 from distprof.analyzers.kernels import KernelsResult
 from distprof.analyzers.overlap import OverlapResult
 from distprof.analyzers.result import Result
@@ -35,6 +36,17 @@ MS = NS_PER_MS
 US = MS // 1_000
 
 Results = dict[type[Result], Result]
+
+OVERHEAD = ProbeOverhead(
+    mode="tracing",
+    ratio=0.03,
+    low=0.01,
+    high=0.05,
+    num_pairs=8,
+    step_ns=20 * MS,
+    ranks=RANKS,
+    method="traced steps against those around them",
+)
 
 PARTS_MS = {
     "computation_ns": 16.0,
@@ -74,6 +86,7 @@ def healthy(*, communication_ms: float = 8.0, steps: bool = True, **parts_ms: fl
         stragglers(),
         KernelsResult(categories=(), kernels=(), ranks=()),
         capture(),
+        JobResult(kind="run", workload="ddp", outcome="completed", overhead=(OVERHEAD,)),
     )
     return {type(result): result for result in results}
 

@@ -53,7 +53,7 @@ def test_a_draft_may_raise_the_severity():
     assert run(rule_of(check)).findings[0].severity is Severity.ERROR
 
 
-def test_findings_come_dearest_first_unknown_cost_last_then_by_severity():
+def test_errors_without_cost_come_first_then_the_dearest_and_unknown_cost_last():
     rules = (
         rule_of(yields(draft(None)), code="TST101", severity=Severity.INFO),
         rule_of(yields(draft(None)), code="TST102", severity=Severity.ERROR),
@@ -62,7 +62,7 @@ def test_findings_come_dearest_first_unknown_cost_last_then_by_severity():
         rule_of(yields(draft(5)), code="TST105", severity=Severity.ERROR),
     )
     codes = [finding.code for finding in run(*rules).findings]
-    assert codes == ["TST104", "TST105", "TST103", "TST102", "TST101"]
+    assert codes == ["TST102", "TST104", "TST105", "TST103", "TST101"]
 
 
 def test_without_step_marks_costs_are_unknown_but_keep_their_order():

@@ -11,22 +11,38 @@ from distprof.report.views.communication import (
     stragglers_table,
 )
 from distprof.report.views.device import idle_table, kernels_table, speed_table, sync_table
+from distprof.report.views.job import job_table
 from distprof.report.views.recording import clocks_table, not_checked_table, quality_table
+from distprof.report.views.records import (
+    memory_table,
+    moe_table,
+    pauses_table,
+    steps_table,
+    telemetry_table,
+    training_table,
+)
 from distprof.report.views.table import TableView
 from distprof.report.views.time import breakdown_table, waterfall_table
 
 __all__ = ["tables_of"]
 
 _TABLES: tuple[Callable[..., TableView | None], ...] = (
+    job_table,
     waterfall_table,
     breakdown_table,
     stragglers_table,
     overlap_table,
     collectives_table,
+    moe_table,
     idle_table,
     sync_table,
+    pauses_table,
     kernels_table,
     speed_table,
+    telemetry_table,
+    memory_table,
+    training_table,
+    steps_table,
     quality_table,
     clocks_table,
     not_checked_table,

@@ -6,6 +6,7 @@ from distprof.analyzers.capture import CaptureResult
 from distprof.report.escape import short_ranks
 from distprof.report.model import Report
 from distprof.report.parts import is_whole_capture
+from distprof.report.views.job import mesh_text
 from distprof.report.views.table import Cell, TableColumn, TableView, counted
 from distprof.units import format_duration, format_ratio
 
@@ -22,13 +23,19 @@ def headline(report: Report) -> str:
     ranks = f"{recorded} of {run.world_size} ranks" if run.world_size else f"{recorded} ranks"
     if recorded == 1 and run.world_size in (1, None):
         ranks = "1 rank"
+    if recorded == 0 and report.job.kind is not None:
+        ranks = f"{run.world_size} ranks, none traced" if run.world_size else "no rank traced"
     steps = report.step_time.num_steps
     window = counted(steps, "step")
     if is_whole_capture(report):
         window = "whole capture" if report.capture.steps else "no common step"
         if not (report.capture.steps or report.capture.dropped_steps):
             window = "no steps"
-    facts = [ranks, window, run.strategy or "", run.backend, run.device, _clock_fact(report)]
+    if recorded == 0 and report.step_log.ranks:
+        window = f"{counted(report.step_log.num_steps, 'step')} logged"
+    what = run.strategy or report.job.workload
+    mesh = mesh_text(run.mesh) if report.job.kind is not None else ""
+    facts = [what, mesh, ranks, window, run.backend, run.device, _clock_fact(report)]
     return " · ".join(fact for fact in facts if fact)
 
 

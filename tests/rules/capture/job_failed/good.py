@@ -1,0 +1,8 @@
+"""The job was interrupted by its user, which is no failure."""
+
+from distprof.analyzers.job import JobResult
+from tests.rules.samples import Results, changed, healthy
+
+
+def results() -> Results:
+    return changed(healthy(), JobResult, outcome="interrupted")
