@@ -35,7 +35,7 @@ def when_it_ends(finish: Finish) -> None:
     if multiprocessing.parent_process() is not None:
         from multiprocessing.util import Finalize
 
-        Finalize(None, lambda: finish(_last_exception()), exitpriority=10)
+        Finalize(None, lambda: finish(_exception_in_flight()), exitpriority=10)
     if threading.current_thread() is threading.main_thread():
         _OnTermination(finish).install()
 
@@ -44,6 +44,15 @@ def _last_exception() -> BaseException | None:
     """The exception that ended the main program: also where another hook hid it from ours."""
     last = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
     return last if isinstance(last, BaseException) else None
+
+
+def _exception_in_flight() -> BaseException | None:
+    """What ends a ``multiprocessing`` child, whose end runs before the exception is handled.
+
+    Ranks that ``torch.multiprocessing`` spawns turn theirs into ``sys.exit(1)``.
+    """
+    error = sys.exception()
+    return error.__context__ if isinstance(error, SystemExit) and error.code else error
 
 
 def _at_exception(finish: Finish) -> None:

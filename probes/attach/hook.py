@@ -59,17 +59,18 @@ def install(torch: ModuleType) -> None:
     os.register_at_fork(after_in_child=capture.forked)
 
 
-def _never_raises(method: Callable[..., None]) -> Callable[..., None]:
+def _never_raises(method: Callable[..., Any]) -> Callable[..., Any]:
     """Training goes on whatever happens here: an error ends the capture of this process."""
 
     @functools.wraps(method)
-    def guarded(self: Capture, *args: Any) -> None:
+    def guarded(self: Capture, *args: Any) -> Any:
         if self.is_over:
-            return
+            return None
         try:
-            method(self, *args)
+            return method(self, *args)
         except Exception as error:
             self.give_up("unusable", f"the capture failed: {type(error).__name__}: {error}")
+            return None
 
     return guarded
 
@@ -122,12 +123,17 @@ class Capture:
             self._open()
 
     @_never_raises
-    def step_begins(self, optimizer: object, *_: object) -> None:
-        """An optimizer is about to step."""
+    def step_begins(self, optimizer: object, args: Any, kwargs: Any) -> Any:
+        """An optimizer is about to step.
+
+        Returns:
+            None, or its arguments with another closure in them: what a closure does, forward and
+            backward of a whole micro-batch, is not the optimizer's work.
+        """
         if self._session is None:
             self._open()
         if self._session is None or not self._is_training_thread():
-            return
+            return None
         self.clock.begins(optimizer)
         if id(optimizer) in self._stepping:  # its last step ended in an exception
             self._leave_phase()
@@ -135,6 +141,22 @@ class Capture:
         if not self._stepping:
             self._enter_phase("optimizer")
         self._stepping.append(id(optimizer))
+        return _with_closure(args, kwargs, self._outside)
+
+    def _outside(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        """The closure, run outside of the phase ``optimizer``."""
+
+        @functools.wraps(closure)
+        def run() -> Any:
+            is_inside = self._phase is not None
+            self._leave_phase()
+            try:
+                return closure()
+            finally:
+                if is_inside and not self.is_over:
+                    self._enter_phase("optimizer")
+
+        return run
 
     @_never_raises
     def step_ends(self, optimizer: object, *_: object) -> None:
@@ -154,7 +176,7 @@ class Capture:
     @_never_raises
     def backward_begins(self) -> None:
         """The main thread begins a backward pass."""
-        is_free = self._session is not None and self._phase is None and not self._stepping
+        is_free = self._session is not None and self._phase is None
         if not is_free or not self._is_training_thread():
             return
         self._in_backward = True
@@ -284,6 +306,17 @@ def _asked_place(function: Any, args: Any, kwargs: Any) -> tuple[int | None, int
     if not isinstance(rank, int) or rank < 0:
         return None, None
     return rank, world_size if isinstance(world_size, int) and world_size > 0 else None
+
+
+def _with_closure(
+    args: Any, kwargs: Any, wrap: Callable[[Callable[[], Any]], Callable[[], Any]]
+) -> tuple[Any, Any] | None:
+    """Arguments of ``optimizer.step`` with the closure wrapped; None where there is none."""
+    if callable(kwargs.get("closure")):
+        return args, {**kwargs, "closure": wrap(kwargs["closure"])}
+    if len(args) > 1 and callable(args[1]):
+        return (args[0], wrap(args[1]), *args[2:]), kwargs
+    return None
 
 
 def _wrap_backward(torch: Any, capture: Capture) -> None:

@@ -26,7 +26,10 @@ PYTHON = _line("python", program="train.py")
         ([PYTHON, _line("torch")], "built no optimizer"),
         ([PYTHON, _line("torch"), _line("unusable", detail="No module named 'x'")], "named 'x'"),
         ([PYTHON, _line("recording", rank=0)], "os._exit"),
-        ([_line("recording", rank=0), _line("closed", rank=0, steps=0)], "no optimizer made a step"),
+        (
+            [_line("recording", rank=0), _line("closed", rank=0, steps=0)],
+            "no optimizer made a step",
+        ),
         ([_line("recording", rank=0), _line("closed", rank=0, steps=3)], ""),
     ],
 )

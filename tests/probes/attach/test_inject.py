@@ -105,7 +105,9 @@ def test_a_program_with_a_module_called_probes_keeps_it_and_is_told(
     tmp_path: Path, fake_torch: Path
 ) -> None:
     (tmp_path / "probes.py").write_text("WHOSE = 'theirs'\n")
-    done = _python(tmp_path, "import torch, probes; print(probes.WHOSE)", pythonpath=str(fake_torch))
+    done = _python(
+        tmp_path, "import torch, probes; print(probes.WHOSE)", pythonpath=str(fake_torch)
+    )
     assert (done.stdout, done.stderr) == ("theirs\n", "")
     (unusable,) = [line for line in read_diary(tmp_path) if line.event == "unusable"]
     assert "module called probes of its own" in unusable.detail

@@ -16,7 +16,7 @@ Thread 0x00007faabc7fe6c0 [distprof-writer] (most recent call first):
   File "/usr/lib/python3.14/threading.py", line ??? in run
 
 Thread 0x00007faae701bb80 (most recent call first):
-  File "/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", line 3252 in all_reduce
+  File "/venv/lib/python3.11/site-packages/torch/distributed/c10d.py", line 3252 in all_reduce
   File "/home/me/train.py", line 40 in average
   File "/home/me/train.py", line 61 in <module>
 """

@@ -15,7 +15,7 @@ import msgspec
 from distprof.artefacts.run_file import RunFile
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
-TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2")
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 LIMIT_S = 300  # machines may be busy; nothing here waits so long by itself
 
 
