@@ -14,7 +14,14 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-__all__ = ["Placement", "allowed_environment", "git_commit", "placement", "versions"]
+__all__ = [
+    "Placement",
+    "allowed_environment",
+    "git_commit",
+    "placement",
+    "tool_version",
+    "versions",
+]
 
 # What launchers set: rank, world size, local rank, local world size, node. The first that is there
 # decides; torchrun's own variables come first, since it may itself run under SLURM or MPI.
@@ -117,6 +124,13 @@ def versions() -> dict[str, str]:
         if torch.version.cuda and torch.cuda.is_available():
             found["nccl"] = ".".join(str(part) for part in torch.cuda.nccl.version())
     return {name: version for name, version in found.items() if version}
+
+
+def tool_version() -> str:
+    """Version of distprof as installed; empty where it runs from a folder without installation."""
+    with suppress(metadata.PackageNotFoundError):
+        return metadata.version("distprof")
+    return ""
 
 
 def git_commit(folder: Path) -> str:

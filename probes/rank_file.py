@@ -13,11 +13,10 @@ from typing import Any
 
 import msgspec
 
-from distprof import __version__
 from distprof.artefacts import ERROR_FILE, RANK_FILE, RUN_FILE
 from distprof.artefacts.rank_file import ErrorFile, RankFile, with_ranks
 from distprof.artefacts.run_file import Coverage, Outcome, Overhead, ProbeStatus, RunFile
-from probes.environment import Placement, allowed_environment, git_commit, versions
+from probes.environment import Placement, allowed_environment, git_commit, tool_version, versions
 from probes.options import ProbeOptions
 from probes.peer_loss import is_peer_loss
 from probes.records import write_atomically
@@ -131,7 +130,7 @@ def start_run_file(
         profiled = tuple(rank for rank in range(place.world_size) if options.profiles(rank))
         coverage = Coverage(profiled_ranks=profiled, text=options.profile_ranks)
     file = RunFile(
-        distprof_version=__version__,
+        distprof_version=tool_version(),
         kind="session",
         command=tuple(sys.argv),
         config={"probes": msgspec.to_builtins(options)},
