@@ -51,21 +51,19 @@ def run_as_rank(settings: Settings, wishes: Wishes, place: Placement) -> int:
     run_dir = _agreed_directory(settings, wishes, place)
     supervisor = supervisor_of(run_dir, settings)
     quiet = wishes.quiet or place.rank != 0
-    with (
-        Interrupts(lambda text: say(text, quiet=quiet)) as interrupts,
-        job_progress(settings.configuration.training.steps, quiet=quiet) as show,
-    ):
+    with Interrupts(lambda text: say(text, quiet=quiet)) as interrupts:
         command = rank_process.command(run_dir, WORKER)
         told = {**os.environ, **environment, **rank_environment(run_dir, settings)}
         child = subprocess.Popen(command, env=told, start_new_session=True)
         interrupts.has_ranks = True
         supervisor.watch(place.rank, child.pid)
-        while supervisor.look() is not Phase.OVER:
-            interrupts.serve(supervisor)
-            show(supervisor.progress)
-            time.sleep(_LOOK_S)
+        with job_progress(settings.configuration.training.steps, quiet=quiet) as show:
+            while supervisor.look() is not Phase.OVER:
+                interrupts.serve(supervisor)
+                show(supervisor.progress)
+                time.sleep(_LOOK_S)
         child.wait()
-    return _left(run_dir, settings, supervisor, interrupts, wishes, place)
+        return _left(run_dir, settings, supervisor, interrupts, wishes, place)
 
 
 def _left(

@@ -17,6 +17,7 @@ from probes.job.telling import say, tell_failure
 from reference_runs.preparation import (
     WORKER,
     check,
+    check_port,
     described,
     is_rank_already,
     on_this_machine,
@@ -50,6 +51,8 @@ def run_job(settings: Settings, wishes: Wishes) -> int:
         from reference_runs.as_rank import run_as_rank
 
         return run_as_rank(settings, wishes, place)
+    if settings.launch.rdzv_endpoint and settings.launch.this_node == 0:
+        check_port(settings.launch.rdzv_endpoint)
     settings = on_this_machine(settings, quiet=wishes.quiet)
     check(settings, settings.launch.world_size)
     return _run_in(_directory(settings, wishes), settings, wishes)
@@ -82,24 +85,29 @@ def _run_in(run_dir: Path, settings: Settings, wishes: Wishes) -> int:
     supervisor = supervisor_of(run_dir, settings)
     ranks = f"{launch.world_size} {run.training.device.upper()} ranks"
     say(f"{run.workload.strategy()} on {ranks}, {run.training.steps} steps", quiet=quiet)
-    with (
-        Interrupts(lambda text: say(text, quiet=quiet)) as interrupts,
-        job_progress(run.training.steps, quiet=quiet) as show,
-    ):
-        problem = _launch(run_dir, settings, supervisor, interrupts, show)
-    if launch.this_node != 0:
-        write_exits(run_dir, supervisor.exits)
-        failure = supervisor.failure()
-        if failure is not None:
-            tell_failure(run_dir, failure)
-        return JOB_FAILED if failure or problem else 0
-    here = set(supervisor.exits)
-    elsewhere = (
-        evidence_of_others(run_dir, set(range(launch.world_size)) - here, patience_s=_OTHERS_S)
-        if launch.nodes > 1
-        else []
-    )
-    return end_job(run_dir, supervisor, interrupts, wishes, problem=problem, elsewhere=elsewhere)
+    with Interrupts(lambda text: say(text, quiet=quiet)) as interrupts:
+        with job_progress(run.training.steps, quiet=quiet) as show:
+            problem = _launch(run_dir, settings, supervisor, interrupts, show)
+        if launch.this_node != 0:
+            return _leave_word(run_dir, supervisor, problem)
+        others = set(range(launch.world_size)) - set(supervisor.exits)
+        is_alone = launch.nodes == 1 or not supervisor.exits
+        patience_s = 0 if is_alone else _OTHERS_S
+        elsewhere = evidence_of_others(run_dir, others, patience_s=patience_s) if patience_s else []
+        return end_job(
+            run_dir, supervisor, interrupts, wishes, problem=problem, elsewhere=elsewhere
+        )
+
+
+def _leave_word(run_dir: Path, supervisor: Supervisor, problem: str) -> int:
+    """On another node than the first, which reports: how the ranks of this one ended."""
+    write_exits(run_dir, supervisor.exits)
+    failure = supervisor.failure()
+    if failure is not None:
+        tell_failure(run_dir, failure)
+    elif problem:
+        say(problem)
+    return JOB_FAILED if failure or problem else 0
 
 
 def _launch(
@@ -110,7 +118,8 @@ def _launch(
     show: Callable[[Progress], None],
 ) -> str:
     """Start the ranks and see them to their end; what kept the launcher from it, else empty."""
-    from reference_runs.launch import Meeting, start_ranks
+    from reference_runs.launch import start_ranks
+    from reference_runs.meeting import Meeting
 
     launch = settings.launch
     try:

@@ -8,14 +8,10 @@ its end.
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
-import socket
-import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -28,74 +24,16 @@ from torch.distributed.elastic.agent.server.api import (
 )
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
-from torch.distributed.elastic.rendezvous import RendezvousParameters
-from torch.distributed.elastic.rendezvous import registry as rendezvous_registry
 
-from distprof.errors import UsageError
 from probes.job import rank_process
 from probes.job.interrupts import Interrupts
 from probes.job.supervise import Phase, Supervisor
+from reference_runs.meeting import Meeting
 
-__all__ = ["Meeting", "start_ranks"]
+__all__ = ["start_ranks"]
 
 _LOOK_S = 0.05
 _EXIT_BARRIER = timedelta(seconds=60)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Meeting:
-    """How the nodes of a job find each other.
-
-    Args:
-        nodes: How many.
-        node_rank: Number of this one.
-        endpoint: ``HOST:PORT`` on the first node; empty for a job on this host alone, which takes
-            a free port.
-        timeout_s: How long to wait for the other nodes.
-    """
-
-    nodes: int = 1
-    node_rank: int = 0
-    endpoint: str = ""
-    timeout_s: int = 600
-
-    def parameters(self) -> RendezvousParameters:
-        """As torch's rendezvous wants them.
-
-        Raises:
-            UsageError: If this node is the first and its port is taken.
-        """
-        endpoint = self.endpoint or "localhost:0"
-        if self.node_rank == 0:
-            _check_port(endpoint)
-        return RendezvousParameters(
-            backend="static" if self.endpoint else "c10d",
-            endpoint=endpoint,
-            run_id="distprof" if self.endpoint else uuid.uuid4().hex,
-            min_nodes=self.nodes,
-            max_nodes=self.nodes,
-            local_addr=None if self.endpoint else "localhost",
-            rank=self.node_rank,
-            timeout=self.timeout_s,
-        )
-
-
-def _check_port(endpoint: str) -> None:
-    """Find out before the job whether the first node's port can be had."""
-    host, _, port = endpoint.rpartition(":")
-    for family in (socket.AF_INET6, socket.AF_INET):
-        try:
-            with socket.socket(family, socket.SOCK_STREAM) as listener:
-                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                listener.bind(("", int(port)))
-                listener.listen(1)
-        except OSError as error:
-            reason = {
-                errno.EADDRINUSE: "is in use on this node; choose another",
-                errno.EACCES: "needs privileges; choose one above 1023",
-            }.get(error.errno or 0)
-            if reason:
-                raise UsageError(f"--rdzv-endpoint {host}:{port}: port {port} {reason}") from error
 
 
 def start_ranks(
@@ -124,7 +62,6 @@ def start_ranks(
         on_look: Called at each look, some twenty times a second.
 
     Raises:
-        UsageError: If the port is taken.
         KeyboardInterrupt: If interrupted before any rank was started.
     """
     command = rank_process.command(run_dir, program)
@@ -133,16 +70,13 @@ def start_ranks(
         local_world_size=num_ranks,
         entrypoint=command[0],
         args=tuple(command[1:]),
-        rdzv_handler=rendezvous_registry.get_rendezvous_handler(meeting.parameters()),
+        rdzv_handler=meeting,
         max_restarts=0,
         monitor_interval=_LOOK_S,
     )
     agent = _Agent(spec, supervisor=supervisor, interrupts=interrupts, on_look=on_look)
     with _quiet_torch(), _environment(environment):
-        try:
-            agent.run()
-        finally:
-            spec.rdzv_handler.shutdown()
+        agent.run()
 
 
 class _Agent(LocalElasticAgent):

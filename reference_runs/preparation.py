@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import socket
 import sys
 import time
 from pathlib import Path
@@ -20,6 +22,7 @@ from reference_runs.settings import Settings
 __all__ = [
     "WORKER",
     "check",
+    "check_port",
     "described",
     "is_rank_already",
     "on_this_machine",
@@ -58,6 +61,31 @@ def check(settings: Settings, world_size: int) -> None:
     run = settings.configuration
     run.workload.check(run.model.resolved(), run.training, world_size)
     check_faults(run.faults, run.workload, world_size, run.training.steps)
+
+
+def check_port(endpoint: str) -> None:
+    """Find out before the job whether the first node's port can be had.
+
+    Args:
+        endpoint: ``HOST:PORT``, this node being the host.
+
+    Raises:
+        UsageError: If it is taken, or not for everybody.
+    """
+    host, _, port = endpoint.rpartition(":")
+    for family in (socket.AF_INET6, socket.AF_INET):
+        try:
+            with socket.socket(family, socket.SOCK_STREAM) as listener:
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                listener.bind(("", int(port)))
+                listener.listen(1)
+        except OSError as error:
+            reason = {
+                errno.EADDRINUSE: "is in use on this node; choose another",
+                errno.EACCES: "needs privileges; choose one above 1023",
+            }.get(error.errno or 0)
+            if reason:
+                raise UsageError(f"--rdzv-endpoint {host}:{port}: port {port} {reason}") from error
 
 
 def on_this_machine(settings: Settings, *, quiet: bool) -> Settings:

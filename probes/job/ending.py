@@ -60,7 +60,7 @@ def end_job(
     Args:
         run_dir: The run directory.
         supervisor: Has seen the ranks of this host to their end.
-        interrupts: Whether the user ended the job.
+        interrupts: Whether the user ended the job; released when run.json is complete.
         wishes: About the report.
         problem: Why the launcher itself could not go on; empty if it could.
         elsewhere: What is known of ranks on other hosts.
@@ -86,9 +86,11 @@ def end_job(
         run = None
     if failure is not None:
         tell_failure(run_dir, failure)
-    code = 0 if wishes.no_report else _reported(run_dir, wishes)
+    interrupts.release()
+    has_record = bool(exits) and not wishes.no_report
+    code = _reported(run_dir, wishes) if has_record else 0
     if run is not None and not wishes.quiet:
-        tell_where(run, run_dir, has_report=not wishes.no_report and code in (0, 1))
+        tell_where(run, run_dir, has_report=has_record and code in (0, 1))
     if failure is not None:
         return JOB_FAILED
     return interrupts.exit_code if interrupts.signal is not None else code

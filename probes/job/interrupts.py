@@ -45,13 +45,18 @@ class Interrupts:
         trace: TracebackType | None,
     ) -> None:
         """Give them back."""
+        self.release()
+
+    def release(self) -> None:
+        """Give the signals back now: what follows may be interrupted as any program."""
         for number, handler in self._before.items():
             signal.signal(number, handler)
+        self._before = {}
 
     def install(self) -> None:
         """Take the signals (again): torch's launcher sets handlers of its own when it starts."""
         for number in _SIGNALS:
-            if self._before.get(number) is not signal.SIG_IGN:  # as under nohup
+            if self._before[number] is not signal.SIG_IGN:  # as under nohup
                 signal.signal(number, self._note)
 
     @property
@@ -73,5 +78,5 @@ class Interrupts:
         del frame
         self.signal = self.signal or signal.Signals(number)
         self._count += 1
-        if not self.has_ranks:
+        if not self.has_ranks and self._count == 1:
             raise KeyboardInterrupt

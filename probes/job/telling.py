@@ -15,6 +15,7 @@ from probes.job.evidence import last_lines, main_stack, read_error
 __all__ = ["plain", "say", "shown_path", "tell_failure", "tell_where"]
 
 _LINES = 12
+_PLUMBING = ('"<frozen ', "/probes/job/rank_main.py")
 
 
 def plain(text: str) -> str:
@@ -62,7 +63,8 @@ def tell_failure(run_dir: Path, failure: Failure) -> None:
 def _last_words(folder: Path, failure: Failure) -> list[str]:
     """A rank that raised shows its traceback; one that stood still, where it stands."""
     if failure.kind in ("hung", "stopped"):
-        return main_stack(folder / STACKS_FILE)[:_LINES]
+        stack = main_stack(folder / STACKS_FILE)
+        return [line for line in stack if not any(name in line for name in _PLUMBING)][:_LINES]
     error = read_error(folder / ERROR_FILE)
     is_its_own = error is not None and failure.kind in ("exception", "out_of_memory")
     return error.traceback.splitlines()[-_LINES:] if error and is_its_own else []
