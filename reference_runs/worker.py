@@ -8,13 +8,11 @@ torn down, when all work is done and written.
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 from typing import NoReturn, Protocol
 
 import msgspec
@@ -49,17 +47,9 @@ class Log(Phases, Protocol):
         ...
 
 
-class Stopped(BaseException):
-    """Somebody asked this process to end."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(signal.Signals(number).name)
-        self.exit_code = 128 + number
-
-
 def train(
     job: Job, trainer: Trainer, configuration: Configuration, log: Log, injection: Injection
-) -> list[float | None]:
+) -> None:
     """All steps.
 
     Args:
@@ -68,11 +58,7 @@ def train(
         configuration: Sizes, steps and seed.
         log: Told of phases and steps.
         injection: Faults to order.
-
-    Returns:
-        This rank's loss after each step, None where it has none.
     """
-    losses: list[Tensor | None] = []
     for step in range(configuration.training.steps):
         with log.phase("input"):
             injection.input_begins()
@@ -80,10 +66,13 @@ def train(
         injection.training_begins(step)
         with injection.slowing():
             loss = trainer.train_step(micro_batches, log)
-        tokens, samples = _share(job, trainer, micro_batches)
-        log.step(loss=loss, tokens=tokens, samples=samples)
-        losses.append(loss)
-    return [None if loss is None else loss.item() for loss in losses]
+        tokens = sum(batch.tokens.numel() for batch in micro_batches)
+        samples = sum(len(batch.tokens) for batch in micro_batches)
+        log.step(
+            loss=loss,
+            tokens=_share(tokens, job, trainer),
+            samples=_share(samples, job, trainer),
+        )
 
 
 def _batches(configuration: Configuration, trainer: Trainer, step: int) -> Sequence[Batch]:
@@ -92,18 +81,13 @@ def _batches(configuration: Configuration, trainer: Trainer, step: int) -> Seque
     )
 
 
-def _share(job: Job, trainer: Trainer, batches: Sequence[Batch]) -> tuple[int, int]:
-    """Tokens and samples of the global batch for each rank, so that the ranks' sum is right.
+def _share(of_part: int, job: Job, trainer: Trainer) -> int:
+    """What counts for this rank, so that the ranks' sum is that of the global batch.
 
     Ranks that work on the same tokens (tensor, pipeline, context parallel) count a part of them.
     """
-    tokens = sum(batch.tokens.numel() for batch in batches) * trainer.num_data_parts
-    samples = sum(len(batch.tokens) for batch in batches) * trainer.num_data_parts
-    first, more = divmod(tokens, job.world_size), divmod(samples, job.world_size)
-    return (
-        first[0] + (job.rank < first[1]),
-        more[0] + (job.rank < more[1]),
-    )
+    each, rest = divmod(of_part * trainer.num_data_parts, job.world_size)
+    return each + (job.rank < rest)
 
 
 def _work(run_dir: Path, place: Place) -> None:
@@ -121,6 +105,7 @@ def _work(run_dir: Path, place: Place) -> None:
         mesh=sizes,
         coordinates=coordinates_of(place.rank, sizes),
     ) as log:
+        log.close_on_sigterm()
         trainer = build(job, configuration.model, configuration.training, configuration.workload)
         log.watch(*trainer.modules)
         injection = Injection(configuration.faults, job, trainer)
@@ -160,22 +145,18 @@ def _is_peer_loss(text: str) -> bool:
     return is_peer_loss(text)
 
 
-def _stop(number: int, frame: FrameType | None) -> None:  # noqa: ARG001  # as signal wants it
-    raise Stopped(number)
-
-
 def main() -> NoReturn:
     """Be one rank, and leave with 0, 1 after an error, or 128 + the signal that asked to end."""
     place = Place.from_environment()
     run_dir = Path(os.environ["DISTPROF_RUN_DIR"])
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _stop)
     code = 1
     try:
         _work(run_dir, place)
         code = 0
-    except Stopped as stopped:
-        code = stopped.exit_code
+    except KeyboardInterrupt:
+        code = 130
+    except SystemExit as leaving:  # on SIGTERM, from the session
+        code = leaving.code if isinstance(leaving.code, int) else 1
     except UsageError as error:
         sys.stderr.write(f"error: {error}\n")
         _write_error(run_dir, place, error)
