@@ -6,41 +6,60 @@ needs the standard library only, does next to nothing until torch is imported, a
 
 from __future__ import annotations
 
-import importlib.machinery
 import os
 import sys
-from collections.abc import Callable
-from types import ModuleType
-from typing import Any
+import time
+
+TYPE_CHECKING = False  # as type checkers take it; importing it from typing takes milliseconds
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+    from typing import Any
 
 HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - pathlib is slow to import
 MAX_DIARY_BYTES = 4 * 2**20
 
 
-def _write_down(event: str, **about: object) -> None:
+def _write_down(event: str, **about: str) -> None:
     """Add a line to the diary of the run; what cannot be written is not worth a failure."""
     try:
-        import json
-        import socket
-        import time
-
-        line = {"event": event, "t_ns": time.time_ns(), "pid": os.getpid()}
-        line.update(host=socket.gethostname(), **about)
+        texts = {"event": event, "host": os.uname().nodename, **about}
+        pairs = [f'"t_ns": {time.time_ns()}, "pid": {os.getpid()}']
+        pairs += [f'"{name}": {_quoted(text)}' for name, text in texts.items()]
         file = os.path.join(os.environ["DISTPROF_RUN_DIR"], "capture.jsonl")  # noqa: PTH118
         to = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
             if os.fstat(to).st_size < MAX_DIARY_BYTES:
-                os.write(to, json.dumps(line).encode() + b"\n")
+                os.write(to, f"{{{', '.join(pairs)}}}\n".encode())
         finally:
             os.close(to)
     except Exception:
         pass
 
 
+def _quoted(text: str) -> str:
+    """``text`` in JSON; the module json would take longer to import than all the rest here."""
+    return '"{}"'.format("".join(_escaped(letter) for letter in text[:500]))
+
+
+def _escaped(letter: str) -> str:
+    if " " <= letter <= "~" and letter not in '"\\':
+        return letter
+    return f"\\u{ord(letter):04x}" if ord(letter) < 0xD800 else "?"
+
+
+def _find_in(name: str, folders: list[str], target: Any = None) -> Any:
+    """Find a module in these folders, as Python itself would."""
+    for finder in sys.meta_path:
+        if getattr(finder, "__name__", "") == "PathFinder":
+            return finder.find_spec(name, folders, target)
+    return None
+
+
 def _chain() -> None:
     """Run the ``sitecustomize`` that this one hides, if there is one."""
     elsewhere = [folder for folder in sys.path if os.path.abspath(folder or ".") != HERE]  # noqa: PTH100
-    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", elsewhere)
+    spec = _find_in("sitecustomize", elsewhere)
     if spec is None or spec.loader is None:
         return
     from importlib.util import module_from_spec
@@ -67,7 +86,7 @@ class _OurPackages:
         """As the import system asks."""
         if path is not None or name not in self._folders:
             return None
-        return importlib.machinery.PathFinder.find_spec(name, [self._folders[name]], target)
+        return _find_in(name, [self._folders[name]], target)
 
 
 class _AfterTorch:
@@ -112,7 +131,7 @@ def _torch_imported(torch: ModuleType) -> None:
             return
         install(torch)
     except Exception as error:
-        _write_down("unusable", detail=f"the hook failed: {error!r}"[:500])
+        _write_down("unusable", detail=f"the hook failed: {error!r}")
 
 
 def _places() -> list[str]:

@@ -60,6 +60,15 @@ def test_a_python_without_torch_only_says_that_it_was_there(tmp_path: Path) -> N
     assert [line.event for line in read_diary(tmp_path)] == ["python"]
 
 
+def test_any_text_gets_into_the_diary(tmp_path: Path) -> None:
+    """It is written without the module json, whose import every Python of the job would pay."""
+    code = 'pass # "quoted" \\ tab\tümläut \x1b[31m 🎉'
+    done = _python(tmp_path, code)
+    assert (done.stderr, done.returncode) == ("", 0)
+    (line,) = read_diary(tmp_path)
+    assert line.program == f"-c {code}".replace("🎉", "?")
+
+
 def test_a_sitecustomize_that_is_hidden_still_runs(tmp_path: Path) -> None:
     theirs = tmp_path / "theirs"
     theirs.mkdir()
