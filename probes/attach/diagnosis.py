@@ -11,9 +11,7 @@ __all__ = ["notes_of", "why_nothing"]
 
 
 def why_nothing(diary: Sequence[DiaryLine]) -> str:
-    """Why no step was recorded, with the way out; empty when steps were."""
-    if any(line.event == "closed" and line.steps for line in diary):
-        return ""
+    """Why no step was recorded, with the way out."""
     unusable = [line.detail for line in diary if line.event == "unusable"]
     if unusable:
         return f"the probes could not work in the program: {unusable[0]}"

@@ -30,14 +30,45 @@ def when_it_ends(finish: Finish) -> None:
 
     It may be called more than once. What the program set up itself stays in force.
     """
-    _at_exception(finish)
-    atexit.register(lambda: finish(_last_exception()))
+    end = _End(finish)
+    _at_exception(end)
+    atexit.register(lambda: end(_last_exception()))
     if multiprocessing.parent_process() is not None:
         from multiprocessing.util import Finalize
 
-        Finalize(None, lambda: finish(_exception_in_flight()), exitpriority=10)
+        Finalize(None, lambda: end(_exception_in_flight()), exitpriority=10)
     if threading.current_thread() is threading.main_thread():
-        _OnTermination(finish).install()
+        _OnTermination(end).install()
+
+
+class _End:
+    """The call of ``finish``, which a signal may meet half-way: it is then let come to its end."""
+
+    def __init__(self, finish: Finish) -> None:
+        self._finish = finish
+        self._depth = 0
+        self.is_terminated = False
+
+    def __call__(self, error: BaseException | None) -> None:
+        self._depth += 1
+        try:
+            self._finish(error)
+        finally:
+            self._depth -= 1
+        if self.is_terminated and not self.is_running:
+            die_of_sigterm()
+
+    @property
+    def is_running(self) -> bool:
+        return self._depth > 0
+
+
+def die_of_sigterm() -> None:
+    """End as the signal alone would have ended the process; from any thread."""
+    ctypes.CDLL(None).signal(
+        int(signal.SIGTERM), 0
+    )  # SIG_DFL; Python allows it the main thread only
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _last_exception() -> BaseException | None:
@@ -61,8 +92,8 @@ def _at_exception(finish: Finish) -> None:
     def keep_and_go_on(
         kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
-        finish(error)
         before(kind, error, trace)
+        finish(error)
 
     sys.excepthook = keep_and_go_on
 
@@ -76,8 +107,8 @@ class _OnTermination:
     save for the writing.
     """
 
-    def __init__(self, finish: Finish) -> None:
-        self._finish = finish
+    def __init__(self, end: _End) -> None:
+        self._end = end
         self._answered = threading.Event()
         self._pid = os.getpid()
 
@@ -101,19 +132,21 @@ class _OnTermination:
     def _in_main_thread(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
         self._answered.set()
         is_ours = signal.getsignal(signal.SIGTERM) == self._in_main_thread
-        if os.getpid() == self._pid:
-            self._finish(None)
-        if is_ours:  # else the program has its own handler by now, which called this one
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            os.kill(os.getpid(), signal.SIGTERM)
+        if os.getpid() != self._pid:
+            die_of_sigterm()
+        elif not is_ours:  # the program has its own handler by now, which called this one
+            self._end(None)
+        else:
+            self._end.is_terminated = True
+            if not self._end.is_running:
+                self._end(None)
 
     def _watch(self, reading: int) -> None:
         while news := os.read(reading, 64):
             if signal.SIGTERM in news and not self._answered.wait(PATIENCE_S):
                 if signal.getsignal(signal.SIGTERM) != self._in_main_thread:
                     continue
-                keeping = threading.Thread(target=self._finish, args=(None,), daemon=True)
+                keeping = threading.Thread(target=self._end, args=(None,), daemon=True)
                 keeping.start()
                 keeping.join(KEEPING_S)
-                ctypes.CDLL(None).signal(int(signal.SIGTERM), 0)  # SIG_DFL, from any thread
-                os.kill(os.getpid(), signal.SIGTERM)
+                die_of_sigterm()

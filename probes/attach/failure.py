@@ -108,7 +108,11 @@ def _first_to_vanish(
     if not gone:
         return None
     first = min(gone, key=lambda each: (each.alive_until_ns or 0, each.rank))
-    when = "before its first step" if first.last_step is None else f"after step {first.last_step}"
+    when = (
+        "before its first step"
+        if first.last_step is None
+        else f"after step {first.last_step} or soon after"
+    )
     others = ", before any other rank had trouble" if len(evidence) > 1 else ""
     return Failure(
         rank=first.rank,

@@ -196,7 +196,7 @@ def _run(program: str, command: Sequence[str], run_dir: Path, options: ProbeOpti
     from probes.attach.environment import captured_environment
     from probes.attach.failure import Watch, outcome_of
     from probes.attach.launch import run_program, shell_code
-    from probes.attach.ranks import remove_sockets
+    from probes.attach.ranks import look, remove_sockets
     from probes.job.finish import conclude
 
     watch = Watch(run_dir)
@@ -204,7 +204,8 @@ def _run(program: str, command: Sequence[str], run_dir: Path, options: ProbeOpti
     ending = run_program(program, command, environment, meanwhile=watch.look)
     remove_sockets(run_dir)
     diary = read_diary(run_dir)
-    nothing = why_nothing(diary)
+    has_steps = any(rank.last_step is not None for rank in look(run_dir))
+    nothing = "" if has_steps else why_nothing(diary)
     outcome, failure = outcome_of(run_dir, ending, watch)
     notes = notes_of(diary, ending.exit) + ([f"No step: {nothing}."] if nothing else [])
     conclude(run_dir, outcome=outcome, exits={}, failure=failure, notes=notes)
