@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
 import torch
@@ -57,22 +57,30 @@ def checkpoint_blocks(model: Transformer) -> None:
         )
 
 
-def _first_and_second_pass(block: nn.Module) -> tuple[AbstractContextManager[None], ...]:
-    return nullcontext(), _unwatched(block)
+def _first_and_second_pass(
+    block: nn.Module,
+) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    return nullcontext(), _Unwatched(block)
 
 
-@contextmanager
-def _unwatched(block: nn.Module) -> Iterator[None]:
-    """Tokens are routed again when activations are recomputed: tell nobody twice."""
-    layers = [module for module in block.modules() if isinstance(module, MixtureOfExperts)]
-    watchers = [layer.watchers for layer in layers]
-    for layer in layers:
-        layer.watchers = []
-    try:
-        yield
-    finally:
-        for layer, before in zip(layers, watchers, strict=True):
-            layer.watchers = before
+class _Unwatched(AbstractContextManager[None]):
+    """Tokens are routed again when activations are recomputed: tell nobody twice.
+
+    Can be entered again: a backward in two halves recomputes twice.
+    """
+
+    def __init__(self, block: nn.Module) -> None:
+        self._layers = [part for part in block.modules() if isinstance(part, MixtureOfExperts)]
+        self._watchers = [layer.watchers for layer in self._layers]
+
+    def __enter__(self) -> None:
+        self._watchers = [layer.watchers for layer in self._layers]
+        for layer in self._layers:
+            layer.watchers = []
+
+    def __exit__(self, *_: object) -> None:
+        for layer, watchers in zip(self._layers, self._watchers, strict=True):
+            layer.watchers = watchers
 
 
 def accumulate(

@@ -19,17 +19,21 @@ from typing import Any
 import msgspec
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import _resolve_process_group
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from distprof.errors import UsageError
 from reference_runs.alone import batches_of
 from reference_runs.configuration import Configuration
 from reference_runs.join import Place, arrange
+from reference_runs.model import MixtureOfExperts
 from reference_runs.workload import Trainer, build
 
 TINY = {"hidden": 64, "heads": 4, "kv_heads": 4, "ffn": 128, "sequence": 16, "vocabulary": 64}
 """Sizes of the model in tests: milliseconds per step."""
 LIMIT_S = 240.0
+FUNCTIONAL = ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor")
 
 
 class Variant(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,12 +61,16 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
         numel: Elements of the full (unsharded) buffer.
         itemsize: Bytes of an element.
         ranks: Members of the group.
+        sent: Elements of the buffer that this rank puts in.
+        members: Their global ranks.
     """
 
     name: str
     numel: int
     itemsize: int
     ranks: int
+    sent: int = 0
+    members: list[int] = []
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,6 +80,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     calls: list[Call]
     num_parameters: int
     error: str = ""
+    routing: list[list[int]] = []  # in the last step: tokens per expert, layer after layer
 
 
 def run_variants(
@@ -123,8 +132,12 @@ class CallLog(TorchDispatchMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # what it does inside comes here again
         if func.namespace == "c10d":
             self.calls.append(_described(func, args))
+        if func.namespace == "_c10d_functional" and func.overloadpacket.__name__ in FUNCTIONAL:
+            self.calls.append(_described_functional(func, args))
         return func(*args, **(kwargs or {}))
 
 
@@ -137,11 +150,28 @@ def _described(func: Any, args: Sequence[Any]) -> Call:
     ]
     groups = [value for value in args if "ProcessGroup" in str(getattr(value, "_type", str)())]
     largest = max(tensors, key=lambda tensor: tensor.numel(), default=torch.empty(0))
+    put_in = tensors[-1] if tensors else largest  # the output, where there is one, comes first
     return Call(
         name=func.overloadpacket.__name__,
         numel=largest.numel(),
         itemsize=largest.element_size(),
         ranks=dist.ProcessGroup.unbox(groups[0]).size() if groups else 0,
+        sent=put_in.numel(),
+        members=dist.get_process_group_ranks(dist.ProcessGroup.unbox(groups[0])) if groups else [],
+    )
+
+
+def _described_functional(func: Any, args: Sequence[Any]) -> Call:
+    name = func.overloadpacket.__name__
+    group = _resolve_process_group(args[-1])
+    tensor = args[0]
+    return Call(
+        name=name,
+        numel=tensor.numel() * (group.size() if name.startswith("all_gather") else 1),
+        itemsize=tensor.element_size(),
+        ranks=group.size(),
+        sent=tensor.numel(),
+        members=dist.get_process_group_ranks(group),
     )
 
 
@@ -162,13 +192,31 @@ def train(variant: Variant, place: Place) -> Seen:
     except UsageError as error:
         return Seen(losses=[], calls=[], num_parameters=0, error=str(error))
     losses, log = [], CallLog()
+    routing: list[list[int]] = []
+    for layer in _mixtures_of_experts(trainer):
+        layer.watchers.append(lambda seen: routing.append(seen.tokens_per_expert.tolist()))
     for step in range(training.steps):
         log = CallLog()
+        routing.clear()
         batches = batches_of(configuration.model, training, step=step, part=trainer.data_index)
-        with log:
+        with log if step == training.steps - 1 else nullcontext():
             loss = trainer.train_step(batches, Silent())
         losses.append(None if loss is None else loss.item())
-    return Seen(losses=losses, calls=log.calls, num_parameters=_num_parameters(trainer))
+    return Seen(
+        losses=losses,
+        calls=log.calls,
+        num_parameters=_num_parameters(trainer),
+        routing=routing,
+    )
+
+
+def _mixtures_of_experts(trainer: Trainer) -> list[MixtureOfExperts]:
+    return [
+        layer
+        for module in trainer.modules
+        for layer in module.modules()
+        if isinstance(layer, MixtureOfExperts)
+    ]
 
 
 def _num_parameters(trainer: Trainer) -> int:
