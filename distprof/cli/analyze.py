@@ -116,14 +116,15 @@ def _save(report: Report, source: str, wanted: str | None, *, quiet: bool) -> st
     """Keep the report where the user asked, else in a run directory; returns where, or empty."""
     from distprof.artefacts import REPORT_FILE, RUN_FILE
     from distprof.errors import InputError
+    from distprof.ingest.job.run_directory import find_run_directory
     from distprof.report.saved import save_report
 
     if wanted:
         save_report(report, wanted)
         note(f"Wrote {wanted}", quiet=quiet)
         return wanted
-    folder = Path(source)
-    if not (folder / RUN_FILE).is_file():
+    folder = Path(find_run_directory(source) or "")
+    if not (folder / RUN_FILE).is_file() or "://" in source:
         return ""
     try:
         save_report(report, folder / REPORT_FILE)

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distprof.ingest.job.flight import FlightEntries
+from distprof.run.codes import distinct
 from distprof.schema import ABSENT, Coded, Int64Array, Table
 
 __all__ = ["Asked", "groups_of_threads", "with_groups"]
@@ -21,6 +22,8 @@ TOLERANCE_NS = 20_000
 """Stamps of trace and recorder agree within 8 µs (torch 2.13, gloo)."""
 
 _CLEAR = 2.0  # how much longer after another group's request than after its own
+_MIN_RUNS = 4  # fewer may follow another group's requests by chance
+_MOSTLY = 0.5  # requests over executions: the first ones may have been asked for before the capture
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,19 +82,81 @@ def groups_of_threads(
         ask_group: Their groups, ABSENT where unknown.
         ask_start: Their starts, ns.
     """
-    result = np.full(len(run_key), ABSENT, dtype=np.int32)
     known = (ask_group != ABSENT) & (ask_key >= 0)
-    key, group, start = ask_key[known], ask_group[known], ask_start[known]
-    for thread in np.unique(run_thread).tolist():
-        mine = run_thread == thread
-        candidates = _candidates(run_key[mine], key, group)
-        if len(candidates) > 1:
-            candidates = _nearest(
-                run_key[mine], run_start[mine], candidates, key=key, group=group, start=start
-            )
-        if len(candidates) == 1:
-            result[mine] = candidates[0]
+    asks = _Requests(key=ask_key[known], group=ask_group[known], start=ask_start[known])
+    open_threads = {
+        thread: (run_thread == thread) & (run_key >= 0) for thread in distinct(run_thread).tolist()
+    }
+    group_of: dict[int, int] = {}
+    for choose in (_only_group, _nearest_group):
+        settled = True
+        while settled:  # a thread that is settled uses up requests, which may settle others
+            settled = False
+            for thread, runs in list(open_threads.items()):
+                group = choose(run_key[runs], run_start[runs], asks)
+                if group is not None:
+                    group_of[thread] = group
+                    asks = asks.without(group, run_key[runs])
+                    del open_threads[thread]
+                    settled = True
+    result = np.full(len(run_key), ABSENT, dtype=np.int32)
+    for thread, group in group_of.items():
+        result[run_thread == thread] = group
     return result
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Requests:
+    """Requests of known group, kind and size, in order of start."""
+
+    key: Int64Array
+    group: NDArray[np.int32]
+    start: Int64Array
+
+    def without(self, group: int, runs: Int64Array) -> _Requests:
+        """Without those of a group that a thread has executed."""
+        keep = np.ones(len(self.key), dtype=np.bool_)
+        for value, count in zip(*np.unique(runs, return_counts=True), strict=True):
+            used = np.flatnonzero((self.key == value) & (self.group == group))[:count]
+            keep[used] = False
+        return _Requests(key=self.key[keep], group=self.group[keep], start=self.start[keep])
+
+    def candidates(self, runs: Int64Array) -> list[int]:
+        """Groups that asked for each kind and size often enough; none without any evidence."""
+        kept: set[int] | None = None
+        for value, count in zip(*np.unique(runs, return_counts=True), strict=True):
+            groups, asked = np.unique(self.group[self.key == value], return_counts=True)
+            enough = set(groups[asked >= _MOSTLY * count].tolist())
+            if len(groups):
+                kept = enough if kept is None else kept & enough
+        return sorted(kept or ())
+
+
+def _only_group(runs: Int64Array, starts: Int64Array, asks: _Requests) -> int | None:  # noqa: ARG001
+    """The one group that can have asked for what a thread executed, if it is one."""
+    found = asks.candidates(runs)
+    return found[0] if len(found) == 1 else None
+
+
+def _nearest_group(runs: Int64Array, starts: Int64Array, asks: _Requests) -> int | None:
+    """Of several groups, the one whose requests came right before; None where none stands out."""
+    found = asks.candidates(runs)
+    if len(found) < 2 or len(runs) < _MIN_RUNS:
+        return found[0] if len(found) == 1 else None
+    delays = sorted((_delay(runs, starts, asks, group), group) for group in found)
+    return delays[0][1] if delays[0][0] * _CLEAR < delays[1][0] else None
+
+
+def _delay(runs: Int64Array, starts: Int64Array, asks: _Requests, group: int) -> float:
+    """Median time from a group's latest request of the same kind and size, in ns."""
+    delays = []
+    for value in distinct(runs).tolist():
+        asked = asks.start[(asks.key == value) & (asks.group == group)]
+        ran = starts[runs == value]
+        at = np.searchsorted(asked, ran, side="right") - 1
+        delays.append(ran[at >= 0] - asked[at[at >= 0]])
+    joined = np.concatenate(delays)
+    return float(np.median(joined)) if len(joined) else np.inf
 
 
 def _entry_of(comm_args: Table, asked: Asked, flight: FlightEntries) -> Int64Array:
@@ -141,43 +206,3 @@ def _overlaid(column: Coded, rows: Int64Array, told: Coded) -> Coded:
     codes = column.codes.copy()
     codes[rows] = told.codes + len(column.values)
     return Coded.merged(codes, (*column.values, *told.values))
-
-
-def _candidates(runs: Int64Array, key: Int64Array, group: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Groups that asked for every kind and size that a thread executed, as far as any asked."""
-    kept: NDArray[np.int32] = np.unique(group)
-    for value in np.unique(runs[runs >= 0]).tolist():
-        of_key = np.unique(group[key == value])
-        if len(of_key):
-            kept = np.intersect1d(kept, of_key)
-    return kept
-
-
-def _nearest(
-    runs: Int64Array,
-    starts: Int64Array,
-    candidates: NDArray[np.int32],
-    *,
-    key: Int64Array,
-    group: NDArray[np.int32],
-    start: Int64Array,
-) -> NDArray[np.int32]:
-    """Of several groups, the one whose requests came right before; all where none stands out."""
-    delays = np.array(
-        [_delay(runs, starts, key=key[group == g], start=start[group == g]) for g in candidates]
-    )
-    order = np.argsort(delays)
-    best, next_best = delays[order[0]], delays[order[1]]
-    return candidates[order[:1]] if best * _CLEAR < next_best else candidates
-
-
-def _delay(runs: Int64Array, starts: Int64Array, *, key: Int64Array, start: Int64Array) -> float:
-    """Median time from the latest request of the same kind and size, in ns."""
-    delays = []
-    for value in np.unique(runs[runs >= 0]).tolist():
-        asks, ran = start[key == value], starts[runs == value]
-        at = np.searchsorted(asks, ran, side="right") - 1
-        known = at >= 0
-        delays.append((ran[known] - asks[np.maximum(at, 0)][known]).astype(np.float64))
-    joined = np.concatenate(delays) if delays else np.empty(0)
-    return float(np.median(joined)) if len(joined) else np.inf

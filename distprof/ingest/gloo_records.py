@@ -172,7 +172,8 @@ def _asked(comm_args: Table, facts: CallFacts) -> _Side:
     names = comm_args.coded("name")
     wanted = names.where([n.startswith("c10d::") and n not in _RUNS_IN_PARTS for n in names.values])
     rows = np.flatnonzero(wanted & (facts.kind != CollectiveKind.UNKNOWN)).astype(np.int64)
-    rows = rows[np.argsort(comm_args["start_ns"][rows], kind="stable")]
+    rows = rows[np.lexsort((-comm_args["end_ns"][rows], comm_args["start_ns"][rows]))]
+    rows = rows[~_asks_again(comm_args, rows)]
     kind = facts.kind[rows].copy()
     for asked, run in _EXECUTED_AS.items():
         kind[kind == asked] = run
@@ -180,6 +181,21 @@ def _asked(comm_args: Table, facts: CallFacts) -> _Side:
     told = names.where([bool(name) for name in names.values])[rows]
     group = np.where(told, names.codes[rows], ABSENT).astype(np.int32)
     return _Side(rows=rows, kind=kind, elements=facts.in_elements[rows], group=group)
+
+
+def _asks_again(comm_args: Table, rows: Int64Array) -> NDArray[np.bool_]:
+    """Operators right around another of the same name: a dispatch mode hands a call on.
+
+    The inner one is the call that reaches the group.
+    """
+    again = np.zeros(len(rows), dtype=np.bool_)
+    if len(rows) < 2:
+        return again
+    names, threads = comm_args.coded("name").codes[rows], comm_args.coded("thread").codes[rows]
+    same = (names[1:] == names[:-1]) & (threads[1:] == threads[:-1])
+    end = comm_args["end_ns"][rows]
+    again[:-1] = same & (end[1:] <= end[:-1])
+    return again
 
 
 def _pair_in_order(

@@ -66,11 +66,14 @@ def _rows(job: JobResult, *, show_all: bool) -> Iterator[tuple[str, str]]:
     unusual = [end for end in job.exits if show_all or end.code != 0]
     for end in unusual if job.outcome != "completed" or show_all else ():
         yield f"end of {_ranks(end.ranks)}", _exit_text(end)
-    shown = job.errors if show_all else job.errors[:MAX_ERRORS_SHOWN]
-    for error in shown:
+    own = [error for error in job.errors if show_all or not error.is_peer_loss]
+    for error in own if show_all else own[:MAX_ERRORS_SHOWN]:
         after = "" if error.step is None else f" after step {error.step}"
         words = shorten(" ".join(error.message.split()), _MAX_TEXT)
         yield f"error of rank {error.rank}", f"{error.kind}{after}: {words}"
+    lost = [error.rank for error in job.errors if error.is_peer_loss]
+    if lost and not show_all:
+        yield "lost a peer", _ranks(tuple(sorted(lost)))
     for probe in job.probes:
         if show_all or probe.num_dropped or probe.state in ("failed", "yielded"):
             yield f"probe {probe.name}", _probe_text(probe)

@@ -72,11 +72,12 @@ def check(capture: CaptureResult, limits: Limits) -> Iterator[Draft]:
     )
 
 
+_AS_ASKED = frozenset({"chosen-ranks", "no-traces"})
 _DAMAGE = frozenset({"truncated", "unreadable"})
 
 
 def _ranks(capture: CaptureResult) -> Iterator[str]:
-    chosen = any(gap.what == "chosen-ranks" for gap in capture.gaps)
+    chosen = any(gap.what in _AS_ASKED for gap in capture.gaps)
     if capture.ranks_missing and not chosen:
         missing = name_ranks(capture.ranks_missing)
         are = "are" if len(capture.ranks_missing) > 1 else "is"
