@@ -42,7 +42,7 @@ _PROBES_SHOWN = (
     "moe_routing",
     "clock",
     "measure_overhead",
-    "max_events",
+    "max_growth_mb",
 )
 
 
@@ -185,9 +185,9 @@ def _option(
     }
     if kind == "bool":
         off = flag.removeprefix("no-") if flag.startswith("no-") else f"no-{flag}"
-        return GroupedOption([f"--{flag}/--{off}", f"{key[0]}__{name}"], **common)
+        return GroupedOption([f"--{flag}/--{off}", f"of__{key[0]}__{name}"], **common)
     type_ = click.Choice(list(choices)) if choices else _TYPES[kind]
-    return GroupedOption([f"--{flag}", f"{key[0]}__{name}"], type=type_, **common)
+    return GroupedOption([f"--{flag}", f"of__{key[0]}__{name}"], type=type_, **common)
 
 
 def _shown(default: Any) -> str:
@@ -266,8 +266,8 @@ def _remember_debug(ctx: click.Context, param: click.Parameter, value: bool) -> 
 def _run(workload: str, values: dict[str, Any]) -> int:
     config, faults = values.pop("config"), values.pop("faults")
     given: dict[str, dict[str, Any]] = {"faults": {"inject": list(faults)} if faults else {}}
-    for name in [name for name in values if "__" in name]:
-        section, _, option = name.partition("__")
+    for name in [name for name in values if name.startswith("of__")]:
+        _, section, option = name.split("__")
         value = values.pop(name)
         if value is not None:
             given.setdefault(section, {})[option] = value

@@ -13,10 +13,11 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
+from distprof.artefacts.run_file import Fault
 from distprof.errors import InputError, UsageError
 from probes.options import ProbeOptions
 from reference_runs.configuration import Configuration
-from reference_runs.faults import parse_fault
+from reference_runs.faults import SLOW_LINK, parse_fault
 from reference_runs.options import ModelOptions, TrainingOptions
 from reference_runs.registry import WORKLOADS
 
@@ -39,6 +40,9 @@ class LaunchOptions:
     nodes: int = _option(1, "nodes; run the same command on each")
     node_rank: int = _option(-1, "number of this node, from 0 (-1: as SLURM counts)")
     rdzv_endpoint: str = _option("", "HOST:PORT on the first node, where nodes meet")
+    emulate_nodes: int = _option(
+        0, "make so many nodes on this machine, out of network namespaces (needs root)"
+    )
 
     @property
     def ranks_per_node(self) -> int:
@@ -48,7 +52,12 @@ class LaunchOptions:
     @property
     def world_size(self) -> int:
         """Ranks of the whole job."""
-        return self.nodes * self.ranks_per_node
+        return max(self.nodes, self.emulate_nodes) * self.ranks_per_node
+
+    @property
+    def is_emulating(self) -> bool:
+        """Whether this process makes the nodes; those it makes have a number."""
+        return self.emulate_nodes > 0 and self.node_rank < 0
 
     @property
     def this_node(self) -> int | None:
@@ -70,6 +79,8 @@ class LaunchOptions:
             raise UsageError("--ranks, --gpus and --nodes count from 1, --node-rank from 0")
         if self.gpus and self.ranks and self.gpus != self.ranks:
             raise UsageError("--gpus starts one rank on each GPU: leave --ranks out")
+        if self.is_emulating and self.nodes > 1:
+            raise UsageError("--emulate-nodes makes nodes here: leave --nodes out")
         if self.node_rank >= self.nodes:
             raise UsageError(
                 f"--node-rank {self.node_rank}: nodes count from 0 to {self.nodes - 1}"
@@ -157,12 +168,23 @@ def resolve(workload: str, file: Sections, given: Sections) -> Settings:
     faults = tuple(parse_fault(str(text)) for text in merged.pop("faults").get("inject", ()))
     launch = _convert("launch", merged.pop("launch"), LaunchOptions)
     launch.check()
+    _check_link(faults, launch)
     training = _convert("training", merged["training"], TrainingOptions)
+    _convert("model", merged["model"], ModelOptions).resolved()
     merged["probes"].setdefault("total_steps", training.steps)
     probes = _convert("probes", merged["probes"], ProbeOptions)
     merged["probes"] = msgspec.to_builtins(probes)
     configuration = Configuration.from_sections(workload, merged, faults)
     return Settings(configuration=configuration, probes=probes, launch=launch)
+
+
+def _check_link(faults: Collection[Fault], launch: LaunchOptions) -> None:
+    for fault in faults:
+        if fault.kind == SLOW_LINK and not launch.emulate_nodes:
+            raise UsageError(
+                f"--fault {fault.text}: a slow link lies between emulated nodes; add"
+                " --emulate-nodes 2"
+            )
 
 
 def known_names(workload: str) -> dict[str, tuple[str, ...]]:

@@ -1,0 +1,170 @@
+"""Jobs that fail for real: who failed first, the exit code, and what is kept."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.jobs import LIMIT_S, Job, RunOnce, command_of, job_in, run_job
+
+pytestmark = pytest.mark.distributed
+
+TIMEOUT = ("--group-timeout-s", "8")
+
+
+def disturbed(folder: Path, number: signal.Signals, *arguments: str, rank: int | None) -> Job:
+    """A long job that meets a signal once it trains: one rank, or the launcher itself (None)."""
+    options = ("ddp", "--ranks", "2", "--steps", "5000", "--no-report", *TIMEOUT, *arguments)
+    started = subprocess.Popen(
+        command_of(folder, *options), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    steps = folder / "rank00001" / "steps.jsonl"
+    limit = time.monotonic() + LIMIT_S
+    while started.poll() is None and time.monotonic() < limit:
+        if steps.is_file() and steps.read_text().count("\n") > 3:
+            break
+        time.sleep(0.05)
+    os.kill(started.pid if rank is None else _pid(folder, rank), number)
+    stdout, stderr = started.communicate(timeout=LIMIT_S)
+    return job_in(folder, started.returncode, stdout, stderr)
+
+
+def _pid(folder: Path, rank: int) -> int:
+    return int(json.loads((folder / f"rank{rank:05d}" / "rank.json").read_text())["pid"])
+
+
+def test_a_rank_that_dies_is_named_and_the_rest_is_reported(run_once: RunOnce) -> None:
+    job = run_once("ddp", "--ranks", "2", "--fault", "dead-rank=1:6", *TIMEOUT)
+    assert job.exit_code == 4
+    assert job.run is not None
+    assert job.run.outcome == "failed"
+    assert job.run.failure is not None
+    assert (job.run.failure.rank, job.run.failure.kind) == (1, "killed")
+    assert [fault.text for fault in job.run.faults] == ["dead-rank=1:6"]
+    assert "The job failed: rank 1 was killed (SIGKILL)" in job.stderr
+    assert job.report["job"]["failure"]["rank"] == 1
+    assert (job.dir / "rank00000" / "error.json").is_file()
+
+
+def test_a_rank_that_hangs_is_named_though_the_others_time_out(run_once: RunOnce) -> None:
+    job = run_once("ddp", "--ranks", "3", "--fault", "hang-rank=1:5", "--no-report", *TIMEOUT)
+    assert job.exit_code == 4
+    assert job.run is not None
+    assert job.run.failure is not None
+    assert (job.run.failure.rank, job.run.failure.kind) == (1, "hung")
+    assert "it was in hang_on_purpose" in job.stderr
+    ends = {entry.rank: entry.exit for entry in job.run.ranks}
+    assert {rank: end.by_launcher for rank, end in ends.items() if end is not None} == {
+        0: False,
+        1: True,
+        2: False,
+    }
+
+
+def test_a_stopped_rank_is_named(tmp_path: Path) -> None:
+    job = disturbed(tmp_path / "run", signal.SIGSTOP, rank=1)
+    assert job.exit_code == 4
+    assert job.run is not None
+    assert job.run.failure is not None
+    assert (job.run.failure.rank, job.run.failure.kind) == (1, "stopped")
+
+
+def test_ctrl_c_keeps_what_was_recorded(tmp_path: Path) -> None:
+    job = disturbed(tmp_path / "run", signal.SIGINT, rank=None)
+    assert job.exit_code == 130
+    assert job.run is not None
+    assert (job.run.outcome, job.run.failure) == ("interrupted", None)
+    assert len(job.run.ranks) == 2
+    assert "stopping the ranks" in job.stderr
+
+
+def test_sigterm_is_as_orderly(tmp_path: Path) -> None:
+    job = disturbed(tmp_path / "run", signal.SIGTERM, rank=None)
+    assert job.exit_code == 143
+    assert job.run is not None
+    assert job.run.outcome == "interrupted"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small file system")
+def test_a_disk_that_fills_up_does_not_stop_training(tmp_path: Path) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=200k", "tmpfs", str(small)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
+        pytest.skip("this root cannot mount a small file system")
+    try:
+        job = run_job(small / "run", "ddp", "--ranks", "2", "--no-report")
+    finally:
+        subprocess.run(["umount", "-l", str(small)], check=True)
+    assert "Traceback" not in job.stderr
+    assert job.exit_code == 0
+
+
+def refused(folder: Path, *arguments: str) -> str:
+    """What a command says that never starts a job."""
+    done = subprocess.run(
+        [sys.executable, "-m", "distprof", "run", *arguments, "-o", str(folder)],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+    return done.stderr
+
+
+def test_gpus_that_are_not_there_name_the_way_without(tmp_path: Path) -> None:
+    said = refused(tmp_path / "run", "ddp", "--gpus", "64")
+    assert "--ranks 64 --device cpu" in said
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_refused() -> None:
+    said = refused(Path("/proc/distprof-run"), "ddp", "--device", "cpu")
+    assert "choose another place with -o" in said
+
+
+def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    assert "is not empty" in refused(tmp_path, "ddp", "--device", "cpu")
+    assert [file.name for file in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_a_port_in_use_is_refused(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        endpoint = f"localhost:{taken.getsockname()[1]}"
+        said = refused(
+            tmp_path / "run",
+            *("ddp", "--device", "cpu", "--nodes", "2", "--node-rank", "0"),
+            *("--rdzv-endpoint", endpoint),
+        )
+    assert "is in use on this node" in said
+
+
+def test_without_torch_the_extra_is_named(tmp_path: Path) -> None:
+    hides = "import importlib.util as u; f = u.find_spec\n"
+    hides += "u.find_spec = lambda name, *a: None if name == 'torch' else f(name, *a)\n"
+    program = hides + "from distprof.cli import main; raise SystemExit(main())"
+    done = subprocess.run(
+        [sys.executable, "-c", program, "run", "ddp", "--device", "cpu"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "pip install 'distprof[run]'" in done.stderr
+    assert list(tmp_path.iterdir()) == []
