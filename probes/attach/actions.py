@@ -13,7 +13,6 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from distprof import __version__
 from distprof.artefacts import (
     FLIGHT_FILE,
     RANK_DIR_FORMAT,
@@ -26,6 +25,7 @@ from distprof.errors import DistprofError, InputError
 from probes.attach.client import NoAnswer, ask
 from probes.attach.ranks import LivingRank
 from probes.attach.stacks import Stack, parse_stacks, training_stack
+from probes.environment import tool_version
 from probes.job.directory import new_run_directory, read_run_file, write_run_file
 from probes.records import write_atomically
 
@@ -198,7 +198,7 @@ def _description(run_dir: Path, seconds: float, started_ns: int) -> RunFile:
         job = read_run_file(run_dir)
     except DistprofError:
         job = RunFile(
-            distprof_version=__version__, kind="session", command=(), started_ns=started_ns
+            distprof_version=tool_version(), kind="session", command=(), started_ns=started_ns
         )
     note = f"Profiled on demand for {seconds:g} s while the job of {run_dir.name} was running."
     return msgspec.structs.replace(

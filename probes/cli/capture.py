@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 import click
 import msgspec
 
-from distprof import __version__
 from distprof.artefacts.run_file import Coverage, Exit, RunFile
 from distprof.errors import UsageError
 from probes.attach.replica import parse_mesh, parse_ranks, replica_ranks
@@ -127,7 +126,7 @@ def capture(
     run_dir = _new_run(out, command, options, sizes, coverage)
     _say(f"Recording in {run_dir}")
     code = _run(program, command, run_dir, options)
-    if no_report:
+    if no_report or not _is_first_launcher(command):
         return code
     return _report(run_dir, format_name, fail_on, code)
 
@@ -157,13 +156,29 @@ def _new_run(
     mesh: dict[str, int],
     coverage: Coverage,
 ) -> Path:
-    """The run directory, with its run.json."""
-    from probes.environment import allowed_environment, git_commit, versions
+    """The run directory, with its run.json; another launcher's, where that one came first."""
     from probes.job.directory import new_run_directory, write_run_file
+    from probes.job.other_hosts import agreed_directory
 
-    run_dir = new_run_directory(out, f"capture-{_name_of(command)}")
-    run = RunFile(
-        distprof_version=__version__,
+    def describe() -> RunFile:
+        return _description(command, options, mesh, coverage)
+
+    if _is_first_launcher(command):
+        run_dir = new_run_directory(out, f"capture-{_name_of(command)}")
+        write_run_file(run_dir, describe())
+        return run_dir
+    if out is None:
+        raise UsageError("one capture on each node: give all of them the same folder with -o")
+    return agreed_directory(out, is_first=False, describe=describe)
+
+
+def _description(
+    command: Sequence[str], options: ProbeOptions, mesh: dict[str, int], coverage: Coverage
+) -> RunFile:
+    from probes.environment import allowed_environment, git_commit, tool_version, versions
+
+    return RunFile(
+        distprof_version=tool_version(),
         kind="capture",
         command=tuple(command),
         config={"probes": msgspec.to_builtins(options)},
@@ -174,8 +189,18 @@ def _new_run(
         started_ns=time.time_ns(),
         coverage=coverage,
     )
-    write_run_file(run_dir, run)
-    return run_dir
+
+
+def _is_first_launcher(command: Sequence[str]) -> bool:
+    """Whether this capture describes the run: the only one, or that of the first node or rank."""
+    from probes.environment import placement
+
+    place = placement()
+    if place.origin != "alone":
+        return place.rank == 0
+    words = [part for word in command for part in word.split("=", 1)]
+    nodes = [value for flag, value in pairwise(words) if flag in ("--node-rank", "--node_rank")]
+    return not nodes or nodes[0] == "0"
 
 
 def _name_of(command: Sequence[str]) -> str:
@@ -208,7 +233,8 @@ def _run(program: str, command: Sequence[str], run_dir: Path, options: ProbeOpti
     nothing = "" if has_steps else why_nothing(diary)
     outcome, failure = outcome_of(run_dir, ending, watch)
     notes = notes_of(diary, ending.exit) + ([f"No step: {nothing}."] if nothing else [])
-    conclude(run_dir, outcome=outcome, exits={}, failure=failure, notes=notes)
+    if _is_first_launcher(command):
+        conclude(run_dir, outcome=outcome, exits={}, failure=failure, notes=notes)
     code = shell_code(ending.exit)
     if nothing and code:
         _say(f"The program ended with {_way(ending.exit)}, and no step was recorded.")

@@ -1,14 +1,22 @@
-"""``distprof capture`` on trainers of frameworks, and on ranks that torch itself spawns."""
+"""``distprof capture`` on trainers of frameworks, spawned ranks, and one launcher per node."""
 
 from __future__ import annotations
 
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.probes.cli.runs import SCRIPTS, captured
+from tests.probes.cli.runs import (
+    LIMIT_S,
+    SCRIPTS,
+    Captured,
+    capture_command,
+    captured,
+    environment,
+)
 
 pytestmark = pytest.mark.distributed
 
@@ -55,3 +63,33 @@ def test_the_spawned_rank_that_failed_is_blamed(tmp_path: Path) -> None:
     assert run.run.failure is not None
     assert (run.run.failure.rank, run.run.failure.kind) == (1, "exception")
     assert run.read(1, "error.json")["message"] == "rank 1 has had enough"
+
+
+def test_captures_on_two_nodes_share_a_folder(tmp_path: Path) -> None:
+    """Both nodes are this host; the first one's capture describes the run and concludes it."""
+    port, folder = _free_port(), tmp_path / "run"
+
+    def node(index: int) -> subprocess.Popen[str]:
+        program = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2"]
+        program += ["--node-rank", str(index), "--nproc-per-node", "1"]
+        program += ["--master-addr", "localhost", "--master-port", port]
+        program += [str(SCRIPTS / "plain_loop.py"), "--times", str(tmp_path / "times")]
+        options = ["--no-measure-overhead", "--no-nvml"]
+        return subprocess.Popen(
+            capture_command(folder, *options, program=program),
+            env=environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    with node(1) as second, node(0) as first:
+        shown, said = first.communicate(timeout=LIMIT_S)
+        silent, _ = second.communicate(timeout=LIMIT_S)
+    assert (first.returncode, second.returncode) == (0, 0), said
+    assert "Findings" in shown
+    assert "Findings" not in silent
+    run = Captured(folder=folder, code=0, out=shown, err=said)
+    assert run.run.outcome == "completed"
+    assert [(entry.rank, entry.node) for entry in run.run.ranks] == [(0, 0), (1, 1)]
+    assert [len(run.lines(rank)) for rank in (0, 1)] == [16, 16]
