@@ -18,14 +18,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent
 VENV = ROOT / ".venv"
 BIN = VENV / ("Scripts" if os.name == "nt" else "bin")
-SAMPLE = Path("tests/golden/kineto/dlrm-v100-8gpu")
 PACKAGES = ("distprof", "probes", "reference_runs")
 
 
 def demo(*arguments: str) -> None:
-    """Analyse a small real recording: four ranks of an eight-GPU job."""
+    """Train on two CPU ranks under probes, and report on it (further arguments: of that run)."""
     install()
-    run("distprof", "analyze", str(SAMPLE), *arguments)
+    run("distprof", "run", "ddp", "--ranks", "2", "--device", "cpu", *arguments)
 
 
 def test(*arguments: str) -> None:
@@ -102,7 +101,7 @@ def install(*groups: str) -> None:
     say(f"installing {' '.join(groups) or 'runtime'} packages into .venv")
     pip = [str(BIN / "python"), "-m", "pip", "install", "--quiet", "-c", "constraints.txt"]
     call([*pip, "--upgrade", "pip"])
-    call([*pip, "--editable", ".", *(f"--group={group}" for group in groups)])
+    call([*pip, "--editable", ".[run]", *(f"--group={group}" for group in groups)])
     stamp.write_text(pins)
 
 
