@@ -169,10 +169,14 @@ class Membership:
         )
         notes = []
         if assumed:
+            ranks, group = self.only_ranks(), self.message_group()
             whose = "the only one this rank can mean" if self.groups else "all ranks of the job"
+            if not ranks and group is not None:  # of sends and receives
+                ranks, whose = group.ranks, f"{group.description or group.name}, along which "
+                whose += "ranks exchange messages"
             notes.append(
                 f"{assumed} of {len(table)} collectives name no process group: taken as {whose}, "
-                f"ranks {fold_ranks(self.only_ranks())}."
+                f"ranks {fold_ranks(ranks)}."
             )
         if unknown:
             notes.append(f"The process group of {unknown} of {len(table)} collectives is unknown.")

@@ -30,8 +30,10 @@ def job_facts(report: Report) -> tuple[str, ...]:
     return tuple(facts)
 
 
-def mesh_text(mesh: dict[str, int]) -> str:
-    """For example ``pp 2 × dp_shard 4``; empty for a mesh of one axis, which says little."""
+def mesh_text(mesh: dict[str, int], strategy: str) -> str:
+    """For example ``pp 2 × dp_shard 4``; empty where one axis, or the strategy, says as much."""
+    if "×" in strategy:
+        return ""
     axes = [f"{axis} {size}" for axis, size in mesh.items() if size > 1]
     return " × ".join(axes) if len(axes) > 1 else ""
 

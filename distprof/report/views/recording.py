@@ -34,7 +34,7 @@ def headline(report: Report) -> str:
     if recorded == 0 and report.step_log.ranks:
         window = f"{counted(report.step_log.num_steps, 'step')} logged"
     what = run.strategy or report.job.workload
-    mesh = mesh_text(run.mesh) if report.job.kind is not None else ""
+    mesh = mesh_text(run.mesh, what) if report.job.kind is not None else ""
     facts = [what, mesh, ranks, window, run.backend, run.device, _clock_fact(report)]
     return " · ".join(fact for fact in facts if fact)
 
