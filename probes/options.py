@@ -48,7 +48,7 @@ class ProbeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         overhead_block: Steps per block of that comparison.
         overhead_rounds: Rounds of four blocks (with, without, without, with) at most.
         profile_ranks: Ranks that trace: ``all``, ``none``, or for example ``0,8-15``.
-        max_events: Stop tracing at about so many events.
+        max_growth_mb: Stop tracing when the process has grown by so many MB meanwhile.
         queue_records: Records per file that may wait to be written; more are dropped and counted.
     """
 
@@ -77,7 +77,7 @@ class ProbeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     overhead_block: _Positive = 1
     overhead_rounds: _Count = 16
     profile_ranks: str = "all"
-    max_events: _Positive = 200_000
+    max_growth_mb: _Positive = 2000
     queue_records: _Positive = 10_000
 
     def to_json(self) -> str:

@@ -22,10 +22,6 @@ if TYPE_CHECKING:
 
 __all__ = ["ProfilerProbe"]
 
-# What an event holds while torch records, measured with torch 2.13 on CPU with shapes; when
-# recording stops it grows to about 3 kB.
-_BYTES_PER_EVENT = 520
-
 # A quotation mark in a name makes torch write broken JSON: names are cut down to these characters.
 _FORBIDDEN = re.compile(r"[^A-Za-z0-9_:.=;,\[\] -]")
 
@@ -72,7 +68,7 @@ class ProfilerProbe(Tracer):
             return False
         arms = self._profile is None and (next_step in plan.warmup or next_step in plan.traced)
         starts = not self._is_recording and next_step in plan.traced
-        ends = self._is_recording and (next_step >= plan.traced.stop or self._has_too_many())
+        ends = self._is_recording and (next_step >= plan.traced.stop or self._is_too_big())
         if arms:
             self._arm()
         if starts:
@@ -175,14 +171,14 @@ class ProfilerProbe(Tracer):
                 profile.stop_trace()
         self._watch.remove()
 
-    def _has_too_many(self) -> bool:
+    def _is_too_big(self) -> bool:
         grown = (resident_bytes() or 0) - self._resident_at_start
-        limit = self._session.options.max_events
-        if grown < limit * _BYTES_PER_EVENT:
+        limit = self._session.options.max_growth_mb * 1_000_000
+        if grown < limit:
             return False
         self.remark = (
             f"stopped after {len(self.traced_steps)} of {len(self._session.plan.traced)} steps:"
-            f" about {grown // _BYTES_PER_EVENT} events, {limit} allowed"
+            f" the process grew by {grown / 1e6:.0f} MB, {limit / 1e6:.0f} allowed (max_growth_mb)"
         )
         return True
 

@@ -13,7 +13,7 @@ from distprof.errors import UsageError
 from reference_runs.model_parallel_options import MoeOptions, PpOptions, ThreeDOptions
 from reference_runs.options import WorkloadOptions
 
-__all__ = ["FAULTS", "FaultKind", "check_faults", "parse_fault"]
+__all__ = ["FAULTS", "SLOW_LINK", "FaultKind", "check_faults", "link_of", "parse_fault"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +67,10 @@ FAULTS: dict[str, FaultKind] = {
     "hang-rank": _kind("rank", "step", "it never comes out of step STEP", "hang-rank=1:5"),
 }
 
-_LINK = "slow-link"  # made by namespaces around the ranks, not inside of one
+SLOW_LINK = "slow-link"
+"""Kind of the one fault that lies between emulated nodes, and not inside a rank."""
+
+_LINK_FORM = f"{SLOW_LINK}=MBIT_PER_S:DELAY_MS, for example {SLOW_LINK}=1000:0.2"
 
 
 def parse_fault(text: str) -> Fault:
@@ -81,17 +84,15 @@ def parse_fault(text: str) -> Fault:
             example.
     """
     name, _, rest = text.partition("=")
-    if name == _LINK:
-        raise UsageError(
-            f"--fault {text}: a slow link lies between nodes, not inside a rank; it needs emulated"
-            " nodes"
-        )
+    if name == SLOW_LINK:
+        return _parse_link(text)
     kind = FAULTS.get(name)
     if kind is None:
         known = "\n".join(
             f"  {key}={what.target.upper()}:{what.amount.upper():8}{what.summary}"
             for key, what in FAULTS.items()
         )
+        known += f"\n  {_LINK_FORM} (with --emulate-nodes)"
         raise UsageError(f"--fault {text}: there is no fault {name!r}. Known are\n{known}")
     target, colon, amount = rest.partition(":")
     if not target.isdecimal() or not colon or not _is_number(amount):
@@ -102,6 +103,20 @@ def parse_fault(text: str) -> Fault:
     fault = Fault(kind=name, target=int(target), amount=float(amount), text=text)
     _check_amount(fault, kind)
     return fault
+
+
+def _parse_link(text: str) -> Fault:
+    rate, _, delay = text.partition("=")[2].partition(":")
+    is_number = _is_number(rate) and _is_number(delay or "0")
+    if not is_number or float(rate) <= 0 or float(delay or 0) < 0:
+        raise UsageError(f"--fault {text}: write {_LINK_FORM}")
+    return Fault(kind=SLOW_LINK, target=None, amount=float(rate), text=text)
+
+
+def link_of(fault: Fault) -> tuple[float, float]:
+    """Rate in Mbit/s and one-way delay in milliseconds that a ``slow-link`` fault asks for."""
+    delay = fault.text.partition(":")[2]
+    return fault.amount, float(delay or 0)
 
 
 def _is_number(text: str) -> bool:
@@ -138,6 +153,8 @@ def check_faults(
         UsageError: If a rank, stage, expert or step does not exist, or the workload has none.
     """
     for fault in faults:
+        if fault.kind == SLOW_LINK:
+            continue
         kind = FAULTS[fault.kind]
         number = {
             "rank": world_size,

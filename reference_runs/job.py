@@ -51,6 +51,10 @@ def run_job(settings: Settings, wishes: Wishes) -> int:
         from reference_runs.as_rank import run_as_rank
 
         return run_as_rank(settings, wishes, place)
+    if settings.launch.is_emulating:
+        from reference_runs.emulation import run_on_emulated_nodes
+
+        return run_on_emulated_nodes(settings, wishes)
     if settings.launch.rdzv_endpoint and settings.launch.this_node == 0:
         check_port(settings.launch.rdzv_endpoint)
     settings = on_this_machine(settings, quiet=wishes.quiet)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import json
+import os
 import socket
 import sys
 import time
@@ -20,6 +22,7 @@ from reference_runs.faults import check_faults
 from reference_runs.settings import Settings
 
 __all__ = [
+    "COMMAND_VARIABLE",
     "WORKER",
     "check",
     "check_port",
@@ -28,6 +31,9 @@ __all__ = [
     "on_this_machine",
     "rank_environment",
 ]
+
+COMMAND_VARIABLE = "DISTPROF_COMMAND"
+"""Tells an emulated node, as JSON, what was typed to make it."""
 
 WORKER = (sys.executable, "-m", "probes.job.rank_main", "reference_runs.worker")
 """Command of one rank."""
@@ -125,7 +131,7 @@ def described(settings: Settings, world_size: int) -> RunFile:
     return RunFile(
         distprof_version=__version__,
         kind="run",
-        command=("distprof", *sys.argv[1:]),
+        command=_typed(),
         workload=run.workload.name,
         config=run.to_sections(),
         strategy=run.workload.strategy(),
@@ -139,6 +145,12 @@ def described(settings: Settings, world_size: int) -> RunFile:
         coverage=_coverage(settings.probes, world_size),
         notes=run.workload.notes(run.model.resolved(), run.training, world_size),
     )
+
+
+def _typed() -> tuple[str, ...]:
+    """What the user typed, also where nodes were made to run it."""
+    passed_on = os.environ.get(COMMAND_VARIABLE)
+    return tuple(json.loads(passed_on)) if passed_on else ("distprof", *sys.argv[1:])
 
 
 def _coverage(probes: ProbeOptions, world_size: int) -> Coverage:

@@ -39,6 +39,11 @@ class Wishes:
     quiet: bool = False
 
     @property
+    def arguments(self) -> list[str]:
+        """The same wishes for another ``distprof run``, without the directory."""
+        return [*self.report_arguments, *(["--no-report"] if self.no_report else [])]
+
+    @property
     def report_arguments(self) -> list[str]:
         """For ``distprof analyze``."""
         arguments = ["--quiet"] if self.quiet else []

@@ -192,7 +192,9 @@ def test_recording_stops_before_it_holds_too_much(
 ) -> None:
     memory = iter(range(0, 10**12, 10**8))
     monkeypatch.setattr("probes.profiler.resident_bytes", lambda: next(memory))
-    options = ProbeOptions(start_step=1, num_steps=50, warmup=1, measure_overhead=False)
+    options = ProbeOptions(
+        start_step=1, num_steps=50, warmup=1, measure_overhead=False, max_growth_mb=150
+    )
     with open_session(tmp_path, [ProfilerProbe()], options=options) as session:
         train(session, 10)
 

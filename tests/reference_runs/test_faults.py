@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from distprof.artefacts.run_file import Fault
 from distprof.errors import UsageError
-from reference_runs.faults import FAULTS, check_faults, parse_fault
+from reference_runs.faults import FAULTS, check_faults, link_of, parse_fault
 from reference_runs.options import DdpOptions, WorkloadOptions
 from reference_runs.registry import WORKLOADS
+from reference_runs.settings import resolve
 
 DDP = DdpOptions()
 PP, MOE = WORKLOADS["pp"].options(), WORKLOADS["moe"].options()
@@ -67,9 +68,28 @@ def test_amounts_that_make_no_sense_are_refused(text: str, why: str) -> None:
         parse_fault(text)
 
 
-def test_a_slow_link_is_not_a_fault_of_a_rank() -> None:
-    with pytest.raises(UsageError, match="between nodes"):
-        parse_fault("slow-link=5:100")
+@pytest.mark.parametrize(
+    ("text", "link"),
+    [
+        ("slow-link=1000:0.2", (1000.0, 0.2)),
+        ("slow-link=200", (200.0, 0.0)),
+    ],
+)
+def test_a_slow_link_has_a_rate_and_perhaps_a_delay(text: str, link: tuple[float, float]) -> None:
+    fault = parse_fault(text)
+    assert fault.target is None
+    assert link_of(fault) == link
+
+
+@pytest.mark.parametrize("text", ["slow-link=0:1", "slow-link=-5", "slow-link=fast", "slow-link="])
+def test_a_link_without_a_rate_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="MBIT_PER_S:DELAY_MS"):
+        parse_fault(text)
+
+
+def test_a_slow_link_needs_nodes_to_lie_between() -> None:
+    with pytest.raises(UsageError, match="--emulate-nodes 2"):
+        resolve("ddp", {}, {"faults": {"inject": ["slow-link=100:1"]}})
 
 
 @given(st.text(max_size=30))
