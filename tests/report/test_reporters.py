@@ -15,10 +15,10 @@ from distprof.report import registry
 from distprof.report.markdown import MAX_BYTES
 from distprof.report.model import Report
 from distprof.report.registry import RenderOptions, find_reporter, format_of_file, reporter_names
+from tests.report.job_samples import SAMPLES, failed_job, hostile_job, reference_run, untraced
 from tests.report.samples import (
     MS,
     NASTY,
-    SAMPLES,
     capture,
     finding,
     healthy,
@@ -94,8 +94,12 @@ def test_every_reporter_shows_every_sample(name: str, show_all: bool, reporter: 
 
 
 @pytest.mark.parametrize("reporter", ["text", "json", "md"])
-def test_hostile_names_never_reach_the_reader_raw(reporter: str) -> None:
-    text = shown(nasty(), reporter)
+@pytest.mark.parametrize("report", [nasty(), hostile_job()], ids=["traces", "job"])
+@pytest.mark.parametrize("show_all", [False, True])
+def test_hostile_names_never_reach_the_reader_raw(
+    reporter: str, report: Report, show_all: bool
+) -> None:
+    text = shown(report, reporter, show_all=show_all)
     assert not CONTROL.search(text)
     assert NASTY not in text
 
@@ -107,7 +111,7 @@ def test_hostile_names_add_no_style_to_coloured_text() -> None:
 
 
 def test_hostile_names_stay_inside_their_markdown_cell() -> None:
-    text = shown(nasty(), "md")
+    text = shown(nasty(), "md") + shown(hostile_job(), "md", show_all=True)
     assert "<script" not in text
     for block in re.findall(r"(?:^\|.*\n)+", text, flags=re.M):
         bars = {len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines()}
@@ -236,3 +240,36 @@ def test_another_package_can_add_a_format(monkeypatch: pytest.MonkeyPatch) -> No
 
 def one_line(report: Report, options: RenderOptions) -> str:
     return f"{len(report.run.ranks)} ranks\n"
+
+
+def test_a_failed_jobs_report_begins_with_what_happened() -> None:
+    assert shown(failed_job()).startswith("Rank 1 was killed (SIGKILL) after step 14.\n")
+    assert shown(failed_job(), "md").startswith("### Rank 1 was killed (SIGKILL) after step 14.\n")
+
+
+def test_faults_and_what_probes_cost_are_said_before_any_number() -> None:
+    text = shown(reference_run(), width=120)
+    assert "injected on purpose: routing-skew=0:4\n" in text.split("Findings")[0]
+    assert "tracing 4.10 % of a step (2.00 % to 6.30 %)" in text.split("Findings")[0]
+    assert "always-on probes 0.30 % of a step (−0.20 % to 0.80 %)" in text.split("Findings")[0]
+
+
+def test_peers_of_a_failed_rank_are_one_line_and_their_words_shown_on_request() -> None:
+    assert "lost a peer" in shown(failed_job())
+    assert "Connection closed" not in shown(failed_job())
+    assert "Connection closed" in shown(failed_job(), show_all=True)
+
+
+def test_a_run_without_traces_tells_its_step_log() -> None:
+    text = shown(untraced(), width=200)
+    assert text.startswith(
+        "A step takes 46.0 ms (median of 22 steps), 23.0 % of it waiting for input. "
+        "No rank was traced (ranks 0-1: always-on mode)"
+    )
+    assert "2 ranks, none traced · 30 steps logged" in text
+
+
+def test_probes_that_cannot_work_here_are_no_news() -> None:
+    assert "no NVIDIA driver" not in shown(reference_run())
+    assert "no NVIDIA driver" in shown(reference_run(), show_all=True)
+    assert "7 of 27 lost (rank 1)" in shown(reference_run())

@@ -10,9 +10,9 @@ from distprof.analyzers.stragglers import RankStraggler, StragglersResult
 from distprof.report.model import Report
 from distprof.report.verdict import judge
 from distprof.terms import StepSource, StragglerCause, StragglerPattern
+from tests.report.job_samples import JOB, SAMPLES, failed_job
 from tests.report.samples import (
     MS,
-    SAMPLES,
     capture,
     capture_only,
     cpu_only,
@@ -209,3 +209,27 @@ def stragglers_result(*rows: RankStraggler) -> StragglersResult:
         num_judged=100,
         num_below_residual=0,
     )
+
+
+@pytest.mark.parametrize(
+    ("fields", "line"),
+    [
+        ({"failure": None}, "The job failed; which rank failed first is not known."),
+        (
+            {"failure": None, "outcome": "interrupted"},
+            "The job was interrupted after step 14.",
+        ),
+        (
+            {"failure": None, "outcome": "running"},
+            "The job was still running, or its launcher was killed; its last step on record is 14.",
+        ),
+    ],
+)
+def test_how_a_job_ended_comes_first_then_what_was_measured(
+    fields: dict[str, object], line: str
+) -> None:
+    report = failed_job()
+    report = msgspec.structs.replace(report, job=msgspec.structs.replace(report.job, **fields))
+    verdict = judge(report)
+    assert verdict.line == line
+    assert verdict.why[0] == judge(msgspec.structs.replace(report, job=JOB)).line

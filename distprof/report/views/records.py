@@ -144,12 +144,12 @@ def moe_table(report: Report, *, show_all: bool) -> TableView | None:
     left_out = len(layers) - len(shown)
     return TableView(
         title="Experts",
-        caption="mean per step; even: busiest 1 × the mean, entropy 100 %",
+        caption="mean per step; load: of the busiest expert over the mean",
         columns=(
             TableColumn(title="layer", left=True, stretch=True),
             TableColumn(title="experts"),
+            TableColumn(title="load"),
             TableColumn(title="busiest"),
-            TableColumn(title="is"),
             TableColumn(title="varies by"),
             TableColumn(title="entropy"),
             TableColumn(title="dead"),
