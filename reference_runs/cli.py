@@ -6,6 +6,7 @@ job starts, not for ``--help``.
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import re
 from collections.abc import Sequence
@@ -77,7 +78,32 @@ class GroupedCommand(click.Command):
                 formatter.write_dl(entries)
 
 
+class Workloads(click.Group):
+    """The workloads as commands, each made when it is called for: they have many options."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """All of them, in the registry's order."""
+        del ctx
+        return list(WORKLOADS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The one of that name."""
+        del ctx
+        return _command(cmd_name) if cmd_name in WORKLOADS else None
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does; a name that is none is answered with those that are."""
+        if args and args[0] not in WORKLOADS and not args[0].startswith("-"):
+            near = difflib.get_close_matches(args[0], WORKLOADS, n=1, cutoff=0.4)
+            hint = f": did you mean {near[0]}?" if near else f": {', '.join(WORKLOADS)}"
+            raise click.UsageError(f"there is no workload {args[0]!r}{hint}", ctx)
+        return super().resolve_command(ctx, args)
+
+
 @click.group(
+    cls=Workloads,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="Exit codes: 0 fine, 1 findings at or above --fail-on, 2 wrong usage, 3 bad input,"
     " 4 the job failed (its report still comes), 130 interrupted.",
@@ -279,7 +305,3 @@ def _run(workload: str, values: dict[str, Any]) -> int:
     from reference_runs.job import run_job
 
     return run_job(settings, Wishes(**values))
-
-
-for _name in WORKLOADS:
-    run.add_command(_command(_name))

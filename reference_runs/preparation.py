@@ -12,10 +12,15 @@ from pathlib import Path
 
 import msgspec
 
-from distprof import __version__
 from distprof.artefacts.run_file import Coverage, RunFile
 from distprof.errors import UsageError
-from probes.environment import Placement, allowed_environment, git_commit, versions
+from probes.environment import (
+    Placement,
+    allowed_environment,
+    git_commit,
+    tool_version,
+    versions,
+)
 from probes.job.telling import say
 from probes.options import OPTIONS_VARIABLE, RUN_DIR_VARIABLE, ProbeOptions
 from reference_runs.faults import check_faults
@@ -129,7 +134,7 @@ def described(settings: Settings, world_size: int) -> RunFile:
     """run.json as it stands when the job starts."""
     run = settings.configuration
     return RunFile(
-        distprof_version=__version__,
+        distprof_version=tool_version(),
         kind="run",
         command=_typed(),
         workload=run.workload.name,

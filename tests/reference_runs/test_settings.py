@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -187,3 +189,21 @@ def test_mpi_over_several_hosts_must_be_told_where_to_meet(
     with pytest.raises(UsageError, match="set MASTER_ADDR"):
         torch_variables(place("mpi", node=None))
     assert torch_variables(place("mpi", local_world_size=4))["MASTER_ADDR"] == "localhost"
+
+
+def test_help_needs_no_torch() -> None:
+    program = "import sys, reference_runs.cli; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_help_shows_the_options_of_the_probes_with_their_explanation() -> None:
+    said = CliRunner().invoke(run, ["ddp", "--help"]).output
+    assert "Probes:" in said
+    assert "--profile-steps INTEGER" in said
+    assert "Steps traced." in said
+
+
+def test_a_misspelt_workload_is_answered_with_the_nearest() -> None:
+    result = CliRunner().invoke(run, ["fdsp"])
+    assert result.exit_code == 2
+    assert "did you mean fsdp?" in result.output
