@@ -12,7 +12,6 @@ training.
 from __future__ import annotations
 
 import functools
-import inspect
 import multiprocessing
 import os
 import sys
@@ -28,6 +27,7 @@ from distprof.artefacts import RANK_DIR_FORMAT
 from probes.attach.diary import write_down
 from probes.attach.ending import when_it_ends
 from probes.attach.step_clock import StepClock
+from probes.attach.wraps import with_closure, wrap_backward, wrap_group_functions, wrap_step
 
 if TYPE_CHECKING:
     from probes.session import Session
@@ -52,10 +52,10 @@ def install(torch: ModuleType) -> None:
     @functools.wraps(original)
     def build(self: object, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        capture.optimizer_built()
+        capture.optimizer_built(self)
 
     optimizer.__init__ = build
-    _wrap_group_functions(capture)
+    wrap_group_functions(capture)
     os.register_at_fork(after_in_child=capture.forked)
 
 
@@ -92,6 +92,7 @@ class Capture:
         self._phase: AbstractContextManager[None] | None = None
         self._in_backward = False
         self._is_due = False
+        self._calls = 0
         self._num_steps = 0
         self._thread: int | None = None
 
@@ -116,9 +117,10 @@ class Capture:
             time.sleep(_MOMENT_S)
 
     @_never_raises
-    def optimizer_built(self) -> None:
+    def optimizer_built(self, optimizer: object) -> None:
         """An optimizer has been built: this process trains."""
         self._set_hooks()
+        wrap_step(type(optimizer), self)
         if self._session is None and _knows_its_rank():
             self._open()
 
@@ -141,7 +143,7 @@ class Capture:
         if not self._stepping:
             self._enter_phase("optimizer")
         self._stepping.append(id(optimizer))
-        return _with_closure(args, kwargs, self._outside)
+        return with_closure(args, kwargs, self._outside)
 
     def _outside(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         """The closure, run outside of the phase ``optimizer``."""
@@ -165,13 +167,24 @@ class Capture:
             return
         del self._stepping[self._stepping.index(id(optimizer)) :]
         self._is_due = self.clock.ticks(optimizer) or self._is_due
-        if self._stepping:
-            return
-        self._leave_phase()
-        if self._is_due:
-            self._is_due = False
-            self._num_steps += 1
-            self._session.step()
+        if not self._stepping:
+            self._leave_phase()
+        if not self._calls:
+            self._end_step()
+
+    @_never_raises
+    def call_begins(self) -> None:
+        """``step`` of an optimizer is called; around torch's own mark of it in the trace."""
+        if self._is_training_thread():
+            self._calls += 1
+
+    @_never_raises
+    def call_ends(self) -> None:
+        """It has returned: the step may end, and the profiler stop, without cutting that mark."""
+        if self._calls and self._is_training_thread():
+            self._calls -= 1
+            if not self._calls:
+                self._end_step()
 
     @_never_raises
     def backward_begins(self) -> None:
@@ -240,7 +253,7 @@ class Capture:
         ends = torch.compiler.disable(self.step_ends)
         optimizer.register_optimizer_step_pre_hook(begins)
         optimizer.register_optimizer_step_post_hook(ends)
-        _wrap_backward(torch, self)
+        wrap_backward(torch, self)
 
     def _is_training_thread(self) -> bool:
         """The first thread seen; autograd's own threads run parts of a backward pass too."""
@@ -248,6 +261,12 @@ class Capture:
         if self._thread is None:
             self._thread = thread
         return thread == self._thread
+
+    def _end_step(self) -> None:
+        if self._session is not None and self._is_due and not self._stepping:
+            self._is_due = False
+            self._num_steps += 1
+            self._session.step()
 
     def _enter_phase(self, name: str) -> None:
         if self._session is not None:
@@ -265,75 +284,6 @@ class Capture:
         )
         notes = [*self.clock.notes, f"Also seen: {others}."] if others else self.clock.notes
         write_down(self.run_dir, "closed", rank=rank, steps=self._num_steps, detail=" ".join(notes))
-
-
-def _wrap_group_functions(capture: Capture) -> None:
-    """Hear of a process group before it is made, and before it is destroyed."""
-    distributed = sys.modules.get("torch.distributed")
-    make = getattr(distributed, "init_process_group", None)
-    destroy = getattr(distributed, "destroy_process_group", None)
-    if make is None or destroy is None:  # torch was built without distributed
-        return
-
-    @functools.wraps(make)
-    def init_process_group(*args: Any, **kwargs: Any) -> Any:
-        capture.joins_group(*_asked_place(make, args, kwargs))
-        return make(*args, **kwargs)
-
-    @functools.wraps(destroy)
-    def destroy_process_group(*args: Any, **kwargs: Any) -> Any:
-        capture.leaves_group()
-        return destroy(*args, **kwargs)
-
-    _replace_in_torch("init_process_group", make, init_process_group)
-    _replace_in_torch("destroy_process_group", destroy, destroy_process_group)
-
-
-def _replace_in_torch(name: str, original: object, replacement: object) -> None:
-    """Wherever torch itself has imported the function to."""
-    for place, module in list(sys.modules.items()):
-        if place.startswith("torch.distributed") and vars(module).get(name) is original:
-            setattr(module, name, replacement)
-
-
-def _asked_place(function: Any, args: Any, kwargs: Any) -> tuple[int | None, int | None]:
-    """Rank and world size as the program gave them; None where the environment is to say."""
-    try:
-        given = inspect.signature(function).bind(*args, **kwargs).arguments
-    except TypeError:  # torch will say what is wrong with the call
-        return None, None
-    rank, world_size = given.get("rank", -1), given.get("world_size", -1)
-    if not isinstance(rank, int) or rank < 0:
-        return None, None
-    return rank, world_size if isinstance(world_size, int) and world_size > 0 else None
-
-
-def _with_closure(
-    args: Any, kwargs: Any, wrap: Callable[[Callable[[], Any]], Callable[[], Any]]
-) -> tuple[Any, Any] | None:
-    """Arguments of ``optimizer.step`` with the closure wrapped; None where there is none."""
-    if callable(kwargs.get("closure")):
-        return args, {**kwargs, "closure": wrap(kwargs["closure"])}
-    if len(args) > 1 and callable(args[1]):
-        return (args[0], wrap(args[1]), *args[2:]), kwargs
-    return None
-
-
-def _wrap_backward(torch: Any, capture: Capture) -> None:
-    original = torch.autograd.backward
-
-    @functools.wraps(original)
-    def backward(*args: Any, **kwargs: Any) -> None:
-        if torch.compiler.is_compiling():  # leave the compiler's view of it as it is
-            original(*args, **kwargs)
-            return
-        capture.backward_begins()
-        try:
-            original(*args, **kwargs)
-        finally:
-            capture.backward_ends()
-
-    torch.autograd.backward = backward
 
 
 def _knows_its_rank() -> bool:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from probes.attach.ranks import look, remove_sockets
 from tests.probes.cli.runs import LIMIT_S, SCRIPTS, TORCHRUN, capture_command, environment
 
 pytestmark = pytest.mark.distributed
@@ -74,6 +75,8 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
         for rank in (0, 1):
             os.kill(job.pid(rank), signal.SIGKILL)
         job.process.communicate()
+        _wait_for("the end", holds=lambda: not any(rank.process for rank in look(job.folder)))
+        remove_sockets(job.folder)
 
 
 def test_a_running_a_hung_and_a_stopped_job(job: Job) -> None:

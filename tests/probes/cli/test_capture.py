@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import signal
 import statistics
@@ -32,7 +33,8 @@ def group(tmp_path_factory: pytest.TempPathFactory) -> tuple[Captured, Path]:
     """Two DDP ranks: gradient accumulation, two optimizers, a data loader with a worker."""
     folder = tmp_path_factory.mktemp("group")
     script = [str(SCRIPTS / "plain_loop.py"), "--steps", str(STEPS), "--accumulate", "2"]
-    script += ["--two-optimizers", "--workers", "1", "--times", str(folder / "times")]
+    script += ["--two-optimizers", "--workers", "1", "--rest", "0.02"]
+    script += ["--times", str(folder / "times")]
     return captured(folder / "run", program=[*TORCHRUN, *script]), folder / "times"
 
 
@@ -58,7 +60,6 @@ def test_steps_last_as_long_as_in_the_scripts_own_log(group: tuple[Captured, Pat
         late = [theirs - end for theirs, end in zip(own, ours, strict=True)]
         assert min(late) >= 0  # the script looks at its clock after the optimizer
         assert all(end >= before for before, end in zip(own, ours[1:], strict=False))
-        assert ours[-1] - ours[0] == pytest.approx(own[-1] - own[0], rel=0.05)
         steps = statistics.median(b - a for a, b in pairwise(own))
         found = statistics.median(b - a for a, b in pairwise(ours))
         assert found == pytest.approx(steps, rel=0.2)
@@ -72,6 +73,19 @@ def test_backward_passes_and_the_optimizer_are_phases(group: tuple[Captured, Pat
     for line in probed:
         names = [name for name, _, _ in line["phases"]]
         assert names == ["optimizer", "backward", "backward", "optimizer"]
+
+
+def test_torchs_mark_of_the_last_traced_step_is_whole(group: tuple[Captured, Path]) -> None:
+    """The profiler stops after the optimizer's step, not in the middle of it."""
+    run, _ = group
+    with gzip.open(run.folder / "rank00000" / "trace.json.gz") as file:
+        events = [event for event in json.load(file)["traceEvents"] if event.get("ph") == "X"]
+    steps = [e for e in events if e["name"].startswith("ProfilerStep#")]
+    updates = [e for e in events if e["name"].startswith("Optimizer.step#AdamW")]
+    assert len(steps) == len(updates) == 4
+    for step, update in zip(steps, updates, strict=True):
+        assert step["ts"] <= update["ts"]
+        assert update["ts"] + update["dur"] <= step["ts"] + step["dur"]
 
 
 def test_the_other_optimizer_is_counted(group: tuple[Captured, Path]) -> None:

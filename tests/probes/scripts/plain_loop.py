@@ -23,6 +23,7 @@ def main() -> None:
     parser.add_argument("--two-optimizers", action="store_true")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--zero", action="store_true")
+    parser.add_argument("--rest", type=float, default=0.0, help="seconds per step")
     args = parser.parse_args()
 
     torch.set_num_threads(1)
@@ -49,6 +50,7 @@ def main() -> None:
 
     ends = []
     for step in range(args.steps):
+        time.sleep(args.rest)
         for _ in range(args.accumulate):
             x, y = next(batches)
             loss = nn.functional.cross_entropy(whole(x), y)
