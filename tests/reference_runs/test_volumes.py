@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from distprof.costs.collectives import bus_factor
 from distprof.terms import CollectiveKind
 from reference_runs.model_parallel_options import (
     CpOptions,
@@ -128,6 +129,23 @@ def test_rows_follow_the_routing_and_stop_at_capacity() -> None:
     # sends 4+3+2+1 = 10 rows; gets 4+3 of its own and 0+4 of the other
     (data,) = [each for each in found if each.kind is A2A]
     assert data.total_bytes == 4 * 8 + 2 * (10 + 11) * 16 * 4
+
+
+def test_check_values_of_the_formula_sheet() -> None:
+    """Their elements have 2 bytes, those of the expectation 4."""
+    wide = replace(MODEL, layers=96, hidden=12288, heads=96, kv_heads=96, sequence=2048)
+    (reductions,) = expected_volumes(TpOptions(), wide, replace(ONE, batch=1), 8, 0)
+    sent = reductions.total_bytes / 2 * bus_factor(AR, 8)
+    assert sent == pytest.approx(33.8e9, rel=1e-3)
+    assert sent / 96 == pytest.approx(352.3e6, rel=1e-3)
+    long = replace(MODEL, layers=8, hidden=8192, sequence=2048)
+    of_ranks = [
+        expected_volumes(PpOptions(), long, TrainingOptions(batch=16, micro_batches=32), 8, rank)
+        for rank in range(8)
+    ]
+    moved = sum(each.total_bytes for volumes in of_ranks for each in volumes if each.kind is SEND)
+    assert moved / 2 == pytest.approx(240.5e9, rel=1e-3)
+    assert moved / 2 / 7 / 32 == pytest.approx(1.074e9, rel=1e-3)
 
 
 def test_presets_have_the_size_of_their_names() -> None:
