@@ -9,7 +9,7 @@ from distprof.ingest.kineto.words import STEP_PREFIX
 
 __all__ = ["DeviceSearch"]
 
-_CATEGORIES = re.compile(rb'"cat": "(?:kernel"|gpu_)')
+_CATEGORIES = re.compile(rb'cat": "(?:kernel"|gpu_)')  # a c is rarer than a quote: found faster
 _STEP = f'"name": "{STEP_PREFIX}'.encode()
 _STEP_END = _STEP[-1:]
 _LEGACY = (b'"Kernel"', b'"Memcpy"', b'"Memset"', b'"concurrent_kernel"')

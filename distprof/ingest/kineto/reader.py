@@ -28,6 +28,8 @@ from distprof.terms import ActivityKind
 
 __all__ = ["HostSink", "read_trace"]
 
+_LARGEST_KEPT_BYTES = 16 << 20
+
 _EPOCH_NS = 10**17
 """Times before this (1973) are since a base that the file does not name, not since the epoch."""
 
@@ -59,6 +61,7 @@ def read_trace(
         InputError: If the input is no trace, or if ``strict`` and something in it is broken.
     """
     name = source or (str(stream_or_path) if isinstance(stream_or_path, (str, Path)) else "trace")
+    _keep_freed_memory()
     with ByteSource(stream_or_path, name) as opened, _collection_paused():
         reader = _Reader(opened, name, device_only=rows == "device", strict=strict, sink=host_sink)
         return reader.read()
@@ -216,6 +219,15 @@ def _count_unlaunched(activity: Table, host: Table) -> int:
         return 0
     correlation = activity["correlation"][activity["kind"] != ActivityKind.ANNOTATION]
     return int(np.count_nonzero(~join_launches(correlation, host).known))
+
+
+def _keep_freed_memory() -> None:
+    """Let arrays be made from the memory of earlier ones, not from fresh and therefore slow pages.
+
+    The C library of Linux returns large blocks to the system at once, but for sizes up to the
+    largest that was ever freed. The block made here is never touched.
+    """
+    np.empty(_LARGEST_KEPT_BYTES, np.uint8)
 
 
 @contextmanager
