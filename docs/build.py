@@ -18,8 +18,10 @@ from distprof.report.json_schema import SCHEMA_FILE, report_schema_text
 from distprof.report.schema_page import report_schema_page
 from distprof.rules.base import Rule
 from distprof.rules.registry import all_rules
+from distprof.run.records import RECORD_TABLES
 from distprof.run.tables import TABLES
 from distprof.schema import ABSENT, Column, TableSchema
+from docs.run_directory import run_directory_page, schema_files
 
 __all__ = ["columns_page", "main", "pages", "rule_page", "rules_index", "stale"]
 
@@ -34,10 +36,12 @@ def pages() -> Iterator[tuple[Path, str]]:
     yield REFERENCE / "rules" / "README.md", rules_index(rules)
     for rule in rules:
         yield REFERENCE / "rules" / f"{rule.name}.md", rule_page(rule)
-    yield REFERENCE / "columns.md", columns_page(TABLES)
+    yield REFERENCE / "columns.md", columns_page((*TABLES, *RECORD_TABLES))
     yield REFERENCE / "command-line.md", command_line_page()
     yield ROOT / "distprof" / "report" / "schema" / SCHEMA_FILE, report_schema_text()
     yield REFERENCE / "report-schema.md", report_schema_page()
+    yield from schema_files()
+    yield REFERENCE / "run-directory.md", run_directory_page()
 
 
 def rule_page(rule: Rule) -> str:
@@ -70,7 +74,8 @@ def columns_page(tables: Sequence[TableSchema]) -> str:
     """Every table of a rank and what its columns mean."""
     head = (
         "# Tables and columns\n\n"
-        "One set of tables per rank. Times are integers in nanoseconds on the rank's own clock. "
+        "One set of tables per rank; those from step_log on hold what probes recorded beside the "
+        "trace. Times are integers in nanoseconds on the rank's own clock. "
         f"Where a column may be empty, an integer holds {ABSENT} inside distprof and `NA` in "
         "pandas, a string is empty; neither ever stands for 0.\n"
     )

@@ -16,9 +16,9 @@ import msgspec
 from distprof.artefacts import REPORT_SCHEMA
 from distprof.report.model import Report
 
-__all__ = ["report_schema", "report_schema_text", "shipped_schema_text"]
+__all__ = ["DIALECT", "describe", "report_schema", "report_schema_text", "shipped_schema_text"]
 
-_DIALECT = "https://json-schema.org/draft/2020-12/schema"
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
 SCHEMA_FILE = "report.schema.json"
 
 
@@ -29,7 +29,7 @@ def report_schema() -> dict[str, Any]:
     for definition in definitions.values():
         _tidy(definition)
     return {
-        "$schema": _DIALECT,
+        "$schema": DIALECT,
         "$id": f"urn:distprof:{REPORT_SCHEMA}",
         "title": "distprof report",
         **root,
@@ -47,14 +47,22 @@ def shipped_schema_text() -> str:
     return (files("distprof.report") / "schema" / SCHEMA_FILE).read_text(encoding="utf-8")
 
 
-def _tidy(definition: dict[str, Any]) -> None:
-    """Make a definition say what a reader needs: fields described, all written ones required."""
+def describe(definition: dict[str, Any]) -> None:
+    """Take the descriptions of a struct and its fields from its docstring."""
     summary, fields = _docstring_parts(definition.get("description", ""))
     definition["description"] = summary
     for name, value in definition.get("properties", {}).items():
-        value.pop("default", None)
         if name in fields:
             value["description"] = fields[name]
+    for (name, text), value in zip(fields.items(), definition.get("prefixItems", ()), strict=False):
+        value |= {"title": name, "description": text}
+
+
+def _tidy(definition: dict[str, Any]) -> None:
+    """Make a definition say what a reader needs: fields described, all written ones required."""
+    describe(definition)
+    for value in definition.get("properties", {}).values():
+        value.pop("default", None)
     if "properties" in definition:
         definition["required"] = list(definition["properties"])
 
