@@ -49,6 +49,8 @@ def match_by_sequence(
     present: Int64Array,
     clocks: ClockLinks,
     found: Found,
+    *,
+    are_sure: bool = False,
 ) -> Int64Array:
     """Join rows by their numbers.
 
@@ -59,6 +61,8 @@ def match_by_sequence(
         present: How many ranks of the run are in each group.
         clocks: Takes what ends of equal numbers tell.
         found: Takes what is found.
+        are_sure: Numbers are not held against times. So it is with gloo, whose numbers are the
+            Flight Recorder's own and whose members end a collective at different times.
 
     Returns:
         The rows of groups whose numbers mean nothing: they contradict each other too often, or the
@@ -85,8 +89,9 @@ def match_by_sequence(
     # grouped messages carry numbers that not every member counts: all members or none
     grouped = rows.kind[order[first]] == CollectiveKind.SEND_RECV
     keep = (sizes >= 2) & ~bad & ~useless[group] & (~grouped | (sizes == present[group]))
-    refuted = _refuted_groups(rows, order, first, keep, groups, clocks, found)
-    useless[refuted] = True
+    if not are_sure:
+        refuted = _refuted_groups(rows, order, first, keep, groups, clocks, found)
+        useless[refuted] = True
     keep &= ~useless[group]
     found.add(order[np.repeat(keep, sizes)], sizes[keep], MatchMethod.SEQUENCE)
     by_order = useless[rows.group[index]]

@@ -51,7 +51,10 @@ def match_collectives(
     shared = present[rows.group] >= 2 if len(rows.group) else np.zeros(0, np.bool_)
     collective = np.flatnonzero(shared & ~message)
     numbered = all_ranks_number(rows, collective) & (rows.seq[collective] >= 0)
-    rest = match_by_sequence(rows, collective[numbered], groups, present, clocks, found)
+    on_cpu = all(rank.device.name == "cpu" for rank in ranks)
+    rest = match_by_sequence(
+        rows, collective[numbered], groups, present, clocks, found, are_sure=on_cpu
+    )
     ordered = np.sort(np.concatenate((collective[~numbered], rest)))
     match_by_order(rows, ordered, clocks, groups, present, found)
     match_messages(rows, np.flatnonzero(shared & message), clocks, found)

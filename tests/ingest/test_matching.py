@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from distprof.ingest.matching import match_collectives
 from distprof.ingest.topology import build_topology
+from distprof.run.run import Device
 from distprof.terms import CollectiveKind, MatchMethod
 from tests.ingest.instances import members_of, true_instances
 from tests.simulator import Collective, Compute, Exchange, SimulatedJob
@@ -409,3 +410,26 @@ def test_renumbering_ranks_changes_no_match(order, with_seq):
     again = match(sorted(renumbered, key=lambda rank: rank.rank))
     moved = {frozenset((order[r], row) for r, row in m) for m in members_of(match(ranks))}
     assert {frozenset(m) for m in members_of(again)} == moved
+
+
+def two_hosts_whose_groups_disagree(device):
+    """Two groups of ranks on two hosts; the members of one end each collective 70 ms apart."""
+    apart = {"group": "1", "group_ranks": "0-1", "group_size": 2}
+    ranks = []
+    for rank in range(2):
+        rows = numbered(*range(12))
+        for row in numbered(*range(12), **apart):
+            late = 70 * MS * rank
+            rows.append(row | {"start_ns": row["start_ns"] + late, "end_ns": row["end_ns"] + late})
+        rows.sort(key=lambda row: row["start_ns"])
+        ranks.append(rank_by_hand(rank, rows, host=f"h{rank}", device=Device(name=device)))
+    return ranks
+
+
+def test_numbers_are_held_against_times_on_devices_and_not_on_gloo_whose_ends_differ():
+    on_device = match(two_hosts_whose_groups_disagree("GPU"))
+    on_cpu = match(two_hosts_whose_groups_disagree("cpu"))
+    assert on_device.misnumbered_ranks == (0, 1)
+    assert on_cpu.misnumbered_ranks == ()
+    assert on_cpu.notes == ()
+    assert on_cpu.matched_ratio == 1.0
