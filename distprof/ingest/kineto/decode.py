@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from distprof.ingest.kineto.boundary import Boundary
@@ -24,6 +25,7 @@ from distprof.ingest.kineto.events import (
     Complete,
     ExactComplete,
     Metadata,
+    UsualComplete,
     decode_array,
 )
 from distprof.ingest.kineto.permissive import decode_permissively
@@ -51,6 +53,7 @@ class DecodeState:
         boundary: What stands between two events of this file; a hint.
         device_only: Whether only device rows and step marks are wanted.
         exact: Whether times must be read as text.
+        usual: Whether all categories so far were usual ones.
         permissive: Whether the last chunk needed the permissive decoder.
     """
 
@@ -58,6 +61,7 @@ class DecodeState:
     boundary: Boundary = field(default_factory=lambda: Boundary(b"},{"))
     device_only: bool = False
     exact: bool = False
+    usual: bool = True
     permissive: bool = False
 
 
@@ -131,14 +135,14 @@ def decode_texts(texts: Sequence[bytes], state: DecodeState) -> EventColumns:
 def _decode_typed(data: bytes | bytearray, stop: int, state: DecodeState) -> EventColumns:
     view = memoryview(data)[:stop]
     if not state.exact:
-        decoded, metadata = decode_array(view, exact=False)
-        complete = [event for event in decoded if type(event) is Complete]
+        decoded, metadata, kind = _decode_inexact(view, state)
+        complete = [event for event in decoded if type(event) is kind]
         events: Sequence[Event] = complete
         micros = floats([event.ts for event in complete])
         start_ns = micros_to_ns(micros)
         state.exact = needs_text(micros)
     if state.exact:
-        decoded, metadata = decode_array(view, exact=True)
+        decoded, metadata = decode_array(view, ExactComplete)
         exact = [event for event in decoded if type(event) is ExactComplete]
         events, start_ns = exact, texts_to_ns([event.ts for event in exact])
     rows = Rows.of(events, start_ns, state.symbols, device_only=state.device_only)
@@ -149,6 +153,19 @@ def _decode_typed(data: bytes | bytearray, stop: int, state: DecodeState) -> Eve
         num_events=len(decoded),
         num_quarantined=int(np.count_nonzero(start_ns == INVALID_NS)),
     )
+
+
+def _decode_inexact(
+    view: memoryview, state: DecodeState
+) -> tuple[list[Struct], list[Metadata], type[Complete]]:
+    """The events of an array, its metadata events, and the type of complete ones."""
+    if state.usual:
+        try:
+            return *decode_array(view, UsualComplete), UsualComplete
+        except msgspec.ValidationError:
+            state.usual = False  # a category of its own, or an unusual type: then so is this next
+    decoded, metadata = decode_array(view, Complete)
+    return decoded, metadata, Complete
 
 
 def _reread(

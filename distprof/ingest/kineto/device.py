@@ -12,6 +12,7 @@ __all__ = ["DeviceSearch"]
 _CATEGORIES = re.compile(rb'cat": "(?:kernel"|gpu_)')  # a c is rarer than a quote: found faster
 _STEP = f'"name": "{STEP_PREFIX}'.encode()
 _STEP_END = _STEP[-1:]
+_BEFORE_STEP_END = _STEP[-2]
 _LEGACY = (b'"Kernel"', b'"Memcpy"', b'"Memset"', b'"concurrent_kernel"')
 _CATEGORY = b'"cat"'
 _SPACED = b'"cat": "'
@@ -78,7 +79,7 @@ class DeviceSearch:
         spans = []
         hit = data.find(_STEP_END, 0, stop)
         while hit >= 0:
-            if data.endswith(_STEP, 0, hit + 1):
+            if data[hit - 1] == _BEFORE_STEP_END and data.endswith(_STEP, 0, hit + 1):
                 spans.append(self.boundary.event_around(data, hit, stop))
             hit = data.find(_STEP_END, hit + 1, stop)
         return spans

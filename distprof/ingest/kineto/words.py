@@ -18,6 +18,7 @@ __all__ = [
     "KEPT_OPERATOR_NAME",
     "PYTHON_FRAME",
     "STEP_PREFIX",
+    "USUAL_CATEGORIES",
     "normalise",
 ]
 
@@ -66,6 +67,18 @@ KEPT_OPERATOR_NAME = re.compile(
     re.DOTALL,
 )
 """Matches (from the start) operators kept beside a host sink: analyses ask for no others."""
+
+
+USUAL_CATEGORIES = (
+    *HOST_WORDS,
+    *DEVICE_KINDS,
+    PYTHON_FRAME,
+    "cpu_op",
+    "cpu_instant_event",
+    "overhead",
+    "Trace",
+)
+"""The trace's words for categories of events with a duration; files with others take longer."""
 
 
 def normalise(category: str) -> str:
