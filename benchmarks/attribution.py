@@ -72,6 +72,7 @@ def made_up(rank: Rank, wait_end: Int64Array, num_steps: int) -> RankAnalysis:
         input_ns=zeros,
         computation_ns=zeros,
         idle_host_ns=zeros,
+        idle_comm_wait_ns=zeros,
     )
 
 

@@ -10,9 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from distprof.analyzers.context import RankAnalysis
 from distprof.analyzers.kernels import KernelsResult, RankSpeed
+from distprof.analyzers.own_time import HOST, INPUT, OwnTime, over_peers
 from distprof.analyzers.pauses import HostPauses
 from distprof.schema import Int64Array
 from distprof.terms import ActivityKind, StragglerCause
@@ -51,6 +53,7 @@ def find_cause(
     lateness_ns: float,
     analyses: Mapping[int, RankAnalysis],
     kernels: KernelsResult,
+    own_time: OwnTime,
     pauses: Mapping[int, HostPauses] | None = None,
 ) -> Cause:
     """The cause of a rank's lateness.
@@ -61,16 +64,17 @@ def find_cause(
         lateness_ns: What it cost in such a step.
         analyses: Of all ranks.
         kernels: For the speed of the rank's kernels relative to its peers'.
+        own_time: Of all ranks.
         pauses: What probes recorded of each rank's training thread.
     """
-    for what, per_step in _logged(analyses, pauses or {}).items():
-        logged = _excess(rank, steps, per_step, what)
+    position = own_time.ranks.index(rank)
+    for what, values in _logged(own_time.ranks, analyses, pauses or {}).items():
+        logged = _excess(position, steps, what, values, over_peers(values))
         if lateness_ns > 0 and logged.ns >= EXPLAINS * lateness_ns:
             return Cause(_CAUSES[what], (_text(logged),))
     excesses = [
-        _excess(rank, steps, {r: a.computation_ns for r, a in analyses.items()}, COMPUTATION),
-        _excess(rank, steps, {r: a.input_ns for r, a in analyses.items()}, INPUT),
-        _excess(rank, steps, {r: _idle_for_host(a) for r, a in analyses.items()}, HOST),
+        _excess(position, steps, what, values, own_time.excess[what])
+        for what, values in own_time.parts.items()
     ]
     largest = max(excesses, key=lambda excess: excess.ns)
     if lateness_ns <= 0 or largest.ns < EXPLAINS * lateness_ns:
@@ -85,9 +89,6 @@ def find_cause(
     return Cause(cause, (text, why))
 
 
-COMPUTATION = "computation"  # a slow device, or more work: its kernels tell which
-INPUT = "waiting for input"
-HOST = "idling for the host"
 COLLECTING = "garbage collection"
 LOGGED_INPUT = "the step log's input phase"
 _CAUSES = {
@@ -99,21 +100,26 @@ _CAUSES = {
 
 
 def _logged(
-    analyses: Mapping[int, RankAnalysis], pauses: Mapping[int, HostPauses]
-) -> dict[str, dict[int, Int64Array]]:
-    """Time per analysed step of each rank by what its probes saw; nothing unless all have it."""
+    ranks: Sequence[int],
+    analyses: Mapping[int, RankAnalysis],
+    pauses: Mapping[int, HostPauses],
+) -> dict[str, Int64Array]:
+    """Time of each rank per analysed step by what its probes saw; nothing unless all have it."""
     found = {}
     for what, field in ((COLLECTING, "gc_ns"), (LOGGED_INPUT, "input_ns")):
-        told = {rank: getattr(pauses.get(rank), field, None) for rank in analyses}
-        if all(times is not None for times in told.values()):
-            found[what] = {
-                rank: np.array(
-                    [times.get(step.step, 0) for step in analyses[rank].steps], dtype=np.int64
-                )
-                for rank, times in told.items()
-                if times is not None
-            }
+        told = [getattr(pauses.get(rank), field, None) for rank in ranks]
+        known = [times for times in told if times is not None]
+        if len(known) == len(ranks):
+            found[what] = _by_step(known, [analyses[rank] for rank in ranks])
     return found
+
+
+def _by_step(told: Sequence[Mapping[int, int]], analyses: Sequence[RankAnalysis]) -> Int64Array:
+    longest = max(len(analysis.steps) for analysis in analyses)
+    table = np.zeros((len(told), longest), dtype=np.int64)
+    for row, times, analysis in zip(table, told, analyses, strict=True):
+        row[: len(analysis.steps)] = [times.get(step.step, 0) for step in analysis.steps]
+    return table
 
 
 def _text(excess: _Excess) -> str:
@@ -123,35 +129,18 @@ def _text(excess: _Excess) -> str:
     )
 
 
-def _idle_for_host(analysis: RankAnalysis) -> Int64Array:
-    """Idle time per step that the host is to blame for, ns.
-
-    All that is not input, where most of it is the host's. A host that synchronises and then stalls
-    shows as both causes, and both are its lateness. Where the host itself computes, all of it is
-    but input and waiting for communication.
-    """
-    idle = np.array([step.idle_ns for step in analysis.steps], dtype=np.int64)
-    cause = analysis.idle
-    if analysis.is_cpu and cause is not None:
-        waiting = cause.comm_wait_ns // max(len(idle), 1)  # not kept by step
-        own: Int64Array = np.maximum(idle - analysis.input_ns - waiting, 0)
-        return own
-    if cause is None or cause.host_ns + cause.sync_ns < cause.comm_wait_ns + cause.unknown_ns:
-        return analysis.idle_host_ns
-    rest: Int64Array = idle - analysis.input_ns
-    return rest
-
-
 def _excess(
-    rank: int, steps: Sequence[int], per_step: Mapping[int, Int64Array], what: str
+    position: int,
+    steps: Sequence[int],
+    what: str,
+    values: Int64Array,
+    excess: NDArray[np.float64],
 ) -> _Excess:
-    chosen = list(steps)
-    own = per_step[rank][chosen]
-    if len(own) == 0 or len(per_step) < 2:
+    if len(steps) == 0 or len(values) < 2:
         return _Excess(what, 0.0, 0.0)
-    peers = np.stack([values[chosen] for other, values in per_step.items() if other != rank])
-    usual = np.median(peers, axis=0)
-    return _Excess(what, float((own - usual).mean()), float(usual.mean()))
+    chosen = list(steps)
+    own, more = values[position, chosen], excess[position, chosen]
+    return _Excess(what, float(more.mean()), float((own - more).mean()))
 
 
 def _nothing(excesses: Sequence[_Excess], lateness_ns: float) -> str:

@@ -78,6 +78,7 @@ class RankAnalysis:
         input_ns: Idle blamed on input, per analysed step.
         computation_ns: Computation, per analysed step.
         idle_host_ns: Idle blamed on the host, per analysed step.
+        idle_comm_wait_ns: Idle blamed on waiting for communication, per analysed step.
         is_cpu: Whether the host's threads are what was measured.
     """
 
@@ -95,4 +96,5 @@ class RankAnalysis:
     input_ns: Int64Array
     computation_ns: Int64Array
     idle_host_ns: Int64Array
+    idle_comm_wait_ns: Int64Array
     is_cpu: bool = False

@@ -61,6 +61,7 @@ def measure_rank(tables: RankTables, context: RankContext) -> RankAnalysis:
         input_ns=_per_window(windows, causes, IdleCause.INPUT),
         computation_ns=covered(windows, timeline.computation),
         idle_host_ns=_per_window(windows, causes, IdleCause.HOST),
+        idle_comm_wait_ns=_per_window(windows, causes, IdleCause.COMM_WAIT),
         is_cpu=context.is_cpu,
     )
 

@@ -7,8 +7,11 @@ it costs at least :data:`MIN_SHARE` of the step and one of these holds:
   hypothesis its share in a step is one of that step's shares drawn at random; the probability that
   their mean gets so large is bounded by Chernoff's inequality with the exact moment generating
   function, times the number of ranks.
-- *steady*: over at least three steps its mean lateness is :data:`STEADY` times its standard
-  deviation.
+- *steady*: over at least three steps its mean lateness is beyond chance by Student's t test, or
+  :data:`STEADY` times its standard deviation.
+- *own time*: over at least three steps one part of its own time
+  (:mod:`distprof.analyzers.own_time`) is longer than its peers' beyond chance (t test), and by at
+  least :data:`EXPLAINS` of what the rank costs.
 - *standing out*: at single collectives it comes later than the second last by :data:`STAND_OUT`
   times the distance at which the other members usually lie apart (their 90th percentile).
 """
@@ -22,19 +25,37 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distprof.analyzers.arrivals import Arrivals, Blame
+from distprof.analyzers.chance import chance_of_mean
+from distprof.analyzers.own_time import OwnTime
 from distprof.terms import StragglerPattern
 from distprof.units import format_ratio
 
-__all__ = ["ALPHA", "MIN_SHARE", "MOST_STEPS", "Verdict", "chance_of_share", "find_patterns"]
+__all__ = [
+    "ALPHA",
+    "EXPLAINS",
+    "MIN_SHARE",
+    "MOST_STEPS",
+    "Verdict",
+    "chance_of_share",
+    "find_patterns",
+]
 
 MIN_SHARE = 0.01
 """Share of the step below which nobody is named."""
 ALPHA = 0.002
 """Chance of naming a rank of a healthy job that is accepted."""
+ALPHA_OWN_TIME = 0.01
+"""The same by own time, where what the rank costs must agree."""
+EXPLAINS = 0.5
+"""Part of the cost that own time beyond the peers' must explain."""
 MOST_STEPS = 0.6
 """Share of the steps in which a persistent straggler (or all of them together) costs most."""
 STEADY = 10.0
 STAND_OUT = 3.0
+MIN_STALL = 0.1
+"""Share of a step that single late arrivals must cost in it: any machine has small ones."""
+DOMINANT = 0.8
+"""Share of what they cost from which one rank is the one that stalls."""
 MIN_STEPS = 3
 """Fewer steps cannot tell persistent from transient."""
 
@@ -58,19 +79,23 @@ class Verdict:
     why: tuple[str, ...]
 
 
-def find_patterns(blame: Blame, step_ns: float) -> tuple[Verdict, ...]:
+def find_patterns(
+    blame: Blame, step_ns: float, own_time: OwnTime | None = None
+) -> tuple[Verdict, ...]:
     """Verdicts on the ranks worth naming; empty for a healthy job.
 
     Args:
         blame: What each rank cost.
         step_ns: Typical step time, at least 1.
+        own_time: Of the same ranks.
     """
     num_ranks, num_steps = blame.lost_ns.shape
     if num_ranks < 2 or blame.num_judged == 0:
         return ()
-    persistent = _persistent(blame, step_ns) if num_steps >= MIN_STEPS else ()
-    if persistent:
-        return persistent
+    if num_steps >= MIN_STEPS:
+        persistent = _by_own_time(blame, step_ns, own_time) or _persistent(blame, step_ns)
+        if persistent:
+            return persistent
     return _by_events(blame, step_ns)
 
 
@@ -94,6 +119,29 @@ def chance_of_share(shares: NDArray[np.float64], position: int) -> float:
     return min(1.0, chance)
 
 
+def _by_own_time(blame: Blame, step_ns: float, own_time: OwnTime | None) -> tuple[Verdict, ...]:
+    """Ranks whose own time shows why the others wait for them; at most half of all."""
+    if own_time is None or own_time.total_excess.shape != blame.lost_ns.shape:
+        return ()
+    cost = blame.lost_ns.mean(axis=1)
+    least = np.maximum(MIN_SHARE * step_ns, EXPLAINS * cost)
+    costs = (cost >= MIN_SHARE * step_ns) & (cost >= EXPLAINS * cost.max())
+    num_tests = len(cost) * len(own_time.parts)
+    best = np.ones(len(cost))
+    for excess in own_time.excess.values():
+        mean = excess.mean(axis=1)
+        counts = costs & (mean >= least) & (own_time.total_excess.mean(axis=1) >= EXPLAINS * mean)
+        chance = np.minimum(1.0, num_tests * chance_of_mean(excess))
+        best = np.where(counts, np.minimum(best, chance), best)
+    named = np.flatnonzero(best <= ALPHA_OWN_TIME).tolist()
+    if len(named) > len(cost) / 2:
+        return ()
+    return tuple(
+        _persistent_verdict(blame, position, min(0.99, 1 - float(best[position])))
+        for position in named
+    )
+
+
 def _persistent(blame: Blame, step_ns: float) -> tuple[Verdict, ...]:
     lost = blame.lost_ns
     steps_with_loss = lost.sum(axis=0) > 0
@@ -101,7 +149,7 @@ def _persistent(blame: Blame, step_ns: float) -> tuple[Verdict, ...]:
     suspects: dict[int, float] = {}
     for position in np.flatnonzero(lost.mean(axis=1) >= MIN_SHARE * step_ns).tolist():
         chance = chance_of_share(shares, position)
-        if chance > ALPHA and not _is_steady(blame.lateness_ns[position]):
+        if chance > ALPHA and not _is_steady(blame, position):
             continue
         suspects[position] = min(0.99, 1 - chance) if chance <= ALPHA else 0.9
     top = np.argmax(lost[:, steps_with_loss], axis=0)
@@ -115,9 +163,11 @@ def _persistent(blame: Blame, step_ns: float) -> tuple[Verdict, ...]:
     )
 
 
-def _is_steady(lateness: NDArray[np.float64]) -> bool:
-    """Whether a rank is late by much the same time in each step."""
-    return bool(lateness.mean() > STEADY * lateness.std(ddof=1))
+def _is_steady(blame: Blame, position: int) -> bool:
+    """Whether a rank is late in each step, by much the same time or beyond chance."""
+    lateness = blame.lateness_ns[position]
+    chance = len(blame.ranks) * float(chance_of_mean(lateness[None])[0])
+    return chance <= ALPHA or bool(lateness.mean() > STEADY * lateness.std(ddof=1))
 
 
 def _persistent_verdict(blame: Blame, position: int, confidence: float) -> Verdict:
@@ -143,18 +193,21 @@ def _late_share(blame: Blame, position: int) -> float:
 def _by_events(blame: Blame, step_ns: float) -> tuple[Verdict, ...]:
     """Single late arrivals that stand out: one rank's (transient) or in turn many ranks'."""
     events = _events(blame)
+    events = np.where(events >= MIN_STALL * step_ns, events, 0.0)
     num_steps = blame.lost_ns.shape[1]
     total = events.sum()
     if total < MIN_SHARE * step_ns * num_steps:
         return ()
     per_rank = events.sum(axis=1)
     involved = np.flatnonzero(per_rank >= 0.02 * total)
-    dominant = np.flatnonzero(per_rank > 0.5 * total)
+    dominant = np.flatnonzero(per_rank >= DOMINANT * total)
     if len(dominant):
         return (_transient_verdict(events, int(dominant[0])),)
-    if len(involved) < MIN_STEPS:
-        return tuple(_transient_verdict(events, int(position)) for position in involved)
-    return tuple(_rotating_verdict(events, int(position)) for position in involved)
+    if len(involved) >= MIN_STEPS:
+        return tuple(_rotating_verdict(events, int(position)) for position in involved)
+    if 2 * len(involved) >= len(per_rank):
+        return ()  # half of all ranks, each now and then: that is nobody in particular
+    return tuple(_transient_verdict(events, int(position)) for position in involved)
 
 
 def _events(blame: Blame) -> NDArray[np.float64]:

@@ -18,6 +18,7 @@ from distprof.analyzers.breakdown import StepTimeResult
 from distprof.analyzers.causes import Cause, find_cause
 from distprof.analyzers.context import RankAnalysis
 from distprof.analyzers.kernels import KernelsResult
+from distprof.analyzers.own_time import OwnTime
 from distprof.analyzers.patterns import Verdict, find_patterns
 from distprof.analyzers.pauses import HostPauses
 from distprof.analyzers.result import Record, Result
@@ -80,6 +81,7 @@ class _Evidence:
 
     analyses: Mapping[int, RankAnalysis]
     kernels: KernelsResult
+    own_time: OwnTime
     pauses: Mapping[int, HostPauses]
 
 
@@ -107,7 +109,8 @@ def analyze_stragglers(
     if blame.num_judged == 0:
         return _nobody(_why_nothing(run, analyses, blame))
     step_ns = _typical_step(analyses, step_time)
-    verdicts = {verdict.position: verdict for verdict in find_patterns(blame, step_ns)}
+    own_time = OwnTime.of({rank: analyses[rank] for rank in blame.ranks})
+    verdicts = {verdict.position: verdict for verdict in find_patterns(blame, step_ns, own_time)}
     completeness = 1 - blame.num_incomplete / blame.num_judged
     ranks = [
         _straggler(
@@ -115,7 +118,7 @@ def analyze_stragglers(
             blame,
             verdicts.get(position),
             completeness,
-            _Evidence(analyses=analyses, kernels=kernels, pauses=pauses or {}),
+            _Evidence(analyses=analyses, kernels=kernels, own_time=own_time, pauses=pauses or {}),
         )
         for position in range(len(blame.ranks))
     ]
@@ -184,7 +187,13 @@ def _cause(
     steps = list(verdict.steps)
     lateness = float(blame.lost_ns[position, steps].mean())
     return find_cause(
-        blame.ranks[position], steps, lateness, known.analyses, known.kernels, known.pauses
+        blame.ranks[position],
+        steps,
+        lateness,
+        known.analyses,
+        known.kernels,
+        known.own_time,
+        known.pauses,
     )
 
 

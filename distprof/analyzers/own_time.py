@@ -1,0 +1,107 @@
+"""What each rank does with the time in which it waits for nobody, beside its peers.
+
+A rank makes others wait because some part of its own time is longer than theirs: it computes, waits
+for input, or leaves its device idle. A part does not hold the disturbances of the others, nor any
+error of the clocks, so in few steps it tells more than who came last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distprof.analyzers.context import RankAnalysis
+from distprof.schema import Int64Array
+
+__all__ = ["COMPUTATION", "HOST", "INPUT", "OwnTime", "over_peers"]
+
+COMPUTATION = "computation"
+INPUT = "waiting for input"
+HOST = "idling for the host"
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnTime:
+    """Parts of own time, P ranks, S analysed steps.
+
+    Args:
+        ranks: Global rank of each position.
+        parts: Name of the part to int64 ns, shape ``(P, S)``.
+    """
+
+    ranks: tuple[int, ...]
+    parts: Mapping[str, Int64Array]
+
+    @staticmethod
+    def of(analyses: Mapping[int, RankAnalysis]) -> OwnTime:
+        """Of all analysed ranks; a step that a rank lacks counts nothing."""
+        longest = max((len(analysis.steps) for analysis in analyses.values()), default=0)
+
+        def part(values: list[Int64Array]) -> Int64Array:
+            table = np.zeros((len(values), longest), dtype=np.int64)
+            for row, of_rank in zip(table, values, strict=True):
+                row[: len(of_rank)] = of_rank
+            return table
+
+        ranks = list(analyses.values())
+        return OwnTime(
+            ranks=tuple(analyses),
+            parts={
+                COMPUTATION: part([analysis.computation_ns for analysis in ranks]),
+                INPUT: part([analysis.input_ns for analysis in ranks]),
+                HOST: part([_idle_for_host(analysis) for analysis in ranks]),
+            },
+        )
+
+    @cached_property
+    def excess(self) -> Mapping[str, NDArray[np.float64]]:
+        """Name of the part to what each rank spends beyond the median of its peers, ns."""
+        return {name: over_peers(values) for name, values in self.parts.items()}
+
+    @cached_property
+    def total_excess(self) -> NDArray[np.float64]:
+        """All parts together, beyond the median of peers, shape ``(P, S)``."""
+        return over_peers(np.sum(list(self.parts.values()), axis=0, dtype=np.int64))
+
+
+def over_peers(values: Int64Array) -> NDArray[np.float64]:
+    """Each value less the median of the others in its column; 0 where there are no others."""
+    number = len(values)
+    if number < 2 or values.size == 0:
+        return np.zeros(values.shape)
+    order = np.argsort(values, axis=0, kind="stable")
+    place = np.empty_like(order)
+    np.put_along_axis(place, order, np.arange(number)[:, None], axis=0)
+    ordered = np.take_along_axis(values, order, axis=0).astype(np.float64)
+
+    def of_others(position: int) -> NDArray[np.float64]:
+        """The value at this place of the others in order, for each value."""
+        result: NDArray[np.float64] = np.where(
+            place <= position, ordered[position + 1], ordered[position]
+        )
+        return result
+
+    low, high = (number - 2) // 2, (number - 1) // 2
+    return values - (of_others(low) + of_others(high)) / 2
+
+
+def _idle_for_host(analysis: RankAnalysis) -> Int64Array:
+    """Idle time per step that the host is to blame for, ns.
+
+    All that is not input, where most of it is the host's. A host that synchronises and then stalls
+    shows as both causes, and both are its lateness. Where the host itself computes, all of it is
+    but input and waiting for communication.
+    """
+    idle = np.array([step.idle_ns for step in analysis.steps], dtype=np.int64)
+    cause = analysis.idle
+    if analysis.is_cpu and cause is not None:
+        own: Int64Array = np.maximum(idle - analysis.input_ns - analysis.idle_comm_wait_ns, 0)
+        return own
+    if cause is None or cause.host_ns + cause.sync_ns < cause.comm_wait_ns + cause.unknown_ns:
+        return analysis.idle_host_ns
+    rest: Int64Array = idle - analysis.input_ns
+    return rest
