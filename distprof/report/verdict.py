@@ -13,7 +13,14 @@ from dataclasses import dataclass
 from distprof.analyzers.stragglers import RankStraggler
 from distprof.report.escape import short_ranks
 from distprof.report.model import Report
-from distprof.report.parts import Part, device_word, is_whole_capture, parts_of, window_word
+from distprof.report.parts import (
+    Part,
+    device_word,
+    is_cpu_only,
+    is_whole_capture,
+    parts_of,
+    window_word,
+)
 from distprof.rules.shares import has_all_members
 from distprof.terms import StragglerCause, StragglerPattern
 from distprof.units import format_duration, format_ratio
@@ -164,6 +171,8 @@ def _loss_line(report: Report, worst: Part) -> str:
     if worst.key == "exposed_wait":
         return _wait_line(report, worst)
     subject = _SUBJECTS[worst.key].format(device=device_word(report))
+    if worst.key == "idle_unknown" and is_cpu_only(report):
+        subject = "Between operators, in Python or blocked, the host spends"
     if worst.key == "exposed_transfer" and _lacks_members(report):
         subject = "Moving data, or waiting for ranks that are not in the recording, takes"
     return (
@@ -201,6 +210,8 @@ def _action(report: Report, worst: Part) -> str:
         if len(report.run.ranks) == 1 and report.run.world_size != 1:
             return "one rank alone cannot tell waiting from transfer, record the others too"
         return "its ranks could not be matched, so waiting and transfer are not told apart"
+    if worst.key == "idle_unknown" and is_cpu_only(report):
+        return "use fewer, larger operators; record stacks to see what runs between them"
     if worst.key == "idle_unknown" and report.idle.ranks:
         inside = sum(rank.within_launch_ns for rank in report.idle.ranks)
         if inside > sum(rank.unknown_ns for rank in report.idle.ranks) / 2:

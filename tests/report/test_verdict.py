@@ -233,3 +233,13 @@ def test_how_a_job_ended_comes_first_then_what_was_measured(
     verdict = judge(report)
     assert verdict.line == line
     assert verdict.why[0] == judge(msgspec.structs.replace(report, job=JOB)).line
+
+
+def test_a_host_between_operators_is_no_idle_device() -> None:
+    report = two_ranks(computation_ns=600 * MS, idle_unknown_ns=400 * MS)
+    report = msgspec.structs.replace(report, run=run_info((0, 1), device="cpu"))
+    assert judge(report).line == (
+        "Between operators, in Python or blocked, the host spends 40.0 % of each step "
+        "(40.0 ms of 100 ms): use fewer, larger operators; record stacks to see what runs between "
+        "them."
+    )
