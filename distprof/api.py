@@ -145,6 +145,8 @@ def _results(run: Run, measured: Measurements, recorded: RecordResults) -> dict[
     from distprof.analyzers.capture import analyze_capture
     from distprof.analyzers.collectives import analyze_collectives
     from distprof.analyzers.job import analyze_job
+    from distprof.analyzers.messages import analyze_messages
+    from distprof.analyzers.pipeline import analyze_pipeline
     from distprof.analyzers.stragglers import analyze_stragglers
 
     return {
@@ -156,6 +158,8 @@ def _results(run: Run, measured: Measurements, recorded: RecordResults) -> dict[
         "stragglers": analyze_stragglers(
             run, measured.analyses, measured.step_time, measured.kernels, recorded.host
         ),
+        "messages": analyze_messages(measured.analyses),
+        "pipeline": analyze_pipeline(measured.analyses),
         "idle": measured.idle,
         "kernels": measured.kernels,
         "waterfall": measured.waterfall,

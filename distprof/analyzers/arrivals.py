@@ -219,7 +219,7 @@ class _Block:
             rank_index=rank_index,
             start_ns=columns.start_ns[row],
             exposed_wait_ns=columns.exposed_wait_ns[row],
-            step=columns.step[row].max(axis=1),
+            step=_first_step(columns.step[row]),
             residual_ns=context.domains.residual_of(rank_index),
             instance=instances,
             root=roots[instances],
@@ -245,6 +245,16 @@ class _Block:
         others = np.sort(waits, axis=1)[:, :-1]
         median: Int64Array = np.floor(np.median(others, axis=1)).astype(np.int64)
         return median
+
+
+def _first_step(steps: Int64Array) -> Int64Array:
+    """The step of an instance: the earliest in which a member sees its end, -1 outside of all.
+
+    All see it at one moment, but the threads of gloo note it late, some in the next step already.
+    """
+    last = np.iinfo(np.int64).max
+    first = np.where(steps < 0, last, steps).min(axis=1)
+    return np.where(first == last, ABSENT, first).astype(np.int64)
 
 
 class _Tally:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from distprof.analyzers.context import RankAnalysis
 from distprof.analyzers.kernels import KernelsResult, RankSpeed
-from distprof.analyzers.own_time import HOST, INPUT, OwnTime, over_peers
+from distprof.analyzers.own_time import HOST, INPUT, OwnTime
 from distprof.analyzers.pauses import HostPauses
 from distprof.schema import Int64Array
 from distprof.terms import ActivityKind, StragglerCause
@@ -69,7 +69,7 @@ def find_cause(
     """
     position = own_time.ranks.index(rank)
     for what, values in _logged(own_time.ranks, analyses, pauses or {}).items():
-        logged = _excess(position, steps, what, values, over_peers(values))
+        logged = _excess(position, steps, what, values, own_time.beyond_peers(values))
         if lateness_ns > 0 and logged.ns >= EXPLAINS * lateness_ns:
             return Cause(_CAUSES[what], (_text(logged),))
     excesses = [

@@ -11,7 +11,7 @@ from distprof.analyzers.rows import AxisOverlap, RankIdle, RankOverlap, RankWate
 from distprof.intervals import Intervals
 from distprof.schema import Int64Array
 
-__all__ = ["KernelStats", "RankAnalysis", "RankContext", "SyncStats"]
+__all__ = ["KernelStats", "RankAnalysis", "RankContext", "StageMarks", "SyncStats"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +60,21 @@ class SyncStats:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StageMarks:
+    """Work of one pipeline stage on one rank.
+
+    Args:
+        stage: Its number in the pipeline.
+        work_ns: int64 per analysed step: time inside its marks, without exposed communication.
+        num_micro_batches: int64 per analysed step.
+    """
+
+    stage: int
+    work_ns: Int64Array
+    num_micro_batches: Int64Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankAnalysis:
     """All that is measured on one rank alone; small, so that it can cross a process boundary.
 
@@ -80,6 +95,7 @@ class RankAnalysis:
         idle_host_ns: Idle blamed on the host, per analysed step.
         idle_comm_wait_ns: Idle blamed on waiting for communication, per analysed step.
         is_cpu: Whether the host's threads are what was measured.
+        stages: Work of the pipeline stages that it holds, ascending; empty without marks.
     """
 
     rank: int
@@ -98,3 +114,4 @@ class RankAnalysis:
     idle_host_ns: Int64Array
     idle_comm_wait_ns: Int64Array
     is_cpu: bool = False
+    stages: tuple[StageMarks, ...] = ()

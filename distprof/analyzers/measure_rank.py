@@ -10,6 +10,7 @@ from distprof.analyzers.context import RankAnalysis, RankContext
 from distprof.analyzers.idle_causes import IdleCauses, attribute_idle
 from distprof.analyzers.kernel_stats import kernel_stats
 from distprof.analyzers.overlap import overlap_by_axis, rank_overlap
+from distprof.analyzers.pipeline_marks import measure_marks
 from distprof.analyzers.rows import RankIdle
 from distprof.analyzers.waterfall import rank_waterfall, waits_of
 from distprof.intervals import EMPTY, Intervals, covered, subtract, union
@@ -63,6 +64,7 @@ def measure_rank(tables: RankTables, context: RankContext) -> RankAnalysis:
         idle_host_ns=_per_window(windows, causes, IdleCause.HOST),
         idle_comm_wait_ns=_per_window(windows, causes, IdleCause.COMM_WAIT),
         is_cpu=context.is_cpu,
+        stages=measure_marks(tables, windows, timeline),
     )
 
 

@@ -7,7 +7,7 @@ error of the clocks, so in few steps it tells more than who came last.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -31,10 +31,12 @@ class OwnTime:
     Args:
         ranks: Global rank of each position.
         parts: Name of the part to int64 ns, shape ``(P, S)``.
+        peers: For each position, positions it is compared with, itself among them.
     """
 
     ranks: tuple[int, ...]
     parts: Mapping[str, Int64Array]
+    peers: tuple[tuple[int, ...], ...]
 
     @staticmethod
     def of(analyses: Mapping[int, RankAnalysis]) -> OwnTime:
@@ -50,6 +52,7 @@ class OwnTime:
         ranks = list(analyses.values())
         return OwnTime(
             ranks=tuple(analyses),
+            peers=_peers(ranks),
             parts={
                 COMPUTATION: part([analysis.computation_ns for analysis in ranks]),
                 INPUT: part([analysis.input_ns for analysis in ranks]),
@@ -60,12 +63,34 @@ class OwnTime:
     @cached_property
     def excess(self) -> Mapping[str, NDArray[np.float64]]:
         """Name of the part to what each rank spends beyond the median of its peers, ns."""
-        return {name: over_peers(values) for name, values in self.parts.items()}
+        return {name: self.beyond_peers(values) for name, values in self.parts.items()}
 
     @cached_property
     def total_excess(self) -> NDArray[np.float64]:
         """All parts together, beyond the median of peers, shape ``(P, S)``."""
-        return over_peers(np.sum(list(self.parts.values()), axis=0, dtype=np.int64))
+        return self.beyond_peers(np.sum(list(self.parts.values()), axis=0, dtype=np.int64))
+
+    def beyond_peers(self, values: Int64Array) -> NDArray[np.float64]:
+        """Each value, shape ``(P, S)``, less the median of its rank's peers in the step."""
+        result = np.zeros(values.shape)
+        for group in dict.fromkeys(self.peers):
+            members = [row for row, peers in enumerate(self.peers) if peers == group]
+            rows = np.searchsorted(group, members)
+            result[members] = over_peers(values[list(group)])[rows]
+        return result
+
+
+def _peers(analyses: Sequence[RankAnalysis]) -> tuple[tuple[int, ...], ...]:
+    """Ranks that hold the same pipeline stages; all where no other rank does, or without marks."""
+    held: dict[tuple[int, ...], list[int]] = {}
+    for position, analysis in enumerate(analyses):
+        held.setdefault(tuple(mark.stage for mark in analysis.stages), []).append(position)
+    everybody = tuple(range(len(analyses)))
+    result = [everybody] * len(analyses)
+    for group in held.values():
+        for position in group if len(group) > 1 else ():
+            result[position] = tuple(group)
+    return tuple(result)
 
 
 def over_peers(values: Int64Array) -> NDArray[np.float64]:

@@ -13,9 +13,11 @@ from distprof.analyzers.idle import IdleResult
 from distprof.analyzers.job import JobResult
 from distprof.analyzers.kernels import KernelsResult
 from distprof.analyzers.memory import MemoryResult
+from distprof.analyzers.messages import MessagesResult
 from distprof.analyzers.moe import MoeResult
 from distprof.analyzers.overlap import OverlapResult
 from distprof.analyzers.pauses import PausesResult
+from distprof.analyzers.pipeline import PipelineResult
 from distprof.analyzers.result import Record
 from distprof.analyzers.step_log import StepLogResult
 from distprof.analyzers.stragglers import StragglersResult
@@ -78,6 +80,8 @@ class Report(Record, frozen=True, kw_only=True):
     telemetry: TelemetryResult = TelemetryResult()
     moe: MoeResult = MoeResult()
     pauses: PausesResult = PausesResult()
+    pipeline: PipelineResult = PipelineResult()
+    messages: MessagesResult = MessagesResult()
     findings: tuple[Finding, ...]
     not_checked: tuple[NotChecked, ...]
 

@@ -10,7 +10,13 @@ from distprof.analyzers.breakdown import BreakdownResult
 from distprof.analyzers.capture import CaptureResult
 from distprof.analyzers.collectives import CollectivesResult
 from distprof.analyzers.idle import IdleResult
+from distprof.analyzers.job import JobResult
+from distprof.analyzers.messages import MessagesResult
+from distprof.analyzers.moe import MoeResult
 from distprof.analyzers.overlap import OverlapResult
+from distprof.analyzers.pauses import PausesResult
+from distprof.analyzers.pipeline import PipelineResult
+from distprof.analyzers.step_log import StepLogResult
 from distprof.analyzers.stragglers import StragglersResult
 from distprof.analyzers.waterfall import WaterfallResult
 from distprof.rules.base import Rule
@@ -28,6 +34,8 @@ FAMILIES = {
     "INP": "input",
     "MEM": "memory",
     "CAP": "capture",
+    "PIP": "pipeline",
+    "MOE": "moe",
 }
 
 SECTIONS = {
@@ -35,7 +43,13 @@ SECTIONS = {
     "capture": CaptureResult,
     "collectives": CollectivesResult,
     "idle": IdleResult,
+    "job": JobResult,
+    "messages": MessagesResult,
+    "moe": MoeResult,
     "overlap": OverlapResult,
+    "pauses": PausesResult,
+    "pipeline": PipelineResult,
+    "step_log": StepLogResult,
     "stragglers": StragglersResult,
     "waterfall": WaterfallResult,
 }

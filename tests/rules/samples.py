@@ -16,7 +16,11 @@ from distprof.analyzers.collectives import CollectiveClass, CollectivesResult
 from distprof.analyzers.idle import IdleResult, SyncCall
 from distprof.analyzers.job import JobResult, ProbeOverhead
 from distprof.analyzers.kernels import KernelsResult
+from distprof.analyzers.messages import MessageRank, MessagesResult
+from distprof.analyzers.moe import MoeLayer, MoeResult
 from distprof.analyzers.overlap import OverlapResult
+from distprof.analyzers.pauses import PausesResult, RankPauses
+from distprof.analyzers.pipeline import PipelinePosition, PipelineRank, PipelineResult
 from distprof.analyzers.result import Result
 from distprof.analyzers.rows import (
     RankBreakdown,
@@ -25,6 +29,7 @@ from distprof.analyzers.rows import (
     RankWaterfall,
     StepBreakdown,
 )
+from distprof.analyzers.step_log import RankStepLog, StepLogResult
 from distprof.analyzers.stragglers import RankStraggler, StepBlame, StragglersResult
 from distprof.analyzers.waterfall import WaterfallResult
 from distprof.terms import StepSource, StragglerCause, StragglerPattern
@@ -87,6 +92,11 @@ def healthy(*, communication_ms: float = 8.0, steps: bool = True, **parts_ms: fl
         KernelsResult(categories=(), kernels=(), ranks=()),
         capture(),
         JobResult(kind="run", workload="ddp", outcome="completed", overhead=(OVERHEAD,)),
+        step_log(sum(step.values())),
+        pauses(),
+        MoeResult(layers=(moe_layer("0"), moe_layer("1"))),
+        pipeline(),
+        messages(),
     )
     return {type(result): result for result in results}
 
@@ -252,6 +262,128 @@ def stragglers(*late: RankStraggler) -> StragglersResult:
         num_judged=25,
         num_below_residual=2,
     )
+
+
+def step_log(step_ns: int = 20 * MS, input_ns: dict[int, int] | None = None) -> StepLogResult:
+    """A hundred steps, of which 0.2 ms are input; on some ranks another time."""
+    waits = dict.fromkeys(RANKS, 200 * US) | (input_ns or {})
+    return StepLogResult(
+        num_steps=100,
+        last_step=99,
+        median_ns=step_ns,
+        ranks=tuple(
+            RankStepLog(
+                rank=rank,
+                first_step=0,
+                last_step=99,
+                num_steps=100,
+                num_plain=90,
+                median_ns=step_ns,
+                p95_ns=step_ns,
+                cv=0.01,
+                traced_median_ns=step_ns,
+                tokens_per_s=None,
+                samples_per_s=None,
+                input_ratio=waits[rank] / step_ns,
+                phases={"input": waits[rank]},
+                first_loss=None,
+                last_loss=None,
+            )
+            for rank in RANKS
+        ),
+    )
+
+
+def pauses(gc_ns: dict[int, int] | None = None) -> PausesResult:
+    """Collections of 20 µs in a step; on some ranks another time."""
+    times = dict.fromkeys(RANKS, 20 * US) | (gc_ns or {})
+    return PausesResult(
+        ranks=tuple(
+            RankPauses(
+                rank=rank,
+                gc_ns_per_step=times[rank],
+                num_gc=20,
+                longest_gc_ns=6 * times[rank],
+                input_ns_per_step=0,
+                num_input=0,
+                longest_input_ns=None,
+            )
+            for rank in RANKS
+        )
+    )
+
+
+def moe_layer(name: str, **fields: Any) -> MoeLayer:
+    """Eight experts with much the same load."""
+    usual: dict[str, Any] = {
+        "num_experts": 8,
+        "top_k": 2,
+        "num_steps": 100,
+        "tokens_per_step": 4_096.0,
+        "max_over_mean": 1.2,
+        "cv": 0.1,
+        "entropy": 0.99,
+        "dead_ratio": 0.0,
+        "dropped_ratio": 0.0,
+        "busiest_expert": 3,
+        "busiest_share_ratio": 0.14,
+    }
+    return MoeLayer(layer=name, **{**usual, **fields})
+
+
+def position(stage: int, **fields: Any) -> PipelinePosition:
+    """Stage 0 on ranks 0 to 3 or stage 1 on ranks 4 to 7; each works 1 ms on a micro-batch."""
+    usual: dict[str, Any] = {
+        "stages": (stage,),
+        "ranks": RANKS[4 * stage : 4 * stage + 4],
+        "num_micro_batches": 16.0,
+        "work_ns_per_step": 16 * MS,
+        "work_ns_per_micro_batch": MS,
+        "excess_ratio": 0.0,
+        "chance": 1.0,
+    }
+    return PipelinePosition(**{**usual, **fields})
+
+
+def pipeline_rank(rank: int) -> PipelineRank:
+    """Works 16 ms of 20 ms."""
+    return PipelineRank(
+        rank=rank,
+        stages=(rank // 4,),
+        work_ns_per_step=16 * MS,
+        wait_ns_per_step=2 * MS,
+        other_ns_per_step=2 * MS,
+    )
+
+
+def messages(late_ns: dict[int, int] | None = None, chance: float = 1e-5) -> MessagesResult:
+    """All wait 2 ms of 20 ms for messages; those of ``late_ns`` idle longer than their peers."""
+    late = dict.fromkeys(RANKS, 0) | (late_ns or {})
+    return MessagesResult(
+        ranks=tuple(
+            MessageRank(
+                rank=rank,
+                wait_ns_per_step=2 * MS,
+                idle_ns_per_step=MS + late[rank],
+                late_ns_per_step=late[rank],
+                chance=chance if late[rank] else 1.0,
+            )
+            for rank in RANKS
+        ),
+        step_ns=20 * MS,
+    )
+
+
+def pipeline(**fields: Any) -> PipelineResult:
+    """Two even stages."""
+    usual: dict[str, Any] = {
+        "positions": (position(0), position(1)),
+        "ranks": tuple(pipeline_rank(rank) for rank in RANKS),
+        "max_over_mean": 1.0,
+        "lost_ns_per_step": 0,
+        "step_ns": 20 * MS,
+    }
+    return PipelineResult(**{**usual, **fields})
 
 
 def capture(**fields: Any) -> CaptureResult:

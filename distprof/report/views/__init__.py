@@ -12,6 +12,7 @@ from distprof.report.views.communication import (
 )
 from distprof.report.views.device import idle_table, kernels_table, speed_table, sync_table
 from distprof.report.views.job import job_table
+from distprof.report.views.pipeline import pipeline_table
 from distprof.report.views.recording import clocks_table, not_checked_table, quality_table
 from distprof.report.views.records import (
     memory_table,
@@ -33,6 +34,7 @@ _TABLES: tuple[Callable[..., TableView | None], ...] = (
     stragglers_table,
     overlap_table,
     collectives_table,
+    pipeline_table,
     moe_table,
     idle_table,
     sync_table,

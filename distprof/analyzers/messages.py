@@ -1,0 +1,80 @@
+"""Ranks that leave their device idle while others wait for their messages.
+
+In a pipeline, or a ring, ranks wait for each other in sends and receives, and of those it is not
+known who came last. But a rank whose host stalls idles, and does not wait, longer than its peers
+(:mod:`distprof.analyzers.own_time`), and the others wait for messages meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from distprof.analyzers.chance import chance_of_mean
+from distprof.analyzers.context import RankAnalysis
+from distprof.analyzers.own_time import HOST, OwnTime
+from distprof.analyzers.result import Record, Result
+
+__all__ = ["MessageRank", "MessagesResult", "analyze_messages"]
+
+NO_MESSAGES = "nobody waits in sends and receives"
+
+
+class MessageRank(Record, frozen=True, kw_only=True):
+    """One rank's mean step.
+
+    Args:
+        rank: Global rank.
+        wait_ns_per_step: Exposed waiting in sends and receives.
+        idle_ns_per_step: Idle that its host is to blame for.
+        late_ns_per_step: The same beyond the median of its peers: ranks that hold the same pipeline
+            stages, else all; 0 if it idles less than they do.
+        chance: That ranks which are all alike show it, at most 1.
+    """
+
+    rank: int
+    wait_ns_per_step: int
+    idle_ns_per_step: int
+    late_ns_per_step: int
+    chance: float
+
+
+class MessagesResult(Result, frozen=True, kw_only=True):
+    """Ranks that exchange messages, ascending; empty where nobody waits for one.
+
+    Args:
+        ranks: One row per rank.
+        step_ns: Mean step that the times are parts of, None where there is none.
+    """
+
+    ranks: tuple[MessageRank, ...] = ()
+    step_ns: int | None = None
+
+
+def analyze_messages(analyses: Mapping[int, RankAnalysis]) -> MessagesResult:
+    """Who idles while others wait for messages.
+
+    Args:
+        analyses: By global rank.
+
+    Source:
+        Formula sheet, "Measured from traces" (straggler).
+    """
+    own = OwnTime.of(analyses)
+    spans = [step.span_ns for analysis in analyses.values() for step in analysis.steps]
+    if not spans or not any(a.waterfall.exposed_p2p_wait_ns for a in analyses.values()):
+        return MessagesResult(unavailable=(NO_MESSAGES,))
+    excess, idle = own.excess[HOST], own.parts[HOST]
+    chance = np.minimum(1.0, len(analyses) * chance_of_mean(excess))
+    ranks = tuple(
+        MessageRank(
+            rank=analysis.rank,
+            wait_ns_per_step=analysis.waterfall.exposed_p2p_wait_ns // max(len(analysis.steps), 1),
+            idle_ns_per_step=int(idle[row].mean()),
+            late_ns_per_step=max(0, int(excess[row].mean())),
+            chance=float(chance[row]),
+        )
+        for row, analysis in enumerate(analyses.values())
+    )
+    return MessagesResult(ranks=ranks, step_ns=int(np.mean(spans)))

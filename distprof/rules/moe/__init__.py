@@ -1,0 +1,1 @@
+"""MOE: mixtures of experts."""

@@ -1,0 +1,1 @@
+"""PIP: stages of a pipeline that do not fit together."""

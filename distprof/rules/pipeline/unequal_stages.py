@@ -1,0 +1,96 @@
+"""# unequal-stages
+
+## What it detects
+One stage of a pipeline works longer on each micro-batch than the others.
+
+## Why it costs time
+A pipeline runs at the speed of its slowest stage. The other stages wait for it once in every
+micro-batch, which looks like bubble but does not shrink with more micro-batches.
+
+## Evidence needed
+Marks around the work of the stages (`distprof:pp …`, recorded by the probe `pipeline_marks`) in at
+least three steps. A stage held by several ranks works as long as the median of them.
+
+## How the cost is computed
+With M micro-batches, (M − 1)/M of the work of the busiest stage beyond the mean of all stages: what
+an even split of the same work would save. The time is part of what `exposed-communication` reports.
+
+## How to fix
+Move blocks from the busiest stage to the others. Count the embedding with the first stage and the
+output layer and loss with the last: with a large vocabulary they weigh as much as several blocks.
+If the stages hold equal work, its device is slow: look at its clocks and its temperature.
+
+## Example
+```text
+unequal-stages: stage 1 (rank 1) works 81.5 ms on each micro-batch, the other stages' median is
+61.9 ms (32 % more); the pipeline waits for it for 29.5 ms of each step (7.5 %).
+```
+
+## When it is wrong
+On a device marks hold all that was launched inside of them, idle moments too: where the host
+launches too late the stage looks busy.
+
+## Sources
+Formula sheet, "Pipeline bubble" (stage imbalance).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from distprof.analyzers.pipeline import PipelinePosition, PipelineResult
+from distprof.rules.base import Draft, Limit, Limits, rule
+from distprof.terms import Severity
+from distprof.units import format_duration, format_ratio, name_ranks
+
+
+@rule(
+    code="PIP101",
+    severity=Severity.WARNING,
+    since="0.1.0",
+    needs=(PipelineResult,),
+    limits={
+        "excess_ratio": Limit(0.05, "work beyond the other stages' median that is tolerated"),
+        "min_step_ratio": Limit(0.01, "share of the step that may be lost to it"),
+        "chance": Limit(0.01, "chance that stages which are all alike differ so much"),
+    },
+)
+def check(pipeline: PipelineResult, limits: Limits) -> Iterator[Draft]:
+    """Yield one finding for the busiest stage."""
+    cost, step = pipeline.lost_ns_per_step, pipeline.step_ns
+    if len(pipeline.positions) < 2 or not cost or not step:
+        return  # no pipeline, or one whose stages are alike
+    busiest = max(pipeline.positions, key=lambda position: position.excess_ratio)
+    if busiest.excess_ratio < limits["excess_ratio"] or busiest.chance > limits["chance"]:
+        return
+    if cost < limits["min_step_ratio"] * step:
+        return
+    yield Draft(
+        message=(
+            f"{_stages(busiest)} ({name_ranks(busiest.ranks)}) works "
+            f"{format_duration(_per_micro_batch(busiest))} on each micro-batch, the other stages' "
+            f"median is {format_duration(_others(busiest))} "
+            f"({format_ratio(busiest.excess_ratio)} more); the pipeline waits for it for "
+            f"{format_duration(cost)} of each step ({format_ratio(cost / step)})."
+        ),
+        fix=(
+            "Move blocks to the other stages, and count embedding, output layer and loss as work; "
+            "if the stages hold equal work, look at the clocks and the temperature of its device."
+        ),
+        cost_ns_per_step=cost,
+        ranks=busiest.ranks,
+        evidence=("pipeline.positions", "pipeline.max_over_mean"),
+    )
+
+
+def _stages(position: PipelinePosition) -> str:
+    numbers = ", ".join(map(str, position.stages))
+    return f"Stage {numbers}" if len(position.stages) == 1 else f"What holds stages {numbers}"
+
+
+def _per_micro_batch(position: PipelinePosition) -> float:
+    return position.work_ns_per_micro_batch or position.work_ns_per_step
+
+
+def _others(position: PipelinePosition) -> float:
+    return _per_micro_batch(position) / (1 + position.excess_ratio)

@@ -1,0 +1,8 @@
+"""Rank 3 waits twice as long for its input as the others, which is 1 % of the step."""
+
+from distprof.analyzers.step_log import StepLogResult
+from tests.rules.samples import US, Results, healthy, step_log
+
+
+def results() -> Results:
+    return {**healthy(), StepLogResult: step_log(input_ns={3: 400 * US})}
