@@ -106,6 +106,7 @@ def _rank(
     columns: dict[str, Any] = {
         "start_ns": start_ns,
         "end_ns": end_ns,
+        "is_timed": np.ones(n, np.bool_),
         "enqueue_ns": start_ns - 50_000,
         "kind": np.full(n, CollectiveKind.ALL_REDUCE, np.int8),
         "kind_origin": np.full(n, Origin.MEASURED, np.int8),
