@@ -65,7 +65,7 @@ class StageMarks:
 
     Args:
         stage: Its number in the pipeline.
-        work_ns: int64 per analysed step: time inside its marks, without exposed communication.
+        work_ns: int64 per analysed step: computation inside its marks.
         num_micro_batches: int64 per analysed step.
     """
 

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from distprof.analyzers.chance import chance_of_mean
 from distprof.analyzers.context import RankAnalysis
 from distprof.analyzers.own_time import HOST, OwnTime
 from distprof.analyzers.result import Record, Result
@@ -66,7 +65,7 @@ def analyze_messages(analyses: Mapping[int, RankAnalysis]) -> MessagesResult:
     if not spans or not any(a.waterfall.exposed_p2p_wait_ns for a in analyses.values()):
         return MessagesResult(unavailable=(NO_MESSAGES,))
     excess, idle = own.excess[HOST], own.parts[HOST]
-    chance = np.minimum(1.0, len(analyses) * chance_of_mean(excess))
+    chance = np.minimum(1.0, len(analyses) * own.chance(HOST))
     ranks = tuple(
         MessageRank(
             rank=analysis.rank,

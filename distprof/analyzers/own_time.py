@@ -14,6 +14,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from distprof.analyzers.chance import chance_of_mean
 from distprof.analyzers.context import RankAnalysis
 from distprof.schema import Int64Array
 
@@ -64,6 +65,17 @@ class OwnTime:
     def excess(self) -> Mapping[str, NDArray[np.float64]]:
         """Name of the part to what each rank spends beyond the median of its peers, ns."""
         return {name: self.beyond_peers(values) for name, values in self.parts.items()}
+
+    def chance(self, name: str) -> NDArray[np.float64]:
+        """Of each rank, that its part is beyond its peers' so clearly by chance alone.
+
+        Of computation the logarithm is compared, because a slow device and a busy machine stretch
+        it by a factor; the other parts as they are.
+        """
+        excess, own = self.excess[name], self.parts[name]
+        if name == COMPUTATION:
+            return chance_of_mean(np.log(np.maximum(own, 1) / np.maximum(own - excess, 1)))
+        return chance_of_mean(excess)
 
     @cached_property
     def total_excess(self) -> NDArray[np.float64]:

@@ -123,15 +123,16 @@ def _by_own_time(blame: Blame, step_ns: float, own_time: OwnTime | None) -> tupl
     """Ranks whose own time shows why the others wait for them; at most half of all."""
     if own_time is None or own_time.total_excess.shape != blame.lost_ns.shape:
         return ()
+    total = np.median(own_time.total_excess, axis=1)  # a rank that gains elsewhere is not late
     cost = blame.lost_ns.mean(axis=1)
     least = np.maximum(MIN_SHARE * step_ns, EXPLAINS * cost)
     costs = (cost >= MIN_SHARE * step_ns) & (cost >= EXPLAINS * cost.max())
     num_tests = len(cost) * len(own_time.parts)
     best = np.ones(len(cost))
-    for excess in own_time.excess.values():
-        mean = excess.mean(axis=1)
-        counts = costs & (mean >= least) & (own_time.total_excess.mean(axis=1) >= EXPLAINS * mean)
-        chance = np.minimum(1.0, num_tests * chance_of_mean(excess))
+    for part, excess in own_time.excess.items():
+        usual = np.median(excess, axis=1)
+        counts = costs & (excess.mean(axis=1) >= least) & (total >= EXPLAINS * usual)
+        chance = np.minimum(1.0, num_tests * own_time.chance(part))
         best = np.where(counts, np.minimum(best, chance), best)
     named = np.flatnonzero(best <= ALPHA_OWN_TIME).tolist()
     if len(named) > len(cost) / 2:

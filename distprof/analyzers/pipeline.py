@@ -1,7 +1,7 @@
 """Pipeline parallelism: work of the stages beside each other.
 
-Ranks that hold the same stages are one position of the pipeline. What a position works is the
-median of its ranks, so that one slow rank of several is not taken for an unequal split.
+Ranks that hold the same stages are one position of the pipeline. What a position works is what its
+least busy rank works, so that a slow rank among several is not taken for an unequal split.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class PipelinePosition(Record, frozen=True, kw_only=True):
         stages: Numbers of the stages, ascending.
         ranks: Global ranks.
         num_micro_batches: Per step.
-        work_ns_per_step: Time inside the marks of its stages, without exposed communication.
+        work_ns_per_step: Computation inside the marks of its stages, of the least busy rank.
         work_ns_per_micro_batch: The same over the micro-batches, None without any.
         excess_ratio: What it works beyond the median of the other positions, over that median.
         chance: That positions which are all alike show such an excess, at most 1.
@@ -111,8 +111,8 @@ def _positions(analyses: Mapping[int, RankAnalysis]) -> tuple[PipelinePosition, 
     for analysis in analyses.values():
         held.setdefault(_stages(analysis), []).append(analysis)
     order = sorted(held)
-    work = np.stack([np.median([_work(rank) for rank in held[key]], axis=0) for key in order])
-    excess = over_peers(work.astype(np.int64))
+    work = np.stack([np.min([_work(rank) for rank in held[key]], axis=0) for key in order])
+    excess = over_peers(work)
     chance = np.minimum(1.0, len(order) * chance_of_mean(excess))
     return tuple(
         _position(key, held[key], work[i], excess[i], float(chance[i]))
@@ -123,7 +123,7 @@ def _positions(analyses: Mapping[int, RankAnalysis]) -> tuple[PipelinePosition, 
 def _position(
     stages: tuple[int, ...],
     ranks: Sequence[RankAnalysis],
-    work: NDArray[np.float64],
+    work: NDArray[np.int64],
     excess: NDArray[np.float64],
     chance: float,
 ) -> PipelinePosition:

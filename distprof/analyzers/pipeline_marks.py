@@ -1,8 +1,9 @@
 """What each stage of a pipeline does on one rank, from the probes' marks.
 
 Source of the marks: ``distprof:pp stage=1 op=F mb=3`` around the work of a stage itself, without
-its waits for other stages. On a device the profiler draws the same names on the device's time line;
-where it does, those count, because the host's only tell how long launching took.
+its waits for other stages. Work is the computation inside of them: collectives of other axes, and
+stalls of the host, may lie inside too. On a device the profiler draws the same names on the
+device's time line; where it does, those count, because the host's only tell when it launched.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from distprof.analyzers.breakdown import Timeline
 from distprof.analyzers.context import StageMarks
-from distprof.intervals import Intervals, covered, subtract, union
+from distprof.intervals import Intervals, covered, intersect, union
 from distprof.run.tables import RankTables, intervals_of
 from distprof.schema import Int64Array, Table
 from distprof.terms import ActivityKind
@@ -32,7 +33,7 @@ def measure_marks(
     Args:
         tables: The rank's tables.
         windows: The analysed windows.
-        timeline: For the waiting that lies inside of marks: it is no work of the stage.
+        timeline: For its computation: waiting and idling inside of marks are no work.
     """
     annotations = tables.activity["kind"] == ActivityKind.ANNOTATION
     for table, allowed in ((tables.activity, annotations), (tables.host, None)):
@@ -67,7 +68,7 @@ def _of_stage(
     stage: int, rows: Table, windows: Intervals, timeline: Timeline, micro_batch: Int64Array
 ) -> StageMarks:
     marked = union(intervals_of(rows))
-    work = subtract(subtract(marked, timeline.exposed_comm), timeline.message_wait)
+    work = intersect(marked, timeline.computation)
     step = np.searchsorted(windows.start, rows["start_ns"], side="right") - 1
     inside = (step >= 0) & (rows["start_ns"] < windows.end[np.maximum(step, 0)])
     pairs = np.unique(np.stack((step[inside], micro_batch[inside])), axis=1)

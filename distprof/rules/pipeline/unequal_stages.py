@@ -8,8 +8,9 @@ A pipeline runs at the speed of its slowest stage. The other stages wait for it 
 micro-batch, which looks like bubble but does not shrink with more micro-batches.
 
 ## Evidence needed
-Marks around the work of the stages (`distprof:pp …`, recorded by the probe `pipeline_marks`) in at
-least three steps. A stage held by several ranks works as long as the median of them.
+Computation inside the marks around the work of stages (`distprof:pp …`, recorded by the probe
+`pipeline_marks`), in at least three steps. A stage held by several ranks works as long as the one
+that works least.
 
 ## How the cost is computed
 With M micro-batches, (M − 1)/M of the work of the busiest stage beyond the mean of all stages: what
@@ -27,8 +28,8 @@ unequal-stages: stage 1 (rank 1) works 81.5 ms on each micro-batch, the other st
 ```
 
 ## When it is wrong
-On a device marks hold all that was launched inside of them, idle moments too: where the host
-launches too late the stage looks busy.
+Stages that are uneven on purpose, because one of their devices has less memory or is of an older
+kind. Where many more processes than cores share a machine, the scheduler makes stages uneven.
 
 ## Sources
 Formula sheet, "Pipeline bubble" (stage imbalance).

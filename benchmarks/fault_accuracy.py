@@ -1,0 +1,179 @@
+"""Is an injected fault named in the report of a real run, and nobody in a healthy one.
+
+::
+
+    python -m benchmarks.fault_accuracy --trials 5
+    python -m benchmarks.fault_accuracy --trials 3 --compute real --only ddp
+
+Each trial is one ``distprof run`` on CPU ranks, which train, are recorded and analysed as any job.
+For each fault and workload the table says in how many trials the report named the rank, stage or
+expert that was struck, in how many it also said why, and how often it accused anybody else. Blocks
+sleep for given times by default, so that ranks need not share cores; with ``--compute real`` they
+compute, and what else the machine does counts as well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from distprof.artefacts import REPORT_FILE
+from tests.e2e.accusations import Fault, is_named, is_rightly_explained, others_accused
+
+SMALL = (
+    *("--hidden", "64", "--heads", "4", "--kv-heads", "4", "--ffn", "128"),
+    *("--vocabulary", "256", "--sequence", "32", "--batch", "2"),
+)
+SLEEP = ("--compute", "sleep", "--forward-ms", "10", "--backward-ms", "20")
+STEPS = ("--steps", "18", "--profile-steps", "10", "--no-measure-overhead", "--device", "cpu")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A workload, with a fault or healthy."""
+
+    workload: str
+    ranks: int
+    fault: Fault | None = None
+    options: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"{self.workload} x {self.ranks}"
+
+
+@dataclass(kw_only=True)
+class Score:
+    """Of one case."""
+
+    trials: int = 0
+    named: int = 0
+    explained: int = 0
+    accused_others: int = 0
+    failed: int = 0
+    said: list[str] = field(default_factory=list)
+
+
+def on_rank(kind: str, rank: int, amount: float) -> Fault:
+    return Fault(kind=kind, target=rank, amount=amount, ranks=(rank,))
+
+
+def cases() -> Iterator[Case]:
+    """A step sleeps for 120 ms on each rank: 60 ms in a pipeline's micro-batch of two ranks."""
+    for workload, ranks in (("ddp", 2), ("ddp", 4), ("fsdp", 2), ("tp", 2), ("cp", 2), ("moe", 2)):
+        yield Case(workload=workload, ranks=ranks)
+        last = ranks - 1
+        for fault in (
+            on_rank("slow-rank", last, 1.2),
+            on_rank("slow-host", 0, 5),
+            on_rank("late-input", last, 25),
+            on_rank("gc-pause", 0, 75),
+            on_rank("sleep-rank", last, 25),
+        ):
+            yield Case(workload=workload, ranks=ranks, fault=fault)
+    yield Case(workload="moe", ranks=2, fault=Fault(kind="routing-skew", target=5, amount=3))
+    yield from pipelines()
+
+
+def pipelines() -> Iterator[Case]:
+    """Four micro-batches: a step of two ranks lasts 300 ms, of four 420 ms."""
+    options = ("--micro-batches", "4")
+    for ranks in (2, 4):
+        yield Case(workload="pp", ranks=ranks, options=options)
+        for fault in (
+            Fault(kind="stage-skew", target=1, amount=1.3, ranks=(1,)),
+            on_rank("slow-rank", 0, 1.3),
+            on_rank("slow-host", 1, 10),
+            on_rank("late-input", 0, 60),
+            on_rank("gc-pause", 1, 180),
+            on_rank("sleep-rank", ranks - 1, 60),
+        ):
+            yield Case(workload="pp", ranks=ranks, fault=fault, options=options)
+
+
+def run_case(case: Case, folder: Path, compute: Sequence[str], seed: int) -> dict[str, Any] | None:
+    """The report of one trial; None where the job failed."""
+    fault = () if case.fault is None else ("--fault", case.fault.option)
+    command = [
+        *(sys.executable, "-m", "distprof", "run", case.workload, "--ranks", str(case.ranks)),
+        *(*STEPS, *compute, *case.options, *fault, "--seed", str(seed), "-o", str(folder)),
+    ]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, check=False, env=environment)
+    report = folder / REPORT_FILE
+    if done.returncode not in (0, 1) or not report.is_file():
+        return None
+    loaded: dict[str, Any] = json.loads(report.read_text())
+    return loaded
+
+
+def add(score: Score, case: Case, report: dict[str, Any] | None) -> None:
+    """Count one trial."""
+    score.trials += 1
+    if report is None:
+        score.failed += 1
+        return
+    others = others_accused(report, case.fault)
+    score.accused_others += bool(others)
+    score.said += [f"{found['code']} {found['message']}" for found in others]
+    if case.fault is not None:
+        score.named += is_named(report, case.fault)
+        score.explained += is_rightly_explained(report, case.fault)
+
+
+def line(case: Case, score: Score) -> str:
+    fault = "healthy" if case.fault is None else case.fault.option
+    counts = (
+        "          -          -"
+        if case.fault is None
+        else f"{score.named:>5}/{score.trials:<5}{score.explained:>5}/{score.trials:<5}"
+    )
+    failed = f"  {score.failed} failed" if score.failed else ""
+    return f"{case.name:10} {fault:18} {counts} {score.accused_others:>5}/{score.trials:<5}{failed}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--trials", type=int, default=1)
+    parser.add_argument("--compute", choices=("sleep", "real"), default="sleep")
+    parser.add_argument("--only", default="", help="part of a workload's or a fault's name")
+    parser.add_argument("--keep", type=Path, help="keep the run directories here")
+    parser.add_argument("--save", type=Path, help="write the counts here, as JSON lines")
+    options = parser.parse_args()
+    compute = (*SMALL, *SLEEP) if options.compute == "sleep" else ()
+    chosen = [
+        case
+        for case in cases()
+        if options.only in f"{case.name} {case.fault.option if case.fault else 'healthy'}"
+    ]
+    base = options.keep or Path(tempfile.mkdtemp(prefix="fault-accuracy-"))
+    print(f"{'workload':10} {'fault':18}   named      explained   others accused", flush=True)
+    began = time.monotonic()
+    for number, case in enumerate(chosen):
+        score = Score()
+        for trial in range(options.trials):
+            folder = base / f"{number:03}-{case.workload}-{trial}"
+            add(score, case, run_case(case, folder, compute, trial))
+            if options.keep is None:
+                shutil.rmtree(folder, ignore_errors=True)
+        print(line(case, score), *(f"\n    {said}" for said in score.said), flush=True)
+        if options.save:
+            with options.save.open("a") as file:
+                row = {"case": case.name, "fault": case.fault.option if case.fault else ""}
+                file.write(json.dumps({**row, **vars(score)}) + "\n")
+    print(f"{time.monotonic() - began:.0f} s")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""Whom a report accuses, and whether that is what a fault did."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["ACCUSING", "Fault", "accusations", "is_named", "is_rightly_explained", "others_accused"]
+
+Finding = dict[str, Any]
+
+ACCUSING = (
+    *("STR101", "STR102", "STR103", "STR104"),
+    *("INP101", "INP102", "HST103", "PIP101", "MOE101"),
+)
+"""Rules that say who is to blame: a rank, a stage, or an expert."""
+
+_EXPLAINED_BY = {
+    "slow-rank": ("its device is slow", "on each micro-batch"),
+    "stage-skew": ("on each micro-batch",),
+    "slow-host": ("its host is late", "idles for its host"),
+    "sleep-rank": ("its host is late", "idles for its host"),
+    "late-input": ("its input is late", "for input", "waits for data"),
+    "gc-pause": ("garbage collector",),
+    "routing-skew": ("mean of all experts' tokens",),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """What was injected.
+
+    Args:
+        kind: As in ``--fault KIND=TARGET:AMOUNT``.
+        target: Rank, stage or expert.
+        amount: As typed.
+        ranks: Ranks that are struck; none for an expert, which ranks only hold.
+    """
+
+    kind: str
+    target: int
+    amount: float
+    ranks: tuple[int, ...] = ()
+
+    @property
+    def option(self) -> str:
+        """For the command line."""
+        return f"{self.kind}={self.target}:{self.amount:g}"
+
+
+def accusations(report: dict[str, Any]) -> list[Finding]:
+    """Findings that say who is to blame."""
+    return [finding for finding in report["findings"] if finding["code"] in ACCUSING]
+
+
+def is_named(report: dict[str, Any], fault: Fault) -> bool:
+    """Whether a finding names the struck rank, stage or expert, and no other with it."""
+    return bool(_right(report, fault))
+
+
+def is_rightly_explained(report: dict[str, Any], fault: Fault) -> bool:
+    """Whether such a finding also says what is wrong with it."""
+    words = _EXPLAINED_BY[fault.kind]
+    return any(word in found["message"] for found in _right(report, fault) for word in words)
+
+
+def others_accused(report: dict[str, Any], fault: Fault | None) -> list[Finding]:
+    """Accusations of anybody else; in a healthy job (no fault) all of them.
+
+    An overloaded expert makes ranks that hold it late: naming one of them is no error.
+    """
+    if fault is None:
+        return accusations(report)
+    right = _right(report, fault)
+    if fault.kind == "routing-skew":
+        return [f for f in accusations(report) if f["code"] == "MOE101" and f not in right]
+    return [found for found in accusations(report) if found not in right]
+
+
+def _right(report: dict[str, Any], fault: Fault) -> list[Finding]:
+    if fault.kind == "routing-skew":
+        start = f"Expert {fault.target} "
+        return [f for f in accusations(report) if f["message"].startswith(start)]
+    return [f for f in accusations(report) if tuple(f["ranks"]) == fault.ranks]
