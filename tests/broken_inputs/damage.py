@@ -107,7 +107,7 @@ for _seed in range(24):
 # gz ----------------------------------------------------------------------------------------------
 
 _HALF = len(INTACT) // 2
-_MEMBERS = gzip.compress(INTACT[:_HALF]) + gzip.compress(INTACT[_HALF:])
+_MEMBERS = gzip.compress(INTACT[:_HALF], mtime=0) + gzip.compress(INTACT[_HALF:], mtime=0)
 BAD_CRC = GZ[:-8] + b"\0\0\0\0" + GZ[-4:]
 CASES.add("gz of two members", FINE, content(_MEMBERS, "trace.json.gz"))
 CASES.add("gz named json", FINE, content(GZ, "trace.json"))

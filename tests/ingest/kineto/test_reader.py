@@ -266,8 +266,8 @@ def test_an_open_file_is_read_and_left_open(tmp_path: Path):
         (b"[1, 2, 3]", "not a single event"),
         (b'{"traceEvents": [{"a": 1}]}', "not a single event"),
         (b'{"traceEvents": []}', "not a single event"),
-        (gzip.compress(b""), "the file is empty"),
-        (gzip.compress(b'{"traceEvents": [')[:9], "the compressed data end early"),
+        (gzip.compress(b"", mtime=0), "the file is empty"),
+        (gzip.compress(b'{"traceEvents": [', mtime=0)[:9], "the compressed data end early"),
     ],
 )
 def test_what_is_no_trace_is_refused_with_a_way_out(data, found):
