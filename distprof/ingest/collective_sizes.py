@@ -184,11 +184,10 @@ def _kinds(comm_args: Table) -> NDArray[np.int8]:
 
 def _elements_by_shape(comm_args: Table) -> tuple[Int64Array, Int64Array]:
     """Elements of input and output by the shapes of operators and annotations."""
-    names, dims = comm_args.coded("name"), comm_args.coded("input_dims")
-    shapes = [_argument_elements(text) for text in dims.values]
-    first = _by_value(dims, [shape[0] for shape in shapes])
-    second = _by_value(dims, [shape[1] for shape in shapes])
-    everything = _by_value(dims, [shape[2] for shape in shapes])
+    names = comm_args.coded("name")
+    first, second, everything = _told_by_shapes(
+        comm_args.coded("input_dims"), comm_args.coded("input_types")
+    )
     operator = names.where([name.startswith(OPERATORS) for name in names.values])
     annotation = names.where([name.startswith(ANNOTATIONS) for name in names.values])
     c10d = names.where([name.startswith("c10d::") for name in names.values])
@@ -198,25 +197,61 @@ def _elements_by_shape(comm_args: Table) -> tuple[Int64Array, Int64Array]:
     return in_elements.astype(np.int64), out_elements.astype(np.int64)
 
 
-def _argument_elements(text: str) -> tuple[int, int, int]:
+def _told_by_shapes(dims: Coded, types: Coded) -> tuple[Int64Array, Int64Array, Int64Array]:
+    """Elements of the first argument, of the second, and of all; distinct texts are read once."""
+    if not len(dims):
+        empty = np.empty(0, dtype=np.int64)
+        return empty, empty, empty
+    pair = dims.codes.astype(np.int64) * len(types.values) + types.codes
+    distinct, inverse = np.unique(pair, return_inverse=True)
+    told = [
+        _argument_elements(dims.values[code // len(types.values)], types.values[which])
+        for code, which in zip(
+            distinct.tolist(), (distinct % len(types.values)).tolist(), strict=True
+        )
+    ]
+    first, second, everything = np.array(told, dtype=np.int64)[inverse].T
+    return first, second, everything
+
+
+def _argument_elements(dims: str, types: str) -> tuple[int, int, int]:
     """Elements of the first argument, of the second, and of all together."""
-    arguments = [_elements(argument) for argument in _json_list(text)]
+    shapes, kinds = _json_list(dims), _json_list(types)
+    kinds += [""] * (len(shapes) - len(kinds))
+    arguments = [_elements(shape, kind) for shape, kind in zip(shapes, kinds, strict=False)]
     known = [count for count in arguments if count != ABSENT]
     first, second = ([*arguments, ABSENT, ABSENT])[:2]
     return first, second, sum(known) if known and sum(known) < _MAX_ELEMENTS else ABSENT
 
 
-def _elements(shape: object) -> int:
-    """Elements of a shape or a list of shapes, ABSENT for an empty list, which tells nothing."""
-    if not isinstance(shape, list) or not shape:
+def _elements(shape: object, kind: object) -> int:
+    """Elements of an argument with this shape, or of a list of tensors with these shapes.
+
+    No dimensions are written for what is no tensor, and for a tensor that is one number; its type
+    tells the two apart. The dimensions of tensors in a list are always those of tensors.
+    """
+    if not isinstance(shape, list):
         return ABSENT
-    if all(isinstance(item, int) for item in shape):
-        product = 1
-        for item in shape:
-            product *= item
-        return product if 0 <= product < _MAX_ELEMENTS else ABSENT
-    parts = [_elements(item) for item in shape]
+    if not shape:
+        return 1 if _is_tensor(kind) else ABSENT
+    if not any(isinstance(item, list) for item in shape):
+        return _product(shape)
+    parts = [_product(item) if isinstance(item, list) else ABSENT for item in shape]
     return sum(parts) if ABSENT not in parts and sum(parts) < _MAX_ELEMENTS else ABSENT
+
+
+def _is_tensor(kind: object) -> bool:
+    """Whether an argument's type is a tensor's: ``float``, where a plain number has ``Double``."""
+    return isinstance(kind, str) and kind[:1].islower() and element_bytes(kind) is not None
+
+
+def _product(shape: list[object]) -> int:
+    product = 1
+    for size in shape:
+        if not isinstance(size, int):
+            return ABSENT
+        product *= size
+    return product if 0 <= product < _MAX_ELEMENTS else ABSENT
 
 
 def _dtype_of_types(types: Coded) -> Coded:

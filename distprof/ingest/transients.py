@@ -22,6 +22,7 @@ __all__ = ["find_transients"]
 
 _TIMES_USUAL = 10
 _SPREAD_TOLERANCE = 0.2
+_WAITING_SHARE = 0.5
 _SYMMETRIC = [kind for kind in CollectiveKind if kind.is_symmetric]
 
 
@@ -33,8 +34,8 @@ def find_transients(
 ) -> tuple[int, ...]:
     """Steps among ``steps`` whose first collective waits for the start of a rank's profiler.
 
-    That is so when the first collective is ten times as long as its like, and its members start as
-    far apart as their captures do.
+    That is so when the first collective is ten times as long as its like, most of it is waiting for
+    the last member to start, and its members start as far apart as their captures do.
 
     Args:
         ranks: Ranks of the run, ascending.
@@ -52,7 +53,7 @@ def find_transients(
         _step_of(matches, ranks, first)
         for first in candidates[first_of_group].tolist()
         if _is_unusual(matches, usable, length, first)
-        and _starts_as_captures_do(matches, ranks, clock, first)
+        and _waits_as_captures_start(matches, ranks, clock, first, int(length[first]))
     }
     return tuple(sorted(found.intersection(steps)))
 
@@ -68,10 +69,14 @@ def _longest(matches: CollectiveMatches, ranks: Sequence[Rank]) -> Int64Array:
     return longest
 
 
-def _starts_as_captures_do(
-    matches: CollectiveMatches, ranks: Sequence[Rank], clock: ClockAlignment, instance: int
+def _waits_as_captures_start(
+    matches: CollectiveMatches,
+    ranks: Sequence[Rank],
+    clock: ClockAlignment,
+    instance: int,
+    length: int,
 ) -> bool:
-    """Whether the members of an instance start as far apart as their captures."""
+    """Whether an instance is mostly waiting, and its members start as far apart as captures."""
     members = _members(matches, instance)
     numbers = matches.member_rank[members]
     domain = domain_of_ranks(clock, numbers)
@@ -83,7 +88,7 @@ def _starts_as_captures_do(
     opened = member_to_common(clock, domain, own_opened)
     spread, opened_apart = int(np.ptp(start)), int(np.ptp(opened))
     slack = max(_SPREAD_TOLERANCE * spread, float(clock.residual_ns[domain].max()))
-    return abs(spread - opened_apart) <= slack
+    return spread > _WAITING_SHARE * length and abs(spread - opened_apart) <= slack
 
 
 def _is_unusual(

@@ -184,6 +184,21 @@ def test_the_annotation_fills_in_what_a_list_of_tensors_hides():
     assert (record["bytes"], record["dtype"]) == (4 * 394241, "float")
 
 
+def test_a_tensor_without_dimensions_is_one_element():
+    built = RankBuilder().kernel("ncclKernel_AllReduce_RING(int)", 50, 80, launched=(10, 12))
+    host = [
+        on_host("c10d::allreduce_", 5, 20, input_dims="[[[]],[]]", input_types='["TensorList",""]'),
+        on_host("nccl:all_reduce", 6, 18, input_dims="[[]]", input_types='["float"]'),
+    ]
+    assert row_of(records_of(built, host))["bytes"] == 4
+
+
+def test_a_number_that_is_no_tensor_tells_no_size():
+    built = RankBuilder().kernel("ncclKernel_AllReduce_RING(int)", 50, 80, launched=(10, 12))
+    host = [on_host("c10d::allreduce_", 5, 20, input_dims="[[],[]]", input_types='["Int","float"]')]
+    assert row_of(records_of(built, host))["bytes"] == ABSENT
+
+
 def test_a_symmetric_memory_operator_gives_its_size():
     built = RankBuilder().kernel("multimem_all_reduce_kernel<c10::BFloat16>", 5, 9, launched=(2, 3))
     host = [

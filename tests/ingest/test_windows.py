@@ -100,6 +100,23 @@ def test_a_slow_first_step_of_the_job_itself_is_kept():
     assert 10 in window.steps
 
 
+def numbered(*spans):
+    return [
+        collective(start, end, group="0", group_ranks="0-1", group_size=2, seq=number)
+        for number, (start, end) in enumerate(spans)
+    ]
+
+
+def test_a_first_collective_that_is_long_though_nobody_is_late_is_kept():
+    """Both ranks and both captures start together: something else made it last."""
+    spans = [(0, 50 * MS)] + [(n * 100 * MS, n * 100 * MS + MS) for n in range(1, 4)]
+    marks = [(n, n * 100 * MS, (n + 1) * 100 * MS) for n in range(4)]
+    ranks = [rank_by_hand(number, numbered(*spans), marks) for number in range(2)]
+    window = run_of(*ranks).window
+    assert window.transient_steps == ()
+    assert window.steps == (0, 1, 2, 3)
+
+
 def test_the_only_step_is_kept_and_the_doubt_is_said():
     recording = SimulatedJob(num_steps=1, program=(Compute(ns=MS), *[Collective()] * 5),
                              profiler_start_ns={2: 300 * MS}).run()  # fmt: skip
