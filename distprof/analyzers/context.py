@@ -27,6 +27,7 @@ class RankContext:
         axis: For each row of COLLECTIVES, index into ``axis_names``.
         axis_names: Mesh axes or group descriptions.
         is_cpu: Whether the host's threads are what was measured, for want of a device.
+        is_capture: Whether the one window is the whole capture rather than a step.
     """
 
     rank: int
@@ -36,6 +37,7 @@ class RankContext:
     axis: NDArray[np.int32]
     axis_names: tuple[str, ...]
     is_cpu: bool = False
+    is_capture: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,8 +90,8 @@ class RankAnalysis:
         kernels: Computation, communication and copy rows by name.
         exposed_ns: For each row of COLLECTIVES, time inside the windows not hidden by computation.
         exposed_wait_ns: The same for its wait; ABSENT where not matched.
-        collective_step: For each row of COLLECTIVES, index of the window it ends in; ABSENT
-            outside.
+        collective_step: For each row of COLLECTIVES, index of the window it ends in, or on a CPU
+            of the step that asked for it; ABSENT outside.
         input_ns: Idle blamed on input, per analysed step.
         computation_ns: Computation, per analysed step.
         idle_host_ns: Idle blamed on the host, per analysed step.

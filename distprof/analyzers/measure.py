@@ -194,7 +194,8 @@ def _measure_job(job: _Job) -> RankAnalysis | str:
     context = job.context
     if context.windows.size == 0:
         window = capture_window(tables.activity)
-        context = replace(context, windows=window, steps=context.steps[: window.size])
+        steps = context.steps[: window.size]
+        context = replace(context, windows=window, steps=steps, is_capture=True)
     return measure_rank(tables, context)
 
 

@@ -58,7 +58,7 @@ def measure_rank(tables: RankTables, context: RankContext) -> RankAnalysis:
         kernels=kernel_stats(tables.activity, inside),
         exposed_ns=exposed_ns,
         exposed_wait_ns=exposed_wait_ns,
-        collective_step=_window_of(tables.collectives, windows),
+        collective_step=_window_of(_moment_of(tables.collectives, context), windows),
         input_ns=_per_window(windows, causes, IdleCause.INPUT),
         computation_ns=covered(windows, timeline.computation),
         idle_host_ns=_per_window(windows, causes, IdleCause.HOST),
@@ -101,14 +101,26 @@ def _starts_inside(activity: Table, windows: Intervals) -> NDArray[np.bool_]:
     return result
 
 
-def _window_of(collectives: Table, windows: Intervals) -> Int64Array:
-    """For each row, the window that holds its last nanosecond; ABSENT where none does."""
+def _moment_of(collectives: Table, context: RankContext) -> Int64Array:
+    """For each row, the moment that says to which window it belongs.
+
+    That is its last nanosecond, as a device's step lasts until all that it launched has ended. A
+    step on the host ends when training goes on, which may be before a backend's thread has: there
+    it is the moment when it was asked for.
+    """
     start, end = intervals_of(collectives)
+    if context.is_cpu and not context.is_capture:
+        asked = collectives["enqueue_ns"]
+        return np.where(asked == ABSENT, start, asked)
+    return np.maximum(start, end - 1)
+
+
+def _window_of(moment: Int64Array, windows: Intervals) -> Int64Array:
+    """For each moment, the window that holds it; ABSENT where none does."""
     if windows.size == 0:
-        return np.full(len(start), ABSENT, dtype=np.int64)
-    last = np.maximum(start, end - 1)
-    at = np.searchsorted(windows.start, last, side="right") - 1
-    held = (at >= 0) & (last < windows.end[np.maximum(at, 0)])
+        return np.full(len(moment), ABSENT, dtype=np.int64)
+    at = np.searchsorted(windows.start, moment, side="right") - 1
+    held = (at >= 0) & (moment < windows.end[np.maximum(at, 0)])
     return np.where(held, at, ABSENT).astype(np.int64)
 
 

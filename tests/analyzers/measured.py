@@ -20,6 +20,7 @@ def measured(
     windows: Sequence[tuple[int, int]] | None = None,
     wait_end: Sequence[int] | None = None,
     axis: Sequence[str] | None = None,
+    is_cpu: bool = False,
 ) -> RankAnalysis:
     """Measure inside ``windows``: by default the rank's steps, or its capture without steps.
 
@@ -42,5 +43,7 @@ def measured(
         wait_end_ns=np.array(wait_end or [ABSENT] * rows, dtype=np.int64),
         axis=np.array([names.index(label) for label in labels], dtype=np.int32),
         axis_names=names,
+        is_cpu=is_cpu,
+        is_capture=windows is None and not len(tables.steps),
     )
     return measure_rank(tables, context)

@@ -100,3 +100,16 @@ def test_a_collective_belongs_to_the_window_it_ends_in():
     rank = RankBuilder().comm("a", 0, 40).comm("b", 10, 50).comm("c", 45, 60).comm("d", 90, 120)
     analysis = measured(rank, windows=[(0, 50), (50, 100)])
     assert analysis.collective_step.tolist() == [0, 0, 1, -1]
+
+
+def test_on_a_cpu_a_collective_belongs_to_the_step_that_asked_for_it():
+    """A backend's thread may end it when the next step has begun, or even start it then."""
+    rank = RankBuilder().comm("a", 20, 60, launched=(10, 12)).comm("b", 55, 70, launched=(45, 46))
+    rank.comm("c", 60, 90, launched=(51, 52)).comm("d", 80, 95)
+    analysis = measured(rank, windows=[(0, 50), (50, 100)], is_cpu=True)
+    assert analysis.collective_step.tolist() == [0, 0, 1, 1]
+
+
+def test_a_capture_has_all_its_collectives_whenever_they_were_asked_for():
+    rank = RankBuilder().comm("a", 20, 60, launched=(10, 12)).kernel("gemm", 30, 40)
+    assert measured(rank, is_cpu=True).collective_step.tolist() == [0]
