@@ -19,6 +19,7 @@ from distprof.analyzers.pipeline import PipelineResult
 from distprof.analyzers.step_log import StepLogResult
 from distprof.analyzers.stragglers import StragglersResult
 from distprof.analyzers.waterfall import WaterfallResult
+from distprof.report.model import RunInfo
 from distprof.rules.base import Rule
 from distprof.rules.engine import run_rules
 from distprof.rules.page import HEADINGS
@@ -49,6 +50,7 @@ SECTIONS = {
     "overlap": OverlapResult,
     "pauses": PausesResult,
     "pipeline": PipelineResult,
+    "run": RunInfo,
     "step_log": StepLogResult,
     "stragglers": StragglersResult,
     "waterfall": WaterfallResult,
