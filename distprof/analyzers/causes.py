@@ -55,6 +55,7 @@ def find_cause(
     kernels: KernelsResult,
     own_time: OwnTime,
     pauses: Mapping[int, HostPauses] | None = None,
+    proven: str = "",
 ) -> Cause:
     """The cause of a rank's lateness.
 
@@ -66,6 +67,7 @@ def find_cause(
         kernels: For the speed of the rank's kernels relative to its peers'.
         own_time: Of all ranks.
         pauses: What probes recorded of each rank's training thread.
+        proven: Part of own time that is known to be the reason; empty to look for it.
     """
     position = own_time.ranks.index(rank)
     for what, values in _logged(own_time.ranks, analyses, pauses or {}).items():
@@ -76,7 +78,7 @@ def find_cause(
         _excess(position, steps, what, values, own_time.excess[what])
         for what, values in own_time.parts.items()
     ]
-    largest = max(excesses, key=lambda excess: excess.ns)
+    largest = max(excesses, key=lambda excess: (excess.what == proven, excess.ns))
     if lateness_ns <= 0 or largest.ns < EXPLAINS * lateness_ns:
         return Cause(StragglerCause.UNKNOWN, (_nothing(excesses, lateness_ns),))
     text = _text(largest)

@@ -19,7 +19,7 @@ it costs at least :data:`MIN_SHARE` of the step and one of these holds:
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,6 +70,7 @@ class Verdict:
         confidence: 0 to 1, before what the capture lacks is taken into account.
         steps: Indices of the steps in which it was late.
         why: One sentence each.
+        part: Of own time, that proves it; empty where something else does.
     """
 
     position: int
@@ -77,6 +78,7 @@ class Verdict:
     confidence: float
     steps: tuple[int, ...]
     why: tuple[str, ...]
+    part: str = ""
 
 
 def find_patterns(
@@ -128,19 +130,27 @@ def _by_own_time(blame: Blame, step_ns: float, own_time: OwnTime | None) -> tupl
     least = np.maximum(MIN_SHARE * step_ns, EXPLAINS * cost)
     costs = (cost >= MIN_SHARE * step_ns) & (cost >= EXPLAINS * cost.max())
     num_tests = len(cost) * len(own_time.parts)
-    best = np.ones(len(cost))
-    for part, excess in own_time.excess.items():
+    parts = list(own_time.parts)
+    chance = np.ones((len(parts), len(cost)))
+    for row, part in enumerate(parts):
+        excess = own_time.excess[part]
         usual = np.median(excess, axis=1)
         counts = costs & (excess.mean(axis=1) >= least) & (total >= EXPLAINS * usual)
-        chance = np.minimum(1.0, num_tests * own_time.chance(part))
-        best = np.where(counts, np.minimum(best, chance), best)
+        chance[row] = np.where(counts, np.minimum(1.0, num_tests * own_time.chance(part)), 1.0)
+    best, proof = chance.min(axis=0), chance.argmin(axis=0)
     named = np.flatnonzero(best <= ALPHA_OWN_TIME).tolist()
     if len(named) > len(cost) / 2:
         return ()
     return tuple(
-        _persistent_verdict(blame, position, min(0.99, 1 - float(best[position])))
+        _own_time_verdict(blame, position, float(best[position]), parts[proof[position]])
         for position in named
     )
+
+
+def _own_time_verdict(blame: Blame, position: int, chance: float, part: str) -> Verdict:
+    verdict = _persistent_verdict(blame, position, min(0.99, 1 - chance))
+    every_step = tuple(range(blame.lost_ns.shape[1]))  # late steps alone are those of much noise
+    return replace(verdict, steps=every_step, part=part)
 
 
 def _persistent(blame: Blame, step_ns: float) -> tuple[Verdict, ...]:

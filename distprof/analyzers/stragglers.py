@@ -194,6 +194,7 @@ def _cause(
         known.kernels,
         known.own_time,
         known.pauses,
+        verdict.part,
     )
 
 

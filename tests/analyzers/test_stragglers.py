@@ -306,3 +306,75 @@ def test_the_largest_of_each_range_is_found():
     for a, b, where in zip(low.tolist(), high.tolist(), found.tolist(), strict=True):
         assert a <= where < b
         assert values[where] == max(values[a:b].tolist())
+
+
+# Own time -----------------------------------------------------------------------------------------
+
+
+def with_noise(*, steps, stall=0, part="idle"):
+    """Two ranks, one collective per step of 1,000 us; each is late by turns, rank 1 also stalls.
+
+    Rank 0 computes 300 us, and 200 more in every second step; rank 1 does the same in the steps
+    between. Before that rank 1 is idle, or computes, for ``stall`` us.
+    """
+    ranks = []
+    for rank in (0, 1):
+        builder = RankBuilder(rank)
+        for step in range(steps):
+            low = 1_000 * US * step
+            own = stall * US if rank == 1 else 0
+            work = (500 if step % 2 == rank else 300) * US + (own if part == "computation" else 0)
+            begin = low + (own if part == "idle" else 0)
+            builder.step(step, low, low + 1_000 * US)
+            builder.kernel("gemm", begin, begin + work, launched=(begin, begin + US))
+            builder.comm("nccl", begin + work, low + 950 * US, ranks=(0, 1), seq=step)
+        ranks.append(builder.rank())
+    return make_run(ranks, steps=range(steps), matches=join_by_seq(ranks)[0])
+
+
+def test_in_few_noisy_steps_own_time_names_the_rank_that_idles_in_each():
+    result, _ = stragglers_of(with_noise(steps=4, stall=150))
+    assert named(result) == [(1, Pattern.PERSISTENT)]
+    assert result.ranks[0].cause is Cause.LATE_HOST
+
+
+@pytest.mark.parametrize("steps", [4, 10])
+def test_noise_alone_names_nobody(steps):
+    assert named(stragglers_of(with_noise(steps=steps))[0]) == []
+
+
+def test_what_drowns_in_noise_names_nobody():
+    result, _ = stragglers_of(with_noise(steps=4, stall=60, part="computation"))
+    assert named(result) == []
+
+
+def test_two_steps_are_too_few_for_own_time():
+    assert named(stragglers_of(with_noise(steps=2, stall=150))[0]) == []
+
+
+def test_between_two_ranks_that_stall_by_turns_nobody_is_transient():
+    starts = [[100] * 12, [110] * 12]
+    for step, rank in ((2, 0), (5, 1), (7, 0), (10, 1)):
+        starts[rank][step] = 700
+    ranks = []
+    for rank in (0, 1):
+        builder = RankBuilder(rank)
+        for step, start in enumerate(starts[rank]):
+            low = 1_000 * step
+            builder.step(step, low, low + 1_000)
+            builder.comm("nccl", low + start, low + 900, ranks=(0, 1), seq=step)
+        ranks.append(builder.rank())
+    run = make_run(ranks, steps=range(12), matches=join_by_seq(ranks)[0])
+    assert named(stragglers_of(run)[0]) == []
+
+
+def test_an_instance_belongs_to_the_first_step_in_which_a_member_sees_its_end():
+    """Rank 1's thread notes the end of step 0's collective in step 1 only."""
+    ranks = []
+    for rank, end in ((0, 990), (1, 1_010)):
+        builder = RankBuilder(rank).step(0, 0, 1_000).step(1, 1_000, 2_000)
+        builder.comm("nccl", 100 + 500 * rank, end, ranks=(0, 1), seq=0)
+        ranks.append(builder.rank())
+    run = make_run(ranks, steps=(0, 1), matches=join_by_seq(ranks)[0])
+    steps = stragglers_of(run)[0].steps
+    assert [(step.step, step.rank, step.lost_ns) for step in steps] == [(0, 1, 500), (1, None, 0)]
