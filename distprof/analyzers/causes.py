@@ -164,7 +164,7 @@ def _computes_longer(
             StragglerCause.MORE_WORK,
             "its kernels are as fast as its peers', so it has more work",
         )
-    uniform = _slower_share(rank, analyses, (1 + speed.relative_time) / 2)
+    uniform = _slower_share(rank, analyses, speed.relative_time)
     text = (
         f"its kernels take {speed.relative_time:.2f} times as long as the same kernels of its "
         f"peers, {format_ratio(uniform)} of the kernel time alike"
@@ -182,19 +182,34 @@ def _work_text(speed: RankSpeed) -> str:
     return f"it launches {speed.relative_work:.2f} times as many kernels as its peers"
 
 
-def _slower_share(rank: int, analyses: Mapping[int, RankAnalysis], ratio: float) -> float:
-    """Share of the rank's kernel time in kernels slower than ``ratio`` times its peers' median."""
-    own = _medians(analyses[rank])
+def _slower_share(rank: int, analyses: Mapping[int, RankAnalysis], relative_time: float) -> float:
+    """Share of the rank's kernel time in kernels that are slower than its peers', much alike.
+
+    Alike is at least half as much slower as all together or, where small kernels are slowed far
+    more than large ones, as the kernel in the middle of the kernel time.
+    """
+    ratios, totals = _ratios(rank, analyses)
+    if not totals.sum():
+        return 0.0
+    order = np.argsort(ratios)
+    middle = np.searchsorted(np.cumsum(totals[order]), totals.sum() / 2)
+    usual = float(ratios[order][middle])
+    slower = min(relative_time, usual) if usual >= SLOWER else relative_time
+    return float(totals[ratios >= (1 + slower) / 2].sum() / totals.sum())
+
+
+def _ratios(
+    rank: int, analyses: Mapping[int, RankAnalysis]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Of each kernel shared with peers: its median time over theirs, and its total time."""
     peers = [_medians(analysis) for other, analysis in analyses.items() if other != rank]
-    slower = shared = 0
-    for name, (median, total) in own.items():
+    found = []
+    for name, (median, total) in _medians(analyses[rank]).items():
         others = [medians[name][0] for medians in peers if name in medians]
-        if not others:
-            continue
-        shared += total
-        if median >= ratio * float(np.median(others)):
-            slower += total
-    return slower / shared if shared else 0.0
+        if others:
+            found.append((median / max(float(np.median(others)), 1.0), float(total)))
+    table = np.array(found, dtype=np.float64).reshape(-1, 2)
+    return table[:, 0], table[:, 1]
 
 
 def _medians(analysis: RankAnalysis) -> dict[str, tuple[int, int]]:
