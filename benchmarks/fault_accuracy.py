@@ -3,6 +3,7 @@
 ::
 
     python -m benchmarks.fault_accuracy --trials 5
+    python -m benchmarks.fault_accuracy --trials 5 --share 0.1 --only "ddp x 2"
     python -m benchmarks.fault_accuracy --trials 3 --compute real --only ddp
 
 Each trial is one ``distprof run`` on CPU ranks, which train, are recorded and analysed as any job.
@@ -23,7 +24,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -69,8 +70,21 @@ def on_rank(kind: str, rank: int, amount: float) -> Fault:
     return Fault(kind=kind, target=rank, amount=amount, ranks=(rank,))
 
 
+USUAL_SHARE = 0.2
+
+
+def scaled(case: Case, share: float) -> Case:
+    """The same with a fault of another size; a pipeline's are 30 % and scaled alike."""
+    fault, scale = case.fault, share / USUAL_SHARE
+    if fault is None or fault.kind == "routing-skew":
+        return case
+    is_factor = fault.kind in ("slow-rank", "stage-skew")
+    amount = 1 + (fault.amount - 1) * scale if is_factor else fault.amount * scale
+    return replace(case, fault=replace(fault, amount=round(amount, 4)))
+
+
 def cases() -> Iterator[Case]:
-    """A step sleeps for 120 ms on each rank: 60 ms in a pipeline's micro-batch of two ranks."""
+    """A step sleeps for 120 ms on each rank; faults are a fifth of that, mean per step."""
     for workload, ranks in (("ddp", 2), ("ddp", 4), ("fsdp", 2), ("tp", 2), ("cp", 2), ("moe", 2)):
         yield Case(workload=workload, ranks=ranks)
         last = ranks - 1
@@ -87,7 +101,7 @@ def cases() -> Iterator[Case]:
 
 
 def pipelines() -> Iterator[Case]:
-    """Four micro-batches: a step of two ranks lasts 300 ms, of four 420 ms."""
+    """Four micro-batches: two ranks work 240 ms per step each, four 120 ms."""
     options = ("--micro-batches", "4")
     for ranks in (2, 4):
         yield Case(workload="pp", ranks=ranks, options=options)
@@ -147,6 +161,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--trials", type=int, default=1)
     parser.add_argument("--compute", choices=("sleep", "real"), default="sleep")
+    parser.add_argument("--share", type=float, default=USUAL_SHARE, help="of a step, per fault")
     parser.add_argument("--only", default="", help="part of a workload's or a fault's name")
     parser.add_argument("--keep", type=Path, help="keep the run directories here")
     parser.add_argument("--save", type=Path, help="write the counts here, as JSON lines")
@@ -154,7 +169,7 @@ def main() -> None:
     compute = (*SMALL, *SLEEP) if options.compute == "sleep" else ()
     chosen = [
         case
-        for case in cases()
+        for case in (scaled(case, options.share) for case in cases())
         if options.only in f"{case.name} {case.fault.option if case.fault else 'healthy'}"
     ]
     base = options.keep or Path(tempfile.mkdtemp(prefix="fault-accuracy-"))
