@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,11 @@ from hypothesis import settings
 settings.register_profile("distprof", deadline=None, print_blob=True)
 settings.register_profile("ci", parent=settings.get_profile("distprof"), derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "distprof")
+
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # As in a shell's background job: programs that the tests start and interrupt would not notice.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -2,7 +2,8 @@
 
 To be run as ``python -m tests.probes.sleep_pipeline RANK SIZE FOLDER``, once for each rank. All
 schedules run one after the other in the same processes. Two-rank pipelines run twice at the same
-time, on the first and on the second half of the ranks. Each leaves a trace of one step.
+time, on the first and on the second half of the ranks. Each leaves traces of
+single steps.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from probes.session import Session
 FORWARD_S = 0.030
 HALF_BACKWARD_S = 0.030
 MICRO_BATCHES = 8
+ATTEMPTS = 3  # a busy machine can make a step longer, never shorter
 
 # Name, torch's class, ranks of the pipeline, stages per rank, V-shaped placement of the stages.
 CASES: tuple[tuple[str, str, int, int, bool], ...] = (
@@ -97,7 +99,7 @@ class SleepStage(nn.Module):
 
 
 def run(name: str, rank: int, group: Any, out: Path, stages_per_rank: int, v_shape: bool) -> None:
-    """Two steps of one schedule, the second one traced."""
+    """One step of one schedule to warm up, and some that are traced, each on its own."""
     schedule_class = getattr(torch_schedules, CLASSES[name])
     place, size = group.rank(), group.size()
     indices = [place + size * number for number in range(stages_per_rank)]
@@ -117,10 +119,11 @@ def run(name: str, rank: int, group: Any, out: Path, stages_per_rank: int, v_sha
     inputs = (batch,) if has["first"] else ()
     target = {"target": batch} if has["last"] else {}
     schedule.step(*inputs, **target)
-    with profile(activities=[ProfilerActivity.CPU]) as profiler:
-        dist.barrier(group)  # starting a profiler takes its time
-        schedule.step(*inputs, **target)
-    profiler.export_chrome_trace(str(out / f"{name}.{rank}.json"))
+    for attempt in range(ATTEMPTS):
+        with profile(activities=[ProfilerActivity.CPU]) as profiler:
+            dist.barrier(group)  # starting a profiler takes its time
+            schedule.step(*inputs, **target)
+        profiler.export_chrome_trace(str(out / f"{name}.{rank}.{attempt}.json"))
 
 
 def main(rank: int, size: int, folder: Path) -> None:
