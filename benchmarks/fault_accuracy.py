@@ -28,7 +28,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from distprof.artefacts import REPORT_FILE
+import msgspec
+
+import distprof
+from distprof.artefacts import RUN_FILE
 from tests.e2e.accusations import Fault, is_named, is_rightly_explained, others_accused
 
 SMALL = (
@@ -74,7 +77,7 @@ USUAL_SHARE = 0.2
 
 
 def scaled(case: Case, share: float) -> Case:
-    """The same with a fault of another size; a pipeline's are 30 % and scaled alike."""
+    """The same with a fault of another size; those of pipelines are scaled alike."""
     fault, scale = case.fault, share / USUAL_SHARE
     if fault is None or fault.kind == "routing-skew":
         return case
@@ -116,20 +119,26 @@ def pipelines() -> Iterator[Case]:
             yield Case(workload="pp", ranks=ranks, fault=fault, options=options)
 
 
-def run_case(case: Case, folder: Path, compute: Sequence[str], seed: int) -> dict[str, Any] | None:
-    """The report of one trial; None where the job failed."""
+def report_of(case: Case, folder: Path, compute: Sequence[str], seed: int) -> dict[str, Any] | None:
+    """The report of one trial; None where the job failed. A kept one is only analysed again."""
+    if not (folder / RUN_FILE).is_file():
+        command = command_of(case, folder, compute, seed)
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        subprocess.run(command, capture_output=True, check=False, env=environment)
+    if not (folder / RUN_FILE).is_file():
+        return None
+    report: dict[str, Any] = json.loads(
+        msgspec.json.encode(distprof.analyze(folder, executor="serial"))
+    )
+    return report if report["job"]["outcome"] == "completed" else None
+
+
+def command_of(case: Case, folder: Path, compute: Sequence[str], seed: int) -> list[str]:
     fault = () if case.fault is None else ("--fault", case.fault.option)
-    command = [
+    return [
         *(sys.executable, "-m", "distprof", "run", case.workload, "--ranks", str(case.ranks)),
         *(*STEPS, *compute, *case.options, *fault, "--seed", str(seed), "-o", str(folder)),
     ]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, check=False, env=environment)
-    report = folder / REPORT_FILE
-    if done.returncode not in (0, 1) or not report.is_file():
-        return None
-    loaded: dict[str, Any] = json.loads(report.read_text())
-    return loaded
 
 
 def add(score: Score, case: Case, report: dict[str, Any] | None) -> None:
@@ -163,7 +172,9 @@ def main() -> None:
     parser.add_argument("--compute", choices=("sleep", "real"), default="sleep")
     parser.add_argument("--share", type=float, default=USUAL_SHARE, help="of a step, per fault")
     parser.add_argument("--only", default="", help="part of a workload's or a fault's name")
-    parser.add_argument("--keep", type=Path, help="keep the run directories here")
+    parser.add_argument(
+        "--keep", type=Path, help="keep run directories here; those there are analysed again"
+    )
     parser.add_argument("--save", type=Path, help="write the counts here, as JSON lines")
     options = parser.parse_args()
     compute = (*SMALL, *SLEEP) if options.compute == "sleep" else ()
@@ -179,7 +190,7 @@ def main() -> None:
         score = Score()
         for trial in range(options.trials):
             folder = base / f"{number:03}-{case.workload}-{trial}"
-            add(score, case, run_case(case, folder, compute, trial))
+            add(score, case, report_of(case, folder, compute, trial))
             if options.keep is None:
                 shutil.rmtree(folder, ignore_errors=True)
         print(line(case, score), *(f"\n    {said}" for said in score.said), flush=True)

@@ -8,8 +8,8 @@ In a pipeline or a ring what the rank sends leaves later by as much, and whoever
 
 ## Evidence needed
 Sends and receives with their waiting, host activities, and at least three steps. Ranks that
-collectives show to be late are named by the other straggler rules instead; waiting for input is
-`uneven-input`'s.
+collectives show to be late, and why, are named by the other straggler rules instead; waiting for
+input is `uneven-input`'s.
 
 ## How the cost is computed
 Idle time that is blamed on the rank's host, beyond the median of its peers, mean per step, but no
@@ -41,7 +41,7 @@ from collections.abc import Iterator
 from distprof.analyzers.messages import MessagesResult
 from distprof.analyzers.stragglers import StragglersResult
 from distprof.rules.base import Draft, Limit, Limits, rule
-from distprof.terms import Confidence, Severity, StragglerPattern
+from distprof.terms import Confidence, Severity, StragglerCause, StragglerPattern
 from distprof.units import format_duration, format_ratio
 
 
@@ -62,7 +62,7 @@ def check(
     step = messages.step_ns
     if not step:
         return  # no messages
-    named = {r.rank for r in stragglers.ranks if r.pattern is not StragglerPattern.NONE}
+    named = _explained(stragglers)
     for rank in messages.ranks:
         waits = [other.wait_ns_per_step for other in messages.ranks if other is not rank]
         late = rank.late_ns_per_step
@@ -86,3 +86,12 @@ def check(
             ranks=(rank.rank,),
             evidence=("messages.ranks",),
         )
+
+
+def _explained(stragglers: StragglersResult) -> set[int]:
+    """Ranks that other straggler rules name with a cause."""
+    return {
+        rank.rank
+        for rank in stragglers.ranks
+        if rank.pattern is not StragglerPattern.NONE and rank.cause is not StragglerCause.UNKNOWN
+    }
