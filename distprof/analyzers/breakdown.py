@@ -34,7 +34,7 @@ class BreakdownResult(Result, frozen=True, kw_only=True):
 
 
 class StepTimeResult(Result, frozen=True, kw_only=True):
-    """Durations of the analysed steps; one value per step, the slowest rank's."""
+    """Durations of the analysed steps; one value per step, the median over ranks."""
 
     num_steps: int
     median_ns: int | None
@@ -141,13 +141,15 @@ def step_times(
     """Statistics of step durations.
 
     Args:
-        durations: int64 ns, shape ``(ranks, steps)``; a step lasts as long as on its slowest rank.
-            No columns where nothing marks steps: then nothing is said about step times.
+        durations: int64 ns, shape ``(ranks, steps)``; a step lasts as long as on the median rank.
+            Ranks go at one pace, but a rank that ends one step late has begun the next one late,
+            so that the longest of each step add up to more than the job took. No columns where
+            nothing marks steps: then nothing is said about step times.
         source: How step windows were found.
         note: One sentence on it.
         unavailable: What could not be measured.
     """
-    per_step = durations.max(axis=0) if durations.size else np.empty(0, np.int64)
+    per_step = np.median(durations, axis=0) if durations.size else np.empty(0)
     some = len(per_step) > 0
     return StepTimeResult(
         num_steps=len(per_step),

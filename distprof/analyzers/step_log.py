@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from distprof.analyzers.matched import segment_median
 from distprof.analyzers.result import Record, Result
 from distprof.run.records import RankRecords
 from distprof.schema import Int64Array, Table
@@ -64,7 +65,7 @@ class RankStepLog(Record, frozen=True, kw_only=True):
 
 
 class StepLogResult(Result, frozen=True, kw_only=True):
-    """All ranks' steps; a step lasts as long as on its slowest rank.
+    """All ranks' steps; a step lasts as long as on the median rank.
 
     Args:
         num_steps: Steps that any rank completed.
@@ -157,7 +158,7 @@ def combine_step_logs(logs: Sequence[StepLog], unavailable: Sequence[str] = ()) 
     rows = tuple(log.row for log in logs)
     if not rows:
         return StepLogResult(unavailable=tuple(unavailable))
-    plain, traced = _slowest(logs, "is_plain"), _slowest(logs, "is_traced")
+    plain, traced = _durations(logs, "is_plain"), _durations(logs, "is_traced")
     return StepLogResult(
         num_steps=max(row.last_step for row in rows) - min(row.first_step for row in rows) + 1,
         last_step=min(row.last_step for row in rows),
@@ -245,17 +246,17 @@ def _input_ratio(
     return min(1.0, float(spent.sum()) / span) if spent is not None else 0.0
 
 
-def _slowest(logs: Sequence[StepLog], which: str) -> Int64Array:
-    """Durations of steps on their slowest rank, of steps that every rank marks so."""
+def _durations(logs: Sequence[StepLog], which: str) -> Int64Array:
+    """Durations of steps on their median rank, of steps that every rank marks so."""
     step = np.concatenate([log.step for log in logs])
     marked = np.concatenate([getattr(log, which) for log in logs])
     duration = np.concatenate([log.duration_ns for log in logs])
     distinct, index = np.unique(step, return_inverse=True)
-    longest = np.zeros(len(distinct), dtype=np.int64)
-    np.maximum.at(longest, index, duration)
+    bounds = np.concatenate(([0], np.cumsum(np.bincount(index, minlength=len(distinct)))))
+    median = segment_median(duration[np.argsort(index, kind="stable")], bounds)
     everywhere = np.ones(len(distinct), dtype=np.bool_)
     np.logical_and.at(everywhere, index, marked)
-    found: Int64Array = longest[everywhere]
+    found: Int64Array = median[everywhere]
     return found
 
 

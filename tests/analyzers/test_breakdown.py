@@ -87,13 +87,19 @@ def test_windows_out_of_order_are_refused():
 # Step times ---------------------------------------------------------------------------------------
 
 
-def test_a_step_lasts_as_long_as_on_its_slowest_rank():
-    durations = np.array([[10, 20, 30, 40], [12, 18, 30, 44]], dtype=np.int64)
+def test_a_step_lasts_as_long_as_on_the_median_rank():
+    durations = np.array([[10, 20, 30, 40], [12, 18, 30, 44], [99, 20, 1, 45]], dtype=np.int64)
     result = step_times(durations, source=StepSource.DEVICE, note="")
     assert result.num_steps == 4
     assert result.median_ns == 25  # of 12, 20, 30, 44
     assert result.p95_ns == 41  # 30 + 0.85 * 14
     assert result.cv == pytest.approx(0.45086, abs=1e-5)  # sqrt(571 / 4) / 26.5
+
+
+def test_ranks_whose_steps_end_in_turn_do_not_make_steps_longer():
+    """Each is 100 ns late in another step and catches up in the next; the job goes at 1000 ns."""
+    durations = np.array([[1100, 900, 1000], [1000, 1100, 900], [900, 1000, 1100]], dtype=np.int64)
+    assert step_times(durations, source=StepSource.PROFILER_STEP, note="").median_ns == 1000
 
 
 def test_one_step_has_no_variation():
