@@ -12,10 +12,13 @@ from distprof.ingest.collective_sizes import MAX_RANKS
 from distprof.ingest.metadata import parse_ranks
 from distprof.run.topology import ProcessGroup
 from distprof.schema import ABSENT, Coded, Int64Array, Table
-from distprof.terms import MeshAxis, Origin
+from distprof.terms import CollectiveKind, MeshAxis, Origin
 from distprof.units import fold_ranks
 
 __all__ = ["GroupColumns", "Membership"]
+
+
+_MESSAGES = (CollectiveKind.SEND, CollectiveKind.RECV)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,10 +177,14 @@ class Membership:
             if not ranks and group is not None:  # of sends and receives
                 ranks, whose = group.ranks, f"{group.description or group.name}, along which "
                 whose += "ranks exchange messages"
-            notes.append(
-                f"{assumed} of {len(table)} collectives name no process group: taken as {whose}, "
-                f"ranks {fold_ranks(ranks)}."
-            )
+            if np.isin(table["kind"][origin == Origin.DERIVED], _MESSAGES).all():
+                # gloo's never do: not worth a line for each rank and its number of them
+                notes.append(f"Sends and receives name no process group: taken as {whose}.")
+            else:
+                notes.append(
+                    f"{assumed} of {len(table)} collectives name no process group: taken as "
+                    f"{whose}, ranks {fold_ranks(ranks)}."
+                )
         if unknown:
             notes.append(f"The process group of {unknown} of {len(table)} collectives is unknown.")
         return tuple(notes)

@@ -22,7 +22,7 @@ from distprof.report.parts import (
     window_word,
 )
 from distprof.rules.shares import has_all_members
-from distprof.terms import StragglerCause, StragglerPattern
+from distprof.terms import CollectiveKind, MeshAxis, StragglerCause, StragglerPattern
 from distprof.units import format_duration, format_ratio
 
 __all__ = ["MIN_LOSS_RATIO", "Verdict", "culprits", "judge"]
@@ -220,7 +220,14 @@ def _action(report: Report, worst: Part) -> str:
                 "record once without them"
             )
         return "look at the gaps in a timeline"
+    if worst.key == "exposed_p2p_wait" and _axes_of_messages(report) == {MeshAxis.CP.value}:
+        return "send the next block while this one is worked on, and give all ranks as much work"
     return _ACTIONS[worst.key]
+
+
+def _axes_of_messages(report: Report) -> set[str | None]:
+    kinds = {kind.label for kind in CollectiveKind if kind.is_point_to_point}
+    return {record.axis for record in report.collectives.classes if record.kind in kinds}
 
 
 def _lacks_members(report: Report) -> bool:

@@ -11,7 +11,7 @@ from distprof.analyzers.overlap import OverlapResult
 from distprof.analyzers.rows import RankWaterfall
 from distprof.analyzers.waterfall import WaterfallResult
 from distprof.rules.base import InsufficientEvidenceError
-from distprof.terms import CollectiveKind
+from distprof.terms import CollectiveKind, MeshAxis
 from distprof.units import format_bytes, format_duration, format_ratio
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "has_all_members",
     "hideable_ns",
     "mean_step",
+    "only_messages",
     "split_classes",
 ]
 
@@ -125,8 +126,14 @@ def split_classes(collectives: CollectivesResult) -> list[CollectiveClass]:
     ]
 
 
+def only_messages(collectives: CollectivesResult) -> bool:
+    """Whether nothing but send and recv was recorded."""
+    return all(record.kind in _POINT_TO_POINT for record in collectives.classes)
+
+
 def collective_label(record: CollectiveClass) -> str:
-    """For example ``all_reduce in default_pg (26.2 MB)``."""
-    group = f" in {record.group}" if record.group else ""
+    """For example ``all_reduce in dp_shard (26.2 MB)``: the axis, or the group where none says."""
+    name = record.group if record.axis in (None, MeshAxis.WORLD) else record.axis
+    group = f" in {name}" if name else ""
     size = f" ({format_bytes(record.bytes)})" if record.bytes is not None else ""
     return f"{record.kind}{group}{size}"

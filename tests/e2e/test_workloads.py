@@ -187,6 +187,14 @@ def moved_by_report(job: Job) -> dict[tuple[str, str], Moved]:
     return found
 
 
+def test_advice_is_about_a_pipeline_only_where_there_is_one(case: Case, job: Job) -> None:
+    verdict = job.stdout.partition("\n\n")[0]
+    assert ("stages" in verdict) <= ("PP" in case.strategy)
+    why = {entry["code"]: entry["why"] for entry in job.report["not_checked"]}
+    if case.workload == "pp":
+        assert why["COM103"] == "the recording has no collectives but sends and receives"
+
+
 def test_no_class_is_listed_twice(job: Job) -> None:
     keys = [
         (row["kind"], row["axis"], row["group_size"], row["bytes"])

@@ -8,7 +8,7 @@ from distprof.analyzers.collectives import CollectiveClass
 from distprof.analyzers.rows import AxisOverlap, RankOverlap
 from distprof.report.escape import short_ranks
 from distprof.report.model import Report
-from distprof.report.parts import window_word
+from distprof.report.parts import is_whole_capture, window_word
 from distprof.report.verdict import culprits
 from distprof.report.views.table import Cell, TableColumn, TableView, counted
 from distprof.units import (
@@ -65,7 +65,8 @@ def collectives_table(report: Report, *, show_all: bool) -> TableView | None:
     notes = (f"and {counted(left_out, 'more class')}",) if left_out else ()
     return TableView(
         title="Collectives",
-        caption=f"exposed: mean per rank and {window_word(report)}; others: median of one",
+        caption=f"count: in {_windows(report)}; exposed: mean per rank and {window_word(report)};"
+        " others: median of one",
         columns=(
             TableColumn(title="kind", left=True),
             TableColumn(title="group", left=True, stretch=True),
@@ -120,6 +121,12 @@ def stragglers_table(report: Report, *, show_all: bool) -> TableView | None:
         ),
         notes=notes,
     )
+
+
+def _windows(report: Report) -> str:
+    if is_whole_capture(report):
+        return "the whole capture"
+    return counted(report.collectives.num_steps, "step")
 
 
 def _overlap_cells(

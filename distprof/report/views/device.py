@@ -20,6 +20,7 @@ _WORTH_A_TABLE_RATIO = 0.02
 _WORTH_A_ROW_RATIO = 0.005
 _ALIKE = 1.005
 _COMMON_IN_NAMES = ("at::native::", "(anonymous namespace)::")
+_WAITING_KINDS = (ActivityKind.COMMUNICATION.name.lower(), ActivityKind.WAITING.name.lower())
 _IDLE_CAUSES = ("input_ns", "sync_ns", "host_ns", "comm_wait_ns", "unknown_ns")
 
 
@@ -170,7 +171,7 @@ def short_kernel_name(name: str) -> str:
 
 def _compares_devices(row: KernelRow) -> bool:
     """Whether a longer kernel is a slower device: in communication it is one that waits longer."""
-    return row.slowest_rank is not None and row.kind != ActivityKind.COMMUNICATION.name.lower()
+    return row.slowest_rank is not None and row.kind not in _WAITING_KINDS
 
 
 def _kernel_cells(row: KernelRow, total_ns: int, *, compared: bool) -> tuple[Cell, ...]:

@@ -26,7 +26,7 @@ remove synchronising calls that only some ranks make.
 ## Example
 ```text
 arrival-skew-bound-collectives: 12.4 % of each step (2.77 ms of 22.3 ms) is waiting for late members
-and no rank is to blame for most of it; all_reduce in default_pg waits 2.10 ms per step and
+and no rank is to blame for most of it; all_reduce in dp_replicate waits 2.10 ms per step and
 transfers 0.40 ms.
 ```
 
@@ -47,7 +47,7 @@ from distprof.analyzers.collectives import CollectiveClass, CollectivesResult
 from distprof.analyzers.stragglers import StragglersResult
 from distprof.analyzers.waterfall import WaterfallResult
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
-from distprof.rules.shares import collective_label, mean_step, split_classes
+from distprof.rules.shares import collective_label, mean_step, only_messages, split_classes
 from distprof.terms import Severity, StragglerPattern
 from distprof.units import format_duration, format_ratio
 
@@ -75,6 +75,8 @@ def check(
     step = mean_step(waterfall, step_time)
     if not collectives.classes:
         return
+    if only_messages(collectives):
+        raise InsufficientEvidenceError("the recording has no collectives but sends and receives")
     classes = split_classes(collectives)
     if not classes:
         raise InsufficientEvidenceError("no collective was matched across ranks")

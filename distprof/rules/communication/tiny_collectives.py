@@ -26,7 +26,7 @@ logging interval, not per step.
 
 ## Example
 ```text
-tiny-collectives: 161 small collectives per step and rank (most of them all_reduce in default_pg
+tiny-collectives: 161 small collectives per step and rank (most of them all_reduce in dp_replicate
 (4.10 kB)) take 3.20 ms of exposed time; together they move 1.30 MB.
 ```
 

@@ -27,7 +27,7 @@ across nodes, keep tensor and expert parallelism inside the NVLink domain.
 ## Example
 ```text
 transfer-bound-collectives: 28.0 % of each step (6.24 ms of 22.3 ms) is transfer that no computation
-is left to hide; all_gather in mesh_dp_shard (135 MB) moves at 38.2 GB/s bus bandwidth.
+is left to hide; all_gather in dp_shard (135 MB) moves at 38.2 GB/s bus bandwidth.
 ```
 
 ## When it is wrong
@@ -54,6 +54,7 @@ from distprof.rules.shares import (
     has_all_members,
     hideable_ns,
     mean_step,
+    only_messages,
     split_classes,
 )
 from distprof.terms import Severity
@@ -81,6 +82,8 @@ def check(
     step = mean_step(waterfall, step_time)
     if not collectives.classes:
         return
+    if only_messages(collectives):
+        raise InsufficientEvidenceError("the recording has no collectives but sends and receives")
     classes = split_classes(collectives)
     if not classes or not step.is_split:
         raise InsufficientEvidenceError(

@@ -67,6 +67,14 @@ def test_a_pipeline_over_gloo_tells_messages_but_no_times(runs):
     assert found["all_reduce", REPLICATE, 64].count == 2 * 4 * NUM_STEPS
 
 
+def test_that_messages_name_no_group_is_said_alike_on_all_ranks(runs):
+    said = {rank.quality.notes[0] for rank in runs["pp"]}
+    assert said == {
+        "Sends and receives name no process group: taken as mesh_pp, along which ranks exchange"
+        " messages."
+    }
+
+
 def test_peers_of_messages_are_global_ranks(runs):
     for rank in runs["pp"]:
         table = rank.collectives
