@@ -25,6 +25,7 @@ __all__ = ["run"]
 
 _TYPES: dict[str, click.ParamType[Any] | type] = {"int": int, "float": float, "str": str}
 _PROBE_FLAGS = {"num_steps": "profile-steps", "warmup": "profile-warmup"}
+_DEPENDS = {"num_steps": "a third of the steps, 4 to 10"}
 _PROBES_SHOWN = (
     "mode",
     "start_step",
@@ -202,7 +203,7 @@ def _option(
 ) -> click.Parameter:
     """One option that stays None unless it was typed, so that a file's value can stand."""
     flag = flag or name.replace("_", "-")
-    shown = "" if default in ("", -1) else f"  [{_shown(default)}]"
+    shown = "" if default in ("", -1) else f"  [{_DEPENDS.get(name) or _shown(default)}]"
     common: dict[str, Any] = {
         "default": None,
         "help": f"{text[:1].upper()}{text[1:]}.{shown}",

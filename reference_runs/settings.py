@@ -172,10 +172,16 @@ def resolve(workload: str, file: Sections, given: Sections) -> Settings:
     training = _convert("training", merged["training"], TrainingOptions)
     _convert("model", merged["model"], ModelOptions).resolved()
     merged["probes"].setdefault("total_steps", training.steps)
+    merged["probes"].setdefault("num_steps", traced_steps(training.steps))
     probes = _convert("probes", merged["probes"], ProbeOptions)
     merged["probes"] = msgspec.to_builtins(probes)
     configuration = Configuration.from_sections(workload, merged, faults)
     return Settings(configuration=configuration, probes=probes, launch=launch)
+
+
+def traced_steps(steps: int) -> int:
+    """Steps to trace of a run: ten tell a straggler among two ranks from chance, if it has them."""
+    return min(10, max(4, steps // 3))
 
 
 def _check_link(faults: Collection[Fault], launch: LaunchOptions) -> None:

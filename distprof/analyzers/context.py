@@ -88,7 +88,8 @@ class RankAnalysis:
         sync_calls: Synchronising calls.
         waterfall: Exact sum over all analysed steps.
         kernels: Computation, communication and copy rows by name.
-        exposed_ns: For each row of COLLECTIVES, time inside the windows not hidden by computation.
+        exposed_ns: For each row of COLLECTIVES, time inside the windows not hidden by computation;
+            what several rows expose at the same time is counted in one of them.
         exposed_wait_ns: The same for its wait; ABSENT where not matched.
         collective_step: For each row of COLLECTIVES, index of the window it ends in, or on a CPU
             of the step that asked for it; ABSENT outside.

@@ -127,11 +127,30 @@ def _window_of(moment: Int64Array, windows: Intervals) -> Int64Array:
 def _exposed_rows(
     collectives: Table, context: RankContext, timeline: Timeline
 ) -> tuple[Int64Array, Int64Array]:
-    """For each collective, its exposed time inside the windows, and that of its wait."""
+    """For each collective, its exposed time inside the windows, and that of its wait.
+
+    What several collectives expose at the same time is counted once, as it is lost once: with the
+    wait, if one of them waits, else with the transfer; with the one that began it first. Rows so
+    add up to the rank's exposed communication.
+    """
     idle_of_work = subtract(union(context.windows), timeline.computation)
-    exposed = covered(intervals_of(collectives), idle_of_work)
-    waits = covered(waits_of(collectives, context.wait_end_ns), idle_of_work)
-    return exposed, np.where(context.wait_end_ns == ABSENT, ABSENT, waits)
+    waiting = waits_of(collectives, context.wait_end_ns)
+    waits = covered(_own_part(waiting), idle_of_work)
+    moving = Intervals(waiting.end, collectives["end_ns"])
+    transfers = covered(_own_part(moving), subtract(idle_of_work, union(waiting)))
+    return waits + transfers, np.where(context.wait_end_ns == ABSENT, ABSENT, waits)
+
+
+def _own_part(intervals: Intervals) -> Intervals:
+    """Of each interval what no interval that began earlier covers, its beginning cut off."""
+    start, end = intervals
+    order = np.argsort(start, kind="stable")
+    covered_until = np.empty_like(end)
+    covered_until[order] = np.concatenate(
+        (start[order[:1]], np.maximum.accumulate(end[order])[:-1])
+    )
+    own_start = np.maximum(start, covered_until)
+    return Intervals(own_start, np.maximum(own_start, end))
 
 
 def _per_window(windows: Intervals, causes: IdleCauses | None, cause: IdleCause) -> Int64Array:
