@@ -22,9 +22,10 @@ PACKAGES = ("distprof", "probes", "reference_runs")
 
 
 def demo(*arguments: str) -> None:
-    """Train on two CPU ranks under probes, and report on it (further arguments: of that run)."""
+    """Train on two CPU ranks, one of them slowed on purpose, and report who it is."""
     install()
-    run("distprof", "run", "ddp", "--ranks", "2", "--device", "cpu", *arguments)
+    job = ("run", "ddp", "--ranks", "2", "--device", "cpu", "--fault", "slow-rank=1:1.5")
+    run("distprof", *job, *arguments)
 
 
 def test(*arguments: str) -> None:

@@ -114,7 +114,7 @@ PRESETS: dict[str, dict[str, int]] = {
 class TrainingOptions:
     """What every workload has in common."""
 
-    steps: int = option(30, "optimizer steps")
+    steps: int = option(40, "optimizer steps")
     batch: int = option(4, "sequences per micro-batch and data-parallel rank")
     micro_batches: int = option(
         1, "micro-batches per step: gradient accumulation, or a pipeline's (pp: 8, 3d: 4)"
