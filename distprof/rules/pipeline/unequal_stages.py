@@ -51,7 +51,7 @@ from distprof.units import format_duration, format_ratio, name_ranks
     since="0.1.0",
     needs=(PipelineResult,),
     limits={
-        "excess_ratio": Limit(0.05, "work beyond the other stages' median that is tolerated"),
+        "excess_ratio": Limit(0.08, "work beyond the other stages' median that is tolerated"),
         "min_step_ratio": Limit(0.01, "share of the step that may be lost to it"),
         "chance": Limit(0.01, "chance that stages which are all alike differ so much"),
     },
