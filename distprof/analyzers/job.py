@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from distprof.analyzers.result import Record, Result
 from distprof.artefacts.run_file import Overhead, RankEntry, RunFile
 from distprof.run.run import Run
+from distprof.units import name_ranks
 
 __all__ = [
     "NO_RUN_DIRECTORY",
@@ -24,6 +25,7 @@ __all__ = [
 NO_RUN_DIRECTORY = "the traces come without a run directory (run.json)"
 _MAX_ERRORS = 16
 _MAX_TEXT = 2_000
+_MAX_NOTES = 64
 
 
 class JobFailure(Record, frozen=True, kw_only=True):
@@ -160,6 +162,8 @@ class JobResult(Result, frozen=True, kw_only=True):
         overhead: What probes cost.
         git_commit: Of the folder the command ran in; empty if none.
         notes: What a reader should know, one sentence each.
+        probe_notes: What probes noted, for example why their cost could not be measured, with the
+            ranks that say so.
     """
 
     kind: str | None
@@ -177,6 +181,7 @@ class JobResult(Result, frozen=True, kw_only=True):
     overhead: tuple[ProbeOverhead, ...] = ()
     git_commit: str = ""
     notes: tuple[str, ...] = ()
+    probe_notes: tuple[str, ...] = ()
 
 
 def analyze_job(run: Run) -> JobResult:
@@ -202,6 +207,7 @@ def analyze_job(run: Run) -> JobResult:
         overhead=_overhead(job.ranks),
         git_commit=job.git_commit,
         notes=(*job.notes, *_end_unseen(job)),
+        probe_notes=_probe_notes(job.ranks),
     )
 
 
@@ -287,6 +293,15 @@ def _median_overhead(mode: str, found: Sequence[tuple[int, Overhead]]) -> ProbeO
         ranks=tuple(rank for rank, _ in found),
         method=measured[0].method,
     )
+
+
+def _probe_notes(entries: Iterable[RankEntry]) -> tuple[str, ...]:
+    """Notes folded over ranks, at most some."""
+    alike: dict[str, list[int]] = {}
+    for entry in entries:
+        for note in entry.notes:
+            alike.setdefault(note[:_MAX_TEXT], []).append(entry.rank)
+    return tuple(f"{name_ranks(ranks)}: {note}" for note, ranks in list(alike.items())[:_MAX_NOTES])
 
 
 def _end_unseen(job: RunFile) -> tuple[str, ...]:

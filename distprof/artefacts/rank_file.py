@@ -111,6 +111,7 @@ def with_ranks(run: RunFile, found: list[RankFile]) -> RunFile:
             coordinates=file.coordinates or entry.coordinates,
             probes=file.probes,
             overhead=file.overhead,
+            notes=file.notes,
         )
     first = min(found, key=lambda file: file.rank, default=None)
     return msgspec.structs.replace(

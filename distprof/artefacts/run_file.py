@@ -143,6 +143,7 @@ class RankEntry(msgspec.Struct, frozen=True, kw_only=True):
         exit: How it ended, None when nobody saw it.
         probes: What each probe did.
         overhead: Measured on this rank.
+        notes: What its probes noted, one sentence each.
     """
 
     rank: int
@@ -155,6 +156,7 @@ class RankEntry(msgspec.Struct, frozen=True, kw_only=True):
     exit: Exit | None = None
     probes: tuple[ProbeStatus, ...] = ()
     overhead: tuple[Overhead, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 class RunFile(msgspec.Struct, frozen=True, kw_only=True):

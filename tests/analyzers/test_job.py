@@ -80,6 +80,12 @@ def test_overhead_is_that_of_the_median_rank(job):
     assert (found.num_pairs, found.ranks) == (6, (0, 1, 2))
 
 
+def test_why_something_was_not_measured_is_told_with_the_ranks_that_say_so(job):
+    for rank, note in enumerate(("steps vary", "steps vary", "too few pairs")):
+        job.rank(rank, notes=(note,))
+    assert told(job).probe_notes == ("ranks 0-1: steps vary", "rank 2: too few pairs")
+
+
 def test_an_end_that_nobody_saw_is_said(job):
     job.fields |= {"outcome": "running", "ended_ns": None}
     found = told(job)

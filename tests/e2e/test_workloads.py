@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner
 
 import distprof
@@ -35,6 +36,15 @@ from tests.reference_runs.volumes import members_along
 pytestmark = pytest.mark.distributed
 
 EXACT = 1e-5  # relative, float32 in another order
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Models this small are slower on several."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(params=ALL.values(), ids=list(ALL), scope="module")

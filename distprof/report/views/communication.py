@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from distprof.analyzers.collectives import CollectiveClass
@@ -79,7 +80,7 @@ def collectives_table(report: Report, *, show_all: bool) -> TableView | None:
             TableColumn(title="algbw", wide_only=True),
             TableColumn(title="busbw"),
         ),
-        rows=tuple(_class_cells(c) for c in shown),
+        rows=tuple(_class_cells(c, size) for c, size in zip(shown, _sizes(shown), strict=True)),
         notes=notes,
     )
 
@@ -144,13 +145,23 @@ def _overlap_cells(
     )
 
 
-def _class_cells(c: CollectiveClass) -> tuple[Cell, ...]:
+def _sizes(classes: Sequence[CollectiveClass]) -> list[str]:
+    """Sizes of the classes; to the byte where two of one kind and group would look the same."""
+    rounded = [(c.kind, c.axis, c.group, format_bytes(c.bytes)) for c in classes]
+    seen = Counter(rounded)
+    return [
+        f"{c.bytes:,} B" if seen[key] > 1 and c.bytes is not None else key[-1]
+        for c, key in zip(classes, rounded, strict=True)
+    ]
+
+
+def _class_cells(c: CollectiveClass, size: str) -> tuple[Cell, ...]:
     name = c.axis or c.group or "group"
     group = f"{name} ({c.group_size})" if c.group_size is not None else name
     return (
         c.kind,
         group,
-        format_bytes(c.bytes),
+        size,
         f"{c.count:,}",
         format_duration(c.exposed_ns_per_step),
         format_duration(c.duration_ns_median),

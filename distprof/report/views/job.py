@@ -44,7 +44,8 @@ def job_table(report: Report, *, show_all: bool) -> TableView | None:
     if job.kind is None:
         return None
     rows = tuple(_rows(job, show_all=show_all))
-    notes = job.notes if show_all else job.notes[:MAX_NOTES_SHOWN]
+    all_notes = (*job.notes, *job.probe_notes)
+    notes = all_notes if show_all else job.notes[:MAX_NOTES_SHOWN]
     if not rows and not notes:
         return None
     return TableView(

@@ -59,7 +59,8 @@ def check(job: JobResult, limits: Limits) -> Iterator[Draft]:
     if job.kind is None:
         return  # bare traces: who recorded them, and how, is not known
     if not job.overhead:
-        raise InsufficientEvidenceError("what the probes cost was not measured in this run")
+        why = next((note for note in job.probe_notes if "not measured" in note), "")
+        raise InsufficientEvidenceError(why or "what the probes cost was not measured in this run")
     for overhead in job.overhead:
         limit = limits.get(f"{overhead.mode}_ratio")
         if limit is None or overhead.ratio <= limit or overhead.low <= 0:
