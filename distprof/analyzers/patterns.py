@@ -53,7 +53,9 @@ MOST_STEPS = 0.6
 STEADY = 10.0
 STAND_OUT = 3.0
 MIN_STALL = 0.1
-"""Share of a step that single late arrivals must cost in it: any machine has small ones."""
+"""Share of a step that a late arrival must cost: any machine has small ones."""
+LONE_STALL = 0.25
+"""The same for a rank that stalls in one step only."""
 DOMINANT = 0.8
 """Share of what they cost from which one rank is the one that stalls."""
 MIN_STEPS = 3
@@ -203,8 +205,7 @@ def _late_share(blame: Blame, position: int) -> float:
 
 def _by_events(blame: Blame, step_ns: float) -> tuple[Verdict, ...]:
     """Single late arrivals that stand out: one rank's (transient) or in turn many ranks'."""
-    events = _events(blame)
-    events = np.where(events >= MIN_STALL * step_ns, events, 0.0)
+    events = _events(blame, step_ns)
     num_steps = blame.lost_ns.shape[1]
     total = events.sum()
     if total < MIN_SHARE * step_ns * num_steps:
@@ -221,19 +222,25 @@ def _by_events(blame: Blame, step_ns: float) -> tuple[Verdict, ...]:
     return tuple(_transient_verdict(events, int(position)) for position in involved)
 
 
-def _events(blame: Blame) -> NDArray[np.float64]:
+def _events(blame: Blame, step_ns: float) -> NDArray[np.float64]:
     """What standing out cost, shape ``(P, S)``: no more than the margin to the second last.
 
-    Lateness handed on stands out where it came from.
+    Lateness handed on stands out where it came from. A rank that stalls in one step only must do so
+    for longer.
     """
     arrivals = blame.arrivals
     stands_out = arrivals.clear & (arrivals.margin_ns >= STAND_OUT * _usual_distance(arrivals))
     stands_out = np.where(arrivals.root >= 0, stands_out[arrivals.root], False)
-    excess = np.minimum(arrivals.cost_ns, arrivals.margin_ns)[stands_out]
+    excess = np.minimum(arrivals.cost_ns, arrivals.margin_ns)
+    stands_out &= excess >= MIN_STALL * step_ns
+    excess = excess[stands_out]
     num_ranks, num_steps = blame.lost_ns.shape
     cell = arrivals.blamed[stands_out] * num_steps + arrivals.step[stands_out]
     sums = np.bincount(cell, weights=excess.astype(np.float64), minlength=num_ranks * num_steps)
-    return sums.astype(np.float64).reshape(num_ranks, num_steps)
+    events = sums.astype(np.float64).reshape(num_ranks, num_steps)
+    once = (events > 0).sum(axis=1, keepdims=True) == 1
+    result: NDArray[np.float64] = np.where(once & (events < LONE_STALL * step_ns), 0.0, events)
+    return result
 
 
 def _usual_distance(arrivals: Arrivals) -> float:
