@@ -13,6 +13,7 @@ __all__ = [
     "MeshAxis",
     "Origin",
     "Severity",
+    "SlotKind",
     "StepSource",
     "StragglerCause",
     "StragglerPattern",
@@ -106,6 +107,17 @@ class MeshAxis(StrEnum):
     TP = "tp"
     EP = "ep"
     WORLD = "world"
+
+
+class SlotKind(IntEnum):
+    """What a pipeline stage does with a micro-batch. Stored as int8 in tables."""
+
+    FORWARD = 0
+    BACKWARD = 1  # to inputs and weights
+    BACKWARD_INPUT = 2  # to the inputs only (zero bubble)
+    BACKWARD_WEIGHT = 3  # to the weights only
+    LOSS = 4  # on the last stage
+    OVERLAPPED = 5  # a forward and a backward of two micro-batches at once (DualPipe)
 
 
 class IdleCause(StrEnum):

@@ -11,7 +11,7 @@ from distprof.analyzers.rows import AxisOverlap, RankIdle, RankOverlap, RankWate
 from distprof.intervals import Intervals
 from distprof.schema import Int64Array
 
-__all__ = ["KernelStats", "RankAnalysis", "RankContext", "StageMarks", "SyncStats"]
+__all__ = ["KernelStats", "RankAnalysis", "RankContext", "StageMarks", "StageSlots", "SyncStats"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +77,35 @@ class StageMarks:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StageSlots:
+    """What a rank's pipeline stages did, one row per slot of a micro-batch, in order of start.
+
+    Args:
+        origin: What the slots were read from, for people: ``distprof marks``, ``torch
+            annotations``, …
+        stage: int32, number of the stage in the pipeline.
+        kind: int8, a SlotKind.
+        micro_batch: int32.
+        step: int64, index of the analysed window that holds its start.
+        start_ns: int64, on the rank's own clock.
+        end_ns: int64.
+        work_ns: int64, computation inside of it.
+    """
+
+    origin: str
+    stage: NDArray[np.int32]
+    kind: NDArray[np.int8]
+    micro_batch: NDArray[np.int32]
+    step: Int64Array
+    start_ns: Int64Array
+    end_ns: Int64Array
+    work_ns: Int64Array
+
+    def __len__(self) -> int:
+        return len(self.stage)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankAnalysis:
     """All that is measured on one rank alone; small, so that it can cross a process boundary.
 
@@ -99,6 +128,7 @@ class RankAnalysis:
         idle_comm_wait_ns: Idle blamed on waiting for communication, per analysed step.
         is_cpu: Whether the host's threads are what was measured.
         stages: Work of the pipeline stages that it holds, ascending; empty without marks.
+        slots: What they did when, None without marks.
     """
 
     rank: int
@@ -118,3 +148,4 @@ class RankAnalysis:
     idle_comm_wait_ns: Int64Array
     is_cpu: bool = False
     stages: tuple[StageMarks, ...] = ()
+    slots: StageSlots | None = None

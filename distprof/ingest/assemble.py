@@ -32,6 +32,8 @@ def assemble_run(
     ranks: Iterable[Rank],
     gaps: Iterable[Gap] = (),
     directory: RunDirectory | None = None,
+    *,
+    may_be_empty: bool = False,
 ) -> Run:
     """Join ranks into a run.
 
@@ -40,12 +42,13 @@ def assemble_run(
         ranks: Ranks that could be read, in any order; of two with the same number the first counts.
         gaps: What is known to be missing so far.
         directory: The run directory, None for bare traces.
+        may_be_empty: Whether a run without ranks is one: what tells of it is no trace.
 
     Raises:
         InputError: If there is no rank, and no run directory either.
     """
     kept, duplicates = _distinct(ranks)
-    if not kept and directory is None:
+    if not kept and directory is None and not may_be_empty:
         raise InputError(source, expected="at least one trace that can be read", found="none")
     job = None if directory is None else directory.job
     topology = build_topology(kept, job)

@@ -20,6 +20,7 @@ from distprof.ingest.job.run_directory import (
     find_run_directory,
     open_run_directory,
 )
+from distprof.ingest.other_kinds import open_other
 from distprof.ingest.rank import IngestOptions, ingest_rank
 from distprof.ingest.same_run import same_run
 from distprof.run.run import Gap, Rank, Run
@@ -45,7 +46,8 @@ def open_run(
     """Read a recording of a job.
 
     Args:
-        source: A trace, a folder or glob of traces, a run directory, or an fsspec URL.
+        source: A trace, a folder or glob of traces, a run directory, a log of another tool
+            (:mod:`distprof.ingest.other_kinds`), or an fsspec URL.
         options: How traces are read.
         executor: Where: ``serial``, ``process``, ``process:N``, ``dask://HOST:PORT``, or an
             executor of ``concurrent.futures``, which stays open.
@@ -60,6 +62,9 @@ def open_run(
             is damaged and ``options.strict`` is set.
         UsageError: If the executor does not exist or does not answer.
     """
+    other = open_other(source)
+    if other is not None:
+        return other
     place = find_run_directory(source)
     directory = open_run_directory(place) if place is not None else None
     found = discover(place or source, may_be_empty=directory is not None)

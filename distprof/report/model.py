@@ -23,6 +23,7 @@ from distprof.analyzers.step_log import StepLogResult
 from distprof.analyzers.stragglers import StragglersResult
 from distprof.analyzers.telemetry import TelemetryResult
 from distprof.analyzers.waterfall import WaterfallResult
+from distprof.analyzers.whatif import WhatIfResult
 from distprof.artefacts import REPORT_SCHEMA
 from distprof.rules.finding import Finding, NotChecked
 
@@ -82,6 +83,7 @@ class Report(Record, frozen=True, kw_only=True):
     pauses: PausesResult = PausesResult()
     pipeline: PipelineResult = PipelineResult()
     messages: MessagesResult = MessagesResult()
+    whatif: WhatIfResult = WhatIfResult()
     findings: tuple[Finding, ...]
     not_checked: tuple[NotChecked, ...]
 

@@ -41,6 +41,9 @@ class Draft:
         steps: Steps concerned; empty for all analysed ones.
         evidence: Sections and keys of the report that hold the numbers.
         severity: Only where it differs from the rule's own.
+        without: Key of the what-if scenario that removes this problem
+            (:class:`distprof.analyzers.whatif.Scenario`), so that the simulated gain is put beside
+            the cost; empty where none does.
     """
 
     message: str
@@ -51,6 +54,7 @@ class Draft:
     steps: tuple[int, ...] = ()
     evidence: tuple[str, ...] = ()
     severity: Severity | None = None
+    without: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from distprof.analyzers.breakdown import StepTimeResult
 from distprof.analyzers.result import Result
+from distprof.analyzers.whatif import WhatIfResult
 from distprof.errors import UsageError
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limits, Rule
 from distprof.rules.finding import Finding, NotChecked
@@ -29,14 +30,15 @@ class RuleOutcome:
 
 @dataclass(frozen=True, slots=True)
 class _Judged:
-    """A draft and its rule; the draft's own cost orders it, even where it is not shown."""
+    """A draft and its rule; what it could recover orders it, even where that is not shown."""
 
     rule: Rule
     draft: Draft
+    recoverable_ns: int | None
 
     @property
     def order(self) -> tuple[float, int, str]:
-        cost = self.draft.cost_ns_per_step
+        cost = self.draft.cost_ns_per_step if self.recoverable_ns is None else self.recoverable_ns
         severity = self.draft.severity or self.rule.severity
         if cost is None and severity is Severity.ERROR:
             return (-math.inf, -severity.rank, self.rule.code)
@@ -60,7 +62,8 @@ def run_rules(
             checked.
 
     Returns:
-        Errors without a cost, then findings by cost (unknown last), then severity; and what was
+        Errors without a cost, then findings by what the simulated step recovers without them, or
+        their cost where that was not simulated (unknown last), then severity; and what was
         not checked. Where there are no step marks costs are None, since the capture is no step, but
         keep their order.
 
@@ -70,18 +73,19 @@ def run_rules(
     by_type: dict[type[Result], Result] = {type(result): result for result in results}
     changed = _resolve(overrides or {})
     known = catalogue()
+    recoverable = _recoverable(by_type)
     judged: list[_Judged] = []
     skipped = [NotChecked(code="PLUGIN", name=name, why=why) for name, why in known.failures]
     for rule in known.rules if rules is None else rules:
         limits = {name: limit.value for name, limit in rule.limits.items()}
         limits |= changed.get(rule.code, {})
         drafts, why = _run(rule, by_type, limits, debug=debug)
-        judged += [_Judged(rule, draft) for draft in drafts]
+        judged += [_Judged(rule, draft, recoverable.get(draft.without)) for draft in drafts]
         if why:
             skipped.append(NotChecked(code=rule.code, name=rule.name, why=why))
     judged.sort(key=lambda item: item.order)
     has_steps = _has_steps(by_type)
-    findings = tuple(_finding(item.rule, item.draft, has_steps=has_steps) for item in judged)
+    findings = tuple(_finding(item, has_steps=has_steps) for item in judged)
     return RuleOutcome(findings, tuple(skipped))
 
 
@@ -124,7 +128,15 @@ def _has_steps(by_type: Mapping[type[Result], Result]) -> bool:
     return not isinstance(step_time, StepTimeResult) or step_time.median_ns is not None
 
 
-def _finding(rule: Rule, draft: Draft, *, has_steps: bool) -> Finding:
+def _recoverable(by_type: Mapping[type[Result], Result]) -> dict[str, int]:
+    """Key of a what-if scenario to the step time that it recovers."""
+    whatif = by_type.get(WhatIfResult)
+    scenarios = whatif.without if isinstance(whatif, WhatIfResult) else ()
+    return {scenario.what: scenario.recoverable_ns for scenario in scenarios}
+
+
+def _finding(judged: _Judged, *, has_steps: bool) -> Finding:
+    rule, draft = judged.rule, judged.draft
     return Finding(
         code=rule.code,
         name=rule.name,
@@ -137,4 +149,5 @@ def _finding(rule: Rule, draft: Draft, *, has_steps: bool) -> Finding:
         evidence=draft.evidence,
         fix=draft.fix,
         docs=rule.docs,
+        recoverable_ns=judged.recoverable_ns if has_steps else None,
     )

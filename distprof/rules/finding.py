@@ -18,6 +18,8 @@ class Finding(Record, frozen=True, kw_only=True):
         ranks: Ranks concerned.
         steps: Steps concerned; empty for all analysed ones.
         cost_ns_per_step: Step time that could be recovered, an upper bound; None when unknown.
+        recoverable_ns: Step time that the simulated step is shorter by without it; None where it
+            was not simulated.
         evidence: Where the numbers come from: section and key of the report, one each.
         fix: What to do, one or two sentences.
         docs: Page of the rule, relative to the documentation.
@@ -34,6 +36,7 @@ class Finding(Record, frozen=True, kw_only=True):
     evidence: tuple[str, ...]
     fix: str
     docs: str
+    recoverable_ns: int | None = None
 
 
 class NotChecked(Record, frozen=True, kw_only=True):

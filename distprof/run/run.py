@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 from distprof.artefacts.rank_file import ErrorFile
 from distprof.artefacts.run_file import RunFile
+from distprof.run.expert_counts import ExpertCounts
+from distprof.run.operations import OperationLog
 from distprof.run.records import RecordSource
 from distprof.run.tables import RankTables
 from distprof.run.topology import ProcessGroup, Topology
@@ -320,6 +322,8 @@ class Run:
             not traced.
         errors: Why Python code of ranks stopped, in order of time.
         run_dir: The run directory, empty for bare traces.
+        operations: Operations as another tool logged them; None for traces.
+        expert_counts: Tokens per expert as somebody counted them; None for traces.
     """
 
     source: str
@@ -333,6 +337,8 @@ class Run:
     records: Mapping[int, RecordSource] = field(default_factory=dict)
     errors: tuple[ErrorFile, ...] = ()
     run_dir: str = ""
+    operations: OperationLog | None = None
+    expert_counts: ExpertCounts | None = None
 
     def __repr__(self) -> str:
         """One line: the ranks hold whole tables."""

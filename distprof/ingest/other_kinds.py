@@ -1,0 +1,53 @@
+"""Sources that are no traces: tables and logs of other tools that say where a job's time went.
+
+A reader looks at what the user named (its beginning at most) and says whether it is of its kind;
+the first that does reads it. Such a run has no ranks with tables: analyzers that need them say so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from distprof.ingest.assemble import assemble_run
+from distprof.run.expert_counts import ExpertCounts
+from distprof.run.operations import OperationLog
+from distprof.run.run import Gap, Run
+
+__all__ = ["OtherKind", "open_other"]
+
+
+@dataclass(frozen=True, slots=True)
+class OtherKind:
+    """One kind of source.
+
+    Args:
+        fits: Whether a path or URL is of this kind; never raises for what is not.
+        read: Reads it; raises InputError where it is damaged.
+    """
+
+    fits: Callable[[str], bool]
+    read: Callable[[str], OperationLog | ExpertCounts]
+
+
+KINDS: tuple[OtherKind, ...] = ()
+
+
+def open_other(source: str) -> Run | None:
+    """The run that a source of another kind tells of; None where it is none of them.
+
+    Raises:
+        InputError: If it is one, and cannot be read.
+    """
+    for kind in KINDS:
+        if kind.fits(source):
+            return _run_of(source, kind.read(source))
+    return None
+
+
+def _run_of(source: str, content: OperationLog | ExpertCounts) -> Run:
+    gaps = [Gap(what="assumed", message=note) for note in content.notes]
+    run = assemble_run(source, (), gaps, may_be_empty=True)
+    if isinstance(content, ExpertCounts):
+        return replace(run, expert_counts=content)
+    return replace(run, operations=content)

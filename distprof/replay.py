@@ -1,0 +1,198 @@
+"""Dependency graphs of operations, and their simulation: when would everything have happened.
+
+An operation starts as soon as everything it depends on has ended, and lasts as long as it is told.
+Whatever waits for several others (a collective for its members, a rank for a message) is an
+operation with several edges into it, so that waiting comes out of the simulation and is never put
+in. Many sets of durations are simulated at once: each costs little beyond the first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["CycleError", "Graph", "Times", "critical_path", "simulate"]
+
+
+class CycleError(ValueError):
+    """Operations that depend on each other in a circle; ``operations`` are some of it."""
+
+    def __init__(self, operations: tuple[int, ...]) -> None:
+        self.operations = operations
+        shown = ", ".join(map(str, operations[:8]))
+        super().__init__(f"operations wait for each other in a circle, among them {shown}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Times:
+    """When operations start and end, shape ``(n,)`` or ``(n, k)`` as their durations."""
+
+    start: NDArray[Any]
+    end: NDArray[Any]
+
+    @property
+    def makespan(self) -> Any:
+        """From time 0 to the last end, one per set of durations."""
+        return self.end.max(axis=0) if len(self.end) else np.zeros(self.end.shape[1:])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Graph:
+    """Operations ``0 … n - 1`` and what each waits for. Made by :meth:`of`.
+
+    Args:
+        num_operations: n.
+        source: int64 per edge, the operation that is waited for; edges in order of levels.
+        target: int64 per edge, the operation that waits.
+        edge: int64 per edge, its number among the edges as given.
+        levels: Slices of the edges whose targets can be computed together, in order.
+    """
+
+    num_operations: int
+    source: NDArray[np.int64]
+    target: NDArray[np.int64]
+    edge: NDArray[np.int64]
+    levels: tuple[tuple[int, int], ...]
+
+    @staticmethod
+    def of(num_operations: int, source: NDArray[Any], target: NDArray[Any]) -> Graph:
+        """Order the operations; linear in operations and edges.
+
+        Args:
+            num_operations: n.
+            source: Integer per edge: this operation ends before …
+            target: … this one starts.
+
+        Raises:
+            CycleError: If operations wait for each other.
+            ValueError: If an edge names an operation that does not exist.
+        """
+        source, target = np.asarray(source, np.int64), np.asarray(target, np.int64)
+        if len(source) != len(target):
+            raise ValueError(f"{len(source)} sources of edges and {len(target)} targets")
+        for ends in (source, target):
+            if len(ends) and (ends.min() < 0 or ends.max() >= num_operations):
+                raise ValueError(
+                    f"an edge names an operation beyond the {num_operations} there are"
+                )
+        depth = _depths(num_operations, source, target)
+        order = np.lexsort((target, depth[target]))
+        bounds = np.flatnonzero(np.diff(depth[target[order]], prepend=-1, append=-1))
+        return Graph(
+            num_operations=num_operations,
+            source=source[order],
+            target=target[order],
+            edge=order,
+            levels=tuple(zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)),
+        )
+
+
+def simulate(
+    graph: Graph,
+    duration: NDArray[Any],
+    *,
+    delay: NDArray[Any] | None = None,
+    release: NDArray[Any] | None = None,
+) -> Times:
+    """When every operation starts and ends.
+
+    Args:
+        graph: What waits for what.
+        duration: Of each operation, shape ``(n,)``, or ``(n, k)`` for k simulations at once.
+        delay: What passes at least on each edge, in the order in which edges were given, shape
+            ``(e,)`` or ``(e, k)``; None for nothing.
+        release: Before which an operation cannot start, shape ``(n,)`` or ``(n, k)``; None for 0.
+
+    Returns:
+        Start and end, of the numbers' own type: integers stay exact.
+    """
+    if len(duration) != graph.num_operations:
+        raise ValueError(f"{len(duration)} durations for {graph.num_operations} operations")
+    parts = [part for part in (duration, delay, release) if part is not None]
+    shape = (graph.num_operations, *max((part.shape[1:] for part in parts), key=len))
+    start = np.zeros(shape, np.result_type(*parts))
+    if release is not None:
+        start += _as_wide(release, shape)
+    end = start + _as_wide(duration, shape)
+    wide_duration = _as_wide(duration, shape)
+    on_edge = None if delay is None else _as_wide(delay, shape)[graph.edge]
+    for low, high in graph.levels:
+        target = graph.target[low:high]
+        arrival = end[graph.source[low:high]]
+        if on_edge is not None:
+            arrival = arrival + on_edge[low:high]
+        first = np.flatnonzero(np.diff(target, prepend=-1))
+        if len(first) < len(target):
+            arrival, target = np.maximum.reduceat(arrival, first, axis=0), target[first]
+        begins = np.maximum(start[target], arrival)
+        start[target] = begins
+        end[target] = begins + wide_duration[target]
+    return Times(start=start, end=end)
+
+
+def critical_path(
+    graph: Graph, times: Times, *, delay: NDArray[Any] | None = None
+) -> NDArray[np.int64]:
+    """Operations that the end waited for, first to last: each starts when the one before ends.
+
+    Args:
+        graph: What waits for what.
+        times: Of one simulation of it, shape ``(n,)``.
+        delay: As simulated.
+
+    Returns:
+        int64. Of several paths that are equally long, one.
+    """
+    if graph.num_operations == 0:
+        return np.empty(0, np.int64)
+    by_target = np.argsort(graph.target, kind="stable")
+    bounds = np.searchsorted(graph.target[by_target], np.arange(graph.num_operations + 1))
+    arrival = times.end[graph.source]
+    if delay is not None:
+        arrival = arrival + delay[graph.edge]
+    path = [int(times.end.argmax())]
+    while True:
+        edges = by_target[bounds[path[-1]] : bounds[path[-1] + 1]]
+        edges = edges[arrival[edges] >= times.start[path[-1]]]
+        if len(edges) == 0:
+            return np.array(path[::-1], dtype=np.int64)
+        path.append(int(graph.source[edges[0]]))
+
+
+def _as_wide(values: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    """Values of one dimension as a column beside those of many simulations."""
+    return values[:, np.newaxis] if values.ndim < len(shape) else values
+
+
+def _depths(
+    num_operations: int, source: NDArray[np.int64], target: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Length of the longest chain that leads to each operation."""
+    order = np.argsort(source, kind="stable")
+    followers = target[order]
+    first = np.searchsorted(source[order], np.arange(num_operations + 1))
+    open_edges = np.bincount(target, minlength=num_operations)
+    depth = np.zeros(num_operations, dtype=np.int64)
+    ready = np.flatnonzero(open_edges == 0)
+    num_done, level = len(ready), 0
+    while len(ready):
+        reached = followers[_ranges(first[ready], first[ready + 1])]
+        level += 1
+        depth[reached] = level
+        np.subtract.at(open_edges, reached, 1)
+        ready = np.unique(reached[open_edges[reached] == 0])
+        num_done += len(ready)
+    if num_done < num_operations:
+        raise CycleError(tuple(np.flatnonzero(open_edges > 0)[:100].tolist()))
+    return depth
+
+
+def _ranges(low: NDArray[np.int64], high: NDArray[np.int64]) -> NDArray[np.int64]:
+    """All integers from each low to below its high, one range after another."""
+    length = high - low
+    skipped = np.cumsum(length) - length
+    result: NDArray[np.int64] = np.repeat(low - skipped, length) + np.arange(length.sum())
+    return result
