@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
 from distprof.terms import CollectiveKind
@@ -13,12 +13,16 @@ from tests.simulator.job import (
     Compute,
     Exchange,
     Fault,
+    GarbageCollection,
     Input,
     LateHost,
     LateInput,
+    Marked,
     MoreWork,
+    Op,
     SimulatedJob,
     SlowDevice,
+    SlowLink,
 )
 from tests.simulator.recording import (
     CommEvent,
@@ -52,7 +56,7 @@ def kernel_name(kind: CollectiveKind) -> str:
 
 @dataclass(frozen=True)
 class Arrival:
-    """A member of a collective has started it."""
+    """A member of a collective has started it; one that does not wait is told of its end later."""
 
     key: tuple[str, tuple[int, ...], int]
     rank: int
@@ -61,6 +65,10 @@ class Arrival:
     members: tuple[int, ...]
     ranks: tuple[int, ...]
     step: int
+    done: Callable[[Instance, float], None] | None = None
+
+
+Answer = tuple[Instance, float] | None
 
 
 class RankProcess:
@@ -79,18 +87,21 @@ class RankProcess:
         self.correlation = 1000
         self.seq: dict[tuple[str, tuple[int, ...]], int] = {}
 
-    def steps(self) -> Generator[Arrival, tuple[Instance, float], None]:
+    def steps(self) -> Generator[Arrival, Answer, None]:
         for step in self.job.steps:
             begin = self.host
             stalled = False
-            for op in self.job.program:
+            for op in self._program():
                 if isinstance(op, Input):
                     self._input(op, step)
-                elif isinstance(op, Compute):
+                elif isinstance(op, Compute | Marked):
                     if not stalled:
-                        self.host += self._extra(LateHost, step)
+                        self._stall(step)
                         stalled = True
-                    self._compute(op, step)
+                    if isinstance(op, Marked):
+                        self._marked(op, step)
+                    else:
+                        self._compute(op, step)
                 elif isinstance(op, Collective | Exchange):
                     yield from self._communicate(op, step)
                 else:
@@ -109,7 +120,19 @@ class RankProcess:
             and (fault.steps is None or step in fault.steps)
         ]
 
-    def _extra(self, kind: type[LateHost] | type[LateInput], step: int) -> int:
+    def _program(self) -> tuple[Op, ...]:
+        return self.job.programs.get(self.rank, self.job.program)
+
+    def _stall(self, step: int) -> None:
+        self.host += self._extra(LateHost, step)
+        collecting = self._extra(GarbageCollection, step)
+        if collecting:
+            self.log.collections.append((step, self.host, self.host + collecting))
+            self.host += collecting
+
+    def _extra(
+        self, kind: type[LateHost] | type[LateInput] | type[GarbageCollection], step: int
+    ) -> int:
         return sum(fault.ns for fault in self._faults(kind, step))
 
     def _factor(self, kind: type[SlowDevice] | type[MoreWork], step: int) -> float:
@@ -149,12 +172,23 @@ class RankProcess:
     def _compute(self, op: Compute, step: int) -> None:
         count = max(1, round(op.kernels * self._factor(MoreWork, step)))
         usual = op.ns / op.kernels * self._factor(SlowDevice, step)
+        usual *= self.job.load.get((op.follows, self.rank, step), 1.0)
         for _ in range(count):
             ready = self._launch()
             length = max(1_000.0, usual * (1 + self.noise.gauss(0, self.job.compute_noise)))
             start = max(ready, self.device)
             self.device = start + length
             self._run(start, self.device, op.name, "computation", COMPUTE_STREAM, step)
+
+    def _marked(self, op: Marked, step: int) -> None:
+        host, first = self.host, len(self.log.device)
+        for part in op.ops:
+            self._compute(part, step)
+        self.log.host.append(
+            HostEvent(start=host, end=self.host, name=op.name, category="annotation")
+        )
+        start = self.log.device[first].start
+        self._run(start, self.device, op.name, "annotation", COMPUTE_STREAM, step)
 
     def _run(self, start: float, end: float, name: str, kind: str, stream: int, step: int) -> None:
         self.log.device.append(
@@ -171,7 +205,7 @@ class RankProcess:
 
     def _communicate(
         self, op: Collective | Exchange, step: int
-    ) -> Generator[Arrival, tuple[Instance, float], None]:
+    ) -> Generator[Arrival, Answer, None]:
         group = next((g for g in self.job.groups[op.axis] if self.rank in g), None)
         if group is None:
             return
@@ -186,15 +220,47 @@ class RankProcess:
         ready = self._launch("cudaLaunchKernelExC")
         correlation = self.correlation
         start = max(ready, self.streams[op.axis], self.device)
-        instance, end = yield Arrival(
-            (op.axis, members, seq), self.rank, start, op, members, group, step
+        stream = FIRST_COMM_STREAM + list(self.job.groups).index(op.axis)
+
+        def done(instance: Instance, end: float) -> None:
+            self._log_comm(instance, kind, (start, end, enqueue), stream, correlation, step)
+
+        detached = kind is CollectiveKind.SEND and getattr(op, "detached", False)
+        key = (op.axis, members, seq)
+        answer = yield Arrival(
+            key, self.rank, start, op, members, group, step, done if detached else None
         )
+        if answer is None:
+            return
+        instance, end = answer
         self.streams[op.axis] = end
         self.pending = max(self.pending, end)
         if not getattr(op, "overlap", False):
             self.device = max(self.device, end)
-        stream = FIRST_COMM_STREAM + list(self.job.groups).index(op.axis)
-        self._run(start, end, kernel_name(kind), "communication", stream, step)
+        done(instance, end)
+
+    def _log_comm(
+        self,
+        instance: Instance,
+        kind: CollectiveKind,
+        times: tuple[float, float, float],
+        stream: int,
+        correlation: int,
+        step: int,
+    ) -> None:
+        start, end, enqueue = times
+        name = kernel_name(kind)
+        self.log.device.append(
+            DeviceEvent(
+                start=start,
+                end=end,
+                name=name,
+                kind="communication",
+                stream=stream,
+                correlation=correlation,
+                step=step,
+            )
+        )
         self.log.comm.append(
             CommEvent(
                 instance=instance,
@@ -204,7 +270,7 @@ class RankProcess:
                 enqueue=enqueue,
                 stream=stream,
                 correlation=correlation,
-                name=kernel_name(kind),
+                name=name,
             )
         )
 
@@ -227,23 +293,27 @@ def simulate(job: SimulatedJob) -> Recording:
     generators = [process.steps() for process in processes]
     waiting: dict[tuple[str, tuple[int, ...], int], list[Arrival]] = {}
     instances: list[Instance] = []
-    todo: deque[tuple[int, tuple[Instance, float] | None]] = deque(
-        (rank, None) for rank in range(job.world_size)
-    )
+    todo: deque[tuple[int, Answer]] = deque((rank, None) for rank in range(job.world_size))
     while todo:
         rank, message = todo.popleft()
         try:
-            arrival = generators[rank].send(message)  # type: ignore[arg-type]
+            arrival = generators[rank].send(message)
         except StopIteration:
             continue
         arrived = waiting.setdefault(arrival.key, [])
         arrived.append(arrival)
+        if arrival.done is not None:
+            todo.append((rank, None))
         if len(arrived) == len(arrival.members):
             del waiting[arrival.key]
-            instance = _finish(arrived)
+            instance = _finish(job, arrived)
             instances.append(instance)
             for member in arrived:
-                todo.append((member.rank, (instance, _observed_end(job, instance, jitter))))
+                end = _observed_end(job, instance, jitter)
+                if member.done is not None:
+                    member.done(instance, end)
+                else:
+                    todo.append((member.rank, (instance, end)))
     if waiting:
         raise RuntimeError(f"the program deadlocks at {sorted(waiting)}")
     return Recording(
@@ -253,7 +323,7 @@ def simulate(job: SimulatedJob) -> Recording:
     )
 
 
-def _finish(arrived: list[Arrival]) -> Instance:
+def _finish(job: SimulatedJob, arrived: list[Arrival]) -> Instance:
     first = arrived[0]
     op = first.op
     start = {arrival.rank: arrival.start for arrival in arrived}
@@ -266,7 +336,23 @@ def _finish(arrived: list[Arrival]) -> Instance:
         bytes=op.bytes,
         step=first.step,
         start_ns=start,
-        end_ns=max(start.values()) + op.transfer_ns,
+        end_ns=max(start.values()) + op.transfer_ns * _link_factor(job, first),
+    )
+
+
+def _link_factor(job: SimulatedJob, arrival: Arrival) -> float:
+    """How much longer a transfer takes by the slowest link that it passes."""
+    if len({job.node_of(rank) for rank in arrival.members}) < 2:
+        return 1.0
+    return max(
+        (
+            fault.factor
+            for fault in job.faults
+            if isinstance(fault, SlowLink)
+            and fault.rank in arrival.members
+            and (fault.steps is None or arrival.step in fault.steps)
+        ),
+        default=1.0,
     )
 
 

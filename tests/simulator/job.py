@@ -24,11 +24,15 @@ class Input:
 
 @dataclass(frozen=True, kw_only=True)
 class Compute:
-    """Computation kernels launched one after another; ``ns`` is their sum."""
+    """Computation kernels launched one after another; ``ns`` is their sum.
+
+    With ``follows`` each kernel takes as many times as long as the job's ``load`` says.
+    """
 
     ns: int
     kernels: int = 4
     name: str = "gemm_f16_128x128"
+    follows: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,13 +52,25 @@ class Collective:
 
 @dataclass(frozen=True, kw_only=True)
 class Exchange:
-    """A message from member ``src`` to member ``dst`` (positions) of each group on ``axis``."""
+    """A message from member ``src`` to member ``dst`` (positions) of each group on ``axis``.
+
+    Whoever sends ``detached`` goes on at once; else both ends wait for each other.
+    """
 
     src: int
     dst: int
     axis: str
     bytes: int = 1 << 20
     transfer_ns: int = 100 * US
+    detached: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Marked:
+    """Operations inside of an annotation, which the device's time line shows too."""
+
+    name: str
+    ops: tuple[Compute, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +78,7 @@ class Wait:
     """Later computation waits for all communication so far."""
 
 
-Op = Input | Compute | Collective | Exchange | Wait
+Op = Input | Compute | Collective | Exchange | Marked | Wait
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +117,25 @@ class LateHost:
     steps: Sequence[int] | None = None
 
 
-Fault = SlowDevice | MoreWork | LateInput | LateHost
+@dataclass(frozen=True, kw_only=True)
+class GarbageCollection:
+    """A rank's Python collects garbage for ``ns`` before the first computation of the step."""
+
+    rank: int
+    ns: int
+    steps: Sequence[int] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlowLink:
+    """What a rank sends to and gets from other nodes takes ``factor`` times as long."""
+
+    rank: int
+    factor: float
+    steps: Sequence[int] | None = None
+
+
+Fault = SlowDevice | MoreWork | LateInput | LateHost | GarbageCollection | SlowLink
 
 
 def rotating(ranks: Sequence[int], factor: float, steps: Sequence[int]) -> tuple[SlowDevice, ...]:
@@ -135,7 +169,12 @@ class SimulatedJob:
         ranks_per_node: Ranks of each.
         num_steps: Recorded steps.
         first_step: Number of the first.
-        program: Operations of a step, the same for all ranks.
+        program: Operations of a step, of ranks that have no program of their own.
+        programs: Rank to its operations of a step.
+        load: What computation follows, rank and step to how many times as long it takes; 1 where
+            nothing is said.
+        tokens: Rank and step to the tokens that its step log tells; none where nothing is said.
+        routing: Layer, rank and step to the tokens that the rank routes to each expert.
         axes: Groups of each axis; ``world`` is there always.
         faults: What goes wrong.
         seed: Seeds all noise.
@@ -156,6 +195,10 @@ class SimulatedJob:
     num_steps: int = 5
     first_step: int = 10
     program: tuple[Op, ...] = DDP_STEP
+    programs: Mapping[int, tuple[Op, ...]] = field(default_factory=dict)
+    load: Mapping[tuple[str, int, int], float] = field(default_factory=dict)
+    tokens: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    routing: Mapping[tuple[str, int, int], tuple[int, ...]] = field(default_factory=dict)
     axes: Mapping[str, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
     faults: tuple[Fault, ...] = ()
     seed: int = 0

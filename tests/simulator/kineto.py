@@ -146,13 +146,13 @@ def _events(recording: Recording, rank: int, *, with_seq: bool) -> Iterator[dict
                 "stream": event.stream,
                 "correlation": event.correlation,
             }
-            if event.correlation in comm:
+            if event.kind == "communication" and event.correlation in comm:
                 kernel = comm[event.correlation]
                 args |= _comm_args(recording, kernel, with_seq=with_seq)
             place = {"pid": device, "tid": event.stream}
             yield {
                 "ph": "X",
-                "cat": "kernel",
+                "cat": "gpu_user_annotation" if event.kind == "annotation" else "kernel",
                 "name": event.name,
                 **place,
                 **span(event.start, event.end),

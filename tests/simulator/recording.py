@@ -10,6 +10,7 @@ from distprof.terms import CollectiveKind
 from tests.simulator.job import SimulatedJob
 
 if TYPE_CHECKING:
+    from distprof.run.records import RecordSource
     from distprof.run.run import Rank
 
 
@@ -45,7 +46,7 @@ class DeviceEvent:
     start: float
     end: float
     name: str
-    kind: Literal["computation", "communication"]
+    kind: Literal["computation", "communication", "annotation"]
     stream: int
     correlation: int
     step: int
@@ -82,6 +83,7 @@ class RankLog:
     host: list[HostEvent] = field(default_factory=list)
     comm: list[CommEvent] = field(default_factory=list)
     steps: list[tuple[int, float, float]] = field(default_factory=list)
+    collections: list[tuple[int, float, float]] = field(default_factory=list)
     begin: float = 0.0
     finish: float = 0.0
 
@@ -117,6 +119,12 @@ class Recording:
             waits = [instance.wait_ns(rank) for rank in instance.members if rank != last]
             lost[last] = lost.get(last, 0.0) + sum(waits) / len(waits)
         return lost
+
+    def mean_step_ns(self) -> float:
+        """From the first begin to the last end of the recorded steps, over their number."""
+        begin = min(log.steps[0][1] for log in self.logs)
+        end = max(log.steps[-1][2] for log in self.logs)
+        return (end - begin) / self.job.num_steps
 
     def costliest_rank(self) -> int:
         """The rank that cost the others most over all steps."""
@@ -165,6 +173,12 @@ class Recording:
             host_rows=with_host_rows,
         )
         return [rank_of(self, rank, detail) for rank in self.present]
+
+    def to_records(self) -> dict[int, RecordSource]:
+        """What probes would have recorded of the ranks that are present: step log, pauses, …"""
+        from tests.simulator.records import records_of
+
+        return {rank: records_of(self, rank) for rank in self.present}
 
     def write_kineto(self, folder: Path, *, with_seq: bool = True) -> list[Path]:
         """Write one ``HOST_PID.TIME.pt.trace.json.gz`` per present rank; returns their paths."""

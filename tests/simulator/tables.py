@@ -144,6 +144,7 @@ def _activity(recording: Recording, rank: int) -> Table:
     kinds = {
         "computation": ActivityKind.COMPUTATION,
         "communication": ActivityKind.COMMUNICATION,
+        "annotation": ActivityKind.ANNOTATION,
     }
     events = sorted(recording.logs[rank].device, key=lambda event: event.start)
     return table(
