@@ -14,9 +14,24 @@ from numpy.typing import NDArray
 from distprof.analyzers.chance import chance_of_mean
 from distprof.analyzers.context import RankAnalysis
 from distprof.analyzers.own_time import over_peers
+from distprof.analyzers.pipeline_rows import (
+    PictureRow,
+    PipelineGroup,
+    PipelinePrediction,
+    StageDetail,
+)
 from distprof.analyzers.result import Record, Result
 
-__all__ = ["PipelinePosition", "PipelineRank", "PipelineResult", "analyze_pipeline"]
+__all__ = [
+    "PictureRow",
+    "PipelineGroup",
+    "PipelinePosition",
+    "PipelinePrediction",
+    "PipelineRank",
+    "PipelineResult",
+    "StageDetail",
+    "analyze_pipeline",
+]
 
 NO_MARKS = "no marks of pipeline stages in the traces"
 
@@ -71,8 +86,10 @@ class PipelineResult(Result, frozen=True, kw_only=True):
         lost_ns_per_step: What uneven work costs: with M micro-batches the pipeline waits M - 1
             times for the busiest position, (M - 1) / M of its work beyond the mean.
         step_ns: Mean step that the times are parts of, None without marks.
+        groups: Pipelines, those of one shape together.
     """
 
+    groups: tuple[PipelineGroup, ...] = ()
     positions: tuple[PipelinePosition, ...] = ()
     ranks: tuple[PipelineRank, ...] = ()
     max_over_mean: float | None = None
