@@ -1,0 +1,270 @@
+"""What uneven experts cost: measures of load, capacity, and where experts could be placed.
+
+Source of every formula here: formula sheet, "Mixture of experts". ``tokens`` are assignments of
+tokens to experts (or to ranks), the last axis is that of experts (or ranks).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+__all__ = [
+    "DEAD_RATIO",
+    "Placement",
+    "aux_loss",
+    "contiguous_placement",
+    "dead_ratio",
+    "distribution_distance",
+    "dropped_tokens",
+    "expert_capacity",
+    "load_imbalance",
+    "load_variation",
+    "lost_to_imbalance",
+    "normalised_entropy",
+    "place_experts",
+]
+
+DEAD_RATIO = 0.01
+"""An expert with less than this share of the mean is dead."""
+
+_Floats = NDArray[np.float64]
+
+
+def load_imbalance(tokens: ArrayLike) -> _Floats:
+    """The busiest over the mean, 1 if even; NaN where there are no tokens.
+
+    Args:
+        tokens: Shape ``(…, n)``.
+
+    Returns:
+        float64, shape ``(…,)``.
+    """
+    load = _loads(tokens)
+    return _over_mean(load.max(axis=-1), load)
+
+
+def load_variation(tokens: ArrayLike) -> _Floats:
+    """Standard deviation over mean, 0 if even; NaN where there are no tokens."""
+    load = _loads(tokens)
+    return _over_mean(load.std(axis=-1), load)
+
+
+def normalised_entropy(tokens: ArrayLike) -> _Floats:
+    """Entropy of the shares of tokens over ln n, 1 if even; NaN where there are no tokens.
+
+    One expert alone is as even as it can be.
+    """
+    load = _loads(tokens)
+    total = load.sum(axis=-1, keepdims=True)
+    share = np.divide(load, total, out=np.full(load.shape, np.nan), where=total > 0)
+    if load.shape[-1] < 2:
+        return np.where(total[..., 0] > 0, 1.0, np.nan)
+    logarithm = np.log(share, out=np.zeros(load.shape), where=share > 0)
+    entropy: _Floats = -(share * logarithm).sum(axis=-1) / math.log(load.shape[-1])
+    return entropy
+
+
+def dead_ratio(tokens: ArrayLike) -> _Floats:
+    """Share of experts that get less than :data:`DEAD_RATIO` of the mean."""
+    load = _loads(tokens)
+    ratio: _Floats = (load < DEAD_RATIO * load.mean(axis=-1, keepdims=True)).mean(axis=-1)
+    return ratio
+
+
+def expert_capacity(factor: float, top_k: int, num_tokens: int, num_experts: int) -> int:
+    """Most assignments that an expert takes: ⌈factor · k · T / E⌉.
+
+    Raises:
+        ValueError: If there is no expert, or a number is negative.
+    """
+    if num_experts < 1 or factor < 0 or top_k < 0 or num_tokens < 0:
+        raise ValueError("a capacity needs experts, and no negative numbers")
+    return math.ceil(factor * top_k * num_tokens / num_experts)
+
+
+def dropped_tokens(tokens: ArrayLike, capacity: float) -> _Floats:
+    """Assignments beyond what the experts take, shape ``(…,)``."""
+    beyond: _Floats = np.maximum(_loads(tokens) - capacity, 0).sum(axis=-1)
+    return beyond
+
+
+def aux_loss(fraction: ArrayLike, probability: ArrayLike) -> float:
+    """Load-balancing loss of Switch and GShard: E · Σ f·P.
+
+    Args:
+        fraction: Share of tokens routed to each expert; it adds up to 1, or to k where it counts
+            all k picks of a token.
+        probability: Mean router probability of each expert.
+    """
+    f, p = np.asarray(fraction, np.float64), np.asarray(probability, np.float64)
+    return float(len(f) * (f * p).sum())
+
+
+def distribution_distance(first: ArrayLike, second: ArrayLike) -> float:
+    """Total-variation distance of two loads, from 0 (the same) to 1 (nothing in common)."""
+    a, b = _loads(first), _loads(second)
+    if not a.sum() or not b.sum():
+        return math.nan
+    return float(np.abs(a / a.sum() - b / b.sum()).sum() / 2)
+
+
+def lost_to_imbalance(expert_ns: ArrayLike) -> _Floats:
+    """What the slowest of a group costs: its expert time less the mean of all.
+
+    The others spend that time waiting in the collective that brings tokens back: it is one loss,
+    seen from two sides.
+
+    Args:
+        expert_ns: Shape ``(…, ranks)``.
+    """
+    times = _loads(expert_ns)
+    lost: _Floats = times.max(axis=-1) - times.mean(axis=-1)
+    return lost
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Which expert each slot of each rank holds, layer by layer.
+
+    Args:
+        num_ranks: Ranks that share the experts.
+        num_experts: Experts of a layer.
+        expert: int64, shape ``(layers, slots)``: the expert in each slot; the first
+            ``slots / num_ranks`` are those of rank 0, and so on. An expert that is in several slots
+            shares its tokens evenly among them.
+    """
+
+    num_ranks: int
+    num_experts: int
+    expert: NDArray[np.int64]
+
+    @property
+    def slots_per_rank(self) -> int:
+        """How many experts each rank holds."""
+        return self.expert.shape[1] // self.num_ranks
+
+    @property
+    def rank_of_expert(self) -> NDArray[np.int64]:
+        """First rank that holds each expert, int64, shape ``(layers, experts)``."""
+        rank = np.full((len(self.expert), self.num_experts), self.num_ranks, dtype=np.int64)
+        of_slot = np.broadcast_to(
+            np.arange(self.expert.shape[1]) // self.slots_per_rank, self.expert.shape
+        )
+        layer = np.arange(len(self.expert))[:, np.newaxis]
+        np.minimum.at(rank, (layer, self.expert), of_slot)
+        return rank
+
+    def rank_loads(self, tokens: ArrayLike) -> _Floats:
+        """Tokens that each rank computes, float64, shape ``(…, layers, ranks)``.
+
+        Args:
+            tokens: Per expert, shape ``(…, layers, experts)``.
+        """
+        load = _loads(tokens)
+        copies = np.zeros((len(self.expert), self.num_experts))
+        np.add.at(copies, (np.arange(len(self.expert))[:, np.newaxis], self.expert), 1)
+        share = load / copies
+        slots = np.take_along_axis(
+            share, np.broadcast_to(self.expert, (*load.shape[:-1], self.expert.shape[1])), axis=-1
+        )
+        by_rank: _Floats = slots.reshape(*load.shape[:-1], self.num_ranks, -1).sum(axis=-1)
+        return by_rank
+
+
+def contiguous_placement(num_layers: int, num_experts: int, num_ranks: int) -> Placement:
+    """The usual placement: the first experts on the first rank, and so on.
+
+    Raises:
+        ValueError: If the experts cannot be shared out evenly.
+    """
+    _check_slots(num_experts, num_ranks)
+    expert = np.broadcast_to(np.arange(num_experts, dtype=np.int64), (num_layers, num_experts))
+    return Placement(num_ranks=num_ranks, num_experts=num_experts, expert=expert)
+
+
+def place_experts(load: ArrayLike, num_ranks: int, *, replicas: int = 0) -> Placement:
+    """Experts on ranks so that the busiest rank has as little as a greedy choice finds.
+
+    The busiest experts first, each to the rank with least load that has a free slot; every rank has
+    as many slots. Each replica first goes to the expert with most tokens per copy. Without replicas
+    a layer for which that is no better than contiguous blocks keeps these.
+
+    Args:
+        load: Tokens per expert, shape ``(layers, experts)``.
+        num_ranks: Ranks that share the experts.
+        replicas: Slots beyond one per expert.
+
+    Raises:
+        ValueError: If the slots cannot be shared out evenly, or the load is no table.
+
+    Source:
+        DeepSeek-AI, EPLB (expert parallelism load balancer): balanced packing, replicated experts.
+    """
+    tokens = _loads(load)
+    if tokens.ndim != 2:
+        raise ValueError(f"a load has layers and experts, not {tokens.ndim} axes")
+    num_layers, num_experts = tokens.shape
+    if replicas < 0:
+        raise ValueError("replicas cannot be negative")
+    _check_slots(num_experts + replicas, num_ranks)
+    expert, slot_load = _replicate(tokens, replicas)
+    packed = _pack(expert, slot_load, num_ranks)
+    placed = Placement(num_ranks=num_ranks, num_experts=num_experts, expert=packed)
+    if replicas or not num_layers:
+        return placed
+    usual = contiguous_placement(num_layers, num_experts, num_ranks)
+    worse = placed.rank_loads(tokens).max(axis=1) >= usual.rank_loads(tokens).max(axis=1)
+    kept = np.where(worse[:, np.newaxis], usual.expert, packed)
+    return Placement(num_ranks=num_ranks, num_experts=num_experts, expert=kept)
+
+
+def _replicate(tokens: _Floats, replicas: int) -> tuple[NDArray[np.int64], _Floats]:
+    """Expert of each slot, and the tokens that each slot gets."""
+    num_layers, num_experts = tokens.shape
+    layers = np.arange(num_layers)
+    expert = np.tile(np.arange(num_experts, dtype=np.int64), (num_layers, 1))
+    copies = np.ones(tokens.shape)
+    for _ in range(replicas):
+        busiest = (tokens / copies).argmax(axis=1)
+        copies[layers, busiest] += 1
+        expert = np.concatenate((expert, busiest[:, np.newaxis]), axis=1)
+    return expert, np.take_along_axis(tokens / copies, expert, axis=1)
+
+
+def _pack(expert: NDArray[np.int64], load: _Floats, num_ranks: int) -> NDArray[np.int64]:
+    """Slots on ranks, all layers at once: heaviest first onto the least loaded rank with room."""
+    num_layers, num_slots = load.shape
+    layers, room = np.arange(num_layers), num_slots // num_ranks
+    order = np.argsort(-load, axis=1, kind="stable")
+    rank_load = np.zeros((num_layers, num_ranks))
+    used = np.zeros((num_layers, num_ranks), dtype=np.int64)
+    packed = np.zeros((num_layers, num_slots), dtype=np.int64)
+    for chosen in order.T:
+        rank = np.where(used < room, rank_load, np.inf).argmin(axis=1)
+        packed[layers, rank * room + used[layers, rank]] = expert[layers, chosen]
+        rank_load[layers, rank] += load[layers, chosen]
+        used[layers, rank] += 1
+    return packed
+
+
+def _check_slots(num_slots: int, num_ranks: int) -> None:
+    if num_ranks < 1 or num_slots < 1 or num_slots % num_ranks:
+        raise ValueError(f"{num_slots} experts cannot be shared out evenly among {num_ranks} ranks")
+
+
+def _loads(values: Any) -> _Floats:
+    load = np.asarray(values, dtype=np.float64)
+    if not load.ndim or not load.shape[-1]:
+        raise ValueError("there must be at least one expert")
+    return load
+
+
+def _over_mean(values: _Floats, load: _Floats) -> _Floats:
+    mean = load.mean(axis=-1)
+    ratio: _Floats = np.divide(values, mean, out=np.full(mean.shape, np.nan), where=mean > 0)
+    return ratio
