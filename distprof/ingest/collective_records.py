@@ -24,6 +24,7 @@ from distprof.ingest.collective_sizes import (
     CallFacts,
     call_facts,
     full_buffer_bytes,
+    splits_of_operators,
 )
 from distprof.ingest.communication import Classifier, is_wait
 from distprof.ingest.group_columns import GroupColumns, Membership
@@ -120,6 +121,7 @@ def records_table(
     kind, kind_origin = _kinds(facts, layers, name_kinds)
     groups = membership.columns(comm_args, layers, len(executed))
     size, size_origin = _bytes(facts, layers, kind, groups)
+    told_out_in = splits_of_operators(comm_args.coded("name"), comm_args.coded("concrete_inputs"))
     columns: dict[str, NDArray[Any] | Coded] = {
         "start_ns": executed["start_ns"],
         "end_ns": executed["end_ns"],
@@ -137,8 +139,8 @@ def records_table(
         "bytes": size,
         "bytes_origin": size_origin,
         "peer": _first(facts.peer, layers).astype(np.int32),
-        "in_splits": _splits(comm_args.coded("in_splits"), layers),
-        "out_splits": _splits(comm_args.coded("out_splits"), layers),
+        "in_splits": _splits(comm_args.coded("in_splits"), told_out_in[1], layers),
+        "out_splits": _splits(comm_args.coded("out_splits"), told_out_in[0], layers),
         "stream": executed["stream"],
         "correlation": executed["correlation"],
         "name": executed.coded("name"),
@@ -307,11 +309,17 @@ def _first_text(written: Coded, derived: Coded, layers: Sequence[Int64Array]) ->
     return Coded.merged(np.maximum(found, 0).astype(np.int32), values)
 
 
-def _splits(column: Coded, layers: Sequence[Int64Array]) -> Coded:
-    """Split sizes as ``1,2,3``; empty where the split is even, absent or abbreviated."""
-    values = ("", *(_split_text(value) for value in column.values))
+def _splits(written: Coded, told: Coded, layers: Sequence[Int64Array]) -> Coded:
+    """Split sizes as ``1,2,3``, as written, else as the operator's inputs tell.
+
+    Empty where the split is even, absent or abbreviated.
+    """
+    values = ("", *(_split_text(value) for value in written.values), *told.values)
     has = np.array([bool(value) for value in values])
-    codes = np.where(has[column.codes + 1], column.codes + 1, ABSENT).astype(np.int64)
+    codes = np.where(
+        has[written.codes + 1], written.codes + 1, told.codes + 1 + len(written.values)
+    )
+    codes = np.where(has[codes], codes, ABSENT).astype(np.int64)
     return Coded.merged(np.maximum(_first(codes, layers), 0).astype(np.int32), values)
 
 

@@ -23,6 +23,7 @@ __all__ = [
     "element_bytes",
     "full_buffer_bytes",
     "peer_in_group",
+    "splits_of_operators",
 ]
 
 # Spellings of PyTorch's ScalarType, of C++ and of its annotations, lower case, without c10::.
@@ -155,6 +156,35 @@ def peer_in_group(concrete_inputs: Coded) -> Int64Array:
     """The peer of ``c10d::send`` and ``recv_`` as a rank in its group, ABSENT where not told."""
     peers = [_peer(text) for text in concrete_inputs.values]
     return _by_value(concrete_inputs, peers)
+
+
+def splits_of_operators(names: Coded, concrete_inputs: Coded) -> tuple[Coded, Coded]:
+    """Output and input splits of ``c10d::alltoall_base_``, as ``1,2,3``; empty where not told.
+
+    Its arguments are output, input, group, output splits, input splits; torch writes lists of more
+    than thirty numbers as empty ones.
+    """
+    told = [_operator_splits(text) for text in concrete_inputs.values]
+    is_call = names.equals("c10d::alltoall_base_")
+    codes = np.where(is_call, concrete_inputs.codes + 1, 0).astype(np.int32)
+    out_splits, in_splits = (
+        Coded.merged(codes, ("", *(pair[which] for pair in told))) for which in (0, 1)
+    )
+    return out_splits, in_splits
+
+
+def _operator_splits(text: str) -> tuple[str, str]:
+    inputs = _json_list(text)
+    if len(inputs) < 5:
+        return "", ""
+    out_splits, in_splits = (_numbers(value) for value in inputs[3:5])
+    return out_splits, in_splits
+
+
+def _numbers(value: object) -> str:
+    if not isinstance(value, str) or not re.fullmatch(r"\[[0-9]{1,15}(, ?[0-9]{1,15})*\]", value):
+        return ""
+    return value[1:-1].replace(" ", "")
 
 
 def _peer(text: str) -> int:
