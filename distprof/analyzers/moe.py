@@ -1,36 +1,23 @@
-"""Is the load of experts even, by the routing that each rank logged.
+"""Mixture of experts: what a report says of them.
 
-Source of the formulas: formula sheet, "Mixture of experts". Tokens per expert are those of all
-ranks and micro-batches of a step together; imbalance, variation and entropy are means over steps.
+Who computes it: :mod:`distprof.analyzers.moe_routing` (what the routers chose),
+:mod:`distprof.analyzers.moe_exchange` (all-to-alls and the time between them) and
+:mod:`distprof.analyzers.moe_analysis`, which joins the two.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-
-import numpy as np
-from numpy.typing import NDArray
-
 from distprof.analyzers.result import Record, Result
-from distprof.run.records import RankRecords
-from distprof.schema import Int64Array, Table
-from distprof.terms import MeshAxis
 
 __all__ = [
-    "LayerRouting",
+    "MoeDrift",
+    "MoeExchange",
     "MoeLayer",
+    "MoePair",
+    "MoePlacement",
+    "MoeRank",
     "MoeResult",
-    "Routing",
-    "combine_routing",
-    "measure_routing",
 ]
-
-MAX_STEPS = 256
-"""Of each rank and layer, the last steps whose counts are joined across ranks."""
-
-DEAD_RATIO = 0.01
-"""An expert with less than this share of the mean is dead."""
 
 
 class MoeLayer(Record, frozen=True, kw_only=True):
@@ -39,7 +26,7 @@ class MoeLayer(Record, frozen=True, kw_only=True):
     Args:
         layer: Index or name of it.
         num_experts: Experts of the layer, on all ranks.
-        top_k: Experts per token.
+        top_k: Experts per token; 0 where that is not known.
         num_steps: Steps that the figures are means over.
         tokens_per_step: Tokens routed per step, all ranks together.
         max_over_mean: Load imbalance: the busiest expert's tokens over the mean; 1 is even.
@@ -50,6 +37,13 @@ class MoeLayer(Record, frozen=True, kw_only=True):
         busiest_expert: The expert with most tokens over all steps.
         busiest_share_ratio: Its share of them.
         lost_ns_per_step: Time that the imbalance costs; None: not measured.
+        expert_ns_per_step: Time between dispatch and combine on the slowest rank of each
+            micro-batch, forward and backward.
+        balanced_ns_per_step: The same if all ranks took the mean.
+        replaced_ns_per_step: The same with experts placed anew, time in proportion to tokens.
+        part: Part of the data that was counted (a domain), empty for all of it.
+        min_over_mean: The least used expert's tokens over the mean, over all steps.
+        dead_experts: The dead ones, at most sixteen.
     """
 
     layer: str
@@ -65,162 +59,177 @@ class MoeLayer(Record, frozen=True, kw_only=True):
     busiest_expert: int
     busiest_share_ratio: float
     lost_ns_per_step: int | None = None
+    expert_ns_per_step: int | None = None
+    balanced_ns_per_step: int | None = None
+    replaced_ns_per_step: int | None = None
+    part: str = ""
+    min_over_mean: float | None = None
+    dead_experts: tuple[int, ...] = ()
+
+
+class MoePlacement(Record, frozen=True, kw_only=True):
+    """How even the ranks that share the experts of one layer are.
+
+    Args:
+        layer: Index or name of it.
+        part: Part of the data that was counted, empty for all of it.
+        num_ranks: Ranks that share the experts.
+        origin: ``all-to-all sizes``, ``routing log`` (experts in contiguous blocks) or ``expert
+            counts`` (the same, for a number of ranks that nobody measured).
+        num_calls: Calls of the layer that the figures are means over: micro-batches of all steps
+            and expert-parallel groups.
+        tokens_per_call: Assignments of all ranks of a group in a call, mean.
+        max_over_mean: The busiest rank's tokens over the mean of its group, mean of all calls.
+        worst_max_over_mean: The same in the worst call.
+        expert_max_over_mean: The same of experts, mean of all calls; None where experts are not
+            told apart.
+        replaced_max_over_mean: Of ranks, if experts were placed anew by their measured loads.
+        rank_of_expert: That placement: which of the group's ranks would hold each expert; empty
+            where none was sought.
+        lost_ns_per_step: Slowest rank's expert time less the mean rank's; None: not measured.
+        expert_ns_per_step: The slowest rank's.
+        replaced_ns_per_step: The slowest rank's, if experts were placed anew.
+        combine_wait_ns_per_step: Mean wait of the ranks in the all-to-alls that bring tokens back.
+    """
+
+    layer: str
+    part: str = ""
+    num_ranks: int
+    origin: str
+    num_calls: int
+    tokens_per_call: float
+    max_over_mean: float
+    worst_max_over_mean: float
+    expert_max_over_mean: float | None = None
+    replaced_max_over_mean: float | None = None
+    rank_of_expert: tuple[int, ...] = ()
+    lost_ns_per_step: int | None = None
+    expert_ns_per_step: int | None = None
+    replaced_ns_per_step: int | None = None
+    combine_wait_ns_per_step: int | None = None
+
+
+class MoeRank(Record, frozen=True, kw_only=True):
+    """One rank's experts, all layers together.
+
+    Args:
+        rank: Global rank.
+        group: Ranks that it shares the experts with, itself included.
+        tokens_per_step: Assignments to its experts.
+        load_ratio: These over the mean of its group.
+        expert_ns_per_step: Its time between dispatch and combine; None: not measured.
+        combine_wait_ns_per_step: Its wait in the all-to-alls that bring tokens back.
+        sent_bytes_per_step: To other ranks, in all exchanges; None where sizes are not known.
+        received_bytes_per_step: From other ranks.
+    """
+
+    rank: int
+    group: tuple[int, ...]
+    tokens_per_step: float | None
+    load_ratio: float | None
+    expert_ns_per_step: int | None = None
+    combine_wait_ns_per_step: int | None = None
+    sent_bytes_per_step: int | None = None
+    received_bytes_per_step: int | None = None
+
+
+class MoeExchange(Record, frozen=True, kw_only=True):
+    """All-to-alls of one group of ranks that share experts.
+
+    Args:
+        ranks: Its members.
+        num_per_step: All-to-alls that move tokens.
+        num_sections_per_step: Pairs of dispatch and combine among them, forward and backward.
+        unit: ``bytes``, or ``tokens`` where the size of one is not known.
+        amount_per_step: Moved between different ranks.
+        sent_max_over_mean: The busiest sender's over the mean, mean of the forward dispatches.
+        received_max_over_mean: The busiest receiver's; combine is the same the other way round.
+        busiest_sender: Of all dispatches together; None where nothing was moved.
+        busiest_receiver: The same.
+        transfer_ns_per_step: Time of the exchanges after their last member came; None: not known.
+    """
+
+    ranks: tuple[int, ...]
+    num_per_step: float
+    num_sections_per_step: float
+    unit: str
+    amount_per_step: int
+    sent_max_over_mean: float | None
+    received_max_over_mean: float | None
+    busiest_sender: int | None
+    busiest_receiver: int | None
+    transfer_ns_per_step: int | None = None
+
+
+class MoePair(Record, frozen=True, kw_only=True):
+    """What one rank sends another in a step, in the unit of its exchange.
+
+    Args:
+        sender: Global rank.
+        receiver: Global rank; the sender itself for what stays.
+        amount_per_step: In all exchanges.
+        dispatched_per_step: In those that bring tokens to their experts.
+    """
+
+    sender: int
+    receiver: int
+    amount_per_step: int
+    dispatched_per_step: int
+
+
+class MoeDrift(Record, frozen=True, kw_only=True):
+    """How the routing of one layer changes over the logged steps.
+
+    Args:
+        layer: Index or name of it.
+        first_step: First step of the first third.
+        last_step: Last step of the last third.
+        distance: Total-variation distance between the tokens of the first and of the last third of
+            the steps: 0 is no change, 1 all tokens go elsewhere.
+        chance_distance: What two samples of that many tokens of one distribution show.
+        first_max_over_mean: Load imbalance, mean of the first third.
+        last_max_over_mean: The same of the last third.
+    """
+
+    layer: str
+    first_step: int
+    last_step: int
+    distance: float
+    chance_distance: float
+    first_max_over_mean: float
+    last_max_over_mean: float
 
 
 class MoeResult(Result, frozen=True, kw_only=True):
-    """Routing by layer."""
+    """Experts by layer, the ranks that hold them, and what their imbalance costs.
+
+    Times are means over the analysed steps, and over groups of ranks that share experts.
+
+    Args:
+        layers: By the routing log, or by counts.
+        origin: Where tokens come from: ``routing log``, ``all-to-all sizes``, ``expert counts``.
+        placement: Ranks against each other, layer by layer.
+        ranks: The ranks.
+        exchanges: All-to-alls by group.
+        pairs: Who sends whom how much; empty for more than 64 ranks.
+        drift: Change over time, layer by layer.
+        expert_ns_per_step: Time between dispatch and combine on the slowest rank, all layers.
+        lost_ns_per_step: That less the mean rank's: what the imbalance costs.
+        balanced_ns_per_step: The mean rank's.
+        replaced_ns_per_step: The slowest rank's, if experts were placed anew.
+        combine_wait_ns_per_step: Mean wait of the ranks in combine; the loss as the others see it,
+            with whatever else makes ranks late.
+    """
 
     layers: tuple[MoeLayer, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerRouting:
-    """One layer on one rank.
-
-    Args:
-        steps: int64, step numbers, ascending.
-        tokens: int64, shape ``(steps, experts)``: assignments kept and dropped, of this rank.
-        num_tokens: int64 per step: tokens routed.
-        dropped: int64 per step.
-        top_k: Experts per token.
-    """
-
-    steps: Int64Array
-    tokens: NDArray[np.int64]
-    num_tokens: Int64Array
-    dropped: Int64Array
-    top_k: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Routing:
-    """Layers of one rank by name, and what could not be used."""
-
-    rank: int
-    layers: Mapping[str, LayerRouting] = field(default_factory=dict)
-    problems: tuple[str, ...] = ()
-
-
-def measure_routing(records: RankRecords) -> Routing | None:
-    """Counts of one rank by layer and step; None where no routing was logged."""
-    table = records.routing
-    if len(table) == 0:
-        return None
-    names = table.coded("layer")
-    layers: dict[str, LayerRouting] = {}
-    problems = []
-    for code, name in enumerate(names.values):
-        rows = table.take(names.codes == code)
-        if len(rows) == 0:
-            continue
-        if len(np.unique(rows["num_experts"])) > 1:
-            problems.append(f"layer {name} changes its number of experts: left out")
-            continue
-        layers[name] = _layer(rows, records.expert_tokens)
-    return Routing(rank=records.rank, layers=layers, problems=tuple(problems))
-
-
-def combine_routing(
-    ranks: Sequence[Routing],
-    places: Mapping[int, Mapping[str, int]],
-    unavailable: Sequence[str] = (),
-) -> MoeResult:
-    """Every layer over all ranks that logged it; layers in order of first appearance.
-
-    Args:
-        ranks: Of ranks that have any, ascending.
-        places: Rank to its index along each mesh axis, as far as known. Pipeline stages may call
-            different layers alike; tensor-parallel ranks route the same tokens, of which those of
-            the first count.
-        unavailable: Why some are missing.
-    """
-    problems = list(dict.fromkeys(text for rank in ranks for text in rank.problems))
-    layers = []
-    for name, parts in _by_layer(ranks, places).items():
-        if len({part.tokens.shape[1] for part in parts}) > 1:
-            problems.append(f"ranks name different numbers of experts for layer {name}: left out")
-            continue
-        found = _over_ranks(name, parts)
-        if found is not None:
-            layers.append(found)
-    return MoeResult(layers=tuple(layers), unavailable=(*unavailable, *problems))
-
-
-def _by_layer(
-    ranks: Sequence[Routing], places: Mapping[int, Mapping[str, int]]
-) -> dict[str, list[LayerRouting]]:
-    by_stage: dict[str, dict[int, list[LayerRouting]]] = {}
-    for rank in ranks:
-        place = places.get(rank.rank, {})
-        if place.get(MeshAxis.TP, 0) == 0:
-            for name, layer in rank.layers.items():
-                stages = by_stage.setdefault(name, {})
-                stages.setdefault(place.get(MeshAxis.PP, 0), []).append(layer)
-    return {
-        name if len(stages) == 1 else f"{name} (stage {stage})": parts
-        for name, stages in by_stage.items()
-        for stage, parts in sorted(stages.items())
-    }
-
-
-def _layer(rows: Table, counts: Int64Array) -> LayerRouting:
-    steps, index = np.unique(rows["step"], return_inverse=True)
-    experts = int(rows["num_experts"][0])
-    kept = np.maximum(index - max(0, len(steps) - MAX_STEPS), -1)
-    steps = steps[-MAX_STEPS:]
-    recent = kept >= 0
-    tokens = np.zeros((len(steps), experts), dtype=np.int64)
-    places = rows["first"][recent][:, np.newaxis] + np.arange(experts)
-    np.add.at(tokens, kept[recent], counts[places])
-    return LayerRouting(
-        steps=steps,
-        tokens=tokens,
-        num_tokens=_sum(kept[recent], rows["num_tokens"][recent], len(steps)),
-        dropped=_sum(kept[recent], rows["dropped"][recent], len(steps)),
-        top_k=int(rows["top_k"][-1]),
-    )
-
-
-def _sum(index: Int64Array, values: Int64Array, length: int) -> Int64Array:
-    total = np.zeros(length, dtype=np.int64)
-    np.add.at(total, index, values)
-    return total
-
-
-def _over_ranks(name: str, parts: Sequence[LayerRouting]) -> MoeLayer | None:
-    """Figures of one layer over the steps that all these ranks logged."""
-    common = parts[0].steps
-    for part in parts[1:]:
-        common = np.intersect1d(common, part.steps)
-    chosen = [np.searchsorted(part.steps, common) for part in parts]
-    tokens = np.sum([p.tokens[i] for p, i in zip(parts, chosen, strict=True)], axis=0)
-    routed = tokens.sum(axis=1) > 0
-    tokens = tokens[routed]
-    if len(tokens) == 0:
-        return None
-    num_tokens = sum(int(p.num_tokens[i][routed].sum()) for p, i in zip(parts, chosen, strict=True))
-    dropped = sum(int(p.dropped[i][routed].sum()) for p, i in zip(parts, chosen, strict=True))
-    total = tokens.sum(axis=0)
-    assigned = max(int(total.sum()), parts[0].top_k * num_tokens)
-    return MoeLayer(
-        layer=name,
-        num_experts=tokens.shape[1],
-        top_k=parts[0].top_k,
-        num_steps=len(tokens),
-        tokens_per_step=num_tokens / len(tokens),
-        max_over_mean=float((tokens.max(axis=1) / tokens.mean(axis=1)).mean()),
-        cv=float((tokens.std(axis=1) / tokens.mean(axis=1)).mean()),
-        entropy=float(np.mean([_entropy(row) for row in tokens])),
-        dead_ratio=float((total < DEAD_RATIO * total.mean()).mean()),
-        dropped_ratio=dropped / assigned,
-        busiest_expert=int(total.argmax()),
-        busiest_share_ratio=float(total.max() / total.sum()),
-    )
-
-
-def _entropy(tokens: Int64Array) -> float:
-    """Normalised entropy; one expert alone is as even as it can be."""
-    if len(tokens) < 2:
-        return 1.0
-    share = tokens[tokens > 0] / tokens.sum()
-    return float(-(share * np.log(share)).sum() / np.log(len(tokens)))
+    origin: str | None = None
+    placement: tuple[MoePlacement, ...] = ()
+    ranks: tuple[MoeRank, ...] = ()
+    exchanges: tuple[MoeExchange, ...] = ()
+    pairs: tuple[MoePair, ...] = ()
+    drift: tuple[MoeDrift, ...] = ()
+    expert_ns_per_step: int | None = None
+    lost_ns_per_step: int | None = None
+    balanced_ns_per_step: int | None = None
+    replaced_ns_per_step: int | None = None
+    combine_wait_ns_per_step: int | None = None

@@ -9,7 +9,8 @@ from typing import Any
 from distprof.analyzers.job import NO_RUN_DIRECTORY
 from distprof.analyzers.measure import Mapper
 from distprof.analyzers.memory import MemoryResult, RankMemory, combine_memory, measure_memory
-from distprof.analyzers.moe import MoeResult, Routing, combine_routing, measure_routing
+from distprof.analyzers.moe import MoeResult
+from distprof.analyzers.moe_routing import Routing, combine_routing, measure_routing
 from distprof.analyzers.pauses import (
     HostPauses,
     PausesResult,
@@ -41,7 +42,7 @@ __all__ = ["RecordResults", "measure_records"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordResults:
-    """The results; and rank number to what kept its training thread, step by step."""
+    """The results; rank number to what kept its training thread, step by step; routing logs."""
 
     step_log: StepLogResult
     memory: MemoryResult
@@ -49,6 +50,7 @@ class RecordResults:
     moe: MoeResult
     pauses: PausesResult
     host: Mapping[int, HostPauses] = field(default_factory=dict)
+    routing: tuple[Routing, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +97,7 @@ def measure_records(run: Run, *, executor: Mapper | None = None) -> RecordResult
         moe=combine_routing(routing, places, why.of("moe_routing", routing)),
         pauses=combine_pauses(pauses, why.of("pauses", pauses)),
         host={rank.rank: rank.host for rank in ranks},
+        routing=tuple(routing),
     )
 
 

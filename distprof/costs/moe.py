@@ -146,7 +146,7 @@ class Placement:
     @property
     def slots_per_rank(self) -> int:
         """How many experts each rank holds."""
-        return self.expert.shape[1] // self.num_ranks
+        return int(self.expert.shape[1]) // self.num_ranks
 
     @property
     def rank_of_expert(self) -> NDArray[np.int64]:
