@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import IntEnum
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +12,16 @@ from distprof.analyzers.rows import AxisOverlap, RankIdle, RankOverlap, RankWate
 from distprof.intervals import Intervals
 from distprof.schema import Int64Array
 
-__all__ = ["KernelStats", "RankAnalysis", "RankContext", "StageMarks", "StageSlots", "SyncStats"]
+__all__ = [
+    "KernelStats",
+    "MainLine",
+    "Own",
+    "RankAnalysis",
+    "RankContext",
+    "StageMarks",
+    "StageSlots",
+    "SyncStats",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +115,52 @@ class StageSlots:
         return len(self.stage)
 
 
+class Own(IntEnum):
+    """What own time was spent on: columns of :attr:`MainLine.own_ns`."""
+
+    COMPUTATION = 0
+    COPY = 1
+    HOST = 2  # idle: the host launched late
+    INPUT = 3  # idle: waiting for input
+    SYNC = 4  # idle: a synchronising call
+    OTHER = 5  # idle, of another cause or none that is known
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MainLine:
+    """Segments of one rank from its first analysed window to its last, S of them.
+
+    Args:
+        start_ns: Start of the first window, own clock.
+        own_ns: int64, shape ``(S, len(Own))``. The last segment is empty.
+        issue: int64 per row of COLLECTIVES: the segment after which it was asked for; ABSENT where
+            that lies outside of the line.
+        resume: The segment that could not start before the row's end; ABSENT outside, or where the
+            end is not known. For a row that computation hid, the one after its window.
+        exposed: bool, whether the rank was blocked when the row ended.
+        wait_start_ns: int64 per time that it was blocked in a send or receive of which no transfer
+            time is known, own clock.
+        wait_end_ns: When it went on.
+        wait_resume: The segment that it went on with.
+        opens: int64 per window: the segment that it starts with.
+        closes: The segment that starts at its end.
+    """
+
+    start_ns: int
+    own_ns: Int64Array
+    issue: Int64Array
+    resume: Int64Array
+    exposed: NDArray[np.bool_]
+    wait_start_ns: Int64Array
+    wait_end_ns: Int64Array
+    wait_resume: Int64Array
+    opens: Int64Array
+    closes: Int64Array
+
+    def __len__(self) -> int:
+        return len(self.own_ns)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankAnalysis:
     """All that is measured on one rank alone; small, so that it can cross a process boundary.
@@ -129,6 +185,10 @@ class RankAnalysis:
         is_cpu: Whether the host's threads are what was measured.
         stages: Work of the pipeline stages that it holds, ascending; empty without marks.
         slots: What they did when, None without marks.
+        line: Own time between the moments at which it asked for communication and went on after
+            it; None without windows.
+        row_axis: For each row of COLLECTIVES, index into ``row_axis_names``.
+        row_axis_names: Mesh axes or group descriptions.
     """
 
     rank: int
@@ -149,3 +209,6 @@ class RankAnalysis:
     is_cpu: bool = False
     stages: tuple[StageMarks, ...] = ()
     slots: StageSlots | None = None
+    line: MainLine | None = None
+    row_axis: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
+    row_axis_names: tuple[str, ...] = ()

@@ -12,6 +12,7 @@ from distprof.analyzers.kernel_stats import kernel_stats
 from distprof.analyzers.overlap import overlap_by_axis, rank_overlap
 from distprof.analyzers.pipeline_marks import measure_marks
 from distprof.analyzers.rows import RankIdle
+from distprof.analyzers.segments import main_line
 from distprof.analyzers.waterfall import rank_waterfall, waits_of
 from distprof.intervals import EMPTY, Intervals, covered, subtract, union
 from distprof.run.tables import RankTables, intervals_of
@@ -65,6 +66,9 @@ def measure_rank(tables: RankTables, context: RankContext) -> RankAnalysis:
         idle_comm_wait_ns=_per_window(windows, causes, IdleCause.COMM_WAIT),
         is_cpu=context.is_cpu,
         stages=measure_marks(tables, windows, timeline),
+        line=main_line(tables.collectives, windows, timeline, causes.causes if causes else None),
+        row_axis=context.axis,
+        row_axis_names=context.axis_names,
     )
 
 

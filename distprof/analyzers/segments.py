@@ -1,0 +1,162 @@
+"""The main line of a rank: its own time, cut where it asks for communication and waits for it.
+
+A rank goes on with its own work until it cannot without a collective or a message; while it is
+blocked no own time passes. Cuts are the moments at which it asked for communication (a collective
+started on it, a message was posted) and at which it went on after waiting; between two cuts lies a
+*segment* of own time, told apart by what it was spent on. How long the rank was blocked is not
+kept: that follows from the others, and is what a simulation has to find.
+
+A device's streams and a CPU's threads make one line together, as in the breakdown of a step: own
+time is what exposed communication leaves. Exposed communication after which nothing ends (work
+began again while a collective still ran) blocked nobody: it is own time, spent idle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distprof.analyzers.breakdown import Timeline
+from distprof.analyzers.context import MainLine, Own
+from distprof.intervals import EMPTY, Intervals, clip, covered, subtract, union
+from distprof.run.tables import intervals_of
+from distprof.schema import ABSENT, Int64Array, Table
+from distprof.terms import IdleCause
+
+__all__ = ["main_line"]
+
+
+_CAUSES = {Own.HOST: IdleCause.HOST, Own.INPUT: IdleCause.INPUT, Own.SYNC: IdleCause.SYNC}
+
+
+def main_line(
+    collectives: Table,
+    windows: Intervals,
+    timeline: Timeline,
+    causes: Mapping[IdleCause, Intervals] | None,
+) -> MainLine | None:
+    """Cut one rank's analysed time; linear in its collectives but for sorting them.
+
+    Args:
+        collectives: COLLECTIVES table.
+        windows: Analysed windows, in order, disjoint; time between them belongs to the line too.
+        timeline: The sets of its activities.
+        causes: Idle time by cause; None where it is not known.
+
+    Returns:
+        The line; None without windows.
+    """
+    if windows.size == 0:
+        return None
+    line = int(windows.start[0]), int(windows.end[-1])
+    start, end = intervals_of(collectives)
+    issued = (start >= line[0]) & (start < line[1])
+    ended = collectives["is_timed"] & (end > line[0]) & (end <= line[1])
+    exposed, blocked = _blocked(end, ended, clip(timeline.exposed_comm, *line))
+    waits = clip(timeline.message_wait, *line)
+    blocked = union(Intervals(*map(np.concatenate, zip(blocked, waits, strict=True))))
+    resumed_ns = np.where(exposed, end, _end_of_window(end, windows))
+    hard = np.concatenate((*windows, end[exposed], waits.end))
+    cuts = _Cuts.of(hard, start[issued])
+    own = _own_time(cuts, blocked, timeline, causes)
+    # After asking for something a rank may wait at once: no segment lies between
+    cuts, own = cuts.without(cuts.is_soft & (own.sum(axis=1) == 0), own)
+    return MainLine(
+        start_ns=line[0],
+        own_ns=own,
+        issue=_where(issued, cuts.before_soft(start)),
+        resume=_where(ended, cuts.after_hard(resumed_ns)),
+        exposed=exposed,
+        wait_start_ns=waits.start,
+        wait_end_ns=waits.end,
+        wait_resume=cuts.after_hard(waits.end),
+        opens=cuts.after_hard(windows.start),
+        closes=cuts.after_hard(windows.end),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Cuts:
+    """Moments in order, twice their time and one more for those at which only something is asked.
+
+    At the same time going on comes before asking. ``segment`` is what each cut opens.
+    """
+
+    keys: Int64Array
+    segment: Int64Array
+
+    @staticmethod
+    def of(hard_ns: Int64Array, soft_ns: Int64Array) -> _Cuts:
+        keys = np.unique(np.concatenate((hard_ns * 2, soft_ns * 2 + 1)))
+        return _Cuts(keys=keys, segment=np.arange(len(keys), dtype=np.int64))
+
+    @property
+    def is_soft(self) -> NDArray[np.bool_]:
+        soft: NDArray[np.bool_] = (self.keys & 1) == 1
+        return soft
+
+    @property
+    def spans(self) -> Intervals:
+        """From each cut to the next; nothing after the last."""
+        time = self.keys >> 1
+        return Intervals(time, np.concatenate((time[1:], time[-1:])))
+
+    def without(self, dropped: NDArray[np.bool_], own: Int64Array) -> tuple[_Cuts, Int64Array]:
+        """Cuts whose segments are joined to those before them."""
+        return _Cuts(keys=self.keys, segment=np.cumsum(~dropped) - 1), own[~dropped]
+
+    def before_soft(self, time: Int64Array) -> Int64Array:
+        """The segment that ends where something is asked for."""
+        at = np.searchsorted(self.keys, time * 2 + 1)
+        before: Int64Array = self.segment[np.clip(at - 1, 0, len(self.keys) - 1)]
+        return before
+
+    def after_hard(self, time: Int64Array) -> Int64Array:
+        """The segment that starts at a moment of going on."""
+        at = np.searchsorted(self.keys, time * 2)
+        after: Int64Array = self.segment[np.minimum(at, len(self.keys) - 1)]
+        return after
+
+
+def _blocked(
+    end: Int64Array, ended: NDArray[np.bool_], stretches: Intervals
+) -> tuple[NDArray[np.bool_], Intervals]:
+    """Rows that end while nothing hides them, and each stretch up to the last such end in it."""
+    if stretches.size == 0:
+        return np.zeros(len(end), np.bool_), EMPTY
+    at = np.searchsorted(stretches.start, end, side="left") - 1
+    exposed = ended & (at >= 0) & (end <= stretches.end[np.maximum(at, 0)])
+    last = stretches.start.copy()
+    np.maximum.at(last, at[exposed], end[exposed])
+    return exposed, Intervals(stretches.start, last)
+
+
+def _end_of_window(time: Int64Array, windows: Intervals) -> Int64Array:
+    at = np.searchsorted(windows.end, time, side="left")
+    ends: Int64Array = windows.end[np.minimum(at, windows.size - 1)]
+    return ends
+
+
+def _own_time(
+    cuts: _Cuts,
+    blocked: Intervals,
+    timeline: Timeline,
+    causes: Mapping[IdleCause, Intervals] | None,
+) -> Int64Array:
+    """Own time between cuts by what it was spent on; what nothing explains is other."""
+    spans = cuts.spans
+    own = np.zeros((spans.size, len(Own)), dtype=np.int64)
+    own[:, Own.COMPUTATION] = covered(spans, timeline.computation)
+    own[:, Own.COPY] = covered(spans, timeline.exposed_copy)
+    for column, cause in _CAUSES.items():
+        own[:, column] = covered(spans, subtract((causes or {}).get(cause, EMPTY), blocked))
+    free = spans.end - spans.start - covered(spans, blocked)
+    own[:, Own.OTHER] = np.maximum(free - own.sum(axis=1), 0)
+    return own
+
+
+def _where(known: NDArray[np.bool_], segment: Int64Array) -> Int64Array:
+    return np.where(known, segment, ABSENT).astype(np.int64)
