@@ -1,0 +1,130 @@
+"""What the ranks of a pipeline do in which order: as a schedule says, or as it was observed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distprof.terms import SlotKind
+
+__all__ = ["Action", "Orders", "in_flight_of", "orders_from"]
+
+
+class Action(NamedTuple):
+    """One slot: what a stage does with a micro-batch."""
+
+    stage: int
+    kind: SlotKind
+    micro_batch: int
+
+    def __str__(self) -> str:
+        """As torch writes it, for example ``1F3``, ``0I2``, ``2W7``."""
+        return f"{self.stage}{'FBIWLO'[self.kind]}{self.micro_batch}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Orders:
+    """Actions of all ranks of one pipeline and step, rank after rank, each rank's in its order.
+
+    Args:
+        schedule: Where the order comes from.
+        num_ranks: Of the pipeline.
+        rank: int32 per action, place in the pipeline's group from 0, ascending.
+        stage: int32, from 0 over the whole pipeline.
+        kind: int8, a SlotKind.
+        micro_batch: int32, from 0.
+        overlaps: bool, whether the schedule runs it at once with the rank's next action
+            (DualPipe's pairs of a forward and a backward).
+    """
+
+    schedule: str
+    num_ranks: int
+    rank: NDArray[np.int32]
+    stage: NDArray[np.int32]
+    kind: NDArray[np.int8]
+    micro_batch: NDArray[np.int32]
+    overlaps: NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.stage)
+
+    @property
+    def num_stages(self) -> int:
+        """One more than the last stage that does anything."""
+        return int(self.stage.max()) + 1 if len(self) else 0
+
+    @property
+    def num_micro_batches(self) -> int:
+        """Different ones."""
+        return len(np.unique(self.micro_batch))
+
+    def actions(self, rank: int) -> tuple[Action, ...]:
+        """One rank's, in order."""
+        rows = np.flatnonzero(self.rank == rank)
+        columns = (self.stage[rows], self.kind[rows], self.micro_batch[rows])
+        return tuple(
+            Action(stage, SlotKind(kind), batch)
+            for stage, kind, batch in zip(*(part.tolist() for part in columns), strict=True)
+        )
+
+
+def orders_from(
+    ranks: Sequence[Iterable[tuple[int, int, int]] | NDArray[Any]],
+    *,
+    schedule: str = "observed",
+    overlaps: Sequence[Sequence[bool]] | None = None,
+) -> Orders:
+    """The order in which ranks worked.
+
+    Args:
+        ranks: For each rank of the pipeline its (stage, kind, micro-batch), in order of start: any
+            iterable, or an integer array of shape (n, 3). Ranks that did nothing, or of which
+            nothing is known, are empty.
+        schedule: What to call it.
+        overlaps: Per rank and action, see :class:`Orders`; None where nothing overlaps.
+    """
+    parts = [
+        np.asarray(rank if isinstance(rank, np.ndarray) else list(rank), np.int64).reshape(-1, 3)
+        for rank in ranks
+    ]
+    rows = np.concatenate(parts) if parts else np.empty((0, 3), np.int64)
+    pairs = [] if overlaps is None else [flag for rank in overlaps for flag in rank]
+    return Orders(
+        schedule=schedule,
+        num_ranks=len(parts),
+        rank=np.repeat(np.arange(len(parts)), [len(part) for part in parts]).astype(np.int32),
+        stage=rows[:, 0].astype(np.int32),
+        kind=rows[:, 1].astype(np.int8),
+        micro_batch=rows[:, 2].astype(np.int32),
+        overlaps=np.array(pairs, np.bool_) if pairs else np.zeros(len(rows), np.bool_),
+    )
+
+
+def in_flight_of(orders: Orders, *, by_stage: bool = False) -> NDArray[np.int64]:
+    """Activations that are held at most at once: of one stage and micro-batch each.
+
+    They are held from the start of a forward to the end of its backward, or of the weight's part
+    where the backward is split.
+
+    Args:
+        orders: Of a pipeline.
+        by_stage: Per stage, shape (stages,), instead of per rank, shape (ranks,).
+    """
+    key = orders.stage if by_stage else orders.rank
+    change = np.zeros(len(orders), np.int64)
+    change[orders.kind == SlotKind.FORWARD] = 1
+    change[np.isin(orders.kind, (SlotKind.BACKWARD, SlotKind.BACKWARD_WEIGHT))] = -1
+    order = np.argsort(key, kind="stable")
+    held = np.cumsum(change[order])
+    size = orders.num_stages if by_stage else orders.num_ranks
+    first = np.searchsorted(key[order], np.arange(size + 1))
+    before = np.concatenate((np.zeros(1, np.int64), held))[first[:-1]]
+    peak = np.zeros(size, np.int64)
+    some = np.flatnonzero(np.diff(first))
+    if len(some):
+        peak[some] = np.maximum.reduceat(held, first[:-1][some]) - before[some]
+    return np.maximum(peak, 0)

@@ -1,0 +1,190 @@
+"""The schedules that are known by name, and the order of actions of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
+
+from distprof.costs import plain_orders as plain
+from distprof.costs import zero_bubble_orders as zero_bubble
+from distprof.costs.actions import Orders, orders_from
+
+__all__ = ["SCHEDULES", "Schedule", "orders"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """A way to order a pipeline's actions.
+
+    Args:
+        name: As in :data:`SCHEDULES`.
+        make: From ranks, micro-batches and stages per rank to the order.
+        fewest: Stages per rank, at least.
+        most: Stages per rank, at most; None for no limit.
+        goes_back: Whether the second round of stages goes from the last rank to the first.
+        splits_backward: Whether weights' gradients are actions of their own.
+        fills: Whether it needs a micro-batch per stage of the whole pipeline.
+        grouped: Whether micro-batches pass a rank's stages in groups.
+    """
+
+    name: str
+    make: Callable[[int, int, int], Orders]
+    fewest: int = 1
+    most: int | None = 1
+    goes_back: bool = False
+    splits_backward: bool = False
+    fills: bool = False
+    grouped: bool = False
+
+    def rank_of(self, stage: int, num_ranks: int) -> int:
+        """Where a stage runs."""
+        lap, place = divmod(stage, num_ranks)
+        return num_ranks - 1 - place if self.goes_back and lap % 2 else place
+
+
+def orders(
+    schedule: str,
+    num_ranks: int,
+    num_micro_batches: int,
+    virtual_stages: int | None = None,
+    *,
+    group_size: int | None = None,
+) -> Orders:
+    """What each rank of a pipeline does, in order.
+
+    Args:
+        schedule: One of :data:`SCHEDULES`.
+        num_ranks: P.
+        num_micro_batches: M, per step.
+        virtual_stages: V, stages per rank; None for as few as the schedule takes.
+        group_size: Of interleaved schedules: micro-batches that pass one stage of a rank before
+            its next stage comes (Megatron's ``microbatch_group_size_per_vp_stage``); None for P,
+            or a little more where torch makes the groups larger so that they are equal.
+
+    Raises:
+        ValueError: If there is no such schedule, or it cannot run so.
+    """
+    if schedule not in SCHEDULES:
+        raise ValueError(f"no schedule {schedule}; known are {', '.join(SCHEDULES)}")
+    known = SCHEDULES[schedule]
+    per_rank = known.fewest if virtual_stages is None else virtual_stages
+    _check(known, num_ranks, num_micro_batches, per_rank)
+    if group_size is None:
+        return known.make(num_ranks, num_micro_batches, per_rank)
+    if not known.grouped:
+        raise ValueError(f"schedule {schedule} has no groups of micro-batches")
+    rest = num_micro_batches % group_size if group_size >= num_ranks else 1
+    if 0 < rest < num_ranks:
+        raise ValueError(
+            f"groups of {group_size} of {num_micro_batches} micro-batches: every group, the last"
+            f" included, holds at least one per rank, {num_ranks}"
+        )
+    return _grouped(schedule, num_ranks, num_micro_batches, per_rank, group_size)
+
+
+def _check(schedule: Schedule, num_ranks: int, num_micro_batches: int, per_rank: int) -> None:
+    if min(num_ranks, num_micro_batches) < 1:
+        raise ValueError(f"{num_ranks} ranks and {num_micro_batches} micro-batches: 1 at least")
+    if per_rank < schedule.fewest or (schedule.most is not None and per_rank > schedule.most):
+        limits = (
+            f"{schedule.fewest} or more" if schedule.most is None else f"exactly {schedule.fewest}"
+        )
+        raise ValueError(f"schedule {schedule.name} takes {limits} stages per rank, not {per_rank}")
+    if schedule.fills and num_micro_batches < num_ranks * per_rank:
+        raise ValueError(
+            f"schedule {schedule.name} needs a micro-batch per stage, {num_ranks * per_rank}, not"
+            f" {num_micro_batches}"
+        )
+
+
+def _grouped(
+    name: str, num_ranks: int, num_micro_batches: int, virtual_stages: int, group_size: int
+) -> Orders:
+    make = (
+        plain.interleaved_1f1b
+        if name == "interleaved-1f1b"
+        else zero_bubble.interleaved_zero_bubble
+    )
+    return orders_from(
+        make(num_ranks, num_micro_batches, virtual_stages, group_size), schedule=name
+    )
+
+
+def _equal_groups(
+    num_ranks: int, num_micro_batches: int, virtual_stages: int, *, name: str
+) -> Orders:
+    group_size = plain.default_group_size(num_ranks, num_micro_batches)
+    return _grouped(name, num_ranks, num_micro_batches, virtual_stages, group_size)
+
+
+def _single(
+    num_ranks: int,
+    num_micro_batches: int,
+    _: int,
+    *,
+    name: str,
+    make: Callable[[int, int], plain.RankOrders],
+) -> Orders:
+    return orders_from(make(num_ranks, num_micro_batches), schedule=name)
+
+
+def _looped_bfs(num_ranks: int, num_micro_batches: int, virtual_stages: int) -> Orders:
+    made = plain.looped_bfs(num_ranks, num_micro_batches, virtual_stages)
+    return orders_from(made, schedule="looped-bfs")
+
+
+def _dualpipe_v(num_ranks: int, num_micro_batches: int, _: int) -> Orders:
+    made, overlaps = zero_bubble.dualpipe_v(num_ranks, num_micro_batches)
+    return orders_from(made, schedule="dualpipev", overlaps=overlaps)
+
+
+def _known() -> dict[str, Schedule]:
+    def single(name: str, make: Callable[[int, int], plain.RankOrders]) -> Callable[..., Orders]:
+        return partial(_single, name=name, make=make)
+
+    schedules = (
+        Schedule(name="gpipe", make=single("gpipe", plain.gpipe)),
+        Schedule(name="1f1b", make=single("1f1b", plain.one_f_one_b)),
+        Schedule(name="looped-bfs", make=_looped_bfs, fewest=2, most=None),
+        Schedule(
+            name="interleaved-1f1b",
+            make=partial(_equal_groups, name="interleaved-1f1b"),
+            fewest=2,
+            most=None,
+            grouped=True,
+        ),
+        Schedule(name="zb-h1", make=single("zb-h1", zero_bubble.zb_h1), splits_backward=True),
+        Schedule(name="zb-h2", make=single("zb-h2", zero_bubble.zb_h2), splits_backward=True),
+        Schedule(
+            name="interleaved-zb",
+            make=partial(_equal_groups, name="interleaved-zb"),
+            fewest=2,
+            most=None,
+            splits_backward=True,
+            grouped=True,
+        ),
+        Schedule(
+            name="zbv",
+            make=single("zbv", zero_bubble.zb_v),
+            fewest=2,
+            most=2,
+            goes_back=True,
+            splits_backward=True,
+        ),
+        Schedule(
+            name="dualpipev",
+            make=_dualpipe_v,
+            fewest=2,
+            most=2,
+            goes_back=True,
+            splits_backward=True,
+            fills=True,
+        ),
+    )
+    return {schedule.name: schedule for schedule in schedules}
+
+
+SCHEDULES: Mapping[str, Schedule] = MappingProxyType(_known())
+"""By name; the names of ``distprof run pp --schedule``, and those that torch does not offer."""

@@ -1,0 +1,253 @@
+"""An order of a pipeline's actions, replayed: when everything would have happened.
+
+Built on :mod:`distprof.replay`. An action starts when its rank has ended the one before and its
+inputs are there:
+
+- a forward needs the forward of the stage before,
+- a loss its stage's forward,
+- a backward, or its input's part, the forward (and loss) of its stage, and the gradient of the
+  next,
+- a weight's part the input's part of its stage.
+
+Inputs that are not among the actions, because a rank was not observed, are there from the start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from distprof.costs.actions import Orders, in_flight_of
+from distprof.replay import Graph, simulate
+from distprof.terms import SlotKind
+
+__all__ = ["Durations", "Replay", "replay"]
+
+Durations = Mapping[SlotKind, ArrayLike]
+
+_GRADIENT = (SlotKind.BACKWARD, SlotKind.BACKWARD_INPUT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """When the actions of a pipeline would have happened, from its first start at 0.
+
+    Args:
+        orders: What was replayed.
+        start_ns: Per action, int64, shape ``(n,)``, or ``(n, k)`` of k sets of durations.
+        end_ns: The same.
+        busy_ns: Per rank, shape ``(ranks,)`` or ``(ranks, k)``: time at work.
+    """
+
+    orders: Orders
+    start_ns: NDArray[np.int64]
+    end_ns: NDArray[np.int64]
+    busy_ns: NDArray[np.int64]
+
+    @property
+    def makespan_ns(self) -> Any:
+        """From the first start to the last end; one number per set of durations."""
+        if not len(self.orders):
+            return np.zeros(self.end_ns.shape[1:], np.int64)[()]
+        return self.end_ns.max(axis=0)
+
+    @property
+    def idle_ns(self) -> NDArray[np.int64]:
+        """Per rank, of the whole makespan."""
+        idle: NDArray[np.int64] = self.makespan_ns - self.busy_ns
+        return idle
+
+    @property
+    def bubble_fraction(self) -> Any:
+        """Idle over total time of all ranks; 0 where nothing takes time."""
+        total = np.maximum(self.makespan_ns * np.float64(self.orders.num_ranks), 1)
+        return (self.idle_ns.sum(axis=0) / total)[()]
+
+    @property
+    def own_idle_ns(self) -> NDArray[np.int64]:
+        """Per rank, between its own first start and last end only."""
+        own = np.zeros_like(self.busy_ns)
+        for rank in range(self.orders.num_ranks):
+            rows = self.orders.rank == rank
+            if rows.any():
+                span = self.end_ns[rows].max(axis=0) - self.start_ns[rows].min(axis=0)
+                own[rank] = span - self.busy_ns[rank]
+        return own
+
+    @property
+    def in_flight(self) -> NDArray[np.int64]:
+        """Per rank: activations of a stage and micro-batch held at most at once."""
+        return in_flight_of(self.orders)
+
+
+def replay(
+    orders: Orders,
+    durations: Durations | NDArray[Any],
+    *,
+    transfer_ns: ArrayLike = 0,
+) -> Replay:
+    """When every action starts and ends if all start as early as their inputs and rank allow.
+
+    Args:
+        orders: What each rank does in which order.
+        durations: By kind: ns, the same for all stages or one per stage. ``BACKWARD`` may be left
+            out where both its parts are given, ``LOSS`` takes nothing unless given, and overlapped
+            pairs take as long as both their parts unless ``OVERLAPPED`` is given. Or an array with
+            the duration of each action of ``orders``, shape ``(n,)`` or ``(n, k)``.
+        transfer_ns: From the end of an action to what it sends being there, between stages on
+            different ranks; one number or one per boundary between stages, shape ``(stages - 1,)``.
+
+    Raises:
+        ValueError: If a kind has no duration, a stage works twice on one micro-batch, or
+            (:class:`~distprof.replay.CycleError`) actions wait for each other.
+    """
+    part_ns, pair_ns = _lengths(orders, durations)
+    # a pair is one operation: torch sends what either part made when both have ended
+    second = _after(orders.overlaps)
+    first = np.flatnonzero(~second)
+    operation = np.cumsum(~second) - 1
+    length = np.where(_wide(orders.overlaps, pair_ns), pair_ns, part_ns)[first]
+    source, target, boundary = _edges(orders)
+    outer = operation[source] != operation[target]
+    graph = Graph.of(len(first), operation[source[outer]], operation[target[outer]])
+    times = simulate(graph, length, delay=_delay(orders, boundary[outer], transfer_ns))
+    start, end = times.start[operation], times.end[operation]
+    busy = np.zeros((orders.num_ranks, *length.shape[1:]), np.int64)
+    np.add.at(busy, orders.rank[first], length)
+    return Replay(
+        orders=orders,
+        # within a pair one after the other, as far as both fit into it
+        start_ns=np.where(_wide(second, end), np.maximum(start, end - part_ns), start),
+        end_ns=np.where(_wide(orders.overlaps, end), np.minimum(end, start + part_ns), end),
+        busy_ns=busy,
+    )
+
+
+def _as_ns(values: ArrayLike) -> NDArray[np.int64]:
+    return np.rint(values).astype(np.int64)
+
+
+def _after(flags: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Rows that follow a flagged one."""
+    shifted = np.zeros_like(flags)
+    shifted[1:] = flags[:-1]
+    return shifted
+
+
+def _wide(rows: NDArray[np.bool_], beside: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Flags per action, as a column beside values of several simulations."""
+    return rows[:, np.newaxis] if beside.ndim > 1 else rows
+
+
+def _lengths(
+    orders: Orders, durations: Durations | NDArray[Any]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """How long each action takes, and each together with the next if they are a pair."""
+    if isinstance(durations, np.ndarray):
+        part = _as_ns(durations)
+        if len(part) != len(orders):
+            raise ValueError(f"{len(part)} durations for {len(orders)} actions")
+    else:
+        part = _of_kinds(orders, durations)
+        if SlotKind.OVERLAPPED in durations:
+            return part, _by_stage(orders, durations[SlotKind.OVERLAPPED])
+    following = np.zeros_like(part)
+    following[:-1] = part[1:]
+    return part, part + following
+
+
+def _of_kinds(orders: Orders, durations: Durations) -> NDArray[np.int64]:
+    known = dict(durations)
+    parts = [known.get(kind) for kind in (SlotKind.BACKWARD_INPUT, SlotKind.BACKWARD_WEIGHT)]
+    if SlotKind.BACKWARD not in known and parts[0] is not None and parts[1] is not None:
+        known[SlotKind.BACKWARD] = np.add(parts[0], parts[1])
+    known.setdefault(SlotKind.LOSS, 0)
+    length = np.zeros(len(orders), np.int64)
+    for kind in map(SlotKind, np.unique(orders.kind).tolist()):
+        if kind not in known:
+            raise ValueError(f"no duration of {kind.name.lower()} actions is given")
+        rows = orders.kind == kind
+        length[rows] = _by_stage(orders, known[kind])[rows]
+    return length
+
+
+def _by_stage(orders: Orders, values: ArrayLike) -> NDArray[np.int64]:
+    """Per action, of one number or one per stage."""
+    ns = _as_ns(values)
+    if ns.ndim == 0:
+        return np.full(len(orders), ns)
+    if len(ns) < orders.num_stages:
+        raise ValueError(f"{len(ns)} durations for {orders.num_stages} stages")
+    return ns[orders.stage]
+
+
+def _delay(
+    orders: Orders, boundary: NDArray[np.int64], transfer_ns: ArrayLike
+) -> NDArray[np.int64] | None:
+    """Per edge; ``boundary`` is the stage before it, or -1 within a rank."""
+    transfer = _as_ns(transfer_ns)
+    if not transfer.any():
+        return None
+    if transfer.ndim and len(transfer) < orders.num_stages - 1:
+        raise ValueError(f"{len(transfer)} transfer times for {orders.num_stages - 1} boundaries")
+    crosses = boundary >= 0
+    delay = np.zeros(len(boundary), np.int64)
+    delay[crosses] = transfer[boundary[crosses]] if transfer.ndim else transfer
+    return delay
+
+
+def _edges(
+    orders: Orders,
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """What waits for what: sources, targets, and the boundary that lies between."""
+    row = np.arange(len(orders))
+    same = row[1:][orders.rank[1:] == orders.rank[:-1]]
+    places = _Places(orders)
+    forward, loss = (SlotKind.FORWARD,), (SlotKind.LOSS,)
+    found = [
+        (same - 1, same),
+        places.join(forward, forward, -1),
+        places.join(_GRADIENT, _GRADIENT, 1),
+        places.join(forward, loss, 0),
+        places.join(forward, _GRADIENT, 0),
+        places.join(loss, _GRADIENT, 0),
+        places.join(_GRADIENT, (SlotKind.BACKWARD_WEIGHT,), 0),
+    ]
+    source, target = (np.concatenate([pair[side] for pair in found]) for side in (0, 1))
+    crosses = orders.rank[source] != orders.rank[target]
+    boundary = np.minimum(orders.stage[source], orders.stage[target])
+    return source, target, np.where(crosses, boundary, -1).astype(np.int64)
+
+
+class _Places:
+    """Finds actions by stage, kind and micro-batch."""
+
+    def __init__(self, orders: Orders) -> None:
+        self._kind = orders.kind
+        _, batch = np.unique(orders.micro_batch, return_inverse=True)
+        self._width = np.int64(batch.max(initial=0) + 1)
+        # stage -1 and one after the last are looked for, too
+        self._key = (orders.stage.astype(np.int64) + 1) * self._width + batch
+
+    def join(
+        self, sources: tuple[SlotKind, ...], targets: tuple[SlotKind, ...], shift: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Actions, and those they need: of other kinds, ``shift`` stages on."""
+        source = np.flatnonzero(np.isin(self._kind, sources))
+        target = np.flatnonzero(np.isin(self._kind, targets))
+        source = source[np.argsort(self._key[source], kind="stable")]
+        keys = self._key[source]
+        twice = np.flatnonzero(keys[1:] == keys[:-1])
+        if len(twice):
+            stage, _ = divmod(int(keys[twice[0]]), int(self._width))
+            raise ValueError(f"stage {stage - 1} works twice on one micro-batch")
+        if not len(source):
+            return source, source
+        wanted = self._key[target] + shift * self._width
+        at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+        there = keys[at] == wanted
+        return source[at[there]], target[there]

@@ -1,0 +1,225 @@
+"""What other schedules, micro-batches and layer splits would make of the same work.
+
+The work is measured on the stages as they are. The batch of a step stays the same: with other
+numbers of micro-batches each is smaller or larger, and takes time in proportion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distprof.costs.known_schedules import SCHEDULES, orders
+from distprof.costs.order_replay import replay
+from distprof.schema import Int64Array
+from distprof.terms import SlotKind
+
+__all__ = ["Candidate", "Prediction", "StageWork", "predict", "split_layers"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageWork:
+    """What the present stages do with one of the present micro-batches.
+
+    Args:
+        forward_ns: Per stage, from the first to the last.
+        backward_input_ns: Per stage, the part of the backward for gradients of inputs. Where only
+            the whole backward is known, half of it is a fair guess.
+        backward_weight_ns: Per stage, the part for gradients of weights.
+        num_micro_batches: Of a step, at present.
+        layers: Of each stage, which then are taken to share its work evenly; empty where unknown,
+            then any stage can be divided anywhere.
+        fixed_ns: What an action takes beside its work, however small its micro-batch (launches,
+            Python); 0 for nothing.
+    """
+
+    forward_ns: Int64Array
+    backward_input_ns: Int64Array
+    backward_weight_ns: Int64Array
+    num_micro_batches: int
+    layers: tuple[int, ...] = ()
+    fixed_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A configuration to predict.
+
+    Args:
+        schedule: One of :data:`~distprof.costs.known_schedules.SCHEDULES`.
+        num_micro_batches: Per step.
+        virtual_stages: Stages per rank; None for as few as the schedule takes.
+        layer_split: Layers of each stage; None for the most even split.
+        keeps_stages: Leave the work of the stages as it is, in place of ``layer_split``.
+    """
+
+    schedule: str
+    num_micro_batches: int
+    virtual_stages: int | None = None
+    layer_split: tuple[int, ...] | None = None
+    keeps_stages: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """What a configuration would take; modelled, never measured.
+
+    Args:
+        schedule: Its name.
+        num_micro_batches: Per step.
+        virtual_stages: Stages per rank.
+        layer_split: Layers of each stage, first to last; empty where layers are unknown.
+        step_ns: The pipeline's makespan, and what else the step takes.
+        makespan_ns: From the first action to the end of the last.
+        bubble_fraction: Idle over total time of the ranks within the makespan, 0 to 1.
+        in_flight: Micro-batches whose activations the fullest rank holds, in all its layers.
+        activation_ratio: The same in micro-batches of the present size: its activation memory.
+    """
+
+    schedule: str
+    num_micro_batches: int
+    virtual_stages: int
+    layer_split: tuple[int, ...]
+    step_ns: int
+    makespan_ns: int
+    bubble_fraction: float
+    in_flight: float
+    activation_ratio: float
+
+
+def predict(
+    work: StageWork,
+    num_ranks: int,
+    candidates: Iterable[Candidate],
+    *,
+    transfer_ns: int = 0,
+    other_ns: int = 0,
+) -> tuple[Prediction, ...]:
+    """Step time and bubble of each configuration that can run, in the order given.
+
+    Those that cannot (micro-batches that do not divide, fewer layers than stages) are left out.
+
+    Args:
+        work: Of the present stages.
+        num_ranks: Of the pipeline.
+        candidates: To predict.
+        transfer_ns: Of one of the present messages between stages. Smaller ones are taken to be
+            no faster, larger ones slower in proportion.
+        other_ns: Of the step outside the pipeline: optimizer, gradients, input.
+    """
+    made = (_predict(work, num_ranks, candidate, transfer_ns, other_ns) for candidate in candidates)
+    return tuple(prediction for prediction in made if prediction is not None)
+
+
+def split_layers(work_ns: NDArray[Any], num_stages: int) -> tuple[int, ...]:
+    """How many consecutive layers each stage gets so that the busiest has least to do.
+
+    Of splits equally good in that, the one with the least sum of squares, so that the others are
+    even too. Every stage gets a layer.
+
+    Args:
+        work_ns: Of each layer, in order, shape (layers,).
+        num_stages: To split into.
+
+    Raises:
+        ValueError: If there are fewer layers than stages.
+    """
+    work = np.asarray(work_ns, np.float64)
+    if not 1 <= num_stages <= len(work):
+        raise ValueError(f"{len(work)} layers do not fill {num_stages} stages")
+    before = np.concatenate((np.zeros(1), np.cumsum(work)))
+    # of stage work from layer i to before layer j
+    part = np.where(np.tri(len(before), k=-1, dtype=np.bool_).T, before - before[:, None], np.inf)
+    busiest, _ = _best_cuts(part, num_stages, np.maximum)
+    # equal sums that rounding tells apart are equal
+    allowed = np.where(part <= busiest * (1 + 1e-12), part, np.inf)
+    _, cuts = _best_cuts(allowed**2, num_stages, np.add)
+    return tuple(np.diff(cuts).tolist())
+
+
+def _best_cuts(
+    cost: NDArray[np.float64], num_stages: int, combine: np.ufunc
+) -> tuple[float, list[int]]:
+    """The cheapest way from before the first layer to after the last in so many parts."""
+    best, came_from = cost[0], []
+    for _ in range(num_stages - 1):
+        total = combine(best[:, None], cost)
+        came_from.append(total.argmin(axis=0))
+        best = total.min(axis=0)
+    cuts = [cost.shape[0] - 1]
+    for chosen in reversed(came_from):
+        cuts.append(int(chosen[cuts[-1]]))
+    return float(best[-1]), [0, *reversed(cuts)]
+
+
+def _predict(
+    work: StageWork, num_ranks: int, candidate: Candidate, transfer_ns: int, other_ns: int
+) -> Prediction | None:
+    try:
+        order = orders(
+            candidate.schedule, num_ranks, candidate.num_micro_batches, candidate.virtual_stages
+        )
+        per_rank = candidate.virtual_stages or SCHEDULES[candidate.schedule].fewest
+        parts, split = _stages(work, candidate, num_ranks * per_rank)
+    except ValueError:
+        return None
+    size = work.num_micro_batches / candidate.num_micro_batches
+    forward, inputs, weights = (part * size for part in parts)
+    replayed = replay(
+        order,
+        {
+            SlotKind.FORWARD: forward + work.fixed_ns,
+            SlotKind.BACKWARD: inputs + weights + work.fixed_ns,
+            SlotKind.BACKWARD_INPUT: inputs + work.fixed_ns,
+            SlotKind.BACKWARD_WEIGHT: weights + work.fixed_ns,
+        },
+        transfer_ns=int(transfer_ns * max(1.0, size)),
+    )
+    held = float(replayed.in_flight.max()) / per_rank
+    return Prediction(
+        schedule=candidate.schedule,
+        num_micro_batches=candidate.num_micro_batches,
+        virtual_stages=per_rank,
+        layer_split=split,
+        step_ns=int(replayed.makespan_ns) + other_ns,
+        makespan_ns=int(replayed.makespan_ns),
+        bubble_fraction=float(replayed.bubble_fraction),
+        in_flight=held,
+        activation_ratio=held * size,
+    )
+
+
+def _stages(
+    work: StageWork, candidate: Candidate, num_stages: int
+) -> tuple[NDArray[np.float64], tuple[int, ...]]:
+    """Forward, input's and weight's part per stage, shape (3, stages), and the layers of each."""
+    present = np.stack((work.forward_ns, work.backward_input_ns, work.backward_weight_ns)).astype(
+        np.float64
+    )
+    if candidate.keeps_stages:
+        if present.shape[1] != num_stages:
+            raise ValueError(f"{present.shape[1]} stages cannot be kept as {num_stages}")
+        return present, work.layers
+    if not work.layers:
+        return _evenly(present, num_stages), ()
+    layers = np.repeat(present / np.array(work.layers), work.layers, axis=1)
+    split = candidate.layer_split or split_layers(layers.sum(axis=0), num_stages)
+    if len(split) != num_stages or sum(split) != layers.shape[1] or min(split) < 1:
+        raise ValueError(f"a split {split} of {layers.shape[1]} layers into {num_stages} stages")
+    cuts = np.concatenate((np.zeros(1, np.int64), np.cumsum(split)))[:-1]
+    return np.add.reduceat(layers, cuts, axis=1), tuple(split)
+
+
+def _evenly(present: NDArray[np.float64], num_stages: int) -> NDArray[np.float64]:
+    """Stages of equal work; each kind of work as it lies along the present ones."""
+    total = present.sum(axis=0)
+    along = np.concatenate((np.zeros(1), np.cumsum(total)))
+    cuts = np.linspace(0, along[-1], num_stages + 1)
+    before = [
+        np.interp(cuts, along, np.concatenate((np.zeros(1), np.cumsum(kind)))) for kind in present
+    ]
+    return np.diff(np.stack(before), axis=1)
