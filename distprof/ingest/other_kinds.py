@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from distprof.ingest.assemble import assemble_run
+from distprof.ingest.expert_counts import fits_expert_counts, read_expert_counts
 from distprof.run.expert_counts import ExpertCounts
 from distprof.run.operations import OperationLog
 from distprof.run.run import Gap, Run
@@ -30,7 +31,7 @@ class OtherKind:
     read: Callable[[str], OperationLog | ExpertCounts]
 
 
-KINDS: tuple[OtherKind, ...] = ()
+KINDS: tuple[OtherKind, ...] = (OtherKind(fits_expert_counts, read_expert_counts),)
 
 
 def open_other(source: str) -> Run | None:
