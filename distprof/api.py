@@ -164,12 +164,20 @@ def _results(run: Run, measured: Measurements, recorded: RecordResults) -> dict[
         "kernels": measured.kernels,
         "waterfall": measured.waterfall,
         "job": analyze_job(run),
+        "whatif": _whatif(run),
         "step_log": recorded.step_log,
         "memory": recorded.memory,
         "telemetry": recorded.telemetry,
         "moe": recorded.moe,
         "pauses": recorded.pauses,
     }
+
+
+def _whatif(run: Run) -> Result:
+    from distprof.analyzers.whatif import WhatIfResult
+    from distprof.analyzers.whatif_operations import analyze_operations
+
+    return WhatIfResult() if run.operations is None else analyze_operations(run.operations)
 
 
 class _RankMapper:

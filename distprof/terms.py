@@ -86,6 +86,7 @@ class StepSource(StrEnum):
     PROFILER_STEP = "profiler_step"  # the host's ProfilerStep# annotation
     DEVICE = "device"  # the device activities launched inside the host's step
     OPTIMIZER = "optimizer"  # ends of Optimizer.step annotations
+    OPERATIONS = "operations"  # numbered in a log of operations, which holds no trace
     CAPTURE = "capture"  # no step marks: the whole capture is one window
 
 

@@ -271,6 +271,12 @@ def _axis_label(groups: _Groups, name: str, ranks: str, description: str) -> str
 
 def _step_times(run: Run, by_step: bool, measured: set[int]) -> StepTimeResult:
     ranks = [rank for rank in run.ranks if rank.rank in measured]
+    if run.operations is not None and run.operations.step_ns:
+        return step_times(
+            np.array([list(run.operations.step_ns.values())], np.int64),
+            source=StepSource.OPERATIONS,
+            note="Steps from the first start to the last end of their operations.",
+        )
     if not by_step or not ranks:
         return step_times(
             np.empty((0, 0), np.int64),

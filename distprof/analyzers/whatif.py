@@ -7,7 +7,15 @@ from __future__ import annotations
 
 from distprof.analyzers.result import Record, Result
 
-__all__ = ["KindSlowdown", "PathShare", "Scenario", "WhatIfResult", "WorkerSlowdown"]
+__all__ = [
+    "KindSlowdown",
+    "PathShare",
+    "Scenario",
+    "StageSlowdown",
+    "StepSlowdown",
+    "WhatIfResult",
+    "WorkerSlowdown",
+]
 
 
 class Scenario(Record, frozen=True, kw_only=True):
@@ -42,6 +50,29 @@ class WorkerSlowdown(Record, frozen=True, kw_only=True):
     rank: int
     dp_rank: int | None
     stage: int | None
+    slowdown: float
+
+
+class StageSlowdown(Record, frozen=True, kw_only=True):
+    """The step with all ideal but this pipeline stage, over the ideal step.
+
+    Args:
+        stage: Index along the pipeline.
+        ranks: Its workers.
+        slowdown: At least about 1; below 1 for a stage that is faster than the mean of all.
+        compute_ns: Mean computation of a worker of the stage, per step.
+    """
+
+    stage: int
+    ranks: tuple[int, ...]
+    slowdown: float
+    compute_ns: int
+
+
+class StepSlowdown(Record, frozen=True, kw_only=True):
+    """One step, simulated without launch delays, over the ideal step."""
+
+    step: int
     slowdown: float
 
 
@@ -81,6 +112,10 @@ class WhatIfResult(Result, frozen=True, kw_only=True):
         m_w: Share of the slow-down that the slowest 3 % of the workers explain.
         m_s: Share that the last pipeline stage explains.
         path: Critical path, largest share first.
+        stages: Slow-down by pipeline stage, in order of stages.
+        steps: Slowest steps, slowest first.
+        micro_batch_correlation: Of the lengths of forward and backward of a micro-batch, each over
+            the mean of its stage: near 1 where it is the data (sequence lengths) that differ.
     """
 
     source: str | None = None
@@ -97,3 +132,6 @@ class WhatIfResult(Result, frozen=True, kw_only=True):
     m_w: float | None = None
     m_s: float | None = None
     path: tuple[PathShare, ...] = ()
+    stages: tuple[StageSlowdown, ...] = ()
+    steps: tuple[StepSlowdown, ...] = ()
+    micro_batch_correlation: float | None = None

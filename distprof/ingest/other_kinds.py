@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from distprof.ingest.assemble import assemble_run
 from distprof.ingest.expert_counts import fits_expert_counts, read_expert_counts
+from distprof.ingest.operation_table import fits_operation_table, read_operation_table
 from distprof.run.expert_counts import ExpertCounts
 from distprof.run.operations import OperationLog
 from distprof.run.run import Gap, Run
@@ -31,7 +32,10 @@ class OtherKind:
     read: Callable[[str], OperationLog | ExpertCounts]
 
 
-KINDS: tuple[OtherKind, ...] = (OtherKind(fits_expert_counts, read_expert_counts),)
+KINDS: tuple[OtherKind, ...] = (
+    OtherKind(fits_expert_counts, read_expert_counts),
+    OtherKind(fits_operation_table, read_operation_table),
+)
 
 
 def open_other(source: str) -> Run | None:

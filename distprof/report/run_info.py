@@ -16,18 +16,29 @@ def describe_run(run: Run, *, num_steps: int) -> RunInfo:
     """Ranks, backend, device, mesh, nodes and versions of ``run``, as a report holds them."""
     return RunInfo(
         source=run.source,
-        world_size=run.topology.world_size,
+        world_size=_world_size(run),
         ranks=tuple(rank.rank for rank in run.ranks),
         num_steps=num_steps,
         backend=_joined(rank.backend for rank in run.ranks),
         device=_device(run),
         strategy=(run.job.strategy or None) if run.job else None,
-        mesh=dict(run.job.mesh) if run.job and run.job.mesh else _mesh(run.topology.groups),
+        mesh=_mesh_of(run),
         nodes=dict(run.topology.nodes),
         node_origin=run.topology.node_origin,
         groups=_groups(run.topology.groups),
         versions={**(run.job.versions if run.job else {}), **_versions(run.ranks)},
     )
+
+
+def _world_size(run: Run) -> int | None:
+    """As the traces say; of a run without any, as the log of operations does."""
+    return run.topology.world_size or (run.operations.world_size if run.operations else None)
+
+
+def _mesh_of(run: Run) -> dict[str, int]:
+    if run.job and run.job.mesh:
+        return dict(run.job.mesh)
+    return dict(run.operations.mesh) if run.operations else _mesh(run.topology.groups)
 
 
 def _device(run: Run) -> str:
