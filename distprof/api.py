@@ -146,9 +146,13 @@ def _results(run: Run, measured: Measurements, recorded: RecordResults) -> dict[
     from distprof.analyzers.collectives import analyze_collectives
     from distprof.analyzers.job import analyze_job
     from distprof.analyzers.messages import analyze_messages
+    from distprof.analyzers.moe_analysis import analyze_moe
     from distprof.analyzers.pipeline import analyze_pipeline
     from distprof.analyzers.stragglers import analyze_stragglers
 
+    moe = analyze_moe(
+        run, measured.analyses, measured.wait_ends, recorded.moe, recorded.routing
+    )
     return {
         "capture": analyze_capture(run),
         "step_time": measured.step_time,
@@ -168,7 +172,7 @@ def _results(run: Run, measured: Measurements, recorded: RecordResults) -> dict[
         "step_log": recorded.step_log,
         "memory": recorded.memory,
         "telemetry": recorded.telemetry,
-        "moe": recorded.moe,
+        "moe": moe,
         "pauses": recorded.pauses,
     }
 
