@@ -118,6 +118,7 @@ def analyze(
     """
     from distprof.analyzers.measure import measure
     from distprof.analyzers.records import measure_records
+    from distprof.analyzers.untraced import explain_untraced
     from distprof.ingest.executor import running
     from distprof.rules.engine import run_rules
 
@@ -129,7 +130,7 @@ def analyze(
         mapper = _RankMapper(pool, progress, debug=debug)
         measured = measure(run, executor=mapper, window=window)
         recorded = measure_records(run, executor=_RankMapper(pool, None, debug=debug))
-    results = _results(run, measured, recorded)
+    results = explain_untraced(run, _results(run, measured, recorded))
     outcome = run_rules(results.values(), settings.limits, debug=debug)
     return Report(
         distprof_version=__version__,
@@ -149,39 +150,38 @@ def _results(run: Run, measured: Measurements, recorded: RecordResults) -> dict[
     from distprof.analyzers.moe_analysis import analyze_moe
     from distprof.analyzers.pipeline import analyze_pipeline
     from distprof.analyzers.stragglers import analyze_stragglers
+    from distprof.analyzers.whatif import analyze_whatif
 
-    moe = analyze_moe(
-        run, measured.analyses, measured.wait_ends, recorded.moe, recorded.routing
+    stragglers = analyze_stragglers(
+        run,
+        measured.analyses,
+        measured.step_time,
+        measured.kernels,
+        recorded.host,
+        telemetry=recorded.telemetry,
+        wait_ends=measured.wait_ends,
     )
+    moe = analyze_moe(run, measured.analyses, measured.wait_ends, recorded.moe, recorded.routing)
     return {
         "capture": analyze_capture(run),
         "step_time": measured.step_time,
         "breakdown": measured.breakdown,
         "overlap": measured.overlap,
         "collectives": analyze_collectives(run, measured.analyses, measured.wait_ends),
-        "stragglers": analyze_stragglers(
-            run, measured.analyses, measured.step_time, measured.kernels, recorded.host
-        ),
+        "stragglers": stragglers,
         "messages": analyze_messages(measured.analyses),
         "pipeline": analyze_pipeline(measured.analyses),
         "idle": measured.idle,
         "kernels": measured.kernels,
         "waterfall": measured.waterfall,
         "job": analyze_job(run),
-        "whatif": _whatif(run),
+        "whatif": analyze_whatif(run, measured, stragglers, moe),
         "step_log": recorded.step_log,
         "memory": recorded.memory,
         "telemetry": recorded.telemetry,
         "moe": moe,
         "pauses": recorded.pauses,
     }
-
-
-def _whatif(run: Run) -> Result:
-    from distprof.analyzers.whatif import WhatIfResult
-    from distprof.analyzers.whatif_operations import analyze_operations
-
-    return WhatIfResult() if run.operations is None else analyze_operations(run.operations)
 
 
 class _RankMapper:

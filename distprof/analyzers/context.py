@@ -100,6 +100,9 @@ class StageSlots:
         start_ns: int64, on the rank's own clock.
         end_ns: int64.
         work_ns: int64, computation inside of it.
+        wait_end_ns: int64, end of the last wait for a message since the rank's slot before it;
+            ABSENT where there was none. None where waits are not known.
+        is_sure: Whether its bounds are those of the work itself, rather than concluded.
     """
 
     origin: str
@@ -110,6 +113,8 @@ class StageSlots:
     start_ns: Int64Array
     end_ns: Int64Array
     work_ns: Int64Array
+    wait_end_ns: Int64Array | None = None
+    is_sure: bool = True
 
     def __len__(self) -> int:
         return len(self.stage)
@@ -185,6 +190,7 @@ class RankAnalysis:
         is_cpu: Whether the host's threads are what was measured.
         stages: Work of the pipeline stages that it holds, ascending; empty without marks.
         slots: What they did when, None without marks.
+        attention_ns: Computation in attention, per analysed step; empty where not looked for.
         line: Own time between the moments at which it asked for communication and went on after
             it; None without windows.
         row_axis: For each row of COLLECTIVES, index into ``row_axis_names``.
@@ -209,6 +215,8 @@ class RankAnalysis:
     is_cpu: bool = False
     stages: tuple[StageMarks, ...] = ()
     slots: StageSlots | None = None
+    message_wait_ns: Int64Array | None = None
+    attention_ns: Int64Array = field(default_factory=lambda: np.empty(0, np.int64))
     line: MainLine | None = None
     row_axis: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
     row_axis_names: tuple[str, ...] = ()

@@ -83,6 +83,7 @@ class IdleCauses:
         within_launch: Idle time without a cause between two activities of one launch call, or
             before the first recorded one of a graph launch that was made in time.
         sync_calls: Synchronising calls inside the windows.
+        launches: The launch call of each activity.
     """
 
     causes: dict[IdleCause, Intervals]
@@ -90,6 +91,7 @@ class IdleCauses:
     launched: NDArray[np.bool_]
     within_launch: Intervals
     sync_calls: tuple[SyncStats, ...]
+    launches: Launches
 
 
 def attribute_idle(tables: RankTables, timeline: Timeline, windows: Intervals) -> IdleCauses:
@@ -125,6 +127,7 @@ def attribute_idle(tables: RankTables, timeline: Timeline, windows: Intervals) -
         late=_launched_in(gaps, launches),
         launched=_first_of_launch(tables.activity, launches),
         sync_calls=sync_stats(calls, inside, blame.call, sync_ns),
+        launches=launches,
     )
 
 

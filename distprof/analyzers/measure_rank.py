@@ -11,8 +11,10 @@ from distprof.analyzers.idle_causes import IdleCauses, attribute_idle
 from distprof.analyzers.kernel_stats import kernel_stats
 from distprof.analyzers.overlap import overlap_by_axis, rank_overlap
 from distprof.analyzers.pipeline_marks import measure_marks
+from distprof.analyzers.pipeline_slots import exposed_waits, measure_slots, message_waits
 from distprof.analyzers.rows import RankIdle
 from distprof.analyzers.segments import main_line
+from distprof.analyzers.sequences import attention_time
 from distprof.analyzers.waterfall import rank_waterfall, waits_of
 from distprof.intervals import EMPTY, Intervals, covered, subtract, union
 from distprof.run.tables import RankTables, intervals_of
@@ -66,7 +68,10 @@ def measure_rank(tables: RankTables, context: RankContext) -> RankAnalysis:
         idle_comm_wait_ns=_per_window(windows, causes, IdleCause.COMM_WAIT),
         is_cpu=context.is_cpu,
         stages=measure_marks(tables, windows, timeline),
-        line=main_line(tables.collectives, windows, timeline, causes.causes if causes else None),
+        slots=measure_slots(tables, context, timeline),
+        message_wait_ns=exposed_waits(message_waits(tables, context), timeline, windows),
+        attention_ns=attention_time(tables.activity, windows),
+        line=main_line(tables, windows, timeline, causes),
         row_axis=context.axis,
         row_axis_names=context.axis_names,
     )

@@ -21,27 +21,28 @@ from numpy.typing import NDArray
 
 from distprof.analyzers.breakdown import Timeline
 from distprof.analyzers.context import MainLine, Own
+from distprof.analyzers.idle_causes import IdleCauses
 from distprof.intervals import EMPTY, Intervals, clip, covered, subtract, union
-from distprof.run.tables import intervals_of
-from distprof.schema import ABSENT, Int64Array, Table
-from distprof.terms import IdleCause
+from distprof.run.tables import RankTables, intervals_of
+from distprof.schema import ABSENT, Int64Array
+from distprof.terms import ActivityKind, IdleCause
 
 __all__ = ["main_line"]
 
+
+QUEUED_NS = 20_000
+"""A collective that starts this soon after another on its stream may have been ready before."""
 
 _CAUSES = {Own.HOST: IdleCause.HOST, Own.INPUT: IdleCause.INPUT, Own.SYNC: IdleCause.SYNC}
 
 
 def main_line(
-    collectives: Table,
-    windows: Intervals,
-    timeline: Timeline,
-    causes: Mapping[IdleCause, Intervals] | None,
+    tables: RankTables, windows: Intervals, timeline: Timeline, causes: IdleCauses | None
 ) -> MainLine | None:
-    """Cut one rank's analysed time; linear in its collectives but for sorting them.
+    """Cut one rank's analysed time; linear in the rank's rows but for sorting them.
 
     Args:
-        collectives: COLLECTIVES table.
+        tables: The rank's tables.
         windows: Analysed windows, in order, disjoint; time between them belongs to the line too.
         timeline: The sets of its activities.
         causes: Idle time by cause; None where it is not known.
@@ -52,22 +53,24 @@ def main_line(
     if windows.size == 0:
         return None
     line = int(windows.start[0]), int(windows.end[-1])
-    start, end = intervals_of(collectives)
-    issued = (start >= line[0]) & (start < line[1])
+    collectives = tables.collectives
+    asked = _asked(tables, causes)
+    end = collectives["end_ns"]
+    issued = (asked >= line[0]) & (asked < line[1])
     ended = collectives["is_timed"] & (end > line[0]) & (end <= line[1])
     exposed, blocked = _blocked(end, ended, clip(timeline.exposed_comm, *line))
     waits = clip(timeline.message_wait, *line)
     blocked = union(Intervals(*map(np.concatenate, zip(blocked, waits, strict=True))))
     resumed_ns = np.where(exposed, end, _end_of_window(end, windows))
     hard = np.concatenate((*windows, end[exposed], waits.end))
-    cuts = _Cuts.of(hard, start[issued])
-    own = _own_time(cuts, blocked, timeline, causes)
+    cuts = _Cuts.of(hard, asked[issued])
+    own = _own_time(cuts, blocked, timeline, causes.causes if causes else {})
     # After asking for something a rank may wait at once: no segment lies between
     cuts, own = cuts.without(cuts.is_soft & (own.sum(axis=1) == 0), own)
     return MainLine(
         start_ns=line[0],
         own_ns=own,
-        issue=_where(issued, cuts.before_soft(start)),
+        issue=_where(issued, cuts.before_soft(asked)),
         resume=_where(ended, cuts.after_hard(resumed_ns)),
         exposed=exposed,
         wait_start_ns=waits.start,
@@ -121,6 +124,41 @@ class _Cuts:
         return after
 
 
+def _asked(tables: RankTables, causes: IdleCauses | None) -> Int64Array:
+    """When the rank was ready for each collective: as it started, unless it was queued.
+
+    One that starts as the one before it on its stream ends may have been ready long before: when
+    the computation launched before it was done, and it was launched itself.
+    """
+    collectives = tables.collectives
+    start, end = intervals_of(collectives)
+    enqueue, stream = collectives["enqueue_ns"], collectives["stream"]
+    order = np.lexsort((start, stream))
+    before, after = order[:-1], order[1:]
+    since = start[after] - end[before]
+    follows = (stream[before] == stream[after]) & (stream[before] != ABSENT)
+    follows &= (since >= 0) & (since <= QUEUED_NS)
+    queued = np.zeros(len(start), dtype=np.bool_)
+    queued[after[follows]] = True
+    queued &= (enqueue != ABSENT) & (enqueue <= start)
+    if causes is None or not queued.any():
+        return start
+    ready = np.maximum(enqueue, _done_before(tables, causes, enqueue))
+    return np.where(queued, np.minimum(ready, start), start)
+
+
+def _done_before(tables: RankTables, causes: IdleCauses, launched_ns: Int64Array) -> Int64Array:
+    """When all computation was done that had been launched before each moment."""
+    launches, activity = causes.launches, tables.activity
+    rows = np.flatnonzero(launches.known & (activity["kind"] == ActivityKind.COMPUTATION))
+    if len(rows) == 0:
+        return launched_ns
+    rows = rows[np.argsort(launches.start[rows], kind="stable")]
+    done = np.maximum.accumulate(activity["end_ns"][rows])
+    at = np.searchsorted(launches.start[rows], launched_ns) - 1
+    return np.where(at < 0, launched_ns, done[np.maximum(at, 0)])
+
+
 def _blocked(
     end: Int64Array, ended: NDArray[np.bool_], stretches: Intervals
 ) -> tuple[NDArray[np.bool_], Intervals]:
@@ -144,7 +182,7 @@ def _own_time(
     cuts: _Cuts,
     blocked: Intervals,
     timeline: Timeline,
-    causes: Mapping[IdleCause, Intervals] | None,
+    causes: Mapping[IdleCause, Intervals],
 ) -> Int64Array:
     """Own time between cuts by what it was spent on; what nothing explains is other."""
     spans = cuts.spans
@@ -152,7 +190,7 @@ def _own_time(
     own[:, Own.COMPUTATION] = covered(spans, timeline.computation)
     own[:, Own.COPY] = covered(spans, timeline.exposed_copy)
     for column, cause in _CAUSES.items():
-        own[:, column] = covered(spans, subtract((causes or {}).get(cause, EMPTY), blocked))
+        own[:, column] = covered(spans, subtract(causes.get(cause, EMPTY), blocked))
     free = spans.end - spans.start - covered(spans, blocked)
     own[:, Own.OTHER] = np.maximum(free - own.sum(axis=1), 0)
     return own

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from distprof.analyzers.context import MainLine, RankAnalysis
 from distprof.analyzers.matched import RowIndex
+from distprof.analyzers.segments import QUEUED_NS
 from distprof.replay import Graph, Times, simulate
 from distprof.run.run import Rank, Run
 from distprof.schema import ABSENT, Int64Array
@@ -105,6 +106,24 @@ class TraceGraph:
     def num_segments(self) -> int:
         """S."""
         return len(self.owner)
+
+    def label(self, transfer: int) -> str:
+        """Kind and axis of a transfer, for example ``all_reduce dp``."""
+        kind = CollectiveKind(int(self.transfers.kind[transfer])).label
+        axis = int(self.transfers.axis[transfer])
+        return f"{kind} {self.axis_names[axis]}" if axis != ABSENT else kind
+
+    def classes(self) -> list[tuple[str, NDArray[np.bool_]]]:
+        """Joined transfers by kind and axis, as masks over transfers; most time first."""
+        known = self.transfers
+        code = known.kind.astype(np.int64) * (len(self.axis_names) + 1) + known.axis + 1
+        rows = np.flatnonzero(known.is_joined)
+        codes, first, inverse = np.unique(code[rows], return_index=True, return_inverse=True)
+        total = np.bincount(inverse, weights=known.duration_ns[rows], minlength=len(codes))
+        order = [i for i in np.argsort(-total, kind="stable").tolist() if total[i] > 0]
+        return [
+            (self.label(int(rows[first[i]])), (code == codes[i]) & known.is_joined) for i in order
+        ]
 
     def simulate(
         self,
@@ -539,4 +558,6 @@ def _stream_order(rows: _Rows, parts: _Parts) -> tuple[Int64Array, Int64Array, I
     same &= (rows.end_ns[row_before] <= rows.start_ns[row_after]) & (stream[before] != ABSENT)
     known = rows.exposed[row_before] & (rows.resume[row_before] <= rows.issue[row_after])
     kept = same & ~known & (parts.of[before] != parts.of[after])
-    return parts.of[after[kept]], parts.of[before[kept]], parts.late[before[kept]]
+    pause = (rows.start_ns[row_after] - rows.end_ns[row_before])[kept]
+    pause = np.where(pause <= QUEUED_NS, pause, 0)
+    return parts.of[after[kept]], parts.of[before[kept]], parts.late[before[kept]] + pause
