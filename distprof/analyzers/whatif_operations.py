@@ -28,7 +28,7 @@ from distprof.run.operations import OperationLog
 from distprof.schema import Int64Array
 from distprof.units import fold_ranks
 
-__all__ = ["MIN_SLOWDOWN", "analyze_operations"]
+__all__ = ["MIN_SLOWDOWN", "simulate_operations"]
 
 MIN_SLOWDOWN = 1.03
 """Below this S nobody is blamed: shares of so small a difference are noise."""
@@ -38,7 +38,7 @@ MAX_ROWS = 64
 MAX_WORKERS_FIXED = 16
 
 
-def analyze_operations(log: OperationLog) -> WhatIfResult:
+def simulate_operations(log: OperationLog) -> WhatIfResult:
     """Simulate the log's steps as they were and without each cause.
 
     Returns:

@@ -21,7 +21,9 @@ def cost_text(finding: Finding, report: Report) -> str:
     if cost is None:
         return "–"
     text = f"{format_duration(cost)} per {window_word(report)}"
-    span = mean_span_ns(report)  # costs are means over ranks, so is what they are a share of
+    span = (
+        mean_span_ns(report) or report.whatif.replayed_ns
+    )  # costs are means over ranks, so is what they are a share of
     return f"{text} ({format_ratio(cost / span)})" if span else text
 
 

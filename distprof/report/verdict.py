@@ -21,6 +21,7 @@ from distprof.report.parts import (
     parts_of,
     window_word,
 )
+from distprof.report.verdict_operations import operations_verdict
 from distprof.rules.shares import has_all_members
 from distprof.terms import CollectiveKind, MeshAxis, StragglerCause, StragglerPattern
 from distprof.units import format_duration, format_ratio
@@ -90,7 +91,7 @@ def judge(report: Report) -> Verdict:
 def _judge_measured(report: Report) -> Verdict:
     parts = parts_of(report)
     if not parts:
-        return Verdict(line=_nothing_measured(report), why=(), part="")
+        return _without_parts(report)
     losses = [part for part in parts if part.key != "computation"]
     worst = max(losses, key=lambda part: _weight(report, part))
     span = sum(part.ns for part in parts)
@@ -99,6 +100,12 @@ def _judge_measured(report: Report) -> Verdict:
     else:
         dominant, line = worst, _loss_line(report, worst)
     return Verdict(line=line, why=_why(report, parts), part=dominant.key)
+
+
+def _without_parts(report: Report) -> Verdict:
+    """Where no trace shows what steps consist of: what a log of operations tells, if anything."""
+    line, why = operations_verdict(report) or (_nothing_measured(report), ())
+    return Verdict(line=line, why=why, part="")
 
 
 def culprits(report: Report) -> tuple[RankStraggler, ...]:

@@ -12,6 +12,7 @@ from distprof.report.views.communication import (
 )
 from distprof.report.views.device import idle_table, kernels_table, speed_table, sync_table
 from distprof.report.views.job import job_table
+from distprof.report.views.operations import slowdown_table
 from distprof.report.views.pipeline import pipeline_table
 from distprof.report.views.recording import clocks_table, not_checked_table, quality_table
 from distprof.report.views.records import (
@@ -31,6 +32,7 @@ _TABLES: tuple[Callable[..., TableView | None], ...] = (
     job_table,
     waterfall_table,
     breakdown_table,
+    slowdown_table,
     stragglers_table,
     overlap_table,
     collectives_table,

@@ -8,6 +8,7 @@ from distprof.report.model import Report
 from distprof.report.parts import is_whole_capture
 from distprof.report.views.job import mesh_text
 from distprof.report.views.table import Cell, TableColumn, TableView, counted
+from distprof.terms import StepSource
 from distprof.units import format_duration, format_ratio
 
 __all__ = ["clocks_table", "headline", "not_checked_table", "quality_table"]
@@ -19,6 +20,8 @@ MAX_NOTES_SHOWN = 12
 def headline(report: Report) -> str:
     """What was recorded, on one line: ranks, steps, backend, device, clocks."""
     run = report.run
+    if report.step_time.source == StepSource.OPERATIONS:
+        return _operations_headline(report)
     recorded = len(run.ranks)
     ranks = f"{recorded} of {run.world_size} ranks" if run.world_size else f"{recorded} ranks"
     if recorded == 1 and run.world_size in (1, None):
@@ -39,9 +42,20 @@ def headline(report: Report) -> str:
     return " · ".join(fact for fact in facts if fact)
 
 
+def _operations_headline(report: Report) -> str:
+    """Of a log of operations: how large the job was, and which steps the log holds."""
+    run = report.run
+    ranks = counted(run.world_size, "rank") if run.world_size else ""
+    mesh = mesh_text(run.mesh, "")
+    steps = counted(report.step_time.num_steps, "step")
+    return " · ".join(fact for fact in (mesh, ranks, steps, "no traces") if fact)
+
+
 def quality_table(report: Report, *, show_all: bool) -> TableView | None:
     """Quality of the recording as pairs; only what is worth saying unless all is shown."""
-    pairs = [*_coverage(report), *_damage(report.capture, show_all=show_all)]
+    pairs = _coverage(report)
+    if report.step_time.source != StepSource.OPERATIONS:
+        pairs += _damage(report.capture, show_all=show_all)
     gaps = tuple(gap.message for gap in report.capture.gaps)
     notes = _sentences((*gaps, *report.capture.notes, *_unavailable(report)), report)
     shown = len(notes) if show_all else MAX_NOTES_SHOWN
@@ -134,8 +148,9 @@ def _coverage(report: Report) -> list[tuple[str, str]]:
     if capture.num_causality_checked:
         violations = f"{capture.num_causality_violations:,} of {capture.num_causality_checked:,}"
     step_time = report.step_time
+    no_traces = step_time.source == StepSource.OPERATIONS
     return [
-        ("ranks", _folded_or_none(capture.ranks_present)),
+        ("ranks", "" if no_traces else _folded_or_none(capture.ranks_present)),
         ("ranks left out" if chosen else "ranks missing", short_ranks(capture.ranks_missing)),
         ("steps", _steps_text(report)),
         ("steps left out", _dropped_text(capture)),
@@ -213,6 +228,7 @@ def _unavailable(report: Report) -> tuple[str, ...]:
         report.kernels,
         report.waterfall,
         report.capture,
+        *((report.whatif,) if report.step_time.source == StepSource.OPERATIONS else ()),
     )
     sentences = [sentence for result in results for sentence in result.unavailable]
     return tuple(dict.fromkeys(sentences))
