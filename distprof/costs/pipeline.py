@@ -33,9 +33,8 @@ def bubble_fraction(
 ) -> Any:
     """Idle over total time, 0 to 1: (P - 1) / (V · M + P - 1).
 
-    Holds for GPipe and 1F1B (``virtual_stages`` 1), and for interleaved 1F1B and looped
-    breadth-first pipelines
-    with at least as many micro-batches as ranks.
+    Holds for GPipe and 1F1B (``virtual_stages`` 1), and with at least as many micro-batches as
+    ranks for interleaved 1F1B and looped breadth-first pipelines.
 
     Args:
         num_stages: P, ranks of the pipeline.

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from distprof.costs.known_schedules import SCHEDULES, orders
+from distprof.costs.layer_split import split_layers
 from distprof.costs.order_replay import replay
 from distprof.schema import Int64Array
 from distprof.terms import SlotKind
 
-__all__ = ["Candidate", "Prediction", "StageWork", "predict", "split_layers"]
+__all__ = ["Candidate", "Prediction", "StageWork", "predict"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,47 +115,6 @@ def predict(
     return tuple(prediction for prediction in made if prediction is not None)
 
 
-def split_layers(work_ns: NDArray[Any], num_stages: int) -> tuple[int, ...]:
-    """How many consecutive layers each stage gets so that the busiest has least to do.
-
-    Of splits equally good in that, the one with the least sum of squares, so that the others are
-    even too. Every stage gets a layer.
-
-    Args:
-        work_ns: Of each layer, in order, shape (layers,).
-        num_stages: To split into.
-
-    Raises:
-        ValueError: If there are fewer layers than stages.
-    """
-    work = np.asarray(work_ns, np.float64)
-    if not 1 <= num_stages <= len(work):
-        raise ValueError(f"{len(work)} layers do not fill {num_stages} stages")
-    before = np.concatenate((np.zeros(1), np.cumsum(work)))
-    # of stage work from layer i to before layer j
-    part = np.where(np.tri(len(before), k=-1, dtype=np.bool_).T, before - before[:, None], np.inf)
-    busiest, _ = _best_cuts(part, num_stages, np.maximum)
-    # equal sums that rounding tells apart are equal
-    allowed = np.where(part <= busiest * (1 + 1e-12), part, np.inf)
-    _, cuts = _best_cuts(allowed**2, num_stages, np.add)
-    return tuple(np.diff(cuts).tolist())
-
-
-def _best_cuts(
-    cost: NDArray[np.float64], num_stages: int, combine: np.ufunc
-) -> tuple[float, list[int]]:
-    """The cheapest way from before the first layer to after the last in so many parts."""
-    best, came_from = cost[0], []
-    for _ in range(num_stages - 1):
-        total = combine(best[:, None], cost)
-        came_from.append(total.argmin(axis=0))
-        best = total.min(axis=0)
-    cuts = [cost.shape[0] - 1]
-    for chosen in reversed(came_from):
-        cuts.append(int(chosen[cuts[-1]]))
-    return float(best[-1]), [0, *reversed(cuts)]
-
-
 def _predict(
     work: StageWork, num_ranks: int, candidate: Candidate, transfer_ns: int, other_ns: int
 ) -> Prediction | None:
@@ -164,7 +123,9 @@ def _predict(
             candidate.schedule, num_ranks, candidate.num_micro_batches, candidate.virtual_stages
         )
         per_rank = candidate.virtual_stages or SCHEDULES[candidate.schedule].fewest
-        parts, split = _stages(work, candidate, num_ranks * per_rank)
+        known = SCHEDULES[candidate.schedule]
+        places = [known.rank_of(stage, num_ranks) for stage in range(num_ranks * per_rank)]
+        parts, split = _stages(work, candidate, places)
     except ValueError:
         return None
     size = work.num_micro_batches / candidate.num_micro_batches
@@ -194,9 +155,10 @@ def _predict(
 
 
 def _stages(
-    work: StageWork, candidate: Candidate, num_stages: int
+    work: StageWork, candidate: Candidate, places: list[int]
 ) -> tuple[NDArray[np.float64], tuple[int, ...]]:
     """Forward, input's and weight's part per stage, shape (3, stages), and the layers of each."""
+    num_stages = len(places)
     present = np.stack((work.forward_ns, work.backward_input_ns, work.backward_weight_ns)).astype(
         np.float64
     )
@@ -207,7 +169,9 @@ def _stages(
     if not work.layers:
         return _evenly(present, num_stages), ()
     layers = np.repeat(present / np.array(work.layers), work.layers, axis=1)
-    split = candidate.layer_split or split_layers(layers.sum(axis=0), num_stages)
+    split = candidate.layer_split or split_layers(
+        layers.sum(axis=0), num_stages, rank_of_stage=places
+    )
     if len(split) != num_stages or sum(split) != layers.shape[1] or min(split) < 1:
         raise ValueError(f"a split {split} of {layers.shape[1]} layers into {num_stages} stages")
     cuts = np.concatenate((np.zeros(1, np.int64), np.cumsum(split)))[:-1]

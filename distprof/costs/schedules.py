@@ -11,8 +11,9 @@
 
 from distprof.costs.actions import Action, Orders, in_flight_of, orders_from
 from distprof.costs.known_schedules import SCHEDULES, Schedule, orders
+from distprof.costs.layer_split import split_layers
 from distprof.costs.order_replay import Durations, Replay, replay
-from distprof.costs.prediction import Candidate, Prediction, StageWork, predict, split_layers
+from distprof.costs.prediction import Candidate, Prediction, StageWork, predict
 
 __all__ = [
     "SCHEDULES",
