@@ -41,10 +41,12 @@ from tests.simulator.shapes import (
     tensor_parallel,
 )
 
-ACCUSING = ("STR", "PIP101", "MOE101", "NET", "INP", "HST103")
+ACCUSING = ("STR", "PIP101", "MOE101", "INP", "HST103")
 """Codes of findings that blame a rank, a stage, an expert, a link or the data."""
-SHAPES = (*[Shape(num_nodes=2, per_node=2)] * 3, *[Shape(num_nodes=2, per_node=4)] * 4) + (
-    *[Shape(num_nodes=4, per_node=4)] * 2,
+SHAPES = (
+    *(Shape(num_nodes=2, per_node=2),) * 3,
+    *(Shape(num_nodes=2, per_node=4),) * 4,
+    *(Shape(num_nodes=4, per_node=4),) * 2,
     Shape(num_nodes=4, per_node=8),
 )
 LARGE = Shape(num_nodes=8, per_node=8)
@@ -71,6 +73,7 @@ class Trial:
 
     @property
     def is_faulty(self) -> bool:
+        """Whether anything must be said."""
         return bool(self.says)
 
 
@@ -131,7 +134,8 @@ def collects(dice: random.Random) -> Trial:
     steps = tuple(job.steps)[::every]
     ns = part_of_step(job, dice) * every
     fault = GarbageCollection(rank=dice.randrange(job.world_size), ns=ns, steps=steps)
-    return with_fault(job, fault, "garbage")
+    trial = with_fault(job, fault, "garbage")
+    return replace(trial, codes=("STR101", "STR102", "HST103"))
 
 
 def part_of_step(job: SimulatedJob, dice: random.Random) -> int:
@@ -197,8 +201,8 @@ def slow_link(dice: random.Random) -> Trial:
     rank = dice.randrange(shape.world_size)
     group = next(group for group in job.groups["dp"] if rank in group)
     fault = SlowLink(rank=rank, factor=dice.uniform(1.3, 2.3))
-    trial = with_fault(job, fault, "transfer")
-    return replace(trial, ranks=frozenset(group), codes=("NET101",))
+    trial = with_fault(job, fault, "to transfer")
+    return replace(trial, ranks=frozenset(group), codes=("STR107",))
 
 
 FAULTS: tuple[Callable[[random.Random], Trial], ...] = (
@@ -309,6 +313,7 @@ class Score:
     errors: list[float] = field(default_factory=list)
 
     def add(self, seed: int, outcome: Outcome) -> None:
+        """Count one job."""
         self.trials += 1
         self.right += outcome.is_right
         self.wrong += [] if outcome.is_right else [seed]

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distprof.analyzers.context import RankAnalysis
+from distprof.analyzers.held_stages import held_stages
 from distprof.analyzers.inheritance import find_roots
 from distprof.analyzers.matched import Members, RowIndex, by_size
 from distprof.run.run import ClockAlignment, Run
@@ -65,6 +66,8 @@ class Blame:
             last; nobody is blamed for them.
         num_incomparable: Instances whose members' clocks cannot be compared; not judged.
         num_incomplete: Judged instances of which a member is missing from the capture.
+        num_across_stages: Instances that join ranks of unlike pipeline stages, which finish their
+            steps at unlike times by design; not judged.
     """
 
     ranks: tuple[int, ...]
@@ -77,6 +80,7 @@ class Blame:
     num_below_residual: int
     num_incomparable: int
     num_incomplete: int
+    num_across_stages: int = 0
 
 
 def judge_arrivals(run: Run, analyses: Mapping[int, RankAnalysis], num_steps: int) -> Blame:
@@ -98,9 +102,12 @@ def judge_arrivals(run: Run, analyses: Mapping[int, RankAnalysis], num_steps: in
     lacking = ~run.matches.complete | unread
     for instances, positions in by_size(context.members.offsets):
         chosen = wanted[instances] & (positions.shape[1] > 1)
-        if chosen.any():
-            block = _Block.of(context, instances[chosen], positions[chosen])
-            tally.add(block, lacking[block.instance])
+        if not chosen.any():
+            continue
+        alike = context.are_peers(positions)
+        block = _Block.of(context, instances[chosen & alike], positions[chosen & alike])
+        tally.num_across_stages += int((chosen & ~alike).sum())
+        tally.add(block, lacking[block.instance])
     return tally.blame(context.ranks)
 
 
@@ -109,6 +116,7 @@ class _Context:
     """What judging needs, for all instances.
 
     ``roots`` and ``last_rank``: per instance, where its lateness comes from, and who came last.
+    ``stage``: of each rank, a number for the pipeline stages that it holds.
     """
 
     ranks: tuple[int, ...]
@@ -117,6 +125,13 @@ class _Context:
     domains: _DomainsOf
     roots: Int64Array
     last_rank: Int64Array
+    stage: Int64Array
+
+    def are_peers(self, positions: Int64Array) -> NDArray[np.bool_]:
+        """For each instance, a row of positions of members: whether all hold the same stages."""
+        stage = self.stage[self.members.rank_index[positions]]
+        same: NDArray[np.bool_] = (stage == stage[:, :1]).all(axis=1)
+        return same
 
     @staticmethod
     def of(run: Run, analyses: Mapping[int, RankAnalysis]) -> _Context:
@@ -128,9 +143,24 @@ class _Context:
             members=members,
             columns=columns,
             domains=_DomainsOf(run.clock, ranks),
-            roots=find_roots(index, members, columns.start_ns, columns.exposed_wait_ns),
+            roots=find_roots(
+                index,
+                members,
+                columns.start_ns,
+                columns.exposed_wait_ns,
+                columns.exposed_transfer_ns,
+            ),
             last_rank=_last_rank(members, columns.start_ns),
+            stage=_stage_codes(run, analyses, ranks),
         )
+
+
+def _stage_codes(
+    run: Run, analyses: Mapping[int, RankAnalysis], ranks: tuple[int, ...]
+) -> Int64Array:
+    held = held_stages(analyses, run)
+    numbers = {stages: number for number, stages in enumerate(dict.fromkeys(held.values()))}
+    return np.array([numbers[held[rank]] for rank in ranks], dtype=np.int64)
 
 
 def _last_rank(members: Members, start_ns: Int64Array) -> Int64Array:
@@ -147,6 +177,7 @@ def _last_rank(members: Members, start_ns: Int64Array) -> Int64Array:
 class _Columns:
     start_ns: Int64Array  # common clock
     exposed_wait_ns: Int64Array
+    exposed_transfer_ns: Int64Array
     step: Int64Array
 
 
@@ -156,6 +187,11 @@ def _columns(run: Run, index: RowIndex, analyses: Mapping[int, RankAnalysis]) ->
             lambda rank: run.clock.to_common(rank.rank, rank.collectives["start_ns"])
         ),
         exposed_wait_ns=index.column(lambda rank: analyses[rank.rank].exposed_wait_ns),
+        exposed_transfer_ns=index.column(
+            lambda rank: (
+                analyses[rank.rank].exposed_ns - np.maximum(analyses[rank.rank].exposed_wait_ns, 0)
+            )
+        ),
         step=index.column(lambda rank: analyses[rank.rank].collective_step),
     )
 
@@ -223,7 +259,7 @@ class _Block:
             residual_ns=context.domains.residual_of(rank_index),
             instance=instances,
             root=roots[instances],
-            blamed=context.last_rank[roots[instances]],
+            blamed=context.last_rank[np.maximum(roots[instances], 0)],
         )
 
     def take(self, mask: NDArray[np.bool_]) -> _Block:
@@ -271,6 +307,7 @@ class _Tally:
         self.parts: list[Arrivals] = []
         self.roots: list[tuple[Int64Array, Int64Array]] = []
         self.num_below = self.num_incomparable = self.num_incomplete = 0
+        self.num_across_stages = 0
 
     def add(self, block: _Block, incomplete: NDArray[np.bool_]) -> None:
         inside = block.step >= 0
@@ -286,7 +323,7 @@ class _Tally:
         size = block.start_ns.shape[1]
         tied = block.could_be_last()
         num_tied = tied.sum(axis=1)
-        below = 2 * num_tied > size
+        below = (2 * num_tied > size) | (block.root < 0)  # nobody is to blame for a slow link
         # As a mean over all other ranks, costs of groups side by side can be added.
         spread = (size - 1) / max(self.shape[0] - 1, 1)
         cost = np.where(below, 0, block.wait_ns() * spread).astype(np.int64)
@@ -298,13 +335,13 @@ class _Tally:
         _add(self.seen, cell, np.ones(cell.shape))
         _add(self.late, block.rank_index, share)
         self.judged += np.bincount(block.rank_index.ravel(), minlength=self.shape[0])
-        self.num_below += int(below.sum())
+        self.num_below += int((below & (block.root >= 0)).sum())
         self.parts.append(_arrivals(block, cost, num_tied == 1))
         self.roots.append((block.instance, block.root))
 
     def _add_cost(self, block: _Block, cost: Int64Array, share: NDArray[np.float64]) -> None:
         """To those who could be last; what was handed on, to the rank it came from."""
-        own = block.root == block.instance
+        own = (block.root == block.instance) | (block.root < 0)
         cell = block.rank_index.astype(np.int64) * self.shape[1] + block.step[:, None]
         _add(self.lost, cell[own], (share * cost[:, None])[own])
         _add(self.lost, (block.blamed * self.shape[1] + block.step)[~own], cost[~own])
@@ -322,6 +359,7 @@ class _Tally:
             num_below_residual=self.num_below,
             num_incomparable=self.num_incomparable,
             num_incomplete=self.num_incomplete,
+            num_across_stages=self.num_across_stages,
         )
 
 
@@ -359,4 +397,4 @@ def _with_roots(arrivals: Arrivals, roots: list[tuple[Int64Array, Int64Array]]) 
     instance, root = (np.concatenate(arrays) for arrays in zip(*roots, strict=True))
     entry = np.full(int(max(instance.max(), root.max())) + 1, -1, dtype=np.int64)
     entry[instance] = np.arange(len(instance))
-    return replace(arrivals, root=entry[root])
+    return replace(arrivals, root=np.where(root >= 0, entry[root], -1))

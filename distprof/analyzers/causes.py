@@ -13,9 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distprof.analyzers.context import RankAnalysis
-from distprof.analyzers.kernels import KernelsResult, RankSpeed
+from distprof.analyzers.kernels import KernelsResult, RankSpeed, combine_kernels
 from distprof.analyzers.own_time import HOST, INPUT, OwnTime
 from distprof.analyzers.pauses import HostPauses
+from distprof.analyzers.sensors import sensed_difference
+from distprof.analyzers.sequences import SequenceImbalance
+from distprof.analyzers.telemetry import TelemetryResult
 from distprof.schema import Int64Array
 from distprof.terms import ActivityKind, StragglerCause
 from distprof.units import format_duration, format_ratio
@@ -32,10 +35,11 @@ UNIFORM = 0.7
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """A cause and the sentences it rests on."""
+    """A cause, what of it where that is known, and the sentences it rests on."""
 
     cause: StragglerCause
     evidence: tuple[str, ...] = ()
+    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +60,8 @@ def find_cause(
     own_time: OwnTime,
     pauses: Mapping[int, HostPauses] | None = None,
     proven: str = "",
+    telemetry: TelemetryResult | None = None,
+    sequences: SequenceImbalance | None = None,
 ) -> Cause:
     """The cause of a rank's lateness.
 
@@ -68,12 +74,14 @@ def find_cause(
         own_time: Of all ranks.
         pauses: What probes recorded of each rank's training thread.
         proven: Part of own time that is known to be the reason; empty to look for it.
+        telemetry: Sensors of the devices, for why one is slow.
+        sequences: Where computation differs by sequence lengths.
     """
     position = own_time.ranks.index(rank)
     for what, values in _logged(own_time.ranks, analyses, pauses or {}).items():
         logged = _excess(position, steps, what, values, own_time.beyond_peers(values))
         if lateness_ns > 0 and logged.ns >= EXPLAINS * lateness_ns:
-            return Cause(_CAUSES[what], (_text(logged),))
+            return Cause(_CAUSES[what], (_text(logged),), "gc" if what == COLLECTING else "")
     excesses = [
         _excess(position, steps, what, values, own_time.excess[what])
         for what, values in own_time.parts.items()
@@ -84,11 +92,30 @@ def find_cause(
     text = _text(largest)
     if largest.what in _CAUSES:
         return Cause(_CAUSES[largest.what], (text,))
+    if sequences is not None:
+        return Cause(StragglerCause.MORE_WORK, (text, _LENGTHS), "sequence_length")
     if len(steps) < EXPLAINS * len(analyses[rank].steps):
         why = "kernel times of single steps are not kept: slower device or more work"
         return Cause(StragglerCause.UNKNOWN, (text, why))
-    cause, why = _computes_longer(rank, analyses, kernels)
+    peers = [own_time.ranks[other] for other in own_time.peers[position]]
+    among = {other: analyses[other] for other in peers}
+    cause, why = _computes_longer(rank, among, _speeds(among, analyses, kernels))
+    if cause is StragglerCause.SLOW_DEVICE:
+        sensed, detail = sensed_difference(rank, peers, telemetry)
+        return Cause(cause, (text, why, *sensed), detail)
     return Cause(cause, (text, why))
+
+
+_LENGTHS = "computation follows sequence lengths, on all ranks"
+
+
+def _speeds(
+    among: Mapping[int, RankAnalysis],
+    analyses: Mapping[int, RankAnalysis],
+    kernels: KernelsResult,
+) -> KernelsResult:
+    """How fast kernels are beside the peers' alone: other stages do other work."""
+    return kernels if len(among) == len(analyses) else combine_kernels(list(among.values()))
 
 
 COLLECTING = "garbage collection"

@@ -6,7 +6,8 @@ after taking off what it had waited since its group last met: after the group's 
 all members go on together, and exposed waiting in other groups since then is not of the rank's own
 making. Where that explains at least :data:`INHERITED` of the lateness of the last member, the
 instance points to the one in which that member had waited longest, and blame follows the pointers
-to their root.
+to their root. Where transfers that took the last member longer than the others explain as much, it
+was held up by a link, and nobody is to blame.
 """
 
 from __future__ import annotations
@@ -28,7 +29,11 @@ INHERITED = 0.5
 
 
 def find_roots(
-    index: RowIndex, members: Members, start_ns: Int64Array, exposed_wait_ns: Int64Array
+    index: RowIndex,
+    members: Members,
+    start_ns: Int64Array,
+    exposed_wait_ns: Int64Array,
+    exposed_transfer_ns: Int64Array | None = None,
 ) -> Int64Array:
     """For each instance, the instance whose last member is to blame for it: itself, or an earlier.
 
@@ -37,34 +42,47 @@ def find_roots(
         members: Members of the matched instances.
         start_ns: Start of each row on the common clock.
         exposed_wait_ns: Of each row; negative where not known.
+        exposed_transfer_ns: Of each row; None not to look at transfers.
 
     Returns:
-        int64, shape ``(instances,)``.
+        int64, shape ``(instances,)``; -1 where a transfer is to blame.
     """
     wait = np.maximum(exposed_wait_ns, 0)
     meeting = _previous_meeting(index)
     before = np.concatenate(([0], np.cumsum(wait)))
     waited = before[: len(wait)] - before[meeting + 1]
-    last = _last_members(members, start_ns, waited)
+    moved = np.zeros_like(wait)
+    if exposed_transfer_ns is not None:
+        before = np.concatenate(([0], np.cumsum(np.maximum(exposed_transfer_ns, 0))))
+        moved = before[: len(wait)] - before[meeting + 1]
+    last = _last_members(members, start_ns, waited, moved)
     source = _longest_wait(index, members, wait, meeting, last)
     # A pointer leads back in time, so that following them ends.
     source = np.where((source >= 0) & (last.start_ns[source] < last.start_ns), source, -1)
-    return _follow(source)
+    root = _follow(source)
+    return np.where(last.held_up[root], -1, root)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Last:
-    """Per instance: row and start of its last member, and whether its lateness is inherited."""
+    """Per instance: row and start of its last member, and where its lateness is from.
+
+    ``inherited``: from waiting; ``held_up``: from transfers instead.
+    """
 
     row: Int64Array
     start_ns: Int64Array
     inherited: NDArray[np.bool_]
+    held_up: NDArray[np.bool_]
 
 
-def _last_members(members: Members, start_ns: Int64Array, waited: Int64Array) -> _Last:
+def _last_members(
+    members: Members, start_ns: Int64Array, waited: Int64Array, moved: Int64Array
+) -> _Last:
     row = np.full(members.count, -1, dtype=np.int64)
     last_start = np.zeros(members.count, dtype=np.int64)
     inherited = np.zeros(members.count, dtype=np.bool_)
+    held_up = np.zeros(members.count, dtype=np.bool_)
     for instances, positions in by_size(members.offsets):
         rows = members.row[positions]
         start, before = start_ns[rows], waited[rows]
@@ -74,7 +92,9 @@ def _last_members(members: Members, start_ns: Int64Array, waited: Int64Array) ->
         last_start[instances] = start[at]
         excess = before[at] - np.median(before, axis=1)
         inherited[instances] = (late > 0) & (excess >= INHERITED * late)
-    return _Last(row=row, start_ns=last_start, inherited=inherited)
+        longer = moved[rows][at] - np.median(moved[rows], axis=1)
+        held_up[instances] = (late > 0) & (longer >= INHERITED * late)
+    return _Last(row=row, start_ns=last_start, inherited=inherited, held_up=held_up & ~inherited)
 
 
 def _previous_meeting(index: RowIndex) -> Int64Array:

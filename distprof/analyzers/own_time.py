@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from distprof.analyzers.chance import chance_of_mean
 from distprof.analyzers.context import RankAnalysis
+from distprof.analyzers.held_stages import held_stages
 from distprof.schema import Int64Array
 
 __all__ = ["COMPUTATION", "HOST", "INPUT", "OwnTime", "over_peers"]
@@ -40,8 +41,17 @@ class OwnTime:
     peers: tuple[tuple[int, ...], ...]
 
     @staticmethod
-    def of(analyses: Mapping[int, RankAnalysis]) -> OwnTime:
-        """Of all analysed ranks; a step that a rank lacks counts nothing."""
+    def of(
+        analyses: Mapping[int, RankAnalysis],
+        stages: Mapping[int, tuple[int, ...]] | None = None,
+    ) -> OwnTime:
+        """Of all analysed ranks; a step that a rank lacks counts nothing.
+
+        Args:
+            analyses: By global rank.
+            stages: Pipeline stages that each rank holds; None to go by its marks.
+        """
+        held = held_stages(analyses) if stages is None else stages
         longest = max((len(analysis.steps) for analysis in analyses.values()), default=0)
 
         def part(values: list[Int64Array]) -> Int64Array:
@@ -53,7 +63,7 @@ class OwnTime:
         ranks = list(analyses.values())
         return OwnTime(
             ranks=tuple(analyses),
-            peers=_peers(ranks),
+            peers=_peers([held[rank] for rank in analyses]),
             parts={
                 COMPUTATION: part([analysis.computation_ns for analysis in ranks]),
                 INPUT: part([analysis.input_ns for analysis in ranks]),
@@ -92,13 +102,13 @@ class OwnTime:
         return result
 
 
-def _peers(analyses: Sequence[RankAnalysis]) -> tuple[tuple[int, ...], ...]:
-    """Ranks that hold the same pipeline stages; all where no other rank does, or without marks."""
+def _peers(stages: Sequence[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
+    """Ranks that hold the same pipeline stages; all where no other rank does, or none is known."""
     held: dict[tuple[int, ...], list[int]] = {}
-    for position, analysis in enumerate(analyses):
-        held.setdefault(tuple(mark.stage for mark in analysis.stages), []).append(position)
-    everybody = tuple(range(len(analyses)))
-    result = [everybody] * len(analyses)
+    for position, own in enumerate(stages):
+        held.setdefault(own, []).append(position)
+    everybody = tuple(range(len(stages)))
+    result = [everybody] * len(stages)
     for group in held.values():
         for position in group if len(group) > 1 else ():
             result[position] = tuple(group)

@@ -33,10 +33,12 @@ class HostPauses:
     Args:
         gc_ns: Step to time in garbage collection, None where it was not watched.
         input_ns: Step to time in the phase ``input``, None where phases were not logged.
+        tokens: Step to tokens trained on, None where they were not logged.
     """
 
     gc_ns: Mapping[int, int] | None = None
     input_ns: Mapping[int, int] | None = None
+    tokens: Mapping[int, int] | None = None
 
 
 class RankPauses(Record, frozen=True, kw_only=True):
@@ -95,7 +97,16 @@ def host_pauses(records: RankRecords) -> HostPauses:
         input_ns=_by_step(phases.take(phases.coded("name").equals("input")))
         if len(phases)
         else None,
+        tokens=_tokens(records.step_log),
     )
+
+
+def _tokens(log: Table) -> dict[int, int] | None:
+    """Of the last steps, one by one; None where any of them does not tell."""
+    steps, tokens = log["step"][-MAX_STEPS:], log["tokens"][-MAX_STEPS:]
+    if len(tokens) == 0 or (tokens < 0).any():
+        return None
+    return dict(zip(steps.tolist(), tokens.tolist(), strict=True))
 
 
 def _by_step(rows: Table) -> dict[int, int]:

@@ -12,17 +12,24 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
+from msgspec.structs import replace
 
 from distprof.analyzers.arrivals import Blame, judge_arrivals
 from distprof.analyzers.breakdown import StepTimeResult
 from distprof.analyzers.causes import Cause, find_cause
 from distprof.analyzers.context import RankAnalysis
+from distprof.analyzers.held_stages import held_stages
 from distprof.analyzers.kernels import KernelsResult
+from distprof.analyzers.links import SlowLink, find_slow_links
 from distprof.analyzers.own_time import OwnTime
 from distprof.analyzers.patterns import Verdict, find_patterns
 from distprof.analyzers.pauses import HostPauses
 from distprof.analyzers.result import Record, Result
+from distprof.analyzers.sequences import SequenceImbalance, find_sequence_imbalance
+from distprof.analyzers.telemetry import TelemetryResult
 from distprof.run.run import Run
+from distprof.run.waits import last_start_on_own_clock
+from distprof.schema import Int64Array
 from distprof.terms import StragglerCause, StragglerPattern
 
 __all__ = ["RankStraggler", "StepBlame", "StragglersResult", "analyze_stragglers"]
@@ -41,6 +48,8 @@ class RankStraggler(Record, frozen=True, kw_only=True):
             blame.
         pattern: How its lateness is spread over steps; ``none`` when it is not worth naming.
         cause: Why, ``unknown`` where the evidence is not in the traces.
+        detail: What of that, where it is known: ``gc`` (garbage collection), ``throttled``,
+            ``low_clocks``, ``sequence_length``; empty otherwise.
         confidence: 0 to 1, that the rank is rightly named.
         evidence: What pattern and cause rest on, one sentence each.
     """
@@ -53,6 +62,7 @@ class RankStraggler(Record, frozen=True, kw_only=True):
     cause: StragglerCause
     confidence: float
     evidence: tuple[str, ...] = ()
+    detail: str = ""
 
 
 class StepBlame(Record, frozen=True, kw_only=True):
@@ -65,7 +75,12 @@ class StepBlame(Record, frozen=True, kw_only=True):
 
 
 class StragglersResult(Result, frozen=True, kw_only=True):
-    """Ranks by what they cost, dearest first; ``pattern`` is that of the run as a whole."""
+    """Ranks by what they cost, dearest first; ``pattern`` is that of the run as a whole.
+
+    ``links``: groups whose transfers take longer than the same of other groups, for which no rank
+    is to blame. ``sequences``: computation that differs by sequence lengths, None where it does
+    not, or where nothing tells.
+    """
 
     ranks: tuple[RankStraggler, ...]
     steps: tuple[StepBlame, ...]
@@ -73,6 +88,8 @@ class StragglersResult(Result, frozen=True, kw_only=True):
     lost_ns_per_step: int  # all ranks
     num_judged: int  # matched collectives with a spread above the clock residual or below it
     num_below_residual: int
+    links: tuple[SlowLink, ...] = ()
+    sequences: SequenceImbalance | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +100,8 @@ class _Evidence:
     kernels: KernelsResult
     own_time: OwnTime
     pauses: Mapping[int, HostPauses]
+    telemetry: TelemetryResult
+    sequences: SequenceImbalance | None
 
 
 def analyze_stragglers(
@@ -91,6 +110,9 @@ def analyze_stragglers(
     step_time: StepTimeResult,
     kernels: KernelsResult,
     pauses: Mapping[int, HostPauses] | None = None,
+    *,
+    telemetry: TelemetryResult | None = None,
+    wait_ends: Mapping[int, Int64Array] | None = None,
 ) -> StragglersResult:
     """Blame, pattern and cause per rank.
 
@@ -100,16 +122,21 @@ def analyze_stragglers(
         step_time: For the typical step; without steps the capture stands for it.
         kernels: For telling a slow device from more work.
         pauses: What probes recorded of each rank's training thread, None without probes.
+        telemetry: Sensors of the devices, for why one is slow.
+        wait_ends: What :func:`last_start_on_own_clock` gives for the run, where it is known
+            already.
 
     Returns:
         All analysed ranks, dearest first. A rank that is not worth naming has pattern ``none``.
     """
     step_numbers = _step_numbers(analyses)
     blame = judge_arrivals(run, analyses, len(step_numbers))
+    own_time = OwnTime.of(analyses, held_stages(analyses, run))
+    mean_step = _mean_step(analyses)
+    sequences = find_sequence_imbalance(analyses, own_time, pauses or {}, mean_step)
     if blame.num_judged == 0:
-        return _nobody(_why_nothing(run, analyses, blame))
+        return replace(_nobody(_why_nothing(run, analyses, blame)), sequences=sequences)
     step_ns = _typical_step(analyses, step_time)
-    own_time = OwnTime.of({rank: analyses[rank] for rank in blame.ranks})
     verdicts = {verdict.position: verdict for verdict in find_patterns(blame, step_ns, own_time)}
     completeness = 1 - blame.num_incomplete / blame.num_judged
     ranks = [
@@ -118,7 +145,14 @@ def analyze_stragglers(
             blame,
             verdicts.get(position),
             completeness,
-            _Evidence(analyses=analyses, kernels=kernels, own_time=own_time, pauses=pauses or {}),
+            _Evidence(
+                analyses=analyses,
+                kernels=kernels,
+                own_time=own_time,
+                pauses=pauses or {},
+                telemetry=telemetry or TelemetryResult(),
+                sequences=sequences,
+            ),
         )
         for position in range(len(blame.ranks))
     ]
@@ -129,6 +163,15 @@ def analyze_stragglers(
         lost_ns_per_step=sum(record.lost_ns_per_step for record in ranks),
         num_judged=blame.num_judged,
         num_below_residual=blame.num_below_residual,
+        links=find_slow_links(
+            run,
+            analyses,
+            last_start_on_own_clock(run.matches, run.clock, run.ranks)
+            if wait_ends is None
+            else wait_ends,
+            mean_step,
+        ),
+        sequences=sequences,
         unavailable=_unavailable(blame),
     )
 
@@ -173,6 +216,7 @@ def _straggler(
         # A missing member may be the true last one, so what is incomplete counts half.
         confidence=0.0 if verdict is None else verdict.confidence * (0.5 + 0.5 * completeness),
         evidence=evidence,
+        detail=cause.detail,
     )
 
 
@@ -195,6 +239,8 @@ def _cause(
         known.own_time,
         known.pauses,
         verdict.part,
+        known.telemetry,
+        known.sequences,
     )
 
 
@@ -233,6 +279,11 @@ def _unavailable(blame: Blame) -> tuple[str, ...]:
         lacks.append(
             f"{blame.num_incomparable} collectives join ranks whose clocks cannot be compared"
         )
+    if blame.num_across_stages:
+        lacks.append(
+            f"{blame.num_across_stages} collectives join ranks of unlike pipeline stages and blame "
+            "nobody: stages wait for each other by design"
+        )
     return tuple(lacks)
 
 
@@ -243,6 +294,11 @@ def _why_nothing(run: Run, analyses: Mapping[int, RankAnalysis], blame: Blame) -
         return "the clocks of the ranks cannot be compared"
     if run.matches.count == 0:
         return "no collective could be matched across ranks"
+    if blame.num_across_stages:
+        return (
+            "all matched collectives join ranks of unlike pipeline stages, which wait for each "
+            "other by design"
+        )
     return "no matched collective that makes its members wait lies inside the analysed steps"
 
 

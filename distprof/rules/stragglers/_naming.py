@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from distprof.analyzers.collectives import CollectivesResult
 from distprof.analyzers.stragglers import RankStraggler, StragglersResult
 from distprof.rules.base import InsufficientEvidenceError
 from distprof.terms import StragglerCause, StragglerPattern
 
-__all__ = ["FIX", "because", "of_pattern"]
+__all__ = ["because", "fix_of", "of_pattern"]
 
-FIX = {
+_FIX = {
     StragglerCause.SLOW_DEVICE: (
         "Check the device's clocks, temperature, power limit and throttle reasons (nvidia-smi -q), "
         "run the job without its node, and replace it if it stays slow."
@@ -34,6 +32,32 @@ FIX = {
     ),
 }
 
+_FIX_OF_DETAIL = {
+    "gc": (
+        "Call gc.collect() and gc.freeze() after set-up, then gc.disable(), and gc.collect() on "
+        "all ranks in the same step, every some hundred steps."
+    ),
+    "throttled": (
+        "See why the device is throttled (nvidia-smi -q -d PERFORMANCE): cooling and air flow for "
+        "heat, power cap and supply for power; run the job without its node meanwhile."
+    ),
+    "low_clocks": (
+        "Compare application clocks and power limits with the other devices' (nvidia-smi -q -d "
+        "CLOCK,POWER), reset them, and replace the device if its clock stays low."
+    ),
+    "sequence_length": (
+        "Give ranks batches of equal cost: balance the sum of squared sequence lengths, bucket "
+        "by length, pack documents."
+    ),
+}
+
+_BECAUSE_OF_DETAIL = {
+    "gc": "its host is late: Python's garbage collector runs",
+    "throttled": "its device is slow: it is throttled",
+    "low_clocks": "its device is slow: its clock is low",
+    "sequence_length": "it has more work: longer sequences",
+}
+
 _BECAUSE = {
     StragglerCause.SLOW_DEVICE: "its device is slow",
     StragglerCause.MORE_WORK: "it has more work",
@@ -43,10 +67,14 @@ _BECAUSE = {
 }
 
 
-def because(causes: Iterable[StragglerCause]) -> str:
-    """The cause as a clause; what all share, else that it is unknown."""
-    distinct = set(causes)
-    return _BECAUSE[distinct.pop() if len(distinct) == 1 else StragglerCause.UNKNOWN]
+def because(rank: RankStraggler) -> str:
+    """The cause as a clause."""
+    return _BECAUSE_OF_DETAIL.get(rank.detail) or _BECAUSE[rank.cause]
+
+
+def fix_of(rank: RankStraggler) -> str:
+    """What to do about the cause."""
+    return _FIX_OF_DETAIL.get(rank.detail) or _FIX[rank.cause]
 
 
 def of_pattern(
@@ -57,7 +85,8 @@ def of_pattern(
 ) -> list[RankStraggler]:
     """Ranks of that pattern that together cost at least ``min_ratio`` of the step.
 
-    Nobody where nothing was communicated.
+    Nobody where nothing was communicated. Ranks that are late by sequences of unlike lengths in
+    some steps each are not among them: what that costs is `sequence-length-imbalance`'s.
 
     Raises:
         InsufficientEvidenceError: If there were collectives, but lateness could not be judged.
@@ -68,4 +97,6 @@ def of_pattern(
         why = "; ".join(stragglers.unavailable) or "no collective was matched across ranks"
         raise InsufficientEvidenceError(why)
     found = [rank for rank in stragglers.ranks if rank.pattern is pattern]
+    if pattern is not StragglerPattern.PERSISTENT and stragglers.sequences is not None:
+        found = [rank for rank in found if rank.detail != "sequence_length"]
     return found if sum(rank.share_of_step_ratio for rank in found) >= min_ratio else []

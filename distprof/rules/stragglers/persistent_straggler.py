@@ -48,7 +48,7 @@ from collections.abc import Iterator
 from distprof.analyzers.collectives import CollectivesResult
 from distprof.analyzers.stragglers import StragglersResult
 from distprof.rules.base import Draft, Limit, Limits, rule
-from distprof.rules.stragglers._naming import FIX, because, of_pattern
+from distprof.rules.stragglers._naming import because, fix_of, of_pattern
 from distprof.terms import Confidence, Severity, StragglerCause, StragglerPattern
 from distprof.units import format_duration, format_ratio
 
@@ -76,12 +76,13 @@ def check(
         yield Draft(
             message=(
                 f"The other ranks wait {format_duration(rank.lost_ns_per_step)} of each step "
-                f"({format_ratio(share)}) for rank {rank.rank}; {because([rank.cause])}."
+                f"({format_ratio(share)}) for rank {rank.rank}; {because(rank)}."
             ),
-            fix=FIX[rank.cause],
+            fix=fix_of(rank),
             cost_ns_per_step=rank.lost_ns_per_step,
             confidence=Confidence.MEASURED if sure else Confidence.INFERRED,
             ranks=(rank.rank,),
             evidence=("stragglers.ranks",),
+            without=f"rank {rank.rank}",
             severity=Severity.ERROR if share >= limits["error_step_ratio"] else None,
         )

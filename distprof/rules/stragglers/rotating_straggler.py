@@ -78,4 +78,5 @@ def check(
         confidence=Confidence.INFERRED,
         ranks=ranks,
         evidence=("stragglers.ranks", "stragglers.steps"),
+        without="late ranks",
     )

@@ -43,7 +43,7 @@ from distprof.analyzers.breakdown import StepTimeResult
 from distprof.analyzers.collectives import CollectivesResult
 from distprof.analyzers.stragglers import RankStraggler, StragglersResult
 from distprof.rules.base import Draft, Limit, Limits, rule
-from distprof.rules.stragglers._naming import FIX, because, of_pattern
+from distprof.rules.stragglers._naming import because, fix_of, of_pattern
 from distprof.terms import Confidence, Severity, StragglerPattern
 from distprof.units import fold_ranks, format_duration, format_ratio
 
@@ -69,14 +69,15 @@ def check(
         yield Draft(
             message=(
                 f"The other ranks wait for rank {rank.rank}{_how_long(rank, steps)}; "
-                f"{because([rank.cause])}."
+                f"{because(rank)}."
             ),
-            fix=FIX[rank.cause],
+            fix=fix_of(rank),
             cost_ns_per_step=rank.lost_ns_per_step,
             confidence=Confidence.INFERRED,
             ranks=(rank.rank,),
             steps=steps,
             evidence=("stragglers.ranks", "stragglers.steps"),
+            without=f"rank {rank.rank}",
         )
 
 
