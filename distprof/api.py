@@ -170,7 +170,7 @@ def _results(run: Run, measured: Measurements, recorded: RecordResults) -> dict[
         "collectives": analyze_collectives(run, measured.analyses, measured.wait_ends),
         "stragglers": stragglers,
         "messages": analyze_messages(measured.analyses),
-        "pipeline": analyze_pipeline(measured.analyses),
+        "pipeline": analyze_pipeline(run, measured.analyses),
         "idle": measured.idle,
         "kernels": measured.kernels,
         "waterfall": measured.waterfall,

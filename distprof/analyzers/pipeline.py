@@ -14,6 +14,10 @@ from numpy.typing import NDArray
 from distprof.analyzers.chance import chance_of_mean
 from distprof.analyzers.context import RankAnalysis
 from distprof.analyzers.own_time import over_peers
+from distprof.analyzers.pipeline_groups import groups_of
+from distprof.analyzers.pipeline_messages import groups_from_messages
+from distprof.analyzers.pipeline_operations import pipelines_of_log
+from distprof.analyzers.pipeline_ranks import pipelines_of
 from distprof.analyzers.pipeline_rows import (
     PictureRow,
     PipelineGroup,
@@ -21,6 +25,7 @@ from distprof.analyzers.pipeline_rows import (
     StageDetail,
 )
 from distprof.analyzers.result import Record, Result
+from distprof.run.run import Run
 
 __all__ = [
     "PictureRow",
@@ -34,6 +39,7 @@ __all__ = [
 ]
 
 NO_MARKS = "no marks of pipeline stages in the traces"
+NO_STAGES = "the log names no pipeline stages with forward and backward passes"
 
 
 class PipelinePosition(Record, frozen=True, kw_only=True):
@@ -65,7 +71,8 @@ class PipelineRank(Record, frozen=True, kw_only=True):
         rank: Global rank.
         stages: That it holds.
         work_ns_per_step: In its stages.
-        wait_ns_per_step: Exposed communication: waiting for other stages, and transfer.
+        wait_ns_per_step: Sends and receives that no computation hides: waiting for other stages,
+            and transfer. Collectives of other axes are no part of it.
         other_ns_per_step: The rest: optimizer, input, idling for the host.
     """
 
@@ -97,24 +104,38 @@ class PipelineResult(Result, frozen=True, kw_only=True):
     step_ns: int | None = None
 
 
-def analyze_pipeline(analyses: Mapping[int, RankAnalysis]) -> PipelineResult:
-    """Work, waiting and lateness of a pipeline's ranks.
+def analyze_pipeline(run: Run, analyses: Mapping[int, RankAnalysis]) -> PipelineResult:
+    """Work, waiting and bubble of a run's pipelines.
 
     Args:
-        analyses: By global rank; those without marks take no part.
+        run: For its clock and its groups, or the operations that a log holds in place of traces.
+        analyses: By global rank; those without slots take no part.
 
     Source:
         Formula sheet, "Pipeline bubble": stage imbalance is maximum over mean stage time.
     """
+    if run.operations is not None:
+        groups = groups_of(pipelines_of_log(run.operations))
+        return PipelineResult(groups=groups, unavailable=() if groups else (NO_STAGES,))
+    groups = groups_of(pipelines_of(run, analyses))
     marked = {rank: a for rank, a in analyses.items() if a.stages and a.steps}
     if not marked:
-        return PipelineResult(unavailable=(NO_MARKS,))
+        groups = groups or groups_from_messages(run, analyses)
+        return PipelineResult(groups=groups, unavailable=() if groups else (NO_MARKS,))
+    return _with_positions(marked, groups)
+
+
+def _with_positions(
+    marked: Mapping[int, RankAnalysis], groups: tuple[PipelineGroup, ...]
+) -> PipelineResult:
+    """Work of positions beside each other."""
     positions = _positions(marked)
     work = np.array([position.work_ns_per_step for position in positions], dtype=np.float64)
     uneven = float(work.max() - work.mean())
     batches = max(position.num_micro_batches for position in positions)
     spans = [step.span_ns for analysis in marked.values() for step in analysis.steps]
     return PipelineResult(
+        groups=groups,
         positions=positions,
         ranks=tuple(_rank(analysis) for analysis in marked.values()),
         max_over_mean=float(work.max() / work.mean()) if work.mean() > 0 else None,
@@ -159,7 +180,7 @@ def _position(
 
 def _rank(analysis: RankAnalysis) -> PipelineRank:
     span = np.mean([step.span_ns for step in analysis.steps])
-    wait = np.mean([step.exposed_comm_ns for step in analysis.steps])
+    wait = _message_wait(analysis)
     work = _work(analysis).mean()
     return PipelineRank(
         rank=analysis.rank,
@@ -168,6 +189,13 @@ def _rank(analysis: RankAnalysis) -> PipelineRank:
         wait_ns_per_step=int(wait),
         other_ns_per_step=max(0, int(span - wait - work)),
     )
+
+
+def _message_wait(analysis: RankAnalysis) -> float:
+    """Mean per step, in sends and receives only where they are told from other communication."""
+    if analysis.message_wait_ns is not None:
+        return float(analysis.message_wait_ns.mean())
+    return float(np.mean([step.exposed_comm_ns for step in analysis.steps]))
 
 
 def _stages(analysis: RankAnalysis) -> tuple[int, ...]:

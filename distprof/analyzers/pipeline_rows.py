@@ -88,6 +88,7 @@ class PipelineGroup(Record, frozen=True, kw_only=True):
         comparable_clocks: Whether times of different ranks could be compared; else the span is
             that of the rank whose own is the longest.
         num_steps: Steps the figures are means over.
+        step_ns: Mean training step, the span and what is outside of the pipeline; None if unknown.
         span_ns: Mean span.
         work_ns: Work of the mean rank.
         idle_ns: Span less work.
@@ -121,6 +122,7 @@ class PipelineGroup(Record, frozen=True, kw_only=True):
     confidence: Confidence
     comparable_clocks: bool = True
     num_steps: int = 0
+    step_ns: int | None = None
     span_ns: int | None = None
     work_ns: int | None = None
     idle_ns: int | None = None

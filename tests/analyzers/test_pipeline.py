@@ -6,7 +6,7 @@ from distprof.analyzers.messages import analyze_messages
 from distprof.analyzers.pipeline import NO_MARKS, analyze_pipeline
 from distprof.terms import ActivityKind
 from tests.analyzers.measured import measured
-from tests.builders import RankBuilder
+from tests.builders import RankBuilder, make_run
 
 
 def mark(stage, op, batch):
@@ -33,11 +33,11 @@ def rank_of(number, *, stages, batches=2, steps=3, idle=0):
 
 
 def pipeline_of(*ranks):
-    return analyze_pipeline({rank.rank: rank for rank in ranks})
+    return analyze_pipeline(make_run([]), {rank.rank: rank for rank in ranks})
 
 
 def test_without_marks_there_is_no_pipeline():
-    result = analyze_pipeline({0: measured(RankBuilder(0).step(0, 0, 10).kernel("gemm", 0, 5))})
+    result = analyze_pipeline(make_run([]), {0: measured(RankBuilder(0).step(0, 0, 10).kernel("gemm", 0, 5))})
     assert (result.positions, result.ranks, result.unavailable) == ((), (), (NO_MARKS,))
 
 
