@@ -7,7 +7,8 @@ inputs are there:
 - a loss its stage's forward,
 - a backward, or its input's part, the forward (and loss) of its stage, and the gradient of the
   next,
-- a weight's part the input's part of its stage.
+- a weight's part the input's part of its stage,
+- and what either part of a pair made is sent when both have ended, as torch does it.
 
 Inputs that are not among the actions, because a rank was not observed, are there from the start.
 """
@@ -95,9 +96,10 @@ def replay(
     Args:
         orders: What each rank does in which order.
         durations: By kind: ns, the same for all stages or one per stage. ``BACKWARD`` may be left
-            out where both its parts are given, ``LOSS`` takes nothing unless given, and overlapped
-            pairs take as long as both their parts unless ``OVERLAPPED`` is given. Or an array with
-            the duration of each action of ``orders``, shape ``(n,)`` or ``(n, k)``.
+            out where both its parts are given, ``LOSS`` takes nothing unless given. With
+            ``OVERLAPPED`` pairs run at once and take that long, else one part after the other.
+            Or an array with the duration of each action of ``orders``, shape ``(n,)`` or
+            ``(n, k)``.
         transfer_ns: From the end of an action to what it sends being there, between stages on
             different ranks; one number or one per boundary between stages, shape ``(stages - 1,)``.
 
@@ -106,24 +108,20 @@ def replay(
             (:class:`~distprof.replay.CycleError`) actions wait for each other.
     """
     part_ns, pair_ns = _lengths(orders, durations)
-    # a pair is one operation: torch sends what either part made when both have ended
-    second = _after(orders.overlaps)
+    merged = orders.overlaps if pair_ns is not None else np.zeros(len(orders), np.bool_)
+    # a merged pair is one operation, as long as is said; others are one each
+    second = _after(merged)
     first = np.flatnonzero(~second)
     operation = np.cumsum(~second) - 1
-    length = np.where(_wide(orders.overlaps, pair_ns), pair_ns, part_ns)[first]
+    length = (part_ns if pair_ns is None else np.where(merged, pair_ns, part_ns))[first]
     source, target, boundary = _edges(orders)
     outer = operation[source] != operation[target]
     graph = Graph.of(len(first), operation[source[outer]], operation[target[outer]])
     times = simulate(graph, length, delay=_delay(orders, boundary[outer], transfer_ns))
-    start, end = times.start[operation], times.end[operation]
     busy = np.zeros((orders.num_ranks, *length.shape[1:]), np.int64)
     np.add.at(busy, orders.rank[first], length)
     return Replay(
-        orders=orders,
-        # within a pair one after the other, as far as both fit into it
-        start_ns=np.where(_wide(second, end), np.maximum(start, end - part_ns), start),
-        end_ns=np.where(_wide(orders.overlaps, end), np.minimum(end, start + part_ns), end),
-        busy_ns=busy,
+        orders=orders, start_ns=times.start[operation], end_ns=times.end[operation], busy_ns=busy
     )
 
 
@@ -138,26 +136,18 @@ def _after(flags: NDArray[np.bool_]) -> NDArray[np.bool_]:
     return shifted
 
 
-def _wide(rows: NDArray[np.bool_], beside: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Flags per action, as a column beside values of several simulations."""
-    return rows[:, np.newaxis] if beside.ndim > 1 else rows
-
-
 def _lengths(
     orders: Orders, durations: Durations | NDArray[Any]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """How long each action takes, and each together with the next if they are a pair."""
+) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
+    """How long each action takes, and if that is said, together with the next as a pair."""
     if isinstance(durations, np.ndarray):
-        part = _as_ns(durations)
-        if len(part) != len(orders):
-            raise ValueError(f"{len(part)} durations for {len(orders)} actions")
-    else:
-        part = _of_kinds(orders, durations)
-        if SlotKind.OVERLAPPED in durations:
-            return part, _by_stage(orders, durations[SlotKind.OVERLAPPED])
-    following = np.zeros_like(part)
-    following[:-1] = part[1:]
-    return part, part + following
+        if len(durations) != len(orders):
+            raise ValueError(f"{len(durations)} durations for {len(orders)} actions")
+        return _as_ns(durations), None
+    each = _of_kinds(orders, durations)
+    if SlotKind.OVERLAPPED not in durations:
+        return each, None
+    return each, _by_stage(orders, durations[SlotKind.OVERLAPPED])
 
 
 def _of_kinds(orders: Orders, durations: Durations) -> NDArray[np.int64]:
@@ -219,8 +209,10 @@ def _edges(
     ]
     source, target = (np.concatenate([pair[side] for pair in found]) for side in (0, 1))
     crosses = orders.rank[source] != orders.rank[target]
-    boundary = np.minimum(orders.stage[source], orders.stage[target])
-    return source, target, np.where(crosses, boundary, -1).astype(np.int64)
+    boundary = np.minimum(orders.stage[source], orders.stage[target]).astype(np.int64)
+    # a pair sends when its second part has ended, too
+    source = source + (orders.overlaps[source] & crosses)
+    return source, target, np.where(crosses, boundary, np.int64(-1))
 
 
 class _Places:
