@@ -12,12 +12,18 @@ from distprof.report.views.communication import (
 )
 from distprof.report.views.device import idle_table, kernels_table, speed_table, sync_table
 from distprof.report.views.job import job_table
+from distprof.report.views.moe import (
+    exchanges_table,
+    expert_ranks_table,
+    moe_table,
+    pairs_table,
+    placement_table,
+)
 from distprof.report.views.operations import slowdown_table
 from distprof.report.views.pipeline import pipeline_table
 from distprof.report.views.recording import clocks_table, not_checked_table, quality_table
 from distprof.report.views.records import (
     memory_table,
-    moe_table,
     pauses_table,
     steps_table,
     telemetry_table,
@@ -38,6 +44,10 @@ _TABLES: tuple[Callable[..., TableView | None], ...] = (
     collectives_table,
     pipeline_table,
     moe_table,
+    placement_table,
+    expert_ranks_table,
+    exchanges_table,
+    pairs_table,
     idle_table,
     sync_table,
     pauses_table,

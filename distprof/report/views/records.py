@@ -1,4 +1,4 @@
-"""What probes recorded beside the traces: the whole training, memory, sensors, routing, pauses."""
+"""What probes recorded beside the traces: the whole training, memory, sensors, pauses."""
 
 from __future__ import annotations
 
@@ -6,19 +6,17 @@ from collections.abc import Sequence
 
 from distprof.analyzers.step_log import RankStepLog, StepLogResult
 from distprof.report.model import Report
-from distprof.report.views.table import Cell, TableColumn, TableView, counted, folded_ranks
+from distprof.report.views.table import Cell, TableColumn, TableView, folded_ranks
 from distprof.units import format_bytes, format_duration, format_ratio
 
 __all__ = [
     "memory_table",
-    "moe_table",
     "pauses_table",
     "steps_table",
     "telemetry_table",
     "training_table",
 ]
 
-MAX_LAYERS_SHOWN = 8
 _WORTH_A_TABLE_RATIO = 0.01
 
 
@@ -132,43 +130,6 @@ def telemetry_table(report: Report, *, show_all: bool) -> TableView | None:
         ),
         rows=folded_ranks([r.rank for r in ranks], values, _sensor_cells, show_all=show_all),
         notes=tuple(notes),
-    )
-
-
-def moe_table(report: Report, *, show_all: bool) -> TableView | None:
-    """Load of experts by layer, the most uneven first."""
-    layers = sorted(report.moe.layers, key=lambda layer: -layer.max_over_mean)
-    if not layers:
-        return None
-    shown = layers if show_all else layers[:MAX_LAYERS_SHOWN]
-    left_out = len(layers) - len(shown)
-    return TableView(
-        title="Experts",
-        caption="mean per step; load: of the busiest expert over the mean",
-        columns=(
-            TableColumn(title="layer", left=True, stretch=True),
-            TableColumn(title="experts"),
-            TableColumn(title="load"),
-            TableColumn(title="busiest"),
-            TableColumn(title="varies by"),
-            TableColumn(title="entropy"),
-            TableColumn(title="dead"),
-            TableColumn(title="dropped"),
-        ),
-        rows=tuple(
-            (
-                layer.layer,
-                f"{layer.num_experts:,}",
-                f"{layer.max_over_mean:.2f} ×",
-                str(layer.busiest_expert),
-                format_ratio(layer.cv),
-                format_ratio(layer.entropy),
-                format_ratio(layer.dead_ratio),
-                format_ratio(layer.dropped_ratio),
-            )
-            for layer in shown
-        ),
-        notes=(f"and {counted(left_out, 'more layer')}",) if left_out else (),
     )
 
 
