@@ -175,10 +175,10 @@ def _late_ranks(
     graph: TraceGraph, sections: Sections, replayed_ns: int, named: Collection[int]
 ) -> Iterator[Change]:
     """Ranks as fast as the median of their peers: all of them, and each that is worth it."""
-    if not sections.has_peers:
-        return
     own = graph.own_ns.sum(axis=1)
-    even = _no_longer_than(sections, own, median_target(sections, own))
+    if len(graph.ranks) < 2:
+        return
+    even = _as_peers(graph, sections)
     title = "every rank is as fast as the median of its peers, section by section"
     yield Change(what="late ranks", title=title, own_ns=even)
     num_windows = graph.opens.shape[1]
@@ -198,6 +198,24 @@ def _late_ranks(
         )
 
 
+def _as_peers(graph: TraceGraph, sections: Sections) -> Int64Array:
+    """Own time no longer than the median of peers; of ranks without peers only idle time.
+
+    What a pipeline stage computes nobody else does, but it need not idle longer than others.
+    """
+    own = graph.own_ns.sum(axis=1)
+    even = _no_longer_than(sections, own, median_target(sections, own))
+    alone = np.isin(graph.owner, [group[0] for group in sections.peers if len(group) == 1])
+    if not alone.any():
+        return even
+    idle = own - graph.own_ns[:, Own.COMPUTATION] - graph.own_ns[:, Own.COPY]
+    windows = sections.by_window(idle)
+    most = np.minimum(windows, median_of_others(windows))
+    ratio = np.divide(most, windows, out=np.ones_like(most), where=windows > 0)
+    less = np.rint(idle * (1 - sections.of_windows(ratio))).astype(np.int64)
+    return np.where(alone, own - less, even)
+
+
 def _imbalance(
     graph: TraceGraph, sections: Sections, analyses: Mapping[int, RankAnalysis]
 ) -> Iterator[Change]:
@@ -206,7 +224,12 @@ def _imbalance(
     if balanced is not None:
         title = "every pipeline stage works as much as the mean stage"
         yield Change(what="stage-imbalance", title=title, own_ns=balanced)
-    if sections.is_expert.any() and sections.has_peers:
+    if not sections.has_peers:
+        return
+    work = graph.own_ns[:, Own.COMPUTATION]
+    title = "in each section every rank computes as long as the mean of its peers"
+    yield Change(what="even-work", title=title, own_ns=own - work + sections.mean(work))
+    if sections.is_expert.any():
         totals = sections.totals(own)
         mean = sections.targets(totals, mean_of_peers)
         even = sections.scaled(own, totals, np.where(sections.is_expert, mean, totals))
@@ -235,16 +258,10 @@ def _balanced_stages(
     for rows, of_position in zip(held.values(), of_positions, strict=True):
         factor[rows] = of_positions.mean(axis=0) / np.maximum(of_position, 1)
     computation = graph.own_ns[:, Own.COMPUTATION]
-    inside = sections.of_segment >= 0
-    cell = np.searchsorted(sections.first.ravel(), sections.of_segment[inside], side="right") - 1
-    total = np.bincount(cell, weights=computation[inside], minlength=work.size)
-    share = np.minimum(work.ravel() / np.maximum(total, 1), 1)
-    scale = 1 - share * (1 - factor.ravel())
-    changed = computation.astype(np.float64)
-    changed[inside] *= scale[cell]
-    rest = graph.own_ns.sum(axis=1) - computation
-    balanced: Int64Array = rest + np.rint(changed).astype(np.int64)
-    return balanced
+    share = np.minimum(work / np.maximum(sections.by_window(computation), 1), 1)
+    scale = sections.of_windows(1 - share * (1 - factor))
+    balanced: Int64Array = graph.own_ns.sum(axis=1) - computation
+    return balanced + np.rint(computation * scale).astype(np.int64)
 
 
 # Transfers ---------------------------------------------------------------------------------------
@@ -259,9 +276,8 @@ def _transfers(
     if not (joined & (transfers.duration_ns > 0)).any():
         return
     yield _free(graph, joined, "exposed transfer", "moving data takes no time")
-    if sections.has_peers:
-        own = graph.own_ns.sum(axis=1)
-        even = _no_longer_than(sections, own, median_target(sections, own))
+    if len(graph.ranks) > 1:
+        even = _as_peers(graph, sections)
         title = "moving data takes no time, and no rank is later than its peers"
         yield _free(graph, joined, "communication", title, own_ns=even)
     hideable = joined & np.isin(transfers.kind, _HIDEABLE) & ~_on_the_way(graph)
@@ -269,6 +285,10 @@ def _transfers(
         title = "computation that runs alone hides collectives that it does not wait for at once"
         most = _alone(analyses, graph)
         yield _free(graph, hideable, "overlap", title, most_ns=most)
+    for number, name in enumerate(graph.axis_names):
+        along = joined & (transfers.axis == number)
+        if (along & (transfers.duration_ns > 0)).any():
+            yield _free(graph, along, f"axis {name}", f"{name} moves its data in no time")
     small = joined & (transfers.bytes >= 0) & (transfers.bytes < SMALL_BYTES)
     if small.any():
         title = f"collectives of less than {format_bytes(SMALL_BYTES)} take no time"

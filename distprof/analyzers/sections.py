@@ -106,6 +106,23 @@ class Sections:
             self.of_segment[inside], weights=values[inside], minlength=int(self.count.sum())
         ).astype(np.float64)
 
+    def by_window(self, values: Int64Array) -> NDArray[np.float64]:
+        """Sum over the segments of each window, shape ``(P, W)``."""
+        totals = np.add.reduceat(self.totals(values), self.first.ravel())
+        return totals.reshape(self.first.shape)
+
+    def of_windows(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        """A value per window, shape ``(P, W)``, for each segment; 1 between windows."""
+        window = np.searchsorted(self.first.ravel(), self.of_segment, side="right") - 1
+        inside = self.of_segment != OUTSIDE
+        result: NDArray[np.float64] = np.where(inside, values.ravel()[window], 1.0)
+        return result
+
+    def mean(self, values: Int64Array) -> Int64Array:
+        """Values per segment such that sections hold the mean of the rank's peers."""
+        totals = self.totals(values)
+        return self.scaled(values, totals, self.targets(totals, mean_of_peers))
+
     def targets(self, totals: NDArray[np.float64], measure: Measure) -> NDArray[np.float64]:
         """What sections should take, by those of peers; their own time where there are none."""
         result = totals.copy()

@@ -19,7 +19,7 @@ import numpy as np
 
 from distprof.analyzers.context import Own, RankAnalysis
 from distprof.analyzers.scenarios import Change, step_times
-from distprof.analyzers.sections import Sections, mean_of_peers
+from distprof.analyzers.sections import Sections
 from distprof.analyzers.whatif import KindSlowdown, WorkerSlowdown
 from distprof.analyzers.whatif_traces import TraceGraph
 from distprof.schema import Int64Array
@@ -78,7 +78,7 @@ def slowdowns(
     if not sections.has_peers:
         return None
     ideal = _Ideal(
-        own_ns=np.stack([_mean(sections, graph.own_ns[:, column]) for column in Own], axis=1),
+        own_ns=np.stack([sections.mean(graph.own_ns[:, column]) for column in Own], axis=1),
         transfer_ns=_median_transfers(graph),
     )
     kinds = _kinds(graph, ideal)
@@ -102,11 +102,6 @@ def slowdowns(
         m_w=m_w,
         m_s=m_s,
     )
-
-
-def _mean(sections: Sections, values: Int64Array) -> Int64Array:
-    totals = sections.totals(values)
-    return sections.scaled(values, totals, sections.targets(totals, mean_of_peers))
 
 
 def _median_transfers(graph: TraceGraph) -> Int64Array:

@@ -13,18 +13,33 @@ from distprof.units import format_duration, format_ratio
 __all__ = ["MAX_FINDINGS_SHOWN", "cost_text", "next_commands"]
 
 MAX_FINDINGS_SHOWN = 5
+SAME_RATIO = 0.05
+"""A simulated gain that is this near to the cost is not worth a second number."""
 
 
 def cost_text(finding: Finding, report: Report) -> str:
-    """What a finding costs, for example ``6.91 ms per step (31.0 %)``; ``–`` when unknown."""
+    """What a finding costs, for example ``6.91 ms per step (31.0 %)``; ``–`` when unknown.
+
+    Where the simulated step recovers something else without it, that is said too.
+    """
     cost = finding.cost_ns_per_step
+    recovered = _recovered_text(finding, report)
     if cost is None:
-        return "–"
+        return recovered or "–"
     text = f"{format_duration(cost)} per {window_word(report)}"
-    span = (
-        mean_span_ns(report) or report.whatif.replayed_ns
-    )  # costs are means over ranks, so is what they are a share of
-    return f"{text} ({format_ratio(cost / span)})" if span else text
+    # Costs are means over ranks, so is what they are a share of; without traces it is simulated
+    span = mean_span_ns(report) or report.whatif.replayed_ns
+    text = f"{text} ({format_ratio(cost / span)})" if span else text
+    return f"{text}, {recovered}" if recovered else text
+
+
+def _recovered_text(finding: Finding, report: Report) -> str:
+    """For example ``recovers 4.20 ms (simulated)``; empty where the cost says the same."""
+    recovered, cost = finding.recoverable_ns, finding.cost_ns_per_step
+    if recovered is None or (cost is not None and abs(recovered - cost) <= SAME_RATIO * cost):
+        return ""
+    per = f" per {window_word(report)}" if cost is None else ""
+    return f"recovers {format_duration(recovered)}{per} (simulated)"
 
 
 def next_commands(report: Report, options: RenderOptions) -> tuple[tuple[str, str], ...]:

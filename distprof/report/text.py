@@ -166,7 +166,7 @@ def _finding(number: int, finding: Finding, report: Report, width: int) -> Itera
     title = Text(f"{number:>2} ")
     title.append(plain(f"{finding.code} {finding.name}"), style="bold")
     meta = Text(finding.severity.value, style=_SEVERITY_STYLES[finding.severity.value])
-    if finding.cost_ns_per_step is not None:
+    if finding.cost_ns_per_step is not None or finding.recoverable_ns is not None:
         meta.append(f"  {cost_text(finding, report)}", style="not bold default")
     meta.append(f"  {finding.confidence.value}", style="not bold default dim")
     fits = _INDENT + title.cell_len + 2 + meta.cell_len <= width

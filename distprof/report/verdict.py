@@ -31,6 +31,9 @@ __all__ = ["MIN_LOSS_RATIO", "Verdict", "culprits", "judge"]
 MIN_LOSS_RATIO = 0.05
 """A part smaller than this share of the step is not what dominates."""
 
+MIN_GAIN_RATIO = 0.01
+"""A simulated gain below this share of the step is not worth a sentence."""
+
 _ACTIONS = {
     "exposed_transfer": "hide it behind computation, or send fewer bytes over faster links",
     "exposed_p2p_wait": "balance the stages, or use more micro-batches",
@@ -99,7 +102,7 @@ def _judge_measured(report: Report) -> Verdict:
         dominant, line = parts[0], _computation_line(report, parts[0], worst)
     else:
         dominant, line = worst, _loss_line(report, worst)
-    return Verdict(line=line, why=_why(report, parts), part=dominant.key)
+    return Verdict(line=line, why=_why(report, parts, dominant.key), part=dominant.key)
 
 
 def _without_parts(report: Report) -> Verdict:
@@ -250,14 +253,47 @@ def _amount(report: Report, ns: float) -> str:
     return f"{format_duration(ns)} of {format_duration(span)}"
 
 
-def _why(report: Report, parts: tuple[Part, ...]) -> tuple[str, ...]:
+def _why(report: Report, parts: tuple[Part, ...], dominant: str) -> tuple[str, ...]:
     sentences: tuple[Callable[[Report, tuple[Part, ...]], str], ...] = (
         _who_sentence,
         _communication_sentence,
         _idle_sentence,
         _limits_sentence,
     )
-    return tuple(text for sentence in sentences if (text := sentence(report, parts)))
+    texts = [sentence(report, parts) for sentence in sentences]
+    texts.insert(1, _gain_sentence(report, dominant))
+    return tuple(text for text in texts if text)
+
+
+_WITHOUT = {
+    "exposed_transfer": "exposed transfer",
+    "exposed_copy": "copies",
+    "exposed_p2p_wait": "stage-imbalance",
+    "idle_host": "launch-gaps",
+    "idle_sync": "sync-calls",
+    "idle_input": "input",
+}
+"""Part of the step to the scenario without it."""
+
+
+def _gain_sentence(report: Report, dominant: str) -> str:
+    """What the simulated step would take without what dominates, and how good the model is."""
+    key = _WITHOUT.get(dominant, "")
+    if dominant == "exposed_wait":
+        late = culprits(report)
+        key = f"rank {late[0].rank}" if late else "late ranks"
+    result = report.whatif
+    found = next((scenario for scenario in result.without if scenario.what == key), None)
+    if found is None or not result.replayed_ns or result.model_error_ratio is None:
+        return ""
+    if found.recoverable_ns < MIN_GAIN_RATIO * result.replayed_ns:
+        return ""
+    return (
+        f"Simulated so that {found.title}, a {window_word(report)} takes "
+        f"{format_duration(found.step_ns)} instead of {format_duration(result.replayed_ns)} "
+        f"({format_ratio(found.recoverable_ns / result.replayed_ns)} less); the simulation itself "
+        f"is {format_ratio(abs(result.model_error_ratio))} off what was measured."
+    )
 
 
 def _who_sentence(report: Report, parts: tuple[Part, ...]) -> str:  # noqa: ARG001 - one signature

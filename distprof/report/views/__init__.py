@@ -31,6 +31,7 @@ from distprof.report.views.records import (
 )
 from distprof.report.views.table import TableView
 from distprof.report.views.time import breakdown_table, waterfall_table
+from distprof.report.views.whatif import path_table, whatif_table
 
 __all__ = ["tables_of"]
 
@@ -38,6 +39,8 @@ _TABLES: tuple[Callable[..., TableView | None], ...] = (
     job_table,
     waterfall_table,
     breakdown_table,
+    whatif_table,
+    path_table,
     slowdown_table,
     stragglers_table,
     overlap_table,

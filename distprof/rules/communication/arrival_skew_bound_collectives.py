@@ -99,6 +99,7 @@ def check(
         ),
         cost_ns_per_step=cost,
         evidence=("collectives.classes", "stragglers.ranks", "waterfall.all"),
+        without="late ranks",
     )
 
 

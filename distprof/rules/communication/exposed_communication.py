@@ -81,6 +81,7 @@ def check(
         cost_ns_per_step=exposed,
         confidence=Confidence.INFERRED if parts[0][1] == _DOUBTFUL else Confidence.MEASURED,
         evidence=("waterfall.all", "breakdown.ranks"),
+        without="communication",
     )
 
 

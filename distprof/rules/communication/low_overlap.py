@@ -102,6 +102,7 @@ def check(
             if rank.overlap_ratio is not None and rank.overlap_ratio < limits["overlap_ratio"]
         ),
         evidence=("overlap.ranks", "waterfall.all"),
+        without="overlap",
     )
 
 

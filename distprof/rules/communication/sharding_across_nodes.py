@@ -102,6 +102,7 @@ def check(
         cost_ns_per_step=cost,
         confidence=Confidence.MODELLED,
         evidence=("collectives.classes", "run.nodes"),
+        without=f"axis {flat[0].axis}",
     )
 
 

@@ -99,6 +99,7 @@ def check(
         cost_ns_per_step=cost,
         confidence=Confidence.MEASURED if is_split else Confidence.INFERRED,
         evidence=("collectives.classes",),
+        without="small collectives",
     )
 
 

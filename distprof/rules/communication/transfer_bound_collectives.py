@@ -111,6 +111,7 @@ def check(
         ),
         cost_ns_per_step=cost,
         evidence=("collectives.classes", "overlap.ranks", "waterfall.all"),
+        without="exposed transfer",
     )
 
 

@@ -80,6 +80,7 @@ def check(
         cost_ns_per_step=cost,
         ranks=tuple(r.rank for r in idle.ranks if r.host_ns * 2 >= r.idle_ns > 0),
         evidence=("idle.ranks", "waterfall.all"),
+        without="launch-gaps",
     )
 
 

@@ -85,4 +85,5 @@ def check(
         cost_ns_per_step=cost,
         ranks=worst.ranks,
         evidence=("idle.sync_calls", "waterfall.all"),
+        without="sync-calls",
     )

@@ -72,4 +72,5 @@ def check(waterfall: WaterfallResult, step_time: StepTimeResult, limits: Limits)
             if rank.exposed_copy_ns >= limit * rank.span_ns > 0
         ),
         evidence=("breakdown.ranks", "waterfall.all"),
+        without="copies",
     )
