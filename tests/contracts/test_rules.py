@@ -19,6 +19,7 @@ from distprof.analyzers.pipeline import PipelineResult
 from distprof.analyzers.step_log import StepLogResult
 from distprof.analyzers.stragglers import StragglersResult
 from distprof.analyzers.waterfall import WaterfallResult
+from distprof.analyzers.whatif import WhatIfResult
 from distprof.report.model import RunInfo
 from distprof.rules.base import Rule
 from distprof.rules.engine import run_rules
@@ -54,6 +55,7 @@ SECTIONS = {
     "step_log": StepLogResult,
     "stragglers": StragglersResult,
     "waterfall": WaterfallResult,
+    "whatif": WhatIfResult,
 }
 """Sections of the report by name."""
 
