@@ -17,7 +17,7 @@ from distprof.analyzers.idle import IdleResult, SyncCall
 from distprof.analyzers.job import JobResult, ProbeOverhead
 from distprof.analyzers.kernels import KernelsResult
 from distprof.analyzers.messages import MessageRank, MessagesResult
-from distprof.analyzers.moe import MoeLayer, MoeResult
+from distprof.analyzers.moe import MoeExchange, MoeLayer, MoePlacement, MoeResult
 from distprof.analyzers.overlap import OverlapResult
 from distprof.analyzers.pauses import PausesResult, RankPauses
 from distprof.analyzers.pipeline import PipelinePosition, PipelineRank, PipelineResult
@@ -329,6 +329,38 @@ def moe_layer(name: str, **fields: Any) -> MoeLayer:
         "busiest_share_ratio": 0.14,
     }
     return MoeLayer(layer=name, **{**usual, **fields})
+
+
+def moe_placement(name: str, **fields: Any) -> MoePlacement:
+    """Four ranks that share eight experts, with much the same load."""
+    usual: dict[str, Any] = {
+        "num_ranks": 4,
+        "origin": "all-to-all sizes",
+        "num_calls": 5,
+        "tokens_per_call": 8_192.0,
+        "max_over_mean": 1.1,
+        "worst_max_over_mean": 1.15,
+        "expert_max_over_mean": 1.2,
+        "replaced_max_over_mean": 1.05,
+    }
+    return MoePlacement(layer=name, **{**usual, **fields})
+
+
+def moe_exchange(**fields: Any) -> MoeExchange:
+    """All-to-alls of ranks 0 to 3 that move as much to and from each."""
+    usual: dict[str, Any] = {
+        "ranks": RANKS[:4],
+        "num_per_step": 8.0,
+        "num_sections_per_step": 4.0,
+        "unit": "bytes",
+        "amount_per_step": 50_000_000,
+        "sent_max_over_mean": 1.0,
+        "received_max_over_mean": 1.1,
+        "busiest_sender": 0,
+        "busiest_receiver": 2,
+        "transfer_ns_per_step": 2 * MS,
+    }
+    return MoeExchange(**{**usual, **fields})
 
 
 def position(stage: int, **fields: Any) -> PipelinePosition:

@@ -5,18 +5,20 @@ Routers send the same expert far more tokens than the others, over the whole rec
 
 ## Why it costs time
 The rank that holds the expert computes for all of them, and everybody waits for it in the
-all-to-all that brings tokens back. With a capacity limit tokens are dropped instead, and the model
-learns less.
+all-to-all that brings tokens back. With a capacity limit tokens are dropped instead, and the
+model learns less.
 
 ## Evidence needed
-The routing that each rank logged (`moe.jsonl`). An expert counts if its share is beyond what even
-routing of as many tokens would show by chance.
+The routing that each rank logged (`moe.jsonl`), or counts of tokens per expert. An expert counts
+if its share is beyond what even routing of as many tokens would show by chance.
 
 ## How the cost is computed
-Exposed waiting in all-to-alls, mean per rank and step: an upper bound, since ranks may come late to
-them for other reasons too. With several overloaded experts it is divided by the layers each is the
-busiest of. Unknown where no all-to-all was timed. The time is part of what `exposed-communication`
-reports.
+Between the all-to-all that brings tokens and the one that takes results back each rank computes
+its experts. The cost is the time of the slowest rank less the mean rank's, added up over the
+forward and backward sections of the layers concerned, per step. Where sections cannot be told:
+exposed waiting in all-to-alls, mean per rank and step, an upper bound, since ranks may come late
+to them for other reasons too. With several overloaded experts it is divided by the layers each is
+the busiest of. The time is part of what `exposed-communication` reports.
 
 ## How to fix
 Raise the weight of the load-balancing loss, or bias the router against busy experts (loss-free
@@ -26,7 +28,7 @@ small. Place experts that are busy together on different ranks.
 ## Example
 ```text
 overloaded-expert: expert 2 gets 3.9 times the mean of all experts' tokens in 4 of 4 layers; the
-other ranks wait for all-to-alls for 31.5 ms of each step.
+slowest rank's experts take 418 ms of each step longer than the mean.
 ```
 
 ## When it is wrong
@@ -40,17 +42,20 @@ loss-free load balancing strategy for mixture-of-experts".
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from distprof.analyzers.collectives import CollectivesResult
 from distprof.analyzers.moe import MoeLayer, MoeResult
 from distprof.rules.base import Draft, Limit, Limits, rule
+from distprof.rules.moe._luck import is_beyond_luck, name_layer
 from distprof.terms import CollectiveKind, Confidence, Severity
 from distprof.units import format_duration
 
-_DEVIATIONS = 6.0
-"""Standard deviations beyond even routing: with thousands of experts nobody gets there by luck."""
+_MOST_NAMED = 3
+_FIX = (
+    "Raise the weight of the load-balancing loss or bias the router against busy experts; spread "
+    "experts that are busy together over ranks."
+)
 
 
 @rule(
@@ -61,41 +66,82 @@ _DEVIATIONS = 6.0
     limits={"load_ratio": Limit(2.0, "tokens of the busiest expert over the mean of all")},
 )
 def check(moe: MoeResult, collectives: CollectivesResult, limits: Limits) -> Iterator[Draft]:
-    """Yield one finding per expert that is overloaded in any layer."""
+    """Yield one finding per expert that is overloaded in several layers, one for the others."""
+    overloaded = [
+        layer
+        for layer in moe.layers
+        if _load(layer) >= limits["load_ratio"] and is_beyond_luck(layer)
+    ]
     by_expert: dict[int, list[MoeLayer]] = {}
-    for layer in moe.layers:
-        if _load(layer) >= limits["load_ratio"] and _is_beyond_luck(layer):
-            by_expert.setdefault(layer.busiest_expert, []).append(layer)
-    num_overloaded = sum(len(layers) for layers in by_expert.values())
-    waiting = _waiting_ns(collectives)
-    for expert, layers in sorted(by_expert.items()):
-        cost = None if waiting is None else waiting * len(layers) // num_overloaded
-        load = sum(_load(layer) for layer in layers) / len(layers)
+    for layer in overloaded:
+        by_expert.setdefault(layer.busiest_expert, []).append(layer)
+    named = {e: found for e, found in by_expert.items() if 2 * len(found) >= len(moe.layers)}
+    if len(by_expert) <= _MOST_NAMED:
+        named = by_expert
+    others = [layer for layer in overloaded if layer.busiest_expert not in named]
+    has_one = len(named) + bool(others) == 1
+    for expert, layers in sorted(named.items()):
+        cost, is_measured = _cost(layers, len(overloaded), collectives)
         yield Draft(
             message=(
-                f"Expert {expert} gets {load:.1f} times the mean of all experts' tokens in "
-                f"{len(layers)} of {len(moe.layers)} layers{_waits(cost)}."
+                f"Expert {expert} gets {_mean_load(layers):.1f} times the mean of all experts' "
+                f"tokens in {len(layers)} of {len(moe.layers)} layers"
+                f"{_waits(cost, is_measured=is_measured)}."
             ),
-            fix=(
-                "Raise the weight of the load-balancing loss or bias the router against busy "
-                "experts; spread experts that are busy together over ranks."
-            ),
+            fix=_FIX,
             cost_ns_per_step=cost,
-            confidence=Confidence.INFERRED,
+            confidence=Confidence.MEASURED if is_measured else Confidence.INFERRED,
             evidence=("moe.layers", "collectives.classes"),
+            without="expert-imbalance" if has_one else "",
         )
+    if others:
+        yield _of_many(moe, others, len(overloaded), collectives, limits, has_one=has_one)
+
+
+def _of_many(
+    moe: MoeResult,
+    layers: Sequence[MoeLayer],
+    number: int,
+    collectives: CollectivesResult,
+    limits: Limits,
+    *,
+    has_one: bool,
+) -> Draft:
+    """One finding for many layers that each have another busy expert."""
+    worst = max(layers, key=_load)
+    cost, is_measured = _cost(layers, number, collectives)
+    return Draft(
+        message=(
+            f"In {len(layers)} of {len(moe.layers)} layers one expert, not the same in all, gets "
+            f"at least {limits['load_ratio']:g} times the mean of all experts' tokens: most of all "
+            f"expert {worst.busiest_expert} of {name_layer(worst)}, {_load(worst):.1f} times"
+            f"{_waits(cost, is_measured=is_measured)}."
+        ),
+        fix=_FIX,
+        cost_ns_per_step=cost,
+        confidence=Confidence.MEASURED if is_measured else Confidence.INFERRED,
+        evidence=("moe.layers", "collectives.classes"),
+        without="expert-imbalance" if has_one else "",
+    )
 
 
 def _load(layer: MoeLayer) -> float:
     return layer.busiest_share_ratio * layer.num_experts
 
 
-def _is_beyond_luck(layer: MoeLayer) -> bool:
-    """Whether even routing would hardly give any expert such a share."""
-    even = 1 / layer.num_experts
-    number = max(layer.tokens_per_step * layer.top_k * layer.num_steps, 1)
-    deviation = math.sqrt(even * (1 - even) / number)
-    return layer.busiest_share_ratio - even >= _DEVIATIONS * deviation > 0
+def _mean_load(layers: Sequence[MoeLayer]) -> float:
+    return sum(_load(layer) for layer in layers) / len(layers)
+
+
+def _cost(
+    layers: Sequence[MoeLayer], num_overloaded: int, collectives: CollectivesResult
+) -> tuple[int | None, bool]:
+    """Time per step, and whether it was measured section by section."""
+    lost = [layer.lost_ns_per_step for layer in layers if layer.lost_ns_per_step is not None]
+    if len(lost) == len(layers):
+        return sum(lost), True
+    waiting = _waiting_ns(collectives)
+    return None if waiting is None else waiting * len(layers) // num_overloaded, False
 
 
 def _waiting_ns(collectives: CollectivesResult) -> int | None:
@@ -109,7 +155,10 @@ def _waiting_ns(collectives: CollectivesResult) -> int | None:
     return sum(known) if known else None
 
 
-def _waits(cost: int | None) -> str:
+def _waits(cost: int | None, *, is_measured: bool) -> str:
     if not cost:
         return ""
+    if is_measured:
+        longer = f"{format_duration(cost)} of each step longer than the mean"
+        return f"; the slowest rank's experts take {longer}"
     return f"; the other ranks wait for all-to-alls for {format_duration(cost)} of each step"
