@@ -20,7 +20,7 @@ from distprof.schema import ABSENT, Int64Array
 from distprof.terms import CollectiveKind, MeshAxis
 from distprof.units import format_bytes
 
-__all__ = ["Change", "scenarios", "step_times"]
+__all__ = ["Change", "affordable", "scenarios", "step_times"]
 
 MIN_RANK_RATIO = 0.005
 """Share of the step from which on a single rank is worth a scenario."""
@@ -29,7 +29,8 @@ MAX_RANKS = 32
 MAX_CLASSES = 12
 SMALL_BYTES = 500_000
 _BEST = 90  # percentile of bandwidth that counts as the best seen: single ones may be clock errors
-_CELLS = 6_000_000  # numbers of a simulation in memory at once
+_CELLS = 4_000_000  # numbers of a simulation in memory at once
+_MOST_CELLS = 8_000_000  # numbers of all simulations of single ranks together
 _ON_THE_WAY = (MeshAxis.TP, MeshAxis.CP, MeshAxis.EP, MeshAxis.PP)
 _HIDEABLE = (
     CollectiveKind.ALL_REDUCE,
@@ -188,7 +189,7 @@ def _late_ranks(
         for position in np.argsort(-excess, kind="stable").tolist()
         if excess[position] >= MIN_RANK_RATIO * replayed_ns or graph.ranks[position] in named
     ]
-    for position in worth[:MAX_RANKS]:
+    for position in worth[: min(MAX_RANKS, affordable(graph))]:
         rank = graph.ranks[position]
         yield Change(
             what=f"rank {rank}",
@@ -196,6 +197,11 @@ def _late_ranks(
             ranks=(rank,),
             own_ns=np.where(graph.owner == position, even, own),
         )
+
+
+def affordable(graph: TraceGraph) -> int:
+    """How many ranks can be looked at one by one in a time that suits the size of the run."""
+    return max(_MOST_CELLS // max(graph.graph.num_operations, 1), 8)
 
 
 def _as_peers(graph: TraceGraph, sections: Sections) -> Int64Array:

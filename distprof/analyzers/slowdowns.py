@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from distprof.analyzers.context import Own, RankAnalysis
-from distprof.analyzers.scenarios import Change, step_times
+from distprof.analyzers.scenarios import Change, affordable, step_times
 from distprof.analyzers.sections import Sections
 from distprof.analyzers.whatif import KindSlowdown, WorkerSlowdown
 from distprof.analyzers.whatif_traces import TraceGraph
@@ -82,7 +82,7 @@ def slowdowns(
         transfer_ns=_median_transfers(graph),
     )
     kinds = _kinds(graph, ideal)
-    rows = _rows(graph, analyses)
+    rows = _rows(graph, analyses, ideal)
     workers = [_only(graph, ideal, keep) for keep in rows.masks]
     (ideal_ns, *steps) = step_times(graph, [_only(graph, ideal, []), *kinds.values(), *workers])
     if ideal_ns <= 0:
@@ -176,13 +176,12 @@ class _WorkerRows:
             stage = self.stage[position] if self.stage is not None else None
             if stage is not None:
                 slow = min(slow, by_set[self.num_rows + stage])
-            found.append(
-                WorkerSlowdown(rank=rank, dp_rank=self.row[position], stage=stage, slowdown=slow)
-            )
+            dp_rank = None if stage is None else self.row[position]
+            found.append(WorkerSlowdown(rank=rank, dp_rank=dp_rank, stage=stage, slowdown=slow))
         return tuple(sorted(found, key=lambda worker: (-worker.slowdown, worker.rank)))
 
 
-def _rows(graph: TraceGraph, analyses: Mapping[int, RankAnalysis]) -> _WorkerRows:
+def _rows(graph: TraceGraph, analyses: Mapping[int, RankAnalysis], ideal: _Ideal) -> _WorkerRows:
     """Rows and stages: the n-th ranks of all stages are one row; else each rank is its own."""
     held: dict[tuple[int, ...], list[int]] = {}
     for position, rank in enumerate(graph.ranks):
@@ -191,8 +190,7 @@ def _rows(graph: TraceGraph, analyses: Mapping[int, RankAnalysis]) -> _WorkerRow
     stages = [held[key] for key in sorted(held)]
     number = len(graph.ranks)
     if len(stages) < 2 or () in held or len({len(ranks) for ranks in stages}) > 1:
-        alone = tuple((position,) for position in range(min(number, MAX_WORKERS)))
-        return _WorkerRows(masks=alone, row=tuple(range(number)), stage=None, num_rows=len(alone))
+        return _alone(graph, ideal)
     row, stage = [0] * number, [0] * number
     for i, ranks in enumerate(stages):
         for j, position in enumerate(ranks):
@@ -204,6 +202,18 @@ def _rows(graph: TraceGraph, analyses: Mapping[int, RankAnalysis]) -> _WorkerRow
         stage=tuple(stage),
         num_rows=len(dp_rows),
     )
+
+
+def _alone(graph: TraceGraph, ideal: _Ideal) -> _WorkerRows:
+    """Each rank its own row; of more than can be simulated, those furthest beyond their peers."""
+    excess = graph.own_ns.sum(axis=1) - ideal.own_ns.sum(axis=1)
+    beyond = np.bincount(graph.owner, weights=excess, minlength=len(graph.ranks))
+    order = np.argsort(-beyond, kind="stable")
+    most = min(MAX_WORKERS, affordable(graph))
+    row = np.empty(len(order), dtype=np.int64)
+    row[order] = np.arange(len(order))
+    chosen = tuple((position,) for position in order[:most].tolist())
+    return _WorkerRows(masks=chosen, row=tuple(row.tolist()), stage=None, num_rows=len(chosen))
 
 
 def _explained(
