@@ -53,11 +53,13 @@ class Cause:
 def causes_of(whatif: WhatIfResult, min_share: float) -> tuple[Cause, ...]:
     """Causes that explain at least ``min_share`` of the slow-down, largest first.
 
-    Few slow workers, where they explain most of it, are the only cause named.
+    Few slow workers, where they explain most of it and have faster peers on their stages, are the
+    only cause named. A stage whose every worker is slow has more work, or slow machines only: that
+    cannot be told, and is called the stage.
     """
     found = {scenario.what: scenario for scenario in whatif.without}
     few = _cause(whatif, CauseKind.WORKERS, found.get("slowest-workers"))
-    if few is not None and (whatif.m_w or 0.0) >= FEW_WORKERS_SHARE:
+    if few is not None and (whatif.m_w or 0.0) >= FEW_WORKERS_SHARE and _have_peers(whatif, few):
         return (few,)
     correlation = whatif.micro_batch_correlation
     is_data = correlation is not None and correlation >= DATA_CORRELATION
@@ -86,6 +88,12 @@ def share_of(whatif: WhatIfResult, scenario: Scenario) -> float:
     if whatif.replayed_ns is None or whatif.ideal_ns is None:
         return 0.0
     return scenario.recoverable_ns / max(1, whatif.replayed_ns - whatif.ideal_ns)
+
+
+def _have_peers(whatif: WhatIfResult, few: Cause) -> bool:
+    """Whether no stage consists of these workers alone."""
+    ranks = set(few.scenario.ranks)
+    return not any(ranks.issuperset(stage.ranks) for stage in whatif.stages)
 
 
 def _cause(whatif: WhatIfResult, kind: CauseKind, scenario: Scenario | None) -> Cause | None:

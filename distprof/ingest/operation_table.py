@@ -106,11 +106,12 @@ def _read_columns(path: str) -> dict[str, Any]:
 
     try:
         with _opened(path) as stream:
-            file = pq.ParquetFile(stream, read_dictionary=["optype"])
-            _check_size(path, file)
+            file = pq.ParquetFile(stream)
             present = set(file.schema_arrow.names)
             _check_present(path, present)
+            _check_size(path, file)
             names = [*COLUMNS, *({"gmc"} & present)]
+            file = pq.ParquetFile(stream, metadata=file.metadata, read_dictionary=["optype"])
             table = file.read(columns=names, use_threads=False).combine_chunks()
     except (pa.ArrowException, OSError) as error:
         raise InputError(

@@ -34,7 +34,8 @@ uneven-operations: steps take 17.9 % longer than with even operations; stage 3 (
 ```
 
 ## When it is wrong
-A stage that is longer on purpose, because others lack the memory. Operations that the table lacks
+A stage that is longer on purpose, because others lack the memory. With one worker per stage a slow
+machine cannot be told from a stage that has more work. Operations that the table lacks
 (optimizer states on the host, evaluation) count as launched late, which the simulation leaves out:
 its error against the measured step is in the report.
 
