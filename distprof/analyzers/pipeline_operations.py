@@ -32,7 +32,7 @@ def pipelines_of_log(log: OperationLog) -> tuple[PipelineSlots, ...]:
     step_ns = int(np.mean(list(log.step_ns.values()))) if log.step_ns else None
     offsets = _offsets(log.operations)
     place = table["stage"]
-    num_places = int(place.max()) + 1
+    num_places = max(int(place.max()) + 1, log.mesh.get("pp", 0))
     stage = (np.maximum(table["chunk"], 0) * num_places + place).astype(np.int32)
     replica = np.maximum(table["dp_rank"], 0)
     pipelines = []
@@ -45,7 +45,7 @@ def pipelines_of_log(log: OperationLog) -> tuple[PipelineSlots, ...]:
         }
         pipelines.append(
             PipelineSlots(
-                members=ranks,
+                members=(*ranks, *[-1] * (num_places - len(ranks))),
                 slots=slots,
                 comparable=log.shares_clock,
                 step_ns=step_ns,

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from distprof.ingest.assemble import assemble_run
 from distprof.ingest.expert_counts import fits_expert_counts, read_expert_counts
 from distprof.ingest.operation_table import fits_operation_table, read_operation_table
+from distprof.ingest.pipeline_timeline import fits_pipeline_timeline, read_pipeline_timeline
 from distprof.run.expert_counts import ExpertCounts
 from distprof.run.operations import OperationLog
 from distprof.run.run import Gap, Run
@@ -35,6 +36,7 @@ class OtherKind:
 KINDS: tuple[OtherKind, ...] = (
     OtherKind(fits_expert_counts, read_expert_counts),
     OtherKind(fits_operation_table, read_operation_table),
+    OtherKind(fits_pipeline_timeline, read_pipeline_timeline),
 )
 
 
