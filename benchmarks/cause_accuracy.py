@@ -143,9 +143,10 @@ def part_of_step(job: SimulatedJob, dice: random.Random) -> int:
 
 
 def hot_expert(dice: random.Random) -> Trial:
-    """An expert gets 2.5 to 4 times the tokens of the others."""
+    """An expert gets 2.2 to 3.2 times the mean of all experts' tokens."""
     shape, seed = shape_of(dice), dice.random()
-    hot, times = dice.randrange(2 * shape.per_node), dice.uniform(2.5, 4)
+    number, load = 2 * shape.per_node, dice.uniform(2.2, 3.2)
+    hot, times = dice.randrange(number), load * (number - 1) / (number - load)
     owners = range(hot // 2, shape.world_size, shape.per_node)
     return Trial(
         job=mixture(shape, random.Random(seed), hot=hot, times=times),
@@ -157,13 +158,14 @@ def hot_expert(dice: random.Random) -> Trial:
 
 
 def slow_stage(dice: random.Random) -> Trial:
-    """A stage works 15 to 40 % longer on all replicas."""
+    """A stage has 15 to 40 % more work than the others, on all replicas; sound: the mean each."""
     stages, replicas = dice.choice(((2, 2), (4, 1), (4, 2), (2, 4), (4, 4), (8, 2)))
     stage, seed, factor = dice.randrange(stages), dice.random(), dice.uniform(1.15, 1.4)
     skew = tuple(factor if number == stage else 1.0 for number in range(stages))
+    even = (sum(skew) / stages,) * stages
     return Trial(
         job=pipeline(stages, replicas, random.Random(seed), skew=skew),
-        sound=pipeline(stages, replicas, random.Random(seed)),
+        sound=pipeline(stages, replicas, random.Random(seed), skew=even),
         says=(f"Stage {stage} ",),
         ranks=frozenset(range(stage * replicas, (stage + 1) * replicas)),
         codes=("PIP101",),
@@ -290,12 +292,13 @@ def report_of(recording: Recording) -> Report:
 def judge(trial: Trial) -> Outcome:
     """Analyse the job, and simulate it without its fault."""
     recording = trial.job.run()
-    step_ns = recording.mean_step_ns()
-    sound_ns = trial.sound.run().mean_step_ns() if trial.is_faulty else step_ns
-    findings = report_of(recording).findings
+    report = report_of(recording)
+    steps = {row.step for row in report.breakdown.steps}
+    step_ns = recording.mean_step_ns(steps)
+    sound_ns = trial.sound.run().mean_step_ns(steps) if trial.is_faulty else step_ns
     return Outcome(
         trial=trial,
-        accusations=[found for found in findings if found.code.startswith(ACCUSING)],
+        accusations=[found for found in report.findings if found.code.startswith(ACCUSING)],
         true_ns=step_ns - sound_ns,
         step_ns=step_ns,
     )

@@ -13,7 +13,7 @@ from distprof.analyzers.context import RankAnalysis
 from distprof.analyzers.held_stages import held_stages
 from distprof.analyzers.inheritance import find_roots
 from distprof.analyzers.matched import Members, RowIndex, by_size
-from distprof.run.run import ClockAlignment, Run
+from distprof.run.run import ClockAlignment, Rank, Run
 from distprof.run.waits import comparable_instances
 from distprof.schema import ABSENT, Int64Array
 from distprof.terms import CollectiveKind
@@ -187,13 +187,17 @@ def _columns(run: Run, index: RowIndex, analyses: Mapping[int, RankAnalysis]) ->
             lambda rank: run.clock.to_common(rank.rank, rank.collectives["start_ns"])
         ),
         exposed_wait_ns=index.column(lambda rank: analyses[rank.rank].exposed_wait_ns),
-        exposed_transfer_ns=index.column(
-            lambda rank: (
-                analyses[rank.rank].exposed_ns - np.maximum(analyses[rank.rank].exposed_wait_ns, 0)
-            )
-        ),
+        exposed_transfer_ns=index.column(lambda rank: _exposed_transfer(rank, analyses)),
         step=index.column(lambda rank: analyses[rank.rank].collective_step),
     )
+
+
+def _exposed_transfer(rank: Rank, analyses: Mapping[int, RankAnalysis]) -> Int64Array:
+    """Of each row; 0 for messages, in which waiting cannot be told from it."""
+    analysis = analyses[rank.rank]
+    moved = analysis.exposed_ns - np.maximum(analysis.exposed_wait_ns, 0)
+    messages = [kind for kind in CollectiveKind if kind.is_point_to_point]
+    return np.where(np.isin(rank.collectives["kind"], messages), 0, moved).astype(np.int64)
 
 
 def _waits_for_all(run: Run) -> NDArray[np.bool_]:

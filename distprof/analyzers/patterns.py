@@ -38,6 +38,7 @@ __all__ = [
     "Verdict",
     "chance_of_share",
     "find_patterns",
+    "proven_by_own_time",
 ]
 
 MIN_SHARE = 0.01
@@ -96,11 +97,10 @@ def find_patterns(
     num_ranks, num_steps = blame.lost_ns.shape
     if num_ranks < 2 or blame.num_judged == 0:
         return ()
+    persistent = proven_by_own_time(blame, step_ns, own_time)
     if num_steps >= MIN_STEPS:
-        persistent = _by_own_time(blame, step_ns, own_time) or _persistent(blame, step_ns)
-        if persistent:
-            return persistent
-    return _by_events(blame, step_ns)
+        persistent = persistent or _persistent(blame, step_ns)
+    return persistent or _by_events(blame, step_ns)
 
 
 def chance_of_share(shares: NDArray[np.float64], position: int) -> float:
@@ -123,9 +123,19 @@ def chance_of_share(shares: NDArray[np.float64], position: int) -> float:
     return min(1.0, chance)
 
 
-def _by_own_time(blame: Blame, step_ns: float, own_time: OwnTime | None) -> tuple[Verdict, ...]:
-    """Ranks whose own time shows why the others wait for them; at most half of all."""
+def proven_by_own_time(
+    blame: Blame, step_ns: float, own_time: OwnTime | None
+) -> tuple[Verdict, ...]:
+    """Ranks whose own time shows why the others wait for them; at most half of all.
+
+    Args:
+        blame: What each rank cost.
+        step_ns: Typical step time, at least 1.
+        own_time: Of the same ranks.
+    """
     if own_time is None or own_time.total_excess.shape != blame.lost_ns.shape:
+        return ()
+    if blame.lost_ns.shape[1] < MIN_STEPS:
         return ()
     total = np.median(own_time.total_excess, axis=1)  # a rank that gains elsewhere is not late
     cost = blame.lost_ns.mean(axis=1)

@@ -22,8 +22,9 @@ from distprof.analyzers.held_stages import held_stages
 from distprof.analyzers.kernels import KernelsResult
 from distprof.analyzers.links import SlowLink, find_slow_links
 from distprof.analyzers.own_time import OwnTime
-from distprof.analyzers.patterns import Verdict, find_patterns
+from distprof.analyzers.patterns import Verdict, find_patterns, proven_by_own_time
 from distprof.analyzers.pauses import HostPauses
+from distprof.analyzers.replicas import blame_of_pipelines
 from distprof.analyzers.result import Record, Result
 from distprof.analyzers.sequences import SequenceImbalance, find_sequence_imbalance
 from distprof.analyzers.telemetry import TelemetryResult
@@ -137,7 +138,13 @@ def analyze_stragglers(
     if blame.num_judged == 0:
         return replace(_nobody(_why_nothing(run, analyses, blame)), sequences=sequences)
     step_ns = _typical_step(analyses, step_time)
-    verdicts = {verdict.position: verdict for verdict in find_patterns(blame, step_ns, own_time)}
+    found: tuple[Verdict, ...] = ()
+    together = blame_of_pipelines(blame, own_time, run)
+    if together is not None:
+        found = proven_by_own_time(together, step_ns, own_time)
+        blame = together if found else blame
+    found = found or find_patterns(blame, step_ns, own_time)
+    verdicts = {verdict.position: verdict for verdict in found}
     completeness = 1 - blame.num_incomplete / blame.num_judged
     ranks = [
         _straggler(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -120,11 +121,15 @@ class Recording:
             lost[last] = lost.get(last, 0.0) + sum(waits) / len(waits)
         return lost
 
-    def mean_step_ns(self) -> float:
-        """From the first begin to the last end of the recorded steps, over their number."""
-        begin = min(log.steps[0][1] for log in self.logs)
-        end = max(log.steps[-1][2] for log in self.logs)
-        return (end - begin) / self.job.num_steps
+    def mean_step_ns(self, steps: Collection[int] | None = None) -> float:
+        """Mean over ranks and over these steps, all when None."""
+        spans = [
+            end - begin
+            for log in self.logs
+            for step, begin, end in log.steps
+            if steps is None or step in steps
+        ]
+        return sum(spans) / len(spans)
 
     def costliest_rank(self) -> int:
         """The rank that cost the others most over all steps."""

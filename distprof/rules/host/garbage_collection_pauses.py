@@ -75,6 +75,7 @@ def check(pauses: PausesResult, step_log: StepLogResult, limits: Limits) -> Iter
         cost_ns_per_step=worst.gc_ns_per_step,
         ranks=ranks,
         evidence=("pauses.ranks", "step_log.median_ns"),
+        without=f"rank {ranks[0]}" if len(ranks) == 1 else "",
     )
 
 

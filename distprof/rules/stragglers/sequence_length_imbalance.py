@@ -81,6 +81,7 @@ def check(
         cost_ns_per_step=found.lost_ns_per_step,
         confidence=Confidence.MEASURED if found.evidence == "tokens" else Confidence.INFERRED,
         evidence=("stragglers.sequences",),
+        without="even-work",
     )
 
 
