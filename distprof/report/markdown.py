@@ -12,7 +12,7 @@ from distprof.report.verdict import judge
 from distprof.report.views import tables_of
 from distprof.report.views.job import job_facts
 from distprof.report.views.recording import headline
-from distprof.report.views.table import Bar, Cell, TableView
+from distprof.report.views.table import Bar, Cell, Drawing, TableView
 from distprof.report.views.time import waterfall_table
 from distprof.rules.finding import Finding
 
@@ -24,6 +24,7 @@ MAX_BYTES = 60_000
 _MAX_CELL = 120
 _MAX_SENTENCE = 1_000
 _BAR_CELLS = 20
+_DRAWING_CELLS = 80
 _SEVERITY_MARKS = {"error": "🔴", "warning": "🟠", "info": "🔵"}
 
 
@@ -106,6 +107,8 @@ def _row(row: tuple[Cell, ...], *, strong: bool) -> str:
 
 
 def _drawn(cell: Cell) -> str:
+    if isinstance(cell, Drawing):
+        return f"`{plain(cell.draw(_DRAWING_CELLS))}`"
     return "█" * round(cell.ratio * _BAR_CELLS) if isinstance(cell, Bar) else _cell(cell)
 
 

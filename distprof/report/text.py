@@ -22,7 +22,7 @@ from distprof.report.verdict import judge
 from distprof.report.views import tables_of
 from distprof.report.views.job import job_facts
 from distprof.report.views.recording import headline
-from distprof.report.views.table import Bar, Cell, TableColumn, TableView
+from distprof.report.views.table import Bar, Cell, Drawing, TableColumn, TableView
 from distprof.rules.finding import Finding
 from distprof.units import format_ratio
 
@@ -219,14 +219,16 @@ def _drawn(view: TableView, kept: list[int], gap: int, width: int) -> Table:
     table = Table(
         box=None, show_header=named, pad_edge=False, padding=(0, gap, 0, 0), header_style="dim"
     )
-    fixed = [i for i in kept if not (view.columns[i].stretch or _has_bars(view, i))]
+    fixed = [
+        i for i in kept if not (view.columns[i].stretch or _has_bars(view, i) or _is_drawn(view, i))
+    ]
     room = width - sum(_natural_width(view, i) for i in fixed) - gap * (len(kept) - 1)
     for i in kept:
         _add_column(table, view.columns[i], max(room, _MIN_STRETCH))
     cells = min(_BAR_CELLS, max(room, _MIN_BAR))
     for number, row in enumerate(view.rows):
         style = "bold" if number in view.strong else ""
-        table.add_row(*(_drawn_cell(row[i], cells) for i in kept), style=style)
+        table.add_row(*(_drawn_cell(row[i], cells, room) for i in kept), style=style)
     return table
 
 
@@ -234,10 +236,14 @@ def _has_bars(view: TableView, index: int) -> bool:
     return any(isinstance(row[index], Bar) for row in view.rows)
 
 
+def _is_drawn(view: TableView, index: int) -> bool:
+    return any(isinstance(row[index], Drawing) for row in view.rows)
+
+
 def _least_width(view: TableView, index: int) -> int:
     """Columns of the terminal that a table's column needs at least."""
     natural, column = _natural_width(view, index), view.columns[index]
-    if _has_bars(view, index):
+    if _has_bars(view, index) or _is_drawn(view, index):
         return _MIN_BAR
     return min(natural, _MIN_STRETCH) if column.stretch or column.wrap else natural
 
@@ -260,7 +266,9 @@ def _add_column(table: Table, column: TableColumn, room: int) -> None:
     )
 
 
-def _drawn_cell(cell: Cell, bar_cells: int) -> Text:
+def _drawn_cell(cell: Cell, bar_cells: int, room: int) -> Text:
+    if isinstance(cell, Drawing):
+        return Text(plain(cell.draw(max(room, _MIN_BAR))))
     if isinstance(cell, Bar):
         glyph, style = _glyph(cell.key)
         return Text(glyph * round(cell.ratio * bar_cells), style=style)

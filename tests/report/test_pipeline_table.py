@@ -45,8 +45,8 @@ def test_a_row_per_position_with_its_ranks_work_and_mean_waiting():
     assert table is not None
     assert [column.title for column in table.columns][:2] == ["stage", "ranks"]
     assert [tuple(row) for row in table.rows] == [
-        ("0, 3", "0-1", "8", "80.0 ms", "10.0 ms", "-50.0 %", "20.0 ms"),
-        ("1, 2", "2-3", "8", "160 ms", "20.0 ms", "100 %", "1.00 ms"),
+        ("0, 3", "0-1", "8", "80.0 ms", "10.0 ms", "-50.0 %", "20.0 ms", "–"),
+        ("1, 2", "2-3", "8", "160 ms", "20.0 ms", "100 %", "1.00 ms", "–"),
     ]
 
 

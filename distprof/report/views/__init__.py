@@ -20,7 +20,8 @@ from distprof.report.views.moe import (
     placement_table,
 )
 from distprof.report.views.operations import slowdown_table
-from distprof.report.views.pipeline import pipeline_table
+from distprof.report.views.pipeline import bubble_table, pipeline_table, predictions_table
+from distprof.report.views.pipeline_picture import pipeline_picture
 from distprof.report.views.recording import clocks_table, not_checked_table, quality_table
 from distprof.report.views.records import (
     memory_table,
@@ -46,6 +47,9 @@ _TABLES: tuple[Callable[..., TableView | None], ...] = (
     overlap_table,
     collectives_table,
     pipeline_table,
+    bubble_table,
+    pipeline_picture,
+    predictions_table,
     moe_table,
     placement_table,
     expert_ranks_table,

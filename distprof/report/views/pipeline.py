@@ -1,20 +1,98 @@
-"""Pipeline parallelism: what each stage works."""
+"""Pipeline parallelism: the bubble, what it is made of, each stage's work, and other schedules."""
 
 from __future__ import annotations
 
-from distprof.analyzers.pipeline import PipelineResult
+from distprof.analyzers.pipeline import (
+    PipelineGroup,
+    PipelinePrediction,
+    PipelineResult,
+    StageDetail,
+)
 from distprof.report.model import Report
 from distprof.report.views.table import TableColumn, TableView
 from distprof.units import fold_ranks, format_duration, format_ratio
 
-__all__ = ["pipeline_table"]
+__all__ = ["bubble_table", "pipeline_table", "predictions_table"]
+
+MAX_GROUPS = 4
+MAX_STAGES = 16
+MAX_PREDICTIONS = 5
+
+_PARTS = (
+    ("warm_up_drain_ns", "warm-up and drain", "of this order with equal stages"),
+    ("imbalance_ns", "unequal stages", "what the busiest stage adds"),
+    ("variation_ns", "unlike micro-batches", "of one stage, some take longer"),
+    ("exposed_p2p_ns", "messages", "waited for after they were sent"),
+    ("host_ns", "host and other", "late launches, stalls inside of slots"),
+)
 
 
-def pipeline_table(report: Report, *, show_all: bool) -> TableView | None:  # noqa: ARG001
+def bubble_table(report: Report, *, show_all: bool) -> TableView | None:
+    """Bubble of each shape of pipeline, and what its idle is made of."""
+    groups = report.pipeline.groups
+    if not groups:
+        return None
+    shown = groups if show_all else groups[:MAX_GROUPS]
+    rows = [row for group in shown for row in _bubble_rows(group)]
+    notes = [note for group in shown for note in (_source(group), *group.notes)]
+    if len(shown) < len(groups):
+        notes.append(f"and {len(groups) - len(shown)} more pipelines of other shapes")
+    return TableView(
+        title="Pipeline bubble",
+        caption="mean per step; idle is what the mean rank does not work",
+        columns=(
+            TableColumn(title="", left=True),
+            TableColumn(title="time"),
+            TableColumn(title="share"),
+            TableColumn(title="", left=True, stretch=True),
+        ),
+        rows=tuple(rows),
+        notes=tuple(dict.fromkeys(notes)),
+        strong=frozenset(i for i, row in enumerate(rows) if not row[0].startswith("  ")),
+    )
+
+
+def _bubble_rows(group: PipelineGroup) -> list[tuple[str, str, str, str]]:
+    """The bubble, its parts, and the ideal."""
+    span = group.span_ns or 0
+    rows = [
+        (
+            f"{group.schedule}, ranks {fold_ranks(group.ranks)}",
+            format_duration(group.idle_ns),
+            format_ratio(group.bubble_fraction),
+            f"of {format_duration(group.span_ns)}; {_shape(group)}",
+        )
+    ]
+    for name, label, meaning in _PARTS:
+        part = getattr(group, name)
+        if part is not None:
+            share = format_ratio(part / span) if span else "–"
+            rows.append((f"  {label}", format_duration(part), share, meaning))
+    if group.ideal_bubble_fraction is not None:
+        how = {"replay": "this order, equal stages"}.get(group.ideal_source or "", "(P−1)/(VM+P−1)")
+        rows.append(("  ideal", "", format_ratio(group.ideal_bubble_fraction), how))
+    return rows
+
+
+def _shape(group: PipelineGroup) -> str:
+    per_rank = f" ({group.virtual_stages} a rank)" if group.virtual_stages > 1 else ""
+    return f"{group.stages} stages{per_rank}, M = {group.num_micro_batches}"
+
+
+def _source(group: PipelineGroup) -> str:
+    pipelines = len(group.replicas)
+    alike = f"; the median of {pipelines} pipelines of this shape" if pipelines > 1 else ""
+    return f"from {group.source}, {group.confidence.value}{alike}"
+
+
+def pipeline_table(report: Report, *, show_all: bool) -> TableView | None:
     """Work of the stages beside each other."""
     result = report.pipeline
     if not result.positions:
-        return None
+        return _stage_table(result, show_all=show_all)
+    held = {
+        stage.stage: stage.in_flight for group in result.groups[:1] for stage in group.stages_detail
+    }
     return TableView(
         title="Pipeline",
         caption="mean per step; work without waiting for other stages",
@@ -26,6 +104,7 @@ def pipeline_table(report: Report, *, show_all: bool) -> TableView | None:  # no
             TableColumn(title="each"),
             TableColumn(title="beyond others"),
             TableColumn(title="waits"),
+            TableColumn(title="in flight"),
         ),
         rows=tuple(
             (
@@ -36,13 +115,99 @@ def pipeline_table(report: Report, *, show_all: bool) -> TableView | None:  # no
                 format_duration(position.work_ns_per_micro_batch),
                 format_ratio(position.excess_ratio),
                 format_duration(_waits(result, position.ranks)),
+                _in_flight([held.get(stage) for stage in position.stages]),
             )
             for position in result.positions
         ),
     )
 
 
+def _in_flight(held: list[int | None]) -> str:
+    known = [str(number) for number in held if number is not None]
+    return ", ".join(known) if known else "–"
+
+
 def _waits(result: PipelineResult, ranks: tuple[int, ...]) -> float:
     """Mean waiting of these ranks, per step."""
     waits = [rank.wait_ns_per_step for rank in result.ranks if rank.rank in ranks]
     return sum(waits) / max(len(waits), 1)
+
+
+def _stage_table(result: PipelineResult, *, show_all: bool) -> TableView | None:
+    """The same of a log or of messages, where there are no marks."""
+    stages = [stage for group in result.groups[:1] for stage in group.stages_detail]
+    if not stages:
+        return None
+    limiting = result.groups[0].limiting_stage
+    shown = stages if show_all else stages[:MAX_STAGES]
+    left_out = len(stages) - len(shown)
+    return TableView(
+        title="Pipeline",
+        caption="mean per step; work without waiting for other stages",
+        columns=(
+            TableColumn(title="stage"),
+            TableColumn(title="rank"),
+            TableColumn(title="work"),
+            TableColumn(title="forward"),
+            TableColumn(title="backward"),
+            TableColumn(title="idle"),
+            TableColumn(title="in flight"),
+            TableColumn(title="", left=True),
+        ),
+        rows=tuple(_stage_row(stage, limits=stage.stage == limiting) for stage in shown),
+        notes=(f"and {left_out} more stages",) if left_out else (),
+    )
+
+
+def _stage_row(stage: StageDetail, *, limits: bool) -> tuple[str, ...]:
+    return (
+        str(stage.stage),
+        str(stage.rank),
+        format_duration(stage.work_ns_per_step),
+        format_duration(stage.forward_ns),
+        format_duration(stage.backward_ns),
+        format_ratio(stage.bubble_fraction),
+        "–" if stage.in_flight is None else str(stage.in_flight),
+        "limits" if limits else "",
+    )
+
+
+def predictions_table(report: Report, *, show_all: bool) -> TableView | None:
+    """The best of other configurations, for the first pipeline that has any."""
+    groups = [group for group in report.pipeline.groups if group.predictions]
+    if not groups:
+        return None
+    group = groups[0]
+    useful = [row for row in group.predictions if row.saved_ns > 0 or show_all]
+    shown = useful if show_all else useful[:MAX_PREDICTIONS]
+    if not shown:
+        return None
+    return TableView(
+        title="Pipeline otherwise",
+        caption=f"predicted step, now {format_duration(group.step_ns or group.span_ns)}",
+        columns=(
+            TableColumn(title="change", left=True, stretch=True),
+            TableColumn(title="step"),
+            TableColumn(title="saves"),
+            TableColumn(title="bubble"),
+        ),
+        rows=tuple(_prediction_row(row) for row in shown),
+        notes=_prediction_notes(group),
+    )
+
+
+def _prediction_row(row: PipelinePrediction) -> tuple[str, ...]:
+    saved = format_duration(row.saved_ns) if row.saved_ns >= 0 else "none"
+    return (row.what, format_duration(row.step_ns), saved, format_ratio(row.bubble_fraction))
+
+
+def _prediction_notes(group: PipelineGroup) -> tuple[str, ...]:
+    notes = [
+        "the same batch: with more micro-batches each is smaller, and takes less in proportion; "
+        "other stages per rank are equal ones"
+    ]
+    if group.prediction_error_ratio is not None:
+        error = format_ratio(abs(group.prediction_error_ratio))
+        way = "below" if group.prediction_error_ratio < 0 else "above"
+        notes.append(f"the present one is predicted {error} {way} the measured: all are corrected")
+    return tuple(notes)

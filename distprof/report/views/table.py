@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["Bar", "Cell", "TableColumn", "TableView", "counted", "folded_ranks"]
+__all__ = ["Bar", "Cell", "Drawing", "TableColumn", "TableView", "counted", "folded_ranks"]
 
 MAX_RANKS_SHOWN = 12
 MAX_OUTLIERS = 5
@@ -27,7 +27,18 @@ class Bar:
     key: str
 
 
-Cell = str | Bar
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """Something drawn with characters, as wide as there is room.
+
+    Args:
+        draw: From a number of characters to the text of one line.
+    """
+
+    draw: Callable[[int], str]
+
+
+Cell = str | Bar | Drawing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
