@@ -88,7 +88,7 @@ def graph_of(rows: StepRows) -> StepGraph:
     group = _groups(rows, pairs)
     notes = []
     if num_unpaired:
-        notes.append(f"{num_unpaired:,} messages per step have no partner in the log.")
+        notes.append(f"Messages per step without a partner in the log: {num_unpaired:,}.")
     return _with_meetings(len(rows), group, (source, target), tuple(notes))
 
 
@@ -180,16 +180,16 @@ def _matched(
     """
     compute = _in_order(rows, rows.of(f"{way}-compute"))
     by_seq = compute[np.lexsort((rows.seq[compute], rows.lane[compute]))]
-    num_lanes = int(rows.lane.max()) + 1
-    count = np.bincount(rows.lane[by_seq], minlength=num_lanes)
+    num_workers = int(rows.worker.max()) + 1
+    count = np.bincount(rows.worker[by_seq], minlength=num_workers)
     launched = messages[_is_launched(rows, messages, compute, is_send=is_send)]
-    lane = rows.lane[launched]
-    number = _number_in(lane)
+    worker = rows.worker[launched]
+    number = _number_in(worker)
     if not is_send:  # the first receive of an interleaved schedule's first stage may be missing
-        number = number + (np.bincount(lane, minlength=num_lanes) + 1 == count)[lane]
-    has_compute = number < count[lane]
-    launched, lane, number = launched[has_compute], lane[has_compute], number[has_compute]
-    place = (np.cumsum(count) - count)[lane] + number
+        number = number + (np.bincount(worker, minlength=num_workers) + 1 == count)[worker]
+    has_compute = number < count[worker]
+    launched, worker, number = launched[has_compute], worker[has_compute], number[has_compute]
+    place = (np.cumsum(count) - count)[worker] + number
     partner = by_seq[place] if len(by_seq) else np.empty(0, np.int64)
     if is_send:
         return [(partner, launched)], launched[_goes_on(rows, partner, way, is_send=True)]
@@ -202,16 +202,16 @@ def _matched(
 def _is_launched(
     rows: StepRows, messages: Int64Array, compute: Int64Array, *, is_send: bool
 ) -> NDArray[np.bool_]:
-    num_lanes = int(rows.lane.max()) + 1
-    lane, of_compute = rows.lane[messages], rows.lane[compute]
+    num_workers = int(rows.worker.max()) + 1
+    worker, of_compute = rows.worker[messages], rows.worker[compute]
     if is_send:
-        first = np.full(num_lanes, np.iinfo(np.int64).max)
+        first = np.full(num_workers, np.iinfo(np.int64).max)
         np.minimum.at(first, of_compute, rows.end[compute, 0])
-        launched: NDArray[np.bool_] = rows.end[messages, 0] >= first[lane] - EPS_NS
+        launched: NDArray[np.bool_] = rows.end[messages, 0] >= first[worker] - EPS_NS
         return launched
-    last = np.full(num_lanes, np.iinfo(np.int64).min // 2)
+    last = np.full(num_workers, np.iinfo(np.int64).min // 2)
     np.maximum.at(last, of_compute, rows.start[compute, 0])
-    launched = rows.start[messages, 0] <= last[lane] + EPS_NS
+    launched = rows.start[messages, 0] <= last[worker] + EPS_NS
     return launched
 
 

@@ -79,10 +79,14 @@ class OperationReplay:
 
     def keeping(self, masks: Sequence[Mask]) -> Int64Array:
         """int64 ns, shape ``(masks, s)``: all is ideal but the operations of a mask."""
+        return self.keeping_each(len(masks), masks.__getitem__)
+
+    def keeping_each(self, count: int, mask: Callable[[int], Mask]) -> Int64Array:
+        """The same for many masks, each made when it is needed."""
         return self._many(
-            len(masks),
+            count,
             lambda i, step: np.where(
-                masks[i][:, np.newaxis], self.actual[:, step], self.ideal[:, np.newaxis]
+                mask(i)[:, np.newaxis], self.actual[:, step], self.ideal[:, np.newaxis]
             ),
         )
 
@@ -175,8 +179,8 @@ def replay_of(rows: StepRows) -> OperationReplay:
     notes = [*rows.notes, *graph.notes]
     if num_wrong:
         notes.append(
-            f"{num_wrong:,} transfers end more than {CLOCK_TOLERANCE_NS // 10**6} ms before "
-            "their last member begins; taken as 0."
+            f"Transfers that end more than {CLOCK_TOLERANCE_NS // 10**6} ms before their last "
+            f"member begins, taken as 0: {num_wrong:,}."
         )
     return OperationReplay(
         rows=rows, graph=graph, actual=actual, ideal=_ideal(rows, actual), notes=tuple(notes)

@@ -49,6 +49,7 @@ class StepRows:
         steps: int64, shape ``(s,)``, step numbers.
         kind: int64, shape ``(n,)``, index into KINDS.
         lane: int64, shape ``(n,)``: worker, numbered ``dp_rank * num_stages + stage``.
+        worker: int64, shape ``(n,)``: the same, numbered without gaps.
         rank: int64, shape ``(n,)``, as the log numbers it.
         seq: int64, shape ``(n,)``.
         chunk: int64, shape ``(n,)``, 0 where the log does not say.
@@ -62,6 +63,7 @@ class StepRows:
     steps: Int64Array
     kind: Int64Array
     lane: Int64Array
+    worker: Int64Array
     rank: Int64Array
     seq: Int64Array
     chunk: Int64Array
@@ -105,14 +107,15 @@ def lay_out(log: OperationLog) -> StepRows | None:
     steps, rows, left_out = _alike(table["step"][order], keys)
     if left_out:
         notes.append(
-            f"{left_out:,} of {left_out + len(steps):,} steps have other operations than most "
-            "and are left out."
+            "Steps left out because they have other operations than most: "
+            f"{left_out:,} of {left_out + len(steps):,}."
         )
     first, every = order[rows[:, 0]], order[rows]
     return StepRows(
         steps=steps,
         kind=kind[first],
         lane=lane[first],
+        worker=np.unique(lane[first], return_inverse=True)[1],
         rank=table["rank"][first].astype(np.int64),
         seq=table["seq"][first],
         chunk=np.maximum(table["chunk"][first], 0).astype(np.int64),
@@ -138,8 +141,8 @@ def _unknown_kinds(table: Table, kind: Int64Array) -> list[str]:
     names = sorted({unknown.values[code] for code in np.unique(unknown.codes).tolist()})
     more = f" and {len(names) - 5} more" if len(names) > 5 else ""
     return [
-        f"{len(unknown):,} operations are left out, for it is not known what waits for their "
-        f"kind: {', '.join(names[:5])}{more}."
+        "Operations left out because it is not known what waits for their kind: "
+        f"{len(unknown):,} of {len(table):,} ({', '.join(names[:5])}{more})."
     ]
 
 

@@ -30,6 +30,9 @@ __all__ = [
 ]
 
 SLOWEST_PERCENT = 3
+MAX_CELLS = 500_000_000
+"""Operations times steps times rows that are simulated to tell rows apart: about a minute."""
+
 COMPUTE = ("forward-compute", "backward-compute")
 _TOGETHER = {
     "forward-pp-comm": ("forward-send", "forward-recv"),
@@ -73,20 +76,26 @@ def by_kind(replay: OperationReplay) -> dict[str, Int64Array]:
 
 def by_stage(replay: OperationReplay) -> Int64Array:
     """int64 ns, shape ``(p, s)``: all is ideal but one pipeline stage."""
-    stages = range(replay.rows.num_stages)
-    return replay.keeping([replay.rows.stage == stage for stage in stages])
+    stage = replay.rows.stage
+    return replay.keeping_each(replay.rows.num_stages, lambda number: stage == number)
 
 
-def by_dp_rank(replay: OperationReplay) -> Int64Array:
+def by_dp_rank(replay: OperationReplay) -> Int64Array | None:
     """int64 ns, shape ``(d, s)``: all is ideal but one data-parallel row.
 
     Where all rows do the same operations, the ideal ones are alike, so that one of them stands for
     all: a simulation of two rows instead of d.
+
+    Returns:
+        None where rows differ and are too many to simulate each among all.
     """
-    num = int(replay.rows.dp_rank.max()) + 1
+    dp_rank = replay.rows.dp_rank
+    num = int(dp_rank.max()) + 1
     pair = _as_pair(replay, num)
     if pair is None:
-        return replay.keeping([replay.rows.dp_rank == row for row in range(num)])
+        if num * replay.actual.size > MAX_CELLS:
+            return None
+        return replay.keeping_each(num, lambda number: dp_rank == number)
     length: Int64Array = pair.keeping([pair.rows.dp_rank == 0])[0]
     return length.reshape(num, replay.num_steps)
 
@@ -106,6 +115,7 @@ def _as_pair(replay: OperationReplay, num: int) -> OperationReplay | None:
         rows,
         kind=rows.kind[two],
         lane=rows.lane[two],
+        worker=rows.worker[two],
         rank=rows.rank[two],
         seq=rows.seq[two],
         chunk=rows.chunk[two],

@@ -34,6 +34,10 @@ MIN_SLOWDOWN = 1.03
 """Below this S nobody is blamed: shares of so small a difference are noise."""
 
 MIN_RECOVERABLE_RATIO = 0.01
+ROWS_DIFFER = (
+    "Data-parallel rows do different operations, and are too many to be simulated one by one: "
+    "workers are compared by their stage only."
+)
 MAX_ROWS = 64
 MAX_WORKERS_FIXED = 16
 
@@ -68,8 +72,10 @@ def _answer(replay: OperationReplay, simulated: Int64Array, ideal: int) -> WhatI
     kinds = by.by_kind(replay)
     stages = by.by_stage(replay).mean(axis=1) / ideal
     workers = by.workers_of(replay.rows)
-    per_row = by.by_dp_rank(replay).mean(axis=1) / ideal
-    slowdown = np.minimum(per_row[workers.dp_rank], stages[workers.stage])
+    slowdown = stages[workers.stage]
+    rows = by.by_dp_rank(replay)
+    if rows is not None:
+        slowdown = np.minimum(rows.mean(axis=1)[workers.dp_rank] / ideal, slowdown)
     late = by.slowest(workers, slowdown)
     causes = _Causes(replay, step, measured)
     last = replay.rows.stage == replay.rows.num_stages - 1
@@ -94,7 +100,7 @@ def _answer(replay: OperationReplay, simulated: Int64Array, ideal: int) -> WhatI
         stages=_stage_slowdowns(replay, workers, stages),
         steps=_step_slowdowns(replay, simulated, ideal),
         micro_batch_correlation=by.micro_batch_correlation(replay),
-        unavailable=replay.notes,
+        unavailable=replay.notes if rows is not None else (*replay.notes, ROWS_DIFFER),
     )
 
 
@@ -155,7 +161,7 @@ class _Causes:
             (f"kind {kind}", f"every {kind} as long as usual", mask, ())
             for kind, mask in by.masks_by_kind(rows).items()
         ]
-        for stage in range(rows.num_stages - 1):  # the last is a scenario of its own
+        for stage in np.unique(rows.stage)[:-1].tolist():  # the last is a scenario of its own
             mask = rows.stage == stage
             ranks = tuple(np.unique(rows.rank[mask]).tolist())
             parts.append((f"stage {stage}", f"stage {stage} ideal", mask, ranks))

@@ -41,6 +41,7 @@ MAX_SECONDS = 1e6
 """A step that lasts longer (eleven days) was written in another unit."""
 
 _WHOLE = ("dp_rank", "stage", "rank", "step", "seq_id", "mc", "mb_id")
+_LARGEST = {"step": 2**53, "dp_rank": 2**20, "stage": 1_023, "mc": 1_023}
 _NEVER_NEGATIVE = ("dp_rank", "stage", "rank", "seq_id")
 _LAYOUT = f"the columns {', '.join(COLUMNS)}"
 _WRITE_AGAIN = "write the table again; docs/how-to/operation-tables.md says what it holds"
@@ -221,7 +222,7 @@ def _whole(path: str, name: str, values: NDArray[Any]) -> Int64Array:
     if values.dtype.kind == "f" and (values != np.rint(values)).any():
         raise _bad(path, name, "whole numbers", "fractions")
     low, high = values.min(), values.max()
-    largest = 2**31 - 1 if name != "step" else 2**53
+    largest = _LARGEST.get(name, 2**31 - 1)
     if low < (0 if name in _NEVER_NEGATIVE else -largest) or high > largest:
         raise _bad(path, name, "numbers that can be", f"{low} to {high}")
     return values.astype(np.int64)
@@ -253,7 +254,7 @@ def _operations(path: str, columns: dict[str, Any]) -> tuple[Table, list[str]]:
     )
     notes = []
     if num_negative:
-        notes.append(f"{num_negative:,} operations have a negative duration; taken as 0.")
+        notes.append(f"Negative durations, taken as 0: {num_negative:,} of {len(start):,}.")
     if _is_laid_out_otherwise(columns):
         notes.append(
             "Model chunks are not dealt to stages in turn (gmc is not mc times stages plus stage): "

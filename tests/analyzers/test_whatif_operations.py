@@ -259,7 +259,9 @@ def test_steps_with_other_operations_are_left_out_and_counted():
     log = joined([log_of(BY_HAND, steps=(1, 2)), log_of(BY_HAND[:-1], steps=(3,))])
     result = simulate_operations(log)
     assert result.num_steps == 2
-    assert result.unavailable == ("1 of 3 steps have other operations than most and are left out.",)
+    assert result.unavailable == (
+        "Steps left out because they have other operations than most: 1 of 3.",
+    )
 
 
 def test_kinds_without_a_known_place_are_left_out_and_named():
@@ -295,7 +297,7 @@ def test_a_step_that_takes_no_time_is_no_division_by_zero():
 def test_a_message_without_partner_is_counted():
     rows = [row for row in BY_HAND if row[2:4] != ("forward-recv", 1)]
     result = simulate_operations(log_of(rows))
-    assert "no partner" in result.unavailable[0]
+    assert "without a partner in the log: 1" in result.unavailable[0]
     assert result.slowdown is not None
 
 

@@ -111,7 +111,7 @@ def test_negative_durations_are_counted_and_said(path):
     duration[3] = -0.5
     again = read_operation_table(str(write_table(path, log, duration=duration)))
     assert (again.operations["end_ns"] >= again.operations["start_ns"]).all()
-    assert again.notes == ("1 operations have a negative duration; taken as 0.",)
+    assert again.notes == ("Negative durations, taken as 0: 1 of 20.",)
 
 
 def test_chunks_that_are_not_dealt_in_turn_are_said(path):
