@@ -14,7 +14,7 @@ began again while a collective still ran) blocked nobody: it is own time, spent 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -85,16 +85,19 @@ def main_line(
 class _Cuts:
     """Moments in order, twice their time and one more for those at which only something is asked.
 
-    At the same time going on comes before asking. ``segment`` is what each cut opens.
+    At the same time going on comes before asking. Times count from ``origin_ns``, as twice the time
+    since the epoch may be too large a number. ``segment`` is what each cut opens.
     """
 
+    origin_ns: int
     keys: Int64Array
     segment: Int64Array
 
     @staticmethod
     def of(hard_ns: Int64Array, soft_ns: Int64Array) -> _Cuts:
-        keys = np.unique(np.concatenate((hard_ns * 2, soft_ns * 2 + 1)))
-        return _Cuts(keys=keys, segment=np.arange(len(keys), dtype=np.int64))
+        origin = int(hard_ns[0])
+        keys = np.unique(np.concatenate(((hard_ns - origin) * 2, (soft_ns - origin) * 2 + 1)))
+        return _Cuts(origin_ns=origin, keys=keys, segment=np.arange(len(keys), dtype=np.int64))
 
     @property
     def is_soft(self) -> NDArray[np.bool_]:
@@ -104,22 +107,23 @@ class _Cuts:
     @property
     def spans(self) -> Intervals:
         """From each cut to the next; nothing after the last."""
-        time = self.keys >> 1
+        time = (self.keys >> 1) + self.origin_ns
         return Intervals(time, np.concatenate((time[1:], time[-1:])))
 
     def without(self, dropped: NDArray[np.bool_], own: Int64Array) -> tuple[_Cuts, Int64Array]:
         """Cuts whose segments are joined to those before them."""
-        return _Cuts(keys=self.keys, segment=np.cumsum(~dropped) - 1), own[~dropped]
+        segment = np.cumsum(~dropped) - 1
+        return replace(self, segment=segment), own[~dropped]
 
     def before_soft(self, time: Int64Array) -> Int64Array:
         """The segment that ends where something is asked for."""
-        at = np.searchsorted(self.keys, time * 2 + 1)
+        at = np.searchsorted(self.keys, (time - self.origin_ns) * 2 + 1)
         before: Int64Array = self.segment[np.clip(at - 1, 0, len(self.keys) - 1)]
         return before
 
     def after_hard(self, time: Int64Array) -> Int64Array:
         """The segment that starts at a moment of going on."""
-        at = np.searchsorted(self.keys, time * 2)
+        at = np.searchsorted(self.keys, (time - self.origin_ns) * 2)
         after: Int64Array = self.segment[np.minimum(at, len(self.keys) - 1)]
         return after
 
