@@ -29,7 +29,7 @@ _LAUNCHERS: tuple[tuple[str, tuple[str, str, str, str, str]], ...] = (
     ("torchrun", ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")),
     (
         "slurm",
-        ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE", "SLURM_NODEID"),
+        ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "", "SLURM_NODEID"),
     ),
     (
         "mpi",
@@ -92,6 +92,8 @@ def placement(environment: Mapping[str, str] | None = None) -> Placement:
         if origin == "slurm" and "SLURM_STEP_ID" not in env:
             continue  # in a batch script, outside srun: SLURM_PROCID is 0 and says nothing
         rank, world_size, local_rank, local_world_size, node = values
+        if origin == "slurm":  # SLURM_NTASKS_PER_NODE is what was asked of the job, if anything was
+            local_world_size = _tasks_on_node(env.get("SLURM_STEP_TASKS_PER_NODE", ""), node)
         if rank is not None and world_size is not None and rank < world_size:
             break
     else:
@@ -153,6 +155,17 @@ def allowed_environment(environment: Mapping[str, str] | None = None) -> dict[st
         for name in sorted(env)
         if _ALLOWED.match(name) and not _SECRET.search(name)
     }
+
+
+def _tasks_on_node(text: str, node: int | None) -> int | None:
+    """What SLURM's list says of one node: ``2(x3),1`` is 2, 2, 2, 1. None if it says nothing."""
+    counts: list[int] = []
+    for part in text.split(","):
+        found = re.fullmatch(r"(\d{1,6})(?:\(x(\d{1,6})\))?", part)
+        if found is None:
+            return None
+        counts += [int(found[1])] * int(found[2] or 1)
+    return counts[node] if node is not None and node < len(counts) else None
 
 
 def _number(text: str | None) -> int | None:

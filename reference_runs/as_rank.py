@@ -15,10 +15,11 @@ from pathlib import Path
 from distprof.errors import UsageError
 from probes.environment import Placement
 from probes.job import rank_process
+from probes.job.alarm import ANSWER_S, Alarm
 from probes.job.directory import DEFAULT_FOLDER
 from probes.job.ending import JOB_FAILED, Wishes, end_job
 from probes.job.interrupts import Interrupts
-from probes.job.other_hosts import agreed_directory, evidence_of_others, write_exits
+from probes.job.other_hosts import agreed_directory, evidence_of_others, job_name, leave_word
 from probes.job.supervise import Phase, Supervisor
 from probes.job.telling import say
 from reference_runs.job import supervisor_of
@@ -30,6 +31,7 @@ __all__ = ["run_as_rank"]
 
 _LOOK_S = 0.05
 _DEFAULT_PORT = 29500
+_FIRST_PORT, _NUM_PORTS = 16_384, 16_000
 
 
 def run_as_rank(settings: Settings, wishes: Wishes, place: Placement) -> int:
@@ -50,6 +52,7 @@ def run_as_rank(settings: Settings, wishes: Wishes, place: Placement) -> int:
     check(settings, place.world_size or 1)
     run_dir = _agreed_directory(settings, wishes, place)
     supervisor = supervisor_of(run_dir, settings)
+    alarm = Alarm(run_dir)
     quiet = wishes.quiet or place.rank != 0
     with Interrupts(lambda text: say(text, quiet=quiet)) as interrupts:
         command = rank_process.command(run_dir, WORKER)
@@ -60,13 +63,31 @@ def run_as_rank(settings: Settings, wishes: Wishes, place: Placement) -> int:
         with job_progress(settings.configuration.training.steps, quiet=quiet) as show:
             while supervisor.look() is not Phase.OVER:
                 interrupts.serve(supervisor)
+                alarm.serve(supervisor)
                 show(supervisor.progress)
                 time.sleep(_LOOK_S)
         child.wait()
-        return _left(run_dir, settings, supervisor, interrupts, wishes, place)
+        alarm.serve(supervisor)
+        if place.rank != 0:
+            return _leave(run_dir, supervisor, interrupts, alarm)
+        try:
+            return _conclude(run_dir, settings, supervisor, interrupts, wishes, place)
+        finally:
+            alarm.silence()
 
 
-def _left(
+def _leave(run_dir: Path, supervisor: Supervisor, interrupts: Interrupts, alarm: Alarm) -> int:
+    """Tell rank 0 how this rank ended."""
+    leave_word(run_dir, supervisor.evidence())
+    if supervisor.is_sound:
+        return 0
+    if interrupts.signal is not None:
+        return interrupts.exit_code
+    alarm.wait_for_the_end()
+    return JOB_FAILED
+
+
+def _conclude(
     run_dir: Path,
     settings: Settings,
     supervisor: Supervisor,
@@ -74,12 +95,9 @@ def _left(
     wishes: Wishes,
     place: Placement,
 ) -> int:
-    """Tell rank 0 how this rank ended; on rank 0, hear the others and end the job."""
-    end = supervisor.exits[place.rank]
-    if place.rank != 0:
-        write_exits(run_dir, supervisor.exits)
-        return 0 if end.code == 0 else JOB_FAILED
-    patience_s = settings.configuration.training.group_timeout_s if end.code == 0 else 5.0
+    """On rank 0: hear the others and end the job."""
+    is_sound = supervisor.is_sound
+    patience_s = settings.configuration.training.group_timeout_s if is_sound else ANSWER_S
     others = set(range(place.world_size or 1)) - {0}
     elsewhere = evidence_of_others(run_dir, others, patience_s=patience_s)
     return end_job(run_dir, supervisor, interrupts, wishes, elsewhere=elsewhere)
@@ -132,33 +150,31 @@ def _first_of(nodes: str) -> str:
 
 
 def _port() -> int:
-    """The same on each rank of a job, and seldom that of another job on the same host."""
-    job = os.environ.get("SLURM_JOB_ID", "")
-    return 20_000 + int(job) % 20_000 if job.isdecimal() else _DEFAULT_PORT
+    """The same on each rank of a job, and seldom that of another job on the same host.
+
+    Below the ports that Linux gives to outgoing connections.
+    """
+    job, step = os.environ.get("SLURM_JOB_ID", ""), os.environ.get("SLURM_STEP_ID", "")
+    if not job.isdecimal():
+        return _DEFAULT_PORT
+    number = int(job) + 1009 * (int(step) if step.isdecimal() else 0)
+    return _FIRST_PORT + number % _NUM_PORTS
 
 
 def _agreed_directory(settings: Settings, wishes: Wishes, place: Placement) -> Path:
-    """The run directory, the same on each rank; rank 0 describes the run in it."""
-    workload = settings.configuration.workload.name
-    folder = wishes.out or DEFAULT_FOLDER / f"{workload}-{_job_name()}"
-    return agreed_directory(
-        folder,
-        is_first=place.rank == 0,
-        describe=lambda: described(settings, place.world_size or 1),
-    )
-
-
-def _job_name() -> str:
-    """What all ranks of this job call it.
+    """The run directory, the same on each rank; rank 0 describes the run in it.
 
     Raises:
-        UsageError: If its launcher has no name for it.
+        UsageError: If nothing here names it.
     """
-    for name in ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID"):
-        value = os.environ.get(name, "")
-        if value and value != "none":  # torchrun's default
-            step = os.environ.get("SLURM_STEP_ID", "") if name == "SLURM_JOB_ID" else ""
-            return f"{value}.{step}" if step else value
-    raise UsageError(
-        "name a new folder with -o: every rank must know it, and nothing here names the job"
+    name = job_name()
+    if wishes.out is None and not name:
+        raise UsageError(
+            "name a new folder with -o: every rank must know it, and nothing here names the job"
+        )
+    workload = settings.configuration.workload.name
+    return agreed_directory(
+        wishes.out or DEFAULT_FOLDER / f"{workload}-{name}",
+        is_first=place.rank == 0,
+        describe=lambda: described(settings, place.world_size or 1),
     )

@@ -8,11 +8,12 @@ from pathlib import Path
 
 from distprof.errors import DistprofError, MissingExtraError, UsageError
 from probes.environment import placement
+from probes.job.alarm import ANSWER_S, Alarm
 from probes.job.directory import new_run_directory, write_run_file
 from probes.job.ending import JOB_FAILED, Wishes, end_job
 from probes.job.interrupts import Interrupts
-from probes.job.other_hosts import agreed_directory, evidence_of_others, write_exits
-from probes.job.supervise import Patience, Progress, Supervisor
+from probes.job.other_hosts import agreed_directory, evidence_of_others, leave_word
+from probes.job.supervise import Patience, Supervisor
 from probes.job.telling import say, tell_failure
 from reference_runs.preparation import (
     WORKER,
@@ -28,7 +29,7 @@ from reference_runs.settings import Settings
 
 __all__ = ["run_job", "supervisor_of"]
 
-_OTHERS_S = 20.0
+_OTHERS_S = ANSWER_S + 5
 
 
 def run_job(settings: Settings, wishes: Wishes) -> int:
@@ -86,32 +87,46 @@ def supervisor_of(run_dir: Path, settings: Settings) -> Supervisor:
 
 def _run_in(run_dir: Path, settings: Settings, wishes: Wishes) -> int:
     run, quiet, launch = settings.configuration, wishes.quiet, settings.launch
-    supervisor = supervisor_of(run_dir, settings)
+    supervisor, alarm = supervisor_of(run_dir, settings), Alarm(run_dir)
     ranks = f"{launch.world_size} {run.training.device.upper()} ranks"
     say(f"{run.workload.strategy()} on {ranks}, {run.training.steps} steps", quiet=quiet)
     with Interrupts(lambda text: say(text, quiet=quiet)) as interrupts:
         with job_progress(run.training.steps, quiet=quiet) as show:
-            problem = _launch(run_dir, settings, supervisor, interrupts, show)
+
+            def on_look() -> None:
+                show(supervisor.progress)
+                if launch.nodes > 1:
+                    alarm.serve(supervisor)
+
+            problem = _launch(run_dir, settings, supervisor, interrupts, on_look)
         if launch.this_node != 0:
-            return _leave_word(run_dir, supervisor, problem)
+            return _leave(run_dir, supervisor, interrupts, alarm, problem)
         others = set(range(launch.world_size)) - set(supervisor.exits)
         is_alone = launch.nodes == 1 or not supervisor.exits
         patience_s = 0 if is_alone else _OTHERS_S
         elsewhere = evidence_of_others(run_dir, others, patience_s=patience_s) if patience_s else []
-        return end_job(
-            run_dir, supervisor, interrupts, wishes, problem=problem, elsewhere=elsewhere
-        )
+        try:
+            return end_job(
+                run_dir, supervisor, interrupts, wishes, problem=problem, elsewhere=elsewhere
+            )
+        finally:
+            alarm.silence()
 
 
-def _leave_word(run_dir: Path, supervisor: Supervisor, problem: str) -> int:
+def _leave(
+    run_dir: Path, supervisor: Supervisor, interrupts: Interrupts, alarm: Alarm, problem: str
+) -> int:
     """On another node than the first, which reports: how the ranks of this one ended."""
-    write_exits(run_dir, supervisor.exits)
+    leave_word(run_dir, supervisor.evidence())
     failure = supervisor.failure()
     if failure is not None:
         tell_failure(run_dir, failure)
     elif problem:
         say(problem)
-    return JOB_FAILED if failure or problem else 0
+    if failure is None and not problem:
+        return interrupts.exit_code if interrupts.signal is not None else 0
+    alarm.wait_for_the_end()
+    return JOB_FAILED
 
 
 def _launch(
@@ -119,7 +134,7 @@ def _launch(
     settings: Settings,
     supervisor: Supervisor,
     interrupts: Interrupts,
-    show: Callable[[Progress], None],
+    on_look: Callable[[], None],
 ) -> str:
     """Start the ranks and see them to their end; what kept the launcher from it, else empty."""
     from reference_runs.launch import start_ranks
@@ -139,7 +154,7 @@ def _launch(
             ),
             supervisor=supervisor,
             interrupts=interrupts,
-            on_look=lambda: show(supervisor.progress),
+            on_look=on_look,
         )
     except KeyboardInterrupt:
         return ""

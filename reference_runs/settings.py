@@ -93,10 +93,26 @@ class LaunchOptions:
             raise UsageError(
                 f"--nodes {self.nodes}: number this one, --node-rank 0 to {self.nodes - 1}"
             )
+        if self.nodes > 1 and self.node_rank < 0:
+            _check_one_per_node(self.nodes)
         if self.rdzv_endpoint and not _is_endpoint(self.rdzv_endpoint):
             raise UsageError(
                 f"--rdzv-endpoint {self.rdzv_endpoint}: write HOST:PORT, for example node0:29500"
             )
+
+
+def _check_one_per_node(nodes: int) -> None:
+    """Where SLURM numbers the nodes, it must have started as many launchers.
+
+    Raises:
+        UsageError: If it has started others.
+    """
+    tasks = os.environ.get("SLURM_STEP_NUM_TASKS", "")
+    if tasks.isdecimal() and int(tasks) != nodes:
+        raise UsageError(
+            f"--nodes {nodes}: srun has started {tasks} of this command, and it takes one on each"
+            f" node: srun --nodes {nodes} --ntasks {nodes}"
+        )
 
 
 def _is_endpoint(text: str) -> bool:

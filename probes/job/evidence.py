@@ -49,6 +49,7 @@ class RankEvidence:
         output: The end of what it printed.
         where: ``function (file:line)`` it was in when trouble was seen; empty when unknown.
         struck_by: Where the out-of-memory killer was seen at work during the job.
+        is_lost: Whether its launcher, on another host, should have told how it ended and did not.
     """
 
     rank: int
@@ -63,6 +64,7 @@ class RankEvidence:
     output: str = ""
     where: str = ""
     struck_by: Literal["", "group", "machine"] = ""
+    is_lost: bool = False
 
 
 def rank_evidence(run_dir: Path, rank: int, **seen: Any) -> RankEvidence:

@@ -72,7 +72,7 @@ def first_cause(
         return _failure(min(own, key=lambda s: (s.when_ns, s.rank)), detected_ns)
     if is_interrupted or not any(_suffered(each) for each in evidence):
         return None
-    still = _standing_still(evidence, detected_ns)
+    still = _lost(evidence) or _standing_still(evidence, detected_ns)
     return _failure(still, detected_ns) if still else _untold(evidence, detected_ns)
 
 
@@ -210,6 +210,25 @@ def _suffered(each: RankEvidence) -> bool:
         each.error is not None
         or each.told_to_end_ns is not None
         or (end is not None and (bool(end.signal) or bool(end.code)))
+    )
+
+
+def _lost(evidence: Sequence[RankEvidence]) -> Suspicion | None:
+    """A rank that went together with the launcher that watched it."""
+    lost = [each for each in evidence if each.is_lost and each.error is None]
+    if not lost or len(lost) == len(evidence):
+        return None
+    first = min(lost, key=lambda each: (each.progressed_ns or 0, each.rank))
+    also = [str(each.rank) for each in lost if each is not first]
+    text = f"rank {first.rank} was lost together with its launcher, neither of which says how it"
+    text += f" ended: both were killed or their node went down{_on_record(first)}"
+    text += f"; so were ranks {', '.join(also[:8])}" if also else ""
+    return Suspicion(
+        when_ns=first.progressed_ns or 0,
+        rank=first.rank,
+        kind="killed",
+        message=text,
+        step=first.last_step,
     )
 
 

@@ -3,13 +3,16 @@
 The launcher of rank 0 describes the run and concludes it. The others leave word of how their ranks
 ended in ``exit.json``. Where the folder turns out not to be shared, each host keeps a whole
 description of the run beside its own ranks, so that the folders can be put together later.
+That a rank failed anywhere, all learn from :mod:`probes.job.alarm`.
 """
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -25,7 +28,7 @@ from probes.job.directory import (
 from probes.job.evidence import RankEvidence, rank_evidence
 from probes.job.telling import say
 
-__all__ = ["agreed_directory", "evidence_of_others", "write_exits"]
+__all__ = ["agreed_directory", "evidence_of_others", "job_name", "leave_word"]
 
 _MEET_S = 30.0
 _LOOK_S = 0.05
@@ -81,17 +84,43 @@ def _own_directory(folder: Path) -> Path:
     return folder.resolve() if known else new_run_directory(folder, folder.name)
 
 
-def write_exits(run_dir: Path, exits: Mapping[int, Exit]) -> None:
-    """Leave word of how ranks of this host ended; a full disk is said, not raised."""
-    for rank, end in exits.items():
-        file = rank_directory(run_dir, rank) / EXIT_FILE
+class _Word(Exit, frozen=True, kw_only=True):
+    """What exit.json says: how a rank ended, and what only its own launcher could see."""
+
+    alive_until_ns: int | None = None
+    told_to_end_ns: int | None = None
+    state: str = ""
+    struck_by: Literal["", "group", "machine"] = ""
+
+
+def leave_word(run_dir: Path, ranks: Sequence[RankEvidence]) -> None:
+    """Tell the first launcher how ranks of this host ended; a full disk is said, not raised.
+
+    Args:
+        run_dir: The run directory.
+        ranks: What is known of each; those that have not ended are left out.
+    """
+    for each in ranks:
+        if each.exit is None:
+            continue
+        file = rank_directory(run_dir, each.rank) / EXIT_FILE
         temporary = file.with_suffix(".partial")
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_bytes(msgspec.json.encode(end))
+            temporary.write_bytes(msgspec.json.encode(_word(each, each.exit)))
             temporary.replace(file)
         except OSError as error:
-            say(f"how rank {rank} ended could not be written: {error.strerror}")
+            say(f"how rank {each.rank} ended could not be written: {error.strerror}")
+
+
+def _word(each: RankEvidence, end: Exit) -> _Word:
+    return _Word(
+        **msgspec.structs.asdict(end),
+        alive_until_ns=each.alive_until_ns,
+        told_to_end_ns=each.told_to_end_ns,
+        state=each.state,
+        struck_by=each.struck_by,
+    )
 
 
 def evidence_of_others(
@@ -104,27 +133,47 @@ def evidence_of_others(
         ranks: Which.
         patience_s: How long to wait for word of those that have left none yet.
     """
-    missing, ends = set(ranks), dict[int, Exit]()
+    missing, words = set(ranks), dict[int, _Word]()
     everybody = sorted(missing)
     until = time.monotonic() + patience_s
     while missing and time.monotonic() < until:
         for rank in sorted(missing):
-            end = _read_exit(run_dir, rank)
-            if end is not None:
-                ends[rank] = end
-        missing -= ends.keys()
+            word = _read_word(run_dir, rank)
+            if word is not None:
+                words[rank] = word
+        missing -= words.keys()
         time.sleep(_LOOK_S)
-    return [_evidence(run_dir, rank, ends.get(rank)) for rank in everybody]
+    return [_evidence(run_dir, rank, words.get(rank)) for rank in everybody]
 
 
-def _evidence(run_dir: Path, rank: int, end: Exit | None) -> RankEvidence:
-    told = end.ended_ns if end is not None and end.by_launcher else None
-    return rank_evidence(run_dir, rank, exit=end, told_to_end_ns=told)
+def _evidence(run_dir: Path, rank: int, word: _Word | None) -> RankEvidence:
+    if word is None:
+        # A folder of its own shows that this rank writes here; then its launcher would, too.
+        return rank_evidence(run_dir, rank, is_lost=rank_directory(run_dir, rank).is_dir())
+    told = word.told_to_end_ns or (word.ended_ns if word.by_launcher else None)
+    return rank_evidence(
+        run_dir,
+        rank,
+        exit=Exit(**{name: getattr(word, name) for name in Exit.__struct_fields__}),
+        alive_until_ns=word.alive_until_ns,
+        told_to_end_ns=told,
+        state=word.state,
+        struck_by=word.struck_by,
+    )
 
 
-def _read_exit(run_dir: Path, rank: int) -> Exit | None:
+def _read_word(run_dir: Path, rank: int) -> _Word | None:
     try:
         content = (rank_directory(run_dir, rank) / EXIT_FILE).read_bytes()
-        return msgspec.json.decode(content, type=Exit)
+        return msgspec.json.decode(content, type=_Word)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return None
+
+
+def job_name() -> str:
+    """What all ranks of this job call it; empty if its launcher has no name for it."""
+    job, step = os.environ.get("SLURM_JOB_ID", ""), os.environ.get("SLURM_STEP_ID", "")
+    if job:
+        return f"{job}.{step}" if step else job
+    name = os.environ.get("TORCHELASTIC_RUN_ID", "")
+    return "" if name == "none" else name  # torchrun's default

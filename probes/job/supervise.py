@@ -172,6 +172,18 @@ class Supervisor:
             self.is_interrupted = self.phase is Phase.RUNNING
             self._end_all(self.clock_ns())
 
+    def trouble_elsewhere(self) -> None:
+        """A rank on another host failed: see how ours are, and end them unless they end."""
+        if self.phase is Phase.RUNNING:
+            self._drain(self.clock_ns())
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether no rank of this host has had trouble so far, nor was asked to end."""
+        return self.phase in (Phase.RUNNING, Phase.OVER) and not any(
+            self._left_badly(each) for each in self._ranks.values()
+        )
+
     def kill(self) -> None:
         """End every rank at once."""
         self.is_interrupted = self.is_interrupted or self.phase is Phase.RUNNING

@@ -23,7 +23,8 @@ SLURM = {
     "SLURM_NTASKS": "16",
     "SLURM_LOCALID": "2",
     "SLURM_NODEID": "1",
-    "SLURM_NTASKS_PER_NODE": "4",
+    "SLURM_NTASKS_PER_NODE": "8",  # what the job was to have; this step has fewer
+    "SLURM_STEP_TASKS_PER_NODE": "5,4(x2),3",
 }
 OPEN_MPI = {
     "OMPI_COMM_WORLD_RANK": "3",
@@ -45,7 +46,7 @@ OPEN_MPI = {
         ({"PMI_RANK": "1", "PMI_SIZE": "2"}, (1, 2, None, None, None, "mpi")),
         ({"RANK": "one", "WORLD_SIZE": "8"}, (0, 1, None, None, None, "alone")),
         ({"RANK": "8", "WORLD_SIZE": "8"}, (0, 1, None, None, None, "alone")),
-        ({**SLURM, "SLURM_NTASKS_PER_NODE": "4(x2)"}, (6, 16, 2, None, 1, "slurm")),
+        ({**SLURM, "SLURM_STEP_TASKS_PER_NODE": "4(x"}, (6, 16, 2, None, 1, "slurm")),
     ],
 )
 def test_placement(environment: dict[str, str], expected: tuple[object, ...]) -> None:

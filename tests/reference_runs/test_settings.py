@@ -19,7 +19,7 @@ from reference_runs.as_rank import _first_of, torch_variables
 from reference_runs.cli import run
 from reference_runs.preparation import described, is_rank_already
 from reference_runs.registry import WORKLOADS
-from reference_runs.settings import Settings, read_settings_file, resolve, to_toml
+from reference_runs.settings import LaunchOptions, Settings, read_settings_file, resolve, to_toml
 
 
 def dry(*arguments: str) -> Result:
@@ -158,8 +158,9 @@ def test_the_first_of_slurms_nodes(nodes: str, first: str) -> None:
 
 @pytest.fixture
 def environment(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    for name in ("MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_ID", "SLURM_STEP_NODELIST"):
+    for name in ("MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_ID", "SLURM_STEP_ID"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("SLURM_STEP_NODELIST", raising=False)
     monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
 
     def put(**values: str) -> None:
@@ -178,8 +179,29 @@ def test_srun_tells_enough_for_ranks_to_meet(environment: Callable[..., None]) -
         "LOCAL_WORLD_SIZE": "2",
         "GROUP_RANK": "0",
         "MASTER_ADDR": "gpu3",
-        "MASTER_PORT": "23456",
+        "MASTER_PORT": "27840",
     }
+
+
+def test_steps_of_a_job_that_run_beside_each_other_meet_at_ports_of_their_own(
+    environment: Callable[..., None],
+) -> None:
+    ports = set()
+    for step in range(8):
+        environment(SLURM_JOB_ID="123456", SLURM_STEP_ID=str(step), SLURM_STEP_NODELIST="gpu3")
+        ports.add(int(torch_variables(place("slurm"))["MASTER_PORT"]))
+    assert len(ports) == 8
+    assert min(ports) > 1023
+    assert max(ports) < 32768  # from there on Linux hands them out
+
+
+def test_srun_must_start_one_launcher_on_each_node(environment: Callable[..., None]) -> None:
+    options = LaunchOptions(nodes=2, rdzv_endpoint="node0:29500")
+    environment(SLURM_NODEID="1", SLURM_STEP_NUM_TASKS="2")
+    options.check()
+    environment(SLURM_STEP_NUM_TASKS="4")
+    with pytest.raises(UsageError, match="srun --nodes 2 --ntasks 2"):
+        options.check()
 
 
 def test_mpi_over_several_hosts_must_be_told_where_to_meet(

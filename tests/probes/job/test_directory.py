@@ -13,8 +13,9 @@ from probes.job.directory import (
     read_run_file,
     write_run_file,
 )
+from probes.job.evidence import RankEvidence
 from probes.job.finish import conclude
-from probes.job.other_hosts import agreed_directory, evidence_of_others, write_exits
+from probes.job.other_hosts import agreed_directory, evidence_of_others, leave_word
 from probes.job.telling import plain
 
 RUN = RunFile(
@@ -122,12 +123,22 @@ def test_a_host_that_shares_no_folder_describes_the_run_itself(tmp_path: Path) -
 
 
 def test_the_first_host_hears_how_ranks_elsewhere_ended(tmp_path: Path) -> None:
-    write_exits(tmp_path, {2: Exit(code=0, ended_ns=5), 3: Exit(signal="SIGKILL", ended_ns=6)})
-    found = evidence_of_others(tmp_path, [2, 3, 4], patience_s=0.1)
-    assert [(each.rank, each.exit and each.exit.signal) for each in found] == [
-        (2, ""),
-        (3, "SIGKILL"),
-        (4, None),
+    told = [
+        RankEvidence(rank=2, exit=Exit(code=0, ended_ns=5), alive_until_ns=4),
+        RankEvidence(rank=3, exit=Exit(signal="SIGKILL", ended_ns=6), struck_by="group"),
+        RankEvidence(rank=4, exit=Exit(code=143, by_launcher=True), told_to_end_ns=7, state="T"),
+        RankEvidence(rank=5, state="S"),
+    ]
+    leave_word(tmp_path, told)
+    assert evidence_of_others(tmp_path, [2, 3, 4], patience_s=0.1) == told[:3]
+
+
+def test_a_rank_that_wrote_here_and_whose_launcher_says_nothing_is_lost(tmp_path: Path) -> None:
+    (tmp_path / "rank00001").mkdir()
+    found = evidence_of_others(tmp_path, [1, 2], patience_s=0.1)
+    assert [(each.rank, each.exit, each.is_lost) for each in found] == [
+        (1, None, True),
+        (2, None, False),  # or its folder is on another file system
     ]
 
 

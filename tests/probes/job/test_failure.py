@@ -322,3 +322,17 @@ def test_one_rank_that_raised_is_found_among_victims_in_any_order(
     found = first_cause(evidence, num_steps=30, detected_ns=101 * S)
     assert found is not None
     assert (found.rank, found.kind) == (culprit, "exception")
+
+
+def test_a_rank_lost_together_with_its_launcher_is_the_cause() -> None:
+    found = first_cause([victim(0), rank(1, is_lost=True), victim(2)])
+    assert found is not None
+    assert (found.rank, found.kind, found.step) == (1, "killed", 5)
+    assert "their node went down; its last step on record is 5" in found.message
+
+
+def test_own_trouble_elsewhere_counts_more_than_silence() -> None:
+    raised = rank(0, error=error(0, 100, "ValueError", "bad batch"), exit=Exit(code=1))
+    found = first_cause([raised, rank(1, is_lost=True)])
+    assert found is not None
+    assert found.rank == 0
