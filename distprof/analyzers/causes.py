@@ -99,7 +99,8 @@ def find_cause(
         return Cause(StragglerCause.UNKNOWN, (text, why))
     peers = [own_time.ranks[other] for other in own_time.peers[position]]
     among = {other: analyses[other] for other in peers}
-    cause, why = _computes_longer(rank, among, _speeds(among, analyses, kernels))
+    longer = largest.ns / max(largest.peers_ns, 1.0)
+    cause, why = _computes_longer(rank, longer, among, _speeds(among, analyses, kernels))
     if cause is StragglerCause.SLOW_DEVICE:
         sensed, detail = sensed_difference(rank, peers, telemetry)
         return Cause(cause, (text, why, *sensed), detail)
@@ -178,22 +179,26 @@ def _nothing(excesses: Sequence[_Excess], lateness_ns: float) -> str:
 
 
 def _computes_longer(
-    rank: int, analyses: Mapping[int, RankAnalysis], kernels: KernelsResult
+    rank: int, longer: float, analyses: Mapping[int, RankAnalysis], kernels: KernelsResult
 ) -> tuple[StragglerCause, str]:
-    """Slow device, or more work: by the same kernels' times and numbers on its peers."""
+    """Slow device, or more work: by the same kernels' times and numbers on its peers.
+
+    ``longer`` is what it computes beyond its peers, relative to them: of a small excess, kernels
+    need explain no more than :data:`EXPLAINS`.
+    """
     speed = next((s for s in kernels.ranks if s.rank == rank), None)
     if speed is not None and _is_more(speed.relative_work):
         return StragglerCause.MORE_WORK, _work_text(speed)
     if speed is None or speed.relative_time is None:
         return StragglerCause.UNKNOWN, "its kernels cannot be compared with its peers'"
-    if speed.relative_time < SLOWER:
+    if speed.relative_time < min(SLOWER, 1 + EXPLAINS * longer):
         return (
             StragglerCause.MORE_WORK,
             "its kernels are as fast as its peers', so it has more work",
         )
     uniform = _slower_share(rank, analyses, speed.relative_time)
     text = (
-        f"its kernels take {speed.relative_time:.2f} times as long as the same kernels of its "
+        f"its kernels take {speed.relative_time:.3g} times as long as the same kernels of its "
         f"peers, {format_ratio(uniform)} of the kernel time alike"
     )
     if uniform >= UNIFORM:

@@ -79,6 +79,9 @@ class RankProcess:
         self.rank = rank
         self.noise = random.Random(f"{job.seed}/{rank}")
         self.log = RankLog(rank=rank)
+        others = random.Random(f"{job.seed}/{rank}/device")
+        self.slowness = max(0.5, others.gauss(1, job.device_spread))
+        self.host_noise = random.Random(f"{job.seed}/{rank}/host")
         self.host = float(job.profiler_start_ns.get(rank, 0))
         self.log.begin = self.host
         self.device = self.host
@@ -125,6 +128,8 @@ class RankProcess:
 
     def _stall(self, step: int) -> None:
         self.host += self._extra(LateHost, step)
+        if self.job.host_noise_ns:
+            self.host += self.host_noise.expovariate(1 / self.job.host_noise_ns)
         collecting = self._extra(GarbageCollection, step)
         if collecting:
             self.log.collections.append((step, self.host, self.host + collecting))
@@ -171,7 +176,7 @@ class RankProcess:
 
     def _compute(self, op: Compute, step: int) -> None:
         count = max(1, round(op.kernels * self._factor(MoreWork, step)))
-        usual = op.ns / op.kernels * self._factor(SlowDevice, step)
+        usual = op.ns / op.kernels * self._factor(SlowDevice, step) * self.slowness
         usual *= self.job.load.get((op.follows, self.rank, step), 1.0)
         for _ in range(count):
             ready = self._launch()

@@ -179,6 +179,9 @@ class SimulatedJob:
         faults: What goes wrong.
         seed: Seeds all noise.
         compute_noise: Standard deviation of a kernel's duration, relative.
+        device_spread: Standard deviation of the ranks' speeds, relative, the same in all steps.
+        host_noise_ns: Mean of what each host loses at random before the first computation of a
+            step, distributed exponentially.
         end_jitter_ns: A member's end is up to this far from the common end, both ways.
         clock_offset_ns: Of each node, at the start of the job.
         clock_drift_ppm: Of each node.
@@ -203,6 +206,8 @@ class SimulatedJob:
     faults: tuple[Fault, ...] = ()
     seed: int = 0
     compute_noise: float = 0.02
+    device_spread: float = 0.0
+    host_noise_ns: int = 0
     end_jitter_ns: int = 2 * US
     clock_offset_ns: tuple[int, ...] = ()
     clock_drift_ppm: tuple[float, ...] = ()

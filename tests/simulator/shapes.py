@@ -56,6 +56,8 @@ def _recorded(shape: Shape, dice: random.Random, num_steps: int) -> dict[str, ob
         "num_steps": num_steps,
         "seed": dice.randrange(1 << 30),
         "compute_noise": dice.choice((0.005, 0.02, 0.05)),
+        "device_spread": dice.choice((0.0, 0.002, 0.005)),
+        "host_noise_ns": dice.choice((0, 20_000, 100_000)),
         "clock_offset_ns": tuple(dice.randint(-10 * MS, 10 * MS) for _ in range(nodes)),
         "clock_drift_ppm": tuple(dice.uniform(-10, 10) for _ in range(nodes)),
         "capture_skip": {rank: dice.randint(0, 5) for rank in range(shape.world_size)},

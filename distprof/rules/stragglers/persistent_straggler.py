@@ -59,7 +59,7 @@ from distprof.units import format_duration, format_ratio
     since="0.1.0",
     needs=(StragglersResult, CollectivesResult),
     limits={
-        "min_step_ratio": Limit(0.01, "share of the step that waiting for the rank may take"),
+        "min_step_ratio": Limit(0.015, "share of the step that waiting for the rank may take"),
         "error_step_ratio": Limit(0.1, "share of the step from which it is an error"),
     },
 )

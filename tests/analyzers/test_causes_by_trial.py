@@ -1,0 +1,24 @@
+"""Faults of every kind in jobs of every parallelism: named, priced, and nobody else accused.
+
+The benchmark ``cause_accuracy`` judges by many more; these seeds are of no other use.
+"""
+
+import pytest
+
+from tests.simulator.trials import FAULTS, healthy, judge, trial_of
+
+SEEDS = (5000, 5001)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("build", FAULTS, ids=lambda build: build.__name__)
+def test_the_fault_is_named_and_nobody_else(build, seed):
+    outcome = judge(trial_of(build, seed))
+    assert outcome.is_right, outcome.accusations
+    if outcome.cost_error is not None:
+        assert abs(outcome.cost_error) < 0.2
+
+
+@pytest.mark.parametrize("seed", range(5000, 5006))
+def test_nobody_is_accused_in_a_healthy_job(seed):
+    assert judge(trial_of(healthy, seed)).accusations == []

@@ -1,0 +1,308 @@
+"""Jobs of every parallelism with one fault or none, what must be said of them, and what is said.
+
+A job goes through matching, clock alignment, every analyzer and every rule. What a fault costs is
+known: the same job is simulated without it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import distprof
+from distprof.ingest.assemble import assemble_run
+from distprof.report.model import Report
+from distprof.rules.finding import Finding
+from tests.simulator.job import (
+    Fault,
+    GarbageCollection,
+    LateHost,
+    LateInput,
+    SimulatedJob,
+    SlowDevice,
+    SlowLink,
+)
+from tests.simulator.recording import Recording
+from tests.simulator.shapes import (
+    Shape,
+    data_parallel,
+    long_documents,
+    mixture,
+    pipeline,
+    tensor_parallel,
+)
+
+__all__ = ["FAULTS", "Outcome", "Trial", "healthy", "judge", "trial_of"]
+
+ACCUSING = ("STR", "PIP101", "MOE101", "INP", "HST103")
+"""Codes of findings that blame a rank, a stage, an expert, a link or the data."""
+SHAPES = (
+    *(Shape(num_nodes=2, per_node=2),) * 3,
+    *(Shape(num_nodes=2, per_node=4),) * 4,
+    *(Shape(num_nodes=4, per_node=4),) * 2,
+    Shape(num_nodes=4, per_node=8),
+)
+LEAST = 0.02
+"""Share of the step that a fault must cost to be named: devices differ by 1 or 2 %."""
+LARGE = Shape(num_nodes=8, per_node=8)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """A job, the same without its fault, and what must be said.
+
+    Args:
+        job: What is analysed.
+        sound: The same job without the fault.
+        says: Words, one of which the message of the right finding holds; empty: nothing is wrong.
+        ranks: Whom the right finding may name.
+        codes: Rules that may say so.
+    """
+
+    job: SimulatedJob
+    sound: SimulatedJob
+    says: tuple[str, ...] = ()
+    ranks: frozenset[int] = frozenset()
+    codes: tuple[str, ...] = ("STR101", "STR102")
+
+    @property
+    def is_faulty(self) -> bool:
+        """Whether anything must be said."""
+        return bool(self.says)
+
+
+def shape_of(dice: random.Random) -> Shape:
+    """4 to 64 ranks, large machines rarely."""
+    return LARGE if dice.random() < 0.05 else dice.choice(SHAPES)
+
+
+def any_job(dice: random.Random) -> SimulatedJob:
+    """A job of any parallelism, for faults that strike any."""
+    if dice.random() < 0.2:
+        return piped(dice)[0]
+    shape, kind = shape_of(dice), dice.choice((data_parallel, tensor_parallel, mixture))
+    return kind(shape, dice)
+
+
+def piped(dice: random.Random, skew: tuple[float, ...] = ()) -> tuple[SimulatedJob, int, int]:
+    """A pipeline job, its stages and its replicas."""
+    stages, replicas = dice.choice(((2, 2), (4, 2), (2, 4), (4, 4), (8, 2)))
+    return pipeline(stages, replicas, dice, skew=skew), stages, replicas
+
+
+# Jobs with a fault --------------------------------------------------------------------------------
+
+
+def with_fault(job: SimulatedJob, fault: Fault, *says: str) -> Trial:
+    return Trial(
+        job=replace(job, faults=(fault,)),
+        sound=job,
+        says=says,
+        ranks=frozenset({fault.rank}),
+    )
+
+
+def slow_rank(dice: random.Random) -> Trial:
+    """A device is slower by 5 to 30 %."""
+    job = any_job(dice)
+    rank, factor = dice.randrange(job.world_size), dice.uniform(1.05, 1.3)
+    return with_fault(job, SlowDevice(rank=rank, factor=factor), "its device is slow")
+
+
+def late_input(dice: random.Random) -> Trial:
+    """A rank's data loader takes 5 to 30 % of the step longer."""
+    job = any_job(dice)
+    fault = LateInput(rank=dice.randrange(job.world_size), ns=part_of_step(job, dice))
+    return with_fault(job, fault, "its input is late")
+
+
+def late_host(dice: random.Random) -> Trial:
+    """A rank's host stalls for 5 to 30 % of the step."""
+    job = any_job(dice)
+    fault = LateHost(rank=dice.randrange(job.world_size), ns=part_of_step(job, dice))
+    return with_fault(job, fault, "its host is late")
+
+
+def collects(dice: random.Random) -> Trial:
+    """A rank's Python collects garbage in each step, or for twice as long in every second."""
+    job = any_job(dice)
+    every = dice.choice((1, 2))
+    steps = tuple(job.steps)[::every]
+    ns = part_of_step(job, dice) * every
+    fault = GarbageCollection(rank=dice.randrange(job.world_size), ns=ns, steps=steps)
+    trial = with_fault(job, fault, "garbage")
+    return replace(trial, codes=("STR101", "STR102", "HST103"))
+
+
+def part_of_step(job: SimulatedJob, dice: random.Random) -> int:
+    return round(job.run().mean_step_ns() * dice.uniform(0.05, 0.3))
+
+
+def hot_expert(dice: random.Random) -> Trial:
+    """An expert gets 2.2 to 3.2 times the mean of all experts' tokens."""
+    shape, seed = shape_of(dice), dice.random()
+    number, load = 2 * shape.per_node, dice.uniform(2.2, 3.2)
+    hot, times = dice.randrange(number), load * (number - 1) / (number - load)
+    owners = range(hot // 2, shape.world_size, shape.per_node)
+    return Trial(
+        job=mixture(shape, random.Random(seed), hot=hot, times=times),
+        sound=mixture(shape, random.Random(seed)),
+        says=(f"Expert {hot} ",),
+        ranks=frozenset(owners),
+        codes=("MOE101",),
+    )
+
+
+def slow_stage(dice: random.Random) -> Trial:
+    """A stage has 15 to 40 % more work than the others, on all replicas; sound: the mean each."""
+    stages, replicas = dice.choice(((2, 2), (4, 1), (4, 2), (2, 4), (4, 4), (8, 2)))
+    stage, seed, factor = dice.randrange(stages), dice.random(), dice.uniform(1.15, 1.4)
+    skew = tuple(factor if number == stage else 1.0 for number in range(stages))
+    even = (sum(skew) / stages,) * stages
+    return Trial(
+        job=pipeline(stages, replicas, random.Random(seed), skew=skew),
+        sound=pipeline(stages, replicas, random.Random(seed), skew=even),
+        says=(f"Stage {stage} ",),
+        ranks=frozenset(range(stage * replicas, (stage + 1) * replicas)),
+        codes=("PIP101",),
+    )
+
+
+def long_sequences(dice: random.Random) -> Trial:
+    """Documents of unlike lengths, in batches of equal numbers of tokens or not."""
+    shape, seed, packed = shape_of(dice), dice.random(), dice.random() < 0.5
+    spread = dice.uniform(0.2, 0.5)
+    job = long_documents(shape, random.Random(seed), packed=packed, spread=spread)
+    return Trial(
+        job=job,
+        sound=evened(job),
+        says=("sequence",),
+        ranks=frozenset(range(shape.world_size)),
+        codes=("STR106",),
+    )
+
+
+def evened(job: SimulatedJob) -> SimulatedJob:
+    """The same work in the whole job, the same on every rank in each step."""
+    cells: dict[tuple[str, int], list[float]] = {}
+    for (what, _, step), factor in job.load.items():
+        cells.setdefault((what, step), []).append(factor)
+    mean = {cell: sum(factors) / len(factors) for cell, factors in cells.items()}
+    load = {(what, rank, step): mean[what, step] for what, rank, step in job.load}
+    return replace(job, load=load)
+
+
+def slow_link(dice: random.Random) -> Trial:
+    """What one rank exchanges with other nodes takes 1.5 to 2.5 times as long."""
+    shape = shape_of(dice)
+    job = tensor_parallel(shape, dice)
+    rank = dice.randrange(shape.world_size)
+    group = next(group for group in job.groups["dp"] if rank in group)
+    fault = SlowLink(rank=rank, factor=dice.uniform(1.3, 2.3))
+    trial = with_fault(job, fault, "to transfer")
+    return replace(trial, ranks=frozenset(group), codes=("STR107",))
+
+
+FAULTS: tuple[Callable[[random.Random], Trial], ...] = (
+    slow_rank,
+    late_input,
+    late_host,
+    collects,
+    hot_expert,
+    slow_stage,
+    long_sequences,
+    slow_link,
+)
+
+
+# Healthy jobs -------------------------------------------------------------------------------------
+
+
+def healthy(dice: random.Random) -> Trial:
+    """Nobody is to blame."""
+    if dice.random() < 0.2:
+        packed = dice.random() < 0.5
+        job = long_documents(shape_of(dice), dice, packed=packed, spread=dice.uniform(0, 0.01))
+    else:
+        job = any_job(dice)
+    return Trial(job=job, sound=job)
+
+
+# Judging ------------------------------------------------------------------------------------------
+
+
+@dataclass(kw_only=True)
+class Outcome:
+    """What was said of one job, and what is true.
+
+    Args:
+        trial: The job.
+        accusations: Findings that blame anybody, dearest first.
+        true_ns: What the fault costs per step.
+    """
+
+    trial: Trial
+    accusations: list[Finding]
+    true_ns: float
+    step_ns: float
+
+    @property
+    def right(self) -> Finding | None:
+        """The finding that says what is true, None without one."""
+        return next((found for found in self.accusations if self._is_right(found)), None)
+
+    def _is_right(self, found: Finding) -> bool:
+        trial = self.trial
+        named = not found.ranks or set(found.ranks) <= trial.ranks
+        said = any(word in found.message for word in trial.says)
+        return found.code in trial.codes and named and said
+
+    @property
+    def is_right(self) -> bool:
+        """Whether the dearest accusation is right, and none names anybody else.
+
+        What costs less than :data:`LEAST` of the step need not be named.
+        """
+        if not self.trial.is_faulty:
+            return not self.accusations
+        others = [found for found in self.accusations if set(found.ranks) - self.trial.ranks]
+        if not self.accusations:
+            return self.true_ns < LEAST * self.step_ns
+        return self.accusations[0] is self.right and not others
+
+    @property
+    def cost_error(self) -> float | None:
+        """Of the cost that the finding puts forward, relative to the truth."""
+        found = self.right
+        if found is None or self.true_ns <= 0:
+            return None
+        said = found.recoverable_ns if found.recoverable_ns is not None else found.cost_ns_per_step
+        return None if said is None else said / self.true_ns - 1
+
+
+def report_of(recording: Recording) -> Report:
+    """From recording to report."""
+    run = assemble_run("simulated", recording.to_ranks())
+    run = replace(run, records=recording.to_records())
+    return distprof.analyze(run, executor="serial", debug=True)
+
+
+def judge(trial: Trial) -> Outcome:
+    """Analyse the job, and simulate it without its fault."""
+    recording = trial.job.run()
+    report = report_of(recording)
+    steps = {row.step for row in report.breakdown.steps}
+    step_ns = recording.mean_step_ns(steps)
+    sound_ns = trial.sound.run().mean_step_ns(steps) if trial.is_faulty else step_ns
+    return Outcome(
+        trial=trial,
+        accusations=[found for found in report.findings if found.code.startswith(ACCUSING)],
+        true_ns=step_ns - sound_ns,
+        step_ns=step_ns,
+    )
+
+
+def trial_of(build: Callable[[random.Random], Trial], seed: int) -> Trial:
+    """The same job for the same seed, whatever else is tried."""
+    return build(random.Random(f"{build.__name__}/{seed}"))
