@@ -26,6 +26,9 @@ MARKS = "distprof marks"
 TORCH = "torch annotations"
 _HOST_ONLY = ", host side only"
 
+_SET_UP = 0.02
+"""Share of a slot's computation that may lie before its wait, such as making a buffer."""
+
 _NOT_PIPELINES = ("cp", "tp", "ep", "dp", "dp_shard", "dp_replicate")
 """Axes whose messages are rings or exchanges, not a pipeline's."""
 
@@ -200,7 +203,7 @@ def _slots_of(
     )
     rows = np.flatnonzero(inside)
     ranges, step = ranges.take(rows), step[rows]
-    start = _after_waits(ranges, waits)
+    start = _after_waits(ranges, waits, timeline.computation)
     start, end = _cut(start, ranges.end_ns, timeline.computation)
     order = np.lexsort((end, start))
     start, end = start[order], end[order]
@@ -217,15 +220,16 @@ def _slots_of(
     )
 
 
-def _after_waits(ranges: _Ranges, waits: Intervals) -> Int64Array:
-    """Start of each range, after the waits that lie wholly inside of it."""
-    if waits.size == 0:
+def _after_waits(ranges: _Ranges, waits: Intervals, computation: Intervals) -> Int64Array:
+    """Start of each range, after a wait that it begins with; hardly anything is done before it."""
+    exposed = subtract(union(waits), computation)
+    if exposed.size == 0 or len(ranges.start_ns) == 0:
         return ranges.start_ns
-    last = np.searchsorted(waits.end, ranges.end_ns, side="right") - 1
-    some = last >= 0
-    at = np.maximum(last, 0)
-    inside = some & (waits.start[at] >= ranges.start_ns) & (waits.end[at] < ranges.end_ns)
-    return np.where(inside, waits.end[at], ranges.start_ns)
+    at = np.minimum(np.searchsorted(exposed.end, ranges.start_ns, side="right"), exposed.size - 1)
+    before = covered(Intervals(ranges.start_ns, exposed.start[at]), computation)
+    within = covered(Intervals(ranges.start_ns, ranges.end_ns), computation)
+    first = (exposed.end[at] > ranges.start_ns) & (exposed.end[at] < ranges.end_ns)
+    return np.where(first & (before <= _SET_UP * within), exposed.end[at], ranges.start_ns)
 
 
 def _cut(start: Int64Array, end: Int64Array, computation: Intervals) -> tuple[Int64Array, ...]:
