@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from distprof.analyzers.context import RankAnalysis
+from distprof.analyzers.context import MainLine, RankAnalysis
 from distprof.run.tables import RankTables
 from distprof.schema import ABSENT, Table
 from distprof.terms import ActivityKind, CollectiveKind
@@ -65,7 +65,18 @@ def comparable(analysis: RankAnalysis) -> dict:
     for field in dataclasses.fields(analysis):
         value = getattr(analysis, field.name)
         plain[field.name] = value.tolist() if isinstance(value, np.ndarray) else value
-    return plain
+    return {**plain, "line": _since_its_start(analysis.line)}
+
+
+def _since_its_start(line: MainLine | None) -> dict | None:
+    """A main line as plain values, times since its start."""
+    if line is None:
+        return None
+    plain = {name: getattr(line, name) for name in MainLine.__dataclass_fields__}
+    del plain["start_ns"]
+    for name in ("wait_start_ns", "wait_end_ns"):
+        plain[name] = plain[name] - line.start_ns
+    return {name: values.tolist() for name, values in plain.items()}
 
 
 # Exactness ----------------------------------------------------------------------------------------
