@@ -1,0 +1,119 @@
+"""The report on a table of operations: what is read first, and that nothing asks for traces."""
+
+from pathlib import Path
+
+import pytest
+
+import distprof
+from distprof.report.registry import RenderOptions
+from distprof.report.text import render
+from distprof.report.verdict import judge
+from tests.operation_logs import log_of, pipeline_rows, write_table
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "straggler" / "bytedance-ST"
+
+
+@pytest.fixture(scope="module")
+def report():
+    return distprof.analyze(GOLDEN / "trace-ST.parquet")
+
+
+def test_the_verdict_says_how_much_and_which_stage(report):
+    assert judge(report).line == (
+        "Steps take 17.9 % longer than with even operations; stage 3 explains it: move layers "
+        "from it to the others."
+    )
+
+
+def test_the_reasons_give_shares_ideal_and_model_error(report):
+    last, worst, model = judge(report).why
+    assert last.startswith("The last pipeline stage explains 122 %, the slowest 3 % of the workers")
+    assert worst == "An ideal step takes 1.84 s; the slowest, step 23, 26.9 % longer."
+    assert model.startswith("The simulated step is 1.89 % shorter than the measured one")
+
+
+def test_the_finding_names_the_stage_and_what_equal_stages_save(report):
+    (finding,) = report.findings
+    assert finding.code == "STR105"
+    assert finding.ranks == (6, 7)
+    assert "stage 3 (ranks 6-7) computes 1.37 s per step" in finding.message
+    assert finding.recoverable_ns == finding.cost_ns_per_step == 293_379_532
+
+
+def test_the_run_says_its_size_mesh_and_steps(report):
+    assert report.run.world_size == 8
+    assert report.run.mesh == {"pp": 4, "dp": 2}
+    assert report.run.num_steps == report.step_time.num_steps == 32
+    assert report.step_time.median_ns == pytest.approx(2.21e9, rel=0.01)
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_nothing_asks_for_traces_that_there_never_were(report, width):
+    text = render(report, RenderOptions(width=width))
+    assert "pp 4 × dp 2 · 8 ranks · 32 steps" in text
+    assert "stage 3 (ranks 6-7)" in text
+    for wrong in ("0 of 8", "No rank", "One rank alone", "no trace says", "could be measured"):
+        assert wrong.lower() not in text.lower()
+    assert max(map(len, text.splitlines())) <= width
+
+
+def test_a_saved_report_reads_the_same(report, tmp_path):
+    from distprof.report.saved import load_report
+
+    assert load_report(report.save(tmp_path / "r.json")) == report
+
+
+def of_pipeline(tmp_path, length):
+    rows = pipeline_rows(length, dp=8, stages=4, micro_batches=8)
+    return distprof.analyze(write_table(tmp_path / "t.parquet", log_of(rows, unit=1)))
+
+
+def test_a_slow_worker_is_named(tmp_path):
+    slow = of_pipeline(tmp_path, lambda d, s, *_: 10**6 * (2 if (d, s) == (5, 2) else 1))
+    (finding,) = slow.findings
+    assert 5 * 4 + 2 in finding.ranks
+    assert "the slowest 3 % of the workers, explain" in finding.message
+    assert "take their machines out" in judge(slow).line
+
+
+def test_unequal_sequences_are_told_from_stalls(tmp_path):
+    def data(d, _, kind, batch):
+        return 10**6 * (1 + (7 * d + 3 * batch) % 5) * (2 if kind[0] == "b" else 1)
+
+    def stalls(d, s, kind, batch):
+        return 10**6 * (5 if (11 * d + 5 * s + 3 * batch + (kind[0] == "b")) % 13 == 0 else 1)
+
+    sequences, stalling = of_pipeline(tmp_path, data), of_pipeline(tmp_path, stalls)
+    assert "their sequences differ" in sequences.findings[0].message
+    assert "without a pattern of the data" in stalling.findings[0].message
+    assert "unequal sequences" in judge(sequences).line
+    assert "garbage collection" in judge(stalling).line
+
+
+def test_even_operations_are_a_good_report(tmp_path):
+    even = of_pipeline(tmp_path, lambda *_: 10**6)
+    assert even.findings == ()
+    assert judge(even).line.startswith("Operations are even")
+
+
+def test_uneven_transfers_are_named(tmp_path):
+    rows = pipeline_rows(lambda *_: 10**6, dp=2, stages=2, micro_batches=2)
+    late = [
+        (d, s, k, q, a, b + (4 * 10**6 if (k, s) == ("optimizer-clip-main-grad", 0) else 0))
+        for d, s, k, q, a, b in rows
+    ]
+    report = distprof.analyze(write_table(tmp_path / "t.parquet", log_of(late, unit=1)))
+    messages = [finding.message for finding in report.findings]
+    assert any("optimizer-clip-main-grad takes unequally long" in text for text in messages)
+
+
+def test_hostile_kinds_reach_no_terminal_raw(tmp_path):
+    rows = [
+        *pipeline_rows(lambda *_: 10**6, dp=1, stages=2, micro_batches=2),
+        (0, 0, "\x1b[31mred[bold]\x07", 0, 0, 5),
+    ]
+    report = distprof.analyze(write_table(tmp_path / "t.parquet", log_of(rows, unit=1)))
+    text = render(report, RenderOptions(width=100))
+    assert "Operations left out because it is not known" in text
+    assert "\x1b" not in text
+    assert "\x07" not in text
