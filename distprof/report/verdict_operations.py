@@ -12,6 +12,7 @@ __all__ = ["operations_verdict"]
 
 MIN_SLOWDOWN = 1.03
 MIN_SHARE = 0.25
+NEARLY_ALL = 0.8
 
 _ACTIONS = {
     CauseKind.WORKERS: "take their machines out and test them",
@@ -43,16 +44,23 @@ def operations_verdict(report: Report) -> tuple[str, tuple[str, ...]] | None:
 def _subject(whatif: WhatIfResult, cause: Cause) -> str:
     if cause.kind is CauseKind.WORKERS:
         ranks = cause.scenario.ranks
-        named = f"rank{'' if len(ranks) == 1 else 's'} {short_ranks(ranks)}"
-        return f"{named} explain{'s' if len(ranks) == 1 else ''} it"
+        plural = "" if len(ranks) == 1 else "s"
+        named = f"rank{plural} {short_ranks(ranks)}"
+        return f"{named} explain{'' if plural else 's'} {_part(cause.share)}"
     if cause.kind is CauseKind.STAGES:
         longest = limiting_stage(whatif)
-        return "stages differ" if longest is None else f"stage {longest.stage} explains it"
+        named = "an uneven pipeline" if longest is None else f"stage {longest.stage}"
+        return f"{named} explains {_part(cause.share)}"
     if cause.kind is CauseKind.DATA:
-        return "unequal sequences explain most of it"
+        return f"unequal sequences explain {_part(cause.share)}"
     if cause.kind is CauseKind.TRANSFERS:
-        return f"{cause.scenario.what.removeprefix('kind ')} explains it"
-    return "micro-batches that vary without a pattern explain most of it"
+        return f"{cause.scenario.what.removeprefix('kind ')} explains {_part(cause.share)}"
+    return f"micro-batches that vary without a pattern explain {_part(cause.share)}"
+
+
+def _part(share: float) -> str:
+    """How much of the slow-down, in words: causes overlap, so that a large part is all."""
+    return "it" if share >= NEARLY_ALL else f"{format_ratio(share)} of it"
 
 
 def _shares_sentence(whatif: WhatIfResult) -> str:

@@ -40,7 +40,8 @@ def _rows(whatif: WhatIfResult, *, show_all: bool) -> Iterator[tuple[str, str, s
     yield "everything", _beyond(whatif.slowdown), ""
     stages = sorted(whatif.stages, key=lambda stage: -stage.slowdown)
     for stage in stages if show_all else stages[:MAX_STAGES_SHOWN]:
-        name = f"stage {stage.stage} (ranks {short_ranks(stage.ranks, 24)})"
+        plural = "" if len(stage.ranks) == 1 else "s"
+        name = f"stage {stage.stage} (rank{plural} {short_ranks(stage.ranks, 24)})"
         yield name, _beyond(stage.slowdown), format_duration(stage.compute_ns)
     kinds = whatif.kinds if show_all else whatif.kinds[:MAX_KINDS_SHOWN]
     for kind in kinds:
