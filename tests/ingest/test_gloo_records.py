@@ -152,3 +152,41 @@ def test_nothing_runs_before_it_was_asked_for_and_every_request_is_used_once(wai
     assert known.sum() == len(waits)
     assert (table["enqueue_ns"][known] <= table["start_ns"][known]).all()
     assert len(set(table["enqueue_ns"][known].tolist())) == len(waits)
+
+
+# Splits of all-to-alls ----------------------------------------------------------------------------
+
+
+def exchanged(concrete, dims="[[9,4],[6,4],[],[],[]]"):
+    """An all-to-all of rows of four floats: nine come, six go."""
+    recording = Recording()
+    recording.asked("alltoall_base_", 5, dims=dims, types='["float","float"]', concrete=concrete)
+    recording.ran("all_to_all", 20, 60, dims="[[6,4]]")
+    table = recording.table()
+    return table.coded("in_splits").decode(), table.coded("out_splits").decode()
+
+
+def test_split_sizes_of_an_all_to_all_come_from_the_operator():
+    """Its fourth input is what comes, its fifth what goes."""
+    told = '["","","","[7, 2]","[1, 5]","False","-1"]'
+    assert exchanged(told) == (["1,5"], ["7,2"])
+
+
+def test_even_splits_and_long_ones_are_not_told():
+    for told in ('["","","","[]","[]","False","-1"]', '["","",""]', "", "[1,2,3,4,5]"):
+        assert exchanged(told) == ([""], [""])
+
+
+def test_splits_that_are_no_sizes_are_left_out():
+    for told in ("[1, -2]", "[1, x]", "[1, 2", "1, 2", "[1.5]", "[" + "9" * 40 + "]"):
+        concrete = f'["","","","{told}","[1, 5]","False","-1"]'
+        assert exchanged(concrete) == (["1,5"], [""])
+
+
+def test_inputs_of_other_operators_are_no_splits():
+    recording = Recording().asked(
+        "_allgather_base_", 5, dims="[[8],[4]]", types='["float","float"]',
+        concrete='["","","","[7, 2]","[1, 5]"]',
+    )  # fmt: skip
+    table = recording.ran("all_gather", 20, 60, dims="[[4]]").table()
+    assert table.coded("in_splits").decode() == [""]
