@@ -133,9 +133,10 @@ def test_parts_of_the_bubble_are_what_it_loses_without_their_cause(seed):
     assert costs / group.span_ns == share(truth.messages_ns + truth.host_ns)
 
 
-@pytest.mark.parametrize("schedule", sorted(SCHEDULES.keys() - {"dualpipev"}))
+@pytest.mark.parametrize("schedule", sorted(SCHEDULES))
 @pytest.mark.parametrize(("message_us", "launch_us"), [(400, 0), (0, 300)])
 def test_messages_and_host_are_told_apart(schedule, message_us, launch_us):
+    """DualPipe's pairs send when both parts have ended: what the first made is not late by then."""
     order = orders(schedule, 4, 8)
     job = job_of(
         order,
@@ -163,6 +164,16 @@ def test_equal_stages_have_the_ideal_of_the_formula_sheet(schedule, ranks, round
     assert group.ideal_bubble_fraction == closed
     assert group.bubble_fraction == pytest.approx(closed, abs=1e-6)
     assert group.idle_ns == group.warm_up_drain_ns
+
+
+@pytest.mark.parametrize("schedule", ["interleaved-1f1b", "looped-bfs"])
+@pytest.mark.parametrize("micro_batches", [1, 2, 3])
+def test_fewer_micro_batches_than_ranks_have_the_ideal_of_their_order(schedule, micro_batches):
+    """The closed form of several stages per rank needs a micro-batch per rank."""
+    order = orders(schedule, 4, micro_batches)
+    recording = job_of(order, forward=5 * MS, inputs=5 * MS, weight=5 * MS).run()
+    (group,) = analysed(recording)
+    assert group.ideal_bubble_fraction == pytest.approx(group.bubble_fraction, abs=1e-6)
 
 
 @pytest.mark.parametrize("schedule", sorted(SCHEDULES.keys() - set(CLOSED)))
