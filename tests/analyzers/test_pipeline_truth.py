@@ -247,15 +247,3 @@ def test_files_give_the_same_as_tables(tmp_path):
     (group,) = analyze_pipeline(run, measure(run).analyses).groups
     assert group.schedule == "interleaved-1f1b"
     assert group.bubble_fraction == pytest.approx(recording.truth().bubble_fraction, abs=0.001)
-
-
-def test_a_pipeline_that_cannot_go_on_is_no_truth():
-    """The simulator refuses orders that wait for themselves."""
-    job = PipelineJob(
-        orders=[[("B", 0, 0), ("F", 0, 0)], [("F", 1, 0), ("B", 1, 0)]],
-        forward_ns=[1, 1],
-        input_ns=[1, 1],
-        weight_ns=[0, 0],
-    )
-    with pytest.raises(RuntimeError, match="deadlock"):
-        job.run()
