@@ -72,7 +72,6 @@ class TraceGraph:
         graph: What waits for what; nodes are segments, then transfers.
         delay_ns: int64 per edge.
         edge_transfer: int64 per edge, the transfer whose end it passes on; ABSENT for others.
-        resumes: bool per edge, whether a rank goes on by it.
         release_ns: int64 per node.
         opens: int64, shape ``(P, W)``, the segment that each window starts with.
         closes: int64, the segment that starts at its end.
@@ -92,7 +91,6 @@ class TraceGraph:
     graph: Graph
     delay_ns: Int64Array
     edge_transfer: Int64Array
-    resumes: NDArray[np.bool_]
     release_ns: Int64Array
     opens: Int64Array
     closes: Int64Array
@@ -532,7 +530,6 @@ def _assemble(rows: _Rows, parts: _Parts, analyses: Mapping[int, RankAnalysis]) 
         graph=Graph.of(len(release), source, target),
         delay_ns=delay,
         edge_transfer=transfer,
-        resumes=(transfer != ABSENT) & (target < num_segments),
         release_ns=release,
         opens=np.stack([line.opens for line in rows.lines]) + rows.base[:-1, None],
         closes=np.stack([line.closes for line in rows.lines]) + rows.base[:-1, None],
