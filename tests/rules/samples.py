@@ -20,7 +20,13 @@ from distprof.analyzers.messages import MessageRank, MessagesResult
 from distprof.analyzers.moe import MoeExchange, MoeLayer, MoePlacement, MoeResult
 from distprof.analyzers.overlap import OverlapResult
 from distprof.analyzers.pauses import PausesResult, RankPauses
-from distprof.analyzers.pipeline import PipelinePosition, PipelineRank, PipelineResult
+from distprof.analyzers.pipeline import (
+    PipelineGroup,
+    PipelinePosition,
+    PipelinePrediction,
+    PipelineRank,
+    PipelineResult,
+)
 from distprof.analyzers.result import Result
 from distprof.analyzers.rows import (
     RankBreakdown,
@@ -32,7 +38,7 @@ from distprof.analyzers.rows import (
 from distprof.analyzers.step_log import RankStepLog, StepLogResult
 from distprof.analyzers.stragglers import RankStraggler, StepBlame, StragglersResult
 from distprof.analyzers.waterfall import WaterfallResult
-from distprof.terms import StepSource, StragglerCause, StragglerPattern
+from distprof.terms import Confidence, StepSource, StragglerCause, StragglerPattern
 from distprof.units import NS_PER_MS
 
 RANKS = tuple(range(8))
@@ -403,6 +409,51 @@ def messages(late_ns: dict[int, int] | None = None, chance: float = 1e-5) -> Mes
             for rank in RANKS
         ),
         step_ns=20 * MS,
+    )
+
+
+def pipeline_group(
+    *,
+    warm_up_drain: int = 1,
+    imbalance: int = 0,
+    variation: int = 0,
+    messages: int = 0,
+    host: int = 0,
+) -> PipelineGroup:
+    """Eight ranks, 100 ms, of which 1 ms is warm-up and drain; parts of the idle in ms."""
+    idle = warm_up_drain + imbalance + variation + messages + host
+    return PipelineGroup(
+        schedule="1f1b",
+        ranks=RANKS,
+        replicas=(RANKS,),
+        stages=8,
+        virtual_stages=1,
+        num_micro_batches=16,
+        source="distprof marks",
+        confidence=Confidence.MEASURED,
+        num_steps=4,
+        step_ns=110 * MS,
+        span_ns=100 * MS,
+        work_ns=(100 - idle) * MS,
+        idle_ns=idle * MS,
+        bubble_fraction=idle / 100,
+        predictions=(
+            PipelinePrediction(
+                what="M = 64 instead of 16",
+                change="micro-batches",
+                schedule="1f1b",
+                num_micro_batches=64,
+                virtual_stages=1,
+                bubble_fraction=0.1,
+                step_ns=90 * MS,
+                saved_ns=20 * MS,
+            ),
+        ),
+        warm_up_drain_ns=warm_up_drain * MS,
+        imbalance_ns=imbalance * MS,
+        variation_ns=variation * MS,
+        exposed_p2p_ns=messages * MS,
+        host_ns=host * MS,
     )
 
 

@@ -10,11 +10,13 @@ micro-batch, which looks like bubble but does not shrink with more micro-batches
 ## Evidence needed
 Computation inside the marks around the work of stages (`distprof:pp …`, recorded by the probe
 `pipeline_marks`), in at least three steps. A stage held by several ranks works as long as the one
-that works least.
+that works least. From a log of operations, or a pipeline timeline, the mean of its steps is taken.
 
 ## How the cost is computed
 With M micro-batches, (M − 1)/M of the work of the busiest stage beyond the mean of all stages: what
-an even split of the same work would save. The time is part of what `exposed-communication` reports.
+an even split of the same work would save. From a log, the order of actions is replayed with the
+stages' own durations, and with equal ones. The time is part of what `exposed-communication`
+reports.
 
 ## How to fix
 Move blocks from the busiest stage to the others. Count the embedding with the first stage and the
@@ -44,6 +46,11 @@ from distprof.rules.base import Draft, Limit, Limits, rule
 from distprof.terms import Severity
 from distprof.units import format_duration, format_ratio, name_ranks
 
+_FIX = (
+    "Move blocks to the other stages, and count embedding, output layer and loss as work; "
+    "if the stages hold equal work, look at the clocks and the temperature of its device."
+)
+
 
 @rule(
     code="PIP101",
@@ -59,6 +66,9 @@ from distprof.units import format_duration, format_ratio, name_ranks
 def check(pipeline: PipelineResult, limits: Limits) -> Iterator[Draft]:
     """Yield one finding for the busiest stage."""
     cost, step = pipeline.lost_ns_per_step, pipeline.step_ns
+    if not pipeline.positions:
+        yield from _of_logs(pipeline, limits)
+        return
     if len(pipeline.positions) < 2 or not cost or not step:
         return  # no pipeline, or one whose stages are alike
     busiest = max(pipeline.positions, key=lambda position: position.excess_ratio)
@@ -74,14 +84,36 @@ def check(pipeline: PipelineResult, limits: Limits) -> Iterator[Draft]:
             f"({format_ratio(busiest.excess_ratio)} more); the pipeline waits for it for "
             f"{format_duration(cost)} of each step ({format_ratio(cost / step)})."
         ),
-        fix=(
-            "Move blocks to the other stages, and count embedding, output layer and loss as work; "
-            "if the stages hold equal work, look at the clocks and the temperature of its device."
-        ),
+        fix=_FIX,
         cost_ns_per_step=cost,
         ranks=busiest.ranks,
         evidence=("pipeline.positions", "pipeline.max_over_mean"),
+        without="stage-imbalance",
     )
+
+
+def _of_logs(pipeline: PipelineResult, limits: Limits) -> Iterator[Draft]:
+    """The busiest stage by a log of operations, whose steps are not told apart."""
+    for group in pipeline.groups:
+        cost, span, stage = group.imbalance_ns, group.span_ns, group.limiting_stage
+        ratio = group.imbalance_ratio
+        if cost is None or not span or stage is None or ratio is None:
+            continue
+        if ratio - 1 < limits["excess_ratio"] or cost < limits["min_step_ratio"] * span:
+            continue
+        yield Draft(
+            message=(
+                f"Stage {stage} (rank {group.limiting_rank}) limits the pipeline: its rank works "
+                f"{format_ratio(ratio - 1)} more than the mean; the pipeline waits for it for "
+                f"{format_duration(cost)} of each step ({format_ratio(cost / span)})."
+            ),
+            fix=_FIX,
+            cost_ns_per_step=cost,
+            confidence=group.confidence,
+            ranks=() if group.limiting_rank is None else (group.limiting_rank,),
+            evidence=("pipeline.groups",),
+            without="stage-imbalance",
+        )
 
 
 def _stages(position: PipelinePosition) -> str:
