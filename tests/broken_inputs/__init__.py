@@ -6,12 +6,18 @@ intact trace: two steps of one rank with kernels, copies, launches and one colle
 
 from __future__ import annotations
 
-from tests.broken_inputs import damage, fields, files, heavy, not_traces
+from tests.broken_inputs import damage, fields, files, heavy, not_traces, operation_tables
 from tests.broken_inputs.intact import Case, Outcome, intact
 
 __all__ = ["CASES", "HEAVY", "Case", "Outcome", "intact"]
 
-CASES: list[Case] = [*not_traces.CASES, *fields.CASES, *damage.CASES, *files.CASES]
+CASES: list[Case] = [
+    *not_traces.CASES,
+    *fields.CASES,
+    *damage.CASES,
+    *files.CASES,
+    *operation_tables.CASES,
+]
 """Inputs that the test's own process can be shown."""
 
 HEAVY: list[Case] = list(heavy.CASES)
