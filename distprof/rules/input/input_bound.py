@@ -82,5 +82,6 @@ def check(
         cost_ns_per_step=cost,
         ranks=late,
         evidence=("idle.ranks", "waterfall.all"),
+        without="input",
         severity=Severity.ERROR if step.ratio(cost) >= limits["error_ratio"] else None,
     )

@@ -82,6 +82,7 @@ def check(
         cost_ns_per_step=int(excess[worst]),
         ranks=late,
         evidence=("step_log.ranks", "pauses.ranks"),
+        without="uneven-input",
     )
 
 

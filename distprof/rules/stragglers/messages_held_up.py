@@ -85,6 +85,7 @@ def check(
             confidence=Confidence.INFERRED,
             ranks=(rank.rank,),
             evidence=("messages.ranks",),
+            without=f"rank {rank.rank}",
         )
 
 
