@@ -247,3 +247,14 @@ def test_files_give_the_same_as_tables(tmp_path):
     (group,) = analyze_pipeline(run, measure(run).analyses).groups
     assert group.schedule == "interleaved-1f1b"
     assert group.bubble_fraction == pytest.approx(recording.truth().bubble_fraction, abs=0.001)
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved-1f1b"])
+def test_timelines_of_the_ranks_own_timers_give_the_same_bubble(tmp_path, schedule):
+    order = orders(schedule, 4, 8)
+    job = job_of(order, forward=5 * MS, inputs=4 * MS, weight=3 * MS, message_ns=100 * US)
+    recording = replace(job, num_steps=3).run()
+    recording.write_timeline(tmp_path)
+    (group,) = analyze_pipeline(open_run(str(tmp_path)), {}).groups
+    assert group.schedule == schedule
+    assert group.bubble_fraction == pytest.approx(recording.truth().bubble_fraction, abs=0.001)

@@ -273,6 +273,12 @@ class PipelineRecording:
             for builder in builders_of(self, marks=marks, messages=True)
         ]
 
+    def write_timeline(self, folder: Path) -> None:
+        """The first pipeline as Megatron's own timers write it: a file per rank, no traces."""
+        from tests.simulator.pipeline_tables import write_timeline
+
+        write_timeline(self, folder)
+
 
 def _truth_of(recording: PipelineRecording, step: int, places: Sequence[int]) -> Truth:
     """One step of the ranks of one pipeline."""

@@ -265,3 +265,34 @@ def _comm_args(row: dict[str, Any], rank: int) -> dict[str, Any]:
     else:
         args["Seq"] = row["seq"]
     return args
+
+
+# Timelines ----------------------------------------------------------------------------------------
+
+
+def write_timeline(recording: PipelineRecording, folder: Path) -> None:
+    """``pp_rank_N.json`` and ``config.json``, milliseconds since the rank began the step."""
+    job = recording.job
+    chunks = len(job.forward_ns) // job.num_positions
+    batches = {batch for order in job.orders for _, _, batch in order}
+    config = {"pp_size": job.num_positions, "vp_size": chunks, "num_mbs": len(batches)}
+    (folder / "config.json").write_text(json.dumps({**config, "dp_size": 1, "tp_size": 1}))
+    for position in range(job.num_positions):
+        rank = job.rank_of(position, 0)
+        steps = {
+            str(number): _iteration(recording, rank, step.step, step.begin, step.end)
+            for number, step in enumerate(recording.steps, start=1)
+        }
+        (folder / f"pp_rank_{position}.json").write_text(json.dumps(steps))
+
+
+def _iteration(
+    recording: PipelineRecording, rank: int, step: int, begin: int, end: int
+) -> dict[str, Any]:
+    slots = [slot for slot in recording.slots if (slot.rank, slot.step) == (rank, step)]
+    times: dict[str, Any] = {"total": (end - begin) / 1e6, "memory": 1.0}
+    for letter, name in (("F", "fwd"), ("B", "bwd")):
+        mine = [slot for slot in slots if slot.letter == letter]
+        times[f"{name}_start"] = [(slot.start - begin) / 1e6 for slot in mine]
+        times[f"{name}_end"] = [(slot.end - begin) / 1e6 for slot in mine]
+    return times
