@@ -15,8 +15,9 @@ from distprof.analyzers.moe import MoeLayer, MoePlacement, MoeResult
 from distprof.analyzers.moe_calls import label_calls
 from distprof.analyzers.moe_counts import analyze_counts
 from distprof.analyzers.moe_exchange import GroupExchanges, find_exchanges
-from distprof.analyzers.moe_load import Totals, measure_load, placement_of_log
+from distprof.analyzers.moe_load import ALL_TO_ALL_SIZES, Totals, measure_load
 from distprof.analyzers.moe_pairs import exchange_of, pairs_of
+from distprof.analyzers.moe_placement import placement_of_log
 from distprof.analyzers.moe_routing import Routing
 from distprof.run.places import coordinates_of
 from distprof.run.run import Run
@@ -24,7 +25,6 @@ from distprof.schema import Int64Array
 
 __all__ = ["analyze_moe"]
 
-ALL_TO_ALL_SIZES = "all-to-all sizes"
 MAX_PAIR_RANKS = 64
 
 

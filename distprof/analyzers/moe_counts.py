@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from distprof.analyzers.moe import MoeLayer, MoePlacement, MoeResult
-from distprof.analyzers.moe_load import row_of_experts
+from distprof.analyzers.moe_placement import row_of_experts
 from distprof.analyzers.moe_routing import layer_of_counts
 from distprof.run.expert_counts import ExpertCounts
 

@@ -6,36 +6,28 @@ the log holds for its experts, placed in contiguous blocks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from distprof.analyzers.moe import MoePlacement, MoeRank
-from distprof.analyzers.moe_calls import CallLabels, logged_calls
+from distprof.analyzers.moe_calls import CallLabels
 from distprof.analyzers.moe_exchange import GroupExchanges
-from distprof.analyzers.moe_routing import ROUTING_LOG, Routing
+from distprof.analyzers.moe_placement import placement_row
+from distprof.analyzers.moe_ranks import ranks_of
+from distprof.analyzers.moe_routing import ROUTING_LOG
 from distprof.costs.moe import (
     Placement,
-    contiguous_placement,
     load_imbalance,
     lost_to_imbalance,
     place_experts,
 )
 from distprof.schema import ABSENT
-from distprof.terms import MeshAxis
 from distprof.units import name_ranks
 
-__all__ = [
-    "ALL_TO_ALL_SIZES",
-    "Load",
-    "Totals",
-    "measure_load",
-    "placement_of_log",
-    "placement_row",
-    "row_of_experts",
-]
+__all__ = ["ALL_TO_ALL_SIZES", "Load", "Totals", "measure_load"]
 
 ALL_TO_ALL_SIZES = "all-to-all sizes"
 
@@ -113,123 +105,19 @@ def measure_load(
         for name, part in _parts_of(group, label):
             parts.setdefault(name, []).append(part)
     rows = [_row_of_layer(name, found, num_steps) for name, found in parts.items()]
+    ranks = [
+        row
+        for group, label in zip(groups, labels, strict=True)
+        for row in ranks_of(group, label, _rank_loads(group, label)[0], num_steps)
+    ]
     timed = [group for group in groups if len(group.dispatch)]
     known = [row for row, _ in rows if row is not None]
     return Load(
         placement=tuple(known),
-        ranks=tuple(
-            rank
-            for group, label in zip(groups, labels, strict=True)
-            for rank in _ranks_of(group, label, num_steps)
-        ),
+        ranks=tuple(sorted(ranks, key=lambda row: row.rank)),
         totals=_totals(timed, labels, [times for _, times in rows], num_steps),
         problems=tuple(text for group in groups for text in _problems(group)),
     )
-
-
-def placement_row(
-    layer: str,
-    rank_load: _Floats,
-    *,
-    origin: str,
-    expert_load: NDArray[np.int64] | None = None,
-    placed: Placement | None = None,
-    part: str = "",
-) -> MoePlacement:
-    """How even ranks are in the calls of one layer, and how even they would be placed anew.
-
-    Args:
-        layer: Its name.
-        rank_load: Tokens of each rank in each call, ``(calls, ranks)``; each call has some.
-        origin: Where they come from.
-        expert_load: Assignments per expert of each call, None where experts are not told apart.
-        placed: Another placement of one layer, None where none was sought.
-        part: Part of the data.
-    """
-    load = load_imbalance(rank_load)
-    row = MoePlacement(
-        layer=layer,
-        part=part,
-        num_ranks=rank_load.shape[1],
-        origin=origin,
-        num_calls=len(rank_load),
-        tokens_per_call=float(rank_load.sum(axis=1).mean()),
-        max_over_mean=float(load.mean()),
-        worst_max_over_mean=float(load.max()),
-    )
-    if expert_load is None or placed is None:
-        return row
-    fields = {name: getattr(row, name) for name in row.__struct_fields__}
-    anew = load_imbalance(placed.rank_loads(expert_load[:, np.newaxis])[:, 0])
-    return MoePlacement(
-        **{
-            **fields,
-            "expert_max_over_mean": float(load_imbalance(expert_load).mean()),
-            "replaced_max_over_mean": float(anew.mean()),
-            "rank_of_expert": tuple(placed.rank_of_expert[0].tolist()),
-        }
-    )
-
-
-def placement_of_log(
-    routing: Sequence[Routing], places: Mapping[int, Mapping[str, int]]
-) -> tuple[MoePlacement, ...]:
-    """Ranks against each other by the log alone: contiguous blocks over the expert axis.
-
-    Args:
-        routing: Logs of all ranks.
-        places: Rank to its index along each mesh axis; without an expert axis nothing is said.
-    """
-    loads: dict[str, list[NDArray[np.int64]]] = {}
-    size = 0
-    for ranks in _axis_groups(places):
-        log = logged_calls(ranks, routing, places)
-        if log is None or len(log.members) < len(ranks) or log.tokens.shape[2] % len(ranks):
-            continue
-        size, tokens = len(ranks), log.tokens.sum(axis=0)
-        for layer, name in enumerate(log.names):
-            called = tokens[(log.layer == layer) & (tokens.sum(axis=1) > 0)]
-            loads.setdefault(name, []).append(called)
-    whole = {name: np.concatenate(found) for name, found in loads.items()}
-    return tuple(
-        row_of_experts(name, tokens, size, ROUTING_LOG)
-        for name, tokens in whole.items()
-        if len(tokens)
-    )
-
-
-def row_of_experts(
-    name: str, tokens: NDArray[np.int64], size: int, origin: str, part: str = ""
-) -> MoePlacement:
-    """The row of a layer whose experts lie in contiguous blocks on ``size`` ranks.
-
-    Args:
-        name: Of the layer.
-        tokens: Assignments per expert of each call, ``(calls, experts)``.
-        size: Ranks; they divide the experts.
-        origin: Where the tokens come from.
-        part: Part of the data.
-    """
-    usual = contiguous_placement(1, tokens.shape[1], size)
-    return placement_row(
-        name,
-        usual.rank_loads(tokens[:, np.newaxis])[:, 0],
-        origin=origin,
-        expert_load=tokens,
-        placed=place_experts(tokens.sum(axis=0, keepdims=True), size),
-        part=part,
-    )
-
-
-def _axis_groups(places: Mapping[int, Mapping[str, int]]) -> list[tuple[int, ...]]:
-    """Ranks that differ in their place on the expert axis alone, ascending on it."""
-    groups: dict[tuple[tuple[str, int], ...], list[int]] = {}
-    for rank, place in sorted(places.items()):
-        if MeshAxis.EP in place:
-            others = tuple((axis, at) for axis, at in place.items() if axis != MeshAxis.EP)
-            groups.setdefault(others, []).append(rank)
-    ordered = [tuple(sorted(ranks, key=lambda r: places[r]["ep"])) for ranks in groups.values()]
-    return [ranks for ranks in ordered if len(ranks) > 1]
 
 
 # Layers -------------------------------------------------------------------------------------------
@@ -400,48 +288,7 @@ def _per(total: float | None, number: int) -> int | None:
     return None if total is None else round(total / number)
 
 
-# Ranks --------------------------------------------------------------------------------------------
-
-
-def _ranks_of(group: GroupExchanges, label: CallLabels, num_steps: int) -> Iterator[MoeRank]:
-    """A row per recorded rank of the group."""
-    if not num_steps:
-        return
-    loads, _ = _rank_loads(group, label)
-    tokens = None if loads is None else loads[label.is_first].sum(axis=0) / num_steps
-    expert = group.section_ns.sum(axis=0) / num_steps
-    waits = group.wait_ns[group.dispatch + 1]
-    sent, received = _off_rank_bytes(group)
-    for at, member in enumerate(group.members.tolist()):
-        has_load = tokens is not None and tokens.sum() > 0
-        yield MoeRank(
-            rank=group.ranks[member],
-            group=group.ranks,
-            tokens_per_step=float(tokens[at]) if tokens is not None else None,
-            load_ratio=float(tokens[at] / tokens.mean()) if has_load else None,
-            expert_ns_per_step=round(expert[at]) if len(group.dispatch) else None,
-            combine_wait_ns_per_step=None
-            if not len(waits) or (waits[:, at] == ABSENT).any()
-            else round(waits[:, at].sum() / num_steps),
-            sent_bytes_per_step=None if sent is None else round(sent[at] / num_steps),
-            received_bytes_per_step=None if received is None else round(received[at] / num_steps),
-        )
-
-
-def _off_rank_bytes(group: GroupExchanges) -> tuple[_Floats | None, _Floats | None]:
-    """Bytes that each member sent to others and got from them; None where not all is known."""
-    if not len(group.sent) or np.isnan(group.sent).any() or np.isnan(group.received).any():
-        return None, None
-    empty = group.sent.sum(axis=(1, 2)) == 0
-    if (np.isnan(group.unit_bytes) & ~empty).any():
-        return None, None
-    unit = np.nan_to_num(group.unit_bytes)[:, np.newaxis]
-    at = np.arange(len(group.members))
-    sent, received = (
-        ((sizes.sum(axis=2, dtype=np.float64) - sizes[:, at, group.members]) * unit).sum(axis=0)
-        for sizes in (group.sent, group.received)
-    )
-    return sent, received
+# What is missing ---------------------------------------------------------------------------------
 
 
 def _problems(group: GroupExchanges) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Whether loads are uneven beyond what even routing of as few tokens shows, and how to name them.
+"""Loads that are uneven beyond luck, how to name their layers, and what share of a step they are.
 
 Private to this family: no rule.
 """
@@ -6,16 +6,13 @@ Private to this family: no rule.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
-from distprof.analyzers.moe import MoeLayer, MoePlacement
+from distprof.analyzers.moe import MoeLayer, MoePlacement, MoeResult
 
-__all__ = ["is_beyond_luck", "name_layer", "name_layers", "ranks_beyond_luck"]
+__all__ = ["DEVIATIONS", "is_beyond_luck", "name_layer", "ranks_beyond_luck", "share_of_layers"]
 
 DEVIATIONS = 6.0
 """Standard deviations beyond even routing: with thousands of experts nobody gets there by luck."""
-
-MAX_NAMED = 3
 
 
 def is_beyond_luck(layer: MoeLayer) -> bool:
@@ -40,8 +37,12 @@ def name_layer(layer: MoeLayer | MoePlacement) -> str:
     return f"{name} ({layer.part})" if layer.part else name
 
 
-def name_layers(layers: Sequence[MoeLayer] | Sequence[MoePlacement]) -> str:
-    """Up to three layers in a sentence, and how many more."""
-    named = ", ".join(name_layer(layer) for layer in layers[:MAX_NAMED])
-    more = len(layers) - MAX_NAMED
-    return f"{named} and {more} more" if more > 0 else named
+def share_of_layers(moe: MoeResult) -> float:
+    """What times of layers, added up, are to be multiplied with to be a mean rank's.
+
+    Less than 1 where ranks hold some of the layers only, as pipeline stages do.
+    """
+    lost = [row.lost_ns_per_step for row in moe.placement if row.lost_ns_per_step is not None]
+    if moe.lost_ns_per_step is None or not sum(lost):
+        return 1.0
+    return min(moe.lost_ns_per_step / sum(lost), 1.0)

@@ -47,7 +47,7 @@ from collections.abc import Iterator, Sequence
 from distprof.analyzers.collectives import CollectivesResult
 from distprof.analyzers.moe import MoeLayer, MoeResult
 from distprof.rules.base import Draft, Limit, Limits, rule
-from distprof.rules.moe._luck import is_beyond_luck, name_layer
+from distprof.rules.moe._luck import is_beyond_luck, name_layer, share_of_layers
 from distprof.terms import CollectiveKind, Confidence, Severity
 from distprof.units import format_duration
 
@@ -81,7 +81,7 @@ def check(moe: MoeResult, collectives: CollectivesResult, limits: Limits) -> Ite
     others = [layer for layer in overloaded if layer.busiest_expert not in named]
     has_one = len(named) + bool(others) == 1
     for expert, layers in sorted(named.items()):
-        cost, is_measured = _cost(layers, len(overloaded), collectives)
+        cost, is_measured = _cost(moe, layers, len(overloaded), collectives)
         yield Draft(
             message=(
                 f"Expert {expert} gets {_mean_load(layers):.1f} times the mean of all experts' "
@@ -109,7 +109,7 @@ def _of_many(
 ) -> Draft:
     """One finding for many layers that each have another busy expert."""
     worst = max(layers, key=_load)
-    cost, is_measured = _cost(layers, number, collectives)
+    cost, is_measured = _cost(moe, layers, number, collectives)
     return Draft(
         message=(
             f"In {len(layers)} of {len(moe.layers)} layers one expert, not the same in all, gets "
@@ -134,12 +134,15 @@ def _mean_load(layers: Sequence[MoeLayer]) -> float:
 
 
 def _cost(
-    layers: Sequence[MoeLayer], num_overloaded: int, collectives: CollectivesResult
+    moe: MoeResult,
+    layers: Sequence[MoeLayer],
+    num_overloaded: int,
+    collectives: CollectivesResult,
 ) -> tuple[int | None, bool]:
     """Time per step, and whether it was measured section by section."""
     lost = [layer.lost_ns_per_step for layer in layers if layer.lost_ns_per_step is not None]
     if len(lost) == len(layers):
-        return sum(lost), True
+        return round(sum(lost) * share_of_layers(moe)), True
     waiting = _waiting_ns(collectives)
     return None if waiting is None else waiting * len(layers) // num_overloaded, False
 

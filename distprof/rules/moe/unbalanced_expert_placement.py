@@ -15,7 +15,8 @@ the trace, by the mesh, or, for counts alone, a number of ranks that divides the
 ## How the cost is computed
 Expert time of the slowest rank as it is, less what it would be if each layer's experts were
 placed by their measured loads, busiest first onto the rank with least: the excess of the slowest
-rank over the mean shrinks as that of its tokens does. Layers are added up. Unknown without times.
+rank over the mean shrinks as that of its tokens does. Layers that a rank holds are added up.
+Unknown without times.
 
 ## How to fix
 Place experts by their loads (an expert-parallel load balancer such as EPLB does), for each layer
@@ -42,7 +43,7 @@ from collections.abc import Iterator, Sequence
 
 from distprof.analyzers.moe import MoePlacement, MoeResult
 from distprof.rules.base import Draft, Limit, Limits, rule
-from distprof.rules.moe._luck import name_layer, ranks_beyond_luck
+from distprof.rules.moe._luck import name_layer, ranks_beyond_luck, share_of_layers
 from distprof.terms import Confidence, Severity
 
 _TYPICAL_RANKS = 8
@@ -76,7 +77,7 @@ def check(moe: MoeResult, limits: Limits) -> Iterator[Draft]:
             "Place experts by their loads, layer by layer (as expert-parallel load balancers do); "
             "moe.placement in the report holds a placement."
         ),
-        cost_ns_per_step=_cost(found),
+        cost_ns_per_step=_cost(moe, found),
         confidence=Confidence.MODELLED,
         evidence=("moe.placement",),
     )
@@ -99,11 +100,11 @@ def _is_uneven(row: MoePlacement, limits: Limits) -> bool:
     return left <= 1 - limits["gain_ratio"] and ranks_beyond_luck(row)
 
 
-def _cost(rows: Sequence[MoePlacement]) -> int | None:
+def _cost(moe: MoeResult, rows: Sequence[MoePlacement]) -> int | None:
     """What the slowest ranks would save, all layers; None where a layer has no time."""
     saved = [
         row.expert_ns_per_step - row.replaced_ns_per_step
         for row in rows
         if row.expert_ns_per_step is not None and row.replaced_ns_per_step is not None
     ]
-    return max(sum(saved), 0) if len(saved) == len(rows) else None
+    return round(max(sum(saved), 0) * share_of_layers(moe)) if len(saved) == len(rows) else None
