@@ -119,15 +119,25 @@ def _equal_groups(
     return _grouped(name, num_ranks, num_micro_batches, virtual_stages, group_size)
 
 
-def _single(
-    num_ranks: int,
-    num_micro_batches: int,
-    _: int,
-    *,
-    name: str,
-    make: Callable[[int, int], plain.RankOrders],
-) -> Orders:
-    return orders_from(make(num_ranks, num_micro_batches), schedule=name)
+def _one_stage(name: str, make: Callable[[int, int], plain.RankOrders], **more: bool) -> Schedule:
+    """A schedule of one stage per rank."""
+
+    def orders_of(num_ranks: int, num_micro_batches: int, _: int) -> Orders:
+        return orders_from(make(num_ranks, num_micro_batches), schedule=name)
+
+    return Schedule(name=name, make=orders_of, **more)
+
+
+def _many_stages(name: str, make: Callable[[int, int, int], Orders], **more: bool) -> Schedule:
+    """A schedule of two or more stages per rank, round by round."""
+    return Schedule(name=name, make=make, fewest=2, most=None, **more)
+
+
+def _there_and_back(name: str, make: Callable[[int, int, int], Orders], **more: bool) -> Schedule:
+    """A schedule whose ranks hold two stages, the second ones in the order of ranks reversed."""
+    return Schedule(
+        name=name, make=make, fewest=2, most=2, goes_back=True, splits_backward=True, **more
+    )
 
 
 def _looped_bfs(num_ranks: int, num_micro_batches: int, virtual_stages: int) -> Orders:
@@ -135,56 +145,31 @@ def _looped_bfs(num_ranks: int, num_micro_batches: int, virtual_stages: int) -> 
     return orders_from(made, schedule="looped-bfs")
 
 
+def _zb_v(num_ranks: int, num_micro_batches: int, _: int) -> Orders:
+    return orders_from(zero_bubble.zb_v(num_ranks, num_micro_batches), schedule="zbv")
+
+
 def _dualpipe_v(num_ranks: int, num_micro_batches: int, _: int) -> Orders:
     made, overlaps = zero_bubble.dualpipe_v(num_ranks, num_micro_batches)
     return orders_from(made, schedule="dualpipev", overlaps=overlaps)
 
 
-def _known() -> dict[str, Schedule]:
-    def single(name: str, make: Callable[[int, int], plain.RankOrders]) -> Callable[..., Orders]:
-        return partial(_single, name=name, make=make)
+_ALL = (
+    _one_stage("gpipe", plain.gpipe),
+    _one_stage("1f1b", plain.one_f_one_b),
+    _many_stages("looped-bfs", _looped_bfs),
+    _many_stages("interleaved-1f1b", partial(_equal_groups, name="interleaved-1f1b"), grouped=True),
+    _one_stage("zb-h1", zero_bubble.zb_h1, splits_backward=True),
+    _one_stage("zb-h2", zero_bubble.zb_h2, splits_backward=True),
+    _many_stages(
+        "interleaved-zb",
+        partial(_equal_groups, name="interleaved-zb"),
+        splits_backward=True,
+        grouped=True,
+    ),
+    _there_and_back("zbv", _zb_v),
+    _there_and_back("dualpipev", _dualpipe_v, fills=True),
+)
 
-    schedules = (
-        Schedule(name="gpipe", make=single("gpipe", plain.gpipe)),
-        Schedule(name="1f1b", make=single("1f1b", plain.one_f_one_b)),
-        Schedule(name="looped-bfs", make=_looped_bfs, fewest=2, most=None),
-        Schedule(
-            name="interleaved-1f1b",
-            make=partial(_equal_groups, name="interleaved-1f1b"),
-            fewest=2,
-            most=None,
-            grouped=True,
-        ),
-        Schedule(name="zb-h1", make=single("zb-h1", zero_bubble.zb_h1), splits_backward=True),
-        Schedule(name="zb-h2", make=single("zb-h2", zero_bubble.zb_h2), splits_backward=True),
-        Schedule(
-            name="interleaved-zb",
-            make=partial(_equal_groups, name="interleaved-zb"),
-            fewest=2,
-            most=None,
-            splits_backward=True,
-            grouped=True,
-        ),
-        Schedule(
-            name="zbv",
-            make=single("zbv", zero_bubble.zb_v),
-            fewest=2,
-            most=2,
-            goes_back=True,
-            splits_backward=True,
-        ),
-        Schedule(
-            name="dualpipev",
-            make=_dualpipe_v,
-            fewest=2,
-            most=2,
-            goes_back=True,
-            splits_backward=True,
-            fills=True,
-        ),
-    )
-    return {schedule.name: schedule for schedule in schedules}
-
-
-SCHEDULES: Mapping[str, Schedule] = MappingProxyType(_known())
+SCHEDULES: Mapping[str, Schedule] = MappingProxyType({known.name: known for known in _ALL})
 """By name; the names of ``distprof run pp --schedule``, and those that torch does not offer."""
