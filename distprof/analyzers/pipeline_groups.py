@@ -109,7 +109,7 @@ def _looked_at(given: PipelineSlots) -> _Pipeline | None:
         and observed.stages == tuple(range(num_ranks * virtual))
         and min(per_rank) == virtual
     )
-    schedule, known = _recognised(observed, num_ranks, virtual)
+    schedule, known = _recognised(observed, num_ranks, virtual, whole=whole)
     return _Pipeline(
         given=replace(given, members=_members(given, observed, num_ranks)),
         observed=observed,
@@ -174,21 +174,24 @@ def _notes(
 
 
 def _recognised(
-    observed: ObservedPipeline, num_ranks: int, virtual_stages: int
+    observed: ObservedPipeline, num_ranks: int, virtual_stages: int, *, whole: bool
 ) -> tuple[str, Orders | None]:
-    """The schedule whose order was observed, on the ranks that were."""
+    """The schedule whose order was observed; several where ranks are missing that would tell."""
     batches, batch = np.unique(observed.orders.micro_batch, return_inverse=True)
     seen = replace(observed.orders, micro_batch=batch.astype(np.int32))
     if num_ranks * virtual_stages * len(batches) > MAX_RECOGNISED:
         return UNKNOWN_ORDER, None
+    found: dict[str, Orders] = {}
     for name in SCHEDULES:
         try:
             order = orders(name, num_ranks, len(batches), virtual_stages)
         except ValueError:
             continue
         if _is_same(seen, order):
-            return name, order if len(order) == len(seen) else None
-    return UNKNOWN_ORDER, None
+            found[name] = order
+            if whole:
+                return name, order if len(order) == len(seen) else None
+    return " or ".join(found) or UNKNOWN_ORDER, None
 
 
 def _is_same(seen: Orders, order: Orders) -> bool:

@@ -19,10 +19,10 @@ __all__ = ["UNKNOWN_STAGE", "SlotName", "parse_mark", "parse_torch"]
 UNKNOWN_STAGE = -1
 """Where the name does not say the stage: there is one on the rank, and the group says which."""
 
-_MARK = re.compile(r"^distprof:pp stage=(\d{1,6}) op=([FBIWL]) mb=(\d{1,9})$")
-_TORCH = re.compile(r"^PP:(\d{1,6})([FBIW])(\d{1,9})$")
-_PAIR = re.compile(r"^PP:\((\d{1,6})F(\d{1,9});(\d{1,6})([BI])(\d{1,9})\)OVERLAP_F_B$")
-_PLAIN = re.compile(r"^(Forward|Backward) (\d{1,9})$")
+_MARK = re.compile(r"^distprof:pp stage=(\d{1,6}) op=([FBIWL]) mb=(\d{1,9})\Z")
+_TORCH = re.compile(r"^PP:(\d{1,6})([FBIW])(\d{1,9})\Z")
+_PAIR = re.compile(r"^PP:\((\d{1,6})F(\d{1,9});(\d{1,6})([BI])(\d{1,9})\)OVERLAP_F_B\Z")
+_PLAIN = re.compile(r"^(Forward|Backward) (\d{1,9})\Z")
 
 _KINDS = {
     "F": SlotKind.FORWARD,
