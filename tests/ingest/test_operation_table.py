@@ -101,8 +101,7 @@ def test_a_run_and_a_report_come_of_it(tmp_path):
     assert report.whatif.replayed_ns == 157 * MS
     assert report.step_time.median_ns == 157 * MS
     assert report.run.mesh == {"pp": 2, "dp": 1}
-    assert [finding.code for finding in report.findings] == ["STR105"]
-    assert report.findings[0].recoverable_ns == 15 * MS
+    assert report.whatif.without[0].recoverable_ns == 30 * MS
 
 
 def test_negative_durations_are_counted_and_said(path):

@@ -38,6 +38,7 @@ from distprof.analyzers.rows import (
 from distprof.analyzers.step_log import RankStepLog, StepLogResult
 from distprof.analyzers.stragglers import RankStraggler, StepBlame, StragglersResult
 from distprof.analyzers.waterfall import WaterfallResult
+from distprof.analyzers.whatif import WhatIfResult
 from distprof.terms import Confidence, StepSource, StragglerCause, StragglerPattern
 from distprof.units import NS_PER_MS
 
@@ -103,6 +104,7 @@ def healthy(*, communication_ms: float = 8.0, steps: bool = True, **parts_ms: fl
         MoeResult(layers=(moe_layer("0"), moe_layer("1"))),
         pipeline(),
         messages(),
+        WhatIfResult(),
     )
     return {type(result): result for result in results}
 

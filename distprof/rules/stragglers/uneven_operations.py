@@ -10,7 +10,8 @@ round sets the pace and the mean does not matter.
 
 ## Evidence needed
 A table of operations with start and duration on clocks that agree to a few milliseconds, which
-distprof reads in place of traces. Nothing else measures this rule.
+distprof reads in place of traces. A stage that is far longer than the others is left to
+`unequal-stages` where the order of the pipeline is known.
 
 ## How the cost is computed
 Each step is simulated from its dependencies with all operations as they were, and again without
@@ -48,11 +49,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from distprof.analyzers.pipeline import PipelineResult
 from distprof.analyzers.uneven import Cause, CauseKind, causes_of, limiting_stage
 from distprof.analyzers.whatif import WhatIfResult
 from distprof.rules.base import Draft, Limit, Limits, rule
 from distprof.terms import Confidence, Severity
 from distprof.units import format_duration, format_ratio, name_ranks
+
+NAMED_RATIO = 1.08
+"""Imbalance of stages from which `unequal-stages` names the longest."""
 
 _FIX = {
     CauseKind.WORKERS: (
@@ -82,20 +87,22 @@ _FIX = {
     code="STR105",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(WhatIfResult,),
+    needs=(WhatIfResult, PipelineResult),
     limits={
         "min_slowdown": Limit(1.03, "step over the ideal one below which nobody is blamed"),
         "warn_slowdown": Limit(1.1, "step over the ideal one from which it is a warning"),
         "min_share": Limit(0.25, "part of the slow-down that a cause explains"),
     },
 )
-def check(whatif: WhatIfResult, limits: Limits) -> Iterator[Draft]:
+def check(whatif: WhatIfResult, pipeline: PipelineResult, limits: Limits) -> Iterator[Draft]:
     """Yield one finding per cause that explains enough."""
     if whatif.source != "operations" or whatif.slowdown is None:
         return  # traces have rules of their own
     if whatif.slowdown < limits["min_slowdown"]:
         return
     for cause in causes_of(whatif, limits["min_share"]):
+        if cause.kind is CauseKind.STAGES and _is_named(pipeline):
+            continue
         yield Draft(
             message=f"{_slowdown(whatif)}; {_because(whatif, cause)} {_gain(whatif, cause)}",
             fix=_FIX[cause.kind],
@@ -106,6 +113,11 @@ def check(whatif: WhatIfResult, limits: Limits) -> Iterator[Draft]:
             severity=None if whatif.slowdown >= limits["warn_slowdown"] else Severity.INFO,
             without=cause.scenario.what,
         )
+
+
+def _is_named(pipeline: PipelineResult) -> bool:
+    """Whether `unequal-stages` judges the stages of the log: nothing is found twice."""
+    return any((group.imbalance_ratio or 0.0) >= NAMED_RATIO for group in pipeline.groups)
 
 
 def _slowdown(whatif: WhatIfResult) -> str:
