@@ -21,7 +21,7 @@ from distprof.analyzers.context import RankAnalysis
 from distprof.analyzers.held_stages import held_stages
 from distprof.analyzers.kernels import KernelsResult
 from distprof.analyzers.links import SlowLink, find_slow_links
-from distprof.analyzers.own_time import OwnTime
+from distprof.analyzers.own_time import COMPUTATION, OwnTime
 from distprof.analyzers.patterns import Verdict, find_patterns, proven_by_own_time
 from distprof.analyzers.pauses import HostPauses
 from distprof.analyzers.replicas import blame_of_pipelines
@@ -34,6 +34,9 @@ from distprof.schema import Int64Array
 from distprof.terms import StragglerCause, StragglerPattern
 
 __all__ = ["RankStraggler", "StepBlame", "StragglersResult", "analyze_stragglers"]
+
+USUAL_SPREAD = 0.015
+"""Share of the step by which equal devices differ in what they compute."""
 
 
 class RankStraggler(Record, frozen=True, kw_only=True):
@@ -137,32 +140,21 @@ def analyze_stragglers(
     sequences = find_sequence_imbalance(analyses, own_time, pauses or {}, mean_step)
     if blame.num_judged == 0:
         return replace(_nobody(_why_nothing(run, analyses, blame)), sequences=sequences)
-    step_ns = _typical_step(analyses, step_time)
-    found: tuple[Verdict, ...] = ()
-    together = blame_of_pipelines(blame, own_time, run)
-    if together is not None:
-        found = proven_by_own_time(together, step_ns, own_time)
-        blame = together if found else blame
-    found = found or find_patterns(blame, step_ns, own_time)
-    verdicts = {verdict.position: verdict for verdict in found}
-    completeness = 1 - blame.num_incomplete / blame.num_judged
+    known = _Evidence(
+        analyses=analyses,
+        kernels=kernels,
+        own_time=own_time,
+        pauses=pauses or {},
+        telemetry=telemetry or TelemetryResult(),
+        sequences=sequences,
+    )
+    blame, verdicts = _verdicts(blame, run, own_time, _typical_step(analyses, step_time))
     ranks = [
-        _straggler(
-            position,
-            blame,
-            verdicts.get(position),
-            completeness,
-            _Evidence(
-                analyses=analyses,
-                kernels=kernels,
-                own_time=own_time,
-                pauses=pauses or {},
-                telemetry=telemetry or TelemetryResult(),
-                sequences=sequences,
-            ),
-        )
+        _straggler(position, blame, verdicts.get(position), known)
         for position in range(len(blame.ranks))
     ]
+    if wait_ends is None:
+        wait_ends = last_start_on_own_clock(run.matches, run.clock, run.ranks)
     return StragglersResult(
         ranks=tuple(sorted(ranks, key=lambda record: (-record.lost_ns_per_step, record.rank))),
         steps=_step_blame(blame, step_numbers),
@@ -170,17 +162,37 @@ def analyze_stragglers(
         lost_ns_per_step=sum(record.lost_ns_per_step for record in ranks),
         num_judged=blame.num_judged,
         num_below_residual=blame.num_below_residual,
-        links=find_slow_links(
-            run,
-            analyses,
-            last_start_on_own_clock(run.matches, run.clock, run.ranks)
-            if wait_ends is None
-            else wait_ends,
-            mean_step,
-        ),
+        links=find_slow_links(run, analyses, wait_ends, mean_step),
         sequences=sequences,
         unavailable=_unavailable(blame),
     )
+
+
+def _verdicts(
+    blame: Blame, run: Run, own_time: OwnTime, step_ns: float
+) -> tuple[Blame, dict[int, Verdict]]:
+    """Who is late by position, and the blame that says so: by pipelines where they prove it."""
+    together = blame_of_pipelines(blame, own_time, run)
+    found: tuple[Verdict, ...] = ()
+    if together is not None:
+        found = proven_by_own_time(together, step_ns, own_time)
+        blame = together if found else blame
+    return blame, {
+        verdict.position: verdict
+        for verdict in found or find_patterns(blame, step_ns, own_time)
+        if not _is_usual(verdict, own_time, step_ns)
+    }
+
+
+def _is_usual(verdict: Verdict, own_time: OwnTime, step_ns: float) -> bool:
+    """Whether the rank only computes a little longer than its peers, as equal devices do."""
+    if verdict.pattern is not StragglerPattern.PERSISTENT or verdict.part not in ("", COMPUTATION):
+        return False
+    steps = list(verdict.steps)
+    more = {part: own_time.excess[part][verdict.position, steps] for part in own_time.parts}
+    computes = float(more[COMPUTATION].mean()) if steps else 0.0
+    largest = max(float(excess.mean()) for excess in more.values()) if steps else 0.0
+    return 0 < computes == largest < USUAL_SPREAD * step_ns
 
 
 def _step_numbers(analyses: Mapping[int, RankAnalysis]) -> tuple[int, ...]:
@@ -206,11 +218,11 @@ def _straggler(
     position: int,
     blame: Blame,
     verdict: Verdict | None,
-    completeness: float,
     known: _Evidence,
 ) -> RankStraggler:
     lost = blame.lost_ns[position]
     judged = int(blame.judged[position])
+    completeness = 1 - blame.num_incomplete / blame.num_judged
     cause = _cause(position, blame, verdict, known)
     evidence = () if verdict is None else (*verdict.why, *cause.evidence, *_lack(blame))
     return RankStraggler(
