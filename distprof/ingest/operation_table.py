@@ -48,7 +48,7 @@ _WRITE_AGAIN = "write the table again; docs/how-to/operation-tables.md says what
 
 
 def fits_operation_table(source: str) -> bool:
-    """Whether ``source`` is a Parquet file, or a folder whose only table is one."""
+    """Whether ``source`` is a Parquet file, or a folder whose only one is such a table."""
     return _table_path(source) is not None
 
 
@@ -94,7 +94,19 @@ def _table_path(source: str) -> str | None:
         tables = [child for child in path.iterdir() if child.suffix.lower() == ".parquet"]
     except (OSError, ValueError):
         return None
-    return str(tables[0]) if len(tables) == 1 and tables[0].is_file() else None
+    return str(tables[0]) if len(tables) == 1 and _has_columns(tables[0]) else None
+
+
+def _has_columns(path: Path) -> bool:
+    """Whether a file in a folder is such a table; a folder of traces may hold any other."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with path.open("rb") as stream:
+            return set(COLUMNS) <= set(pq.read_schema(stream).names)
+    except (pa.ArrowException, OSError):
+        return False
 
 
 # The file -----------------------------------------------------------------------------------------

@@ -93,6 +93,13 @@ def test_folders_of_runs_and_of_several_tables_are_left_to_others(tmp_path):
     assert not fits_operation_table(str(tmp_path))
 
 
+def test_a_folder_of_traces_may_hold_another_table(tmp_path):
+    pq.write_table(pa.table({"loss": [1.0]}), tmp_path / "losses.parquet")
+    assert not fits_operation_table(str(tmp_path))
+    (tmp_path / "losses.parquet").write_bytes(b"PAR1")
+    assert not fits_operation_table(str(tmp_path))
+
+
 def test_a_run_and_a_report_come_of_it(tmp_path):
     path = write_table(tmp_path / "t.parquet", log_of(BY_HAND))
     run = distprof.open_run(path)

@@ -69,6 +69,17 @@ def test_nothing_asks_for_traces_that_there_never_were(report, width):
     assert max(map(len, text.splitlines())) <= width
 
 
+def test_parts_are_shown_with_what_making_them_ideal_saves(report):
+    from distprof.report.views.operations import slowdown_table
+
+    view = slowdown_table(report, show_all=False)
+    rows = {row[0]: row[1:] for row in view.rows}
+    assert rows["everything"] == ("+17.9 %", "329 ms", "")
+    assert rows["stage 3 (ranks 6-7)"] == ("+23.2 %", "402 ms", "1.37 s")
+    assert rows["forward-compute"] == ("+8.75 %", "163 ms", "")
+    assert rows["rank 7 (dp_rank 1, stage 3)"] == ("+17.8 %", "", "")  # rank 6 stays as slow
+
+
 def test_a_saved_report_reads_the_same(report, tmp_path):
     from distprof.report.saved import load_report
 

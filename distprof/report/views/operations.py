@@ -25,10 +25,11 @@ def slowdown_table(report: Report, *, show_all: bool) -> TableView | None:
     rows = tuple(_rows(whatif, show_all=show_all))
     return TableView(
         title="Slow-down",
-        caption="of the step where only this is as it was and all else is ideal",
+        caption="of a step in which only this is as it was; what making it ideal saves",
         columns=(
             TableColumn(title="what", left=True, stretch=True),
             TableColumn(title="slow-down"),
+            TableColumn(title="saves"),
             TableColumn(title="computes per step"),
         ),
         rows=rows,
@@ -36,20 +37,28 @@ def slowdown_table(report: Report, *, show_all: bool) -> TableView | None:
     )
 
 
-def _rows(whatif: WhatIfResult, *, show_all: bool) -> Iterator[tuple[str, str, str]]:
-    yield "everything", _beyond(whatif.slowdown), ""
+def _rows(whatif: WhatIfResult, *, show_all: bool) -> Iterator[tuple[str, str, str, str]]:
+    saved = {scenario.what: scenario.recoverable_ns for scenario in whatif.without}
+    lost = (whatif.replayed_ns or 0) - (whatif.ideal_ns or 0)
+    yield "everything", _beyond(whatif.slowdown), _saves(lost), ""
+    last = max((stage.stage for stage in whatif.stages), default=None)
     stages = sorted(whatif.stages, key=lambda stage: -stage.slowdown)
     for stage in stages if show_all else stages[:MAX_STAGES_SHOWN]:
         plural = "" if len(stage.ranks) == 1 else "s"
         name = f"stage {stage.stage} (rank{plural} {short_ranks(stage.ranks, 24)})"
-        yield name, _beyond(stage.slowdown), format_duration(stage.compute_ns)
-    kinds = whatif.kinds if show_all else whatif.kinds[:MAX_KINDS_SHOWN]
-    for kind in kinds:
-        yield kind.kind, _beyond(kind.slowdown), ""
-    workers = whatif.workers if show_all else whatif.workers[:MAX_WORKERS_SHOWN]
-    for worker in workers:
-        place = f"dp_rank {worker.dp_rank}, stage {worker.stage}"
-        yield f"rank {worker.rank} ({place})", _beyond(worker.slowdown), ""
+        key = "last-stage" if stage.stage == last else f"stage {stage.stage}"
+        computes = format_duration(stage.compute_ns)
+        yield name, _beyond(stage.slowdown), _saves(saved.get(key)), computes
+    for kind in whatif.kinds if show_all else whatif.kinds[:MAX_KINDS_SHOWN]:
+        yield kind.kind, _beyond(kind.slowdown), _saves(saved.get(f"kind {kind.kind}")), ""
+    for worker in whatif.workers if show_all else whatif.workers[:MAX_WORKERS_SHOWN]:
+        name = f"rank {worker.rank} (dp_rank {worker.dp_rank}, stage {worker.stage})"
+        yield name, _beyond(worker.slowdown), _saves(saved.get(f"rank {worker.rank}")), ""
+
+
+def _saves(ns: int | None) -> str:
+    """What a step saves; empty where that is less than anything worth a scenario."""
+    return format_duration(ns) if ns is not None and ns > 0 else ""
 
 
 def _beyond(slowdown: float | None) -> str:
