@@ -54,7 +54,9 @@ class Candidate:
         num_micro_batches: Per step.
         virtual_stages: Stages per rank; None for as few as the schedule takes.
         layer_split: Layers of each stage; None for the most even split.
-        keeps_stages: Leave the work of the stages as it is, in place of ``layer_split``.
+        keeps_stages: Leave the work of the stages as it is, in place of ``layer_split``. Where
+            there are more or fewer stages than at present, each present one counts for as many
+            layers, and the new ones get equal numbers of them: no stage is relieved.
     """
 
     schedule: str
@@ -163,11 +165,12 @@ def _stages(
         np.float64
     )
     if candidate.keeps_stages:
-        if present.shape[1] != num_stages:
-            raise ValueError(f"{present.shape[1]} stages cannot be kept as {num_stages}")
-        return present, work.layers
+        if present.shape[1] == num_stages:
+            return present, work.layers
+        return _divided(present, np.arange(present.shape[1] + 1.0), num_stages), ()
     if not work.layers:
-        return _evenly(present, num_stages), ()
+        along = np.concatenate((np.zeros(1), np.cumsum(present.sum(axis=0))))
+        return _divided(present, along, num_stages), ()
     layers = np.repeat(present / np.array(work.layers), work.layers, axis=1)
     split = candidate.layer_split or split_layers(
         layers.sum(axis=0), num_stages, rank_of_stage=places
@@ -178,10 +181,10 @@ def _stages(
     return np.add.reduceat(layers, cuts, axis=1), tuple(split)
 
 
-def _evenly(present: NDArray[np.float64], num_stages: int) -> NDArray[np.float64]:
-    """Stages of equal work; each kind of work as it lies along the present ones."""
-    total = present.sum(axis=0)
-    along = np.concatenate((np.zeros(1), np.cumsum(total)))
+def _divided(
+    present: NDArray[np.float64], along: NDArray[np.float64], num_stages: int
+) -> NDArray[np.float64]:
+    """Stages of equal length along the model; ``along`` says where the present ones lie."""
     cuts = np.linspace(0, along[-1], num_stages + 1)
     before = [
         np.interp(cuts, along, np.concatenate((np.zeros(1), np.cumsum(kind)))) for kind in present

@@ -215,6 +215,24 @@ def test_without_messages_in_the_trace_the_bubble_stays():
     assert group.bubble_fraction == pytest.approx(recording.truth().bubble_fraction, abs=0.001)
 
 
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved-1f1b", "zb-h1"])
+def test_predicted_steps_are_those_of_pipelines_that_run_so(schedule):
+    """The same batch in other micro-batches, simulated: work of each in proportion to its size."""
+    order = orders(schedule, 4, 8)
+    work = [8 * MS] * (order.num_stages - 1) + [12 * MS]
+    (group,) = analysed(job_of(order, forward=work, inputs=work, weight=work).run())
+    others = [row for row in group.predictions if row.change == "micro-batches"]
+    assert {row.num_micro_batches for row in others} >= {16, 32}
+    for row in others:
+        number = row.num_micro_batches
+        other = orders(schedule, 4, number)
+        smaller = [ns * 8 // number for ns in work]
+        truth = job_of(other, forward=smaller, inputs=smaller, weight=smaller).run().truth()
+        outside = group.step_ns - group.span_ns
+        assert row.step_ns == pytest.approx(truth.span_ns + outside, rel=1e-3)
+        assert row.bubble_fraction == pytest.approx(truth.bubble_fraction, abs=0.001)
+
+
 def test_the_stage_that_limits_is_the_slow_one():
     order = orders("1f1b", 4, 16)
     slow = [5 * MS, 5 * MS, 8 * MS, 5 * MS]

@@ -146,6 +146,19 @@ def test_without_layers_stages_are_divided_anywhere():
     assert finer.bubble_fraction == pytest.approx(3 / 19, abs=0.02)
 
 
+def test_stages_that_are_kept_are_cut_where_their_layers_are():
+    """10, 10, 10 and 30 in eight: a rank of the second half then holds a heavy piece."""
+    work = work_of(10, 10, 10, 30)
+    kept = one(work, 4, "interleaved-1f1b", 8, virtual_stages=2, keeps_stages=True)
+    pieces = [5, 5, 5, 5, 5, 5, 15, 15]
+    replayed = replay(
+        orders("interleaved-1f1b", 4, 8, 2),
+        {SlotKind.FORWARD: pieces, SlotKind.BACKWARD: [2 * ns for ns in pieces]},
+    )
+    assert kept.makespan_ns == replayed.makespan_ns
+    assert kept.makespan_ns > one(work, 4, "interleaved-1f1b", 8, virtual_stages=2).makespan_ns
+
+
 def test_what_cannot_run_is_left_out():
     work = work_of(10, 10, 10, 10, layers=(1, 1, 1, 1))
     refused = [
@@ -153,9 +166,6 @@ def test_what_cannot_run_is_left_out():
         Candidate(schedule="1f1b", num_micro_batches=0),
         Candidate(schedule="dualpipev", num_micro_batches=4),
         Candidate(schedule="1f1b", num_micro_batches=8, layer_split=(2, 1, 1)),
-        Candidate(
-            schedule="interleaved-1f1b", num_micro_batches=8, virtual_stages=2, keeps_stages=True
-        ),
     ]
     assert predict(work, 4, refused) == ()
 
