@@ -111,6 +111,20 @@ def test_the_bubble_is_the_simulated_one_and_its_parts_add_up(seed):
         assert detail.in_flight == recording.in_flight(detail.stage)
 
 
+@pytest.mark.parametrize(
+    ("schedule", "ranks", "micro_batches"),
+    [("1f1b", 16, 64), ("zbv", 16, 64), ("gpipe", 16, 1), ("zb-h2", 2, 64)],
+)
+def test_the_bubble_at_the_corners(schedule, ranks, micro_batches):
+    order = orders(schedule, ranks, micro_batches)
+    skewed = [(5 + stage % 3) * MS for stage in range(order.num_stages)]
+    job = job_of(order, forward=skewed, inputs=skewed, weight=skewed, message_ns=300 * US)
+    recording = replace(job, num_steps=1).run()
+    (group,) = analysed(recording)
+    assert group.bubble_fraction == pytest.approx(recording.truth().bubble_fraction, abs=0.001)
+    assert sum(getattr(group, part) for part in PARTS) == group.idle_ns
+
+
 @pytest.mark.parametrize("seed", range(0, NUM_SAMPLES, 4))
 def test_parts_of_the_bubble_are_what_it_loses_without_their_cause(seed):
     """The truth simulates the same job again without the cause. Noise is left out: by chance.
