@@ -100,11 +100,37 @@ def find_cause(
     peers = [own_time.ranks[other] for other in own_time.peers[position]]
     among = {other: analyses[other] for other in peers}
     longer = largest.ns / max(largest.peers_ns, 1.0)
+    tokens = _token_ratio(rank, peers, steps, analyses, pauses or {})
+    if tokens is not None and tokens - 1 >= EXPLAINS * longer:
+        why = f"it trains on {tokens:.3g} times as many tokens as its peers"
+        return Cause(StragglerCause.MORE_WORK, (text, why), "tokens")
     cause, why = _computes_longer(rank, longer, among, _speeds(among, analyses, kernels))
     if cause is StragglerCause.SLOW_DEVICE:
         sensed, detail = sensed_difference(rank, peers, telemetry)
         return Cause(cause, (text, why, *sensed), detail)
     return Cause(cause, (text, why))
+
+
+def _token_ratio(
+    rank: int,
+    peers: Sequence[int],
+    steps: Sequence[int],
+    analyses: Mapping[int, RankAnalysis],
+    pauses: Mapping[int, HostPauses],
+) -> float | None:
+    """The rank's tokens over the median peer's in the late steps; None where logs do not tell."""
+    numbers = [
+        analyses[rank].steps[step].step for step in steps if step < len(analyses[rank].steps)
+    ]
+    told = {peer: pauses[peer].tokens if peer in pauses else None for peer in peers}
+    if not numbers or len(peers) < 2 or any(tokens is None for tokens in told.values()):
+        return None
+    total = {
+        peer: sum((tokens or {}).get(number, 0) for number in numbers)
+        for peer, tokens in told.items()
+    }
+    usual = float(np.median([count for peer, count in total.items() if peer != rank]))
+    return total[rank] / usual if usual > 0 else None
 
 
 _LENGTHS = "computation follows sequence lengths, on all ranks"

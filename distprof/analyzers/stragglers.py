@@ -53,7 +53,7 @@ class RankStraggler(Record, frozen=True, kw_only=True):
         pattern: How its lateness is spread over steps; ``none`` when it is not worth naming.
         cause: Why, ``unknown`` where the evidence is not in the traces.
         detail: What of that, where it is known: ``gc`` (garbage collection), ``throttled``,
-            ``low_clocks``, ``sequence_length``; empty otherwise.
+            ``low_clocks``, ``sequence_length``, ``tokens``; empty otherwise.
         confidence: 0 to 1, that the rank is rightly named.
         evidence: What pattern and cause rest on, one sentence each.
     """

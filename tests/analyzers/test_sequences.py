@@ -85,6 +85,19 @@ def test_a_device_that_is_slow_all_the_time_is_no_imbalance():
     assert result.ranks[0].cause is StragglerCause.SLOW_DEVICE
 
 
+def test_a_rank_that_always_has_more_tokens_has_more_work_and_is_no_slow_device():
+    job = documents(packed=False, spread=0.0)
+    load = {cell: 1.3 if cell[1] == 2 else factor for cell, factor in job.load.items()}
+    tokens = {
+        cell: round(count * (1.3 if cell[0] == 2 else 1)) for cell, count in job.tokens.items()
+    }
+    result = stragglers_of(replace(job, load=load, tokens=tokens))
+    assert result.sequences is None
+    late = result.ranks[0]
+    assert (late.rank, late.cause, late.detail) == (2, StragglerCause.MORE_WORK, "tokens")
+    assert "1.3 times as many tokens" in late.evidence[-1]
+
+
 @pytest.mark.parametrize(
     "name",
     [

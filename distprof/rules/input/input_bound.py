@@ -9,7 +9,8 @@ other ranks too.
 
 ## Evidence needed
 Host annotations of the data loader (`enumerate(DataLoader)#…`, `…DataLoader…__next__`, or
-`distprof:input`) on the thread that launches.
+`distprof:input`) on the thread that launches. Where the straggler rules name every rank that waits
+so long for its late input, this rule is silent: it is not the loop that is bound, but these ranks.
 
 ## How the cost is computed
 Idle device time covered by such annotations, mean over ranks and steps. If one rank's input is
@@ -41,24 +42,29 @@ from collections.abc import Iterator
 
 from distprof.analyzers.breakdown import StepTimeResult
 from distprof.analyzers.idle import IdleResult
+from distprof.analyzers.stragglers import StragglersResult
 from distprof.analyzers.waterfall import WaterfallResult
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
 from distprof.rules.shares import mean_step
-from distprof.terms import Severity
+from distprof.terms import Severity, StragglerCause, StragglerPattern
 
 
 @rule(
     code="INP101",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(IdleResult, WaterfallResult, StepTimeResult),
+    needs=(IdleResult, WaterfallResult, StepTimeResult, StragglersResult),
     limits={
         "idle_input_ratio": Limit(0.05, "share of the step that the device may wait for data"),
         "error_ratio": Limit(0.2, "share of the step from which it is an error"),
     },
 )
 def check(
-    idle: IdleResult, waterfall: WaterfallResult, step_time: StepTimeResult, limits: Limits
+    idle: IdleResult,
+    waterfall: WaterfallResult,
+    step_time: StepTimeResult,
+    stragglers: StragglersResult,
+    limits: Limits,
 ) -> Iterator[Draft]:
     """Yield one finding for the run."""
     step = mean_step(waterfall, step_time)
@@ -73,6 +79,8 @@ def check(
         for rank in idle.ranks
         if rank.input_ns >= limits["idle_input_ratio"] * spans.get(rank.rank, rank.idle_ns)
     )
+    if late and set(late) <= _named(stragglers):
+        return
     yield Draft(
         message=f"For {step.share(cost)} the device idles while the loop waits for data.",
         fix=(
@@ -85,3 +93,12 @@ def check(
         without="input",
         severity=Severity.ERROR if step.ratio(cost) >= limits["error_ratio"] else None,
     )
+
+
+def _named(stragglers: StragglersResult) -> set[int]:
+    """Ranks whose late input a straggler rule reports."""
+    return {
+        rank.rank
+        for rank in stragglers.ranks
+        if rank.pattern is not StragglerPattern.NONE and rank.cause is StragglerCause.LATE_INPUT
+    }

@@ -45,6 +45,10 @@ _FIX_OF_DETAIL = {
         "Compare application clocks and power limits with the other devices' (nvidia-smi -q -d "
         "CLOCK,POWER), reset them, and replace the device if its clock stays low."
     ),
+    "tokens": (
+        "Give all ranks equally many tokens: distribute the samples of a global batch by their "
+        "number of tokens, and look at the sharding of this rank's data."
+    ),
     "sequence_length": (
         "Give ranks batches of equal cost: balance the sum of squared sequence lengths, bucket "
         "by length, pack documents."
@@ -56,6 +60,7 @@ _BECAUSE_OF_DETAIL = {
     "throttled": "its device is slow: it is throttled",
     "low_clocks": "its device is slow: its clock is low",
     "sequence_length": "it has more work: longer sequences",
+    "tokens": "it has more work: more tokens",
 }
 
 _BECAUSE = {
