@@ -30,6 +30,7 @@ _VERBS = {
     "analyze": "Where each step's time goes, who caused it, what a fix is worth.",
     "report": "Show a saved report again, in any format.",
     "rule": "Explain a rule: what it detects, its cost, its fix.",
+    "hang": "Which ranks the others wait for where a job is stuck.",
     "doctor": "Check this installation: versions, extras, cache, device.",
 }
 

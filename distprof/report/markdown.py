@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from distprof.report.advice import MAX_FINDINGS_SHOWN, cost_text
 from distprof.report.escape import markdown_text, plain, shorten
@@ -16,7 +16,7 @@ from distprof.report.views.table import Bar, Cell, Drawing, TableView
 from distprof.report.views.time import waterfall_table
 from distprof.rules.finding import Finding
 
-__all__ = ["MAX_BYTES", "render"]
+__all__ = ["MAX_BYTES", "joined", "render", "sentence", "table"]
 
 MAX_BYTES = 60_000
 """GitHub refuses comments of more than 65,536 characters."""
@@ -33,11 +33,16 @@ def render(report: Report, options: RenderOptions) -> str:
 
     What does not fit is left out from the end, and said so; with ``show_all`` nothing is left out.
     """
+    return joined(_blocks(report, options), show_all=options.show_all)
+
+
+def joined(parts: Iterable[str], *, show_all: bool) -> str:
+    """Blocks one under another, up to the limit."""
     blocks: list[str] = []
     room = MAX_BYTES - 200
-    for block in _blocks(report, options):
+    for block in parts:
         size = len(block.encode()) + 2
-        if size > room and not options.show_all:
+        if size > room and not show_all:
             blocks.append("_The rest does not fit here: see the report as text or JSON._")
             break
         blocks.append(block)
@@ -47,11 +52,11 @@ def render(report: Report, options: RenderOptions) -> str:
 
 def _blocks(report: Report, options: RenderOptions) -> Iterator[str]:
     verdict = judge(report)
-    yield f"### {_sentence(verdict.line)}"
-    yield _sentence(headline(report))
+    yield f"### {sentence(verdict.line)}"
+    yield sentence(headline(report))
     sentences = (*job_facts(report), *verdict.why)
     if sentences:
-        yield "\n".join(f"- {_sentence(sentence)}" for sentence in sentences)
+        yield "\n".join(f"- {sentence(text)}" for text in sentences)
     yield from _finding_blocks(report, options)
     shown_open = waterfall_table(report, show_all=options.show_all)
     for view in tables_of(report, show_all=options.show_all):
@@ -78,7 +83,7 @@ def _finding_blocks(report: Report, options: RenderOptions) -> Iterator[str]:
 def _finding_row(finding: Finding, report: Report) -> str:
     mark = _SEVERITY_MARKS[finding.severity.value]
     name = _cell(f"{finding.code} {finding.name}")
-    message, fix = _sentence(finding.message), _sentence(finding.fix)
+    message, fix = sentence(finding.message), sentence(finding.fix)
     cells = (mark, name, cost_text(finding, report), message, fix)
     return "| " + " | ".join(cells) + " |"
 
@@ -86,15 +91,16 @@ def _finding_row(finding: Finding, report: Report) -> str:
 def _section(view: TableView, *, opened: bool) -> str:
     caption = f" <sub>{_cell(view.caption)}</sub>" if view.caption else ""
     state = " open" if opened else ""
-    notes = "\n".join(f"- {_sentence(text)}" for text in view.notes)
-    content = _table(view) + (f"\n\n{notes}" if notes else "")
+    notes = "\n".join(f"- {sentence(text)}" for text in view.notes)
+    content = table(view) + (f"\n\n{notes}" if notes else "")
     return (
         f"<details{state}><summary><b>{_cell(view.title)}</b>{caption}</summary>\n\n"
         f"{content}\n\n</details>"
     )
 
 
-def _table(view: TableView) -> str:
+def table(view: TableView) -> str:
+    """A table without its title and notes."""
     titles = " | ".join(_cell(column.title) for column in view.columns)
     rules = "|".join("---" if column.left else "---:" for column in view.columns)
     rows = [_row(row, strong=i in view.strong) for i, row in enumerate(view.rows)]
@@ -116,5 +122,6 @@ def _cell(text: str) -> str:
     return markdown_text(shorten(plain(text[:_MAX_SENTENCE]), _MAX_CELL))
 
 
-def _sentence(text: str) -> str:
+def sentence(text: str) -> str:
+    """A sentence as it is meant, of bounded length."""
     return markdown_text(shorten(plain(text[:_MAX_SENTENCE]), _MAX_SENTENCE))

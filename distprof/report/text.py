@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
@@ -26,7 +26,7 @@ from distprof.report.views.table import Bar, Cell, Drawing, TableColumn, TableVi
 from distprof.rules.finding import Finding
 from distprof.units import format_ratio
 
-__all__ = ["head", "render"]
+__all__ = ["head", "printed", "render", "sentence", "table_blocks"]
 
 MIN_WIDTH = 20
 WIDE = 100
@@ -51,6 +51,11 @@ _SEVERITY_STYLES = {"error": "bold red", "warning": "bold yellow", "info": "cyan
 
 def render(report: Report, options: RenderOptions) -> str:
     """The report as text for a terminal of ``options.width`` columns."""
+    return printed(_blocks(report, options), options)
+
+
+def printed(blocks: Iterable[RenderableType], options: RenderOptions) -> str:
+    """Blocks one under another, as text for a terminal."""
     out = io.StringIO()
     console = Console(
         file=out,
@@ -64,7 +69,7 @@ def render(report: Report, options: RenderOptions) -> str:
         emoji=False,
         _environ={} if options.color else os.environ,
     )
-    for block in _blocks(report, options):
+    for block in blocks:
         console.print(block)
     return "\n".join(line.rstrip() for line in out.getvalue().rstrip("\n").split("\n")) + "\n"
 
@@ -78,7 +83,7 @@ def _blocks(report: Report, options: RenderOptions) -> Iterator[RenderableType]:
     yield from _head_blocks(report, options)
     for view in tables_of(report, show_all=options.show_all):
         yield Text()
-        yield from _table_blocks(view, options.width)
+        yield from table_blocks(view, options.width)
     commands = next_commands(report, options)
     if commands:
         yield Text()
@@ -91,14 +96,14 @@ def _head_blocks(report: Report, options: RenderOptions) -> Iterator[RenderableT
     verdict = judge(report)
     yield Text(wrapped(plain(verdict.line), options.width), style="bold")
     yield Text()
-    yield _sentence(headline(report), options.width, style="dim")
+    yield sentence(headline(report), options.width, style="dim")
     for fact in job_facts(report):
-        yield _sentence(fact, options.width)
+        yield sentence(fact, options.width)
     if parts_of(report):
         yield _indented(_step_bar(report, min(options.width - _INDENT, _MAX_BAR)))
         yield _indented(_step_legend(report, options.width - _INDENT))
-    for sentence in verdict.why:
-        yield _sentence(sentence, options.width)
+    for why in verdict.why:
+        yield sentence(why, options.width)
     yield Text()
     yield from _finding_blocks(report, options)
 
@@ -159,7 +164,7 @@ def _finding_blocks(report: Report, options: RenderOptions) -> Iterator[Renderab
         saved = shlex.quote(options.saved_as)
         where = f"distprof report {saved} --all" if options.saved_as else "shown by --all"
         more = f"and {left_out} more: {where}"
-        yield _sentence(more, options.width, style="dim")
+        yield sentence(more, options.width, style="dim")
 
 
 def _finding(number: int, finding: Finding, report: Report, width: int) -> Iterator[RenderableType]:
@@ -180,13 +185,14 @@ def _finding(number: int, finding: Finding, report: Report, width: int) -> Itera
     yield _indented(fix, extra=3)
 
 
-def _table_blocks(view: TableView, width: int) -> Iterator[RenderableType]:
+def table_blocks(view: TableView, width: int) -> Iterator[RenderableType]:
+    """A table under its title, its notes below."""
     yield _table_title(view, width)
     kept, gap, dropped = _fitting(view, width - _INDENT, wide=width >= WIDE)
     yield _indented(_drawn(view, kept, gap, width - _INDENT))
     notes = (*view.notes, f"no room for: {', '.join(dropped)}") if dropped else view.notes
     for note in notes:
-        yield _sentence(f"· {shorten(note, _MAX_NAME)}", width, style="dim")
+        yield sentence(f"· {shorten(note, _MAX_NAME)}", width, style="dim")
 
 
 def _table_title(view: TableView, width: int) -> Text:
@@ -282,7 +288,8 @@ def _glyph(key: str) -> tuple[str, str]:
     return _GROUPS[-1][1], _GROUPS[-1][2]
 
 
-def _sentence(text: str, width: int, *, style: str = "") -> Padding:
+def sentence(text: str, width: int, *, style: str = "") -> Padding:
+    """A sentence on as many lines as it needs, harmless to the terminal."""
     return _indented(Text(wrapped(plain(text), width - _INDENT), style=style))
 
 

@@ -1,0 +1,89 @@
+"""``distprof hang``: who is missing where a job is stuck."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from distprof.cli.app import ExitCode
+from distprof.cli.options import debug_option, output_options
+from distprof.cli.output import PIPE_WIDTH, Output, has_color, note, terminal_width, to_stdout
+from distprof.errors import UsageError
+
+if TYPE_CHECKING:
+    from distprof.analyzers.hang_result import HangReport
+
+__all__ = ["hang"]
+
+_NEVER, _STUCK, _IN_FLIGHT = "never", "stuck", "in_flight"
+
+
+@click.command()
+@click.argument("source", metavar="DIR", type=click.Path())
+@output_options
+@click.option(
+    "--fail-on",
+    type=click.Choice([_STUCK, _IN_FLIGHT, _NEVER]),
+    default=_STUCK,
+    show_default=True,
+    help="Exit with 1 if the job is stuck; with in_flight also if operations are under way.",
+)
+@click.option("--executor", metavar="SPEC", default="process", help="process, process:N or serial.")
+@debug_option
+def hang(source: str, fail_on: str, executor: str, **output_options: Any) -> int:
+    """Find out in which operation a job is stuck, and which ranks the others wait for.
+
+    DIR holds dumps of torch's Flight Recorder, pickle or JSON, one per rank; some may be missing.
+    It may be a run directory whose ranks were asked with distprof attach DIR --flight. Logs and
+    Python stacks beside the dumps are read too. Nothing in a dump is executed.
+
+    \b
+      distprof hang dumps/
+      distprof hang runs/mine --format json -o hang.json
+    """  # noqa: D301 - click reads it
+    output = Output(**output_options)
+    output.check()
+    name = output.reporter
+    report = _report(source, executor, quiet=output.quiet)
+    _show(report, output, name)
+    stuck = {_NEVER: (), _STUCK: (_STUCK,), _IN_FLIGHT: (_STUCK, _IN_FLIGHT)}[fail_on]
+    return ExitCode.FINDINGS if report.state.value in stuck else ExitCode.FINE
+
+
+def _report(source: str, executor: str, *, quiet: bool) -> HangReport:
+    from distprof.ingest.executor import import_numpy
+
+    import_numpy()  # before anything else does
+    from distprof import __version__
+    from distprof.analyzers.hang import diagnose
+    from distprof.cli.progress import progress_bar
+    from distprof.ingest.hang_files import read_evidence
+
+    with progress_bar("reading dumps", quiet=quiet) as progress:
+        evidence = read_evidence(source, executor=executor, progress=progress)
+    return diagnose(evidence, version=__version__)
+
+
+def _show(report: HangReport, output: Output, name: str) -> None:
+    from distprof.report.hang_reporters import hang_reporters
+    from distprof.report.registry import RenderOptions
+    from distprof.report.saved import write_atomically
+
+    reporters = hang_reporters()
+    if name not in reporters:
+        raise UsageError(f"no format {name!r} for a hang: choose from {', '.join(reporters)}")
+    options = RenderOptions(
+        width=output.width or (PIPE_WIDTH if output.output else terminal_width()),
+        color=output.output is None and has_color(sys.stdout),
+        show_all=output.show_all,
+        saved_as="",
+    )
+    text = reporters[name](report, options)
+    if output.output is None:
+        to_stdout(text)
+        return
+    write_atomically(Path(output.output), text.encode("utf-8", "backslashreplace"))
+    note(f"Wrote {output.output}", quiet=output.quiet)

@@ -1,0 +1,206 @@
+"""A hang report's tables and headline, before somebody draws them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from distprof.analyzers.hang_result import HangReport, HangState
+from distprof.report.escape import short_ranks
+from distprof.report.views.table import TableColumn, TableView, counted
+from distprof.units import fold_ranks, format_duration, name_ranks
+
+__all__ = ["hang_tables", "headline"]
+
+_FEW_GROUPS = 8
+_FEW_RANKS = 8
+_FEW_LINES = 8
+_FEW_CADENCES = 5
+_FEW_CALLS = 6
+_ALL = 1_000_000
+
+
+def headline(report: HangReport) -> str:
+    """What was read, in half a sentence."""
+    entries = sum(position.entries for position in report.ranks)
+    parts = [f"{counted(len(report.dumps), 'dump')} ({short_ranks(report.dumps)})"]
+    parts.append(f"{counted(entries, 'operation')} in {counted(len(report.groups), 'group')}")
+    if report.missing_dumps:
+        parts.append(f"no dump of {name_ranks(report.missing_dumps)}")
+    if report.confidence is not None:
+        parts.append(f"verdict {report.confidence.value}")
+    return " · ".join(parts)
+
+
+def hang_tables(report: HangReport, *, show_all: bool) -> Iterator[TableView]:
+    """Operation, groups, ranks, logs, stacks and cadence, those that there are."""
+    if report.operation is not None and report.state is not HangState.NO_HANG:
+        yield _operation_table(report)
+    if report.groups and report.state is not HangState.NO_HANG:
+        yield _group_table(report, show_all=show_all)
+    if report.state is HangState.STUCK:
+        yield _rank_table(report, show_all=show_all)
+    if report.log_lines:
+        yield _log_table(report, show_all=show_all)
+    if report.stacks:
+        yield _stack_table(report, show_all=show_all)
+    if report.cadence:
+        yield _cadence_table(report, show_all=show_all)
+
+
+def _operation_table(report: HangReport) -> TableView:
+    operation = report.operation
+    assert operation is not None  # asked for before
+    seq = "a message" if operation.seq is None else f"number {operation.seq}"
+    inside = " ".join(part for part in (operation.shape, operation.dtype) if part)
+    rows = [
+        ("operation", f"{operation.name or 'not in any ring'}, {seq}"),
+        ("group", f"{operation.description or '(no description)'}, named {operation.group}"),
+        ("members", short_ranks(operation.group_ranks, 60)),
+        ("launched by", short_ranks(operation.launched, 60) or "nobody seen"),
+        ("missing", short_ranks(operation.missing, 60) or "–"),
+    ]
+    if inside:
+        rows.insert(1, ("sizes", inside))
+    if operation.unknown:
+        rows.append(("no dump", short_ranks(operation.unknown, 60)))
+    if operation.timeout_ms is not None:
+        rows.append(("timeout", format_duration(operation.timeout_ms * 1_000_000)))
+    if operation.frame:
+        rows.append(("launched in", operation.frame))
+    return TableView(
+        title="First divergent operation",
+        columns=(TableColumn(title="", left=True), TableColumn(title="", left=True, wrap=True)),
+        rows=tuple(rows),
+    )
+
+
+def _group_table(report: HangReport, *, show_all: bool) -> TableView:
+    waiting = [g for g in report.groups if g.behind or g.pending or g.unknown or g.waits_on]
+    chosen = report.groups if show_all else waiting[:_FEW_GROUPS]
+    left_out = len(report.groups) - len(chosen)
+    rows = [
+        (
+            group.description or group.group or "(unnamed)",
+            short_ranks(group.ranks, 20),
+            _span(group.lowest_seq, group.highest_seq),
+            short_ranks(group.behind, 20) or "–",
+            f"{group.pending:,}",
+            f"{group.waits_on} {'' if group.waits_seq is None else group.waits_seq}".strip() or "–",
+        )
+        for group in chosen
+    ]
+    return TableView(
+        title="Process groups",
+        caption="latest collective launched, over members",
+        columns=(
+            TableColumn(title="group", left=True, stretch=True),
+            TableColumn(title="ranks"),
+            TableColumn(title="launched to"),
+            TableColumn(title="behind"),
+            TableColumn(title="under way", wide_only=True),
+            TableColumn(title="waits in", left=True, wide_only=True),
+        ),
+        rows=tuple(rows),
+        notes=(f"{counted(left_out, 'other group')}: see --all.",) if left_out else (),
+    )
+
+
+def _span(low: int | None, high: int | None) -> str:
+    if low is None or high is None:
+        return "–"
+    return str(high) if low == high else f"{low}-{high}"
+
+
+def _rank_table(report: HangReport, *, show_all: bool) -> TableView:
+    """Ranks alike in one row: those blamed first."""
+    alike: dict[tuple[str, ...], list[int]] = {}
+    for position in report.ranks:
+        key = (
+            position.host or "–",
+            f"{position.last_name or 'nothing'} {position.last_seq or ''}".strip(),
+            position.last_group or "–",
+            short_ranks(position.waits_for, 20) or "nobody",
+            position.call or "–",
+        )
+        alike.setdefault(key, []).append(position.rank)
+    blamed = set(report.culprits)
+    rows = sorted(alike.items(), key=lambda item: (not blamed & set(item[1]), item[1]))
+    chosen = rows if show_all else rows[:_FEW_RANKS]
+    left_out = sum(len(ranks) for _, ranks in rows[len(chosen) :])
+    has_hosts = any(position.host for position in report.ranks)
+    has_calls = any(position.call for position in report.ranks)
+    kept = [i for i in range(5) if (i != 0 or has_hosts) and (i != 4 or has_calls)]
+    columns = (
+        TableColumn(title="host", left=True, wide_only=True),
+        TableColumn(title="last launched", left=True),
+        TableColumn(title="of group", left=True, stretch=True),
+        TableColumn(title="waits for"),
+        TableColumn(title="in", left=True, wide_only=True),
+    )
+    return TableView(
+        title="Ranks",
+        columns=(TableColumn(title="rank"), *(columns[i] for i in kept)),
+        rows=tuple((short_ranks(ranks, 20), *(key[i] for i in kept)) for key, ranks in chosen),
+        notes=(f"{counted(left_out, 'other rank')}: see --all.",) if left_out else (),
+        strong=frozenset(i for i, (_, ranks) in enumerate(chosen) if blamed & set(ranks)),
+    )
+
+
+def _log_table(report: HangReport, *, show_all: bool) -> TableView:
+    blamed = set(report.culprits)
+    lines = sorted(report.log_lines, key=lambda line: line.rank not in blamed)
+    chosen = lines if show_all else lines[:_FEW_LINES]
+    left_out = len(lines) - len(chosen)
+    return TableView(
+        title="Logs",
+        columns=(
+            TableColumn(title="rank"),
+            TableColumn(title="about", left=True),
+            TableColumn(title="line", left=True, wrap=True),
+        ),
+        rows=tuple(
+            ("–" if line.rank is None else str(line.rank), line.about, line.text) for line in chosen
+        ),
+        notes=(f"{counted(left_out, 'other line')}: see --all.",) if left_out else (),
+    )
+
+
+def _stack_table(report: HangReport, *, show_all: bool) -> TableView:
+    calls = _ALL if show_all else _FEW_CALLS
+    return TableView(
+        title="Python stacks",
+        caption="innermost call first, the rarest stack first",
+        columns=(TableColumn(title="ranks"), TableColumn(title="calls", left=True, wrap=True)),
+        rows=tuple(
+            (fold_ranks(stack.ranks), " ← ".join(stack.calls[:calls]))
+            for stack in report.stacks[: _ALL if show_all else _FEW_RANKS]
+        ),
+    )
+
+
+def _cadence_table(report: HangReport, *, show_all: bool) -> TableView:
+    found = sorted(report.cadence, key=lambda item: -item.count)
+    chosen = found if show_all else found[:_FEW_CADENCES]
+    return TableView(
+        title="Cadence",
+        caption="time from one launch to the next equal one",
+        columns=(
+            TableColumn(title="group", left=True, stretch=True),
+            TableColumn(title="operation", left=True),
+            TableColumn(title="sizes", left=True, wide_only=True),
+            TableColumn(title="count"),
+            TableColumn(title="median"),
+            TableColumn(title="longest"),
+        ),
+        rows=tuple(
+            (
+                item.description or item.group or "(unnamed)",
+                item.name,
+                item.shape,
+                f"{item.count:,}",
+                format_duration(item.period_ns),
+                format_duration(item.longest_ns),
+            )
+            for item in chosen
+        ),
+    )
