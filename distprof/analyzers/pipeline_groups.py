@@ -277,8 +277,12 @@ def _parts(chosen: _Pipeline) -> IdleParts | None:
 def _ideal(chosen: _Pipeline) -> dict[str, object]:
     """Bubble fraction with equal stages and free messages."""
     batches, ranks = chosen.orders.num_micro_batches, chosen.num_ranks
-    in_rounds = chosen.schedule != "interleaved-1f1b" or batches % ranks == 0
-    if chosen.schedule in _CLOSED and in_rounds:
+    fills = (
+        chosen.virtual_stages == 1
+        or batches % ranks == 0
+        or (chosen.schedule == "looped-bfs" and batches >= ranks)
+    )
+    if chosen.schedule in _CLOSED and fills:
         fraction = bubble_fraction(ranks, batches, chosen.virtual_stages)
         return {"ideal_bubble_fraction": float(fraction), "ideal_source": "closed form"}
     equal = replay(chosen.orders, equal_stages(chosen.observed))
