@@ -279,6 +279,7 @@ def _transfers(
     """Communication that costs nothing, or less; only of what could be matched."""
     transfers = graph.transfers
     joined = transfers.is_joined
+    yield from _overlap(graph, analyses)
     if not (joined & (transfers.duration_ns > 0)).any():
         return
     yield _free(graph, joined, "exposed transfer", "moving data takes no time")
@@ -286,11 +287,6 @@ def _transfers(
         even = _as_peers(graph, sections)
         title = "moving data takes no time, and no rank is later than its peers"
         yield _free(graph, joined, "communication", title, own_ns=even)
-    hideable = joined & np.isin(transfers.kind, _HIDEABLE) & ~_on_the_way(graph)
-    if hideable.any():
-        title = "computation that runs alone hides collectives that it does not wait for at once"
-        most = _alone(analyses, graph)
-        yield _free(graph, hideable, "overlap", title, most_ns=most)
     for number, name in enumerate(graph.axis_names):
         along = joined & (transfers.axis == number)
         if (along & (transfers.duration_ns > 0)).any():
@@ -300,6 +296,20 @@ def _transfers(
         title = f"collectives of less than {format_bytes(SMALL_BYTES)} take no time"
         yield _free(graph, small, "small collectives", title)
     yield from _classes(graph)
+
+
+def _overlap(graph: TraceGraph, analyses: Mapping[int, RankAnalysis]) -> Iterator[Change]:
+    """Collectives hidden that need not be waited for at once.
+
+    Of a rank alone all count, though waiting for ranks that were not recorded is among them: what
+    is hidden is hidden, whichever it is.
+    """
+    known = graph.transfers
+    among = known.is_joined if len(graph.ranks) > 1 else np.ones(len(known), dtype=np.bool_)
+    hideable = among & np.isin(known.kind, _HIDEABLE) & ~_on_the_way(graph)
+    if (hideable & (known.duration_ns > 0)).any():
+        title = "computation that runs alone hides collectives that it does not wait for at once"
+        yield _free(graph, hideable, "overlap", title, most_ns=_alone(analyses, graph))
 
 
 def _classes(graph: TraceGraph) -> Iterator[Change]:

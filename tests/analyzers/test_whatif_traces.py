@@ -134,14 +134,13 @@ def test_the_critical_path_by_hand():
     assert list(result.to_pandas("path").columns)[:3] == ["rank", "kind", "name"]
 
 
-def test_a_rank_alone_has_scenarios_of_its_own_time_only():
+def test_a_rank_alone_has_scenarios_of_its_own_time_and_of_what_it_could_hide():
     rank = RankBuilder(0).step(0, 0, 100)
     rank.kernel("gemm", 0, 40, launched=(0, 0)).kernel("gemm", 70, 100, launched=(68, 70))
     rank.call("distprof:input", 45, 65, category="annotation")
     rank.comm("ncclDevKernel_AllReduce", 40, 45, ranks=(0, 1))
     result = whatif_of(make_run([rank.rank()], steps=(0,)))
-    assert set(recovered(result)) == {"input", "launch-gaps"}
-    assert recovered(result)["input"] == 20
+    assert recovered(result) == {"input": 20, "launch-gaps": 10, "overlap": 5}
     assert result.slowdown is None
 
 
