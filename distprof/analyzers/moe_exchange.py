@@ -29,6 +29,9 @@ __all__ = ["GroupExchanges", "find_exchanges"]
 
 _EXPERT_GROUP = re.compile(r"expert|(?:^|[_\W])(?:ep|moe)(?:$|[_\W])", re.IGNORECASE)
 _WHOLE_NUMBERS = re.compile(r"^(?:c10::)?(?:u?int\d*|long|short|byte|char|bool)\b", re.IGNORECASE)
+_OTHER_AXES = (MeshAxis.CP, MeshAxis.PP)
+"""Axes whose all-to-alls are others': heads of attention for tokens of a sequence, for example."""
+
 _CALLS_TWICE = 2  # forward and backward
 
 _Floats = NDArray[np.float64]
@@ -47,6 +50,7 @@ class GroupExchanges:
         ranks: Global ranks of the group, g of them.
         members: Positions in ``ranks`` of those recorded, shape ``(m,)``.
         is_expert: Whether the group, or how it is used, says that these are experts' tokens.
+        may_be: Whether they can be, if the run has experts at all.
         step: Index of the analysed step, int64 ``(n,)``.
         duration_ns: int64 ``(n, m)``.
         wait_ns: int64 ``(n, m)``; ABSENT where not known.
@@ -63,6 +67,7 @@ class GroupExchanges:
     ranks: tuple[int, ...]
     members: Int64Array
     is_expert: bool
+    may_be: bool
     step: Int64Array
     duration_ns: Int64Array
     wait_ns: Int64Array
@@ -208,6 +213,7 @@ def _of_group(
         ranks=ranks,
         members=np.array([ranks.index(number) for number in numbers], dtype=np.int64),
         is_expert=_is_expert(group, sections, sent),
+        may_be=len(pairing) > 0 and group.axis not in _OTHER_AXES,
         step=rows.step[row[:, 0]],
         duration_ns=rows.end[row] - rows.start[row],
         wait_ns=rows.wait[row],

@@ -12,6 +12,7 @@ from distprof.analyzers.moe_analysis import analyze_moe
 from distprof.analyzers.moe_routing import combine_routing, measure_routing
 from distprof.rules.engine import run_rules
 from distprof.rules.registry import find_rule
+from distprof.terms import MeshAxis
 from tests.analyzers.moe_job import (
     TOKEN_BYTES,
     MoeJob,
@@ -247,7 +248,7 @@ def test_a_rank_alone_says_that_nothing_can_be_joined():
 def test_embedding_tables_are_no_experts():
     """They go there forward and come back backward, once, in a group that nobody calls expert."""
     simulated = simulate_moe(MoeJob(layers=1))
-    plain = [msgspec_free(group) for group in simulated.groups]
+    plain = [without_axis(group) for group in simulated.groups]
     for builder in simulated.builders.values():
         per_step = len(builder.collectives) // 3
         kept = [row for i, row in enumerate(builder.collectives) if i % per_step in (1, 2)]
@@ -256,10 +257,27 @@ def test_embedding_tables_are_no_experts():
     assert moe == MoeResult(unavailable=("no log",))
 
 
-def msgspec_free(group):
+def without_axis(group):
     return replace(group, axis=None, description="embeddings")
 
 
 def test_results_of_every_kind_are_json():
     moe = analysed(simulate_moe(MoeJob(groups=TWO_GROUPS, share=hot(2, 8, 5, 3.0))))
     assert msgspec.json.decode(msgspec.json.encode(moe), type=MoeResult) == moe
+
+
+def test_without_a_log_rules_on_experts_cannot_judge_and_say_so():
+    moe = analysed(simulate_moe(MoeJob()), log=False)
+    for rule in ("MOE101", "MOE102", "MOE103", "MOE104"):
+        (skipped,) = run_rules([moe, collectives()], rules=[find_rule(rule)]).not_checked
+        assert "no routing was logged" in skipped.why
+
+
+def test_heads_that_are_exchanged_are_no_experts_though_the_run_has_some():
+    simulated = simulate_moe(MoeJob())
+    other = [replace(group, axis=MeshAxis.CP, description="mesh_cp") for group in simulated.groups]
+    for builder in simulated.builders.values():
+        for row in builder.collectives:
+            row.pop("in_splits", None), row.pop("out_splits", None)
+    moe = analysed(replace(simulated, groups=tuple(other)))
+    assert (moe.exchanges, moe.lost_ns_per_step) == ((), None)

@@ -8,11 +8,29 @@ from __future__ import annotations
 import math
 
 from distprof.analyzers.moe import MoeLayer, MoePlacement, MoeResult
+from distprof.rules.base import InsufficientEvidenceError
 
-__all__ = ["DEVIATIONS", "is_beyond_luck", "name_layer", "ranks_beyond_luck", "share_of_layers"]
+__all__ = [
+    "DEVIATIONS",
+    "check_experts_known",
+    "is_beyond_luck",
+    "name_layer",
+    "ranks_beyond_luck",
+    "share_of_layers",
+]
 
 DEVIATIONS = 6.0
 """Standard deviations beyond even routing: with thousands of experts nobody gets there by luck."""
+
+
+def check_experts_known(moe: MoeResult) -> None:
+    """Nothing, unless ranks share experts of which no log tells.
+
+    Raises:
+        InsufficientEvidenceError: If so.
+    """
+    if not moe.layers and moe.exchanges:
+        raise InsufficientEvidenceError("experts are not told apart: no routing was logged")
 
 
 def is_beyond_luck(layer: MoeLayer) -> bool:

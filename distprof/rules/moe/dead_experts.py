@@ -38,7 +38,7 @@ from collections.abc import Iterator
 
 from distprof.analyzers.moe import MoeLayer, MoeResult
 from distprof.rules.base import Draft, Limit, Limits, rule
-from distprof.rules.moe._luck import name_layer
+from distprof.rules.moe._luck import check_experts_known, name_layer
 from distprof.terms import Severity
 
 _LEAST_TOKENS = 100
@@ -54,6 +54,7 @@ _MOST_NAMED = 8
 )
 def check(moe: MoeResult, limits: Limits) -> Iterator[Draft]:
     """Yield one finding for all layers with dead experts."""
+    check_experts_known(moe)
     found = [
         layer
         for layer in moe.layers

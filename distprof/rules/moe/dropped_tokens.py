@@ -36,7 +36,7 @@ from collections.abc import Iterator
 
 from distprof.analyzers.moe import MoeResult
 from distprof.rules.base import Draft, Limit, Limits, rule
-from distprof.rules.moe._luck import name_layer
+from distprof.rules.moe._luck import check_experts_known, name_layer
 from distprof.terms import Severity
 from distprof.units import format_ratio
 
@@ -50,6 +50,7 @@ from distprof.units import format_ratio
 )
 def check(moe: MoeResult, limits: Limits) -> Iterator[Draft]:
     """Yield one finding for all layers that drop."""
+    check_experts_known(moe)
     found = [
         layer
         for layer in moe.layers

@@ -47,7 +47,12 @@ from collections.abc import Iterator, Sequence
 from distprof.analyzers.collectives import CollectivesResult
 from distprof.analyzers.moe import MoeLayer, MoeResult
 from distprof.rules.base import Draft, Limit, Limits, rule
-from distprof.rules.moe._luck import is_beyond_luck, name_layer, share_of_layers
+from distprof.rules.moe._luck import (
+    check_experts_known,
+    is_beyond_luck,
+    name_layer,
+    share_of_layers,
+)
 from distprof.terms import CollectiveKind, Confidence, Severity
 from distprof.units import format_duration
 
@@ -67,6 +72,7 @@ _FIX = (
 )
 def check(moe: MoeResult, collectives: CollectivesResult, limits: Limits) -> Iterator[Draft]:
     """Yield one finding per expert that is overloaded in several layers, one for the others."""
+    check_experts_known(moe)
     overloaded = [
         layer
         for layer in moe.layers

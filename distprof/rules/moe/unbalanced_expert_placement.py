@@ -43,7 +43,12 @@ from collections.abc import Iterator, Sequence
 
 from distprof.analyzers.moe import MoePlacement, MoeResult
 from distprof.rules.base import Draft, Limit, Limits, rule
-from distprof.rules.moe._luck import name_layer, ranks_beyond_luck, share_of_layers
+from distprof.rules.moe._luck import (
+    check_experts_known,
+    name_layer,
+    ranks_beyond_luck,
+    share_of_layers,
+)
 from distprof.terms import Confidence, Severity
 
 _TYPICAL_RANKS = 8
@@ -61,6 +66,7 @@ _TYPICAL_RANKS = 8
 )
 def check(moe: MoeResult, limits: Limits) -> Iterator[Draft]:
     """Yield one finding for all layers whose experts could be placed better."""
+    check_experts_known(moe)
     rows = _of_one_size(moe.placement)
     found = [row for row in rows if _is_uneven(row, limits)]
     if not found:
