@@ -6,15 +6,17 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Literal
 
 from distprof.artefacts.run_file import Exit, Failure, Outcome
 from probes.attach.launch import Ending
 from probes.attach.ranks import LivingRank, look
 from probes.job.evidence import RankEvidence, rank_evidence
 from probes.job.failure import first_cause
+from probes.job.memory_killer import KillCounts, kill_counts, who_struck
 from probes.job.process import process_state
 
-__all__ = ["Watch", "outcome_of"]
+__all__ = ["Watch", "outcome_of", "rank_ends"]
 
 _NEW_RANKS_EVERY_NS = 10**9
 
@@ -37,6 +39,12 @@ class Watch:
     stopped: set[int] = field(default_factory=set)
     _pids: dict[int, int] = field(default_factory=dict)
     _looked_ns: int = 0
+    _kills_before: KillCounts = field(default_factory=kill_counts)
+
+    @property
+    def struck_by(self) -> Literal["", "group", "machine"]:
+        """Where the kernel's out-of-memory killer has been at work since."""
+        return who_struck(self._kills_before, kill_counts())
 
     def look(self) -> None:
         """Look once; quick, and never fails."""
@@ -64,19 +72,37 @@ class Watch:
         }
 
 
-def outcome_of(run_dir: Path, ending: Ending, watch: Watch) -> tuple[Outcome, Failure | None]:
-    """The outcome, and the first cause where the job failed.
+def rank_ends(
+    run_dir: Path, ending: Ending, watch: Watch, *, own: int | None, told: Sequence[RankEvidence]
+) -> list[RankEvidence]:
+    """What is known of every rank when the program has ended.
 
     Args:
         run_dir: The run directory.
         ending: How the program ended.
         watch: What was seen meanwhile.
+        own: The rank that the program itself was, None if it was none.
+        told: What captures of other ranks told.
     """
-    if ending.exit.code == 0:
+    words = {each.rank: each for each in told}
+    found = {rank.rank: _evidence(run_dir, rank, watch) for rank in look(run_dir)} | words
+    if own is not None and own in found:
+        told_ns = ending.exit.ended_ns if ending.was_interrupted else None
+        found[own] = replace(found[own], exit=ending.exit, told_to_end_ns=told_ns)
+    return [found[rank] for rank in sorted(found)]
+
+
+def outcome_of(ending: Ending, evidence: Sequence[RankEvidence]) -> tuple[Outcome, Failure | None]:
+    """The outcome, and the first cause where the job failed.
+
+    Args:
+        ending: How the program ended.
+        evidence: As :func:`rank_ends` has it.
+    """
+    ends = [ending.exit, *(each.exit for each in evidence if each.exit is not None)]
+    if all(end.code == 0 for end in ends):
         return "completed", None
-    ranks = look(run_dir)
-    evidence = [_evidence(run_dir, rank, watch) for rank in ranks]
-    vanished = _first_to_vanish(ranks, evidence)
+    vanished = _first_to_vanish(evidence)
     if vanished is not None and not ending.was_interrupted:
         return "failed", vanished
     failure = first_cause(evidence, is_interrupted=ending.was_interrupted)
@@ -89,20 +115,19 @@ def _evidence(run_dir: Path, rank: LivingRank, watch: Watch) -> RankEvidence:
         rank.rank,
         alive_until_ns=watch.alive_until_ns.get(rank.rank),
         state="T" if rank.rank in watch.stopped else "",
+        struck_by=watch.struck_by if rank.is_here else "",
     )
     ended_well = rank.has_ended and found.error is None
     return replace(found, exit=Exit(code=0)) if ended_well else found
 
 
-def _first_to_vanish(
-    ranks: Sequence[LivingRank], evidence: Sequence[RankEvidence]
-) -> Failure | None:
+def _first_to_vanish(evidence: Sequence[RankEvidence]) -> Failure | None:
     """A rank that was gone, without a word, before any other rank reported trouble."""
     errors = [each.error.time_ns for each in evidence if each.error is not None]
     silent = [
         each
-        for rank, each in zip(ranks, evidence, strict=True)
-        if each.error is None and not rank.has_ended and each.alive_until_ns is not None
+        for each in evidence
+        if each.error is None and each.exit is None and each.alive_until_ns is not None
     ]
     gone = [each for each in silent if not errors or (each.alive_until_ns or 0) < min(errors)]
     if not gone:
@@ -114,11 +139,15 @@ def _first_to_vanish(
         else f"after step {first.last_step} or soon after"
     )
     others = ", before any other rank had trouble" if len(evidence) > 1 else ""
+    why = {
+        "": "killed from outside (SIGKILL, out of memory), crashed, or left by os._exit",
+        "group": "the kernel's out-of-memory killer struck in this job's control group meanwhile",
+        "machine": "the kernel's out-of-memory killer struck on this machine meanwhile",
+    }[first.struck_by]
     return Failure(
         rank=first.rank,
-        kind="killed",
-        message=f"rank {first.rank} was gone without a word {when}{others}: killed from outside"
-        " (SIGKILL, out of memory), crashed, or left by os._exit",
+        kind="out_of_memory" if first.struck_by else "killed",
+        message=f"rank {first.rank} was gone without a word {when}{others}: {why}",
         step=first.last_step,
         detected_ns=first.alive_until_ns,
     )

@@ -36,10 +36,12 @@ class Ending:
 
     Args:
         exit: Exit code or signal.
+        pid: Of the process that it was.
         signals: Signals received meanwhile, in order.
     """
 
     exit: Exit
+    pid: int = 0
     signals: tuple[int, ...] = ()
 
     @property
@@ -135,7 +137,7 @@ def _wait(pid: int, waited: Iterable[int], meanwhile: Callable[[], None]) -> End
             continue
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended == pid:
-            return Ending(exit=_exit(status), signals=tuple(received))
+            return Ending(exit=_exit(status), pid=pid, signals=tuple(received))
 
 
 def _exit(status: int) -> Exit:

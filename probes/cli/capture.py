@@ -118,17 +118,21 @@ def capture(
       distprof capture --start-step 100 --steps 4 -o runs/mine -- python train.py
     """  # noqa: D301 - click reads it
     from probes.attach.launch import check_program
+    from probes.attach.shared_job import SharedJob
 
     program = check_program(command)
     sizes = parse_mesh(mesh) if mesh else {}
     coverage = _coverage(profile_ranks, sizes)
     options = ProbeOptions(**probes, profile_ranks=_as_option(coverage))
     run_dir = _new_run(out, command, options, sizes, coverage)
+    if not _is_first_launcher(command):
+        return _run(program, command, run_dir, options)
     _say(f"Recording in {run_dir}")
-    code = _run(program, command, run_dir, options)
-    if no_report or not _is_first_launcher(command):
-        return code
-    return _report(run_dir, format_name, fail_on, code)
+    try:
+        code = _run(program, command, run_dir, options)
+        return code if no_report else _report(run_dir, format_name, fail_on, code)
+    finally:
+        SharedJob.of(run_dir).over()
 
 
 def _coverage(asked: str, mesh: dict[str, int]) -> Coverage:
@@ -157,19 +161,23 @@ def _new_run(
     coverage: Coverage,
 ) -> Path:
     """The run directory, with its run.json; another launcher's, where that one came first."""
-    from probes.job.directory import new_run_directory, write_run_file
-    from probes.job.other_hosts import agreed_directory
+    from probes.environment import placement
+    from probes.job.directory import DEFAULT_FOLDER, new_run_directory, write_run_file
+    from probes.job.other_hosts import agreed_directory, job_name
 
     def describe() -> RunFile:
         return _description(command, options, mesh, coverage)
 
-    if _is_first_launcher(command):
-        run_dir = new_run_directory(out, f"capture-{_name_of(command)}")
+    is_first, name, place = _is_first_launcher(command), _name_of(command), placement()
+    is_alone = place.origin == "alone" or place.world_size == 1
+    if is_alone and is_first:
+        run_dir = new_run_directory(out, f"capture-{name}")
         write_run_file(run_dir, describe())
         return run_dir
-    if out is None:
-        raise UsageError("one capture on each node: give all of them the same folder with -o")
-    return agreed_directory(out, is_first=False, describe=describe)
+    if out is None and (is_alone or not job_name()):
+        raise UsageError("one capture on each node or rank: give all the same new folder with -o")
+    folder = out or DEFAULT_FOLDER / f"capture-{name}-{job_name()}"
+    return agreed_directory(folder, is_first=is_first, describe=describe)
 
 
 def _description(
@@ -219,9 +227,10 @@ def _run(program: str, command: Sequence[str], run_dir: Path, options: ProbeOpti
     from probes.attach.diagnosis import notes_of, why_nothing
     from probes.attach.diary import read_diary
     from probes.attach.environment import captured_environment
-    from probes.attach.failure import Watch, outcome_of
+    from probes.attach.failure import Watch, outcome_of, rank_ends
     from probes.attach.launch import run_program, shell_code
     from probes.attach.ranks import look, remove_sockets
+    from probes.attach.shared_job import SharedJob
     from probes.job.finish import conclude
 
     watch = Watch(run_dir)
@@ -231,10 +240,17 @@ def _run(program: str, command: Sequence[str], run_dir: Path, options: ProbeOpti
     diary = read_diary(run_dir)
     has_steps = any(rank.last_step is not None for rank in look(run_dir))
     nothing = "" if has_steps else why_nothing(diary)
-    outcome, failure = outcome_of(run_dir, ending, watch)
     notes = notes_of(diary, ending.exit) + ([f"No step: {nothing}."] if nothing else [])
-    if _is_first_launcher(command):
-        conclude(run_dir, outcome=outcome, exits={}, failure=failure, notes=notes)
+    is_first, job = _is_first_launcher(command), SharedJob.of(run_dir)
+    own, told = job.own_rank(ending), job.hear(ending) if is_first else []
+    evidence = rank_ends(run_dir, ending, watch, own=own, told=told)
+    if is_first:
+        outcome, failure = outcome_of(ending, evidence)
+        ends = {each.rank: each.exit for each in evidence if each.exit is not None}
+        known = {rank: end for rank, end in ends.items() if end.ended_ns is not None}
+        conclude(run_dir, outcome=outcome, exits=known, failure=failure, notes=notes)
+    else:
+        job.leave(ending, evidence)
     code = shell_code(ending.exit)
     if nothing and code:
         _say(f"The program ended with {_way(ending.exit)}, and no step was recorded.")
