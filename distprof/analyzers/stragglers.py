@@ -35,7 +35,7 @@ from distprof.terms import StragglerCause, StragglerPattern
 
 __all__ = ["RankStraggler", "StepBlame", "StragglersResult", "analyze_stragglers"]
 
-USUAL_SPREAD = 0.015
+USUAL_SPREAD = 0.018
 """Share of the step by which equal devices differ in what they compute."""
 
 
