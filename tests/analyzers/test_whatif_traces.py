@@ -140,7 +140,7 @@ def test_a_rank_alone_has_scenarios_of_its_own_time_and_of_what_it_could_hide():
     rank.call("distprof:input", 45, 65, category="annotation")
     rank.comm("ncclDevKernel_AllReduce", 40, 45, ranks=(0, 1))
     result = whatif_of(make_run([rank.rank()], steps=(0,)))
-    assert recovered(result) == {"input": 20, "launch-gaps": 10, "overlap": 5}
+    assert recovered(result) == {"input": 20, "launch-gaps": 5, "overlap": 5}
     assert result.slowdown is None
 
 

@@ -43,7 +43,7 @@ from collections.abc import Iterator
 from distprof.analyzers.pipeline import PipelineGroup, PipelineResult
 from distprof.rules.base import Draft, Limit, Limits, rule
 from distprof.rules.pipeline._groups import judged_groups
-from distprof.terms import Severity
+from distprof.terms import MeshAxis, Severity
 from distprof.units import format_duration, format_ratio
 
 _IMBALANCE, _VARIATION = "unequal stages", "micro-batches that take unlike times"
@@ -87,7 +87,16 @@ def check(pipeline: PipelineResult, limits: Limits) -> Iterator[Draft]:
             cost_ns_per_step=excess,
             confidence=judged.group.confidence,
             evidence=("pipeline.groups",),
+            without=_WITHOUT.get(what, ""),
         )
+
+
+_WITHOUT = {
+    _IMBALANCE: "stage-imbalance",
+    _MESSAGES: f"axis {MeshAxis.PP}",
+    _HOST: "launch-gaps",
+}
+"""Scenarios of the simulated step, by what costs most."""
 
 
 def _parts(group: PipelineGroup) -> list[tuple[int, str]]:

@@ -43,7 +43,7 @@ from collections.abc import Iterator
 from distprof.analyzers.pipeline import PipelineResult
 from distprof.rules.base import Draft, Limit, Limits, rule
 from distprof.rules.pipeline._groups import judged_groups
-from distprof.terms import Severity
+from distprof.terms import MeshAxis, Severity
 from distprof.units import format_duration, format_ratio
 
 
@@ -75,4 +75,5 @@ def check(pipeline: PipelineResult, limits: Limits) -> Iterator[Draft]:
             cost_ns_per_step=cost,
             confidence=judged.group.confidence,
             evidence=("pipeline.groups",),
+            without=f"axis {MeshAxis.PP}",
         )
