@@ -51,9 +51,7 @@ def analyze_moe(
         return analyze_counts(run.expert_counts)
     has_log = any(log.calls is not None for log in routing)
     groups = find_exchanges(run, analyses, wait_ends)
-    groups = tuple(
-        group for group in groups if group.is_expert or (has_log and group.may_be)
-    )
+    groups = tuple(group for group in groups if group.is_expert or (has_log and group.may_be))
     places = coordinates_of(run.job) if run.job else {}
     if not groups:
         return _without_exchanges(run, logged, routing, places)

@@ -21,7 +21,7 @@ from distprof.costs.moe import (
     normalised_entropy,
 )
 from distprof.run.records import RankRecords
-from distprof.schema import Int64Array, Table
+from distprof.schema import ABSENT, Int64Array, Table
 from distprof.terms import MeshAxis
 
 __all__ = [
@@ -79,9 +79,10 @@ class RoutedCalls:
         step: int64 per call.
         layer: int64 per call, index into ``names``.
         micro_batch: int64 per call.
-        dropped: int64 per call.
+        dropped: int64 per call: assignments in ``tokens`` that no expert took.
         num_experts: int64 per call.
-        tokens: int64, shape ``(calls, most experts)``; zero beyond a layer's own experts.
+        tokens: int64, shape ``(calls, most experts)``; zero beyond a layer's own experts. Without
+            those over capacity, where the log's capacity explains how many were dropped.
         names: Layers.
     """
 
@@ -245,15 +246,26 @@ def _calls(records: RankRecords) -> RoutedCalls | None:
         alike = np.flatnonzero(experts == number)
         at = rows["first"][alike][:, np.newaxis] + np.arange(number)
         tokens[alike, :number] = records.expert_tokens[at]
+    tokens, dropped = _without_dropped(tokens, rows["capacity"], rows["dropped"])
     return RoutedCalls(
         step=rows["step"],
         layer=layers.codes.astype(np.int64),
         micro_batch=rows["micro_batch"],
-        dropped=rows["dropped"],
+        dropped=dropped,
         num_experts=experts,
         tokens=tokens,
         names=layers.values,
     )
+
+
+def _without_dropped(
+    tokens: NDArray[np.int64], capacity: Int64Array, dropped: Int64Array
+) -> tuple[NDArray[np.int64], Int64Array]:
+    """Tokens that experts took, and how many others are left among them."""
+    most = np.where(capacity == ABSENT, np.iinfo(np.int64).max, capacity)
+    taken = np.minimum(tokens, most[:, np.newaxis])
+    explained = tokens.sum(axis=1) - taken.sum(axis=1) == dropped
+    return np.where(explained[:, np.newaxis], taken, tokens), np.where(explained, 0, dropped)
 
 
 def _steps_to_keep(records: RankRecords) -> Int64Array:

@@ -1,5 +1,7 @@
 """Routing logs: drift over the steps, calls one by one, and ranks by the mesh alone."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -121,6 +123,20 @@ def test_as_many_steps_are_kept_as_memory_allows(monkeypatch):
     assert found.step.tolist() == [7, 8]
     monkeypatch.setattr(moe_routing, "MAX_CALL_COUNTS", 3)
     assert measure_routing(records([(0, "0", [1, 1, 1, 1])])).calls is None
+
+
+@pytest.mark.parametrize(("capacity", "dropped", "tokens", "left"), [
+    (5, 3, [5, 2], 0),  # 8 and 2 asked for, an expert takes 5
+    (5, 1, [8, 2], 1),  # the capacity does not explain the drops: nothing is assumed
+    (ABSENT, 0, [8, 2], 0),
+])  # fmt: skip
+def test_calls_hold_what_experts_took(capacity, dropped, tokens, left):
+    logged = records([(0, "0", [8, 2])])
+    changed = logged.routing.with_columns(
+        capacity=np.array([capacity]), dropped=np.array([dropped])
+    )
+    found = measure_routing(replace(logged, routing=changed)).calls
+    assert (found.tokens.tolist(), found.dropped.tolist()) == ([tokens], [left])
 
 
 def test_layers_of_unequal_numbers_of_experts_are_padded():
