@@ -97,25 +97,28 @@ def _proposals(group: PipelineGroup) -> Iterator[Proposal]:
             _LAYERS,
             Candidate(schedule=group.schedule, num_micro_batches=batches, virtual_stages=virtual),
         )
-    for name, schedule in SCHEDULES.items():
-        if name == group.schedule:
-            continue
-        same = schedule.fewest <= virtual and (schedule.most is None or virtual <= schedule.most)
-        keeps = same and not schedule.goes_back and group.schedule in SCHEDULES
-        per_rank = virtual if same else schedule.fewest
-        stages = "" if per_rank == virtual else f", {per_rank} stages per rank"
-        yield (
-            f"{name} instead of {group.schedule}{stages}"
-            if group.schedule in SCHEDULES
-            else f"{name}{stages}",
-            _SCHEDULE if per_rank == virtual else _VIRTUAL,
-            Candidate(
-                schedule=name,
-                num_micro_batches=batches,
-                virtual_stages=per_rank,
-                keeps_stages=keeps and not SCHEDULES[group.schedule].goes_back,
-            ),
-        )
+    for name in SCHEDULES:
+        if name != group.schedule:
+            yield _other_schedule(name, group)
+
+
+def _other_schedule(name: str, group: PipelineGroup) -> Proposal:
+    """Another schedule with the same micro-batches, and the same stages where they fit it."""
+    schedule, present = SCHEDULES[name], SCHEDULES.get(group.schedule)
+    virtual = group.virtual_stages
+    same = schedule.fewest <= virtual and (schedule.most is None or virtual <= schedule.most)
+    per_rank = virtual if same else schedule.fewest
+    keeps = same and present is not None and schedule.goes_back == present.goes_back
+    what = name if present is None else f"{name} instead of {group.schedule}"
+    if not keeps:
+        what += ", equal stages" if same else f", {per_rank} equal stages per rank"
+    candidate = Candidate(
+        schedule=name,
+        num_micro_batches=group.num_micro_batches,
+        virtual_stages=per_rank,
+        keeps_stages=keeps,
+    )
+    return what, _SCHEDULE if same else _VIRTUAL, candidate
 
 
 def _size(candidate: Candidate, group: PipelineGroup) -> int:
@@ -151,9 +154,6 @@ def _ns(values: NDArray[np.float64]) -> NDArray[np.int64]:
 def _per_stage(observed: ObservedPipeline, kind: SlotKind) -> NDArray[np.float64]:
     """Work of a mean step in slots of one kind, per stage."""
     rows = observed.orders.kind == kind
-    work: NDArray[np.float64] = np.bincount(
-        observed.orders.stage[rows],
-        observed.work_ns[rows].mean(axis=1),
-        minlength=observed.orders.num_stages,
-    )
-    return work
+    work = observed.work_ns[rows].mean(axis=1)
+    total = np.bincount(observed.orders.stage[rows], work, minlength=observed.orders.num_stages)
+    return total.astype(np.float64)
