@@ -180,23 +180,51 @@ def _matched(
     """
     compute = _in_order(rows, rows.of(f"{way}-compute"))
     by_seq = compute[np.lexsort((rows.seq[compute], rows.lane[compute]))]
-    num_workers = int(rows.worker.max()) + 1
-    count = np.bincount(rows.worker[by_seq], minlength=num_workers)
     launched = messages[_is_launched(rows, messages, compute, is_send=is_send)]
-    worker = rows.worker[launched]
-    number = _number_in(worker)
-    if not is_send:  # the first receive of an interleaved schedule's first stage may be missing
-        number = number + (np.bincount(worker, minlength=num_workers) + 1 == count)[worker]
-    has_compute = number < count[worker]
-    launched, worker, number = launched[has_compute], worker[has_compute], number[has_compute]
-    place = (np.cumsum(count) - count)[worker] + number
-    partner = by_seq[place] if len(by_seq) else np.empty(0, np.int64)
+    goes_on = _goes_on(rows, by_seq, way, is_send=is_send)
+    number = _partner_numbers(rows, launched, by_seq, goes_on, is_send=is_send)
+    count = np.bincount(rows.worker[by_seq], minlength=int(rows.worker.max()) + 1)
+    has_partner = number < count[rows.worker[launched]]
+    launched, number = launched[has_partner], number[has_partner]
+    if len(launched) == 0:
+        return [], launched
+    place = (np.cumsum(count) - count)[rows.worker[launched]] + number
+    partner = by_seq[place]
+    sent = launched[goes_on[place]]
     if is_send:
-        return [(partner, launched)], launched[_goes_on(rows, partner, way, is_send=True)]
+        return [(partner, launched)], sent
     later = number > 0
-    before = by_seq[place[later] - 1] if len(by_seq) else np.empty(0, np.int64)
-    edges = [(launched, partner), (before, launched[later])]
-    return edges, launched[_goes_on(rows, partner, way, is_send=False)]
+    return [(launched, partner), (by_seq[place[later] - 1], launched[later])], sent
+
+
+def _partner_numbers(
+    rows: StepRows,
+    launched: Int64Array,
+    compute: Int64Array,
+    goes_on: NDArray[np.bool_],
+    *,
+    is_send: bool,
+) -> Int64Array:
+    """Which of its worker's computations each message belongs to.
+
+    Logs of interleaved schedules hold a message for every computation, also off the ends of the
+    model, the first receive sometimes missing; or they hold those only that go somewhere.
+    """
+    num_workers = int(rows.worker.max()) + 1
+    worker, of_compute = rows.worker[launched], rows.worker[compute]
+    messages, all_of, real = (
+        np.bincount(workers, minlength=num_workers)
+        for workers in (worker, of_compute, of_compute[goes_on])
+    )
+    number = _number_in(worker)
+    only_real = (messages == real) & (messages < all_of)
+    if not is_send:
+        number = number + ((messages + 1 == all_of) & ~only_real)[worker]
+    chosen = only_real[worker]
+    among_real = _number_in(of_compute)[goes_on]
+    first = (np.cumsum(real) - real)[worker[chosen]]
+    number[chosen] = among_real[first + number[chosen]]
+    return number
 
 
 def _is_launched(
