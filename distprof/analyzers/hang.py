@@ -37,6 +37,7 @@ from distprof.units import NS_PER_S, name_ranks
 
 __all__ = ["Diagnosis", "diagnose"]
 
+_MOST_NOTES = 20
 _FRESH_NS = NS_PER_S // 2
 _STALE_NS = 30 * NS_PER_S
 _TROUBLE = ("timeout", "peer", "device")
@@ -217,10 +218,11 @@ def _kind(found: Diagnosis) -> HangKind | None:
 
 
 def _confidence(found: Diagnosis, evidence: HangEvidence) -> Confidence | None:
-    """Measured where dumps show who is missing and a log shows that somebody timed out."""
+    """Measured where dumps show who is missing, and a log, an exit or a stack agrees."""
     if found.state is not HangState.STUCK or found.point is None:
         return None
-    agrees = _has_trouble(evidence) or bool(set(found.culprits) & evidence.failed.keys())
+    told = evidence.failed.keys() | evidence.stacks.keys()
+    agrees = _has_trouble(evidence) or bool(set(found.culprits) & told)
     is_seen = bool(found.point.missing) and not found.in_circle
     return Confidence.MEASURED if agrees and is_seen else Confidence.INFERRED
 
@@ -362,4 +364,6 @@ def _notes(evidence: HangEvidence) -> tuple[str, ...]:
     for dump in evidence.dumps:
         for note in dump.notes:
             alike[note].append(dump.rank)
-    return (*evidence.notes, *(f"{name_ranks(ranks)}: {note}" for note, ranks in alike.items()))
+    told = [f"{name_ranks(ranks)}: {note}" for note, ranks in alike.items()]
+    more = (f"{len(told) - _MOST_NOTES:,} more notes of dumps.",) if len(told) > _MOST_NOTES else ()
+    return (*evidence.notes, *told[:_MOST_NOTES], *more)

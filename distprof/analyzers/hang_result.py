@@ -190,7 +190,7 @@ class HangReport(_Record, frozen=True, kw_only=True):
         state: ``stuck``, ``in_flight`` or ``no_hang``.
         verdict: One sentence.
         kind: How the first divergent operation diverges; None when nothing does.
-        confidence: Measured where logs agree with the dumps, else inferred.
+        confidence: Measured where a log, an exit or a stack agrees with the dumps, else inferred.
         operation: The first divergent operation.
         culprits: Ranks that the others wait for, and that wait for nobody.
         hosts: Their hosts, where known.

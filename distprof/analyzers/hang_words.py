@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Words", "words"]
 
+_MOST_TOLD = 4
 _LEFT_OUT = {
     HangKind.KIND_MISMATCH: "launched another operation than",
     HangKind.SIZE_MISMATCH: "launched it with another size than",
@@ -143,9 +144,11 @@ def _why(found: Diagnosis, point: Point, evidence: HangEvidence) -> Iterator[str
             f"{operation_text(found.unfinished)} and later ones, which the others finished: "
             "their devices had stopped before."
         )
-    for rank in found.culprits:
+    for rank in found.culprits[:_MOST_TOLD]:
         if rank in evidence.failed:
             yield f"Rank {rank} had failed: {evidence.failed[rank]}."
+        if rank in evidence.stacks:
+            yield f"Rank {rank} is in {evidence.stacks[rank][0]} instead."
     yield from _silent_dumps(found)
     yield from _messages(found)
 
@@ -220,7 +223,8 @@ def _alternatives(found: Diagnosis, point: Point, evidence: HangEvidence) -> Ite
                 f"{_capital(name_ranks(suspects))} may be at fault as well: "
                 "nothing finished there since, although the host went on."
             )
-    if point.kind is HangKind.NEVER_LAUNCHED and point.missing and not evidence.log_lines:
+    agrees = evidence.log_lines or set(found.culprits) & evidence.stacks.keys()
+    if point.kind is HangKind.NEVER_LAUNCHED and point.missing and not agrees:
         yield (
             "If the job was running while ranks dumped, differences of a few operations are "
             "normal: dump twice and compare."
@@ -248,6 +252,9 @@ def _next_steps(found: Diagnosis, point: Point, evidence: HangEvidence) -> Itera
         whom = name_ranks(ranks) if ranks else "the group"
         yield f"Look at the devices of {whom}: dmesg for Xid, nvidia-smi -q, NCCL warnings, links."
     if found.culprits and point.kind is HangKind.NEVER_LAUNCHED:
+        stacks = [evidence.stacks[r][0] for r in found.culprits if r in evidence.stacks]
+        if stacks:
+            yield f"See why {stacks[0]} does not return on {who}{at}."
         told = evidence.stacks.keys() | evidence.failed.keys()
         if not told & set(found.culprits):
             yield f"Get the Python stack of {who}{at}: distprof attach --stacks, or py-spy dump."

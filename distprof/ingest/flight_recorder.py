@@ -129,7 +129,7 @@ def parse_flight(data: bytes, *, rank: int, source: str) -> FlightDump:
     if not ("entries" in content or "pg_status" in content or "pg_config" in content):
         raise _no_dump(source, "none of entries, pg_status and pg_config in it")
     notes: list[str] = []
-    entries = _entries(content.get("entries"), notes)
+    entries = _entries(content.get("entries"), source, notes)
     head = _one(content, _Head) or _Head()
     return FlightDump(
         rank=rank,
@@ -202,7 +202,7 @@ def _one(value: Any, kind: Any) -> Any:
         return None
 
 
-def _entries(value: Any, notes: list[str]) -> list[_Entry]:
+def _entries(value: Any, source: str, notes: list[str]) -> list[_Entry]:
     """All entries at once, or, where one is damaged, each on its own."""
     if value is None:
         return []
@@ -210,21 +210,21 @@ def _entries(value: Any, notes: list[str]) -> list[_Entry]:
         found: list[_Entry] = _convert(value, list[_Entry])
         lost = 0
     except _BROKEN:
-        found, lost = _each(value)
+        found, lost = _each(value, source)
     good = [entry for entry in found[:MAX_ENTRIES] if _is_sane(entry)]
     lost += len(found) - len(good)
     if lost:
-        notes.append(f"{lost:,} damaged entries are left out.")
+        notes.append(f"{lost:,} entries of {source} are damaged and left out.")
     return good
 
 
-def _each(value: Any) -> tuple[list[_Entry], int]:
+def _each(value: Any, source: str) -> tuple[list[_Entry], int]:
     try:
         parts = _convert(value, list[msgspec.Raw]) if isinstance(value, msgspec.Raw) else value
-    except _BROKEN:
-        return [], 1
+    except _BROKEN as error:
+        raise _no_dump(source, "entries that are no list") from error
     if not isinstance(parts, list | tuple):
-        return [], 1
+        raise _no_dump(source, "entries that are no list")
     found, lost = [], 0
     for part in parts:
         try:

@@ -1,48 +1,24 @@
 """The Flight Recorder's dump of one rank: which collectives it asked for, in which group.
 
 A trace of gloo names neither groups nor sequence numbers; the recorder, which is on by default,
-does. Dumps in pickle format are not read: a file from elsewhere is never unpickled.
+does. The format is :mod:`distprof.ingest.flight_recorder`'s business.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
-from typing import Any
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from distprof.ingest.communication import collective_kind
-from distprof.ingest.job.columns import MAX_NAME
+from distprof.errors import InputError
+from distprof.ingest.flight_recorder import MAX_BYTES, parse_flight
 from distprof.ingest.job.files import Folder
-from distprof.schema import ABSENT, Coded, Int64Array
+from distprof.run.flight import FLIGHT
+from distprof.schema import Coded, Int64Array, Table
 
 __all__ = ["FlightEntries", "read_flight"]
-
-MAX_BYTES = 1 << 28  # the ring of 2000 entries that is the default makes 1 MB
-
-_MAX_ELEMENTS = 1 << 40
-_LARGEST = 1 << 62
-_BROKEN = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError)
-
-
-class _Entry(msgspec.Struct):
-    """The fields that are used, as torch 2.13 writes them (version 2.10 of the format)."""
-
-    time_created_ns: int
-    profiling_name: str
-    process_group: list[str] = []
-    collective_seq_id: int = ABSENT
-    input_sizes: list[list[int]] | None = None
-    is_p2p: bool = False
-
-
-class _Dump(msgspec.Struct):
-    entries: list[msgspec.Raw] = []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +50,7 @@ class FlightEntries:
 
 
 def read_flight(path: str) -> FlightEntries:
-    """Read a dump in JSON format.
+    """Read the dump of a rank for its collectives.
 
     Args:
         path: Local path or URL.
@@ -86,53 +62,26 @@ def read_flight(path: str) -> FlightEntries:
     try:
         data = Folder(folder or ".").read(name, MAX_BYTES)
     except OSError as error:
-        return _entries([], "", (f"{name} is not read: {error.strerror}.",))
-    digest = hashlib.sha1(data, usedforsecurity=False).hexdigest()
+        return _collectives(Table.empty(FLIGHT), "", (f"{name} is not read: {error.strerror}.",))
     try:
-        raw = msgspec.json.decode(data, type=_Dump).entries
-    except _BROKEN:
-        return _entries([], digest, (f"{name} is damaged and not used.",))
-    decoded = [_decoded(item) for item in raw]
-    good = [entry for entry in decoded if entry is not None]
-    notes: tuple[str, ...] = ()
-    if len(good) < len(raw):
-        notes = (f"{len(raw) - len(good):,} entries of {name} are damaged and left out.",)
-    return _entries([entry for entry in good if not entry.is_p2p], digest, notes)
+        dump = parse_flight(data, rank=0, source=name)
+    except InputError:
+        digest = hashlib.sha1(data, usedforsecurity=False).hexdigest()
+        return _collectives(Table.empty(FLIGHT), digest, (f"{name} is damaged and not used.",))
+    return _collectives(dump.entries, dump.digest, dump.notes)
 
 
-def _decoded(raw: msgspec.Raw) -> _Entry | None:
-    try:
-        entry = msgspec.json.decode(raw, type=_Entry)
-    except _BROKEN:
-        return None
-    is_sane = 0 < entry.time_created_ns < _LARGEST and entry.collective_seq_id < _LARGEST
-    return entry if is_sane else None
-
-
-def _entries(entries: Sequence[_Entry], digest: str, notes: tuple[str, ...]) -> FlightEntries:
-    ordered = sorted(entries, key=lambda entry: entry.time_created_ns)
+def _collectives(entries: Table, digest: str, notes: tuple[str, ...]) -> FlightEntries:
+    """Those entries that are collectives and were stamped, in order of time."""
+    rows = np.flatnonzero(~entries["is_p2p"] & (entries["created_ns"] > 0))
+    rows = rows[np.argsort(entries["created_ns"][rows], kind="stable")]
     return FlightEntries(
-        time_ns=_integers([entry.time_created_ns for entry in ordered]),
-        kind=np.array([collective_kind(e.profiling_name) for e in ordered], dtype=np.int8),
-        seq=_integers([max(entry.collective_seq_id, ABSENT) for entry in ordered]),
-        elements=_integers([_elements(entry.input_sizes) for entry in ordered]),
-        group=Coded.encode([_text(entry.process_group, 0) for entry in ordered]),
-        description=Coded.encode([_text(entry.process_group, 1) for entry in ordered]),
+        time_ns=entries["created_ns"][rows],
+        kind=entries["kind"][rows],
+        seq=entries["seq"][rows],
+        elements=entries["in_elements"][rows],
+        group=entries.coded("group").take(rows),
+        description=entries.coded("description").take(rows),
         digest=digest,
         notes=notes,
     )
-
-
-def _integers(values: Sequence[int]) -> Int64Array:
-    return np.array(values, dtype=np.int64)
-
-
-def _elements(sizes: list[list[int]] | None) -> int:
-    if not sizes or any(size < 0 for shape in sizes for size in shape):
-        return ABSENT
-    total = sum(prod(shape) for shape in sizes)
-    return total if total < _MAX_ELEMENTS else ABSENT
-
-
-def _text(pair: Sequence[Any], index: int) -> str:
-    return str(pair[index])[:MAX_NAME] if index < len(pair) else ""
