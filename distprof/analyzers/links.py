@@ -27,6 +27,8 @@ __all__ = ["SlowLink", "find_slow_links"]
 
 SLOWER = 1.15
 """Transfer relative to that of the other groups from which a link counts as slow."""
+MIN_SHARE = 0.005
+"""Share of the step below which a link is not worth a word."""
 MIN_INSTANCES = 5
 LEAST_QUANTILE = 0.2
 """This share of a slow group's transfers may be as short as the other groups' median."""
@@ -84,7 +86,8 @@ def find_slow_links(
     for members in _by_class(run, cells).values():
         for link in _of_class(run, cells, members, max(num_steps, 1), mean_step_ns):
             found.setdefault(link.ranks, []).append(link)
-    links = [_together(parts) for parts in found.values()]
+    together = [_together(parts) for parts in found.values()]
+    links = [link for link in together if link.share_of_step_ratio >= MIN_SHARE]
     return tuple(sorted(links, key=lambda link: (-link.lost_ns_per_step, link.ranks)))
 
 
