@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import socket
 from dataclasses import dataclass
 from datetime import timedelta
 from math import prod
+from typing import cast
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.distributed_c10d import _set_pg_timeout
+from torch.distributed.rendezvous import rendezvous
 
 from distprof.errors import UsageError
 from reference_runs.options import TrainingOptions, WorkloadOptions
@@ -27,16 +30,14 @@ class Place:
     rank: int = 0
     world_size: int = 1
     local_rank: int = 0
-    local_world_size: int = 1
 
     @classmethod
     def from_environment(cls) -> Place:
-        """RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE."""
+        """RANK, WORLD_SIZE and LOCAL_RANK."""
         return cls(
             rank=int(os.environ.get("RANK", "0")),
             world_size=int(os.environ.get("WORLD_SIZE", "1")),
             local_rank=int(os.environ.get("LOCAL_RANK", "0")),
-            local_world_size=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
         )
 
 
@@ -55,10 +56,12 @@ def join(place: Place, training: TrainingOptions, options: WorkloadOptions) -> J
     device = _device(place, training)
     if device.type == "cuda":
         torch.cuda.set_device(device)
+    timeout = timedelta(seconds=training.group_timeout_s)
+    store = HashStore() if place.world_size == 1 else _meet(timeout)
     dist.init_process_group(
-        _backend(place, device),
-        timeout=timedelta(seconds=training.group_timeout_s),
-        store=HashStore() if place.world_size == 1 else None,
+        _backend(place, device, store),
+        timeout=timeout,
+        store=PrefixStore("ranks", store),
         rank=place.rank,
         world_size=place.world_size,
     )
@@ -116,11 +119,42 @@ def _device(place: Place, training: TrainingOptions) -> torch.device:
     return torch.device("cuda", place.local_rank % torch.cuda.device_count())
 
 
-def _backend(place: Place, device: torch.device) -> str:
-    """NCCL wants a GPU for each rank; ranks that share one talk through gloo."""
-    if device.type == "cuda" and place.local_world_size <= torch.cuda.device_count():
-        return "nccl"
-    return "gloo"
+def _meet(timeout: timedelta) -> Store:
+    """The store in which the ranks of the job find each other."""
+    store, _, _ = next(rendezvous("env://", timeout=timeout))
+    store.set_timeout(timeout)
+    return cast("Store", store)
+
+
+def _backend(place: Place, device: torch.device, store: Store) -> str:
+    """NCCL wants a GPU for each rank; ranks that share one talk through gloo.
+
+    How many devices a rank sees does not tell: SLURM and Kubernetes show each its own alone.
+    """
+    if device.type != "cuda":
+        return "gloo"
+    names = gpu_names(place, _gpu_name(device), PrefixStore("gpus", store))
+    return "nccl" if len(set(names)) == place.world_size else "gloo"
+
+
+def gpu_names(place: Place, own: str, store: Store) -> list[str]:
+    """What all ranks call their GPUs, by rank.
+
+    Args:
+        place: Of this rank.
+        own: Name of its GPU, the same on all ranks that use it and on no others.
+        store: Shared by all ranks.
+    """
+    store.set(str(place.rank), own)
+    everybody = [str(rank) for rank in range(place.world_size)]
+    if place.world_size == 1:
+        return [own]
+    store.wait(everybody)
+    return [name.decode() for name in store.multi_get(everybody)]
+
+
+def _gpu_name(device: torch.device) -> str:
+    return f"{socket.gethostname()} {torch.cuda.get_device_properties(device).uuid}"
 
 
 def _dtype(training: TrainingOptions, device: torch.device) -> torch.dtype:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
@@ -10,6 +11,10 @@ from typing import Any
 from probes.job.supervise import Supervisor
 
 __all__ = ["Interrupts"]
+
+_ONE_REQUEST_S = 3.0
+"""SLURM ends the step and then the job, so that SIGTERM comes twice; only a person's Ctrl-C means
+more when it is repeated at once."""
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -30,6 +35,7 @@ class Interrupts:
         self._say = say
         self._count = 0
         self._served = 0
+        self._noted_s = 0.0
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Interrupts:
@@ -76,6 +82,11 @@ class Interrupts:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         del frame
+        now_s = time.monotonic()
+        is_repeat = self._count > 0 and number != signal.SIGINT
+        if is_repeat and now_s - self._noted_s < _ONE_REQUEST_S:
+            return
+        self._noted_s = now_s
         self.signal = self.signal or signal.Signals(number)
         self._count += 1
         if not self.has_ranks and self._count == 1:

@@ -216,6 +216,20 @@ def test_interrupted_twice_ranks_end_at_once(ranks: Ranks) -> None:
     assert interrupts.exit_code == 130
 
 
+def test_sigterm_sent_twice_by_a_launcher_is_one_request(ranks: Ranks) -> None:
+    """SLURM ends the step and the job at the time limit; ranks keep the time to save."""
+    ranks.start(WAITS)
+    ranks.until(lambda: ranks.supervisor.progress.num_steps == 1)
+    with Interrupts(lambda _: None) as interrupts:
+        interrupts.has_ranks = True
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
+        interrupts.serve(ranks.supervisor)
+    ranks.to_the_end()
+    assert ranks.supervisor.exits[0].signal != "SIGKILL"
+    assert interrupts.exit_code == 143
+
+
 def test_an_interruption_before_any_rank_raises_once(tmp_path: Path) -> None:
     before = signal.getsignal(signal.SIGTERM)
     with Interrupts(lambda _: None) as interrupts:
