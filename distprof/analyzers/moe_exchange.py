@@ -29,6 +29,7 @@ __all__ = ["GroupExchanges", "find_exchanges"]
 
 _EXPERT_GROUP = re.compile(r"expert|(?:^|[_\W])(?:ep|moe)(?:$|[_\W])", re.IGNORECASE)
 _WHOLE_NUMBERS = re.compile(r"^(?:c10::)?(?:u?int\d*|long|short|byte|char|bool)\b", re.IGNORECASE)
+_SIZE = re.compile(r"[0-9]{1,9}")  # longer ones are nonsense, as no rank sends so many tokens
 _OTHER_AXES = (MeshAxis.CP, MeshAxis.PP)
 """Axes whose all-to-alls are others': heads of attention for tokens of a sequence, for example."""
 
@@ -257,8 +258,8 @@ def _split_sizes(codes: Int64Array, texts: tuple[str, ...], size: int) -> _Sizes
         return np.broadcast_to(np.float32(np.nan), (*codes.shape, size))
     table = np.full((len(distinct), size), np.nan, dtype=np.float32)
     for position, code in enumerate(distinct.tolist()):
-        numbers = texts[code].split(",")
-        if len(numbers) == size and all(number.isdigit() for number in numbers):
+        numbers = texts[code].split(",", size)
+        if len(numbers) == size and all(_SIZE.fullmatch(number) for number in numbers):
             table[position] = [float(number) for number in numbers]
     sizes: _Sizes = table[inverse.reshape(codes.shape)]
     return sizes

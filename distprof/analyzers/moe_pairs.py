@@ -12,7 +12,10 @@ from distprof.analyzers.moe_exchange import GroupExchanges
 from distprof.costs.moe import load_imbalance
 from distprof.schema import ABSENT
 
-__all__ = ["exchange_of", "pairs_of"]
+__all__ = ["MOST", "exchange_of", "pairs_of"]
+
+MOST = 2.0**62
+"""Bytes in a step: damaged traces may say more than an integer of a report holds."""
 
 _Floats = NDArray[np.float64]
 
@@ -39,7 +42,7 @@ def exchange_of(group: GroupExchanges, num_steps: int) -> MoeExchange:
         num_per_step=len(group.step) / num_steps,
         num_sections_per_step=len(group.dispatch) / num_steps,
         unit=unit,
-        amount_per_step=round((total.sum() - np.trace(total)) / num_steps),
+        amount_per_step=round(min((total.sum() - np.trace(total)) / num_steps, MOST)),
         sent_max_over_mean=float(load_imbalance(sent).mean()) if len(sent) else None,
         received_max_over_mean=float(load_imbalance(received).mean()) if len(sent) else None,
         busiest_sender=group.ranks[int(sent.sum(axis=0).argmax())] if len(sent) else None,
@@ -53,9 +56,9 @@ def pairs_of(groups: Sequence[GroupExchanges], num_steps: int) -> tuple[MoePair,
     pairs = []
     for group in groups:
         amounts = np.nan_to_num(_amounts(group))
-        total = np.rint(amounts.sum(axis=0) / num_steps).astype(np.int64)
+        total = np.rint(np.minimum(amounts.sum(axis=0) / num_steps, MOST)).astype(np.int64)
         forward = amounts[group.dispatch[group.is_first]]
-        dispatched = np.rint(forward.sum(axis=0) / num_steps).astype(np.int64)
+        dispatched = np.rint(np.minimum(forward.sum(axis=0) / num_steps, MOST)).astype(np.int64)
         pairs += [
             MoePair(
                 sender=group.ranks[sender],

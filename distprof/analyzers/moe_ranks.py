@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from distprof.analyzers.moe import MoeRank
 from distprof.analyzers.moe_calls import CallLabels
 from distprof.analyzers.moe_exchange import GroupExchanges
+from distprof.analyzers.moe_pairs import MOST
 from distprof.schema import ABSENT, Int64Array
 
 __all__ = ["ranks_of"]
@@ -42,9 +43,13 @@ def ranks_of(
             load_ratio=None if tokens is None else _over_mean(tokens, at),
             expert_ns_per_step=round(expert[at] / num_steps) if len(group.dispatch) else None,
             combine_wait_ns_per_step=_wait(waits[:, at], num_steps),
-            sent_bytes_per_step=None if sent is None else round(sent[at] / num_steps),
-            received_bytes_per_step=None if received is None else round(received[at] / num_steps),
+            sent_bytes_per_step=_per_step(sent, at, num_steps),
+            received_bytes_per_step=_per_step(received, at, num_steps),
         )
+
+
+def _per_step(amount: _Floats | None, at: int, num_steps: int) -> int | None:
+    return None if amount is None else round(min(float(amount[at]) / num_steps, MOST))
 
 
 def _over_mean(tokens: _Floats, at: int) -> float | None:

@@ -5,6 +5,8 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from distprof.analyzers.measure import measure
 from distprof.analyzers.moe import MoeResult
@@ -281,3 +283,44 @@ def test_heads_that_are_exchanged_are_no_experts_though_the_run_has_some():
             row.pop("in_splits", None), row.pop("out_splits", None)
     moe = analysed(replace(simulated, groups=tuple(other)))
     assert (moe.exchanges, moe.lost_ns_per_step) == ((), None)
+
+
+@pytest.mark.parametrize(
+    "splits", ["9" * 400, "²,1,1,1", "1,2", "1,2,3,4,5", "-1,1,1,1", ",,,", "x"]
+)
+def test_nonsense_for_split_sizes_is_no_size(splits):
+    simulated = simulate_moe(MoeJob())
+    for builder in simulated.builders.values():
+        for row in builder.collectives:
+            if "in_splits" in row:
+                row["in_splits"] = row["out_splits"] = splits
+    moe = analysed(simulated)
+    assert moe.pairs == ()
+    assert {row.origin for row in moe.placement} == {"routing log"}
+    assert msgspec.json.decode(msgspec.json.encode(moe), type=MoeResult) == moe
+
+
+def test_absurd_sizes_stay_what_a_report_can_hold():
+    simulated = simulate_moe(MoeJob())
+    for builder in simulated.builders.values():
+        for row in builder.collectives:
+            row["bytes"] = 1 << 62
+            if "in_splits" in row:
+                row["in_splits"] = row["out_splits"] = "0,0,0,1"
+    moe = analysed(simulated)
+    assert msgspec.json.decode(msgspec.json.encode(moe), type=MoeResult) == moe
+    assert all(0 <= pair.amount_per_step <= 1 << 62 for pair in moe.pairs)
+
+
+@given(
+    st.lists(st.sampled_from(["", "1,1,1,1", "0,0,0,0", "4,0,0,0", "7,1"]), min_size=8, max_size=8)
+)
+def test_any_mixture_of_splits_gives_a_result(texts):
+    simulated = simulate_moe(MoeJob(steps=1, layers=1))
+    for rank, builder in simulated.builders.items():
+        for index, row in enumerate(builder.collectives):
+            row["in_splits"] = texts[(index + rank) % 8]
+            row["out_splits"] = texts[(index * 3 + rank) % 8]
+    for log in (True, False):
+        moe = analysed(simulated, log=log)
+        assert msgspec.json.decode(msgspec.json.encode(moe), type=MoeResult) == moe
