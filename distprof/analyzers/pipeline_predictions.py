@@ -111,7 +111,7 @@ def _other_schedule(name: str, group: PipelineGroup) -> Proposal:
     keeps = same and present is not None and schedule.goes_back == present.goes_back
     what = name if present is None else f"{name} instead of {group.schedule}"
     if not keeps:
-        what += ", equal stages" if same else f", {per_rank} equal stages per rank"
+        what += ", equal stages" if same else f", {per_rank} equal stages a rank"
     candidate = Candidate(
         schedule=name,
         num_micro_batches=group.num_micro_batches,

@@ -20,7 +20,8 @@ other. `unequal-stages` and `exposed-pipeline-messages` name two of these parts:
 ## How to fix
 Look at the largest part. Unequal stages: move layers. Unlike micro-batches: pack sequences to equal
 lengths. Messages: keep neighbouring stages on one node or its nearest. Host: CUDA graphs or larger
-micro-batches, less Python between actions, garbage collection between steps.
+micro-batches, less Python between actions, garbage collection between steps. Collectives of other
+axes inside of slots (sharding, tensor parallelism) count there too where nothing hides them.
 
 ## Example
 ```text
@@ -55,7 +56,8 @@ _FIXES = {
     _MESSAGES: "Put neighbouring stages on one node, and check the links between them.",
     _HOST: (
         "Let the host launch earlier: CUDA graphs or larger micro-batches, less Python between "
-        "actions, and garbage collection between steps only."
+        "actions, garbage collection between steps only. Look for collectives of other axes "
+        "that nothing hides inside of slots."
     ),
 }
 
