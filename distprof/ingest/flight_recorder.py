@@ -32,6 +32,7 @@ MAX_ENTRIES = 1_000_000
 MAX_TEXT = 512
 MAX_MEMBERS = 1 << 20
 MAX_DIMS = 64
+MAX_FRAMES = 64
 
 _LARGEST = 1 << 62
 _MAX_ELEMENTS = 1 << 50
@@ -40,12 +41,19 @@ _STATES = {
     "started": FlightState.STARTED,
     "completed": FlightState.COMPLETED,
 }
-_NUMBERS = re.compile(r"\d+")
+_DIGITS = re.compile(r"\d+")
 _LIBRARY_CODE = re.compile(r"/(?:site|dist)-packages/|/lib/python\d|^<frozen")
-_BROKEN = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError, OverflowError)
+_BROKEN = (
+    msgspec.MsgspecError,
+    UnicodeDecodeError,
+    RecursionError,
+    ValueError,
+    OverflowError,
+    TypeError,
+)
 
 
-class _Frame(msgspec.Struct):
+class _Frame(msgspec.Struct, frozen=True):
     name: str = ""
     filename: str = ""
     line: int = 0
@@ -73,6 +81,27 @@ class _Entry(msgspec.Struct):
     timeout_ms: int = ABSENT
     is_p2p: bool | None = None
     frames: tuple[_Frame, ...] = ()
+
+
+_FIELDS: dict[str, Any] = {
+    field.encode_name: field.default for field in msgspec.structs.fields(_Entry)
+}
+_NUMBERS = (
+    "time_created_ns", "record_id", "id", "pg_id", "collective_seq_id", "seq_id", "p2p_seq_id",
+    "timeout_ms", "time_discovered_started_ns", "time_discovered_completed_ns",
+)  # fmt: skip
+_KINDS: dict[str, set[type]] = {
+    **{key: {int} for key in _NUMBERS},
+    "time_discovered_started_ns": {int, type(None)},
+    "time_discovered_completed_ns": {int, type(None)},
+    "profiling_name": {str},
+    "state": {str},
+    "retired": {bool},
+    "is_p2p": {bool, type(None)},
+    "process_group": {tuple, list},
+    "input_dtypes": {tuple, list, str, type(None)},
+    "frames": {tuple, list},
+}
 
 
 class _Config(msgspec.Struct):
@@ -129,12 +158,12 @@ def parse_flight(data: bytes, *, rank: int, source: str) -> FlightDump:
     if not ("entries" in content or "pg_status" in content or "pg_config" in content):
         raise _no_dump(source, "none of entries, pg_status and pg_config in it")
     notes: list[str] = []
-    entries = _entries(content.get("entries"), source, notes)
+    entries = _table_of(content.get("entries"), source, notes)
     head = _one(content, _Head) or _Head()
     return FlightDump(
         rank=rank,
         source=source,
-        entries=_table(entries),
+        entries=entries,
         version=head.version[:MAX_TEXT],
         library=(head.nccl_version or head.comm_lib_version)[:MAX_TEXT],
         groups=_groups(content.get("pg_config"), notes),
@@ -202,20 +231,44 @@ def _one(value: Any, kind: Any) -> Any:
         return None
 
 
-def _entries(value: Any, source: str, notes: list[str]) -> list[_Entry]:
-    """All entries at once, or, where one is damaged, each on its own."""
+def _table_of(value: Any, source: str, notes: list[str]) -> Table:
+    """The entries as FLIGHT: all at once, or, where one is damaged, each on its own."""
     if value is None:
-        return []
+        return Table.empty(FLIGHT)
     try:
-        found: list[_Entry] = _convert(value, list[_Entry])
-        lost = 0
+        return _table(_columns(value))
     except _BROKEN:
-        found, lost = _each(value, source)
+        pass
+    found, lost = _each(value, source)
     good = [entry for entry in found[:MAX_ENTRIES] if _is_sane(entry)]
     lost += len(found) - len(good)
     if lost:
         notes.append(f"{lost:,} entries of {source} are damaged and left out.")
-    return good
+    return _table(_columns_of(good))
+
+
+def _columns(value: Any) -> dict[str, list[Any]]:
+    """Field to its values.
+
+    Raises:
+        TypeError: Or another of :data:`_BROKEN`, if an entry is not as it should be.
+    """
+    if isinstance(value, msgspec.Raw):
+        return _columns_of(
+            msgspec.json.decode(value, type=list[_Entry], strict=False)[:MAX_ENTRIES]
+        )
+    if not (isinstance(value, list) and all(type(entry) is dict for entry in value)):
+        raise TypeError("entries are no list of dicts")
+    entries: list[dict[str, Any]] = value[:MAX_ENTRIES]
+    columns = {name: [e.get(name, default) for e in entries] for name, default in _FIELDS.items()}
+    for name, kinds in _KINDS.items():
+        if not {type(value) for value in columns[name]} <= kinds:
+            raise TypeError(f"{name} is of another type")
+    return columns
+
+
+def _columns_of(entries: Sequence[_Entry]) -> dict[str, list[Any]]:
+    return {name: [getattr(entry, name) for entry in entries] for name in _FIELDS}
 
 
 def _each(value: Any, source: str) -> tuple[list[_Entry], int]:
@@ -235,11 +288,7 @@ def _each(value: Any, source: str) -> tuple[list[_Entry], int]:
 
 
 def _is_sane(entry: _Entry) -> bool:
-    numbers = (
-        entry.time_created_ns, entry.record_id, entry.id, entry.pg_id, entry.collective_seq_id,
-        entry.seq_id, entry.p2p_seq_id, entry.timeout_ms,
-        entry.time_discovered_started_ns or 0, entry.time_discovered_completed_ns or 0,
-    )  # fmt: skip
+    numbers = [getattr(entry, name) or 0 for name in _NUMBERS]
     return min(numbers) > -_LARGEST and max(numbers) < _LARGEST
 
 
@@ -264,7 +313,7 @@ def _groups(value: Any, notes: list[str]) -> tuple[FlightGroup, ...]:
 def _members(ranks: str | Sequence[int]) -> tuple[int, ...]:
     """``[0, 1]``, which torch writes as text, and lists."""
     if isinstance(ranks, str):
-        ranks = [int(number) for number in _NUMBERS.findall(ranks) if len(number) < 8]
+        ranks = [int(number) for number in _DIGITS.findall(ranks) if len(number) < 8]
     return tuple(sorted({rank for rank in ranks[:MAX_MEMBERS] if 0 <= rank < MAX_MEMBERS}))
 
 
@@ -291,72 +340,104 @@ def _known(number: int) -> int | None:
     return number if 0 <= number < _LARGEST else None
 
 
-def _table(entries: Sequence[_Entry]) -> Table:
-    """Entries as FLIGHT, in order of launch."""
-    entries = _in_order(entries)
-    names = Coded.encode([entry.profiling_name[:MAX_TEXT] for entry in entries])
+def _table(columns: dict[str, list[Any]]) -> Table:
+    """Fields of entries as FLIGHT, in order of launch."""
+    numbers = {name: _numbers(columns[name]) for name in _NUMBERS}
+    names = _coded(columns["profiling_name"])
     kinds = np.array([int(collective_kind(name)) for name in names.values] or [0], dtype=np.int8)
-    sizes = {(entry.input_sizes, entry.output_sizes) for entry in entries}
-    shapes = {pair: _shape(*pair) for pair in sizes}
-    told = [(entry.input_sizes, entry.output_sizes) for entry in entries]
-    kind = kinds[names.codes]
-    is_p2p = [
-        entry.is_p2p if entry.is_p2p is not None else ("send " in name or "recv " in name)
-        for entry, name in zip(entries, names.decode(), strict=True)
-    ]
-    return Table(
+    is_message = ["send " in name or "recv " in name for name in names.values] or [False]
+    told = columns["is_p2p"]
+    guessed = np.array(is_message)[names.codes].tolist() if None in told else told
+    shapes, inputs = _shapes(columns["input_sizes"])
+    _, outputs = _shapes(columns["output_sizes"])
+    states = [_STATES.get(state, FlightState.UNKNOWN) for state in columns["state"]]
+    pairs = columns["process_group"]
+    table = Table(
         FLIGHT,
         {
-            "record": _integers([max(e.record_id, e.id) for e in entries]),
-            "pg": _integers([entry.pg_id for entry in entries]),
-            "group": Coded.encode([_text(entry.process_group, 0) for entry in entries]),
-            "description": Coded.encode([_description(entry.process_group) for entry in entries]),
-            "seq": _integers([max(e.collective_seq_id, e.seq_id, ABSENT) for e in entries]),
-            "p2p_seq": _integers([max(entry.p2p_seq_id, ABSENT) for entry in entries]),
+            "record": np.maximum(numbers["record_id"], numbers["id"]),
+            "pg": numbers["pg_id"],
+            "group": _coded([_text(pair, 0) for pair in pairs]),
+            "description": _coded([_description(pair) for pair in pairs]),
+            "seq": np.maximum(numbers["collective_seq_id"], numbers["seq_id"]),
+            "p2p_seq": np.maximum(numbers["p2p_seq_id"], ABSENT),
             "name": names,
-            "kind": kind if len(entries) else np.empty(0, np.int8),
-            "is_p2p": np.array(is_p2p, dtype=np.bool_),
-            "shape": Coded.encode([shapes[pair][0] for pair in told]),
-            "in_dtype": Coded.encode([_dtypes(entry.input_dtypes) for entry in entries]),
-            "in_elements": _integers([shapes[pair][1] for pair in told]),
-            "out_elements": _integers([shapes[pair][2] for pair in told]),
-            "state": np.array(
-                [_STATES.get(e.state, FlightState.UNKNOWN) for e in entries], np.int8
-            ),
-            "retired": np.array([entry.retired for entry in entries], dtype=np.bool_),
-            "created_ns": _times([entry.time_created_ns for entry in entries]),
-            "started_ns": _times([e.time_discovered_started_ns or ABSENT for e in entries]),
-            "completed_ns": _times([e.time_discovered_completed_ns or ABSENT for e in entries]),
-            "timeout_ms": _integers([max(entry.timeout_ms, ABSENT) for entry in entries]),
-            "frame": Coded.encode([_frame(entry.frames) for entry in entries]),
+            "kind": kinds[names.codes],
+            "is_p2p": np.array(
+                [guess if is_p2p is None else is_p2p
+                 for is_p2p, guess in zip(told, guessed, strict=True)], dtype=np.bool_),
+            "shape": shapes,
+            "in_dtype": _spelled(columns["input_dtypes"], _dtypes),
+            "in_elements": inputs,
+            "out_elements": outputs,
+            "state": np.array(states, dtype=np.int8),
+            "retired": np.array(columns["retired"], dtype=np.bool_),
+            "created_ns": _times(numbers["time_created_ns"]),
+            "started_ns": _times(numbers["time_discovered_started_ns"]),
+            "completed_ns": _times(numbers["time_discovered_completed_ns"]),
+            "timeout_ms": np.maximum(numbers["timeout_ms"], ABSENT),
+            "frame": _spelled(columns["frames"], _frame),
         },
-    )
+    )  # fmt: skip
+    return _in_order(table)
 
 
-def _in_order(entries: Sequence[_Entry]) -> list[_Entry]:
+def _in_order(table: Table) -> Table:
     """By number of the entry; without numbers by time."""
-    by_number = all(max(entry.record_id, entry.id) >= 0 for entry in entries)
-    if by_number:
-        return sorted(entries, key=lambda entry: max(entry.record_id, entry.id))
-    return sorted(entries, key=lambda entry: entry.time_created_ns)
+    record = table["record"]
+    by = record if len(record) and record.min() >= 0 else table["created_ns"]
+    if len(by) < 2 or (np.diff(by) >= 0).all():
+        return table
+    return table.take(np.argsort(by, kind="stable"))
 
 
-def _integers(values: Sequence[int]) -> Int64Array:
-    return np.array(values, dtype=np.int64)
+def _numbers(values: Sequence[int | None]) -> Int64Array:
+    """Integers, ABSENT for None.
+
+    Raises:
+        ValueError: If one is beyond what a number of these can be.
+    """
+    if None in values:
+        values = [ABSENT if value is None else value for value in values]
+    found = np.array(values, dtype=np.int64)
+    if len(found) and not (found.min() > -_LARGEST and found.max() < _LARGEST):
+        raise ValueError("a number is too large")
+    return found
 
 
-def _times(values: Sequence[int]) -> Int64Array:
+def _times(found: Int64Array) -> Int64Array:
     """Times; 0 and less is how some versions say that there is none."""
-    found = _integers(values)
     return np.where(found > 0, found, ABSENT)
 
 
-def _shape(
-    inputs: Sequence[Sequence[int]] | None, outputs: Sequence[Sequence[int]] | None
-) -> tuple[str, int, int]:
-    """Sizes as shown, elements of inputs, elements of outputs."""
-    told = _sizes(inputs)
-    return told, _elements(inputs), _elements(outputs)
+def _coded(texts: Sequence[str]) -> Coded:
+    return Coded.encode([text[:MAX_TEXT] for text in texts])
+
+
+def _spelled(values: Sequence[Any], text: Any) -> Coded:
+    """A column of texts made from values, each distinct value once."""
+    keys, distinct = _distinct(values)
+    texts = {key: text(value) for key, value in distinct.items()}
+    return Coded.encode([texts[key] for key in keys])
+
+
+def _distinct(values: Sequence[Any]) -> tuple[list[Any], dict[Any, Any]]:
+    """A key for each value, and the distinct values by key.
+
+    Lists, which come from a pickle, are shared where they are spelled alike: themselves the key.
+    """
+    is_shared = any(type(value) is list for value in values)
+    keys = [id(value) for value in values] if is_shared else list(values)
+    return keys, dict(zip(keys, values, strict=True))
+
+
+def _shapes(values: Sequence[Any]) -> tuple[Coded, Int64Array]:
+    """Sizes as shown, and the number of elements."""
+    keys, distinct = _distinct(values)
+    texts = {key: _sizes(value) for key, value in distinct.items()}
+    counts = {key: _elements(value) for key, value in distinct.items()}
+    shown = Coded.encode([texts[key] for key in keys])
+    return shown, np.array([counts[key] for key in keys], dtype=np.int64)
 
 
 def _sizes(shapes: Sequence[Sequence[int]] | None) -> str:
@@ -386,10 +467,11 @@ def _dtypes(told: Sequence[str] | str | None) -> str:
     return ", ".join(dict.fromkeys(told[:16]))[:MAX_TEXT]
 
 
-def _frame(frames: Sequence[_Frame]) -> str:
+def _frame(frames: Sequence[Any]) -> str:
     """The innermost call of the user's own code, else the innermost."""
-    own = next((f for f in frames if not _LIBRARY_CODE.search(f.filename)), None)
-    frame = own or (frames[0] if frames else None)
+    told = msgspec.convert(frames[:MAX_FRAMES], tuple[_Frame, ...], strict=False)
+    own = next((f for f in told if not _LIBRARY_CODE.search(f.filename)), None)
+    frame = own or (told[0] if told else None)
     if frame is None:
         return ""
     return f"{frame.name} ({frame.filename.rpartition('/')[2]}:{frame.line})"[:MAX_TEXT]

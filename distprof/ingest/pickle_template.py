@@ -45,6 +45,11 @@ class Values(dict[bytes, Any]):
         self._evaluate = evaluate
 
     def __missing__(self, spelling: bytes) -> Any:
+        first = spelling[0]
+        if first == 0x8A and spelling[1] == len(spelling) - 2:  # LONG1: a time, new each time
+            return int.from_bytes(spelling[2:], "little", signed=True)
+        if first == 0x4A and len(spelling) == 5:  # BININT: a number of an entry
+            return int.from_bytes(spelling[1:], "little", signed=True)
         value = self[spelling] = self._evaluate(spelling)
         return value
 
