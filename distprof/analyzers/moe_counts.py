@@ -25,7 +25,9 @@ def analyze_counts(counts: ExpertCounts) -> MoeResult:
     Args:
         counts: Assignments per expert.
     """
-    layers, placement, problems = [], [], []
+    layers: list[MoeLayer] = []
+    placement: list[MoePlacement] = []
+    problems: list[str] = []
     for part, name, tokens in _rows(counts):
         if not tokens.sum():
             problems.append(f"Nothing was counted for layer {name}{_of(part)}: left out.")
