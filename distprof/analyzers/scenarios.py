@@ -25,6 +25,9 @@ __all__ = ["Change", "affordable", "scenarios", "step_times"]
 MIN_RANK_RATIO = 0.005
 """Share of the step from which on a single rank is worth a scenario."""
 
+ALIKE_RATIO = 0.02
+"""Differences of work between pipeline stages that no other split would take away."""
+
 MAX_RANKS = 32
 MAX_CLASSES = 12
 SMALL_BYTES = 500_000
@@ -259,15 +262,26 @@ def _balanced_stages(
     )
     if work.shape != graph.measured_ns.shape or not work.any():
         return None
-    of_positions = np.stack([work[rows].mean(axis=0) for rows in held.values()])
+    level = _levelled(np.array([work[rows].mean() for rows in held.values()]))
     factor = np.ones_like(work)
-    for rows, of_position in zip(held.values(), of_positions, strict=True):
-        factor[rows] = of_positions.mean(axis=0) / np.maximum(of_position, 1)
+    for rows, of_position in zip(held.values(), level, strict=True):
+        factor[rows] = of_position
     computation = graph.own_ns[:, Own.COMPUTATION]
     share = np.minimum(work / np.maximum(sections.by_window(computation), 1), 1)
     scale = sections.of_windows(1 - share * (1 - factor))
     balanced: Int64Array = graph.own_ns.sum(axis=1) - computation
     return balanced + np.rint(computation * scale).astype(np.int64)
+
+
+def _levelled(work: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Factors on the work of positions: what some have beyond the usual is spread over all.
+
+    What differs by less than devices of one make do is left as it is.
+    """
+    usual = float(np.median(work))
+    beyond = np.where(abs(work - usual) > ALIKE_RATIO * usual, work - usual, 0.0)
+    factors: NDArray[np.float64] = (work - beyond + beyond.mean()) / np.maximum(work, 1)
+    return factors
 
 
 # Transfers ---------------------------------------------------------------------------------------

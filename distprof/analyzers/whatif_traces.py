@@ -13,50 +13,23 @@ when both ends had been posted, until the rank went on.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from distprof.analyzers.context import MainLine, RankAnalysis
+from distprof.analyzers.context import RankAnalysis
+from distprof.analyzers.line_rows import LineRows
 from distprof.analyzers.matched import RowIndex
 from distprof.analyzers.segments import QUEUED_NS
+from distprof.analyzers.trace_transfers import TransferParts, Transfers, transfers_of
 from distprof.replay import Graph, Times, simulate
-from distprof.run.run import Rank, Run
+from distprof.run.run import Run
 from distprof.schema import ABSENT, Int64Array
 from distprof.terms import CollectiveKind
 
-__all__ = ["TraceGraph", "Transfers", "trace_graph"]
-
-_SYMMETRIC = [int(kind) for kind in CollectiveKind if kind.is_symmetric]
-_MESSAGES = (int(CollectiveKind.SEND), int(CollectiveKind.RECV))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Transfers:
-    """Operations between ranks, J of them; their nodes follow those of the segments.
-
-    Args:
-        duration_ns: int64.
-        kind: int8, a CollectiveKind.
-        axis: int32, index into the graph's ``axis_names``; ABSENT for messages of unknown group.
-        bytes: int64, ABSENT where unknown.
-        owner: int32, position of the rank; ABSENT where several ranks take part.
-        is_joined: bool, whether its members are known, so that the duration holds no waiting.
-        release_ns: int64, before which it cannot start: a member asked for it outside of the line.
-    """
-
-    duration_ns: Int64Array
-    kind: NDArray[np.int8]
-    axis: NDArray[np.int32]
-    bytes: Int64Array
-    owner: NDArray[np.int32]
-    is_joined: NDArray[np.bool_]
-    release_ns: Int64Array
-
-    def __len__(self) -> int:
-        return len(self.duration_ns)
+__all__ = ["TraceGraph", "trace_graph"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,322 +148,16 @@ def trace_graph(run: Run, analyses: Mapping[int, RankAnalysis]) -> TraceGraph | 
     if len(num_windows) != 1:
         return None
     index = RowIndex.of(run, {rank: analyses[rank] for rank in lines})
-    rows = _Rows.of(run, index, [lines[rank.rank] for rank in index.ranks], analyses)
-    parts = [_joined(run, rows), *_blocked_in_messages(run, rows)]
-    parts.insert(1, _single(rows, parts[0].row))
-    return _assemble(rows, _Parts.concat(parts), analyses)
-
-
-# Rows of all ranks -------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Rows:
-    """COLLECTIVES rows of all lines, one rank after another; times since the earliest line."""
-
-    index: RowIndex
-    lines: Sequence[MainLine]
-    base: Int64Array  # first segment of each rank
-    start_ns: Int64Array  # on the common clock
-    end_ns: Int64Array
-    is_timed: NDArray[np.bool_]
-    stream: Int64Array
-    kind: NDArray[np.int8]
-    bytes: Int64Array
-    axis: NDArray[np.int32]
-    axis_names: tuple[str, ...]
-    issue: Int64Array  # as in the line, numbered through; ABSENT outside
-    resume: Int64Array
-    exposed: NDArray[np.bool_]
-    begin_ns: Int64Array  # of each rank's line, common clock
-    epoch_ns: int
-
-    @staticmethod
-    def of(
-        run: Run,
-        index: RowIndex,
-        lines: Sequence[MainLine],
-        analyses: Mapping[int, RankAnalysis],
-    ) -> _Rows:
-        base = np.concatenate(([0], np.cumsum([len(line) for line in lines]))).astype(np.int64)
-        begin = [
-            int(run.clock.to_common(rank.rank, np.array([line.start_ns], np.int64))[0])
-            for rank, line in zip(index.ranks, lines, strict=True)
-        ]
-        epoch = min(begin)
-        axis, names = _axes([analyses[rank.rank] for rank in index.ranks])
-
-        def times(column: str) -> Int64Array:
-            def of_rank(rank: Rank) -> Int64Array:
-                return run.clock.to_common(rank.rank, rank.collectives[column]) - epoch
-
-            return index.column(of_rank).astype(np.int64)
-
-        def numbered(parts: Sequence[Int64Array]) -> Int64Array:
-            moved = [
-                np.where(part == ABSENT, ABSENT, part + low)
-                for part, low in zip(parts, base.tolist(), strict=False)
-            ]
-            return np.concatenate(moved).astype(np.int64)
-
-        return _Rows(
-            index=index,
-            lines=lines,
-            base=base,
-            start_ns=times("start_ns"),
-            end_ns=times("end_ns"),
-            is_timed=index.column(lambda rank: rank.collectives["is_timed"]).astype(np.bool_),
-            stream=index.column(lambda rank: rank.collectives["stream"]),
-            kind=index.column(lambda rank: rank.collectives["kind"]).astype(np.int8),
-            bytes=index.column(lambda rank: rank.collectives["bytes"]),
-            axis=axis,
-            axis_names=names,
-            issue=numbered([line.issue for line in lines]),
-            resume=numbered([line.resume for line in lines]),
-            exposed=np.concatenate([line.exposed for line in lines]),
-            begin_ns=np.array(begin, dtype=np.int64) - epoch,
-            epoch_ns=epoch,
-        )
-
-    @property
-    def inside(self) -> NDArray[np.bool_]:
-        """Rows that matter to some line."""
-        some: NDArray[np.bool_] = (self.issue != ABSENT) | (self.resume != ABSENT)
-        return some
-
-
-def _axes(analyses: Sequence[RankAnalysis]) -> tuple[NDArray[np.int32], tuple[str, ...]]:
-    """Axis of each row among the names of all ranks."""
-    names = tuple(sorted({name for analysis in analyses for name in analysis.row_axis_names}))
-    number = {name: i for i, name in enumerate(names)}
-    parts = [
-        np.array([number[name] for name in analysis.row_axis_names] or [0], dtype=np.int32)[
-            analysis.row_axis
-        ]
-        for analysis in analyses
-    ]
-    return np.concatenate(parts).astype(np.int32), names
-
-
-# Transfers ---------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Parts:
-    """Some transfers, and the rows, segments and delays by which ranks take part in them.
-
-    ``row``, ``of`` and ``late``: row of a member, its transfer, how much later than the transfer
-    the member ends. ``asks`` and ``asks_of``: further segments that a transfer waits for, beside
-    those of its members. ``goes_on`` and ``goes_on_of``: further segments that wait for it.
-    """
-
-    transfers: Transfers
-    row: Int64Array
-    of: Int64Array
-    late: Int64Array
-    asks: Int64Array
-    asks_of: Int64Array
-    goes_on: Int64Array
-    goes_on_of: Int64Array
-
-    @staticmethod
-    def concat(parts: Sequence[_Parts]) -> _Parts:
-        first = np.concatenate(([0], np.cumsum([len(part.transfers) for part in parts])))
-
-        def column(name: str, *, shift: bool = False) -> Int64Array:
-            arrays = [
-                getattr(part, name) + (low if shift else 0)
-                for part, low in zip(parts, first.tolist(), strict=False)
-            ]
-            return np.concatenate(arrays).astype(np.int64)
-
-        transfers = {
-            name: np.concatenate([getattr(part.transfers, name) for part in parts])
-            for name in Transfers.__dataclass_fields__
-        }
-        return _Parts(
-            transfers=Transfers(**transfers),
-            row=column("row"),
-            of=column("of", shift=True),
-            late=column("late"),
-            asks=column("asks"),
-            asks_of=column("asks_of", shift=True),
-            goes_on=column("goes_on"),
-            goes_on_of=column("goes_on_of", shift=True),
-        )
-
-
-_NOTHING = np.empty(0, np.int64)
-
-
-def _joined(run: Run, rows: _Rows) -> _Parts:
-    """Matched collectives of which every member waits for the last."""
-    members = rows.index.members(run.matches)
-    size = np.diff(members.offsets)
-    filled = np.flatnonzero(size > 0)
-    first = members.offsets[:-1][filled]
-    if len(filled) == 0:
-        return _parts_of(rows, _NOTHING, _NOTHING, _NOTHING, _NOTHING, _NOTHING)
-    row = members.row
-    last_start = np.maximum.reduceat(rows.start_ns[row], first)
-    first_end = np.minimum.reduceat(rows.end_ns[row], first)
-    shortest = np.minimum.reduceat((rows.end_ns - rows.start_ns)[row], first)
-    timed = np.minimum.reduceat(rows.is_timed[row], first) > 0
-    inside = np.maximum.reduceat(rows.inside[row], first) > 0
-    kind, one_clock = run.matches.kind[filled], _one_clock(run, rows, row, first)
-    waits = np.isin(kind, _SYMMETRIC) | (first_end >= last_start) | ~one_clock
-    chosen = timed & inside & waits & (size[filled] > 1)
-    duration = np.where(one_clock, np.maximum(first_end - last_start, 0), shortest)
-    end = np.where(one_clock, last_start + duration, 0)
-    of = np.cumsum(chosen) - 1
-    member_chosen, member_of = np.repeat(chosen, size[filled]), np.repeat(of, size[filled])
-    late = rows.end_ns[row] - np.repeat(end, size[filled])
-    late = np.where(np.repeat(one_clock, size[filled]), late, 0)
-    return _parts_of(
-        rows,
-        duration[chosen],
-        row[first][chosen],
-        row[member_chosen],
-        member_of[member_chosen],
-        late[member_chosen],
-        kind=kind[chosen],
-    )
-
-
-def _one_clock(run: Run, rows: _Rows, row: Int64Array, first: Int64Array) -> NDArray[np.bool_]:
-    """Instances whose members' clocks can be compared."""
-    component = np.array(
-        [run.clock.component[run.clock.domain_of(rank.rank)] for rank in rows.index.ranks]
-    )
-    of_member = component[rows.index.rank_index[row]]
-    same: NDArray[np.bool_] = np.minimum.reduceat(of_member, first) == np.maximum.reduceat(
-        of_member, first
-    )
-    return same
-
-
-def _parts_of(
-    rows: _Rows,
-    duration: Int64Array,
-    example: Int64Array,
-    row: Int64Array,
-    of: Int64Array,
-    late: Int64Array,
-    *,
-    kind: NDArray[np.int8] | None = None,
-    owner: NDArray[np.int32] | None = None,
-) -> _Parts:
-    """Transfers of which ``example`` is one row each."""
-    release = np.zeros(len(duration), dtype=np.int64)
-    unasked = row[rows.issue[row] == ABSENT]
-    np.maximum.at(release, of[rows.issue[row] == ABSENT], rows.start_ns[unasked])
-    shared = np.full(len(duration), ABSENT, dtype=np.int32)
-    return _Parts(
-        transfers=Transfers(
-            duration_ns=duration.astype(np.int64),
-            kind=(rows.kind[example] if kind is None else kind).astype(np.int8),
-            axis=rows.axis[example].astype(np.int32),
-            bytes=rows.bytes[example].astype(np.int64),
-            owner=shared if owner is None else owner,
-            is_joined=np.full(len(duration), owner is None),
-            release_ns=release,
-        ),
-        row=row,
-        of=of,
-        late=late,
-        asks=_NOTHING,
-        asks_of=_NOTHING,
-        goes_on=_NOTHING,
-        goes_on_of=_NOTHING,
-    )
-
-
-def _single(rows: _Rows, joined_row: Int64Array) -> _Parts:
-    """Timed rows without partners: they last as long as they did."""
-    alone = rows.inside & rows.is_timed
-    alone[joined_row] = False
-    row = np.flatnonzero(alone)
-    return _parts_of(
-        rows,
-        (rows.end_ns - rows.start_ns)[row],
-        row,
-        row,
-        np.arange(len(row), dtype=np.int64),
-        np.zeros(len(row), np.int64),
-        owner=rows.index.rank_index[row],
-    )
-
-
-# Messages without transfer times -----------------------------------------------------------------
-
-
-def _blocked_in_messages(run: Run, rows: _Rows) -> list[_Parts]:
-    """One transfer per time that a rank was blocked in sends and receives."""
-    own, partner = _partners(run, rows)
-    return [
-        _blocked_on_rank(run, rows, position, own, partner)
-        for position, line in enumerate(rows.lines)
-        if len(line.wait_end_ns)
-    ]
-
-
-def _partners(run: Run, rows: _Rows) -> tuple[Int64Array, Int64Array]:
-    """Rows of matched messages without transfer times, and the row of each other end."""
-    members = rows.index.members(run.matches)
-    pairs = np.flatnonzero(np.isin(run.matches.kind, _MESSAGES) & (np.diff(members.offsets) == 2))
-    first = members.row[members.offsets[:-1][pairs]]
-    second = members.row[members.offsets[:-1][pairs] + 1]
-    own, partner = np.concatenate((first, second)), np.concatenate((second, first))
-    usable = ~rows.is_timed[own] & ~rows.is_timed[partner]
-    return own[usable], partner[usable]
-
-
-def _blocked_on_rank(
-    run: Run, rows: _Rows, position: int, own: Int64Array, partner: Int64Array
-) -> _Parts:
-    """Its waits: each is over after the messages that were ready before its end, not earlier."""
-    line, rank = rows.lines[position], rows.index.ranks[position].rank
-    start, end = (
-        run.clock.to_common(rank, time) - rows.epoch_ns
-        for time in (line.wait_start_ns, line.wait_end_ns)
-    )
-    mine = (rows.index.rank_index[own] == position) & (rows.issue[partner] != ABSENT)
-    own, partner = own[mine], partner[mine]
-    ready = np.maximum(rows.start_ns[own], rows.start_ns[partner])
-    wait = np.searchsorted(end, ready, side="left")
-    own, partner, ready = (part[wait < len(end)] for part in (own, partner, ready))
-    wait = wait[wait < len(end)]
-    begins = start.copy()
-    np.maximum.at(begins, wait, ready)
-    joined = np.zeros(len(end), dtype=np.bool_)
-    joined[wait] = True
-    resume = line.wait_resume + rows.base[position]
-    axis = np.full(len(end), ABSENT, dtype=np.int32)
-    axis[wait] = rows.axis[own]
-    return _Parts(
-        transfers=Transfers(
-            duration_ns=np.maximum(end - begins, 0),
-            kind=np.full(len(end), CollectiveKind.SEND_RECV, np.int8),
-            axis=axis,
-            bytes=np.full(len(end), ABSENT, np.int64),
-            owner=np.full(len(end), position, np.int32),
-            is_joined=joined,
-            release_ns=np.zeros(len(end), np.int64),
-        ),
-        row=_NOTHING,
-        of=_NOTHING,
-        late=_NOTHING,
-        asks=np.concatenate((resume - 1, rows.issue[partner])),
-        asks_of=np.concatenate((np.arange(len(end), dtype=np.int64), wait)),
-        goes_on=resume,
-        goes_on_of=np.arange(len(end), dtype=np.int64),
-    )
+    rows = LineRows.of(run, index, [lines[rank.rank] for rank in index.ranks], analyses)
+    return _assemble(rows, transfers_of(run, rows), analyses)
 
 
 # The graph ---------------------------------------------------------------------------------------
 
 
-def _assemble(rows: _Rows, parts: _Parts, analyses: Mapping[int, RankAnalysis]) -> TraceGraph:
+def _assemble(
+    rows: LineRows, parts: TransferParts, analyses: Mapping[int, RankAnalysis]
+) -> TraceGraph:
     num_segments = int(rows.base[-1])
     issue, resume = rows.issue[parts.row], rows.resume[parts.row]
     asks, goes_on = issue != ABSENT, resume != ABSENT
@@ -505,6 +172,7 @@ def _assemble(rows: _Rows, parts: _Parts, analyses: Mapping[int, RankAnalysis]) 
             for source, of in ((issue[asks], parts.of[asks]), (parts.asks, parts.asks_of))
         ),
         (num_segments + leader, num_segments + follower, leader_late, leader),
+        (num_segments + parts.sent, num_segments + parts.received, 0 * parts.sent, parts.sent),
         (
             num_segments + parts.of[goes_on],
             resume[goes_on],
@@ -541,7 +209,9 @@ def _assemble(rows: _Rows, parts: _Parts, analyses: Mapping[int, RankAnalysis]) 
     )
 
 
-def _stream_order(rows: _Rows, parts: _Parts) -> tuple[Int64Array, Int64Array, Int64Array]:
+def _stream_order(
+    rows: LineRows, parts: TransferParts
+) -> tuple[Int64Array, Int64Array, Int64Array]:
     """Transfers that follow another on a member's stream, that one, and its delay there.
 
     Where the rank asked for the later one after going on from the earlier, its line says so.
