@@ -231,7 +231,7 @@ def _imbalance(
     own = graph.own_ns.sum(axis=1)
     balanced = _balanced_stages(graph, sections, analyses)
     if balanced is not None:
-        title = "every pipeline stage works as much as the mean stage"
+        title = "no pipeline stage works more or less than the others"
         yield Change(what="stage-imbalance", title=title, own_ns=balanced)
     if not sections.has_peers:
         return

@@ -2,12 +2,14 @@
 
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import distprof
 from distprof.analyzers.measure import measure
 from distprof.analyzers.moe import MoeResult
 from distprof.analyzers.stragglers import analyze_stragglers
@@ -132,6 +134,49 @@ def test_the_critical_path_by_hand():
     assert shares[None, "transfer"] == 10
     assert sum(shares.values()) == 100
     assert list(result.to_pandas("path").columns)[:3] == ["rank", "kind", "name"]
+
+
+def mailed() -> Run:
+    """Rank 0 sends and goes on at once; rank 1 takes the message 35 later."""
+    first, second = RankBuilder(0, world_size=2), RankBuilder(1, world_size=2)
+    more = {"ranks": (0, 1), "seq": 1, "size": 1_000}
+    first.step(0, 0, 70).kernel("gemm", 0, 10).kernel("gemm", 10, 70)
+    first.comm("ncclDevKernel_SendRecv", 10, 15, kind=CollectiveKind.SEND, peer=1, **more)
+    second.step(0, 0, 70).kernel("gemm", 0, 50).kernel("gemm", 55, 70)
+    second.comm("ncclDevKernel_SendRecv", 50, 55, kind=CollectiveKind.RECV, peer=0, **more)
+    ranks = [first.rank(), second.rank()]
+    return make_run(ranks, steps=(0,), matches=assemble_run("by hand", ranks).matches)
+
+
+def test_a_message_from_a_buffer_holds_up_its_receiver_only():
+    graph = graph_of(mailed())
+    assert graph.window_ns(graph.simulate()).tolist() == [[70], [70]]
+    own = graph.own_ns.sum(axis=1)
+    quick = np.where((graph.owner == 1) & (own == 50), 0, own)
+    slow = np.where((graph.owner == 1) & (own == 50), 90, own)
+    assert graph.window_ns(graph.simulate(quick)).tolist() == [[70], [35]]  # 15 + 5 + 15
+    assert graph.window_ns(graph.simulate(slow)).tolist() == [[70], [110]]
+
+
+JOBS = Path(__file__).parents[1] / "golden" / "job"
+
+
+def recorded_job(name: str) -> WhatIfResult:
+    return whatif_of(distprof.open_run(JOBS / name, executor="serial", use_cache=False))
+
+
+def test_a_recorded_pipeline_of_cpu_ranks_is_simulated_to_its_steps():
+    """Of its messages only the moments of posting are known, and how long ranks were blocked."""
+    result = recorded_job("gloo-pp-4ranks")
+    assert abs(result.model_error_ratio) < 0.02
+    assert result.step_error_ratio < 0.02
+    assert any("send_recv" in share.name for share in result.path)
+
+
+def test_a_job_of_which_less_than_half_was_matched_is_not_simulated():
+    result = recorded_job("gloo-hsdp-4ranks")
+    assert result.without == ()
+    assert "found their partners" in result.unavailable[0]
 
 
 def test_a_rank_alone_has_scenarios_of_its_own_time_and_of_what_it_could_hide():
