@@ -3,6 +3,8 @@
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from distprof.analyzers.measure import measure
 from distprof.analyzers.stragglers import analyze_stragglers
@@ -75,3 +77,14 @@ def test_a_rank_that_is_slow_beside_a_slow_link_is_still_named():
     assert [link.ranks for link in result.links] == [(1, 3, 5)]
     named = [record.rank for record in result.ranks if record.pattern is not StragglerPattern.NONE]
     assert named == [4]
+
+
+@given(factor=st.floats(1.5, 4.0), rank=st.integers(0, 5), seed=st.integers(0, 100))
+@settings(max_examples=10, deadline=None)
+def test_whichever_link_is_slow_its_group_is_named_and_loses_no_more_than_the_step(
+    factor, rank, seed
+):
+    job = replace(MESH, seed=seed, faults=(SlowLink(rank=rank, factor=factor),))
+    (link,) = stragglers_of(job).links
+    assert link.ranks == ((0, 2, 4), (1, 3, 5))[rank % 2]
+    assert 0 < link.share_of_step_ratio < 1
