@@ -63,7 +63,9 @@ def spans(observed: ObservedPipeline, *, comparable: bool) -> Int64Array:
     return longest
 
 
-def idle_parts(observed: ObservedPipeline, orders: Orders, *, comparable: bool) -> IdleParts:
+def idle_parts(
+    observed: ObservedPipeline, orders: Orders, *, comparable: bool, residual_ns: int = 0
+) -> IdleParts:
     """What the idle of a whole pipeline is made of.
 
     Args:
@@ -71,13 +73,14 @@ def idle_parts(observed: ObservedPipeline, orders: Orders, *, comparable: bool) 
         orders: Its order, under the name of its schedule.
         comparable: Whether times of different ranks can be compared. If not, waiting for messages
             and for the host are not told apart: all of it is the host's and other.
+        residual_ns: Uncertainty of times of different ranks: no message is blamed for less.
 
     Raises:
         ValueError: If the order is none: an action waits for itself.
     """
     work, k = observed.work_ns, observed.work_ns.shape[1]
     own = stage_means(observed)
-    lag = message_lag(observed) if comparable else np.zeros_like(work)
+    lag = message_lag(observed, orders, residual_ns) if comparable else np.zeros_like(work)
     sets = np.concatenate((equal_stages(observed), own, work, work + lag), axis=1)
     replayed = np.asarray(replay(orders, sets).makespan_ns).reshape(4, k)
     busy = np.rint(observed.busy_ns.mean(axis=0)).astype(np.int64)
@@ -118,16 +121,21 @@ def _means(work: Int64Array, key: Int64Array) -> Int64Array:
     return mean
 
 
-def message_lag(observed: ObservedPipeline) -> Int64Array:
+def message_lag(observed: ObservedPipeline, orders: Orders, residual_ns: int = 0) -> Int64Array:
     """How long each action waited for its input after that had been made elsewhere, ``(n, k)``.
 
     Where the trace has no waits, all of the time until the action starts is taken for its
-    message's, if the message was what it waited for.
+    message's, if the message was what it waited for. Lags of at most ``residual_ns`` count as 0.
+    A pair that overlaps sends when both have ended.
     """
-    orders, start = observed.orders, observed.start_ns
+    start, sent = observed.start_ns, observed.end_ns
+    if orders.overlaps.any():
+        sent = sent.copy()
+        first = np.flatnonzero(orders.overlaps[:-1])
+        sent[first] = np.maximum(sent[first], sent[first + 1])
     producer = _producers(orders)
     away = (producer >= 0) & (orders.rank[np.maximum(producer, 0)] != orders.rank)
-    made = np.where(away[:, None], observed.end_ns[np.maximum(producer, 0)], _NEVER)
+    made = np.where(away[:, None], sent[np.maximum(producer, 0)], _NEVER)
     before = np.full_like(start, _NEVER)
     follows = np.flatnonzero(orders.rank[1:] == orders.rank[:-1]) + 1
     before[follows] = observed.end_ns[follows - 1]
@@ -138,7 +146,7 @@ def message_lag(observed: ObservedPipeline) -> Int64Array:
     elif away.any():
         there = np.where(made >= before, start, _NEVER)
     lag = np.maximum(np.minimum(there, start) - ready, 0)
-    waits: Int64Array = np.where(away[:, None], lag, 0)
+    waits: Int64Array = np.where(away[:, None] & (lag > residual_ns), lag, 0)
     return waits
 
 

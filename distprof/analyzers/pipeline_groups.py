@@ -44,6 +44,7 @@ class PipelineSlots:
         members: Global ranks that the pipeline has, in order where it is known.
         slots: By rank, times on the common clock; ranks without any are missing.
         comparable: Whether times of different ranks can be compared.
+        residual_ns: Uncertainty of a difference between times of two ranks.
         step_ns: Mean training step, None if unknown.
         notes: What was assumed.
     """
@@ -51,6 +52,7 @@ class PipelineSlots:
     members: tuple[int, ...]
     slots: Mapping[int, StageSlots]
     comparable: bool = True
+    residual_ns: int = 0
     step_ns: int | None = None
     notes: tuple[str, ...] = ()
 
@@ -268,7 +270,12 @@ def _parts(chosen: _Pipeline) -> IdleParts | None:
     if not chosen.is_whole or not chosen.observed.work_ns.any():
         return None
     try:
-        return idle_parts(chosen.observed, chosen.orders, comparable=chosen.given.comparable)
+        return idle_parts(
+            chosen.observed,
+            chosen.orders,
+            comparable=chosen.given.comparable,
+            residual_ns=chosen.given.residual_ns,
+        )
     except ValueError as error:
         chosen.notes.append(f"The order cannot be replayed: {error}.")
         return None

@@ -43,7 +43,7 @@ def predictions_of(
         group: What was measured of it.
     """
     span = group.span_ns or 0
-    transfer = _transfer_ns(observed) if group.comparable_clocks else 0
+    transfer = _transfer_ns(observed, orders) if group.comparable_clocks else 0
     present = np.asarray(replay(orders, stage_means(observed), transfer_ns=transfer).makespan_ns)
     modelled = float(present.mean())
     if span <= 0 or modelled <= 0:
@@ -126,9 +126,9 @@ def _size(candidate: Candidate, group: PipelineGroup) -> int:
     return 3 * candidate.num_micro_batches * per_rank * len(group.ranks)
 
 
-def _transfer_ns(observed: ObservedPipeline) -> int:
+def _transfer_ns(observed: ObservedPipeline, orders: Orders) -> int:
     """Median time that an action waited for a message already sent, of those that waited."""
-    lag = message_lag(observed)
+    lag = message_lag(observed, orders)
     waited = lag[lag > 0]
     return int(np.median(waited)) if waited.size else 0
 

@@ -75,6 +75,7 @@ def _pipeline(
             if (slots := held[rank].slots) is not None
         },
         comparable=comparable,
+        residual_ns=_residual(clock, present) if comparable else 0,
         step_ns=int(np.mean(spans)) if spans else None,
         notes=notes,
     )
@@ -90,6 +91,12 @@ def are_comparable(clock: ClockAlignment, ranks: Sequence[int]) -> bool:
         clock.domain_of(rank) == first or clock.residual_between(ranks[0], rank) is not None
         for rank in ranks[1:]
     )
+
+
+def _residual(clock: ClockAlignment, ranks: Sequence[int]) -> int:
+    """The largest uncertainty between the first rank and another."""
+    between = [clock.residual_between(ranks[0], rank) for rank in ranks[1:]]
+    return max((residual for residual in between if residual is not None), default=0)
 
 
 def _on_common_clock(clock: ClockAlignment, rank: int, slots: StageSlots) -> StageSlots:
