@@ -2,8 +2,14 @@
 
 import pytest
 
+from distprof.analyzers.measure import measure
 from distprof.analyzers.sensors import sensed_difference
+from distprof.analyzers.stragglers import analyze_stragglers
 from distprof.analyzers.telemetry import RankTelemetry, TelemetryResult
+from distprof.ingest.assemble import assemble_run
+from distprof.rules.stragglers._naming import because, fix_of
+from distprof.terms import StragglerCause
+from tests.simulator import SimulatedJob, SlowDevice
 
 NOTHING = {
     "num_samples": 100,
@@ -72,3 +78,24 @@ def test_what_does_not_differ_or_is_not_known_is_no_evidence(own, others):
 def test_without_samples_nothing_is_said():
     assert sensed_difference(0, (0, 1), None) == ((), "")
     assert sensed_difference(0, (0, 1), TelemetryResult()) == ((), "")
+
+
+def test_the_finding_on_a_slow_device_says_that_it_is_throttled():
+    job = SimulatedJob(faults=(SlowDevice(rank=1, factor=1.2),))
+    run = assemble_run("simulated", job.run().to_ranks())
+    found = measure(run)
+    rows = tuple(
+        RankTelemetry(rank=rank, **{**NOTHING, "throttled_ratio": 0.9 if rank == 1 else 0.0})
+        for rank in range(job.world_size)
+    )
+    result = analyze_stragglers(
+        run,
+        found.analyses,
+        found.step_time,
+        found.kernels,
+        telemetry=TelemetryResult(ranks=rows),
+    )
+    late = result.ranks[0]
+    assert (late.rank, late.cause, late.detail) == (1, StragglerCause.SLOW_DEVICE, "throttled")
+    assert because(late) == "its device is slow: it is throttled"
+    assert "nvidia-smi" in fix_of(late)
