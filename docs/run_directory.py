@@ -21,7 +21,7 @@ from distprof.artefacts.records import (
     Pause,
     StepRecord,
 )
-from distprof.artefacts.run_file import Exit, RunFile
+from distprof.artefacts.run_file import ExitFile, RunFile
 from distprof.report.json_schema import DIALECT, describe
 from distprof.report.schema_page import section
 
@@ -110,7 +110,7 @@ SCHEMAS = (
     Format(
         file=artefacts.EXIT_FILE,
         schema="",
-        kinds=(Exit,),
+        kinds=(ExitFile,),
         about="How a rank's process ended, where another host's launcher has to learn of it.",
     ),
 )

@@ -11,6 +11,7 @@ from distprof.artefacts import RUN_SCHEMA
 __all__ = [
     "Coverage",
     "Exit",
+    "ExitFile",
     "Failure",
     "Fault",
     "Outcome",
@@ -81,6 +82,24 @@ class Exit(msgspec.Struct, frozen=True, kw_only=True):
     signal: str = ""
     ended_ns: int | None = None
     by_launcher: bool = False
+
+
+class ExitFile(Exit, frozen=True, kw_only=True):
+    """``exit.json``: how a rank ended, and what only the launcher on its host could see.
+
+    Args:
+        alive_until_ns: When it was last seen alive, ns since the epoch; None when it never was.
+        told_to_end_ns: When the launcher asked it to end, None if it never did.
+        state: Letter of its process's state (as ``ps`` shows it) when trouble was seen; empty
+            when it had ended by then.
+        struck_by: Where the kernel's out-of-memory killer struck meanwhile: in its control group,
+            or somewhere on the machine; empty if nowhere or unknown.
+    """
+
+    alive_until_ns: int | None = None
+    told_to_end_ns: int | None = None
+    state: str = ""
+    struck_by: Literal["", "group", "machine"] = ""
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,12 +12,11 @@ import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
 from distprof.artefacts import EXIT_FILE
-from distprof.artefacts.run_file import Exit, RunFile
+from distprof.artefacts.run_file import Exit, ExitFile, RunFile
 from distprof.errors import InputError, UsageError
 from probes.job.directory import (
     new_run_directory,
@@ -84,15 +83,6 @@ def _own_directory(folder: Path) -> Path:
     return folder.resolve() if known else new_run_directory(folder, folder.name)
 
 
-class _Word(Exit, frozen=True, kw_only=True):
-    """What exit.json says: how a rank ended, and what only its own launcher could see."""
-
-    alive_until_ns: int | None = None
-    told_to_end_ns: int | None = None
-    state: str = ""
-    struck_by: Literal["", "group", "machine"] = ""
-
-
 def leave_word(run_dir: Path, ranks: Sequence[RankEvidence]) -> None:
     """Tell the first launcher how ranks of this host ended; a full disk is said, not raised.
 
@@ -113,8 +103,8 @@ def leave_word(run_dir: Path, ranks: Sequence[RankEvidence]) -> None:
             say(f"how rank {each.rank} ended could not be written: {error.strerror}")
 
 
-def _word(each: RankEvidence, end: Exit) -> _Word:
-    return _Word(
+def _word(each: RankEvidence, end: Exit) -> ExitFile:
+    return ExitFile(
         **msgspec.structs.asdict(end),
         alive_until_ns=each.alive_until_ns,
         told_to_end_ns=each.told_to_end_ns,
@@ -133,7 +123,7 @@ def evidence_of_others(
         ranks: Which.
         patience_s: How long to wait for word of those that have left none yet.
     """
-    missing, words = set(ranks), dict[int, _Word]()
+    missing, words = set(ranks), dict[int, ExitFile]()
     everybody = sorted(missing)
     until = time.monotonic() + patience_s
     while missing and time.monotonic() < until:
@@ -146,7 +136,7 @@ def evidence_of_others(
     return [_evidence(run_dir, rank, words.get(rank)) for rank in everybody]
 
 
-def _evidence(run_dir: Path, rank: int, word: _Word | None) -> RankEvidence:
+def _evidence(run_dir: Path, rank: int, word: ExitFile | None) -> RankEvidence:
     if word is None:
         # A folder of its own shows that this rank writes here; then its launcher would, too.
         return rank_evidence(run_dir, rank, is_lost=rank_directory(run_dir, rank).is_dir())
@@ -162,10 +152,10 @@ def _evidence(run_dir: Path, rank: int, word: _Word | None) -> RankEvidence:
     )
 
 
-def _read_word(run_dir: Path, rank: int) -> _Word | None:
+def _read_word(run_dir: Path, rank: int) -> ExitFile | None:
     try:
         content = (rank_directory(run_dir, rank) / EXIT_FILE).read_bytes()
-        return msgspec.json.decode(content, type=_Word)
+        return msgspec.json.decode(content, type=ExitFile)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return None
 
