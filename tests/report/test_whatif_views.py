@@ -79,6 +79,16 @@ def test_scenarios_are_shown_by_what_they_recover_and_small_ones_are_not() -> No
     assert table.rows[1][4] == RANK_2
 
 
+def test_of_scenarios_that_recover_the_same_one_is_shown() -> None:
+    same = [scenario(what, 3 * MS) for what in ("axis dp", "exposed transfer", "overlap")]
+    report = msgspec.structs.replace(straggler(), whatif=whatif(*same))
+    table, whole = (whatif_table(report, show_all=show_all) for show_all in (False, True))
+    assert table is not None
+    assert whole is not None
+    assert [row[0] for row in table.rows] == ["exposed transfer"]
+    assert len(whole.rows) == 3
+
+
 def test_notes_name_the_model_error_and_who_explains_the_slow_down() -> None:
     table = whatif_table(slow_rank(), show_all=True)
     assert table is not None

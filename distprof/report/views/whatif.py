@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from distprof.analyzers.whatif import WhatIfResult
+from distprof.analyzers.whatif import Scenario, WhatIfResult
 from distprof.report.model import Report
 from distprof.report.parts import window_word
 from distprof.report.views.table import Bar, Cell, TableColumn, TableView, counted
@@ -12,6 +12,9 @@ __all__ = ["path_table", "whatif_table"]
 
 MAX_SHOWN = 10
 SMALL_RATIO = 0.001
+
+_PARTLY = ("axis ", "small collectives", "collectives ")
+"""Scenarios that are part of others."""
 
 _PART_OF_KIND = {
     "compute": "computation",
@@ -26,7 +29,7 @@ def whatif_table(report: Report, *, show_all: bool) -> TableView | None:
     if result.source != "traces" or not result.without or not result.replayed_ns:
         return None
     replayed = result.replayed_ns
-    worth = [s for s in result.without if show_all or s.recoverable_ns >= SMALL_RATIO * replayed]
+    worth = result.without if show_all else _worth_showing(result.without, replayed)
     shown = worth if show_all else worth[:MAX_SHOWN]
     if not shown:
         return None
@@ -52,6 +55,16 @@ def whatif_table(report: Report, *, show_all: bool) -> TableView | None:
         ),
         notes=_notes(result, len(worth) - len(shown)),
     )
+
+
+def _worth_showing(without: tuple[Scenario, ...], replayed_ns: int) -> tuple[Scenario, ...]:
+    """Those that recover anything; of several that recover the same, the one that says most."""
+    by_gain: dict[int, Scenario] = {}
+    for scenario in without:
+        known = by_gain.setdefault(scenario.recoverable_ns, scenario)
+        if known.what.startswith(_PARTLY) and not scenario.what.startswith(_PARTLY):
+            by_gain[scenario.recoverable_ns] = scenario
+    return tuple(s for gain, s in by_gain.items() if gain >= SMALL_RATIO * replayed_ns)
 
 
 def _notes(result: WhatIfResult, num_left_out: int) -> tuple[str, ...]:
