@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
+from msgspec import structs
+
 from distprof.artefacts.run_file import Exit, Failure, Outcome
 from probes.attach.launch import Ending
 from probes.attach.ranks import LivingRank, look
@@ -87,8 +89,9 @@ def rank_ends(
     words = {each.rank: each for each in told}
     found = {rank.rank: _evidence(run_dir, rank, watch) for rank in look(run_dir)} | words
     if own is not None and own in found:
-        told_ns = ending.exit.ended_ns if ending.was_interrupted else None
-        found[own] = replace(found[own], exit=ending.exit, told_to_end_ns=told_ns)
+        end = structs.replace(ending.exit, by_launcher=ending.was_interrupted)
+        told_ns = end.ended_ns if ending.was_interrupted else None
+        found[own] = replace(found[own], exit=end, told_to_end_ns=told_ns)
     return [found[rank] for rank in sorted(found)]
 
 
