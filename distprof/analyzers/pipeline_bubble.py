@@ -126,7 +126,8 @@ def message_lag(observed: ObservedPipeline, orders: Orders, residual_ns: int = 0
 
     Where the trace has no waits, all of the time until the action starts is taken for its
     message's, if the message was what it waited for. Lags of at most ``residual_ns`` count as 0.
-    A pair that overlaps sends when both have ended.
+    A pair that overlaps sends when both have ended; its second waits only for what was sent later
+    than the first ended.
     """
     start, sent = observed.start_ns, observed.end_ns
     if orders.overlaps.any():
@@ -139,6 +140,8 @@ def message_lag(observed: ObservedPipeline, orders: Orders, residual_ns: int = 0
     before = np.full_like(start, _NEVER)
     follows = np.flatnonzero(orders.rank[1:] == orders.rank[:-1]) + 1
     before[follows] = observed.end_ns[follows - 1]
+    second = np.concatenate(([False], orders.overlaps[:-1]))
+    away &= ~second | (made > before).any(axis=1)
     ready = np.maximum(made, before)
     there = start
     if observed.wait_end_ns is not None:
