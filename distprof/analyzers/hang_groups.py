@@ -47,6 +47,12 @@ class Member:
     completed: int | None
     tells_completion: bool
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether its ring goes back to the start of the job, so that what it lacks never was."""
+        record = self.dump.entries["record"]
+        return len(record) > 0 and int(record[0]) == 0
+
     def row_of(self, seq: int) -> int | None:
         """The row of its collective ``seq``; None where the ring does not hold it."""
         at = np.flatnonzero(self.seq == seq)

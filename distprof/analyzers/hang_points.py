@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from distprof.analyzers.hang_groups import JobGroup, Member
 from distprof.analyzers.hang_result import HangKind
 from distprof.run.flight import FlightState
+from distprof.terms import CollectiveKind
 
 __all__ = [
     "Point",
@@ -66,6 +67,8 @@ class Point:
 def behind_point(group: JobGroup) -> Point | None:
     """The first collective that some member launched and another, which dumped, did not."""
     known = {m.rank: m.enqueued for m in group.members.values() if m.enqueued is not None}
+    if known and all(m.completed is None for m in group.members.values()):
+        known |= {m.rank: 0 for m in group.members.values() if m.rank not in known and m.is_whole}
     if len(known) < 2:
         return None
     front = _front(group.members.values(), known)
@@ -96,11 +99,20 @@ def _front(members: Iterable[Member], known: dict[int, int]) -> int:
 def has_moved_on(point: Point) -> bool:
     """Whether a rank has completed what others seem not to have launched.
 
-    It cannot have: the others launched it after they dumped, so the job was running.
+    It cannot have: the others launched it after they dumped, so the job was running. Only a
+    collective in which all wait for all tells that: the root of a broadcast may be done early.
     """
-    members = point.group.members
-    done = [members[rank].completed for rank in point.waiting]
-    return point.seq is not None and any(seq is not None and seq >= point.seq for seq in done)
+    if point.seq is None:
+        return False
+    members = [point.group.members[rank] for rank in point.waiting]
+    done = [m for m in members if m.completed is not None and m.completed >= point.seq]
+    return any(_waits_for_all(member, point.seq) for member in done)
+
+
+def _waits_for_all(member: Member, seq: int) -> bool:
+    row = member.row_of(seq)
+    kind = CollectiveKind(int(member.dump.entries["kind"][row])) if row is not None else None
+    return kind is None or kind.is_symmetric
 
 
 def silent_point(group: JobGroup) -> Point | None:
