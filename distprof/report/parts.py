@@ -11,6 +11,7 @@ __all__ = [
     "Part",
     "device_word",
     "is_cpu_only",
+    "is_of_experts_alone",
     "is_whole_capture",
     "mean_span_ns",
     "parts_of",
@@ -76,6 +77,12 @@ def mean_span_ns(report: Report) -> float | None:
 def is_whole_capture(report: Report) -> bool:
     """Whether the whole capture was analysed as one window."""
     return report.step_time.source == StepSource.CAPTURE or report.step_time.num_steps == 0
+
+
+def is_of_experts_alone(report: Report) -> bool:
+    """Whether tokens per expert are all there is: counts of another tool, nothing timed."""
+    traced = report.run.ranks or report.step_log.ranks or report.job.kind is not None
+    return bool(report.moe.layers) and not traced
 
 
 def is_cpu_only(report: Report) -> bool:

@@ -21,6 +21,7 @@ from distprof.report.parts import (
     parts_of,
     window_word,
 )
+from distprof.report.verdict_experts import experts_verdict
 from distprof.report.verdict_operations import operations_verdict
 from distprof.rules.shares import has_all_members
 from distprof.terms import CollectiveKind, MeshAxis, StragglerCause, StragglerPattern
@@ -106,8 +107,9 @@ def _judge_measured(report: Report) -> Verdict:
 
 
 def _without_parts(report: Report) -> Verdict:
-    """Where no trace shows what steps consist of: what a log of operations tells, if anything."""
-    line, why = operations_verdict(report) or (_nothing_measured(report), ())
+    """Where no trace shows what steps consist of: what another tool's log tells, if anything."""
+    told = operations_verdict(report) or experts_verdict(report)
+    line, why = told or (_nothing_measured(report), ())
     return Verdict(line=line, why=why, part="")
 
 

@@ -1,8 +1,11 @@
 """Tables of experts: what they show, and what they leave out."""
 
+from pathlib import Path
+
 import msgspec
 import pytest
 
+import distprof
 from distprof.analyzers.moe import (
     MoeDrift,
     MoeExchange,
@@ -14,6 +17,7 @@ from distprof.analyzers.moe import (
 )
 from distprof.report.registry import RenderOptions
 from distprof.report.text import render
+from distprof.report.verdict import judge
 from distprof.report.views.moe import (
     exchanges_table,
     expert_ranks_table,
@@ -21,9 +25,11 @@ from distprof.report.views.moe import (
     pairs_table,
     placement_table,
 )
+from distprof.report.views.recording import headline
 from tests.report.samples import healthy
 
 MS = 1_000_000
+GOLDEN = Path(__file__).parent.parent / "golden"
 
 
 def layer(name, **fields):
@@ -191,3 +197,13 @@ def test_tables_fit_the_terminal_and_names_cannot_harm_it(width):
     assert "\x07" not in text
     assert "Ranks that share experts" in text
     assert max(map(len, text.splitlines())) <= width
+
+
+def test_counts_alone_are_judged_by_where_a_placement_helps_most():
+    report = distprof.analyze(GOLDEN / "moe" / "olmoe-1b-7b" / "expert_counts_top8.json")
+    verdict = judge(report)
+    assert verdict.line == (
+        "In layer 7 (github) the busiest of 8 ranks gets 2.14 times the mean; with experts placed "
+        "by their loads it would get 1.01 times the mean."
+    )
+    assert headline(report) == "64 experts · 3 layers · 6 parts of the data · nothing timed"

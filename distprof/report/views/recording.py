@@ -5,7 +5,7 @@ from __future__ import annotations
 from distprof.analyzers.capture import CaptureResult
 from distprof.report.escape import short_ranks
 from distprof.report.model import Report
-from distprof.report.parts import is_whole_capture
+from distprof.report.parts import is_of_experts_alone, is_whole_capture
 from distprof.report.views.job import mesh_text
 from distprof.report.views.table import Cell, TableColumn, TableView, counted
 from distprof.terms import StepSource
@@ -22,6 +22,8 @@ def headline(report: Report) -> str:
     run = report.run
     if report.step_time.source == StepSource.OPERATIONS:
         return _operations_headline(report)
+    if is_of_experts_alone(report):
+        return _experts_headline(report)
     recorded = len(run.ranks)
     ranks = f"{recorded} of {run.world_size} ranks" if run.world_size else f"{recorded} ranks"
     if recorded == 1 and run.world_size in (1, None):
@@ -49,6 +51,19 @@ def _operations_headline(report: Report) -> str:
     mesh = mesh_text(run.mesh, "")
     steps = counted(report.step_time.num_steps, "step")
     return " · ".join(fact for fact in (mesh, ranks, steps, "no traces") if fact)
+
+
+def _experts_headline(report: Report) -> str:
+    """Of counts of tokens per expert: how much was counted."""
+    layers = report.moe.layers
+    parts = {layer.part for layer in layers}
+    facts = [
+        counted(max(layer.num_experts for layer in layers), "expert"),
+        counted(len({layer.layer for layer in layers}), "layer"),
+        f"{counted(len(parts), 'part')} of the data" if any(parts) else "",
+        "nothing timed",
+    ]
+    return " · ".join(fact for fact in facts if fact)
 
 
 def quality_table(report: Report, *, show_all: bool) -> TableView | None:
