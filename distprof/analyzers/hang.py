@@ -111,7 +111,7 @@ def _concluded(groups: Sequence[JobGroup], evidence: HangEvidence) -> Diagnosis:
     messages = tuple(point for group in groups for point in message_points(group))
     if any(has_moved_on(point) for point in behind):
         return Diagnosis(state=HangState.NO_HANG, groups=tuple(groups))
-    silent = () if evidence.has_ended_well else _found(silent_point(group) for group in groups)
+    silent = _found(silent_point(group) for group in groups if _may_wait(group, evidence))
     for points in ((*behind, *mismatches), silent, messages):
         found = _rooted(points, mismatches, groups)
         if found is not None and not _is_fresh(found, evidence):
@@ -119,6 +119,17 @@ def _concluded(groups: Sequence[JobGroup], evidence: HangEvidence) -> Diagnosis:
         if found is not None:
             return Diagnosis(state=HangState.IN_FLIGHT, groups=tuple(groups))
     return _all_launched(unfinished, groups, evidence)
+
+
+def _may_wait(group: JobGroup, evidence: HangEvidence) -> bool:
+    """Whether members that dumped may wait for those that did not.
+
+    Gloo does not tell what has completed: then something else must tell that the job has stopped.
+    """
+    if evidence.has_ended_well:
+        return False
+    is_told = any(member.tells_completion for member in group.members.values())
+    return is_told or bool(evidence.failed or evidence.world_size) or _has_trouble(evidence)
 
 
 def _found(points: object) -> tuple[Point, ...]:

@@ -230,7 +230,7 @@ def _chosen(
         notes.append(f"{len(broken) - _MOST_NAMED:,} more files are not read.")
     several = [rank for rank, dumps in by_rank.items() if len(dumps) > 1]
     if several:
-        notes.append(f"{name_ranks(several)} have several dumps: the newest of each is used.")
+        notes.append(f"Several dumps of {name_ranks(several)}: the newest of each is used.")
     return tuple(max(by_rank[rank], key=_newest) for rank in sorted(by_rank))
 
 

@@ -289,6 +289,13 @@ def test_gloo_tells_no_completion_and_still_who_lags() -> None:
     assert diagnosed(job({r: launched(96) for r in range(3)})).state is HangState.NO_HANG
 
 
+def test_gloo_without_a_dump_is_a_hang_only_where_something_else_tells_so() -> None:
+    ranks = {rank: [op(1, library="gloo", state="scheduled")] for rank in (0, 2)}
+    assert diagnosed(job(ranks, world=3)).state is HangState.NO_HANG
+    found = diagnosed(job(ranks, world=3), log_lines=(TIMEOUT,))
+    assert (found.state, found.culprits) == (HangState.STUCK, (1,))
+
+
 def test_a_rank_that_is_known_to_have_died_is_said_to() -> None:
     ranks = {rank: [*done(5), waiting(6)] for rank in (0, 2)}
     found = diagnosed(job(ranks, world=3), failed={1: "its process ended by SIGKILL"})

@@ -1,0 +1,112 @@
+"""``hang``: exit codes, formats, what is shown, and nothing hostile on the terminal."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from distprof.cli.app import main
+from distprof.report.hang_reporters import (
+    hang_schema_text,
+    load_hang_report,
+    shipped_hang_schema_text,
+)
+from tests.flight_jobs import GPU_ERROR, LOCK_GIL, job, op, written
+
+
+def stuck(folder: Path) -> Path:
+    ranks = {rank: [op(1), op(2, state="scheduled")] for rank in range(4)} | {2: [op(1)]}
+    return written(folder, job(ranks))
+
+
+def test_a_stuck_job_is_exit_code_1_and_named_in_the_first_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["hang", str(stuck(tmp_path))]) == 1
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first == "Stuck: rank 2 never launched all_reduce 2 of default_pg; ranks 0-1,3 wait."
+
+
+@pytest.mark.parametrize(
+    ("state", "fail_on", "code"),
+    [
+        ("scheduled", "stuck", 0), ("scheduled", "in_flight", 1), ("scheduled", "never", 0),
+        ("completed", "stuck", 0), ("completed", "in_flight", 0),
+    ],
+)  # fmt: skip
+def test_exit_codes(tmp_path: Path, state: str, fail_on: str, code: int) -> None:
+    written(tmp_path, job({rank: [op(1, state=state)] for rank in range(2)}))
+    assert main(["hang", str(tmp_path), "--fail-on", fail_on]) == code
+
+
+def test_never_failing_is_a_choice(tmp_path: Path) -> None:
+    assert main(["hang", str(stuck(tmp_path)), "--fail-on", "never"]) == 0
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("folder", [GPU_ERROR, LOCK_GIL], ids=lambda folder: folder.name)
+def test_text_fits_the_terminal(
+    folder: Path, width: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["hang", str(folder), "--width", str(width)]) == 1
+    text = capsys.readouterr().out
+    assert max(len(line) for line in text.splitlines()) <= width
+    for heading in ("Or else", "Next", "First divergent operation", "Process groups", "Ranks"):
+        assert f"\n{heading}" in text
+
+
+def test_json_is_as_its_schema_says_and_can_be_read_back(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["hang", str(GPU_ERROR), "--format", "json"]) == 1
+    text = capsys.readouterr().out
+    content = json.loads(text)
+    jsonschema.validate(content, json.loads(shipped_hang_schema_text()))
+    assert content["schema"] == "distprof.hang/1"
+    assert content["operation"]["missing"] == [12]
+    assert load_hang_report(text.encode(), "x").culprits == (12,)
+
+
+def test_the_shipped_schema_is_the_generated_one() -> None:
+    assert shipped_hang_schema_text() == hang_schema_text()
+
+
+def test_markdown_goes_to_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "hang.md"
+    assert main(["hang", str(LOCK_GIL), "-o", str(file), "-q"]) == 1
+    assert file.read_text().startswith("### Stuck: ranks 9,14 never launched all\\_to\\_all 45265")
+
+
+def test_a_format_it_does_not_have_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["hang", str(LOCK_GIL), "--format", "html"]) == 2
+    assert "text" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("output_format", ["text", "md"])
+def test_names_from_dumps_are_harmless(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], output_format: str
+) -> None:
+    evil = "\x1b[31m[bold]<b>|\u202e" * 40
+    entries = {"process_group": [evil, evil], "profiling_name": evil, "input_dtypes": [evil]}
+    ranks = {0: [op(1), op(2, state="scheduled")], 1: [op(1)]}
+    dumps = job(ranks)
+    for content in dumps.values():
+        content["pg_config"] = {evil: {"name": evil, "desc": evil, "ranks": "[0, 1]"}}
+        content["entries"] = [entry | entries for entry in content["entries"]]
+    (tmp_path / "rank0.log").write_text(f"NCCL WARN {evil}\n")
+    assert main(["hang", str(written(tmp_path, dumps)), "--format", output_format]) == 1
+    out = capsys.readouterr().out
+    assert "\x1b" not in out
+    assert "\u202e" not in out
+
+
+def test_no_dump_is_exit_code_3_with_a_way_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["hang", str(tmp_path)]) == 3
+    error = capsys.readouterr().err
+    assert "expected: " in error
+    assert "try: " in error
