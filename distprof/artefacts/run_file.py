@@ -88,6 +88,10 @@ class ExitFile(Exit, frozen=True, kw_only=True):
     """``exit.json``: how a rank ended, and what only the launcher on its host could see.
 
     Args:
+        code: As in run.json.
+        signal: As in run.json.
+        ended_ns: As in run.json.
+        by_launcher: As in run.json.
         alive_until_ns: When it was last seen alive, ns since the epoch; None when it never was.
         told_to_end_ns: When the launcher asked it to end, None if it never did.
         state: Letter of its process's state (as ``ps`` shows it) when trouble was seen; empty

@@ -16,6 +16,7 @@ __all__ = [
     "HANG_SCHEMA_FILE",
     "hang_reporters",
     "hang_schema",
+    "hang_schema_page",
     "hang_schema_text",
     "load_hang_report",
     "shipped_hang_schema_text",
@@ -141,6 +142,22 @@ def hang_schema() -> dict[str, Any]:
 def hang_schema_text() -> str:
     """The schema as the shipped file holds it."""
     return msgspec.json.format(msgspec.json.encode(hang_schema()), indent=2).decode() + "\n"
+
+
+def hang_schema_page() -> str:
+    """The reference page, Markdown: one table per struct."""
+    from distprof.report.schema_page import section
+
+    head = f"""\
+# The hang report
+
+`distprof hang --format json` writes `"schema": "{HANG_SCHEMA}"`. Its JSON Schema (draft 2020-12)
+ships with the package as `distprof/report/schema/{HANG_SCHEMA_FILE}`. Every field is always
+written; `null` means not known and is never 0. Times are integer nanoseconds since the epoch on the
+clock of the rank that wrote them.
+"""
+    parts = (section(name, part) for name, part in hang_schema()["$defs"].items())
+    return "\n".join([head, *parts])
 
 
 def shipped_hang_schema_text() -> str:

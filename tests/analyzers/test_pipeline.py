@@ -37,7 +37,9 @@ def pipeline_of(*ranks):
 
 
 def test_without_marks_there_is_no_pipeline():
-    result = analyze_pipeline(make_run([]), {0: measured(RankBuilder(0).step(0, 0, 10).kernel("gemm", 0, 5))})
+    result = analyze_pipeline(
+        make_run([]), {0: measured(RankBuilder(0).step(0, 0, 10).kernel("gemm", 0, 5))}
+    )
     assert (result.positions, result.ranks, result.unavailable) == ((), (), (NO_MARKS,))
 
 

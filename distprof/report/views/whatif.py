@@ -41,7 +41,7 @@ def whatif_table(report: Report, *, show_all: bool) -> TableView | None:
             TableColumn(title=window_word(report)),
             TableColumn(title="recovers"),
             TableColumn(title="share"),
-            TableColumn(title="that is", left=True, stretch=True, wide_only=True),
+            TableColumn(title="that is", left=True, wrap=True, wide_only=True),
         ),
         rows=tuple(
             (

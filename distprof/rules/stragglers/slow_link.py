@@ -24,8 +24,8 @@ cable.
 
 ## Example
 ```text
-slow-link: all_reduce (67.1 MB, dp) takes ranks 2,6,10,14 6.18 ms to transfer, 2.06 times as long as
-3 other groups; 3.18 ms of each step (19.5 %) is lost to it.
+slow-link: Transfers of ranks 2,6,10,14 are slow: all_reduce (67.1 MB, dp) takes 6.18 ms, 2.06 times
+as long as in 3 other groups; 3.18 ms of each step (19.5 %) is lost to it.
 ```
 
 ## When it is wrong
@@ -72,9 +72,9 @@ def check(
         plural = "s" if link.num_compared > 1 else ""
         yield Draft(
             message=(
-                f"{_what(link)} takes {name_ranks(link.ranks)} "
-                f"{format_duration(link.transfer_ns)} to transfer, {link.ratio:.2f} times as long "
-                f"as {link.num_compared} other group{plural}; "
+                f"Transfers of {name_ranks(link.ranks)} are slow: {_what(link)} takes "
+                f"{format_duration(link.transfer_ns)}, {link.ratio:.2f} times as long as in "
+                f"{link.num_compared} other group{plural}; "
                 f"{format_duration(link.lost_ns_per_step)} of each step "
                 f"({format_ratio(link.share_of_step_ratio)}) is lost to it."
             ),
