@@ -14,6 +14,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from distprof.cli.reference import command_line_page
+from distprof.report.hang_reporters import (
+    HANG_SCHEMA_FILE,
+    hang_schema_page,
+    hang_schema_text,
+)
 from distprof.report.json_schema import SCHEMA_FILE, report_schema_text
 from distprof.report.schema_page import report_schema_page
 from distprof.rules.base import Rule
@@ -40,6 +45,8 @@ def pages() -> Iterator[tuple[Path, str]]:
     yield REFERENCE / "command-line.md", command_line_page()
     yield ROOT / "distprof" / "report" / "schema" / SCHEMA_FILE, report_schema_text()
     yield REFERENCE / "report-schema.md", report_schema_page()
+    yield ROOT / "distprof" / "report" / "schema" / HANG_SCHEMA_FILE, hang_schema_text()
+    yield REFERENCE / "hang-schema.md", hang_schema_page()
     yield from schema_files()
     yield REFERENCE / "run-directory.md", run_directory_page()
 
