@@ -262,7 +262,7 @@ def _columns(value: Any) -> dict[str, list[Any]]:
     entries: list[dict[str, Any]] = value[:MAX_ENTRIES]
     columns = {name: [e.get(name, default) for e in entries] for name, default in _FIELDS.items()}
     for name, kinds in _KINDS.items():
-        if not {type(value) for value in columns[name]} <= kinds:
+        if not set(map(type, columns[name])) <= kinds:
             raise TypeError(f"{name} is of another type")
     return columns
 
@@ -357,8 +357,8 @@ def _table(columns: dict[str, list[Any]]) -> Table:
         {
             "record": np.maximum(numbers["record_id"], numbers["id"]),
             "pg": numbers["pg_id"],
-            "group": _coded([_text(pair, 0) for pair in pairs]),
-            "description": _coded([_description(pair) for pair in pairs]),
+            "group": Coded.encode([_text(pair, 0) for pair in pairs]),
+            "description": Coded.encode([_description(pair) for pair in pairs]),
             "seq": np.maximum(numbers["collective_seq_id"], numbers["seq_id"]),
             "p2p_seq": np.maximum(numbers["p2p_seq_id"], ABSENT),
             "name": names,
@@ -411,7 +411,9 @@ def _times(found: Int64Array) -> Int64Array:
 
 
 def _coded(texts: Sequence[str]) -> Coded:
-    return Coded.encode([text[:MAX_TEXT] for text in texts])
+    if max(map(len, texts), default=0) > MAX_TEXT:
+        texts = [text[:MAX_TEXT] for text in texts]
+    return Coded.encode(texts)
 
 
 def _spelled(values: Sequence[Any], text: Any) -> Coded:

@@ -20,6 +20,7 @@ _VALUE = rb"(" + _SCALAR + rb"(?:" + _SCALAR + rb"\x86)?|" + _LIST + rb")"
 _KEY = re.compile(rb"h.|j....", re.DOTALL)
 _ONE_VALUE = re.compile(_VALUE, re.DOTALL)
 
+_from_bytes = int.from_bytes
 MOST_KEYS = 64
 LONGEST = 4096
 
@@ -46,11 +47,15 @@ class Values(dict[bytes, Any]):
 
     def __missing__(self, spelling: bytes) -> Any:
         first = spelling[0]
-        if first == 0x8A and spelling[1] == len(spelling) - 2:  # LONG1: a time, new each time
-            return int.from_bytes(spelling[2:], "little", signed=True)
-        if first == 0x4A and len(spelling) == 5:  # BININT: a number of an entry
-            return int.from_bytes(spelling[1:], "little", signed=True)
-        value = self[spelling] = self._evaluate(spelling)
+        if first == 0x8A and len(spelling) == 10:  # LONG1: a time, seldom the same twice
+            return _from_bytes(spelling[2:], "little", signed=True)
+        if first == 0x4D and len(spelling) == 3:  # BININT2
+            value: Any = _from_bytes(spelling[1:], "little")
+        elif first == 0x4A and len(spelling) == 5:  # BININT
+            value = _from_bytes(spelling[1:], "little", signed=True)
+        else:
+            value = self._evaluate(spelling)
+        self[spelling] = value
         return value
 
 
