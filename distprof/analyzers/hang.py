@@ -78,7 +78,7 @@ def diagnose(evidence: HangEvidence, *, version: str) -> HangReport:
     groups = job_groups(evidence.dumps, evidence.world_size)
     found = _concluded(groups, evidence)
     said = words(found, evidence)
-    graph = waits(found.points) if found.state is HangState.STUCK else {}
+    graph = _graph(found)
     return HangReport(
         distprof_version=version,
         source=evidence.source,
@@ -101,6 +101,16 @@ def diagnose(evidence: HangEvidence, *, version: str) -> HangReport:
         cadence=cadence(groups),
         notes=_notes(evidence),
     )
+
+
+def _graph(found: Diagnosis) -> dict[int, set[int]]:
+    """Rank to those it waits for; messages count only where no collective tells."""
+    if found.state is not HangState.STUCK:
+        return {}
+    graph = waits(found.points)
+    by_message = waits(found.messages)
+    settled = graph.keys() | set(found.culprits)
+    return graph | {rank: blamed for rank, blamed in by_message.items() if rank not in settled}
 
 
 def _concluded(groups: Sequence[JobGroup], evidence: HangEvidence) -> Diagnosis:

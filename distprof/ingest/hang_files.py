@@ -31,6 +31,7 @@ __all__ = ["DumpFile", "find_files", "read_dump", "read_evidence"]
 MAX_FILES = 200_000
 MAX_DEPTH = 4
 MAX_LOGS = 4_096
+MAX_WORLD = 1 << 20
 _HEAD_BYTES = 4_096
 _FEW = 8  # fewer dumps are read here: a pool of processes would cost more than it brings
 _MOST_NAMED = 5
@@ -284,6 +285,11 @@ def _stacks(folders: Sequence[tuple[int, Folder]]) -> Iterator[tuple[int, tuple[
         yield rank, calls_of_stacks(text)
 
 
+def _sane(world_size: int | None) -> int | None:
+    """The size of a job, None where it cannot be one."""
+    return world_size if world_size is not None and 0 < world_size <= MAX_WORLD else None
+
+
 def _with_run(evidence: HangEvidence, root: Folder) -> HangEvidence:
     """What a run directory says of the job: its size, hosts, and how its ranks ended."""
     try:
@@ -307,7 +313,7 @@ def _with_run(evidence: HangEvidence, root: Folder) -> HangEvidence:
     )
     return replace(
         evidence,
-        world_size=job.job.world_size,
+        world_size=_sane(job.job.world_size),
         hosts={entry.rank: entry.host for entry in job.job.ranks if entry.host},
         failed=failed,
         log_lines=(*lost, *evidence.log_lines),

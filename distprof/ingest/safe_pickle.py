@@ -222,7 +222,7 @@ class _Machine:
         if end > len(self.data):
             raise IndexError
         self.at = end
-        self.stack.append(self.data[at:end].decode("utf-8", "surrogatepass"))
+        self.stack.append(self.data[at:end].decode("utf-8"))
         return end
 
     def _count(self, at: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -366,3 +367,19 @@ def test_sentences_end_and_are_no_format_strings() -> None:
     for text in (found.verdict, *found.why, *found.alternatives, *found.next_steps):
         assert re.match(r"[A-Z].*\.$", text), text
         assert "{" not in text
+
+
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_damaged_dumps_still_give_an_answer(data: st.DataObject) -> None:
+    """Any field may hold anything: what is left is used, and the answer can be written."""
+    odd = st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.text(max_size=5)
+    odd |= st.sampled_from(["nccl:send 0->9", "nccl:recv 1<-0", "[0]", [[2**62, 2**62]], []])
+    dumps = job({rank: [*done(3), waiting(4)] for rank in range(3)} | {1: done(3)})
+    for _ in range(data.draw(st.integers(1, 5))):
+        content = dumps[data.draw(st.integers(0, 2))]
+        entry = data.draw(st.sampled_from(content["entries"]))
+        part = data.draw(st.sampled_from([entry, content["pg_config"]["0"]]))
+        part[data.draw(st.sampled_from(sorted(part)))] = data.draw(odd)
+    found = diagnosed(dumps)
+    assert msgspec.json.decode(msgspec.json.encode(found), type=HangReport) == found

@@ -84,6 +84,7 @@ BROKEN = {
     "protocol 0": b"(lp0\nI1\na.",
     "protocol 99": b"\x80\x63K\x01.",
     "not UTF-8": b"\x80\x02X\x02\x00\x00\x00\xff\xfe.",
+    "half a character of UTF-16": b"\x80\x02X\x03\x00\x00\x00\xed\xa0\x80.",
     "no instruction": b"\x80\x02\xf7.",
 }
 
