@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from distprof.analyzers.hang_result import HangReport, HangState
+from distprof.analyzers.hang_result import HangReport, HangState, RankPosition
 from distprof.report.escape import short_ranks
 from distprof.report.views.table import TableColumn, TableView, counted
 from distprof.units import fold_ranks, format_duration, name_ranks
@@ -112,38 +112,50 @@ def _span(low: int | None, high: int | None) -> str:
 
 
 def _rank_table(report: HangReport, *, show_all: bool) -> TableView:
-    """Ranks alike in one row: those blamed first."""
-    alike: dict[tuple[str, ...], list[int]] = {}
+    """Ranks that stand alike in one row: those blamed first."""
+    alike: dict[tuple[str, ...], list[RankPosition]] = {}
     for position in report.ranks:
-        key = (
-            position.host or "–",
-            f"{position.last_name or 'nothing'} {position.last_seq or ''}".strip(),
-            position.last_group or "–",
-            short_ranks(position.waits_for, 20) or "nobody",
-            position.call or "–",
-        )
-        alike.setdefault(key, []).append(position.rank)
+        alike.setdefault(_standing(position, report), []).append(position)
     blamed = set(report.culprits)
-    rows = sorted(alike.items(), key=lambda item: (not blamed & set(item[1]), item[1]))
+    rows = sorted(alike.items(), key=lambda item: (item[1][0].rank not in blamed, item[1][0].rank))
     chosen = rows if show_all else rows[:_FEW_RANKS]
-    left_out = sum(len(ranks) for _, ranks in rows[len(chosen) :])
-    has_hosts = any(position.host for position in report.ranks)
-    has_calls = any(position.call for position in report.ranks)
-    kept = [i for i in range(5) if (i != 0 or has_hosts) and (i != 4 or has_calls)]
+    left_out = sum(len(positions) for _, positions in rows[len(chosen) :])
+    kept = [i for i in range(4) if any(key[i] for key in alike)]
     columns = (
-        TableColumn(title="host", left=True, wide_only=True),
         TableColumn(title="last launched", left=True),
         TableColumn(title="of group", left=True, stretch=True),
-        TableColumn(title="waits for"),
+        TableColumn(title="host", left=True, wide_only=True),
         TableColumn(title="in", left=True, wide_only=True),
     )
     return TableView(
         title="Ranks",
-        columns=(TableColumn(title="rank"), *(columns[i] for i in kept)),
-        rows=tuple((short_ranks(ranks, 20), *(key[i] for i in kept)) for key, ranks in chosen),
+        columns=(
+            TableColumn(title="rank"),
+            TableColumn(title="waits for"),
+            *(columns[i] for i in kept),
+        ),
+        rows=tuple(
+            (
+                short_ranks([position.rank for position in positions], 20),
+                _waited_for(positions),
+                *(key[i] or "–" for i in kept),
+            )
+            for key, positions in chosen
+        ),
         notes=(f"{counted(left_out, 'other rank')}: see --all.",) if left_out else (),
-        strong=frozenset(i for i, (_, ranks) in enumerate(chosen) if blamed & set(ranks)),
+        strong=frozenset(i for i, (_, found) in enumerate(chosen) if found[0].rank in blamed),
     )
+
+
+def _standing(position: RankPosition, report: HangReport) -> tuple[str, ...]:
+    """What makes ranks alike; the last tells those blamed from others and is not shown."""
+    last = f"{position.last_name} {'' if position.last_seq is None else position.last_seq}".strip()
+    is_blamed = "blamed" if position.rank in report.culprits else ""
+    return last or "nothing", position.last_group, position.host, position.call, is_blamed
+
+
+def _waited_for(positions: list[RankPosition]) -> str:
+    return short_ranks({rank for p in positions for rank in p.waits_for}, 20) or "–"
 
 
 def _log_table(report: HangReport, *, show_all: bool) -> TableView:
