@@ -14,7 +14,7 @@ from distprof.report.hang_reporters import (
     load_hang_report,
     shipped_hang_schema_text,
 )
-from tests.flight_jobs import GPU_ERROR, LOCK_GIL, job, op, written
+from tests.flight_jobs import GOLDEN, GPU_ERROR, LOCK_GIL, job, op, written
 
 
 def stuck(folder: Path) -> Path:
@@ -110,3 +110,10 @@ def test_no_dump_is_exit_code_3_with_a_way_out(
     error = capsys.readouterr().err
     assert "expected: " in error
     assert "try: " in error
+
+
+def test_a_real_hang_over_gloo_names_the_rank(capsys: pytest.CaptureFixture[str]) -> None:
+    """Rank 1 never came out of step 5 on purpose; gloo's entries all say scheduled."""
+    assert main(["hang", str(GOLDEN / "gloo-ddp-3ranks-hang")]) == 1
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first == "Stuck: rank 1 never launched all_reduce 79 of default_pg; ranks 0,2 wait."
