@@ -138,10 +138,12 @@ class MainLine:
     Args:
         start_ns: Start of the first window, own clock.
         own_ns: int64, shape ``(S, len(Own))``. The last segment is empty.
+        stage_ns: int64 per segment: computation inside the marks of pipeline stages.
         issue: int64 per row of COLLECTIVES: the segment after which it was asked for; ABSENT where
             that lies outside of the line.
         resume: The segment that could not start before the row's end; ABSENT outside, or where the
-            end is not known. For a row that computation hid, the one after its window.
+            end is not known. For a row that computation hid, that of the pipeline slot which needs
+            it, else the one after its window.
         exposed: bool, whether the rank was blocked when the row ended.
         wait_start_ns: int64 per time that it was blocked in a send or receive of which no transfer
             time is known, own clock.
@@ -153,6 +155,7 @@ class MainLine:
 
     start_ns: int
     own_ns: Int64Array
+    stage_ns: Int64Array
     issue: Int64Array
     resume: Int64Array
     exposed: NDArray[np.bool_]

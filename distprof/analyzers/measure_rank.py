@@ -6,14 +6,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distprof.analyzers.breakdown import Timeline, break_down, timeline_of
-from distprof.analyzers.context import RankAnalysis, RankContext
+from distprof.analyzers.context import MainLine, RankAnalysis, RankContext, StageSlots
 from distprof.analyzers.idle_causes import IdleCauses, attribute_idle
 from distprof.analyzers.kernel_stats import kernel_stats
 from distprof.analyzers.overlap import overlap_by_axis, rank_overlap
 from distprof.analyzers.pipeline_marks import measure_marks
+from distprof.analyzers.pipeline_needs import needed_at
 from distprof.analyzers.pipeline_slots import exposed_waits, measure_slots, message_waits
 from distprof.analyzers.rows import RankIdle
-from distprof.analyzers.segments import main_line
+from distprof.analyzers.segments import StageLine, main_line
 from distprof.analyzers.sequences import attention_time
 from distprof.analyzers.waterfall import rank_waterfall, waits_of
 from distprof.intervals import EMPTY, Intervals, covered, subtract, union
@@ -46,6 +47,7 @@ def measure_rank(tables: RankTables, context: RankContext) -> RankAnalysis:
     causes = attribute_idle(tables, timeline, windows) if tables.has_host else None
     idle = _rank_idle(rank, idle_ns, windows, causes, tables.activity, inside) if causes else None
     exposed_ns, exposed_wait_ns = _exposed_rows(tables.collectives, context, timeline)
+    slots = measure_slots(tables, context, timeline)
     return RankAnalysis(
         rank=rank,
         steps=steps,
@@ -68,13 +70,29 @@ def measure_rank(tables: RankTables, context: RankContext) -> RankAnalysis:
         idle_comm_wait_ns=_per_window(windows, causes, IdleCause.COMM_WAIT),
         is_cpu=context.is_cpu,
         stages=measure_marks(tables, windows, timeline),
-        slots=measure_slots(tables, context, timeline),
+        slots=slots,
         message_wait_ns=exposed_waits(message_waits(tables, context), timeline, windows),
         attention_ns=attention_time(tables.activity, windows),
-        line=main_line(tables, windows, timeline, causes),
+        line=_line(tables, windows, timeline, causes, slots),
         row_axis=context.axis,
         row_axis_names=context.axis_names,
     )
+
+
+def _line(
+    tables: RankTables,
+    windows: Intervals,
+    timeline: Timeline,
+    causes: IdleCauses | None,
+    slots: StageSlots | None,
+) -> MainLine | None:
+    stages = None
+    if windows.size and slots is not None and len(slots):
+        stages = StageLine(
+            slots=union(Intervals(slots.start_ns, slots.end_ns)),
+            needed_ns=needed_at(tables.collectives, slots, int(windows.start[0])),
+        )
+    return main_line(tables, windows, timeline, causes, stages)
 
 
 def capture_window(activity: Table) -> Intervals:

@@ -254,23 +254,16 @@ def _balanced_stages(
     for position, rank in enumerate(graph.ranks):
         stages = tuple(mark.stage for mark in analyses[rank].stages)
         held.setdefault(stages, []).append(position)
-    if len(held) < 2 or () in held:
+    if len(held) < 2 or () in held or not graph.stage_ns.any():
         return None
-    work = np.array(
-        [np.sum([m.work_ns for m in analyses[rank].stages], axis=0) for rank in graph.ranks],
-        dtype=np.float64,
-    )
-    if work.shape != graph.measured_ns.shape or not work.any():
-        return None
+    work = sections.by_window(graph.stage_ns)
     level = _levelled(np.array([work[rows].mean() for rows in held.values()]))
-    factor = np.ones_like(work)
+    factor = np.ones(len(graph.ranks))
     for rows, of_position in zip(held.values(), level, strict=True):
         factor[rows] = of_position
-    computation = graph.own_ns[:, Own.COMPUTATION]
-    share = np.minimum(work / np.maximum(sections.by_window(computation), 1), 1)
-    scale = sections.of_windows(1 - share * (1 - factor))
-    balanced: Int64Array = graph.own_ns.sum(axis=1) - computation
-    return balanced + np.rint(computation * scale).astype(np.int64)
+    more = np.rint(graph.stage_ns * (factor[graph.owner] - 1)).astype(np.int64)
+    balanced: Int64Array = graph.own_ns.sum(axis=1) + more
+    return balanced
 
 
 def _levelled(work: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -22,12 +22,12 @@ from numpy.typing import NDArray
 from distprof.analyzers.breakdown import Timeline
 from distprof.analyzers.context import MainLine, Own
 from distprof.analyzers.idle_causes import IdleCauses
-from distprof.intervals import EMPTY, Intervals, clip, covered, subtract, union
+from distprof.intervals import EMPTY, Intervals, clip, covered, intersect, subtract, union
 from distprof.run.tables import RankTables, intervals_of
 from distprof.schema import ABSENT, Int64Array
 from distprof.terms import ActivityKind, IdleCause
 
-__all__ = ["main_line"]
+__all__ = ["StageLine", "main_line"]
 
 
 QUEUED_NS = 20_000
@@ -36,8 +36,26 @@ QUEUED_NS = 20_000
 _CAUSES = {Own.HOST: IdleCause.HOST, Own.INPUT: IdleCause.INPUT, Own.SYNC: IdleCause.SYNC}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageLine:
+    """What a rank's pipeline stages do, own clock.
+
+    Args:
+        slots: When they work; disjoint, in order.
+        needed_ns: int64 per row of COLLECTIVES: when they go on only with it, had it come in time;
+            ABSENT where that is not known.
+    """
+
+    slots: Intervals
+    needed_ns: Int64Array
+
+
 def main_line(
-    tables: RankTables, windows: Intervals, timeline: Timeline, causes: IdleCauses | None
+    tables: RankTables,
+    windows: Intervals,
+    timeline: Timeline,
+    causes: IdleCauses | None,
+    stages: StageLine | None = None,
 ) -> MainLine | None:
     """Cut one rank's analysed time; linear in the rank's rows but for sorting them.
 
@@ -46,6 +64,7 @@ def main_line(
         windows: Analysed windows, in order, disjoint; time between them belongs to the line too.
         timeline: The sets of its activities.
         causes: Idle time by cause; None where it is not known.
+        stages: What the rank's pipeline stages do, None without marks.
 
     Returns:
         The line; None without windows.
@@ -62,14 +81,23 @@ def main_line(
     waits = clip(timeline.message_wait, *line)
     blocked = union(Intervals(*map(np.concatenate, zip(blocked, waits, strict=True))))
     resumed_ns = np.where(exposed, end, _end_of_window(end, windows))
-    hard = np.concatenate((*windows, end[exposed], waits.end))
+    hidden = np.zeros(len(end), np.bool_)
+    if stages is not None:
+        needed = stages.needed_ns
+        hidden = ended & ~exposed & (needed >= end) & (needed <= line[1])
+        resumed_ns = np.where(hidden, needed, resumed_ns)
+    hard = np.concatenate((*windows, resumed_ns[exposed | hidden], waits.end))
     cuts = _Cuts.of(hard, asked[issued])
     own = _own_time(cuts, blocked, timeline, causes.causes if causes else {})
     # After asking for something a rank may wait at once: no segment lies between
-    cuts, own = cuts.without(cuts.is_soft & (own.sum(axis=1) == 0), own)
+    dropped = cuts.is_soft & (own.sum(axis=1) == 0)
+    of_stages = EMPTY if stages is None else intersect(stages.slots, timeline.computation)
+    stage_ns = covered(cuts.spans, of_stages)[~dropped]
+    cuts, own = cuts.without(dropped, own)
     return MainLine(
         start_ns=line[0],
         own_ns=own,
+        stage_ns=stage_ns,
         issue=_where(issued, cuts.before_soft(asked)),
         resume=_where(ended, cuts.after_hard(resumed_ns)),
         exposed=exposed,

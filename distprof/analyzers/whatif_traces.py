@@ -40,6 +40,7 @@ class TraceGraph:
         ranks: Global ranks.
         owner: int32 per segment, position of its rank.
         own_ns: int64, shape ``(S, len(Own))``.
+        stage_ns: int64 per segment, computation inside the marks of pipeline stages.
         transfers: What happens between ranks.
         axis_names: Mesh axes or group descriptions.
         graph: What waits for what; nodes are segments, then transfers.
@@ -59,6 +60,7 @@ class TraceGraph:
     ranks: tuple[int, ...]
     owner: NDArray[np.int32]
     own_ns: Int64Array
+    stage_ns: Int64Array
     transfers: Transfers
     axis_names: tuple[str, ...]
     graph: Graph
@@ -193,6 +195,7 @@ def _assemble(
         ranks=ranks,
         owner=np.repeat(np.arange(len(ranks), dtype=np.int32), np.diff(rows.base)),
         own_ns=np.concatenate([line.own_ns for line in rows.lines]),
+        stage_ns=np.concatenate([line.stage_ns for line in rows.lines]),
         transfers=parts.transfers,
         axis_names=rows.axis_names,
         graph=Graph.of(len(release), source, target),

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from distprof.analyzers.context import MainLine, Own
 from distprof.schema import ABSENT
-from distprof.terms import ActivityKind
+from distprof.terms import ActivityKind, CollectiveKind
 from tests.analyzers.measured import measured
 from tests.builders import RankBuilder
 
@@ -139,3 +139,17 @@ def test_a_line_does_not_depend_on_when_it_was_recorded():
     assert second.start_ns == far
     for name in same:
         np.testing.assert_array_equal(getattr(first, name), getattr(second, name))
+
+
+def test_a_message_that_came_in_time_is_needed_by_the_slot_that_works_on_it():
+    rank = RankBuilder().step(0, 0, 100)
+    for batch, start in enumerate((0, 40)):
+        rank.annotation(f"distprof:pp stage=1 op=F mb={batch}", start, start + 40)
+        rank.kernel("gemm", start, start + 40)
+    rank.kernel("adam", 80, 100)
+    rank.comm("recv", 5, 20, kind=CollectiveKind.RECV, peer=0)
+    line = line_of(rank)
+    assert line.exposed.tolist() == [False]
+    assert spent(line, Own.COMPUTATION) == [[5], [35], [60], [0]]
+    assert (line.issue.tolist(), line.resume.tolist()) == ([0], [2])
+    assert line.stage_ns.tolist() == [5, 35, 40, 0]  # the optimizer is no stage's work
