@@ -27,7 +27,7 @@ from distprof.analyzers.collectives import analyze_collectives
 from distprof.analyzers.context import RankAnalysis
 from distprof.analyzers.kernels import KernelsResult
 from distprof.analyzers.rows import RankOverlap, RankWaterfall, StepBreakdown
-from distprof.analyzers.stragglers import analyze_stragglers
+from distprof.analyzers.stragglers.analysis import analyze_stragglers
 from distprof.ingest.assemble import assemble_run
 from distprof.run.run import Rank, Run
 from distprof.run.waits import last_start_on_own_clock

@@ -20,13 +20,13 @@ from dataclasses import replace
 import numpy as np
 
 from distprof.analyzers.measure import measure
-from distprof.analyzers.moe_analysis import analyze_moe
-from distprof.analyzers.moe_routing import combine_routing, measure_routing
+from distprof.analyzers.moe.analysis import analyze_moe
+from distprof.analyzers.moe.routing import combine_routing, measure_routing
 from distprof.ingest.assemble import assemble_run
 from distprof.rules.engine import run_rules
 from distprof.rules.finding import Finding
 from distprof.rules.registry import find_rule
-from tests.analyzers.moe_job import MoeJob, Simulated, balanced, hot, simulate_moe, step_ns
+from tests.analyzers.moe.moe_job import MoeJob, Simulated, balanced, hot, simulate_moe, step_ns
 from tests.rules.samples import collectives
 
 RULES = ("MOE101", "MOE102", "MOE103", "MOE104", "MOE105")

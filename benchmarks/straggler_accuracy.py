@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from distprof.analyzers.measure import measure
-from distprof.analyzers.stragglers import StragglersResult, analyze_stragglers
+from distprof.analyzers.stragglers.analysis import StragglersResult, analyze_stragglers
 from distprof.ingest.assemble import assemble_run
 from distprof.terms import StragglerCause, StragglerPattern
 from tests.simulator import (

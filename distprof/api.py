@@ -147,10 +147,10 @@ def _results(run: Run, measured: Measurements, recorded: RecordResults) -> dict[
     from distprof.analyzers.collectives import analyze_collectives
     from distprof.analyzers.job import analyze_job
     from distprof.analyzers.messages import analyze_messages
-    from distprof.analyzers.moe_analysis import analyze_moe
-    from distprof.analyzers.pipeline import analyze_pipeline
-    from distprof.analyzers.stragglers import analyze_stragglers
-    from distprof.analyzers.whatif import analyze_whatif
+    from distprof.analyzers.moe.analysis import analyze_moe
+    from distprof.analyzers.pipeline.analysis import analyze_pipeline
+    from distprof.analyzers.stragglers.analysis import analyze_stragglers
+    from distprof.analyzers.whatif.analysis import analyze_whatif
 
     stragglers = analyze_stragglers(
         run,

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from distprof.analyzers.hang import diagnose
-from distprof.analyzers.hang_result import HangReport
+from distprof.analyzers.hang.analysis import diagnose
+from distprof.analyzers.hang.result import HangReport
 from distprof.ingest.flight_recorder import parse_flight
 from distprof.run.flight import FlightDump
 from distprof.run.hang_evidence import HangEvidence

@@ -10,13 +10,13 @@ from distprof.analyzers.context import MainLine, RankAnalysis, RankContext, Stag
 from distprof.analyzers.idle_causes import IdleCauses, attribute_idle
 from distprof.analyzers.kernel_stats import kernel_stats
 from distprof.analyzers.overlap import overlap_by_axis, rank_overlap
-from distprof.analyzers.pipeline_marks import measure_marks
-from distprof.analyzers.pipeline_needs import needed_at
-from distprof.analyzers.pipeline_slots import exposed_waits, measure_slots, message_waits
+from distprof.analyzers.pipeline.marks import measure_marks
+from distprof.analyzers.pipeline.needs import needed_at
+from distprof.analyzers.pipeline.slots import exposed_waits, measure_slots, message_waits
 from distprof.analyzers.rows import RankIdle
-from distprof.analyzers.segments import StageLine, main_line
-from distprof.analyzers.sequences import attention_time
+from distprof.analyzers.stragglers.sequences import attention_time
 from distprof.analyzers.waterfall import rank_waterfall, waits_of
+from distprof.analyzers.whatif.segments import StageLine, main_line
 from distprof.intervals import EMPTY, Intervals, covered, subtract, union
 from distprof.run.tables import RankTables, intervals_of
 from distprof.schema import ABSENT, Int64Array, Table

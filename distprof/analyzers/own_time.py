@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from distprof.analyzers.chance import chance_of_mean
 from distprof.analyzers.context import RankAnalysis
-from distprof.analyzers.held_stages import held_stages
+from distprof.analyzers.stragglers.held_stages import held_stages
 from distprof.schema import Int64Array
 
 __all__ = ["COMPUTATION", "HOST", "INPUT", "OwnTime", "over_peers"]

@@ -9,8 +9,8 @@ from typing import Any
 from distprof.analyzers.job import NO_RUN_DIRECTORY
 from distprof.analyzers.measure import Mapper
 from distprof.analyzers.memory import MemoryResult, RankMemory, combine_memory, measure_memory
-from distprof.analyzers.moe import MoeResult
-from distprof.analyzers.moe_routing import Routing, combine_routing, measure_routing
+from distprof.analyzers.moe.result import MoeResult
+from distprof.analyzers.moe.routing import Routing, combine_routing, measure_routing
 from distprof.analyzers.pauses import (
     HostPauses,
     PausesResult,

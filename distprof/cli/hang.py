@@ -14,7 +14,7 @@ from distprof.cli.output import PIPE_WIDTH, Output, has_color, note, terminal_wi
 from distprof.errors import UsageError
 
 if TYPE_CHECKING:
-    from distprof.analyzers.hang_result import HangReport
+    from distprof.analyzers.hang.result import HangReport
 
 __all__ = ["hang"]
 
@@ -58,7 +58,7 @@ def _report(source: str, executor: str, *, quiet: bool) -> HangReport:
 
     import_numpy()  # before anything else does
     from distprof import __version__
-    from distprof.analyzers.hang import diagnose
+    from distprof.analyzers.hang.analysis import diagnose
     from distprof.cli.progress import progress_bar
     from distprof.ingest.hang_files import read_evidence
 

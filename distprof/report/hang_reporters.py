@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from distprof.analyzers.hang_result import HANG_SCHEMA, HangReport
+from distprof.analyzers.hang.result import HANG_SCHEMA, HangReport
 from distprof.errors import SchemaError
 from distprof.report.registry import RenderOptions
 

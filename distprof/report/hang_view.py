@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from distprof.analyzers.hang_result import HangReport, HangState, RankPosition
+from distprof.analyzers.hang.result import HangReport, HangState, RankPosition
 from distprof.report.escape import short_ranks
 from distprof.report.views.table import TableColumn, TableView, counted
 from distprof.units import fold_ranks, format_duration, name_ranks

@@ -14,16 +14,16 @@ from distprof.analyzers.job import JobResult
 from distprof.analyzers.kernels import KernelsResult
 from distprof.analyzers.memory import MemoryResult
 from distprof.analyzers.messages import MessagesResult
-from distprof.analyzers.moe import MoeResult
+from distprof.analyzers.moe.result import MoeResult
 from distprof.analyzers.overlap import OverlapResult
 from distprof.analyzers.pauses import PausesResult
-from distprof.analyzers.pipeline import PipelineResult
+from distprof.analyzers.pipeline.analysis import PipelineResult
 from distprof.analyzers.result import Record
 from distprof.analyzers.step_log import StepLogResult
-from distprof.analyzers.stragglers import StragglersResult
+from distprof.analyzers.stragglers.analysis import StragglersResult
 from distprof.analyzers.telemetry import TelemetryResult
 from distprof.analyzers.waterfall import WaterfallResult
-from distprof.analyzers.whatif import WhatIfResult
+from distprof.analyzers.whatif.analysis import WhatIfResult
 from distprof.artefacts import REPORT_SCHEMA
 from distprof.rules.finding import Finding, NotChecked
 

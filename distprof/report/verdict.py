@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from distprof.analyzers.stragglers import RankStraggler
+from distprof.analyzers.stragglers.analysis import RankStraggler
 from distprof.report.escape import short_ranks
 from distprof.report.model import Report
 from distprof.report.parts import (

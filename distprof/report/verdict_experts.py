@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from distprof.analyzers.moe import MoeLayer, MoePlacement
+from distprof.analyzers.moe.result import MoeLayer, MoePlacement
 from distprof.report.model import Report
 from distprof.report.parts import is_of_experts_alone
 from distprof.units import format_ratio

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from distprof.analyzers.uneven import Cause, CauseKind, causes_of, limiting_stage
-from distprof.analyzers.whatif import WhatIfResult
+from distprof.analyzers.whatif.analysis import WhatIfResult
+from distprof.analyzers.whatif.uneven import Cause, CauseKind, causes_of, limiting_stage
 from distprof.report.escape import short_ranks
 from distprof.report.model import Report
 from distprof.units import format_duration, format_ratio

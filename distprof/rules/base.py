@@ -42,8 +42,8 @@ class Draft:
         evidence: Sections and keys of the report that hold the numbers.
         severity: Only where it differs from the rule's own.
         without: Key of the what-if scenario that removes this problem
-            (:class:`distprof.analyzers.whatif.Scenario`), so that the simulated gain is put beside
-            the cost; empty where none does.
+            (:class:`~distprof.analyzers.whatif.analysis.Scenario`), so that the simulated gain is
+            put beside the cost; empty where none does.
     """
 
     message: str

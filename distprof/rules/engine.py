@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from distprof.analyzers.breakdown import StepTimeResult
 from distprof.analyzers.result import Result
-from distprof.analyzers.whatif import WhatIfResult
+from distprof.analyzers.whatif.analysis import WhatIfResult
 from distprof.errors import UsageError
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limits, Rule
 from distprof.rules.finding import Finding, NotChecked

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from distprof.analyzers.measure import Measurements, measure
-from distprof.analyzers.stragglers import StragglersResult, analyze_stragglers
+from distprof.analyzers.stragglers.analysis import StragglersResult, analyze_stragglers
 from distprof.run.run import ClockAlignment, CollectiveMatches, Rank, Run
 from distprof.run.topology import ProcessGroup
 from distprof.terms import CollectiveKind, MatchMethod

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from distprof.analyzers.job import NO_RUN_DIRECTORY
 from distprof.analyzers.memory import measure_memory
-from distprof.analyzers.moe_routing import combine_routing, measure_routing
+from distprof.analyzers.moe.routing import combine_routing, measure_routing
 from distprof.analyzers.pauses import host_pauses, measure_pauses
 from distprof.analyzers.records import measure_records
 from distprof.analyzers.step_log import combine_step_logs, measure_step_log

@@ -17,7 +17,7 @@ from distprof.analyzers.job import (
     ProbeState,
 )
 from distprof.analyzers.memory import MemoryResult, RankMemory
-from distprof.analyzers.moe import MoeLayer, MoeResult
+from distprof.analyzers.moe.result import MoeLayer, MoeResult
 from distprof.analyzers.pauses import PausesResult, RankPauses
 from distprof.analyzers.step_log import RankStepLog, StepLogResult
 from distprof.analyzers.telemetry import RankTelemetry, TelemetryResult

@@ -18,7 +18,7 @@ from distprof.analyzers.rows import (
     RankWaterfall,
     StepBreakdown,
 )
-from distprof.analyzers.stragglers import RankStraggler, StepBlame, StragglersResult
+from distprof.analyzers.stragglers.analysis import RankStraggler, StepBlame, StragglersResult
 from distprof.analyzers.waterfall import WaterfallResult
 from distprof.report.model import GroupInfo, Report, RunInfo
 from distprof.rules.finding import Finding, NotChecked

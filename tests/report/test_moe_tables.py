@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 import distprof
-from distprof.analyzers.moe import (
+from distprof.analyzers.moe.result import (
     MoeDrift,
     MoeExchange,
     MoeLayer,

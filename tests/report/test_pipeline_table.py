@@ -2,7 +2,7 @@
 
 import msgspec
 
-from distprof.analyzers.pipeline import PipelinePosition, PipelineRank, PipelineResult
+from distprof.analyzers.pipeline.analysis import PipelinePosition, PipelineRank, PipelineResult
 from distprof.report.views.pipeline import pipeline_table
 from tests.report.samples import healthy
 

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from distprof.analyzers.pipeline import (
+from distprof.analyzers.pipeline.analysis import (
     PictureRow,
     PipelineGroup,
     PipelinePrediction,

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from distprof.analyzers.idle import IdleResult
-from distprof.analyzers.stragglers import RankStraggler, StragglersResult
+from distprof.analyzers.stragglers.analysis import RankStraggler, StragglersResult
 from distprof.report.model import Report
 from distprof.report.verdict import judge
 from distprof.terms import StepSource, StragglerCause, StragglerPattern

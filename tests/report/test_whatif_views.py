@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distprof.analyzers.whatif import PathShare, Scenario, WhatIfResult, WorkerSlowdown
+from distprof.analyzers.whatif.analysis import PathShare, Scenario, WhatIfResult, WorkerSlowdown
 from distprof.report.advice import cost_text
 from distprof.report.markdown import render as render_markdown
 from distprof.report.model import Report

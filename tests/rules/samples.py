@@ -17,10 +17,10 @@ from distprof.analyzers.idle import IdleResult, SyncCall
 from distprof.analyzers.job import JobResult, ProbeOverhead
 from distprof.analyzers.kernels import KernelsResult
 from distprof.analyzers.messages import MessageRank, MessagesResult
-from distprof.analyzers.moe import MoeExchange, MoeLayer, MoePlacement, MoeResult
+from distprof.analyzers.moe.result import MoeExchange, MoeLayer, MoePlacement, MoeResult
 from distprof.analyzers.overlap import OverlapResult
 from distprof.analyzers.pauses import PausesResult, RankPauses
-from distprof.analyzers.pipeline import (
+from distprof.analyzers.pipeline.analysis import (
     PipelineGroup,
     PipelinePosition,
     PipelinePrediction,
@@ -36,9 +36,9 @@ from distprof.analyzers.rows import (
     StepBreakdown,
 )
 from distprof.analyzers.step_log import RankStepLog, StepLogResult
-from distprof.analyzers.stragglers import RankStraggler, StepBlame, StragglersResult
+from distprof.analyzers.stragglers.analysis import RankStraggler, StepBlame, StragglersResult
 from distprof.analyzers.waterfall import WaterfallResult
-from distprof.analyzers.whatif import WhatIfResult
+from distprof.analyzers.whatif.analysis import WhatIfResult
 from distprof.terms import Confidence, StepSource, StragglerCause, StragglerPattern
 from distprof.units import NS_PER_MS
 

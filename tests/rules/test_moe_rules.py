@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from distprof.analyzers.moe import MoeResult
+from distprof.analyzers.moe.result import MoeResult
 from distprof.rules.engine import run_rules
 from distprof.rules.registry import find_rule
 from distprof.terms import Confidence

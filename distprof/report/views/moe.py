@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from distprof.analyzers.moe import MoeLayer, MoePair, MoePlacement, MoeResult
+from distprof.analyzers.moe.result import MoeLayer, MoePair, MoePlacement, MoeResult
 from distprof.report.model import Report
 from distprof.report.views.table import Cell, TableColumn, TableView, counted, folded_ranks
 from distprof.units import fold_ranks, format_bytes, format_duration, format_ratio

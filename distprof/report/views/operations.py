@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from distprof.analyzers.whatif import WhatIfResult
+from distprof.analyzers.whatif.analysis import WhatIfResult
 from distprof.report.escape import short_ranks
 from distprof.report.model import Report
 from distprof.report.views.table import TableColumn, TableView

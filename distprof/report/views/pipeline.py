@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from distprof.analyzers.pipeline import (
+from distprof.analyzers.pipeline.analysis import (
     PipelineGroup,
     PipelinePrediction,
     PipelineResult,

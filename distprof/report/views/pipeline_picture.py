@@ -11,7 +11,7 @@ from functools import partial
 
 import numpy as np
 
-from distprof.analyzers.pipeline_rows import PictureRow, PipelineGroup
+from distprof.analyzers.pipeline.rows import PictureRow, PipelineGroup
 from distprof.report.model import Report
 from distprof.report.views.table import Drawing, TableColumn, TableView
 from distprof.units import format_duration, name_ranks

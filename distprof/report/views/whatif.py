@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from distprof.analyzers.whatif import Scenario, WhatIfResult
+from distprof.analyzers.whatif.analysis import Scenario, WhatIfResult
 from distprof.report.model import Report
 from distprof.report.parts import window_word
 from distprof.report.views.table import Bar, Cell, TableColumn, TableView, counted

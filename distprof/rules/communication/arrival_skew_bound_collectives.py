@@ -44,7 +44,7 @@ from collections.abc import Iterator
 
 from distprof.analyzers.breakdown import StepTimeResult
 from distprof.analyzers.collectives import CollectiveClass, CollectivesResult
-from distprof.analyzers.stragglers import StragglersResult
+from distprof.analyzers.stragglers.analysis import StragglersResult
 from distprof.analyzers.waterfall import WaterfallResult
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
 from distprof.rules.shares import collective_label, mean_step, only_messages, split_classes

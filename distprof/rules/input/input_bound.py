@@ -42,7 +42,7 @@ from collections.abc import Iterator
 
 from distprof.analyzers.breakdown import StepTimeResult
 from distprof.analyzers.idle import IdleResult
-from distprof.analyzers.stragglers import StragglersResult
+from distprof.analyzers.stragglers.analysis import StragglersResult
 from distprof.analyzers.waterfall import WaterfallResult
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
 from distprof.rules.shares import mean_step

@@ -39,7 +39,7 @@ from collections.abc import Iterator
 
 from distprof.analyzers.pauses import PausesResult
 from distprof.analyzers.step_log import StepLogResult
-from distprof.analyzers.stragglers import StragglersResult
+from distprof.analyzers.stragglers.analysis import StragglersResult
 from distprof.rules.base import Draft, Limit, Limits, rule
 from distprof.terms import Severity, StragglerCause, StragglerPattern
 from distprof.units import format_duration, format_ratio, name_ranks

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 
-from distprof.analyzers.moe import MoeLayer, MoePlacement, MoeResult
+from distprof.analyzers.moe.result import MoeLayer, MoePlacement, MoeResult
 from distprof.rules.base import InsufficientEvidenceError
 
 __all__ = [

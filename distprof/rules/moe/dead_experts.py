@@ -36,7 +36,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from distprof.analyzers.moe import MoeLayer, MoeResult
+from distprof.analyzers.moe.result import MoeLayer, MoeResult
 from distprof.rules.base import Draft, Limit, Limits, rule
 from distprof.rules.moe._luck import check_experts_known, name_layer
 from distprof.terms import Severity

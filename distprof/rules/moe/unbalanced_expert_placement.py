@@ -41,7 +41,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from distprof.analyzers.moe import MoePlacement, MoeResult
+from distprof.analyzers.moe.result import MoePlacement, MoeResult
 from distprof.rules.base import Draft, Limit, Limits, rule
 from distprof.rules.moe._luck import (
     check_experts_known,

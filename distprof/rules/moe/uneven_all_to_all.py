@@ -40,7 +40,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from distprof.analyzers.moe import MoeExchange, MoeResult
+from distprof.analyzers.moe.result import MoeExchange, MoeResult
 from distprof.rules.base import Draft, Limit, Limits, rule
 from distprof.rules.moe._luck import DEVIATIONS
 from distprof.terms import Confidence, Severity

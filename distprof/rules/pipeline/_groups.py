@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from distprof.analyzers.pipeline import PipelineGroup, PipelinePrediction, PipelineResult
+from distprof.analyzers.pipeline.analysis import PipelineGroup, PipelinePrediction, PipelineResult
 from distprof.rules.base import InsufficientEvidenceError
 from distprof.units import format_duration, name_ranks
 

@@ -41,7 +41,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from distprof.analyzers.pipeline import PipelineGroup, PipelineResult
+from distprof.analyzers.pipeline.analysis import PipelineGroup, PipelineResult
 from distprof.rules.base import Draft, Limit, Limits, rule
 from distprof.rules.pipeline._groups import judged_groups
 from distprof.terms import MeshAxis, Severity

@@ -43,7 +43,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from distprof.analyzers.pipeline import PipelinePrediction, PipelineResult
+from distprof.analyzers.pipeline.analysis import PipelinePrediction, PipelineResult
 from distprof.rules.base import Draft, Limit, Limits, rule
 from distprof.rules.pipeline._groups import Judged, judged_groups
 from distprof.terms import Severity

@@ -41,7 +41,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from distprof.analyzers.pipeline import PipelinePosition, PipelineResult
+from distprof.analyzers.pipeline.analysis import PipelinePosition, PipelineResult
 from distprof.rules.base import Draft, Limit, Limits, rule
 from distprof.terms import Severity
 from distprof.units import format_duration, format_ratio, name_ranks

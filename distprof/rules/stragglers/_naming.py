@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from distprof.analyzers.collectives import CollectivesResult
-from distprof.analyzers.stragglers import RankStraggler, StragglersResult
+from distprof.analyzers.stragglers.analysis import RankStraggler, StragglersResult
 from distprof.rules.base import InsufficientEvidenceError
 from distprof.terms import StragglerCause, StragglerPattern
 

@@ -39,7 +39,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from distprof.analyzers.messages import MessagesResult
-from distprof.analyzers.stragglers import StragglersResult
+from distprof.analyzers.stragglers.analysis import StragglersResult
 from distprof.rules.base import Draft, Limit, Limits, rule
 from distprof.terms import Confidence, Severity, StragglerCause, StragglerPattern
 from distprof.units import format_duration, format_ratio

@@ -46,7 +46,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from distprof.analyzers.collectives import CollectivesResult
-from distprof.analyzers.stragglers import StragglersResult
+from distprof.analyzers.stragglers.analysis import StragglersResult
 from distprof.rules.base import Draft, Limit, Limits, rule
 from distprof.rules.stragglers._naming import because, fix_of, of_pattern
 from distprof.terms import Confidence, Severity, StragglerCause, StragglerPattern

@@ -44,8 +44,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from distprof.analyzers.collectives import CollectivesResult
-from distprof.analyzers.sequences import SequenceImbalance
-from distprof.analyzers.stragglers import StragglersResult
+from distprof.analyzers.stragglers.analysis import StragglersResult
+from distprof.analyzers.stragglers.sequences import SequenceImbalance
 from distprof.rules.base import Draft, Limit, Limits, rule
 from distprof.terms import Confidence, Severity
 from distprof.units import format_duration, format_ratio

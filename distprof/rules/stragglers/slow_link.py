@@ -41,8 +41,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from distprof.analyzers.collectives import CollectivesResult
-from distprof.analyzers.links import SlowLink
-from distprof.analyzers.stragglers import StragglersResult
+from distprof.analyzers.stragglers.analysis import StragglersResult
+from distprof.analyzers.stragglers.links import SlowLink
 from distprof.rules.base import Draft, Limit, Limits, rule
 from distprof.terms import Severity
 from distprof.units import format_bytes, format_duration, format_ratio, name_ranks

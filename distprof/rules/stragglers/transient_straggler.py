@@ -41,7 +41,7 @@ from collections.abc import Iterator
 
 from distprof.analyzers.breakdown import StepTimeResult
 from distprof.analyzers.collectives import CollectivesResult
-from distprof.analyzers.stragglers import RankStraggler, StragglersResult
+from distprof.analyzers.stragglers.analysis import RankStraggler, StragglersResult
 from distprof.rules.base import Draft, Limit, Limits, rule
 from distprof.rules.stragglers._naming import because, fix_of, of_pattern
 from distprof.terms import Confidence, Severity, StragglerPattern

@@ -49,9 +49,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from distprof.analyzers.pipeline import PipelineResult
-from distprof.analyzers.uneven import Cause, CauseKind, causes_of, limiting_stage
-from distprof.analyzers.whatif import WhatIfResult
+from distprof.analyzers.pipeline.analysis import PipelineResult
+from distprof.analyzers.whatif.analysis import WhatIfResult
+from distprof.analyzers.whatif.uneven import Cause, CauseKind, causes_of, limiting_stage
 from distprof.rules.base import Draft, Limit, Limits, rule
 from distprof.terms import Confidence, Severity
 from distprof.units import format_duration, format_ratio, name_ranks

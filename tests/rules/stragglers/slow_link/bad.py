@@ -2,8 +2,8 @@
 
 from msgspec.structs import replace
 
-from distprof.analyzers.links import SlowLink
-from distprof.analyzers.stragglers import StragglersResult
+from distprof.analyzers.stragglers.analysis import StragglersResult
+from distprof.analyzers.stragglers.links import SlowLink
 from tests.rules.samples import US, Results, healthy, stragglers
 
 LINK = SlowLink(

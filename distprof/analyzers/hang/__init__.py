@@ -1,0 +1,1 @@
+"""Does a job hang, in what, and because of whom."""

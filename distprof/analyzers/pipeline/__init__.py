@@ -1,0 +1,1 @@
+"""Pipelines: slots of stages, the bubble and its parts, what other configurations would take."""

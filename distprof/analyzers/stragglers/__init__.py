@@ -1,0 +1,1 @@
+"""Who makes the others wait, how long, in which pattern, and why."""

@@ -1,0 +1,323 @@
+"""What is transferred between ranks, and who takes part: from matched collectives and messages.
+
+A sender may wait for its receiver, or leave the message in a buffer and go on. Where any sender
+of a group was through before its receiver began, all its messages are taken to be of the second
+kind: the receiver waits for the sender and never the reverse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distprof.analyzers.whatif.line_rows import LineRows
+from distprof.run.run import Run
+from distprof.schema import ABSENT, Int64Array
+from distprof.terms import CollectiveKind
+
+__all__ = ["TransferParts", "Transfers", "transfers_of"]
+
+_SYMMETRIC = [int(kind) for kind in CollectiveKind if kind.is_symmetric]
+_MESSAGES = (int(CollectiveKind.SEND), int(CollectiveKind.RECV))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transfers:
+    """Operations between ranks, J of them; their nodes follow those of the segments.
+
+    Args:
+        duration_ns: int64.
+        kind: int8, a CollectiveKind.
+        axis: int32, index into the graph's ``axis_names``; ABSENT for messages of unknown group.
+        bytes: int64, ABSENT where unknown.
+        owner: int32, position of the rank; ABSENT where several ranks take part.
+        is_joined: bool, whether its members are known, so that the duration holds no waiting.
+        release_ns: int64, before which it cannot start: a member asked for it outside of the line.
+    """
+
+    duration_ns: Int64Array
+    kind: NDArray[np.int8]
+    axis: NDArray[np.int32]
+    bytes: Int64Array
+    owner: NDArray[np.int32]
+    is_joined: NDArray[np.bool_]
+    release_ns: Int64Array
+
+    def __len__(self) -> int:
+        return len(self.duration_ns)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransferParts:
+    """Some transfers, and the rows, segments and delays by which ranks take part in them.
+
+    ``row``, ``of`` and ``late``: row of a member, its transfer, how much later than the transfer
+    the member ends. ``asks`` and ``asks_of``: further segments that a transfer waits for, beside
+    those of its members. ``goes_on`` and ``goes_on_of``: further segments that wait for it.
+    ``sent`` and ``received``: transfers of which the second waits for the first.
+    """
+
+    transfers: Transfers
+    row: Int64Array
+    of: Int64Array
+    late: Int64Array
+    asks: Int64Array
+    asks_of: Int64Array
+    goes_on: Int64Array
+    goes_on_of: Int64Array
+    sent: Int64Array
+    received: Int64Array
+
+    @staticmethod
+    def concat(parts: Sequence[TransferParts]) -> TransferParts:
+        """Parts one after another."""
+        first = np.concatenate(([0], np.cumsum([len(part.transfers) for part in parts])))
+
+        def column(name: str, *, shift: bool = False) -> Int64Array:
+            arrays = [
+                getattr(part, name) + (low if shift else 0)
+                for part, low in zip(parts, first.tolist(), strict=False)
+            ]
+            return np.concatenate(arrays).astype(np.int64)
+
+        transfers = {
+            name: np.concatenate([getattr(part.transfers, name) for part in parts])
+            for name in Transfers.__dataclass_fields__
+        }
+        return TransferParts(
+            transfers=Transfers(**transfers),
+            row=column("row"),
+            of=column("of", shift=True),
+            late=column("late"),
+            asks=column("asks"),
+            asks_of=column("asks_of", shift=True),
+            goes_on=column("goes_on"),
+            goes_on_of=column("goes_on_of", shift=True),
+            sent=column("sent", shift=True),
+            received=column("received", shift=True),
+        )
+
+
+_NOTHING = np.empty(0, np.int64)
+
+
+def transfers_of(run: Run, rows: LineRows) -> TransferParts:
+    """All that happens between ranks."""
+    sent = _sent(run, rows)
+    joined = _joined(run, rows, sent.row)
+    single = _single(rows, np.concatenate((joined.row, sent.row)))
+    return TransferParts.concat([joined, single, sent, *_blocked_in_messages(run, rows)])
+
+
+def _joined(run: Run, rows: LineRows, others: Int64Array) -> TransferParts:
+    """Matched collectives of which every member waits for the last; not those of other rows."""
+    members = rows.index.members(run.matches)
+    size = np.diff(members.offsets)
+    filled = np.flatnonzero(size > 0)
+    first = members.offsets[:-1][filled]
+    if len(filled) == 0:
+        return _parts_of(rows, _NOTHING, _NOTHING, _NOTHING, _NOTHING, _NOTHING)
+    row = members.row
+    last_start = np.maximum.reduceat(rows.start_ns[row], first)
+    first_end = np.minimum.reduceat(rows.end_ns[row], first)
+    shortest = np.minimum.reduceat((rows.end_ns - rows.start_ns)[row], first)
+    timed = np.minimum.reduceat(rows.is_timed[row], first) > 0
+    inside = np.maximum.reduceat(rows.inside[row], first) > 0
+    kind, one_clock = run.matches.kind[filled], _one_clock(run, rows, row, first)
+    waits = np.isin(kind, _SYMMETRIC) | (first_end >= last_start) | ~one_clock
+    other = np.zeros(len(rows.kind), dtype=np.bool_)
+    other[others] = True
+    chosen = timed & inside & waits & (size[filled] > 1) & ~other[row[first]]
+    duration = np.where(one_clock, np.maximum(first_end - last_start, 0), shortest)
+    end = np.where(one_clock, last_start + duration, 0)
+    of = np.cumsum(chosen) - 1
+    member_chosen, member_of = np.repeat(chosen, size[filled]), np.repeat(of, size[filled])
+    late = rows.end_ns[row] - np.repeat(end, size[filled])
+    late = np.where(np.repeat(one_clock, size[filled]), late, 0)
+    return _parts_of(
+        rows,
+        duration[chosen],
+        row[first][chosen],
+        row[member_chosen],
+        member_of[member_chosen],
+        late[member_chosen],
+        kind=kind[chosen],
+    )
+
+
+def _one_clock(run: Run, rows: LineRows, row: Int64Array, first: Int64Array) -> NDArray[np.bool_]:
+    """Instances whose members' clocks can be compared."""
+    component = np.array(
+        [run.clock.component[run.clock.domain_of(rank.rank)] for rank in rows.index.ranks]
+    )
+    of_member = component[rows.index.rank_index[row]]
+    same: NDArray[np.bool_] = np.minimum.reduceat(of_member, first) == np.maximum.reduceat(
+        of_member, first
+    )
+    return same
+
+
+def _parts_of(
+    rows: LineRows,
+    duration: Int64Array,
+    example: Int64Array,
+    row: Int64Array,
+    of: Int64Array,
+    late: Int64Array,
+    *,
+    kind: NDArray[np.int8] | None = None,
+    owner: NDArray[np.int32] | None = None,
+) -> TransferParts:
+    """Transfers of which ``example`` is one row each."""
+    release = np.zeros(len(duration), dtype=np.int64)
+    unasked = row[rows.issue[row] == ABSENT]
+    np.maximum.at(release, of[rows.issue[row] == ABSENT], rows.start_ns[unasked])
+    shared = np.full(len(duration), ABSENT, dtype=np.int32)
+    return TransferParts(
+        transfers=Transfers(
+            duration_ns=duration.astype(np.int64),
+            kind=(rows.kind[example] if kind is None else kind).astype(np.int8),
+            axis=rows.axis[example].astype(np.int32),
+            bytes=rows.bytes[example].astype(np.int64),
+            owner=shared if owner is None else owner,
+            is_joined=np.full(len(duration), owner is None),
+            release_ns=release,
+        ),
+        row=row,
+        of=of,
+        late=late,
+        asks=_NOTHING,
+        asks_of=_NOTHING,
+        goes_on=_NOTHING,
+        goes_on_of=_NOTHING,
+        sent=_NOTHING,
+        received=_NOTHING,
+    )
+
+
+def _single(rows: LineRows, joined_row: Int64Array) -> TransferParts:
+    """Timed rows without partners: they last as long as they did."""
+    alone = rows.inside & rows.is_timed
+    alone[joined_row] = False
+    row = np.flatnonzero(alone)
+    return _parts_of(
+        rows,
+        (rows.end_ns - rows.start_ns)[row],
+        row,
+        row,
+        np.arange(len(row), dtype=np.int64),
+        np.zeros(len(row), np.int64),
+        owner=rows.index.rank_index[row],
+    )
+
+
+# Messages that wait in a buffer -------------------------------------------------------------------
+
+
+def _sent(run: Run, rows: LineRows) -> TransferParts:
+    """Messages whose senders do not wait for their receivers: a transfer of either end."""
+    sender, receiver, group = _ends(run, rows)
+    through = rows.end_ns[sender] < rows.start_ns[receiver]
+    chosen = np.isin(group, np.unique(group[through]))
+    sender, receiver = sender[chosen], receiver[chosen]
+    number = np.arange(len(sender), dtype=np.int64)
+    arrives = np.maximum(rows.start_ns[receiver], rows.end_ns[sender])
+    row = np.concatenate((sender, receiver))
+    end_ns = np.concatenate((rows.end_ns[sender], rows.end_ns[receiver]))
+    begins = np.concatenate((rows.start_ns[sender], arrives))
+    parts = _parts_of(
+        rows,
+        np.maximum(end_ns - begins, 0),
+        row,
+        row,
+        np.arange(len(row), dtype=np.int64),
+        np.minimum(end_ns - begins, 0),
+        owner=rows.index.rank_index[row],
+    )
+    known = replace(parts.transfers, is_joined=np.ones(len(row), dtype=np.bool_))
+    return replace(parts, transfers=known, sent=number, received=number + len(number))
+
+
+def _ends(run: Run, rows: LineRows) -> tuple[Int64Array, Int64Array, NDArray[np.int32]]:
+    """Timed rows of sends and the receives that they were matched with, and their groups."""
+    members = rows.index.members(run.matches)
+    pairs = np.flatnonzero(np.isin(run.matches.kind, _MESSAGES) & (np.diff(members.offsets) == 2))
+    low = members.offsets[:-1][pairs]
+    ends = np.stack((members.row[low], members.row[low + 1]), axis=1)
+    sends = rows.kind[ends] == CollectiveKind.SEND
+    usable = (sends.sum(axis=1) == 1) & (rows.kind[ends] == CollectiveKind.RECV).any(axis=1)
+    usable &= rows.is_timed[ends].all(axis=1) & rows.inside[ends].any(axis=1)
+    usable &= _one_clock(run, rows, ends.ravel(), 2 * np.arange(len(ends), dtype=np.int64))
+    ends, sends = ends[usable], sends[usable]
+    return ends[sends], ends[~sends], run.matches.group[pairs[usable]]
+
+
+# Messages without transfer times -----------------------------------------------------------------
+
+
+def _blocked_in_messages(run: Run, rows: LineRows) -> list[TransferParts]:
+    """One transfer per time that a rank was blocked in sends and receives."""
+    own, partner = _partners(run, rows)
+    return [
+        _blocked_on_rank(run, rows, position, own, partner)
+        for position, line in enumerate(rows.lines)
+        if len(line.wait_end_ns)
+    ]
+
+
+def _partners(run: Run, rows: LineRows) -> tuple[Int64Array, Int64Array]:
+    """Rows of matched messages without transfer times, and the row of each other end."""
+    members = rows.index.members(run.matches)
+    pairs = np.flatnonzero(np.isin(run.matches.kind, _MESSAGES) & (np.diff(members.offsets) == 2))
+    first = members.row[members.offsets[:-1][pairs]]
+    second = members.row[members.offsets[:-1][pairs] + 1]
+    own, partner = np.concatenate((first, second)), np.concatenate((second, first))
+    usable = ~rows.is_timed[own] & ~rows.is_timed[partner]
+    return own[usable], partner[usable]
+
+
+def _blocked_on_rank(
+    run: Run, rows: LineRows, position: int, own: Int64Array, partner: Int64Array
+) -> TransferParts:
+    """Its waits: each is over after the messages that were ready before its end, not earlier."""
+    line, rank = rows.lines[position], rows.index.ranks[position].rank
+    start, end = (
+        run.clock.to_common(rank, time) - rows.epoch_ns
+        for time in (line.wait_start_ns, line.wait_end_ns)
+    )
+    mine = (rows.index.rank_index[own] == position) & (rows.issue[partner] != ABSENT)
+    own, partner = own[mine], partner[mine]
+    ready = np.maximum(rows.start_ns[own], rows.start_ns[partner])
+    wait = np.searchsorted(end, ready, side="left")
+    own, partner, ready = (part[wait < len(end)] for part in (own, partner, ready))
+    wait = wait[wait < len(end)]
+    begins = start.copy()
+    np.maximum.at(begins, wait, ready)
+    joined = np.zeros(len(end), dtype=np.bool_)
+    joined[wait] = True
+    resume = line.wait_resume + rows.base[position]
+    axis = np.full(len(end), ABSENT, dtype=np.int32)
+    axis[wait] = rows.axis[own]
+    return TransferParts(
+        transfers=Transfers(
+            duration_ns=np.maximum(end - begins, 0),
+            kind=np.full(len(end), CollectiveKind.SEND_RECV, np.int8),
+            axis=axis,
+            bytes=np.full(len(end), ABSENT, np.int64),
+            owner=np.full(len(end), position, np.int32),
+            is_joined=joined,
+            release_ns=np.zeros(len(end), np.int64),
+        ),
+        row=_NOTHING,
+        of=_NOTHING,
+        late=_NOTHING,
+        asks=np.concatenate((resume - 1, rows.issue[partner])),
+        asks_of=np.concatenate((np.arange(len(end), dtype=np.int64), wait)),
+        goes_on=resume,
+        goes_on_of=np.arange(len(end), dtype=np.int64),
+        sent=_NOTHING,
+        received=_NOTHING,
+    )

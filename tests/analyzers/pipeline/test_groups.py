@@ -1,0 +1,217 @@
+"""Pipelines put together from ranks: whole, halved, unclocked, repeated, and without marks."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from distprof.analyzers.measure import measure
+from distprof.analyzers.pipeline.analysis import analyze_pipeline
+from distprof.analyzers.pipeline.from_messages import SOURCE
+from distprof.run.run import ClockAlignment
+from distprof.run.topology import ProcessGroup
+from distprof.terms import CollectiveKind, Confidence, MeshAxis
+from tests.builders import RankBuilder, make_run
+
+# 1F1B on two ranks, two micro-batches; forward 10, backward 20: a bubble of one slot of each.
+ORDER = (
+    (("F", 0, 0), ("F", 1, 10), ("B", 0, 40), ("B", 1, 70)),
+    (("F", 0, 10), ("B", 0, 20), ("F", 1, 40), ("B", 1, 50)),
+)
+LENGTH = {"F": 10, "B": 20}
+
+
+def rank_of(number, place, *, steps=(0,), name="distprof:pp stage={place} op={op} mb={batch}"):
+    builder = RankBuilder(number)
+    for step in steps:
+        low = 1_000 * step
+        builder.step(step, low, low + 100)
+        for op, batch, start in ORDER[place]:
+            begin, end = low + start, low + start + LENGTH[op]
+            builder.range(name.format(place=place, op=op, batch=batch), begin, end)
+            builder.kernel("gemm", begin, end)
+    return builder.rank()
+
+
+def pp_group(*ranks):
+    return ProcessGroup(
+        name="pp",
+        description="mesh_pp",
+        ranks=ranks,
+        size=len(ranks),
+        backend="nccl",
+        axis=MeshAxis.PP,
+    )
+
+
+def analysed(ranks, **more):
+    run = make_run(ranks, steps=more.pop("steps", (0,)), **more)
+    return analyze_pipeline(run, measure(run).analyses)
+
+
+def test_a_pipeline_by_hand():
+    (group,) = analysed([rank_of(0, 0), rank_of(1, 1)]).groups
+    assert (group.schedule, group.ranks, group.stages) == ("1f1b", (0, 1), 2)
+    assert (group.span_ns, group.work_ns, group.idle_ns) == (90, 60, 30)
+    assert group.bubble_fraction == pytest.approx(1 / 3)
+    assert group.ideal_bubble_fraction == pytest.approx(1 / 3)
+    assert (group.warm_up_drain_ns, group.host_ns, group.exposed_p2p_ns) == (30, 0, 0)
+    assert [stage.in_flight for stage in group.stages_detail] == [2, 1]
+    assert [stage.forward_ns for stage in group.stages_detail] == [10, 10]
+    assert [stage.backward_ns for stage in group.stages_detail] == [20, 20]
+    assert group.confidence is Confidence.MEASURED
+    assert len(group.picture) == 8
+
+
+def test_replicas_of_one_shape_are_one_group():
+    ranks = [rank_of(rank, rank // 2) for rank in range(4)]
+    groups = [pp_group(0, 3), pp_group(1, 2)]
+    (group,) = analysed(ranks, groups=groups).groups
+    assert group.replicas == ((0, 3), (1, 2))
+
+
+def test_without_groups_the_first_ranks_of_each_stage_form_a_pipeline_and_it_is_said():
+    (group,) = analysed([rank_of(rank, rank // 2) for rank in range(4)]).groups
+    assert group.replicas == ((0, 2), (1, 3))
+    assert "concluded from the order of their numbers" in group.notes[0]
+
+
+def test_half_a_pipeline_has_a_bubble_but_no_causes():
+    (group,) = analysed([rank_of(0, 0)], groups=[pp_group(0, 1)]).groups
+    assert group.stages == 2
+    assert group.bubble_fraction == pytest.approx(1 / 3)
+    assert group.schedule == "gpipe or 1f1b"  # the first rank does the same in both
+    assert group.warm_up_drain_ns is None
+    assert group.predictions == ()
+    assert "stages 1 were not" in group.notes[0]
+
+
+def test_the_last_half_knows_that_stages_come_before_it():
+    (group,) = analysed([rank_of(1, 1)]).groups
+    assert group.stages == 2
+    assert group.warm_up_drain_ns is None
+
+
+def test_torchs_plain_names_take_their_stage_from_the_group():
+    ranks = []
+    for number in range(2):
+        builder = RankBuilder(number).step(0, 0, 100)
+        for op, batch, start in ORDER[number]:
+            word = "Forward" if op == "F" else "Backward"
+            builder.range(f"{word} {batch}", start, start + LENGTH[op])
+            builder.kernel("gemm", start, start + LENGTH[op])
+        ranks.append(builder.rank())
+    (group,) = analysed(ranks, groups=[pp_group(0, 1)]).groups
+    assert (group.stages, group.schedule, group.source) == (2, "1f1b", "torch annotations")
+    assert group.confidence is Confidence.INFERRED
+
+
+def test_ranks_without_a_common_clock_have_the_longest_own_span():
+    apart = ClockAlignment(
+        domains=((0,), (1,)),
+        names=("rank 0", "rank 1"),
+        offset_ns=np.zeros(2),
+        drift_ratio=np.zeros(2),
+        reference_ns=0,
+        residual_ns=np.array([-1, -1], dtype=np.int64),
+        component=np.array([0, 1], dtype=np.int32),
+    )
+    (group,) = analysed([rank_of(0, 0), rank_of(1, 1)], clock=apart).groups
+    assert not group.comparable_clocks
+    assert (group.span_ns, group.idle_ns, group.exposed_p2p_ns) == (90, 30, 0)
+    assert group.confidence is Confidence.INFERRED
+    assert "cannot be compared" in group.notes[-1]
+
+
+def test_steps_in_another_order_are_left_out_and_counted():
+    first = rank_of(0, 0, steps=(0, 1, 2))
+    builder = RankBuilder(1)
+    for step in range(3):
+        low = 1_000 * step
+        builder.step(step, low, low + 100)
+        for op, batch, start in ORDER[1]:
+            other = 1 - batch if step == 1 else batch
+            begin, end = low + start, low + start + LENGTH[op]
+            builder.range(f"PP:1{op}{other}", begin, end).kernel("gemm", begin, end)
+    (group,) = analysed([first, builder.rank()], steps=(0, 1, 2)).groups
+    assert group.num_steps == 2
+    assert "1 more steps had another order" in group.notes[0]
+
+
+def test_a_schedule_run_twice_in_a_step_counts_twice():
+    ranks = []
+    for number in range(2):
+        builder = RankBuilder(number).step(0, 0, 300)
+        for low in (0, 150):
+            for op, batch, start in ORDER[number]:
+                begin, end = low + start, low + start + LENGTH[op]
+                builder.range(f"PP:{number}{op}{batch}", begin, end).kernel("gemm", begin, end)
+        ranks.append(builder.rank())
+    (group,) = analysed(ranks).groups
+    assert (group.num_steps, group.span_ns, group.num_micro_batches) == (2, 90, 2)
+
+
+def test_marks_without_kernels_give_no_causes():
+    ranks = []
+    for number in range(2):
+        builder = RankBuilder(number).step(0, 0, 100).kernel("elsewhere", 95, 99)
+        for op, batch, start in ORDER[number]:
+            builder.range(f"PP:{number}{op}{batch}", start, start + LENGTH[op])
+        ranks.append(builder.rank())
+    (group,) = analysed(ranks).groups
+    assert group.warm_up_drain_ns is None
+    assert group.limiting_stage is None
+
+
+# Without marks ------------------------------------------------------------------------------------
+
+
+def messages(number, peers, *, count=3):
+    """Sends to and receives from each peer, ``count`` times, or as a mapping says."""
+    builder = RankBuilder(number).step(0, 0, 1_000).kernel("gemm", 0, 100)
+    now = 200
+    for peer in peers:
+        for _ in range(count if isinstance(count, int) else count[peer]):
+            for kind in (CollectiveKind.SEND, CollectiveKind.RECV):
+                builder.comm("ncclDevKernel_SendRecv", now, now + 5, kind=kind, peer=peer)
+                now += 10
+    return builder.rank()
+
+
+def test_a_chain_of_ranks_that_send_both_ways_is_a_pipeline():
+    ranks = [messages(0, [2]), messages(2, [0, 1]), messages(1, [2])]
+    (group,) = analysed(sorted(ranks, key=lambda rank: rank.rank)).groups
+    assert (group.ranks, group.stages, group.num_micro_batches) == ((0, 2, 1), 3, 3)
+    assert (group.source, group.confidence) == (SOURCE, Confidence.INFERRED)
+    assert group.bubble_fraction == pytest.approx(0.9)
+    assert group.warm_up_drain_ns is None
+
+
+def test_a_last_rank_that_sends_to_the_first_less_often_holds_several_stages():
+    counts = dict.fromkeys(((0, 1), (1, 2), (2, 3)), 4) | {(0, 3): 2}
+
+    def of(rank):
+        mine = {b if a == rank else a: n for (a, b), n in counts.items() if rank in (a, b)}
+        return messages(rank, sorted(mine), count=mine)
+
+    (group,) = analysed([of(rank) for rank in range(4)]).groups
+    assert (group.ranks, group.stages, group.virtual_stages) == ((0, 1, 2, 3), 8, 2)
+    assert group.num_micro_batches == 2
+
+
+def test_a_ring_is_no_pipeline():
+    ranks = [messages(rank, [(rank - 1) % 4, (rank + 1) % 4]) for rank in range(4)]
+    result = analysed(ranks)
+    assert result.groups == ()
+    assert result.unavailable
+
+
+def test_links_that_carry_unequal_numbers_are_no_pipeline():
+    ranks = [messages(0, [1]), messages(1, [0, 2], count={0: 3, 2: 5}), messages(2, [1], count=5)]
+    assert analysed(ranks).groups == ()
+
+
+def test_a_run_whose_analyses_are_missing_says_so():
+    run = make_run([rank_of(0, 0)], steps=(0,))
+    assert analyze_pipeline(run, {}).unavailable
+    assert analyze_pipeline(replace(run, ranks=()), {}).unavailable

@@ -1,0 +1,90 @@
+"""Slow links: the group that passes one is named, and no rank is blamed for it."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from distprof.analyzers.measure import measure
+from distprof.analyzers.stragglers.analysis import analyze_stragglers
+from distprof.ingest.assemble import assemble_run
+from distprof.terms import StragglerPattern
+from tests.simulator import Collective, Compute, Input, SimulatedJob, SlowDevice, SlowLink
+
+MS = 1_000_000
+MESH = SimulatedJob(
+    num_nodes=3,
+    ranks_per_node=2,
+    num_steps=8,
+    program=(
+        Input(),
+        Compute(ns=4 * MS),
+        Collective(axis="tp", transfer_ns=MS // 10, bytes=1 << 20),
+        Collective(axis="dp", transfer_ns=2 * MS, bytes=64 << 20),
+        Collective(bytes=4, transfer_ns=20_000),
+    ),
+    axes={"tp": ((0, 1), (2, 3), (4, 5)), "dp": ((0, 2, 4), (1, 3, 5))},
+)
+
+
+def stragglers_of(job):
+    run = assemble_run("simulated", job.run().to_ranks())
+    found = measure(run)
+    return analyze_stragglers(run, found.analyses, found.step_time, found.kernels)
+
+
+@pytest.mark.parametrize("factor", [1.3, 2.0, 4.0])
+def test_the_group_with_a_slow_link_is_named_with_what_it_costs(factor):
+    result = stragglers_of(replace(MESH, faults=(SlowLink(rank=3, factor=factor),)))
+    (link,) = result.links
+    assert link.ranks == (1, 3, 5)
+    assert (link.kind, link.axis, link.bytes) == ("all_reduce", "dp", 64 << 20)
+    assert link.ratio == pytest.approx(factor, rel=0.03)
+    assert link.lost_ns_per_step == pytest.approx((factor - 1) * 2 * MS, rel=0.05)
+    assert link.nodes == ("node0", "node1", "node2")
+
+
+def test_ranks_that_a_slow_link_holds_up_are_not_stragglers():
+    result = stragglers_of(replace(MESH, faults=(SlowLink(rank=3, factor=2.0),)))
+    assert result.pattern is StragglerPattern.NONE
+    assert {record.pattern for record in result.ranks} == {StragglerPattern.NONE}
+
+
+def test_alike_links_and_late_ranks_are_no_slow_links():
+    assert stragglers_of(MESH).links == ()
+    assert stragglers_of(replace(MESH, faults=(SlowDevice(rank=3, factor=1.5),))).links == ()
+
+
+def test_a_link_inside_of_a_node_is_not_slow_when_the_card_to_others_is():
+    result = stragglers_of(replace(MESH, faults=(SlowLink(rank=0, factor=2.0),)))
+    assert [link.axis for link in result.links] == ["dp"]
+
+
+def test_one_group_alone_has_nothing_to_be_compared_with():
+    alone = replace(MESH, axes={}, program=(Compute(ns=4 * MS), Collective(transfer_ns=2 * MS)))
+    assert stragglers_of(replace(alone, faults=(SlowLink(rank=0, factor=3.0),))).links == ()
+
+
+def test_too_few_transfers_tell_nothing():
+    few = replace(MESH, num_steps=4, faults=(SlowLink(rank=3, factor=2.0),))
+    assert stragglers_of(few).links == ()
+
+
+def test_a_rank_that_is_slow_beside_a_slow_link_is_still_named():
+    faults = (SlowLink(rank=3, factor=1.5), SlowDevice(rank=4, factor=1.3))
+    result = stragglers_of(replace(MESH, faults=faults))
+    assert [link.ranks for link in result.links] == [(1, 3, 5)]
+    named = [record.rank for record in result.ranks if record.pattern is not StragglerPattern.NONE]
+    assert named == [4]
+
+
+@given(factor=st.floats(1.5, 4.0), rank=st.integers(0, 5), seed=st.integers(0, 100))
+@settings(max_examples=10, deadline=None)
+def test_whichever_link_is_slow_its_group_is_named_and_loses_no_more_than_the_step(
+    factor, rank, seed
+):
+    job = replace(MESH, seed=seed, faults=(SlowLink(rank=rank, factor=factor),))
+    (link,) = stragglers_of(job).links
+    assert link.ranks == ((0, 2, 4), (1, 3, 5))[rank % 2]
+    assert 0 < link.share_of_step_ratio < 1
