@@ -79,7 +79,11 @@ def test_what_was_ordered_stands_in_the_report_as_ground_truth(run_once: RunOnce
 
 
 def test_nobody_lastingly_is_to_blame_in_a_healthy_job(run_once: RunOnce) -> None:
-    """One stall may come from whatever else the machine does: it is there, and no fault of ours."""
+    """What else the machine does stalls a rank once, or lengthens all its steps a little.
+
+    Both are there, and no fault of ours; a tenth of the step is.
+    """
     report = report_of(run_once, "ddp")
-    lasting = [f["message"] for f in accusations(report) if f["code"] != "STR102"]
-    assert not lasting
+    dear = 0.1 * report["step_time"]["median_ns"]
+    lasting = [f for f in accusations(report) if f["code"] != "STR102"]
+    assert [f["message"] for f in lasting if (f["cost_ns_per_step"] or dear) >= dear] == []
