@@ -207,3 +207,9 @@ def test_counts_alone_are_judged_by_where_a_placement_helps_most():
         "by their loads it would get 1.01 times the mean."
     )
     assert headline(report) == "64 experts · 3 layers · 6 parts of the data · nothing timed"
+
+
+def test_a_placement_that_is_no_better_is_said_to_be_none():
+    row = placement("3", max_over_mean=1.14, replaced_max_over_mean=1.15)
+    (shown,) = cells(placement_table(report(placement=(row,)), show_all=True))
+    assert shown["placed anew"] == "no better"

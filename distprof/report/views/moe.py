@@ -237,7 +237,7 @@ def _placement_cells(row: MoePlacement, *, parts: bool, has_time: bool) -> tuple
         _times(row.max_over_mean),
         _times(row.worst_max_over_mean),
         _times(row.expert_max_over_mean),
-        _times(row.replaced_max_over_mean),
+        _placed_anew(row),
     ]
     if has_time:
         cells += [
@@ -246,6 +246,11 @@ def _placement_cells(row: MoePlacement, *, parts: bool, has_time: bool) -> tuple
             format_duration(row.replaced_ns_per_step),
         ]
     return tuple(cells)
+
+
+def _placed_anew(row: MoePlacement) -> str:
+    anew = row.replaced_max_over_mean
+    return "no better" if anew is not None and anew >= row.max_over_mean else _times(anew)
 
 
 def _rank_cells(values: Sequence[float | None]) -> tuple[Cell, ...]:
