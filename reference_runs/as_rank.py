@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 from distprof.errors import UsageError
+from probes.attach.ranks import remove_sockets
 from probes.environment import Placement
 from probes.job import rank_process
 from probes.job.alarm import ANSWER_S, Alarm
@@ -67,6 +68,7 @@ def run_as_rank(settings: Settings, wishes: Wishes, place: Placement) -> int:
                 show(supervisor.progress)
                 time.sleep(_LOOK_S)
         child.wait()
+        remove_sockets(run_dir)
         alarm.serve(supervisor)
         if place.rank != 0:
             return _leave(run_dir, supervisor, interrupts, alarm)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from distprof.errors import DistprofError, MissingExtraError, UsageError
+from probes.attach.ranks import remove_sockets
 from probes.environment import placement
 from probes.job.alarm import ANSWER_S, Alarm
 from probes.job.directory import new_run_directory, write_run_file
@@ -99,6 +100,7 @@ def _run_in(run_dir: Path, settings: Settings, wishes: Wishes) -> int:
                     alarm.serve(supervisor)
 
             problem = _launch(run_dir, settings, supervisor, interrupts, on_look)
+        remove_sockets(run_dir)
         if launch.this_node != 0:
             return _leave(run_dir, supervisor, interrupts, alarm, problem)
         others = set(range(launch.world_size)) - set(supervisor.exits)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from distprof.artefacts import ATTACH_FILE
 from tests.e2e.jobs import LIMIT_S, Job, RunOnce, command_of, job_in, run_job
 
 pytestmark = pytest.mark.distributed
@@ -50,6 +51,8 @@ def test_a_rank_that_dies_is_named_and_the_rest_is_reported(run_once: RunOnce) -
     assert (job.run.failure.rank, job.run.failure.kind) == (1, "killed")
     assert [fault.text for fault in job.run.faults] == ["dead-rank=1:6"]
     assert "The job failed: rank 1 was killed (SIGKILL)" in job.stderr
+    told = json.loads((job.dir / "rank00001" / ATTACH_FILE).read_text("utf-8"))
+    assert not Path(told["socket"]).parent.exists()
     assert job.report["job"]["failure"]["rank"] == 1
     assert (job.dir / "rank00000" / "error.json").is_file()
 
