@@ -20,6 +20,7 @@ __all__ = [
     "crossover_bytes",
     "exposed_overhead_ratio",
     "hierarchical_all_reduce_time",
+    "latency_steps",
     "sent_bytes",
 ]
 
@@ -111,7 +112,7 @@ def collective_time(
         ValueError: If the kind has no such algorithm.
     """
     _check_size(group_size)
-    steps = _latency_steps(kind, group_size, algorithm)
+    steps = latency_steps(kind, group_size, algorithm)
     if algorithm in ("tree", "naive"):
         return steps * (alpha_s + num_bytes / bandwidth)
     return steps * alpha_s + sent_bytes(kind, group_size, num_bytes) / bandwidth
@@ -160,8 +161,12 @@ def _check_size(group_size: int) -> None:
         raise ValueError(f"a group has at least one member, not {group_size}")
 
 
-def _latency_steps(kind: CollectiveKind, group_size: int, algorithm: Algorithm) -> int:
-    """How often the latency is paid, one after another."""
+def latency_steps(kind: CollectiveKind, group_size: int, algorithm: Algorithm) -> int:
+    """How often the latency is paid, one after another.
+
+    Raises:
+        ValueError: If the kind has no such algorithm.
+    """
     hops, doublings = group_size - 1, math.ceil(math.log2(group_size))
     if kind is CollectiveKind.ALL_REDUCE:
         return 2 * (hops if algorithm in ("ring", "naive") else doublings)

@@ -1,0 +1,286 @@
+"""α and β of a link, fitted to times of a collective over sizes; and what a size should reach.
+
+Source: formula sheet, "Collectives". Step count and bus factor of the algorithm are divided out;
+the regression weighs relative errors, since times span six decades, and an outlier counts for
+little (Huber's weights, iterated).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from distprof.artefacts.fabric_file import FabricCurve, FabricFile, FabricFit, FabricPoint, Tier
+from distprof.costs.collectives import Algorithm, bus_factor, latency_steps
+from distprof.terms import CollectiveKind
+from distprof.units import format_bytes
+
+__all__ = ["MIN_SIZES", "NoFitError", "expected_busbw", "fit_alpha_beta", "fitted", "point"]
+
+Floats = NDArray[np.float64]
+
+MIN_SIZES = 5
+"""Two unknowns, their errors, and one outlier."""
+
+_MIN_IN_REGIME = 2
+_REGIME_RATIO = 0.75  # of the time is latency, or is transfer: then the size belongs to that regime
+_HUBER = 1.345
+_ROUNDS = 50
+_SETTLED = 1e-9
+_SATURATED_RATIO = 0.1
+_LEAST_ERROR = 1e-3  # no clock and no machine repeats a time better than this
+_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+"""Student's t, 97.5 %, for 1 to 10 degrees of freedom."""
+
+
+class NoFitError(ValueError):
+    """The sizes do not determine latency and bandwidth; the message says why, one sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """time = start + slope · bytes, with the covariance of the two."""
+
+    start: float
+    slope: float
+    covariance: Floats
+
+
+def point(
+    kind: CollectiveKind,
+    group_size: int,
+    num_bytes: int,
+    rounds_ns: Sequence[float],
+    *,
+    num_iterations: int | None = None,
+) -> FabricPoint:
+    """One size as measured.
+
+    Args:
+        kind: The operation.
+        group_size: Ranks of its group.
+        num_bytes: Size as nccl-tests counts it.
+        rounds_ns: Time of one operation, for each round.
+        num_iterations: Operations in each round.
+
+    Raises:
+        ValueError: If the kind has no bus factor or a time is not positive.
+    """
+    factor = bus_factor(kind, group_size)
+    if factor is None or min(rounds_ns) <= 0:
+        raise ValueError(f"{kind.label} in {min(rounds_ns)} ns has no bandwidth")
+    time_ns = max(round(float(np.median(rounds_ns))), 1)
+    has_spread = len(rounds_ns) > 1
+    return FabricPoint(
+        bytes=num_bytes,
+        time_ns=time_ns,
+        low_ns=round(min(rounds_ns)) if has_spread else None,
+        high_ns=round(max(rounds_ns)) if has_spread else None,
+        num_rounds=len(rounds_ns),
+        num_iterations=num_iterations,
+        algbw_bytes_per_s=num_bytes / time_ns * 1e9,
+        busbw_bytes_per_s=factor * num_bytes / time_ns * 1e9,
+    )
+
+
+def fitted(curve: FabricCurve) -> FabricCurve:
+    """The curve with its fit, or with the reason why it has none."""
+    sizes = [p.bytes for p in curve.points]
+    times = [p.time_ns for p in curve.points]
+    try:
+        fit = fit_alpha_beta(CollectiveKind[curve.kind.upper()], curve.group_size, sizes, times)
+    except NoFitError as error:
+        return msgspec.structs.replace(curve, fit=None, refusal=str(error))
+    return msgspec.structs.replace(curve, fit=fit, refusal="")
+
+
+def fit_alpha_beta(
+    kind: CollectiveKind,
+    group_size: int,
+    sizes: Sequence[int],
+    times_ns: Sequence[float],
+    *,
+    algorithm: Algorithm = "ring",
+) -> FabricFit:
+    """Latency and bandwidth from times over sizes.
+
+    Args:
+        kind: The operation.
+        group_size: Ranks of its group.
+        sizes: Bytes as nccl-tests counts them.
+        times_ns: Of one operation of each size.
+        algorithm: Whose steps and bytes are divided out; ring or recursive.
+
+    Raises:
+        NoFitError: If there are too few sizes, or they cover only one regime.
+    """
+    steps, factor = latency_steps(kind, group_size, algorithm), bus_factor(kind, group_size)
+    if not steps or not factor:
+        raise NoFitError(f"{kind.label} among {group_size} sends nothing")
+    if len(set(sizes)) < MIN_SIZES:
+        raise NoFitError(f"{len(set(sizes))} sizes were measured, a fit takes {MIN_SIZES}")
+    size, time = np.asarray(sizes, np.float64), np.asarray(times_ns, np.float64)
+    line = _robust_line(size, time)
+    _check_regimes(line, size)
+    wrong = np.abs(time / (line.start + line.slope * size) - 1)
+    wide = _quantile(len(size) - 2) * np.sqrt(np.diag(line.covariance))
+    slopes = (line.slope + wide[1], max(line.slope - wide[1], line.slope / 1e3))
+    low, high = (factor / each * 1e9 for each in slopes)
+    return FabricFit(
+        alpha_ns=line.start / steps,
+        alpha_low_ns=max(line.start - wide[0], 0.0) / steps,
+        alpha_high_ns=(line.start + wide[0]) / steps,
+        bandwidth_bytes_per_s=factor / line.slope * 1e9,
+        bandwidth_low_bytes_per_s=low,
+        bandwidth_high_bytes_per_s=high,
+        num_steps=steps,
+        algorithm=algorithm,
+        crossover_bytes=round(line.start / line.slope),
+        residual_ratio=float(np.median(wrong)),
+        worst_ratio=float(wrong.max()),
+        worst_bytes=int(size[wrong.argmax()]),
+    )
+
+
+def expected_busbw(
+    profile: FabricFile,
+    kind: CollectiveKind,
+    *,
+    group_size: int,
+    num_nodes: int,
+    num_bytes: int,
+) -> float | None:
+    """Bus bandwidth that a collective should reach, bytes per second.
+
+    A curve of the same group size is read between its sizes, and beyond its largest where it has
+    levelled off there. For another group size in the same tier the fitted α and β are used, inside
+    the measured sizes. Where several curves answer (in and out of place), the best counts: what the
+    machines have shown they can do.
+
+    Returns:
+        None where the profile does not reach.
+    """
+    if kind.is_point_to_point:
+        kind = CollectiveKind.SEND_RECV
+    tier: Tier = "node" if num_nodes == 1 else "across"
+    curves = [c for c in profile.curves if c.kind == kind.label and c.tier == tier and c.points]
+    same = [c for c in curves if _is_same_group(c, kind, group_size, num_nodes)]
+    found = [_interpolated(curve, num_bytes) for curve in same]
+    if not same:
+        found = [_modelled(curve, kind, group_size, num_bytes) for curve in curves]
+    return max((value for value in found if value is not None), default=None)
+
+
+def _is_same_group(
+    curve: FabricCurve, kind: CollectiveKind, group_size: int, num_nodes: int
+) -> bool:
+    if kind.is_point_to_point:  # its bandwidth is one pair's
+        return True
+    return curve.group_size == group_size and curve.num_nodes in (None, num_nodes)
+
+
+def _interpolated(curve: FabricCurve, num_bytes: int) -> float | None:
+    """Between the two sizes around, on logarithmic scales."""
+    points = curve.points
+    if num_bytes < points[0].bytes:
+        return None
+    if num_bytes > points[-1].bytes:
+        return _levelled_off(points)
+    sizes = np.log([p.bytes for p in points])
+    speeds = np.log([p.busbw_bytes_per_s for p in points])
+    return float(np.exp(np.interp(math.log(num_bytes), sizes, speeds)))
+
+
+def _levelled_off(points: Sequence[FabricPoint]) -> float | None:
+    """The last bandwidth, if twice the size or more brought hardly any more of it."""
+    last = points[-1]
+    before = [p for p in points if 2 * p.bytes <= last.bytes]
+    if not before:
+        return None
+    gained = last.busbw_bytes_per_s / before[-1].busbw_bytes_per_s - 1
+    return last.busbw_bytes_per_s if abs(gained) <= _SATURATED_RATIO else None
+
+
+def _modelled(
+    curve: FabricCurve, kind: CollectiveKind, group_size: int, num_bytes: int
+) -> float | None:
+    """By α and β of another group in the same tier."""
+    fit, factor = curve.fit, bus_factor(kind, group_size)
+    if fit is None or not factor:
+        return None
+    if not curve.points[0].bytes <= num_bytes <= curve.points[-1].bytes:
+        return None
+    steps = latency_steps(kind, group_size, "ring")
+    moved = factor * num_bytes
+    return moved / (steps * fit.alpha_ns / 1e9 + moved / fit.bandwidth_bytes_per_s)
+
+
+def _robust_line(size: Floats, time: Floats) -> _Line:
+    """Least squares of relative errors, outliers by Huber's weights.
+
+    Residuals are divided by the fitted time rather than by the measured one, which would draw the
+    line below the data.
+    """
+    order = np.argsort(size)
+    quarter = max(len(size) // 4, 1)
+    start = float(np.median(time[order[:quarter]]))
+    last = order[-quarter:]
+    slope = max(float(np.median((time[last] - start) / size[last])), start * 1e-6 / size.max())
+    weight = np.ones_like(size)
+    for _ in range(_ROUNDS):
+        wrong = time / (start + slope * size) - 1
+        scale = max(1.4826 * float(np.median(np.abs(wrong))), _LEAST_ERROR)
+        weight = np.minimum(1.0, _HUBER * scale / np.maximum(np.abs(wrong), 1e-12))
+        before = np.array([start, slope])
+        root = np.sqrt(weight)
+        matrix = root[:, None] * _shares(size, start, slope)
+        relative = root * time / (start + slope * size)
+        by, of = np.linalg.lstsq(matrix, relative, rcond=None)[0].tolist()
+        start = max(start * by, 1e-6 * float(time.min()))
+        slope = max(slope * of, 1e-6 * start / float(size.max()))
+        if np.all(np.abs(np.array([start, slope]) / before - 1) < _SETTLED):
+            break
+    return _Line(start, slope, _covariance(size, time, start, slope, weight))
+
+
+def _shares(size: Floats, start: float, slope: float) -> Floats:
+    """Latency's and transfer's share of each fitted time: the columns of the relative problem."""
+    model = start + slope * size
+    return np.stack([start / model, slope * size / model], axis=1)
+
+
+def _covariance(size: Floats, time: Floats, start: float, slope: float, weight: Floats) -> Floats:
+    """Of start and slope; the error is the larger of the robust one and that of what counts."""
+    wrong = time / (start + slope * size) - 1
+    mean_square = float(np.sum(weight * wrong**2)) / (len(size) - 2)
+    robust = 1.4826 * float(np.median(np.abs(wrong)))
+    variance = max(mean_square, robust**2, _LEAST_ERROR**2)
+    matrix = np.sqrt(weight)[:, None] * _shares(size, start, slope)
+    scale = np.array([start, slope])
+    relative = np.linalg.pinv(matrix.T @ matrix) * variance
+    return np.asarray(relative * np.outer(scale, scale), np.float64)
+
+
+def _check_regimes(line: _Line, size: Floats) -> None:
+    latency = line.start / (line.start + line.slope * size)
+    ends = f"{format_bytes(float(size.min()))} to {format_bytes(float(size.max()))}"
+    distinct = {float(s): float(r) for s, r in zip(size, latency, strict=True)}.values()
+    if sum(ratio >= _REGIME_RATIO for ratio in distinct) < _MIN_IN_REGIME:
+        raise NoFitError(
+            f"{ends} are bound by transfer alone: smaller sizes would show the latency"
+        )
+    if sum(ratio <= 1 - _REGIME_RATIO for ratio in distinct) < _MIN_IN_REGIME:
+        raise NoFitError(
+            f"{ends} are bound by latency alone: larger sizes would show the bandwidth"
+        )
+
+
+def _quantile(freedom: int) -> float:
+    if freedom <= len(_QUANTILES):
+        return _QUANTILES[max(freedom, 1) - 1]
+    return 1.96 + 2.6 / freedom  # within 1 % of Student's t from here on
