@@ -14,7 +14,12 @@ from numpy.typing import NDArray
 
 from distprof.analyzers.context import Own, RankAnalysis
 from distprof.analyzers.whatif.analysis import Scenario
-from distprof.analyzers.whatif.sections import Sections, mean_of_peers, median_of_others
+from distprof.analyzers.whatif.sections import (
+    Sections,
+    evened,
+    mean_of_peers,
+    median_of_others,
+)
 from distprof.analyzers.whatif.trace_graph import TraceGraph
 from distprof.schema import ABSENT, Int64Array
 from distprof.terms import CollectiveKind, MeshAxis
@@ -236,8 +241,10 @@ def _imbalance(
     if not sections.has_peers:
         return
     work = graph.own_ns[:, Own.COMPUTATION]
-    title = "in each section every rank computes as long as the mean of its peers"
-    yield Change(what="even-work", title=title, own_ns=own - work + sections.mean(work))
+    totals = sections.totals(work)
+    even_work = sections.scaled(work, totals, sections.targets(totals, evened))
+    title = "no rank computes longer than its peers in all sections alike"
+    yield Change(what="even-work", title=title, own_ns=own - work + even_work)
     if sections.is_expert.any():
         totals = sections.totals(own)
         mean = sections.targets(totals, mean_of_peers)
