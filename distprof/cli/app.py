@@ -31,6 +31,7 @@ _VERBS = {
     "report": "Show a saved report again, in any format.",
     "rule": "Explain a rule: what it detects, its cost, its fix.",
     "hang": "Which ranks the others wait for where a job is stuck.",
+    "fabric": "How fast a network is, by distprof bench or nccl-tests.",
     "doctor": "Check this installation: versions, extras, cache, device.",
 }
 

@@ -2,7 +2,7 @@
 
 Source: formula sheet, "Collectives". Step count and bus factor of the algorithm are divided out;
 the regression weighs relative errors, since times span six decades, and an outlier counts for
-little (Huber's weights, iterated).
+little (Huber's weights, then Tukey's, which leave out sizes that follow no line at all).
 """
 
 from __future__ import annotations
@@ -29,9 +29,8 @@ MIN_SIZES = 5
 
 _MIN_IN_REGIME = 2
 _REGIME_RATIO = 0.75  # of the time is latency, or is transfer: then the size belongs to that regime
-_HUBER = 1.345
-_ROUNDS = 50
-_SETTLED = 1e-9
+_HUBER, _TUKEY = 1.345, 4.685  # 95 % as efficient as least squares where errors are normal
+_ROUNDS = 20
 _SATURATED_RATIO = 0.1
 _LEAST_ERROR = 1e-3  # no clock and no machine repeats a time better than this
 _QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
@@ -123,14 +122,14 @@ def fit_alpha_beta(
     if not steps or not factor:
         raise NoFitError(f"{kind.label} among {group_size} sends nothing")
     if len(set(sizes)) < MIN_SIZES:
-        raise NoFitError(f"{len(set(sizes))} sizes were measured, a fit takes {MIN_SIZES}")
+        raise NoFitError(f"a fit takes {MIN_SIZES} sizes, measured: {len(set(sizes))}")
     size, time = np.asarray(sizes, np.float64), np.asarray(times_ns, np.float64)
     line = _robust_line(size, time)
     _check_regimes(line, size)
     wrong = np.abs(time / (line.start + line.slope * size) - 1)
-    wide = _quantile(len(size) - 2) * np.sqrt(np.diag(line.covariance))
+    wide = (_quantile(len(size) - 2) * np.sqrt(np.diag(line.covariance))).tolist()
     slopes = (line.slope + wide[1], max(line.slope - wide[1], line.slope / 1e3))
-    low, high = (factor / each * 1e9 for each in slopes)
+    low, high = (factor / float(each) * 1e9 for each in slopes)
     return FabricFit(
         alpha_ns=line.start / steps,
         alpha_low_ns=max(line.start - wide[0], 0.0) / steps,
@@ -232,20 +231,31 @@ def _robust_line(size: Floats, time: Floats) -> _Line:
     last = order[-quarter:]
     slope = max(float(np.median((time[last] - start) / size[last])), start * 1e-6 / size.max())
     weight = np.ones_like(size)
-    for _ in range(_ROUNDS):
+    for number in range(2 * _ROUNDS):
         wrong = time / (start + slope * size) - 1
-        scale = max(1.4826 * float(np.median(np.abs(wrong))), _LEAST_ERROR)
-        weight = np.minimum(1.0, _HUBER * scale / np.maximum(np.abs(wrong), 1e-12))
-        before = np.array([start, slope])
-        root = np.sqrt(weight)
-        matrix = root[:, None] * _shares(size, start, slope)
-        relative = root * time / (start + slope * size)
-        by, of = np.linalg.lstsq(matrix, relative, rcond=None)[0].tolist()
-        start = max(start * by, 1e-6 * float(time.min()))
-        slope = max(slope * of, 1e-6 * start / float(size.max()))
-        if np.all(np.abs(np.array([start, slope]) / before - 1) < _SETTLED):
-            break
+        far = np.abs(wrong) / max(1.4826 * float(np.median(np.abs(wrong))), _LEAST_ERROR)
+        weight = _huber(far) if number < _ROUNDS else _tukey(far)
+        start, slope = _step(size, time, start, slope, np.sqrt(weight))
     return _Line(start, slope, _covariance(size, time, start, slope, weight))
+
+
+def _huber(far: Floats) -> Floats:
+    return np.minimum(1.0, _HUBER / np.maximum(far, 1e-9))
+
+
+def _tukey(far: Floats) -> Floats:
+    return np.clip(1 - (far / _TUKEY) ** 2, 0.0, None) ** 2
+
+
+def _step(
+    size: Floats, time: Floats, start: float, slope: float, root: Floats
+) -> tuple[float, float]:
+    """One weighted least-squares problem, relative to the line before; neither goes to nothing."""
+    matrix = root[:, None] * _shares(size, start, slope)
+    relative = root * time / (start + slope * size)
+    by, of = np.linalg.lstsq(matrix, relative, rcond=None)[0].tolist()
+    start = max(start * by, 1e-6 * float(time.min()))
+    return start, max(slope * of, 1e-6 * start / float(size.max()))
 
 
 def _shares(size: Floats, start: float, slope: float) -> Floats:
@@ -257,7 +267,7 @@ def _shares(size: Floats, start: float, slope: float) -> Floats:
 def _covariance(size: Floats, time: Floats, start: float, slope: float, weight: Floats) -> Floats:
     """Of start and slope; the error is the larger of the robust one and that of what counts."""
     wrong = time / (start + slope * size) - 1
-    mean_square = float(np.sum(weight * wrong**2)) / (len(size) - 2)
+    mean_square = float(np.sum(weight * wrong**2)) / max(float(np.sum(weight)) - 2, 1)
     robust = 1.4826 * float(np.median(np.abs(wrong)))
     variance = max(mean_square, robust**2, _LEAST_ERROR**2)
     matrix = np.sqrt(weight)[:, None] * _shares(size, start, slope)

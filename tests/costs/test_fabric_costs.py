@@ -124,7 +124,7 @@ def test_one_size_gone_wrong_moves_neither_by_much():
     [
         ([64, 128, 256, 512, 1024], "bound by latency alone"),
         ([2**k for k in range(24, 30)], "bound by transfer alone"),
-        ([64, 2**20, 2**28], "3 sizes were measured"),
+        ([64, 2**20, 2**28], "takes 5 sizes, measured: 3"),
     ],
 )
 def test_sizes_of_one_regime_are_refused(sizes, says):
@@ -146,7 +146,7 @@ def test_one_rank_alone_sends_nothing():
 def test_a_refusal_is_kept_with_the_curve():
     short = curve(CollectiveKind.ALL_REDUCE, 8, 5_000, 50e9, sizes=SIZES[:3])
     assert short.fit is None
-    assert short.refusal == "3 sizes were measured, a fit takes 5"
+    assert short.refusal == "a fit takes 5 sizes, measured: 3"
 
 
 def test_spread_is_that_of_the_rounds():

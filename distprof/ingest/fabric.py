@@ -1,0 +1,305 @@
+"""Fabric profiles: what ``distprof bench`` wrote, and the output of nccl-tests as the same.
+
+A log of nccl-tests is searched line by line for headers and rows, so that launchers' prefixes and
+other programs' words between them do no harm. Which test it was stands in the command line, the
+first lines or the file's name; the table itself tells by the ratio of its bandwidths, where that is
+unambiguous. Format: nccl-tests, src/common.cu, 2.0 to 2.17.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from distprof.artefacts.fabric_file import FABRIC_SCHEMA, FabricCurve, FabricFile, FabricPoint
+from distprof.costs.collectives import bus_factor
+from distprof.costs.fabric import fitted, point
+from distprof.errors import InputError, SchemaError
+from distprof.terms import CollectiveKind
+
+__all__ = ["MAX_BYTES", "read_fabric"]
+
+MAX_BYTES = 64 << 20
+_MAX_LINE = 2_000
+_MAX_RANKS = 1 << 20
+
+_TESTS = {
+    "all_reduce": CollectiveKind.ALL_REDUCE,
+    "allreduce": CollectiveKind.ALL_REDUCE,
+    "all_gather": CollectiveKind.ALL_GATHER,
+    "allgather": CollectiveKind.ALL_GATHER,
+    "reduce_scatter": CollectiveKind.REDUCE_SCATTER,
+    "reducescatter": CollectiveKind.REDUCE_SCATTER,
+    "all_to_all": CollectiveKind.ALL_TO_ALL,
+    "alltoall": CollectiveKind.ALL_TO_ALL,
+    "broadcast": CollectiveKind.BROADCAST,
+    "sendrecv": CollectiveKind.SEND_RECV,
+    "send_recv": CollectiveKind.SEND_RECV,
+    "scatter": CollectiveKind.SCATTER,
+    "gather": CollectiveKind.GATHER,
+    "reduce": CollectiveKind.REDUCE,
+}
+"""Names of tests; longer ones come before those they contain."""
+
+_NAMES = "|".join(_TESTS)
+_PROGRAM = re.compile(rf"(?<![a-z])({_NAMES})_perf", re.ASCII)
+_IN_NAME = re.compile(rf"(?<![a-z])({_NAMES})(?![a-z])", re.ASCII)
+_START = re.compile(r"# n[Tt]hread\s+\d+\s+nGpus\s+\d+")
+_ITERATIONS = re.compile(r"warmup iters: \d{1,9} iters: (\d{1,9})\b", re.ASCII)
+_DEVICE = re.compile(
+    r"#\s+Rank\s+(?P<rank>\d{1,7})\s+(?:Group\s+\d+\s+)?Pid\s+\d+\s+on\s+(?P<host>\S{1,255})\s+"
+    r"device\s+\d+\s+\[\w+(?::\w+)*\]\s*(?P<name>.{0,80})",
+    re.ASCII,
+)
+_NUMBER = r"(\d{1,12}(?:\.\d{1,6})?)"
+_HALF = rf"{_NUMBER}\s+{_NUMBER}\s+{_NUMBER}\s+(\S{{1,12}})"
+_ROW = re.compile(
+    rf"(?<!\S)(?P<size>\d{{1,18}})\s+\d{{1,18}}\s+(?P<type>[a-z]\w{{2,11}})"
+    rf"(?:\s+(?P<redop>[a-z]\w{{2,11}}))?(?:\s+(?P<root>-?\d{{1,7}}))?\s+{_HALF}(?:\s+{_HALF})?\s*$",
+    re.ASCII,
+)
+
+
+@dataclass(slots=True)
+class _Row:
+    """One line of a table."""
+
+    num_bytes: int
+    has_operator: bool
+    dtype: str
+    halves: tuple[tuple[float, float, float, str], ...]  # µs, GB/s, GB/s, wrong: out of, in place
+
+
+@dataclass(slots=True)
+class _Table:
+    """One test's output."""
+
+    test: str = ""
+    hosts: dict[int, str] = field(default_factory=dict)
+    device: str = ""
+    num_iterations: int | None = None
+    rows: list[_Row] = field(default_factory=list)
+
+
+def read_fabric(source: str) -> FabricFile:
+    """Read a fabric profile.
+
+    Args:
+        source: What ``distprof bench -o`` wrote, or what a program of nccl-tests printed.
+
+    Returns:
+        The profile, each curve with its fit or the reason for none. What was left out is in
+        ``notes``.
+
+    Raises:
+        InputError: If it is neither, or says too little.
+    """
+    path = Path(source)
+    try:
+        with path.open("rb") as stream:
+            data = stream.read(MAX_BYTES + 1)
+    except (OSError, ValueError) as error:
+        found = getattr(error, "strerror", None) or str(error)
+        raise InputError(source, expected="a fabric profile", found=found) from error
+    if len(data) > MAX_BYTES:
+        raise InputError(
+            source,
+            expected=f"a fabric profile, at most {MAX_BYTES >> 20} MiB",
+            found="a larger file",
+            fix="cut out the part that nccl-tests printed",
+        )
+    if data.lstrip()[:1] == b"{":
+        return _own(data, source)
+    return _nccl_tests(data.decode("utf-8", "replace").splitlines(), source)
+
+
+def _own(data: bytes, source: str) -> FabricFile:
+    try:
+        profile = msgspec.json.decode(data, type=FabricFile)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise _other_schema(source, str(error)) from error
+    if profile.schema != FABRIC_SCHEMA:
+        raise _other_schema(source, f'"schema": "{profile.schema[:60]}"')
+    if any(not _is_sound(curve) for curve in profile.curves):
+        raise _other_schema(source, "a curve that no machine can have")
+    return msgspec.structs.replace(profile, source=source)
+
+
+def _is_sound(curve: FabricCurve) -> bool:
+    sizes = [p.bytes for p in curve.points]
+    return (
+        curve.kind.upper() in CollectiveKind.__members__
+        and 1 <= curve.group_size <= _MAX_RANKS
+        and sizes == sorted(set(sizes))
+        and all(p.bytes > 0 and p.time_ns > 0 and p.busbw_bytes_per_s > 0 for p in curve.points)
+        and (curve.fit is None or min(curve.fit.alpha_ns, curve.fit.bandwidth_bytes_per_s) > 0)
+    )
+
+
+def _other_schema(source: str, found: str) -> SchemaError:
+    return SchemaError(source, expected=f'"schema": "{FABRIC_SCHEMA}"', found=found[:200])
+
+
+def _nccl_tests(lines: Iterable[str], source: str) -> FabricFile:
+    tables = [table for table in _tables(lines) if table.rows]
+    notes: list[str] = []
+    curves = [curve for table in tables for curve in _curves(table, source, notes)]
+    if not curves:
+        raise InputError(
+            source,
+            expected="a fabric profile of distprof bench, or what nccl-tests printed",
+            found="no row of a table of nccl-tests",
+            fix="distprof bench -o fabric.json, or all_reduce_perf … | tee all_reduce.log",
+        )
+    hosts = next((table.hosts for table in tables if table.hosts), {})
+    return FabricFile(
+        origin="nccl-tests",
+        source=source,
+        device=next((table.device for table in tables if table.device), ""),
+        backend="nccl",
+        world_size=max(curve.group_size for curve in curves),
+        hosts=tuple(hosts[rank] for rank in sorted(hosts)),
+        curves=tuple(curves),
+        notes=tuple(dict.fromkeys(notes)),
+    )
+
+
+def _tables(lines: Iterable[str]) -> Iterator[_Table]:
+    """Every test's output; a new one begins with the line of its settings."""
+    table, test = _Table(), ""
+    for long_line in lines:
+        line = long_line[:_MAX_LINE]
+        if named := _PROGRAM.search(line):
+            test = named[1]
+            table.test = table.test if table.rows else test
+        if _START.search(line):
+            yield table
+            table = _Table(test=test)
+            settings = _ITERATIONS.search(line)
+            table.num_iterations = int(settings[1]) if settings else None
+        elif device := _DEVICE.search(line):
+            table.hosts.setdefault(int(device["rank"]), device["host"])
+            table.device = table.device or device["name"].strip()
+        elif row := _row(line):
+            table.rows.append(row)
+    yield table
+
+
+def _row(line: str) -> _Row | None:
+    found = _ROW.search(line)
+    if found is None:
+        return None
+    cells = found.groups()[4:]
+    halves = tuple(
+        (float(cells[i]), float(cells[i + 1]), float(cells[i + 2]), cells[i + 3])
+        for i in (0, 4)
+        if cells[i] is not None
+    )
+    operator = found["redop"]
+    return _Row(int(found["size"]), operator not in (None, "none"), found["type"], halves)
+
+
+def _curves(table: _Table, source: str, notes: list[str]) -> Iterator[FabricCurve]:
+    """Out of place and in place."""
+    kind = _kind(table, source)
+    ranks = len(table.hosts) or _ranks_by_ratio(table, kind)
+    if not ranks or bus_factor(kind, ranks) is None:
+        raise InputError(
+            source,
+            expected="lines with the devices that took part (# Rank 0 … on HOST)",
+            found="none, and bandwidths that fit no number of ranks",
+            fix="keep the whole output of nccl-tests",
+        )
+    nodes = len(set(table.hosts.values())) or None
+    if nodes is None:
+        notes.append(
+            f"No line names hosts: {ranks} ranks by the ratio of bandwidths, on an unknown number"
+            " of nodes, so nothing is expected by this profile."
+        )
+    for place in range(max(len(row.halves) for row in table.rows)):
+        points = _points(table, kind, ranks, place, notes)
+        if points:
+            yield fitted(
+                FabricCurve(
+                    kind=kind.label,
+                    group_size=ranks,
+                    num_nodes=nodes,
+                    tier=None if nodes is None else "node" if nodes == 1 else "across",
+                    in_place=place == 1,
+                    dtype=table.rows[0].dtype,
+                    points=points,
+                )
+            )
+
+
+def _points(
+    table: _Table, kind: CollectiveKind, ranks: int, place: int, notes: list[str]
+) -> tuple[FabricPoint, ...]:
+    """One point per size; sizes that the rounding to elements leaves empty are left out."""
+    times: dict[int, list[float]] = {}
+    empty = 0
+    for row in table.rows:
+        if place >= len(row.halves):
+            continue
+        time_us, _, _, wrong = row.halves[place]
+        if row.num_bytes == 0 or time_us <= 0:
+            empty += 1
+            continue
+        if wrong not in ("0", "N/A") and _is_wrong(wrong):
+            notes.append(f"nccl-tests found wrong values in {kind.label}: this fabric is broken.")
+        times.setdefault(row.num_bytes, []).append(time_us * 1_000)
+    if empty:
+        notes.append(f"{empty} rows without bytes or time were left out.")
+    return tuple(
+        point(kind, ranks, size, times[size], num_iterations=table.num_iterations)
+        for size in sorted(times)
+    )
+
+
+def _is_wrong(text: str) -> bool:
+    """Old versions print the largest difference, which is rounding; new ones count elements."""
+    try:
+        return float(text) >= 1
+    except ValueError:
+        return False
+
+
+def _kind(table: _Table, source: str) -> CollectiveKind:
+    """By the program's name, the file's, or the ratio of bandwidths."""
+    if table.test:
+        return _TESTS[table.test]
+    if named := _IN_NAME.search(Path(source).name.lower()):
+        return _TESTS[named[1]]
+    ratio = _ratio(table)
+    if ratio is not None and ratio > 1.01:
+        return CollectiveKind.ALL_REDUCE
+    if ratio is not None and ratio < 0.99 and any(row.has_operator for row in table.rows):
+        return CollectiveKind.REDUCE_SCATTER
+    raise InputError(
+        source,
+        expected="a name that says which test of nccl-tests this is",
+        found="a table that may be of several",
+        fix="rename the file after the test, for example all_gather.log",
+    )
+
+
+def _ratio(table: _Table) -> float | None:
+    """Bus bandwidth over algorithm bandwidth, from the row where rounding matters least."""
+    pairs = [(half[1], half[2]) for row in table.rows for half in row.halves]
+    algbw, busbw = max(pairs, default=(0.0, 0.0))
+    return busbw / algbw if algbw >= 1 else None
+
+
+def _ranks_by_ratio(table: _Table, kind: CollectiveKind) -> int | None:
+    """The number of ranks whose bus factor the bandwidths show; None where several would fit."""
+    ratio = _ratio(table)
+    factor_of_all = 2.0 if kind is CollectiveKind.ALL_REDUCE else 1.0
+    if ratio is None or ratio >= factor_of_all or bus_factor(kind, 2) == bus_factor(kind, 4):
+        return None
+    ranks = factor_of_all / (factor_of_all - ratio)
+    near = round(ranks)
+    return near if 2 <= near <= 64 and abs(ranks - near) < 0.2 else None
