@@ -25,7 +25,7 @@ from distprof.costs.known_schedules import SCHEDULES, orders
 from distprof.costs.order_replay import replay
 from distprof.costs.pipeline import bubble_fraction
 from distprof.terms import Confidence, SlotKind
-from distprof.units import name_ranks
+from distprof.units import fold_ranks
 
 __all__ = ["UNKNOWN_ORDER", "PipelineSlots", "groups_of"]
 
@@ -155,10 +155,10 @@ def _notes(
     notes = list(given.notes)
     if not whole:
         missing = sorted({*range(num_ranks * virtual)} - {*observed.stages})
-        what = f"stages {name_ranks(missing).removeprefix('ranks ').removeprefix('rank ')}"
         notes.append(
-            f"Of the pipeline's stages {len(observed.stages)} were recorded, {what} were not: "
-            "idle is that of the ranks present, and its causes are not told apart."
+            f"{len(observed.stages)} of the pipeline's {num_ranks * virtual} stages were recorded "
+            f"(missing: {fold_ranks(missing)}): idle is that of the ranks present, and its causes "
+            "are not told apart."
             if missing
             else "Ranks hold unequal numbers of stages: the causes of idle are not told apart."
         )

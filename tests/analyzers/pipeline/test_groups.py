@@ -83,7 +83,7 @@ def test_half_a_pipeline_has_a_bubble_but_no_causes():
     assert group.schedule == "gpipe or 1f1b"  # the first rank does the same in both
     assert group.warm_up_drain_ns is None
     assert group.predictions == ()
-    assert "stages 1 were not" in group.notes[0]
+    assert "1 of the pipeline's 2 stages were recorded (missing: 1)" in group.notes[0]
 
 
 def test_the_last_half_knows_that_stages_come_before_it():
