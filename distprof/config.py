@@ -74,11 +74,14 @@ class Config:
     Args:
         communication: How communication is recognised, beyond what ships with distprof.
         limits: Rule code to the limits it overrides, by name.
+        hardware: GPUs and links that the hardware sheet lacks, as written; the sheet reads them
+            (:func:`distprof.hardware.load_sheet`).
         source: The file it was read from, empty for the defaults.
     """
 
     communication: CommunicationConfig = field(default_factory=CommunicationConfig)
     limits: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    hardware: Mapping[str, Any] = field(default_factory=dict)
     source: str = ""
 
 
@@ -116,12 +119,13 @@ def parse_config(values: Mapping[str, Any], source: str) -> Config:
     Raises:
         UsageError: If a key is unknown or a value has the wrong type; the message names both.
     """
-    _refuse_unknown(values, ("communication", "limits"), source, "")
+    _refuse_unknown(values, ("communication", "limits", "hardware"), source, "")
     return Config(
         communication=parse_communication(
             _table(values.get("communication", {}), source, "communication"), source
         ),
         limits=_limits(_table(values.get("limits", {}), source, "limits"), source),
+        hardware=_table(values.get("hardware", {}), source, "hardware"),
         source=source,
     )
 

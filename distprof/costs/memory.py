@@ -1,0 +1,140 @@
+"""Memory of training, bytes per GPU: model state under ZeRO, activations.
+
+Mixed precision with Adam. Source of every formula here: formula sheet, "Memory".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from distprof.costs.transformer import Recomputation, Transformer
+
+__all__ = [
+    "StateBytes",
+    "activation_bytes_per_layer",
+    "activation_bytes_per_token",
+    "model_state_bytes",
+]
+
+_WEIGHT, _GRADIENT, _OPTIMIZER = 2, 2, 12
+_ZERO_STAGES = (0, 1, 2, 3)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateBytes:
+    """What the model's state takes on one GPU."""
+
+    weights: float
+    gradients: float
+    optimizer: float
+
+    @property
+    def total(self) -> float:
+        """All three."""
+        return self.weights + self.gradients + self.optimizer
+
+
+def model_state_bytes(
+    num_parameters: float, *, zero_stage: int = 0, shards: int = 1, fp32_gradients: bool = False
+) -> StateBytes:
+    """16N: 2 for weights, 2 for gradients, 12 for the optimizer; each divided where it is sharded.
+
+    Args:
+        num_parameters: N, the rank's own share under tensor and pipeline parallelism.
+        zero_stage: 0 nothing is sharded, 1 the optimizer, 2 gradients too, 3 (FSDP) weights too.
+        shards: Ranks among which.
+        fp32_gradients: Gradients are accumulated in fp32: 18N.
+
+    Raises:
+        ValueError: If there is no such stage, or no rank.
+
+    Source:
+        Formula sheet, "Memory"; ZeRO (Rajbhandari et al. 2020), table 1.
+    """
+    if zero_stage not in _ZERO_STAGES or shards < 1:
+        raise ValueError(f"ZeRO stage {zero_stage} on {shards} ranks")
+    gradient = _GRADIENT + (2 if fp32_gradients else 0)
+    return StateBytes(
+        weights=_WEIGHT * num_parameters / (shards if zero_stage >= 3 else 1),
+        gradients=gradient * num_parameters / (shards if zero_stage >= 2 else 1),
+        optimizer=_OPTIMIZER * num_parameters / (shards if zero_stage >= 1 else 1),
+    )
+
+
+def activation_bytes_per_layer(
+    sequence: int,
+    batch: int,
+    hidden: int,
+    heads: int,
+    *,
+    tensor: int = 1,
+    sequence_parallel: bool = False,
+    recomputation: Recomputation = "none",
+) -> float:
+    """What a GPT block keeps of a micro-batch for its backward.
+
+    S·B·H(34 + 5aS/H); tensor parallel S·B·H(10 + 24/T + 5aS/(HT)); with sequence parallelism
+    S·B·H/T·(34 + 5aS/H). Selective recomputation, or flash attention, drops 5aS/H; full 2·S·B·H.
+
+    Args:
+        sequence: S.
+        batch: B, sequences of a micro-batch.
+        hidden: H.
+        heads: a.
+        tensor: T.
+        sequence_parallel: Whether norms and dropout are divided by T too.
+        recomputation: Of activations.
+
+    Source:
+        Formula sheet, "Memory"; Korthikanti et al. 2022.
+    """
+    scores = 5 * heads * sequence / hidden if recomputation == "none" else 0.0
+    size = float(sequence * batch * hidden)
+    if recomputation == "full":
+        return 2 * size
+    if sequence_parallel:
+        return size / tensor * (34 + scores)
+    return size * (10 + 24 / tensor + scores / tensor)
+
+
+def activation_bytes_per_token(
+    model: Transformer,
+    sequence: int,
+    *,
+    tensor: int = 1,
+    sequence_parallel: bool = False,
+    recomputation: Recomputation = "none",
+) -> float:
+    """The same of a mean block of any shape, per token: of a GPT it is Korthikanti's.
+
+    Kept are both norms' inputs, the inputs of attention and MLP, queries, keys, values, what
+    attention yields, and what MLPs hold: input, output and gate of the activation. Of a mixture
+    each token counts k times, and its dispatched copies are kept.
+
+    Args:
+        model: The shape.
+        sequence: S, whose scores are kept when nothing is recomputed.
+        tensor: T.
+        sequence_parallel: Whether what tensor parallelism leaves whole is divided too.
+        recomputation: Full keeps a block's input alone.
+    """
+    spread = tensor if sequence_parallel else 1
+    if recomputation == "full":
+        return 2 * model.hidden / spread
+    whole = (10 if model.dropout else 8) * model.hidden
+    queries = model.heads * model.size_of_head
+    values = model.heads * model.size_of_value
+    keys = queries + values if model.latent else 2 * model.kv_heads * model.size_of_head
+    divided = 2.0 * (queries + keys + values) + _mlp_bytes(model)
+    if recomputation == "none":
+        divided += 5 * model.heads * sequence
+    copies = 4 * model.hidden * model.top_k * model.expert_layers / model.layers
+    return (whole + copies) / spread + divided / tensor
+
+
+def _mlp_bytes(model: Transformer) -> float:
+    """What MLPs of a mean block keep of a token."""
+    each = 6 if model.gated else 4
+    dense = (model.layers - model.expert_layers) * model.ffn
+    sparse = model.expert_layers * (model.top_k + model.shared_experts) * model.expert_ffn
+    return each * (dense + sparse) / model.layers

@@ -1,0 +1,80 @@
+"""Computation against communication: ratios, ridges, bounds, MFU.
+
+Source of every formula here: formula sheet, "Computation and communication". FLOP, bytes, seconds.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+__all__ = [
+    "Regime",
+    "bound_with_overlap",
+    "bound_without_overlap",
+    "critical_batch",
+    "data_parallel_intensity",
+    "flop_utilisation",
+    "regime",
+    "ridge",
+]
+
+Regime = Literal[
+    "severely communication-bound", "communication-bound", "near the ridge", "compute-bound"
+]
+
+
+def data_parallel_intensity(
+    num_parameters: float, num_tokens: float, *, bytes_per_parameter: float = 2
+) -> float:
+    """FLOP per byte of DDP: 6N · tokens / (2N · bytes).
+
+    Args:
+        num_parameters: N.
+        num_tokens: Of one rank's step.
+        bytes_per_parameter: Of a gradient.
+    """
+    return 6 * num_parameters * num_tokens / (2 * num_parameters * bytes_per_parameter)
+
+
+def ridge(peak_flops: float, bandwidth: float) -> float:
+    """FLOP per byte at which computation and communication take equally long."""
+    return peak_flops / bandwidth
+
+
+def bound_with_overlap(intensity: float, ridge_intensity: float) -> float:
+    """The highest efficiency if communication hides perfectly: min(1, CCR / CCR*)."""
+    return min(1.0, intensity / ridge_intensity)
+
+
+def bound_without_overlap(intensity: float, ridge_intensity: float) -> float:
+    """The highest efficiency if nothing hides: 1 / (1 + CCR* / CCR)."""
+    return intensity / (intensity + ridge_intensity)
+
+
+def regime(intensity: float, ridge_intensity: float) -> Regime:
+    """What bounds a step, by CCR / CCR*: below 0.2, 0.8, up to 1.2, above."""
+    position = intensity / ridge_intensity
+    if position < 0.2:
+        return "severely communication-bound"
+    if position < 0.8:
+        return "communication-bound"
+    return "near the ridge" if position <= 1.2 else "compute-bound"
+
+
+def critical_batch(batch: float, intensity: float, ridge_intensity: float) -> float:
+    """The batch at which a step reaches the ridge: batch · CCR* / CCR."""
+    return batch * ridge_intensity / intensity
+
+
+def flop_utilisation(
+    flop_per_step: float, step_s: float, num_gpus: int, peak_flops: float
+) -> float:
+    """MFU of a model's FLOP, HFU of all that were computed; the peak is a dense one.
+
+    Raises:
+        ValueError: If there is no time, GPU or peak to divide by.
+    """
+    available = step_s * num_gpus * peak_flops
+    if available <= 0:
+        raise ValueError(f"{num_gpus} GPUs of {peak_flops:g} FLOP/s for {step_s} s")
+    return flop_per_step / available

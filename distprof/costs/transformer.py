@@ -1,0 +1,202 @@
+"""Transformers as shapes: parameters counted from them, FLOP per token.
+
+Source:
+    Formula sheet, "Computation and communication"; the shapes' own papers for parameters.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = ["Latent", "Recomputation", "Transformer", "training_flop_per_token"]
+
+Recomputation = Literal["none", "selective", "full"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Latent:
+    """Multi-head latent attention: queries, keys and values come from compressed vectors.
+
+    Args:
+        query_rank: Width of the compressed query.
+        kv_rank: Width of the compressed key and value.
+        plain_size: Of a head's query and key, the part without positions.
+        rope_size: The part with positions; the key's is shared by all heads.
+        value_size: Of a head's value.
+
+    Source:
+        DeepSeek-V2 report, section 2.1.
+    """
+
+    query_rank: int
+    kv_rank: int
+    plain_size: int
+    rope_size: int
+    value_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transformer:
+    """The shape of a decoder.
+
+    Args:
+        name: Of the model.
+        layers: L, all blocks.
+        hidden: H.
+        heads: a, of queries.
+        kv_heads: Of keys and values.
+        ffn: Width of a dense MLP.
+        vocabulary: Tokens known.
+        head_size: Of one head; 0 for H / a.
+        gated: Whether MLPs have a gate (three matrices instead of two).
+        tied: Whether input and output embedding are one.
+        biased: GPT's: biases everywhere, norms with a shift.
+        learned_positions: Positions with an embedding of their own.
+        dropout: Whether masks are kept for the backward.
+        experts: E, routed ones of a layer; 0 for a dense model.
+        top_k: k, experts per token.
+        expert_ffn: Width of one expert.
+        shared_experts: Experts that every token passes.
+        dense_layers: Blocks of a mixture that have a dense MLP.
+        router_biased: Whether the router adds a bias per expert.
+        latent: Latent attention, else None.
+    """
+
+    name: str = "model"
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    ffn: int
+    vocabulary: int
+    head_size: int = 0
+    gated: bool = True
+    tied: bool = False
+    biased: bool = False
+    learned_positions: int = 0
+    dropout: bool = False
+    experts: int = 0
+    top_k: int = 0
+    expert_ffn: int = 0
+    shared_experts: int = 0
+    dense_layers: int = 0
+    router_biased: bool = False
+    latent: Latent | None = None
+
+    @property
+    def size_of_head(self) -> int:
+        """Of one head's query."""
+        if self.latent is not None:
+            return self.latent.plain_size + self.latent.rope_size
+        return self.head_size or self.hidden // self.heads
+
+    @property
+    def size_of_value(self) -> int:
+        """Of one head's value."""
+        return self.size_of_head if self.latent is None else self.latent.value_size
+
+    @property
+    def expert_layers(self) -> int:
+        """Blocks with routed experts."""
+        return self.layers - self.dense_layers if self.experts else 0
+
+    @property
+    def attention_parameters(self) -> int:
+        """Of one block, with its norms of compressed vectors."""
+        if self.latent is not None:
+            return self._latent_parameters(self.latent)
+        queries = self.heads * self.size_of_head
+        keys = self.kv_heads * self.size_of_head
+        weights = self.hidden * (2 * queries + 2 * keys)
+        return weights + (queries + 2 * keys + self.hidden if self.biased else 0)
+
+    def _latent_parameters(self, latent: Latent) -> int:
+        query = self.hidden * latent.query_rank + latent.query_rank
+        query += latent.query_rank * self.heads * (latent.plain_size + latent.rope_size)
+        keys = self.hidden * (latent.kv_rank + latent.rope_size) + latent.kv_rank
+        keys += latent.kv_rank * self.heads * (latent.plain_size + latent.value_size)
+        return query + keys + self.heads * latent.value_size * self.hidden
+
+    def mlp_parameters(self, ffn: int) -> int:
+        """Of one MLP of this width."""
+        biases = ffn + self.hidden if self.biased else 0
+        return (3 if self.gated else 2) * self.hidden * ffn + biases
+
+    @property
+    def expert_parameters(self) -> int:
+        """All routed experts of one block; 0 of a dense model."""
+        return self.experts * self.mlp_parameters(self.expert_ffn) if self.experts else 0
+
+    @property
+    def embedding_parameters(self) -> int:
+        """The table of tokens, and that of positions."""
+        return (self.vocabulary + self.learned_positions) * self.hidden
+
+    @property
+    def head_parameters(self) -> int:
+        """The matrix that makes logits, also where it is the table of tokens."""
+        return self.vocabulary * self.hidden
+
+    @property
+    def shared_parameters(self) -> int:
+        """All blocks without routed experts, and the last norm."""
+        norm = self.hidden * (2 if self.biased else 1)
+        dense = (self.layers - self.expert_layers) * self.mlp_parameters(self.ffn)
+        router = self.experts * (self.hidden + (1 if self.router_biased else 0))
+        always = self.shared_experts * self.mlp_parameters(self.expert_ffn)
+        sparse = self.expert_layers * (router + always)
+        return self.layers * (self.attention_parameters + 2 * norm) + dense + sparse + norm
+
+    @property
+    def parameters(self) -> int:
+        """N, all of them."""
+        head = 0 if self.tied else self.head_parameters
+        blocks = self.shared_parameters + self.expert_layers * self.expert_parameters
+        return blocks + self.embedding_parameters + head
+
+    @property
+    def active_parameters(self) -> int:
+        """Those that one token passes."""
+        if not self.experts:
+            return self.parameters
+        idle = self.expert_layers * self.expert_parameters * (self.experts - self.top_k)
+        return self.parameters - idle // self.experts
+
+    @property
+    def block_compute_parameters(self) -> float:
+        """Parameters of a mean block that multiply each token."""
+        routed = self.expert_layers * self.expert_parameters
+        used = routed * self.top_k / self.experts if self.experts else 0.0
+        return (self.shared_parameters + used) / self.layers
+
+    def attention_flop_per_token(self, sequence: int, *, causal: bool = True) -> float:
+        """Of scores and values in one block, forward and backward: 12·H·S, half when causal."""
+        width = self.heads * (self.size_of_head + self.size_of_value) / 2
+        return 12.0 * width * sequence * (0.5 if causal else 1.0)
+
+
+def training_flop_per_token(
+    num_parameters: float,
+    *,
+    layers: int = 0,
+    hidden: int = 0,
+    sequence: int = 0,
+    causal: bool = False,
+    full_recomputation: bool = False,
+) -> float:
+    """6N + 12·L·H·S FLOP, half of the second when causal; 8N and 16·L·H·S with recomputation.
+
+    Args:
+        num_parameters: N, those that a token passes.
+        layers: L; 0 leaves attention out.
+        hidden: H.
+        sequence: S, tokens.
+        causal: Whether a token sees only those before it.
+        full_recomputation: Whether the forward is computed twice.
+
+    Source:
+        Formula sheet, "Computation and communication".
+    """
+    attention = 12.0 * layers * hidden * sequence * (0.5 if causal else 1.0)
+    return (6.0 * num_parameters + attention) * (4 / 3 if full_recomputation else 1.0)

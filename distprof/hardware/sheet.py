@@ -1,0 +1,209 @@
+"""GPUs and links by name: ``gpus.toml`` and ``links.toml``, and what the user adds to them.
+
+::
+
+    sheet = load_sheet()
+    sheet.gpu("h100").bf16_flops      # 989e12, dense
+    sheet.link("ndr").bandwidth       # 50e9 B/s, one direction
+
+Source:
+    Formula sheet, "Hardware".
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from distprof.errors import UsageError
+
+__all__ = ["SCALE_UP_LATENCY_S", "Gpu", "Link", "Sheet", "load_sheet", "parse_bandwidth"]
+
+SCALE_UP_LATENCY_S = 1e-6
+"""Of one step of an algorithm inside a fast domain, as of NVLink."""
+
+_GPU_KEYS = (
+    "title",
+    "bf16_tflops",
+    "fp8_tflops",
+    "memory_tb_per_s",
+    "memory_gb",
+    "scale_up_gb_per_s",
+)
+_LINK_KEYS = ("title", "gb_per_s", "latency_us")
+_BANDWIDTH = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kMGT]?)(b|bit|B)(?:/s|ps)")
+_PREFIX = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """One kind of device.
+
+    Args:
+        name: As on the command line.
+        title: As people say it.
+        bf16_flops: Dense peak of bf16 (or fp16) matrix products, FLOP per second.
+        fp8_flops: Dense peak of fp8; None where it has none.
+        memory_bandwidth: Bytes per second of its own memory.
+        memory_bytes: Size of its own memory.
+        scale_up_bandwidth: Bytes per second and direction to its neighbours in the fast domain.
+    """
+
+    name: str
+    title: str
+    bf16_flops: float
+    fp8_flops: float | None
+    memory_bandwidth: float
+    memory_bytes: float
+    scale_up_bandwidth: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """One kind of link between nodes.
+
+    Args:
+        name: As on the command line.
+        title: As people say it.
+        bandwidth: Bytes per second, one port, one direction.
+        latency_s: Of one step of an algorithm.
+    """
+
+    name: str
+    title: str
+    bandwidth: float
+    latency_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sheet:
+    """Everything that is known by name."""
+
+    gpus: Mapping[str, Gpu]
+    links: Mapping[str, Link]
+
+    def gpu(self, name: str) -> Gpu:
+        """The device called ``name``; case does not matter.
+
+        Raises:
+            UsageError: If there is none; the message names the known ones and how to add one.
+        """
+        found = self.gpus.get(name.strip().lower())
+        if found is None:
+            raise UsageError(_unknown("GPU", name, self.gpus, "gpus", _GPU_KEYS))
+        return found
+
+    def link(self, name: str) -> Link:
+        """The link called ``name``; case does not matter.
+
+        Raises:
+            UsageError: If there is none; the message names the known ones and how to add one.
+        """
+        found = self.links.get(name.strip().lower())
+        if found is None:
+            raise UsageError(_unknown("link", name, self.links, "links", _LINK_KEYS))
+        return found
+
+
+def load_sheet(more: Mapping[str, Any] | None = None, source: str = "distprof.toml") -> Sheet:
+    """The sheet that comes with the package, and what a user adds to it or corrects in it.
+
+    Args:
+        more: The table ``[hardware]`` of a configuration: ``gpus`` and ``links`` by name.
+        source: The file it is from, for messages.
+
+    Raises:
+        UsageError: If a table has an unknown key, lacks one, or a number is none.
+    """
+    added = dict(more or {})
+    _refuse_unknown(added, ("gpus", "links"), f"{source}: [hardware]")
+    gpus = _named(added.get("gpus", {}), f"{source}: [hardware.gpus]")
+    links = _named(added.get("links", {}), f"{source}: [hardware.links]")
+    shipped = _shipped()
+    return Sheet(
+        gpus={**shipped.gpus, **{n: _gpu(n, t, f"{source}: GPU {n}") for n, t in gpus.items()}},
+        links={
+            **shipped.links,
+            **{n: _link(n, t, f"{source}: link {n}") for n, t in links.items()},
+        },
+    )
+
+
+def parse_bandwidth(text: str) -> float | None:
+    """Bytes per second of ``50GB/s``, ``400Gb/s`` or ``400Gbps``; None if it is no bandwidth."""
+    match = _BANDWIDTH.fullmatch(text.strip())
+    if match is None:
+        return None
+    value = float(match[1]) * _PREFIX[match[2]] / (1 if match[3] == "B" else 8)
+    return value or None
+
+
+@cache
+def _shipped() -> Sheet:
+    folder = files("distprof.hardware")
+    gpus = tomllib.loads((folder / "gpus.toml").read_text("utf-8"))
+    links = tomllib.loads((folder / "links.toml").read_text("utf-8"))
+    return Sheet(
+        gpus={name: _gpu(name, table, f"gpus.toml: {name}") for name, table in gpus.items()},
+        links={name: _link(name, table, f"links.toml: {name}") for name, table in links.items()},
+    )
+
+
+def _gpu(name: str, table: Mapping[str, Any], where: str) -> Gpu:
+    _refuse_unknown(table, _GPU_KEYS, where)
+    fp8 = None if "fp8_tflops" not in table else 1e12 * _number(table, "fp8_tflops", where)
+    return Gpu(
+        name=name,
+        title=str(table.get("title", name)),
+        bf16_flops=1e12 * _number(table, "bf16_tflops", where),
+        fp8_flops=fp8,
+        memory_bandwidth=1e12 * _number(table, "memory_tb_per_s", where),
+        memory_bytes=1e9 * _number(table, "memory_gb", where),
+        scale_up_bandwidth=1e9 * _number(table, "scale_up_gb_per_s", where),
+    )
+
+
+def _link(name: str, table: Mapping[str, Any], where: str) -> Link:
+    _refuse_unknown(table, _LINK_KEYS, where)
+    return Link(
+        name=name,
+        title=str(table.get("title", name)),
+        bandwidth=1e9 * _number(table, "gb_per_s", where),
+        latency_s=1e-6 * _number(table, "latency_us", where),
+    )
+
+
+def _named(tables: object, where: str) -> dict[str, Mapping[str, Any]]:
+    if not isinstance(tables, Mapping) or not all(isinstance(t, Mapping) for t in tables.values()):
+        raise UsageError(f"{where} must hold one table per name")
+    return {str(name).lower(): table for name, table in tables.items()}
+
+
+def _number(table: Mapping[str, Any], key: str, where: str) -> float:
+    value = table.get(key)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e9:
+        raise UsageError(f"{where}: {key} must be a number above 0, not {value!r}")
+    return float(value)
+
+
+def _refuse_unknown(table: Mapping[str, Any], known: Iterable[str], where: str) -> None:
+    unknown = [key for key in table if key not in known]
+    if unknown:
+        raise UsageError(f"{where}: unknown key {unknown[0]!r}; known are {', '.join(known)}")
+
+
+def _unknown(
+    what: str, name: str, known: Mapping[str, object], table: str, keys: tuple[str, ...]
+) -> str:
+    near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.6)
+    meant = f" (did you mean {near[0]}?)" if near else ""
+    return (
+        f"no {what} {name!r}{meant}: known are {', '.join(known)}. Add one in distprof.toml under"
+        f" [hardware.{table}.{name.lower()}] with {', '.join(keys)}"
+    )
