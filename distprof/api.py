@@ -148,6 +148,7 @@ def _results(run: Run, measured: Measurements, recorded: RecordResults) -> dict[
     from distprof.analyzers.job import analyze_job
     from distprof.analyzers.messages import analyze_messages
     from distprof.analyzers.moe.analysis import analyze_moe
+    from distprof.analyzers.nccl import analyze_nccl
     from distprof.analyzers.pipeline.analysis import analyze_pipeline
     from distprof.analyzers.stragglers.analysis import analyze_stragglers
     from distprof.analyzers.whatif.analysis import analyze_whatif
@@ -170,6 +171,7 @@ def _results(run: Run, measured: Measurements, recorded: RecordResults) -> dict[
         "collectives": analyze_collectives(run, measured.analyses, measured.wait_ends),
         "stragglers": stragglers,
         "messages": analyze_messages(measured.analyses),
+        "nccl": analyze_nccl(run),
         "pipeline": analyze_pipeline(run, measured.analyses),
         "idle": measured.idle,
         "kernels": measured.kernels,

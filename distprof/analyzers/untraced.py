@@ -30,14 +30,23 @@ def explain_untraced(run: Run, results: Mapping[str, Result]) -> dict[str, Resul
     Sentences such as "one rank alone cannot show who waits for whom" are about traces that are
     missing, and would send the reader looking for them.
     """
-    if run.ranks or (run.operations is None and run.expert_counts is None):
+    origin = _origin(run)
+    if run.ranks or not origin:
         return dict(results)
-    origin = "table of expert counts" if run.operations is None else run.operations.origin
     why = f"The source is {_article(origin)} {origin}: what only traces show is not measured."
     return {
         name: msgspec.structs.replace(result, unavailable=(why,)) if name in NEED_TRACES else result
         for name, result in results.items()
     }
+
+
+def _origin(run: Run) -> str:
+    """What the source is; empty for traces and run directories."""
+    if run.operations is not None:
+        return run.operations.origin
+    if run.expert_counts is not None:
+        return "table of expert counts"
+    return "log of NCCL" if run.nccl is not None and run.job is None else ""
 
 
 def _article(noun: str) -> str:

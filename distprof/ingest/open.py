@@ -10,19 +10,24 @@ from concurrent.futures import Executor
 from dataclasses import replace
 from functools import partial
 
+from distprof.artefacts import NCCL_LOG_FILE
 from distprof.errors import DistprofError, InputError
 from distprof.ingest.assemble import assemble_run
 from distprof.ingest.cache import is_temporary
 from distprof.ingest.discovery import Discovery, TraceFile, discover
 from distprof.ingest.executor import Outcome, map_each, running
 from distprof.ingest.job.describe import describe_rank, with_flight
+from distprof.ingest.job.files import Folder
 from distprof.ingest.job.run_directory import (
+    RunDirectory,
     find_run_directory,
     open_run_directory,
 )
+from distprof.ingest.nccl_log import read_rank_logs
 from distprof.ingest.other_kinds import open_other
 from distprof.ingest.rank import IngestOptions, ingest_rank
 from distprof.ingest.same_run import same_run
+from distprof.run.nccl_log import NcclLog
 from distprof.run.run import Gap, Rank, Run
 from distprof.schema import ABSENT
 from distprof.units import name_ranks
@@ -92,7 +97,19 @@ def open_run(
             fix="name ranks that the job has",
         )
     run = assemble_run(source, kept, (*found.gaps, *gaps, *left_out), directory)
+    if directory is not None:
+        run = replace(run, nccl=_nccl_logs(directory, wanted))
     return run if wanted is None else _as_chosen(run, wanted)
+
+
+def _nccl_logs(directory: RunDirectory, wanted: set[int] | None) -> NcclLog | None:
+    """What NCCL wrote on the ranks of a run directory; None where it wrote nothing."""
+    paths = {
+        rank: Folder(place.path).child(NCCL_LOG_FILE).path
+        for rank, place in sorted(directory.records.items())
+        if _is_among(wanted, rank) and Folder(place.path).size(NCCL_LOG_FILE)
+    }
+    return read_rank_logs(paths) if paths else None
 
 
 def _is_among(wanted: set[int] | None, rank: int | None) -> bool:

@@ -15,6 +15,7 @@ from distprof.analyzers.kernels import KernelsResult
 from distprof.analyzers.memory import MemoryResult
 from distprof.analyzers.messages import MessagesResult
 from distprof.analyzers.moe.result import MoeResult
+from distprof.analyzers.nccl import NcclResult
 from distprof.analyzers.overlap import OverlapResult
 from distprof.analyzers.pauses import PausesResult
 from distprof.analyzers.pipeline.analysis import PipelineResult
@@ -84,6 +85,7 @@ class Report(Record, frozen=True, kw_only=True):
     pipeline: PipelineResult = PipelineResult()
     messages: MessagesResult = MessagesResult()
     whatif: WhatIfResult = WhatIfResult()
+    nccl: NcclResult = NcclResult()
     findings: tuple[Finding, ...]
     not_checked: tuple[NotChecked, ...]
 

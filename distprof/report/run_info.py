@@ -26,13 +26,18 @@ def describe_run(run: Run, *, num_steps: int) -> RunInfo:
         nodes=dict(run.topology.nodes),
         node_origin=run.topology.node_origin,
         groups=_groups(run.topology.groups),
-        versions={**(run.job.versions if run.job else {}), **_versions(run.ranks)},
+        versions={
+            **_nccl_version(run),
+            **(run.job.versions if run.job else {}),
+            **_versions(run.ranks),
+        },
     )
 
 
 def _world_size(run: Run) -> int | None:
     """As the traces say; of a run without any, as the log of operations does."""
-    return run.topology.world_size or (run.operations.world_size if run.operations else None)
+    told = run.topology.world_size or (run.operations.world_size if run.operations else None)
+    return told or (run.nccl.world_size if run.nccl else None)
 
 
 def _mesh_of(run: Run) -> dict[str, int]:
@@ -76,6 +81,13 @@ def _groups(groups: Iterable[ProcessGroup]) -> tuple[GroupInfo, ...]:
         )
         for members in alike.values()
     )
+
+
+def _nccl_version(run: Run) -> dict[str, str]:
+    """As NCCL's log has it, whole versions before such as were cut."""
+    versions = list(run.nccl.versions) if run.nccl else []
+    whole = [v for v in versions if not any(o != v and o.startswith(v) for o in versions)]
+    return {"nccl": ", ".join(whole[:4])} if whole else {}
 
 
 def _versions(ranks: Iterable[Rank]) -> dict[str, str]:

@@ -22,6 +22,7 @@ from distprof.report.parts import (
     window_word,
 )
 from distprof.report.verdict_experts import experts_verdict
+from distprof.report.verdict_nccl import nccl_verdict
 from distprof.report.verdict_operations import operations_verdict
 from distprof.rules.shares import has_all_members
 from distprof.terms import CollectiveKind, MeshAxis, StragglerCause, StragglerPattern
@@ -108,7 +109,7 @@ def _judge_measured(report: Report) -> Verdict:
 
 def _without_parts(report: Report) -> Verdict:
     """Where no trace shows what steps consist of: what another tool's log tells, if anything."""
-    told = operations_verdict(report) or experts_verdict(report)
+    told = operations_verdict(report) or experts_verdict(report) or nccl_verdict(report)
     line, why = told or (_nothing_measured(report), ())
     return Verdict(line=line, why=why, part="")
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from distprof.artefacts.rank_file import ErrorFile
 from distprof.artefacts.run_file import RunFile
 from distprof.run.expert_counts import ExpertCounts
+from distprof.run.nccl_log import NcclLog
 from distprof.run.operations import OperationLog
 from distprof.run.records import RecordSource
 from distprof.run.tables import RankTables
@@ -324,6 +325,7 @@ class Run:
         run_dir: The run directory, empty for bare traces.
         operations: Operations as another tool logged them; None for traces.
         expert_counts: Tokens per expert as somebody counted them; None for traces.
+        nccl: What NCCL's logs tell; None without one.
     """
 
     source: str
@@ -339,6 +341,7 @@ class Run:
     run_dir: str = ""
     operations: OperationLog | None = None
     expert_counts: ExpertCounts | None = None
+    nccl: NcclLog | None = None
 
     def __repr__(self) -> str:
         """One line: the ranks hold whole tables."""

@@ -13,6 +13,7 @@ from distprof.analyzers.idle import IdleResult
 from distprof.analyzers.job import JobResult
 from distprof.analyzers.messages import MessagesResult
 from distprof.analyzers.moe.result import MoeResult
+from distprof.analyzers.nccl import NcclResult
 from distprof.analyzers.overlap import OverlapResult
 from distprof.analyzers.pauses import PausesResult
 from distprof.analyzers.pipeline.analysis import PipelineResult
@@ -38,10 +39,18 @@ FAMILIES = {
     "CAP": "capture",
     "PIP": "pipeline",
     "MOE": "moe",
+    "NET": "network",
 }
 
-COSTS_NO_TIME = {"dead-experts", "dropped-tokens"}
-"""Besides those on the recording itself: what is lost is quality of the model, not time."""
+COSTS_NO_TIME = {
+    "dead-experts",
+    "dropped-tokens",
+    "shared-memory-inside-node",
+    "unused-network-cards",
+    "uneven-nccl-settings",
+}
+"""Besides those on the recording itself: what is lost is quality of the model, or no source has
+times for it."""
 
 SECTIONS = {
     "breakdown": BreakdownResult,
@@ -51,6 +60,7 @@ SECTIONS = {
     "job": JobResult,
     "messages": MessagesResult,
     "moe": MoeResult,
+    "nccl": NcclResult,
     "overlap": OverlapResult,
     "pauses": PausesResult,
     "pipeline": PipelineResult,

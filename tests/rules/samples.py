@@ -18,6 +18,14 @@ from distprof.analyzers.job import JobResult, ProbeOverhead
 from distprof.analyzers.kernels import KernelsResult
 from distprof.analyzers.messages import MessageRank, MessagesResult
 from distprof.analyzers.moe.result import MoeExchange, MoeLayer, MoePlacement, MoeResult
+from distprof.analyzers.nccl import (
+    BETWEEN,
+    INSIDE,
+    NcclHost,
+    NcclResult,
+    NcclSetting,
+    NcclTransport,
+)
 from distprof.analyzers.overlap import OverlapResult
 from distprof.analyzers.pauses import PausesResult, RankPauses
 from distprof.analyzers.pipeline.analysis import (
@@ -105,8 +113,60 @@ def healthy(*, communication_ms: float = 8.0, steps: bool = True, **parts_ms: fl
         pipeline(),
         messages(),
         WhatIfResult(),
+        nccl(),
     )
     return {type(result): result for result in results}
+
+
+def nccl(**fields: Any) -> NcclResult:
+    """Logs of eight ranks on two nodes with a card for each GPU, all over GPUDirect RDMA."""
+    usual: dict[str, Any] = {
+        "num_files": 8,
+        "num_processes": 8,
+        "num_hosts": 2,
+        "networks": ("IB",),
+        "versions": (nccl_setting("version", "2.27.7+cuda13.0"),),
+        "settings": (nccl_setting("NCCL_BUFFSIZE", "8388608"),),
+        "transports": (transport(BETWEEN, "NET/IB", has_gdr=True), transport(INSIDE, "P2P/CUMEM")),
+        "hosts": (nccl_host("node-1", (0, 1, 2, 3)), nccl_host("node-2", (4, 5, 6, 7))),
+    }
+    return NcclResult(**{**usual, **fields})
+
+
+def transport(where: str, name: str, *, has_gdr: bool = False, num_lines: int = 64) -> Any:
+    """One way in which ranks are connected."""
+    return NcclTransport(
+        where=where,
+        transport=name,
+        has_gdr=has_gdr,
+        num_lines=num_lines,
+        num_pairs=8,
+        num_processes=8,
+    )
+
+
+def nccl_host(host: str, ranks: tuple[int, ...], num_used: int = 4) -> NcclHost:
+    """A host with four cards."""
+    cards = tuple(f"mlx5_{index}:1" for index in range(4))
+    return NcclHost(
+        host=host,
+        num_processes=len(ranks),
+        ranks=ranks,
+        cards=cards,
+        used_cards=cards[:num_used],
+        links=("IB",),
+    )
+
+
+def nccl_setting(name: str, value: str, ranks: tuple[int, ...] = RANKS) -> NcclSetting:
+    """A setting of some ranks, four to a node."""
+    return NcclSetting(
+        name=name,
+        value=value,
+        num_processes=len(ranks),
+        ranks=ranks,
+        hosts=tuple(sorted({f"node-{rank // 4 + 1}" for rank in ranks})),
+    )
 
 
 def changed(results: Results, kind: type[Result], **fields: Any) -> Results:

@@ -19,6 +19,14 @@ from distprof.report.views.moe import (
     pairs_table,
     placement_table,
 )
+from distprof.report.views.nccl import (
+    choices_table,
+    communicators_table,
+    nccl_hosts_table,
+    nccl_settings_table,
+    nccl_warnings_table,
+    transports_table,
+)
 from distprof.report.views.operations import slowdown_table
 from distprof.report.views.pipeline import bubble_table, pipeline_table, predictions_table
 from distprof.report.views.pipeline_picture import pipeline_picture
@@ -46,6 +54,12 @@ _TABLES: tuple[Callable[..., TableView | None], ...] = (
     stragglers_table,
     overlap_table,
     collectives_table,
+    transports_table,
+    communicators_table,
+    nccl_hosts_table,
+    choices_table,
+    nccl_settings_table,
+    nccl_warnings_table,
     pipeline_table,
     bubble_table,
     pipeline_picture,

@@ -1,0 +1,426 @@
+"""What one text of NCCL says, from 2.4 to 2.28 and RCCL. Upstream spellings stop here."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from distprof.units import NS_PER_S
+
+__all__ = [
+    "CUT",
+    "KNOWN",
+    "UNKNOWN",
+    "Call",
+    "Cards",
+    "Channels",
+    "Choice",
+    "Connection",
+    "Event",
+    "Initialised",
+    "Marker",
+    "Network",
+    "Nodes",
+    "PathTypes",
+    "Ring",
+    "Setting",
+    "Timing",
+    "Trees",
+    "Version",
+    "parse",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Marker:
+    """A text that carries nothing further."""
+
+    name: str
+
+
+KNOWN = Marker("known")
+"""Says nothing that a report needs."""
+UNKNOWN = Marker("unknown")
+CUT = Marker("cut")
+"""Begins like a text that is known, and ends too early."""
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """``NCCL version 2.18.5+cuda12.2``."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """``NCCL_ALGO set by environment to RING``."""
+
+    name: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """One channel from a rank to another; a rank is None for a switch."""
+
+    source: int | None
+    target: int | None
+    direction: str
+    transport: str
+    card: int | None
+    has_gdr: bool
+    pointer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ring:
+    """The ranks of a ring in order."""
+
+    channel: int
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Trees:
+    """A rank's place in each tree: channel, rank, rank above it (-1 for the root)."""
+
+    places: tuple[tuple[int, int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Initialised:
+    """Start or end of a communicator's life on one rank; ``what`` is upstream's word for it."""
+
+    pointer: str
+    rank: int
+    num_ranks: int
+    device: int | None
+    bus_id: str
+    identity: str
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """How long a rank took to initialise."""
+
+    rank: int
+    num_ranks: int
+    total_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cards:
+    """Cards of a network: index, name, link; none where no device was found."""
+
+    network: str
+    cards: tuple[tuple[int, str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """The network that NCCL chose."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Channels:
+    """How many channels a communicator has."""
+
+    collective: int
+    nvls: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Nodes:
+    """How many nodes a communicator spans."""
+
+    pointer: str
+    num_nodes: int
+
+
+@dataclass(frozen=True, slots=True)
+class PathTypes:
+    """Kinds of links inside a node and to the network, of one graph search."""
+
+    inside: str
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The algorithm and protocol of one operation."""
+
+    operation: str
+    num_bytes: int
+    algorithm: str
+    protocol: str
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of an operation."""
+
+    operation: str
+
+
+Event = (
+    Marker | Version | Setting | Connection | Ring | Trees | Initialised | Timing | Cards | Network
+    | Channels | Nodes | PathTypes | Choice | Call
+)  # fmt: skip
+
+_N = r"(\d{1,9})"
+_CONNECTION = re.compile(
+    rf"(?:Channel|Ring) {_N}(?:/\d{{1,9}})? : {_N}(?:\[[0-9a-f]+\])? -> {_N}(?:\[[0-9a-f]+\])?"
+    r" (?:\[(send|receive)\] )?via (.+?)(?: comm (0x[0-9a-f]+) nRanks \d+)?$"
+)
+_SWITCH = re.compile(rf"CollNet {_N}(?:/\d{{1,9}})? : {_N} \[(send|receive)\] via (.+)$")
+_NET = re.compile(rf"(NET|COLLNET)/([^/]{{1,60}})/{_N}(?:\(\d+\))?((?:/[\w]+)*)$")
+_INSIDE = re.compile(r"(?:P2P|SHM|MNNVL|NVLS)(?:/[\w+ ]+(?:\[[0-9a-f]+\])?)*$")
+_DIRECT_SHM = re.compile(r"direct shared memory$")
+_RING = re.compile(rf"Channel {_N}/\d{{1,9}}(?: :)?((?: +\d{{1,9}})+)$")
+_TREE = re.compile(
+    r"\[(\d{1,9})\] (?:-?\d{1,9}/)*-?\d{1,9}->(\d{1,9})->(-?\d{1,9})(?:\|[-\d/>]{1,200})?(?= |$)"
+)
+_TREES = re.compile(r"Trees (?:\[\d{1,9}\] [-\d/>|]{1,300} ?)+(?:\[\d{0,9}\]?)?(comm 0x.{0,200})?$")
+_LINE_BUFFER = 900
+"""NCCL writes trees into 1,024 characters and cuts what is longer."""
+_INIT = re.compile(
+    rf"(?:\w+ )?comm (0x[0-9a-f]+) rank {_N} n[rR]anks {_N}(?: cudaDev {_N})?(?: nvmlDev \d+)?"
+    r"(?: busId ([0-9a-f]+))?(?: commId (0x[0-9a-f]+))?(?: localSize.{0,80}?)?"
+    r" - ((?:Init|Destroy|Abort) \w+)$"
+)
+_TIMING = re.compile(
+    rf"Init timings(?: - \w+)?: rank {_N} nranks {_N} total (\d{{1,9}}\.\d{{1,9}}) \(.+\)$"
+)
+_SETTING = re.compile(r"(\w{3,80}) set by environment to (.{0,2000}?)\.?$")
+_CARDS = re.compile(r"NET/(\w{1,40}) ?: Using (\[\d+\].+)$")
+_IB_CARD = re.compile(r"\[(\d{1,6})\]([^\s/\[\]]{1,100})/([\w/]{1,40})")
+_SOCKET_CARD = re.compile(r"\[(\d{1,6})\]([^\s:\[\]]{1,40}):\S+")
+_NO_CARDS = re.compile(r"NET/(\w{1,40}) ?: No device found\.?$")
+_NETWORK = re.compile(r"Using network (.{1,60})$")
+_CHANNELS = re.compile(
+    rf"{_N} coll channels,(?: \d+ collnet channels,)?(?: {_N} nvls channels,)? \d+ p2p channels,"
+    r" \d+ p2p channels per peer$"
+)
+_NODES = re.compile(rf"comm (0x[0-9a-f]+) rank \d+ nRanks \d+ nNodes {_N} .*MNNVL \d+$")
+_PATHS = re.compile(r"Pattern \d+, crossNic \d+, nChannels \d+.* type (\w+)/(\w+)")
+_CHOICE = re.compile(r"(?:(\w+): )?(\d{1,18}) Bytes -> Algo (\w+) proto (\w+)\b")
+_CALL = re.compile(
+    r"(\w+): opCount [0-9a-f]+ .*comm (?:0x)?[0-9a-f]+ .*stream=? ?(?:0x)?[0-9a-f()nil]+"
+)
+_VERSION = re.compile(r"(?:NCCL|RCCL) version ?:? (\d[\w.]*(?:[+-][\w.:]+)?)")
+
+_ALGORITHMS = ("TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT")
+_PROTOCOLS = ("LL", "LL128", "SIMPLE")
+
+
+def parse(text: str) -> Event:
+    """What a text says.
+
+    Args:
+        text: After ``NCCL INFO``, or from ``NCCL version`` on.
+
+    Returns:
+        An event; :data:`UNKNOWN` for what this reader does not know, :data:`CUT` for a known text
+        that ends too early.
+    """
+    for begin, how in _READERS:
+        if begin in text:
+            event = how(text)
+            if event is not None:
+                return event
+    if not text:
+        return CUT
+    if _NOISE.match(text):
+        return KNOWN
+    return CUT if _BEGINNINGS.match(text) else UNKNOWN
+
+
+def _connection(text: str) -> Event | None:
+    match = _CONNECTION.match(text)
+    if match is None:
+        return _switch(text)
+    transport = _transport(match[5])
+    if transport is None:
+        return CUT
+    name, card, has_gdr = transport
+    return Connection(
+        int(match[2]), int(match[3]), match[4] or "", name, card, has_gdr, match[6] or ""
+    )
+
+
+def _switch(text: str) -> Event | None:
+    match = _SWITCH.match(text)
+    transport = _transport(match[4]) if match else None
+    if match is None or transport is None:
+        return None
+    rank, is_send = int(match[2]), match[3] == "send"
+    name, card, has_gdr = transport
+    source, target = (rank, None) if is_send else (None, rank)
+    return Connection(source, target, match[3], name, card, has_gdr, "")
+
+
+def _transport(text: str) -> tuple[str, int | None, bool] | None:
+    """Name, card and GPUDirect of a transport; None where it is none."""
+    net = _NET.match(text)
+    if net:
+        return f"{net[1]}/{net[2]}", int(net[3]), "/GDRDMA" in net[4]
+    if _DIRECT_SHM.match(text):
+        return "SHM", None, False
+    if _INSIDE.match(text) is None:
+        return None
+    return ("SHM" if text.startswith("SHM") else text), None, False
+
+
+def _ring(text: str) -> Event | None:
+    match = _RING.match(text)
+    return Ring(int(match[1]), tuple(map(int, match[2].split()))) if match else None
+
+
+def _trees(text: str) -> Event | None:
+    match = _TREES.match(text)
+    if match is None:
+        return None
+    places = tuple((int(m[1]), int(m[2]), int(m[3])) for m in _TREE.finditer(text))
+    is_cut = len(text) > _LINE_BUFFER and match[1] is None
+    return Trees(places[:-1] if is_cut else places)
+
+
+def _initialised(text: str) -> Event | None:
+    match = _INIT.match(text)
+    if match is None:
+        return None
+    pointer, rank, num_ranks, device, bus_id, identity, what = match.groups()
+    if int(rank) >= int(num_ranks):
+        return CUT
+    return Initialised(
+        pointer,
+        int(rank),
+        int(num_ranks),
+        None if device is None else int(device),
+        bus_id or "",
+        identity or "",
+        what,
+    )
+
+
+def _timing(text: str) -> Event | None:
+    match = _TIMING.match(text)
+    if match is None:
+        return None
+    whole, _, part = match[3].partition(".")
+    total_ns = int(whole) * NS_PER_S + int(part[:9].ljust(9, "0"))
+    return Timing(int(match[1]), int(match[2]), total_ns)
+
+
+def _setting(text: str) -> Event | None:
+    match = _SETTING.match(text)
+    return Setting(match[1], match[2]) if match else None
+
+
+def _cards(text: str) -> Event | None:
+    none = _NO_CARDS.match(text)
+    if none:
+        return Cards(none[1], ())
+    match = _CARDS.match(text)
+    if match is None:
+        return None
+    listed = match[2].partition("; OOB ")[0]
+    if match[1] == "Socket":
+        return Cards("Socket", tuple((int(i), n, "") for i, n in _SOCKET_CARD.findall(listed)))
+    return Cards(match[1], tuple((int(i), n, link) for i, n, link in _IB_CARD.findall(listed)))
+
+
+def _network(text: str) -> Event | None:
+    match = _NETWORK.match(text)
+    return Network(match[1]) if match else None
+
+
+def _channels(text: str) -> Event | None:
+    match = _CHANNELS.match(text)
+    return Channels(int(match[1]), int(match[2]) if match[2] else None) if match else None
+
+
+def _nodes(text: str) -> Event | None:
+    match = _NODES.match(text)
+    return Nodes(match[1], int(match[2])) if match else None
+
+
+def _paths(text: str) -> Event | None:
+    match = _PATHS.match(text)
+    return PathTypes(match[1]) if match else None
+
+
+def _choice(text: str) -> Event | None:
+    match = _CHOICE.match(text)
+    if match is None:
+        return None
+    algorithm, protocol = _named(match[3], _ALGORITHMS), _named(match[4], _PROTOCOLS)
+    return Choice(match[1] or "", int(match[2]), algorithm, protocol)
+
+
+def _named(word: str, names: tuple[str, ...]) -> str:
+    """Newer versions print names, older ones numbers."""
+    if word.isdigit():
+        return names[int(word)] if len(word) < 3 and int(word) < len(names) else word
+    return word.upper()
+
+
+def _call(text: str) -> Event | None:
+    match = _CALL.match(text)
+    return Call(match[1]) if match else None
+
+
+def _version(text: str) -> Event | None:
+    match = _VERSION.match(text)
+    return Version(match[1]) if match else None
+
+
+_READERS: tuple[tuple[str, Callable[[str], Event | None]], ...] = (
+    (" via ", _connection),
+    (": opCount ", _call),
+    ("Channel ", _ring),
+    ("Trees ", _trees),
+    (" COMPLETE", _initialised),
+    ("Init START", _initialised),
+    ("Init timings", _timing),
+    (" set by environment to ", _setting),
+    ("NET/", _cards),
+    ("Using network ", _network),
+    ("coll channels", _channels),
+    ("nNodes", _nodes),
+    ("Pattern ", _paths),
+    (" Bytes -> Algo", _choice),
+    ("CCL version", _version),
+)
+
+_NOISE = re.compile(
+    r"Connected all (?:rings|trees)|threadThresholds |Setting affinity for GPU "
+    r"|Using non-device net"
+    r"|P2P Chunksize set to|Bootstrap ?:|Bootstrap timings|bootstrapSplit: .* - DONE|Launch mode "
+    r"|cudaDriverVersion \d|Plugin Path : |P2P plugin |NVLS |NVLS[/ ]?[Tt]ree|DMA-BUF is "
+    r"|NET/(?:Plugin|OFI|IB|Socket|\w+) ?:? |TUNER/Plugin|PROFILER/Plugin|ENV/Plugin|GIN/Plugin"
+    r"|Connected to proxy localRank \d+ -> connection 0x|New proxy (?:send|recv) connection \d+"
+    r" from local rank \d+, transport \d|GPU Direct RDMA (?:Enabled|Disabled) for "
+    r"|\[?(?:Proxy )?Service\b|\[Proxy |\[Service thread\]|MNNVL busId |RAS |Comm config |CC Off"
+    r"|Check P2P Type|Assigned (?:NET|GIN) plugin|Initialized NET plugin|Successfully loaded "
+    r"|\S{1,200}\.(?:cc|h|c|cpp):\d+ -> -?\d|socket(?:Progress\w*|PollConnect|\w*):? |Sharp rank "
+    r"|PXN Disabled|ROCr version|HIP version|\[node_id = |initialized internal alternative rsmi"
+    r"|Kernel version: |Dmabuf feature|Enabled GDRCopy|Hostname|Librccl path|Library path"
+    r"|=== System|==========|\s*[+(] ?(?:PCI|NVL|NET|SYS|C2C|XGMI|GPU|NIC|CPU)|(?:CPU|GPU|NIC|NET)/"
+    r"|\s*\d+ :|Latency/AlgBw|\s*(?:Broadcast|Reduce|AllGather|ReduceScatter|AllReduce|Max NThreads"
+    r"|Algorithm|Protocol)\b|cliqueId|MSCCL|Symmetric|Memory used|AllocMem|Mem(?:ory)? |cuMem"
+    r"|KV |Network plugin|Attribute |Tree \d+ : |Ring \d+ : |.{0,40}(?:rsmi|rocm|amdsmi)"
+    r"|comm 0x[0-9a-f]+ (?:rank|commHash|commId)|\w{4,40} comm 0x[0-9a-f]+ |ncclCommSplit"
+    r"|(?:CollNet|Intra|Inter|User|Not using|isAllDirectP2p|Could not|Failed to find|Loaded"
+    r"|No plugin|Using internal|Plugin name) ?"
+)
+"""Begins of texts that say nothing further to a report."""
+
+_BEGINNINGS = re.compile(
+    r"Channel \d|Ring \d|CollNet \d|comm 0x|Init timings|Connected|New proxy|GPU Direct|Setting"
+    r"|\d+ coll|Conn|Chan|Trees"
+)

@@ -1,0 +1,1 @@
+"""How NCCL connects ranks: transports, network cards, settings."""

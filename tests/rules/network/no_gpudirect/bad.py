@@ -1,0 +1,15 @@
+"""RDMA cards whose traffic passes through the host's memory."""
+
+from distprof.analyzers.collectives import CollectivesResult
+from distprof.analyzers.nccl import BETWEEN, INSIDE, NcclResult
+from tests.rules.samples import Results, collective_class, collectives, healthy, nccl, transport
+
+
+def results() -> Results:
+    known = {"exposed_ns_per_step": 800_000, "exposed_wait_ns_per_step": 50_000, "num_nodes": 2}
+    ways = (transport(BETWEEN, "NET/IB"), transport(INSIDE, "P2P/CUMEM"))
+    return {
+        **healthy(),
+        CollectivesResult: collectives(collective_class(**known)),
+        NcclResult: nccl(transports=ways),
+    }

@@ -1,0 +1,12 @@
+"""One connection in a hundred lies too far from its card."""
+
+from distprof.analyzers.nccl import BETWEEN, NcclResult
+from tests.rules.samples import Results, healthy, nccl, transport
+
+
+def results() -> Results:
+    ways = (
+        transport(BETWEEN, "NET/IB", has_gdr=True, num_lines=99),
+        transport(BETWEEN, "NET/IB", num_lines=1),
+    )
+    return {**healthy(), NcclResult: nccl(transports=ways)}
