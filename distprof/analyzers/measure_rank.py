@@ -24,6 +24,9 @@ from distprof.terms import ActivityKind, IdleCause
 
 __all__ = ["capture_window", "measure_rank"]
 
+NOTED_LATE_NS = 500_000
+"""A thread of gloo may note the end of a collective this long after the training thread went on."""
+
 
 def measure_rank(tables: RankTables, context: RankContext) -> RankAnalysis:
     """Measure one rank inside its windows.
@@ -73,7 +76,7 @@ def measure_rank(tables: RankTables, context: RankContext) -> RankAnalysis:
         slots=slots,
         message_wait_ns=exposed_waits(message_waits(tables, context), timeline, windows),
         attention_ns=attention_time(tables.activity, windows),
-        line=_line(tables, windows, timeline, causes, slots),
+        line=_line(tables, context, timeline, causes, slots),
         row_axis=context.axis,
         row_axis_names=context.axis_names,
     )
@@ -81,18 +84,19 @@ def measure_rank(tables: RankTables, context: RankContext) -> RankAnalysis:
 
 def _line(
     tables: RankTables,
-    windows: Intervals,
+    context: RankContext,
     timeline: Timeline,
     causes: IdleCauses | None,
     slots: StageSlots | None,
 ) -> MainLine | None:
-    stages = None
+    windows, stages = context.windows, None
     if windows.size and slots is not None and len(slots):
         stages = StageLine(
             slots=union(Intervals(slots.start_ns, slots.end_ns)),
             needed_ns=needed_at(tables.collectives, slots, int(windows.start[0])),
         )
-    return main_line(tables, windows, timeline, causes, stages)
+    lag_ns = NOTED_LATE_NS if context.is_cpu else 0
+    return main_line(tables, windows, timeline, causes, stages, lag_ns=lag_ns)
 
 
 def capture_window(activity: Table) -> Intervals:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future
 from concurrent.futures import wait as wait_for
@@ -78,12 +79,16 @@ class ProcessExecutor(Executor):
         self._pool: Any = None
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
-        """Run ``fn`` in a worker; a pool that lost one is replaced."""
-        try:
-            return self._started().submit(fn, *args, **kwargs)  # type: ignore[no-any-return]
-        except BrokenExecutor:
-            self._pool = None
-            return self._started().submit(fn, *args, **kwargs)  # type: ignore[no-any-return]
+        """Run ``fn``, which must not be of the program's own file, in a worker.
+
+        A pool that lost a worker is replaced.
+        """
+        with _main_hidden():
+            try:
+                return self._started().submit(fn, *args, **kwargs)  # type: ignore[no-any-return]
+            except BrokenExecutor:
+                self._pool = None
+                return self._started().submit(fn, *args, **kwargs)  # type: ignore[no-any-return]
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Stop the pool."""
@@ -110,6 +115,30 @@ class ProcessExecutor(Executor):
                 self.workers, mp_context=_start_method(), initializer=_serve_parent
             )
         return self._pool
+
+
+_hiding = threading.Lock()
+
+
+@contextmanager
+def _main_hidden() -> Iterator[None]:
+    """Workers that start now do not run the program's own file.
+
+    ``multiprocessing`` runs it again in each worker that it does not fork, for the functions that
+    may be in it. Ours are not, and a script or notebook without ``if __name__ == "__main__":``
+    would be analysed by every worker anew.
+    """
+    main = vars(sys.modules["__main__"])
+    with _hiding:
+        names: tuple[str, ...] = ("__file__", "__spec__")
+        kept = {name: main[name] for name in names if name in main}
+        main.pop("__file__", None)
+        main["__spec__"] = None
+        try:
+            yield
+        finally:
+            main.pop("__spec__", None)
+            main.update(kept)
 
 
 class DaskExecutor(Executor):

@@ -106,6 +106,26 @@ def test_a_worker_ends_with_the_process_that_started_it():
     assert output.strip().isdigit()
 
 
+def test_a_script_without_a_guard_is_not_run_again_by_workers(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, threading\n"
+        "from distprof.ingest.executor import make_executor\n"
+        "print('started')\n"
+        "end = threading.Event()\n"
+        "threading.Thread(target=end.wait).start()  # so that processes are spawned\n"
+        "with make_executor('process:2') as pool:\n"
+        "    assert pool.submit(os.getpid).result() != os.getpid()\n"
+        "print(__file__, __spec__)\n"
+        "end.set()\n"
+    )
+    finished = subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert finished.stdout.splitlines() == ["started", f"{script} None"]
+    assert finished.stderr == ""
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere processes are always spawned")
 @pytest.mark.parametrize(("threads", "method"), [(0, "fork"), (1, "spawn")])
 def test_processes_are_forked_from_a_process_without_threads_only(threads, method):

@@ -56,6 +56,8 @@ def main_line(
     timeline: Timeline,
     causes: IdleCauses | None,
     stages: StageLine | None = None,
+    *,
+    lag_ns: int = 0,
 ) -> MainLine | None:
     """Cut one rank's analysed time; linear in the rank's rows but for sorting them.
 
@@ -65,6 +67,7 @@ def main_line(
         timeline: The sets of its activities.
         causes: Idle time by cause; None where it is not known.
         stages: What the rank's pipeline stages do, None without marks.
+        lag_ns: How long after the rank went on a collective's end may be noted at most.
 
     Returns:
         The line; None without windows.
@@ -77,10 +80,11 @@ def main_line(
     end = collectives["end_ns"]
     issued = (asked >= line[0]) & (asked < line[1])
     ended = collectives["is_timed"] & (end > line[0]) & (end <= line[1])
-    exposed, blocked = _blocked(end, ended, clip(timeline.exposed_comm, *line))
+    stretches = clip(timeline.exposed_comm, *line)
+    exposed, went_on, blocked = _blocked(asked, end, ended, stretches, lag_ns)
     waits = clip(timeline.message_wait, *line)
     blocked = union(Intervals(*map(np.concatenate, zip(blocked, waits, strict=True))))
-    resumed_ns = np.where(exposed, end, _end_of_window(end, windows))
+    resumed_ns = np.where(exposed, went_on, _end_of_window(end, windows))
     hidden = np.zeros(len(end), np.bool_)
     if stages is not None:
         needed = stages.needed_ns
@@ -192,16 +196,51 @@ def _done_before(tables: RankTables, causes: IdleCauses, launched_ns: Int64Array
 
 
 def _blocked(
-    end: Int64Array, ended: NDArray[np.bool_], stretches: Intervals
-) -> tuple[NDArray[np.bool_], Intervals]:
-    """Rows that end while nothing hides them, and each stretch up to the last such end in it."""
+    asked: Int64Array,
+    end: Int64Array,
+    ended: NDArray[np.bool_],
+    stretches: Intervals,
+    lag_ns: int,
+) -> tuple[NDArray[np.bool_], Int64Array, Intervals]:
+    """Rows that end while nothing hides them, when the rank went on, and until when it could not.
+
+    A stretch blocks up to the last end in it. Threads of a backend may note an end a little after
+    the rank went on: what no end explains of a stretch is blocked until the first that follows
+    within the lag, if that is sooner than the unexplained time is long.
+    """
     if stretches.size == 0:
-        return np.zeros(len(end), np.bool_), EMPTY
+        return np.zeros(len(end), np.bool_), end, EMPTY
     at = np.searchsorted(stretches.start, end, side="left") - 1
     exposed = ended & (at >= 0) & (end <= stretches.end[np.maximum(at, 0)])
     last = stretches.start.copy()
     np.maximum.at(last, at[exposed], end[exposed])
-    return exposed, Intervals(stretches.start, last)
+    went_on = end.copy()
+    row, stretch = _noted_late(asked, end, ended, stretches, last, lag_ns)
+    exposed[row] = True
+    went_on[row] = last[stretch] = stretches.end[stretch]
+    return exposed, went_on, Intervals(stretches.start, last)
+
+
+def _noted_late(
+    asked: Int64Array,
+    end: Int64Array,
+    ended: NDArray[np.bool_],
+    stretches: Intervals,
+    last: Int64Array,
+    lag_ns: int,
+) -> tuple[Int64Array, Int64Array]:
+    """Rows whose end was noted late, and the stretches that they ended; each row one at most."""
+    rows = np.flatnonzero(ended)
+    rows = rows[np.argsort(end[rows], kind="stable")]
+    stretch = np.flatnonzero(last < stretches.end)
+    at = np.searchsorted(end[rows], stretches.end[stretch], side="right")
+    stretch, at = stretch[at < len(rows)], at[at < len(rows)]
+    since, row = stretches.end[stretch], rows[at]
+    late = end[row] - since
+    fits = (late <= np.minimum(lag_ns, since - last[stretch])) & (asked[row] < since)
+    row, stretch = row[fits], stretch[fits]
+    is_last = np.append(row[1:] != row[:-1], np.ones(min(len(row), 1), np.bool_))
+    return row[is_last], stretch[is_last]
 
 
 def _end_of_window(time: Int64Array, windows: Intervals) -> Int64Array:

@@ -78,7 +78,7 @@ def test_a_place_that_the_mesh_has_and_the_log_lacks_is_missing():
     (group,) = pipeline_of(log_of(*rows, mesh={"pp": 2})).groups
     assert group.stages == 2
     assert group.warm_up_drain_ns is None
-    assert "stages 1 were not" in group.notes[0]
+    assert "1 of the pipeline's 2 stages were recorded (missing: 1)" in group.notes[0]
 
 
 def test_steps_do_not_run_into_each_other():

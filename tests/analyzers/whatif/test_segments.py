@@ -153,3 +153,30 @@ def test_a_message_that_came_in_time_is_needed_by_the_slot_that_works_on_it():
     assert spent(line, Own.COMPUTATION) == [[5], [35], [60], [0]]
     assert (line.issue.tolist(), line.resume.tolist()) == ([0], [2])
     assert line.stage_ns.tolist() == [5, 35, 40, 0]  # the optimizer is no stage's work
+
+
+US = 1_000
+
+
+def waiting_until(went_on_us, ended_us):
+    """A rank that computes, waits for a collective, and computes again; times in µs."""
+    rank = RankBuilder().step(0, 0, 9_000 * US)
+    rank.kernel("gemm", 0, 1_000 * US).comm("gloo", 200 * US, ended_us * US)
+    return rank.kernel("gemm", went_on_us * US, 9_000 * US)
+
+
+def test_a_thread_that_notes_an_end_late_does_not_make_waiting_own_time():
+    late = line_of(waiting_until(5_000, 5_100), is_cpu=True)
+    assert late.exposed.tolist() == [True]
+    assert spent(late, Own.COMPUTATION, Own.OTHER) == [
+        [200 * US, 0], [800 * US, 0], [4_000 * US, 0], [0, 0]
+    ]  # fmt: skip
+    assert late.resume.tolist() == [2]
+
+
+def test_a_collective_that_ends_much_later_was_not_waited_for():
+    """On a device a collective's end is exact, on a host it is noted soon."""
+    for rank, is_cpu in ((waiting_until(5_000, 8_000), True), (waiting_until(5_000, 5_100), False)):
+        line = line_of(rank, is_cpu=is_cpu)
+        assert line.exposed.tolist() == [False]
+        assert line.own_ns[:, Own.OTHER].sum() == 4_000 * US
