@@ -96,7 +96,8 @@ class FabricCurve(msgspec.Struct, frozen=True, kw_only=True):
         group_size: Ranks of the group.
         num_nodes: Nodes that the group spans, None when unknown.
         tier: ``node`` inside one node, ``across`` several; None when unknown.
-        in_place: Whether input and output share memory.
+        in_place: Whether it is the second half of nccl-tests' table, in which input and output
+            share memory.
         dtype: Of the elements.
         points: By size, ascending.
         fit: None where ``refusal`` says why there is none.

@@ -1,0 +1,1 @@
+"""``distprof bench``: how fast collectives are on a real process group, over sizes."""

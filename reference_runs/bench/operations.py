@@ -1,0 +1,107 @@
+"""One operation of each kind, ready to be repeated. Sizes as nccl-tests counts them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from distprof.terms import CollectiveKind
+
+__all__ = ["Ranks", "operation"]
+
+Operation = Callable[[int], None]
+"""Called with the number of the iteration."""
+
+_ELEMENT = torch.float32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranks:
+    """A process group that this rank belongs to.
+
+    Args:
+        group: torch's handle, None for all ranks.
+        members: Global ranks, ascending.
+        num_nodes: Nodes that they span.
+        rank: This one, global.
+    """
+
+    group: dist.ProcessGroup | None
+    members: tuple[int, ...]
+    num_nodes: int
+    rank: int
+
+    @property
+    def place(self) -> int:
+        """Index of this rank in the group."""
+        return self.members.index(self.rank)
+
+
+def operation(
+    kind: CollectiveKind, ranks: Ranks, num_bytes: int, device: torch.device
+) -> Operation:
+    """What to call for one operation; buffers are made here, once.
+
+    Args:
+        kind: The collective.
+        ranks: Among whom.
+        num_bytes: Size, a multiple of four times the number of ranks.
+        device: Where buffers lie.
+
+    Raises:
+        ValueError: If there is no benchmark of this kind.
+    """
+    whole = torch.zeros(num_bytes // 4, dtype=_ELEMENT, device=device)
+    if kind is CollectiveKind.ALL_REDUCE:
+        return lambda _: _done(dist.all_reduce(whole, group=ranks.group))
+    if kind is CollectiveKind.BROADCAST:
+        return _broadcast(whole, ranks)
+    if kind is CollectiveKind.ALL_TO_ALL:
+        other = torch.empty_like(whole)
+        return lambda _: _done(dist.all_to_all_single(other, whole, group=ranks.group))
+    if kind is CollectiveKind.SEND_RECV:
+        return _send_recv(whole, ranks)
+    part = torch.zeros(len(whole) // len(ranks.members), dtype=_ELEMENT, device=device)
+    if kind is CollectiveKind.ALL_GATHER:
+        return lambda _: _done(dist.all_gather_into_tensor(whole, part, group=ranks.group))
+    if kind is CollectiveKind.REDUCE_SCATTER:
+        return lambda _: _done(dist.reduce_scatter_tensor(part, whole, group=ranks.group))
+    raise ValueError(f"no benchmark of {kind.label}")
+
+
+def _done(work: object) -> None:
+    del work
+
+
+def _broadcast(whole: torch.Tensor, ranks: Ranks) -> Operation:
+    """The root moves on with each iteration: one that always sends would run ahead."""
+
+    def run(number: int) -> None:
+        root = ranks.members[number % len(ranks.members)]
+        dist.broadcast(whole, src=root, group=ranks.group)
+
+    return run
+
+
+def _send_recv(whole: torch.Tensor, ranks: Ranks) -> Operation:
+    """Pairs of a rank of the first half and its counterpart in the second, to and fro.
+
+    One direction at a time, each message waiting for the one before: what the formula sheet's
+    time of a message is. Halves rather than neighbours, so that pairs cross nodes where ranks do.
+    """
+    half = len(ranks.members) // 2
+    is_first = ranks.place < half
+    if ranks.place >= 2 * half:  # an odd one out
+        return lambda _: None
+    partner = ranks.members[ranks.place + (half if is_first else -half)]
+
+    def run(number: int) -> None:
+        if is_first == (number % 2 == 0):
+            dist.send(whole, dst=partner, group=ranks.group)
+        else:
+            dist.recv(whole, src=partner, group=ranks.group)
+
+    return run

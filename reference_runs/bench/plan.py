@@ -1,0 +1,109 @@
+"""What a benchmark measures. Free of torch."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from distprof.errors import UsageError
+from distprof.terms import CollectiveKind
+
+__all__ = ["KINDS", "PLAN_VARIABLE", "Plan", "parse_kinds", "parse_size"]
+
+PLAN_VARIABLE = "DISTPROF_BENCH"
+"""Tells each rank, as JSON, what to measure."""
+
+KINDS = {
+    kind.label: kind
+    for kind in (
+        CollectiveKind.ALL_REDUCE,
+        CollectiveKind.ALL_GATHER,
+        CollectiveKind.REDUCE_SCATTER,
+        CollectiveKind.ALL_TO_ALL,
+        CollectiveKind.BROADCAST,
+        CollectiveKind.SEND_RECV,
+    )
+}
+_SIZE = re.compile(r"(\d{1,12})\s*(?:([kmg])(?:i?b)?|b)?", re.IGNORECASE | re.ASCII)
+_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+_ELEMENT = 4
+_MAX_DEFAULT = {"cuda": 1 << 30, "cpu": 64 << 20}
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What is measured, and how.
+
+    Args:
+        kinds: Labels of collectives, in order.
+        min_bytes: Smallest size.
+        max_bytes: Largest size, 0 for what suits the device.
+        factor: From one size to the next.
+        rounds: How often each size is measured.
+        iterations: Operations in each round; 0 for as many as take ``round_s``.
+        round_s: See there.
+        device: ``auto``, ``cuda`` or ``cpu``.
+        timeout_s: How long an operation may wait for a rank.
+        result: File that rank 0 writes the profile to.
+    """
+
+    kinds: tuple[str, ...] = tuple(KINDS)
+    min_bytes: int = 64
+    max_bytes: int = 0
+    factor: int = 4
+    rounds: int = 5
+    iterations: int = 0
+    round_s: float = 0.05
+    device: str = "auto"
+    timeout_s: float = 60.0
+    result: str = ""
+
+    def check(self) -> None:
+        """Refuse what cannot be measured.
+
+        Raises:
+            UsageError: With the way out.
+        """
+        if self.max_bytes and self.max_bytes < self.min_bytes:
+            raise UsageError(
+                f"--max-bytes {self.max_bytes} is below --min-bytes {self.min_bytes}: swap them"
+            )
+        if self.factor < 2 or self.rounds < 1 or self.iterations < 0:
+            raise UsageError("--factor is at least 2, --rounds at least 1, --iterations 0 or more")
+        if not (self.round_s > 0 and self.timeout_s > 0):
+            raise UsageError("--round-s and --timeout-s are above 0")
+
+    def sizes(self, group_size: int, device: str) -> tuple[int, ...]:
+        """Bytes of each size, ascending: whole elements of float32 for each rank."""
+        least = _ELEMENT * group_size
+        most = self.max_bytes or _MAX_DEFAULT[device]
+        sizes, size = [], max(self.min_bytes, 1)
+        while size <= most:
+            sizes.append(max(size // least, 1) * least)
+            size *= self.factor
+        return tuple(sorted(set(sizes)))
+
+
+def parse_size(text: str) -> int:
+    """Bytes, as nccl-tests takes them: ``64``, ``1K``, ``32M``, ``2G``, by powers of 1024.
+
+    Raises:
+        UsageError: If it is no size.
+    """
+    found = _SIZE.fullmatch(text.strip())
+    if found is None or int(found[1]) == 0:
+        raise UsageError(f"{text!r} is no size: write bytes, or 1K, 32M, 2G")
+    return int(found[1]) * _UNITS[(found[2] or "").lower()]
+
+
+def parse_kinds(text: str) -> tuple[str, ...]:
+    """Labels from a list with commas; all without one.
+
+    Raises:
+        UsageError: If one is not known.
+    """
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    unknown = [name for name in names if name not in KINDS]
+    if unknown:
+        raise UsageError(f"--collectives {unknown[0]}: known are {', '.join(KINDS)}")
+    return names or tuple(KINDS)

@@ -1,0 +1,125 @@
+"""``distprof bench`` for real: two CPU ranks, launched in each way, and a link of known speed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from distprof.artefacts.fabric_file import FabricCurve, FabricFile
+from distprof.ingest.fabric import read_fabric
+from reference_runs.bench.plan import KINDS
+from reference_runs.emulated_nodes import EmulatedNodes, Link, why_not
+
+pytestmark = pytest.mark.distributed
+REASON = why_not()
+BENCH = (sys.executable, "-m", "distprof", "bench", "--device", "cpu")
+QUICK = ("--rounds", "3", "--round-s", "0.004")
+LIMIT_S = 120
+
+
+def ran(*command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+
+
+def test_two_ranks_measure_every_collective_and_keep_the_profile(tmp_path: Path) -> None:
+    file = tmp_path / "fabric.json"
+    sizes = ("--min-bytes", "1K", "--max-bytes", "1M", "--factor", "4")
+    done = ran(*BENCH, "--ranks", "2", *sizes, *QUICK, "-o", str(file), "--width", "80")
+    assert done.returncode == 0, done.stderr
+    profile = read_fabric(str(file))
+    assert (profile.backend, profile.device, profile.world_size) == ("gloo", "cpu", 2)
+    assert [curve.kind for curve in profile.curves] == list(KINDS)
+    for curve in profile.curves:
+        assert [p.bytes for p in curve.points] == [1 << k for k in range(10, 21, 2)]
+        assert (curve.group_size, curve.num_nodes, curve.tier) == (2, 1, "node")
+        for each in curve.points:
+            assert each.num_rounds == 3
+            assert each.low_ns is not None
+            assert each.high_ns is not None
+            assert each.low_ns <= each.time_ns <= each.high_ns
+    assert "Bus bandwidth over 2 ranks in one node" in done.stdout
+    assert max(len(line) for line in done.stdout.splitlines()) <= 80
+
+
+def test_under_torchrun_the_processes_are_the_ranks(tmp_path: Path) -> None:
+    file = tmp_path / "fabric.json"
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    bench = ("-m", "distprof", "bench", "--device", "cpu", "--collectives", "all_reduce")
+    done = ran(*torchrun, *bench, "--max-bytes", "256", *QUICK, "-o", str(file), "-q")
+    assert done.returncode == 0, done.stderr
+    (curve,) = read_fabric(str(file)).curves
+    assert (curve.kind, curve.group_size, len(curve.points)) == ("all_reduce", 2, 2)
+    assert done.stdout.count("bus bandwidth, at") == 1
+
+
+def test_wrong_usage_is_told_before_any_rank_starts(tmp_path: Path) -> None:
+    (tmp_path / "there.json").write_text("x")
+    cases = [
+        (("--ranks", "1"), "nobody to talk to"),
+        (("--collectives", "all_redo"), "known are all_reduce"),
+        (("--min-bytes", "1X"), "is no size"),
+        (("--min-bytes", "2M", "--max-bytes", "1M"), "swap them"),
+        (("-o", str(tmp_path / "there.json")), "--force"),
+    ]
+    for arguments, says in cases:
+        done = ran(*BENCH, *arguments)
+        assert done.returncode == 2
+        assert says in done.stderr
+
+
+def test_showing_a_log_of_nccl_tests_needs_no_ranks() -> None:
+    log = Path(__file__).parents[1] / "golden/nccl-tests/superbench-a100-40gb-8gpu-allreduce.log"
+    done = ran(*BENCH, "--show", str(log), "--format", "md")
+    assert done.returncode == 0
+    assert done.stdout.startswith("### all\\_reduce over 8 ranks in one node reaches 235 GB/s")
+
+
+def between_nodes(folder: Path, link: Link, *options: str) -> FabricFile:
+    """send_recv between one rank on each of two nodes that ``link`` joins."""
+    file = folder / f"{link.delay_ms}-{link.mbit_per_s}.json"
+    with EmulatedNodes(2, link) as nodes:
+        meet = ("--nodes", "2", "--rdzv-endpoint", f"{nodes.address(0)}:29500", "--ranks", "1")
+        what = ("--collectives", "send_recv", *options, "-q")
+        environment = {**os.environ, **nodes.environment, "TORCH_CPP_LOG_LEVEL": "ERROR"}
+        children = [
+            subprocess.Popen(
+                nodes.command(
+                    node,
+                    [*BENCH, *meet, "--node-rank", str(node), *what]
+                    + (["-o", str(file)] if node == 0 else []),
+                ),
+                env=environment,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for node in range(2)
+        ]
+        said = [child.communicate(timeout=LIMIT_S)[1] for child in children]
+    assert [child.returncode for child in children] == [0, 0], said
+    return read_fabric(str(file))
+
+
+def only(profile: FabricFile) -> FabricCurve:
+    (curve,) = profile.curves
+    return curve
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(REASON), reason=f"nodes cannot be emulated here: {REASON}")
+def test_a_link_of_known_rate_and_delay_is_measured_as_such(tmp_path: Path) -> None:
+    sizes = ("--min-bytes", "512", "--max-bytes", "2M", "--factor", "4", "--rounds", "3")
+    slow = only(between_nodes(tmp_path, Link(mbit_per_s=200, delay_ms=1), *sizes))
+    late = only(between_nodes(tmp_path, Link(mbit_per_s=200, delay_ms=4), *sizes))
+    assert slow.tier == late.tier == "across"
+    large = [p for p in slow.points if p.bytes >= 1 << 18]
+    (x0, t0), (x1, t1) = [(p.bytes, p.time_ns) for p in (large[0], large[-1])]
+    assert (x1 - x0) / (t1 - t0) * 1e9 == pytest.approx(25e6, rel=0.05)
+    assert slow.fit is not None
+    assert late.fit is not None
+    assert 0.95e6 < slow.fit.alpha_ns < 2e6
+    assert 3.95e6 < late.fit.alpha_ns < 5.5e6
