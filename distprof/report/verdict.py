@@ -24,6 +24,7 @@ from distprof.report.parts import (
 from distprof.report.verdict_experts import experts_verdict
 from distprof.report.verdict_nccl import nccl_verdict
 from distprof.report.verdict_operations import operations_verdict
+from distprof.report.verdict_pipeline import pipeline_verdict
 from distprof.rules.shares import has_all_members
 from distprof.terms import CollectiveKind, MeshAxis, StragglerCause, StragglerPattern
 from distprof.units import format_duration, format_ratio
@@ -109,7 +110,12 @@ def _judge_measured(report: Report) -> Verdict:
 
 def _without_parts(report: Report) -> Verdict:
     """Where no trace shows what steps consist of: what another tool's log tells, if anything."""
-    told = operations_verdict(report) or experts_verdict(report) or nccl_verdict(report)
+    told = (
+        operations_verdict(report)
+        or pipeline_verdict(report)
+        or experts_verdict(report)
+        or nccl_verdict(report)
+    )
     line, why = told or (_nothing_measured(report), ())
     return Verdict(line=line, why=why, part="")
 

@@ -1,8 +1,12 @@
 """Tables of pipelines and the picture of a schedule, from a report alone."""
 
+import shutil
+from pathlib import Path
+
 import msgspec
 import pytest
 
+import distprof
 from distprof.analyzers.pipeline.analysis import (
     PictureRow,
     PipelineGroup,
@@ -12,6 +16,7 @@ from distprof.analyzers.pipeline.analysis import (
 )
 from distprof.report.registry import RenderOptions
 from distprof.report.text import render
+from distprof.report.verdict import judge
 from distprof.report.views.pipeline import bubble_table, pipeline_table, predictions_table
 from distprof.report.views.pipeline_picture import draw_line, pipeline_picture
 from distprof.report.views.table import Drawing
@@ -19,6 +24,7 @@ from distprof.terms import Confidence
 from tests.report.samples import healthy
 
 MS = 1_000_000
+GOLDEN = Path(__file__).parent.parent / "golden"
 
 
 def slot(rank, kind, batch, start, end):
@@ -174,3 +180,13 @@ def test_without_pipelines_there_are_no_tables():
     empty = report()
     for make in (bubble_table, predictions_table, pipeline_picture, pipeline_table):
         assert make(empty, show_all=True) is None
+
+
+def test_where_only_the_bubble_is_known_it_is_the_verdict(tmp_path):
+    """A timeline that lacks the ranks of one stage."""
+    for file in (GOLDEN / "pipeline" / "primus-pp8-8gpu").iterdir():
+        if file.name != "pp_rank_3.json":
+            shutil.copy(file, tmp_path)
+    told = distprof.analyze(tmp_path)
+    assert judge(told).line.startswith("The pipeline of ranks 0-2,4-7 idles for 3")
+    assert "7 of the pipeline's 8 stages were recorded (missing: 3)" in str(told)
