@@ -32,6 +32,7 @@ _VERBS = {
     "rule": "Explain a rule: what it detects, its cost, its fix.",
     "hang": "Which ranks the others wait for where a job is stuck.",
     "fabric": "How fast a network is, by distprof bench or nccl-tests.",
+    "plan": "Which layouts fit a model on a cluster, and what each costs.",
     "doctor": "Check this installation: versions, extras, cache, device.",
 }
 

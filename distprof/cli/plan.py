@@ -1,0 +1,225 @@
+"""``distprof plan``: which layouts fit a model on a cluster, and what they cost."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from distprof.cli.app import ExitCode
+from distprof.cli.options import debug_option, output_options
+from distprof.cli.output import PIPE_WIDTH, Output, has_color, note, terminal_width, to_stdout
+from distprof.errors import UsageError
+
+if TYPE_CHECKING:
+    from distprof.costs.transformer import Transformer
+    from distprof.planning.cluster import Cluster
+    from distprof.planning.question import Question
+    from distprof.planning.result import Plan
+
+__all__ = ["plan"]
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+_AT_LEAST_ONE = click.IntRange(1, 10**9)
+_SHARE = click.FloatRange(0, 1)
+_TOKENS = 4 * 2**20
+_DEFAULT_SEQUENCE = 4096
+_FEW, _MANY = 10, 100
+_SHAPE = {
+    "layers": "Blocks.",
+    "hidden": "Hidden size.",
+    "heads": "Heads of queries.",
+    "kv_heads": "Heads of keys and values; by default as many.",
+    "ffn": "Width of the MLP; by default 8/3 of hidden, or what --params leaves.",
+    "vocabulary": "Tokens known; by default 32000.",
+    "experts": "Routed experts of a layer.",
+    "top_k": "Experts per token.",
+    "expert_ffn": "Width of an expert; by default that of the MLP.",
+}
+
+
+def _shape_options(command: Command) -> Command:
+    for name, text in reversed(_SHAPE.items()):
+        spelled = f"--{name.replace('_', '-')}"
+        command = click.option(spelled, type=_AT_LEAST_ONE, metavar="N", help=text)(command)
+    return command
+
+
+def _cluster_options(command: Command) -> Command:
+    options = (
+        click.option(
+            "--gpus", type=click.IntRange(1, 10**6), required=True, metavar="N", help="Of the job."
+        ),
+        click.option("--gpu", default="h100", show_default=True, help="Kind of GPU, by name."),
+        click.option(
+            "--gpus-per-node",
+            type=_AT_LEAST_ONE,
+            default=8,
+            show_default=True,
+            help="GPUs of one fast (NVLink) domain.",
+        ),
+        click.option(
+            "--inter-node",
+            default="ndr",
+            show_default=True,
+            metavar="LINK",
+            help="Between nodes, per GPU and direction: 50GB/s, 400Gb/s or a name.",
+        ),
+        click.option(
+            "--compute-efficiency",
+            type=_SHARE,
+            default=0.6,
+            show_default=True,
+            help="Share of the dense peak that kernels reach.",
+        ),
+        click.option(
+            "--link-efficiency",
+            type=_SHARE,
+            default=0.8,
+            show_default=True,
+            help="Share of their bandwidth that links reach.",
+        ),
+        click.option(
+            "--reserve",
+            type=_SHARE,
+            default=0.1,
+            show_default=True,
+            help="Share of memory that stays free.",
+        ),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+@click.command()
+@click.option("--model", metavar="NAME", help="A published model, for example llama3-70b.")
+@click.option("--params", type=click.FloatRange(1), metavar="N", help="Parameters, e.g. 70e9.")
+@_shape_options
+@click.option(
+    "--sequence", type=_AT_LEAST_ONE, metavar="TOKENS", help="By default the model's, or 4096."
+)
+@click.option(
+    "--batch",
+    type=_AT_LEAST_ONE,
+    metavar="SEQUENCES",
+    help="Of one step, all ranks; by default 4 Mi tokens.",
+)
+@_cluster_options
+@click.option("--fp32-gradients", is_flag=True, help="Gradients are accumulated in fp32.")
+@click.option(
+    "--layout", metavar="tp=8,pp=4,…", help="Judge this layout alone instead of all there are."
+)
+@output_options
+@debug_option
+def plan(**options: Any) -> int:
+    """Find the layouts that fit a model on a cluster, and estimate what each costs.
+
+    Everything is modelled from the model's shape and the hardware sheet; nothing is measured. The
+    report says what the estimate assumes. GPUs and links that distprof does not know are added in
+    distprof.toml.
+
+    \b
+      distprof plan --model llama3-70b --gpus 1024 --gpu h100
+      distprof plan --layers 32 --hidden 4096 --heads 32 --gpus 64 --inter-node 25GB/s
+      distprof plan --model gpt3-175b --gpus 64 --gpu a100 --layout tp=8,pp=8,stages=3
+    """  # noqa: D301 - click reads it
+    keys = ("format_name", "output", "force", "width", "show_all", "quiet")
+    output = Output(**{key: options.pop(key) for key in keys})
+    output.check()
+    _check_format(output.reporter)
+    found = _plan(options, most=_MANY if output.show_all else _FEW)
+    _show(found, output)
+    return ExitCode.FINE if found.fitting else ExitCode.FINDINGS
+
+
+def _check_format(name: str) -> None:
+    from distprof.report.plan_reporters import plan_reporters
+
+    if name not in plan_reporters():
+        raise UsageError(
+            f"no format {name!r} for a plan: choose from {', '.join(plan_reporters())}"
+        )
+
+
+def _plan(options: dict[str, Any], *, most: int) -> Plan:
+    from distprof import __version__
+    from distprof.planning.layout import parse_layout
+    from distprof.planning.search import judge_layout, make_plan
+
+    question = _question(options)
+    if options["layout"] is None:
+        return make_plan(question, version=__version__, most=most)
+    layout = parse_layout(
+        options["layout"], num_gpus=question.cluster.num_gpus, batch=question.batch
+    )
+    return judge_layout(question, layout, version=__version__)
+
+
+def _question(options: dict[str, Any]) -> Question:
+    from distprof.planning.question import Question
+
+    model, sequence = _model(options)
+    sequence = options["sequence"] or sequence
+    return Question(
+        model=model,
+        cluster=_cluster(options),
+        batch=options["batch"] or max(1, _TOKENS // sequence),
+        sequence=sequence,
+        compute_efficiency=options["compute_efficiency"],
+        reserve_ratio=options["reserve"],
+        fp32_gradients=options["fp32_gradients"],
+    )
+
+
+def _model(options: dict[str, Any]) -> tuple[Transformer, int]:
+    """The shape, and the sequence that goes with it."""
+    from distprof.planning.models import preset, preset_sequence, shape_from
+
+    shape = {key: options[key] for key in _SHAPE}
+    given = [key for key in (*_SHAPE, "params") if options[key] is not None]
+    if options["model"] is None:
+        return shape_from(shape, params=options["params"]), _DEFAULT_SEQUENCE
+    if given:
+        spelled = given[0].replace("_", "-")
+        raise UsageError(f"--model and --{spelled}: a published model has its own shape")
+    return preset(options["model"]), preset_sequence(options["model"])
+
+
+def _cluster(options: dict[str, Any]) -> Cluster:
+    from distprof.config import CONFIG_FILE, load_config
+    from distprof.hardware import load_sheet
+    from distprof.planning.cluster import Cluster, inter_node_link
+
+    config = load_config()
+    sheet = load_sheet(config.hardware, config.source or CONFIG_FILE)
+    return Cluster(
+        gpu=sheet.gpu(options["gpu"]),
+        num_gpus=options["gpus"],
+        per_node=options["gpus_per_node"],
+        link=inter_node_link(options["inter_node"], sheet),
+        link_efficiency=options["link_efficiency"],
+    )
+
+
+def _show(found: Plan, output: Output) -> None:
+    from distprof.report.plan_reporters import plan_reporters
+    from distprof.report.registry import RenderOptions
+    from distprof.report.saved import write_atomically
+
+    options = RenderOptions(
+        width=output.width or (PIPE_WIDTH if output.output else terminal_width()),
+        color=output.output is None and has_color(sys.stdout),
+        show_all=output.show_all,
+        saved_as="",
+    )
+    text = plan_reporters()[output.reporter](found, options)
+    if output.output is None:
+        to_stdout(text)
+        return
+    write_atomically(Path(output.output), text.encode("utf-8", "backslashreplace"))
+    note(f"Wrote {output.output}", quiet=output.quiet)
