@@ -24,6 +24,8 @@ from distprof.run.run import Run
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
+    from distprof.analyzers.collectives import CollectivesResult
+    from distprof.artefacts.fabric_file import FabricFile
     from distprof.config import Config
 
 __all__ = ["Progress", "analyze", "open_run"]
@@ -93,6 +95,7 @@ def analyze(
     run_or_path: Run | Source,
     *,
     config: Config | Source | None = None,
+    fabric: Source | None = None,
     window: Literal["steps", "capture"] = "steps",
     executor: Any = None,
     progress: Progress | None = None,
@@ -103,6 +106,8 @@ def analyze(
     Args:
         run_or_path: A run, or what :func:`open_run` takes.
         config: A configuration or its file; None for the nearest ``distprof.toml``.
+        fabric: A fabric profile (:mod:`distprof.artefacts.fabric_file`) or the output of
+            nccl-tests, for what collectives should reach; None for the configuration's.
         window: ``steps`` analyses the steps that all ranks recorded completely, or the whole
             capture where nothing marks steps; ``capture`` always the whole capture.
         executor: As in :func:`open_run`.
@@ -123,6 +128,7 @@ def analyze(
     from distprof.rules.engine import run_rules
 
     settings = _config(config)
+    profile = _fabric(fabric, settings)
     run = run_or_path
     if not isinstance(run, Run):
         run = open_run(run, config=settings, executor=executor, progress=progress)
@@ -130,7 +136,7 @@ def analyze(
         mapper = _RankMapper(pool, progress, debug=debug)
         measured = measure(run, executor=mapper, window=window)
         recorded = measure_records(run, executor=_RankMapper(pool, None, debug=debug))
-    results = explain_untraced(run, _results(run, measured, recorded))
+    results = explain_untraced(run, _results(run, measured, recorded, profile))
     outcome = run_rules(results.values(), settings.limits, debug=debug)
     return Report(
         distprof_version=__version__,
@@ -141,10 +147,31 @@ def analyze(
     )
 
 
-def _results(run: Run, measured: Measurements, recorded: RecordResults) -> dict[str, Result]:
+def _fabric(fabric: Source | None, settings: Config) -> FabricFile | None:
+    """The profile that the caller names, else the configuration; read before any work."""
+    from distprof.ingest.fabric import read_fabric
+
+    file = os.fspath(fabric) if fabric is not None else settings.fabric
+    return read_fabric(file) if file else None
+
+
+def _collectives(run: Run, measured: Measurements, profile: FabricFile | None) -> CollectivesResult:
+    """The class table, with what a fabric profile expects."""
+    from distprof.analyzers.collectives import analyze_collectives
+    from distprof.analyzers.expected_bandwidth import with_expectations
+
+    result = analyze_collectives(run, measured.analyses, measured.wait_ends)
+    if profile is None:
+        return result
+    is_cpu = any(analysis.is_cpu for analysis in measured.analyses.values())
+    return with_expectations(result, profile, is_cpu=is_cpu)
+
+
+def _results(
+    run: Run, measured: Measurements, recorded: RecordResults, profile: FabricFile | None
+) -> dict[str, Result]:
     """Every analyzer's result, by the report's field."""
     from distprof.analyzers.capture import analyze_capture
-    from distprof.analyzers.collectives import analyze_collectives
     from distprof.analyzers.job import analyze_job
     from distprof.analyzers.messages import analyze_messages
     from distprof.analyzers.moe.analysis import analyze_moe
@@ -168,7 +195,7 @@ def _results(run: Run, measured: Measurements, recorded: RecordResults) -> dict[
         "step_time": measured.step_time,
         "breakdown": measured.breakdown,
         "overlap": measured.overlap,
-        "collectives": analyze_collectives(run, measured.analyses, measured.wait_ends),
+        "collectives": _collectives(run, measured, profile),
         "stragglers": stragglers,
         "messages": analyze_messages(measured.analyses),
         "nccl": analyze_nccl(run),

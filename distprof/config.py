@@ -2,6 +2,8 @@
 
 ::
 
+    fabric = "fabric.json"
+
     [communication]
     patterns = [{ match = "acme_ring_sum", library = "acme", kind = "all_reduce" }]
     exclude = ["my_local_all_reduce"]
@@ -76,12 +78,14 @@ class Config:
         limits: Rule code to the limits it overrides, by name.
         hardware: GPUs and links that the hardware sheet lacks, as written; the sheet reads them
             (:func:`distprof.hardware.load_sheet`).
+        fabric: File of the fabric profile that runs are held against; empty for none.
         source: The file it was read from, empty for the defaults.
     """
 
     communication: CommunicationConfig = field(default_factory=CommunicationConfig)
     limits: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     hardware: Mapping[str, Any] = field(default_factory=dict)
+    fabric: str = ""
     source: str = ""
 
 
@@ -119,15 +123,23 @@ def parse_config(values: Mapping[str, Any], source: str) -> Config:
     Raises:
         UsageError: If a key is unknown or a value has the wrong type; the message names both.
     """
-    _refuse_unknown(values, ("communication", "limits", "hardware"), source, "")
+    _refuse_unknown(values, ("communication", "limits", "hardware", "fabric"), source, "")
     return Config(
         communication=parse_communication(
             _table(values.get("communication", {}), source, "communication"), source
         ),
         limits=_limits(_table(values.get("limits", {}), source, "limits"), source),
         hardware=_table(values.get("hardware", {}), source, "hardware"),
+        fabric=_beside(values.get("fabric", ""), source),
         source=source,
     )
+
+
+def _beside(value: object, source: str) -> str:
+    """A file named in the configuration: relative to it."""
+    if not isinstance(value, str):
+        raise UsageError(f"{source}: fabric must be the name of a file, not {value!r}")
+    return str(Path(source).parent / value) if value else ""
 
 
 def parse_communication(values: Mapping[str, Any], source: str) -> CommunicationConfig:

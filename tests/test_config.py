@@ -73,3 +73,14 @@ def test_a_file_that_is_no_toml_is_named(tmp_path, content):
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(UsageError, match="nowhere"):
         load_config(tmp_path / "nowhere.toml")
+
+
+def test_a_fabric_profile_is_named_relative_to_the_configuration(tmp_path):
+    (tmp_path / "distprof.toml").write_text('fabric = "net/fabric.json"\n')
+    assert load_config(tmp_path / "distprof.toml").fabric == str(tmp_path / "net" / "fabric.json")
+
+
+def test_a_fabric_that_is_no_name_is_refused(tmp_path):
+    (tmp_path / "distprof.toml").write_text("fabric = 3\n")
+    with pytest.raises(UsageError, match="fabric must be the name of a file"):
+        load_config(tmp_path / "distprof.toml")

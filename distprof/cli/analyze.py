@@ -52,6 +52,12 @@ __all__ = ["analyze"]
     metavar="FILE",
     help="Configuration; by default the nearest distprof.toml.",
 )
+@click.option(
+    "--fabric",
+    type=click.Path(),
+    metavar="FILE",
+    help="What the network can do: a profile of distprof bench, or what nccl-tests printed.",
+)
 @debug_option
 def analyze(
     sources: tuple[str, ...],
@@ -105,6 +111,7 @@ def _analyzed(source: str, *, quiet: bool, debug: bool, **options: Any) -> Repor
         return api.analyze(
             run,
             config=settings,
+            fabric=options["fabric"],
             window=options["window"],
             executor=options["executor"],
             progress=progress,
