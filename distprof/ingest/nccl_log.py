@@ -96,9 +96,8 @@ def _read(paths: Mapping[str, int | None]) -> NcclLog:
 
 def _take_all(lines: Lines, assembler: Assembler, rank: int | None) -> None:
     splitter = Splitter()
-    for line in lines:
-        for said in splitter.split(line):
-            assembler.take(said, rank)
+    for some in lines:
+        assembler.take_lines(some, splitter, rank)
 
 
 @contextmanager

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 
 from distprof.ingest.nccl.communicators import Communicators
-from distprof.ingest.nccl.lines import Said
+from distprof.ingest.nccl.lines import Said, Splitter
 from distprof.ingest.nccl.messages import (
     CUT,
     UNKNOWN,
@@ -34,7 +34,10 @@ MAX_VALUES = 1 << 12
 _MAX_CACHED = 1 << 17
 _MAX_CACHED_BYTES = 400
 _MAX_UNKNOWN = 50
+_MAX_HEADS = 1 << 16
+_MAX_BAGGED = 1 << 18
 _MAX_TEXT = 300
+_NAME = re.compile(rb"\w{1,60}")
 _DIGITS = re.compile(r"0x[0-9a-f]+|\d+")
 _HARMLESS = re.compile(
     r"\[Service thread\]|\[Proxy Service \d+\] Failed to execute operation Close|MSCCL\+\+: Cannot"
@@ -53,6 +56,9 @@ class Assembler:
         self._told_ranks: dict[int, int] = {}
         self._cache: dict[bytes, Event] = {}
         self._communicators = Communicators()
+        self._heads: dict[bytes, int] = {}
+        self._bags: dict[int, defaultdict[bytes, int]] = {}
+        self._num_bagged = 0
         self._versions: dict[str, set[int]] = {}
         self._settings: dict[str, dict[str, set[int]]] = {}
         self._cards: dict[tuple[int, str], tuple[tuple[int, str, str], ...]] = {}
@@ -64,6 +70,84 @@ class Assembler:
         self._counts: Counter[str] = Counter()
         self._unknown: dict[str, None] = {}
 
+    def take_lines(self, lines: list[bytes], splitter: Splitter, rank: int | None) -> None:
+        """Lines of a file in order.
+
+        Nearly all lines of a large log are clean lines on channels and calls. These are only
+        counted here by what they say, and understood once for all that are alike.
+
+        Args:
+            lines: Without their ends.
+            splitter: That of the file.
+            rank: Global rank whose file it is, None where the file does not tell.
+        """
+        heads, bags = self._heads, self._bags
+        calls: dict[bytes, int] = {}
+        number = 0
+        for line in lines:
+            head, mark, text = line.partition(b" NCCL INFO ")
+            if not mark:
+                if b"CCL " in line:
+                    self._take_line(line, splitter, rank)
+                continue
+            process = heads.get(head)
+            if process is None:
+                process = heads.get(head[head.rfind(b" ", 0, head.rfind(b" ")) + 1 :])
+            if process is None or b"NCCL " in text or b"\x1b" in text:
+                self._take_line(line, splitter, rank)
+            elif text[:8] == b"Channel " and b" via " in text:
+                bags[process][text[text.find(b" : ") :]] += 1
+                number += 1
+            elif b": opCount " in text and b" stream" in text:
+                name = text[: text.find(b":")]
+                calls[name] = calls.get(name, 0) + 1
+            else:
+                self._take_line(line, splitter, rank)
+        self._count_calls(calls)
+        self._num_bagged += number
+        if self._num_bagged > _MAX_BAGGED:
+            self._empty_all()
+
+    def _take_line(self, line: bytes, splitter: Splitter, rank: int | None) -> None:
+        """A line in full; remembers what clean lines of the same process begin with."""
+        told = list(splitter.split(line))
+        for said in told:
+            self.take(said, rank)
+        if len(told) != 1 or told[0][0] is None or b"\x1b" in line:
+            return
+        head, mark, _ = line.partition(b" NCCL INFO ")
+        process = self._processes.get(told[0][0])
+        if mark and process is not None and len(head) < _MAX_CACHED_BYTES:
+            if len(self._heads) > _MAX_HEADS:
+                self._heads.clear()
+            self._heads[head[head.rfind(b" ", 0, head.rfind(b" ")) + 1 :]] = process
+            self._bags.setdefault(process, defaultdict(int))
+
+    def _count_calls(self, calls: dict[bytes, int]) -> None:
+        for name, number in calls.items():
+            self._counts["info"] += number
+            if _NAME.fullmatch(name):
+                self._choose((_text(name), None, "", ""), number)
+            else:
+                self._counts["cut"] += number
+
+    def _empty_all(self) -> None:
+        for process in self._bags:
+            self._empty(process)
+        self._num_bagged = 0
+
+    def _empty(self, process: int) -> None:
+        """Understand the channels of a process that were only counted."""
+        bag, self._bags[process] = self._bags[process], defaultdict(int)
+        for what, number in bag.items():
+            text = b"Channel 0/0" + what
+            event = self._cache.get(text) or self._parse(text)
+            self._counts["info"] += number
+            if type(event) is Connection:
+                self._communicators.connect(process, event, number)
+            else:
+                self._count_unknown(event, text, number)
+
     def take(self, said: Said, rank: int | None) -> None:
         """One text.
 
@@ -73,6 +157,8 @@ class Assembler:
         """
         who, level, text = said
         process = self._process(who, rank) if who else -1
+        if self._bags.get(process):
+            self._empty(process)
         if level == b"WARN":
             self._counts["warn"] += 1
             self._warn(process, text)
@@ -89,7 +175,7 @@ class Assembler:
         elif not isinstance(event, Marker):
             self._keep(process, event)
         elif event is UNKNOWN or event is CUT:
-            self._count_unknown(event, text, is_info=level == b"INFO")
+            self._count_unknown(event, text, int(level == b"INFO"))
 
     def result(
         self, files: tuple[str, ...], counts: Mapping[str, int], notes: list[str]
@@ -101,6 +187,7 @@ class Assembler:
             counts: ``lines`` and ``bytes`` read.
             notes: What was damaged.
         """
+        self._empty_all()
         communicators, edges = self._communicators.result()
         ranks = {**self._communicators.world_ranks(communicators), **self._told_ranks}
         if left := self._counts["left"] + self._communicators.num_left:
@@ -183,11 +270,11 @@ class Assembler:
             return
         values.setdefault(value, set()).add(process)
 
-    def _choose(self, key: tuple[str, int | None, str, str]) -> None:
+    def _choose(self, key: tuple[str, int | None, str, str], number: int = 1) -> None:
         if key in self._choices or len(self._choices) < MAX_VALUES:
-            self._choices[key] += 1
+            self._choices[key] += number
         else:
-            self._counts["left"] += 1
+            self._counts["left"] += number
 
     def _warn(self, process: int, raw: bytes) -> None:
         text = _text(raw)
@@ -199,11 +286,11 @@ class Assembler:
             self._warnings[key] = (text, Counter())
         self._warnings[key][1][process] += 1
 
-    def _count_unknown(self, event: Marker, text: bytes, *, is_info: bool) -> None:
-        if not is_info:  # a word of some program that is no version of NCCL
+    def _count_unknown(self, event: Event, text: bytes, number: int) -> None:
+        if not number:  # a word of some program that is no version of NCCL
             return
-        self._counts[event.name] += 1
-        if event is UNKNOWN and len(self._unknown) < _MAX_UNKNOWN:
+        self._counts["cut" if event is CUT else "unknown"] += number
+        if event is not CUT and len(self._unknown) < _MAX_UNKNOWN:
             self._unknown[_text(text)] = None
 
     def _all_cards(self) -> tuple[NcclCard, ...]:

@@ -74,20 +74,26 @@ class Communicators:
         self._num_members = 0
         self._num_places = 0
 
-    def connect(self, process: int, event: Connection) -> None:
-        """A channel between two ranks."""
+    def connect(self, process: int, event: Connection, number: int = 1) -> None:
+        """Channels between two ranks.
+
+        Args:
+            process: Index of the process that says so.
+            event: One of the channels.
+            number: How many there are.
+        """
         writer = self._writers[process]
         if writer.current is not None and not event.pointer:
-            self._count_edge(self._fitting(writer, event), process, event)
+            self._count_edge(self._fitting(writer, event), process, event, number)
         elif event.pointer in writer.pointers:
-            self._count_edge(writer.pointers[event.pointer], process, event)
+            self._count_edge(writer.pointers[event.pointer], process, event, number)
         elif event in writer.edges:
-            writer.edges[event] += 1
+            writer.edges[event] += number
         elif self._num_waiting < MAX_EDGES:
             self._num_waiting += 1
-            writer.edges[event] = 1
+            writer.edges[event] = number
         else:
-            self.num_left += 1
+            self.num_left += number
 
     def keep(self, process: int, event: Event) -> None:
         """Anything else that is said of a communicator."""

@@ -7,6 +7,7 @@ put their own words before it, and where ranks write to one pipe a line may hold
 from __future__ import annotations
 
 import re
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import BinaryIO
@@ -47,54 +48,56 @@ class Lines:
     num_shortened: int = 0
     damage: str = ""
 
-    def __iter__(self) -> Iterator[bytes]:
-        """Those lines that may hold something of NCCL; all are counted."""
+    def __iter__(self) -> Iterator[list[bytes]]:
+        """Lines by the block; blocks without a word of NCCL are only counted."""
         rest = b""
-        is_shortened = False  # the line that ``rest`` begins was too long, and its end is skipped
+        is_shortened = False  # the line that goes on was too long, and its end is skipped
         for block in self._blocks():
             lines = block.split(b"\n")
             self.num_lines += len(lines) - 1
-            if is_shortened and len(lines) > 1:
-                rest, is_shortened = b"", False
-                lines = lines[1:]
-            elif is_shortened:
+            if is_shortened and len(lines) == 1:
                 continue
-            if len(lines) > 1 or rest:
+            if is_shortened:
+                del lines[0]
+                is_shortened = False
+            else:
                 lines[0] = rest + lines[0]
             rest = lines.pop()
             if len(rest) > MAX_LINE_BYTES:
-                self.num_shortened += 1
-                yield from self._wanted([rest[:MAX_LINE_BYTES]])
+                lines.append(rest)
                 rest, is_shortened = b"", True
             if b"CCL " in block or (lines and b"CCL " in lines[0]):
-                yield from self._wanted(lines)
+                yield self._cut(lines)
         if rest:
             self.num_lines += 1
-            yield from self._wanted([rest])
+            yield [rest]
 
-    def _wanted(self, lines: list[bytes]) -> Iterator[bytes]:
-        for line in lines:
-            if b"CCL " not in line:
-                continue
-            if len(line) > MAX_LINE_BYTES:
-                self.num_shortened += 1
-                line = line[:MAX_LINE_BYTES]
-            yield from line.split(b"\r") if b"\r" in line else (line,)
+    def _cut(self, lines: list[bytes]) -> list[bytes]:
+        """The lines, those that are too long without their end."""
+        if max(map(len, lines), default=0) > MAX_LINE_BYTES:
+            self.num_shortened += sum(len(line) > MAX_LINE_BYTES for line in lines)
+            return [line[:MAX_LINE_BYTES] for line in lines]
+        return lines
 
     def _blocks(self) -> Iterator[bytes]:
-        while True:
+        """Blocks of bytes with LF as the only end of lines."""
+        held = b""
+        while self.num_bytes <= MAX_BYTES:
             try:
                 block = self.stream.read(BLOCK_BYTES)
-            except (OSError, EOFError, ValueError) as error:  # zlib.error is caught by the caller
-                self.damage = f"{type(error).__name__}: {error}"
+            except (OSError, EOFError, zlib.error) as error:
+                self.damage = " ".join(f"{error}".split())
                 return
             if not block:
                 return
             self.num_bytes += len(block)
+            if b"\r" in block or held:
+                block = held + block
+                held = block[-1:] if block.endswith(b"\r") else b""
+                block = block[: len(block) - len(held)]
+                block = block.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
             yield block
-            if self.num_bytes > MAX_BYTES:
-                self.damage = f"more than {MAX_BYTES:,} bytes"
-                return
+        self.damage = f"it has more than {MAX_BYTES:,} bytes"
 
 
 class Splitter:

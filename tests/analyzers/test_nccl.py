@@ -1,0 +1,177 @@
+"""Logs of NCCL as results: where connections go, cards, settings; from logs alone and in runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from distprof import analyze
+from distprof.analyzers.nccl import BETWEEN, INSIDE, NcclResult
+from distprof.cli import main
+from distprof.report.verdict import judge
+from tests.job_folders import JobFolder
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+H100 = GOLDEN / "nccl" / "2.18.5-h100-2node-8gpu.txt.gz"
+RCCL = GOLDEN / "nccl" / "rccl-2.22.3-mi300x-2node-16gpu-socket.txt.gz"
+
+
+def start(rank: int, size: int = 4) -> str:
+    return (
+        f"comm 0x{rank + 1} rank {rank} nranks {size} cudaDev {rank % 2} busId 1000 "
+        "commId 0xab - Init START"
+    )
+
+
+def line(rank: int, text: str) -> str:
+    """Of four ranks, two on each host."""
+    return f"node-{rank // 2 + 1}:{100 + rank}:{200 + rank} [{rank % 2}] NCCL INFO {text}\n"
+
+
+def result_of(folder: Path, *lines: str) -> NcclResult:
+    path = folder / "job.log"
+    path.write_text("".join(lines))
+    return analyze(path).nccl
+
+
+def ways(result: NcclResult) -> list[tuple[str, str, int]]:
+    return [(way.where, way.transport, way.num_lines) for way in result.transports]
+
+
+def test_where_a_connection_goes_is_told_by_the_hosts_of_its_ends(tmp_path):
+    result = result_of(
+        tmp_path,
+        *(line(rank, start(rank)) for rank in range(4)),
+        line(0, "Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM"),
+        line(1, "Channel 00/0 : 1[1] -> 2[0] via P2P/MNNVL"),
+        line(2, "Channel 00/0 : 2[0] -> 3[1] [send] via NET/IB/0"),
+    )
+    assert ways(result) == [
+        (BETWEEN, "P2P/MNNVL", 1),
+        (INSIDE, "NET/IB", 1),
+        (INSIDE, "P2P/CUMEM", 1),
+    ]
+
+
+def test_where_an_end_is_not_known_the_transport_tells(tmp_path):
+    result = result_of(
+        tmp_path,
+        line(0, start(0)),
+        line(0, "Channel 00/0 : 0[0] -> 3[1] [send] via NET/IB/0/GDRDMA"),
+        line(0, "Channel 00/0 : 0[0] -> 1[1] via SHM/direct/direct"),
+    )
+    assert ways(result) == [(BETWEEN, "NET/IB", 1), (INSIDE, "SHM", 1)]
+    assert "The log tells of 1 of 4 ranks." in result.unavailable
+
+
+@pytest.mark.parametrize(("ring", "crossings"), [((0, 1, 2, 3), 2.0), ((0, 2, 1, 3), 4.0)])
+def test_a_ring_is_as_good_as_it_seldom_leaves_a_node(tmp_path, ring, crossings):
+    order = " ".join(map(str, ring))
+    result = result_of(
+        tmp_path,
+        *(line(rank, start(rank)) for rank in range(4)),
+        line(0, f"Channel 00/01 :    {order}"),
+        *(line(r, f"Trees [0] -1/-1/-1->{r}->{r - 1}") for r in range(4)),
+    )
+    (group,) = result.groups
+    assert (group.num_ranks, group.num_hosts, group.num_rings) == (4, 2, 1)
+    assert (group.crossings, group.tree_depth) == (crossings, 3)
+
+
+def test_cards_that_no_connection_uses_are_told_from_those_that_one_does(tmp_path):
+    result = result_of(
+        tmp_path,
+        line(0, "NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/IB [RO]; OOB eth0:10.0.0.1<0>"),
+        line(0, start(0)),
+        line(0, "Channel 00/0 : 0[0] -> 2[0] [send] via NET/IB/1/GDRDMA"),
+    )
+    (host,) = result.hosts
+    assert (host.cards, host.used_cards) == (("mlx5_0:1", "mlx5_1:1"), ("mlx5_1:1",))
+    assert (host.host, host.ranks, host.links) == ("node-1", (0,), ("IB",))
+
+
+def test_choices_are_gathered_by_algorithm_and_protocol(tmp_path):
+    sizes = (1024, 2048, 2048)
+    lines = [line(0, f"AllReduce: {size} Bytes -> Algo TREE proto LL time 1.0") for size in sizes]
+    (choice,) = result_of(tmp_path, *lines).choices
+    assert (choice.min_bytes, choice.max_bytes, choice.num_calls) == (1024, 2048, 3)
+
+
+def test_a_log_alone_has_a_verdict_and_says_what_it_lacks():
+    report = analyze(H100)
+    assert judge(report).line == (
+        "Between nodes all connections use NET/IBext with GPUDirect RDMA; inside nodes all "
+        "connections use P2P/IPC."
+    )
+    assert report.findings == ()
+    assert report.run.world_size == 8
+    assert report.run.versions == {"nccl": "2.18.5+cuda12.2"}
+    assert {skipped.code[:3] for skipped in report.not_checked} & {"NET"} == set()
+
+
+def test_sockets_between_nodes_are_found_and_no_cost_is_made_up():
+    (finding,) = analyze(RCCL).findings
+    assert finding.code == "NET101"
+    assert finding.cost_ns_per_step is None
+    assert "640 of 640" in finding.message
+
+
+@pytest.mark.parametrize(
+    ("name", "codes"),
+    [
+        ("2.7.8-v100-1node-4gpu.txt", []),
+        ("2.9.9-a100-p4d-efa-2node-16gpu.log", []),
+        ("2.11.4-a100-pcie-1node-8gpu.txt", ["NET103"]),
+        ("2.18.5-h200-2node-16gpu-forced-ring.txt.gz", []),
+        ("2.25.1-b200-1node-8gpu-interleaved.txt.gz", []),
+    ],
+)
+def test_findings_on_logs_of_real_clusters(name, codes):
+    assert [finding.code for finding in analyze(GOLDEN / "nccl" / name).findings] == codes
+
+
+def test_logs_of_a_run_directory_join_its_report_by_rank(tmp_path):
+    folder = JobFolder(tmp_path / "run", mesh={"dp": 4})
+    for rank in range(4):
+        folder.steps(rank, [10, 10, 12])
+        text = line(rank, start(rank)) + line(rank, "NCCL_ALGO set by environment to RING")
+        edge = line(rank, f"Channel 00/0 : {rank}[0] -> {(rank + 1) % 4}[0] via P2P/IPC")
+        (folder.rank_dir(rank) / "nccl.log").write_text(text + edge)
+    report = analyze(folder.write())
+    assert [rank.rank for rank in report.step_log.ranks] == [0, 1, 2, 3]
+    assert report.nccl.num_files == 4
+    assert [(s.name, s.ranks) for s in report.nccl.settings] == [("NCCL_ALGO", (0, 1, 2, 3))]
+    assert sum(way.num_lines for way in report.nccl.transports) == 4
+
+
+def test_a_run_over_gloo_lacks_no_log_of_nccl():
+    report = analyze(GOLDEN / "job" / "gloo-hsdp-4ranks")
+    assert not report.nccl.is_missing
+    assert {skipped.code[:3] for skipped in report.not_checked} & {"NET"} == set()
+
+
+def test_a_run_over_nccl_without_a_log_says_that_rules_were_not_checked():
+    report = analyze(GOLDEN / "kineto" / "ddp-a100-2gpu-rank0")
+    assert report.nccl.is_missing
+    assert [s.code for s in report.not_checked if s.code[:3] == "NET"] == [
+        f"NET10{number}" for number in range(1, 6)
+    ]
+
+
+@pytest.mark.parametrize("form", ["text", "json", "md"])
+def test_hostile_words_of_a_log_do_not_reach_the_terminal(tmp_path, capfd, form):
+    path = tmp_path / "job.log"
+    evil = "\x1b]0;owned\x07\x1b[2J[bold]| `x` \u202e\0"
+    path.write_text(
+        line(0, f"NCCL_ALGO set by environment to {evil}")
+        + f"node-1:100:200 [0] a.cc:1 NCCL WARN {evil}\n"
+        + line(0, f"Using network {evil}")
+        + line(0, f"{evil} unheard of")
+    )
+    assert main(["analyze", str(path), "--format", form, "--all"]) in (0, 1)
+    out = capfd.readouterr().out
+    assert not set(out) & {"\x1b", "\x07", "\0", "\u202e"}
+    if form == "json":
+        assert json.loads(out)["nccl"]["num_files"] == 1
