@@ -10,6 +10,7 @@ from distprof.ingest.nccl.communicators import Communicators
 from distprof.ingest.nccl.lines import Said, Splitter
 from distprof.ingest.nccl.messages import (
     CUT,
+    KNOWN,
     UNKNOWN,
     Call,
     Cards,
@@ -57,6 +58,8 @@ class Assembler:
         self._cache: dict[bytes, Event] = {}
         self._communicators = Communicators()
         self._heads: dict[bytes, int] = {}
+        self._names: list[tuple[bytes, int]] = []
+        self._odd = Splitter()
         self._bags: dict[int, defaultdict[bytes, int]] = {}
         self._num_bagged = 0
         self._versions: dict[str, set[int]] = {}
@@ -85,20 +88,25 @@ class Assembler:
         calls: dict[bytes, int] = {}
         number = 0
         for line in lines:
-            head, mark, text = line.partition(b" NCCL INFO ")
-            if not mark:
+            parts = line.split(b" NCCL INFO ")
+            if len(parts) != 2:
                 if b"CCL " in line:
                     self._take_line(line, splitter, rank)
                 continue
+            head, text = parts
             process = heads.get(head)
             if process is None:
                 process = heads.get(head[head.rfind(b" ", 0, head.rfind(b" ")) + 1 :])
-            if process is None or b"NCCL " in text or b"\x1b" in text:
+            if process is None:
                 self._take_line(line, splitter, rank)
-            elif text[:8] == b"Channel " and b" via " in text:
-                bags[process][text[text.find(b" : ") :]] += 1
-                number += 1
-            elif b": opCount " in text and b" stream" in text:
+            elif text[:8] == b"Channel ":
+                at = text.find(b" : ")
+                if at < 0 or b" -> " not in text:  # a ring, or cut off
+                    self._take_line(line, splitter, rank)
+                else:
+                    bags[process][text[at:]] += 1
+                    number += 1
+            elif b": opCount " in text and b"NCCL " not in text:
                 name = text[: text.find(b":")]
                 calls[name] = calls.get(name, 0) + 1
             else:
@@ -141,12 +149,23 @@ class Assembler:
         bag, self._bags[process] = self._bags[process], defaultdict(int)
         for what, number in bag.items():
             text = b"Channel 0/0" + what
+            if b"NCCL " in text or b"\x1b" in text:
+                self._take_odd(process, text, number)
+                continue
             event = self._cache.get(text) or self._parse(text)
             self._counts["info"] += number
             if type(event) is Connection:
                 self._communicators.connect(process, event, number)
-            else:
+            elif event is not KNOWN:
                 self._count_unknown(event, text, number)
+
+    def _take_odd(self, process: int, text: bytes, number: int) -> None:
+        """A channel's text with colours in it, or with a warning or version glued to it."""
+        host, pid = self._names[process]
+        line = b"%s:%d:0 [0] NCCL INFO %s" % (host, pid, text)
+        for said in list(self._odd.split(line)):
+            for _ in range(number):
+                self.take(said, None)
 
     def take(self, said: Said, rank: int | None) -> None:
         """One text.
@@ -230,6 +249,8 @@ class Assembler:
                 self._counts["left"] += 1
                 return -1
             index = self._processes[who] = len(self._processes)
+            self._names.append(who)
+            self._odd.know(*who)
         if rank is not None:
             self._told_ranks[index] = rank
         return index

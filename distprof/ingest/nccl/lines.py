@@ -107,6 +107,10 @@ class Splitter:
         self._hosts: dict[int, bytes] = {}  # of each process id: the name that was seen first
         self._cache: dict[bytes, tuple[tuple[bytes, int] | None, int]] = {}
 
+    def know(self, host: bytes, pid: int) -> None:
+        """Learn the host of a process."""
+        self._hosts[pid] = host
+
     def split(self, line: bytes) -> Iterator[Said]:
         """What processes said in one line, in order.
 

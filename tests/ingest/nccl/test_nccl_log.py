@@ -271,3 +271,14 @@ def test_a_hundred_thousand_hostile_lines_cause_no_exception(tmp_path):
 def test_any_text_is_an_event(text):
     for begin in ("", "Channel 00/0 : 0[0] -> 1[1] via ", "Trees [0] ", "NET/IB : Using [0]"):
         parse(begin + text)
+
+
+def test_a_warning_glued_to_a_clean_line_is_a_warning(tmp_path):
+    edge = said("Channel 00/0 : 0[0] -> 1[1] via P2P/IPC")
+    glued = edge + "node-1:101:9 [1] a.cc:1 NCCL WARN Something is wrong"
+    log = read(
+        tmp_path, said(INIT.format(rank=1), 1), said(INIT.format(rank=0)), edge, glued, glued
+    )
+    assert [(edge.transport, edge.num_lines) for edge in log.edges] == [("P2P/IPC", 3)]
+    assert [(w.text, w.num_lines) for w in log.warnings] == [("Something is wrong", 2)]
+    assert (log.num_info, log.num_warn, log.num_cut) == (5, 2, 0)
