@@ -11,6 +11,7 @@ import msgspec
 
 from distprof import artefacts
 from distprof.artefacts import RANK_SCHEMA, RUN_SCHEMA
+from distprof.artefacts.fabric_file import FABRIC_FILE, FABRIC_SCHEMA, FabricFile
 from distprof.artefacts.rank_file import ErrorFile, RankFile
 from distprof.artefacts.records import (
     ClockStamp,
@@ -115,6 +116,14 @@ SCHEMAS = (
     ),
 )
 
+FABRIC = Format(
+    file=FABRIC_FILE,
+    schema=FABRIC_SCHEMA,
+    kinds=(FabricFile,),
+    about="How fast collectives of each size are: `distprof bench -o`.",
+)
+"""No part of a run directory."""
+
 _OTHERS = (
     (artefacts.TRACE_FILE, "Kineto trace, as `torch.profiler` writes it."),
     (artefacts.FLIGHT_FILE, "PyTorch's Flight Recorder, as `torch.distributed` writes it in JSON."),
@@ -186,7 +195,7 @@ def schema_of(format_: Format) -> dict[str, Any]:
 
 def schema_files() -> Iterator[tuple[Path, str]]:
     """Every shipped schema: where it lies and what it says."""
-    for format_ in SCHEMAS:
+    for format_ in (*SCHEMAS, FABRIC):
         text = msgspec.json.format(msgspec.json.encode(schema_of(format_)), indent=2).decode()
         yield SCHEMA_FOLDER / f"{format_.name}.schema.json", f"{text}\n"
 

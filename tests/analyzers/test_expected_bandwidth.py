@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -83,5 +84,7 @@ def test_a_run_is_held_against_the_profile_that_is_given_or_configured(
     assert known
     assert all(c.kind == "all_reduce" for c in known)
     assert configured.collectives == given.collectives
+    assert re.search(r"busbw +expected\n", str(given))
     plain = api.analyze(traces, **options)
+    assert "expected" not in str(plain)
     assert not [c for c in plain.collectives.classes if c.expected_busbw_bytes_per_s]

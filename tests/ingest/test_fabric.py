@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
+from importlib.resources import files
 from pathlib import Path
 
+import jsonschema
 import msgspec
 import pytest
 
@@ -87,6 +90,16 @@ def test_the_better_half_is_what_is_expected():
         profile, CollectiveKind.ALL_REDUCE, group_size=8, num_nodes=1, num_bytes=40160460
     )
     assert speed == pytest.approx(406.3e9, rel=1e-3)
+
+
+def test_a_profile_fits_the_shipped_schema_and_nonsense_does_not():
+    schema = json.loads((files("distprof.artefacts") / "schema" / "fabric.schema.json").read_text())
+    profile = read_fabric(str(GOLDEN / "superbench-a100-40gb-8gpu-broadcast.log"))
+    document = json.loads(msgspec.json.encode(profile))
+    jsonschema.validate(document, schema)
+    document["curves"][0]["points"][0]["time_ns"] = "soon"
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(document, schema)
 
 
 def test_our_own_profile_comes_back_as_it_was(tmp_path):

@@ -64,6 +64,7 @@ def collectives_table(report: Report, *, show_all: bool) -> TableView | None:
     shown = classes if show_all else classes[:MAX_CLASSES_SHOWN]
     left_out = len(classes) - len(shown)
     notes = (f"and {counted(left_out, 'more class')}",) if left_out else ()
+    expected = _expected_cells(shown)
     return TableView(
         title="Collectives",
         caption=f"count: in {_windows(report)}; exposed: mean per rank and {window_word(report)};"
@@ -79,10 +80,21 @@ def collectives_table(report: Report, *, show_all: bool) -> TableView | None:
             TableColumn(title="transfer"),
             TableColumn(title="algbw", wide_only=True),
             TableColumn(title="busbw"),
+            *((TableColumn(title="expected"),) if any(expected) else ()),
         ),
-        rows=tuple(_class_cells(c, size) for c, size in zip(shown, _sizes(shown), strict=True)),
+        rows=tuple(
+            (*_class_cells(c, size), *more)
+            for c, size, more in zip(shown, _sizes(shown), expected, strict=True)
+        ),
         notes=notes,
     )
+
+
+def _expected_cells(classes: Sequence[CollectiveClass]) -> list[tuple[Cell, ...]]:
+    """What a fabric profile expects of each; nothing at all without a profile."""
+    if not any(record.expected_busbw_bytes_per_s for record in classes):
+        return [()] * len(classes)
+    return [(format_bandwidth(record.expected_busbw_bytes_per_s),) for record in classes]
 
 
 def stragglers_table(report: Report, *, show_all: bool) -> TableView | None:
