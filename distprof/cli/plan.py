@@ -17,8 +17,10 @@ from distprof.errors import UsageError
 if TYPE_CHECKING:
     from distprof.costs.transformer import Transformer
     from distprof.planning.cluster import Cluster
+    from distprof.planning.job_file import JobFile
     from distprof.planning.question import Question
     from distprof.planning.result import Plan
+    from distprof.report.registry import RenderOptions
 
 __all__ = ["plan"]
 
@@ -29,6 +31,7 @@ _SHARE = click.FloatRange(0, 1)
 _TOKENS = 4 * 2**20
 _DEFAULT_SEQUENCE = 4096
 _FEW, _MANY = 10, 100
+_GPU, _PER_NODE, _LINK = "h100", 8, "ndr"
 _SHAPE = {
     "layers": "Blocks.",
     "hidden": "Hidden size.",
@@ -51,23 +54,18 @@ def _shape_options(command: Command) -> Command:
 
 def _cluster_options(command: Command) -> Command:
     options = (
-        click.option(
-            "--gpus", type=click.IntRange(1, 10**6), required=True, metavar="N", help="Of the job."
-        ),
-        click.option("--gpu", default="h100", show_default=True, help="Kind of GPU, by name."),
+        click.option("--gpus", type=click.IntRange(1, 10**6), metavar="N", help="Of the job."),
+        click.option("--gpu", metavar="NAME", help="Kind of GPU; by default h100."),
         click.option(
             "--gpus-per-node",
             type=_AT_LEAST_ONE,
-            default=8,
-            show_default=True,
-            help="GPUs of one fast (NVLink) domain.",
+            metavar="N",
+            help="GPUs of one fast (NVLink) domain; by default 8.",
         ),
         click.option(
             "--inter-node",
-            default="ndr",
-            show_default=True,
             metavar="LINK",
-            help="Between nodes, per GPU and direction: 50GB/s, 400Gb/s or a name.",
+            help="Between nodes, per GPU and direction: 50GB/s, 400Gb/s or a name; by default ndr.",
         ),
         click.option(
             "--compute-efficiency",
@@ -114,6 +112,13 @@ def _cluster_options(command: Command) -> Command:
 @click.option(
     "--layout", metavar="tp=8,pp=4,…", help="Judge this layout alone instead of all there are."
 )
+@click.option(
+    "--lint",
+    type=click.Path(),
+    metavar="FILE",
+    help="Check the layout of a configuration: own or torchtitan TOML, Megatron arguments,"
+    " DeepSpeed JSON.",
+)
 @output_options
 @debug_option
 def plan(**options: Any) -> int:
@@ -127,13 +132,18 @@ def plan(**options: Any) -> int:
       distprof plan --model llama3-70b --gpus 1024 --gpu h100
       distprof plan --layers 32 --hidden 4096 --heads 32 --gpus 64 --inter-node 25GB/s
       distprof plan --model gpt3-175b --gpus 64 --gpu a100 --layout tp=8,pp=8,stages=3
+      distprof plan --lint train.toml --model llama3-70b --gpus 64
     """  # noqa: D301 - click reads it
     keys = ("format_name", "output", "force", "width", "show_all", "quiet")
     output = Output(**{key: options.pop(key) for key in keys})
     output.check()
     _check_format(output.reporter)
+    if options["lint"] is not None:
+        return _lint(options, output)
     found = _plan(options, most=_MANY if output.show_all else _FEW)
-    _show(found, output)
+    from distprof.report.plan_reporters import plan_reporters
+
+    _show(plan_reporters()[output.reporter], found, output)
     return ExitCode.FINE if found.fitting else ExitCode.FINDINGS
 
 
@@ -160,6 +170,46 @@ def _plan(options: dict[str, Any], *, most: int) -> Plan:
     return judge_layout(question, layout, version=__version__)
 
 
+def _lint(options: dict[str, Any], output: Output) -> int:
+    """The layout of a file; what it does not say is taken from the command line."""
+    from distprof import __version__
+    from distprof.planning.configuration import check_layout
+    from distprof.planning.file_layout import layout_of, num_gpus_of
+    from distprof.planning.job_file import read_job_file
+    from distprof.report.plan_lint_reporters import lint_reporters
+    from distprof.terms import Severity
+
+    if options["layout"] is not None:
+        raise UsageError("--lint and --layout: the layout is the file's")
+    file = read_job_file(Path(options["lint"]))
+    merged = _merged(options, file, num_gpus_of(file))
+    if merged["gpus"] is None:
+        raise UsageError(f"{file.source} does not say how many GPUs: add --gpus")
+    layout, batch = layout_of(file, num_gpus=merged["gpus"], batch=options["batch"])
+    question = _question({**merged, "batch": batch})
+    found = check_layout(question, layout, file, version=__version__)
+    _show(lint_reporters()[output.reporter], found, output)
+    failed = any(finding.severity is Severity.ERROR for finding in found.findings)
+    return ExitCode.FINDINGS if failed else ExitCode.FINE
+
+
+def _merged(options: dict[str, Any], file: JobFile, num_gpus: int | None) -> dict[str, Any]:
+    """What was typed wins over what the file says."""
+    said = {
+        key: file.values.get(key)
+        for key in ("gpu", "gpus_per_node", "inter_node", "sequence", "params")
+    }
+    merged = {**options, "gated": file.values.get("gated", True)}
+    for key, value in {**said, "gpus": num_gpus}.items():
+        merged[key] = value if merged[key] is None else merged[key]
+    if options["model"] is not None or any(options[key] is not None for key in _SHAPE):
+        return merged
+    merged["model"] = file.values.get("model")
+    if merged["model"] is None:
+        merged |= {key: file.values.get(f"shape.{key}") for key in _SHAPE}
+    return merged
+
+
 def _question(options: dict[str, Any]) -> Question:
     from distprof.planning.question import Question
 
@@ -183,7 +233,9 @@ def _model(options: dict[str, Any]) -> tuple[Transformer, int]:
     shape = {key: options[key] for key in _SHAPE}
     given = [key for key in (*_SHAPE, "params") if options[key] is not None]
     if options["model"] is None:
-        return shape_from(shape, params=options["params"]), _DEFAULT_SEQUENCE
+        is_gated = options.get("gated", True)
+        model = shape_from(shape, params=options["params"], is_gated=is_gated)
+        return model, _DEFAULT_SEQUENCE
     if given:
         spelled = given[0].replace("_", "-")
         raise UsageError(f"--model and --{spelled}: a published model has its own shape")
@@ -195,19 +247,20 @@ def _cluster(options: dict[str, Any]) -> Cluster:
     from distprof.hardware import load_sheet
     from distprof.planning.cluster import Cluster, inter_node_link
 
+    if options["gpus"] is None:
+        raise UsageError("how many GPUs? Add --gpus N")
     config = load_config()
     sheet = load_sheet(config.hardware, config.source or CONFIG_FILE)
     return Cluster(
-        gpu=sheet.gpu(options["gpu"]),
+        gpu=sheet.gpu(options["gpu"] or _GPU),
         num_gpus=options["gpus"],
-        per_node=options["gpus_per_node"],
-        link=inter_node_link(options["inter_node"], sheet),
+        per_node=options["gpus_per_node"] or _PER_NODE,
+        link=inter_node_link(options["inter_node"] or _LINK, sheet),
         link_efficiency=options["link_efficiency"],
     )
 
 
-def _show(found: Plan, output: Output) -> None:
-    from distprof.report.plan_reporters import plan_reporters
+def _show(reporter: Callable[[Any, RenderOptions], str], found: Any, output: Output) -> None:
     from distprof.report.registry import RenderOptions
     from distprof.report.saved import write_atomically
 
@@ -217,7 +270,7 @@ def _show(found: Plan, output: Output) -> None:
         show_all=output.show_all,
         saved_as="",
     )
-    text = plan_reporters()[output.reporter](found, options)
+    text = reporter(found, options)
     if output.output is None:
         to_stdout(text)
         return

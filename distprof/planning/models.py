@@ -64,7 +64,11 @@ def preset_sequence(name: str) -> int:
 
 
 def shape_from(
-    values: Mapping[str, int | None], *, params: float | None = None, name: str = "model"
+    values: Mapping[str, int | None],
+    *,
+    params: float | None = None,
+    is_gated: bool = True,
+    name: str = "model",
 ) -> Transformer:
     """A Llama-like shape from what is known of it.
 
@@ -72,6 +76,7 @@ def shape_from(
         values: By :data:`SHAPE_KEYS`; ``layers``, ``hidden`` and ``heads`` are needed.
         params: N; where ``ffn`` (or, of a mixture, ``expert_ffn``) is not given it is chosen so
             that N comes out, and where it is given N is checked.
+        is_gated: Whether MLPs have a gate; without, they are 4 H wide.
         name: What to call it.
 
     Raises:
@@ -86,16 +91,20 @@ def shape_from(
         )
     if any(not 0 < value <= _MOST for value in given.values()):
         raise UsageError("a model's layers, widths, heads and experts are numbers above 0")
+    if given["hidden"] < given["heads"]:
+        raise UsageError(
+            f"{given['heads']} heads do not fit into a hidden size of {given['hidden']}"
+        )
     _check_experts(given)
     given.setdefault("kv_heads", given["heads"])
     given.setdefault("vocabulary", _DEFAULT_VOCABULARY)
     width = "expert_ffn" if "experts" in given else "ffn"
     is_open = width not in given
-    default = given.get("ffn", _default_ffn(given["hidden"]))
+    default = given.get("ffn", _default_ffn(given["hidden"]) if is_gated else 4 * given["hidden"])
     given.setdefault("ffn", default)
     given.setdefault(width, default)
     shape: dict[str, Any] = dict(given)
-    model = Transformer(name=name, **shape)
+    model = Transformer(name=name, gated=is_gated, **shape)
     return model if params is None else _fit(model, params, width, is_open=is_open)
 
 
@@ -117,7 +126,11 @@ def _default_ffn(hidden: int) -> int:
 
 def _fit(model: Transformer, params: float, width: str, *, is_open: bool) -> Transformer:
     if is_open:
-        per_unit = 3 * model.hidden * (model.expert_layers * model.experts or model.layers)
+        per_unit = (
+            (3 if model.gated else 2)
+            * model.hidden
+            * (model.expert_layers * model.experts or model.layers)
+        )
         missing = (params - model.parameters) / per_unit
         step = round((getattr(model, width) + missing) / _FFN_STEP) * _FFN_STEP
         fitted = dataclasses.replace(model, **{width: step}) if step > 0 else model
