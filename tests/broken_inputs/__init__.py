@@ -6,7 +6,15 @@ intact trace: two steps of one rank with kernels, copies, launches and one colle
 
 from __future__ import annotations
 
-from tests.broken_inputs import damage, fields, files, heavy, not_traces, operation_tables
+from tests.broken_inputs import (
+    damage,
+    fields,
+    files,
+    heavy,
+    nccl_logs,
+    not_traces,
+    operation_tables,
+)
 from tests.broken_inputs.intact import Case, Outcome, intact
 
 __all__ = ["CASES", "HEAVY", "Case", "Outcome", "intact"]
@@ -17,6 +25,7 @@ CASES: list[Case] = [
     *damage.CASES,
     *files.CASES,
     *operation_tables.CASES,
+    *nccl_logs.CASES,
 ]
 """Inputs that the test's own process can be shown."""
 
