@@ -108,7 +108,9 @@ def _launched(folder: Path, settings: Settings, plan: Plan, showing: Showing) ->
         problem = _ranks(folder, settings, plan, supervisor, interrupts)
         failure = supervisor.failure()
         if failure is not None or problem:
-            say(problem) if failure is None else tell_failure(folder, failure)
+            if failure is not None:
+                tell_failure(folder, failure)
+            say(problem or f"What the ranks printed is in {shown_path(folder)}")
             return JOB_FAILED
         if interrupts.signal is not None:
             return interrupts.exit_code

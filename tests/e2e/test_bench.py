@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -69,6 +70,18 @@ def test_wrong_usage_is_told_before_any_rank_starts(tmp_path: Path) -> None:
         done = ran(*BENCH, *arguments)
         assert done.returncode == 2
         assert says in done.stderr
+
+
+def test_ranks_that_fail_are_a_failed_job_that_says_where_to_look() -> None:
+    done = ran(*BENCH, "--ranks", "2", "--max-bytes", "64", "--timeout-s", "0.001")
+    assert done.returncode == 4
+    assert "The job failed" in done.stderr
+    folder = Path(done.stderr.strip().rpartition(" is in ")[2])
+    try:
+        assert (folder / "rank00000" / "output.log").stat().st_size > 0
+    finally:
+        if folder.name.startswith("distprof-bench-"):
+            shutil.rmtree(folder)
 
 
 def test_showing_a_log_of_nccl_tests_needs_no_ranks() -> None:
