@@ -90,7 +90,7 @@ def _read(paths: Mapping[str, int | None]) -> NcclLog:
         if lines.damage:
             notes.append(f"{path} is read up to its damage: {lines.damage}.")
         if lines.num_shortened:
-            notes.append(f"{lines.num_shortened:,} lines of {path} are longer than 64 KiB: cut.")
+            notes.append(f"Lines of {path} longer than 64 KiB are cut: {lines.num_shortened:,}.")
     return assembler.result(tuple(paths), counts, notes)
 
 
