@@ -12,6 +12,7 @@ import shlex
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -177,7 +178,7 @@ def _arguments(text: str, source: str) -> dict[str, Any]:
     except ValueError as error:
         raise _unreadable(source, str(error)) from error
     found: dict[str, Any] = {}
-    for word, after in zip(words, [*words[1:], ""], strict=True):
+    for word, after in zip_longest(words, words[1:], fillvalue=""):
         if not word.startswith("--") or word == "--":
             continue
         name, has_value, value = word[2:].replace("_", "-").partition("=")

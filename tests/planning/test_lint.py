@@ -45,6 +45,12 @@ def test_each_program_s_file_means_its_layout():
     assert means("deepspeed.json") == Layout(dp=8, micro_batches=8)
 
 
+def test_a_script_that_is_all_remarks_says_nothing(tmp_path):
+    file = tmp_path / "run.sh"
+    file.write_text("# --num-layers 3")
+    assert read_job_file(file).values == {"gated": False, "sharding": "ddp"}
+
+
 def test_a_shape_in_arguments_is_the_model_s():
     values = read_job_file(FILES / "megatron.sh").values
     assert (values["shape.layers"], values["shape.hidden"], values["gated"]) == (96, 12288, False)
