@@ -12,6 +12,7 @@ __all__ = [
     "device_word",
     "is_cpu_only",
     "is_of_experts_alone",
+    "is_of_nccl_alone",
     "is_whole_capture",
     "mean_span_ns",
     "parts_of",
@@ -81,8 +82,17 @@ def is_whole_capture(report: Report) -> bool:
 
 def is_of_experts_alone(report: Report) -> bool:
     """Whether tokens per expert are all there is: counts of another tool, nothing timed."""
-    traced = report.run.ranks or report.step_log.ranks or report.job.kind is not None
-    return bool(report.moe.layers) and not traced
+    return bool(report.moe.layers) and not _is_recorded(report)
+
+
+def is_of_nccl_alone(report: Report) -> bool:
+    """Whether NCCL's logs are all there is."""
+    return report.nccl.num_files > 0 and not _is_recorded(report)
+
+
+def _is_recorded(report: Report) -> bool:
+    """Whether a trace or a run directory tells anything."""
+    return bool(report.run.ranks or report.step_log.ranks or report.job.kind is not None)
 
 
 def is_cpu_only(report: Report) -> bool:

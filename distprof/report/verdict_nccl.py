@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from distprof.analyzers.nccl import BETWEEN, INSIDE, NcclResult, NcclTransport
 from distprof.report.model import Report
+from distprof.report.parts import is_of_nccl_alone
 from distprof.units import format_duration, format_ratio
 
 __all__ = ["nccl_verdict", "transport_name"]
@@ -11,9 +12,8 @@ __all__ = ["nccl_verdict", "transport_name"]
 
 def nccl_verdict(report: Report) -> tuple[str, tuple[str, ...]] | None:
     """The verdict and the numbers behind it; None for a report on anything else."""
-    traced = report.run.ranks or report.step_log.ranks or report.job.kind is not None
     result = report.nccl
-    if traced or not result.num_files:
+    if not is_of_nccl_alone(report):
         return None
     why = (_init(result), _warnings(result), _read(result))
     return _line(result), tuple(sentence for sentence in why if sentence)

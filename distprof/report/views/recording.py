@@ -5,7 +5,7 @@ from __future__ import annotations
 from distprof.analyzers.capture import CaptureResult
 from distprof.report.escape import short_ranks
 from distprof.report.model import Report
-from distprof.report.parts import is_of_experts_alone, is_whole_capture
+from distprof.report.parts import is_of_experts_alone, is_of_nccl_alone, is_whole_capture
 from distprof.report.views.job import mesh_text
 from distprof.report.views.table import Cell, TableColumn, TableView, counted
 from distprof.terms import StepSource
@@ -24,6 +24,8 @@ def headline(report: Report) -> str:
         return _operations_headline(report)
     if is_of_experts_alone(report):
         return _experts_headline(report)
+    if is_of_nccl_alone(report):
+        return f"logs of NCCL from {counted(report.nccl.num_files, 'file')} · nothing timed"
     recorded = len(run.ranks)
     ranks = f"{recorded} of {run.world_size} ranks" if run.world_size else f"{recorded} ranks"
     if recorded == 1 and run.world_size in (1, None):
