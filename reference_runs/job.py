@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
 from pathlib import Path
 
-from distprof.errors import DistprofError, MissingExtraError, UsageError
+from distprof.errors import MissingExtraError, UsageError
 from probes.attach.ranks import remove_sockets
 from probes.environment import placement
 from probes.job.alarm import ANSWER_S, Alarm
@@ -27,6 +26,7 @@ from reference_runs.preparation import (
 )
 from reference_runs.progress import job_progress
 from reference_runs.settings import Settings
+from reference_runs.starting import run_ranks
 
 __all__ = ["run_job", "supervisor_of"]
 
@@ -99,7 +99,15 @@ def _run_in(run_dir: Path, settings: Settings, wishes: Wishes) -> int:
                 if launch.nodes > 1:
                     alarm.serve(supervisor)
 
-            problem = _launch(run_dir, settings, supervisor, interrupts, on_look)
+            problem = run_ranks(
+                WORKER,
+                run_dir=run_dir,
+                environment=rank_environment(run_dir, settings),
+                launch=launch,
+                supervisor=supervisor,
+                interrupts=interrupts,
+                on_look=on_look,
+            )
         remove_sockets(run_dir)
         if launch.this_node != 0:
             return _leave(run_dir, supervisor, interrupts, alarm, problem)
@@ -129,40 +137,3 @@ def _leave(
         return interrupts.exit_code if interrupts.signal is not None else 0
     alarm.wait_for_the_end()
     return JOB_FAILED
-
-
-def _launch(
-    run_dir: Path,
-    settings: Settings,
-    supervisor: Supervisor,
-    interrupts: Interrupts,
-    on_look: Callable[[], None],
-) -> str:
-    """Start the ranks and see them to their end; what kept the launcher from it, else empty."""
-    from reference_runs.launch import start_ranks
-    from reference_runs.meeting import Meeting
-
-    launch = settings.launch
-    try:
-        start_ranks(
-            list(WORKER),
-            run_dir=run_dir,
-            environment=rank_environment(run_dir, settings),
-            num_ranks=launch.ranks_per_node,
-            meeting=Meeting(
-                nodes=launch.nodes,
-                node_rank=launch.this_node or 0,
-                endpoint=launch.rdzv_endpoint,
-            ),
-            supervisor=supervisor,
-            interrupts=interrupts,
-            on_look=on_look,
-        )
-    except KeyboardInterrupt:
-        return ""
-    except DistprofError:
-        raise
-    except Exception as error:  # torch's rendezvous raises many kinds
-        supervisor.kill()
-        return f"the ranks could not be started ({type(error).__name__}: {error})"
-    return ""

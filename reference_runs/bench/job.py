@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from distprof.artefacts.fabric_file import FABRIC_FILE
-from distprof.errors import DistprofError, MissingExtraError, UsageError
+from distprof.errors import MissingExtraError, UsageError
 from probes.environment import Placement, placement
 from probes.job.ending import JOB_FAILED
 from probes.job.interrupts import Interrupts
@@ -25,6 +25,7 @@ from probes.options import RUN_DIR_VARIABLE
 from reference_runs.bench.plan import PLAN_VARIABLE, Plan
 from reference_runs.preparation import check_port, is_rank_already, on_this_machine
 from reference_runs.settings import Settings
+from reference_runs.starting import run_ranks
 
 __all__ = ["Showing", "run_bench", "show"]
 
@@ -105,7 +106,14 @@ def _launched(folder: Path, settings: Settings, plan: Plan, showing: Showing) ->
     plan = msgspec.structs.replace(plan, result=str(result))
     supervisor = Supervisor(folder, Patience.of(plan.timeout_s))
     with Interrupts(lambda text: say(text, quiet=showing.quiet)) as interrupts:
-        problem = _ranks(folder, settings, plan, supervisor, interrupts)
+        problem = run_ranks(
+            _WORKER,
+            run_dir=folder,
+            environment={RUN_DIR_VARIABLE: str(folder), PLAN_VARIABLE: _text(plan)},
+            launch=settings.launch,
+            supervisor=supervisor,
+            interrupts=interrupts,
+        )
         failure = supervisor.failure()
         if failure is not None or problem:
             if failure is not None:
@@ -117,38 +125,6 @@ def _launched(folder: Path, settings: Settings, plan: Plan, showing: Showing) ->
     if settings.launch.this_node != 0:
         return 0
     return _deliver(result, showing)
-
-
-def _ranks(
-    folder: Path, settings: Settings, plan: Plan, supervisor: Supervisor, interrupts: Interrupts
-) -> str:
-    """Run the ranks; what kept the launcher from it, else empty."""
-    from reference_runs.launch import start_ranks
-    from reference_runs.meeting import Meeting
-
-    launch = settings.launch
-    try:
-        start_ranks(
-            list(_WORKER),
-            run_dir=folder,
-            environment={RUN_DIR_VARIABLE: str(folder), PLAN_VARIABLE: _text(plan)},
-            num_ranks=launch.ranks_per_node,
-            meeting=Meeting(
-                nodes=launch.nodes,
-                node_rank=launch.this_node or 0,
-                endpoint=launch.rdzv_endpoint,
-            ),
-            supervisor=supervisor,
-            interrupts=interrupts,
-        )
-    except KeyboardInterrupt:
-        return ""
-    except DistprofError:
-        raise
-    except Exception as error:  # torch's rendezvous raises many kinds
-        supervisor.kill()
-        return f"the ranks could not be started ({type(error).__name__}: {error})"
-    return ""
 
 
 def _text(plan: Plan) -> str:
