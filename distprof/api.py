@@ -149,10 +149,12 @@ def analyze(
 
 def _fabric(fabric: Source | None, settings: Config) -> FabricFile | None:
     """The profile that the caller names, else the configuration; read before any work."""
+    file = os.fspath(fabric) if fabric is not None else settings.fabric
+    if not file:
+        return None
     from distprof.ingest.fabric import read_fabric
 
-    file = os.fspath(fabric) if fabric is not None else settings.fabric
-    return read_fabric(file) if file else None
+    return read_fabric(file)
 
 
 def _collectives(run: Run, measured: Measurements, profile: FabricFile | None) -> CollectivesResult:

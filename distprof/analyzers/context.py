@@ -223,3 +223,8 @@ class RankAnalysis:
     line: MainLine | None = None
     row_axis: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
     row_axis_names: tuple[str, ...] = ()
+
+    @property
+    def stage_numbers(self) -> tuple[int, ...]:
+        """Pipeline stages that it holds by their marks, ascending; empty without marks."""
+        return tuple(mark.stage for mark in self.stages)

@@ -50,7 +50,8 @@ def measure_rank(tables: RankTables, context: RankContext) -> RankAnalysis:
     causes = attribute_idle(tables, timeline, windows) if tables.has_host else None
     idle = _rank_idle(rank, idle_ns, windows, causes, tables.activity, inside) if causes else None
     exposed_ns, exposed_wait_ns = _exposed_rows(tables.collectives, context, timeline)
-    slots = measure_slots(tables, context, timeline)
+    messages = message_waits(tables, context)
+    slots = measure_slots(tables, context, timeline, messages)
     return RankAnalysis(
         rank=rank,
         steps=steps,
@@ -74,7 +75,7 @@ def measure_rank(tables: RankTables, context: RankContext) -> RankAnalysis:
         is_cpu=context.is_cpu,
         stages=measure_marks(tables, windows, timeline),
         slots=slots,
-        message_wait_ns=exposed_waits(message_waits(tables, context), timeline, windows),
+        message_wait_ns=exposed_waits(messages, timeline, windows),
         attention_ns=attention_time(tables.activity, windows),
         line=_line(tables, context, timeline, causes, slots),
         row_axis=context.axis,

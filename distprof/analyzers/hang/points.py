@@ -77,17 +77,8 @@ def behind_point(group: JobGroup) -> Point | None:
         return None
     seq = low + 1
     waiting = tuple(sorted(rank for rank, latest in known.items() if latest >= seq))
-    example, first_ns = _example(group, seq, waiting)
-    return Point(
-        group=group,
-        kind=HangKind.NEVER_LAUNCHED,
-        seq=seq,
-        waiting=waiting,
-        missing=tuple(sorted(rank for rank, latest in known.items() if latest < seq)),
-        silent=group.silent,
-        example=example,
-        first_ns=first_ns,
-    )
+    missing = tuple(sorted(rank for rank, latest in known.items() if latest < seq))
+    return _never_launched(group, seq, waiting, missing)
 
 
 def _front(members: Iterable[Member], known: dict[int, int]) -> int:
@@ -125,13 +116,19 @@ def silent_point(group: JobGroup) -> Point | None:
         return None
     seq = min(seq for seq, _ in pending)
     waiting = tuple(sorted(member.rank for at, member in pending if at == seq))
+    return _never_launched(group, seq, waiting, ())
+
+
+def _never_launched(
+    group: JobGroup, seq: int, waiting: tuple[int, ...], missing: tuple[int, ...]
+) -> Point:
     example, first_ns = _example(group, seq, waiting)
     return Point(
         group=group,
         kind=HangKind.NEVER_LAUNCHED,
         seq=seq,
         waiting=waiting,
-        missing=(),
+        missing=missing,
         silent=group.silent,
         example=example,
         first_ns=first_ns,

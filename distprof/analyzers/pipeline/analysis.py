@@ -147,7 +147,7 @@ def _with_positions(
 def _positions(analyses: Mapping[int, RankAnalysis]) -> tuple[PipelinePosition, ...]:
     held: dict[tuple[int, ...], list[RankAnalysis]] = {}
     for analysis in analyses.values():
-        held.setdefault(_stages(analysis), []).append(analysis)
+        held.setdefault(analysis.stage_numbers, []).append(analysis)
     order = sorted(held)
     work = np.stack([np.min([_work(rank) for rank in held[key]], axis=0) for key in order])
     excess = over_peers(work)
@@ -184,7 +184,7 @@ def _rank(analysis: RankAnalysis) -> PipelineRank:
     work = _work(analysis).mean()
     return PipelineRank(
         rank=analysis.rank,
-        stages=_stages(analysis),
+        stages=analysis.stage_numbers,
         work_ns_per_step=int(work),
         wait_ns_per_step=int(wait),
         other_ns_per_step=max(0, int(span - wait - work)),
@@ -196,10 +196,6 @@ def _message_wait(analysis: RankAnalysis) -> float:
     if analysis.message_wait_ns is not None:
         return float(analysis.message_wait_ns.mean())
     return float(np.mean([step.exposed_comm_ns for step in analysis.steps]))
-
-
-def _stages(analysis: RankAnalysis) -> tuple[int, ...]:
-    return tuple(mark.stage for mark in analysis.stages)
 
 
 def _work(analysis: RankAnalysis) -> NDArray[np.int64]:

@@ -8,21 +8,18 @@ device's time line; where it does, those count, because the host's only tell whe
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 from numpy.typing import NDArray
 
 from distprof.analyzers.breakdown import Timeline
 from distprof.analyzers.context import StageMarks
+from distprof.analyzers.pipeline.names import parse_mark
 from distprof.intervals import Intervals, covered, intersect, union
 from distprof.run.tables import RankTables, intervals_of
 from distprof.schema import Int64Array, Table
 from distprof.terms import ActivityKind
 
 __all__ = ["measure_marks"]
-
-_MARK = re.compile(r"^distprof:pp stage=(\d{1,6}) op=([A-Z]) mb=(\d{1,9})$")
 
 
 def measure_marks(
@@ -53,11 +50,11 @@ def _marks(
 ) -> tuple[Table, Int64Array, Int64Array] | None:
     """Marked rows, with their stage and micro-batch."""
     names = table.coded("name")
-    parsed = [_MARK.match(name) for name in names.values]
+    parsed = [parse_mark(name) for name in names.values]
     if not any(parsed):
         return None
-    stage = np.array([int(mark[1]) if mark else -1 for mark in parsed], dtype=np.int64)[names.codes]
-    batch = np.array([int(mark[3]) if mark else -1 for mark in parsed], dtype=np.int64)[names.codes]
+    said = [(mark[0].stage, mark[0].micro_batch) if mark else (-1, -1) for mark in parsed]
+    stage, batch = np.array(said, dtype=np.int64)[names.codes].T
     chosen = stage >= 0 if allowed is None else (stage >= 0) & allowed
     if not chosen.any():
         return None

@@ -57,7 +57,7 @@ class _Ranges:
 
 
 def measure_slots(
-    tables: RankTables, context: RankContext, timeline: Timeline
+    tables: RankTables, context: RankContext, timeline: Timeline, waits: Intervals
 ) -> StageSlots | None:
     """Slots inside the analysed windows, by start; None where no name is one of a slot.
 
@@ -65,8 +65,8 @@ def measure_slots(
         tables: The rank's tables.
         context: Its windows.
         timeline: For its computation: waiting and idling inside of ranges are no work.
+        waits: For messages (:func:`message_waits`).
     """
-    waits = message_waits(tables, context)
     for parser, origin in ((parse_mark, MARKS), (parse_torch, TORCH)):
         for on_device in (True, False):
             ranges = _ranges_of(tables, parser, on_device)

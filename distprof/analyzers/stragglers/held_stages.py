@@ -22,9 +22,7 @@ def held_stages(
         analyses: Of all ranks.
         run: For its process groups; None to go by marks alone.
     """
-    marked = {
-        rank: tuple(mark.stage for mark in analysis.stages) for rank, analysis in analyses.items()
-    }
+    marked = {rank: analysis.stage_numbers for rank, analysis in analyses.items()}
     if run is None or any(marked.values()):
         return marked
     positions = {

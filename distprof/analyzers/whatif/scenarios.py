@@ -259,7 +259,7 @@ def _balanced_stages(
     """Own time where work inside the marks of stages is the mean over positions."""
     held: dict[tuple[int, ...], list[int]] = {}
     for position, rank in enumerate(graph.ranks):
-        stages = tuple(mark.stage for mark in analyses[rank].stages)
+        stages = analyses[rank].stage_numbers
         held.setdefault(stages, []).append(position)
     if len(held) < 2 or () in held or not graph.stage_ns.any():
         return None

@@ -195,7 +195,7 @@ def _peers(
     for position, rank in enumerate(graph.ranks):
         kinds = graph.asked_kind[low[position, 0] : high[position, 0]]
         exchanged = tuple(int((kinds == kind).sum()) for kind in messages)
-        stages = tuple(mark.stage for mark in analyses[rank].stages)
+        stages = analyses[rank].stage_numbers
         groups.setdefault((stages, exchanged), []).append(position)
     return tuple(map(tuple, groups.values()))
 

@@ -185,7 +185,7 @@ def _rows(graph: TraceGraph, analyses: Mapping[int, RankAnalysis], ideal: _Ideal
     """Rows and stages: the n-th ranks of all stages are one row; else each rank is its own."""
     held: dict[tuple[int, ...], list[int]] = {}
     for position, rank in enumerate(graph.ranks):
-        key = tuple(mark.stage for mark in analyses[rank].stages)
+        key = analyses[rank].stage_numbers
         held.setdefault(key, []).append(position)
     stages = [held[key] for key in sorted(held)]
     number = len(graph.ranks)

@@ -88,18 +88,11 @@ def check(moe: MoeResult, collectives: CollectivesResult, limits: Limits) -> Ite
     has_one = len(named) + bool(others) == 1
     for expert, layers in sorted(named.items()):
         cost, is_measured = _cost(moe, layers, len(overloaded), collectives)
-        yield Draft(
-            message=(
-                f"Expert {expert} gets {_mean_load(layers):.1f} times the mean of all experts' "
-                f"tokens in {len(layers)} of {len(moe.layers)} layers"
-                f"{_waits(cost, is_measured=is_measured)}."
-            ),
-            fix=_FIX,
-            cost_ns_per_step=cost,
-            confidence=Confidence.MEASURED if is_measured else Confidence.INFERRED,
-            evidence=("moe.layers", "collectives.classes"),
-            without="expert-imbalance" if has_one else "",
+        message = (
+            f"Expert {expert} gets {_mean_load(layers):.1f} times the mean of all experts' "
+            f"tokens in {len(layers)} of {len(moe.layers)} layers"
         )
+        yield _draft(message, cost, is_measured=is_measured, is_only=has_one)
     if others:
         yield _of_many(moe, others, len(overloaded), collectives, limits, has_one=has_one)
 
@@ -116,18 +109,23 @@ def _of_many(
     """One finding for many layers that each have another busy expert."""
     worst = max(layers, key=_load)
     cost, is_measured = _cost(moe, layers, number, collectives)
+    message = (
+        f"In {len(layers)} of {len(moe.layers)} layers one expert, not the same in all, gets "
+        f"at least {limits['load_ratio']:g} times the mean of all experts' tokens: most of all "
+        f"expert {worst.busiest_expert} of {name_layer(worst)}, {_load(worst):.1f} times"
+    )
+    return _draft(message, cost, is_measured=is_measured, is_only=has_one)
+
+
+def _draft(message: str, cost: int | None, *, is_measured: bool, is_only: bool) -> Draft:
+    """The scenario without uneven experts is that of all of them: of the only finding at most."""
     return Draft(
-        message=(
-            f"In {len(layers)} of {len(moe.layers)} layers one expert, not the same in all, gets "
-            f"at least {limits['load_ratio']:g} times the mean of all experts' tokens: most of all "
-            f"expert {worst.busiest_expert} of {name_layer(worst)}, {_load(worst):.1f} times"
-            f"{_waits(cost, is_measured=is_measured)}."
-        ),
+        message=f"{message}{_waits(cost, is_measured=is_measured)}.",
         fix=_FIX,
         cost_ns_per_step=cost,
         confidence=Confidence.MEASURED if is_measured else Confidence.INFERRED,
         evidence=("moe.layers", "collectives.classes"),
-        without="expert-imbalance" if has_one else "",
+        without="expert-imbalance" if is_only else "",
     )
 
 
