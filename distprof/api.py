@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from distprof import __version__
@@ -49,6 +49,7 @@ def open_run(
     cache_dir: Source | None = None,
     use_cache: bool = True,
     config: Config | Source | None = None,
+    evidence: Sequence[Source] = (),
     progress: Progress | None = None,
 ) -> Run:
     """Read a recording.
@@ -63,6 +64,8 @@ def open_run(
         cache_dir: Where parsed tables are kept; None for the usual place.
         use_cache: Whether parsed tables are reused and kept.
         config: A configuration or its file; None for the nearest ``distprof.toml``.
+        evidence: Logs and tables that go with the recording, each of any kind in
+            :mod:`distprof.ingest.evidence`.
         progress: Told after each rank.
 
     Returns:
@@ -72,6 +75,7 @@ def open_run(
         InputError: If nothing could be read, or with ``strict`` if anything is damaged.
         UsageError: If an option is wrong.
     """
+    from distprof.ingest.evidence import with_evidence
     from distprof.ingest.open import open_run as ingest
     from distprof.ingest.rank import IngestOptions
 
@@ -82,13 +86,14 @@ def open_run(
         use_cache=use_cache,
         communication=_config(config).communication,
     )
-    return ingest(
+    run = ingest(
         os.fspath(path),
         options=options,
         executor=executor if executor is not None else "process",
         progress=progress,
         ranks=ranks,
     )
+    return with_evidence(run, [os.fspath(source) for source in evidence])
 
 
 def analyze(

@@ -58,6 +58,14 @@ __all__ = ["analyze"]
     metavar="FILE",
     help="What the network can do: a profile of distprof bench, or what nccl-tests printed.",
 )
+@click.option(
+    "--with",
+    "evidence",
+    type=click.Path(),
+    multiple=True,
+    metavar="FILE",
+    help="What goes with the traces: a log of NCCL. May be given several times.",
+)
 @debug_option
 def analyze(
     sources: tuple[str, ...],
@@ -105,6 +113,7 @@ def _analyzed(source: str, *, quiet: bool, debug: bool, **options: Any) -> Repor
             cache_dir=options["cache_dir"],
             use_cache=not options["no_cache"],
             config=settings,
+            evidence=options["evidence"],
             progress=progress,
         )
     with progress_bar("measuring ranks", quiet=quiet) as progress:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 from distprof.analyzers.breakdown import BreakdownResult, StepTimeResult
 from distprof.analyzers.capture import CaptureResult
 from distprof.analyzers.collectives import CollectivesResult
+from distprof.analyzers.efficiency import EfficiencyResult
+from distprof.analyzers.gradients import GradientsResult
 from distprof.analyzers.idle import IdleResult
 from distprof.analyzers.job import JobResult
 from distprof.analyzers.kernels import KernelsResult
@@ -19,10 +21,14 @@ from distprof.analyzers.nccl import NcclResult
 from distprof.analyzers.overlap import OverlapResult
 from distprof.analyzers.pauses import PausesResult
 from distprof.analyzers.pipeline.analysis import PipelineResult
+from distprof.analyzers.placement import PlacementResult
 from distprof.analyzers.result import Record
+from distprof.analyzers.settings import SettingsResult
+from distprof.analyzers.sharding import ShardingResult
 from distprof.analyzers.step_log import StepLogResult
 from distprof.analyzers.stragglers.analysis import StragglersResult
 from distprof.analyzers.telemetry import TelemetryResult
+from distprof.analyzers.training_log import TrainingLogResult
 from distprof.analyzers.waterfall import WaterfallResult
 from distprof.analyzers.whatif.analysis import WhatIfResult
 from distprof.artefacts import REPORT_SCHEMA
@@ -86,6 +92,12 @@ class Report(Record, frozen=True, kw_only=True):
     messages: MessagesResult = MessagesResult()
     whatif: WhatIfResult = WhatIfResult()
     nccl: NcclResult = NcclResult()
+    placement: PlacementResult = PlacementResult()
+    gradients: GradientsResult = GradientsResult()
+    sharding: ShardingResult = ShardingResult()
+    efficiency: EfficiencyResult = EfficiencyResult()
+    settings: SettingsResult = SettingsResult()
+    training_log: TrainingLogResult = TrainingLogResult()
     findings: tuple[Finding, ...]
     not_checked: tuple[NotChecked, ...]
 

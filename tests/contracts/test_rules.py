@@ -9,6 +9,8 @@ import pytest
 from distprof.analyzers.breakdown import BreakdownResult
 from distprof.analyzers.capture import CaptureResult
 from distprof.analyzers.collectives import CollectivesResult
+from distprof.analyzers.efficiency import EfficiencyResult
+from distprof.analyzers.gradients import GradientsResult
 from distprof.analyzers.idle import IdleResult
 from distprof.analyzers.job import JobResult
 from distprof.analyzers.messages import MessagesResult
@@ -17,8 +19,13 @@ from distprof.analyzers.nccl import NcclResult
 from distprof.analyzers.overlap import OverlapResult
 from distprof.analyzers.pauses import PausesResult
 from distprof.analyzers.pipeline.analysis import PipelineResult
+from distprof.analyzers.placement import PlacementResult
+from distprof.analyzers.settings import SettingsResult
+from distprof.analyzers.sharding import ShardingResult
 from distprof.analyzers.step_log import StepLogResult
 from distprof.analyzers.stragglers.analysis import StragglersResult
+from distprof.analyzers.telemetry import TelemetryResult
+from distprof.analyzers.training_log import TrainingLogResult
 from distprof.analyzers.waterfall import WaterfallResult
 from distprof.analyzers.whatif.analysis import WhatIfResult
 from distprof.report.model import RunInfo
@@ -40,6 +47,9 @@ FAMILIES = {
     "PIP": "pipeline",
     "MOE": "moe",
     "NET": "network",
+    "TEL": "telemetry",
+    "CFG": "configuration",
+    "SCA": "scaling",
 }
 
 COSTS_NO_TIME = {
@@ -69,6 +79,13 @@ SECTIONS = {
     "stragglers": StragglersResult,
     "waterfall": WaterfallResult,
     "whatif": WhatIfResult,
+    "telemetry": TelemetryResult,
+    "placement": PlacementResult,
+    "gradients": GradientsResult,
+    "sharding": ShardingResult,
+    "efficiency": EfficiencyResult,
+    "settings": SettingsResult,
+    "training_log": TrainingLogResult,
 }
 """Sections of the report by name."""
 

@@ -1,0 +1,70 @@
+"""Logs and tables that go with a recording: what NCCL wrote, what sensors and machines said.
+
+Each kind of companion says whether a path is of its kind, reads it, and joins it to the run. The
+recording stays what it was; a companion only adds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from distprof.errors import InputError
+from distprof.ingest.nccl_log import fits_nccl_log, read_nccl_log
+from distprof.run.nccl_log import NcclLog
+from distprof.run.run import Gap, Run
+
+__all__ = ["Companion", "with_evidence"]
+
+
+@dataclass(frozen=True, slots=True)
+class Companion:
+    """One kind of file that goes with a recording.
+
+    Args:
+        name: What it is, for people: ``a log of NCCL``.
+        fits: Whether a path or URL is of this kind; never raises for what is not.
+        read: Reads it; raises InputError where it is damaged.
+        join: The run with what was read.
+    """
+
+    name: str
+    fits: Callable[[str], bool]
+    read: Callable[[str], Any]
+    join: Callable[[Run, Any], Run]
+
+
+def with_evidence(run: Run, sources: Sequence[str]) -> Run:
+    """The run joined with what the user named beside it.
+
+    Args:
+        run: The recording.
+        sources: Paths or URLs, each of any kind in :data:`COMPANIONS`.
+
+    Raises:
+        InputError: If a source is of no known kind, or cannot be read.
+    """
+    for source in sources:
+        kind = next((kind for kind in COMPANIONS if kind.fits(source)), None)
+        if kind is None:
+            raise InputError(
+                source,
+                expected=" or ".join(kind.name for kind in COMPANIONS),
+                found="none of these",
+                fix="name a file of one of these kinds after --with",
+            )
+        run = kind.join(run, kind.read(source))
+    return run
+
+
+def _with_nccl(run: Run, log: NcclLog) -> Run:
+    """What the user names replaces what the run directory holds."""
+    gaps = tuple(Gap(what="damaged", message=note) for note in log.notes)
+    return replace(run, nccl=log, gaps=(*run.gaps, *gaps))
+
+
+COMPANIONS: tuple[Companion, ...] = (
+    Companion("a log of NCCL", fits_nccl_log, read_nccl_log, _with_nccl),
+)
+"""In the order in which they are asked."""

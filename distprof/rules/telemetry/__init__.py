@@ -1,0 +1,1 @@
+"""What sensors of devices show: throttling, clocks, errors, heat."""
