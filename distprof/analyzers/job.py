@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
 
 from distprof.analyzers.result import Record, Result
 from distprof.artefacts.run_file import Overhead, RankEntry, RunFile
@@ -164,6 +166,10 @@ class JobResult(Result, frozen=True, kw_only=True):
         notes: What a reader should know, one sentence each.
         probe_notes: What probes noted, for example why their cost could not be measured, with the
             ranks that say so.
+        config: Of a reference workload, ``section.option`` to its value as text.
+        environment: Variables of the job that matter to speed, as run.json keeps them.
+        started_ns: ns since the epoch; None when unknown.
+        ended_ns: None when its end was not seen.
     """
 
     kind: str | None
@@ -182,6 +188,10 @@ class JobResult(Result, frozen=True, kw_only=True):
     git_commit: str = ""
     notes: tuple[str, ...] = ()
     probe_notes: tuple[str, ...] = ()
+    config: dict[str, str] = msgspec.field(default_factory=dict)
+    environment: dict[str, str] = msgspec.field(default_factory=dict)
+    started_ns: int | None = None
+    ended_ns: int | None = None
 
 
 def analyze_job(run: Run) -> JobResult:
@@ -208,7 +218,20 @@ def analyze_job(run: Run) -> JobResult:
         git_commit=job.git_commit,
         notes=(*job.notes, *_end_unseen(job)),
         probe_notes=_probe_notes(job.ranks),
+        config=_flat(job.config),
+        environment=dict(job.environment),
+        started_ns=job.started_ns,
+        ended_ns=job.ended_ns,
     )
+
+
+def _flat(config: Mapping[str, Mapping[str, object]]) -> dict[str, str]:
+    """Sections and options as one level of text."""
+    return {
+        f"{section}.{option}": str(value)[:_MAX_TEXT]
+        for section, options in config.items()
+        for option, value in options.items()
+    }
 
 
 def _failure(job: RunFile) -> JobFailure | None:

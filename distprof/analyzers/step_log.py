@@ -22,6 +22,8 @@ __all__ = ["RankStepLog", "StepLog", "StepLogResult", "combine_step_logs", "meas
 
 MAX_STEPS_COMPARED = 20_000
 """Of each rank, the last steps that are joined across ranks: bounds what ranks hand over."""
+MAX_STEPS_KEPT = 512
+"""Durations of single steps that a report holds."""
 
 
 class RankStepLog(Record, frozen=True, kw_only=True):
@@ -81,6 +83,7 @@ class StepLogResult(Result, frozen=True, kw_only=True):
         first_loss: Mean over the ranks that have one.
         last_loss: Mean over the ranks that have one.
         ranks: One row per rank.
+        plain_ns: Durations of the last plain steps, at most some hundreds, in order of time.
     """
 
     num_steps: int = 0
@@ -96,6 +99,7 @@ class StepLogResult(Result, frozen=True, kw_only=True):
     first_loss: float | None = None
     last_loss: float | None = None
     ranks: tuple[RankStepLog, ...] = ()
+    plain_ns: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,6 +177,7 @@ def combine_step_logs(logs: Sequence[StepLog], unavailable: Sequence[str] = ()) 
         first_loss=_mean([row.first_loss for row in rows]),
         last_loss=_mean([row.last_loss for row in rows]),
         ranks=rows,
+        plain_ns=tuple(plain[-MAX_STEPS_KEPT:].tolist()),
         unavailable=tuple(unavailable),
     )
 

@@ -1,0 +1,127 @@
+"""The few figures of a report that are compared between runs, sizes and commits."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+import numpy as np
+
+from distprof.artefacts.summary_file import Fingerprint, StepParts, SummaryFile
+from distprof.report.model import Report
+from distprof.units import NS_PER_S
+
+__all__ = ["summarize_report"]
+
+
+def summarize_report(report: Report, *, label: str = "") -> SummaryFile:
+    """A report as baselines, histories and sweeps keep it.
+
+    Args:
+        report: Of one run.
+        label: For people; empty for none.
+    """
+    job, log = report.job, report.step_log
+    plain = log.plain_ns
+    return SummaryFile(
+        distprof_version=report.distprof_version,
+        source=report.run.source,
+        label=label,
+        git_commit=job.git_commit,
+        created_ns=job.ended_ns or job.started_ns or time.time_ns(),
+        fingerprint=_fingerprint(report),
+        step_ns=plain or _traced_steps(report),
+        is_traced=not plain,
+        tokens_per_step=_per_step(log.tokens_per_s, plain),
+        samples_per_step=_per_step(log.samples_per_s, plain),
+        parts=_parts(report),
+        overlap_ratio=_overlap(report),
+        exposed_comm_ratio=_exposed(report),
+        bubble_ratio=_highest(group.bubble_fraction for group in report.pipeline.groups),
+        imbalance_ratio=_imbalance(report),
+        expert_imbalance_ratio=_highest(layer.max_over_mean for layer in report.moe.layers),
+        peak_memory_bytes=_peak_memory(report),
+    )
+
+
+def _fingerprint(report: Report) -> Fingerprint:
+    run, job = report.run, report.job
+    return Fingerprint(
+        world_size=run.world_size,
+        num_nodes=len(run.nodes) or None,
+        device=run.device,
+        backend=run.backend,
+        workload=job.workload or " ".join(job.command),
+        strategy=run.strategy or "",
+        mesh=run.mesh,
+        config=job.config,
+        versions={**run.versions, "distprof": report.distprof_version},
+        environment=job.environment,
+    )
+
+
+def _traced_steps(report: Report) -> tuple[int, ...]:
+    """Analysed steps, each as long as on the median rank."""
+    by_step: dict[int, list[int]] = {}
+    for row in report.breakdown.steps:
+        by_step.setdefault(row.step, []).append(row.span_ns)
+    if report.step_time.median_ns is None:
+        return ()
+    return tuple(int(np.median(by_step[step])) for step in sorted(by_step))
+
+
+def _per_step(per_s: float | None, steps: tuple[int, ...]) -> float | None:
+    """What the job's ranks process in a step; the log counts it over the same steps."""
+    if per_s is None or not steps:
+        return None
+    return per_s * float(np.mean(steps)) / NS_PER_S
+
+
+def _parts(report: Report) -> StepParts | None:
+    """The mean step of the mean rank, rounded so that the parts still add up to it."""
+    total, falls = report.waterfall.all, report.waterfall
+    if total is None or report.step_time.median_ns is None:
+        return None
+    share = max(1, falls.num_ranks * falls.num_steps)
+    is_pipeline = bool(report.pipeline.groups) or "pp" in report.run.mesh
+    message_wait = total.exposed_p2p_wait_ns // share
+    parts = {
+        "computation_ns": total.computation_ns // share,
+        "exposed_transfer_ns": total.exposed_transfer_ns // share,
+        "exposed_wait_ns": total.exposed_wait_ns // share + (0 if is_pipeline else message_wait),
+        "bubble_ns": message_wait if is_pipeline else 0,
+        "unsplit_comm_ns": total.exposed_comm_unsplit_ns // share,
+        "host_ns": (total.idle_host_ns + total.idle_sync_ns) // share,
+        "input_ns": total.idle_input_ns // share,
+        "copy_ns": total.exposed_copy_ns // share,
+    }
+    span = total.span_ns // share
+    return StepParts(span_ns=span, other_ns=span - sum(parts.values()), **parts)
+
+
+def _overlap(report: Report) -> float | None:
+    rows = report.overlap.ranks
+    communication = sum(row.communication_ns for row in rows)
+    return sum(row.overlapped_ns for row in rows) / communication if communication else None
+
+
+def _exposed(report: Report) -> float | None:
+    rows = report.breakdown.ranks
+    span = sum(row.span_ns for row in rows)
+    return sum(row.exposed_comm_ns for row in rows) / span if span else None
+
+
+def _imbalance(report: Report) -> float | None:
+    slowdown = report.whatif.slowdown
+    return None if slowdown is None else slowdown - 1
+
+
+def _peak_memory(report: Report) -> int | None:
+    rows = report.memory.ranks
+    device = [row.peak_allocated_bytes for row in rows if row.peak_allocated_bytes is not None]
+    host = [row.peak_rss_bytes for row in rows if row.peak_rss_bytes is not None]
+    return max(device or host, default=None)
+
+
+def _highest(values: Iterable[float | None]) -> float | None:
+    return max((value for value in values if value is not None), default=None)

@@ -1,0 +1,58 @@
+"""What is kept of a report to be compared."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import distprof
+from distprof.analyzers.job import JobResult
+from distprof.analyzers.step_log import StepLogResult
+from distprof.artefacts.summary_file import StepParts
+from distprof.report.summary import summarize_report
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+RECORDINGS = ("job/gloo-hsdp-4ranks", "job/gloo-pp-4ranks", "kineto/dlrm-v100-8gpu")
+
+
+@pytest.fixture(scope="module", params=RECORDINGS)
+def report(request):
+    return distprof.analyze(GOLDEN / request.param)
+
+
+def test_the_parts_add_up_to_the_step(report):
+    parts = summarize_report(report).parts
+    assert isinstance(parts, StepParts)
+    figures = msgspec.to_builtins(parts)
+    assert figures.pop("span_ns") == sum(figures.values())
+
+
+def test_without_a_step_log_steps_are_the_traced_ones(report):
+    summary = summarize_report(report)
+    assert summary.is_traced
+    assert len(summary.step_ns) == report.step_time.num_steps
+    assert sorted(summary.step_ns)[len(summary.step_ns) // 2] >= report.step_time.median_ns
+
+
+def test_steps_that_no_profiler_disturbed_come_first(report):
+    log = StepLogResult(plain_ns=(90, 110, 100), tokens_per_s=2e9, samples_per_s=None)
+    summary = summarize_report(msgspec.structs.replace(report, step_log=log))
+    assert summary.step_ns == (90, 110, 100)
+    assert not summary.is_traced
+    assert summary.tokens_per_step == pytest.approx(200)
+    assert summary.samples_per_step is None
+
+
+def test_waiting_for_messages_is_a_bubble_in_pipelines_only(report):
+    parts = summarize_report(report).parts
+    assert (parts.bubble_ns > 0) == ("pp" in report.run.mesh)
+
+
+def test_the_fingerprint_has_what_the_job_says_of_itself(report):
+    job = JobResult(kind="run", workload="ddp", config={"model.hidden": "64"}, git_commit="abc")
+    summary = summarize_report(msgspec.structs.replace(report, job=job), label="mine")
+    assert summary.label == "mine"
+    assert summary.git_commit == "abc"
+    assert summary.fingerprint.workload == "ddp"
+    assert summary.fingerprint.config == {"model.hidden": "64"}
+    assert summary.fingerprint.world_size == report.run.world_size
