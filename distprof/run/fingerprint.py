@@ -1,0 +1,136 @@
+"""Whether two runs may be compared like for like, and what differs between them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from distprof.artefacts.summary_file import Fingerprint
+
+__all__ = ["Difference", "differences", "unlike"]
+
+_HARDWARE = "hardware"
+_JOB = "job"
+_SOFTWARE = "software"
+
+_SELF = "distprof"  # its own version changes no training
+_PROBES = "probes."
+_VARYING = (
+    "RANK",
+    "LOCAL_RANK",
+    "GROUP_RANK",
+    "SLURM_JOB_ID",
+    "SLURM_PROCID",
+    "SLURM_NODEID",
+    "SLURM_LOCALID",
+    "TORCHELASTIC_RESTART_COUNT",
+    "NCCL_DEBUG",
+)
+"""Variables that differ from run to run, or that change what is said and not what is done."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """One fact that is not the same in both runs.
+
+    Args:
+        field: What, for example ``device`` or ``config training.steps``.
+        group: ``hardware`` (devices, their number, nodes, backend), ``job`` (what is trained, and
+            how it is laid out) or ``software`` (versions, variables).
+        first: As the first run has it; empty where it is not known or not set.
+        second: As the second run has it.
+    """
+
+    field: str
+    group: str
+    first: str
+    second: str
+
+    @property
+    def sentence(self) -> str:
+        """For people, without full stop."""
+        return f"{self.field} is {self.first or 'not set'} in one and {self.second or 'not set'} in the other"
+
+
+def differences(first: Fingerprint, second: Fingerprint) -> tuple[Difference, ...]:
+    """Everything that is known of both and differs, hardware first.
+
+    A fact that one of them does not know at all is no difference; a single option or variable that
+    only one of them sets is.
+    """
+    return (*_of_hardware(first, second), *_of_job(first, second), *_of_software(first, second))
+
+
+def unlike(
+    first: Fingerprint, second: Fingerprint, *, sizes_may_differ: bool = False
+) -> tuple[Difference, ...]:
+    """The differences that forbid to compare step times as like with like.
+
+    Hardware and job must be the same; software is what a comparison is often about, and never
+    forbids it.
+
+    Args:
+        first: One run.
+        second: The other.
+        sizes_may_differ: Whether the number of ranks and nodes, and the mesh, may differ: in a
+            scaling sweep they are meant to.
+    """
+    free = {"world size", "nodes", "mesh"} if sizes_may_differ else set()
+    return tuple(
+        difference
+        for difference in differences(first, second)
+        if difference.group != _SOFTWARE
+        and difference.field.partition(" ")[0] not in free
+        and difference.field not in free
+    )
+
+
+def _of_hardware(first: Fingerprint, second: Fingerprint) -> Iterator[Difference]:
+    yield from _one("device", _HARDWARE, first.device, second.device)
+    yield from _one("world size", _HARDWARE, first.world_size, second.world_size)
+    yield from _one("nodes", _HARDWARE, first.num_nodes, second.num_nodes)
+    yield from _one("backend", _HARDWARE, first.backend, second.backend)
+
+
+def _of_job(first: Fingerprint, second: Fingerprint) -> Iterator[Difference]:
+    yield from _one("workload", _JOB, first.workload, second.workload)
+    yield from _one("strategy", _JOB, first.strategy, second.strategy)
+    yield from _many("mesh", _JOB, first.mesh, second.mesh)
+    yield from _many("config", _JOB, _training(first.config), _training(second.config))
+
+
+def _of_software(first: Fingerprint, second: Fingerprint) -> Iterator[Difference]:
+    yield from _many("version of", _SOFTWARE, _others(first.versions), _others(second.versions))
+    yield from _many("variable", _SOFTWARE, _steady(first.environment), _steady(second.environment))
+
+
+def _one(field: str, group: str, first: object, second: object) -> Iterator[Difference]:
+    known = first not in (None, "") and second not in (None, "")
+    if known and first != second:
+        yield Difference(field=field, group=group, first=str(first), second=str(second))
+
+
+def _many(
+    field: str, group: str, first: Mapping[str, object], second: Mapping[str, object]
+) -> Iterator[Difference]:
+    """Entry by entry; nothing where one of the two says nothing at all."""
+    if not first or not second:
+        return
+    for name in sorted({*first, *second}):
+        mine, theirs = first.get(name, ""), second.get(name, "")
+        if mine != theirs:
+            text = f"{field} {name}"
+            yield Difference(field=text, group=group, first=str(mine), second=str(theirs))
+
+
+def _training(config: Mapping[str, str]) -> dict[str, str]:
+    """Without what only says how the run is watched."""
+    return {name: value for name, value in config.items() if not name.startswith(_PROBES)}
+
+
+def _others(versions: Mapping[str, str]) -> dict[str, str]:
+    return {name: version for name, version in versions.items() if name != _SELF}
+
+
+def _steady(environment: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if not name.startswith(_VARYING)}
