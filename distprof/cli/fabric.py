@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import click
 
 from distprof.cli.app import ExitCode
 from distprof.cli.options import debug_option, output_options
-from distprof.cli.output import PIPE_WIDTH, Output, has_color, note, terminal_width, to_stdout
-from distprof.errors import UsageError
+from distprof.cli.output import Output, deliver
 
 __all__ = ["fabric"]
 
@@ -33,28 +30,8 @@ def fabric(file: str, **output_options: Any) -> int:
     """  # noqa: D301 - click reads it
     output = Output(**output_options)
     output.check()
-    _show(file, output)
-    return ExitCode.FINE
-
-
-def _show(file: str, output: Output) -> None:
     from distprof.ingest.fabric import read_fabric
-    from distprof.report.fabric_reporters import fabric_reporters
-    from distprof.report.registry import RenderOptions
-    from distprof.report.saved import write_atomically
+    from distprof.report.fabric_reporters import FABRIC_REPORTERS
 
-    name, reporters = output.reporter, fabric_reporters()
-    if name not in reporters:
-        raise UsageError(f"no format {name!r} for a fabric: choose from {', '.join(reporters)}")
-    options = RenderOptions(
-        width=output.width or (PIPE_WIDTH if output.output else terminal_width()),
-        color=output.output is None and has_color(sys.stdout),
-        show_all=output.show_all,
-        saved_as="",
-    )
-    text = reporters[name](read_fabric(file), options)
-    if output.output is None:
-        to_stdout(text)
-        return
-    write_atomically(Path(output.output), text.encode("utf-8", "backslashreplace"))
-    note(f"Wrote {output.output}", quiet=output.quiet)
+    deliver(FABRIC_REPORTERS, read_fabric(file), output, what="a fabric")
+    return ExitCode.FINE

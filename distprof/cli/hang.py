@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from distprof.cli.app import ExitCode
 from distprof.cli.options import debug_option, output_options
-from distprof.cli.output import PIPE_WIDTH, Output, has_color, note, terminal_width, to_stdout
-from distprof.errors import UsageError
+from distprof.cli.output import Output, deliver
 
 if TYPE_CHECKING:
     from distprof.analyzers.hang.result import HangReport
@@ -46,9 +43,10 @@ def hang(source: str, fail_on: str, executor: str, **output_options: Any) -> int
     """  # noqa: D301 - click reads it
     output = Output(**output_options)
     output.check()
-    name = output.reporter
+    from distprof.report.hang_reporters import hang_reporters
+
     report = _report(source, executor, quiet=output.quiet)
-    _show(report, output, name)
+    deliver(hang_reporters(), report, output, what="a hang")
     stuck = {_NEVER: (), _STUCK: (_STUCK,), _IN_FLIGHT: (_STUCK, _IN_FLIGHT)}[fail_on]
     return ExitCode.FINDINGS if report.state.value in stuck else ExitCode.FINE
 
@@ -65,25 +63,3 @@ def _report(source: str, executor: str, *, quiet: bool) -> HangReport:
     with progress_bar("reading dumps", quiet=quiet) as progress:
         evidence = read_evidence(source, executor=executor, progress=progress)
     return diagnose(evidence, version=__version__)
-
-
-def _show(report: HangReport, output: Output, name: str) -> None:
-    from distprof.report.hang_reporters import hang_reporters
-    from distprof.report.registry import RenderOptions
-    from distprof.report.saved import write_atomically
-
-    reporters = hang_reporters()
-    if name not in reporters:
-        raise UsageError(f"no format {name!r} for a hang: choose from {', '.join(reporters)}")
-    options = RenderOptions(
-        width=output.width or (PIPE_WIDTH if output.output else terminal_width()),
-        color=output.output is None and has_color(sys.stdout),
-        show_all=output.show_all,
-        saved_as="",
-    )
-    text = reporters[name](report, options)
-    if output.output is None:
-        to_stdout(text)
-        return
-    write_atomically(Path(output.output), text.encode("utf-8", "backslashreplace"))
-    note(f"Wrote {output.output}", quiet=output.quiet)

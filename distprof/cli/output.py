@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, TextIO, TypeAlias, TypeVar
 
 import click
 
@@ -17,10 +18,13 @@ from distprof.report.escape import plain
 
 if TYPE_CHECKING:
     from distprof.report.model import Report
+    from distprof.report.registry import RenderOptions
 
 __all__ = [
     "Output",
+    "check_format",
     "check_free",
+    "deliver",
     "has_color",
     "in_encoding",
     "note",
@@ -29,6 +33,9 @@ __all__ = [
     "to_stdout",
     "verdict_code",
 ]
+
+T = TypeVar("T")
+Reporting: TypeAlias = "Callable[[T, RenderOptions], str]"
 
 PIPE_WIDTH = 100
 _ASCII = str.maketrans("█▓▒▚░·µ–…×", "#=~+.-u-~x")
@@ -101,16 +108,58 @@ def show(report: Report, output: Output, *, saved_as: str = "") -> None:
     Raises:
         InputError: If a file cannot be written.
     """
-    from distprof.report.registry import RenderOptions, find_reporter
-    from distprof.report.saved import write_atomically
+    from distprof.report.registry import find_reporter
 
-    options = RenderOptions(
+    _write(find_reporter(output.reporter)(report, _options(output, saved_as)), output)
+
+
+def check_format(reporters: Mapping[str, Reporting[T]], output: Output, *, what: str) -> None:
+    """Refuse before the work a format that the result of a verb does not have.
+
+    Args:
+        reporters: Name of a format to what writes a result in it.
+        output: What the user said.
+        what: The result, for people: ``a plan``.
+
+    Raises:
+        UsageError: With the formats that there are.
+    """
+    if output.reporter not in reporters:
+        names = ", ".join(reporters)
+        raise UsageError(f"no format {output.reporter!r} for {what}: choose from {names}")
+
+
+def deliver(reporters: Mapping[str, Reporting[T]], result: T, output: Output, *, what: str) -> None:
+    """Render a result that is no report of a run, and write it where the user wants it.
+
+    Args:
+        reporters: Name of a format to what writes the result in it.
+        result: What is shown.
+        output: What the user said.
+        what: The result, for people: ``a plan``.
+
+    Raises:
+        InputError: If a file cannot be written.
+        UsageError: If there is no such format.
+    """
+    check_format(reporters, output, what=what)
+    _write(reporters[output.reporter](result, _options(output)), output)
+
+
+def _options(output: Output, saved_as: str = "") -> RenderOptions:
+    from distprof.report.registry import RenderOptions
+
+    return RenderOptions(
         width=output.width or (PIPE_WIDTH if output.output else terminal_width()),
         color=output.output is None and has_color(sys.stdout),
         show_all=output.show_all,
         saved_as=saved_as,
     )
-    text = find_reporter(output.reporter)(report, options)
+
+
+def _write(text: str, output: Output) -> None:
+    from distprof.report.saved import write_atomically
+
     if output.output is None:
         to_stdout(text)
         return

@@ -49,7 +49,8 @@ class Difference:
     @property
     def sentence(self) -> str:
         """For people, without full stop."""
-        return f"{self.field} is {self.first or 'not set'} in one and {self.second or 'not set'} in the other"
+        first, second = self.first or "not set", self.second or "not set"
+        return f"{self.field} is {first} in one and {second} in the other"
 
 
 def differences(first: Fingerprint, second: Fingerprint) -> tuple[Difference, ...]:
