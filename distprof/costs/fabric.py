@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distprof.artefacts.fabric_file import FabricCurve, FabricFile, FabricFit, FabricPoint, Tier
+from distprof.costs.repeats import student_quantile
 from distprof.costs.collectives import Algorithm, bus_factor, latency_steps
 from distprof.terms import CollectiveKind
 from distprof.units import format_bytes
@@ -33,8 +34,6 @@ _HUBER, _TUKEY = 1.345, 4.685  # 95 % as efficient as least squares where errors
 _ROUNDS = 20
 _SATURATED_RATIO = 0.1
 _LEAST_ERROR = 1e-3  # no clock and no machine repeats a time better than this
-_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
-"""Student's t, 97.5 %, for 1 to 10 degrees of freedom."""
 
 
 class NoFitError(ValueError):
@@ -127,7 +126,7 @@ def fit_alpha_beta(
     line = _robust_line(size, time)
     _check_regimes(line, size)
     wrong = np.abs(time / (line.start + line.slope * size) - 1)
-    wide = (_quantile(len(size) - 2) * np.sqrt(np.diag(line.covariance))).tolist()
+    wide = (student_quantile(max(len(size) - 2, 1)) * np.sqrt(np.diag(line.covariance))).tolist()
     slopes = (line.slope + wide[1], max(line.slope - wide[1], line.slope / 1e3))
     low, high = (factor / float(each) * 1e9 for each in slopes)
     return FabricFit(
@@ -288,9 +287,3 @@ def _check_regimes(line: _Line, size: Floats) -> None:
         raise NoFitError(
             f"{ends} are bound by latency alone: larger sizes would show the bandwidth"
         )
-
-
-def _quantile(freedom: int) -> float:
-    if freedom <= len(_QUANTILES):
-        return _QUANTILES[max(freedom, 1) - 1]
-    return 1.96 + 2.6 / freedom  # within 1 % of Student's t from here on

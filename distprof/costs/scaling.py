@@ -1,0 +1,329 @@
+"""Speed-up and efficiency over ranks, and the laws fitted to them.
+
+Source of every formula here: formula sheet, "Scaling". Throughput is work of all ranks together per
+time, in any unit: tokens, samples or steps of the same work. ``C(N)`` is the speed-up over one
+rank, which need not have been measured.
+
+Amdahl's law and the Universal Scalability Law (Gunther, "Guerrilla Capacity Planning", 2007) say
+that the time which a rank takes for its share of the work grows linearly in what is to be fitted::
+
+    N / X(N) = a + b (N − 1) + c N (N − 1),   a = 1 / X(1),  σ = b / a,  κ = c / a
+
+and Gustafson's that throughput does. Errors are relative, as those of times are, and of unknown
+size. Estimates are bounded by what a law allows (σ, κ ≥ 0); intervals of a ratio of two such
+coefficients are Fieller's, exact for normal errors, so they hold at the bounds too.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from distprof.costs.repeats import Interval, student_quantile
+
+__all__ = [
+    "LAWS",
+    "Law",
+    "NoScalingFitError",
+    "ScalingFit",
+    "amdahl_speedup",
+    "fit_scaling",
+    "gustafson_speedup",
+    "peak_ranks",
+    "strong_speedup",
+    "throughput_speedup",
+    "usl_speedup",
+]
+
+Law = Literal["amdahl", "gustafson", "usl"]
+LAWS: tuple[Law, ...] = ("amdahl", "gustafson", "usl")
+Floats = NDArray[np.float64]
+
+_PARAMETERS: dict[Law, tuple[str, ...]] = {
+    "amdahl": ("serial",),
+    "gustafson": ("serial",),
+    "usl": ("sigma", "kappa"),
+}
+_ROUNDS = 25
+_LEAST_ERROR = 1e-6  # no clock repeats better; keeps an exact sweep from intervals of width 0
+
+
+class NoScalingFitError(ValueError):
+    """The sweep does not determine the law; the message says why, one sentence."""
+
+
+def strong_speedup(base_time: float, time: float) -> float:
+    """t_b / t_N for the same work.
+
+    Raises:
+        ValueError: If a time is not positive.
+    """
+    if not (base_time > 0 and time > 0):
+        raise ValueError(f"times must be positive: {base_time} and {time}")
+    return base_time / time
+
+
+def throughput_speedup(base_throughput: float, throughput: float) -> float:
+    """X_N / X_b.
+
+    Divide by N / b for the efficiency.
+
+    Raises:
+        ValueError: If a throughput is not positive.
+    """
+    return strong_speedup(throughput, base_throughput)
+
+
+def amdahl_speedup(num_ranks: ArrayLike, serial: float) -> Floats:
+    """1 / (s + (1 − s) / N): the same work, of which a share s cannot be divided."""
+    n = np.asarray(num_ranks, np.float64)
+    return np.asarray(1 / (serial + (1 - serial) / n))
+
+
+def gustafson_speedup(num_ranks: ArrayLike, serial: float) -> Floats:
+    """N − s (N − 1): work that grows with N, of which each rank's time has a share s alone."""
+    n = np.asarray(num_ranks, np.float64)
+    return n - serial * (n - 1)
+
+
+def usl_speedup(num_ranks: ArrayLike, sigma: float, kappa: float) -> Floats:
+    """N / (1 + σ(N − 1) + κN(N − 1)): contention σ and the cost of coherence κ."""
+    n = np.asarray(num_ranks, np.float64)
+    return np.asarray(n / (1 + sigma * (n - 1) + kappa * n * (n - 1)))
+
+
+def peak_ranks(sigma: float, kappa: float) -> float | None:
+    """Where the Universal Scalability Law is at its best, √((1 − σ)/κ); None if it has no peak."""
+    return math.sqrt((1 - sigma) / kappa) if kappa > 0 and sigma < 1 else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScalingFit:
+    """One law, fitted.
+
+    Args:
+        law: Which.
+        names: Of its parameters.
+        parameters: Estimates with their intervals; ends are bounded by what the law allows.
+        base_throughput: Of one rank, fitted.
+        residual_ratio: Median of how far a throughput is from the fitted one.
+        num_sizes: Different numbers of ranks.
+        num_points: Throughputs.
+        largest: Most ranks measured: beyond, :meth:`efficiency` extrapolates.
+        notes: What the bounds hide, one sentence each.
+    """
+
+    law: Law
+    names: tuple[str, ...]
+    parameters: tuple[Interval, ...]
+    base_throughput: float
+    residual_ratio: float
+    num_sizes: int
+    num_points: int
+    largest: int
+    notes: tuple[str, ...]
+    _free: _Line
+    _bounded: Floats
+
+    def efficiency(self, num_ranks: int) -> Interval:
+        """C(N)/N with the interval of the fitted law.
+
+        It covers the error of the measurements. That the law still holds beyond the measured sizes
+        is taken for granted, and no interval can tell.
+        """
+        row = _design(self.law, np.array([float(num_ranks)]))[0]
+        one = _design(self.law, np.array([1.0]))[0]
+        ratio = float(row @ self._bounded) / float(one @ self._bounded)
+        low, high = _fieller(self._free, row, one)
+        if self.law == "gustafson":  # its coefficients are those of throughput
+            value, lowest = ratio / num_ranks, 1 / num_ranks
+            return _inside(value, low / num_ranks, high / num_ranks, lowest, 1.0)
+        return _inside(1 / ratio, _inverse(high), _inverse(low), 0.0, 1.0)
+
+    @property
+    def peak(self) -> Interval | None:
+        """Ranks beyond which more are slower, by the law; None if κ is estimated as 0."""
+        if self.law != "usl":
+            return None
+        sigma, kappa = self.parameters
+        value = peak_ranks(sigma.value, kappa.value)
+        if value is None:
+            return None
+        low = peak_ranks(min(sigma.high, 1.0), kappa.high)
+        high = peak_ranks(sigma.low, kappa.low)
+        return Interval(value, low or 0.0, math.inf if high is None else high)
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """Coefficients without bounds, their covariance, and the degrees of freedom of its scale."""
+
+    coefficients: Floats
+    covariance: Floats
+    freedom: int
+
+
+def fit_scaling(law: Law, num_ranks: Sequence[int], throughput: Sequence[float]) -> ScalingFit:
+    """Fit one law to a sweep.
+
+    Args:
+        law: Which.
+        num_ranks: Of each measurement; sizes repeat where a size was measured several times.
+        throughput: Of all ranks together, any unit, one for each.
+
+    Raises:
+        NoScalingFitError: If there are fewer sizes than the law has parameters (its base
+            throughput included), or not one measurement more than that.
+        ValueError: If a number is not positive and finite, or the lengths differ.
+    """
+    n, x = _checked(num_ranks, throughput)
+    design = _design(law, n)
+    _check_sizes(law, n, design.shape[1])
+    observed = x if law == "gustafson" else n / x
+    line = _least_squares(design, observed)
+    bounded = _bounded(design, observed)
+    relative = design @ bounded / observed
+    notes: list[str] = []
+    return ScalingFit(
+        law=law,
+        names=_PARAMETERS[law],
+        parameters=tuple(
+            _parameter(law, index, line, bounded, notes) for index in range(design.shape[1] - 1)
+        ),
+        base_throughput=_base(law, bounded),
+        residual_ratio=float(np.median(np.abs(relative - 1))),
+        num_sizes=len(np.unique(n)),
+        num_points=len(n),
+        largest=int(n.max()),
+        notes=tuple(notes),
+        _free=line,
+        _bounded=bounded,
+    )
+
+
+def _checked(num_ranks: Sequence[int], throughput: Sequence[float]) -> tuple[Floats, Floats]:
+    n, x = np.asarray(num_ranks, np.float64), np.asarray(throughput, np.float64)
+    if n.shape != x.shape or n.ndim != 1 or not len(n):
+        raise ValueError(f"{n.size} sizes and {x.size} throughputs: there must be one for each")
+    if not (np.isfinite(n).all() and np.isfinite(x).all() and (n >= 1).all() and (x > 0).all()):
+        raise ValueError("numbers of ranks must be 1 or more, and throughputs positive")
+    return n, x
+
+
+def _check_sizes(law: Law, n: Floats, unknowns: int) -> None:
+    sizes = len(np.unique(n))
+    if sizes < unknowns:
+        raise NoScalingFitError(
+            f"{law} takes {unknowns} different numbers of ranks, measured: {sizes}"
+        )
+    if len(n) <= unknowns:
+        raise NoScalingFitError(
+            f"{law} goes through {len(n)} measurements exactly, so nothing tells how well it fits:"
+            " repeat them, or add a size"
+        )
+
+
+def _design(law: Law, n: Floats) -> Floats:
+    """Columns whose coefficients are fitted; those of Gustafson are s·X(1) and (1 − s)·X(1)."""
+    if law == "usl":
+        return np.stack([np.ones_like(n), n - 1, n * (n - 1)], axis=1)
+    return np.stack([np.ones_like(n), n if law == "gustafson" else n - 1], axis=1)
+
+
+def _least_squares(design: Floats, observed: Floats) -> _Line:
+    """Relative least squares without bounds: errors are a share of what is fitted."""
+    fitted: Floats = observed
+    coefficients: Floats = np.zeros(design.shape[1])
+    for _ in range(_ROUNDS):
+        matrix = design / fitted[:, None]
+        coefficients = np.linalg.lstsq(matrix, observed / fitted, rcond=None)[0]
+        before, fitted = fitted, np.maximum(design @ coefficients, 1e-3 * observed)
+        if np.allclose(before, fitted, rtol=1e-10, atol=0):
+            break
+    matrix = design / fitted[:, None]
+    freedom = len(observed) - design.shape[1]
+    wrong = observed / fitted - matrix @ coefficients
+    variance = max(float(wrong @ wrong) / freedom, _LEAST_ERROR**2)
+    return _Line(coefficients, np.linalg.pinv(matrix.T @ matrix) * variance, freedom)
+
+
+def _bounded(design: Floats, observed: Floats) -> Floats:
+    """The best coefficients none of which is negative: best of all choices of those that are 0."""
+    best, least = np.zeros(design.shape[1]), math.inf
+    columns = range(design.shape[1])
+    for count in columns:
+        for kept in itertools.combinations(columns, count + 1):
+            found = np.zeros(design.shape[1])
+            found[list(kept)] = _least_squares(design[:, kept], observed).coefficients
+            fitted = design @ found
+            if (found < 0).any() or (fitted <= 0).any():
+                continue
+            wrong = np.log(observed / fitted)
+            if float(wrong @ wrong) < least:
+                best, least = found, float(wrong @ wrong)
+    if best[0] == 0 and best.sum() > 0:  # a law needs its first rank to take some time
+        best[0] = 1e-9 * best.max()
+    return best
+
+
+def _base(law: Law, coefficients: Floats) -> float:
+    if law == "gustafson":
+        return float(coefficients.sum())
+    return 1 / float(coefficients[0])
+
+
+def _parameter(law: Law, index: int, line: _Line, bounded: Floats, notes: list[str]) -> Interval:
+    """σ, κ or s as the ratio of two linear combinations of coefficients."""
+    unit = np.eye(len(bounded))
+    above = unit[0] if law == "gustafson" else unit[index + 1]
+    below = unit.sum(axis=0) if law == "gustafson" else unit[0]
+    value = float(above @ bounded) / float(below @ bounded)
+    low, high = _fieller(line, above, below)
+    name = _PARAMETERS[law][index]
+    most = math.inf if name == "kappa" else 1.0
+    free = float(above @ line.coefficients) / float(below @ line.coefficients)
+    if high < 0:  # the law does not hold; an interval of width 0 would claim that it does
+        notes.append(
+            f"{name} would be {free:.2g}, below 0, in all of its interval: the sweep scales better"
+            f" than {law} allows."
+        )
+        high += -free
+    if low > most:
+        notes.append(f"{name} would be {free:.2g}, above 1: {law} does not describe this sweep.")
+    return _inside(value, low, high, 0.0, most)
+
+
+def _fieller(line: _Line, above: Floats, below: Floats) -> tuple[float, float]:
+    """Ends of the 95 % interval of ``above·θ / below·θ``; infinite where the divisor may be 0.
+
+    Source:
+        Fieller, "Some problems in interval estimation" (1954).
+    """
+    square = student_quantile(line.freedom) ** 2
+    top, bottom = float(above @ line.coefficients), float(below @ line.coefficients)
+    variance_top = square * float(above @ line.covariance @ above)
+    variance_bottom = square * float(below @ line.covariance @ below)
+    both = square * float(above @ line.covariance @ below)
+    a, b, c = bottom**2 - variance_bottom, top * bottom - both, top**2 - variance_top
+    if a <= 0:
+        return -math.inf, math.inf
+    root = math.sqrt(max(b * b - a * c, 0.0))
+    return (b - root) / a, (b + root) / a
+
+
+def _inside(value: float, low: float, high: float, least: float, most: float) -> Interval:
+    """Bounded, and never without the estimate."""
+    value = min(max(value, least), most)
+    return Interval(value, min(max(low, least), value), max(min(high, most), value))
+
+
+def _inverse(value: float) -> float:
+    if math.isinf(value):
+        return 0.0
+    return 1 / value if value > 0 else math.inf
