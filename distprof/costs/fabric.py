@@ -16,12 +16,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distprof.artefacts.fabric_file import FabricCurve, FabricFile, FabricFit, FabricPoint, Tier
-from distprof.costs.repeats import student_quantile
 from distprof.costs.collectives import Algorithm, bus_factor, latency_steps
+from distprof.costs.repeats import student_quantile
 from distprof.terms import CollectiveKind
 from distprof.units import format_bytes
 
-__all__ = ["MIN_SIZES", "NoFitError", "expected_busbw", "fit_alpha_beta", "fitted", "point"]
+__all__ = [
+    "MIN_SIZES",
+    "NoFitError",
+    "expected_busbw",
+    "expected_latency_ns",
+    "fit_alpha_beta",
+    "fitted",
+    "point",
+]
 
 Floats = NDArray[np.float64]
 
@@ -172,6 +180,26 @@ def expected_busbw(
     if not same:
         found = [_modelled(curve, kind, group_size, num_bytes) for curve in curves]
     return max((value for value in found if value is not None), default=None)
+
+
+def expected_latency_ns(
+    profile: FabricFile, kind: CollectiveKind, *, group_size: int, num_nodes: int
+) -> int | None:
+    """Start-up of one collective by the fitted α: what it takes however little it moves.
+
+    The shortest of the curves that answer, as for bandwidth.
+
+    Returns:
+        None where no curve of the tier has a fit.
+    """
+    tier: Tier = "node" if num_nodes == 1 else "across"
+    steps = latency_steps(kind, group_size, "ring")
+    found = [
+        steps * curve.fit.alpha_ns
+        for curve in profile.curves
+        if curve.kind == kind.label and curve.tier == tier and curve.fit is not None
+    ]
+    return round(min(found)) if found and steps else None
 
 
 def _is_same_group(

@@ -242,7 +242,8 @@ def _least_squares(design: Floats, observed: Floats) -> _Line:
     coefficients: Floats = np.zeros(design.shape[1])
     for _ in range(_ROUNDS):
         matrix = design / fitted[:, None]
-        coefficients = np.linalg.lstsq(matrix, observed / fitted, rcond=None)[0]
+        solved = np.linalg.lstsq(matrix, observed / fitted, rcond=None)[0]
+        coefficients = np.asarray(solved, np.float64)
         before, fitted = fitted, np.maximum(design @ coefficients, 1e-3 * observed)
         if np.allclose(before, fitted, rtol=1e-10, atol=0):
             break
