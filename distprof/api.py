@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from distprof import __version__
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from distprof.analyzers.collectives import CollectivesResult
+    from distprof.analyzers.efficiency import EfficiencyResult
     from distprof.artefacts.fabric_file import FabricFile
     from distprof.config import Config
 
@@ -134,6 +135,7 @@ def analyze(
 
     settings = _config(config)
     profile = _fabric(fabric, settings)
+    _check_model(settings)
     run = run_or_path
     if not isinstance(run, Run):
         run = open_run(run, config=settings, executor=executor, progress=progress)
@@ -142,6 +144,7 @@ def analyze(
         measured = measure(run, executor=mapper, window=window)
         recorded = measure_records(run, executor=_RankMapper(pool, None, debug=debug))
     results = explain_untraced(run, _results(run, measured, recorded, profile))
+    results["efficiency"] = _efficiency(run, settings, results)
     outcome = run_rules(results.values(), settings.limits, debug=debug)
     return Report(
         distprof_version=__version__,
@@ -174,6 +177,40 @@ def _collectives(run: Run, measured: Measurements, profile: FabricFile | None) -
     return with_expectations(result, profile, is_cpu=is_cpu)
 
 
+def _check_model(settings: Config) -> None:
+    """Refuse a model or hardware that contradicts itself before any work."""
+    if settings.model:
+        from distprof.planning.known_model import known_model
+
+        known_model(None, settings.model, settings.source)
+    if settings.hardware:
+        from distprof.hardware import load_sheet
+
+        load_sheet(settings.hardware, settings.source)
+
+
+def _efficiency(run: Run, settings: Config, results: Mapping[str, Any]) -> EfficiencyResult:
+    """FLOP and memory against the hardware sheet, with the model that run.json or the user names.
+
+    Raises:
+        UsageError: If the configuration's model or hardware contradicts itself.
+    """
+    from distprof.analyzers.efficiency import analyze_efficiency
+    from distprof.hardware import load_sheet
+    from distprof.planning.known_model import known_model
+
+    return analyze_efficiency(
+        run,
+        known_model(run.job, settings.model, settings.source),
+        load_sheet(settings.hardware, settings.source),
+        step_log=results["step_log"],
+        step_time=results["step_time"],
+        memory=results["memory"],
+        waterfall=results["waterfall"],
+        collectives=results["collectives"],
+    )
+
+
 def _results(
     run: Run, measured: Measurements, recorded: RecordResults, profile: FabricFile | None
 ) -> dict[str, Result]:
@@ -184,6 +221,7 @@ def _results(
     from distprof.analyzers.moe.analysis import analyze_moe
     from distprof.analyzers.nccl import analyze_nccl
     from distprof.analyzers.pipeline.analysis import analyze_pipeline
+    from distprof.analyzers.sharding import analyze_sharding
     from distprof.analyzers.stragglers.analysis import analyze_stragglers
     from distprof.analyzers.whatif.analysis import analyze_whatif
 
@@ -206,6 +244,7 @@ def _results(
         "stragglers": stragglers,
         "messages": analyze_messages(measured.analyses),
         "nccl": analyze_nccl(run),
+        "sharding": analyze_sharding(run, measured.analyses, profile),
         "pipeline": analyze_pipeline(run, measured.analyses),
         "idle": measured.idle,
         "kernels": measured.kernels,

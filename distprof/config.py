@@ -11,6 +11,13 @@
     [limits.COM101]
     overlap_ratio = 0.6
 
+    [topology]
+    gpus_per_domain = 72
+
+    [model]
+    preset = "llama3-8b"
+    batch = 512
+
 Unknown keys are errors: a misspelt limit must not be ignored in silence.
 """
 
@@ -29,9 +36,11 @@ from distprof.terms import CollectiveKind
 
 __all__ = [
     "CONFIG_FILE",
+    "MODEL_KEYS",
     "CommunicationConfig",
     "Config",
     "NamePattern",
+    "TopologyConfig",
     "find_config",
     "load_config",
     "parse_communication",
@@ -39,6 +48,19 @@ __all__ = [
 ]
 
 CONFIG_FILE = "distprof.toml"
+
+_COUNTS = (
+    "layers", "hidden", "heads", "kv_heads", "ffn", "vocabulary", "experts", "top_k", "expert_ffn",
+    "sequence", "batch",
+)  # fmt: skip
+_CHOICES = {
+    "precision": ("bf16", "fp16", "fp8", "fp32"),
+    "recomputation": ("none", "selective", "full"),
+}
+MODEL_KEYS = ("preset", "parameters", *_COUNTS, "gated", *_CHOICES)
+"""What the table ``[model]`` may hold."""
+
+_MOST = 10**15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +92,19 @@ class CommunicationConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TopologyConfig:
+    """Scale-up domains: sets of GPUs that a fast fabric such as NVLink joins.
+
+    Args:
+        gpus_per_domain: GPUs of one domain, in order of ranks; None to go by the device's name.
+        domains: Name of a domain to its nodes, by name or pattern (``rack1-*``); empty for none.
+    """
+
+    gpus_per_domain: int | None = None
+    domains: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     """What ``distprof.toml`` says.
 
@@ -79,6 +114,9 @@ class Config:
         hardware: GPUs and links that the hardware sheet lacks, as written; the sheet reads them
             (:func:`distprof.hardware.load_sheet`).
         fabric: File of the fabric profile that runs are held against; empty for none.
+        model: What is trained, for FLOP and MFU: keys of :data:`MODEL_KEYS`, each of its type
+            (:mod:`distprof.planning.known_model` makes a shape of them).
+        topology: Scale-up domains of the cluster.
         source: The file it was read from, empty for the defaults.
     """
 
@@ -86,6 +124,8 @@ class Config:
     limits: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     hardware: Mapping[str, Any] = field(default_factory=dict)
     fabric: str = ""
+    model: Mapping[str, Any] = field(default_factory=dict)
+    topology: TopologyConfig = field(default_factory=TopologyConfig)
     source: str = ""
 
 
@@ -123,7 +163,8 @@ def parse_config(values: Mapping[str, Any], source: str) -> Config:
     Raises:
         UsageError: If a key is unknown or a value has the wrong type; the message names both.
     """
-    _refuse_unknown(values, ("communication", "limits", "hardware", "fabric"), source, "")
+    known = ("communication", "limits", "hardware", "fabric", "model", "topology")
+    _refuse_unknown(values, known, source, "")
     return Config(
         communication=parse_communication(
             _table(values.get("communication", {}), source, "communication"), source
@@ -131,7 +172,23 @@ def parse_config(values: Mapping[str, Any], source: str) -> Config:
         limits=_limits(_table(values.get("limits", {}), source, "limits"), source),
         hardware=_table(values.get("hardware", {}), source, "hardware"),
         fabric=_beside(values.get("fabric", ""), source),
+        model=_model(_table(values.get("model", {}), source, "model"), source),
+        topology=_topology(_table(values.get("topology", {}), source, "topology"), source),
         source=source,
+    )
+
+
+def _topology(values: Mapping[str, Any], source: str) -> TopologyConfig:
+    _refuse_unknown(values, ("gpus_per_domain", "domains"), source, "topology")
+    size = values.get("gpus_per_domain")
+    if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
+        raise UsageError(f"{source}: topology.gpus_per_domain must be a whole number above 0")
+    domains = _table(values.get("domains", {}), source, "topology.domains")
+    for name, nodes in domains.items():
+        if not isinstance(nodes, list) or not all(isinstance(node, str) for node in nodes):
+            raise UsageError(f"{source}: topology.domains.{name} must be a list of nodes' names")
+    return TopologyConfig(
+        gpus_per_domain=size, domains={name: tuple(nodes) for name, nodes in domains.items()}
     )
 
 
@@ -193,6 +250,31 @@ def _regex(value: object, source: str, where: str) -> str:
             f"{source}: {where}: {value!r} is no regular expression: {error}"
         ) from None
     return value
+
+
+def _model(values: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """The table ``[model]``, every value of its type; counts are whole numbers above 0."""
+    _refuse_unknown(values, MODEL_KEYS, source, "model")
+    for key, value in values.items():
+        where = f"{source}: [model] {key}"
+        if key in _CHOICES:
+            if value not in _CHOICES[key]:
+                raise UsageError(f"{where}: {value!r} is none of {', '.join(_CHOICES[key])}")
+        elif key == "preset":
+            if not isinstance(value, str):
+                raise UsageError(f"{where} must be the name of a model, not {value!r}")
+        elif key == "gated":
+            if not isinstance(value, bool):
+                raise UsageError(f"{where} must be true or false, not {value!r}")
+        elif not _is_count(value, whole=key in _COUNTS):
+            raise UsageError(f"{where} must be a number above 0, not {value!r}")
+    return dict(values)
+
+
+def _is_count(value: object, *, whole: bool) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
+        return False
+    return 0 < value <= _MOST
 
 
 def _limits(values: Mapping[str, Any], source: str) -> dict[str, dict[str, float]]:

@@ -1,11 +1,363 @@
-"""How much of the hardware a step uses: model FLOP utilisation, energy, throughput."""
+"""How much of the hardware a step uses: FLOP against the peak, memory against its size.
+
+MFU counts what the model needs, HFU also what is recomputed; both are held against the dense peak
+of all devices (formula sheet, "Computation and communication"). Nothing is counted in the kernels:
+the model's shape says what a token needs, so a job that computes more than it must has a low MFU.
+"""
 
 from __future__ import annotations
 
-from distprof.analyzers.result import Result
+from collections.abc import Mapping
+from typing import Any
 
-__all__ = ["EfficiencyResult"]
+from msgspec.structs import replace
+
+from distprof.analyzers.breakdown import StepTimeResult
+from distprof.analyzers.collectives import CollectivesResult
+from distprof.analyzers.device_memory import DeviceMemory, device_memory
+from distprof.analyzers.memory import MemoryResult
+from distprof.analyzers.result import Result
+from distprof.analyzers.step_log import StepLogResult
+from distprof.analyzers.waterfall import WaterfallResult
+from distprof.costs.memory import activation_bytes_per_token, model_state_bytes
+from distprof.costs.roofline import bound_with_overlap, flop_utilisation, regime, ridge
+from distprof.costs.trained_model import TrainedModel
+from distprof.hardware.recognise import recognise_gpu
+from distprof.hardware.sheet import Gpu, Sheet
+from distprof.run.run import Run
+from distprof.terms import CollectiveKind, MeshAxis
+from distprof.units import NS_PER_S
+
+__all__ = ["EfficiencyResult", "analyze_efficiency"]
+
+CPU = "cpu"
+NO_MODEL = (
+    "the model is not known, so its FLOP are not: say which it is under [model] in distprof.toml"
+)
+_DATA_AXES = frozenset({MeshAxis.DP, MeshAxis.DP_REPLICATE, MeshAxis.DP_SHARD, MeshAxis.WORLD})
+_MESSAGES = frozenset(kind.label for kind in CollectiveKind if kind.is_point_to_point)
 
 
 class EfficiencyResult(Result, frozen=True, kw_only=True):
-    """How much of the hardware a step uses: model FLOP utilisation, energy, throughput."""
+    """How much of the hardware a step uses. None is not known.
+
+    Args:
+        model: For people; empty where nothing says which model it is.
+        model_source: Who says so.
+        parameters: N of the model.
+        flop_per_token: Forward and backward, each product once.
+        tokens_per_step: All ranks together.
+        flop_per_step: Needed by the model, all ranks together.
+        computed_flop_per_step: The same with what is recomputed.
+        step_ns: Median step without a profiler, or of traced steps where no log has others.
+        num_devices: Devices of the job, one for each rank.
+        tokens_per_s_per_device: Tokens over that step.
+        flops_per_device: FLOP per second that the model gets, of one device.
+        device: As its driver calls it; ``cpu`` for ranks without an accelerator.
+        backend: Of the process groups, as the traces say.
+        precision: Whose peak is meant.
+        peak_flops: Dense, of one device, FLOP per second.
+        mfu_ratio: Model FLOP utilisation, 0 to 1.
+        hfu_ratio: The same with what is recomputed.
+        computing_ratio: Computed FLOP over the peak during computation alone, by the traced steps:
+            what remains is kernels that are slow, not time that is lost elsewhere.
+        flop_per_byte: Computed FLOP per byte that a rank sends in collectives.
+        ridge_flop_per_byte: At which computing at the peak takes as long as sending, at the
+            bandwidth that the run's own transfers reach.
+        regime: What bounds a step, by their ratio; empty where one is not known.
+        bound_ratio: Highest share of the peak if communication hid perfectly.
+        recomputation: ``none``, ``selective`` or ``full``; empty where not known.
+        zero_stage: What of the state is sharded, 0 to 3.
+        num_micro_batches: Forward passes of a step.
+        is_data_parallel_only: Whether all axes are data-parallel; None without process groups.
+        unsharded_bytes: Modelled peak of the fullest device if it held the whole state.
+        recomputed_bytes: Modelled size of the activations that recomputation saves, of a rank.
+        memory: Of each rank whose counters are known.
+        assumptions: What the figures rest on, one sentence each.
+    """
+
+    model: str = ""
+    model_source: str = ""
+    parameters: int | None = None
+    flop_per_token: float | None = None
+    tokens_per_step: int | None = None
+    flop_per_step: float | None = None
+    computed_flop_per_step: float | None = None
+    step_ns: int | None = None
+    num_devices: int | None = None
+    tokens_per_s_per_device: float | None = None
+    flops_per_device: float | None = None
+    device: str = ""
+    backend: str = ""
+    precision: str = ""
+    peak_flops: float | None = None
+    mfu_ratio: float | None = None
+    hfu_ratio: float | None = None
+    computing_ratio: float | None = None
+    flop_per_byte: float | None = None
+    ridge_flop_per_byte: float | None = None
+    regime: str = ""
+    bound_ratio: float | None = None
+    recomputation: str = ""
+    zero_stage: int | None = None
+    num_micro_batches: int | None = None
+    is_data_parallel_only: bool | None = None
+    unsharded_bytes: int | None = None
+    recomputed_bytes: int | None = None
+    memory: tuple[DeviceMemory, ...] = ()
+    assumptions: tuple[str, ...] = ()
+
+
+def analyze_efficiency(
+    run: Run,
+    model: TrainedModel | None,
+    sheet: Sheet,
+    *,
+    step_log: StepLogResult,
+    step_time: StepTimeResult,
+    memory: MemoryResult,
+    waterfall: WaterfallResult,
+    collectives: CollectivesResult,
+) -> EfficiencyResult:
+    """Hold what a run did against what its devices can do.
+
+    Args:
+        run: The recording.
+        model: What it trains; None where nothing says.
+        sheet: Of the devices that are known.
+        step_log: Every step by its log.
+        step_time: Traced steps.
+        memory: Counters of each rank.
+        waterfall: Where traced steps went.
+        collectives: What was sent in traced steps.
+    """
+    device = _device(run)
+    gpu = recognise_gpu(sheet, device)
+    named = _known_devices(run, sheet)
+    facts: dict[str, Any] = {
+        "device": device,
+        "backend": _joined({rank.backend for rank in run.ranks}),
+        "num_micro_batches": _micro_batches(step_log),
+        "is_data_parallel_only": _is_data_parallel_only(run),
+        "memory": device_memory(run, memory, named),
+    }
+    if model is None:
+        return EfficiencyResult(**facts, unavailable=(NO_MODEL,) if run.ranks or run.job else ())
+    result = _with_flop(EfficiencyResult(**facts, **_about(model)), model, run, step_log, step_time)
+    result = _with_memory(result, model, step_log)
+    if result.flops_per_device is None:
+        return result
+    return _with_peak(result, model, gpu, waterfall, collectives)
+
+
+def _about(model: TrainedModel) -> dict[str, Any]:
+    return {
+        "model": model.name,
+        "model_source": model.source,
+        "parameters": round(model.parameters),
+        "flop_per_token": model.flop_per_token,
+        "recomputation": model.recomputation,
+        "zero_stage": model.zero_stage,
+        "assumptions": tuple(_assumptions(model)),
+    }
+
+
+def _assumptions(model: TrainedModel) -> list[str]:
+    said = ["6 FLOP per token and parameter that multiplies it; optimizer and norms do not count"]
+    if model.shape is None:
+        said.append("attention and the size of the embedding are not known, and left out or in")
+    elif model.sequence is None:
+        said.append("attention is left out: the sequence's length is not known")
+    else:
+        said.append(f"attention is causal over {model.sequence:,} tokens")
+    if model.recomputation != "none":
+        said.append(f"{model.recomputation} recomputation, as the configuration says")
+    return said
+
+
+def _with_flop(
+    result: EfficiencyResult,
+    model: TrainedModel,
+    run: Run,
+    step_log: StepLogResult,
+    step_time: StepTimeResult,
+) -> EfficiencyResult:
+    """FLOP of a step and of a second; says which of tokens, time and devices is missing."""
+    step_ns, where = step_log.median_ns, "steps without a profiler"
+    if step_ns is None:
+        step_ns, where = step_time.median_ns, "traced steps"
+    tokens, devices = step_log.tokens_per_step, len(step_log.ranks)
+    if tokens is None:
+        tokens, devices = model.tokens_per_step, _world_size(run) or 0
+    why = _missing(tokens, step_ns, devices)
+    if tokens is None or not step_ns or not devices:
+        return replace(result, tokens_per_step=tokens, step_ns=step_ns, unavailable=(why,))
+    per_s = NS_PER_S / step_ns / devices
+    return replace(
+        result,
+        tokens_per_step=tokens,
+        flop_per_step=tokens * model.flop_per_token,
+        computed_flop_per_step=tokens * model.computed_flop_per_token,
+        step_ns=step_ns,
+        num_devices=devices,
+        tokens_per_s_per_device=tokens * per_s,
+        flops_per_device=tokens * model.flop_per_token * per_s,
+        assumptions=(*result.assumptions, f"the time is the median of {where}"),
+    )
+
+
+def _missing(tokens: int | None, step_ns: int | None, devices: int) -> str:
+    if tokens is None:
+        return (
+            "no log counts the tokens of a step: say batch (sequences of a step, all ranks"
+            " together) and sequence under [model] in distprof.toml"
+        )
+    if not step_ns:
+        return "neither a step log nor step marks tell how long a step takes"
+    return "the number of ranks is not known" if not devices else ""
+
+
+def _with_peak(
+    result: EfficiencyResult,
+    model: TrainedModel,
+    gpu: Gpu | None,
+    waterfall: WaterfallResult,
+    collectives: CollectivesResult,
+) -> EfficiencyResult:
+    """MFU, HFU and the roofline; why not, where there is no peak to hold them against."""
+    peak, why = _peak(result.device, model.precision, gpu)
+    if peak is None or result.flop_per_step is None or result.computed_flop_per_step is None:
+        return replace(result, unavailable=(*result.unavailable, why))
+    step_s, devices = (result.step_ns or 0) / NS_PER_S, result.num_devices or 0
+    computed = result.computed_flop_per_step / devices
+    result = replace(
+        result,
+        precision=model.precision,
+        peak_flops=peak,
+        mfu_ratio=flop_utilisation(result.flop_per_step, step_s, devices, peak),
+        hfu_ratio=flop_utilisation(result.computed_flop_per_step, step_s, devices, peak),
+        computing_ratio=_while_computing(computed, peak, waterfall),
+        assumptions=(
+            *result.assumptions,
+            f"matrix products are in {model.precision}, whose dense peak is meant",
+        ),
+    )
+    return _with_roofline(result, computed, peak, collectives)
+
+
+def _peak(device: str, precision: str, gpu: Gpu | None) -> tuple[float | None, str]:
+    if device == CPU:
+        return None, "MFU needs the peak of an accelerator; these ranks compute on a CPU"
+    if gpu is None:
+        name = device or "the device, which the recording does not name,"
+        return None, (
+            f"{name} is not on the hardware sheet, so there is no peak to hold FLOP against: add"
+            ' it under [hardware.gpus."NAME"] in distprof.toml, NAME being words of its name'
+        )
+    if precision == "fp32":
+        return None, "the hardware sheet has no peak of fp32, which depends on TF32 being allowed"
+    if precision == "fp8":
+        return gpu.fp8_flops, f"{gpu.title} has no fp8 on the hardware sheet"
+    return gpu.bf16_flops, ""
+
+
+def _while_computing(computed: float, peak: float, waterfall: WaterfallResult) -> float | None:
+    total, samples = waterfall.all, waterfall.num_ranks * waterfall.num_steps
+    if total is None or not samples or not total.computation_ns:
+        return None
+    return computed / (peak * total.computation_ns / samples / NS_PER_S)
+
+
+def _with_roofline(
+    result: EfficiencyResult, computed: float, peak: float, collectives: CollectivesResult
+) -> EfficiencyResult:
+    """Bytes and times of the classes that have both; none of messages, whose times are waits."""
+    timed = [
+        (record.sent_bytes_per_step, record.transfer_ns_per_step)
+        for record in collectives.classes
+        if record.kind not in _MESSAGES
+    ]
+    known = [(sent, ns) for sent, ns in timed if sent and ns]
+    if not known or len(known) < len(timed):
+        return result
+    sent = sum(sent for sent, _ in known)
+    bend = ridge(peak, sent * NS_PER_S / sum(ns for _, ns in known))
+    return replace(
+        result,
+        flop_per_byte=computed / sent,
+        ridge_flop_per_byte=bend,
+        regime=regime(computed / sent, bend),
+        bound_ratio=bound_with_overlap(computed / sent, bend),
+    )
+
+
+def _with_memory(
+    result: EfficiencyResult, model: TrainedModel, step_log: StepLogResult
+) -> EfficiencyResult:
+    """What sharding and recomputation save, modelled where only data-parallel axes divide it."""
+    used = [rank.allocated_bytes for rank in result.memory if rank.allocated_bytes is not None]
+    if not used or result.is_data_parallel_only is False:
+        return result
+    unsharded = None
+    if model.zero_stage and model.shards:
+        whole = model_state_bytes(model.parameters).total
+        here = model_state_bytes(
+            model.parameters, zero_stage=model.zero_stage, shards=model.shards
+        ).total
+        unsharded = round(max(used) + whole - here)
+    return replace(
+        result, unsharded_bytes=unsharded, recomputed_bytes=_recomputed_bytes(model, step_log)
+    )
+
+
+def _recomputed_bytes(model: TrainedModel, step_log: StepLogResult) -> int | None:
+    """Activations of one micro-batch, those of attention's scores aside."""
+    counts = [
+        (rank.tokens_per_step, rank.num_micro_batches)
+        for rank in step_log.ranks
+        if rank.tokens_per_step and rank.num_micro_batches
+    ]
+    if model.recomputation != "full" or model.shape is None or not counts:
+        return None
+    tokens = max(tokens / batches for tokens, batches in counts if tokens and batches)
+    kept = activation_bytes_per_token(
+        model.shape, model.sequence or 0, recomputation="selective"
+    ) - activation_bytes_per_token(model.shape, model.sequence or 0, recomputation="full")
+    return round(tokens * kept * model.shape.layers)
+
+
+def _device(run: Run) -> str:
+    """The one name that all ranks give; empty where they give several, or none."""
+    traced = {rank.device.name for rank in run.ranks if rank.device.name}
+    told = {entry.device for entry in run.job.ranks if entry.device} if run.job else set()
+    names = traced or told
+    return names.pop() if len(names) == 1 else ""
+
+
+def _known_devices(run: Run, sheet: Sheet) -> Mapping[int, Gpu]:
+    """Rank to what the sheet says of its device."""
+    names = {entry.rank: entry.device for entry in run.job.ranks} if run.job else {}
+    names |= {rank.rank: rank.device.name for rank in run.ranks if rank.device.name}
+    by_name = {name: recognise_gpu(sheet, name) for name in set(names.values())}
+    return {rank: gpu for rank, name in names.items() if (gpu := by_name[name]) is not None}
+
+
+def _joined(words: set[str]) -> str:
+    return ", ".join(sorted(word for word in words if word))
+
+
+def _micro_batches(step_log: StepLogResult) -> int | None:
+    counts = {rank.num_micro_batches for rank in step_log.ranks}
+    return counts.pop() if len(counts) == 1 else None
+
+
+def _world_size(run: Run) -> int | None:
+    return (run.job.world_size if run.job else None) or run.topology.world_size
+
+
+def _is_data_parallel_only(run: Run) -> bool | None:
+    """By run.json's mesh, else by the axes of the process groups."""
+    if run.job is not None and run.job.mesh:
+        return all(axis in _DATA_AXES for axis, size in run.job.mesh.items() if size > 1)
+    axes = {group.axis for group in run.topology.groups if group.axis is not None}
+    return axes <= _DATA_AXES if axes else None

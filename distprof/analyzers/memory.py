@@ -12,6 +12,9 @@ from distprof.schema import Int64Array
 
 __all__ = ["MemoryResult", "RankMemory", "combine_memory", "measure_memory"]
 
+_FEWEST = 8
+"""Samples below which nothing is said of how memory develops."""
+
 
 class RankMemory(Record, frozen=True, kw_only=True):
     """One rank. None: not measurable there, as device memory on a CPU.
@@ -25,6 +28,10 @@ class RankMemory(Record, frozen=True, kw_only=True):
         peak_rss_bytes: Highest resident memory of the process.
         rss_growth_bytes_per_step: Growth of resident memory over the second half of the steps, per
             step; None with fewer than eight samples.
+        num_steady_retries: Those of ``num_retries`` in the second half of the steps, when the
+            allocator has seen every size; None with fewer than eight samples.
+        retry_ns_per_step: Time that steady steps with retries take longer than the median steady
+            step without, over all steady steps; None where either kind is missing, or its times.
     """
 
     rank: int
@@ -34,6 +41,8 @@ class RankMemory(Record, frozen=True, kw_only=True):
     num_retries: int | None
     peak_rss_bytes: int | None
     rss_growth_bytes_per_step: int | None
+    num_steady_retries: int | None = None
+    retry_ns_per_step: int | None = None
 
 
 class MemoryResult(Result, frozen=True, kw_only=True):
@@ -47,6 +56,7 @@ def measure_memory(records: RankRecords) -> RankMemory | None:
     table = records.memory
     if len(table) == 0:
         return None
+    steady, retries = _steady_retries(table["step"], table["num_retries"])
     return RankMemory(
         rank=records.rank,
         num_samples=len(table),
@@ -55,6 +65,8 @@ def measure_memory(records: RankRecords) -> RankMemory | None:
         num_retries=_highest(table["num_retries"]),
         peak_rss_bytes=_highest(table["rss_bytes"]),
         rss_growth_bytes_per_step=_growth(table["step"], table["rss_bytes"]),
+        num_steady_retries=int(retries.sum()) if len(retries) else None,
+        retry_ns_per_step=_lost_in_retries(records, steady, retries),
     )
 
 
@@ -66,6 +78,29 @@ def combine_memory(ranks: Sequence[RankMemory], unavailable: Sequence[str] = ())
 def _highest(values: Int64Array) -> int | None:
     known = values[values >= 0]
     return int(known.max()) if len(known) else None
+
+
+def _steady_retries(step: Int64Array, total: Int64Array) -> tuple[Int64Array, Int64Array]:
+    """Steps of the second half, and the retries in each; empty where too few tell."""
+    known = total >= 0
+    step, total = step[known], total[known]
+    half = len(step) // 2
+    if half < _FEWEST // 2:
+        return step[:0], total[:0]
+    return step[half:], np.maximum(np.diff(total), 0)[half - 1 :]
+
+
+def _lost_in_retries(records: RankRecords, steps: Int64Array, retries: Int64Array) -> int | None:
+    """By the step log, whose profiled steps do not count."""
+    log = records.step_log
+    _, of_log, of_memory = np.intersect1d(log["step"], steps, return_indices=True)
+    plain = ~log["is_traced"][of_log]
+    duration = (log["end_ns"] - log["start_ns"])[of_log][plain]
+    retried = retries[of_memory][plain] > 0
+    if not retried.any() or retried.all():
+        return None
+    longer = duration[retried] - int(np.median(duration[~retried]))
+    return max(0, int(longer.sum()) // len(duration))
 
 
 def _growth(step: Int64Array, size: Int64Array) -> int | None:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from distprof.analyzers.matched import segment_median
 from distprof.analyzers.result import Record, Result
+from distprof.analyzers.stalls import PeriodicStall, find_periodic_stalls
 from distprof.run.records import RankRecords
 from distprof.schema import Int64Array, Table
 from distprof.units import NS_PER_S
@@ -47,6 +48,8 @@ class RankStepLog(Record, frozen=True, kw_only=True):
         phases: Phase to its median time per step; several of one name in a step are added up.
         first_loss: First that was logged.
         last_loss: Last that was logged.
+        tokens_per_step: Median of plain steps, None where no tokens are logged.
+        num_micro_batches: The same of forward passes.
     """
 
     rank: int
@@ -64,6 +67,8 @@ class RankStepLog(Record, frozen=True, kw_only=True):
     phases: dict[str, int]
     first_loss: float | None
     last_loss: float | None
+    tokens_per_step: int | None = None
+    num_micro_batches: int | None = None
 
 
 class StepLogResult(Result, frozen=True, kw_only=True):
@@ -84,6 +89,8 @@ class StepLogResult(Result, frozen=True, kw_only=True):
         last_loss: Mean over the ranks that have one.
         ranks: One row per rank.
         plain_ns: Durations of the last plain steps, at most some hundreds, in order of time.
+        tokens_per_step: All ranks together, None unless every logging rank counts them.
+        stalls: Work that comes back every so many steps and makes them longer on all ranks.
     """
 
     num_steps: int = 0
@@ -100,6 +107,8 @@ class StepLogResult(Result, frozen=True, kw_only=True):
     last_loss: float | None = None
     ranks: tuple[RankStepLog, ...] = ()
     plain_ns: tuple[int, ...] = ()
+    tokens_per_step: int | None = None
+    stalls: tuple[PeriodicStall, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +156,8 @@ def measure_step_log(records: RankRecords) -> StepLog | None:
         phases=_phases(records, plain),
         first_loss=float(losses[0]) if len(losses) else None,
         last_loss=float(losses[-1]) if len(losses) else None,
+        tokens_per_step=_median_count(log["tokens"][plain]),
+        num_micro_batches=_median_count(log["num_micro_batches"][plain]),
     )
     return StepLog(
         row=row,
@@ -178,6 +189,8 @@ def combine_step_logs(logs: Sequence[StepLog], unavailable: Sequence[str] = ()) 
         last_loss=_mean([row.last_loss for row in rows]),
         ranks=rows,
         plain_ns=tuple(plain[-MAX_STEPS_KEPT:].tolist()),
+        tokens_per_step=_tokens_per_step(rows),
+        stalls=find_periodic_stalls(*_shared_durations(logs)),
         unavailable=tuple(unavailable),
     )
 
@@ -197,6 +210,27 @@ def _plain(traced: NDArray[np.bool_]) -> NDArray[np.bool_]:
 
 def _median(values: Int64Array) -> int | None:
     return int(np.median(values)) if len(values) else None
+
+
+def _median_count(values: Int64Array) -> int | None:
+    return _median(values[values >= 0])
+
+
+def _tokens_per_step(rows: Sequence[RankStepLog]) -> int | None:
+    counts = [row.tokens_per_step for row in rows if row.tokens_per_step is not None]
+    return sum(counts) if len(counts) == len(rows) else None
+
+
+def _shared_durations(logs: Sequence[StepLog]) -> tuple[Int64Array, Int64Array]:
+    """Steps that are plain on every rank, and how long each is on the rank that took least."""
+    step = np.concatenate([log.step for log in logs])
+    distinct, index, count = np.unique(step, return_inverse=True, return_counts=True)
+    plain = np.ones(len(distinct), dtype=np.bool_)
+    np.logical_and.at(plain, index, np.concatenate([log.is_plain for log in logs]))
+    shortest = np.full(len(distinct), np.iinfo(np.int64).max)
+    np.minimum.at(shortest, index, np.concatenate([log.duration_ns for log in logs]))
+    kept = plain & (count == len(logs))
+    return distinct[kept], shortest[kept]
 
 
 def _p95(values: Int64Array) -> int | None:

@@ -11,6 +11,7 @@ from distprof.report.views.communication import (
     stragglers_table,
 )
 from distprof.report.views.device import idle_table, kernels_table, speed_table, sync_table
+from distprof.report.views.efficiency import efficiency_table
 from distprof.report.views.job import job_table
 from distprof.report.views.moe import (
     exchanges_table,
@@ -74,6 +75,7 @@ _TABLES: tuple[Callable[..., TableView | None], ...] = (
     pauses_table,
     kernels_table,
     speed_table,
+    efficiency_table,
     telemetry_table,
     memory_table,
     training_table,
