@@ -1,11 +1,426 @@
-"""Where ranks and process groups lie on nodes, scale-up domains and network cards."""
+"""Where ranks and process groups lie on nodes, scale-up domains and network cards.
+
+Nodes are those of the run's topology; where no trace tells them, those of NCCL's log. A scale-up
+domain is a set of GPUs that a fast fabric joins: by the configuration, else by the hardware sheet
+(NVL72 spans hosts), else a node. Only what is placed for sure is counted: a group of which a
+member's node is unknown is left out.
+
+Source:
+    Formula sheet, "Choosing a strategy" and "Anti-patterns".
+"""
 
 from __future__ import annotations
 
-from distprof.analyzers.result import Result
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
-__all__ = ["PlacementResult"]
+import numpy as np
+from numpy.typing import NDArray
+
+from distprof.analyzers.collectives import CollectiveClass, CollectivesResult, group_label
+from distprof.analyzers.network_cards import CardPath, card_paths
+from distprof.analyzers.result import Record, Result
+from distprof.analyzers.scale_up import Domains, find_domains
+from distprof.config import TopologyConfig
+from distprof.hardware.sheet import Sheet
+from distprof.run.nccl_log import NcclCommunicator, NcclLog
+from distprof.run.run import Run
+from distprof.run.topology import ProcessGroup
+from distprof.terms import CollectiveKind, MeshAxis
+
+__all__ = ["PlacedAxis", "PlacedMachine", "PlacedNode", "PlacementResult", "analyze_placement"]
+
+BLOCKED, CYCLIC, IRREGULAR = "blocked", "cyclic", "irregular"
+_MAX_RANK = 1 << 18
+
+
+class PlacedNode(Record, frozen=True, kw_only=True):
+    """A node, its ranks, and the scale-up domains that they are in."""
+
+    node: str
+    ranks: tuple[int, ...]
+    domains: tuple[str, ...]
+
+
+class PlacedAxis(Record, frozen=True, kw_only=True):
+    """Process groups of one axis and size, and where they lie.
+
+    Times and bytes are means per rank and step over the collectives of the axis; None where no
+    time line tells.
+
+    Args:
+        axis: Mesh axis, or the groups' name where none is known.
+        size: Ranks of a group.
+        num_groups: Groups of which every member's node is known.
+        num_nodes: Nodes that a group spans, the most of all.
+        least_nodes: The fewest of all.
+        num_domains: Scale-up domains that a group spans, the most of all.
+        least_domains: The fewest of all.
+        most_on_node: Members of a group on one node, the most.
+        least_on_node: The fewest, of nodes that hold any.
+        stride: Distance between neighbouring members where it is the same throughout.
+        nodes_if_blocked: Nodes that a group would span if each node held consecutive ranks, the
+            most of all; None where not all ranks' nodes are known.
+        could_fit: Whether a group is no larger than a domain.
+        tier: Slowest kind of link that a group needs: ``inside a node``, ``inside a domain``
+            (of several hosts) or ``between domains``.
+        sent_bytes_per_step: What a rank sends.
+        exposed_transfer_ns_per_step: Transfer that computation does not hide; several classes may
+            be exposed at the same time.
+        exchange_ns_per_step: Of that, all-to-all.
+        ranks: Members of groups that span most domains.
+    """
+
+    axis: str
+    size: int
+    num_groups: int
+    num_nodes: int
+    least_nodes: int
+    num_domains: int
+    least_domains: int
+    most_on_node: int
+    least_on_node: int
+    stride: int | None = None
+    nodes_if_blocked: int | None = None
+    could_fit: bool = False
+    tier: str = ""
+    sent_bytes_per_step: float | None = None
+    exposed_transfer_ns_per_step: int | None = None
+    exchange_ns_per_step: int | None = None
+    ranks: tuple[int, ...] = ()
+
+
+class PlacedMachine(Record, frozen=True, kw_only=True):
+    """A machine by ``nvidia-smi topo -m``; ``host`` is empty where it stands for every node.
+
+    Args:
+        host: Its name.
+        num_gpus: GPUs.
+        islands: GPUs that NVLink joins, as numbers; one island of all is the usual machine.
+        cards: Network cards.
+    """
+
+    host: str
+    num_gpus: int
+    islands: tuple[tuple[int, ...], ...]
+    cards: tuple[str, ...]
 
 
 class PlacementResult(Result, frozen=True, kw_only=True):
-    """Where ranks and process groups lie on nodes, scale-up domains and network cards."""
+    """Nodes, domains, groups on them, and GPUs' paths to network cards.
+
+    Args:
+        origin: How nodes were found: ``run.json``, ``host_name``, ``launcher``, ``device_count``,
+            ``NCCL's log``; empty where they are not known.
+        domain_origin: How scale-up domains were found, for people; empty where not known.
+        domain_size: Ranks of the largest domain; None where not known.
+        num_domains: Domains.
+        scale_up_bandwidth: Of the device by the hardware sheet, bytes per second and direction.
+        order: How ranks are numbered over nodes: ``blocked`` node by node, ``cyclic`` in turn,
+            ``irregular``; None where not all nodes are known, or there is one.
+        is_whole: Whether every rank of the job is on a known node.
+        nodes: In order of their first ranks.
+        axes: Groups by axis and size, most sent bytes first.
+        machines: As the user showed them.
+        cards: Paths of GPUs to network cards, where a machine is known.
+    """
+
+    origin: str = ""
+    domain_origin: str = ""
+    domain_size: int | None = None
+    num_domains: int | None = None
+    scale_up_bandwidth: float | None = None
+    order: str | None = None
+    is_whole: bool = False
+    nodes: tuple[PlacedNode, ...] = ()
+    axes: tuple[PlacedAxis, ...] = ()
+    machines: tuple[PlacedMachine, ...] = ()
+    cards: tuple[CardPath, ...] = ()
+
+
+def analyze_placement(
+    run: Run,
+    collectives: CollectivesResult,
+    topology: TopologyConfig | None = None,
+    sheet: Sheet | None = None,
+) -> PlacementResult:
+    """Place ranks and groups.
+
+    Args:
+        run: The recording.
+        collectives: Its class table.
+        topology: Domains as the user has them.
+        sheet: Devices by name, with what the user added; None to know none.
+
+    Returns:
+        The result; ``unavailable`` says what is not known, and what was assumed.
+    """
+    nodes, origin = _nodes(run)
+    machines = tuple(
+        PlacedMachine(host=m.host, num_gpus=len(m.gpus), islands=m.islands, cards=m.cards)
+        for m in run.machines
+    )
+    if not nodes:
+        return PlacementResult(
+            machines=machines,
+            cards=card_paths(run, nodes),
+            unavailable=("Which node ranks run on is not known.",),
+        )
+    domains = find_domains(run, nodes, topology or TopologyConfig(), sheet)
+    domain_of = domains.of_rank
+    places = _Places.of(nodes, domains, _world_size(run))
+    axes = [
+        axis
+        for members in _by_axis(_groups(run)).values()
+        if (axis := _placed(members, places, domains, collectives)) is not None
+    ]
+    return PlacementResult(
+        origin=origin,
+        domain_origin=domains.origin,
+        domain_size=domains.size,
+        num_domains=len(domains.ranks),
+        scale_up_bandwidth=domains.bandwidth,
+        order=places.order,
+        is_whole=places.is_whole,
+        nodes=tuple(
+            PlacedNode(
+                node=name,
+                ranks=ranks,
+                domains=tuple(dict.fromkeys(domain_of[rank] for rank in ranks)),
+            )
+            for name, ranks in nodes.items()
+        ),
+        axes=tuple(sorted(axes, key=lambda axis: (-(axis.sent_bytes_per_step or 0), axis.axis))),
+        machines=machines,
+        cards=card_paths(run, nodes),
+        unavailable=(*domains.notes, *_split_machines(machines)),
+    )
+
+
+def _split_machines(machines: Iterable[PlacedMachine]) -> Iterator[str]:
+    """Machines whose GPUs NVLink does not join, one sentence each."""
+    for machine in machines:
+        if len(machine.islands) > 1:
+            where = f" of {machine.host}" if machine.host else ""
+            yield (
+                f"NVLink does not join all GPUs{where}: {len(machine.islands)} parts of "
+                f"{machine.num_gpus} GPUs are joined by PCIe."
+            )
+
+
+def _nodes(run: Run) -> tuple[dict[str, tuple[int, ...]], str]:
+    """Nodes in order of their first ranks, and how they were found."""
+    found: Mapping[str, Iterable[int]] = run.topology.nodes
+    origin: str = run.topology.node_origin
+    if not found and run.nccl is not None:
+        found, origin = _nodes_of_log(run.nccl), "NCCL's log"
+    usable = {
+        name: tuple(sorted({rank for rank in ranks if 0 <= rank < _MAX_RANK}))
+        for name, ranks in found.items()
+    }
+    ordered = {name: ranks for name, ranks in sorted(usable.items(), key=lambda n: n[1]) if ranks}
+    return ordered, origin if ordered else ""
+
+
+def _nodes_of_log(log: NcclLog) -> dict[str, list[int]]:
+    """Host to ranks, by each process's rank: as the log's name says, or of the whole job."""
+    nodes: dict[str, list[int]] = defaultdict(list)
+    for process, rank in _ranks_of_log(log).items():
+        nodes[log.processes[process].host].append(rank)
+    return nodes
+
+
+def _ranks_of_log(log: NcclLog) -> dict[int, int]:
+    """Process to global rank; of logs that do not tell, the rank in the largest communicator."""
+    told = {i: p.rank for i, p in enumerate(log.processes) if p.rank is not None}
+    if told:
+        return told
+    largest = max(log.communicators, key=lambda one: one.num_ranks, default=None)
+    if largest is None or not largest.is_certain:
+        return {}
+    return {m.process: m.rank for m in largest.members if 0 <= m.process < len(log.processes)}
+
+
+def _world_size(run: Run) -> int | None:
+    return run.topology.world_size or (run.nccl.world_size if run.nccl is not None else None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """A process group: its axis or name, and its members."""
+
+    axis: str
+    size: int
+    ranks: tuple[int, ...]
+
+
+def _groups(run: Run) -> list[_Group]:
+    """Groups of the traces; without any, communicators of NCCL's log."""
+    groups = [_Group(_label(g), len(g.ranks), g.ranks) for g in run.topology.groups if g.ranks]
+    if groups or run.nccl is None:
+        return groups
+    ranks = _ranks_of_log(run.nccl)
+    return [
+        _Group(_log_label(one, run.nccl), one.num_ranks, members)
+        for one in run.nccl.communicators
+        if one.is_certain
+        and len(
+            members := tuple(sorted(ranks[m.process] for m in one.members if m.process in ranks))
+        )
+        == one.num_ranks
+    ]
+
+
+def _log_label(one: NcclCommunicator, log: NcclLog) -> str:
+    return MeshAxis.WORLD.value if one.num_ranks == log.world_size else "communicator"
+
+
+def _label(group: ProcessGroup) -> str:
+    return group.axis.value if group.axis else group_label(group.name, group.description)
+
+
+def _by_axis(groups: Iterable[_Group]) -> dict[tuple[str, int], list[_Group]]:
+    """Groups of two or more ranks, each set of members once."""
+    found: dict[tuple[str, int], dict[tuple[int, ...], _Group]] = defaultdict(dict)
+    for group in groups:
+        if group.size > 1:
+            found[group.axis, group.size][group.ranks] = group
+    return {key: list(members.values()) for key, members in found.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """Nodes and domains of ranks as arrays, -1 where not known.
+
+    Args:
+        node: int32 per rank.
+        domain: int32 per rank.
+        blocked: Node per rank if nodes held consecutive ranks; None where not all are known.
+        order: How ranks are numbered over nodes.
+        is_whole: Whether every rank of the job has a node.
+    """
+
+    node: NDArray[np.int32]
+    domain: NDArray[np.int32]
+    blocked: NDArray[np.int32] | None
+    order: str | None
+    is_whole: bool
+
+    @staticmethod
+    def of(nodes: Mapping[str, Sequence[int]], domains: Domains, world_size: int | None) -> _Places:
+        """Arrays as long as the highest rank needs."""
+        length = max(max(ranks) for ranks in nodes.values()) + 1
+        node = _array(nodes.values(), length)
+        is_whole = length == world_size and bool((node >= 0).all())
+        sizes = np.array([len(ranks) for ranks in nodes.values()])
+        blocked = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes) if is_whole else None
+        order = None if blocked is None or len(sizes) < 2 else _order(node, sizes, blocked)
+        return _Places(node, _array(domains.ranks.values(), length), blocked, order, is_whole)
+
+
+def _array(parts: Iterable[Sequence[int]], length: int) -> NDArray[np.int32]:
+    """Index of the part that each rank is in."""
+    found = np.full(length, -1, np.int32)
+    for index, ranks in enumerate(parts):
+        found[list(ranks)] = index
+    return found
+
+
+def _order(node: NDArray[np.int32], sizes: NDArray[np.int_], blocked: NDArray[np.int32]) -> str:
+    if bool((node == blocked).all()):
+        return BLOCKED
+    in_turn = np.arange(len(node)) % len(sizes)
+    return CYCLIC if bool((sizes == sizes[0]).all() and (node == in_turn).all()) else IRREGULAR
+
+
+def _placed(
+    groups: Sequence[_Group], places: _Places, domains: Domains, collectives: CollectivesResult
+) -> PlacedAxis | None:
+    """Where groups of one axis and size lie; None where no group is known completely."""
+    known = [
+        members
+        for group in groups
+        if group.ranks[-1] < len(places.node)
+        and ((members := np.array(group.ranks)) >= 0).all()
+        and (places.node[members] >= 0).all()
+    ]
+    if not known:
+        return None
+    axis, size = groups[0].axis, groups[0].size
+    counts = [np.unique(places.node[members], return_counts=True)[1] for members in known]
+    spans = [len(np.unique(places.domain[members])) for members in known]
+    widest = max(spans)
+    traffic = _traffic(collectives, axis, size)
+    most_nodes = max(len(count) for count in counts)
+    return PlacedAxis(
+        axis=axis,
+        size=size,
+        num_groups=len(known),
+        num_nodes=most_nodes,
+        least_nodes=min(len(count) for count in counts),
+        num_domains=widest,
+        least_domains=min(spans),
+        most_on_node=max(int(count.max()) for count in counts),
+        least_on_node=min(int(count.min()) for count in counts),
+        stride=_stride(known),
+        nodes_if_blocked=_most_blocked(known, places),
+        could_fit=size <= domains.size,
+        tier=_tier(most_nodes, widest),
+        ranks=_ranks_of(
+            members for members, span in zip(known, spans, strict=True) if span == widest
+        ),
+        sent_bytes_per_step=traffic.sent,
+        exposed_transfer_ns_per_step=traffic.exposed,
+        exchange_ns_per_step=traffic.exchange,
+    )
+
+
+def _stride(groups: Sequence[NDArray[np.int_]]) -> int | None:
+    steps = np.unique(np.concatenate([np.diff(members) for members in groups]))
+    return int(steps[0]) if len(steps) == 1 else None
+
+
+def _most_blocked(groups: Sequence[NDArray[np.int_]], places: _Places) -> int | None:
+    if places.blocked is None:
+        return None
+    return max(len(np.unique(places.blocked[members])) for members in groups)
+
+
+def _tier(num_nodes: int, num_domains: int) -> str:
+    if num_nodes == 1 and num_domains == 1:
+        return "inside a node"
+    return "inside a domain" if num_domains == 1 else "between domains"
+
+
+def _ranks_of(groups: Iterable[NDArray[np.int_]]) -> tuple[int, ...]:
+    return tuple(sorted({int(rank) for members in groups for rank in members}))
+
+
+@dataclass(frozen=True, slots=True)
+class _Traffic:
+    """What collectives of an axis send and expose, per rank and step; None where not known."""
+
+    sent: float | None
+    exposed: int | None
+    exchange: int | None
+
+
+def _traffic(collectives: CollectivesResult, axis: str, size: int) -> _Traffic:
+    classes = [
+        record
+        for record in collectives.classes
+        if (record.axis or record.group) == axis and record.group_size in (size, None)
+    ]
+    sent = [c.sent_bytes_per_step for c in classes if c.sent_bytes_per_step is not None]
+    timed = [c for c in classes if c.exposed_wait_ns_per_step is not None]
+    exchange = [c for c in timed if c.kind == CollectiveKind.ALL_TO_ALL.label]
+    return _Traffic(
+        sent=sum(sent) if sent else None,
+        exposed=sum(map(_exposed_transfer, timed)) if timed else None,
+        exchange=sum(map(_exposed_transfer, exchange)) if timed else None,
+    )
+
+
+def _exposed_transfer(record: CollectiveClass) -> int:
+    return (record.exposed_ns_per_step or 0) - (record.exposed_wait_ns_per_step or 0)

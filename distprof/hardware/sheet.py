@@ -35,6 +35,8 @@ _GPU_KEYS = (
     "memory_tb_per_s",
     "memory_gb",
     "scale_up_gb_per_s",
+    "gpus_per_domain",
+    "domain_spans_hosts",
 )
 _LINK_KEYS = ("title", "gb_per_s", "latency_us")
 _BANDWIDTH = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kMGT]?)(b|bit|B)(?:/s|ps)")
@@ -53,6 +55,9 @@ class Gpu:
         memory_bandwidth: Bytes per second of its own memory.
         memory_bytes: Size of its own memory.
         scale_up_bandwidth: Bytes per second and direction to its neighbours in the fast domain.
+        gpus_per_domain: GPUs of a fast domain as usually built; None where it has none, or where
+            that is not known.
+        domain_spans_hosts: Whether such a domain spans hosts, as NVL72 does.
     """
 
     name: str
@@ -62,6 +67,8 @@ class Gpu:
     memory_bandwidth: float
     memory_bytes: float
     scale_up_bandwidth: float
+    gpus_per_domain: int | None = None
+    domain_spans_hosts: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,6 +173,8 @@ def _gpu(name: str, table: Mapping[str, Any], where: str) -> Gpu:
         memory_bandwidth=1e12 * _number(table, "memory_tb_per_s", where),
         memory_bytes=1e9 * _number(table, "memory_gb", where),
         scale_up_bandwidth=1e9 * _number(table, "scale_up_gb_per_s", where),
+        gpus_per_domain=_domain(table, where),
+        domain_spans_hosts=bool(table.get("domain_spans_hosts", False)),
     )
 
 
@@ -177,6 +186,15 @@ def _link(name: str, table: Mapping[str, Any], where: str) -> Link:
         bandwidth=1e9 * _number(table, "gb_per_s", where),
         latency_s=1e-6 * _number(table, "latency_us", where),
     )
+
+
+def _domain(table: Mapping[str, Any], where: str) -> int | None:
+    if "gpus_per_domain" not in table:
+        return None
+    size = _number(table, "gpus_per_domain", where)
+    if size != int(size):
+        raise UsageError(f"{where}: gpus_per_domain must be a whole number, not {size!r}")
+    return int(size)
 
 
 def _named(tables: object, where: str) -> dict[str, Mapping[str, Any]]:

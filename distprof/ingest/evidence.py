@@ -11,7 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from distprof.errors import InputError
+from distprof.ingest.machine import fits_machine, read_machine
 from distprof.ingest.nccl_log import fits_nccl_log, read_nccl_log
+from distprof.run.machine import Machines
 from distprof.run.nccl_log import NcclLog
 from distprof.run.run import Gap, Run
 
@@ -64,7 +66,16 @@ def _with_nccl(run: Run, log: NcclLog) -> Run:
     return replace(run, nccl=log, gaps=(*run.gaps, *gaps))
 
 
+def _with_machines(run: Run, found: Machines) -> Run:
+    """Of a host that two files show, the later one counts."""
+    gaps = tuple(Gap(what="damaged", message=note) for note in found.notes)
+    again = {machine.host for machine in found.machines} - {""}
+    kept = tuple(machine for machine in run.machines if machine.host not in again)
+    return replace(run, machines=(*kept, *found.machines), gaps=(*run.gaps, *gaps))
+
+
 COMPANIONS: tuple[Companion, ...] = (
     Companion("a log of NCCL", fits_nccl_log, read_nccl_log, _with_nccl),
+    Companion("output of nvidia-smi topo -m", fits_machine, read_machine, _with_machines),
 )
 """In the order in which they are asked."""

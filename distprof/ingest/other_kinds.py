@@ -11,10 +11,12 @@ from dataclasses import dataclass, replace
 
 from distprof.ingest.assemble import assemble_run
 from distprof.ingest.expert_counts import fits_expert_counts, read_expert_counts
+from distprof.ingest.machine import fits_machine, read_machine
 from distprof.ingest.nccl_log import fits_nccl_log, read_nccl_log
 from distprof.ingest.operation_table import fits_operation_table, read_operation_table
 from distprof.ingest.pipeline_timeline import fits_pipeline_timeline, read_pipeline_timeline
 from distprof.run.expert_counts import ExpertCounts
+from distprof.run.machine import Machines
 from distprof.run.nccl_log import NcclLog
 from distprof.run.operations import OperationLog
 from distprof.run.run import Gap, Run
@@ -32,7 +34,7 @@ class OtherKind:
     """
 
     fits: Callable[[str], bool]
-    read: Callable[[str], OperationLog | ExpertCounts | NcclLog]
+    read: Callable[[str], OperationLog | ExpertCounts | NcclLog | Machines]
 
 
 KINDS: tuple[OtherKind, ...] = (
@@ -40,6 +42,7 @@ KINDS: tuple[OtherKind, ...] = (
     OtherKind(fits_operation_table, read_operation_table),
     OtherKind(fits_pipeline_timeline, read_pipeline_timeline),
     OtherKind(fits_nccl_log, read_nccl_log),
+    OtherKind(fits_machine, read_machine),
 )
 
 
@@ -55,12 +58,14 @@ def open_other(source: str) -> Run | None:
     return None
 
 
-def _run_of(source: str, content: OperationLog | ExpertCounts | NcclLog) -> Run:
-    what = "damaged" if isinstance(content, NcclLog) else "assumed"
+def _run_of(source: str, content: OperationLog | ExpertCounts | NcclLog | Machines) -> Run:
+    what = "damaged" if isinstance(content, NcclLog | Machines) else "assumed"
     gaps = [Gap(what=what, message=note) for note in content.notes]
     run = assemble_run(source, (), gaps, may_be_empty=True)
     if isinstance(content, ExpertCounts):
         return replace(run, expert_counts=content)
     if isinstance(content, NcclLog):
         return replace(run, nccl=content)
+    if isinstance(content, Machines):
+        return replace(run, machines=content.machines)
     return replace(run, operations=content)

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distprof.artefacts.run_file import RunFile
+from distprof.ingest.launchers import nodes_of_launcher
 from distprof.ingest.metadata import axis_of
 from distprof.run.places import (
     MAX_WORLD_SIZE,
@@ -39,10 +40,10 @@ GroupKey = tuple[str, tuple[int, ...], int | None]
 def build_topology(ranks: Sequence[Rank], job: RunFile | None = None) -> Topology:
     """Nodes and groups of a run.
 
-    Nodes are what run.json says; without it they come from host names; without them from device
-    counts, by the convention of launchers that ranks are numbered node by node; else they are
-    unknown. Groups are those that the ranks list and those that their collectives name; the same
-    name with the same members is one group.
+    Nodes are what run.json says; without it they come from host names; without them from variables
+    that a launcher set, or from device counts, by the convention of launchers that ranks are
+    numbered node by node; else they are unknown. Groups are those that the ranks list and those
+    that their collectives name; the same name with the same members is one group.
 
     Args:
         ranks: Ranks of the run, ascending.
@@ -54,11 +55,23 @@ def build_topology(ranks: Sequence[Rank], job: RunFile | None = None) -> Topolog
     nodes, origin = _nodes(ranks, world_size)
     groups = _groups(ranks, world_size)
     if job is not None:
-        told = nodes_of_job(job)
-        nodes, origin = (told, "run.json") if told else (nodes, origin)
+        nodes, origin = _told_nodes(job, world_size, origin) or (nodes, origin)
         places = coordinates_of(job)
         groups = tuple(with_axis(group, places) for group in groups)
     return Topology(world_size=world_size, nodes=nodes, node_origin=origin, groups=groups)
+
+
+def _told_nodes(
+    job: RunFile, world_size: int | None, found: NodeOrigin
+) -> tuple[Mapping[str, tuple[int, ...]], NodeOrigin] | None:
+    """What run.json says of nodes: rank by rank, or by what a launcher set where nobody says."""
+    told = nodes_of_job(job)
+    if told:
+        return told, "run.json"
+    if found == "host_name":
+        return None
+    launched = nodes_of_launcher(job.environment, world_size)
+    return (launched, "launcher") if launched else None
 
 
 def world_size_of(ranks: Sequence[Rank]) -> int | None:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from distprof.artefacts.rank_file import ErrorFile
 from distprof.artefacts.run_file import RunFile
 from distprof.run.expert_counts import ExpertCounts
+from distprof.run.machine import Machine
 from distprof.run.nccl_log import NcclLog
 from distprof.run.operations import OperationLog
 from distprof.run.records import RecordSource
@@ -326,6 +327,7 @@ class Run:
         operations: Operations as another tool logged them; None for traces.
         expert_counts: Tokens per expert as somebody counted them; None for traces.
         nccl: What NCCL's logs tell; None without one.
+        machines: How devices of the nodes are joined, as the user showed it; empty without.
     """
 
     source: str
@@ -342,6 +344,7 @@ class Run:
     operations: OperationLog | None = None
     expert_counts: ExpertCounts | None = None
     nccl: NcclLog | None = None
+    machines: tuple[Machine, ...] = ()
 
     def __repr__(self) -> str:
         """One line: the ranks hold whole tables."""

@@ -10,7 +10,7 @@ from distprof.terms import MeshAxis
 
 __all__ = ["ProcessGroup", "Topology"]
 
-NodeOrigin = Literal["host_name", "device_count", "run.json", "unknown"]
+NodeOrigin = Literal["host_name", "device_count", "run.json", "launcher", "unknown"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,214 @@
+"""Output of ``nvidia-smi topo -m``: how GPUs and network cards of a machine are joined.
+
+Taken as people save it: with the terminal's escape codes, of one host or of many, one after
+another or line by line behind the host's name, and with other output around it.
+"""
+
+from __future__ import annotations
+
+import gzip
+import re
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from distprof.errors import InputError
+from distprof.ingest.job.files import Folder
+from distprof.run.machine import Machine, Machines
+
+__all__ = ["fits_machine", "parse_machines", "read_machine"]
+
+MAX_BYTES = 1 << 26
+MAX_DEVICES = 512
+_SNIFFED_BYTES = 1 << 18
+_LONGEST_LINE = 1 << 16
+_ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_PREFIX = r"(?:(?P<prefix>[A-Za-z0-9][\w.\-]{0,252}|\[[\d,]{1,30}\]<\w{1,12}>):)?"
+_HEADER = re.compile(
+    _PREFIX
+    + r"\s+(?P<names>GPU0(?:\s+(?!(?:X|NV\d+|PIX|PXB|PHB|NODE|SYS)\b)[A-Za-z][\w.\-]*)*?)"
+    + r"\s*(?:CPU Affinity.*)?"
+)
+_LINE = re.compile(_PREFIX + r"(?P<rest>.*)")
+_GPU = re.compile(r"GPU\d{1,4}")
+_CARD_NAME = re.compile(r"\s*(NIC\d{1,4}):\s*([\w.:\-]{1,64})\s*")
+_PATH = re.compile(r"X|NV\d{1,3}|PIX|PXB|PHB|NODE|SYS|N/A")
+_HOST = re.compile(
+    r"[=#*\-\s]*(?P<label>(?:host(?:name)?|node)\s*[:=]\s*)?"
+    r"(?P<host>[A-Za-z0-9][\w.\-]{0,252}?):?[=#*\-\s]*",
+    re.IGNORECASE,
+)
+_DAMAGE = (OSError, EOFError, zlib.error, ValueError)
+_RULER = re.compile(r"[=#*\-\s]*")
+
+
+def fits_machine(source: str) -> bool:
+    """Whether a source begins with a matrix of ``nvidia-smi topo -m``; other output may precede."""
+    try:
+        start = _read(source, _SNIFFED_BYTES)
+    except (*_DAMAGE, ImportError):
+        return False
+    if b"GPU0" not in start or start.lstrip()[:1] in (b"{", b"["):
+        return False
+    return bool(parse_machines(start.decode("utf-8", "replace")).machines)
+
+
+def read_machine(source: str) -> Machines:
+    """Read a file of one or many machines.
+
+    Args:
+        source: Path or fsspec URL.
+
+    Raises:
+        InputError: If it cannot be opened or holds no matrix.
+    """
+    try:
+        data = _read(source, MAX_BYTES)
+    except _DAMAGE as error:
+        raise InputError(
+            source,
+            expected="output of nvidia-smi topo -m",
+            found=str(error),
+            fix="check the name",
+        ) from error
+    found = parse_machines(data.decode("utf-8", "replace"))
+    if not found.machines:
+        raise InputError(
+            source,
+            expected="output of nvidia-smi topo -m",
+            found="; ".join(found.notes) or "no matrix of GPUs",
+            fix="save what `nvidia-smi topo -m` prints on each host, the host's name before it",
+        )
+    return found
+
+
+def parse_machines(text: str) -> Machines:
+    """The machines that a text shows; none where it holds no matrix."""
+    lines = [
+        _CONTROL.sub("", _ESCAPE.sub("", line[:_LONGEST_LINE])).rstrip()
+        for line in text.splitlines()
+    ]
+    headers = [match for line in lines if (match := _HEADER.fullmatch(line))]
+    prefixes = {match["prefix"] for match in headers} - {None}
+    blocks: dict[str, list[_Block]] = {}
+    before: dict[str, str] = {}  # the last line of each host's output that is no ruler
+    for line in lines:
+        prefix, rest = _split(line, prefixes)
+        header = _HEADER.fullmatch(line)
+        if header is not None:
+            host = _host_of(prefix) or _host_named(before.get(prefix, ""))
+            blocks.setdefault(prefix, []).append(_Block(host, header["names"].split()))
+        elif prefix in blocks:
+            blocks[prefix][-1].take(rest)
+        if not _RULER.fullmatch(rest):
+            before[prefix] = rest
+    every = [block for several in blocks.values() for block in several]
+    notes = tuple(note for block in every for note in block.notes())
+    machines = dict.fromkeys(block.machine() for block in every if block.is_whole)  # each once
+    return Machines(machines=tuple(machines), notes=notes)
+
+
+@dataclass
+class _Block:
+    """One matrix while it is read.
+
+    Args:
+        host: Host name, empty where unknown.
+        names: Devices in the order of the columns.
+    """
+
+    host: str
+    names: list[str]
+    rows: dict[str, list[str]] = field(default_factory=dict)
+    beside: dict[str, list[str]] = field(default_factory=dict)
+    card_names: dict[str, str] = field(default_factory=dict)
+
+    def take(self, line: str) -> None:
+        """One more line of the same host's output; what is no row and no legend is passed over."""
+        legend = _CARD_NAME.fullmatch(line)
+        if legend is not None:
+            self.card_names.setdefault(legend[1], legend[2])
+            return
+        name, *cells = line.split() or [""]
+        width = len(self.names)
+        if name not in self.names or name in self.rows or width > MAX_DEVICES:
+            return
+        if len(cells) >= width and all(_PATH.fullmatch(cell) for cell in cells[:width]):
+            self.rows[name] = cells[:width]
+            self.beside[name] = cells[width:]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every GPU has its row."""
+        gpus = [name for name in self.names if _GPU.fullmatch(name)]
+        unique = len(set(self.names)) == len(self.names)
+        return unique and len(self.names) <= MAX_DEVICES and all(g in self.rows for g in gpus)
+
+    def notes(self) -> Iterable[str]:
+        """What is wrong with it."""
+        if not self.is_whole:
+            where = f" of {self.host}" if self.host else ""
+            yield f"A matrix of nvidia-smi topo -m{where} lacks rows of GPUs and is left out."
+
+    def machine(self) -> Machine:
+        """The machine, GPUs before cards."""
+        gpus = [name for name in self.names if _GPU.fullmatch(name)]
+        cards = [name for name in self.names if not _GPU.fullmatch(name)]
+        order = [self.names.index(name) for name in (*gpus, *cards)]
+        links = tuple(self._row(name, order) for name in (*gpus, *cards))
+        return Machine(
+            host=self.host,
+            gpus=tuple(gpus),
+            cards=tuple(self.card_names.get(name, name) for name in cards),
+            links=links,
+            cpus=tuple(_cell(self.beside[name], 0) for name in gpus),
+            numa=tuple(_cell(self.beside[name], 1) for name in gpus),
+        )
+
+    def _row(self, name: str, order: Sequence[int]) -> tuple[str, ...]:
+        """A row in the order of devices; a card without one has what the GPUs' rows say."""
+        row = self.rows.get(name)
+        if row is None:
+            column = self.names.index(name)
+            row = [self.rows[other][column] if other in self.rows else "" for other in self.names]
+        return tuple("" if row[column] == "N/A" else row[column] for column in order)
+
+
+def _split(line: str, prefixes: set[str]) -> tuple[str, str]:
+    """The host's name before a line, if headers have it too, and the rest."""
+    match = _LINE.fullmatch(line)
+    if match is not None and match["prefix"] in prefixes:
+        return match["prefix"], match["rest"]
+    return "", line
+
+
+def _host_of(prefix: str) -> str:
+    """A launcher's prefix that is a name; a task's number is none."""
+    return "" if not prefix or prefix.isdecimal() or prefix.startswith("[") else prefix
+
+
+def _host_named(line: str) -> str:
+    """The host that a line before a matrix names; empty for other lines."""
+    match = _HOST.fullmatch(line)
+    if match is None:
+        return ""
+    is_name = bool(match["label"]) or any(c.isdigit() for c in match["host"])
+    return match["host"] if is_name and not match["host"].isdecimal() else ""
+
+
+def _cell(cells: Sequence[str], index: int) -> str:
+    text = cells[index] if index < len(cells) else ""
+    return "" if text == "N/A" else text
+
+
+def _read(source: str, most: int) -> bytes:
+    parent, _, name = source.rpartition("/")
+    folder = Folder(parent or ("/" if source.startswith("/") else "."))
+    with folder.open(name) as stream:
+        start = stream.read(2)
+        stream.seek(0)
+        if start == b"\x1f\x8b":
+            with gzip.GzipFile(fileobj=stream) as unpacked:
+                return unpacked.read(most)
+        return stream.read(most)
