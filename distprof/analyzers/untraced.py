@@ -46,6 +46,8 @@ def _origin(run: Run) -> str:
         return run.operations.origin
     if run.expert_counts is not None:
         return "table of expert counts"
+    if run.devices is not None and run.nccl is None and run.job is None:
+        return "file of sensors or errors of devices"
     if run.machines and run.nccl is None and run.job is None:
         return "output of nvidia-smi topo -m"
     return "log of NCCL" if run.nccl is not None and run.job is None else ""

@@ -13,6 +13,8 @@ from typing import Any
 from distprof.errors import InputError
 from distprof.ingest.machine import fits_machine, read_machine
 from distprof.ingest.nccl_log import fits_nccl_log, read_nccl_log
+from distprof.ingest.sensors.join import with_device_log
+from distprof.ingest.sensors.read import fits_device_log, read_device_log
 from distprof.run.machine import Machines
 from distprof.run.nccl_log import NcclLog
 from distprof.run.run import Gap, Run
@@ -76,6 +78,7 @@ def _with_machines(run: Run, found: Machines) -> Run:
 
 COMPANIONS: tuple[Companion, ...] = (
     Companion("a log of NCCL", fits_nccl_log, read_nccl_log, _with_nccl),
+    Companion("sensors or errors of devices", fits_device_log, read_device_log, with_device_log),
     Companion("output of nvidia-smi topo -m", fits_machine, read_machine, _with_machines),
 )
 """In the order in which they are asked."""

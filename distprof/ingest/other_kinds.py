@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from distprof.ingest.assemble import assemble_run
 from distprof.ingest.expert_counts import fits_expert_counts, read_expert_counts
@@ -15,6 +16,8 @@ from distprof.ingest.machine import fits_machine, read_machine
 from distprof.ingest.nccl_log import fits_nccl_log, read_nccl_log
 from distprof.ingest.operation_table import fits_operation_table, read_operation_table
 from distprof.ingest.pipeline_timeline import fits_pipeline_timeline, read_pipeline_timeline
+from distprof.ingest.sensors.read import fits_device_log, read_device_log
+from distprof.run.device_log import DeviceLog
 from distprof.run.expert_counts import ExpertCounts
 from distprof.run.machine import Machines
 from distprof.run.nccl_log import NcclLog
@@ -22,6 +25,8 @@ from distprof.run.operations import OperationLog
 from distprof.run.run import Gap, Run
 
 __all__ = ["OtherKind", "open_other"]
+
+Content: TypeAlias = OperationLog | ExpertCounts | NcclLog | DeviceLog | Machines
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +39,7 @@ class OtherKind:
     """
 
     fits: Callable[[str], bool]
-    read: Callable[[str], OperationLog | ExpertCounts | NcclLog | Machines]
+    read: Callable[[str], Content]
 
 
 KINDS: tuple[OtherKind, ...] = (
@@ -42,6 +47,7 @@ KINDS: tuple[OtherKind, ...] = (
     OtherKind(fits_operation_table, read_operation_table),
     OtherKind(fits_pipeline_timeline, read_pipeline_timeline),
     OtherKind(fits_nccl_log, read_nccl_log),
+    OtherKind(fits_device_log, read_device_log),
     OtherKind(fits_machine, read_machine),
 )
 
@@ -58,12 +64,14 @@ def open_other(source: str) -> Run | None:
     return None
 
 
-def _run_of(source: str, content: OperationLog | ExpertCounts | NcclLog | Machines) -> Run:
-    what = "damaged" if isinstance(content, NcclLog | Machines) else "assumed"
+def _run_of(source: str, content: Content) -> Run:
+    what = "damaged" if isinstance(content, NcclLog | DeviceLog | Machines) else "assumed"
     gaps = [Gap(what=what, message=note) for note in content.notes]
     run = assemble_run(source, (), gaps, may_be_empty=True)
     if isinstance(content, ExpertCounts):
         return replace(run, expert_counts=content)
+    if isinstance(content, DeviceLog):
+        return replace(run, devices=content)
     if isinstance(content, NcclLog):
         return replace(run, nccl=content)
     if isinstance(content, Machines):

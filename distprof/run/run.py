@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from distprof.artefacts.rank_file import ErrorFile
 from distprof.artefacts.run_file import RunFile
+from distprof.run.device_log import DeviceLog
 from distprof.run.expert_counts import ExpertCounts
 from distprof.run.machine import Machine
 from distprof.run.nccl_log import NcclLog
@@ -18,6 +19,7 @@ from distprof.run.operations import OperationLog
 from distprof.run.records import RecordSource
 from distprof.run.tables import RankTables
 from distprof.run.topology import ProcessGroup, Topology
+from distprof.run.training_log import TrainingLog
 from distprof.schema import Int64Array, Table
 from distprof.terms import StepSource
 from distprof.units import name_ranks
@@ -327,6 +329,8 @@ class Run:
         operations: Operations as another tool logged them; None for traces.
         expert_counts: Tokens per expert as somebody counted them; None for traces.
         nccl: What NCCL's logs tell; None without one.
+        training_log: What the training program printed of its iterations; None without a log.
+        devices: What sensor files and logs of drivers tell; None without one.
         machines: How devices of the nodes are joined, as the user showed it; empty without.
     """
 
@@ -344,6 +348,8 @@ class Run:
     operations: OperationLog | None = None
     expert_counts: ExpertCounts | None = None
     nccl: NcclLog | None = None
+    training_log: TrainingLog | None = None
+    devices: DeviceLog | None = None
     machines: tuple[Machine, ...] = ()
 
     def __repr__(self) -> str:

@@ -1,0 +1,220 @@
+"""Sensors of devices beside a recording: which rank each is of, and when its samples were taken."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import PurePosixPath
+from typing import TypeVar
+
+from distprof.ingest.sensors.places import Places
+from distprof.ingest.sensors.zone import Recorded, Zone, find_zone, recorded
+from distprof.run.device_log import (
+    DeviceEvent,
+    DeviceLinks,
+    DeviceLog,
+    DeviceSeries,
+    name_of_device,
+)
+from distprof.run.records import RankRecords, RecordSource
+from distprof.run.run import Gap, Run
+from distprof.schema import Table
+from distprof.units import NS_PER_S, name_ranks
+
+__all__ = ["JoinedRecords", "with_device_log"]
+
+_Placed = TypeVar("_Placed", DeviceSeries, DeviceEvent, DeviceLinks)
+
+NEAR_NS = 3_600 * NS_PER_S
+"""An error this long before or after the recording is told with it."""
+
+_LOCAL_NS = 14 * 3_600 * NS_PER_S
+"""A local time is at most so far from UTC."""
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedRecords:
+    """A rank's records with sensors from a file, where its own probes recorded none.
+
+    Args:
+        rank: Global rank.
+        telemetry: TELEMETRY, on the rank's own clock.
+        origin: Where it comes from, for people.
+        own: The rank's own records; None for bare traces.
+    """
+
+    rank: int
+    telemetry: Table = field(repr=False)
+    origin: str
+    own: RecordSource | None = None
+
+    def load(self) -> RankRecords:
+        """Read the rank's own records and put the sensors beside them."""
+        own = self.own.load() if self.own is not None else RankRecords(rank=self.rank)
+        if len(own.telemetry):
+            return own
+        about = {**own.about, "telemetry": {"origin": self.origin}}
+        return replace(own, telemetry=self.telemetry, about=about)
+
+
+def with_device_log(run: Run, log: DeviceLog) -> Run:
+    """The run with what the files tell of its devices.
+
+    A series whose device or time cannot be told for sure is kept as that of a device without a
+    rank; gaps say so. Errors of long before or after the recording are left out and counted.
+
+    Args:
+        run: The recording.
+        log: What was read.
+    """
+    places, when = Places.of(run), recorded(run)
+    hosts = {file: _host_in(file, places) for file in log.files}
+    series = [_placed(one, places, hosts) for one in log.series]
+    zones, notes = _zones(log, when)
+    timed = [_timed(one, zones.get((one.file, one.clock))) for one in series]
+    joined = [one for one in timed if one.rank is not None]
+    events = [_placed(event, places, hosts) for event in log.events]
+    near, notes_on_events = _near(events, when)
+    merged = replace(
+        log,
+        series=tuple(timed),
+        events=tuple(near),
+        links=tuple(_placed(links, places, hosts) for links in log.links),
+    )
+    gaps = [Gap(what="damaged", message=note) for note in log.notes]
+    gaps += [Gap(what="assumed", message=note) for note in (*notes, *notes_on_events)]
+    gaps += _unplaced(series)
+    before = (run.devices,) if run.devices is not None else ()
+    return replace(
+        run,
+        devices=DeviceLog.merged([*before, merged]),
+        records={**run.records, **_records(run, joined)},
+        gaps=(*run.gaps, *gaps),
+    )
+
+
+def _placed(one: _Placed, places: Places, hosts: dict[str, str]) -> _Placed:
+    """With its host, where the file's name tells it, and its rank."""
+    host = one.host or hosts.get(one.file, "")
+    bus = "" if isinstance(one, DeviceLinks) else one.bus_id
+    if isinstance(one, DeviceEvent) and one.kind == "fabric":
+        return replace(one, host=host)
+    return replace(one, host=host, rank=places.rank_of(host, one.index, bus, one.uuid))
+
+
+def _host_in(file: str, places: Places) -> str:
+    """The node whose name stands in a file's name, where that is one alone."""
+    name = PurePosixPath(file).name
+    found = [
+        node
+        for node in places.nodes
+        if node and re.search(rf"(?<![A-Za-z0-9]){re.escape(node)}(?![A-Za-z0-9])", name)
+    ]
+    return found[0] if len(found) == 1 else ""
+
+
+def _zones(log: DeviceLog, when: Recorded | None) -> tuple[dict[tuple[str, str], Zone], list[str]]:
+    """File and clock to how its times relate to those of the recording."""
+    zones: dict[tuple[str, str], Zone] = {}
+    notes = []
+    for file, clock in dict.fromkeys((one.file, one.clock) for one in log.series):
+        if clock == "none":
+            notes.append(
+                f"Samples in {file} have no times: they are joined as figures of the whole job, "
+                "and not laid on the time line."
+            )
+            continue
+        times = [one.table["t_ns"] for one in log.series if (one.file, one.clock) == (file, clock)]
+        zone = find_zone(clock, times, when, log.written_ns.get(file)) if when else None
+        if zone is None:
+            notes.append(_no_zone(file, is_local=clock != "epoch", is_known=when is not None))
+            continue
+        zones[file, clock] = zone
+        if zone.text:
+            notes.append(
+                f"Times in {file} are {zone.text}, as its samples then cover the recording."
+            )
+    return zones, notes
+
+
+def _no_zone(file: str, *, is_local: bool, is_known: bool) -> str:
+    if not is_known:
+        return f"Samples in {file} are not joined: the recording does not tell when it was."
+    why = "in no time zone, or in several, do they" if is_local else "they do not"
+    fix = "; write the zone behind each time (Z, +02:00) if they are of it" if is_local else ""
+    return f"Samples in {file} are not joined: {why} cover the time of the recording{fix}."
+
+
+def _timed(one: DeviceSeries, zone: Zone | None) -> DeviceSeries:
+    """With times since the epoch; without a rank where its times are of another recording."""
+    if one.clock == "none":
+        return one
+    if zone is None:
+        return replace(one, rank=None)
+    table = one.table.with_columns(t_ns=one.table["t_ns"] + zone.shift_ns)
+    return replace(one, table=table, clock="epoch")
+
+
+def _records(run: Run, joined: Iterable[DeviceSeries]) -> dict[int, RecordSource]:
+    """Rank to its records with sensors: those with times first, of these the longest."""
+    best: dict[int, DeviceSeries] = {}
+    for one in joined:
+        if one.rank is None:
+            continue
+        known = best.get(one.rank)
+        if known is None or _worth(one) > _worth(known):
+            best[one.rank] = one
+    return {
+        rank: JoinedRecords(
+            rank=rank,
+            telemetry=one.table,
+            origin=f"{one.file}, {name_of_device(one.host, one.index, one.bus_id, one.uuid)}",
+            own=run.records.get(rank),
+        )
+        for rank, one in sorted(best.items())
+    }
+
+
+def _worth(one: DeviceSeries) -> tuple[bool, int]:
+    return one.clock != "none", len(one.table)
+
+
+def _near(events: list[DeviceEvent], when: Recorded | None) -> tuple[list[DeviceEvent], list[str]]:
+    """Errors that may be of the recording, and how many are not."""
+    near = [event for event in events if when is None or _is_near(event, when)]
+    far = len(events) - len(near)
+    if not far:
+        return near, []
+    several = f"{far:,} errors are" if far > 1 else "One error is"
+    return near, [f"{several} of another time than the recording, and left out."]
+
+
+def _is_near(event: DeviceEvent, when: Recorded) -> bool:
+    if event.t_ns is None:
+        return True
+    slack = NEAR_NS + (_LOCAL_NS if event.clock == "local" else 0)
+    return bool(when.start_ns - slack <= event.t_ns <= when.end_ns + slack)
+
+
+def _unplaced(series: Iterable[DeviceSeries]) -> list[Gap]:
+    without = {
+        name_of_device(one.host, one.index, one.bus_id, one.uuid): one
+        for one in series
+        if one.rank is None
+    }
+    placed = {one.rank for one in series if one.rank is not None}
+    if not without:
+        return []
+    some = ", ".join(list(without)[:4]) + (", …" if len(without) > 4 else "")
+    several = "s" if len(without) > 1 else ""
+    with_rank = f"; {name_ranks(placed)} have theirs" if placed else ""
+    return [
+        Gap(
+            what="unplaced-devices",
+            message=(
+                f"Which rank ran on {len(without)} device{several} of the sensor files ({some}) is "
+                f"not known{with_rank}."
+            ),
+        )
+    ]
