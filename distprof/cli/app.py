@@ -28,6 +28,7 @@ ENTRY_POINT_GROUP = "distprof.commands"
 
 _VERBS = {
     "analyze": "Where each step's time goes, who caused it, what a fix is worth.",
+    "compare": "What changed between two runs, and where the difference lies.",
     "report": "Show a saved report again, in any format.",
     "rule": "Explain a rule: what it detects, its cost, its fix.",
     "hang": "Which ranks the others wait for where a job is stuck.",
@@ -35,6 +36,14 @@ _VERBS = {
     "plan": "Which layouts fit a model on a cluster, and what each costs.",
     "doctor": "Check this installation: versions, extras, cache, device.",
 }
+
+_STARTING = {
+    "run": "Train a reference workload of one parallelism, under probes.",
+    "capture": "Record your own program, unchanged, and report on it.",
+    "attach": "Look into a running or hung job: state, stacks, a profile now.",
+    "bench": "Measure how fast collectives are here.",
+}
+"""Verbs that start or enter training processes; an installation without them lacks the names."""
 
 
 class ExitCode(IntEnum):
@@ -86,7 +95,10 @@ class _Verbs(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         """List the verbs by what is known of them without importing them."""
         rows = list(_VERBS.items())
-        rows += [(name, f"From {package}.") for name, package in _other_verbs().items()]
+        rows += [
+            (name, _STARTING.get(name, f"From {package}."))
+            for name, package in _other_verbs().items()
+        ]
         with formatter.section("Commands"):
             formatter.write_dl(rows)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from distprof.artefacts import REPORT_SCHEMA
 from distprof.errors import InputError, UsageError
 
-__all__ = ["check_source", "single_source"]
+__all__ = ["check_comparable", "check_source", "single_source"]
 
 _HEAD_BYTES = 200
 _MAX_ENTRIES = 10_000
@@ -38,16 +38,29 @@ def check_source(source: str) -> None:
     Raises:
         InputError: With the names that come near, or the command that shows a report.
     """
+    _check_path(source, expected="a trace, a folder or glob of traces, or a run directory")
+    _refuse_saved_report(Path(source), source)
+
+
+def check_comparable(source: str) -> None:
+    """As :func:`check_source`, where a saved report is as good as what it was made of.
+
+    Raises:
+        InputError: With the names that come near.
+    """
+    _check_path(source, expected="a run directory, a saved report, or traces")
+
+
+def _check_path(source: str, *, expected: str) -> None:
     if "://" in source or any(character in source for character in "*?["):
         return
     path = Path(source)
     if _exists(path):
         _refuse_what_cannot_be_read_twice(path, source)
-        _refuse_saved_report(path, source)
         return
     raise InputError(
         source,
-        expected="a trace, a folder or glob of traces, or a run directory",
+        expected=expected,
         found="nothing of that name",
         fix=_near_names(path) or "check the path; a URL needs its scheme, such as s3://",
     )
@@ -72,12 +85,12 @@ def _refuse_what_cannot_be_read_twice(path: Path, source: str) -> None:
 
 
 def _refuse_saved_report(path: Path, source: str) -> None:
-    if not path.is_file():
-        return
     try:
+        if not path.is_file():
+            return
         with path.open("rb") as stream:
             head = stream.read(_HEAD_BYTES)
-    except OSError:
+    except (OSError, ValueError):
         return  # the reader says what is wrong with it
     if f'"{REPORT_SCHEMA}"'.encode() in head:
         raise InputError(

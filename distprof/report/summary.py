@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from distprof.analyzers.job import JobFault
 from distprof.artefacts.summary_file import Fingerprint, StepParts, SummaryFile
 from distprof.report.model import Report
 from distprof.units import NS_PER_S
@@ -54,10 +55,15 @@ def _fingerprint(report: Report) -> Fingerprint:
         workload=job.workload or " ".join(job.command),
         strategy=run.strategy or "",
         mesh=run.mesh,
-        config=job.config,
+        config={**job.config, **_injected(job.faults)},
         versions={**run.versions, "distprof": report.distprof_version},
         environment=job.environment,
     )
+
+
+def _injected(faults: Sequence[JobFault]) -> dict[str, str]:
+    """Faults are part of what was run."""
+    return {"faults": ", ".join(fault.text for fault in faults)} if faults else {}
 
 
 def _traced_steps(report: Report) -> tuple[int, ...]:

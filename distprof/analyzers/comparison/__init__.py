@@ -1,0 +1,1 @@
+"""What changed between two runs, and where the difference of their steps lies."""

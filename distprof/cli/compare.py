@@ -1,0 +1,49 @@
+"""``distprof compare``: two runs side by side."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+
+from distprof.cli.app import ExitCode
+from distprof.cli.options import debug_option, output_options
+from distprof.cli.output import Output, check_format, deliver, note
+from distprof.cli.source import check_comparable
+
+__all__ = ["compare"]
+
+
+@click.command()
+@click.argument("first", metavar="FIRST")
+@click.argument("second", metavar="SECOND")
+@output_options
+@debug_option
+def compare(first: str, second: str, **output_options: Any) -> int:
+    """Show what changed from one run to another, and where the difference of their steps lies.
+
+    FIRST and SECOND are run directories, saved reports, or traces as distprof analyze takes them.
+    They may be of unlike hardware and size: what is not like for like is said.
+
+    \b
+      distprof compare runs/before runs/after
+      distprof compare baseline.json runs/mine --format md -o comparison.md
+    """  # noqa: D301 - click reads it
+    output = Output(**output_options)
+    output.check()
+    from distprof.ingest.executor import import_numpy
+
+    import_numpy()  # before anything else does
+    from distprof.report.comparison_reporters import COMPARISON_REPORTERS, compare_reports
+    from distprof.summaries import open_report
+
+    check_format(COMPARISON_REPORTERS, output, what="a comparison")
+    reports = []
+    for source in (first, second):
+        check_comparable(source)
+        note(f"reading {source}", quiet=output.quiet or not sys.stderr.isatty())
+        reports.append(open_report(source))
+    comparison = compare_reports(reports[0], reports[1], names=(first, second))
+    deliver(COMPARISON_REPORTERS, comparison, output, what="a comparison")
+    return ExitCode.FINE

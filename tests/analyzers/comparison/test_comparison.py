@@ -1,0 +1,160 @@
+"""What changed between two runs."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import distprof
+from distprof.analyzers.collectives import CollectiveClass, CollectivesResult
+from distprof.analyzers.comparison.analysis import FoundProblem, Side, compare
+from distprof.analyzers.kernels import KernelRow, KernelsResult
+from distprof.artefacts.summary_file import Fingerprint, StepParts, SummaryFile
+from distprof.report.comparison_reporters import compare_reports
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+
+
+def parts(span, **some):
+    names = [name for name in StepParts.__struct_fields__ if name not in ("span_ns", "other_ns")]
+    values = {name: some.get(name, 0) for name in names}
+    return StepParts(span_ns=span, other_ns=span - sum(values.values()), **values)
+
+
+def kernel(name, total_ns, count=10, kind="computation"):
+    return KernelRow(
+        name=name,
+        kind=kind,
+        count=count,
+        total_ns=total_ns,
+        median_ns=total_ns // max(count, 1),
+        slowest_rank=None,
+        spread=None,
+    )
+
+
+def collective(axis="dp", group_size=4, size=1_000, exposed=100, wait=40, **fields):
+    values = dict.fromkeys(CollectiveClass.__struct_fields__)
+    values |= {"kind": "all_reduce", "group": axis, "axis": axis, "group_size": group_size}
+    values |= {"bytes": size, "count": 20, "num_matched": 20}
+    values |= {"exposed_ns_per_step": exposed, "exposed_wait_ns_per_step": wait}
+    return CollectiveClass(**values | fields)
+
+
+def side(*, kernels=(), collectives=(), problems=(), **summary):
+    fields = {"distprof_version": "1", "created_ns": 1, "source": "here", "step_ns": (100,) * 9}
+    return Side(
+        summary=SummaryFile(**fields | summary),
+        kernels=KernelsResult(categories=(), kernels=tuple(kernels), ranks=()),
+        num_windows=10,
+        collectives=CollectivesResult(num_ranks=2, num_steps=5, classes=tuple(collectives)),
+        problems=tuple(problems),
+    )
+
+
+def changes(first, second):
+    return compare(first, second, version="1")
+
+
+def test_the_change_of_the_step_is_the_sum_of_the_changes_of_its_parts():
+    first = side(parts=parts(1_000, computation_ns=700, exposed_transfer_ns=200))
+    second = side(parts=parts(1_300, computation_ns=710, exposed_transfer_ns=450))
+    found = changes(first, second).parts
+    assert sum(part.change_ns for part in found) == 300
+    assert {p.part: p.change_ns for p in found if p.change_ns} == {
+        "computation": 10,
+        "exposed_transfer": 250,
+        "other": 40,
+    }
+
+
+def test_kernels_are_counted_per_rank_and_step_and_the_largest_change_comes_first():
+    first = side(kernels=[kernel("gemm", 10_000), kernel("norm", 1_000), kernel("old", 500)])
+    second = side(kernels=[kernel("gemm", 10_100), kernel("norm", 3_000), kernel("new", 700)])
+    found = changes(first, second).kernels
+    assert [(k.name, k.state, k.change_ns) for k in found] == [
+        ("norm", "slower", 200),
+        ("new", "appeared", 70),
+        ("old", "vanished", -50),
+        ("gemm", "alike", 10),
+    ]
+
+
+def test_a_kernel_that_may_be_in_the_folded_rest_is_not_called_vanished():
+    first = side(kernels=[kernel("gemm", 10_000), kernel("rare", 500)])
+    second = side(kernels=[kernel("gemm", 10_000), kernel("(7 other kernels)", 900, kind="other")])
+    (rare,) = [k for k in changes(first, second).kernels if k.name == "rare"]
+    assert (rare.state, rare.change_ns) == ("unlisted", 0)
+
+
+def test_collectives_of_one_size_are_compared_by_size():
+    first = side(collectives=[collective(size=10, exposed=50), collective(size=20, exposed=70)])
+    second = side(collectives=[collective(size=10, exposed=90), collective(size=20, exposed=70)])
+    found = changes(first, second).collectives
+    assert [(c.bytes, c.state, c.change_ns) for c in found] == [
+        (10, "slower", 40),
+        (20, "alike", 0),
+    ]
+
+
+def test_of_groups_of_unlike_sizes_all_classes_are_added_up():
+    first = side(collectives=[collective(size=10, exposed=50), collective(size=20, exposed=70)])
+    second = side(collectives=[collective(group_size=8, size=5, exposed=200)])
+    (found,) = changes(first, second).collectives
+    assert (found.bytes, found.first_exposed_ns, found.second_exposed_ns) == (None, 120, 200)
+    assert found.first_busbw_bytes_per_s is None
+
+
+def test_unknown_exposure_is_no_change():
+    first = side(collectives=[collective(exposed=None)])
+    (found,) = changes(first, side(collectives=[collective(exposed=90)])).collectives
+    assert (found.state, found.change_ns) == ("unlisted", 0)
+
+
+def test_findings_that_are_new_come_first():
+    first = side(problems=[FoundProblem("COM101", "low-overlap", 5), FoundProblem("A1", "a", 9)])
+    second = side(problems=[FoundProblem("COM101", "low-overlap", 7), FoundProblem("B1", "b", 1)])
+    found = [(f.code, f.state) for f in changes(first, second).findings]
+    assert found == [("B1", "new"), ("COM101", "both"), ("A1", "gone")]
+
+
+def test_another_device_is_not_like_for_like():
+    first = side(fingerprint=Fingerprint(device="A"))
+    comparison = changes(first, side(fingerprint=Fingerprint(device="B")))
+    assert not comparison.is_alike
+    assert comparison.differences[0].forbids
+
+
+def test_steps_under_a_profiler_are_not_compared_with_others():
+    traced = side(is_traced=True, step_ns=(200,) * 9, parts=parts(200))
+    plain = side(step_ns=(100,) * 9, parts=parts(180))
+    comparison = changes(traced, plain)
+    assert comparison.step.second_ns == 180
+    assert comparison.step.trend == "unknown"
+    assert "traced" in comparison.unavailable[0]
+
+
+@pytest.mark.parametrize("name", ["job/gloo-hsdp-4ranks", "kineto/dlrm-v100-8gpu"])
+def test_a_report_compared_with_itself_shows_no_change(name):
+    report = distprof.analyze(GOLDEN / name)
+    comparison = compare_reports(report, report)
+    assert comparison.is_alike
+    assert comparison.step.change_ns == 0
+    assert all(part.change_ns == 0 for part in comparison.parts)
+    assert all(kernel.state in ("alike", "unlisted") for kernel in comparison.kernels)
+    assert all(one.change_ns == 0 for one in comparison.collectives)
+    assert {finding.state for finding in comparison.findings} <= {"both"}
+
+
+def test_a_comparison_survives_being_saved():
+    comparison = changes(side(kernels=[kernel("a", 1)]), side(parts=parts(5)))
+    saved = msgspec.json.encode(comparison)
+    assert msgspec.json.decode(saved, type=type(comparison)) == comparison
+
+
+def test_sides_without_anything_are_compared():
+    empty = replace(side(step_ns=()), num_windows=0)
+    comparison = changes(empty, empty)
+    assert comparison.step.trend == "unknown"
+    assert comparison.kernels == ()
