@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from distprof import artefacts
-from distprof.artefacts import RANK_SCHEMA, RUN_SCHEMA
+from distprof.artefacts import RANK_SCHEMA, RUN_SCHEMA, SETTINGS_SCHEMA
 from distprof.artefacts.fabric_file import FABRIC_FILE, FABRIC_SCHEMA, FabricFile
 from distprof.artefacts.rank_file import ErrorFile, RankFile
 from distprof.artefacts.records import (
@@ -23,6 +23,7 @@ from distprof.artefacts.records import (
     StepRecord,
 )
 from distprof.artefacts.run_file import ExitFile, RunFile
+from distprof.artefacts.settings_file import SettingsFile
 from distprof.report.json_schema import DIALECT, describe
 from distprof.report.schema_page import section
 
@@ -95,6 +96,12 @@ SCHEMAS = (
         schema="distprof.pauses/1",
         kinds=(Header, Pause),
         about="Garbage collection and waits for input.",
+    ),
+    Format(
+        file=artefacts.SETTINGS_FILE,
+        schema=SETTINGS_SCHEMA,
+        kinds=(SettingsFile,),
+        about="How data loaders, parallel modules, optimizers and threads are set up.",
     ),
     Format(
         file=artefacts.CLOCK_FILE,

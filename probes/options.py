@@ -40,6 +40,7 @@ class ProbeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         flight_recorder: Save torch's Flight Recorder after the window and on errors.
         flight_entries: Collectives that it remembers; only where the user has not said.
         pauses: Record garbage collections and waits for input.
+        settings: Read once how data loaders, parallel modules and optimizers are set up.
         pipeline_marks: Mark the work of pipeline stages in the trace.
         moe_routing: Record tokens per expert.
         clock: Exchange time stamps with rank 0.
@@ -69,6 +70,7 @@ class ProbeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     flight_recorder: bool = True
     flight_entries: _Positive = 20_000
     pauses: bool = True
+    settings: bool = True
     pipeline_marks: bool = True
     moe_routing: bool = True
     clock: bool = True

@@ -31,6 +31,7 @@ _PROBES: tuple[tuple[str, str, str], ...] = (
     ("memory", "memory", "probes.memory"),
     ("nvml", "nvml", "probes.nvml"),
     ("pauses", "pauses", "probes.pauses"),
+    ("settings", "settings", "probes.settings"),
     ("pipeline_marks", "pipeline_marks", "probes.pipeline_marks"),
     ("moe_routing", "moe_routing", "probes.moe_routing"),
     ("clock", "clock", "probes.clock"),

@@ -40,6 +40,7 @@ _PROBES_SHOWN = (
     "memory",
     "flight_recorder",
     "pauses",
+    "settings",
     "pipeline_marks",
     "moe_routing",
     "clock",

@@ -28,6 +28,7 @@ from distprof.artefacts import (
     RANK_DIR_FORMAT,
     RANK_FILE,
     RUN_FILE,
+    SETTINGS_FILE,
     STEPS_FILE,
     TRACE_FILE,
 )
@@ -43,6 +44,7 @@ from distprof.artefacts.records import (
     StepRecord,
 )
 from distprof.artefacts.run_file import ProbeStatus, RankEntry, RunFile
+from distprof.artefacts.settings_file import SettingsFile
 
 MS = 1_000_000
 START_NS = 1_750_000_000_000_000_000
@@ -125,6 +127,11 @@ class JobFolder:
 
     def moe(self, rank: int, *records: MoeRecord) -> JobFolder:
         return self.lines(rank, MOE_FILE, records)
+
+    def settings(self, rank: int, **fields: Any) -> JobFolder:
+        data = msgspec.json.encode(SettingsFile(rank=rank, **fields))
+        (self.rank_dir(rank) / SETTINGS_FILE).write_bytes(data)
+        return self
 
     def pauses(self, rank: int, *records: Pause) -> JobFolder:
         return self.lines(rank, PAUSES_FILE, records)

@@ -13,6 +13,7 @@ from distprof.artefacts.records import (
     Pause,
 )
 from distprof.artefacts.run_file import Exit, Failure, Fault, Overhead, ProbeStatus
+from distprof.artefacts.settings_file import LoaderSettings
 from docs.run_directory import SCHEMAS, schema_files
 from tests.job_folders import MS, START_NS, JobFolder
 
@@ -37,6 +38,7 @@ def folder(tmp_path):
     job.memory(0, MemoryRecord(step=0, t_ns=START_NS, rss_bytes=1))
     job.nvml(0, NvmlRecord(t_ns=START_NS, throttle_reasons=("sw_power_cap",), xid=(79,)))
     job.pauses(0, Pause(kind="gc", start_ns=START_NS, end_ns=START_NS + 1, generation=2))
+    job.settings(0, loaders=(LoaderSettings(num_workers=2, num_epochs=1),))
     job.clock(0, ClockStamp(t_sent_ns=1, t_server_ns=2, t_received_ns=3))
     job.moe(
         0,

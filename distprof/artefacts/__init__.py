@@ -30,6 +30,8 @@ __all__ = [
     "REPORT_SCHEMA",
     "RUN_FILE",
     "RUN_SCHEMA",
+    "SETTINGS_FILE",
+    "SETTINGS_SCHEMA",
     "STACKS_FILE",
     "STEPS_FILE",
     "TRACE_FILE",
@@ -52,6 +54,8 @@ NVML_FILE = "nvml.jsonl"
 MEMORY_FILE = "memory.jsonl"
 MOE_FILE = "moe.jsonl"
 PAUSES_FILE = "pauses.jsonl"
+SETTINGS_FILE = "settings.json"  # how the job is set up, by its own objects
+SETTINGS_SCHEMA = "distprof.settings/1"
 CLOCK_FILE = "clock.jsonl"
 NCCL_LOG_FILE = "nccl.log"
 FLIGHT_FILE = "flight.json"  # as torch.distributed's Flight Recorder writes it

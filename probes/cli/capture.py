@@ -31,6 +31,7 @@ _SWITCHES = {
     "memory": "Record memory at the end of each step.",
     "flight_recorder": "Save torch's Flight Recorder after the window and on errors.",
     "pauses": "Record garbage collections and waits for the data loader.",
+    "settings": "Read how data loaders, modules and optimizers are set up.",
     "pipeline_marks": "Mark the work of pipeline stages in the trace.",
     "clock": "Exchange time stamps with rank 0.",
     "measure_overhead": "Leave some steps alone and compare.",

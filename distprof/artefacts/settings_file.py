@@ -1,0 +1,192 @@
+"""settings.json: how a rank's job is set up, as its own objects say, read and never changed."""
+
+from __future__ import annotations
+
+import msgspec
+
+from distprof.artefacts import SETTINGS_SCHEMA
+
+__all__ = [
+    "DdpSettings",
+    "FsdpSettings",
+    "LoaderSettings",
+    "OptimizerSettings",
+    "SettingsFile",
+    "ThreadSettings",
+]
+
+
+class LoaderSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """A ``torch.utils.data.DataLoader`` that was iterated; those with the same settings are one.
+
+    Args:
+        num_loaders: Loaders with these settings.
+        dataset: Class of its dataset.
+        is_iterable: Whether that is an ``IterableDataset``.
+        num_workers: Worker processes; 0 loads in the training thread.
+        pin_memory: As given.
+        prefetch_factor: Batches that each worker keeps ready, None without workers.
+        persistent_workers: As given.
+        batch_size: Samples in a batch, None where the loader does not say.
+        sampler: Class of the sampler; empty where there is none.
+        is_plain: Whether it draws from the whole dataset by torch's own random or sequential
+            sampler, so that only the dataset itself may differ between ranks.
+        num_replicas: Of a ``DistributedSampler``, None for others.
+        shuffle: Of a ``DistributedSampler``, None for others.
+        num_epochs: Steps of the training in which its iteration began, at least; several
+            iterations begun in the same step count once.
+        num_orders: Different epoch numbers that its ``DistributedSampler`` had at these times,
+            None for other samplers.
+        first_batch: Checksum of the start of each tensor in its first batch, hexadecimal; empty
+            where that is not known, or every tensor is constant.
+    """
+
+    num_loaders: int = 1
+    dataset: str = ""
+    is_iterable: bool = False
+    num_workers: int
+    pin_memory: bool = False
+    prefetch_factor: int | None = None
+    persistent_workers: bool = False
+    batch_size: int | None = None
+    sampler: str = ""
+    is_plain: bool = False
+    num_replicas: int | None = None
+    shuffle: bool | None = None
+    num_epochs: int = 0
+    num_orders: int | None = None
+    first_batch: str = ""
+
+
+class DdpSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """A ``DistributedDataParallel`` module.
+
+    Args:
+        module: Class of the module inside.
+        group_size: Ranks of its process group, None when unknown.
+        find_unused_parameters: As given.
+        static_graph: As given.
+        gradient_as_bucket_view: As given.
+        bucket_cap_bytes: Largest bucket, None when unknown.
+        comm_hook: Name of its communication hook; empty without one.
+        num_parameters: Elements of its parameters.
+        parameter_bytes: Size of its parameters.
+        dtypes: Of its parameters.
+        num_looks: Iterations of which torch's logger said what was unused.
+        max_unused_bytes: Most bytes of parameters that one of them left unused on this rank; None
+            before the first.
+    """
+
+    module: str = ""
+    group_size: int | None = None
+    find_unused_parameters: bool = False
+    static_graph: bool = False
+    gradient_as_bucket_view: bool = False
+    bucket_cap_bytes: int | None = None
+    comm_hook: str = ""
+    num_parameters: int = 0
+    parameter_bytes: int = 0
+    dtypes: tuple[str, ...] = ()
+    num_looks: int = 0
+    max_unused_bytes: int | None = None
+
+
+class FsdpSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Modules sharded by ``fully_shard`` or ``FullyShardedDataParallel`` with the same settings.
+
+    Args:
+        api: ``fully_shard`` or ``FullyShardedDataParallel``.
+        num_units: Modules with parameters of their own to gather.
+        group_size: Ranks that a parameter is sharded over, None when unknown.
+        num_parameters: Elements of all their parameters, over all ranks.
+        parameter_bytes: Size of all their parameters, over all ranks.
+        reshard_after_forward: Whether parameters are freed between forward and backward, None
+            when unknown.
+        param_dtype: That computation takes; empty for the parameters' own.
+        reduce_dtype: That gradients are reduced in; empty for the parameters' own.
+        num_prefetching: Units that were told which to gather next in the forward pass.
+        is_offloaded: Whether parameters live in host memory.
+    """
+
+    api: str
+    num_units: int = 1
+    group_size: int | None = None
+    num_parameters: int = 0
+    parameter_bytes: int = 0
+    reshard_after_forward: bool | None = None
+    param_dtype: str = ""
+    reduce_dtype: str = ""
+    num_prefetching: int = 0
+    is_offloaded: bool = False
+
+
+class OptimizerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """An optimizer of ``torch.optim``.
+
+    Args:
+        name: Its class.
+        is_sharded: Whether it is a ``ZeroRedundancyOptimizer``.
+        num_parameters: Elements of the parameters that it updates, a sharded one counted whole.
+        fused: As given, None for torch's choice.
+        foreach: As given, None for torch's choice.
+    """
+
+    name: str
+    is_sharded: bool = False
+    num_parameters: int = 0
+    fused: bool | None = None
+    foreach: bool | None = None
+
+
+class ThreadSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Threads of the process, and the processors that it may use.
+
+    Args:
+        num_threads: Threads that torch computes an operator with.
+        num_interop_threads: Operators that torch runs beside each other in TorchScript.
+        omp_num_threads: The variable ``OMP_NUM_THREADS``; empty where it is not set.
+        cpus: Processors that the process may run on, for example ``0-15,32``; empty when unknown.
+        num_local_ranks: Ranks on the host, None where the launcher does not say.
+    """
+
+    num_threads: int | None = None
+    num_interop_threads: int | None = None
+    omp_num_threads: str = ""
+    cpus: str = ""
+    num_local_ranks: int | None = None
+
+
+class SettingsFile(msgspec.Struct, frozen=True, kw_only=True):
+    """``settings.json``: written after the first step, and again when probes stop.
+
+    Args:
+        schema: ``distprof.settings/1``.
+        rank: Global rank.
+        num_steps: Steps that had ended when it was written.
+        loaders: Data loaders that were iterated.
+        ddp: Modules wrapped in ``DistributedDataParallel``.
+        fsdp: Sharded modules.
+        optimizers: Optimizers.
+        threads: Threads and processors.
+        allow_tf32: Whether matrix products may use TF32, None when unknown.
+        cudnn_benchmark: Whether cuDNN tries algorithms, None when unknown.
+        is_deterministic: Whether torch was told to use deterministic algorithms, None when unknown.
+        num_compiled: Modules given to ``torch.compile``.
+        num_checkpointed: Modules wrapped for activation checkpointing.
+        notes: What could not be read, one sentence each.
+    """
+
+    schema: str = SETTINGS_SCHEMA
+    rank: int
+    num_steps: int = 0
+    loaders: tuple[LoaderSettings, ...] = ()
+    ddp: tuple[DdpSettings, ...] = ()
+    fsdp: tuple[FsdpSettings, ...] = ()
+    optimizers: tuple[OptimizerSettings, ...] = ()
+    threads: ThreadSettings = ThreadSettings()
+    allow_tf32: bool | None = None
+    cudnn_benchmark: bool | None = None
+    is_deterministic: bool | None = None
+    num_compiled: int = 0
+    num_checkpointed: int = 0
+    notes: tuple[str, ...] = ()
