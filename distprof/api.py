@@ -26,8 +26,11 @@ if TYPE_CHECKING:
 
     from distprof.analyzers.collectives import CollectivesResult
     from distprof.analyzers.efficiency import EfficiencyResult
+    from distprof.analyzers.placement import PlacementResult
+    from distprof.analyzers.telemetry import TelemetryResult
     from distprof.artefacts.fabric_file import FabricFile
     from distprof.config import Config
+    from distprof.intervals import Intervals
 
 __all__ = ["Progress", "analyze", "open_run"]
 
@@ -142,8 +145,13 @@ def analyze(
     with running(_suitable(executor, run)) as pool:
         mapper = _RankMapper(pool, progress, debug=debug)
         measured = measure(run, executor=mapper, window=window)
-        recorded = measure_records(run, executor=_RankMapper(pool, None, debug=debug))
+        recorded = measure_records(
+            run,
+            executor=_RankMapper(pool, None, debug=debug),
+            windows=_windows(measured),
+        )
     results = explain_untraced(run, _results(run, measured, recorded, profile))
+    results["placement"] = _placement(run, settings, results)
     results["efficiency"] = _efficiency(run, settings, results)
     outcome = run_rules(results.values(), settings.limits, debug=debug)
     return Report(
@@ -189,6 +197,15 @@ def _check_model(settings: Config) -> None:
         load_sheet(settings.hardware, settings.source)
 
 
+def _placement(run: Run, settings: Config, results: Mapping[str, Any]) -> PlacementResult:
+    """Where groups lie, on domains by the configuration or the hardware sheet."""
+    from distprof.analyzers.placement import analyze_placement
+    from distprof.hardware import load_sheet
+
+    sheet = load_sheet(settings.hardware, settings.source)
+    return analyze_placement(run, results["collectives"], settings.topology, sheet)
+
+
 def _efficiency(run: Run, settings: Config, results: Mapping[str, Any]) -> EfficiencyResult:
     """FLOP and memory against the hardware sheet, with the model that run.json or the user names.
 
@@ -211,18 +228,40 @@ def _efficiency(run: Run, settings: Config, results: Mapping[str, Any]) -> Effic
     )
 
 
+def _windows(measured: Measurements) -> dict[int, Intervals]:
+    """Rank to its analysed steps, on its own clock."""
+    from distprof.intervals import Intervals
+
+    return {
+        rank: Intervals(analysis.window_start_ns, analysis.window_end_ns)
+        for rank, analysis in measured.analyses.items()
+    }
+
+
+def _telemetry(run: Run, measured: Measurements, recorded: RecordResults) -> TelemetryResult:
+    """Sensors, with what files beside the recording tell, and the energy of a step."""
+    from distprof.analyzers.devices import with_devices
+    from distprof.analyzers.energy import with_energy
+
+    telemetry = with_devices(recorded.telemetry, run)
+    return with_energy(telemetry, measured.waterfall, recorded.step_log)
+
+
 def _results(
     run: Run, measured: Measurements, recorded: RecordResults, profile: FabricFile | None
 ) -> dict[str, Result]:
     """Every analyzer's result, by the report's field."""
     from distprof.analyzers.capture import analyze_capture
+    from distprof.analyzers.gradients import analyze_gradients
     from distprof.analyzers.job import analyze_job
     from distprof.analyzers.messages import analyze_messages
     from distprof.analyzers.moe.analysis import analyze_moe
     from distprof.analyzers.nccl import analyze_nccl
     from distprof.analyzers.pipeline.analysis import analyze_pipeline
+    from distprof.analyzers.settings import with_traces
     from distprof.analyzers.sharding import analyze_sharding
     from distprof.analyzers.stragglers.analysis import analyze_stragglers
+    from distprof.analyzers.training_log import analyze_training_log
     from distprof.analyzers.whatif.analysis import analyze_whatif
 
     stragglers = analyze_stragglers(
@@ -244,6 +283,7 @@ def _results(
         "stragglers": stragglers,
         "messages": analyze_messages(measured.analyses),
         "nccl": analyze_nccl(run),
+        "gradients": analyze_gradients(run, measured.analyses),
         "sharding": analyze_sharding(run, measured.analyses, profile),
         "pipeline": analyze_pipeline(run, measured.analyses),
         "idle": measured.idle,
@@ -253,9 +293,11 @@ def _results(
         "whatif": analyze_whatif(run, measured, stragglers, moe),
         "step_log": recorded.step_log,
         "memory": recorded.memory,
-        "telemetry": recorded.telemetry,
+        "telemetry": _telemetry(run, measured, recorded),
         "moe": moe,
         "pauses": recorded.pauses,
+        "training_log": analyze_training_log(run),
+        "settings": with_traces(recorded.settings, measured.analyses),
     }
 
 

@@ -1,11 +1,383 @@
-"""Iterations as a training program printed them: times, throughput, timers."""
+"""Iterations as a training program printed them: times, throughput, timers.
+
+Figures are of *steady* reports: all with a time but the first, and the first after each restart,
+in which programs allocate, compile and connect. Means are weighted by the iterations of a report.
+Source: formula sheet, "Pipeline bubble", for what a pipeline idles at best.
+"""
 
 from __future__ import annotations
 
-from distprof.analyzers.result import Result
+from collections.abc import Mapping
+from itertools import pairwise
 
-__all__ = ["TrainingLogResult"]
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from distprof.analyzers.result import Record, Result
+from distprof.costs.pipeline import bubble_fraction
+from distprof.run.run import Run
+from distprof.run.training_log import Float64Array, TrainingLog
+from distprof.schema import ABSENT, Int64Array
+
+__all__ = ["SlowIteration", "TrainingLogResult", "TrainingTimer", "analyze_training_log"]
+
+SLOW_RATIO = 1.2
+"""An iteration this much longer than its neighbours' median is slow."""
+
+NEIGHBOURS = 101
+MAX_SLOWEST = 20
+MIN_RECURRING = 5
+_PERIODIC_RATIO = 0.8
+_MAX_PERIODS = 20
+_COMPUTE = ("forward-compute", "backward-compute")
+_EMBEDDING = ("backward-embedding-all-reduce", "embedding-grads-all-reduce")
+_TO_LATER = ("forward-send", "backward-recv", "forward-send-backward-recv")
+_TO_EARLIER = ("forward-recv", "backward-send", "backward-send-forward-recv")
+
+
+class TrainingTimer(Record, frozen=True, kw_only=True):
+    """A timer of the program.
+
+    Args:
+        name: As printed.
+        num_reports: Steady reports that hold it.
+        mean_ns: Per iteration.
+        median_ns: Per iteration.
+        ratio: Of the mean iteration; None where it is not known what a value is the time of.
+        waits: Whether it is, all or most of it, waiting for other stages of a pipeline.
+    """
+
+    name: str
+    num_reports: int
+    mean_ns: int
+    median_ns: int
+    ratio: float | None
+    waits: bool = False
+
+
+class SlowIteration(Record, frozen=True, kw_only=True):
+    """An iteration that took much longer than its neighbours."""
+
+    iteration: int | None
+    duration_ns: int
 
 
 class TrainingLogResult(Result, frozen=True, kw_only=True):
-    """Iterations as a training program printed them: times, throughput, timers."""
+    """What a log of a training program tells.
+
+    Args:
+        origin: Whose words they are, for example ``Megatron-LM``; empty without a log.
+        num_reports: Reports on iterations.
+        num_steady: Reports that count.
+        first_iteration: Number of the first report, None where not told.
+        last_iteration: Number of the last.
+        iterations_per_report: Usual number of iterations that a report is the mean of.
+        mean_ns: Of one iteration.
+        median_ns: Of one iteration.
+        p95_ns: 95th percentile.
+        p99_ns: 99th percentile.
+        max_ns: Longest.
+        cv: Standard deviation over mean.
+        samples_per_s: All ranks together, median of the reports.
+        tokens_per_s: The same with tokens; where none are printed, by the batch and its length.
+        tokens_per_s_per_device: As printed, median.
+        tflops: Per device, as printed, median.
+        printed_samples_per_s: Throughput that the program printed apart from iterations, median.
+        first_loss: First that was printed.
+        last_loss: Last that was printed.
+        num_slow: Iterations more than 1.2 times as long as the median of their neighbours.
+        slow_period: Iterations from one to the next, where they come regularly.
+        slow_excess_ns: What slow ones take longer than the median, per iteration of all.
+        slowest: The slowest of them.
+        world_size: Ranks, as far as the log says; so all below.
+        mesh: Axis to size.
+        num_micro_batches: Per iteration and pipeline.
+        micro_batch_size: Samples.
+        global_batch_size: Samples of an iteration.
+        sequence_length: Tokens of a sample.
+        virtual_stages: Stages that a rank holds.
+        tokens_per_step: Tokens of an iteration, all ranks.
+        timers: Timers, longest first.
+        timer_stage: Stage of the pipeline whose timers they are: ``first``, ``middle``, ``last``;
+            empty where they are of several ranks or it cannot be told.
+        compute_ratio: Forward and backward computation of that stage over the mean iteration.
+        ideal_bubble_ratio: What a pipeline of equal stages and free messages idles at best.
+        num_unknown: Lines with the sign of a report that could not be understood.
+        num_restarts: How often the numbers of iterations go back.
+    """
+
+    origin: str = ""
+    num_reports: int = 0
+    num_steady: int = 0
+    first_iteration: int | None = None
+    last_iteration: int | None = None
+    iterations_per_report: int | None = None
+    mean_ns: int | None = None
+    median_ns: int | None = None
+    p95_ns: int | None = None
+    p99_ns: int | None = None
+    max_ns: int | None = None
+    cv: float | None = None
+    samples_per_s: float | None = None
+    tokens_per_s: float | None = None
+    tokens_per_s_per_device: float | None = None
+    tflops: float | None = None
+    printed_samples_per_s: float | None = None
+    first_loss: float | None = None
+    last_loss: float | None = None
+    num_slow: int | None = None
+    slow_period: int | None = None
+    slow_excess_ns: int | None = None
+    slowest: tuple[SlowIteration, ...] = ()
+    world_size: int | None = None
+    mesh: dict[str, int] = msgspec.field(default_factory=dict)
+    num_micro_batches: int | None = None
+    micro_batch_size: int | None = None
+    global_batch_size: int | None = None
+    sequence_length: int | None = None
+    virtual_stages: int | None = None
+    tokens_per_step: int | None = None
+    timers: tuple[TrainingTimer, ...] = ()
+    timer_stage: str = ""
+    compute_ratio: float | None = None
+    ideal_bubble_ratio: float | None = None
+    num_unknown: int = 0
+    num_restarts: int = 0
+
+    @property
+    def idle_ratio(self) -> float | None:
+        """Share of an iteration in which the stage of the timers does not compute."""
+        return None if self.compute_ratio is None else max(1 - self.compute_ratio, 0.0)
+
+
+def analyze_training_log(run: Run) -> TrainingLogResult:
+    """What the training program's log tells of its iterations.
+
+    Args:
+        run: The recording, or the log alone.
+
+    Returns:
+        The result; empty, with a reason, where there is no log.
+    """
+    log = run.training_log
+    if log is None:
+        return TrainingLogResult(
+            unavailable=("No log of a training program was read (--with train.log).",)
+        )
+    iteration = log.iteration[log.iteration != ABSENT]
+    facts = log.facts
+    times = _times(log)
+    timers = _timers(log)
+    return TrainingLogResult(
+        origin=log.origin,
+        num_reports=len(log.iteration),
+        first_iteration=int(iteration[0]) if len(iteration) else None,
+        last_iteration=int(iteration[-1]) if len(iteration) else None,
+        samples_per_s=_median(log.samples_per_s),
+        tokens_per_s=_tokens_per_s(log),
+        tokens_per_s_per_device=_median(log.tokens_per_s_per_device),
+        tflops=_median(log.tflops),
+        printed_samples_per_s=_median(log.printed_samples_per_s),
+        first_loss=_end(log.loss, 0),
+        last_loss=_end(log.loss, -1),
+        world_size=facts.world_size,
+        mesh=dict(facts.mesh),
+        num_micro_batches=facts.num_micro_batches,
+        micro_batch_size=facts.micro_batch_size,
+        global_batch_size=facts.global_batch_size,
+        sequence_length=facts.sequence_length,
+        virtual_stages=facts.virtual_stages,
+        tokens_per_step=log.tokens_per_step,
+        timers=timers,
+        timer_stage=_stage(log),
+        compute_ratio=_compute_ratio(timers),
+        ideal_bubble_ratio=_ideal(log),
+        num_unknown=log.num_unknown,
+        num_restarts=log.num_restarts,
+        unavailable=_limits(log, timers),
+        **times,
+    )
+
+
+def _times(log: TrainingLog) -> dict[str, object]:
+    """Figures of the steady reports; empty without any."""
+    steady = log.is_steady
+    ns = log.duration_ns[steady]
+    if not len(ns):
+        return {}
+    weight = log.span[steady]
+    mean = float(np.average(ns, weights=weight))
+    spread = float(np.sqrt(np.average((ns - mean) ** 2, weights=weight)))
+    p95, p99 = np.percentile(ns, [95, 99])
+    return {
+        "num_steady": len(ns),
+        "iterations_per_report": int(np.median(weight)),
+        "mean_ns": round(mean),
+        "median_ns": round(float(np.median(ns))),
+        "p95_ns": round(float(p95)),
+        "p99_ns": round(float(p99)),
+        "max_ns": int(ns.max()),
+        "cv": spread / mean if mean > 0 else None,
+        **_slow(log.iteration[steady], ns, weight),
+    }
+
+
+# Slow iterations ----------------------------------------------------------------------------------
+
+
+def _slow(number: Int64Array, ns: Int64Array, span: Int64Array) -> dict[str, object]:
+    """Slow iterations; nothing where reports are means, which hide them."""
+    if int(np.median(span)) > 1 or len(ns) < 2 * MIN_RECURRING:
+        return {}
+    usual = _local_medians(ns)
+    is_slow = ns > SLOW_RATIO * usual
+    excess = float(np.sum((ns - usual)[is_slow])) / len(ns)
+    order = np.flatnonzero(is_slow)
+    order = order[np.argsort(-ns[order], kind="stable")][:MAX_SLOWEST]
+    return {
+        "num_slow": int(is_slow.sum()),
+        "slow_excess_ns": round(excess),
+        "slow_period": _period(number, is_slow),
+        "slowest": tuple(
+            SlowIteration(
+                iteration=int(number[i]) if number[i] != ABSENT else None, duration_ns=int(ns[i])
+            )
+            for i in order
+        ),
+    }
+
+
+def _local_medians(ns: Int64Array) -> Float64Array:
+    """Median of the block of neighbours each one is in: batches may grow during a training."""
+    count = len(ns)
+    num_blocks = max(count // NEIGHBOURS, 1)
+    edges = np.linspace(0, count, num_blocks + 1).astype(np.int64)
+    medians = [float(np.median(ns[a:b])) for a, b in pairwise(edges)]
+    return np.repeat(np.array(medians, np.float64), np.diff(edges))
+
+
+def _period(number: Int64Array, is_slow: NDArray[np.bool_]) -> int | None:
+    """Distance at which slow iterations come, where nearly all fit it and it explains them."""
+    slow = number[is_slow & (number != ABSENT)]
+    if len(slow) < MIN_RECURRING:
+        return None
+    every = int(np.median(np.diff(number))) if len(number) > 1 else 1
+    gaps, counts = np.unique(np.diff(slow), return_counts=True)
+    wanted = gaps[np.argsort(-counts, kind="stable")][:_MAX_PERIODS]
+    for period in (int(gap) for gap in wanted if gap >= 2 * max(every, 1)):
+        phases, hits = np.unique(slow % period, return_counts=True)
+        best = int(np.argmax(hits))
+        possible = int(np.sum(number % period == phases[best]))
+        most = _PERIODIC_RATIO * max(len(slow), possible)
+        if hits[best] >= max(most, MIN_RECURRING):
+            return period
+    return None
+
+
+# Timers -------------------------------------------------------------------------------------------
+
+
+def _timers(log: TrainingLog) -> tuple[TrainingTimer, ...]:
+    steady = log.is_steady
+    has_shares = log.origin != "DeepSpeed"  # whose timers are of one thing or another
+    timers = [_timer(log, name, values, steady) for name, values in log.timers.items()]
+    shown = [timer for timer in timers if timer is not None]
+    if not has_shares:
+        shown = [
+            TrainingTimer(
+                name=t.name,
+                num_reports=t.num_reports,
+                mean_ns=t.mean_ns,
+                median_ns=t.median_ns,
+                ratio=None,
+            )
+            for t in shown
+        ]
+    return tuple(sorted(shown, key=lambda timer: (-timer.mean_ns, timer.name)))
+
+
+def _timer(
+    log: TrainingLog, name: str, values: Int64Array, steady: NDArray[np.bool_]
+) -> TrainingTimer | None:
+    known = steady & (values != ABSENT)
+    if not known.any():
+        return None
+    weight = log.span[known]
+    mean = float(np.average(values[known], weights=weight))
+    whole = float(np.average(log.duration_ns[known], weights=weight))
+    return TrainingTimer(
+        name=name,
+        num_reports=int(known.sum()),
+        mean_ns=round(mean),
+        median_ns=round(float(np.median(values[known]))),
+        ratio=mean / whole if whole > 0 else None,
+        waits=name in (*_TO_LATER, *_TO_EARLIER)
+        or (name in _EMBEDDING and log.facts.mesh.get("pp", 1) > 1),
+    )
+
+
+def _compute_ratio(timers: tuple[TrainingTimer, ...]) -> float | None:
+    by_name: Mapping[str, TrainingTimer] = {timer.name: timer for timer in timers}
+    ratios = [by_name[name].ratio for name in _COMPUTE if name in by_name]
+    known = [ratio for ratio in ratios if ratio is not None]
+    return sum(known) if len(known) == len(_COMPUTE) else None
+
+
+def _stage(log: TrainingLog) -> str:
+    """The stage by what it exchanges: the first receives no input, the last sends none on."""
+    if log.is_of_slowest_ranks or log.facts.mesh.get("pp", 1) < 2:
+        return ""
+    later = any(name in log.timers for name in _TO_LATER)
+    earlier = any(name in log.timers for name in _TO_EARLIER)
+    return {(True, False): "first", (True, True): "middle", (False, True): "last"}.get(
+        (later, earlier), ""
+    )
+
+
+def _ideal(log: TrainingLog) -> float | None:
+    facts = log.facts
+    stages, batches = facts.mesh.get("pp"), facts.num_micro_batches
+    if stages is None or batches is None or stages < 2:
+        return None
+    return float(bubble_fraction(stages, batches, facts.virtual_stages or 1))
+
+
+# The rest -----------------------------------------------------------------------------------------
+
+
+def _tokens_per_s(log: TrainingLog) -> float | None:
+    printed = _median(log.tokens_per_s)
+    tokens, ns = log.tokens_per_step, log.median_step_ns
+    if printed is not None or tokens is None or not ns:
+        return printed
+    return tokens / (ns / 1e9)
+
+
+def _median(values: Float64Array) -> float | None:
+    known = values[np.isfinite(values)]
+    return float(np.median(known)) if len(known) else None
+
+
+def _end(values: Float64Array, index: int) -> float | None:
+    known = values[np.isfinite(values)]
+    return float(known[index]) if len(known) else None
+
+
+def _limits(log: TrainingLog, timers: tuple[TrainingTimer, ...]) -> tuple[str, ...]:
+    limits = list(log.notes)
+    if not (log.duration_ns != ABSENT).any():
+        limits.append("The log tells no times of iterations.")
+    elif int(np.median(log.span)) > 1:
+        limits.append(
+            f"Reports are means of {int(np.median(log.span)):,} iterations each: single slow ones "
+            "cannot be seen."
+        )
+    if log.facts.mesh.get("pp", 1) > 1 and _compute_ratio(timers) is None:
+        limits.append(
+            "The log has no timers forward-compute and backward-compute: how long the pipeline "
+            "idles is not known (Megatron-LM prints them with --timing-log-level 2)."
+        )
+    if log.num_unknown:
+        limits.append(f"Lines that look like reports and are none: {log.num_unknown:,}.")
+    return tuple(limits)

@@ -50,7 +50,9 @@ def _origin(run: Run) -> str:
         return "file of sensors or errors of devices"
     if run.machines and run.nccl is None and run.job is None:
         return "output of nvidia-smi topo -m"
-    return "log of NCCL" if run.nccl is not None and run.job is None else ""
+    if run.nccl is not None and run.job is None:
+        return "log of NCCL"
+    return "log of a training program" if run.training_log is not None else ""
 
 
 def _article(noun: str) -> str:

@@ -15,9 +15,11 @@ from distprof.ingest.machine import fits_machine, read_machine
 from distprof.ingest.nccl_log import fits_nccl_log, read_nccl_log
 from distprof.ingest.sensors.join import with_device_log
 from distprof.ingest.sensors.read import fits_device_log, read_device_log
+from distprof.ingest.training_log import fits_training_log, read_training_log
 from distprof.run.machine import Machines
 from distprof.run.nccl_log import NcclLog
 from distprof.run.run import Gap, Run
+from distprof.run.training_log import TrainingLog
 
 __all__ = ["Companion", "with_evidence"]
 
@@ -50,15 +52,16 @@ def with_evidence(run: Run, sources: Sequence[str]) -> Run:
         InputError: If a source is of no known kind, or cannot be read.
     """
     for source in sources:
-        kind = next((kind for kind in COMPANIONS if kind.fits(source)), None)
-        if kind is None:
+        kinds = [kind for kind in COMPANIONS if kind.fits(source)]
+        if not kinds:
             raise InputError(
                 source,
                 expected=" or ".join(kind.name for kind in COMPANIONS),
                 found="none of these",
                 fix="name a file of one of these kinds after --with",
             )
-        run = kind.join(run, kind.read(source))
+        for kind in kinds:  # a terminal may hold NCCL's lines and the program's own
+            run = kind.join(run, kind.read(source))
     return run
 
 
@@ -76,9 +79,15 @@ def _with_machines(run: Run, found: Machines) -> Run:
     return replace(run, machines=(*kept, *found.machines), gaps=(*run.gaps, *gaps))
 
 
+def _with_training_log(run: Run, log: TrainingLog) -> Run:
+    """The last that is named counts."""
+    return replace(run, training_log=log)
+
+
 COMPANIONS: tuple[Companion, ...] = (
     Companion("a log of NCCL", fits_nccl_log, read_nccl_log, _with_nccl),
     Companion("sensors or errors of devices", fits_device_log, read_device_log, with_device_log),
     Companion("output of nvidia-smi topo -m", fits_machine, read_machine, _with_machines),
+    Companion("a training program's log", fits_training_log, read_training_log, _with_training_log),
 )
 """In the order in which they are asked."""

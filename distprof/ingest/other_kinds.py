@@ -17,16 +17,21 @@ from distprof.ingest.nccl_log import fits_nccl_log, read_nccl_log
 from distprof.ingest.operation_table import fits_operation_table, read_operation_table
 from distprof.ingest.pipeline_timeline import fits_pipeline_timeline, read_pipeline_timeline
 from distprof.ingest.sensors.read import fits_device_log, read_device_log
+from distprof.ingest.training_log import fits_training_log, read_training_log
 from distprof.run.device_log import DeviceLog
 from distprof.run.expert_counts import ExpertCounts
 from distprof.run.machine import Machines
 from distprof.run.nccl_log import NcclLog
 from distprof.run.operations import OperationLog
 from distprof.run.run import Gap, Run
+from distprof.run.training_log import TrainingLog
 
 __all__ = ["OtherKind", "open_other"]
 
-Content: TypeAlias = OperationLog | ExpertCounts | NcclLog | DeviceLog | Machines
+_MAX_FILES_ASKED = 8
+"""Of many ranks' logs of NCCL, so many are asked whether they tell of iterations too."""
+
+Content: TypeAlias = OperationLog | ExpertCounts | NcclLog | DeviceLog | Machines | TrainingLog
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +54,7 @@ KINDS: tuple[OtherKind, ...] = (
     OtherKind(fits_nccl_log, read_nccl_log),
     OtherKind(fits_device_log, read_device_log),
     OtherKind(fits_machine, read_machine),
+    OtherKind(fits_training_log, read_training_log),
 )
 
 
@@ -73,7 +79,16 @@ def _run_of(source: str, content: Content) -> Run:
     if isinstance(content, DeviceLog):
         return replace(run, devices=content)
     if isinstance(content, NcclLog):
-        return replace(run, nccl=content)
+        return _with_iterations(replace(run, nccl=content))
     if isinstance(content, Machines):
         return replace(run, machines=content.machines)
+    if isinstance(content, TrainingLog):
+        return replace(run, training_log=content, gaps=())  # notes stand beside the figures
     return replace(run, operations=content)
+
+
+def _with_iterations(run: Run) -> Run:
+    """The run with what the training program printed among NCCL's lines, if it did."""
+    files = () if run.nccl is None else run.nccl.files[:_MAX_FILES_ASKED]
+    found = next((file for file in files if fits_training_log(file)), None)
+    return run if found is None else replace(run, training_log=read_training_log(found))

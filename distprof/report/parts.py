@@ -13,6 +13,7 @@ __all__ = [
     "is_cpu_only",
     "is_of_experts_alone",
     "is_of_nccl_alone",
+    "is_of_training_log_alone",
     "is_whole_capture",
     "mean_span_ns",
     "parts_of",
@@ -88,6 +89,11 @@ def is_of_experts_alone(report: Report) -> bool:
 def is_of_nccl_alone(report: Report) -> bool:
     """Whether NCCL's logs are all there is."""
     return report.nccl.num_files > 0 and not _is_recorded(report)
+
+
+def is_of_training_log_alone(report: Report) -> bool:
+    """Whether what a training program printed is all there is, NCCL's lines among it aside."""
+    return bool(report.training_log.origin) and not _is_recorded(report)
 
 
 def _is_recorded(report: Report) -> bool:

@@ -25,6 +25,7 @@ from distprof.report.verdict_experts import experts_verdict
 from distprof.report.verdict_nccl import nccl_verdict
 from distprof.report.verdict_operations import operations_verdict
 from distprof.report.verdict_pipeline import pipeline_verdict
+from distprof.report.verdict_training import training_verdict
 from distprof.rules.shares import has_all_members
 from distprof.terms import CollectiveKind, MeshAxis, StragglerCause, StragglerPattern
 from distprof.units import format_duration, format_ratio
@@ -114,6 +115,7 @@ def _without_parts(report: Report) -> Verdict:
         operations_verdict(report)
         or pipeline_verdict(report)
         or experts_verdict(report)
+        or training_verdict(report)
         or nccl_verdict(report)
     )
     line, why = told or (_nothing_measured(report), ())

@@ -39,8 +39,14 @@ from distprof.report.views.records import (
     telemetry_table,
     training_table,
 )
+from distprof.report.views.sharding import sharding_table
 from distprof.report.views.table import TableView
 from distprof.report.views.time import breakdown_table, waterfall_table
+from distprof.report.views.training import (
+    slow_iterations_table,
+    timers_table,
+    training_log_table,
+)
 from distprof.report.views.whatif import path_table, whatif_table
 
 __all__ = ["tables_of"]
@@ -55,6 +61,7 @@ _TABLES: tuple[Callable[..., TableView | None], ...] = (
     stragglers_table,
     overlap_table,
     collectives_table,
+    sharding_table,
     transports_table,
     communicators_table,
     nccl_hosts_table,
@@ -80,6 +87,9 @@ _TABLES: tuple[Callable[..., TableView | None], ...] = (
     memory_table,
     training_table,
     steps_table,
+    training_log_table,
+    timers_table,
+    slow_iterations_table,
     quality_table,
     clocks_table,
     not_checked_table,

@@ -5,7 +5,12 @@ from __future__ import annotations
 from distprof.analyzers.capture import CaptureResult
 from distprof.report.escape import short_ranks
 from distprof.report.model import Report
-from distprof.report.parts import is_of_experts_alone, is_of_nccl_alone, is_whole_capture
+from distprof.report.parts import (
+    is_of_experts_alone,
+    is_of_nccl_alone,
+    is_of_training_log_alone,
+    is_whole_capture,
+)
 from distprof.report.views.job import mesh_text
 from distprof.report.views.table import Cell, TableColumn, TableView, counted
 from distprof.terms import StepSource
@@ -24,6 +29,8 @@ def headline(report: Report) -> str:
         return _operations_headline(report)
     if is_of_experts_alone(report):
         return _experts_headline(report)
+    if is_of_training_log_alone(report):
+        return _training_headline(report)
     if is_of_nccl_alone(report):
         return f"logs of NCCL from {counted(report.nccl.num_files, 'file')} · nothing timed"
     recorded = len(run.ranks)
@@ -53,6 +60,20 @@ def _operations_headline(report: Report) -> str:
     mesh = mesh_text(run.mesh, "")
     steps = counted(report.step_time.num_steps, "step")
     return " · ".join(fact for fact in (mesh, ranks, steps, "no traces") if fact)
+
+
+def _training_headline(report: Report) -> str:
+    """Of a training program's log: whose it is, how large the job was, and what it holds."""
+    log = report.training_log
+    num_nccl = report.nccl.num_files
+    facts = [
+        f"log of {log.origin}",
+        counted(log.world_size, "rank") if log.world_size else "",
+        counted(log.num_reports, "report"),
+        f"logs of NCCL from {counted(num_nccl, 'file')}" if num_nccl else "",
+        "no traces",
+    ]
+    return " · ".join(fact for fact in facts if fact)
 
 
 def _experts_headline(report: Report) -> str:

@@ -1,0 +1,100 @@
+"""Bytes of logs: files or URLs, gzipped or not, in blocks that end where lines end.
+
+Memory stays bounded whatever a line or an archive holds.
+"""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from distprof.ingest.job.files import Folder
+
+__all__ = ["DAMAGE", "Blocks", "opened"]
+
+DAMAGE = (OSError, EOFError, zlib.error, ValueError)
+"""What reading damaged bytes may raise."""
+
+BLOCK_BYTES = 1 << 20
+MAX_LINE_BYTES = 1 << 17
+MAX_BYTES = 1 << 38
+"""Unpacked; a small file of gzip can hold more than a day's work."""
+
+
+@contextmanager
+def opened(path: str) -> Iterator[BinaryIO]:
+    """The bytes of a file or URL, unpacked.
+
+    Args:
+        path: Path or fsspec URL.
+    """
+    parent, _, name = (path if "://" in path else str(Path(path).expanduser())).rpartition("/")
+    folder = Folder(parent or ("/" if path.startswith("/") else "."))
+    with folder.open(name) as stream:
+        start = stream.read(2)
+        stream.seek(0)
+        if start == b"\x1f\x8b":
+            with gzip.GzipFile(fileobj=stream) as unpacked:
+                yield cast("BinaryIO", unpacked)
+        else:
+            yield stream
+
+
+@dataclass(slots=True)
+class Blocks:
+    """Blocks of whole lines; ends of lines are LF, CR LF or CR, and LF in what comes out.
+
+    A line longer than :data:`MAX_LINE_BYTES` comes in pieces.
+
+    Args:
+        stream: Where bytes come from.
+    """
+
+    stream: BinaryIO
+    num_lines: int = 0
+    num_bytes: int = 0
+    damage: str = ""
+
+    def __iter__(self) -> Iterator[bytes]:
+        rest = b""
+        for block in self._raw():
+            end = block.rfind(b"\n") + 1
+            if end:
+                self.num_lines += block.count(b"\n")
+                yield rest + block[:end]
+                rest = block[end:]
+            else:
+                rest += block
+            while len(rest) > MAX_LINE_BYTES:
+                yield rest[:MAX_LINE_BYTES]
+                rest = rest[MAX_LINE_BYTES:]
+        if rest:
+            self.num_lines += 1
+            yield rest
+
+    def _raw(self) -> Iterator[bytes]:
+        held = b""
+        while self.num_bytes <= MAX_BYTES:
+            try:
+                block = self.stream.read(BLOCK_BYTES)
+            except DAMAGE as error:
+                self.damage = " ".join(f"{error}".split())
+                break
+            if not block:
+                break
+            self.num_bytes += len(block)
+            if held or b"\r" in block:
+                block = held + block
+                held = block[-1:] if block.endswith(b"\r") else b""
+                block = block[: len(block) - len(held)]
+                block = block.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+            yield block
+        else:
+            self.damage = f"it has more than {MAX_BYTES:,} bytes"
+        if held:
+            yield b"\n"
