@@ -9,11 +9,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distprof.analyzers.result import Record, Result
-from distprof.run.records import NO_THROTTLING, RankRecords
+from distprof.analyzers.telemetry_window import WindowSensors, sensors_in, throttling
+from distprof.intervals import EMPTY, Intervals
+from distprof.run.records import RankRecords
 from distprof.schema import Int64Array, Table
 from distprof.units import NS_PER_S
 
-__all__ = ["RankTelemetry", "TelemetryResult", "combine_telemetry", "measure_telemetry"]
+__all__ = [
+    "DeviceError",
+    "DeviceNvlink",
+    "DeviceTelemetry",
+    "RankTelemetry",
+    "TelemetryResult",
+    "combine_telemetry",
+    "measure_device",
+    "measure_telemetry",
+]
 
 
 class RankTelemetry(Record, frozen=True, kw_only=True):
@@ -38,6 +49,8 @@ class RankTelemetry(Record, frozen=True, kw_only=True):
         nvlink_rx_bytes_per_s: The same for receiving.
         ecc_uncorrected: New uncorrected errors during the run.
         xid: Numbers of XID errors during the run, ascending, each once.
+        in_steps: The same device inside the analysed steps; None where no sample is of their time.
+        origin: File and device that the samples come from; empty for those of the rank's probe.
     """
 
     rank: int
@@ -58,25 +71,138 @@ class RankTelemetry(Record, frozen=True, kw_only=True):
     nvlink_rx_bytes_per_s: float | None
     ecc_uncorrected: int | None
     xid: tuple[int, ...]
+    in_steps: WindowSensors | None = None
+    origin: str = ""
+
+
+class DeviceTelemetry(Record, frozen=True, kw_only=True):
+    """A device of which no rank is known.
+
+    Args:
+        file: Where its samples come from.
+        host: Empty where not told.
+        index: As the driver counts, None where not told.
+        uuid: Empty where not told.
+        bus_id: Empty where not told.
+        name: For example ``NVIDIA H200``; empty where not told.
+        sensors: Its figures; ``rank`` is -1.
+    """
+
+    file: str
+    host: str
+    index: int | None
+    uuid: str
+    bus_id: str
+    name: str
+    sensors: RankTelemetry
+
+
+class DeviceError(Record, frozen=True, kw_only=True):
+    """Errors of one kind that one device's driver, or a switch's manager, logged.
+
+    Args:
+        kind: ``xid`` of a GPU, ``fabric`` of an NVSwitch.
+        number: Of the error, None where not told.
+        device: For people: ``GPU 3 of node-1``.
+        rank: Who ran there, None where that is not known.
+        count: How many.
+        text: Of the first.
+        time: Of the first, as the log has it; empty where it has none.
+        is_dated: Whether the log tells when, so that those of other times are left out.
+        file: Where it stands.
+    """
+
+    kind: str
+    number: int | None
+    device: str
+    rank: int | None
+    count: int
+    text: str
+    time: str
+    is_dated: bool
+    file: str
+
+
+class DeviceNvlink(Record, frozen=True, kw_only=True):
+    """NVLink of one device.
+
+    Args:
+        device: For people: ``GPU 3 of node-1``.
+        name: For example ``NVIDIA A100-SXM4-80GB``.
+        rank: Who ran there, None where that is not known.
+        num_links: Links that it has.
+        num_active: Of these, those that work.
+        bytes_per_s: Of these together, per direction.
+        inactive: Numbers of the links that do not work.
+    """
+
+    device: str
+    name: str
+    rank: int | None
+    num_links: int
+    num_active: int
+    bytes_per_s: float
+    inactive: tuple[int, ...]
 
 
 class TelemetryResult(Result, frozen=True, kw_only=True):
-    """Sensors of each rank's device; ``unavailable`` says why there are none."""
+    """Sensors of each rank's device; ``unavailable`` says why there are none.
+
+    Args:
+        ranks: One row per rank with sensors.
+        devices: Devices in sensor files of which no rank is known.
+        errors: What logs of drivers and switches tell of the time of the recording.
+        nvlinks: What ``nvidia-smi nvlink --status`` shows.
+        energy_per_step_j: All devices together, mean of the analysed steps; None unless it is known
+            of every rank's device.
+        energy_per_token_j: Over the tokens of a step by the step log.
+        waiting_energy_per_step_j: Of it what is drawn while ranks wait in collectives and for
+            messages, at the mean power of each one's steps: samples are too far apart to tell what
+            a device draws while it waits.
+        waiting_energy_ratio: Share of that in the step's energy.
+    """
 
     ranks: tuple[RankTelemetry, ...] = ()
+    devices: tuple[DeviceTelemetry, ...] = ()
+    errors: tuple[DeviceError, ...] = ()
+    nvlinks: tuple[DeviceNvlink, ...] = ()
+    energy_per_step_j: float | None = None
+    energy_per_token_j: float | None = None
+    waiting_energy_per_step_j: float | None = None
+    waiting_energy_ratio: float | None = None
 
 
-def measure_telemetry(records: RankRecords) -> RankTelemetry | None:
-    """The figures of one rank; None where no sample was taken."""
+def measure_telemetry(records: RankRecords, windows: Intervals = EMPTY) -> RankTelemetry | None:
+    """The figures of one rank; None where no sample was taken.
+
+    Args:
+        records: What was recorded beside its trace.
+        windows: The analysed steps, own clock, in order.
+    """
     table = records.telemetry
     if len(table) == 0:
         return None
-    throttled, reasons = _throttling(table)
+    origin = records.about.get("telemetry", {}).get("origin", "")
+    return measure_device(records.rank, table, windows, origin=str(origin))
+
+
+def measure_device(
+    rank: int, table: Table, windows: Intervals = EMPTY, *, origin: str = ""
+) -> RankTelemetry:
+    """The figures of one device with at least one sample.
+
+    Args:
+        rank: Global rank; -1 for none.
+        table: TELEMETRY, ascending in time.
+        windows: The analysed steps on the same clock, in order.
+        origin: Where the samples come from, if not from the rank's own probe.
+    """
+    throttled, reasons = throttling(table)
     clocks = _known(table["sm_clock_mhz"])
     power, heat = _known(table["power_w"]), _known(table["temperature_c"])
     used = _known(table["memory_used_bytes"])
     return RankTelemetry(
-        rank=records.rank,
+        rank=rank,
         num_samples=len(table),
         sm_clock_mhz_median=int(np.median(clocks)) if len(clocks) else None,
         sm_clock_mhz_min=int(clocks.min()) if len(clocks) else None,
@@ -94,6 +220,8 @@ def measure_telemetry(records: RankRecords) -> RankTelemetry | None:
         nvlink_rx_bytes_per_s=_counted_per_s(table["t_ns"], table["nvlink_rx_bytes"]),
         ecc_uncorrected=_counted(table["ecc_uncorrected"]),
         xid=_xids(table),
+        in_steps=sensors_in(table, windows),
+        origin=origin,
     )
 
 
@@ -110,23 +238,6 @@ def _known(values: NDArray[Any]) -> NDArray[Any]:
 
 def _mean(values: NDArray[Any]) -> float | None:
     return float(values.mean()) if len(values) else None
-
-
-def _throttling(table: Table) -> tuple[float | None, dict[str, float]]:
-    """Share of samples with any reason, and with each; of the samples that tell."""
-    column = table.coded("throttle_reasons")
-    counts = np.bincount(column.codes, minlength=len(column.values)).tolist()
-    told = {text: n for text, n in zip(column.values, counts, strict=True) if text and n}
-    total = sum(told.values())
-    if not total:
-        return None, {}
-    by_reason: dict[str, int] = {}
-    for text, count in told.items():
-        for reason in text.split(","):
-            if reason != NO_THROTTLING:
-                by_reason[reason] = by_reason.get(reason, 0) + count
-    throttled = 1 - told.get(NO_THROTTLING, 0) / total
-    return throttled, {reason: count / total for reason, count in sorted(by_reason.items())}
 
 
 def _counted(values: Int64Array) -> int | None:

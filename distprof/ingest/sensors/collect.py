@@ -6,8 +6,10 @@ from array import array
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from distprof.run.device_log import Clock, DeviceEvent, DeviceLinks, DeviceLog, DeviceSeries
 from distprof.run.records import TELEMETRY
@@ -83,7 +85,7 @@ class Samples:
         order = np.argsort(columns["t_ns"], kind="stable")
         return table if (np.diff(columns["t_ns"]) >= 0).all() else table.take(order)
 
-    def _column(self, name: str, dtype: str, count: int) -> np.ndarray:  # type: ignore[type-arg]
+    def _column(self, name: str, dtype: str, count: int) -> NDArray[Any]:
         values = np.full(count, np.nan)
         known = self._numbers.get(name)
         if known is not None:

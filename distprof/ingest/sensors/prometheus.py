@@ -143,11 +143,11 @@ class Scrapes:
         if found is None:
             if len(self._labels) > 50_000:
                 self._labels.clear()
-            said = dict(_LABEL.findall(labels))
+            said: dict[str, str] = dict(_LABEL.findall(labels))
             device = Identity(
-                host=said.get("Hostname", said.get("hostname", "")),
+                host=said.get("Hostname") or said.get("hostname", ""),
                 index=whole(said.get("gpu", "")),
-                uuid=said.get("UUID", said.get("uuid", "")),
+                uuid=said.get("UUID") or said.get("uuid", ""),
                 bus_id=bus_id(said.get("pci_bus_id", "")),
                 name=said.get("modelName", ""),
             )
