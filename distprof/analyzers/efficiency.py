@@ -54,6 +54,7 @@ class EfficiencyResult(Result, frozen=True, kw_only=True):
         tokens_per_s_per_device: Tokens over that step.
         flops_per_device: FLOP per second that the model gets, of one device.
         device: As its driver calls it; ``cpu`` for ranks without an accelerator.
+        sheet_device: What it is on the hardware sheet; empty where it is not there.
         backend: Of the process groups, as the traces say.
         precision: Whose peak is meant.
         peak_flops: Dense, of one device, FLOP per second.
@@ -88,6 +89,7 @@ class EfficiencyResult(Result, frozen=True, kw_only=True):
     tokens_per_s_per_device: float | None = None
     flops_per_device: float | None = None
     device: str = ""
+    sheet_device: str = ""
     backend: str = ""
     precision: str = ""
     peak_flops: float | None = None
@@ -136,6 +138,7 @@ def analyze_efficiency(
     named = _known_devices(run, sheet)
     facts: dict[str, Any] = {
         "device": device,
+        "sheet_device": gpu.title if gpu else "",
         "backend": _joined({rank.backend for rank in run.ranks}),
         "num_micro_batches": _micro_batches(step_log),
         "is_data_parallel_only": _is_data_parallel_only(run),

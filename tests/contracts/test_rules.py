@@ -13,6 +13,8 @@ from distprof.analyzers.efficiency import EfficiencyResult
 from distprof.analyzers.gradients import GradientsResult
 from distprof.analyzers.idle import IdleResult
 from distprof.analyzers.job import JobResult
+from distprof.analyzers.kernels import KernelsResult
+from distprof.analyzers.memory import MemoryResult
 from distprof.analyzers.messages import MessagesResult
 from distprof.analyzers.moe.result import MoeResult
 from distprof.analyzers.nccl import NcclResult
@@ -53,9 +55,16 @@ FAMILIES = {
 }
 
 COSTS_NO_TIME = {
+    "tensor-cores-unused",
+    "uneven-memory",
+    "memory-nearly-full",
+    "needless-accumulation",
+    "low-mfu",
     "dead-experts",
     "dropped-tokens",
+    "forced-nccl-settings",
     "shared-memory-inside-node",
+    "tensor-parallelism-without-sequence-parallelism",
     "unused-network-cards",
     "uneven-nccl-settings",
 }
@@ -68,6 +77,8 @@ SECTIONS = {
     "collectives": CollectivesResult,
     "idle": IdleResult,
     "job": JobResult,
+    "kernels": KernelsResult,
+    "memory": MemoryResult,
     "messages": MessagesResult,
     "moe": MoeResult,
     "nccl": NcclResult,

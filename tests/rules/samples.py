@@ -13,9 +13,13 @@ import msgspec
 from distprof.analyzers.breakdown import BreakdownResult, StepTimeResult
 from distprof.analyzers.capture import CaptureResult, NodeClock
 from distprof.analyzers.collectives import CollectiveClass, CollectivesResult
+from distprof.analyzers.device_memory import DeviceMemory
+from distprof.analyzers.efficiency import EfficiencyResult
+from distprof.analyzers.gradients import GradientGroup, GradientsResult
 from distprof.analyzers.idle import IdleResult, SyncCall
 from distprof.analyzers.job import JobResult, ProbeOverhead
 from distprof.analyzers.kernels import KernelsResult
+from distprof.analyzers.memory import MemoryResult
 from distprof.analyzers.messages import MessageRank, MessagesResult
 from distprof.analyzers.moe.result import MoeExchange, MoeLayer, MoePlacement, MoeResult
 from distprof.analyzers.nccl import (
@@ -43,6 +47,7 @@ from distprof.analyzers.rows import (
     RankWaterfall,
     StepBreakdown,
 )
+from distprof.analyzers.sharding import ShardedAxis, ShardingResult
 from distprof.analyzers.step_log import RankStepLog, StepLogResult
 from distprof.analyzers.stragglers.analysis import RankStraggler, StepBlame, StragglersResult
 from distprof.analyzers.waterfall import WaterfallResult
@@ -114,6 +119,10 @@ def healthy(*, communication_ms: float = 8.0, steps: bool = True, **parts_ms: fl
         messages(),
         WhatIfResult(),
         nccl(),
+        gradients(gradient_group()),
+        efficiency(),
+        MemoryResult(),
+        ShardingResult(),
     )
     return {type(result): result for result in results}
 
@@ -167,6 +176,76 @@ def nccl_setting(name: str, value: str, ranks: tuple[int, ...] = RANKS) -> NcclS
         ranks=ranks,
         hosts=tuple(sorted({f"node-{rank // 4 + 1}" for rank in ranks})),
     )
+
+
+def sharded_axis(**fields: Any) -> ShardedAxis:
+    """Eight ranks share 17 units of 26 MB: gathered twice, reduced once, most of it ahead."""
+    usual: dict[str, Any] = {
+        "axis": "dp_shard",
+        "group_size": 8,
+        "num_nodes": 2,
+        "gathers_per_step": 34.0,
+        "gather_bytes_per_step": 891_289_600,
+        "gather_bytes_median": 26_214_400,
+        "scatters_per_step": 17.0,
+        "scatter_bytes_per_step": 445_644_800,
+        "gather_passes": 2.0,
+        "scatter_passes": 1,
+        "num_units": 17,
+        "ahead_ratio": 0.9,
+        "gather_exposed_ns_per_step": 400 * US,
+        "gather_wait_ns_per_step": 100 * US,
+        "scatter_exposed_ns_per_step": 300 * US,
+        "scatter_wait_ns_per_step": 50 * US,
+    }
+    return ShardedAxis(**{**usual, **fields})
+
+
+def efficiency(**fields: Any) -> EfficiencyResult:
+    """A model of 1 B parameters under DDP at 45 % MFU, 48 of 80 GB held on every device."""
+    peak, tokens, step_s = 989e12, 8_192, 0.020
+    flop = 0.45 * peak * 8 * step_s
+    usual: dict[str, Any] = {
+        "model": "1B parameters",
+        "model_source": "distprof.toml",
+        "parameters": 1_000_000_000,
+        "flop_per_token": flop / tokens,
+        "tokens_per_step": tokens,
+        "flop_per_step": flop,
+        "computed_flop_per_step": flop,
+        "step_ns": 20 * MS,
+        "num_devices": 8,
+        "tokens_per_s_per_device": tokens / 8 / step_s,
+        "flops_per_device": 0.45 * peak,
+        "device": "NVIDIA H100 80GB HBM3",
+        "sheet_device": "H100 SXM",
+        "backend": "nccl",
+        "precision": "bf16",
+        "peak_flops": peak,
+        "mfu_ratio": 0.45,
+        "hfu_ratio": 0.45,
+        "computing_ratio": 0.56,
+        "recomputation": "none",
+        "zero_stage": 0,
+        "num_micro_batches": 1,
+        "is_data_parallel_only": True,
+        "memory": tuple(device(rank) for rank in RANKS),
+    }
+    return EfficiencyResult(**{**usual, **fields})
+
+
+def device(rank: int, allocated_gb: float = 48.0, **fields: Any) -> DeviceMemory:
+    """80 GB, of which the allocator reserves 2 GB more than tensors hold."""
+    allocated, size = round(allocated_gb * 1e9), 80_000_000_000
+    usual: dict[str, Any] = {
+        "capacity_bytes": size,
+        "allocated_bytes": allocated,
+        "reserved_bytes": allocated + 2_000_000_000,
+        "allocated_ratio": allocated / size,
+        "reserved_ratio": (allocated + 2_000_000_000) / size,
+        "num_retries": 0,
+    }
+    return DeviceMemory(rank=rank, **{**usual, **fields})
 
 
 def changed(results: Results, kind: type[Result], **fields: Any) -> Results:
@@ -295,6 +374,37 @@ def collectives(*classes: CollectiveClass) -> CollectivesResult:
     return CollectivesResult(
         num_ranks=len(RANKS), num_steps=len(STEPS), classes=classes or (collective_class(),)
     )
+
+
+def gradients(*groups: GradientGroup, **fields: Any) -> GradientsResult:
+    """What is reduced along each axis; no search for unused parameters unless said."""
+    return GradientsResult(groups=groups, **fields)
+
+
+def gradient_group(**fields: Any) -> GradientGroup:
+    """Gradients in bf16 over two nodes, in five even buckets, from a tenth of backward on."""
+    usual: dict[str, Any] = {
+        "axis": "world",
+        "ranks": RANKS,
+        "group_size": 8,
+        "num_nodes": 2,
+        "dtypes": ("bfloat16",),
+        "num_updates": 5.0,
+        "micro_batches": 1.0,
+        "times_reduced": 1.0,
+        "num_buckets": 5,
+        "bytes": 131_072_000,
+        "bytes_per_step": 131_072_000.0,
+        "last_bucket_ratio": 0.2,
+        "is_split": True,
+        "exposed_ns_per_step": 800 * US,
+        "redundant_ns_per_step": 0,
+        "last_bucket_ns_per_step": 800 * US,
+        "backward_ns": 10 * MS,
+        "before_first_ns": MS,
+        "transfer_ns": 7 * MS,
+    }
+    return GradientGroup(**{**usual, **fields})
 
 
 def straggler(rank: int, **fields: Any) -> RankStraggler:

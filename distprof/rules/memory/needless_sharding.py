@@ -1,0 +1,106 @@
+"""# needless-sharding
+
+## What it detects
+Weights are sharded and gathered again in each forward and backward although every device could
+hold the whole state.
+
+## Why it costs time
+Sharded data parallelism gathers the weights twice in a step and scatters gradients once: one and a
+half times the bytes of an all-reduce, and the gathers of the forward stand before the computation.
+
+## Evidence needed
+A run directory that says what is sharded (ZeRO stage 3, FSDP) on data-parallel axes alone, memory
+counters of every rank, sizes of devices, and matched all-gathers whose exposed time is known.
+
+## How the cost is computed
+Modelled: half of the exposed transfer of the all-gathers, as two gathers become the second half of
+an all-reduce. Memory is modelled too: what the fullest device holds, and 16 bytes per parameter for
+what it does not hold now.
+
+## How to fix
+DistributedDataParallel, or ZeRO-1 for the optimizer's part of the memory at no more bytes; or keep
+FSDP and leave weights gathered after the forward (`reshard_after_forward=False`).
+
+## Example
+```text
+needless-sharding: Weights are gathered twice in each step although the whole state fits: 31.0 GB of
+80 GB, modelled. All-gathers are exposed for 6.1 % of each step (12.1 ms of 198 ms).
+```
+
+## When it is wrong
+A larger micro-batch may be worth more than the bytes. Parameters, gradients or moments in another
+precision than 16 bytes together make the state smaller or larger than modelled.
+
+## Sources
+Formula sheet, "Volume per training step", "Memory", "Anti-patterns" (FSDP where DDP would fit).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from distprof.analyzers.breakdown import StepTimeResult
+from distprof.analyzers.collectives import CollectivesResult
+from distprof.analyzers.efficiency import EfficiencyResult
+from distprof.analyzers.memory import MemoryResult
+from distprof.analyzers.waterfall import WaterfallResult
+from distprof.rules._devices import sized_memory
+from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
+from distprof.rules.shares import mean_step
+from distprof.terms import CollectiveKind, Confidence, MeshAxis, Severity
+from distprof.units import format_bytes
+
+_SHARDED = 3
+_AXES = frozenset({MeshAxis.DP_SHARD, MeshAxis.DP, MeshAxis.WORLD})
+
+
+@rule(
+    code="MEM106",
+    severity=Severity.INFO,
+    since="0.1.0",
+    needs=(EfficiencyResult, MemoryResult, CollectivesResult, WaterfallResult, StepTimeResult),
+    limits={
+        "filled_ratio": Limit(0.85, "share of a device that the whole state may fill"),
+        "exposed_ratio": Limit(0.02, "share of the step for which gathers may be exposed"),
+    },
+)
+def check(
+    efficiency: EfficiencyResult,
+    memory: MemoryResult,
+    collectives: CollectivesResult,
+    waterfall: WaterfallResult,
+    step_time: StepTimeResult,
+    limits: Limits,
+) -> Iterator[Draft]:
+    """Yield one finding for the run."""
+    ranks = sized_memory(efficiency, memory)
+    if efficiency.zero_stage is None:
+        raise InsufficientEvidenceError("whether weights are sharded is not known")
+    whole = efficiency.unsharded_bytes
+    if efficiency.zero_stage != _SHARDED or whole is None:
+        return
+    size = min(rank.capacity_bytes or 0 for rank in ranks)
+    step = mean_step(waterfall, step_time)
+    exposed = _exposed_gathers_ns(collectives)
+    if whole > limits["filled_ratio"] * size or step.ratio(exposed) < limits["exposed_ratio"]:
+        return
+    yield Draft(
+        message=(
+            "Weights are gathered twice in each step although the whole state fits:"
+            f" {format_bytes(whole)} of {format_bytes(size)}, modelled. All-gathers are exposed"
+            f" for {step.share(exposed)}."
+        ),
+        fix="Use DistributedDataParallel, ZeRO-1, or FSDP with reshard_after_forward=False.",
+        cost_ns_per_step=exposed // 2,
+        confidence=Confidence.MODELLED,
+        evidence=("efficiency.unsharded_bytes", "collectives.classes"),
+    )
+
+
+def _exposed_gathers_ns(collectives: CollectivesResult) -> int:
+    """Transfer that nothing hides, mean per rank and step; waiting belongs to late ranks."""
+    return sum(
+        (record.exposed_ns_per_step or 0) - (record.exposed_wait_ns_per_step or 0)
+        for record in collectives.classes
+        if record.kind == CollectiveKind.ALL_GATHER.label and record.axis in _AXES
+    )

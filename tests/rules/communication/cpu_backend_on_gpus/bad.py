@@ -1,0 +1,8 @@
+"""Eight GPUs, and gloo between them."""
+
+from distprof.analyzers.efficiency import EfficiencyResult
+from tests.rules.samples import Results, changed, healthy
+
+
+def results() -> Results:
+    return changed(healthy(), EfficiencyResult, backend="gloo")

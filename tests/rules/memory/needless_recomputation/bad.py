@@ -1,0 +1,16 @@
+"""All blocks are recomputed, 32 GB are free, and the activations are 30 GB."""
+
+from distprof.analyzers.efficiency import EfficiencyResult
+from tests.rules.samples import Results, changed, efficiency, healthy
+
+
+def results() -> Results:
+    flop = efficiency().flop_per_step
+    return changed(
+        healthy(),
+        EfficiencyResult,
+        recomputation="full",
+        computed_flop_per_step=1.3 * flop,
+        hfu_ratio=1.3 * 0.45,
+        recomputed_bytes=30_000_000_000,
+    )
