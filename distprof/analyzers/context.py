@@ -18,6 +18,8 @@ __all__ = [
     "Own",
     "RankAnalysis",
     "RankContext",
+    "RankGradients",
+    "RankInput",
     "StageMarks",
     "StageSlots",
     "SyncStats",
@@ -170,6 +172,69 @@ class MainLine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RankGradients:
+    """Reductions of gradients on one rank, those that follow one forward, in order of time.
+
+    Args:
+        axis: int32, index into the rank's ``row_axis_names``.
+        window: int64, index of the analysed window.
+        update: int64, the same for all that one update of the optimizer waits for.
+        num_buckets: int64, collectives of the reduction.
+        bytes: int64, of all of them.
+        exposed_ns: int64.
+        wait_ns: int64, exposed waiting; ABSENT where a bucket was not matched.
+        transfer_ns: int64, time in which data moves, hidden or not; ABSENT likewise.
+        last_bytes: int64, of the bucket asked for last.
+        last_exposed_ns: int64, what it exposes beyond waiting.
+        before_first_ns: int64, computation of backward before the first bucket is ready; ABSENT
+            where the beginning of backward is not known.
+        backward_ns: int64, the same before the last bucket is.
+        num_forwards: int64, forwards that the update waits for.
+        dtypes: Axis to element types on the wire.
+        marks_updates: Whether updates are marked; if not, each reduction counts as one's own.
+        search_ns: Time spent on searching for unused parameters, in all windows.
+        search_exposed_ns: Of that what nothing hides, with the bitmap that ranks exchange.
+    """
+
+    axis: NDArray[np.int32]
+    window: Int64Array
+    update: Int64Array
+    num_buckets: Int64Array
+    bytes: Int64Array
+    exposed_ns: Int64Array
+    wait_ns: Int64Array
+    transfer_ns: Int64Array
+    last_bytes: Int64Array
+    last_exposed_ns: Int64Array
+    before_first_ns: Int64Array
+    backward_ns: Int64Array
+    num_forwards: Int64Array
+    dtypes: dict[int, tuple[str, ...]]
+    marks_updates: bool
+    search_ns: int = 0
+    search_exposed_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankInput:
+    """How one rank is fed, inside its analysed windows.
+
+    Args:
+        num_own_loads: Batches that the training thread loaded itself.
+        num_worker_loads: Batches that it took from the workers of a data loader.
+        num_pageable: Copies from pageable host memory to the device.
+        pageable_ns: Time in them.
+        exposed_pageable_ns: Of it what neither computation nor communication hides.
+    """
+
+    num_own_loads: int = 0
+    num_worker_loads: int = 0
+    num_pageable: int = 0
+    pageable_ns: int = 0
+    exposed_pageable_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankAnalysis:
     """All that is measured on one rank alone; small, so that it can cross a process boundary.
 
@@ -196,8 +261,15 @@ class RankAnalysis:
         attention_ns: Computation in attention, per analysed step; empty where not looked for.
         line: Own time between the moments at which it asked for communication and went on after
             it; None without windows.
+        window_start_ns: Start of each analysed window, own clock.
+        window_end_ns: End of each.
         row_axis: For each row of COLLECTIVES, index into ``row_axis_names``.
         row_axis_names: Mesh axes or group descriptions.
+        input: How it is fed.
+        row_hidden_ns: For each row of COLLECTIVES, time of it beside which something is computed.
+        row_begins_beside: Whether something is computed while it begins.
+        row_among_kernels: Whether it runs on a device's stream that computes; empty on a CPU.
+        gradients: Reductions of gradients; None where nothing marks DDP.
     """
 
     rank: int
@@ -221,8 +293,15 @@ class RankAnalysis:
     message_wait_ns: Int64Array | None = None
     attention_ns: Int64Array = field(default_factory=lambda: np.empty(0, np.int64))
     line: MainLine | None = None
+    window_start_ns: Int64Array = field(default_factory=lambda: np.empty(0, np.int64))
+    window_end_ns: Int64Array = field(default_factory=lambda: np.empty(0, np.int64))
     row_axis: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
     row_axis_names: tuple[str, ...] = ()
+    input: RankInput = RankInput()
+    row_hidden_ns: Int64Array = field(default_factory=lambda: np.empty(0, np.int64))
+    row_begins_beside: NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, np.bool_))
+    row_among_kernels: NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, np.bool_))
+    gradients: RankGradients | None = None
 
     @property
     def stage_numbers(self) -> tuple[int, ...]:

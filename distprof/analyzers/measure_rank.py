@@ -7,12 +7,15 @@ from numpy.typing import NDArray
 
 from distprof.analyzers.breakdown import Timeline, break_down, timeline_of
 from distprof.analyzers.context import MainLine, RankAnalysis, RankContext, StageSlots
+from distprof.analyzers.gradient_traffic import gradient_traffic
 from distprof.analyzers.idle_causes import IdleCauses, attribute_idle
+from distprof.analyzers.input_rows import measure_input
 from distprof.analyzers.kernel_stats import kernel_stats
 from distprof.analyzers.overlap import overlap_by_axis, rank_overlap
 from distprof.analyzers.pipeline.marks import measure_marks
 from distprof.analyzers.pipeline.needs import needed_at
 from distprof.analyzers.pipeline.slots import exposed_waits, measure_slots, message_waits
+from distprof.analyzers.row_company import among_kernels, begins_beside
 from distprof.analyzers.rows import RankIdle
 from distprof.analyzers.stragglers.sequences import attention_time
 from distprof.analyzers.waterfall import rank_waterfall, waits_of
@@ -50,6 +53,7 @@ def measure_rank(tables: RankTables, context: RankContext) -> RankAnalysis:
     causes = attribute_idle(tables, timeline, windows) if tables.has_host else None
     idle = _rank_idle(rank, idle_ns, windows, causes, tables.activity, inside) if causes else None
     exposed_ns, exposed_wait_ns = _exposed_rows(tables.collectives, context, timeline)
+    window = _window_of(_moment_of(tables.collectives, context), windows)
     messages = message_waits(tables, context)
     slots = measure_slots(tables, context, timeline, messages)
     return RankAnalysis(
@@ -67,7 +71,7 @@ def measure_rank(tables: RankTables, context: RankContext) -> RankAnalysis:
         kernels=kernel_stats(tables.activity, inside),
         exposed_ns=exposed_ns,
         exposed_wait_ns=exposed_wait_ns,
-        collective_step=_window_of(_moment_of(tables.collectives, context), windows),
+        collective_step=window,
         input_ns=_per_window(windows, causes, IdleCause.INPUT),
         computation_ns=covered(windows, timeline.computation),
         idle_host_ns=_per_window(windows, causes, IdleCause.HOST),
@@ -78,8 +82,21 @@ def measure_rank(tables: RankTables, context: RankContext) -> RankAnalysis:
         message_wait_ns=exposed_waits(messages, timeline, windows),
         attention_ns=attention_time(tables.activity, windows),
         line=_line(tables, context, timeline, causes, slots),
+        window_start_ns=windows.start,
+        window_end_ns=windows.end,
         row_axis=context.axis,
         row_axis_names=context.axis_names,
+        input=measure_input(tables, windows, timeline),
+        row_hidden_ns=covered(intervals_of(tables.collectives), timeline.computation),
+        row_begins_beside=begins_beside(tables.collectives, timeline.computation),
+        row_among_kernels=among_kernels(tables, is_cpu=context.is_cpu),
+        gradients=gradient_traffic(
+            tables,
+            context,
+            timeline,
+            causes.launches if causes else None,
+            (window, exposed_ns, exposed_wait_ns),
+        ),
     )
 
 

@@ -1,0 +1,15 @@
+"""Only the norm of the gradients is reduced among the kernels."""
+
+from distprof.analyzers.sharding import ShardingResult, SharedStream
+from tests.rules.samples import US, Results, changed, healthy, sharded_axis
+
+
+def results() -> Results:
+    stream = SharedStream(
+        axis="dp_shard",
+        per_step=1.0,
+        share_ratio=0.02,
+        exposed_ns_per_step=60 * US,
+        wait_ns_per_step=20 * US,
+    )
+    return changed(healthy(), ShardingResult, axes=(sharded_axis(),), shared_streams=(stream,))

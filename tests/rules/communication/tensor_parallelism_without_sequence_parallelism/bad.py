@@ -1,0 +1,19 @@
+"""Activations of 16 layers are added up by all-reduces."""
+
+from distprof.analyzers.sharding import ShardingResult, TensorTraffic
+from tests.rules.samples import MS, Results, changed, healthy
+
+
+def results() -> Results:
+    tensor = TensorTraffic(
+        group_size=8,
+        all_reduces_per_step=64.0,
+        all_reduce_bytes_per_step=536_870_912,
+        all_gathers_per_step=0.0,
+        reduce_scatters_per_step=0.0,
+        pair_bytes_per_step=0,
+        exposed_ns_per_step=2 * MS,
+        wait_ns_per_step=MS,
+        overlap_ratio=0.1,
+    )
+    return changed(healthy(), ShardingResult, tensor=tensor)
