@@ -50,6 +50,7 @@ class RankStepLog(Record, frozen=True, kw_only=True):
         last_loss: Last that was logged.
         tokens_per_step: Median of plain steps, None where no tokens are logged.
         num_micro_batches: The same of forward passes.
+        samples_per_step: The same of samples.
     """
 
     rank: int
@@ -69,6 +70,7 @@ class RankStepLog(Record, frozen=True, kw_only=True):
     last_loss: float | None
     tokens_per_step: int | None = None
     num_micro_batches: int | None = None
+    samples_per_step: int | None = None
 
 
 class StepLogResult(Result, frozen=True, kw_only=True):
@@ -90,6 +92,7 @@ class StepLogResult(Result, frozen=True, kw_only=True):
         ranks: One row per rank.
         plain_ns: Durations of the last plain steps, at most some hundreds, in order of time.
         tokens_per_step: All ranks together, None unless every logging rank counts them.
+        samples_per_step: The same of samples.
         stalls: Work that comes back every so many steps and makes them longer on all ranks.
     """
 
@@ -108,6 +111,7 @@ class StepLogResult(Result, frozen=True, kw_only=True):
     ranks: tuple[RankStepLog, ...] = ()
     plain_ns: tuple[int, ...] = ()
     tokens_per_step: int | None = None
+    samples_per_step: int | None = None
     stalls: tuple[PeriodicStall, ...] = ()
 
 
@@ -158,6 +162,7 @@ def measure_step_log(records: RankRecords) -> StepLog | None:
         last_loss=float(losses[-1]) if len(losses) else None,
         tokens_per_step=_median_count(log["tokens"][plain]),
         num_micro_batches=_median_count(log["num_micro_batches"][plain]),
+        samples_per_step=_median_count(log["samples"][plain]),
     )
     return StepLog(
         row=row,
@@ -189,7 +194,8 @@ def combine_step_logs(logs: Sequence[StepLog], unavailable: Sequence[str] = ()) 
         last_loss=_mean([row.last_loss for row in rows]),
         ranks=rows,
         plain_ns=tuple(plain[-MAX_STEPS_KEPT:].tolist()),
-        tokens_per_step=_tokens_per_step(rows),
+        tokens_per_step=_all_ranks([row.tokens_per_step for row in rows]),
+        samples_per_step=_all_ranks([row.samples_per_step for row in rows]),
         stalls=find_periodic_stalls(*_shared_durations(logs)),
         unavailable=tuple(unavailable),
     )
@@ -216,9 +222,10 @@ def _median_count(values: Int64Array) -> int | None:
     return _median(values[values >= 0])
 
 
-def _tokens_per_step(rows: Sequence[RankStepLog]) -> int | None:
-    counts = [row.tokens_per_step for row in rows if row.tokens_per_step is not None]
-    return sum(counts) if len(counts) == len(rows) else None
+def _all_ranks(counts: Sequence[int | None]) -> int | None:
+    """Their sum; None unless every rank counts."""
+    known = [count for count in counts if count is not None]
+    return sum(known) if len(known) == len(counts) else None
 
 
 def _shared_durations(logs: Sequence[StepLog]) -> tuple[Int64Array, Int64Array]:

@@ -10,7 +10,6 @@ import numpy as np
 from distprof.analyzers.job import JobFault
 from distprof.artefacts.summary_file import Fingerprint, StepParts, SummaryFile
 from distprof.report.model import Report
-from distprof.units import NS_PER_S
 
 __all__ = ["summarize_report"]
 
@@ -33,8 +32,8 @@ def summarize_report(report: Report, *, label: str = "") -> SummaryFile:
         fingerprint=_fingerprint(report),
         step_ns=plain or _traced_steps(report),
         is_traced=not plain,
-        tokens_per_step=_per_step(log.tokens_per_s, plain),
-        samples_per_step=_per_step(log.samples_per_s, plain),
+        tokens_per_step=log.tokens_per_step,
+        samples_per_step=log.samples_per_step,
         parts=_parts(report),
         overlap_ratio=_overlap(report),
         exposed_comm_ratio=_exposed(report),
@@ -74,13 +73,6 @@ def _traced_steps(report: Report) -> tuple[int, ...]:
     if report.step_time.median_ns is None:
         return ()
     return tuple(int(np.median(by_step[step])) for step in sorted(by_step))
-
-
-def _per_step(per_s: float | None, steps: tuple[int, ...]) -> float | None:
-    """What the job's ranks process in a step; the log counts it over the same steps."""
-    if per_s is None or not steps:
-        return None
-    return per_s * float(np.mean(steps)) / NS_PER_S
 
 
 def _parts(report: Report) -> StepParts | None:

@@ -1,0 +1,173 @@
+"""Which runs a sweep makes, in which order, and with which arguments."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal, TypeAlias
+
+from distprof import __version__
+from distprof.artefacts.sweep_file import SweepFile, SweepRun
+from distprof.errors import UsageError
+
+__all__ = ["MAX_RUNS", "ProgramSweep", "Scaling", "parse_sizes", "plan_program", "plan_workload"]
+
+Scaling: TypeAlias = Literal["weak", "strong", "as_given"]
+ProgramSweep: TypeAlias = "Callable[[Sequence[str]], dict[str, Any]]"
+"""Arguments of ``distprof run`` to the whole configuration that they mean."""
+
+MAX_RUNS = 1_000
+RANKS = "{ranks}"
+"""Stands for the number of ranks in the command of a user's own program."""
+
+_BATCH_PER_RANK = ("ddp", "fsdp", "moe")
+"""Workloads in which every rank has sequences of its own; in the others ranks share them."""
+
+_QUICK = (
+    ("--measure-overhead", ("--no-measure-overhead",)),
+    ("--profile-steps", ("--profile-steps", "4")),
+)
+"""A sweep measures steps without a profiler; what probes cost is measured by single runs."""
+
+
+def parse_sizes(text: str) -> tuple[int, ...]:
+    """Numbers of ranks, for example ``1,2,4,8``, ascending and each once.
+
+    Raises:
+        UsageError: If it is no list of positive numbers.
+    """
+    pieces = [piece.strip() for piece in text.split(",")]
+    if not all(piece.isdecimal() and 0 < int(piece) <= 1 << 18 for piece in pieces):
+        raise UsageError(f"{text!r} is no list of numbers of ranks such as 1,2,4,8")
+    return tuple(sorted({int(piece) for piece in pieces}))
+
+
+def plan_workload(
+    workload: str,
+    sizes: Sequence[int],
+    arguments: Sequence[str],
+    *,
+    repeats: int,
+    scaling: Scaling,
+    device: Literal["gpus", "ranks"],
+    configuration: ProgramSweep,
+) -> SweepFile:
+    """A sweep of a reference workload.
+
+    Args:
+        workload: For example ``ddp``.
+        sizes: Numbers of ranks.
+        arguments: Further ones for ``distprof run``.
+        repeats: Runs of each size.
+        scaling: ``weak`` keeps the sequences of a rank, ``strong`` those of all ranks together.
+        device: What sizes count.
+        configuration: Asks the workload what the arguments mean, which also checks them.
+
+    Raises:
+        UsageError: If the batch cannot be shared as asked.
+    """
+    fixed = [
+        *arguments,
+        *(word for flag, words in _QUICK if not _has(arguments, flag) for word in words),
+    ]
+    told = configuration(["run", workload, f"--{device}", str(sizes[0]), *fixed])
+    batch = int(told["training"]["batch"])
+    per_size = {
+        size: (
+            "run",
+            workload,
+            f"--{device}",
+            str(size),
+            *fixed,
+            *_batch(workload, size, sizes, batch, scaling),
+        )
+        for size in sizes
+    }
+    return _sweep(per_size, repeats, workload=workload, scaling=scaling, device=device)
+
+
+def plan_program(
+    command: Sequence[str],
+    sizes: Sequence[int],
+    *,
+    repeats: int,
+    device: Literal["gpus", "ranks"],
+) -> SweepFile:
+    """A sweep of a user's own program under ``distprof capture``.
+
+    Args:
+        command: With ``{ranks}`` where the number of ranks belongs.
+        sizes: Numbers of ranks.
+        repeats: Runs of each size.
+        device: What sizes count.
+
+    Raises:
+        UsageError: If the command does not say where the number of ranks belongs.
+    """
+    if len(sizes) > 1 and not any(RANKS in word for word in command):
+        raise UsageError(
+            f"the program does not say where the number of ranks belongs: write {RANKS} there, as "
+            f"in torchrun --nproc-per-node {RANKS} train.py"
+        )
+    per_size = {
+        size: ("capture", "--", *(word.replace(RANKS, str(size)) for word in command))
+        for size in sizes
+    }
+    return _sweep(per_size, repeats, workload="", scaling="as_given", device=device)
+
+
+def _batch(
+    workload: str, size: int, sizes: Sequence[int], batch: int, scaling: Scaling
+) -> tuple[str, ...]:
+    """What the workload must be told so that the work is shared as asked.
+
+    The batch that was typed is that of a rank under weak scaling, and of all ranks together under
+    strong scaling.
+    """
+    is_own = workload in _BATCH_PER_RANK
+    if scaling == "as_given" or (scaling == "weak") == is_own:
+        return ()
+    if scaling == "weak":  # ranks share the sequences: there must be more of them
+        return ("--batch", str(batch * size // sizes[0]))
+    if batch % size:
+        least = sizes[-1] * -(-batch // sizes[-1])
+        raise UsageError(
+            f"strong scaling shares {batch} sequences among {size} ranks, which does not divide: "
+            f"use --batch {least}, or a multiple of every size"
+        )
+    return ("--batch", str(batch // size))
+
+
+def _sweep(
+    per_size: dict[int, tuple[str, ...]],
+    repeats: int,
+    *,
+    workload: str,
+    scaling: Scaling,
+    device: Literal["gpus", "ranks"],
+) -> SweepFile:
+    if repeats * len(per_size) > MAX_RUNS:
+        raise UsageError(f"{repeats * len(per_size):,} runs: more than {MAX_RUNS:,} are a mistake")
+    return SweepFile(
+        distprof_version=__version__,
+        workload=workload,
+        scaling=scaling,
+        device=device,
+        runs=tuple(_in_turns(per_size, repeats)),
+        started_ns=time.time_ns(),
+    )
+
+
+def _in_turns(per_size: dict[int, tuple[str, ...]], repeats: int) -> Iterator[SweepRun]:
+    """Sizes up, then down, then up: a steady drift weighs on all of them alike."""
+    for repeat in range(repeats):
+        sizes = list(per_size) if repeat % 2 == 0 else list(reversed(per_size))
+        for size in sizes:
+            folder = f"ranks{size:05d}-repeat{repeat:02d}"
+            yield SweepRun(ranks=size, repeat=repeat, folder=folder, arguments=per_size[size])
+
+
+def _has(arguments: Sequence[str], flag: str) -> bool:
+    """Whether the user has set an option, or its opposite."""
+    names = (flag, flag.replace("--", "--no-", 1))
+    return any(word.partition("=")[0] in names for word in arguments)
