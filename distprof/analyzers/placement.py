@@ -24,7 +24,7 @@ from distprof.analyzers.result import Record, Result
 from distprof.analyzers.scale_up import Domains, find_domains
 from distprof.config import TopologyConfig
 from distprof.hardware.sheet import Sheet
-from distprof.run.nccl_log import NcclCommunicator, NcclLog
+from distprof.run.nccl_log import NcclLog
 from distprof.run.run import Run
 from distprof.run.topology import ProcessGroup
 from distprof.terms import CollectiveKind, MeshAxis
@@ -62,7 +62,8 @@ class PlacedAxis(Record, frozen=True, kw_only=True):
         stride: Distance between neighbouring members where it is the same throughout.
         nodes_if_blocked: Nodes that a group would span if each node held consecutive ranks, the
             most of all; None where not all ranks' nodes are known.
-        could_fit: Whether a group is no larger than a domain.
+        could_fit: Whether a group, with the axes that lie between its members, is no larger than a
+            domain; None where its members are not evenly apart.
         tier: Slowest kind of link that a group needs: ``inside a node``, ``inside a domain``
             (of several hosts) or ``between domains``.
         sent_bytes_per_step: What a rank sends.
@@ -83,7 +84,7 @@ class PlacedAxis(Record, frozen=True, kw_only=True):
     least_on_node: int
     stride: int | None = None
     nodes_if_blocked: int | None = None
-    could_fit: bool = False
+    could_fit: bool | None = None
     tier: str = ""
     sent_bytes_per_step: float | None = None
     exposed_transfer_ns_per_step: int | None = None
@@ -258,22 +259,28 @@ class _Group:
 def _groups(run: Run) -> list[_Group]:
     """Groups of the traces; without any, communicators of NCCL's log."""
     groups = [_Group(_label(g), len(g.ranks), g.ranks) for g in run.topology.groups if g.ranks]
-    if groups or run.nccl is None:
-        return groups
-    ranks = _ranks_of_log(run.nccl)
-    return [
-        _Group(_log_label(one, run.nccl), one.num_ranks, members)
-        for one in run.nccl.communicators
-        if one.is_certain
-        and len(
-            members := tuple(sorted(ranks[m.process] for m in one.members if m.process in ranks))
-        )
-        == one.num_ranks
-    ]
+    return groups if groups or run.nccl is None else _groups_of_log(run.nccl)
 
 
-def _log_label(one: NcclCommunicator, log: NcclLog) -> str:
-    return MeshAxis.WORLD.value if one.num_ranks == log.world_size else "communicator"
+def _groups_of_log(log: NcclLog) -> list[_Group]:
+    """Communicators of which every member is known."""
+    rank_of = _ranks_of_log(log)
+    groups = []
+    for one in log.communicators:
+        ranks = tuple(sorted(rank_of[m.process] for m in one.members if m.process in rank_of))
+        if one.is_certain and len(ranks) == one.num_ranks:
+            groups.append(_Group(_log_label(ranks, log.world_size), len(ranks), ranks))
+    return groups
+
+
+def _log_label(ranks: Sequence[int], world_size: int | None) -> str:
+    """NCCL knows no axes: communicators are told apart by which ranks they join."""
+    if len(ranks) == world_size:
+        return MeshAxis.WORLD.value
+    steps = set(np.diff(ranks).tolist())
+    if len(steps) != 1:
+        return "communicators of other ranks"
+    return f"communicators of ranks {steps.pop()} apart"
 
 
 def _label(group: ProcessGroup) -> str:
@@ -351,6 +358,7 @@ def _placed(
     counts = [np.unique(places.node[members], return_counts=True)[1] for members in known]
     spans = [len(np.unique(places.domain[members])) for members in known]
     widest = max(spans)
+    stride = _stride(known)
     traffic = _traffic(collectives, axis, size)
     most_nodes = max(len(count) for count in counts)
     return PlacedAxis(
@@ -363,9 +371,9 @@ def _placed(
         least_domains=min(spans),
         most_on_node=max(int(count.max()) for count in counts),
         least_on_node=min(int(count.min()) for count in counts),
-        stride=_stride(known),
+        stride=stride,
         nodes_if_blocked=_most_blocked(known, places),
-        could_fit=size <= domains.size,
+        could_fit=None if stride is None else size * stride <= domains.size,
         tier=_tier(most_nodes, widest),
         ranks=_ranks_of(
             members for members, span in zip(known, spans, strict=True) if span == widest
