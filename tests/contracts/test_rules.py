@@ -66,6 +66,8 @@ COSTS_NO_TIME = {
     "shared-memory-inside-node",
     "tensor-parallelism-without-sequence-parallelism",
     "unused-network-cards",
+    "far-network-card",
+    "uneven-ranks-per-node",
     "uneven-nccl-settings",
 }
 """Besides those on the recording itself: what is lost is quality of the model, or no source has

@@ -39,6 +39,7 @@ from distprof.analyzers.pipeline.analysis import (
     PipelineRank,
     PipelineResult,
 )
+from distprof.analyzers.placement import PlacedAxis, PlacedNode, PlacementResult
 from distprof.analyzers.result import Result
 from distprof.analyzers.rows import (
     RankBreakdown,
@@ -50,6 +51,7 @@ from distprof.analyzers.rows import (
 from distprof.analyzers.sharding import ShardedAxis, ShardingResult
 from distprof.analyzers.step_log import RankStepLog, StepLogResult
 from distprof.analyzers.stragglers.analysis import RankStraggler, StepBlame, StragglersResult
+from distprof.analyzers.training_log import TrainingLogResult
 from distprof.analyzers.waterfall import WaterfallResult
 from distprof.analyzers.whatif.analysis import WhatIfResult
 from distprof.terms import Confidence, StepSource, StragglerCause, StragglerPattern
@@ -120,6 +122,7 @@ def healthy(*, communication_ms: float = 8.0, steps: bool = True, **parts_ms: fl
         WhatIfResult(),
         nccl(),
         gradients(gradient_group()),
+        placement(),
         efficiency(),
         MemoryResult(),
         ShardingResult(),
@@ -509,6 +512,83 @@ def moe_layer(name: str, **fields: Any) -> MoeLayer:
     return MoeLayer(layer=name, **{**usual, **fields})
 
 
+def placement(*axes: PlacedAxis, ranks_per_node: int = 4, **fields: Any) -> PlacementResult:
+    """Two nodes of four GPUs, ranks numbered node by node; the world is the only group."""
+    per_node = ranks_per_node
+    nodes = tuple(
+        PlacedNode(
+            node=f"node-{n + 1}",
+            ranks=tuple(range(n * per_node, (n + 1) * per_node)),
+            domains=(f"node-{n + 1}",),
+        )
+        for n in range(2)
+    )
+    world = placed_axis(
+        axis="world",
+        size=2 * per_node,
+        most_on_node=per_node,
+        least_on_node=per_node,
+        stride=1,
+        could_fit=False,
+    )
+    usual: dict[str, Any] = {
+        "origin": "run.json",
+        "domain_origin": "H100 SXM: a node is a domain",
+        "domain_size": per_node,
+        "num_domains": 2,
+        "scale_up_bandwidth": 450e9,
+        "order": "blocked",
+        "is_whole": True,
+        "nodes": nodes,
+        "axes": axes or (world,),
+    }
+    return PlacementResult(**{**usual, **fields})
+
+
+def placed_axis(**fields: Any) -> PlacedAxis:
+    """Two pairs of ranks two apart that span both nodes; all of their transfer is exposed."""
+    usual: dict[str, Any] = {
+        "axis": "tp",
+        "size": 4,
+        "num_groups": 2,
+        "num_nodes": 2,
+        "least_nodes": 2,
+        "num_domains": 2,
+        "least_domains": 2,
+        "most_on_node": 2,
+        "least_on_node": 2,
+        "stride": 2,
+        "nodes_if_blocked": 2,
+        "could_fit": False,
+        "tier": "between domains",
+        "sent_bytes_per_step": 400_000_000.0,
+        "exposed_transfer_ns_per_step": 4 * MS,
+        "exchange_ns_per_step": 0,
+        "ranks": RANKS,
+    }
+    return PlacedAxis(**{**usual, **fields})
+
+
+def inside(axis: str, size: int, **fields: Any) -> PlacedAxis:
+    """Groups of neighbouring ranks inside nodes; little is exposed."""
+    usual: dict[str, Any] = {
+        "num_groups": 8 // size,
+        "num_nodes": 1,
+        "least_nodes": 1,
+        "num_domains": 1,
+        "least_domains": 1,
+        "most_on_node": size,
+        "least_on_node": size,
+        "stride": 1,
+        "nodes_if_blocked": 1,
+        "could_fit": True,
+        "tier": "inside a node",
+        "sent_bytes_per_step": 50_000_000.0,
+        "exposed_transfer_ns_per_step": 100 * US,
+    }
+    return placed_axis(axis=axis, size=size, **{**usual, **fields})
+
+
 def moe_placement(name: str, **fields: Any) -> MoePlacement:
     """Four ranks that share eight experts, with much the same load."""
     usual: dict[str, Any] = {
@@ -670,3 +750,21 @@ def capture(**fields: Any) -> CaptureResult:
         "notes": (),
     }
     return CaptureResult(**{**usual, **fields})
+
+
+def training_log(**fields: Any) -> TrainingLogResult:
+    """The log of a pipeline of four stages whose iterations take 2 s."""
+    given: dict[str, Any] = {
+        "origin": "Megatron-LM",
+        "num_reports": 20,
+        "num_steady": 19,
+        "mean_ns": 2_000 * MS,
+        "median_ns": 2_000 * MS,
+        "mesh": {"tp": 1, "pp": 4, "dp": 1},
+        "world_size": 4,
+        "num_micro_batches": 32,
+        "timer_stage": "last",
+        "compute_ratio": 0.9,
+        "ideal_bubble_ratio": 3 / 35,
+    }
+    return TrainingLogResult(**given | fields)
