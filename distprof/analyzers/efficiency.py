@@ -28,7 +28,7 @@ from distprof.run.run import Run
 from distprof.terms import CollectiveKind, MeshAxis
 from distprof.units import NS_PER_S
 
-__all__ = ["EfficiencyResult", "analyze_efficiency"]
+__all__ = ["CPU", "NO_MODEL", "EfficiencyResult", "analyze_efficiency"]
 
 CPU = "cpu"
 NO_MODEL = (

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from distprof.analyzers.device_memory import DeviceMemory
-from distprof.analyzers.efficiency import EfficiencyResult
+from distprof.analyzers.efficiency import CPU, EfficiencyResult
+from distprof.analyzers.job import NO_RUN_DIRECTORY
 from distprof.analyzers.memory import MemoryResult
 from distprof.rules.base import InsufficientEvidenceError
 
@@ -11,11 +12,13 @@ __all__ = ["measured_memory", "sized_memory"]
 
 
 def measured_memory(efficiency: EfficiencyResult, memory: MemoryResult) -> tuple[DeviceMemory, ...]:
-    """Ranks whose device memory was counted.
+    """Ranks whose device memory was counted; none of bare traces and of ranks on a CPU.
 
     Raises:
-        InsufficientEvidenceError: If it was on none.
+        InsufficientEvidenceError: If it should have been counted, and was on none.
     """
+    if efficiency.device == CPU or NO_RUN_DIRECTORY in memory.unavailable:
+        return ()
     if not efficiency.memory:
         why = "; ".join(memory.unavailable) or "the ranks have no device memory"
         raise InsufficientEvidenceError(f"device memory was not counted: {why}")
@@ -26,14 +29,11 @@ def sized_memory(efficiency: EfficiencyResult, memory: MemoryResult) -> tuple[De
     """Those whose device's size is known too.
 
     Raises:
-        InsufficientEvidenceError: If there is none.
+        InsufficientEvidenceError: If memory was counted, and no size is known.
     """
-    sized = tuple(
-        rank
-        for rank in measured_memory(efficiency, memory)
-        if rank.capacity_bytes and rank.allocated_ratio is not None
-    )
-    if not sized:
+    measured = measured_memory(efficiency, memory)
+    sized = tuple(r for r in measured if r.capacity_bytes and r.allocated_ratio is not None)
+    if measured and not sized:
         raise InsufficientEvidenceError(
             "how much memory the devices have is neither in traces nor on the hardware sheet"
         )

@@ -35,14 +35,13 @@ from collections.abc import Iterator
 
 from distprof.analyzers.breakdown import StepTimeResult
 from distprof.analyzers.capture import CaptureResult
-from distprof.analyzers.efficiency import EfficiencyResult
+from distprof.analyzers.efficiency import CPU, EfficiencyResult
 from distprof.analyzers.waterfall import WaterfallResult
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limits, rule
 from distprof.rules.shares import mean_step
 from distprof.terms import Severity
 
 _FOR_CPUS = "gloo"
-_CPU = "cpu"
 
 
 @rule(
@@ -59,10 +58,12 @@ def check(
     limits: Limits,  # noqa: ARG001
 ) -> Iterator[Draft]:
     """Yield one finding for the run."""
+    num_ranks = capture.world_size or len(capture.ranks_present)
+    if efficiency.device in ("", CPU) or num_ranks < 2:
+        return
     if not efficiency.backend:
         raise InsufficientEvidenceError("the traces do not name the backend of process groups")
-    num_ranks = capture.world_size or len(capture.ranks_present)
-    if efficiency.backend != _FOR_CPUS or efficiency.device in ("", _CPU) or num_ranks < 2:
+    if efficiency.backend != _FOR_CPUS:
         return
     cost = mean_step(waterfall, step_time).exposed_transfer_ns
     yield Draft(

@@ -62,17 +62,15 @@ _LONGEST_NAME = 60
 )
 def check(efficiency: EfficiencyResult, kernels: KernelsResult, limits: Limits) -> Iterator[Draft]:
     """Yield one finding for the run."""
-    if efficiency.device == "cpu":
-        return
-    if not efficiency.sheet_device:
-        raise InsufficientEvidenceError(
-            "the device is not on the hardware sheet: whether it has matrix units is not known"
-        )
     total = sum(c.total_ns for c in kernels.categories if c.kind == _COMPUTATION)
     slow = [k for k in kernels.kernels if k.kind == _COMPUTATION and _FP32.search(k.name)]
     share = sum(kernel.total_ns for kernel in slow) / total if total else 0.0
     if not slow or share < limits["single_precision_ratio"]:
         return
+    if not efficiency.sheet_device:
+        raise InsufficientEvidenceError(
+            "products run in fp32; whether the device has tensor cores is not on the hardware sheet"
+        )
     longest = max(slow, key=lambda kernel: kernel.total_ns)
     yield Draft(
         message=(

@@ -58,8 +58,9 @@ def check(
     efficiency: EfficiencyResult, memory: MemoryResult, step_log: StepLogResult, limits: Limits
 ) -> Iterator[Draft]:
     """Yield one finding for all ranks."""
-    known = [r for r in measured_memory(efficiency, memory) if r.num_retries is not None]
-    if not known:
+    measured = measured_memory(efficiency, memory)
+    known = [rank for rank in measured if rank.num_retries is not None]
+    if measured and not known:
         raise InsufficientEvidenceError("too few steps: no retry could be called a steady one")
     ranks = [rank for rank in known if (rank.num_retries or 0) >= max(1, limits["num_retries"])]
     if not ranks:

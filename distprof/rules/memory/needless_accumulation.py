@@ -55,6 +55,8 @@ from distprof.units import format_bytes, format_ratio
 def check(efficiency: EfficiencyResult, memory: MemoryResult, limits: Limits) -> Iterator[Draft]:
     """Yield one finding for the run."""
     ranks = sized_memory(efficiency, memory)
+    if not ranks:
+        return
     if efficiency.num_micro_batches is None or efficiency.is_data_parallel_only is None:
         raise InsufficientEvidenceError("micro-batches of a step, or the mesh, are not known")
     if efficiency.num_micro_batches < 2 or not efficiency.is_data_parallel_only:

@@ -72,6 +72,8 @@ def check(
 ) -> Iterator[Draft]:
     """Yield one finding for the run."""
     ranks = sized_memory(efficiency, memory)
+    if not ranks:
+        return
     if not efficiency.recomputation:
         raise InsufficientEvidenceError(NO_MODEL)
     needed, computed = efficiency.flop_per_step, efficiency.computed_flop_per_step

@@ -74,6 +74,8 @@ def check(
 ) -> Iterator[Draft]:
     """Yield one finding for the run."""
     ranks = sized_memory(efficiency, memory)
+    if not ranks:
+        return
     if efficiency.zero_stage is None:
         raise InsufficientEvidenceError("whether weights are sharded is not known")
     whole = efficiency.unsharded_bytes

@@ -41,7 +41,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from distprof.analyzers.efficiency import EfficiencyResult
+from distprof.analyzers.efficiency import CPU, EfficiencyResult
+from distprof.analyzers.job import JobResult
 from distprof.analyzers.waterfall import WaterfallResult
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
 from distprof.terms import Severity
@@ -66,14 +67,16 @@ _WORTH_NAMING_RATIO = 0.05
     code="SCA101",
     severity=Severity.INFO,
     since="0.1.0",
-    needs=(EfficiencyResult, WaterfallResult),
+    needs=(EfficiencyResult, WaterfallResult, JobResult),
     limits={"mfu_ratio": Limit(0.40, "model FLOP utilisation from which on it is good")},
 )
 def check(
-    efficiency: EfficiencyResult, waterfall: WaterfallResult, limits: Limits
+    efficiency: EfficiencyResult, waterfall: WaterfallResult, job: JobResult, limits: Limits
 ) -> Iterator[Draft]:
     """Yield one finding for the run."""
     mfu, peak = efficiency.mfu_ratio, efficiency.peak_flops
+    if efficiency.device == CPU or (job.kind is None and not efficiency.model):
+        return  # no peak to speak of; bare traces of a model that nobody named
     if mfu is None or peak is None:
         why = "; ".join(efficiency.unavailable) or "nothing tells how much the ranks compute"
         raise InsufficientEvidenceError(why)
