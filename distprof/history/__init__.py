@@ -1,0 +1,1 @@
+"""Summaries of runs over time: appended to a Parquet dataset, queried by DuckDB."""
