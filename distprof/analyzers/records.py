@@ -19,6 +19,7 @@ from distprof.analyzers.pauses import (
     host_pauses,
     measure_pauses,
 )
+from distprof.analyzers.settings import SettingsResult, combine_settings
 from distprof.analyzers.step_log import (
     StepLog,
     StepLogResult,
@@ -32,6 +33,8 @@ from distprof.analyzers.telemetry import (
     measure_telemetry,
 )
 from distprof.artefacts.run_file import RunFile
+from distprof.artefacts.settings_file import SettingsFile
+from distprof.intervals import EMPTY, Intervals
 from distprof.run.places import coordinates_of
 from distprof.run.records import RecordSource
 from distprof.run.run import Run
@@ -49,6 +52,7 @@ class RecordResults:
     telemetry: TelemetryResult
     moe: MoeResult
     pauses: PausesResult
+    settings: SettingsResult
     host: Mapping[int, HostPauses] = field(default_factory=dict)
     routing: tuple[Routing, ...] = ()
 
@@ -63,23 +67,41 @@ class _OfRank:
     telemetry: RankTelemetry | None
     routing: Routing | None
     pauses: RankPauses | None
+    settings: SettingsFile | None
     host: HostPauses
     notes: tuple[str, ...]
 
 
-def measure_records(run: Run, *, executor: Mapper | None = None) -> RecordResults:
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """What a worker needs: a rank's records, and its analysed steps."""
+
+    source: RecordSource
+    windows: Intervals
+
+    @property
+    def rank(self) -> int:
+        """Global rank."""
+        return self.source.rank
+
+
+def measure_records(
+    run: Run, *, executor: Mapper | None = None, windows: Mapping[int, Intervals] | None = None
+) -> RecordResults:
     """Measure what probes recorded on every rank.
 
     Args:
         run: The recording; bare traces have no records.
         executor: Where ranks are measured, one rank's records in memory at a time and worker; None
             measures them here, one after another.
+        windows: Rank to its analysed steps, own clock, for what sensors show during them.
 
     Returns:
         Results; each says in ``unavailable`` why it has nothing, or what was damaged.
     """
-    sources = [run.records[rank] for rank in sorted(run.records)]
-    results = map(_measure, sources) if executor is None else executor.map(_measure, sources)
+    known = windows or {}
+    jobs = [_Job(run.records[rank], known.get(rank, EMPTY)) for rank in sorted(run.records)]
+    results = map(_measure, jobs) if executor is None else executor.map(_measure, jobs)
     outcomes = list(results)
     failed = [outcome for outcome in outcomes if isinstance(outcome, str)]
     ranks = [outcome for outcome in outcomes if isinstance(outcome, _OfRank)]
@@ -89,6 +111,7 @@ def measure_records(run: Run, *, executor: Mapper | None = None) -> RecordResult
     telemetry = [r.telemetry for r in ranks if r.telemetry]
     routing = [r.routing for r in ranks if r.routing]
     pauses = [r.pauses for r in ranks if r.pauses]
+    settings = [r.settings for r in ranks if r.settings]
     places = coordinates_of(run.job) if run.job else {}
     return RecordResults(
         step_log=combine_step_logs(logs, (*why.notes, *why.of("step_log", logs))),
@@ -96,20 +119,22 @@ def measure_records(run: Run, *, executor: Mapper | None = None) -> RecordResult
         telemetry=combine_telemetry(telemetry, why.of("nvml", telemetry)),
         moe=combine_routing(routing, places, why.of("moe_routing", routing)),
         pauses=combine_pauses(pauses, why.of("pauses", pauses)),
+        settings=combine_settings(settings, run.job, why.of("settings", settings)),
         host={rank.rank: rank.host for rank in ranks},
         routing=tuple(routing),
     )
 
 
-def _measure(source: RecordSource) -> _OfRank:
-    records = source.load()
+def _measure(job: _Job) -> _OfRank:
+    records = job.source.load()
     return _OfRank(
         rank=records.rank,
         step_log=measure_step_log(records),
         memory=measure_memory(records),
-        telemetry=measure_telemetry(records),
+        telemetry=measure_telemetry(records, job.windows),
         routing=measure_routing(records),
         pauses=measure_pauses(records),
+        settings=records.settings,
         host=host_pauses(records),
         notes=records.notes,
     )

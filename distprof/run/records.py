@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from distprof.artefacts.settings_file import SettingsFile
 from distprof.schema import Column, Int64Array, Table, TableSchema
 
 __all__ = [
@@ -177,6 +178,7 @@ class RankRecords:
         pauses: PAUSES table.
         about: Name of a table to what its file says of all its rows.
         nccl_log_bytes: Size of the NCCL log, None without one.
+        settings: What the job's own objects say, None where nobody asked.
         notes: What was damaged or left out, one sentence each.
     """
 
@@ -190,6 +192,7 @@ class RankRecords:
     pauses: Table = field(default_factory=lambda: Table.empty(PAUSES))
     about: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     nccl_log_bytes: int | None = None
+    settings: SettingsFile | None = None
     notes: tuple[str, ...] = ()
 
 

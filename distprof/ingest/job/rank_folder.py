@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from distprof.artefacts import (
@@ -16,6 +17,8 @@ from distprof.artefacts import (
     NCCL_LOG_FILE,
     NVML_FILE,
     PAUSES_FILE,
+    SETTINGS_FILE,
+    SETTINGS_SCHEMA,
     STEPS_FILE,
 )
 from distprof.artefacts.records import (
@@ -26,6 +29,7 @@ from distprof.artefacts.records import (
     Pause,
     StepRecord,
 )
+from distprof.artefacts.settings_file import SettingsFile
 from distprof.ingest.job.columns import Columns
 from distprof.ingest.job.files import Folder
 from distprof.ingest.job.lines import LineFile, read_lines
@@ -49,6 +53,7 @@ MAX_EXPERT_COUNTS = 20_000_000
 
 MAX_EXPERTS = 1 << 16
 MAX_PHASES = 10_000  # of one step
+MAX_SETTINGS_BYTES = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +84,7 @@ class RankFolder:
         }  # fmt: skip
         files = {name: read_lines(folder, *how) for name, how in kinds.items()}
         step_log, phases = steps.tables()
+        settings, note = _settings(folder, self.rank)
         return RankRecords(
             rank=self.rank,
             step_log=step_log,
@@ -90,8 +96,23 @@ class RankFolder:
             pauses=pauses.table(),
             about={name: file.about for name, file in files.items() if file.about},
             nccl_log_bytes=folder.size(NCCL_LOG_FILE),
-            notes=_notes(list(files.values())),
+            settings=settings,
+            notes=_notes(list(files.values())) + ((note,) if note else ()),
         )
+
+
+def _settings(folder: Folder, rank: int) -> tuple[SettingsFile | None, str]:
+    """settings.json, None where there is none; and what is wrong with it."""
+    if folder.size(SETTINGS_FILE) is None:
+        return None, ""
+    try:
+        data = folder.read(SETTINGS_FILE, MAX_SETTINGS_BYTES)
+        settings = msgspec.json.decode(data, type=SettingsFile)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError):
+        return None, f"{SETTINGS_FILE} is damaged and not used"
+    if settings.schema != SETTINGS_SCHEMA or settings.rank != rank:
+        return None, f"{SETTINGS_FILE} is of another version or rank and not used"
+    return settings, ""
 
 
 def read_clock_stamps(rank: int, path: str) -> tuple[Table, tuple[str, ...]]:
