@@ -56,6 +56,7 @@ def replicate(
         bucket_cap_mb=options.bucket_mb,
         gradient_as_bucket_view=True,
         static_graph=options.static_graph,
+        find_unused_parameters=options.find_unused,
     )
 
 

@@ -198,6 +198,7 @@ class DdpOptions(WorkloadOptions):
     bucket_mb: float = option(1.0, "size of a gradient bucket (torch's default is 25)")
     no_sync: bool = option(True, "reduce gradients only in the last micro-batch of a step")
     static_graph: bool = option(False, "tell DDP that the graph never changes")
+    find_unused: bool = option(False, "search for parameters that took no part in each forward")
     hook: Literal["none", "fp16", "bf16", "powersgd", "topk"] = option(
         "none", "compress gradients on the wire"
     )

@@ -1,11 +1,258 @@
-"""Traffic of data parallelism: what gradients are reduced when, how often and how precisely."""
+"""Traffic of data parallelism: what gradients are reduced when, how often and how precisely.
+
+Of DistributedDataParallel, which marks its forward in the trace; :mod:`.gradient_traffic` says how
+its collectives are told from others. A *reduction* is all of one backward's buckets, and an update
+of the optimizer needs one.
+"""
 
 from __future__ import annotations
 
-from distprof.analyzers.result import Result
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-__all__ = ["GradientsResult"]
+import numpy as np
+from numpy.typing import NDArray
+
+from distprof.analyzers.context import RankAnalysis, RankGradients
+from distprof.analyzers.result import Record, Result
+from distprof.run.run import Run
+from distprof.run.topology import Topology
+from distprof.schema import ABSENT, Int64Array
+
+__all__ = ["GradientGroup", "GradientsResult", "analyze_gradients"]
+
+_NO_REDUCTION = (
+    "DistributedDataParallel is used, but no all-reduce of floating-point numbers with its size "
+    "was recorded between forward and update"
+)
+_ALIKE = 0.01
+"""Reductions whose bytes differ by less carry the same gradients."""
+
+
+class GradientGroup(Record, frozen=True, kw_only=True):
+    """Gradients reduced along one axis; times and sizes are means over ranks and steps.
+
+    Times of backward are those of the last backward before the update, beside which gradients have
+    to travel: computation only. ``exposed`` holds waiting for late members where ``is_split`` is
+    false, for want of matched collectives; elsewhere it is transfer.
+
+    Args:
+        axis: Mesh axis, or what the group says of itself.
+        ranks: Ranks that reduce along it, ascending.
+        group_size: Members of one group, None where the trace does not say.
+        num_nodes: Nodes that a group spans, the most of all; None where nodes are not known.
+        dtypes: Element types on the wire.
+        num_updates: Updates of the optimizer analysed, per rank.
+        micro_batches: Forwards for each update.
+        times_reduced: Reductions of the same gradients for each update; 1 is enough. None where
+            updates are not marked.
+        num_buckets: Collectives of one reduction, median.
+        bytes: Of one reduction, median.
+        bytes_per_step: Of all.
+        last_bucket_ratio: Share of a reduction's bytes in the bucket that is asked for last.
+        is_split: Whether waiting is left out of the exposed times: all collectives were matched,
+            and every member of the groups was recorded.
+        exposed_ns_per_step: Time that no computation hides.
+        redundant_ns_per_step: Of that, in reductions that are not the last before their update.
+        last_bucket_ns_per_step: Of that, in last buckets.
+        backward_ns: Computation of backward until the last bucket is ready; None where its
+            beginning is not known.
+        before_first_ns: The part before the first bucket is ready.
+        transfer_ns: Time in which a reduction's data moves; None without matched collectives.
+    """
+
+    axis: str
+    ranks: tuple[int, ...]
+    group_size: int | None
+    num_nodes: int | None
+    dtypes: tuple[str, ...]
+    num_updates: float
+    micro_batches: float
+    times_reduced: float | None
+    num_buckets: int
+    bytes: int
+    bytes_per_step: float
+    last_bucket_ratio: float
+    is_split: bool
+    exposed_ns_per_step: int
+    redundant_ns_per_step: int
+    last_bucket_ns_per_step: int
+    backward_ns: int | None
+    before_first_ns: int | None
+    transfer_ns: int | None
 
 
 class GradientsResult(Result, frozen=True, kw_only=True):
-    """Traffic of data parallelism: what gradients are reduced when, how often and how precisely."""
+    """Traffic of data parallelism: what gradients are reduced when, how often and how precisely.
+
+    Args:
+        groups: One row per axis, most bytes first; empty where nothing marks DDP.
+        search_ns_per_step: Time that DDP spends on searching for unused parameters, mean over
+            ranks and steps; 0 where it does not search.
+        search_exposed_ns_per_step: Of that what nothing hides, with the all-reduce of what was
+            found.
+    """
+
+    groups: tuple[GradientGroup, ...] = ()
+    search_ns_per_step: int = 0
+    search_exposed_ns_per_step: int = 0
+
+
+def analyze_gradients(run: Run, analyses: Mapping[int, RankAnalysis]) -> GradientsResult:
+    """Put together what the ranks reduce.
+
+    Args:
+        run: For its groups and nodes.
+        analyses: By global rank.
+
+    Returns:
+        No groups where no rank marks DDP; ``unavailable`` says so where it is marked and its
+        collectives cannot be told.
+    """
+    marked = [analysis for analysis in analyses.values() if analysis.gradients is not None]
+    if not marked:
+        return GradientsResult()
+    axes = {name for analysis in marked for name in _axes_of(analysis)}
+    groups = [_group(run.topology, axis, _pooled(axis, marked)) for axis in sorted(axes)]
+    samples = max(sum(len(analysis.steps) for analysis in marked), 1)
+    found = [analysis.gradients for analysis in marked if analysis.gradients is not None]
+    return GradientsResult(
+        groups=tuple(sorted(groups, key=lambda group: -group.bytes_per_step)),
+        search_ns_per_step=sum(own.search_ns for own in found) // samples,
+        search_exposed_ns_per_step=sum(own.search_exposed_ns for own in found) // samples,
+        unavailable=() if groups else (_NO_REDUCTION,),
+    )
+
+
+def _axes_of(analysis: RankAnalysis) -> list[str]:
+    own = analysis.gradients
+    return [] if own is None else [analysis.row_axis_names[number] for number in own.dtypes]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Pooled:
+    """Reductions of all ranks along one axis, one after another.
+
+    ``update`` is distinct across ranks; ``is_last`` marks the last reduction of each update, and
+    ``is_again`` those before it that carry the same gradients.
+    """
+
+    axis: str
+    ranks: tuple[int, ...]
+    columns: Mapping[str, Int64Array]
+    dtypes: tuple[str, ...]
+    is_last: NDArray[np.bool_]
+    is_again: NDArray[np.bool_]
+    num_updates: int
+    num_steps: int
+    marks_updates: bool
+
+
+_COLUMNS = (
+    "update", "num_buckets", "bytes", "exposed_ns", "wait_ns", "transfer_ns", "last_bytes",
+    "last_exposed_ns", "before_first_ns", "backward_ns", "num_forwards",
+)  # fmt: skip
+
+
+def _pooled(axis: str, analyses: Sequence[RankAnalysis]) -> _Pooled:
+    parts: dict[str, list[Int64Array]] = {name: [] for name in _COLUMNS}
+    words: set[str] = set()
+    last: list[NDArray[np.bool_]] = []
+    again: list[NDArray[np.bool_]] = []
+    ranks, updates, steps, marks = [], 0, 0, True
+    for analysis in analyses:
+        own = analysis.gradients
+        if own is None or axis not in _axes_of(analysis):
+            continue
+        number = analysis.row_axis_names.index(axis)
+        rows = np.flatnonzero(own.axis == number)
+        for name, values in parts.items():
+            values.append(getattr(own, name)[rows])
+        is_last, is_again = _repeats(own, rows)
+        last.append(is_last)
+        again.append(is_again)
+        words.update(own.dtypes[number])
+        ranks.append(analysis.rank)
+        updates += int(is_last.sum())
+        steps += len(analysis.steps)
+        marks &= own.marks_updates
+    return _Pooled(
+        axis=axis,
+        ranks=tuple(sorted(ranks)),
+        columns={name: np.concatenate(values) for name, values in parts.items()},
+        dtypes=tuple(sorted(words)),
+        is_last=np.concatenate(last),
+        is_again=np.concatenate(again),
+        num_updates=updates,
+        num_steps=steps,
+        marks_updates=marks,
+    )
+
+
+def _repeats(
+    own: RankGradients, rows: NDArray[np.intp]
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Which reductions are the last of their update, and which before it carry the same."""
+    update, count, size = own.update[rows], own.num_buckets[rows], own.bytes[rows]
+    is_last = np.append(np.diff(update) != 0, True)
+    last = np.flatnonzero(is_last)[np.cumsum(is_last) - is_last]
+    same = (count == count[last]) & (abs(size - size[last]) <= _ALIKE * size[last])
+    return is_last, same & ~is_last
+
+
+def _group(topology: Topology, axis: str, pooled: _Pooled) -> GradientGroup:
+    columns, last, again = pooled.columns, pooled.is_last, pooled.is_again
+    size, nodes, is_whole = _extent(topology, axis, pooled.ranks)
+    is_split = is_whole and bool((columns["wait_ns"] != ABSENT).all())
+    exposed = columns["exposed_ns"] - (columns["wait_ns"] if is_split else 0)
+    steps = max(pooled.num_steps, 1)
+    updates = max(pooled.num_updates, 1)
+    return GradientGroup(
+        axis=axis,
+        ranks=pooled.ranks,
+        group_size=size,
+        num_nodes=nodes,
+        dtypes=pooled.dtypes,
+        num_updates=pooled.num_updates / len(pooled.ranks),
+        micro_batches=float(columns["num_forwards"][last].mean()),
+        times_reduced=1 + int(again.sum()) / updates if pooled.marks_updates else None,
+        num_buckets=int(np.median(columns["num_buckets"])),
+        bytes=int(np.median(columns["bytes"])),
+        bytes_per_step=float(columns["bytes"].sum()) / steps,
+        last_bucket_ratio=float(np.median(columns["last_bytes"] / columns["bytes"])),
+        is_split=is_split,
+        exposed_ns_per_step=int(exposed.sum()) // steps,
+        redundant_ns_per_step=int(exposed[again].sum()) // steps,
+        last_bucket_ns_per_step=int(columns["last_exposed_ns"][last].sum()) // steps,
+        backward_ns=_mean_where_known(columns["backward_ns"][last]),
+        before_first_ns=_mean_where_known(columns["before_first_ns"][last]),
+        transfer_ns=_mean_where_known(columns["transfer_ns"][last]) if is_split else None,
+    )
+
+
+def _mean_where_known(values: Int64Array) -> int | None:
+    """The mean; None where some value is not known, as the others need not be like it."""
+    if not len(values) or (values == ABSENT).any():
+        return None
+    return int(values.mean())
+
+
+def _extent(
+    topology: Topology, axis: str, ranks: Sequence[int]
+) -> tuple[int | None, int | None, bool]:
+    """Members of the largest group along the axis, its nodes, and whether all members are here.
+
+    A member that was not recorded may have come last: then waiting is not told from transfer.
+    """
+    held = [
+        group
+        for group in topology.groups
+        if axis in (group.axis, group.description) and set(group.ranks) & set(ranks)
+    ]
+    if not held:
+        return None, None, True
+    group = max(held, key=lambda group: group.size or len(group.ranks))
+    nodes = {topology.node_of(rank) for rank in group.ranks}
+    known = bool(nodes) and None not in nodes
+    is_whole = all(set(group.ranks) <= set(ranks) for group in held)
+    return group.size or len(group.ranks) or None, len(nodes) if known else None, is_whole

@@ -44,6 +44,8 @@ class Draft:
         without: Key of the what-if scenario that removes this problem
             (:class:`~distprof.analyzers.whatif.analysis.Scenario`), so that the simulated gain is
             put beside the cost; empty where none does.
+        explains: Codes of wider findings that count the same time among theirs: beside this one
+            they say little new (:mod:`distprof.rules.explained`).
     """
 
     message: str
@@ -55,6 +57,7 @@ class Draft:
     evidence: tuple[str, ...] = ()
     severity: Severity | None = None
     without: str = ""
+    explains: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,9 +11,9 @@ from distprof.analyzers.result import Result
 from distprof.analyzers.whatif.analysis import WhatIfResult
 from distprof.errors import UsageError
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limits, Rule
+from distprof.rules.explained import Judged, in_order
 from distprof.rules.finding import Finding, NotChecked
 from distprof.rules.registry import catalogue, find_rule
-from distprof.terms import Severity
 
 __all__ = ["RuleOutcome", "run_rules"]
 
@@ -26,23 +26,6 @@ class RuleOutcome:
 
     findings: tuple[Finding, ...]
     not_checked: tuple[NotChecked, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Judged:
-    """A draft and its rule; what it could recover orders it, even where that is not shown."""
-
-    rule: Rule
-    draft: Draft
-    recoverable_ns: int | None
-
-    @property
-    def order(self) -> tuple[float, int, str]:
-        cost = self.draft.cost_ns_per_step if self.recoverable_ns is None else self.recoverable_ns
-        severity = self.draft.severity or self.rule.severity
-        if cost is None and severity is Severity.ERROR:
-            return (-math.inf, -severity.rank, self.rule.code)
-        return (math.inf if cost is None else -cost, -severity.rank, self.rule.code)
 
 
 def run_rules(
@@ -64,8 +47,9 @@ def run_rules(
     Returns:
         Errors without a cost, then findings by what the simulated step recovers without them, or
         their cost where that was not simulated (unknown last), then severity; and what was
-        not checked. Where there are no step marks costs are None, since the capture is no step, but
-        keep their order.
+        not checked. A wide finding that a narrower one explains comes after it, or not at all
+        (:mod:`distprof.rules.explained`). Where there are no step marks costs are None, since the
+        capture is no step, but keep their order.
 
     Raises:
         UsageError: If an override names an unknown rule or limit, or is not a finite number.
@@ -74,18 +58,17 @@ def run_rules(
     changed = _resolve(overrides or {})
     known = catalogue()
     recoverable = _recoverable(by_type)
-    judged: list[_Judged] = []
+    judged: list[Judged] = []
     skipped = [NotChecked(code="PLUGIN", name=name, why=why) for name, why in known.failures]
     for rule in known.rules if rules is None else rules:
         limits = {name: limit.value for name, limit in rule.limits.items()}
         limits |= changed.get(rule.code, {})
         drafts, why = _run(rule, by_type, limits, debug=debug)
-        judged += [_Judged(rule, draft, recoverable.get(draft.without)) for draft in drafts]
+        judged += [Judged(rule, draft, recoverable.get(draft.without)) for draft in drafts]
         if why:
             skipped.append(NotChecked(code=rule.code, name=rule.name, why=why))
-    judged.sort(key=lambda item: item.order)
     has_steps = _has_steps(by_type)
-    findings = tuple(_finding(item, has_steps=has_steps) for item in judged)
+    findings = tuple(_finding(item, has_steps=has_steps) for item in in_order(judged))
     return RuleOutcome(findings, tuple(skipped))
 
 
@@ -135,7 +118,7 @@ def _recoverable(by_type: Mapping[type[Result], Result]) -> dict[str, int]:
     return {scenario.what: scenario.recoverable_ns for scenario in scenarios}
 
 
-def _finding(judged: _Judged, *, has_steps: bool) -> Finding:
+def _finding(judged: Judged, *, has_steps: bool) -> Finding:
     rule, draft = judged.rule, judged.draft
     return Finding(
         code=rule.code,

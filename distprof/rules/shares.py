@@ -15,6 +15,8 @@ from distprof.terms import CollectiveKind, MeshAxis
 from distprof.units import format_bytes, format_duration, format_ratio
 
 __all__ = [
+    "WIDER_TRANSFER",
+    "WIDER_WAIT",
     "MeanStep",
     "collective_label",
     "has_all_members",
@@ -27,6 +29,12 @@ __all__ = [
 
 MOST_INCOMPLETE_RATIO = 0.5
 """From here on transfer and waiting for missing ranks are not told apart."""
+
+WIDER_TRANSFER = ("COM101", "COM102", "COM104")
+"""Findings on exposed transfer as such: for ``Draft.explains`` of those that name a reason."""
+
+WIDER_WAIT = ("COM102", "COM103")
+"""Findings on waiting for late ranks as such."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -48,6 +48,13 @@ from distprof.analyzers.rows import (
     RankWaterfall,
     StepBreakdown,
 )
+from distprof.analyzers.settings import (
+    DdpSetup,
+    HostSetup,
+    LoaderSetup,
+    RankFeed,
+    SettingsResult,
+)
 from distprof.analyzers.sharding import ShardedAxis, ShardingResult
 from distprof.analyzers.step_log import RankStepLog, StepLogResult
 from distprof.analyzers.stragglers.analysis import RankStraggler, StepBlame, StragglersResult
@@ -121,6 +128,7 @@ def healthy(*, communication_ms: float = 8.0, steps: bool = True, **parts_ms: fl
         messages(),
         WhatIfResult(),
         nccl(),
+        settings(),
         gradients(gradient_group()),
         placement(),
         efficiency(),
@@ -128,6 +136,85 @@ def healthy(*, communication_ms: float = 8.0, steps: bool = True, **parts_ms: fl
         ShardingResult(),
     )
     return {type(result): result for result in results}
+
+
+def settings(**fields: Any) -> SettingsResult:
+    """DDP on 64 processors to a node, four loader workers to a rank, shuffled anew each epoch."""
+    usual: dict[str, Any] = {
+        "num_ranks": 8,
+        "loaders": (loader(),),
+        "ddp": (ddp(),),
+        "hosts": (host_setup("node-1", (0, 1, 2, 3)), host_setup("node-2", (4, 5, 6, 7))),
+        "feed": tuple(feed(rank) for rank in RANKS),
+    }
+    return SettingsResult(**{**usual, **fields})
+
+
+def loader(**fields: Any) -> LoaderSetup:
+    """A loader of all ranks, in its third epoch."""
+    usual: dict[str, Any] = {
+        "ranks": RANKS,
+        "dataset": "Images",
+        "is_iterable": False,
+        "num_workers": 4,
+        "pin_memory": True,
+        "prefetch_factor": 2,
+        "persistent_workers": True,
+        "batch_size": 32,
+        "sampler": "DistributedSampler",
+        "is_plain": False,
+        "num_replicas": 8,
+        "shuffle": True,
+        "num_epochs": 3,
+        "num_orders": 3,
+        "num_first_batches": 8,
+    }
+    return LoaderSetup(**{**usual, **fields})
+
+
+def ddp(**fields: Any) -> DdpSetup:
+    """A module on all ranks."""
+    usual: dict[str, Any] = {
+        "ranks": RANKS,
+        "module": "ResNet",
+        "group_size": 8,
+        "find_unused_parameters": False,
+        "static_graph": False,
+        "gradient_as_bucket_view": True,
+        "bucket_cap_bytes": 26_214_400,
+        "comm_hook": "",
+        "num_parameters": 25_000_000,
+        "parameter_bytes": 100_000_000,
+        "dtypes": ("float32",),
+        "num_looks": 0,
+        "max_unused_bytes": None,
+    }
+    return DdpSetup(**{**usual, **fields})
+
+
+def host_setup(host: str, ranks: tuple[int, ...], **fields: Any) -> HostSetup:
+    """A host with 64 processors and GPUs."""
+    usual: dict[str, Any] = {
+        "is_cpu": False,
+        "num_local_ranks": len(ranks),
+        "num_cpus": 64,
+        "num_threads": 8,
+        "num_workers": 4 * len(ranks),
+        "omp_num_threads": "8",
+    }
+    return HostSetup(host=host, ranks=ranks, **{**usual, **fields})
+
+
+def feed(rank: int, **fields: Any) -> RankFeed:
+    """Five batches from workers, copied from pinned memory but for a few numbers."""
+    usual: dict[str, Any] = {
+        "num_own_loads": 0,
+        "num_worker_loads": 5,
+        "num_pageable": 5,
+        "pageable_ns": 10 * US,
+        "exposed_pageable_ns": 5 * US,
+    }
+    return RankFeed(rank=rank, **{**usual, **fields})
 
 
 def nccl(**fields: Any) -> NcclResult:

@@ -63,7 +63,7 @@ COMM_NAME = re.compile(
 
 KEPT_OPERATOR_NAME = re.compile(
     r"(c10d::|_?c10d_functional::|gloo:|nccl:|record_param_comms|ProfilerStep#|Optimizer\.)"
-    r"|.*[dD]ata[lL]oader",
+    r"|torch\.distributed\.ddp\.reducer::search_unused_parameters|.*[dD]ata[lL]oader",
     re.DOTALL,
 )
 """Matches (from the start) operators kept beside a host sink: analyses ask for no others."""

@@ -49,7 +49,7 @@ from distprof.analyzers.breakdown import StepTimeResult
 from distprof.analyzers.collectives import CollectiveClass, CollectivesResult
 from distprof.analyzers.waterfall import WaterfallResult
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
-from distprof.rules.shares import mean_step
+from distprof.rules.shares import WIDER_TRANSFER, mean_step
 from distprof.terms import CollectiveKind, Confidence, MeshAxis, Severity
 from distprof.units import format_bytes
 
@@ -103,6 +103,7 @@ def check(
         confidence=Confidence.MODELLED,
         evidence=("collectives.classes", "run.nodes"),
         without=f"axis {flat[0].axis}",
+        explains=WIDER_TRANSFER,
     )
 
 

@@ -47,7 +47,7 @@ from distprof.analyzers.breakdown import StepTimeResult
 from distprof.analyzers.collectives import CollectiveClass, CollectivesResult
 from distprof.analyzers.waterfall import WaterfallResult
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
-from distprof.rules.shares import collective_label, mean_step
+from distprof.rules.shares import WIDER_TRANSFER, collective_label, mean_step
 from distprof.terms import Confidence, Severity
 from distprof.units import format_bytes, format_duration
 
@@ -100,6 +100,7 @@ def check(
         confidence=Confidence.MEASURED if is_split else Confidence.INFERRED,
         evidence=("collectives.classes",),
         without="small collectives",
+        explains=WIDER_TRANSFER,
     )
 
 

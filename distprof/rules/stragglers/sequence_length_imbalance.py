@@ -47,6 +47,7 @@ from distprof.analyzers.collectives import CollectivesResult
 from distprof.analyzers.stragglers.analysis import StragglersResult
 from distprof.analyzers.stragglers.sequences import SequenceImbalance
 from distprof.rules.base import Draft, Limit, Limits, rule
+from distprof.rules.shares import WIDER_WAIT
 from distprof.terms import Confidence, Severity
 from distprof.units import format_duration, format_ratio
 
@@ -82,6 +83,7 @@ def check(
         confidence=Confidence.MEASURED if found.evidence == "tokens" else Confidence.INFERRED,
         evidence=("stragglers.sequences",),
         without="even-work",
+        explains=WIDER_WAIT,
     )
 
 

@@ -44,6 +44,7 @@ from distprof.analyzers.collectives import CollectivesResult
 from distprof.analyzers.stragglers.analysis import StragglersResult
 from distprof.analyzers.stragglers.links import SlowLink
 from distprof.rules.base import Draft, Limit, Limits, rule
+from distprof.rules.shares import WIDER_TRANSFER
 from distprof.terms import Severity
 from distprof.units import format_bytes, format_duration, format_ratio, name_ranks
 
@@ -87,6 +88,7 @@ def check(
             ranks=link.ranks,
             evidence=("stragglers.links",),
             without=f"hardware {link.kind} {link.axis}",
+            explains=WIDER_TRANSFER,
         )
 
 

@@ -1,0 +1,12 @@
+"""2.4 ms of 32-bit gradients are exposed between nodes."""
+
+from distprof.analyzers.gradients import GradientsResult
+from tests.rules.samples import US, Results, gradient_group, gradients, healthy
+
+
+def results() -> Results:
+    group = gradient_group(dtypes=("float32",), exposed_ns_per_step=2_400 * US)
+    return {
+        **healthy(exposed_transfer=2.4, communication_ms=14.0),
+        GradientsResult: gradients(group),
+    }
