@@ -22,6 +22,7 @@ from distprof.report.parts import (
     window_word,
 )
 from distprof.report.verdict_experts import experts_verdict
+from distprof.report.verdict_machine import machine_verdict
 from distprof.report.verdict_nccl import nccl_verdict
 from distprof.report.verdict_operations import operations_verdict
 from distprof.report.verdict_pipeline import pipeline_verdict
@@ -117,6 +118,7 @@ def _without_parts(report: Report) -> Verdict:
         or experts_verdict(report)
         or training_verdict(report)
         or nccl_verdict(report)
+        or machine_verdict(report)
     )
     line, why = told or (_nothing_measured(report), ())
     return Verdict(line=line, why=why, part="")

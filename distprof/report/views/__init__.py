@@ -31,6 +31,11 @@ from distprof.report.views.nccl import (
 from distprof.report.views.operations import slowdown_table
 from distprof.report.views.pipeline import bubble_table, pipeline_table, predictions_table
 from distprof.report.views.pipeline_picture import pipeline_picture
+from distprof.report.views.placement import (
+    card_paths_table,
+    groups_on_nodes_table,
+    nodes_table,
+)
 from distprof.report.views.recording import clocks_table, not_checked_table, quality_table
 from distprof.report.views.records import (
     memory_table,
@@ -62,6 +67,9 @@ _TABLES: tuple[Callable[..., TableView | None], ...] = (
     overlap_table,
     collectives_table,
     sharding_table,
+    groups_on_nodes_table,
+    nodes_table,
+    card_paths_table,
     transports_table,
     communicators_table,
     nccl_hosts_table,
