@@ -69,6 +69,9 @@ COSTS_NO_TIME = {
     "far-network-card",
     "uneven-ranks-per-node",
     "uneven-nccl-settings",
+    "sampler-without-set-epoch",
+    "unsharded-data",
+    "oversubscribed-threads",
 }
 """Besides those on the recording itself: what is lost is quality of the model, or no source has
 times for it."""

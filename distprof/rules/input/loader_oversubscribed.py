@@ -1,0 +1,112 @@
+"""# loader-oversubscribed
+
+## What it detects
+Data loaders have more workers than the host has processors, and the step waits for data.
+
+## Why it costs time
+Workers beyond the number of processors take turns: each batch takes longer, and they take time from
+the training threads, which launch later.
+
+## Evidence needed
+A run directory with `settings.json`: workers of the loader with most of them, added up over the
+ranks of a host, against the processors that these ranks may use; and the time for which the loop
+waits, from traces or from `pauses.jsonl`. Silent while nothing waits for data.
+
+## How the cost is computed
+Idle device time while the loop waits for data, mean over ranks and steps; without traces, the
+logged waits. An upper bound: fewer workers may not be enough either. `input-bound` counts the same
+time and is left out.
+
+## How to fix
+Lower `num_workers` until all ranks' workers and training threads fit the processors. If they then
+do not keep up: decode ahead of time, use more processors for each GPU, or move decoding to the
+device.
+
+## Example
+```text
+loader-oversubscribed: for 18.3 % of each step (14.1 ms of 77.0 ms) the loop waits for data, while
+on node-1 64 loader workers of 8 ranks share 32 processors.
+```
+
+## When it is wrong
+Workers that wait for the network most of the time may well be more than processors; then the
+storage is slow, and so is what the loop waits for. A container's quota of processor time is not
+looked at, only the processors that it may use.
+
+## Sources
+`torch.utils.data.DataLoader` warns of more workers than processors of one rank; here all ranks of
+the host count. Formula sheet, "Measured from traces" (input wait).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from distprof.analyzers.breakdown import StepTimeResult
+from distprof.analyzers.idle import IdleResult
+from distprof.analyzers.pauses import PausesResult
+from distprof.analyzers.settings import HostSetup, SettingsResult
+from distprof.analyzers.step_log import StepLogResult
+from distprof.analyzers.waterfall import WaterfallResult
+from distprof.rules.base import Draft, Limit, Limits, rule
+from distprof.rules.input._waiting import waiting_for_input
+from distprof.terms import Confidence, Severity
+
+
+@rule(
+    code="INP107",
+    severity=Severity.WARNING,
+    since="0.1.0",
+    needs=(
+        SettingsResult,
+        IdleResult,
+        WaterfallResult,
+        StepTimeResult,
+        PausesResult,
+        StepLogResult,
+    ),
+    limits={
+        "workers_per_cpu": Limit(1.0, "workers of data loaders for each processor of a host"),
+        "wait_ratio": Limit(0.05, "share of the step that the loop may wait for data"),
+    },
+)
+def check(
+    settings: SettingsResult,
+    idle: IdleResult,
+    waterfall: WaterfallResult,
+    step_time: StepTimeResult,
+    pauses: PausesResult,
+    step_log: StepLogResult,
+    limits: Limits,
+) -> Iterator[Draft]:
+    """Yield one finding for the run, on its fullest host."""
+    most = limits["workers_per_cpu"]
+    hosts = [host for host in settings.hosts if _per_cpu(host) > most]
+    if not hosts:
+        return
+    least = limits["wait_ratio"]
+    waiting = waiting_for_input(idle, waterfall, step_time, pauses, step_log, least)
+    if waiting.ratio < least:
+        return
+    worst = max(hosts, key=_per_cpu)
+    yield Draft(
+        message=(
+            f"For {waiting.share} the loop waits for data, while on {worst.host or 'its host'} "
+            f"{worst.num_workers:,} loader workers of {len(worst.ranks)} ranks share "
+            f"{worst.num_cpus} processors."
+        ),
+        fix=(
+            "Lower num_workers until the workers of all ranks and the training threads fit the "
+            "processors; if they then do not keep up, decode ahead of time or on the device."
+        ),
+        cost_ns_per_step=waiting.ns,
+        confidence=Confidence.INFERRED,
+        ranks=tuple(sorted(rank for host in hosts for rank in host.ranks)),
+        evidence=("settings.hosts", "idle.ranks"),
+        without="input",
+        explains=("INP101",),
+    )
+
+
+def _per_cpu(host: HostSetup) -> float:
+    return host.num_workers / host.num_cpus if host.num_cpus else 0.0

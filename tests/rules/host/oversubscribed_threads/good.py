@@ -1,0 +1,12 @@
+"""One thread each on one processor, and as many threads as before where GPUs compute."""
+
+from distprof.analyzers.settings import SettingsResult
+from tests.rules.samples import Results, healthy, host_setup, settings
+
+
+def results() -> Results:
+    hosts = (
+        host_setup("node-1", (0, 1, 2, 3), is_cpu=True, num_threads=1, num_cpus=1),
+        host_setup("node-2", (4, 5, 6, 7), num_threads=64),
+    )
+    return {**healthy(), SettingsResult: settings(hosts=hosts)}

@@ -1,0 +1,9 @@
+"""Copies from pageable memory take as long, beside computation."""
+
+from distprof.analyzers.settings import SettingsResult
+from tests.rules.samples import MS, RANKS, Results, feed, healthy, settings
+
+
+def results() -> Results:
+    hidden = tuple(feed(rank, pageable_ns=4 * MS, exposed_pageable_ns=MS) for rank in RANKS)
+    return {**healthy(), SettingsResult: settings(feed=hidden)}

@@ -1,0 +1,8 @@
+"""Three epochs in the same order."""
+
+from distprof.analyzers.settings import SettingsResult
+from tests.rules.samples import Results, healthy, loader, settings
+
+
+def results() -> Results:
+    return {**healthy(), SettingsResult: settings(loaders=(loader(num_orders=1),))}
