@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import pairwise
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -200,7 +201,7 @@ def analyze_training_log(run: Run) -> TrainingLogResult:
     )
 
 
-def _times(log: TrainingLog) -> dict[str, object]:
+def _times(log: TrainingLog) -> dict[str, Any]:
     """Figures of the steady reports; empty without any."""
     steady = log.is_steady
     ns = log.duration_ns[steady]
@@ -226,7 +227,7 @@ def _times(log: TrainingLog) -> dict[str, object]:
 # Slow iterations ----------------------------------------------------------------------------------
 
 
-def _slow(number: Int64Array, ns: Int64Array, span: Int64Array) -> dict[str, object]:
+def _slow(number: Int64Array, ns: Int64Array, span: Int64Array) -> dict[str, Any]:
     """Slow iterations; nothing where reports are means, which hide them."""
     if int(np.median(span)) > 1 or len(ns) < 2 * MIN_RECURRING:
         return {}

@@ -15,7 +15,7 @@ from typing import BinaryIO, cast
 
 from distprof.ingest.job.files import Folder
 
-__all__ = ["DAMAGE", "Blocks", "opened"]
+__all__ = ["DAMAGE", "Blocks", "opened", "read_some"]
 
 DAMAGE = (OSError, EOFError, zlib.error, ValueError)
 """What reading damaged bytes may raise."""
@@ -43,6 +43,30 @@ def opened(path: str) -> Iterator[BinaryIO]:
                 yield cast("BinaryIO", unpacked)
         else:
             yield stream
+
+
+def read_some(stream: BinaryIO, size: int) -> tuple[bytes, str]:
+    """Bytes up to a size, the end, or damage, and what the damage is.
+
+    An archive that is cut gives what comes before the cut, which one large read would lose.
+
+    Args:
+        stream: Where bytes come from.
+        size: As many, unless there are fewer.
+    """
+    parts: list[bytes] = []
+    left = size
+    read = getattr(stream, "read1", stream.read)
+    while left > 0:
+        try:
+            part = read(left)
+        except DAMAGE as error:
+            return b"".join(parts), " ".join(f"{error}".split()) or type(error).__name__
+        if not part:
+            break
+        parts.append(part)
+        left -= len(part)
+    return b"".join(parts), ""
 
 
 @dataclass(slots=True)
@@ -80,11 +104,7 @@ class Blocks:
     def _raw(self) -> Iterator[bytes]:
         held = b""
         while self.num_bytes <= MAX_BYTES:
-            try:
-                block = self.stream.read(BLOCK_BYTES)
-            except DAMAGE as error:
-                self.damage = " ".join(f"{error}".split())
-                break
+            block, self.damage = read_some(self.stream, BLOCK_BYTES)
             if not block:
                 break
             self.num_bytes += len(block)
@@ -94,6 +114,8 @@ class Blocks:
                 block = block[: len(block) - len(held)]
                 block = block.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
             yield block
+            if self.damage:
+                break
         else:
             self.damage = f"it has more than {MAX_BYTES:,} bytes"
         if held:

@@ -134,6 +134,7 @@ def healthy(*, communication_ms: float = 8.0, steps: bool = True, **parts_ms: fl
         efficiency(),
         MemoryResult(),
         ShardingResult(),
+        TrainingLogResult(),
     )
     return {type(result): result for result in results}
 

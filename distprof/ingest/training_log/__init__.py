@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from distprof.errors import InputError
-from distprof.ingest.log_files import DAMAGE, Blocks, opened
+from distprof.ingest.log_files import DAMAGE, Blocks, opened, read_some
 from distprof.ingest.training_log.choose import best_of, to_log
 from distprof.ingest.training_log.columns import ColumnsGrammar
 from distprof.ingest.training_log.deepspeed import DeepSpeedGrammar
@@ -62,9 +62,9 @@ def fits_training_log(source: str) -> bool:
         if "://" not in source and not Path(source).expanduser().is_file():
             return False
         with opened(source) as stream:
-            start = stream.read(_SMALL)
+            start, _ = read_some(stream, _SMALL)
             if is_text and not start.lstrip().startswith(b"{"):
-                start += stream.read(SNIFFED_BYTES - len(start))
+                start += read_some(stream, SNIFFED_BYTES - len(start))[0]
     except (*DAMAGE, ImportError):
         return False
     if name.endswith(_JSON):
@@ -92,7 +92,7 @@ def read_training_log(source: str) -> TrainingLog:
         with opened(source) as stream:
             blocks = Blocks(stream)
             table = ColumnsGrammar()
-            first = stream.read(_SMALL)
+            first, _ = read_some(stream, _SMALL)
             stream.seek(0)
             if table.fits(first):
                 grammars = (table,)

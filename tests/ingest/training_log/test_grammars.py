@@ -1,0 +1,258 @@
+"""Ways of writing, one line of each with its answer written out by hand."""
+
+# ruff: noqa: E501 - lines of logs are as long as they are
+
+import gzip
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from distprof.errors import InputError
+from distprof.ingest.training_log import fits_training_log, read_training_log
+from distprof.schema import ABSENT
+
+MS = 1_000_000
+
+MEGATRON = """\
+using world size: 8, data-parallel-size: 2, tensor-model-parallel size: 1, pipeline-model-parallel size: 4
+  micro_batch_size ................................ 2
+  global_batch_size ............................... 64
+  seq_length ...................................... 1024
+  virtual_pipeline_model_parallel_size ............ None
+time (ms) | load-checkpoint: 0.35
+ iteration       10/    1000 | consumed samples:  640 | elapsed time per iteration (ms): 2000.0 | learning rate: 0.0 | global batch size:    64 | number of nan iterations:   0 |
+time (ms) | forward-compute: 306.62 | forward-recv: 527.58 | backward-compute: 575.17[Rank 7] (after 10 iterations) memory (MB) | allocated: 21633.0859375
+glued iteration       20/    1000 | consumed samples: 1280 | elapsed time per iteration (ms): 1000.5 | global batch size:    64 | lm loss: 1.25E+01 | number of nan iterations:   0 |
+time (ms) | forward-compute: 300.00 | forward-recv: 100.00 | backward-compute: 500.25
+"""
+
+PRESENT_MEGATRON = """\
+ [2026-09-20 21:31:06] iteration        3/       6 | elapsed time per iteration (ms): 291.2 | throughput per GPU (TFLOP/s/GPU): 50.7 |
+(min, max) time across ranks (ms):
+    forward-backward ...............................: (210.40, 221.30)
+    optimizer ......................................: (40.10, 41.20)
+ [2026-09-20 21:31:07] iteration        6/       6 | elapsed time per iteration (ms): 286.6 | throughput per GPU (TFLOP/s/GPU): 51.5 |
+max time across ranks (ms):
+    forward-backward ...............................: 200.00
+"""
+
+TITAN = """\
+\x1b[32m[rank1]:[titan] 2026-01-01 12:00:00,000 - root - INFO - \x1b[31mstep:  1  \x1b[32mloss:  8.1  \x1b[33mmemory:  0.95GiB(1.00%)  \x1b[34mtps: 1,234  \x1b[36mtflops: 5.60  \x1b[35mmfu: 1.20%\x1b[39m
+[rank0]:[titan] 2026-01-01 12:00:00,500 - root - INFO - step:  1  loss:  8.0  memory: 0.95GiB(1.00%)  tps: 1,234  tflops: 5.60  mfu: 1.20%
+[rank0]:[titan] 2026-01-01 12:00:20,500 - root - INFO - step: 11  loss:  7.5  memory: 0.95GiB(1.00%)  tps: 7,411  tflops: 58.60  mfu: 18.8%
+"""
+
+DEEPSPEED = """\
+[2026-01-01 00:00:00,000] [INFO] [config.py:1] train_batch_size ............. 32
+steps: 10 loss: 4.5012 iter time (s): 0.470 samples/sec: 68.085
+[2026-01-01 00:00:01,000] [INFO] [logging.py:60:log_dist] [Rank 0] rank=0 time (ms) | fwd: 21.10 | bwd: 40.02
+steps: 20 loss: 4.4012 iter time (s): 0.450 samples/sec: 71.111
+"""
+
+TRAINER = (
+    "{'loss': 2.31, 'grad_norm': 1.2, 'learning_rate': 5e-05, 'epoch': 0.01}\n"
+    "{'train_runtime': 123.4, 'train_samples_per_second': 10.0, 'train_steps_per_second': 1.25, "
+    "'train_loss': 2.1, 'epoch': 3.0}\n"
+)
+
+
+def read(folder: Path, text: str, name: str = "train.log"):
+    path = folder / name
+    path.write_text(text, encoding="utf-8", newline="")
+    assert fits_training_log(str(path))
+    return read_training_log(str(path))
+
+
+def test_megatrons_iterations_and_timers_are_read_though_glued(tmp_path):
+    log = read(tmp_path, MEGATRON)
+    assert log.origin == "Megatron-LM"
+    assert log.iteration.tolist() == [10, 20]
+    assert log.span.tolist() == [10, 10]
+    assert log.duration_ns.tolist() == [2_000 * MS, 1_000_500_000]
+    assert log.timers["forward-compute"].tolist() == [306_620_000, 300 * MS]
+    assert log.timers["backward-compute"].tolist() == [575_170_000, 500_250_000]
+    assert "allocated" not in log.timers
+    assert log.startup == {"load-checkpoint": 350_000}
+    assert log.loss[1] == 12.5
+    assert np.isnan(log.loss[0])
+
+
+def test_megatrons_arguments_tell_the_layout(tmp_path):
+    facts = read(tmp_path, MEGATRON).facts
+    assert facts.world_size == 8
+    assert facts.mesh == {"tp": 1, "pp": 4, "dp": 2}
+    assert facts.num_micro_batches == 16  # 64 samples, of which a replica gets 32, by twos
+    assert facts.virtual_stages is None
+    assert facts.sequence_length == 1024
+
+
+def test_what_scaling_needs_is_easy_to_reach(tmp_path):
+    log = read(tmp_path, MEGATRON)
+    assert log.median_step_ns == 1_000_500_000  # the first report does not count
+    assert log.world_size == 8
+    assert log.tokens_per_step == 64 * 1024
+
+
+def test_timers_across_ranks_are_those_of_the_slowest(tmp_path):
+    log = read(tmp_path, PRESENT_MEGATRON)
+    assert log.is_of_slowest_ranks
+    assert log.timers["forward-backward"].tolist() == [221_300_000, 200 * MS]
+    assert log.timers["optimizer"].tolist() == [41_200_000, ABSENT]
+    assert log.tflops.tolist() == [50.7, 51.5]
+
+
+def test_ends_of_lines_and_compression_do_not_matter(tmp_path):
+    plain = read(tmp_path, MEGATRON)
+    dos = read(tmp_path, MEGATRON.replace("\n", "\r\n"), "dos.log")
+    (tmp_path / "packed.gz").write_bytes(gzip.compress(MEGATRON.encode()))
+    packed = read_training_log(str(tmp_path / "packed.gz"))
+    for log in (dos, packed):
+        assert log.duration_ns.tolist() == plain.duration_ns.tolist()
+        assert log.facts == plain.facts
+
+
+def test_a_speedruns_steps_are_differences_of_the_time_so_far(tmp_path):
+    text = (
+        "step:0/3 val_loss:10.8 train_time:0ms step_avg:0.03ms\n"
+        "step:1/3 train_time:73ms step_avg:73.23ms\n"
+        "step:2/3 train_time:94ms step_avg:47.16ms\n"
+        "step:2/3 val_loss:9.8 train_time:136ms step_avg:68.00ms\n"
+        "step:3/3 train_time:154ms step_avg:51.33ms\n"
+    )
+    log = read(tmp_path, text)
+    assert log.iteration.tolist() == [1, 2, 3]
+    assert log.duration_ns.tolist() == [73 * MS, 21 * MS, 60 * MS]
+    assert int(log.duration_ns.sum()) == 154 * MS
+
+
+def test_titans_steps_are_timed_by_the_times_of_lines_of_one_rank(tmp_path):
+    log = read(tmp_path, TITAN)
+    assert log.origin == "torchtitan"
+    assert log.iteration.tolist() == [1, 11]
+    assert log.duration_ns.tolist() == [ABSENT, 2_000 * MS]  # 20 s for ten steps
+    assert log.tokens_per_s_per_device.tolist() == [1234.0, 7411.0]
+    assert any("2 ranks" in note for note in log.notes)
+
+
+def test_deepspeeds_steps_and_its_breakdown(tmp_path):
+    log = read(tmp_path, DEEPSPEED)
+    assert log.origin == "DeepSpeed"
+    assert log.duration_ns.tolist() == [470 * MS, 450 * MS]
+    assert log.samples_per_s.tolist() == [68.085, 71.111]
+    assert log.timers["fwd"].tolist() == [21_100_000, ABSENT]
+    assert log.facts.global_batch_size == 32
+
+
+def test_nanogpt_and_llm_c_tell_of_each_iteration(tmp_path):
+    log = read(tmp_path, "iter 100: loss 3.1250, time 123.45ms, mfu 34.50%\n", "a.log")
+    assert (log.iteration.tolist(), log.duration_ns.tolist()) == ([100], [123_450_000])
+    line = (
+        "step   10/19560 | loss 9.81 (+nanz)| norm 2.2 (+nanz)| lr 1.07e-05 | 210.11 ms | "
+        "45.1% bf16 MFU | 2495 tok/s\n"
+    )
+    log = read(tmp_path, line, "b.log")
+    assert log.origin == "llm.c"
+    assert (log.duration_ns.tolist(), log.tokens_per_s.tolist()) == ([210_110_000], [2495.0])
+
+
+def test_the_trainers_summary_is_a_mean_of_all(tmp_path):
+    log = read(tmp_path, TRAINER)
+    assert log.duration_ns.tolist() == [800 * MS]
+    assert log.samples_per_s.tolist() == [10.0]
+
+
+def test_the_longest_bar_without_a_name_is_the_training(tmp_path):
+    bars = [
+        f" {n}%|█| {n}/100 [0{n // 60}:{n % 60:02d}<01:00,  1.00s/it]" for n in range(0, 101, 10)
+    ]
+    named = [f"Map: {n}%|█| {n}/100 [0{n}:00<01:00,  9.00s/it]" for n in range(0, 9)]
+    log = read(tmp_path, "\r".join([*named, *bars]))
+    assert log.origin == "a progress bar"
+    assert set(log.duration_ns.tolist()) == {1_000 * MS}
+    assert log.span.tolist() == [50, 50]
+
+
+def event(ms: int, key: str, value: str, metadata: str = "") -> str:
+    return (
+        f':::MLLOG {{"namespace": "", "time_ms": {ms}, "key": "{key}", "value": {value}, '
+        f'"metadata": {{"file": "a.py"{metadata}}}}}\n'
+    )
+
+
+def test_mlperfs_losses_are_as_far_apart_as_their_samples(tmp_path):
+    text = (
+        event(0, "global_batch_size", "8")
+        + event(1_000, "train_loss", "2.0", ', "samples_count": 80')
+        + event(21_000, "train_loss", "1.5", ', "samples_count": 160')
+        + event(25_000, "tracked_stats", '{"throughput": 3.93}')
+        + event(25_000, "block_stop", "null")
+        + event(99_000, "train_loss", "1.4", ', "samples_count": 240')
+        + event(119_000, "train_loss", "1.3", ', "samples_count": 320').rstrip()
+        + "another rank's words\n"
+    )
+    log = read(tmp_path, text)
+    assert log.duration_ns.tolist() == [2_000 * MS, 2_000 * MS]  # not across the evaluation
+    assert log.iteration.tolist() == [20, 40]
+    assert log.printed_samples_per_s.tolist() == [3.93]
+    assert log.num_unknown == 0
+
+
+def test_mlperfs_throughput_alone_gives_the_time_of_a_batch(tmp_path):
+    text = event(0, "global_batch_size", "3264") + "".join(
+        event(9, "tracked_stats", f'{{"imgs_sec": {rate}}}') for rate in (1632, 3264)
+    )
+    log = read(tmp_path, text)
+    assert log.duration_ns.tolist() == [2_000 * MS, 1_000 * MS]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.csv", "step,step_time_ms,loss\n1,10.5,3.0\n2,11.5,2.9\n"),
+        ("b.jsonl", '{"step": 1, "step_time_s": 0.0105}\n{"step": 2, "step_time_s": 0.0115}\n'),
+        ("c.csv", "\ufeffIteration,Iteration-Time\r\n1,0.0105\r\n2,0.0115\r\n"),
+    ],
+)
+def test_a_table_of_steps_has_its_unit_in_the_name(tmp_path, name, text):
+    log = read(tmp_path, text, name)
+    assert log.iteration.tolist() == [1, 2]
+    assert log.duration_ns.tolist() == [10_500_000, 11_500_000]
+    assert bool(log.notes) == name.startswith("c")
+
+
+def test_series_by_iteration_count_what_is_no_number(tmp_path):
+    text = (
+        '{"lm loss": {"start_step": 1, "step_interval": 5, "values": {"5": 3.5}}, "iteration-time":'
+        ' {"start_step": 1, "step_interval": 5, "values": {"10": 12.5, "5": 17.0, "1": "nan"}}}'
+    )
+    log = read(tmp_path, text, "golden.json")
+    assert log.iteration.tolist() == [5, 10]
+    assert log.duration_ns.tolist() == [17_000 * MS, 12_500 * MS]
+    assert log.loss[0] == 3.5
+    assert log.num_unknown == 1
+
+
+def test_iterations_that_go_back_are_a_restart_whose_first_report_does_not_count(tmp_path):
+    lines = [f"iter {n}: loss 3.0, time {t}ms, mfu 1.0%\n" for n, t in
+             ((1, 900), (2, 100), (3, 100), (2, 800), (3, 100))]  # fmt: skip
+    log = read(tmp_path, "".join(lines))
+    assert log.num_restarts == 1
+    assert log.steady_ns.tolist() == [100 * MS] * 3
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "hello\n", '{"traceEvents": []}', "iteration 1/2 | nothing of time |\n", "a,b\n1,2\n"],
+)
+def test_what_tells_of_no_iteration_is_no_training_log(tmp_path, text):
+    path = tmp_path / "other.txt"
+    path.write_text(text, encoding="utf-8")
+    assert not fits_training_log(str(path))
+    with pytest.raises(InputError, match="training program"):
+        read_training_log(str(path))
+
+
+def test_folders_and_missing_files_are_no_training_log(tmp_path):
+    assert not fits_training_log(str(tmp_path))
+    assert not fits_training_log(str(tmp_path / "none.log"))
