@@ -1,0 +1,97 @@
+"""Long steps at equal distances are found; long steps anywhere are not."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distprof.analyzers.stalls import find_periodic_stalls
+from distprof.analyzers.step_log import combine_step_logs, measure_step_log
+from distprof.ingest.job.rank_folder import RankFolder
+from tests.job_folders import MS, JobFolder
+
+
+def steps(num_steps, long=(), longer=300, *, usual=100, jitter=(0, 1, 2, 1)):
+    """Steps of 100 to 102 ms, those of ``long`` so much longer."""
+    step = np.arange(num_steps)
+    duration = usual + np.resize(jitter, num_steps)
+    duration[list(long)] += longer
+    return step, duration.astype(np.int64) * MS
+
+
+def test_a_checkpoint_every_ten_steps_by_hand():
+    """9, 19, … 59 take 300 ms longer than 101: 1.8 s over 60 steps are 30 ms a step."""
+    (stall,) = find_periodic_stalls(*steps(60, range(9, 60, 10)))
+    assert (stall.period, stall.first_step, stall.num_stalls, stall.num_due) == (10, 9, 6, 6)
+    assert stall.longer_ns == pytest.approx(300 * MS, abs=MS)
+    assert stall.cost_ns_per_step == pytest.approx(30 * MS, abs=MS // 10)
+
+
+def test_two_kinds_of_work_are_told_apart():
+    long = sorted({*range(9, 200, 10), *range(16, 200, 37)})
+    found = find_periodic_stalls(*steps(200, long))
+    assert [stall.period for stall in found] == [10, 37]
+
+
+def test_steps_that_are_all_alike_have_no_stalls():
+    assert find_periodic_stalls(*steps(100)) == ()
+    assert find_periodic_stalls(*steps(100, jitter=(0,))) == ()
+
+
+def test_three_long_steps_are_not_enough():
+    assert find_periodic_stalls(*steps(40, (9, 19, 29))) == ()
+
+
+def test_long_steps_at_unequal_distances_are_no_period():
+    assert find_periodic_stalls(*steps(100, (3, 11, 24, 31, 58, 77, 95))) == ()
+
+
+def test_a_period_of_which_half_the_steps_are_short_is_none():
+    long = [step for step in range(9, 200, 10) if step % 20 == 9 or step < 40]
+    (stall,) = find_periodic_stalls(*steps(200, long))
+    assert stall.period == 20  # and not 10, whose other steps are short
+
+
+def test_steps_left_out_for_a_profiler_do_not_break_the_period():
+    step, duration = steps(100, range(9, 100, 10))
+    kept = (step < 45) | (step > 62)
+    (stall,) = find_periodic_stalls(step[kept], duration[kept])
+    assert (stall.period, stall.num_stalls, stall.num_due) == (10, 8, 8)
+
+
+@given(st.integers(0, 2**32 - 1), st.sampled_from((40, 100, 300)))
+def test_a_few_long_steps_anywhere_are_rarely_taken_for_a_period(seed, num_steps):
+    """Four in a hundred steps, which three in a thousand draws put at equal distances."""
+    rng = np.random.default_rng(seed)
+    found = 0
+    for _ in range(20):
+        long = np.flatnonzero(rng.random(num_steps) < 0.04)
+        found += bool(find_periodic_stalls(*steps(num_steps, long)))
+    assert found <= 2
+
+
+@given(
+    period=st.integers(4, 25),
+    first=st.integers(0, 3),
+    longer=st.integers(60, 5_000),
+    shift=st.integers(0, 10**6),
+)
+def test_any_period_is_found_wherever_counting_begins(period, first, longer, shift):
+    step, duration = steps(period * 8, range(first, period * 8, period), longer)
+    (stall,) = find_periodic_stalls(step + shift, duration)
+    assert (stall.period, stall.first_step) == (period, first + shift)
+    assert stall.num_stalls == stall.num_due == 8
+
+
+def test_what_delays_one_rank_alone_is_no_stall(tmp_path):
+    """Nobody waits for it here: no step is long on both."""
+    job = JobFolder(tmp_path / "run", mesh={"dp": 2})
+    long = [400 if step % 10 == 9 else 100 for step in range(60)]
+    job.steps(0, long).steps(1, [100] * 60)
+    both = [log_of(job, rank) for rank in (0, 1)]
+    assert combine_step_logs(both).stalls == ()
+    assert [stall.period for stall in combine_step_logs(both[:1]).stalls] == [10]
+
+
+def log_of(job, rank):
+    return measure_step_log(RankFolder(rank, str(job.rank_dir(rank))).load())
