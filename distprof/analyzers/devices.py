@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from msgspec.structs import replace
@@ -13,6 +14,7 @@ from distprof.analyzers.telemetry import (
     TelemetryResult,
     measure_device,
 )
+from distprof.hardware import load_sheet
 from distprof.run.device_log import DeviceEvent, DeviceLinks, DeviceLog, name_of_device
 from distprof.run.run import Run
 
@@ -22,17 +24,29 @@ MAX_DEVICES = 4_096
 MAX_ERRORS = 1_000
 _GB = 1e9
 
+# Kinds that are sold with all of their links, by the names that the driver gives them.
+_SXM = (
+    (re.compile(r"V100-SXM"), "v100"),
+    (re.compile(r"A100-SXM"), "a100"),
+    (re.compile(r"H100 80GB HBM3$"), "h100"),
+    (re.compile(r"H200$"), "h200"),
+    (re.compile(r"B200$"), "b200"),
+)
+
 
 def with_devices(result: TelemetryResult, run: Run) -> TelemetryResult:
     """The result with what files beside the recording tell; as it was without such a file."""
     log = run.devices
+    has_devices = any(rank.device.name not in ("", "cpu") for rank in run.ranks)
+    is_missing = has_devices and not result.ranks and not (log and log.series)
     if log is None:
-        return result
+        return replace(result, is_missing=is_missing)
     return replace(
         result,
         devices=_devices(log),
         errors=_errors(log.events)[:MAX_ERRORS],
         nvlinks=tuple(_nvlink(links) for links in log.links[:MAX_DEVICES]),
+        is_missing=is_missing,
         unavailable=() if run.job is None and log.series else result.unavailable,
     )
 
@@ -87,5 +101,11 @@ def _nvlink(links: DeviceLinks) -> DeviceNvlink:
         num_links=len(links.gb_per_s),
         num_active=len(speeds),
         bytes_per_s=sum(speeds) * _GB,
+        expected_bytes_per_s=_by_sheet(links.name),
         inactive=tuple(i for i, speed in enumerate(links.gb_per_s) if speed is None),
     )
+
+
+def _by_sheet(name: str) -> float | None:
+    kind = next((kind for pattern, kind in _SXM if pattern.search(name)), None)
+    return None if kind is None else load_sheet().gpu(kind).scale_up_bandwidth

@@ -50,7 +50,7 @@ class RankTelemetry(Record, frozen=True, kw_only=True):
         ecc_uncorrected: New uncorrected errors during the run.
         xid: Numbers of XID errors during the run, ascending, each once.
         in_steps: The same device inside the analysed steps; None where no sample is of their time.
-        origin: File and device that the samples come from; empty for those of the rank's probe.
+        origin: File and device that the samples come from; None for those of the rank's probe.
     """
 
     rank: int
@@ -72,7 +72,7 @@ class RankTelemetry(Record, frozen=True, kw_only=True):
     ecc_uncorrected: int | None
     xid: tuple[int, ...]
     in_steps: WindowSensors | None = None
-    origin: str = ""
+    origin: str | None = None
 
 
 class DeviceTelemetry(Record, frozen=True, kw_only=True):
@@ -134,6 +134,8 @@ class DeviceNvlink(Record, frozen=True, kw_only=True):
         num_active: Of these, those that work.
         bytes_per_s: Of these together, per direction.
         inactive: Numbers of the links that do not work.
+        expected_bytes_per_s: What its kind has by the hardware sheet, where it is sold with all of
+            its links; None for others.
     """
 
     device: str
@@ -143,6 +145,7 @@ class DeviceNvlink(Record, frozen=True, kw_only=True):
     num_active: int
     bytes_per_s: float
     inactive: tuple[int, ...]
+    expected_bytes_per_s: float | None = None
 
 
 class TelemetryResult(Result, frozen=True, kw_only=True):
@@ -160,6 +163,7 @@ class TelemetryResult(Result, frozen=True, kw_only=True):
             messages, at the mean power of each one's steps: samples are too far apart to tell what
             a device draws while it waits.
         waiting_energy_ratio: Share of that in the step's energy.
+        is_missing: Whether the job used devices, and nothing was recorded of them.
     """
 
     ranks: tuple[RankTelemetry, ...] = ()
@@ -170,6 +174,7 @@ class TelemetryResult(Result, frozen=True, kw_only=True):
     energy_per_token_j: float | None = None
     waiting_energy_per_step_j: float | None = None
     waiting_energy_ratio: float | None = None
+    is_missing: bool = False
 
 
 def measure_telemetry(records: RankRecords, windows: Intervals = EMPTY) -> RankTelemetry | None:
@@ -182,12 +187,13 @@ def measure_telemetry(records: RankRecords, windows: Intervals = EMPTY) -> RankT
     table = records.telemetry
     if len(table) == 0:
         return None
-    origin = records.about.get("telemetry", {}).get("origin", "")
-    return measure_device(records.rank, table, windows, origin=str(origin))
+    origin = records.about.get("telemetry", {}).get("origin")
+    origin = origin if isinstance(origin, str) else None
+    return measure_device(records.rank, table, windows, origin=origin)
 
 
 def measure_device(
-    rank: int, table: Table, windows: Intervals = EMPTY, *, origin: str = ""
+    rank: int, table: Table, windows: Intervals = EMPTY, *, origin: str | None = None
 ) -> RankTelemetry:
     """The figures of one device with at least one sample.
 

@@ -1,0 +1,120 @@
+"""What rules on sensors share: devices with or without a rank. Private to this family: no rule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from distprof.analyzers.stragglers.analysis import StragglersResult
+from distprof.analyzers.telemetry import RankTelemetry, TelemetryResult
+from distprof.analyzers.telemetry_window import WindowSensors
+from distprof.rules.base import InsufficientEvidenceError
+from distprof.run.device_log import name_of_device
+from distprof.terms import Confidence
+from distprof.units import name_ranks
+
+__all__ = ["NO_SENSORS", "Unit", "cost_of", "median_of", "named", "ranks_of", "units_of"]
+
+NO_SENSORS = (
+    "no sensors were recorded: name what nvidia-smi or DCGM wrote beside the job after --with, or "
+    "record with distprof capture"
+)
+LEAST_BUSY = 0.5
+"""Share of time with a kernel running from which a device without a rank counts as working."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """One device.
+
+    Args:
+        rank: Who ran on it, None where that is not known.
+        label: Its name where it has no rank.
+        kind: What is compared with it: devices of the same name, or all ranks'.
+        figures: Of the analysed steps where they are known, else of the whole run.
+        is_in_steps: Which of these.
+    """
+
+    rank: int | None
+    label: str
+    kind: str
+    figures: WindowSensors | RankTelemetry
+    is_in_steps: bool
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether it surely worked while it was sampled, so that a low clock means something."""
+        used = self.figures.gpu_utilization_ratio
+        return self.is_in_steps if used is None else used >= LEAST_BUSY
+
+
+def units_of(telemetry: TelemetryResult) -> list[Unit]:
+    """Devices with sensors; none for jobs without devices.
+
+    Raises:
+        InsufficientEvidenceError: If the job has devices, and nothing was recorded of them.
+    """
+    if telemetry.is_missing:
+        raise InsufficientEvidenceError(NO_SENSORS)
+    units = [
+        Unit(
+            rank=row.rank,
+            label="",
+            kind="",
+            figures=row.in_steps or row,
+            is_in_steps=row.in_steps is not None,
+        )
+        for row in telemetry.ranks
+    ]
+    units += [
+        Unit(
+            rank=None,
+            label=name_of_device(device.host, device.index, device.bus_id, device.uuid),
+            kind=device.name or device.file,
+            figures=device.sensors,
+            is_in_steps=False,
+        )
+        for device in telemetry.devices
+    ]
+    return units
+
+
+def named(units: Sequence[Unit]) -> str:
+    """For example ``The devices of ranks 3, 5``, ``GPU 3 of node-1, GPU 4 of node-1``."""
+    ranks = ranks_of(units)
+    others = list(dict.fromkeys(unit.label for unit in units if unit.rank is None))
+    parts = [f"the device{'s' if len(ranks) > 1 else ''} of {name_ranks(ranks)}"] if ranks else []
+    if others:
+        more = f" and {len(others) - 4} more" if len(others) > 4 else ""
+        parts.append(", ".join(others[:4]) + more)
+    text = " and ".join(parts)
+    return text[:1].upper() + text[1:]
+
+
+def ranks_of(units: Sequence[Unit]) -> tuple[int, ...]:
+    """Their ranks, ascending."""
+    return tuple(sorted(unit.rank for unit in units if unit.rank is not None))
+
+
+def median_of(
+    units: Sequence[Unit], value: Callable[[WindowSensors | RankTelemetry], float | None]
+) -> float | None:
+    """Median over the devices that tell; None where none does."""
+    known = [number for unit in units if (number := value(unit.figures)) is not None]
+    return float(np.median(known)) if known else None
+
+
+def cost_of(
+    units: Sequence[Unit], stragglers: StragglersResult
+) -> tuple[int | None, str, Confidence]:
+    """What the others wait for these ranks per step, the scenario without it, and how sure.
+
+    One rank's is simulated; of several only the waiting is known.
+    """
+    ranks = ranks_of(units)
+    lost = sum(row.lost_ns_per_step for row in stragglers.ranks if row.rank in ranks)
+    sure = all(unit.is_in_steps for unit in units)
+    without = f"rank {ranks[0]}" if len(ranks) == 1 and lost else ""
+    return lost or None, without, Confidence.MEASURED if sure else Confidence.INFERRED

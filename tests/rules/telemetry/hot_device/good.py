@@ -1,0 +1,8 @@
+"""A device downstream in the air is hotter than the others, and as fast."""
+
+from distprof.analyzers.telemetry import TelemetryResult
+from tests.rules.samples import Results, healthy, telemetry
+
+
+def results() -> Results:
+    return {**healthy(), TelemetryResult: telemetry({5: {"temperature_c_max": 78}})}

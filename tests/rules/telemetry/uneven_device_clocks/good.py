@@ -1,0 +1,11 @@
+"""Clocks differ as those of equal devices do."""
+
+from distprof.analyzers.stragglers.analysis import StragglersResult
+from distprof.analyzers.telemetry import TelemetryResult
+from tests.rules.samples import US, Results, healthy, straggler, stragglers, telemetry
+
+
+def results() -> Results:
+    late = straggler(5, lost_ns_per_step=60 * US, share_of_step_ratio=0.003, late_ratio=0.3)
+    sensors = telemetry({5: {"sm_clock_mhz_median": 1710}})
+    return {**healthy(), TelemetryResult: sensors, StragglersResult: stragglers(late)}
