@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, TypeAlias
@@ -130,10 +131,10 @@ def _batch(
     if scaling == "weak":  # ranks share the sequences: there must be more of them
         return ("--batch", str(batch * size // sizes[0]))
     if batch % size:
-        least = sizes[-1] * -(-batch // sizes[-1])
+        least = math.lcm(*sizes) * -(-batch // math.lcm(*sizes))
         raise UsageError(
             f"strong scaling shares {batch} sequences among {size} ranks, which does not divide: "
-            f"use --batch {least}, or a multiple of every size"
+            f"use --batch {least}"
         )
     return ("--batch", str(batch // size))
 

@@ -1,0 +1,201 @@
+"""Plain measurements of a job at several sizes: a table of ranks and times, CSV or JSON.
+
+Whoever has timed a job by other means can have it analysed as a sweep. A row is one measurement;
+several of one number of ranks are repeats::
+
+    ranks,step_ms
+    1,812
+    2,421
+    2,425
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from distprof import __version__
+from distprof.artefacts.summary_file import Fingerprint, SummaryFile
+from distprof.errors import InputError
+from distprof.units import NS_PER_MS, NS_PER_S, NS_PER_US
+
+__all__ = ["fits_measurements", "read_measurements"]
+
+_MAX_BYTES = 1 << 24
+_MAX_ROWS = 100_000
+_RANKS = ("ranks", "n", "gpus", "num_gpus", "num_ranks", "world_size", "workers", "processes", "np")
+_TIMES: dict[str, float] = {
+    "step_ns": 1,
+    "time_ns": 1,
+    "step_us": NS_PER_US,
+    "time_us": NS_PER_US,
+    "step_ms": NS_PER_MS,
+    "time_ms": NS_PER_MS,
+    "ms": NS_PER_MS,
+    "step_s": NS_PER_S,
+    "time_s": NS_PER_S,
+    "step_time": NS_PER_S,
+    "time": NS_PER_S,
+    "seconds": NS_PER_S,
+    "t": NS_PER_S,
+}
+"""Names of columns with a time, and how many ns its unit has."""
+_RATES = {
+    "throughput": "samples",
+    "samples_per_s": "samples",
+    "images_per_s": "samples",
+    "samples_per_second": "samples",
+    "tokens_per_s": "tokens",
+    "tokens_per_second": "tokens",
+    "tps": "tokens",
+}
+_WORK = {
+    "tokens_per_step": "tokens_per_step",
+    "samples_per_step": "samples_per_step",
+    "batch": "samples_per_step",
+    "global_batch": "samples_per_step",
+}
+_EXPECTED = (
+    "a table with a header: ranks, and step_ms, step_s or tokens_per_s (CSV), or a list of such "
+    "objects (JSON)"
+)
+
+
+def fits_measurements(source: str) -> bool:
+    """Whether a file is such a table; never raises for what is not."""
+    try:
+        names = {_plain(name) for row in _rows(_text(Path(source)), most=1) for name in row}
+    except (OSError, ValueError, RecursionError):
+        return False
+    return bool(names & set(_RANKS)) and bool(names & {*_TIMES, *_RATES})
+
+
+def read_measurements(source: str) -> tuple[SummaryFile, ...]:
+    """One summary per row, in the order of the table.
+
+    A rate stands for the time of one unit of work per rank.
+
+    Args:
+        source: Path of the file.
+
+    Raises:
+        InputError: If it is no such table, or a value is no positive number; rows are named.
+    """
+    path = Path(source)
+    try:
+        rows = list(_rows(_text(path), most=_MAX_ROWS))
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(source, expected=_EXPECTED, found=str(error)) from error
+    if not rows:
+        raise InputError(source, expected=_EXPECTED, found="a table without rows")
+    created_ns = path.stat().st_mtime_ns
+    return tuple(
+        _summary(source, number, row, created_ns) for number, row in enumerate(rows, start=1)
+    )
+
+
+def _text(path: Path) -> str:
+    if path.stat().st_size > _MAX_BYTES:
+        raise ValueError(f"a file of {path.stat().st_size:,} bytes, which is no table of sizes")
+    return path.read_bytes().decode("utf-8-sig")
+
+
+def _rows(text: str, *, most: int) -> Iterable[Mapping[str, Any]]:
+    if text.lstrip()[:1] in ("[", "{"):
+        return _of_json(text, most)
+    return _of_csv(text, most)
+
+
+def _of_json(text: str, most: int) -> list[Mapping[str, Any]]:
+    try:
+        found = json.loads(text)
+    except json.JSONDecodeError:  # a line each
+        found = [json.loads(line) for line in text.splitlines()[:most] if line.strip()]
+    found = found if isinstance(found, list) else [found]
+    if not all(isinstance(row, dict) for row in found[:most]):
+        raise ValueError("a list that holds other things than objects")
+    return found[:most]
+
+
+def _of_csv(text: str, most: int) -> list[Mapping[str, Any]]:
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    separator = max(",;\t", key=lines[0].count) if lines else ","
+    if not lines or separator not in lines[0]:
+        raise ValueError("no columns")
+    reader = csv.DictReader(io.StringIO("\n".join(lines[: most + 1])), delimiter=separator)
+    return [{str(key): value for key, value in row.items()} for row in reader]
+
+
+def _plain(name: str) -> str:
+    """A column's name as other people spell it: ``Step (ms)`` is ``step_ms``."""
+    kept = "".join(letter if letter.isalnum() else " " for letter in name.lower())
+    return "_".join(kept.split())
+
+
+def _summary(source: str, number: int, row: Mapping[str, Any], created_ns: int) -> SummaryFile:
+    values = {_plain(name): value for name, value in row.items()}
+    ranks_name = next((name for name in _RANKS if name in values), None)
+    if ranks_name is None:
+        raise _columns(source, values)
+    ranks = _number(source, number, ranks_name, values[ranks_name])
+    if ranks != int(ranks):
+        raise _wrong(source, number, ranks_name, values[ranks_name])
+    work = {
+        field: _number(source, number, name, values[name])
+        for name, field in _WORK.items()
+        if values.get(name) not in (None, "")
+    }
+    step_ns = _step_ns(source, number, values, ranks, work)
+    return SummaryFile(
+        distprof_version=__version__,
+        source=source,
+        label=str(values.get("label") or f"row {number}"),
+        created_ns=created_ns,
+        fingerprint=Fingerprint(world_size=int(ranks)),
+        step_ns=(max(1, round(step_ns)),),
+        tokens_per_step=work.get("tokens_per_step"),
+        samples_per_step=work.get("samples_per_step"),
+    )
+
+
+def _step_ns(
+    source: str, number: int, values: Mapping[str, Any], ranks: float, work: dict[str, float]
+) -> float:
+    """The time of a step; a rate without a batch is that of one unit of work per rank."""
+    time_name = next((name for name in _TIMES if name in values), None)
+    if time_name is not None:
+        return _number(source, number, time_name, values[time_name]) * _TIMES[time_name]
+    rate_name = next((name for name in _RATES if name in values), None)
+    if rate_name is None:
+        raise _columns(source, values)
+    done = work.setdefault(f"{_RATES[rate_name]}_per_step", ranks)
+    return done * NS_PER_S / _number(source, number, rate_name, values[rate_name])
+
+
+def _columns(source: str, values: Mapping[str, Any]) -> InputError:
+    return InputError(source, expected=_EXPECTED, found=f"columns {', '.join(values)}")
+
+
+def _number(source: str, number: int, name: str, value: Any) -> float:
+    """A positive number, as numbers and as text."""
+    try:
+        found = float(value)
+    except (TypeError, ValueError):
+        found = math.nan
+    if not (math.isfinite(found) and found > 0):
+        raise _wrong(source, number, name, value)
+    return found
+
+
+def _wrong(source: str, number: int, name: str, value: Any) -> InputError:
+    return InputError(
+        source,
+        expected=f"a positive {'whole ' if name in _RANKS else ''}number in {name} of row {number}",
+        found=repr(value),
+        fix="leave out rows that were not measured",
+    )
