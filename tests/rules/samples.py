@@ -58,6 +58,8 @@ from distprof.analyzers.settings import (
 from distprof.analyzers.sharding import ShardedAxis, ShardingResult
 from distprof.analyzers.step_log import RankStepLog, StepLogResult
 from distprof.analyzers.stragglers.analysis import RankStraggler, StepBlame, StragglersResult
+from distprof.analyzers.telemetry import DeviceNvlink, RankTelemetry, TelemetryResult
+from distprof.analyzers.telemetry_window import WindowSensors
 from distprof.analyzers.training_log import TrainingLogResult
 from distprof.analyzers.waterfall import WaterfallResult
 from distprof.analyzers.whatif.analysis import WhatIfResult
@@ -128,6 +130,7 @@ def healthy(*, communication_ms: float = 8.0, steps: bool = True, **parts_ms: fl
         messages(),
         WhatIfResult(),
         nccl(),
+        telemetry(),
         settings(),
         gradients(gradient_group()),
         placement(),
@@ -337,6 +340,75 @@ def device(rank: int, allocated_gb: float = 48.0, **fields: Any) -> DeviceMemory
         "num_retries": 0,
     }
     return DeviceMemory(rank=rank, **{**usual, **fields})
+
+
+def telemetry(changes: dict[int, dict[str, Any]] | None = None, **fields: Any) -> TelemetryResult:
+    """Sensors of a healthy job.
+
+    Args:
+        changes: Rank to what is different in its analysed steps (names of WindowSensors) and in
+            its whole run (names of RankTelemetry).
+        **fields: Of the result.
+    """
+    ranks = tuple(_sensors(rank, (changes or {}).get(rank, {})) for rank in RANKS)
+    healthy_fields = {
+        "ranks": ranks,
+        "nvlinks": tuple(nvlink(rank) for rank in RANKS),
+        "energy_per_step_j": 90.0,
+        "waiting_energy_per_step_j": 0.9,
+        "waiting_energy_ratio": 0.01,
+    }
+    return TelemetryResult(**{**healthy_fields, **fields})
+
+
+def _sensors(rank: int, changes: dict[str, Any]) -> RankTelemetry:
+    in_steps = {
+        "num_samples": 10,
+        "is_bracketed": False,
+        "sm_clock_mhz_median": 1755,
+        "sm_clock_mhz_min": 1740,
+        "throttled_ratio": 0.0,
+        "throttle_reasons": {},
+        "power_w_mean": 560.0,
+        "temperature_c_max": 62,
+        "gpu_utilization_ratio": 0.99,
+        "energy_j": 56.0,
+    }
+    whole = {
+        "sm_clock_mhz_median": 1755,
+        "sm_clock_mhz_min": 345,
+        "throttled_ratio": 0.0,
+        "throttle_reasons": {},
+        "power_w_mean": 500.0,
+        "power_w_max": 700.0,
+        "temperature_c_max": 62,
+        "gpu_utilization_ratio": 0.9,
+        "memory_utilization_ratio": 0.5,
+        "memory_used_bytes": 60 << 30,
+        "pcie_tx_bytes_per_s": None,
+        "pcie_rx_bytes_per_s": None,
+        "nvlink_tx_bytes_per_s": None,
+        "nvlink_rx_bytes_per_s": None,
+        "ecc_uncorrected": 0,
+        "xid": (),
+    }
+    window = WindowSensors(**{**in_steps, **{k: v for k, v in changes.items() if k in in_steps}})
+    known = {k: v for k, v in changes.items() if k in whole}
+    return RankTelemetry(rank=rank, num_samples=100, **{**whole, **known}, in_steps=window)
+
+
+def nvlink(rank: int, num_active: int = 18) -> DeviceNvlink:
+    """NVLink of a rank's H100, 26.562 GB/s a link."""
+    return DeviceNvlink(
+        device=f"GPU {rank % 4} of node-{1 + rank // 4}",
+        name="NVIDIA H100 80GB HBM3",
+        rank=rank,
+        num_links=18,
+        num_active=num_active,
+        bytes_per_s=num_active * 26.562e9,
+        inactive=tuple(range(num_active, 18)),
+        expected_bytes_per_s=450e9,
+    )
 
 
 def changed(results: Results, kind: type[Result], **fields: Any) -> Results:
