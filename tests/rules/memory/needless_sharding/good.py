@@ -6,6 +6,8 @@ from tests.rules.samples import US, Results, changed, collective_class, healthy
 
 
 def results() -> Results:
-    gathers = collective_class(kind="all_gather", axis="dp_shard", exposed_ns_per_step=1_000 * US)
+    gathers = collective_class(
+        kind="all_gather", axis="dp_shard", num_nodes=1, exposed_ns_per_step=1_000 * US
+    )
     found = changed(healthy(), CollectivesResult, classes=(gathers,))
     return changed(found, EfficiencyResult, zero_stage=3, unsharded_bytes=160_000_000_000)
