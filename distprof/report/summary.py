@@ -40,6 +40,7 @@ def summarize_report(report: Report, *, label: str = "") -> SummaryFile:
         bubble_ratio=_highest(group.bubble_fraction for group in report.pipeline.groups),
         imbalance_ratio=_imbalance(report),
         expert_imbalance_ratio=_highest(layer.max_over_mean for layer in report.moe.layers),
+        mfu_ratio=report.efficiency.mfu_ratio,
         peak_memory_bytes=_peak_memory(report),
     )
 
