@@ -17,6 +17,7 @@ __all__ = [
     "StepSource",
     "StragglerCause",
     "StragglerPattern",
+    "Subject",
 ]
 
 
@@ -161,6 +162,13 @@ class Severity(StrEnum):
     def rank(self) -> int:
         """0 for info, 1 for warning, 2 for error: for comparison with a threshold."""
         return ("info", "warning", "error").index(self.value)
+
+
+class Subject(StrEnum):
+    """What is judged: evidence of one subject says nothing about another."""
+
+    RUN = "run"  # a recording, or logs of a job
+    CONFIGURATION = "configuration"  # of a job that has not run
 
 
 class Confidence(StrEnum):

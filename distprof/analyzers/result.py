@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
+
+from distprof.terms import Subject
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -29,6 +31,8 @@ class Result(Record, frozen=True, kw_only=True):
     Args:
         unavailable: What could not be measured and why, one sentence each.
     """
+
+    subject: ClassVar[Subject] = Subject.RUN
 
     unavailable: tuple[str, ...] = ()
 

@@ -167,12 +167,8 @@ def analyze_sharding(
     Source:
         Formula sheet, "Volume per training step" (FSDP, TP).
     """
-    from distprof.analyzers.sharding_traffic import (
-        sharded_axes,
-        shared_streams,
-        tensor_traffic,
-        traffic_of,
-    )
+    from distprof.analyzers.sharding_rows import traffic_of
+    from distprof.analyzers.sharding_traffic import sharded_axes, shared_streams, tensor_traffic
 
     traffic = [traffic_of(analyses[r.rank], r) for r in run.ranks if r.rank in analyses]
     is_cpu = any(analysis.is_cpu for analysis in analyses.values())

@@ -4,31 +4,19 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence, Set
-from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from distprof.analyzers.context import RankAnalysis
 from distprof.analyzers.sharding import ShardedAxis, SharedStream, TensorTraffic
+from distprof.analyzers.sharding_passes import passes
+from distprof.analyzers.sharding_rows import AxisRows, Flags
 from distprof.artefacts.fabric_file import FabricFile
 from distprof.costs.fabric import expected_latency_ns
-from distprof.run.run import Rank
 from distprof.run.topology import Topology
-from distprof.schema import ABSENT, Int64Array, Table
+from distprof.schema import ABSENT, Int64Array
 from distprof.terms import CollectiveKind, MeshAxis
 
-__all__ = [
-    "AxisRows",
-    "Passes",
-    "passes",
-    "sharded_axes",
-    "shared_streams",
-    "tensor_traffic",
-    "traffic_of",
-]
-
-Flags = NDArray[np.bool_]
+__all__ = ["sharded_axes", "shared_streams", "tensor_traffic"]
 
 _OTHERS = frozenset({MeshAxis.TP, MeshAxis.CP, MeshAxis.EP, MeshAxis.PP})
 """What these gather is no parameters."""
@@ -40,103 +28,9 @@ _HIDEABLE = (
     CollectiveKind.REDUCE_SCATTER,
 )
 
-_BESIDE_RATIO = 0.05
-_LONG_RATIO = 0.6
-"""A run of gathers is forward's if it is this long, measured by the longest."""
-
 _LEAST_RUN = 3
 """Gathers in a row that show parameters where the axis does not say so: activations that are
 gathered (sequence parallelism) are scattered again before the next ones."""
-
-_ELEMENT_BYTES = {
-    "float": 4,
-    "float32": 4,
-    "half": 2,
-    "float16": 2,
-    "bfloat16": 2,
-    "double": 8,
-    "float64": 8,
-}
-"""What parameters and gradients are made of. Bytes may be anything, packed together."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AxisRows:
-    """Collectives of one rank along one axis inside its windows, in the order of asking.
-
-    ``elements`` are ABSENT where size or type is not known, ``wait_ns`` where members were not
-    matched; ``among_kernels`` is empty on a CPU.
-    """
-
-    axis: str
-    group_size: int | None
-    num_steps: int
-    kind: NDArray[np.int8]
-    step: Int64Array
-    bytes: Int64Array
-    elements: Int64Array
-    duration_ns: Int64Array
-    hidden_ns: Int64Array
-    ahead: Flags
-    exposed_ns: Int64Array
-    wait_ns: Int64Array
-    among_kernels: Flags
-
-    def of(self, *kinds: CollectiveKind) -> Flags:
-        """Mask of the rows of these kinds."""
-        return np.isin(self.kind, kinds)
-
-
-def traffic_of(analysis: RankAnalysis, rank: Rank) -> list[AxisRows]:
-    """What one rank moves, by axis; only axes with rows inside the windows."""
-    table = rank.collectives
-    if not len(table) or len(analysis.row_hidden_ns) != len(table):
-        return []
-    asked = np.where(table["enqueue_ns"] == ABSENT, table["start_ns"], table["enqueue_ns"])
-    inside = np.flatnonzero((analysis.collective_step >= 0) & table["is_timed"])
-    inside = inside[np.argsort(asked[inside], kind="stable")]
-    axis = analysis.row_axis[inside]
-    return [
-        _rows(analysis, rank, analysis.row_axis_names[number], inside[axis == number])
-        for number in range(len(analysis.row_axis_names))
-        if (axis == number).any()
-    ]
-
-
-def _rows(analysis: RankAnalysis, rank: Rank, axis: str, rows: NDArray[np.intp]) -> AxisRows:
-    table = rank.collectives
-    duration = (table["end_ns"] - table["start_ns"])[rows]
-    hidden = analysis.row_hidden_ns[rows]
-    among = analysis.row_among_kernels
-    sizes = set(table["group_size"][rows].tolist())
-    size = sizes.pop() if len(sizes) == 1 else ABSENT
-    return AxisRows(
-        axis=axis,
-        group_size=size if size > 0 else None,
-        num_steps=len(analysis.steps),
-        kind=table["kind"][rows],
-        step=analysis.collective_step[rows],
-        bytes=table["bytes"][rows],
-        elements=_elements(table, rows),
-        duration_ns=duration,
-        hidden_ns=hidden,
-        ahead=analysis.row_begins_beside[rows] | (hidden >= _BESIDE_RATIO * duration),
-        exposed_ns=analysis.exposed_ns[rows],
-        wait_ns=analysis.exposed_wait_ns[rows],
-        among_kernels=among[rows] if len(among) else among,
-    )
-
-
-def _elements(table: Table, rows: NDArray[np.intp]) -> Int64Array:
-    dtype = table.coded("dtype")
-    width = [_ELEMENT_BYTES.get(_plain(name), 0) for name in dtype.values] or [0]
-    of_row = np.array(width, dtype=np.int64)[dtype.codes[rows]]
-    size: Int64Array = table["bytes"][rows]
-    return np.where((of_row > 0) & (size >= 0), size // np.maximum(of_row, 1), ABSENT)
-
-
-def _plain(dtype: str) -> str:
-    return dtype.lower().removeprefix("c10::").removeprefix("torch.")
 
 
 # Axes of parameters ------------------------------------------------------------------------------
@@ -205,14 +99,12 @@ def _axis(
         gather_wait_ns_per_step=every.wait(gathers),
         scatter_exposed_ns_per_step=every.exposed(scatters),
         scatter_wait_ns_per_step=every.wait(scatters),
-        latency_ns_per_gather=_latency(profile, size, num_nodes, median),
+        latency_ns_per_gather=_latency(profile, size, num_nodes),
     )
 
 
-def _latency(
-    profile: FabricFile | None, size: int | None, num_nodes: int | None, num_bytes: int | None
-) -> int | None:
-    if profile is None or None in (size, num_nodes, num_bytes):
+def _latency(profile: FabricFile | None, size: int | None, num_nodes: int | None) -> int | None:
+    if profile is None or size is None or num_nodes is None:
         return None
     return expected_latency_ns(
         profile, CollectiveKind.ALL_GATHER, group_size=size, num_nodes=num_nodes
@@ -259,84 +151,6 @@ def _shared_stream(ranks: Sequence[AxisRows]) -> SharedStream:
         exposed_ns_per_step=every.exposed(among),
         wait_ns_per_step=every.wait(among),
     )
-
-
-# Passes ------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Passes:
-    """How often a step goes through the parameters.
-
-    Args:
-        longest_run: Most gathers in a row.
-        gathers: Passes of gathers, by elements; None where types or sizes are not known.
-        scatters: Passes of reduce-scatters; None where there are none, or it is not clear.
-        units: Units of a pass; None as for ``scatters``.
-    """
-
-    longest_run: int
-    gathers: float | None
-    scatters: int | None
-    units: int | None
-
-
-_NOTHING = Passes(longest_run=0, gathers=None, scatters=None, units=None)
-
-
-def passes(rows: AxisRows) -> Passes:
-    """Passes of one rank's steps, their median.
-
-    Forward gathers unit after unit. In backward a reduce-scatter stands between two gathers, or two
-    pairs of them. So each long run of gathers is a forward; without reduce-scatters meanwhile
-    (``no_sync``) several are one.
-    """
-    gathers = rows.of(CollectiveKind.ALL_GATHER)
-    scatters = rows.of(CollectiveKind.REDUCE_SCATTER)
-    either = np.flatnonzero(gathers | scatters)
-    steps = [
-        _passes_of_step(rows, gathers, either[rows.step[either] == step])
-        for step in sorted(set(rows.step[either].tolist()))
-    ]
-    known = [step for step in steps if step.scatters is not None]
-    if not known:
-        return max(steps, key=lambda step: step.longest_run, default=_NOTHING)
-    return sorted(known, key=lambda step: step.scatters or 0)[len(known) // 2]
-
-
-def _passes_of_step(rows: AxisRows, gathers: Flags, order: NDArray[np.intp]) -> Passes:
-    lengths = _runs(gathers[order])
-    longest = max(lengths, default=0)
-    num_scatters = int((~gathers[order]).sum())
-    if not lengths or not num_scatters:
-        return Passes(longest_run=longest, gathers=None, scatters=None, units=None)
-    if longest > 1:
-        scatters = sum(length >= _LONG_RATIO * longest for length in lengths)
-    else:
-        scatters = num_scatters if num_scatters == 1 else 0
-    if not scatters or num_scatters % scatters:
-        return Passes(longest_run=longest, gathers=None, scatters=None, units=None)
-    gathered, scattered = (_amount(rows, order[mask]) for mask in (gathers[order], ~gathers[order]))
-    ratio = gathered * scatters / scattered if gathered and scattered else None
-    return Passes(
-        longest_run=longest, gathers=ratio, scatters=scatters, units=num_scatters // scatters
-    )
-
-
-def _runs(gathers: Flags) -> list[int]:
-    """Lengths of runs of gathers; the last goes on in the first, as steps follow each other."""
-    if gathers.all():
-        return [len(gathers)] if len(gathers) else []
-    turned = np.roll(gathers, -int(np.flatnonzero(~gathers)[0]))
-    edges = np.flatnonzero(np.diff(np.concatenate(([False], turned, [False])).astype(np.int8)))
-    lengths: list[int] = (edges[1::2] - edges[::2]).tolist()
-    return lengths
-
-
-def _amount(rows: AxisRows, chosen: NDArray[np.intp]) -> int:
-    """Elements, 0 where one is not known."""
-    elements = rows.elements[chosen]
-    return 0 if (elements < 0).any() else int(elements.sum())
 
 
 # Tensor parallelism ------------------------------------------------------------------------------

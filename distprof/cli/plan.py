@@ -173,10 +173,11 @@ def _plan(options: dict[str, Any], *, most: int) -> Plan:
 def _lint(options: dict[str, Any], output: Output) -> int:
     """The layout of a file; what it does not say is taken from the command line."""
     from distprof import __version__
-    from distprof.planning.configuration import check_layout
+    from distprof.config import load_config
     from distprof.planning.file_layout import layout_of, num_gpus_of
     from distprof.planning.job_file import read_job_file
     from distprof.report.plan_lint_reporters import lint_reporters
+    from distprof.rules.lint import check_layout
     from distprof.terms import Severity
 
     if options["layout"] is not None:
@@ -187,7 +188,8 @@ def _lint(options: dict[str, Any], output: Output) -> int:
         raise UsageError(f"{file.source} does not say how many GPUs: add --gpus")
     layout, batch = layout_of(file, num_gpus=merged["gpus"], batch=options["batch"])
     question = _question({**merged, "batch": batch})
-    found = check_layout(question, layout, file, version=__version__)
+    limits = load_config().limits
+    found = check_layout(question, layout, file, version=__version__, limits=limits)
     _show(lint_reporters()[output.reporter], found, output)
     failed = any(finding.severity is Severity.ERROR for finding in found.findings)
     return ExitCode.FINDINGS if failed else ExitCode.FINE

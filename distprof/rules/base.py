@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, Protocol, TypeAlias
 
-from distprof.analyzers.result import Result
 from distprof.rules.page import Page, parse_page
-from distprof.terms import Confidence, Severity
+from distprof.terms import Confidence, Severity, Subject
 
-__all__ = ["Draft", "InsufficientEvidenceError", "Limit", "Limits", "Rule", "rule"]
+__all__ = ["Draft", "Evidence", "InsufficientEvidenceError", "Limit", "Limits", "Rule", "rule"]
 
 Limits: TypeAlias = Mapping[str, float]
 Check: TypeAlias = Callable[..., "Iterator[Draft]"]
+
+
+class Evidence(Protocol):
+    """What a rule judges: a result of an analyzer, or a configuration."""
+
+    subject: ClassVar[Subject]
 
 
 class InsufficientEvidenceError(Exception):
@@ -79,10 +84,15 @@ class Rule:
     name: str
     severity: Severity
     since: str
-    needs: tuple[type[Result], ...]
+    needs: tuple[type[Evidence], ...]
     limits: Mapping[str, Limit] = field(default_factory=dict)
     doc: Page
     check: Check
+
+    @property
+    def subject(self) -> Subject:
+        """What it judges."""
+        return next((need.subject for need in self.needs), Subject.RUN)
 
     @property
     def summary(self) -> str:
@@ -105,7 +115,7 @@ def rule(
     code: str,
     severity: Severity,
     since: str,
-    needs: tuple[type[Result], ...],
+    needs: tuple[type[Evidence], ...],
     limits: Mapping[str, Limit] | None = None,
 ) -> Callable[[Check], Rule]:
     """Turn a check function into a :class:`Rule`.

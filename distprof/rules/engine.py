@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from distprof.analyzers.breakdown import StepTimeResult
-from distprof.analyzers.result import Result
 from distprof.analyzers.whatif.analysis import WhatIfResult
 from distprof.errors import UsageError
-from distprof.rules.base import Draft, InsufficientEvidenceError, Limits, Rule
+from distprof.rules.base import Draft, Evidence, InsufficientEvidenceError, Limits, Rule
 from distprof.rules.explained import Judged, in_order
 from distprof.rules.finding import Finding, NotChecked
 from distprof.rules.registry import catalogue, find_rule
@@ -29,16 +28,16 @@ class RuleOutcome:
 
 
 def run_rules(
-    results: Iterable[Result],
+    results: Iterable[Evidence],
     overrides: Overrides | None = None,
     *,
     rules: Iterable[Rule] | None = None,
     debug: bool = False,
 ) -> RuleOutcome:
-    """Judge the results.
+    """Judge the results, by the rules on their subject.
 
     Args:
-        results: One result per analyzer that ran, any order.
+        results: One result per analyzer that ran, any order; or a configuration.
         overrides: Code or name of a rule to limit name to value.
         rules: Instead of all known rules.
         debug: Let the exception of a failing rule through instead of listing the rule as not
@@ -54,13 +53,13 @@ def run_rules(
     Raises:
         UsageError: If an override names an unknown rule or limit, or is not a finite number.
     """
-    by_type: dict[type[Result], Result] = {type(result): result for result in results}
+    by_type: dict[type[Evidence], Evidence] = {type(result): result for result in results}
     changed = _resolve(overrides or {})
     known = catalogue()
     recoverable = _recoverable(by_type)
     judged: list[Judged] = []
     skipped = [NotChecked(code="PLUGIN", name=name, why=why) for name, why in known.failures]
-    for rule in known.rules if rules is None else rules:
+    for rule in _on_subject(known.rules if rules is None else rules, by_type):
         limits = {name: limit.value for name, limit in rule.limits.items()}
         limits |= changed.get(rule.code, {})
         drafts, why = _run(rule, by_type, limits, debug=debug)
@@ -72,8 +71,16 @@ def run_rules(
     return RuleOutcome(findings, tuple(skipped))
 
 
+def _on_subject(
+    rules: Iterable[Rule], by_type: Mapping[type[Evidence], Evidence]
+) -> Iterator[Rule]:
+    """Rules on what the results are about; all of them where there is no result."""
+    subjects = {kind.subject for kind in by_type}
+    return (rule for rule in rules if not subjects or rule.subject in subjects)
+
+
 def _run(
-    rule: Rule, by_type: Mapping[type[Result], Result], limits: Limits, *, debug: bool
+    rule: Rule, by_type: Mapping[type[Evidence], Evidence], limits: Limits, *, debug: bool
 ) -> tuple[list[Draft], str]:
     """The rule's drafts, or none and why it could not judge."""
     missing = [need.__name__ for need in rule.needs if need not in by_type]
@@ -106,12 +113,12 @@ def _resolve(overrides: Overrides) -> dict[str, dict[str, float]]:
     return changed
 
 
-def _has_steps(by_type: Mapping[type[Result], Result]) -> bool:
+def _has_steps(by_type: Mapping[type[Evidence], Evidence]) -> bool:
     step_time = by_type.get(StepTimeResult)
     return not isinstance(step_time, StepTimeResult) or step_time.median_ns is not None
 
 
-def _recoverable(by_type: Mapping[type[Result], Result]) -> dict[str, int]:
+def _recoverable(by_type: Mapping[type[Evidence], Evidence]) -> dict[str, int]:
     """Key of a what-if scenario to the step time that it recovers."""
     whatif = by_type.get(WhatIfResult)
     scenarios = whatif.without if isinstance(whatif, WhatIfResult) else ()

@@ -8,10 +8,12 @@ import pytest
 
 from distprof.analyzers.breakdown import BreakdownResult
 from distprof.analyzers.capture import CaptureResult
+from distprof.analyzers.collective_summary import CollectiveSummaryResult
 from distprof.analyzers.collectives import CollectivesResult
 from distprof.analyzers.efficiency import EfficiencyResult
 from distprof.analyzers.gradients import GradientsResult
 from distprof.analyzers.idle import IdleResult
+from distprof.analyzers.input_readiness import InputReadinessResult
 from distprof.analyzers.job import JobResult
 from distprof.analyzers.kernels import KernelsResult
 from distprof.analyzers.memory import MemoryResult
@@ -30,12 +32,14 @@ from distprof.analyzers.telemetry import TelemetryResult
 from distprof.analyzers.training_log import TrainingLogResult
 from distprof.analyzers.waterfall import WaterfallResult
 from distprof.analyzers.whatif.analysis import WhatIfResult
+from distprof.planning.configuration import ConfigurationResult
 from distprof.report.model import RunInfo
 from distprof.rules.base import Rule
 from distprof.rules.engine import run_rules
 from distprof.rules.page import HEADINGS
 from distprof.rules.registry import all_rules
 from distprof.rules.retired import RETIRED
+from distprof.terms import Confidence
 
 ROOT = Path(__file__).parents[2]
 RULES = all_rules()
@@ -69,6 +73,8 @@ COSTS_NO_TIME = {
     "far-network-card",
     "uneven-ranks-per-node",
     "uneven-nccl-settings",
+    "late-rank-by-summary",
+    "input-not-ready",
     "device-errors",
     "hot-device",
     "inactive-nvlinks",
@@ -81,6 +87,7 @@ COSTS_NO_TIME = {
 times for it."""
 
 SECTIONS = {
+    "configuration": ConfigurationResult,
     "breakdown": BreakdownResult,
     "capture": CaptureResult,
     "collectives": CollectivesResult,
@@ -106,8 +113,10 @@ SECTIONS = {
     "efficiency": EfficiencyResult,
     "settings": SettingsResult,
     "training_log": TrainingLogResult,
+    "collective_summary": CollectiveSummaryResult,
+    "input_readiness": InputReadinessResult,
 }
-"""Sections of the report by name."""
+"""Sections of the report by name; of a configuration, what is known of it."""
 
 each_rule = pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 
@@ -197,7 +206,9 @@ def test_a_finding_is_a_readable_statement_with_cost_and_fix(rule):
             assert not key or key in SECTIONS[section].__struct_fields__
         assert finding.docs == f"reference/rules/{rule.name}.md"
         assert finding.cost_ns_per_step is None or finding.cost_ns_per_step >= 0
-        if rule.code.startswith("CAP") or rule.name in COSTS_NO_TIME:
+        if rule.code.startswith("CFG"):
+            assert finding.confidence is Confidence.MODELLED
+        elif rule.code.startswith("CAP") or rule.name in COSTS_NO_TIME:
             assert finding.cost_ns_per_step is None
         else:
             assert finding.cost_ns_per_step

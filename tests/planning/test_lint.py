@@ -10,10 +10,11 @@ import pytest
 
 from distprof.cli.app import main
 from distprof.errors import InputError
-from distprof.planning.configuration import Lint, check_layout
+from distprof.planning.configuration import Lint
 from distprof.planning.file_layout import layout_of, num_gpus_of
 from distprof.planning.job_file import JobFile, read_job_file
 from distprof.planning.layout import Layout, parse_layout
+from distprof.rules.lint import check_layout
 from tests.planning.jobs import question
 
 FILES = Path(__file__).parent / "jobs_of_others"

@@ -5,6 +5,8 @@ import pytest
 from distprof.analyzers.breakdown import StepTimeResult
 from distprof.analyzers.waterfall import WaterfallResult
 from distprof.errors import UsageError
+from distprof.planning.configuration import ConfigurationResult
+from distprof.planning.layout import Layout
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Rule
 from distprof.rules.engine import run_rules
 from distprof.rules.page import parse_page
@@ -132,3 +134,14 @@ def test_wrong_overrides_are_usage_errors(overrides, message):
 def test_a_healthy_job_has_no_finding_with_and_without_steps():
     assert run_rules(healthy().values(), debug=True).findings == ()
     assert run_rules(healthy(steps=False).values(), debug=True).findings == ()
+
+
+def test_rules_on_another_subject_are_neither_run_nor_said_to_be_unchecked():
+    planned = rule_of(yields(draft(None)), code="TST102", needs=(ConfigurationResult,))
+    recorded = rule_of(yields(draft(5)))
+    layout = ConfigurationResult(layout=Layout(dp=8), usable_bytes=1.0)
+    assert [f.code for f in run(planned, recorded).findings] == ["TST101"]
+    assert run(planned, recorded).not_checked == ()
+    outcome = run_rules([layout], rules=[planned, recorded])
+    assert [f.code for f in outcome.findings] == ["TST102"]
+    assert outcome.not_checked == ()
