@@ -12,6 +12,7 @@ from distprof.report.views.communication import (
 )
 from distprof.report.views.device import idle_table, kernels_table, speed_table, sync_table
 from distprof.report.views.efficiency import efficiency_table
+from distprof.report.views.gradients import gradients_table
 from distprof.report.views.job import job_table
 from distprof.report.views.moe import (
     exchanges_table,
@@ -44,8 +45,16 @@ from distprof.report.views.records import (
     telemetry_table,
     training_table,
 )
+from distprof.report.views.settings import settings_table
 from distprof.report.views.sharding import sharding_table
 from distprof.report.views.table import TableView
+from distprof.report.views.telemetry import (
+    device_errors_table,
+    devices_table,
+    energy_table,
+    nvlinks_table,
+    step_sensors_table,
+)
 from distprof.report.views.time import breakdown_table, waterfall_table
 from distprof.report.views.training import (
     slow_iterations_table,
@@ -66,6 +75,7 @@ _TABLES: tuple[Callable[..., TableView | None], ...] = (
     stragglers_table,
     overlap_table,
     collectives_table,
+    gradients_table,
     sharding_table,
     groups_on_nodes_table,
     nodes_table,
@@ -91,9 +101,15 @@ _TABLES: tuple[Callable[..., TableView | None], ...] = (
     kernels_table,
     speed_table,
     efficiency_table,
+    step_sensors_table,
     telemetry_table,
+    energy_table,
+    devices_table,
+    device_errors_table,
+    nvlinks_table,
     memory_table,
     training_table,
+    settings_table,
     steps_table,
     training_log_table,
     timers_table,

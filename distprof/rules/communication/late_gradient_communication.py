@@ -26,8 +26,8 @@ reductions in hooks of gradients.
 
 ## Example
 ```text
-late-gradient-communication: the first of 1 bucket is ready when 100 % of backward is done: 23.6 %
-of each step (25.2 ms of 107 ms) is exposed transfer of gradients.
+late-gradient-communication: all gradients are in one bucket, which is ready when backward has
+ended: 23.4 % of each step (25.2 ms of 108 ms) is exposed transfer that backward could have hidden.
 ```
 
 ## When it is wrong
@@ -84,7 +84,7 @@ def check(
             continue
         yield Draft(
             message=(
-                f"{_when(group)}: {step.share(cost)} is {what(group)}, that backward "
+                f"{_when(group)}: {step.share(cost)} is {what(group)} that backward "
                 "could have hidden."
             ),
             fix=_fix(group),
