@@ -21,6 +21,7 @@ from distprof.report.parts import (
     parts_of,
     window_word,
 )
+from distprof.report.verdict_devices import devices_verdict
 from distprof.report.verdict_experts import experts_verdict
 from distprof.report.verdict_machine import machine_verdict
 from distprof.report.verdict_nccl import nccl_verdict
@@ -118,6 +119,7 @@ def _without_parts(report: Report) -> Verdict:
         or experts_verdict(report)
         or training_verdict(report)
         or nccl_verdict(report)
+        or devices_verdict(report)
         or machine_verdict(report)
     )
     line, why = told or (_nothing_measured(report), ())
