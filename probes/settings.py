@@ -8,7 +8,6 @@ no object is kept alive.
 from __future__ import annotations
 
 import gc
-import os
 import sys
 import weakref
 from collections.abc import Callable, Iterable
@@ -18,9 +17,9 @@ import msgspec
 
 from distprof.artefacts import SETTINGS_FILE
 from distprof.artefacts.settings_file import DdpSettings, SettingsFile, ThreadSettings
-from distprof.units import fold_ranks
 from probes.loader_log import LoaderLog
 from probes.probe import Tracer
+from probes.processors import Processors
 from probes.records import write_atomically
 from probes.torch_objects import (
     Found,
@@ -55,6 +54,7 @@ class SettingsProbe(Tracer):
         self._ddp: list[_Ddp] = []
         self._notes: list[str] = []
         self._loaders = LoaderLog(self._step)
+        self._processors: Processors | None = None
 
     def start(self, session: Session) -> None:
         """Listen to data loaders."""
@@ -88,6 +88,7 @@ class SettingsProbe(Tracer):
     def _gather(self) -> None:
         """Everything but the loaders and what is unused, which change."""
         assert self._session is not None
+        self._processors = Processors(self._session.placement.local_world_size)
         found = find()
         self._ddp = self._each(
             found.ddp, lambda module: _Ddp(weakref.ref(module), ddp_settings(module))
@@ -103,7 +104,6 @@ class SettingsProbe(Tracer):
             rank=self._session.rank,
             fsdp=sharded[0] if sharded else (),
             optimizers=optimizers,
-            threads=_threads(self._session.placement.local_world_size),
             num_compiled=len(found.compiled),
             num_checkpointed=len(found.checkpointed),
         )
@@ -127,6 +127,7 @@ class SettingsProbe(Tracer):
             self._file,
             num_steps=self._session.current_step,
             loaders=self._loaders.settings(),
+            threads=self._processors.settings() if self._processors else ThreadSettings(),
             ddp=tuple(module.settings for module in self._ddp),
             notes=tuple(self._notes),
         )
@@ -157,19 +158,6 @@ class _Ddp:
                 num_looks=self.settings.num_looks + 1,
                 max_unused_bytes=max(size, self.settings.max_unused_bytes or 0),
             )
-
-
-def _threads(num_local_ranks: int | None) -> ThreadSettings:
-    torch: Any = sys.modules.get("torch")
-    return ThreadSettings(
-        num_threads=int(torch.get_num_threads()) if torch is not None else None,
-        num_interop_threads=int(torch.get_num_interop_threads()) if torch is not None else None,
-        omp_num_threads=os.environ.get("OMP_NUM_THREADS", "")[:40],
-        cpus=fold_ranks(sorted(os.sched_getaffinity(0)))
-        if hasattr(os, "sched_getaffinity")
-        else "",
-        num_local_ranks=num_local_ranks,
-    )
 
 
 def _with_switches(file: SettingsFile) -> SettingsFile:

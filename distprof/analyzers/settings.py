@@ -108,6 +108,7 @@ class HostSetup(Record, frozen=True, kw_only=True):
     num_cpus: int | None  # that one of the ranks or more may use
     num_threads: int | None  # that torch computes an operator with, most of all ranks
     num_workers: int  # of the data loader with most of them, summed over the ranks
+    cpu_busy_ratio: float | None  # of these processors while the job ran, with all that ran there
     omp_num_threads: str  # as set; empty where it is not, or not alike
 
 
@@ -296,6 +297,9 @@ def _host(host: str, files: Sequence[SettingsFile], *, is_cpu: bool) -> HostSetu
         num_cpus=len(cpus) or None,
         num_threads=max((one.num_threads for one in threads if one.num_threads), default=None),
         num_workers=sum(max((one.num_workers for one in f.loaders), default=0) for f in files),
+        cpu_busy_ratio=max(
+            (one.cpu_busy_ratio for one in threads if one.cpu_busy_ratio is not None), default=None
+        ),
         omp_num_threads=set_to.pop() if len(set_to) == 1 else "",
     )
 

@@ -147,6 +147,8 @@ class ThreadSettings(msgspec.Struct, frozen=True, kw_only=True):
         omp_num_threads: The variable ``OMP_NUM_THREADS``; empty where it is not set.
         cpus: Processors that the process may run on, for example ``0-15,32``; empty when unknown.
         num_local_ranks: Ranks on the host, None where the launcher does not say.
+        cpu_busy_ratio: Share of time that ``cpus`` were busy, with whatever ran there, from the end
+            of the first step to the last writing; None where Linux's ``/proc/stat`` does not say.
     """
 
     num_threads: int | None = None
@@ -154,6 +156,7 @@ class ThreadSettings(msgspec.Struct, frozen=True, kw_only=True):
     omp_num_threads: str = ""
     cpus: str = ""
     num_local_ranks: int | None = None
+    cpu_busy_ratio: float | None = None
 
 
 class SettingsFile(msgspec.Struct, frozen=True, kw_only=True):

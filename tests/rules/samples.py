@@ -205,6 +205,7 @@ def host_setup(host: str, ranks: tuple[int, ...], **fields: Any) -> HostSetup:
         "num_threads": 8,
         "num_workers": 4 * len(ranks),
         "omp_num_threads": "8",
+        "cpu_busy_ratio": 0.4,
     }
     return HostSetup(host=host, ranks=ranks, **{**usual, **fields})
 

@@ -10,7 +10,8 @@ each operator, and ranks for each other at the end of each step.
 
 ## Evidence needed
 A run directory with `settings.json`: threads of torch in each rank, times ranks of the host,
-against the processors that these ranks may use. Only ranks without an accelerator are judged.
+against the processors that these ranks may use, and how busy these were. Only ranks without an
+accelerator are judged.
 
 ## How the cost is computed
 None is given: no recording tells what the step would take with fewer threads.
@@ -21,11 +22,13 @@ ranks, and pin each rank to its own (`torchrun --numa-binding`, `taskset`, `numa
 
 ## Example
 ```text
-oversubscribed-threads: on node-1 4 ranks with 8 threads each share 16 processors.
+oversubscribed-threads: on node-1 4 ranks with 8 threads each share 16 processors, which are busy
+for 99.1 % of the time.
 ```
 
 ## When it is wrong
-Ranks that take turns, as the stages of a pipeline do, may share processors.
+Ranks that take turns, as the stages of a pipeline do, may share processors; they are busy then only
+if something else runs there.
 
 ## Sources
 PyTorch documentation, "CPU threading and TorchScript inference" (oversubscription), and of
@@ -39,6 +42,7 @@ from collections.abc import Iterator
 from distprof.analyzers.settings import HostSetup, SettingsResult
 from distprof.rules.base import Draft, Limit, Limits, rule
 from distprof.terms import Confidence, Severity
+from distprof.units import format_ratio
 
 
 @rule(
@@ -46,18 +50,27 @@ from distprof.terms import Confidence, Severity
     severity=Severity.WARNING,
     since="0.1.0",
     needs=(SettingsResult,),
-    limits={"threads_per_cpu": Limit(1.5, "threads of torch for each processor of a host")},
+    limits={
+        "threads_per_cpu": Limit(1.5, "threads of torch for each processor of a host"),
+        "busy_ratio": Limit(0.85, "share of time for which the processors have to be busy"),
+    },
 )
 def check(settings: SettingsResult, limits: Limits) -> Iterator[Draft]:
     """Yield one finding for the run, on its fullest host."""
-    hosts = [host for host in settings.hosts if _per_cpu(host) > limits["threads_per_cpu"]]
+    hosts = [
+        host
+        for host in settings.hosts
+        if _per_cpu(host) > limits["threads_per_cpu"]
+        and (host.cpu_busy_ratio or 0.0) >= limits["busy_ratio"]
+    ]
     if not hosts:
         return
     worst = max(hosts, key=_per_cpu)
     yield Draft(
         message=(
             f"On {worst.host or 'one host'} {worst.num_local_ranks} ranks with "
-            f"{worst.num_threads} threads each share {worst.num_cpus} processors."
+            f"{worst.num_threads} threads each share {worst.num_cpus} processors, which are busy "
+            f"for {format_ratio(worst.cpu_busy_ratio)} of the time."
         ),
         fix=(
             "Set OMP_NUM_THREADS to the processors of the host divided by its ranks, and pin each "

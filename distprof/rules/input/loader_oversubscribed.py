@@ -1,7 +1,7 @@
 """# loader-oversubscribed
 
 ## What it detects
-Data loaders have more workers than the host has processors, and the step waits for data.
+Data loaders have more workers than the host has processors, all of them busy, and the step waits.
 
 ## Why it costs time
 Workers beyond the number of processors take turns: each batch takes longer, and they take time from
@@ -9,8 +9,9 @@ the training threads, which launch later.
 
 ## Evidence needed
 A run directory with `settings.json`: workers of the loader with most of them, added up over the
-ranks of a host, against the processors that these ranks may use; and the time for which the loop
-waits, from traces or from `pauses.jsonl`. Silent while nothing waits for data.
+ranks of a host, against the processors that these ranks may use, and how busy these were; and the
+time for which the loop waits, from traces or from `pauses.jsonl`. Silent while nothing waits for
+data, or while processors have time left: then workers wait too, for storage or network.
 
 ## How the cost is computed
 Idle device time while the loop waits for data, mean over ranks and steps; without traces, the
@@ -25,13 +26,12 @@ device.
 ## Example
 ```text
 loader-oversubscribed: for 18.3 % of each step (14.1 ms of 77.0 ms) the loop waits for data, while
-on node-1 64 loader workers of 8 ranks share 32 processors.
+on node-1 64 loader workers of 8 ranks share 32 processors, which are busy for 97.3 % of the time.
 ```
 
 ## When it is wrong
-Workers that wait for the network most of the time may well be more than processors; then the
-storage is slow, and so is what the loop waits for. A container's quota of processor time is not
-looked at, only the processors that it may use.
+Processors may be busy with another job's work. A container's quota of processor time is not looked
+at, only the processors that it may use.
 
 ## Sources
 `torch.utils.data.DataLoader` warns of more workers than processors of one rank; here all ranks of
@@ -51,6 +51,7 @@ from distprof.analyzers.waterfall import WaterfallResult
 from distprof.rules.base import Draft, Limit, Limits, rule
 from distprof.rules.input._waiting import waiting_for_input
 from distprof.terms import Confidence, Severity
+from distprof.units import format_ratio
 
 
 @rule(
@@ -67,7 +68,9 @@ from distprof.terms import Confidence, Severity
     ),
     limits={
         "workers_per_cpu": Limit(1.0, "workers of data loaders for each processor of a host"),
+        "busy_ratio": Limit(0.85, "share of time for which the processors have to be busy"),
         "wait_ratio": Limit(0.05, "share of the step that the loop may wait for data"),
+        "error_ratio": Limit(0.2, "share of the step from which it is an error"),
     },
 )
 def check(
@@ -80,8 +83,12 @@ def check(
     limits: Limits,
 ) -> Iterator[Draft]:
     """Yield one finding for the run, on its fullest host."""
-    most = limits["workers_per_cpu"]
-    hosts = [host for host in settings.hosts if _per_cpu(host) > most]
+    hosts = [
+        host
+        for host in settings.hosts
+        if _per_cpu(host) > limits["workers_per_cpu"]
+        and (host.cpu_busy_ratio or 0.0) >= limits["busy_ratio"]
+    ]
     if not hosts:
         return
     least = limits["wait_ratio"]
@@ -93,7 +100,8 @@ def check(
         message=(
             f"For {waiting.share} the loop waits for data, while on {worst.host or 'its host'} "
             f"{worst.num_workers:,} loader workers of {len(worst.ranks)} ranks share "
-            f"{worst.num_cpus} processors."
+            f"{worst.num_cpus} processors, which are busy for "
+            f"{format_ratio(worst.cpu_busy_ratio)} of the time."
         ),
         fix=(
             "Lower num_workers until the workers of all ranks and the training threads fit the "
@@ -104,6 +112,7 @@ def check(
         ranks=tuple(sorted(rank for host in hosts for rank in host.ranks)),
         evidence=("settings.hosts", "idle.ranks"),
         without="input",
+        severity=Severity.ERROR if waiting.ratio >= limits["error_ratio"] else None,
         explains=("INP101",),
     )
 

@@ -89,10 +89,10 @@ def check(
 
 def _is_data_parallel(settings: SettingsResult) -> bool:
     """Whether each rank holds a replica, or a shard of one, of the same model as all others."""
-    wrapped = (*settings.ddp, *settings.fsdp)
-    return settings.num_ranks > 1 and any(
-        one.group_size == settings.num_ranks == len(one.ranks) for one in wrapped
-    )
+    wrapped = [(one.group_size, one.ranks) for one in settings.ddp]
+    wrapped += [(one.group_size, one.ranks) for one in settings.fsdp]
+    num_ranks = settings.num_ranks
+    return num_ranks > 1 and any(size == num_ranks == len(ranks) for size, ranks in wrapped)
 
 
 def _capital(text: str) -> str:

@@ -1,4 +1,4 @@
-"""As many workers, and nothing waits for data."""
+"""As many workers that wait for storage, and processors with time left."""
 
 from distprof.analyzers.settings import SettingsResult
 from tests.rules.samples import Results, healthy, host_setup, settings
@@ -6,4 +6,4 @@ from tests.rules.samples import Results, healthy, host_setup, settings
 
 def results() -> Results:
     full = (host_setup("node-1", (0, 1, 2, 3), num_workers=128),)
-    return {**healthy(), SettingsResult: settings(hosts=full)}
+    return {**healthy(idle_input=0.9), SettingsResult: settings(hosts=full)}

@@ -5,5 +5,5 @@ from tests.rules.samples import MS, RANKS, Results, feed, healthy, settings
 
 
 def results() -> Results:
-    hidden = tuple(feed(rank, pageable_ns=4 * MS, exposed_pageable_ns=MS) for rank in RANKS)
+    hidden = tuple(feed(rank, pageable_ns=4 * MS, exposed_pageable_ns=MS // 2) for rank in RANKS)
     return {**healthy(), SettingsResult: settings(feed=hidden)}

@@ -1,0 +1,71 @@
+"""Threads of the process, the processors that it may use, and how busy they were."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from distprof.artefacts.settings_file import ThreadSettings
+from distprof.units import fold_ranks
+
+__all__ = ["Processors"]
+
+_STAT = Path("/proc/stat")
+_IDLE = slice(3, 5)  # idle and iowait, of user, nice, system, idle, iowait, irq, softirq, steal
+_FIELDS = 8  # guest time is in user time already
+_FEWEST_TICKS = 10  # a hundredth of a second each: less says nothing
+
+
+class Processors:
+    """Watches from now on.
+
+    Args:
+        num_local_ranks: Ranks on the host, None where the launcher does not say.
+        stat: Instead of Linux's ``/proc/stat``.
+    """
+
+    def __init__(self, num_local_ranks: int | None, stat: Path = _STAT) -> None:
+        self._num_local_ranks = num_local_ranks
+        self._stat = stat
+        self._cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+        self._before = _ticks(stat, self._cpus)
+
+    def settings(self) -> ThreadSettings:
+        """What is known of them now."""
+        torch: Any = sys.modules.get("torch")
+        return ThreadSettings(
+            num_threads=int(torch.get_num_threads()) if torch is not None else None,
+            num_interop_threads=int(torch.get_num_interop_threads()) if torch is not None else None,
+            omp_num_threads=os.environ.get("OMP_NUM_THREADS", "")[:40],
+            cpus=fold_ranks(self._cpus),
+            num_local_ranks=self._num_local_ranks,
+            cpu_busy_ratio=self._busy_ratio(),
+        )
+
+    def _busy_ratio(self) -> float | None:
+        after = _ticks(self._stat, self._cpus)
+        if self._before is None or after is None:
+            return None
+        busy, total = (now - then for now, then in zip(after, self._before, strict=True))
+        if total < _FEWEST_TICKS * max(len(self._cpus), 1):
+            return None
+        return round(min(max(busy / total, 0.0), 1.0), 4)
+
+
+def _ticks(stat: Path, cpus: Collection[int]) -> tuple[int, int] | None:
+    """Busy and all time of these processors since the machine started, hundredths of seconds."""
+    names = {f"cpu{number}" for number in cpus}
+    try:
+        lines = stat.read_text(encoding="ascii").splitlines()
+        rows = [
+            [int(field) for field in line.split()[1 : _FIELDS + 1]]
+            for line in lines
+            if line.partition(" ")[0] in names
+        ]
+    except (OSError, ValueError):
+        return None
+    total = sum(sum(row) for row in rows)
+    return (total - sum(sum(row[_IDLE]) for row in rows), total) if rows else None
