@@ -148,7 +148,7 @@ def analyze(
         recorded = measure_records(
             run,
             executor=_RankMapper(pool, None, debug=debug),
-            windows=_windows(measured),
+            windows=_windows(run, measured),
         )
     results = explain_untraced(run, _results(run, measured, recorded, profile))
     results["placement"] = _placement(run, settings, results)
@@ -228,14 +228,20 @@ def _efficiency(run: Run, settings: Config, results: Mapping[str, Any]) -> Effic
     )
 
 
-def _windows(measured: Measurements) -> dict[int, Intervals]:
-    """Rank to its analysed steps, on its own clock."""
+def _windows(run: Run, measured: Measurements) -> dict[int, Intervals]:
+    """Rank to its analysed steps, on its own clock.
+
+    A rank that was not traced has the steps of the first that was: they begin and end together, and
+    sensors are sampled farther apart than clocks of hosts are.
+    """
     from distprof.intervals import Intervals
 
-    return {
+    windows = {
         rank: Intervals(analysis.window_start_ns, analysis.window_end_ns)
         for rank, analysis in measured.analyses.items()
     }
+    first = next(iter(windows.values()), None)
+    return windows if first is None else {**dict.fromkeys(run.records, first), **windows}
 
 
 def _telemetry(run: Run, measured: Measurements, recorded: RecordResults) -> TelemetryResult:
@@ -244,7 +250,8 @@ def _telemetry(run: Run, measured: Measurements, recorded: RecordResults) -> Tel
     from distprof.analyzers.energy import with_energy
 
     telemetry = with_devices(recorded.telemetry, run)
-    return with_energy(telemetry, measured.waterfall, recorded.step_log)
+    world_size = run.topology.world_size
+    return with_energy(telemetry, measured.waterfall, recorded.step_log, world_size)
 
 
 def _results(
@@ -252,7 +259,9 @@ def _results(
 ) -> dict[str, Result]:
     """Every analyzer's result, by the report's field."""
     from distprof.analyzers.capture import analyze_capture
+    from distprof.analyzers.collective_summary import analyze_collective_summary
     from distprof.analyzers.gradients import analyze_gradients
+    from distprof.analyzers.input_readiness import analyze_input_readiness
     from distprof.analyzers.job import analyze_job
     from distprof.analyzers.messages import analyze_messages
     from distprof.analyzers.moe.analysis import analyze_moe
@@ -297,6 +306,8 @@ def _results(
         "moe": moe,
         "pauses": recorded.pauses,
         "training_log": analyze_training_log(run),
+        "collective_summary": analyze_collective_summary(run),
+        "input_readiness": analyze_input_readiness(run),
         "settings": with_traces(recorded.settings, measured.analyses),
     }
 

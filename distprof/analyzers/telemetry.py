@@ -157,12 +157,13 @@ class TelemetryResult(Result, frozen=True, kw_only=True):
         errors: What logs of drivers and switches tell of the time of the recording.
         nvlinks: What ``nvidia-smi nvlink --status`` shows.
         energy_per_step_j: All devices together, mean of the analysed steps; None unless it is known
-            of every rank's device.
+            of every rank's device. Ranks that were not traced count in the time of one that was.
         energy_per_token_j: Over the tokens of a step by the step log.
         waiting_energy_per_step_j: Of it what is drawn while ranks wait in collectives and for
             messages, at the mean power of each one's steps: samples are too far apart to tell what
             a device draws while it waits.
-        waiting_energy_ratio: Share of that in the step's energy.
+        waiting_energy_ratio: Share of that in the step's energy, by the ranks that were traced;
+            None unless the energy of each of these is known.
         is_missing: Whether the job used devices, and nothing was recorded of them.
     """
 

@@ -44,6 +44,11 @@ class Unit:
     is_in_steps: bool
 
     @property
+    def is_sure(self) -> bool:
+        """Whether samples were taken during the analysed steps."""
+        return isinstance(self.figures, WindowSensors) and not self.figures.is_bracketed
+
+    @property
     def is_busy(self) -> bool:
         """Whether it surely worked while it was sampled, so that a low clock means something."""
         used = self.figures.gpu_utilization_ratio
@@ -115,6 +120,6 @@ def cost_of(
     """
     ranks = ranks_of(units)
     lost = sum(row.lost_ns_per_step for row in stragglers.ranks if row.rank in ranks)
-    sure = all(unit.is_in_steps for unit in units)
+    sure = all(unit.is_sure for unit in units)
     without = f"rank {ranks[0]}" if len(ranks) == 1 and lost else ""
     return lost or None, without, Confidence.MEASURED if sure else Confidence.INFERRED

@@ -52,8 +52,8 @@ from distprof.units import format_ratio
 )
 def check(telemetry: TelemetryResult, limits: Limits) -> Iterator[Draft]:
     """Yield one finding for the whole job."""
-    share, total = telemetry.waiting_energy_ratio, telemetry.energy_per_step_j
-    if share is None or total is None:
+    share = telemetry.waiting_energy_ratio
+    if share is None:
         if telemetry.is_missing:
             raise InsufficientEvidenceError(NO_SENSORS)
         if telemetry.ranks:
@@ -65,8 +65,7 @@ def check(telemetry: TelemetryResult, limits: Limits) -> Iterator[Draft]:
         return
     yield Draft(
         message=(
-            f"Of {_joules(total)} per step, {_joules(share * total)} ({format_ratio(share)}) is "
-            "drawn while ranks wait for others."
+            f"{_amount(telemetry.energy_per_step_j, share)} is drawn while ranks wait for others."
         ),
         fix=(
             "Cure what ranks wait for, dearest first; meanwhile a lower power cap on ranks that "
@@ -74,8 +73,14 @@ def check(telemetry: TelemetryResult, limits: Limits) -> Iterator[Draft]:
         ),
         cost_ns_per_step=None,
         confidence=Confidence.MODELLED,
-        evidence=("telemetry.waiting_energy_ratio", "telemetry.energy_per_step_j"),
+        evidence=("telemetry.waiting_energy_ratio",),
     )
+
+
+def _amount(total_j: float | None, share: float) -> str:
+    if total_j is None:
+        return f"{format_ratio(share)} of the energy of the traced ranks"
+    return f"Of {_joules(total_j)} per step, {_joules(share * total_j)} ({format_ratio(share)})"
 
 
 def _joules(energy: float) -> str:

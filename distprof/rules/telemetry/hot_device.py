@@ -76,7 +76,7 @@ def check(telemetry: TelemetryResult, limits: Limits) -> Iterator[Draft]:
         ),
         cost_ns_per_step=None,
         confidence=(
-            Confidence.MEASURED if all(unit.is_in_steps for unit in found) else Confidence.INFERRED
+            Confidence.MEASURED if all(unit.is_sure for unit in found) else Confidence.INFERRED
         ),
         ranks=ranks_of(found),
         evidence=("telemetry.ranks" if ranks_of(found) else "telemetry.devices",),
