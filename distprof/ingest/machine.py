@@ -6,14 +6,12 @@ another or line by line behind the host's name, and with other output around it.
 
 from __future__ import annotations
 
-import gzip
 import re
-import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from distprof.errors import InputError
-from distprof.ingest.job.files import Folder
+from distprof.ingest.log_files import DAMAGE, opened
 from distprof.run.machine import Machine, Machines
 
 __all__ = ["fits_machine", "parse_machines", "read_machine"]
@@ -39,7 +37,6 @@ _HOST = re.compile(
     r"(?P<host>[A-Za-z0-9][\w.\-]{0,252}?):?[=#*\-\s]*",
     re.IGNORECASE,
 )
-_DAMAGE = (OSError, EOFError, zlib.error, ValueError)
 _RULER = re.compile(r"[=#*\-\s]*")
 
 
@@ -47,7 +44,7 @@ def fits_machine(source: str) -> bool:
     """Whether a source begins with a matrix of ``nvidia-smi topo -m``; other output may precede."""
     try:
         start = _read(source, _SNIFFED_BYTES)
-    except (*_DAMAGE, ImportError):
+    except (*DAMAGE, ImportError):
         return False
     if b"GPU0" not in start or start.lstrip()[:1] in (b"{", b"["):
         return False
@@ -65,7 +62,7 @@ def read_machine(source: str) -> Machines:
     """
     try:
         data = _read(source, MAX_BYTES)
-    except _DAMAGE as error:
+    except DAMAGE as error:
         raise InputError(
             source,
             expected="output of nvidia-smi topo -m",
@@ -203,12 +200,5 @@ def _cell(cells: Sequence[str], index: int) -> str:
 
 
 def _read(source: str, most: int) -> bytes:
-    parent, _, name = source.rpartition("/")
-    folder = Folder(parent or ("/" if source.startswith("/") else "."))
-    with folder.open(name) as stream:
-        start = stream.read(2)
-        stream.seek(0)
-        if start == b"\x1f\x8b":
-            with gzip.GzipFile(fileobj=stream) as unpacked:
-                return unpacked.read(most)
+    with opened(source) as stream:
         return stream.read(most)
