@@ -22,11 +22,13 @@ from distprof.report.parts import (
     window_word,
 )
 from distprof.report.verdict_devices import devices_verdict
+from distprof.report.verdict_efficiency import efficiency_sentence
 from distprof.report.verdict_experts import experts_verdict
 from distprof.report.verdict_machine import machine_verdict
 from distprof.report.verdict_nccl import nccl_verdict
 from distprof.report.verdict_operations import operations_verdict
 from distprof.report.verdict_pipeline import pipeline_verdict
+from distprof.report.verdict_summaries import summaries_verdict
 from distprof.report.verdict_training import training_verdict
 from distprof.rules.shares import has_all_members
 from distprof.terms import CollectiveKind, MeshAxis, StragglerCause, StragglerPattern
@@ -79,7 +81,7 @@ class Verdict:
 
     Args:
         line: One sentence.
-        why: The numbers behind it, up to four sentences.
+        why: The numbers behind it, a few sentences.
         part: Key of the part that dominates, empty when nothing was measured.
     """
 
@@ -118,6 +120,7 @@ def _without_parts(report: Report) -> Verdict:
         or pipeline_verdict(report)
         or experts_verdict(report)
         or training_verdict(report)
+        or summaries_verdict(report)
         or nccl_verdict(report)
         or devices_verdict(report)
         or machine_verdict(report)
@@ -273,6 +276,7 @@ def _why(report: Report, parts: tuple[Part, ...], dominant: str) -> tuple[str, .
         _who_sentence,
         _communication_sentence,
         _idle_sentence,
+        efficiency_sentence,
         _limits_sentence,
     )
     texts = [sentence(report, parts) for sentence in sentences]

@@ -6,11 +6,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import distprof
-from distprof.analyzers.efficiency import NO_MODEL
+from distprof.analyzers.breakdown import StepTimeResult
+from distprof.analyzers.efficiency import NO_MODEL, analyze_efficiency
+from distprof.analyzers.memory import MemoryResult
+from distprof.analyzers.step_log import StepLogResult
+from distprof.analyzers.waterfall import WaterfallResult
 from distprof.artefacts import STEPS_FILE
 from distprof.artefacts.records import MemoryRecord, StepRecord
 from distprof.config import parse_config
+from distprof.costs.trained_model import TrainedModel
+from distprof.hardware import load_sheet
+from distprof.planning.models import preset
+from tests.builders import RankBuilder, make_run
 from tests.job_folders import MS, START_NS, JobFolder
+from tests.rules import samples
 
 H100 = "NVIDIA H100 80GB HBM3"
 GB = 10**9
@@ -216,3 +225,54 @@ def test_rules_on_a_job_that_wastes_memory(tmp_path):
     assert codes(job_of(tmp_path / "run")) == {"SCA101"}
     assert codes(job_of(tmp_path / "fast", step_ms=700)) == set()
     assert codes(job_of(tmp_path / "full", step_ms=700, allocated=76 * GB)) == {"MEM104"}
+
+
+def traced(classes, *, tokens_per_step=8 * 8192):
+    """Eight H100 that compute 16 of 20 ms, by hand-made results."""
+    results = samples.healthy()
+    shape = preset("llama2-7b")
+    model = TrainedModel(
+        name="llama2-7b",
+        source="test",
+        parameters=shape.parameters,
+        active_parameters=shape.active_parameters,
+        shape=shape,
+        sequence=4096,
+        tokens_per_step=tokens_per_step,
+    )
+    return analyze_efficiency(
+        make_run([RankBuilder(rank).rank(world_size=8) for rank in range(8)]),
+        model,
+        load_sheet(),
+        step_log=StepLogResult(),
+        step_time=results[StepTimeResult],
+        memory=MemoryResult(),
+        waterfall=results[WaterfallResult],
+        collectives=samples.collectives(*classes),
+    )
+
+
+def test_the_roofline_by_hand():
+    """1 GB in 10 ms are 100 GB/s: the ridge is 989e12 / 100e9, 9,890 FLOP per byte."""
+    gathers = samples.collective_class(sent_bytes_per_step=0.75e9, transfer_ns_per_step=6 * MS)
+    sums = samples.collective_class(sent_bytes_per_step=0.25e9, transfer_ns_per_step=4 * MS)
+    found = traced((gathers, sums), tokens_per_step=8 * 100)
+    assert found.ridge_flop_per_byte == pytest.approx(9890)
+    assert found.flop_per_byte == pytest.approx(100 * FLOP_PER_TOKEN / 1e9)
+    assert found.bound_ratio == pytest.approx(100 * FLOP_PER_TOKEN / 1e9 / 9890)
+    assert found.regime == "communication-bound"
+    assert found.mfu_ratio == pytest.approx(100 * FLOP_PER_TOKEN / 0.020 / 989e12)
+    assert found.computing_ratio == pytest.approx(found.mfu_ratio * 20 / 16)
+
+
+def test_a_class_without_transfer_time_leaves_the_roofline_open():
+    known = samples.collective_class(sent_bytes_per_step=1e9, transfer_ns_per_step=MS)
+    unknown = samples.collective_class(sent_bytes_per_step=1e9, transfer_ns_per_step=None)
+    found = traced((known, unknown))
+    assert found.regime == ""
+    assert found.flop_per_byte is found.bound_ratio is None
+    assert found.mfu_ratio is not None
+
+
+def test_traced_steps_say_that_they_are_what_the_figures_rest_on():
+    assert "the time is the median of traced steps" in traced(()).assumptions

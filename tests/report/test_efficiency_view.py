@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from distprof.analyzers.efficiency import EfficiencyResult
+from distprof.report.verdict import judge
 from distprof.report.views.efficiency import efficiency_table
 from tests.report.samples import healthy
 from tests.rules.samples import device, efficiency
@@ -54,3 +55,10 @@ def test_what_is_unknown_has_no_row_and_says_why():
 def test_a_run_of_which_no_model_is_known_has_no_table(show_all):
     report = msgspec.structs.replace(healthy(), efficiency=EfficiencyResult())
     assert efficiency_table(report, show_all=show_all) is None
+
+
+def test_the_verdict_says_the_mfu_where_it_is_known():
+    report = msgspec.structs.replace(healthy(), efficiency=efficiency())
+    sentence = "MFU is 45.0 %; while computing, 56.0 % of the peak is reached."
+    assert sentence in judge(report).why
+    assert not any("MFU" in text for text in judge(healthy()).why)
