@@ -225,6 +225,7 @@ def _efficiency(run: Run, settings: Config, results: Mapping[str, Any]) -> Effic
         memory=results["memory"],
         waterfall=results["waterfall"],
         collectives=results["collectives"],
+        sharding=results["sharding"],
     )
 
 

@@ -52,7 +52,11 @@ def _origin(run: Run) -> str:
         return "output of nvidia-smi topo -m"
     if run.nccl is not None and run.job is None:
         return "log of NCCL"
-    return "log of a training program" if run.training_log is not None else ""
+    if run.training_log is not None:
+        return "log of a training program"
+    if run.collective_summary is not None:
+        return "table of collectives"
+    return "table of input's readiness" if run.input_readiness is not None else ""
 
 
 def _article(noun: str) -> str:

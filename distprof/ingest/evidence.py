@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from distprof.errors import InputError
+from distprof.ingest.collective_summary import fits_collective_summary, read_collective_summary
+from distprof.ingest.input_readiness import fits_input_readiness, read_input_readiness
 from distprof.ingest.machine import fits_machine, read_machine
 from distprof.ingest.nccl_log import fits_nccl_log, read_nccl_log
 from distprof.ingest.sensors.join import with_device_log
@@ -89,5 +91,17 @@ COMPANIONS: tuple[Companion, ...] = (
     Companion("sensors or errors of devices", fits_device_log, read_device_log, with_device_log),
     Companion("output of nvidia-smi topo -m", fits_machine, read_machine, _with_machines),
     Companion("a training program's log", fits_training_log, read_training_log, _with_training_log),
+    Companion(
+        "a table of collectives by rank",
+        fits_collective_summary,
+        read_collective_summary,
+        lambda run, table: replace(run, collective_summary=table),
+    ),
+    Companion(
+        "readiness of input by rank",
+        fits_input_readiness,
+        read_input_readiness,
+        lambda run, columns: replace(run, input_readiness=columns),
+    ),
 )
 """In the order in which they are asked."""

@@ -11,7 +11,9 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from distprof.ingest.assemble import assemble_run
+from distprof.ingest.collective_summary import fits_collective_summary, read_collective_summary
 from distprof.ingest.expert_counts import fits_expert_counts, read_expert_counts
+from distprof.ingest.input_readiness import fits_input_readiness, read_input_readiness
 from distprof.ingest.machine import fits_machine, read_machine
 from distprof.ingest.nccl_log import fits_nccl_log, read_nccl_log
 from distprof.ingest.operation_table import fits_operation_table, read_operation_table
@@ -24,6 +26,7 @@ from distprof.run.machine import Machines
 from distprof.run.nccl_log import NcclLog
 from distprof.run.operations import OperationLog
 from distprof.run.run import Gap, Run
+from distprof.run.summaries import CollectiveSummary, InputReadiness
 from distprof.run.training_log import TrainingLog
 
 __all__ = ["OtherKind", "open_other"]
@@ -31,7 +34,16 @@ __all__ = ["OtherKind", "open_other"]
 _MAX_FILES_ASKED = 8
 """Of many ranks' logs of NCCL, so many are asked whether they tell of iterations too."""
 
-Content: TypeAlias = OperationLog | ExpertCounts | NcclLog | DeviceLog | Machines | TrainingLog
+Content: TypeAlias = (
+    OperationLog
+    | ExpertCounts
+    | NcclLog
+    | DeviceLog
+    | Machines
+    | TrainingLog
+    | CollectiveSummary
+    | InputReadiness
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +67,8 @@ KINDS: tuple[OtherKind, ...] = (
     OtherKind(fits_device_log, read_device_log),
     OtherKind(fits_machine, read_machine),
     OtherKind(fits_training_log, read_training_log),
+    OtherKind(fits_collective_summary, read_collective_summary),
+    OtherKind(fits_input_readiness, read_input_readiness),
 )
 
 
@@ -84,6 +98,10 @@ def _run_of(source: str, content: Content) -> Run:
         return replace(run, machines=content.machines)
     if isinstance(content, TrainingLog):
         return replace(run, training_log=content, gaps=())  # notes stand beside the figures
+    if isinstance(content, CollectiveSummary):
+        return replace(run, collective_summary=content, gaps=())
+    if isinstance(content, InputReadiness):
+        return replace(run, input_readiness=content, gaps=())
     return replace(run, operations=content)
 
 

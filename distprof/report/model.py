@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 
 from distprof.analyzers.breakdown import BreakdownResult, StepTimeResult
 from distprof.analyzers.capture import CaptureResult
+from distprof.analyzers.collective_summary import CollectiveSummaryResult
 from distprof.analyzers.collectives import CollectivesResult
 from distprof.analyzers.efficiency import EfficiencyResult
 from distprof.analyzers.gradients import GradientsResult
 from distprof.analyzers.idle import IdleResult
+from distprof.analyzers.input_readiness import InputReadinessResult
 from distprof.analyzers.job import JobResult
 from distprof.analyzers.kernels import KernelsResult
 from distprof.analyzers.memory import MemoryResult
@@ -98,6 +100,8 @@ class Report(Record, frozen=True, kw_only=True):
     efficiency: EfficiencyResult = EfficiencyResult()
     settings: SettingsResult = SettingsResult()
     training_log: TrainingLogResult = TrainingLogResult()
+    collective_summary: CollectiveSummaryResult = CollectiveSummaryResult()
+    input_readiness: InputReadinessResult = InputReadinessResult()
     findings: tuple[Finding, ...]
     not_checked: tuple[NotChecked, ...]
 

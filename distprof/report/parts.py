@@ -13,6 +13,7 @@ __all__ = [
     "is_cpu_only",
     "is_of_experts_alone",
     "is_of_nccl_alone",
+    "is_of_summaries_alone",
     "is_of_training_log_alone",
     "is_whole_capture",
     "mean_span_ns",
@@ -94,6 +95,12 @@ def is_of_nccl_alone(report: Report) -> bool:
 def is_of_training_log_alone(report: Report) -> bool:
     """Whether what a training program printed is all there is, NCCL's lines among it aside."""
     return bool(report.training_log.origin) and not _is_recorded(report)
+
+
+def is_of_summaries_alone(report: Report) -> bool:
+    """Whether tables of other tools, of collectives or input, are all there is."""
+    told = bool(report.collective_summary.classes or report.input_readiness.num_samples)
+    return told and not (report.training_log.origin or _is_recorded(report))
 
 
 def _is_recorded(report: Report) -> bool:

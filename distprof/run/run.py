@@ -17,6 +17,7 @@ from distprof.run.machine import Machine
 from distprof.run.nccl_log import NcclLog
 from distprof.run.operations import OperationLog
 from distprof.run.records import RecordSource
+from distprof.run.summaries import CollectiveSummary, InputReadiness
 from distprof.run.tables import RankTables
 from distprof.run.topology import ProcessGroup, Topology
 from distprof.run.training_log import TrainingLog
@@ -330,6 +331,8 @@ class Run:
         expert_counts: Tokens per expert as somebody counted them; None for traces.
         nccl: What NCCL's logs tell; None without one.
         training_log: What the training program printed of its iterations; None without a log.
+        collective_summary: Durations of collectives by rank, as another tool summed them up.
+        input_readiness: How ready ranks' input was over time, as another tool measured it.
         devices: What sensor files and logs of drivers tell; None without one.
         machines: How devices of the nodes are joined, as the user showed it; empty without.
     """
@@ -349,6 +352,8 @@ class Run:
     expert_counts: ExpertCounts | None = None
     nccl: NcclLog | None = None
     training_log: TrainingLog | None = None
+    collective_summary: CollectiveSummary | None = None
+    input_readiness: InputReadiness | None = None
     devices: DeviceLog | None = None
     machines: tuple[Machine, ...] = ()
 

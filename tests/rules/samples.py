@@ -12,11 +12,13 @@ import msgspec
 
 from distprof.analyzers.breakdown import BreakdownResult, StepTimeResult
 from distprof.analyzers.capture import CaptureResult, NodeClock
+from distprof.analyzers.collective_summary import CollectiveSummaryResult, SummarisedClass
 from distprof.analyzers.collectives import CollectiveClass, CollectivesResult
 from distprof.analyzers.device_memory import DeviceMemory
 from distprof.analyzers.efficiency import EfficiencyResult
 from distprof.analyzers.gradients import GradientGroup, GradientsResult
 from distprof.analyzers.idle import IdleResult, SyncCall
+from distprof.analyzers.input_readiness import InputReadinessResult
 from distprof.analyzers.job import JobResult, ProbeOverhead
 from distprof.analyzers.kernels import KernelsResult
 from distprof.analyzers.memory import MemoryResult
@@ -138,6 +140,8 @@ def healthy(*, communication_ms: float = 8.0, steps: bool = True, **parts_ms: fl
         MemoryResult(),
         ShardingResult(),
         TrainingLogResult(),
+        CollectiveSummaryResult(),
+        InputReadinessResult(),
     )
     return {type(result): result for result in results}
 
@@ -929,3 +933,23 @@ def training_log(**fields: Any) -> TrainingLogResult:
         "ideal_bubble_ratio": 3 / 35,
     }
     return TrainingLogResult(**given | fields)
+
+
+def collective_summary(**fields: Any) -> CollectiveSummaryResult:
+    """Durations of reduce-scatters of eight ranks; rank 3 comes last."""
+    one = SummarisedClass(
+        group="0",
+        kind="reduce_scatter",
+        dtype="Float",
+        num_bytes=1_000_000_000,
+        num_ranks=8,
+        group_size=8,
+        num_calls=100,
+        mean_ns=40 * MS,
+        shortest_ns=10 * MS,
+        wait_ns=30 * MS,
+        last_rank=3,
+        first_rank=0,
+        is_compared=True,
+    )
+    return CollectiveSummaryResult(**{"classes": (one,), "late_rank": 3} | fields)

@@ -47,6 +47,11 @@ from distprof.report.views.records import (
 )
 from distprof.report.views.settings import settings_table
 from distprof.report.views.sharding import sharding_table
+from distprof.report.views.summaries import (
+    readiness_table,
+    summarised_classes_table,
+    summarised_ranks_table,
+)
 from distprof.report.views.table import TableView
 from distprof.report.views.telemetry import (
     device_errors_table,
@@ -114,6 +119,9 @@ _TABLES: tuple[Callable[..., TableView | None], ...] = (
     training_log_table,
     timers_table,
     slow_iterations_table,
+    summarised_classes_table,
+    summarised_ranks_table,
+    readiness_table,
     quality_table,
     clocks_table,
     not_checked_table,

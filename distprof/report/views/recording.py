@@ -8,6 +8,7 @@ from distprof.report.model import Report
 from distprof.report.parts import (
     is_of_experts_alone,
     is_of_nccl_alone,
+    is_of_summaries_alone,
     is_of_training_log_alone,
     is_whole_capture,
 )
@@ -31,6 +32,8 @@ def headline(report: Report) -> str:
         return _experts_headline(report)
     if is_of_training_log_alone(report):
         return _training_headline(report)
+    if is_of_summaries_alone(report):
+        return _summaries_headline(report)
     if is_of_nccl_alone(report):
         return f"logs of NCCL from {counted(report.nccl.num_files, 'file')} · nothing timed"
     recorded = len(run.ranks)
@@ -74,6 +77,19 @@ def _training_headline(report: Report) -> str:
         "no traces",
     ]
     return " · ".join(fact for fact in facts if fact)
+
+
+def _summaries_headline(report: Report) -> str:
+    """Of tables of other tools: what each holds."""
+    summary, readiness = report.collective_summary, report.input_readiness
+    facts = []
+    if summary.classes:
+        facts.append(f"table of collectives · {counted(len(summary.ranks), 'rank')}")
+        facts.append(f"{len(summary.classes):,} alike in kind and size")
+    if readiness.num_samples:
+        facts.append(f"readiness of input · {counted(len(readiness.ranks), 'rank')}")
+        facts.append(counted(readiness.num_samples, "sample"))
+    return " · ".join([*facts, "no traces"])
 
 
 def _experts_headline(report: Report) -> str:

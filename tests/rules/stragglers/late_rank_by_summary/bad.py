@@ -1,0 +1,12 @@
+"""Without traces: three quarters of the time in collectives, all of it waiting for rank 3."""
+
+from distprof.analyzers.collective_summary import CollectiveSummaryResult
+from distprof.analyzers.stragglers.analysis import StragglersResult
+from tests.rules.samples import Results, changed, collective_summary, healthy
+
+
+def results() -> Results:
+    return {
+        **changed(healthy(), StragglersResult, ranks=()),
+        CollectiveSummaryResult: collective_summary(wait_ratio=0.75, blamed_ratio=0.95),
+    }
