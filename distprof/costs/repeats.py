@@ -9,26 +9,38 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 __all__ = [
+    "FEWEST_TO_TAME",
     "RESAMPLES",
     "Interval",
+    "Level",
     "compare_pairs",
     "compare_repeats",
     "pseudo_median",
     "step_interval",
     "student_quantile",
+    "tamed",
 ]
 
 RESAMPLES = 2_000
 """Of a bootstrap; its ends then vary by about 2 % of the interval from seed to seed."""
 
-_NORMAL = 1.96
-_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
-_ENDS = (0.025, 0.975)
+FEWEST_TO_TAME = 7
+
+Level = Literal[0.9, 0.95, 0.98]
+
+_NORMAL: dict[float, float] = {0.9: 1.645, 0.95: 1.96, 0.98: 2.326}
+_SLOPE: dict[float, float] = {0.9: 1.7, 0.95: 2.6, 0.98: 4.4}  # over the degrees of freedom, where many
+_QUANTILES: dict[float, tuple[float, ...]] = {
+    0.9: (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812),
+    0.95: (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
+    0.98: (31.82, 6.965, 4.541, 3.747, 3.365, 3.143, 2.998, 2.896, 2.821, 2.764),
+}
 _MANY = 60  # from here on means of pairs cost more than they add, and the median is taken
 
 Floats = NDArray[np.float64]
@@ -36,7 +48,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """An estimate and the interval that holds the truth in 95 of 100 cases.
+    """An estimate and the interval that holds the truth in 95 of 100 cases, unless said otherwise.
 
     Args:
         value: The estimate.
@@ -49,14 +61,17 @@ class Interval:
     high: float
 
 
-def student_quantile(freedom: float) -> float:
-    """Student's t, 97.5 %, within 1 % above 10 degrees of freedom; infinite below 1."""
-    whole = int(freedom)
+def student_quantile(freedom: float, level: Level = 0.95) -> float:
+    """Half width of Student's two-sided interval; infinite below one degree of freedom.
+
+    Within 1 % above 10 degrees of freedom.
+    """
+    whole, table = int(freedom), _QUANTILES[level]
     if whole < 1:
         return math.inf
-    if whole <= len(_QUANTILES):
-        return _QUANTILES[whole - 1]
-    return _NORMAL + 2.6 / whole
+    if whole <= len(table):
+        return table[whole - 1]
+    return _NORMAL[level] + _SLOPE[level] / whole
 
 
 def pseudo_median(values: ArrayLike) -> Floats:
@@ -75,7 +90,9 @@ def pseudo_median(values: ArrayLike) -> Floats:
     return np.asarray(np.median((data[..., first] + data[..., second]) / 2, axis=-1))
 
 
-def compare_repeats(first: ArrayLike, second: ArrayLike, *, seed: int = 0) -> Interval:
+def compare_repeats(
+    first: ArrayLike, second: ArrayLike, *, level: Level = 0.95, seed: int = 0
+) -> Interval:
     """``second`` less ``first``: difference of their centres, repeats drawn anew on each side.
 
     Pass logarithms to compare by ratio. A percentile bootstrap is too narrow for few repeats; it
@@ -84,6 +101,7 @@ def compare_repeats(first: ArrayLike, second: ArrayLike, *, seed: int = 0) -> In
     Args:
         first: One value per repeat, at least one.
         second: The same, of the other side; the number may differ.
+        level: How often the interval holds the truth.
         seed: Of the bootstrap.
 
     Returns:
@@ -92,17 +110,19 @@ def compare_repeats(first: ArrayLike, second: ArrayLike, *, seed: int = 0) -> In
     Source:
         Hesterberg, "What Teachers Should Know About the Bootstrap" (2015), section 5.
     """
-    a, b = np.asarray(first, np.float64), np.asarray(second, np.float64)
+    a, b = tamed(first), tamed(second)
     value = float(pseudo_median(b) - pseudo_median(a))
     if min(len(a), len(b)) < 2:
         return Interval(value, -math.inf, math.inf)
     random = np.random.default_rng(seed)
     spread = _deviations(b, random) - _deviations(a, random)
-    wide = student_quantile(_welch_freedom(a, b)) / _NORMAL
-    return _around(value, spread * wide)
+    wide = student_quantile(_welch_freedom(a, b), level) / _NORMAL[level]
+    return _around(value, spread * wide, level)
 
 
-def compare_pairs(first: ArrayLike, second: ArrayLike, *, seed: int = 0) -> Interval:
+def compare_pairs(
+    first: ArrayLike, second: ArrayLike, *, level: Level = 0.95, seed: int = 0
+) -> Interval:
     """``second`` less ``first`` where value i of both was measured side by side.
 
     What both of a pair share, drift above all, cancels.
@@ -110,14 +130,31 @@ def compare_pairs(first: ArrayLike, second: ArrayLike, *, seed: int = 0) -> Inte
     Args:
         first: One value per repeat, at least one.
         second: As many.
+        level: How often the interval holds the truth.
         seed: Of the bootstrap.
     """
-    change = np.asarray(second, np.float64) - np.asarray(first, np.float64)
+    change = tamed(np.asarray(second, np.float64) - np.asarray(first, np.float64))
     value = float(pseudo_median(change))
     if len(change) < 2:
         return Interval(value, -math.inf, math.inf)
     spread = _deviations(change, np.random.default_rng(seed))
-    return _around(value, spread * (student_quantile(len(change) - 1) / _NORMAL))
+    wide = student_quantile(len(change) - 1, level) / _NORMAL[level]
+    return _around(value, spread * wide, level)
+
+
+def tamed(values: ArrayLike) -> Floats:
+    """Values of which outliers are drawn in to 3.5 standard deviations, told by the median.
+
+    In a resample an outlier comes two or three times and would move any centre. Fewer than
+    :data:`FEWEST_TO_TAME` values tell no outlier from their spread and stay as they are, and so do
+    values half of which are the same.
+    """
+    data = np.asarray(values, np.float64)
+    centre = float(np.median(data))
+    reach = 3.5 * 1.4826 * float(np.median(np.abs(data - centre)))
+    if len(data) < FEWEST_TO_TAME or reach == 0:
+        return data
+    return np.clip(data, centre - reach, centre + reach)
 
 
 def step_interval(steps: ArrayLike, *, seed: int = 0) -> Interval:
@@ -136,7 +173,7 @@ def step_interval(steps: ArrayLike, *, seed: int = 0) -> Interval:
     random = np.random.default_rng(seed)
     starts = random.integers(0, count - length + 1, (RESAMPLES, -(-count // length)))
     rows = (starts[..., None] + np.arange(length)).reshape(RESAMPLES, -1)[:, :count]
-    return _around(value, np.median(data[rows], axis=1) - value)
+    return _around(value, np.median(data[rows], axis=1) - value, 0.95)
 
 
 def _deviations(values: Floats, random: np.random.Generator) -> Floats:
@@ -146,8 +183,8 @@ def _deviations(values: Floats, random: np.random.Generator) -> Floats:
     return (pseudo_median(drawn) - pseudo_median(values)) * math.sqrt(count / (count - 1))
 
 
-def _around(value: float, spread: Floats) -> Interval:
-    low, high = np.quantile(spread, _ENDS).tolist()
+def _around(value: float, spread: Floats, level: float) -> Interval:
+    low, high = np.quantile(spread, ((1 - level) / 2, (1 + level) / 2)).tolist()
     return Interval(value, value + min(low, 0.0), value + max(high, 0.0))
 
 

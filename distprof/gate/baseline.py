@@ -1,0 +1,219 @@
+"""Baselines: read, write, accept new sessions, acknowledge losses."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from distprof.artefacts.baseline_file import (
+    BASELINE_SCHEMA,
+    Acknowledged,
+    BaselineFile,
+    BaselineSession,
+)
+from distprof.artefacts.summary_file import SummaryFile
+from distprof.errors import InputError, SchemaError
+from distprof.gate.fingerprint import unlike
+from distprof.gate.metrics import find_metric, values_of
+
+__all__ = [
+    "MAX_BYTES",
+    "MOST_REPEATS",
+    "accepted",
+    "acknowledge",
+    "acknowledgement",
+    "baseline_json",
+    "baseline_values",
+    "make_baseline",
+    "read_baseline",
+    "session_of",
+]
+
+MAX_BYTES = 4 << 20
+MOST_REPEATS = 100
+"""Of a session; a file that is reviewed stays small."""
+
+_DIGITS = 9  # significant; more only make a review longer
+
+
+def read_baseline(path: str) -> BaselineFile:
+    """Read a baseline.
+
+    Raises:
+        SchemaError: If it is a document of another kind or version.
+        InputError: If it is missing, cut off, or holds what no run can have measured.
+    """
+    try:
+        with Path(path).open("rb") as stream:
+            data = stream.read(MAX_BYTES + 1)
+    except (OSError, ValueError) as error:
+        raise _bad(path, getattr(error, "strerror", None) or str(error)) from error
+    if len(data) > MAX_BYTES:
+        raise _bad(path, f"more than {MAX_BYTES >> 20} MiB")
+    _check_schema(path, data)
+    try:
+        baseline = msgspec.json.decode(data, type=BaselineFile)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise _bad(path, str(error)[:200]) from error
+    wrong = _nonsense(baseline)
+    if wrong:
+        raise _bad(path, wrong)
+    return baseline
+
+
+def _check_schema(path: str, data: bytes) -> None:
+    try:
+        document = msgspec.json.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise _bad(path, f"no whole JSON document: {str(error)[:150]}") from error
+    schema = document.get("schema") if isinstance(document, dict) else None
+    if schema != BASELINE_SCHEMA:
+        raise SchemaError(
+            path,
+            expected=f'"schema": "{BASELINE_SCHEMA}"',
+            found=f'"schema": "{str(schema)[:60]}"' if schema else "no schema",
+            fix="make it anew: distprof check … --update-baseline",
+        )
+
+
+def _bad(path: str, found: str) -> InputError:
+    return InputError(
+        path,
+        expected="a baseline as distprof check --update-baseline writes it",
+        found=found,
+        fix="make it anew, or restore it from version control",
+    )
+
+
+def _nonsense(baseline: BaselineFile) -> str:
+    """What no run can have measured; empty if nothing."""
+    if not baseline.sessions:
+        return "no session"
+    if baseline.window < 1:
+        return f"a window of {baseline.window} sessions"
+    for session in baseline.sessions:
+        for name, values in session.values.items():
+            metric = find_metric(name)
+            least = 0.0 if metric is None or metric.scale == "difference" else math.ulp(0.0)
+            if any(not math.isfinite(value) or value < least for value in values):
+                return f"a value of {name[:60]} that no run can have"
+    for each in baseline.acknowledged:
+        if not (math.isfinite(each.up_to) and each.up_to >= 0):
+            return f"an acknowledged loss of {each.up_to} of {each.metric[:60]}"
+    return ""
+
+
+def baseline_json(baseline: BaselineFile) -> bytes:
+    """The document, indented and with sorted keys, so that a review shows what changed."""
+    return msgspec.json.format(msgspec.json.encode(baseline, order="sorted"), indent=2) + b"\n"
+
+
+def session_of(repeats: Sequence[SummaryFile]) -> BaselineSession:
+    """One session of repeats of the same run.
+
+    Raises:
+        ValueError: If there are none, too many, or they are unlike each other.
+    """
+    if not 1 <= len(repeats) <= MOST_REPEATS:
+        raise ValueError(f"{len(repeats)} repeats: a session has 1 to {MOST_REPEATS}")
+    for repeat in repeats[1:]:
+        wrong = unlike(repeats[0].fingerprint, repeat.fingerprint)
+        if wrong:
+            raise ValueError(f"repeats are unlike each other: {' '.join(wrong)}")
+    ordered = sorted(repeats, key=lambda repeat: repeat.created_ns)
+    each = [values_of(repeat) for repeat in ordered]
+    names = dict.fromkeys(name for values in each for name in values)
+    return BaselineSession(
+        git_commit=ordered[-1].git_commit,
+        created_ns=ordered[-1].created_ns,
+        values={name: tuple(_short(v[name]) for v in each if name in v) for name in names},
+    )
+
+
+def make_baseline(
+    repeats: Sequence[SummaryFile], *, distprof_version: str, window: int = 8
+) -> BaselineFile:
+    """A first baseline.
+
+    Raises:
+        ValueError: As :func:`session_of`, and for a window below 1.
+    """
+    if window < 1:
+        raise ValueError(f"a window of {window} sessions keeps nothing")
+    session = session_of(repeats)
+    return BaselineFile(
+        distprof_version=distprof_version,
+        fingerprint=repeats[-1].fingerprint,
+        window=window,
+        sessions=(session,),
+    )
+
+
+def accepted(
+    baseline: BaselineFile, repeats: Sequence[SummaryFile], *, distprof_version: str
+) -> BaselineFile:
+    """The baseline with one more session; the oldest beyond its window fall out.
+
+    Acknowledged losses that have run out by then fall out too. Unlike repeats begin a new baseline:
+    figures of other machines do not mix.
+
+    Raises:
+        ValueError: As :func:`session_of`.
+    """
+    session = session_of(repeats)
+    new = repeats[-1].fingerprint
+    kept = () if unlike(baseline.fingerprint, new) else baseline.sessions
+    return BaselineFile(
+        distprof_version=distprof_version,
+        fingerprint=new,
+        window=baseline.window,
+        sessions=(*kept, session)[-baseline.window :],
+        acknowledged=tuple(
+            each
+            for each in baseline.acknowledged
+            if each.until_ns is None or each.until_ns > session.created_ns
+        ),
+    )
+
+
+def acknowledge(baseline: BaselineFile, loss: Acknowledged) -> BaselineFile:
+    """The baseline with a loss accepted; it replaces an earlier one of the same metric.
+
+    Raises:
+        ValueError: If no metric has that name, the loss is negative, or no reason is given.
+    """
+    if find_metric(loss.metric) is None:
+        raise ValueError(f"no metric {loss.metric!r}")
+    if not (math.isfinite(loss.up_to) and loss.up_to >= 0):
+        raise ValueError(f"an acknowledged loss of {loss.up_to}")
+    if not loss.reason.strip():
+        raise ValueError("an acknowledged loss needs a reason")
+    others = [each for each in baseline.acknowledged if each.metric != loss.metric]
+    return msgspec.structs.replace(baseline, acknowledged=(*others, loss))
+
+
+def acknowledgement(baseline: BaselineFile, metric: str, now_ns: int) -> Acknowledged | None:
+    """What is accepted of a metric now: a loss up to ``up_to`` fails nothing."""
+    for each in baseline.acknowledged:
+        if each.metric == metric and (each.until_ns is None or now_ns < each.until_ns):
+            return each
+    return None
+
+
+def baseline_values(baseline: BaselineFile, metric: str) -> tuple[list[float], list[int]]:
+    """Values of all sessions and, for each, the number of its session: what ``decide`` takes."""
+    values: list[float] = []
+    sessions: list[int] = []
+    for number, session in enumerate(baseline.sessions):
+        found = session.values.get(metric, ())
+        values += found
+        sessions += [number] * len(found)
+    return values, sessions
+
+
+def _short(value: float) -> float:
+    """Nine digits, whole where it is whole: a nanosecond in a second, and short to read."""
+    return float(f"{value:.{_DIGITS}g}")

@@ -1,0 +1,321 @@
+"""Has this change made it slower? A decision from repeats, or how many more it takes.
+
+A difference counts when two things agree: the whole bootstrap interval of the change lies beyond
+the tolerance, and a rank test finds the repeats in an order that chance seldom makes. The interval
+says how large the change is, the rank test guards it where repeats are few or wild.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from distprof.costs.repeats import (
+    Interval,
+    Level,
+    compare_pairs,
+    compare_repeats,
+    pseudo_median,
+    student_quantile,
+)
+from distprof.gate.statistics import aligned_ranks, least_pairs, least_repeats, mann_whitney
+
+__all__ = ["ALPHA", "FEWEST_SESSIONS", "LEVEL", "Better", "Decision", "Scale", "State", "decide"]
+
+State = Literal["passed", "regressed", "improved", "inconclusive"]
+Better = Literal["lower", "higher"]
+Scale = Literal["ratio", "difference"]
+Floats = NDArray[np.float64]
+
+ALPHA = 0.01
+"""Level of the rank test, one-sided. It is exact, so false alarms of one look stay below it
+whatever the noise; a look that may only pass a change, and not fail it, adds none."""
+
+LEVEL: Level = 0.9
+"""Of the interval: each end is passed by chance in 5 of 100 cases, and only one of them counts."""
+
+FEWEST_SESSIONS = 3
+"""Sessions of a baseline from which on their spread is known well enough to be counted."""
+
+_UNKNOWN_SESSIONS = (
+    "The repeats differ beyond the tolerance, but so may any two sessions: measure both sides in"
+    f" turns, gather {FEWEST_SESSIONS} sessions in the baseline, or say how much sessions differ."
+)
+_ASSUMES = "That nothing drifted between the baseline's session and the candidate's."
+
+_MOST_NEEDED = 200  # more repeats than anybody makes: then no number is promised
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What the repeats say.
+
+    Args:
+        state: ``passed``: any loss is within tolerance. ``regressed`` and ``improved``: beyond it.
+            ``inconclusive``: the interval holds the tolerance, or the rank test does not agree.
+        change: Candidate over baseline, or candidate less baseline on the scale ``difference``.
+        low: Lower end of its 90 % interval; None where there are too few repeats for one.
+        high: Upper end.
+        p: Of the rank test in the direction of the change.
+        tolerance: That was asked for.
+        num_baseline: Repeats.
+        num_candidate: Repeats.
+        needed_repeats: More of the candidate (and of the baseline, where both can be run) that
+            would decide, by what the spread is now; None where decided, or where no reasonable
+            number would do.
+        why: One sentence.
+        assumes: What the decision takes for granted, one sentence; empty if nothing.
+    """
+
+    state: State
+    change: float
+    low: float | None
+    high: float | None
+    p: float
+    tolerance: float
+    num_baseline: int
+    num_candidate: int
+    needed_repeats: int | None
+    why: str
+    assumes: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Sessions:
+    """When the baseline's repeats were made, and how far another session may be off.
+
+    Args:
+        keys: One per repeat.
+        noise: Known standard deviation; None if unknown.
+        can_blame: Whether a change may be told from a session's: pairs, enough sessions, or a
+            noise that is known.
+    """
+
+    keys: tuple[object, ...]
+    noise: float | None
+    can_blame: bool
+
+    @classmethod
+    def of(
+        cls,
+        keys: Sequence[object] | None,
+        noise: float | None,
+        count: int,
+        *,
+        is_paired: bool,
+    ) -> _Sessions:
+        if is_paired and (keys is not None or noise is not None):
+            raise ValueError("pairs are measured side by side: sessions do not matter to them")
+        if keys is not None and len(keys) != count:
+            raise ValueError(f"{len(keys)} sessions for {count} repeats of the baseline")
+        if noise is not None and not 0 <= noise < math.inf:
+            raise ValueError(f"sessions cannot differ by {noise}")
+        known = tuple(keys) if keys is not None else (None,) * count
+        enough = len(set(known)) >= FEWEST_SESSIONS
+        return cls(known, noise, can_blame=is_paired or enough or noise is not None)
+
+    def centres(self, values: Floats) -> Floats:
+        """Of each session."""
+        members: dict[object, list[float]] = {}
+        for key, value in zip(self.keys, values.tolist(), strict=True):
+            members.setdefault(key, []).append(value)
+        return np.array([float(pseudo_median(each)) for each in members.values()])
+
+    def spread(self, centres: Floats) -> float:
+        """How far one more session may be from these by chance; exceeded in 1 of 100 either way.
+
+        The rank test is no guard here, as the repeats of a session are alike.
+        """
+        count = len(centres)
+        if count >= FEWEST_SESSIONS:
+            wide = student_quantile(count - 1, 0.98) * float(centres.std(ddof=1))
+        else:
+            wide = student_quantile(1e9, 0.98) * (self.noise or 0.0)
+        return wide * math.sqrt(1 + 1 / count)
+
+
+@dataclass(frozen=True, slots=True)
+class _Evidence:
+    """Changes as "worse is positive", on the scale on which they add: logarithms for ratios."""
+
+    worse: Interval
+    p_worse: float
+    p_better: float
+    limit: float
+    alpha: float
+    fewest: int
+    num_growing: int
+    can_blame: bool
+
+
+def decide(
+    baseline: Sequence[ArrayLike],
+    candidate: Sequence[ArrayLike],
+    *,
+    tolerance: float,
+    better: Better = "lower",
+    scale: Scale = "ratio",
+    is_paired: bool = False,
+    sessions: Sequence[object] | None = None,
+    session_noise: float | None = None,
+    can_repeat_baseline: bool = True,
+    alpha: float = ALPHA,
+    seed: int = 0,
+) -> Decision:
+    """Compare repeats of a candidate with those of a baseline.
+
+    Args:
+        baseline: One array per repeat: its steps, or the one figure that was kept of it. Of steps
+            the median counts; they are not resampled, as steps of one run share its luck.
+        candidate: The same.
+        tolerance: Loss that is accepted: 0.02 for 2 %, or on the scale ``difference`` in the unit
+            of the values.
+        better: Which direction is an improvement.
+        scale: ``ratio`` for times and sizes; ``difference`` for shares, which may be near 0.
+        is_paired: Whether repeat i of both was measured side by side, taking turns, so that what
+            drifts cancels.
+        sessions: Of each repeat of the baseline, when or where it was measured, any key. From three
+            sessions on, what differs between them is no change: the candidate is taken for one more
+            session. None for a single session. Not with ``is_paired``.
+        session_noise: How much sessions are known to differ, as a standard deviation (relative on
+            the scale ``ratio``), where the baseline has fewer than three; 0 for a machine that is
+            known to stay as it is. None if unknown: then a change may be a session's, and is
+            inconclusive however clear. Not with ``is_paired``.
+        can_repeat_baseline: Whether more repeats of the baseline can be made too.
+        alpha: Level of the rank test.
+        seed: Of the bootstrap; the same input gives the same decision.
+
+    Raises:
+        ValueError: If a side is empty, a value is not finite (or not positive on the scale
+            ``ratio``), the tolerance is negative or takes everything, pairs are incomplete, or
+            there is not one session per repeat.
+    """
+    a, b = _values(baseline, scale, "baseline"), _values(candidate, scale, "candidate")
+    _check(tolerance, scale, a, b, is_paired=is_paired)
+    between = _Sessions.of(sessions, session_noise, len(a), is_paired=is_paired)
+    sign = 1.0 if better == "lower" else -1.0
+    below, above = (np.log(a), np.log(b)) if scale == "ratio" else (a, b)
+    change = _interval(below, above, between, is_paired=is_paired, seed=seed)
+    worse = change if sign > 0 else Interval(-change.value, -change.high, -change.low)
+    p_worse, p_better = _ranks(sign * below, sign * above, is_paired=is_paired)
+    fixed = None if can_repeat_baseline else len(a)
+    evidence = _Evidence(
+        worse=worse,
+        p_worse=p_worse,
+        p_better=p_better,
+        limit=_limit(tolerance, better, scale),
+        alpha=alpha,
+        fewest=least_pairs(alpha) if is_paired else least_repeats(alpha, fixed),
+        num_growing=len(b) if fixed else min(len(a), len(b)),
+        can_blame=between.can_blame,
+    )
+    state, needed, why = _judge(evidence)
+    ends = [_shown(end, scale) for end in (change.low, change.high)]
+    return Decision(
+        state=state,
+        change=math.exp(change.value) if scale == "ratio" else change.value,
+        low=ends[0],
+        high=ends[1],
+        p=min(p_worse, p_better),
+        tolerance=tolerance,
+        num_baseline=len(a),
+        num_candidate=len(b),
+        needed_repeats=needed,
+        why=why,
+        assumes="" if between.can_blame else _ASSUMES,
+    )
+
+
+def _values(repeats: Sequence[ArrayLike], scale: Scale, name: str) -> Floats:
+    """One figure per repeat."""
+    arrays = [np.atleast_1d(np.asarray(repeat, np.float64)) for repeat in repeats]
+    if not arrays or any(not array.size for array in arrays):
+        raise ValueError(f"the {name} has no repeats, or one without values")
+    if not all(np.isfinite(array).all() for array in arrays):
+        raise ValueError(f"the {name} holds values that are not finite")
+    if scale == "ratio" and any((array <= 0).any() for array in arrays):
+        raise ValueError(f"the {name} holds values that are not positive: they have no ratio")
+    return np.array([float(np.median(array)) for array in arrays])
+
+
+def _check(tolerance: float, scale: Scale, a: Floats, b: Floats, *, is_paired: bool) -> None:
+    if is_paired and len(a) != len(b):
+        raise ValueError(f"{len(a)} and {len(b)} repeats are no pairs")
+    if not 0 <= tolerance < (1 if scale == "ratio" else math.inf):
+        raise ValueError(f"tolerance {tolerance}: it must be from 0 up, and below 1 for a ratio")
+
+
+def _limit(tolerance: float, better: Better, scale: Scale) -> float:
+    """The tolerated loss where changes add: 5 % slower is a time × 1.05, or a rate × 0.95."""
+    if scale == "difference":
+        return tolerance
+    return math.log1p(tolerance) if better == "lower" else -math.log1p(-tolerance)
+
+
+def _interval(
+    below: Floats, above: Floats, between: _Sessions, *, is_paired: bool, seed: int
+) -> Interval:
+    if is_paired:
+        return compare_pairs(below, above, level=LEVEL, seed=seed)
+    within = compare_repeats(below, above, level=LEVEL, seed=seed)
+    centres = between.centres(below)
+    spread = between.spread(centres)
+    if not spread:
+        return within
+    value = float(pseudo_median(above) - pseudo_median(centres))
+    return Interval(value, min(within.low, value - spread), max(within.high, value + spread))
+
+
+def _ranks(below: Floats, above: Floats, *, is_paired: bool) -> tuple[float, float]:
+    """Chances of so large a loss, and of so large a gain, if nothing changed."""
+    if is_paired:
+        return aligned_ranks(below, above), aligned_ranks(above, below)
+    return mann_whitney(below, above), mann_whitney(above, below)
+
+
+def _judge(evidence: _Evidence) -> tuple[State, int | None, str]:
+    """State, needed repeats, and why."""
+    worse, limit = evidence.worse, evidence.limit
+    for state, is_beyond, p in (
+        ("regressed", worse.low > limit, evidence.p_worse),
+        ("improved", worse.high < -limit, evidence.p_better),
+    ):
+        if is_beyond and p <= evidence.alpha:
+            if not evidence.can_blame:
+                return "inconclusive", None, _UNKNOWN_SESSIONS
+            side = "a loss" if state == "regressed" else "a gain"
+            why = f"The whole interval is {side} beyond the tolerance, and the rank test agrees."
+            return ("regressed" if state == "regressed" else "improved"), None, why
+    if worse.high <= limit:
+        return "passed", None, "Any loss in the interval is within the tolerance."
+    needed = _needed(evidence)
+    if evidence.num_growing < evidence.fewest:
+        return "inconclusive", needed, "There are too few repeats for any conclusion."
+    if worse.low > limit:
+        return "inconclusive", needed, "The interval is beyond the tolerance; ranks are not."
+    return "inconclusive", needed, "The interval holds both losses beyond the tolerance and none."
+
+
+def _needed(evidence: _Evidence) -> int | None:
+    """Intervals narrow with the root of repeats: how many more leave the tolerance outside."""
+    now, worse = evidence.num_growing, evidence.worse
+    lacking = max(evidence.fewest - now, 0)
+    if math.isinf(worse.low):
+        return lacking or 1
+    distance = abs(worse.value - evidence.limit)
+    half = worse.high - worse.value if worse.value < evidence.limit else worse.value - worse.low
+    if distance == 0 or half / distance > math.sqrt(_MOST_NEEDED):
+        return None
+    total = max(math.ceil(now * (half / distance) ** 2), now + max(lacking, 1))
+    return total - now if total <= _MOST_NEEDED else None
+
+
+def _shown(end: float, scale: Scale) -> float | None:
+    if math.isinf(end):
+        return None
+    return math.exp(end) if scale == "ratio" else end
