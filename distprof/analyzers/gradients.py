@@ -244,15 +244,17 @@ def _extent(
 
     A member that was not recorded may have come last: then waiting is not told from transfer.
     """
+    here = frozenset(ranks)
     held = [
         group
         for group in topology.groups
-        if axis in (group.axis, group.description) and set(group.ranks) & set(ranks)
+        if axis in (group.axis, group.description) and not here.isdisjoint(group.ranks)
     ]
     if not held:
         return None, None, True
     group = max(held, key=lambda group: group.size or len(group.ranks))
-    nodes = {topology.node_of(rank) for rank in group.ranks}
+    node_of = {rank: name for name, ranks in topology.nodes.items() for rank in ranks}
+    nodes = {node_of.get(rank) for rank in group.ranks}
     known = bool(nodes) and None not in nodes
-    is_whole = all(set(group.ranks) <= set(ranks) for group in held)
+    is_whole = all(here.issuperset(group.ranks) for group in held)
     return group.size or len(group.ranks) or None, len(nodes) if known else None, is_whole

@@ -189,3 +189,43 @@ def test_tensor_parallel_inference_reduces_no_gradients():
     report = distprof.analyze(distprof.open_run(GOLDEN / "tp8-b200-rank0"))
     assert report.collectives.classes[0].kind == CollectiveKind.ALL_REDUCE.label
     assert report.gradients.groups == ()
+
+
+_TIMES = st.integers(0, 1_000)
+
+
+@st.composite
+def disorder(draw):
+    """Marks, kernels and all-reduces anywhere, overlapping, in no order."""
+    rank = RankBuilder(0).step(0, 0, 500).step(1, 500, 1_000).member_of(WORLD).member_of(TP)
+    for name in draw(st.lists(st.sampled_from([DDP_FORWARD, OPTIMIZER, SEARCH]), max_size=8)):
+        start = draw(_TIMES)
+        rank.annotation(name, start, start + draw(st.integers(0, 200)))
+    for _ in range(draw(st.integers(0, 4))):
+        start = draw(_TIMES)
+        launched = draw(st.none() | st.tuples(_TIMES, _TIMES).map(lambda pair: tuple(sorted(pair))))
+        rank.kernel("gemm", start, start + draw(st.integers(0, 300)), launched=launched)
+    for _ in range(draw(st.integers(0, 6))):
+        start = draw(_TIMES)
+        reduce(
+            rank,
+            start,
+            start + draw(st.integers(0, 100)),
+            asked=draw(_TIMES),
+            size=draw(st.sampled_from([-1, 0, 4, 4_096, 10**12])),
+            dtype=draw(st.sampled_from(["Float", "Int", "", "c10::BFloat16", "\x1b[2J"])),
+            desc=draw(st.sampled_from(["default_pg", "mesh_tp", ""])),
+        )
+    return rank
+
+
+@given(disorder())
+def test_whatever_the_trace_says_parts_are_no_larger_than_the_whole(rank):
+    for group in result_of(rank, steps=(0, 1)).groups:
+        assert 0 <= group.redundant_ns_per_step <= group.exposed_ns_per_step
+        assert 0 <= group.last_bucket_ns_per_step <= group.exposed_ns_per_step
+        assert 0 < group.last_bucket_ratio <= 1
+        assert group.micro_batches >= 1
+        assert group.times_reduced is None or group.times_reduced >= 1
+        if group.backward_ns is not None:
+            assert 0 <= group.before_first_ns <= group.backward_ns

@@ -60,4 +60,4 @@ def _first_ready(group: GradientGroup) -> float | None:
 def _notes(groups: tuple[GradientGroup, ...]) -> tuple[str, ...]:
     if all(group.is_split for group in groups):
         return ()
-    return ("exposed holds waiting for late ranks: members of the groups were not recorded",)
+    return ("exposed holds waiting for late ranks: not all members were recorded and matched",)

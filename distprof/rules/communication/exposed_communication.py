@@ -18,7 +18,9 @@ Exposed communication as a mean over ranks and steps: the union of communication
 the union of computation intervals. This is the whole, and other findings name its parts: waiting
 (`persistent-straggler`, `transient-straggler`, `rotating-straggler`,
 `arrival-skew-bound-collectives`), hideable transfer (`low-overlap`), and transfer that the
-network bounds (`transfer-bound-collectives`, `tiny-collectives`). Never add it to theirs.
+network bounds (`transfer-bound-collectives`, `tiny-collectives`). Never add it to theirs. Where one
+finding names the reason of at least 80 % of it (small collectives, sharding across nodes, gradients
+reduced too often or too late, sequences of unlike length), this one is left out.
 
 ## How to fix
 Look at the split. Mostly waiting: find the late rank, and leave the network alone. Mostly
