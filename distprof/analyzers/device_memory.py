@@ -58,6 +58,7 @@ def device_memory(
             continue
         gpu = known.get(rank.rank)
         size = told.get(rank.rank) or (round(gpu.memory_bytes) if gpu else None)
+        size = size if size is not None and size > 0 else None
         rows.append(
             DeviceMemory(
                 rank=rank.rank,

@@ -7,6 +7,7 @@ the model's shape says what a token needs, so a job that computes more than it m
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +18,7 @@ from distprof.analyzers.collectives import CollectivesResult
 from distprof.analyzers.device_memory import DeviceMemory, device_memory
 from distprof.analyzers.memory import MemoryResult
 from distprof.analyzers.result import Result
+from distprof.analyzers.sharding import ShardingResult
 from distprof.analyzers.step_log import StepLogResult
 from distprof.analyzers.waterfall import WaterfallResult
 from distprof.costs.memory import activation_bytes_per_token, model_state_bytes
@@ -31,6 +33,8 @@ from distprof.units import NS_PER_S
 __all__ = ["CPU", "NO_MODEL", "EfficiencyResult", "analyze_efficiency"]
 
 CPU = "cpu"
+_GATHERED_AGAIN = 1.5
+_SHARDED = 3
 NO_MODEL = (
     "the model is not known, so its FLOP are not: say which it is under [model] in distprof.toml"
 )
@@ -120,6 +124,7 @@ def analyze_efficiency(
     memory: MemoryResult,
     waterfall: WaterfallResult,
     collectives: CollectivesResult,
+    sharding: ShardingResult,
 ) -> EfficiencyResult:
     """Hold what a run did against what its devices can do.
 
@@ -132,6 +137,7 @@ def analyze_efficiency(
         memory: Counters of each rank.
         waterfall: Where traced steps went.
         collectives: What was sent in traced steps.
+        sharding: What traces show of gathered weights.
     """
     device = _device(run)
     gpu = recognise_gpu(sheet, device)
@@ -146,11 +152,20 @@ def analyze_efficiency(
     }
     if model is None:
         return EfficiencyResult(**facts, unavailable=(NO_MODEL,) if run.ranks or run.job else ())
+    model = _as_sharded(model, sharding)
     result = _with_flop(EfficiencyResult(**facts, **_about(model)), model, run, step_log, step_time)
     result = _with_memory(result, model, step_log)
     if result.flops_per_device is None:
         return result
     return _with_peak(result, model, gpu, waterfall, collectives)
+
+
+def _as_sharded(model: TrainedModel, sharding: ShardingResult) -> TrainedModel:
+    """Where no configuration tells: weights that are gathered again for backward are sharded."""
+    axes = [axis for axis in sharding.axes if (axis.gather_passes or 0.0) >= _GATHERED_AGAIN]
+    if model.zero_stage is not None or len(axes) != 1 or axes[0].group_size is None:
+        return model
+    return dataclasses.replace(model, zero_stage=_SHARDED, shards=axes[0].group_size)
 
 
 def _about(model: TrainedModel) -> dict[str, Any]:
@@ -175,6 +190,8 @@ def _assumptions(model: TrainedModel) -> list[str]:
         said.append(f"attention is causal over {model.sequence:,} tokens")
     if model.recomputation != "none":
         said.append(f"{model.recomputation} recomputation, as the configuration says")
+    if model.zero_stage == _SHARDED and model.shards:
+        said.append(f"weights, gradients and optimizer are divided among {model.shards} ranks")
     return said
 
 

@@ -9,6 +9,7 @@ import distprof
 from distprof.analyzers.breakdown import StepTimeResult
 from distprof.analyzers.efficiency import NO_MODEL, analyze_efficiency
 from distprof.analyzers.memory import MemoryResult
+from distprof.analyzers.sharding import ShardingResult
 from distprof.analyzers.step_log import StepLogResult
 from distprof.analyzers.waterfall import WaterfallResult
 from distprof.artefacts import STEPS_FILE
@@ -227,7 +228,7 @@ def test_rules_on_a_job_that_wastes_memory(tmp_path):
     assert codes(job_of(tmp_path / "full", step_ms=700, allocated=76 * GB)) == {"MEM104"}
 
 
-def traced(classes, *, tokens_per_step=8 * 8192):
+def traced(classes, *, tokens_per_step=8 * 8192, axes=()):
     """Eight H100 that compute 16 of 20 ms, by hand-made results."""
     results = samples.healthy()
     shape = preset("llama2-7b")
@@ -249,6 +250,7 @@ def traced(classes, *, tokens_per_step=8 * 8192):
         memory=MemoryResult(),
         waterfall=results[WaterfallResult],
         collectives=samples.collectives(*classes),
+        sharding=ShardingResult(axes=axes),
     )
 
 
@@ -276,3 +278,8 @@ def test_a_class_without_transfer_time_leaves_the_roofline_open():
 
 def test_traced_steps_say_that_they_are_what_the_figures_rest_on():
     assert "the time is the median of traced steps" in traced(()).assumptions
+
+
+@pytest.mark.parametrize(("passes", "stage"), [(2.0, 3), (1.0, None), (None, None)])
+def test_weights_gathered_again_for_the_backward_are_sharded(passes, stage):
+    assert traced((), axes=(samples.sharded_axis(gather_passes=passes),)).zero_stage == stage

@@ -95,3 +95,12 @@ def test_what_delays_one_rank_alone_is_no_stall(tmp_path):
 
 def log_of(job, rank):
     return measure_step_log(RankFolder(rank, str(job.rank_dir(rank))).load())
+
+
+def test_logs_of_other_steps_are_joined_by_their_numbers(tmp_path):
+    """Rank 1 began logging the same steps later and lacks the last: what both have is compared."""
+    job = JobFolder(tmp_path / "run", mesh={"dp": 2})
+    long = [400 if step % 10 == 9 else 100 for step in range(60)]
+    job.steps(0, long).steps(1, long[:55])
+    (stall,) = combine_step_logs([log_of(job, rank) for rank in (0, 1)]).stalls
+    assert (stall.period, stall.first_step, stall.num_stalls) == (10, 9, 5)

@@ -9,13 +9,14 @@ Sharded data parallelism gathers the weights twice in a step and scatters gradie
 half times the bytes of an all-reduce, and the gathers of the forward stand before the computation.
 
 ## Evidence needed
-A run directory that says what is sharded (ZeRO stage 3, FSDP) on data-parallel axes alone, memory
-counters of every rank, sizes of devices, and matched all-gathers whose exposed time is known.
+Traces whose gathers of weights are known, that repeat them in a step; the model (run.json or
+`[model]` in `distprof.toml`) on data-parallel axes alone, memory counters of every rank, sizes of
+devices.
 
 ## How the cost is computed
-Modelled: half of the exposed transfer of the all-gathers, as two gathers become the second half of
-an all-reduce. Memory is modelled too: what the fullest device holds, and 16 bytes per parameter for
-what it does not hold now.
+Modelled: of the exposed transfer of the all-gathers all but one pass over the weights (of two
+passes, half), since one is what becomes the second half of an all-reduce. Memory is modelled too:
+what the fullest device holds, and 16 bytes per parameter for what it does not hold now.
 
 ## How to fix
 DistributedDataParallel, or ZeRO-1 for the optimizer's part of the memory at no more bytes; or keep
@@ -23,8 +24,8 @@ FSDP and leave weights gathered after the forward (`reshard_after_forward=False`
 
 ## Example
 ```text
-needless-sharding: Weights are gathered twice in each step although the whole state fits: 31.0 GB of
-80 GB, modelled. All-gathers are exposed for 6.1 % of each step (12.1 ms of 198 ms).
+needless-sharding: Weights are gathered 2 times in each step although the whole state fits: 31.0 GB
+of 80 GB, modelled. Gathers are exposed for 6.1 % of each step (12.1 ms of 198 ms).
 ```
 
 ## When it is wrong
@@ -40,25 +41,25 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from distprof.analyzers.breakdown import StepTimeResult
-from distprof.analyzers.collectives import CollectivesResult
 from distprof.analyzers.efficiency import EfficiencyResult
 from distprof.analyzers.memory import MemoryResult
+from distprof.analyzers.sharding import ShardedAxis, ShardingResult
 from distprof.analyzers.waterfall import WaterfallResult
 from distprof.rules._devices import sized_memory
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
 from distprof.rules.shares import mean_step
-from distprof.terms import CollectiveKind, Confidence, MeshAxis, Severity
+from distprof.terms import Confidence, Severity
 from distprof.units import format_bytes
 
 _SHARDED = 3
-_AXES = frozenset({MeshAxis.DP_SHARD, MeshAxis.DP, MeshAxis.WORLD})
+_REPEATED = 1.5
 
 
 @rule(
     code="MEM106",
     severity=Severity.INFO,
     since="0.1.0",
-    needs=(EfficiencyResult, MemoryResult, CollectivesResult, WaterfallResult, StepTimeResult),
+    needs=(EfficiencyResult, MemoryResult, ShardingResult, WaterfallResult, StepTimeResult),
     limits={
         "filled_ratio": Limit(0.85, "share of a device that the whole state may fill"),
         "exposed_ratio": Limit(0.02, "share of the step for which gathers may be exposed"),
@@ -67,7 +68,7 @@ _AXES = frozenset({MeshAxis.DP_SHARD, MeshAxis.DP, MeshAxis.WORLD})
 def check(
     efficiency: EfficiencyResult,
     memory: MemoryResult,
-    collectives: CollectivesResult,
+    sharding: ShardingResult,
     waterfall: WaterfallResult,
     step_time: StepTimeResult,
     limits: Limits,
@@ -83,26 +84,30 @@ def check(
         return
     size = min(rank.capacity_bytes or 0 for rank in ranks)
     step = mean_step(waterfall, step_time)
-    exposed = _exposed_gathers_ns(collectives)
-    if whole > limits["filled_ratio"] * size or step.ratio(exposed) < limits["exposed_ratio"]:
+    repeated = [axis for axis in sharding.axes if (axis.gather_passes or 0.0) >= _REPEATED]
+    exposed = sum(map(_exposed_ns, repeated))
+    if not repeated or whole > limits["filled_ratio"] * size:
+        return
+    if step.ratio(exposed) < limits["exposed_ratio"]:
         return
     yield Draft(
         message=(
-            "Weights are gathered twice in each step although the whole state fits:"
-            f" {format_bytes(whole)} of {format_bytes(size)}, modelled. All-gathers are exposed"
-            f" for {step.share(exposed)}."
+            f"Weights are gathered {max(axis.gather_passes or 0.0 for axis in repeated):.2g} times"
+            f" in each step although the whole state fits: {format_bytes(whole)} of"
+            f" {format_bytes(size)}, modelled. Gathers are exposed for {step.share(exposed)}."
         ),
         fix="Use DistributedDataParallel, ZeRO-1, or FSDP with reshard_after_forward=False.",
-        cost_ns_per_step=exposed // 2,
+        cost_ns_per_step=round(sum(_exposed_ns(a) * _needless(a) for a in repeated)),
         confidence=Confidence.MODELLED,
-        evidence=("efficiency.unsharded_bytes", "collectives.classes"),
+        evidence=("efficiency.unsharded_bytes", "sharding.axes"),
     )
 
 
-def _exposed_gathers_ns(collectives: CollectivesResult) -> int:
+def _exposed_ns(axis: ShardedAxis) -> int:
     """Transfer that nothing hides, mean per rank and step; waiting belongs to late ranks."""
-    return sum(
-        (record.exposed_ns_per_step or 0) - (record.exposed_wait_ns_per_step or 0)
-        for record in collectives.classes
-        if record.kind == CollectiveKind.ALL_GATHER.label and record.axis in _AXES
-    )
+    return axis.gather_exposed_ns_per_step - (axis.gather_wait_ns_per_step or 0)
+
+
+def _needless(axis: ShardedAxis) -> float:
+    """All but one pass over the weights."""
+    return 1 - 1 / (axis.gather_passes or 1.0)
