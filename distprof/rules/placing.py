@@ -7,7 +7,7 @@ that one problem is one finding.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from math import prod
 
 from distprof.analyzers.placement import PlacedAxis, PlacementResult
@@ -29,16 +29,20 @@ __all__ = [
 EXPOSED_BY_NATURE = (MeshAxis.TP.value, MeshAxis.CP.value)
 """Axes that wait for each other inside every layer."""
 
-_NEED = (
-    MeshAxis.TP,
-    MeshAxis.EP,
-    MeshAxis.CP,
-    MeshAxis.PP,
-    MeshAxis.DP_SHARD,
-    MeshAxis.DP,
-    MeshAxis.DP_REPLICATE,
-)
-"""Bandwidth that axes need, most first (formula sheet, "Choosing a strategy")."""
+_NEED: Mapping[str, int] = {
+    MeshAxis.TP.value: 0,
+    MeshAxis.EP.value: 1,
+    MeshAxis.CP.value: 1,
+    MeshAxis.PP.value: 2,
+    MeshAxis.DP_SHARD.value: 3,
+    MeshAxis.DP.value: 4,
+    MeshAxis.DP_REPLICATE.value: 4,
+}
+"""Bandwidth that axes need, most first (formula sheet, "Choosing a strategy"); experts and context
+are put in either order by frameworks."""
+
+_MAY_BE_OUTSIDE = (MeshAxis.PP.value, MeshAxis.DP.value, MeshAxis.DP_REPLICATE.value)
+"""What leaves a node first: stages send little, and gradients hide behind backward."""
 
 
 def placed(placement: PlacementResult) -> tuple[PlacedAxis, ...]:
@@ -80,7 +84,7 @@ def swappable(placement: PlacementResult) -> list[tuple[PlacedAxis, PlacedAxis]]
     for outer in axes:
         inner = [axis for axis in axes if _could_swap(outer, axis, placement)]
         if inner:
-            found.append((outer, max(inner, key=lambda axis: _need(axis) or 0)))
+            found.append((outer, max(inner, key=lambda axis: _NEED[axis.axis])))
     return found
 
 
@@ -115,28 +119,23 @@ def modelled_inside(axis: PlacedAxis, placement: PlacementResult) -> str:
 
 def _could_swap(outer: PlacedAxis, inner: PlacedAxis, placement: PlacementResult) -> bool:
     """Whether ``outer`` would lie inside a domain in the place of ``inner``, and needs it more."""
-    first, second = _need(outer), _need(inner)
-    if first is None or second is None or first >= second:
+    first, second = _NEED.get(outer.axis), _NEED.get(inner.axis)
+    if outer.axis in _MAY_BE_OUTSIDE or first is None or second is None or first >= second:
         return False
     is_outside = outer.num_domains > 1 and outer.stride is not None and outer.stride > 1
     is_inside = inner.num_domains == 1 and inner.stride is not None
     if not (is_outside and is_inside and (inner.stride or 0) < (outer.stride or 0)):
         return False
-    if outer.axis == MeshAxis.DP_SHARD and outer.size >= 2 * outer.num_nodes:
+    if outer.axis == MeshAxis.DP_SHARD.value and outer.size >= 2 * outer.num_nodes:
         return False  # sharding-across-nodes says so
     if _sent([inner]) > _sent([outer]):
         return False
     stays = prod(
         axis.size
         for axis in placed(placement)
-        if axis.num_domains == 1 and (need := _need(axis)) is not None and need < first
+        if axis.num_domains == 1 and _NEED.get(axis.axis, first) < first
     )
     return stays * outer.size <= (placement.domain_size or 0)
-
-
-def _need(axis: PlacedAxis) -> int | None:
-    """Place among axes by the bandwidth they need; None for groups that are no axis."""
-    return next((i for i, known in enumerate(_NEED) if known.value == axis.axis), None)
 
 
 def _sent(axes: Iterable[PlacedAxis]) -> float:

@@ -21,7 +21,8 @@ too. What the same bytes take there is modelled by the hardware sheet, latency l
 
 ## How to fix
 Keep T at or below the GPUs of a node, a divisor of them, and `tp` the innermost axis of the mesh;
-use pipeline stages or sharded data parallelism between nodes.
+use pipeline stages or sharded data parallelism between nodes. Context parallelism may cross nodes
+where each block has enough attention to hide the next one's keys and values.
 
 ## Example
 ```text
@@ -48,7 +49,7 @@ from distprof.analyzers.waterfall import WaterfallResult
 from distprof.rules.base import Draft, Limit, Limits, rule
 from distprof.rules.placing import EXPOSED_BY_NATURE, crossing, exposed_ns, modelled_inside
 from distprof.rules.shares import WIDER_TRANSFER, mean_step
-from distprof.terms import Confidence, Severity
+from distprof.terms import Confidence, MeshAxis, Severity
 
 
 @rule(
@@ -87,6 +88,7 @@ def check(
             evidence=("placement.axes", "placement.nodes"),
             without=f"axis {axis.axis}",
             explains=WIDER_TRANSFER,
+            severity=None if axis.axis == MeshAxis.TP.value else Severity.WARNING,
         )
 
 
@@ -103,6 +105,12 @@ def _fix(axis: PlacedAxis, placement: PlacementResult) -> str:
         return (
             f"Make {axis.axis} the innermost axis of the mesh, with a size that divides the {room} "
             f"ranks of a node or domain, so that each group lies inside one."
+        )
+    if axis.axis == MeshAxis.CP.value:
+        return (
+            f"Keep {axis.axis} within the {room} ranks of a node or domain where sequences allow; "
+            "between nodes, ring attention hides its messages only behind enough attention per "
+            "block: longer sequences per rank."
         )
     return (
         f"Lower {axis.axis} to at most the {room} ranks of a node or domain, and use pipeline "
