@@ -20,6 +20,7 @@ from distprof.report.hang_reporters import (
     hang_schema_text,
 )
 from distprof.report.json_schema import SCHEMA_FILE, report_schema_text
+from distprof.report.plan_schemas import plan_schema_texts
 from distprof.report.schema_page import report_schema_page
 from distprof.rules.base import Rule
 from distprof.rules.registry import all_rules
@@ -47,6 +48,8 @@ def pages() -> Iterator[tuple[Path, str]]:
     yield REFERENCE / "report-schema.md", report_schema_page()
     yield ROOT / "distprof" / "report" / "schema" / HANG_SCHEMA_FILE, hang_schema_text()
     yield REFERENCE / "hang-schema.md", hang_schema_page()
+    for file, text in plan_schema_texts():
+        yield ROOT / "distprof" / "report" / "schema" / file, text
     yield from schema_files()
     yield REFERENCE / "run-directory.md", run_directory_page()
 

@@ -9,6 +9,7 @@ unambiguous. Format: nccl-tests, src/common.cu, 2.0 to 2.17.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +24,7 @@ from distprof.terms import CollectiveKind
 
 __all__ = ["MAX_BYTES", "read_fabric"]
 
+_STDIN = "-"
 MAX_BYTES = 64 << 20
 _MAX_LINE = 2_000
 _MAX_RANKS = 1 << 20
@@ -89,7 +91,8 @@ def read_fabric(source: str) -> FabricFile:
     """Read a fabric profile.
 
     Args:
-        source: What ``distprof bench -o`` wrote, or what a program of nccl-tests printed.
+        source: What ``distprof bench -o`` wrote, or what a program of nccl-tests printed;
+            ``-`` for standard input.
 
     Returns:
         The profile, each curve with its fit or the reason for none. What was left out is in
@@ -98,10 +101,8 @@ def read_fabric(source: str) -> FabricFile:
     Raises:
         InputError: If it is neither, or says too little.
     """
-    path = Path(source)
     try:
-        with path.open("rb") as stream:
-            data = stream.read(MAX_BYTES + 1)
+        data = _beginning(source)
     except (OSError, ValueError) as error:
         found = getattr(error, "strerror", None) or str(error)
         raise InputError(source, expected="a fabric profile", found=found) from error
@@ -117,6 +118,13 @@ def read_fabric(source: str) -> FabricFile:
     return _nccl_tests(data.decode("utf-8", "replace").splitlines(), source)
 
 
+def _beginning(source: str) -> bytes:
+    if source == _STDIN:
+        return sys.stdin.buffer.read(MAX_BYTES + 1)
+    with Path(source).open("rb") as stream:
+        return stream.read(MAX_BYTES + 1)
+
+
 def _own(data: bytes, source: str) -> FabricFile:
     try:
         profile = msgspec.json.decode(data, type=FabricFile)
@@ -126,7 +134,7 @@ def _own(data: bytes, source: str) -> FabricFile:
         raise _other_schema(source, f'"schema": "{profile.schema[:60]}"')
     if any(not _is_sound(curve) for curve in profile.curves):
         raise _other_schema(source, "a curve that no machine can have")
-    return msgspec.structs.replace(profile, source=source)
+    return msgspec.structs.replace(profile, source="" if source == _STDIN else source)
 
 
 def _is_sound(curve: FabricCurve) -> bool:
@@ -158,7 +166,7 @@ def _nccl_tests(lines: Iterable[str], source: str) -> FabricFile:
     hosts = next((table.hosts for table in tables if table.hosts), {})
     return FabricFile(
         origin="nccl-tests",
-        source=source,
+        source="" if source == _STDIN else source,
         device=next((table.device for table in tables if table.device), ""),
         backend="nccl",
         world_size=max(curve.group_size for curve in curves),

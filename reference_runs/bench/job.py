@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
@@ -152,8 +153,9 @@ def _as_rank(plan: Plan, showing: Showing, place: Placement) -> int:
 
 def _deliver(result: Path, showing: Showing) -> int:
     """Keep the profile where the user wants it, and show it."""
-    if showing.out is None:
-        return show(result, showing.arguments)
+    if showing.out is None:  # nobody can open the file afterwards: it is not to be named
+        with result.open("rb") as profile:
+            return show(Path("-"), showing.arguments, profile)
     partial = showing.out.with_name(f".{showing.out.name}.partial")
     try:
         shutil.copyfile(result, partial)
@@ -166,8 +168,14 @@ def _deliver(result: Path, showing: Showing) -> int:
     return code
 
 
-def show(file: Path, arguments: Sequence[str] = ()) -> int:
-    """Show a profile on this terminal, as ``distprof fabric`` does, in a process of its own."""
+def show(file: Path, arguments: Sequence[str] = (), profile: BinaryIO | None = None) -> int:
+    """Show a profile on this terminal, as ``distprof fabric`` does, in a process of its own.
+
+    Args:
+        file: The profile, ``-`` where it comes from ``profile``.
+        arguments: Of ``distprof fabric``.
+        profile: What that process reads as standard input.
+    """
     sys.stdout.flush()
     command = [sys.executable, "-m", "distprof", "fabric", str(file), *arguments]
-    return subprocess.run(command, check=False).returncode
+    return subprocess.run(command, stdin=profile, check=False).returncode

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
@@ -35,6 +36,17 @@ def test_text_fits_the_terminal(
     text = capsys.readouterr().out
     assert max(len(line) for line in text.splitlines()) <= width
     assert "busbw" in text or "Bus bandwidth" in text
+
+
+def test_a_dash_is_standard_input_which_is_no_file_to_name(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = Path(ALL_REDUCE).read_bytes()
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
+    assert main(["fabric", "-", "--format", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["source"] == ""
+    assert len(found["curves"]) == len(read_fabric(ALL_REDUCE).curves)
 
 
 def test_json_is_a_profile_that_reads_back(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from distprof.artefacts.fabric_file import FabricCurve, FabricFile
@@ -44,6 +45,14 @@ def test_two_ranks_measure_every_collective_and_keep_the_profile(tmp_path: Path)
             assert each.low_ns <= each.time_ns <= each.high_ns
     assert "Bus bandwidth over 2 ranks in one node" in done.stdout
     assert max(len(line) for line in done.stdout.splitlines()) <= 80
+
+
+def test_a_profile_that_is_not_kept_names_no_file() -> None:
+    what = ("--collectives", "all_reduce", "--max-bytes", "256", *QUICK)
+    done = ran(*BENCH, "--ranks", "2", *what, "--format", "json", "-q")
+    assert done.returncode == 0, done.stderr
+    profile = msgspec.json.decode(done.stdout, type=FabricFile)
+    assert (profile.source, len(profile.curves)) == ("", 1)
 
 
 def test_under_torchrun_the_processes_are_the_ranks(tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ def test_a_table_of_a_shape():
         ({"sequence": 128}, "which model"),
         ({"preset": "lama3-8b"}, "did you mean llama3-8b"),
         ({"preset": "llama3-8b", "layers": 4}, "leave out layers"),
-        ({"layers": 4}, "lacks hidden, heads"),
+        ({"layers": 4}, "lacks hidden, heads: give them, or a preset of"),
         ({"parameters": 7e9, "batch": 8}, "how long one is"),
         ({"layers": 32, "hidden": 4096, "heads": 32, "ffn": 11008, "parameters": 1e9}, "6,7"),
     ],

@@ -170,3 +170,22 @@ def test_names_of_a_file_reach_no_terminal_raw(tmp_path, capsys):
     for style in ([], ["--format", "md"]):
         main(["plan", "--lint", str(file), "--model", "llama3-8b", "--gpus", "8", *style])
         assert "\x1b" not in capsys.readouterr().out
+
+
+def test_limits_of_a_rule_are_changed_as_for_any_other(tmp_path, monkeypatch, capsys):
+    (tmp_path / "distprof.toml").write_text("[limits.CFG111]\nx = 1\n")
+    lint = ["plan", "--lint", str(FILES / "own.toml"), "--format", "json"]
+    monkeypatch.chdir(tmp_path)
+    assert main(lint) == 2
+    assert "rule CFG111 has no limit 'x'; it has: none" in capsys.readouterr().err
+    (tmp_path / "distprof.toml").write_text(
+        "[limits.planned-sharding-without-need]\nroom_ratio = 9\n"
+    )
+    assert main(lint) == 0
+    lint_of = msgspec.json.decode(capsys.readouterr().out, type=Lint)
+    assert "CFG115" in [finding.code for finding in lint_of.findings]
+
+
+def test_a_check_of_a_configuration_is_a_rule_with_a_page(capsys):
+    assert main(["rule", "CFG101"]) == 0
+    assert "ranks-not-all-used" in capsys.readouterr().out

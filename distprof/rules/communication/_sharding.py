@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from distprof.analyzers.measure import UNKNOWN_AXIS
 from distprof.analyzers.sharding import ShardedAxis
 from distprof.terms import Confidence
 
@@ -31,4 +32,5 @@ def gather_scenario(axis: ShardedAxis) -> str:
 
 def moved_by(axis: ShardedAxis) -> str:
     """For example ``dp_shard (8 ranks)``."""
-    return axis.axis if axis.group_size is None else f"{axis.axis} ({axis.group_size} ranks)"
+    name = "a group without a name" if axis.axis == UNKNOWN_AXIS else axis.axis
+    return name if axis.group_size is None else f"{name} ({axis.group_size} ranks)"

@@ -47,7 +47,7 @@ from distprof.analyzers.overlap import OverlapResult
 from distprof.analyzers.sharding import ShardingResult
 from distprof.analyzers.waterfall import WaterfallResult
 from distprof.rules.base import Draft, Limit, Limits, rule
-from distprof.rules.shares import mean_step
+from distprof.rules.shares import WIDER_TRANSFER, mean_step
 from distprof.terms import Confidence, Severity
 from distprof.units import format_ratio
 
@@ -92,4 +92,5 @@ def check(
             confidence=Confidence.MEASURED if is_split else Confidence.INFERRED,
             evidence=("sharding.shared_streams", "overlap.ranks"),
             without="overlap",
+            explains=WIDER_TRANSFER,
         )

@@ -36,7 +36,7 @@ hides.
 
 ## When it is wrong
 Where computation of a unit is so short that a prefetched gather, begun in time, is past it at once;
-where memory has no room for a second unit.
+where memory has no room for a second unit. Units of a few kilobytes are left to `tiny-collectives`.
 
 ## Sources
 Formula sheet, "Anti-patterns" (FSDP without prefetch) and "Volume per training step" (FSDP).
@@ -58,7 +58,7 @@ from distprof.rules.communication._sharding import (
     gather_transfer,
     moved_by,
 )
-from distprof.rules.shares import MeanStep, mean_step
+from distprof.rules.shares import WIDER_TRANSFER, MeanStep, mean_step
 from distprof.terms import Severity
 from distprof.units import format_bytes, format_ratio
 
@@ -71,6 +71,9 @@ from distprof.units import format_bytes, format_ratio
     limits={
         "max_ahead_ratio": Limit(
             0.25, "share of gathered bytes that begin beside computation, from which on is prefetch"
+        ),
+        "min_unit_bytes": Limit(
+            100_000, "median size in bytes of a gather, below which only latency counts"
         ),
         "min_step_ratio": Limit(0.03, "share of the step below which the cost is not worth naming"),
     },
@@ -90,6 +93,8 @@ def check(
     for axis in sharding.axes:
         if axis.ahead_ratio is None or axis.ahead_ratio >= limits["max_ahead_ratio"]:
             continue
+        if (axis.gather_bytes_median or limits["min_unit_bytes"]) < limits["min_unit_bytes"]:
+            continue
         cost = min(gather_transfer(axis), step.mean(alone))
         if step.ratio(cost) < limits["min_step_ratio"]:
             continue
@@ -104,6 +109,7 @@ def check(
             confidence=confidence(axis),
             evidence=("sharding.axes", "overlap.ranks", "waterfall.all"),
             without=gather_scenario(axis),
+            explains=WIDER_TRANSFER,
         )
 
 

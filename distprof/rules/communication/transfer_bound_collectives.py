@@ -18,11 +18,12 @@ hide; that part is `low-overlap`'s. The time is part of what `exposed-communicat
 an upper bound: it would need a network without limits.
 
 ## How to fix
-Compare the bus bandwidth in the message with what nccl-tests reaches on the same machines. If it
-is far lower: look for sockets where InfiniBand or NVLink should be (`NCCL_DEBUG=INFO`), for
-unused network cards, for groups that straddle nodes. If it is not: send less. Reduce gradients in
-bf16, accumulate with `no_sync`, raise the micro-batch, shard inside the node (HSDP) instead of
-across nodes, keep tensor and expert parallelism inside the NVLink domain.
+Compare the bus bandwidth in the message with what `distprof bench` (or nccl-tests) reaches on the
+same machines; `--fabric` puts both side by side. If it is far lower: look for sockets where
+InfiniBand or NVLink should be (`NCCL_DEBUG=INFO`), for unused network cards, for groups that
+straddle nodes. If it is not: send less. Reduce gradients in bf16, accumulate with `no_sync`, raise
+the micro-batch, shard inside the node (HSDP) instead of across nodes, keep tensor and expert
+parallelism inside the NVLink domain.
 
 ## Example
 ```text
@@ -105,9 +106,9 @@ def check(
             f"{_speed(max(classes, key=_transfer))}."
         ),
         fix=(
-            "Compare the bus bandwidth with nccl-tests on these machines. Far lower: look for "
-            "sockets, unused network cards and groups that straddle nodes. As expected: send less "
-            "(bf16 gradients, no_sync while accumulating, HSDP)."
+            "Compare the bus bandwidth with what distprof bench reaches on these machines. Far "
+            "lower: look for sockets, unused network cards and groups that straddle nodes. As "
+            "expected: send less (bf16 gradients, no_sync while accumulating, HSDP)."
         ),
         cost_ns_per_step=cost,
         evidence=("collectives.classes", "overlap.ranks", "waterfall.all"),

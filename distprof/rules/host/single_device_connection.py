@@ -43,9 +43,10 @@ from collections.abc import Iterator
 
 from distprof.analyzers.breakdown import StepTimeResult
 from distprof.analyzers.overlap import OverlapResult
-from distprof.analyzers.sharding import ShardedAxis, ShardingResult
+from distprof.analyzers.sharding import ShardingResult
 from distprof.analyzers.waterfall import WaterfallResult
 from distprof.rules.base import Draft, Limit, Limits, rule
+from distprof.rules.communication._sharding import gather_transfer, moved_by, scatter_transfer
 from distprof.rules.shares import mean_step
 from distprof.terms import Confidence, Severity
 
@@ -73,10 +74,14 @@ def check(
         return
     step = mean_step(waterfall, step_time)
     alone = step.mean(sum(rank.computation_ns - rank.overlapped_ns for rank in overlap.ranks))
-    cost = min(sum(_transfer(axis) for axis in sharding.axes), alone, step.exposed_transfer_ns)
+    cost = min(
+        sum(gather_transfer(axis) + scatter_transfer(axis) for axis in sharding.axes),
+        alone,
+        step.exposed_transfer_ns,
+    )
     if step.ratio(cost) < limits["min_step_ratio"]:
         return
-    where = " and ".join(_name(axis) for axis in sharding.axes)
+    where = " and ".join(moved_by(axis) for axis in sharding.axes)
     yield Draft(
         message=(
             f"{_VARIABLE}=1, and {step.share(cost)} is exposed transfer of sharded parameters in "
@@ -88,12 +93,3 @@ def check(
         evidence=("sharding.environment", "sharding.axes", "overlap.ranks"),
         without="overlap",
     )
-
-
-def _transfer(axis: ShardedAxis) -> int:
-    waits = (axis.gather_wait_ns_per_step or 0) + (axis.scatter_wait_ns_per_step or 0)
-    return axis.gather_exposed_ns_per_step + axis.scatter_exposed_ns_per_step - waits
-
-
-def _name(axis: ShardedAxis) -> str:
-    return axis.axis if axis.group_size is None else f"{axis.axis} ({axis.group_size} ranks)"
