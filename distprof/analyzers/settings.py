@@ -308,8 +308,8 @@ def _cpus(text: str) -> set[int]:
     """Numbers of processors written as ranges; empty where the text is no such thing."""
     found: set[int] = set()
     for part in text.split(",") if text else ():
-        low, _, high = part.partition("-")
-        first, last = (int(end) if _is_number(end) else -1 for end in (low, high or low))
+        low, dash, high = part.partition("-")
+        first, last = (int(end) if _is_number(end) else -1 for end in (low, high if dash else low))
         if not 0 <= first <= last < _MAX_CPUS:
             return set()
         found.update(range(first, last + 1))
