@@ -249,20 +249,31 @@ def _with_peak(
     if peak is None or result.flop_per_step is None or result.computed_flop_per_step is None:
         return replace(result, unavailable=(*result.unavailable, why))
     step_s, devices = (result.step_ns or 0) / NS_PER_S, result.num_devices or 0
+    hfu = flop_utilisation(result.computed_flop_per_step, step_s, devices, peak)
+    if hfu > 1:
+        return replace(result, unavailable=(*result.unavailable, _impossible(hfu)))
     computed = result.computed_flop_per_step / devices
+    while_computing = _while_computing(computed, peak, waterfall)
     result = replace(
         result,
         precision=model.precision,
         peak_flops=peak,
         mfu_ratio=flop_utilisation(result.flop_per_step, step_s, devices, peak),
-        hfu_ratio=flop_utilisation(result.computed_flop_per_step, step_s, devices, peak),
-        computing_ratio=_while_computing(computed, peak, waterfall),
+        hfu_ratio=hfu,
+        computing_ratio=while_computing if while_computing and while_computing <= 1 else None,
         assumptions=(
             *result.assumptions,
             f"matrix products are in {model.precision}, whose dense peak is meant",
         ),
     )
     return _with_roofline(result, computed, peak, collectives)
+
+
+def _impossible(hfu: float) -> str:
+    return (
+        f"the step would need {hfu:.3g} times the peak of its devices: model, batch or precision of"
+        " the configuration are not those of this job"
+    )
 
 
 def _peak(device: str, precision: str, gpu: Gpu | None) -> tuple[float | None, str]:

@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import PurePath
 from typing import Any, cast, get_args
 
 from distprof.artefacts.run_file import RunFile
@@ -50,7 +51,12 @@ def known_model(
     try:
         return _of_table(table, source)
     except UsageError as error:
-        raise UsageError(f"{source}: [model]: {error}") from None
+        raise UsageError(f"{source}: [model]: {_in_toml(str(error))}") from None
+
+
+def _in_toml(text: str) -> str:
+    """The planner speaks of its options; here they are keys."""
+    return text.replace("--model", "preset").replace("--params", "parameters").replace("--", "")
 
 
 def _of_table(table: Mapping[str, Any], source: str) -> TrainedModel:
@@ -66,7 +72,7 @@ def _of_table(table: Mapping[str, Any], source: str) -> TrainedModel:
         raise UsageError("batch counts sequences: say how long one is with sequence")
     return TrainedModel(
         name=name,
-        source=source,
+        source=PurePath(source).name,
         parameters=float(parameters),
         active_parameters=float(shape.active_parameters if shape else parameters),
         shape=shape,

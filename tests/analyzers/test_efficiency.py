@@ -228,7 +228,7 @@ def test_rules_on_a_job_that_wastes_memory(tmp_path):
     assert codes(job_of(tmp_path / "full", step_ms=700, allocated=76 * GB)) == {"MEM104"}
 
 
-def traced(classes, *, tokens_per_step=8 * 8192, axes=()):
+def traced(classes, *, tokens_per_step=8 * 200, axes=()):
     """Eight H100 that compute 16 of 20 ms, by hand-made results."""
     results = samples.healthy()
     shape = preset("llama2-7b")
@@ -283,3 +283,9 @@ def test_traced_steps_say_that_they_are_what_the_figures_rest_on():
 @pytest.mark.parametrize(("passes", "stage"), [(2.0, 3), (1.0, None), (None, None)])
 def test_weights_gathered_again_for_the_backward_are_sharded(passes, stage):
     assert traced((), axes=(samples.sharded_axis(gather_passes=passes),)).zero_stage == stage
+
+
+def test_more_than_the_peak_is_no_figure_but_a_contradiction():
+    found = traced((), tokens_per_step=80 * 8192)
+    assert found.mfu_ratio is found.hfu_ratio is found.computing_ratio is None
+    assert "times the peak of its devices" in found.unavailable[0]

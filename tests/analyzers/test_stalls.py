@@ -98,7 +98,7 @@ def log_of(job, rank):
 
 
 def test_logs_of_other_steps_are_joined_by_their_numbers(tmp_path):
-    """Rank 1 began logging the same steps later and lacks the last: what both have is compared."""
+    """Rank 1 ends five steps earlier: what both have is compared."""
     job = JobFolder(tmp_path / "run", mesh={"dp": 2})
     long = [400 if step % 10 == 9 else 100 for step in range(60)]
     job.steps(0, long).steps(1, long[:55])

@@ -59,7 +59,7 @@ def check(
 ) -> Iterator[Draft]:
     """Yield one finding for the run."""
     num_ranks = capture.world_size or len(capture.ranks_present)
-    if efficiency.device in ("", CPU) or num_ranks < 2:
+    if efficiency.device in ("", CPU) or num_ranks < 2 or not capture.ranks_present:
         return
     if not efficiency.backend:
         raise InsufficientEvidenceError("the traces do not name the backend of process groups")
