@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from tests.broken_inputs import (
     damage,
+    device_logs,
     fields,
     files,
     heavy,
@@ -26,6 +27,7 @@ CASES: list[Case] = [
     *files.CASES,
     *operation_tables.CASES,
     *nccl_logs.CASES,
+    *device_logs.CASES,
 ]
 """Inputs that the test's own process can be shown."""
 

@@ -9,7 +9,7 @@ import re
 from datetime import UTC, datetime
 
 from distprof.ingest.sensors.collect import Collector
-from distprof.ingest.sensors.values import bus_id, time_of
+from distprof.ingest.sensors.values import LAST_NS, bus_id, time_of
 from distprof.run.device_log import Clock, DeviceEvent
 from distprof.units import NS_PER_S
 
@@ -108,4 +108,4 @@ def _parsed(text: str, form: str) -> int | None:
     except ValueError:
         return None
     ns = int(moment.timestamp()) * NS_PER_S
-    return ns if ns >= 0 else None
+    return ns if 0 <= ns < LAST_NS else None

@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass, field
 
 from distprof.ingest.sensors.collect import Collector, Identity
-from distprof.ingest.sensors.values import bus_id, number, reasons_of, whole
+from distprof.ingest.sensors.values import LAST_NS, bus_id, number, reasons_of, whole
 from distprof.run.device_log import Clock, DeviceEvent
 from distprof.units import NS_PER_MS, NS_PER_S
 
@@ -73,7 +73,7 @@ class Scrapes:
         if match is not None:
             self.close()
             seconds, _, rest = match[1].partition(".")
-            self._time = (int(seconds) * NS_PER_S + int(rest.ljust(9, "0")), "epoch")
+            self._time = _known(int(seconds) * NS_PER_S + int(rest.ljust(9, "0")))
 
     def take(self, line: str) -> None:
         """Take one metric of one device."""
@@ -93,7 +93,7 @@ class Scrapes:
             scrape = self._open[device] = _Scrape(when=self._time)
         scrape.seen.add(name)
         if time is not None and scrape.when is None:
-            scrape.when = (int(time) * NS_PER_MS, "epoch")
+            scrape.when = _known(int(time) * NS_PER_MS)
         self._keep(device, scrape, name, number(text))
 
     def close(self) -> None:
@@ -153,3 +153,7 @@ class Scrapes:
             )
             found = self._labels[labels] = (device, said.get("GPU_I_ID", ""))
         return found
+
+
+def _known(ns: int) -> tuple[int, Clock] | None:
+    return (ns, "epoch") if ns < LAST_NS else None

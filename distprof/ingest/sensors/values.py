@@ -11,10 +11,13 @@ from distprof.run.device_log import Clock
 from distprof.run.records import NO_THROTTLING
 from distprof.units import NS_PER_S
 
-__all__ = ["bus_id", "mask_of", "number", "reasons_of", "time_of", "whole"]
+__all__ = ["LAST_NS", "bus_id", "mask_of", "number", "reasons_of", "time_of", "whole"]
 
 MAX_VALUE = float(1 << 53)
 """Larger numbers are no measurements, and floats would round them."""
+
+LAST_NS = 1 << 62
+"""Later times (of the year 2116) are none, and sums of two would not fit."""
 
 # Bits of clocks_event_reasons.active, named as nvidia-smi does. Bit 0, "GPU idle", is none.
 _REASONS = (
@@ -120,4 +123,4 @@ def time_of(text: str) -> tuple[int, Clock] | None:
     clock: Clock = "local" if moment.tzinfo is None else "epoch"
     since = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - _EPOCH
     ns = (since.days * 86_400 + since.seconds) * NS_PER_S + since.microseconds * 1_000
-    return (ns, clock) if ns >= 0 else None
+    return (ns, clock) if 0 <= ns < LAST_NS else None

@@ -1,0 +1,57 @@
+"""Files of sensors and errors of devices that are cut, mixed, absurd or made to harm."""
+
+from __future__ import annotations
+
+import gzip
+import random
+from pathlib import Path
+
+from tests.broken_inputs.intact import EITHER, REFUSED, Build, Cases
+
+CASES = Cases()
+HEAD = b"timestamp, index, name, clocks.current.sm [MHz], power.draw [W]\n"
+ROW = b"2026/07/03 22:10:46.109, 0, NVIDIA H200, 1980 MHz, 626.26 W\n"
+EVIL = b"\x1b]0;owned\x07\x1b[2J[bold]\xe2\x80\xae"
+XID = b"[Sun Feb 23 16:24:18 2025] NVRM: Xid (PCI:0000:9b:00): 119, "
+
+
+def log(data: bytes, name: str = "gpu.csv") -> Build:
+    """A file with these bytes."""
+
+    def build(folder: Path) -> Path:
+        path = folder / name
+        path.write_bytes(data)
+        return path
+
+    return build
+
+
+def random_log(seed: int) -> bytes:
+    """Pieces of lines in any order."""
+    chance = random.Random(seed)
+    pieces = (HEAD, ROW, EVIL, XID, b", ", b"\n", b"\r\n", b"\xff" * 9, b"# gpu pwr\n", b" 0 -1\n")
+    return HEAD + ROW + b"".join(chance.choices(pieces, k=2_000))
+
+
+CASES.add("sensors without a header", REFUSED, log(ROW))
+CASES.add("sensors cut in a gzip", EITHER, log(gzip.compress(HEAD + ROW * 9_000)[:-9], "a.csv.gz"))
+CASES.add("sensors without an end of line", EITHER, log(HEAD + ROW + b"x" * 900_000))
+CASES.add(
+    "sensors of a device with control characters",
+    EITHER,
+    log(HEAD + ROW.replace(b"NVIDIA H200", EVIL)),
+)
+CASES.add("error of a device with control characters", EITHER, log(XID + EVIL + b"\n", "dmesg.log"))
+CASES.add(
+    "sensors with absurd numbers",
+    EITHER,
+    log(HEAD + ROW.replace(b"1980", b"9" * 19).replace(b"626.26", b"-1e99")),
+)
+CASES.add("sensors of the year 9999", EITHER, log(HEAD + ROW.replace(b"2026/", b"9999/")))
+CASES.add(
+    "sensors of many devices",
+    EITHER,
+    log(HEAD + b"".join(ROW.replace(b", 0,", b", %d," % index) for index in range(30_000))),
+)
+for seed in range(5):
+    CASES.add(f"pieces of lines of sensors {seed}", EITHER, log(random_log(seed)))
