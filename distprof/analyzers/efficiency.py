@@ -337,20 +337,25 @@ def _with_memory(
         ).total
         unsharded = round(max(used) + whole - here)
     return replace(
-        result, unsharded_bytes=unsharded, recomputed_bytes=_recomputed_bytes(model, step_log)
+        result,
+        unsharded_bytes=unsharded,
+        recomputed_bytes=_recomputed_bytes(result, model, step_log),
     )
 
 
-def _recomputed_bytes(model: TrainedModel, step_log: StepLogResult) -> int | None:
+def _recomputed_bytes(
+    result: EfficiencyResult, model: TrainedModel, step_log: StepLogResult
+) -> int | None:
     """Activations of one micro-batch, those of attention's scores aside."""
+    even = (result.tokens_per_step or 0) / (result.num_devices or 1)  # where ranks count none
     counts = [
-        (rank.tokens_per_step, rank.num_micro_batches)
+        (rank.tokens_per_step or even) / rank.num_micro_batches
         for rank in step_log.ranks
-        if rank.tokens_per_step and rank.num_micro_batches
+        if rank.num_micro_batches
     ]
-    if model.recomputation != "full" or model.shape is None or not counts:
+    tokens = max(counts, default=0.0)
+    if model.recomputation != "full" or model.shape is None or not tokens:
         return None
-    tokens = max(tokens / batches for tokens, batches in counts if tokens and batches)
     kept = activation_bytes_per_token(
         model.shape, model.sequence or 0, recomputation="selective"
     ) - activation_bytes_per_token(model.shape, model.sequence or 0, recomputation="full")

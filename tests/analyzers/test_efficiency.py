@@ -204,14 +204,14 @@ def test_micro_batches_that_would_fit_twice_are_named(tmp_path):
     assert "40.0 % of its 80.0 GB" in found.message
 
 
-def accumulated(*, rank_steps, step_ms):
+def accumulated(*, rank_steps, step_ms, num_micro_batches=4, tokens=8192):
     return [
         StepRecord(
             step=step,
             start_ns=START_NS + step * step_ms * MS,
             end_ns=START_NS + (step + 1) * step_ms * MS,
-            tokens=8192,
-            num_micro_batches=4,
+            tokens=tokens,
+            num_micro_batches=num_micro_batches,
         )
         for step in range(rank_steps)
     ]
@@ -289,3 +289,47 @@ def test_more_than_the_peak_is_no_figure_but_a_contradiction():
     found = traced((), tokens_per_step=80 * 8192)
     assert found.mfu_ratio is found.hfu_ratio is found.computing_ratio is None
     assert "times the peak of its devices" in found.unavailable[0]
+
+
+@pytest.mark.parametrize(("micro_batches", "tokens"), [(1, 8192), (4, 8192), (4, None)])
+def test_activations_that_recomputation_saves_by_hand(tmp_path, micro_batches, tokens):
+    """A block keeps 8H + 2·4H + 6·11008 bytes of a token, recomputed 2H: 123,392 less."""
+    config = {"model": LLAMA_7B, "training": {"checkpoint_activations": True}, "ddp": {}}
+    job = job_of(tmp_path / "run", config=config, ranks=2)
+    for rank in range(2):
+        lines = accumulated(
+            rank_steps=20, step_ms=1000, num_micro_batches=micro_batches, tokens=tokens
+        )
+        job.lines(rank, STEPS_FILE, lines)
+    found = efficiency_of(job)
+    expected = 123_392 * 32 * 8192 / micro_batches if tokens else None
+    assert found.recomputed_bytes == (pytest.approx(expected) if expected else None)
+
+
+LARGE = 2**62
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    tokens=st.one_of(st.none(), st.integers(-1, LARGE)),
+    allocated=st.integers(0, LARGE),
+    retries=st.lists(st.integers(0, LARGE), min_size=1, max_size=30),
+    lengths=st.lists(st.integers(0, 10**6), min_size=1, max_size=30),
+    mesh=st.sampled_from(({"dp_shard": 2}, {"pp": 2}, {"dp": 0}, {})),
+    recompute=st.booleans(),
+)
+def test_absurd_records_give_a_report(
+    tmp_path_factory, tokens, allocated, retries, lengths, mesh, recompute
+):
+    config = {
+        "model": LLAMA_7B,
+        "training": {"checkpoint_activations": recompute},
+        "fsdp": {"zero": "3"},
+    }
+    job = job_of(tmp_path_factory.mktemp("jobs") / "run", config=config, workload="fsdp", ranks=2)
+    job.mesh = mesh
+    job.steps(0, lengths, tokens=tokens)
+    job.memory(1, *memory_of(allocated, reserved=allocated // 2, retries=retries))
+    report = report_of(job)
+    assert report.efficiency.mfu_ratio is None or 0 <= report.efficiency.mfu_ratio <= 1
+    assert "distprof" in str(report)
