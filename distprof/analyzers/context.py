@@ -180,6 +180,7 @@ class RankGradients:
         window: int64, index of the analysed window.
         update: int64, the same for all that one update of the optimizer waits for.
         num_buckets: int64, collectives of the reduction.
+        rows: int64, of COLLECTIVES: those of the first reduction, then the second's, and so on.
         bytes: int64, of all of them.
         exposed_ns: int64.
         wait_ns: int64, exposed waiting; ABSENT where a bucket was not matched.
@@ -200,6 +201,7 @@ class RankGradients:
     window: Int64Array
     update: Int64Array
     num_buckets: Int64Array
+    rows: Int64Array
     bytes: Int64Array
     exposed_ns: Int64Array
     wait_ns: Int64Array

@@ -91,6 +91,7 @@ def gradient_traffic(
         window=window[picked][first],
         update=updated[number],
         num_buckets=last - first + 1,
+        rows=picked,
         bytes=_sum(size[picked], first),
         exposed_ns=_sum(exposed[picked], first),
         wait_ns=np.where(_least(waits[picked], first) < 0, ABSENT, _sum(wait[picked], first)),

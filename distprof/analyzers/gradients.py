@@ -19,7 +19,7 @@ from distprof.run.run import Run
 from distprof.run.topology import Topology
 from distprof.schema import ABSENT, Int64Array
 
-__all__ = ["GradientGroup", "GradientsResult", "analyze_gradients"]
+__all__ = ["GradientGroup", "GradientsResult", "analyze_gradients", "needless_rows"]
 
 _NO_REDUCTION = (
     "DistributedDataParallel is used, but no all-reduce of floating-point numbers with its size "
@@ -122,6 +122,20 @@ def analyze_gradients(run: Run, analyses: Mapping[int, RankAnalysis]) -> Gradien
         search_exposed_ns_per_step=sum(own.search_exposed_ns for own in found) // samples,
         unavailable=() if groups else (_NO_REDUCTION,),
     )
+
+
+def needless_rows(analysis: RankAnalysis) -> NDArray[np.bool_]:
+    """Rows of COLLECTIVES that reduce gradients which are reduced again before their update."""
+    result = np.zeros(len(analysis.collective_step), dtype=np.bool_)
+    own = analysis.gradients
+    if own is None or not own.marks_updates:
+        return result
+    again = np.zeros(len(own.axis), dtype=np.bool_)
+    for number in own.dtypes:
+        reductions = np.flatnonzero(own.axis == number)
+        again[reductions] = _repeats(own, reductions)[1]
+    result[own.rows[np.repeat(again, own.num_buckets)]] = True
+    return result
 
 
 def _axes_of(analysis: RankAnalysis) -> list[str]:

@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 
 import distprof
 from distprof.analyzers.gradient_traffic import DDP_FORWARD, SEARCH
-from distprof.analyzers.gradients import analyze_gradients
+from distprof.analyzers.gradients import analyze_gradients, needless_rows
 from distprof.analyzers.measure import measure
 from distprof.run.topology import ProcessGroup
 from distprof.terms import CollectiveKind, MeshAxis
+from tests.analyzers.joined import join_by_seq
 from tests.builders import RankBuilder, make_run
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "kineto"
@@ -92,17 +93,18 @@ def test_without_ddp_marks_nothing_is_told_and_nothing_is_missing():
     assert result.unavailable == ()
 
 
-def accumulating(sizes, *, updates_between=False, mark_updates=True):
+def accumulating(sizes, *, updates_between=False, mark_updates=True, number_of=0):
     """A micro-batch per list of sizes; backward computes 100 each, every reduction 30 after it."""
     length = 200
-    rank = RankBuilder(0).step(0, 0, length * len(sizes)).member_of(WORLD)
+    rank = RankBuilder(number_of).step(0, 0, length * len(sizes)).member_of(WORLD)
     for number, buckets in enumerate(sizes):
         at = number * length
         rank.annotation(DDP_FORWARD, at, at + 10)
         rank.kernel("backward", at + 12, at + 112, launched=(at + 11, at + 12), thread=AUTOGRAD)
         for index, size in enumerate(buckets):
             begin = at + 112 + 30 * index
-            reduce(rank, begin, begin + 30, asked=at + 20 + index, size=size)
+            seq = len(rank.collectives)
+            reduce(rank, begin, begin + 30, asked=at + 20 + index, size=size, seq=seq)
         if mark_updates and (updates_between or number == len(sizes) - 1):
             rank.annotation(OPTIMIZER, at + 180, at + 190)
     return rank
@@ -114,6 +116,23 @@ def test_reductions_that_repeat_before_one_update_are_counted():
     assert group.exposed_ns_per_step == 180
     assert group.redundant_ns_per_step == 120
     assert group.bytes_per_step == 3 * 12_288
+
+
+def test_rows_of_needless_reductions_are_those_before_the_last():
+    run = make_run([accumulating([[8_192, 4_096]] * 3).rank()], steps=(0,), groups=(WORLD,))
+    (analysis,) = measure(run).analyses.values()
+    assert needless_rows(analysis).tolist() == [True, True, True, True, False, False]
+
+
+def test_a_step_without_needless_reductions_is_simulated():
+    ranks = [accumulating([[8_192, 4_096]] * 3, number_of=number).rank() for number in (0, 1)]
+    matches, _ = join_by_seq(ranks)
+    report = distprof.analyze(make_run(ranks, steps=(0,), groups=(WORLD,), matches=matches))
+    (group,) = report.gradients.groups
+    assert group.is_split
+    assert group.redundant_ns_per_step == 120
+    without = {scenario.what: scenario.recoverable_ns for scenario in report.whatif.without}
+    assert without["repeated gradients"] == 120
 
 
 def test_an_update_after_each_backward_makes_every_reduction_needed():

@@ -23,15 +23,16 @@ def codes(job: Job) -> set[str]:
     return {finding["code"] for finding in job.report["findings"]} & OURS
 
 
-def test_reducing_each_micro_batch_is_found_and_costs_what_no_sync_saves(run_once: RunOnce) -> None:
+def test_reducing_each_micro_batch_is_found_and_silent_with_no_sync(run_once: RunOnce) -> None:
     sync = run_once("ddp", *NODES, *STEPS, "--micro-batches", "3", "--sync")
     once = run_once("ddp", *NODES, *STEPS, "--micro-batches", "3")
-    assert "COM110" in codes(sync)
+    finding = next(item for item in sync.report["findings"] if item["code"] == "COM110")
     assert "COM110" not in codes(once)
     (group,) = sync.report["gradients"]["groups"]
     assert (group["micro_batches"], group["times_reduced"]) == (3.0, 3.0)
-    saved = sync.report["step_time"]["median_ns"] - once.report["step_time"]["median_ns"]
-    assert group["redundant_ns_per_step"] == pytest.approx(saved, rel=0.5)
+    # 2 × 3.15 MB at 500 Mbit/s are 100 ms, and each time one bucket of three at least is exposed
+    assert 0.03e9 < finding["cost_ns_per_step"] < group["exposed_ns_per_step"]
+    assert finding["recoverable_ns"] > 0.02e9
 
 
 def test_one_bucket_is_found_to_be_late(run_once: RunOnce) -> None:

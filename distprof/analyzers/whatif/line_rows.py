@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distprof.analyzers.context import MainLine, RankAnalysis
+from distprof.analyzers.gradients import needless_rows
 from distprof.analyzers.matched import RowIndex
 from distprof.run.run import Rank, Run
 from distprof.schema import ABSENT, Int64Array
@@ -36,6 +37,7 @@ class LineRows:
     exposed: NDArray[np.bool_]
     begin_ns: Int64Array  # of each rank's line, common clock
     epoch_ns: int
+    is_needless: NDArray[np.bool_]  # gradients that are reduced again before the update
 
     @staticmethod
     def of(
@@ -83,6 +85,9 @@ class LineRows:
             exposed=np.concatenate([line.exposed for line in lines]),
             begin_ns=np.array(begin, dtype=np.int64) - epoch,
             epoch_ns=epoch,
+            is_needless=index.column(lambda rank: needless_rows(analyses[rank.rank])).astype(
+                np.bool_
+            ),
         )
 
     @property

@@ -305,6 +305,10 @@ def _transfers(
         along = joined & (transfers.axis == number)
         if (along & (transfers.duration_ns > 0)).any():
             yield _free(graph, along, f"axis {name}", f"{name} moves its data in no time")
+    needless = joined & transfers.is_needless
+    if needless.any():
+        title = "gradients of micro-batches before the last of an update take no time"
+        yield _free(graph, needless, "repeated gradients", title)
     small = joined & (transfers.bytes >= 0) & (transfers.bytes < SMALL_BYTES)
     if small.any():
         title = f"collectives of less than {format_bytes(SMALL_BYTES)} take no time"

@@ -36,6 +36,7 @@ class Transfers:
         owner: int32, position of the rank; ABSENT where several ranks take part.
         is_joined: bool, whether its members are known, so that the duration holds no waiting.
         release_ns: int64, before which it cannot start: a member asked for it outside of the line.
+        is_needless: bool, whether it reduces gradients that are reduced again before their update.
     """
 
     duration_ns: Int64Array
@@ -45,6 +46,7 @@ class Transfers:
     owner: NDArray[np.int32]
     is_joined: NDArray[np.bool_]
     release_ns: Int64Array
+    is_needless: NDArray[np.bool_]
 
     def __len__(self) -> int:
         return len(self.duration_ns)
@@ -185,6 +187,7 @@ def _parts_of(
             owner=shared if owner is None else owner,
             is_joined=np.full(len(duration), owner is None),
             release_ns=release,
+            is_needless=rows.is_needless[example],
         ),
         row=row,
         of=of,
@@ -310,6 +313,7 @@ def _blocked_on_rank(
             owner=np.full(len(end), position, np.int32),
             is_joined=joined,
             release_ns=np.zeros(len(end), np.int64),
+            is_needless=np.zeros(len(end), dtype=np.bool_),
         ),
         row=_NOTHING,
         of=_NOTHING,

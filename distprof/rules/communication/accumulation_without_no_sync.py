@@ -93,5 +93,6 @@ def check(
             confidence=sureness(group),
             ranks=group.ranks,
             evidence=("gradients.groups", "waterfall.all"),
+            without="repeated gradients",
             explains=WIDER_TRANSFER,
         )
