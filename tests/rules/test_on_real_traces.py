@@ -62,3 +62,10 @@ def test_loader_workers_cure_an_input_bound_job(corpus):
 def test_no_rule_fails_on_any_real_trace(corpus):
     for folder in sorted(path for path in corpus.iterdir() if path.name != "edge-metadata"):
         findings(folder)
+
+
+@pytest.mark.corpus
+def test_products_in_fp32_on_a_v100_are_named(corpus):
+    found, _ = findings(corpus / "ddp-v100-world1")
+    assert "49.2 %" in found["tensor-cores-unused"].message
+    assert found["tensor-cores-unused"].cost_ns_per_step is None
