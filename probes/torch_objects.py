@@ -56,7 +56,7 @@ class Found:
 
 
 def find() -> Found:
-    """All of them. Takes some 30 ms for a million objects."""
+    """All of them. Takes some 50 ms of processor time for a million objects."""
     kinds = {
         kind: name
         for name, places in _CLASSES.items()
@@ -65,9 +65,8 @@ def find() -> Found:
     }
     found = Found()
     for thing in gc.get_objects():
-        name = kinds.get(type(thing))
-        if name is not None:
-            getattr(found, name).append(thing)
+        if type(thing) in kinds:  # isinstance would ask each object, and some answer by loading
+            getattr(found, kinds[type(thing)]).append(thing)
     inner = {id(getattr(optimizer, "optim", None)) for optimizer in found.optimizers}
     found.optimizers[:] = [thing for thing in found.optimizers if id(thing) not in inner]
     return found
