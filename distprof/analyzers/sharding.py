@@ -82,22 +82,26 @@ class TensorTraffic(Record, frozen=True, kw_only=True):
         group_size: Ranks of a group; None where it differs or is not known.
         all_reduces_per_step: Activations or their gradients, added up.
         all_reduce_bytes_per_step: Their sizes, None where one is not known.
+        all_reduce_exposed_ns_per_step: Their time that computation does not hide.
+        all_reduce_wait_ns_per_step: Of it, waiting for late members; None where that is not known.
         all_gathers_per_step: Of sequences, before a block (sequence parallelism).
         reduce_scatters_per_step: Of sequences, after a block.
         pair_bytes_per_step: Sizes of all-gathers and reduce-scatters together.
-        exposed_ns_per_step: Of all of it, not hidden by computation.
-        wait_ns_per_step: Of it, waiting for late members; None where that is not known.
-        overlap_ratio: Share of the time of these operations beside which something is computed.
+        pair_exposed_ns_per_step: As for all-reduces.
+        pair_wait_ns_per_step: As for all-reduces.
+        overlap_ratio: Share of the time of all these operations beside which something is computed.
     """
 
     group_size: int | None
     all_reduces_per_step: float
     all_reduce_bytes_per_step: int | None
+    all_reduce_exposed_ns_per_step: int
+    all_reduce_wait_ns_per_step: int | None
     all_gathers_per_step: float
     reduce_scatters_per_step: float
     pair_bytes_per_step: int | None
-    exposed_ns_per_step: int
-    wait_ns_per_step: int | None
+    pair_exposed_ns_per_step: int
+    pair_wait_ns_per_step: int | None
     overlap_ratio: float | None
 
 

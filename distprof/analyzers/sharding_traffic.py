@@ -164,17 +164,20 @@ def tensor_traffic(traffic: Iterable[Sequence[AxisRows]]) -> TensorTraffic | Non
     every = _Sums(ranks)
     reduces = every.of(CollectiveKind.ALL_REDUCE)
     gathers, scatters = every.of(CollectiveKind.ALL_GATHER), every.of(CollectiveKind.REDUCE_SCATTER)
-    rows = reduces | gathers | scatters
+    pairs = gathers | scatters
+    rows = reduces | pairs
     busy = int(every.duration_ns[rows].sum())
     return TensorTraffic(
         group_size=ranks[0].group_size,
         all_reduces_per_step=every.count(reduces),
         all_reduce_bytes_per_step=every.size(reduces),
+        all_reduce_exposed_ns_per_step=every.exposed(reduces),
+        all_reduce_wait_ns_per_step=every.wait(reduces),
         all_gathers_per_step=every.count(gathers),
         reduce_scatters_per_step=every.count(scatters),
-        pair_bytes_per_step=every.size(gathers | scatters),
-        exposed_ns_per_step=every.exposed(rows),
-        wait_ns_per_step=every.wait(rows),
+        pair_bytes_per_step=every.size(pairs),
+        pair_exposed_ns_per_step=every.exposed(pairs),
+        pair_wait_ns_per_step=every.wait(pairs),
         overlap_ratio=int(every.hidden_ns[rows].sum()) / busy if busy else None,
     )
 

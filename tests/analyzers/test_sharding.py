@@ -152,7 +152,11 @@ def test_tensor_traffic_tells_all_reduces_from_pairs():
     assert tensor is not None
     assert (tensor.all_reduces_per_step, tensor.all_reduce_bytes_per_step) == (3, 192)
     assert (tensor.all_gathers_per_step, tensor.reduce_scatters_per_step) == (1, 1)
-    assert (tensor.pair_bytes_per_step, tensor.exposed_ns_per_step) == (128, 50_000)
+    assert (tensor.pair_bytes_per_step, tensor.pair_exposed_ns_per_step) == (128, 20_000)
+    assert (tensor.all_reduce_exposed_ns_per_step, tensor.all_reduce_wait_ns_per_step) == (
+        30_000,
+        None,
+    )
     assert tensor.overlap_ratio == 0.0
 
 

@@ -70,15 +70,28 @@ def _axis_rows(axis: ShardedAxis) -> Iterator[tuple[Cell, ...]]:
 def _tensor_rows(tensor: TensorTraffic) -> Iterator[tuple[Cell, ...]]:
     name = "tp" if tensor.group_size is None else f"tp ({tensor.group_size})"
     pairs = tensor.all_gathers_per_step + tensor.reduce_scatters_per_step
-    times = format_duration(tensor.exposed_ns_per_step), format_duration(tensor.wait_ns_per_step)
-    both = bool(pairs and tensor.all_reduces_per_step)
     if pairs:
-        shown = ("with all_reduce", "") if both else times
-        size = format_bytes(tensor.pair_bytes_per_step)
-        yield (name, "gather, scatter", _count(pairs), "", size, *shown, "")
+        yield (
+            name,
+            "gather, scatter",
+            _count(pairs),
+            "",
+            format_bytes(tensor.pair_bytes_per_step),
+            format_duration(tensor.pair_exposed_ns_per_step),
+            format_duration(tensor.pair_wait_ns_per_step),
+            "",
+        )
     if tensor.all_reduces_per_step:
-        size = format_bytes(tensor.all_reduce_bytes_per_step)
-        yield (name, "all_reduce", _count(tensor.all_reduces_per_step), "", size, *times, "")
+        yield (
+            name,
+            "all_reduce",
+            _count(tensor.all_reduces_per_step),
+            "",
+            format_bytes(tensor.all_reduce_bytes_per_step),
+            format_duration(tensor.all_reduce_exposed_ns_per_step),
+            format_duration(tensor.all_reduce_wait_ns_per_step),
+            "",
+        )
 
 
 def _count(number: float) -> str:

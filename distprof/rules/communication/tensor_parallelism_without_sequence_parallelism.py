@@ -78,7 +78,7 @@ def check(
         return
     if _pair_ratio(tensor) >= limits["max_pair_ratio"]:
         return
-    if step.ratio(tensor.exposed_ns_per_step) < limits["min_step_ratio"]:
+    if step.ratio(tensor.all_reduce_exposed_ns_per_step) < limits["min_step_ratio"]:
         return
     yield Draft(
         message=_message(tensor, step),
@@ -109,5 +109,5 @@ def _message(tensor: TensorTraffic, step: MeanStep) -> str:
     return (
         f"{who} parallelism {verb} up activations by {tensor.all_reduces_per_step:.0f} "
         f"all-reduces{together} in each step, and hardly anything is gathered or scattered: "
-        f"{step.share(tensor.exposed_ns_per_step)} is exposed."
+        f"{step.share(tensor.all_reduce_exposed_ns_per_step)} is exposed."
     )

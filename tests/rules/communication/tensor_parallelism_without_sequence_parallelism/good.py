@@ -12,8 +12,10 @@ def results() -> Results:
         all_gathers_per_step=64.0,
         reduce_scatters_per_step=64.0,
         pair_bytes_per_step=1_073_741_824,
-        exposed_ns_per_step=2 * MS,
-        wait_ns_per_step=MS,
+        all_reduce_exposed_ns_per_step=2 * MS,
+        all_reduce_wait_ns_per_step=MS,
+        pair_exposed_ns_per_step=2 * MS,
+        pair_wait_ns_per_step=MS,
         overlap_ratio=0.1,
     )
     return changed(healthy(), ShardingResult, tensor=tensor)
