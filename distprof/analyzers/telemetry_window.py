@@ -130,10 +130,7 @@ def _energy(table: Table, windows: Intervals) -> float | None:
     time, watts = table["t_ns"][power], table["power_w"][power]
     if not _reaches(time, windows):
         return None
-    joules = np.concatenate(
-        ([0.0], np.cumsum(np.diff(time) / NS_PER_S * (watts[1:] + watts[:-1]) / 2))
-    )
-    return _difference(time, joules, windows)
+    return _summed(time, watts, windows)
 
 
 def _reaches(time_ns: Int64Array, windows: Intervals) -> bool:
@@ -152,3 +149,19 @@ def _difference(time_ns: Int64Array, joules: NDArray[np.float64], windows: Inter
     time = (time_ns - origin).astype(np.float64)
     start, end = (np.interp(edge - origin, time, joules) for edge in windows)
     return float((end - start).sum())
+
+
+def _summed(time_ns: Int64Array, watts: NDArray[np.float64], windows: Intervals) -> float:
+    """Power between samples is on the line between them; its sum over the time of the windows."""
+    origin = int(windows.start[0])
+    time = (time_ns - origin).astype(np.float64) / NS_PER_S
+    joules = np.concatenate(([0.0], np.cumsum(np.diff(time) * (watts[1:] + watts[:-1]) / 2)))
+
+    def until(edge_ns: Int64Array) -> NDArray[np.float64]:
+        edge = (edge_ns - origin).astype(np.float64) / NS_PER_S
+        at = np.clip(np.searchsorted(time, edge, side="right") - 1, 0, len(time) - 1)
+        part = (edge - time[at]) * (watts[at] + np.interp(edge, time, watts)) / 2
+        result: NDArray[np.float64] = joules[at] + part
+        return result
+
+    return float((until(windows.end) - until(windows.start)).sum())

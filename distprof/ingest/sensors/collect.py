@@ -20,7 +20,7 @@ __all__ = ["Collector", "Identity", "Samples"]
 MAX_SAMPLES = 20_000_000
 """Of all devices together."""
 
-MAX_DEVICES = 20_000
+MAX_DEVICES = 4_096
 MAX_EVENTS = 10_000
 MAX_NAME = 200
 _MAX_WORDS = 10_000

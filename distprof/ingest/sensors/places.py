@@ -100,15 +100,17 @@ def _nodes(run: Run) -> dict[str, dict[int, int]]:
                 name = names.get(entry.rank, entry.host)
                 nodes.setdefault(name, {})[entry.local_rank] = entry.rank
         return nodes
-    known = {rank.rank: rank for rank in run.ranks}
+    counts = {rank.device.count for rank in run.ranks if rank.device.count}
+    size = counts.pop() if len(counts) == 1 else None
     if run.topology.nodes:
+        size = size if _are_blocks(run.topology.nodes.values(), size) else None
+        is_named = run.topology.node_origin != "device_count"
         return {
-            node if run.topology.node_origin != "device_count" else _unnamed(run, node): _local(
-                ranks, known
-            )
+            node if is_named else _unnamed(run, node): _local(ranks, size)
             for node, ranks in run.topology.nodes.items()
         }
-    return {"": _local(sorted(known), known)} if _is_one_node(run.ranks) else {}
+    ranks = [rank.rank for rank in run.ranks]
+    return {"": _local(ranks, size)} if _is_one_node(run.ranks) else {}
 
 
 def _unnamed(run: Run, node: str) -> str:
@@ -116,17 +118,24 @@ def _unnamed(run: Run, node: str) -> str:
     return "" if len(run.topology.nodes) == 1 else node
 
 
-def _local(ranks: Sequence[int], known: Mapping[int, Rank]) -> dict[int, int]:
+def _are_blocks(nodes: Iterable[Sequence[int]], size: int | None) -> bool:
+    """Whether each node has a block of its own of as many ranks as it has devices."""
+    if size is None:
+        return False
+    blocks = [{rank // size for rank in ranks} for ranks in nodes]
+    return all(len(block) == 1 for block in blocks) and len(set.union(*blocks)) == len(blocks)
+
+
+def _local(ranks: Sequence[int], size: int | None) -> dict[int, int]:
     """Number on the node to rank, by the convention that ranks are numbered node by node.
 
-    Ranks of a node that were not recorded leave their numbers free, where the count of its
-    devices says how many there are.
+    Args:
+        ranks: Of the node, those that are known.
+        size: Devices of a node where ranks fill nodes in blocks, so that the numbers of ranks
+            that were not recorded stay free; None where they are counted.
     """
-    counts = {known[rank].device.count for rank in ranks if rank in known} - {None}
-    if len(counts) == 1:
-        (count,) = counts
-        if count is not None and count > 1 and len({rank // count for rank in ranks}) == 1:
-            return {rank % count: rank for rank in ranks}
+    if size is not None and len({rank // size for rank in ranks}) == 1:
+        return {rank % size: rank for rank in ranks}
     return dict(enumerate(sorted(ranks)))
 
 

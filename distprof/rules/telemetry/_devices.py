@@ -15,7 +15,17 @@ from distprof.run.device_log import name_of_device
 from distprof.terms import Confidence
 from distprof.units import name_ranks
 
-__all__ = ["NO_SENSORS", "Unit", "cost_of", "median_of", "named", "ranks_of", "units_of"]
+__all__ = [
+    "NO_SENSORS",
+    "Unit",
+    "by_kind",
+    "cost_of",
+    "median_of",
+    "medians_of_others",
+    "named",
+    "ranks_of",
+    "units_of",
+]
 
 NO_SENSORS = (
     "no sensors were recorded: name what nvidia-smi or DCGM wrote beside the job after --with, or "
@@ -111,6 +121,37 @@ def median_of(
     return float(np.median(known)) if known else None
 
 
+def medians_of_others(values: Sequence[float | None]) -> list[float | None]:
+    """For each value the median of the others that are known, None where there are none.
+
+    Jobs have thousands of devices: the values are sorted once.
+    """
+    known = sorted((value, i) for i, value in enumerate(values) if value is not None)
+    numbers = [value for value, _ in known]
+    result = [_median(numbers)] * len(values)
+    for place, (_, i) in enumerate(known):
+        result[i] = _median(numbers, without=place)
+    return result
+
+
+def _median(ascending: Sequence[float], without: int | None = None) -> float | None:
+    """Median of sorted numbers, of all or all but one."""
+    count = len(ascending) - (without is not None)
+    if count <= 0:
+        return None
+    places = ((count - 1) // 2, count // 2)
+    low, high = (p + 1 if without is not None and p >= without else p for p in places)
+    return (ascending[low] + ascending[high]) / 2
+
+
+def by_kind(units: Sequence[Unit]) -> list[list[Unit]]:
+    """Devices that are compared with each other."""
+    kinds: dict[str, list[Unit]] = {}
+    for unit in units:
+        kinds.setdefault(unit.kind, []).append(unit)
+    return list(kinds.values())
+
+
 def cost_of(
     units: Sequence[Unit], stragglers: StragglersResult
 ) -> tuple[int | None, str, Confidence]:
@@ -119,7 +160,8 @@ def cost_of(
     One rank's is simulated; of several only the waiting is known.
     """
     ranks = ranks_of(units)
-    lost = sum(row.lost_ns_per_step for row in stragglers.ranks if row.rank in ranks)
+    wanted = set(ranks)
+    lost = sum(row.lost_ns_per_step for row in stragglers.ranks if row.rank in wanted)
     sure = all(unit.is_sure for unit in units)
     without = f"rank {ranks[0]}" if len(ranks) == 1 and lost else ""
     return lost or None, without, Confidence.MEASURED if sure else Confidence.INFERRED

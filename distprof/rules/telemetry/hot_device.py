@@ -37,7 +37,15 @@ from collections.abc import Iterator, Sequence
 
 from distprof.analyzers.telemetry import TelemetryResult
 from distprof.rules.base import Draft, Limit, Limits, rule
-from distprof.rules.telemetry._devices import Unit, median_of, named, ranks_of, units_of
+from distprof.rules.telemetry._devices import (
+    Unit,
+    by_kind,
+    median_of,
+    medians_of_others,
+    named,
+    ranks_of,
+    units_of,
+)
 from distprof.terms import Confidence, Severity
 
 _HEAT = ("hw_thermal_slowdown", "sw_thermal_slowdown", "thermal_violation")
@@ -57,11 +65,12 @@ _LOWER_CLOCK = 0.97
 def check(telemetry: TelemetryResult, limits: Limits) -> Iterator[Draft]:
     """Yield one finding for all hot devices."""
     units = [u for u in units_of(telemetry) if u.figures.temperature_c_max is not None]
-    found = [unit for unit in units if _is_hot(unit, units, limits)]
+    found = [unit for peers in by_kind(units) for unit in _hot(peers, limits)]
     if not found:
         return
     hottest = max(unit.figures.temperature_c_max or 0 for unit in found)
-    rest = [unit for unit in units if unit not in found]
+    ids = {id(unit) for unit in found}
+    rest = [unit for unit in units if id(unit) not in ids]
     usual = median_of(rest, lambda figures: figures.temperature_c_max)
     peers = "" if usual is None else f"; the median of the others is {usual:.0f} °C"
     several = len(found) > 1
@@ -83,22 +92,20 @@ def check(telemetry: TelemetryResult, limits: Limits) -> Iterator[Draft]:
     )
 
 
-def _is_hot(unit: Unit, units: Sequence[Unit], limits: Limits) -> bool:
-    own = unit.figures.temperature_c_max
-    if own is None:
-        return False
-    if own >= limits["hot_c"]:
-        return True
-    peers = [other for other in units if other is not unit and other.kind == unit.kind]
-    usual = median_of(peers, lambda figures: figures.temperature_c_max)
-    return usual is not None and own >= usual + limits["above_peers_c"] and _is_slower(unit, peers)
+def _hot(peers: Sequence[Unit], limits: Limits) -> list[Unit]:
+    """Devices that are hot, or hotter than their peers and slower."""
+    heats = [float(unit.figures.temperature_c_max or 0) for unit in peers]
+    clocks = [unit.figures.sm_clock_mhz_median if unit.is_busy else None for unit in peers]
+    usual_heats, usual_clocks = medians_of_others(heats), medians_of_others(clocks)
+    found = []
+    for i, unit in enumerate(peers):
+        usual, clock, others = usual_heats[i], clocks[i], usual_clocks[i]
+        is_hotter = usual is not None and heats[i] >= usual + limits["above_peers_c"]
+        is_lower = clock is not None and others is not None and clock < _LOWER_CLOCK * others
+        if heats[i] >= limits["hot_c"] or (is_hotter and (is_lower or _is_slowed(unit))):
+            found.append(unit)
+    return found
 
 
-def _is_slower(unit: Unit, peers: Sequence[Unit]) -> bool:
-    """Whether heat slows it down, or it works at a lower clock than its peers."""
-    if any(unit.figures.throttle_reasons.get(reason) for reason in _HEAT):
-        return True
-    working = [peer for peer in peers if peer.is_busy]
-    usual = median_of(working, lambda figures: figures.sm_clock_mhz_median)
-    own = unit.figures.sm_clock_mhz_median
-    return unit.is_busy and bool(usual) and own is not None and own < _LOWER_CLOCK * (usual or 0)
+def _is_slowed(unit: Unit) -> bool:
+    return any(unit.figures.throttle_reasons.get(reason) for reason in _HEAT)

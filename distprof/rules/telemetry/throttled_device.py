@@ -45,8 +45,10 @@ from distprof.analyzers.telemetry import TelemetryResult
 from distprof.rules.base import Draft, Limit, Limits, rule
 from distprof.rules.telemetry._devices import (
     Unit,
+    by_kind,
     cost_of,
     median_of,
+    medians_of_others,
     named,
     ranks_of,
     units_of,
@@ -103,16 +105,13 @@ def check(
 ) -> Iterator[Draft]:
     """Yield one finding per cause, of all devices that have it."""
     units = units_of(telemetry)
-    told: set[int] = set()
+    left = units
     for reasons, cause, fix in _CAUSES:
-        found = [
-            unit
-            for i, unit in enumerate(units)
-            if i not in told and _is_slowed(unit, units, reasons, limits)
-        ]
+        found = _slowed(left, reasons, limits)
         if not found:
             continue
-        told |= {i for i, unit in enumerate(units) if unit in found}
+        ids = {id(unit) for unit in found}
+        left = [unit for unit in left if id(unit) not in ids]
         cost, without, confidence = cost_of(found, stragglers)
         yield Draft(
             message=_message(found, units, reasons, cause),
@@ -130,21 +129,25 @@ def _share(unit: Unit, reasons: Sequence[str]) -> float:
     return max((unit.figures.throttle_reasons.get(reason, 0.0) for reason in reasons), default=0.0)
 
 
-def _is_slowed(unit: Unit, units: Sequence[Unit], reasons: Sequence[str], limits: Limits) -> bool:
-    share = _share(unit, reasons)
+def _slowed(units: Sequence[Unit], reasons: Sequence[str], limits: Limits) -> list[Unit]:
+    """Devices with one of the reasons: of a power cap, more often than their peers."""
     if reasons is not _CAP:
-        return share >= limits["min_ratio"]
-    peers = [_share(u, _CAP) for u in units if u is not unit and u.kind == unit.kind]
-    usual = sorted(peers)[len(peers) // 2] if peers else share
-    return share - usual >= limits["more_capped_ratio"] and share > 0
+        return [unit for unit in units if _share(unit, reasons) >= limits["min_ratio"]]
+    found = []
+    for peers in by_kind(units):
+        shares = [_share(unit, reasons) for unit in peers]
+        for unit, share, usual in zip(peers, shares, medians_of_others(shares), strict=True):
+            if usual is not None and share - usual >= limits["more_capped_ratio"]:
+                found.append(unit)
+    return found
 
 
 def _message(
     found: Sequence[Unit], units: Sequence[Unit], reasons: Sequence[str], cause: str
 ) -> str:
     shares = [_share(unit, reasons) for unit in found]
-    some = format_ratio(min(shares))
-    share = some if len(found) == 1 else f"{some} to {format_ratio(max(shares))}"
+    some, most = format_ratio(min(shares)), format_ratio(max(shares))
+    share = some if some == most else f"{some} to {most}"
     names = sorted({r for unit in found for r in unit.figures.throttle_reasons if r in reasons})
     when = "of the analysed steps" if all(u.is_in_steps for u in found) else "of the recording"
     several = "are" if len(found) > 1 else "is"
@@ -158,7 +161,8 @@ def _message(
 
 def _clocks(found: Sequence[Unit], units: Sequence[Unit]) -> str:
     own = median_of(found, lambda figures: figures.sm_clock_mhz_median)
-    rest = [unit for unit in units if unit not in found]
+    ids = {id(unit) for unit in found}
+    rest = [unit for unit in units if id(unit) not in ids]
     usual = median_of(rest, lambda figures: figures.sm_clock_mhz_median)
     if own is None:
         return ""

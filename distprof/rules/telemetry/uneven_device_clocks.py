@@ -40,8 +40,10 @@ from distprof.analyzers.telemetry import TelemetryResult
 from distprof.rules.base import Draft, Limit, Limits, rule
 from distprof.rules.telemetry._devices import (
     Unit,
+    by_kind,
     cost_of,
     median_of,
+    medians_of_others,
     named,
     ranks_of,
     units_of,
@@ -69,9 +71,13 @@ def check(
 ) -> Iterator[Draft]:
     """Yield one finding per kind of device."""
     busy = [unit for unit in units_of(telemetry) if unit.is_busy and _clock(unit) is not None]
-    for kind in dict.fromkeys(unit.kind for unit in busy):
-        peers = [unit for unit in busy if unit.kind == kind]
-        found = [unit for unit in peers if _is_low(unit, peers, limits)]
+    for peers in by_kind(busy):
+        usual = medians_of_others([_clock(unit) for unit in peers])
+        found = [
+            unit
+            for unit, others in zip(peers, usual, strict=True)
+            if len(peers) > LEAST_PEERS and _is_low(unit, others, limits)
+        ]
         if found:
             yield _draft(found, peers, stragglers)
 
@@ -80,11 +86,9 @@ def _clock(unit: Unit) -> float | None:
     return unit.figures.sm_clock_mhz_median
 
 
-def _is_low(unit: Unit, peers: Sequence[Unit], limits: Limits) -> bool:
-    others = [other for other in peers if other is not unit]
-    usual = median_of(others, lambda figures: figures.sm_clock_mhz_median)
+def _is_low(unit: Unit, usual: float | None, limits: Limits) -> bool:
     own = _clock(unit)
-    if len(others) < LEAST_PEERS or not usual or own is None:
+    if own is None or not usual:
         return False
     if (unit.figures.throttled_ratio or 0.0) >= limits["throttled_ratio"]:
         return False
@@ -92,7 +96,8 @@ def _is_low(unit: Unit, peers: Sequence[Unit], limits: Limits) -> bool:
 
 
 def _draft(found: Sequence[Unit], peers: Sequence[Unit], stragglers: StragglersResult) -> Draft:
-    rest = [unit for unit in peers if unit not in found]
+    ids = {id(unit) for unit in found}
+    rest = [unit for unit in peers if id(unit) not in ids]
     own = median_of(found, lambda figures: figures.sm_clock_mhz_median) or 0.0
     usual = median_of(rest, lambda figures: figures.sm_clock_mhz_median) or own
     cost, without, confidence = cost_of(found, stragglers)
