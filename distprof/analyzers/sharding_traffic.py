@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence, Set
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from distprof.analyzers.sharding import ShardedAxis, SharedStream, TensorTraffic
 from distprof.analyzers.sharding_passes import passes
 from distprof.analyzers.sharding_rows import AxisRows, Flags
-from distprof.artefacts.fabric_file import FabricFile
-from distprof.costs.fabric import expected_latency_ns
 from distprof.run.topology import Topology
 from distprof.schema import ABSENT, Int64Array
 from distprof.terms import CollectiveKind, MeshAxis
+
+if TYPE_CHECKING:
+    from distprof.artefacts.fabric_file import FabricFile
 
 __all__ = ["sharded_axes", "shared_streams", "tensor_traffic"]
 
@@ -106,6 +108,8 @@ def _axis(
 def _latency(profile: FabricFile | None, size: int | None, num_nodes: int | None) -> int | None:
     if profile is None or size is None or num_nodes is None:
         return None
+    from distprof.costs.fabric import expected_latency_ns  # only for those who have a profile
+
     return expected_latency_ns(
         profile, CollectiveKind.ALL_GATHER, group_size=size, num_nodes=num_nodes
     )
