@@ -169,6 +169,7 @@ class Subject(StrEnum):
 
     RUN = "run"  # a recording, or logs of a job
     CONFIGURATION = "configuration"  # of a job that has not run
+    SWEEP = "sweep"  # runs of one program on several numbers of ranks
 
 
 class Confidence(StrEnum):

@@ -35,7 +35,7 @@ FEWEST_TO_TAME = 7
 Level = Literal[0.9, 0.95, 0.98]
 
 _NORMAL: dict[float, float] = {0.9: 1.645, 0.95: 1.96, 0.98: 2.326}
-_SLOPE: dict[float, float] = {0.9: 1.7, 0.95: 2.6, 0.98: 4.4}  # over the degrees of freedom, where many
+_SLOPE: dict[float, float] = {0.9: 1.7, 0.95: 2.6, 0.98: 4.4}  # over many degrees of freedom
 _QUANTILES: dict[float, tuple[float, ...]] = {
     0.9: (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812),
     0.95: (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),

@@ -132,19 +132,23 @@ class ScalingFit:
     _bounded: Floats
 
     def efficiency(self, num_ranks: int) -> Interval:
-        """C(N)/N with the interval of the fitted law.
+        """C(N)/N with the interval of the fitted law; see :meth:`relative_efficiency`."""
+        return self.relative_efficiency(num_ranks, 1)
 
-        It covers the error of the measurements. That the law still holds beyond the measured sizes
-        is taken for granted, and no interval can tell.
+    def relative_efficiency(self, num_ranks: int, base: int) -> Interval:
+        """Efficiency of N ranks over that of ``base`` ranks, both by the law.
+
+        The interval covers the error of the measurements. That the law still holds beyond the
+        measured sizes is taken for granted, and no interval can tell.
         """
-        row = _design(self.law, np.array([float(num_ranks)]))[0]
-        one = _design(self.law, np.array([1.0]))[0]
-        ratio = float(row @ self._bounded) / float(one @ self._bounded)
-        low, high = _fieller(self._free, row, one)
+        here, there = _design(self.law, np.array([float(num_ranks), float(base)]))
         if self.law == "gustafson":  # its coefficients are those of throughput
-            value, lowest = ratio / num_ranks, 1 / num_ranks
-            return _inside(value, low / num_ranks, high / num_ranks, lowest, 1.0)
-        return _inside(1 / ratio, _inverse(high), _inverse(low), 0.0, 1.0)
+            here, there = here / num_ranks, there / base
+        else:  # of its inverse
+            here, there = there, here
+        value = float(here @ self._bounded) / float(there @ self._bounded)
+        low, high = _fieller(self._free, here, there)
+        return _inside(value, low, high, *_law_bounds(num_ranks / base, self.law))
 
     @property
     def peak(self) -> Interval | None:
@@ -324,7 +328,7 @@ def _inside(value: float, low: float, high: float, least: float, most: float) ->
     return Interval(value, min(max(low, least), value), max(min(high, most), value))
 
 
-def _inverse(value: float) -> float:
-    if math.isinf(value):
-        return 0.0
-    return 1 / value if value > 0 else math.inf
+def _law_bounds(growth: float, law: Law) -> tuple[float, float]:
+    """Least and most efficiency of ``growth`` times the ranks that the law knows."""
+    flat = 0.0 if law == "usl" else 1 / growth  # all of it serial; with coherence even less
+    return (flat, 1.0) if growth >= 1 else (1.0, math.inf if law == "usl" else flat)

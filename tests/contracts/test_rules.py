@@ -24,6 +24,7 @@ from distprof.analyzers.overlap import OverlapResult
 from distprof.analyzers.pauses import PausesResult
 from distprof.analyzers.pipeline.analysis import PipelineResult
 from distprof.analyzers.placement import PlacementResult
+from distprof.analyzers.scaling.result import ScalingResult
 from distprof.analyzers.settings import SettingsResult
 from distprof.analyzers.sharding import ShardingResult
 from distprof.analyzers.step_log import StepLogResult
@@ -82,6 +83,7 @@ COSTS_NO_TIME = {
     "sampler-without-set-epoch",
     "unsharded-data",
     "oversubscribed-threads",
+    "superlinear-scaling",
 }
 """Besides those on the recording itself: what is lost is quality of the model, or no source has
 times for it."""
@@ -115,6 +117,7 @@ SECTIONS = {
     "training_log": TrainingLogResult,
     "collective_summary": CollectiveSummaryResult,
     "input_readiness": InputReadinessResult,
+    "scaling": ScalingResult,
 }
 """Sections of the report by name; of a configuration, what is known of it."""
 

@@ -1,0 +1,1 @@
+"""Efficiency over the number of ranks, and what is lost to what."""

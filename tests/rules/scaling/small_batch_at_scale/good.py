@@ -1,0 +1,13 @@
+"""A step computes for 70 ms and transfers for 60, half of it hidden."""
+
+from distprof.analyzers.scaling.analysis import analyze_scaling
+from distprof.analyzers.scaling.result import ScalingResult
+from tests.analyzers.scaling.sweeps import parts, runs
+from tests.rules.samples import Results
+
+
+def results() -> Results:
+    two = parts(computation=70, exposed_transfer=29, other=1)
+    eight = parts(computation=70, exposed_transfer=30, other=3)
+    sweep = [*runs(2, 100, two), *runs(8, 103, eight)]
+    return {ScalingResult: analyze_scaling(sweep)}

@@ -1,0 +1,12 @@
+"""Eight ranks need 90 ms for what one rank needs 100 for."""
+
+from distprof.analyzers.scaling.analysis import analyze_scaling
+from distprof.analyzers.scaling.result import ScalingResult
+from tests.analyzers.scaling.sweeps import parts, runs
+from tests.rules.samples import Results
+
+
+def results() -> Results:
+    alone = parts(computation=98, other=2)
+    eight = parts(computation=80, exposed_transfer=8, other=2)
+    return {ScalingResult: analyze_scaling([*runs(1, 100, alone), *runs(8, 90, eight)])}

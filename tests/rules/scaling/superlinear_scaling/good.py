@@ -1,0 +1,12 @@
+"""Eight ranks are 1 % faster, which is what repeats differ by."""
+
+from distprof.analyzers.scaling.analysis import analyze_scaling
+from distprof.analyzers.scaling.result import ScalingResult
+from tests.analyzers.scaling.sweeps import parts, runs
+from tests.rules.samples import Results
+
+
+def results() -> Results:
+    alone = parts(computation=98, other=2)
+    eight = parts(computation=92, exposed_transfer=5, other=2)
+    return {ScalingResult: analyze_scaling([*runs(1, 100, alone), *runs(8, 99, eight)])}
