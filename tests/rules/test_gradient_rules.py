@@ -1,0 +1,80 @@
+"""What rules on gradients say, beyond their fixtures."""
+
+import msgspec
+import pytest
+
+from distprof.analyzers.gradients import GradientsResult
+from distprof.analyzers.step_log import StepLogResult
+from distprof.rules.engine import run_rules
+from tests.rules.samples import MS, US, changed, gradient_group, gradients, healthy, step_log
+
+
+def outcome(group, results=None):
+    results = {**(results or healthy()), GradientsResult: gradients(group)}
+    return run_rules(results.values(), debug=True)
+
+
+def finding(code, group, results=None):
+    found = {finding.code: finding for finding in outcome(group, results).findings}
+    return found.get(code)
+
+
+SLOW = {"exposed_ns_per_step": 1_200 * US, "transfer_ns": 8 * MS, "backward_ns": 4 * MS}
+
+
+def test_a_small_batch_is_given_in_tokens_where_the_step_log_has_them():
+    log = step_log(20 * MS)
+    ranks = tuple(msgspec.structs.replace(rank, tokens_per_s=51_200.0) for rank in log.ranks)
+    results = changed(healthy(), StepLogResult, ranks=ranks)  # 1,024 tokens in 20 ms
+    message = finding("COM114", gradient_group(micro_batches=2.0, **SLOW), results).message
+    assert "With 2 times the samples per micro-batch (1,024 tokens instead of 512) it" in message
+    assert (
+        "With 2 times the samples per micro-batch it"
+        in finding("COM114", gradient_group(**SLOW)).message
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "why"),
+    [
+        ({"times_reduced": None}, "COM110", "does not mark updates"),
+        ({"backward_ns": None, "before_first_ns": None}, "COM112", "when backward begins"),
+        ({"backward_ns": None, "before_first_ns": None}, "COM114", "when backward begins"),
+        ({"transfer_ns": None, "is_split": False}, "COM114", "not matched across ranks"),
+    ],
+)
+def test_without_evidence_a_rule_says_what_is_missing(changes, code, why):
+    skipped = {
+        skipped.code: skipped.why for skipped in outcome(gradient_group(**changes)).not_checked
+    }
+    assert why in skipped[code]
+
+
+def test_ddp_whose_collectives_cannot_be_told_is_not_checked():
+    results = {**healthy(), GradientsResult: GradientsResult(unavailable=("no size",))}
+    skipped = {skipped.code: skipped.why for skipped in run_rules(results.values()).not_checked}
+    assert {"COM110", "COM111", "COM112", "COM113", "COM114"} <= set(skipped)
+    assert skipped["COM110"] == "no size"
+
+
+def test_full_precision_within_a_node_is_a_remark():
+    wide = {"dtypes": ("float32",), "exposed_ns_per_step": 2_400 * US}
+    slow = healthy(exposed_transfer=2.4, communication_ms=14.0)
+    assert finding("COM111", gradient_group(**wide), slow).severity == "warning"
+    assert finding("COM111", gradient_group(**wide, num_nodes=1), slow).severity == "info"
+    assert finding("COM111", gradient_group(**wide, num_nodes=None), slow).severity == "info"
+
+
+def test_without_matched_members_nobody_says_transfer():
+    group = gradient_group(is_split=False, before_first_ns=10 * MS)
+    late = finding("COM112", group)
+    assert "waiting for late ranks included" in late.message
+    assert late.confidence == "inferred"
+
+
+def test_one_bucket_is_called_one_bucket_and_told_how_to_split():
+    group = gradient_group(num_buckets=1, before_first_ns=10 * MS, last_bucket_ratio=1.0)
+    late = finding("COM112", group)
+    assert late.message.startswith("All gradients are in one bucket")
+    assert "bucket_cap_mb=13" in late.fix
+    assert finding("COM113", group) is None
