@@ -7,6 +7,7 @@ The layout is that of the public tables of ByteDance-Seed/StragglerAnalysis: col
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,13 @@ from distprof.ingest.operation_meta import JobSizes, find_sizes, read_sizes
 from distprof.run.operations import OPERATIONS, OperationLog
 from distprof.schema import ABSENT, Coded, Int64Array, Table
 
-__all__ = ["COLUMNS", "ORIGIN", "fits_operation_table", "read_operation_table"]
+__all__ = [
+    "COLUMNS",
+    "ORIGIN",
+    "fits_operation_table",
+    "log_of_columns",
+    "read_operation_table",
+]
 
 ORIGIN = "operation table"
 COLUMNS = (
@@ -69,10 +76,28 @@ def read_operation_table(source: str) -> OperationLog:
     columns = _checked(path, _read_columns(path))
     beside = find_sizes(path)
     sizes = JobSizes(mesh={}) if beside is None else read_sizes(beside)
+    return log_of_columns(path, columns, ORIGIN, sizes)
+
+
+def log_of_columns(
+    path: str, columns: Mapping[str, Any], origin: str, sizes: JobSizes
+) -> OperationLog:
+    """The log that the columns of an operation table make, wherever they were written.
+
+    Args:
+        path: Where they come from, for messages.
+        columns: By the names of :data:`COLUMNS`: whole numbers as int64, ``optype`` coded, times
+            in seconds.
+        origin: What kind of log, for people.
+        sizes: What stands beside the table.
+
+    Raises:
+        InputError: If values cannot be.
+    """
     operations, notes = _operations(path, columns)
     return OperationLog(
         operations=operations,
-        origin=ORIGIN,
+        origin=origin,
         world_size=sizes.world_size,
         mesh=_mesh(operations, sizes),
         num_micro_batches=_num_micro_batches(operations),
@@ -243,7 +268,7 @@ def _whole(path: str, name: str, values: NDArray[Any]) -> Int64Array:
 # The table ----------------------------------------------------------------------------------------
 
 
-def _operations(path: str, columns: dict[str, Any]) -> tuple[Table, list[str]]:
+def _operations(path: str, columns: Mapping[str, Any]) -> tuple[Table, list[str]]:
     """OPERATIONS in order of rank, step and start, and what was assumed."""
     start, end, num_negative = _times(path, columns)
     codes = columns["optype"].codes
@@ -275,7 +300,7 @@ def _operations(path: str, columns: dict[str, Any]) -> tuple[Table, list[str]]:
     return table, notes
 
 
-def _times(path: str, columns: dict[str, Any]) -> tuple[Int64Array, Int64Array, int]:
+def _times(path: str, columns: Mapping[str, Any]) -> tuple[Int64Array, Int64Array, int]:
     """Start and end in ns since the step's start.
 
     Seconds are added in the column's own precision, as whoever wrote them would: transfer times
@@ -304,7 +329,7 @@ def _or_absent(values: Int64Array) -> Int64Array:
     return np.where(values < 0, np.int64(ABSENT), values)
 
 
-def _check_identity(path: str, columns: dict[str, Any]) -> None:
+def _check_identity(path: str, columns: Mapping[str, Any]) -> None:
     """One worker per place of the mesh, and no operation twice."""
     place = columns["dp_rank"] * (columns["stage"].max() + 1) + columns["stage"]
     workers = np.unique(np.stack([columns["rank"], place], axis=1), axis=0)
@@ -330,7 +355,7 @@ def _check_identity(path: str, columns: dict[str, Any]) -> None:
         )
 
 
-def _is_laid_out_otherwise(columns: dict[str, Any]) -> bool:
+def _is_laid_out_otherwise(columns: Mapping[str, Any]) -> bool:
     if "gmc" not in columns:
         return False
     known = (columns["gmc"] >= 0) & (columns["mc"] >= 0)

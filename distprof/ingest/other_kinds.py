@@ -17,6 +17,7 @@ from distprof.ingest.input_readiness import fits_input_readiness, read_input_rea
 from distprof.ingest.machine import fits_machine, read_machine
 from distprof.ingest.nccl_log import fits_nccl_log, read_nccl_log
 from distprof.ingest.operation_table import fits_operation_table, read_operation_table
+from distprof.ingest.operation_timeline import fits_operation_timeline, read_operation_timeline
 from distprof.ingest.pipeline_timeline import fits_pipeline_timeline, read_pipeline_timeline
 from distprof.ingest.sensors.read import fits_device_log, read_device_log
 from distprof.ingest.training_log import fits_training_log, read_training_log
@@ -62,6 +63,7 @@ class OtherKind:
 KINDS: tuple[OtherKind, ...] = (
     OtherKind(fits_expert_counts, read_expert_counts),
     OtherKind(fits_operation_table, read_operation_table),
+    OtherKind(fits_operation_timeline, read_operation_timeline),
     OtherKind(fits_pipeline_timeline, read_pipeline_timeline),
     OtherKind(fits_nccl_log, read_nccl_log),
     OtherKind(fits_device_log, read_device_log),

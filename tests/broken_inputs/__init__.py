@@ -12,9 +12,11 @@ from tests.broken_inputs import (
     fields,
     files,
     heavy,
+    machines,
     nccl_logs,
     not_traces,
     operation_tables,
+    training_logs,
 )
 from tests.broken_inputs.intact import Case, Outcome, intact
 
@@ -27,6 +29,8 @@ CASES: list[Case] = [
     *files.CASES,
     *operation_tables.CASES,
     *nccl_logs.CASES,
+    *training_logs.CASES,
+    *machines.CASES,
     *device_logs.CASES,
 ]
 """Inputs that the test's own process can be shown."""

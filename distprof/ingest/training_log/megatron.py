@@ -30,7 +30,7 @@ __all__ = ["MegatronGrammar"]
 _ITERATION = re.compile(rb"iteration[ =]+(\d{1,15})/ *(\d{1,15}) \|([^\n]{0,4000})")
 _FIELD = re.compile(rb"\| *([A-Za-z][\w ()/.-]{1,60}?) *[:=] *(" + NUMBER + rb")(?=[ |\n]|$)")
 _TIMERS = re.compile(
-    rb"(?<!\] )(?<!rank=\d )(?<!rank=\d\d )time \(ms\) "
+    rb"time \(ms\) "
     rb"((?:\| *[A-Za-z][\w/.-]{0,60}: *" + NUMBER + rb" *)+)"
 )
 _TIMER = re.compile(rb"\| *([A-Za-z][\w/.-]{0,60}): *(" + NUMBER + rb")")
@@ -87,7 +87,7 @@ class MegatronGrammar(Grammar):
         self._take_facts(block)
         found = [
             *_ITERATION.finditer(block),
-            *_TIMERS.finditer(block),
+            *(m for m in _TIMERS.finditer(block) if not _is_deepspeeds(block, m.start())),
             *_ACROSS.finditer(block),
         ]
         for match in sorted(found, key=lambda match: match.start()):
@@ -126,17 +126,23 @@ class MegatronGrammar(Grammar):
             self.facts["global_batch_size"] = int(batch)  # of the last: it may grow
 
     def _take_facts(self, block: bytes) -> None:
-        for name, value in _ARGUMENT.findall(block):
+        for name, value in _ARGUMENT.findall(block) if b" ..." in block else ():
             if name in _ARGUMENTS:
                 self.facts.setdefault(_ARGUMENTS[name], int(value))
             elif name == _VIRTUAL:
                 self.facts.setdefault("virtual_stages", int(value))
         for value in _WORLD.findall(block):
             self.facts["world_size"] = int(value)
-        for axis, value in _SIZES.findall(block):
+        for axis, value in _SIZES.findall(block) if b"using world size: " in block else ():
             self.facts[_AXES[axis]] = int(value)
         for value in _BATCHES.findall(block):
             self.facts["num_micro_batches"] = int(value)
+
+
+def _is_deepspeeds(block: bytes, start: int) -> bool:
+    """Whether timers follow ``rank=0`` or ``[Rank 0]``: those are another program's."""
+    before = block[max(start - 16, 0) : start]
+    return before.endswith(b"] ") or b"rank=" in before
 
 
 def _named(pairs: list[tuple[bytes, bytes]]) -> dict[str, int]:
