@@ -84,3 +84,28 @@ def test_a_fabric_that_is_no_name_is_refused(tmp_path):
     (tmp_path / "distprof.toml").write_text("fabric = 3\n")
     with pytest.raises(UsageError, match="fabric must be the name of a file"):
         load_config(tmp_path / "distprof.toml")
+
+
+def test_scale_up_domains_are_read():
+    table = {"gpus_per_domain": 72, "domains": {"rack": ["n1", "n2-*"]}}
+    topology = parse_config({"topology": table}, "distprof.toml").topology
+    assert topology.gpus_per_domain == 72
+    assert topology.domains == {"rack": ("n1", "n2-*")}
+    assert parse_config({}, "distprof.toml").topology.gpus_per_domain is None
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        {"gpus_per_domain": 0},
+        {"gpus_per_domain": True},
+        {"gpus_per_domain": 7.5},
+        {"domains": ["n1"]},
+        {"domains": {"rack": "n1"}},
+        {"domains": {"rack": [1]}},
+        {"racks": {}},
+    ],
+)
+def test_domains_that_make_no_sense_are_refused(table):
+    with pytest.raises(UsageError, match="topology"):
+        parse_config({"topology": table}, "distprof.toml")

@@ -128,8 +128,8 @@ def _could_swap(outer: PlacedAxis, inner: PlacedAxis, placement: PlacementResult
         return False
     if outer.axis == MeshAxis.DP_SHARD.value and outer.size >= 2 * outer.num_nodes:
         return False  # sharding-across-nodes says so
-    if _sent([inner]) > _sent([outer]):
-        return False
+    if outer.axis != MeshAxis.TP.value and _sent([inner]) > _sent([outer]):
+        return False  # of layers' own traffic nothing hides, however little it is
     stays = prod(
         axis.size
         for axis in placed(placement)

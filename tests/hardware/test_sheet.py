@@ -66,3 +66,19 @@ def test_a_wrong_entry_is_named(more, message):
 )  # fmt: skip
 def test_bandwidths(text, expected):
     assert parse_bandwidth(text) == expected
+
+
+def test_domains_of_racks_span_hosts_and_others_do_not():
+    sheet = load_sheet({"gpus": {"mine": {**DEVICE, "gpus_per_domain": 16}}})
+    assert (sheet.gpu("gb200").gpus_per_domain, sheet.gpu("gb200").domain_spans_hosts) == (72, True)
+    assert (sheet.gpu("h100").gpus_per_domain, sheet.gpu("h100").domain_spans_hosts) == (8, False)
+    assert sheet.gpu("l40s").gpus_per_domain is None
+    assert sheet.gpu("mine").gpus_per_domain == 16
+
+
+def test_a_domain_of_half_a_device_is_refused():
+    with pytest.raises(UsageError, match="whole number"):
+        load_sheet({"gpus": {"mine": {**DEVICE, "gpus_per_domain": 1.5}}})
+
+
+DEVICE = {"bf16_tflops": 1, "memory_tb_per_s": 1, "memory_gb": 1, "scale_up_gb_per_s": 1}

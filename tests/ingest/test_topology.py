@@ -2,6 +2,7 @@
 
 import pytest
 
+from distprof.artefacts.run_file import RankEntry, RunFile
 from distprof.ingest.topology import build_topology, groups_of_rows, parse_folded
 from distprof.run.run import Device
 from distprof.terms import MeshAxis
@@ -98,3 +99,37 @@ def test_world_size_is_what_most_ranks_say():
     ranks = [rank_by_hand(n, [], world_size=size) for n, size in enumerate(sizes)]
     assert build_topology(ranks).world_size == 8
     assert build_topology([rank_by_hand(0, [], world_size=None)]).world_size is None
+
+
+SLURM = {"SLURM_JOB_NODELIST": "n[1-2]", "SLURM_TASKS_PER_NODE": "2(x2)"}
+
+
+def job_with(environment, *entries):
+    return RunFile(
+        distprof_version="0",
+        kind="capture",
+        command=(),
+        started_ns=0,
+        world_size=4,
+        environment=environment,
+        ranks=entries,
+    )
+
+
+def test_a_launchers_variables_tell_nodes_before_device_counts_do():
+    ranks = ranks_of(4, device=Device(name="g", count=4))
+    topology = build_topology(ranks, job_with(SLURM))
+    assert topology.nodes == {"n1": (0, 1), "n2": (2, 3)}
+    assert topology.node_origin == "launcher"
+
+
+def test_what_ranks_say_of_their_nodes_and_hosts_comes_before_the_launcher():
+    entries = [RankEntry(rank=n, node=n, host=f"h{n}") for n in range(4)]
+    assert build_topology(ranks_of(4), job_with(SLURM, *entries)).node_origin == "run.json"
+    hosts = [rank_by_hand(n, [], world_size=4, host="a") for n in range(4)]
+    assert build_topology(hosts, job_with(SLURM)).node_origin == "host_name"
+
+
+def test_variables_that_tell_nothing_leave_what_is_known():
+    ranks = ranks_of(4, device=Device(name="g", count=2))
+    assert build_topology(ranks, job_with({})).node_origin == "device_count"

@@ -159,3 +159,20 @@ def test_errors_of_those_left_behind_are_known(text: str) -> None:
 )
 def test_errors_of_their_own_are_not_taken_for_the_loss_of_a_peer(text: str) -> None:
     assert not is_peer_loss(text)
+
+
+def test_variables_that_tell_nodes_are_kept():
+    wanted = {
+        "SLURM_JOB_NODELIST": "n[1-2]",
+        "SLURM_STEP_NODELIST": "n[1-2]",
+        "SLURM_TASKS_PER_NODE": "2(x2)",
+        "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
+        "SLURM_DISTRIBUTION": "block",
+        "PET_NPROC_PER_NODE": "8",
+        "PET_NNODES": "2",
+        "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+        "OMPI_MCA_rmaps_base_mapping_policy": "node",
+        "LOCAL_WORLD_SIZE": "8",
+    }
+    others = {"SLURM_JWT": "x", "PET_RDZV_ENDPOINT": "h:1", "OMPI_MCA_orte_hnp_uri": "x"}
+    assert allowed_environment({**wanted, **others}) == wanted

@@ -57,6 +57,7 @@ def placed(
     is_cyclic: bool = False,
     domain: int | None = None,
     exposed: Mapping[str, int] | None = None,
+    sent: Mapping[str, float] | None = None,
 ) -> PlacementResult:
     """A mesh on nodes; each axis exposes 3 ms of transfer unless said, in all-to-alls too."""
     world = prod(mesh.values())
@@ -79,7 +80,7 @@ def placed(
             group_size=size,
             exposed_ns_per_step=times.get(name, 3 * MS),
             exposed_wait_ns_per_step=0,
-            sent_bytes_per_step=1e6,
+            sent_bytes_per_step=(sent or {}).get(name, 1e6),
         )
         for name, size in mesh.items()
     )
@@ -143,6 +144,12 @@ def test_an_axis_that_exposes_little_is_not_worth_naming():
     assert codes(placed({"dp": 2, "tp": 16}, 8, exposed={"tp": MS // 10})) == []
     assert codes(placed({"tp": 4, "dp": 4}, 8, exposed={"tp": MS // 10})) == []
     assert codes(placed({"ep": 16}, 8, exposed={"ep": MS})) == []
+
+
+def test_an_inner_axis_that_sends_more_stays_unless_tensor_parallelism_is_outside():
+    sent = {"dp": 1e9, "dp_replicate": 1e9}
+    assert codes(placed({"tp": 4, "dp": 4}, 8, sent=sent)) == ["NET108"]
+    assert codes(placed({"dp_shard": 2, "dp_replicate": 4}, 4, sent=sent)) == []
 
 
 def test_without_nodes_they_say_what_they_lack():

@@ -29,7 +29,8 @@ mesh-order: Groups of tp (4 ranks, 2 apart) span 2 nodes while those of dp (2 ra
 
 ## When it is wrong
 Where the fast fabric spans nodes and distprof does not know it: say so with `[topology]
-gpus_per_domain`. Where the inner axis sends more, the rule is silent.
+gpus_per_domain`. Where the inner axis sends more, the rule is silent, except for tensor
+parallelism, which nothing hides.
 
 ## Sources
 Formula sheet, "Choosing a strategy" (bandwidth needs in order: TP > EP > CP > PP > DP). PyTorch's
