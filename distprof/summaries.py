@@ -15,6 +15,7 @@ import msgspec
 from distprof.artefacts import REPORT_FILE, REPORT_SCHEMA, RUN_FILE
 from distprof.artefacts.summary_file import SUMMARY_SCHEMA, SummaryFile
 from distprof.errors import DistprofError, InputError
+from distprof.ingest.measurements import fits_measurements, read_measurements
 from distprof.report.model import Report
 
 __all__ = ["load_summaries", "open_report"]
@@ -28,7 +29,8 @@ def load_summaries(sources: Sequence[str | os.PathLike[str]]) -> tuple[SummaryFi
 
     Args:
         sources: Each a saved report, a run directory, a folder of run directories, a trace or
-            folder of traces, or a file of summaries (one, or a list).
+            folder of traces, a file of summaries (one, or a list), or a table of ranks and
+            times (:mod:`distprof.ingest.measurements`).
 
     Raises:
         InputError: If a source cannot be read.
@@ -68,6 +70,8 @@ def _summaries_of(source: str) -> list[SummaryFile]:
     path = Path(source)
     if path.is_file() and _says(path, SUMMARY_SCHEMA):
         return _read_summaries(path)
+    if path.is_file() and fits_measurements(source):
+        return list(read_measurements(source))
     return [summarize_report(open_report(run)) for run in _runs_inside(path) or [source]]
 
 

@@ -29,6 +29,7 @@ ENTRY_POINT_GROUP = "distprof.commands"
 _VERBS = {
     "analyze": "Where each step's time goes, who caused it, what a fix is worth.",
     "compare": "What changed between two runs, and where the difference lies.",
+    "scale": "How efficiency falls over the number of ranks, and where it goes.",
     "report": "Show a saved report again, in any format.",
     "rule": "Explain a rule: what it detects, its cost, its fix.",
     "hang": "Which ranks the others wait for where a job is stuck.",

@@ -13,6 +13,8 @@ import msgspec
 
 from distprof.report.registry import RenderOptions
 from distprof.report.views.table import TableView
+from distprof.rules.finding import Finding
+from distprof.units import format_duration
 
 __all__ = ["Page", "page_reporters"]
 
@@ -27,6 +29,7 @@ class Page:
         verdict: The result in one sentence.
         headline: Where it comes from, half a sentence; empty for none.
         sentences: What else to know, most important first.
+        findings: What rules say, most important first.
         tables: In the order of reading.
         remarks: Sentences under ``remarks_title``, at the end.
         remarks_title: For example ``Assumed``.
@@ -36,6 +39,7 @@ class Page:
     verdict: str
     headline: str = ""
     sentences: tuple[str, ...] = ()
+    findings: tuple[Finding, ...] = ()
     tables: tuple[TableView, ...] = ()
     remarks: tuple[str, ...] = ()
     remarks_title: str = ""
@@ -76,6 +80,11 @@ def _text_blocks(page: Page, width: int) -> Iterator[Any]:
         yield sentence(page.headline, width, style="dim")
     for text in page.sentences:
         yield sentence(text, width)
+    for finding in page.findings:
+        yield Text()
+        yield Text(wrapped(plain(_title(finding)), width), style="bold")
+        yield sentence(finding.message, width)
+        yield sentence(f"fix: {finding.fix}", width)
     for view in page.tables:
         yield Text()
         yield from table_blocks(view, width)
@@ -105,6 +114,11 @@ def _markdown_blocks(page: Page) -> Iterator[str]:
         yield sentence(page.headline)
     if page.sentences:
         yield "\n".join(f"- {sentence(text)}" for text in page.sentences)
+    if page.findings:
+        yield "\n".join(
+            f"- **{sentence(_title(one))}**: {sentence(one.message)} *fix:* {sentence(one.fix)}"
+            for one in page.findings
+        )
     for view in page.tables:
         caption = f" {sentence(view.caption)}" if view.caption else ""
         notes = "".join(f"\n\n{sentence(note)}" for note in view.notes)
@@ -112,6 +126,12 @@ def _markdown_blocks(page: Page) -> Iterator[str]:
     if page.remarks:
         listed = "\n".join(f"- {sentence(text)}" for text in page.remarks)
         yield f"**{sentence(page.remarks_title)}**\n\n{listed}"
+
+
+def _title(finding: Finding) -> str:
+    cost = finding.cost_ns_per_step
+    costs = f", {format_duration(cost)} per step" if cost is not None else ""
+    return f"{finding.code} {finding.name}: {finding.severity.value}{costs}"
 
 
 def _json(result: Any) -> str:

@@ -1,0 +1,264 @@
+"""``distprof scale``: efficiency over the number of ranks, and where it goes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import click
+
+from distprof.cli.app import ExitCode
+from distprof.cli.options import debug_option, fail_on_option, output_options
+from distprof.cli.output import Output, check_format, check_free, deliver, note
+from distprof.errors import UsageError
+
+if TYPE_CHECKING:
+    from distprof.artefacts.summary_file import SummaryFile
+    from distprof.artefacts.sweep_file import SweepFile
+    from distprof.report.scaling_reporters import ScalingReport
+
+__all__ = ["scale"]
+
+_WORKLOADS = ("ddp", "fsdp", "tp", "pp", "moe", "cp", "3d")
+_RUN_FAILED = 4
+
+
+@click.command(
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": True},
+    epilog="Exit codes: 0 fine, 1 findings at or above --fail-on, 2 wrong usage, 3 bad input,"
+    " 4 a run failed (what is done stays), 130 interrupted.",
+)
+@click.argument("program", metavar="[WORKLOAD|-- PROGRAM …]", nargs=-1, type=click.UNPROCESSED)
+@click.option("--ranks", metavar="1,2,4", help="Numbers of CPU ranks, or of ranks of a program.")
+@click.option("--gpus", metavar="1,2,4,8", help="Numbers of GPUs, one rank on each.")
+@click.option("--repeats", type=click.IntRange(1, 100), default=3, help="Runs of each size.  [3]")
+@click.option("--weak", "mode", flag_value="weak", help="Every rank keeps its work (default).")
+@click.option("--strong", "mode", flag_value="strong", help="All ranks share the same work.")
+@click.option(
+    "--sweep",
+    "folder",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Where the runs are kept; an interrupted sweep goes on there.  [runs/scale-WORKLOAD-TIME]",
+)
+@click.option(
+    "--from",
+    "sources",
+    multiple=True,
+    metavar="RUN",
+    help="Start nothing: runs, reports, a sweep's folder, or a table of ranks and times (CSV,"
+    " JSON). May be given several times.",
+)
+@click.option("--baseline-ranks", type=click.IntRange(1), help="Efficiency 1.  [the smallest size]")
+@click.option(
+    "--save-summaries", type=click.Path(), metavar="FILE", help="Keep each run's figures."
+)
+@click.option(
+    "--plot",
+    type=click.Path(),
+    metavar="FILE",
+    help="Draw efficiency and losses (.svg, .png, .pdf; extra plot).",
+)
+@fail_on_option
+@output_options
+@debug_option
+def scale(
+    program: tuple[str, ...],
+    sources: tuple[str, ...],
+    folder: Path | None,
+    fail_on: str | None,
+    **options: Any,
+) -> int:
+    """Measure how efficiency falls from few ranks to many, and where it goes.
+
+    WORKLOAD is one of distprof run's; its options follow. A program of your own is run under
+    distprof capture, with {ranks} where the number of ranks belongs. Sizes take turns, so that what
+    drifts meets all alike; the profiler's steps are not in the step time.
+
+    \b
+      distprof scale ddp --ranks 1,2,4 --device cpu --steps 20
+      distprof scale fsdp --gpus 1,2,4,8 --strong --batch 32 --sweep runs/fsdp
+      distprof scale --gpus 2,4,8 -- torchrun --nproc-per-node {ranks} train.py
+      distprof scale --from runs/fsdp --format md -o scaling.md
+      distprof scale --from times.csv --strong
+    """  # noqa: D301 - click reads it
+    output = Output(**{name: options.pop(name) for name in Output.__dataclass_fields__})
+    output.check()
+    for file in (options["save_summaries"], options["plot"]):
+        if file is not None:
+            check_free(file, force=output.force)
+    from distprof.report.scaling_reporters import SCALING_REPORTERS
+
+    check_format(SCALING_REPORTERS, output, what="a sweep")
+    if sources and program:
+        raise UsageError("--from starts nothing: leave out the workload or the program")
+    if sources:
+        return _show(sources, ", ".join(sources), output, fail_on, options)
+    place, sweep = _planned(program, folder, options)
+    code = _make(place, sweep, quiet=output.quiet)
+    if code:
+        return code
+    return _show((str(place),), str(place), output, fail_on, options)
+
+
+def _planned(
+    program: tuple[str, ...], folder: Path | None, options: dict[str, Any]
+) -> tuple[Path, SweepFile]:
+    """The folder, and the sweep that it holds or will hold."""
+    from distprof.sweep.running import load_sweep
+
+    if folder is not None and folder.is_dir():
+        found = load_sweep(folder)
+        if found is not None:
+            return folder, _same(found, program, options)
+        if any(folder.iterdir()):
+            raise UsageError(f"{folder} holds something else than a sweep: name a new folder")
+    sweep = _plan(program, options)
+    place = folder or _new_place(sweep)
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{place} cannot be made: {error.strerror}") from error
+    return place, sweep
+
+
+def _same(found: SweepFile, program: tuple[str, ...], options: dict[str, Any]) -> SweepFile:
+    """The sweep that was begun; refuses to go on with another one."""
+    if not program and options["ranks"] is None and options["gpus"] is None:
+        return found
+    asked = _plan(program, options)
+    if [run.arguments for run in asked.runs] != [run.arguments for run in found.runs]:
+        raise UsageError(
+            "the folder holds a sweep with other sizes, repeats or options: to go on with it, name "
+            "the folder alone (distprof scale --sweep DIR); for another sweep, a new folder"
+        )
+    return found
+
+
+def _plan(program: tuple[str, ...], options: dict[str, Any]) -> SweepFile:
+    from distprof.sweep.plan import parse_sizes, plan_program, plan_workload
+    from distprof.sweep.running import configuration_of
+
+    if not program:
+        raise UsageError(
+            f"what is to be scaled? Name a workload ({', '.join(_WORKLOADS)}), a program after --, "
+            "or runs that exist with --from"
+        )
+    if (options["ranks"] is None) == (options["gpus"] is None):
+        raise UsageError("name the sizes, with --ranks 1,2,4 or with --gpus 1,2,4,8")
+    device: Literal["gpus", "ranks"] = "ranks" if options["gpus"] is None else "gpus"
+    sizes = parse_sizes(options[device])
+    first, *others = program
+    if first not in _WORKLOADS:
+        if options["mode"] is not None:
+            raise UsageError("a program of your own shares its work as it does: leave the mode out")
+        return plan_program(program, sizes, repeats=options["repeats"], device=device)
+    return plan_workload(
+        first,
+        sizes,
+        others,
+        repeats=options["repeats"],
+        scaling=options["mode"] or "weak",
+        device=device,
+        configuration=configuration_of,
+    )
+
+
+def _new_place(sweep: SweepFile) -> Path:
+    import time
+
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    return Path("runs", f"scale-{sweep.workload or 'program'}-{stamp}")
+
+
+def _make(place: Path, sweep: SweepFile, *, quiet: bool) -> int:
+    """Make the runs; returns the exit code, 0 where all are done."""
+    from distprof.sweep.running import load_sweep, make_runs
+
+    again = f"go on with: distprof scale --sweep {place}"
+    note(f"{len(sweep.runs)} runs in {place}", quiet=quiet)
+    try:
+        outcome = make_runs(place, sweep, say=lambda text: note(text, quiet=quiet))
+    except KeyboardInterrupt:
+        done = load_sweep(place)
+        count = sum(run.state == "done" for run in done.runs) if done else 0
+        note(f"Interrupted: {count} of {len(sweep.runs)} runs are done; {again}")
+        return ExitCode.INTERRUPTED
+    if outcome.exit_code:
+        note(
+            f"{outcome.num_done} of {len(sweep.runs)} runs are done; one ended with "
+            f"{outcome.exit_code}:"
+        )
+        for line in outcome.why.splitlines():
+            note(f"  {line}")
+        note(again)
+        return _RUN_FAILED
+    return ExitCode.FINE
+
+
+def _show(
+    sources: tuple[str, ...],
+    name: str,
+    output: Output,
+    fail_on: str | None,
+    options: dict[str, Any],
+) -> int:
+    from distprof.config import load_config
+    from distprof.report.scaling_reporters import SCALING_REPORTERS, report_scaling
+
+    summaries = _summaries(sources)
+    report = report_scaling(
+        summaries,
+        source=name,
+        mode=options["mode"],
+        baseline_ranks=options["baseline_ranks"],
+        limits=load_config(None).limits,
+    )
+    _keep(summaries, options["save_summaries"], quiet=output.quiet)
+    _draw(report, options["plot"], quiet=output.quiet)
+    deliver(SCALING_REPORTERS, report, output, what="a sweep")
+    if not report.scaling.sizes:
+        return ExitCode.INPUT
+    return _code(report, fail_on)
+
+
+def _summaries(sources: tuple[str, ...]) -> tuple[SummaryFile, ...]:
+    from distprof.cli.source import check_comparable
+    from distprof.ingest.executor import import_numpy
+
+    import_numpy()  # before anything else does
+    from distprof.summaries import load_summaries
+
+    for source in sources:
+        check_comparable(source)
+    return load_summaries(sources)
+
+
+def _keep(summaries: tuple[SummaryFile, ...], file: str | None, *, quiet: bool) -> None:
+    if file is None:
+        return
+    import msgspec
+
+    from distprof.report.saved import write_atomically
+
+    write_atomically(Path(file), msgspec.json.format(msgspec.json.encode(summaries), indent=1))
+    note(f"Wrote {file}", quiet=quiet)
+
+
+def _draw(report: ScalingReport, file: str | None, *, quiet: bool) -> None:
+    if file is None:
+        return
+    from distprof.report.plots import draw_scaling
+
+    draw_scaling(report.scaling, file)
+    note(f"Wrote {file}", quiet=quiet)
+
+
+def _code(report: ScalingReport, fail_on: str | None) -> int:
+    from distprof.terms import Severity
+
+    if fail_on is None:
+        return ExitCode.FINE
+    least = Severity(fail_on).rank
+    failed = any(finding.severity.rank >= least for finding in report.findings)
+    return ExitCode.FINDINGS if failed else ExitCode.FINE
