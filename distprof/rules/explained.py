@@ -77,8 +77,11 @@ def _best_explanation(wide: Judged, items: Sequence[Judged]) -> tuple[float, Jud
 
 
 def _explains(narrow: Judged, wide: Judged) -> bool:
-    return wide.rule.code in narrow.draft.explains and (
-        _severity(narrow).rank >= _severity(wide).rank
+    """Two that claim to explain each other explain nothing: neither may take both away."""
+    return (
+        wide.rule.code in narrow.draft.explains
+        and narrow.rule.code not in wide.draft.explains
+        and _severity(narrow).rank >= _severity(wide).rank
     )
 
 

@@ -53,6 +53,11 @@ def test_a_remark_explains_no_warning_away():
     assert codes(wide(100), narrow(90, severity=Severity.INFO)) == [WIDE, NARROW]
 
 
+def test_findings_that_claim_to_explain_each_other_or_themselves_both_stay():
+    first = narrow(100, code=WIDE, explains=(NARROW, WIDE))
+    assert codes(first, narrow(90)) == [WIDE, NARROW]
+
+
 def test_the_order_in_which_rules_run_does_not_matter():
     rules = [wide(100), narrow(60), rule_of(yields(draft(70)), code=OTHER)]
     assert codes(*rules) == codes(*reversed(rules))
