@@ -1,14 +1,12 @@
 """One rank of a reference run: ``python -m reference_runs.worker``.
 
 What to do stands in run.json of the folder that DISTPROF_RUN_DIR names; who it is, in torchrun's
-variables. The process leaves by ``os._exit``: gloo's threads may abort an interpreter that is being
-torn down, when all work is done and written.
+variables.
 """
 
 from __future__ import annotations
 
 import os
-import sys
 import time
 import traceback
 from collections.abc import Sequence
@@ -23,11 +21,11 @@ from torch import Tensor
 from distprof.artefacts import ERROR_FILE, RANK_DIR_FORMAT, RUN_FILE
 from distprof.artefacts.rank_file import ErrorFile
 from distprof.artefacts.run_file import RunFile
-from distprof.errors import UsageError
 from reference_runs.alone import batches_of
 from reference_runs.configuration import Configuration
 from reference_runs.injection import Injection
 from reference_runs.join import Place, coordinates_of, join
+from reference_runs.rank_process import run_and_leave
 from reference_runs.workload import Batch, Job, Phases, Trainer, build
 
 __all__ = ["Log", "main", "train"]
@@ -146,28 +144,12 @@ def _is_peer_loss(text: str) -> bool:
 
 
 def main() -> NoReturn:
-    """Be one rank, and leave with 0, 1 after an error, or 128 + the signal that asked to end."""
+    """Be one rank, and leave."""
     place = Place.from_environment()
     run_dir = Path(os.environ["DISTPROF_RUN_DIR"])
-    code = 1
-    try:
-        _work(run_dir, place)
-        code = 0
-    except KeyboardInterrupt:
-        code = 130
-    except SystemExit as leaving:  # on SIGTERM, from the session
-        code = leaving.code if isinstance(leaving.code, int) else 1
-    except UsageError as error:
-        sys.stderr.write(f"error: {error}\n")
-        _write_error(run_dir, place, error)
-        code = error.exit_code
-    except Exception as error:
-        traceback.print_exc()
-        _write_error(run_dir, place, error)
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+    run_and_leave(
+        lambda: _work(run_dir, place), note=lambda error: _write_error(run_dir, place, error)
+    )
 
 
 if __name__ == "__main__":

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
 import time
-import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
@@ -21,13 +19,13 @@ import torch.distributed as dist
 
 from distprof.artefacts.fabric_file import FabricCurve, FabricFile, FabricPoint
 from distprof.costs.fabric import fitted, point
-from distprof.errors import UsageError
 from distprof.terms import CollectiveKind
 from probes.environment import tool_version, versions
 from reference_runs.bench.operations import Ranks, operation
 from reference_runs.bench.plan import KINDS, PLAN_VARIABLE, Plan
 from reference_runs.join import Place, join
 from reference_runs.options import DdpOptions, TrainingOptions
+from reference_runs.rank_process import run_and_leave
 from reference_runs.workload import Job
 
 __all__ = ["main", "measure"]
@@ -182,22 +180,8 @@ def _work(place: Place) -> None:
 
 
 def main() -> NoReturn:
-    """Be one rank; leave by ``os._exit``, as gloo's threads may abort a closing interpreter."""
-    code = 1
-    try:
-        _work(Place.from_environment())
-        code = 0
-    except KeyboardInterrupt:
-        code = 130
-    except UsageError as error:
-        sys.stderr.write(f"error: {error}\n")
-        code = error.exit_code
-    except Exception:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+    """Be one rank, and leave."""
+    run_and_leave(lambda: _work(Place.from_environment()))
 
 
 if __name__ == "__main__":

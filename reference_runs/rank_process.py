@@ -1,0 +1,52 @@
+"""How the process of one rank ends: what it says, and with which exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from typing import NoReturn
+
+from distprof.errors import UsageError
+
+__all__ = ["run_and_leave"]
+
+
+def run_and_leave(
+    work: Callable[[], None], *, note: Callable[[Exception], None] | None = None
+) -> NoReturn:
+    """Do a rank's work and leave by ``os._exit``: 0, 1 after an error, 128 + a signal's number.
+
+    gloo's threads may abort an interpreter that is being torn down, when all work is done and
+    written.
+
+    Args:
+        work: All of it.
+        note: Told of an error before the process ends.
+    """
+    code = 1
+    try:
+        work()
+        code = 0
+    except KeyboardInterrupt:
+        code = 130
+    except SystemExit as leaving:  # on SIGTERM, from a session
+        code = leaving.code if isinstance(leaving.code, int) else 1
+    except Exception as error:
+        code = _say(error)
+        if note is not None:
+            note(error)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _say(error: Exception) -> int:
+    """The error on stderr, with its traceback unless it is the user's; returns the exit code."""
+    if isinstance(error, UsageError):
+        sys.stderr.write(f"error: {error}\n")
+        return error.exit_code
+    traceback.print_exception(error)
+    return 1
