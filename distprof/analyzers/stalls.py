@@ -22,7 +22,7 @@ _SPREADS = 6.0
 """and so many of the usual deviations from it."""
 _SHORTEST_PERIOD = 3
 _FEWEST = 4
-_HELD_RATIO = 0.85
+_HELD_RATIO = 0.8
 _MOST_LIKELY_CHANCE = 0.01
 _MOST_KINDS = 3
 _MOST_PERIODS_TRIED = 64
@@ -65,21 +65,23 @@ def find_periodic_stalls(step: Int64Array, duration_ns: Int64Array) -> tuple[Per
     longer = np.asarray(duration_ns - median, dtype=np.float64)
     is_long = longer > max(_LONGER_RATIO * median, _SPREADS * spread)
     found: list[PeriodicStall] = []
+    unexplained = np.ones(len(step), dtype=np.bool_)  # steps that no period found before explains
     while len(found) < _MOST_KINDS:
-        due = _best_period(step, is_long)
+        due = _best_period(step[unexplained], is_long[unexplained])
         if due is None:
             break
-        period, members = due
+        period, residue = due
+        members = (
+            unexplained & (step % period == residue) & (step >= step[unexplained & is_long][0])
+        )
         stalled = members & is_long
         found.append(_stall(period, step, longer, members, stalled))
-        is_long = is_long & ~stalled
+        unexplained &= ~stalled
     return tuple(sorted(found, key=lambda stall: -stall.cost_ns_per_step))
 
 
-def _best_period(
-    step: Int64Array, is_long: NDArray[np.bool_]
-) -> tuple[int, NDArray[np.bool_]] | None:
-    """The period that explains most long steps, and all steps that it has; None without one.
+def _best_period(step: Int64Array, is_long: NDArray[np.bool_]) -> tuple[int, int] | None:
+    """The period that explains most long steps, and at which residue; None without one.
 
     Of two that explain as many the longer is taken: every multiple of a step's distance is none.
     """
@@ -99,7 +101,7 @@ def _best_period(
     held, period, residue, num_due = best
     if _chance(len(step), len(long), num_due, held) > _MOST_LIKELY_CHANCE:
         return None
-    return period, (step % period == residue) & (step >= long[0])
+    return period, residue
 
 
 def _chance(num_steps: int, num_long: int, num_due: int, held: int) -> float:

@@ -104,3 +104,10 @@ def test_logs_of_other_steps_are_joined_by_their_numbers(tmp_path):
     job.steps(0, long).steps(1, long[:55])
     (stall,) = combine_step_logs([log_of(job, rank) for rank in (0, 1)]).stalls
     assert (stall.period, stall.first_step, stall.num_stalls) == (10, 9, 5)
+
+
+def test_steps_that_one_period_explains_are_not_held_against_another():
+    """Steps 60, 120 and 180 belong to both: the one that is found first has them."""
+    long = sorted({*range(20, 200, 20), *range(0, 200, 15)})
+    periods = {stall.period for stall in find_periodic_stalls(*steps(200, long))}
+    assert periods == {15, 20}

@@ -9,8 +9,8 @@ trace of a few steps hardly ever shows it.
 
 ## Evidence needed
 A step log of all ranks with four such steps or more. Traced steps and their neighbours do not
-count. Long steps must come back at equal distances, nearly all that are due must be long, and that
-must be unlikely (1 %) for as many long steps anywhere.
+count. Long steps must come back at equal distances, four of five that are due must be long, and
+that must be unlikely (1 %) for as many long steps anywhere.
 
 ## How the cost is computed
 By how much these steps exceed the median step, on the rank that took least, over all steps that
