@@ -26,11 +26,19 @@ def cost_text(finding: Finding, report: Report) -> str:
     recovered = _recovered_text(finding, report)
     if cost is None:
         return recovered or "–"
+    if any(place.startswith("training_log") for place in finding.evidence):
+        return _cost_of_iteration(cost, report.training_log.mean_ns)
     text = f"{format_duration(cost)} per {window_word(report)}"
     # Costs are means over ranks, so is what they are a share of; without traces it is simulated
     span = mean_span_ns(report) or report.whatif.replayed_ns
     text = f"{text} ({format_ratio(cost / span)})" if span else text
     return f"{text}, {recovered}" if recovered else text
+
+
+def _cost_of_iteration(cost: int, iteration_ns: int | None) -> str:
+    """Of what a training program's log shows, whose iterations need be no step of a trace."""
+    text = f"{format_duration(cost)} per iteration"
+    return f"{text} ({format_ratio(cost / iteration_ns)})" if iteration_ns else text
 
 
 def _recovered_text(finding: Finding, report: Report) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from distprof.analyzers.breakdown import StepTimeResult
+from distprof.analyzers.training_log import TrainingLogResult
 from distprof.analyzers.whatif.analysis import WhatIfResult
 from distprof.errors import UsageError
 from distprof.rules.base import Draft, Evidence, InsufficientEvidenceError, Limits, Rule
@@ -127,6 +128,8 @@ def _recoverable(by_type: Mapping[type[Evidence], Evidence]) -> dict[str, int]:
 
 def _finding(judged: Judged, *, has_steps: bool) -> Finding:
     rule, draft = judged.rule, judged.draft
+    # what a training program's log costs is per iteration of that log, whatever traces mark
+    has_cost = has_steps or TrainingLogResult in rule.needs
     return Finding(
         code=rule.code,
         name=rule.name,
@@ -135,7 +138,7 @@ def _finding(judged: Judged, *, has_steps: bool) -> Finding:
         message=draft.message,
         ranks=draft.ranks,
         steps=draft.steps,
-        cost_ns_per_step=draft.cost_ns_per_step if has_steps else None,
+        cost_ns_per_step=draft.cost_ns_per_step if has_cost else None,
         evidence=draft.evidence,
         fix=draft.fix,
         docs=rule.docs,

@@ -219,3 +219,10 @@ def test_logs_that_hold_nccls_lines_too():
     assert wide.ideal_bubble_ratio == pytest.approx(0.940, abs=5e-4)
     bar = analyze(str(logs / "nccl" / "2.20.5-h100-4node-32gpu-sft.txt.gz")).training_log
     assert bar.mean_ns / 1e9 == pytest.approx(12.34, abs=0.01)  # 9,500 steps in 32:34:14
+
+
+def test_a_log_without_steps_of_a_trace_has_its_cost_per_iteration():
+    report = analyze(str(LOGS / "megatron-tp4-pp16-mb4-v100.out.gz"))
+    (finding,) = report.findings
+    assert finding.cost_ns_per_step == pytest.approx((0.7952 - 0.1) * 2_745.7 * MS, rel=1e-3)
+    assert "1.91 s per iteration (69.5 %)" in str(report)
