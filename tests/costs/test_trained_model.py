@@ -65,3 +65,12 @@ def test_more_recomputation_computes_more_and_needs_the_same(name, sequence):
     assert computed[0] == pytest.approx(models[0].flop_per_token)
     assert computed == sorted(computed)
     assert computed[2] <= 4 / 3 * computed[0] * (1 + 1e-12)
+
+
+def test_full_recomputation_is_the_published_count_of_megatron():
+    """Narayanan et al. 2021: 96·l·h²(1 + S/6h + V/16lh) a token, here with causal attention."""
+    layers, hidden, vocabulary, sequence = 96, 12288, 50257, 2048
+    published = 96 * layers * hidden**2
+    published *= 1 + sequence / (12 * hidden) + vocabulary / (16 * layers * hidden)
+    model = trained("gpt3-175b", sequence=sequence, recomputation="full")
+    assert model.computed_flop_per_token == pytest.approx(published, rel=2e-3)
