@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import TypeVar
@@ -84,7 +84,7 @@ def with_device_log(run: Run, log: DeviceLog) -> Run:
     )
     gaps = [Gap(what="damaged", message=note) for note in log.notes]
     gaps += [Gap(what="assumed", message=note) for note in (*notes, *notes_on_events)]
-    gaps += _unplaced(series)
+    gaps += _unplaced(series, places.nodes)
     before = (run.devices,) if run.devices is not None else ()
     return replace(
         run,
@@ -197,7 +197,7 @@ def _is_near(event: DeviceEvent, when: Recorded) -> bool:
     return bool(when.start_ns - slack <= event.t_ns <= when.end_ns + slack)
 
 
-def _unplaced(series: Iterable[DeviceSeries]) -> list[Gap]:
+def _unplaced(series: Iterable[DeviceSeries], nodes: Sequence[str]) -> list[Gap]:
     without = {
         name_of_device(one.host, one.index, one.bus_id, one.uuid): one
         for one in series
@@ -209,12 +209,15 @@ def _unplaced(series: Iterable[DeviceSeries]) -> list[Gap]:
     some = ", ".join(list(without)[:4]) + (", …" if len(without) > 4 else "")
     several = "s" if len(without) > 1 else ""
     with_rank = f"; {name_ranks(placed)} have theirs" if placed else ""
+    fix = ""
+    if len(nodes) > 1 and not any(one.host for one in without.values()):
+        fix = f": put the name of the node into that of its file (gpu.{nodes[0]}.csv)"
     return [
         Gap(
             what="unplaced-devices",
             message=(
                 f"Which rank ran on {len(without)} device{several} of the sensor files ({some}) is "
-                f"not known{with_rank}."
+                f"not known{with_rank}{fix}."
             ),
         )
     ]

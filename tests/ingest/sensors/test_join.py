@@ -124,6 +124,14 @@ def test_of_another_host_nothing_is_joined():
     assert "is not known" in gaps_of(joined, "unplaced-devices")[0]
 
 
+def test_several_nodes_without_a_name_are_told_apart_by_nothing_and_the_fix_is_said():
+    run = simulated()
+    topology = replace(run.topology, nodes={"node-1": (0, 1), "node-2": (2, 3)})
+    joined = with_device_log(replace(run, topology=topology), log_beside(run))
+    assert joined.records == {}
+    assert "(gpu.node-1.csv)" in gaps_of(joined, "unplaced-devices")[0]
+
+
 def test_a_files_name_tells_the_host_where_the_file_does_not():
     run = simulated()
     nodes = {"node-1": (0, 1), "node-2": (2, 3)}
