@@ -8,7 +8,7 @@ of connecting ranks is switched off, or the number of channels is limited.
 NCCL chooses algorithm, protocol and channels by size and machine. A choice that was right for one
 benchmark is wrong for other sizes: a ring for small messages over many nodes, the low-latency
 protocol for large ones. With P2P, shared memory or InfiniBand switched off, data goes a slower way
-though a faster one exists. Such settings mostly outlive the problem that they were a way around.
+though a faster one may exist. Such settings mostly outlive the problem that they were a way around.
 
 ## Evidence needed
 NCCL's own log (`NCCL_DEBUG=INFO`), which names what it took from the environment, or the
@@ -57,17 +57,17 @@ _CHOICES: Mapping[str, tuple[tuple[str, ...], str]] = {
     "NCCL_MAX_NCHANNELS": (_ANY, "channels are limited"),
     "NCCL_MAX_CTAS": (_ANY, "channels are limited"),
     "NCCL_NVLS_ENABLE": (("0",), "no reduction in the NVLink switch"),
+    "NCCL_IB_DISABLE": (("1",), "no InfiniBand or RoCE"),
+    "NCCL_NET_GDR_LEVEL": (_LOC, "no GPUDirect RDMA"),
 }
 """Variables to the values that take a choice away (any, where empty), and what is lost."""
 
 _WAYS: Mapping[str, tuple[tuple[str, ...], str]] = {
     "NCCL_P2P_DISABLE": (("1",), "no direct access between GPUs"),
-    "NCCL_P2P_LEVEL": ((*_LOC, "1", "PIX"), "direct access only between near GPUs"),
+    "NCCL_P2P_LEVEL": (_LOC, "no direct access between GPUs"),
     "NCCL_SHM_DISABLE": (("1",), "no shared memory"),
-    "NCCL_IB_DISABLE": (("1",), "no InfiniBand or RoCE"),
-    "NCCL_NET_GDR_LEVEL": (_LOC, "no GPUDirect RDMA"),
 }
-"""The same for ways of connecting ranks."""
+"""The same for ways that every machine with several GPUs has: none loses by having them."""
 
 
 @rule(
