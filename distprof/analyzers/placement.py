@@ -123,6 +123,7 @@ class PlacementResult(Result, frozen=True, kw_only=True):
         is_whole: Whether every rank of the job is on a known node.
         nodes: In order of their first ranks.
         axes: Groups by axis and size, most sent bytes first.
+        unplaced: Axes of which no group could be placed.
         machines: As the user showed them.
         cards: Paths of GPUs to network cards, where a machine is known.
     """
@@ -136,6 +137,7 @@ class PlacementResult(Result, frozen=True, kw_only=True):
     is_whole: bool = False
     nodes: tuple[PlacedNode, ...] = ()
     axes: tuple[PlacedAxis, ...] = ()
+    unplaced: tuple[str, ...] = ()
     machines: tuple[PlacedMachine, ...] = ()
     cards: tuple[CardPath, ...] = ()
 
@@ -162,8 +164,10 @@ def analyze_placement(
         PlacedMachine(host=m.host, num_gpus=len(m.gpus), islands=m.islands, cards=m.cards)
         for m in run.machines
     )
+    groups = _by_axis(_groups(run))
     if not nodes:
         return PlacementResult(
+            unplaced=tuple(sorted({name for name, _ in groups})),
             machines=machines,
             cards=card_paths(run, nodes),
             unavailable=("Which node ranks run on is not known.",),
@@ -173,7 +177,7 @@ def analyze_placement(
     places = _Places.of(nodes, domains, _world_size(run))
     axes = [
         axis
-        for members in _by_axis(_groups(run)).values()
+        for members in groups.values()
         if (axis := _placed(members, places, domains, collectives)) is not None
     ]
     return PlacementResult(
@@ -192,6 +196,7 @@ def analyze_placement(
             )
             for name, ranks in nodes.items()
         ),
+        unplaced=tuple(sorted({name for name, _ in groups} - {axis.axis for axis in axes})),
         axes=tuple(sorted(axes, key=lambda axis: (-(axis.sent_bytes_per_step or 0), axis.axis))),
         machines=machines,
         cards=card_paths(run, nodes),

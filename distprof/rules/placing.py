@@ -7,7 +7,7 @@ that one problem is one finding.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from math import prod
 
 from distprof.analyzers.placement import PlacedAxis, PlacementResult
@@ -45,21 +45,39 @@ _MAY_BE_OUTSIDE = (MeshAxis.PP.value, MeshAxis.DP.value, MeshAxis.DP_REPLICATE.v
 """What leaves a node first: stages send little, and gradients hide behind backward."""
 
 
-def placed(placement: PlacementResult) -> tuple[PlacedAxis, ...]:
+def placed(
+    placement: PlacementResult, wanted: Callable[[str], bool] | None = None
+) -> tuple[PlacedAxis, ...]:
     """Axes other than the world.
 
+    Args:
+        placement: Where groups lie.
+        wanted: Which axes a rule is about; None for all but the world.
+
     Raises:
-        InsufficientEvidenceError: If no rank's node is known.
+        InsufficientEvidenceError: If the job has such groups and no rank's node is known.
     """
-    if not placement.nodes:
+    is_wanted = wanted or (lambda name: name != MeshAxis.WORLD.value)
+    if not placement.nodes and any(is_wanted(name) for name in placement.unplaced):
         raise InsufficientEvidenceError("which node the ranks are on is not known")
-    return tuple(axis for axis in placement.axes if axis.axis != MeshAxis.WORLD.value)
+    return _known(placement)
 
 
-def crossing(placement: PlacementResult) -> list[PlacedAxis]:
-    """Axes that leave their scale-up domain for no reason that another rule names."""
+def crossing(
+    placement: PlacementResult, wanted: Callable[[str], bool] | None = None
+) -> list[PlacedAxis]:
+    """Axes that leave their scale-up domain for no reason that another rule names.
+
+    Raises:
+        InsufficientEvidenceError: As for :func:`placed`.
+    """
+    axes = placed(placement, wanted)
     explained = [*out_of_turn(placement), *(outer for outer, _ in swappable(placement))]
-    return [a for a in placed(placement) if a.num_domains > 1 and a not in explained]
+    return [
+        axis
+        for axis in axes
+        if axis.num_domains > 1 and axis not in explained and (wanted is None or wanted(axis.axis))
+    ]
 
 
 def out_of_turn(placement: PlacementResult) -> list[PlacedAxis]:
@@ -69,7 +87,7 @@ def out_of_turn(placement: PlacementResult) -> list[PlacedAxis]:
     """
     if placement.order != "cyclic":
         return []
-    axes = [axis for axis in placed(placement) if axis.nodes_if_blocked is not None]
+    axes = [axis for axis in _known(placement) if axis.nodes_if_blocked is not None]
     gain = [axis for axis in axes if (axis.nodes_if_blocked or 0) < axis.num_nodes]
     lose = [axis for axis in axes if (axis.nodes_if_blocked or 0) > axis.num_nodes]
     return [] if _sent(lose) > _sent(gain) else gain
@@ -79,7 +97,7 @@ def swappable(placement: PlacementResult) -> list[tuple[PlacedAxis, PlacedAxis]]
     """Axes that leave their domain, each with an axis of less need that lies inside it instead."""
     if placement.order == "cyclic":
         return []
-    axes = placed(placement)
+    axes = _known(placement)
     found = []
     for outer in axes:
         inner = [axis for axis in axes if _could_swap(outer, axis, placement)]
@@ -132,10 +150,14 @@ def _could_swap(outer: PlacedAxis, inner: PlacedAxis, placement: PlacementResult
         return False  # of layers' own traffic nothing hides, however little it is
     stays = prod(
         axis.size
-        for axis in placed(placement)
+        for axis in _known(placement)
         if axis.num_domains == 1 and _NEED.get(axis.axis, first) < first
     )
     return stays * outer.size <= (placement.domain_size or 0)
+
+
+def _known(placement: PlacementResult) -> tuple[PlacedAxis, ...]:
+    return tuple(axis for axis in placement.axes if axis.axis != MeshAxis.WORLD.value)
 
 
 def _sent(axes: Iterable[PlacedAxis]) -> float:

@@ -110,6 +110,7 @@ def test_without_nodes_nothing_is_placed_and_that_is_said():
     result = analyze_placement(job({}, *mesh(2, 4)), NOTHING)
     assert result.axes == ()
     assert result.unavailable == ("Which node ranks run on is not known.",)
+    assert result.unplaced == ("dp", "tp")
 
 
 def test_the_domain_of_a_rack_spans_hosts_by_the_devices_name():

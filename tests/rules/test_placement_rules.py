@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distprof.analyzers.collectives import CollectivesResult
+from distprof.analyzers.moe.result import MoeResult
 from distprof.analyzers.placement import PlacementResult, analyze_placement
 from distprof.config import TopologyConfig
 from distprof.rules.engine import run_rules
@@ -153,11 +154,20 @@ def test_an_inner_axis_that_sends_more_stays_unless_tensor_parallelism_is_outsid
 
 
 def test_without_nodes_they_say_what_they_lack():
-    results = {**healthy(), PlacementResult: PlacementResult()}
+    assert unchecked("tp", "ep", "world") == set(CODES) - {"NET109"}
+    assert unchecked("tp", "world") == {"COM108", "NET106", "NET107", "NET108", "NET110"}
+    assert unchecked("world") == {"NET110"}
+    assert unchecked() == set()
+
+
+def unchecked(*axes: str) -> set[str]:
+    """Rules that say that nodes are not known, in a job with groups of these axes."""
+    results = {**healthy(), PlacementResult: PlacementResult(unplaced=axes)}
+    results[MoeResult] = MoeResult()
     outcome = run_rules(results.values(), rules=RULES)
     assert outcome.findings == ()
-    assert {skipped.code for skipped in outcome.not_checked} == set(CODES) - {"NET109"}
     assert all("node" in skipped.why for skipped in outcome.not_checked)
+    return {skipped.code for skipped in outcome.not_checked}
 
 
 def test_time_that_is_not_split_leaves_them_unchecked():

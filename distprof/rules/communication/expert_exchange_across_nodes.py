@@ -43,7 +43,7 @@ from collections.abc import Iterator
 
 from distprof.analyzers.breakdown import StepTimeResult
 from distprof.analyzers.moe.result import MoeResult
-from distprof.analyzers.placement import PlacedAxis, PlacementResult
+from distprof.analyzers.placement import PlacementResult
 from distprof.analyzers.waterfall import WaterfallResult
 from distprof.rules.base import Draft, Limit, Limits, rule
 from distprof.rules.placing import EXPOSED_BY_NATURE, crossing
@@ -66,7 +66,9 @@ def check(
     limits: Limits,
 ) -> Iterator[Draft]:
     """Yield one finding per axis."""
-    found = [axis for axis in crossing(placement) if _is_flat_exchange(axis, moe)]
+    is_expert = bool(moe.layers or moe.exchanges)
+    axes = crossing(placement, lambda name: _may_be_of_experts(name, is_expert=is_expert))
+    found = [axis for axis in axes if axis.size >= 2 * axis.num_nodes]
     if not found:
         return
     step = mean_step(waterfall, step_time)
@@ -93,8 +95,8 @@ def check(
         )
 
 
-def _is_flat_exchange(axis: PlacedAxis, moe: MoeResult) -> bool:
-    """Whether experts' ranks exchange with several ranks on each other node."""
-    is_expert = axis.axis == MeshAxis.EP.value or bool(moe.layers or moe.exchanges)
-    is_many = axis.size >= 2 * axis.num_nodes
-    return is_expert and is_many and axis.axis not in EXPOSED_BY_NATURE
+def _may_be_of_experts(axis: str, *, is_expert: bool) -> bool:
+    """Whether all-to-alls of an axis are those of experts."""
+    if axis in EXPOSED_BY_NATURE or axis == MeshAxis.WORLD.value:
+        return False
+    return axis == MeshAxis.EP.value or is_expert

@@ -32,7 +32,8 @@ their exposed transfer.
 
 ## When it is wrong
 Where the fast fabric spans nodes and distprof does not know it: say so with `[topology]
-gpus_per_domain`.
+gpus_per_domain`. Where each rank runs in a container with a host name of its own, although several
+are on one host: the same.
 
 ## Sources
 Formula sheet, "Choosing a strategy" (TP inside the NVLink domain) and "Anti-patterns" (TP across
@@ -68,7 +69,7 @@ def check(
     limits: Limits,
 ) -> Iterator[Draft]:
     """Yield one finding per axis."""
-    found = [axis for axis in crossing(placement) if axis.axis in EXPOSED_BY_NATURE]
+    found = crossing(placement, lambda name: name in EXPOSED_BY_NATURE)
     if not found:
         return
     step = mean_step(waterfall, step_time)
@@ -78,7 +79,7 @@ def check(
             continue
         yield Draft(
             message=(
-                f"Groups of {axis.axis} ({axis.size} ranks) span {_where(axis)}: "
+                f"Groups of {axis.axis} ({axis.size} ranks) span {_where(axis, placement)}: "
                 f"{step.share(cost)} is their exposed transfer.{modelled_inside(axis, placement)}"
             ),
             fix=_fix(axis, placement),
@@ -92,7 +93,9 @@ def check(
         )
 
 
-def _where(axis: PlacedAxis) -> str:
+def _where(axis: PlacedAxis, placement: PlacementResult) -> str:
+    if placement.domain_size == 1:
+        return f"{axis.num_nodes} nodes of one rank each"
     if axis.num_domains == axis.num_nodes:
         return f"{axis.num_nodes} nodes"
     return f"{axis.num_domains} scale-up domains"
@@ -101,6 +104,11 @@ def _where(axis: PlacedAxis) -> str:
 def _fix(axis: PlacedAxis, placement: PlacementResult) -> str:
     """By whether a group is too large for a domain, or lies badly in it."""
     room = placement.domain_size or 0
+    if room == 1:
+        return (
+            "Use nodes of several GPUs. If these are containers on one host, say so under "
+            "[topology] in distprof.toml."
+        )
     if axis.size <= room:
         return (
             f"Make {axis.axis} the innermost axis of the mesh, with a size that divides the {room} "

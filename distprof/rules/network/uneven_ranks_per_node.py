@@ -45,7 +45,7 @@ from distprof.terms import Confidence, Severity
 @rule(code="NET110", severity=Severity.WARNING, since="0.1.0", needs=(PlacementResult,))
 def check(placement: PlacementResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001
     """Yield one finding for the job, unless groups that straddle nodes say it more narrowly."""
-    placed(placement)
+    placed(placement, lambda _: True)
     sizes = {node.node: len(node.ranks) for node in placement.nodes}
     if not placement.is_whole or len(set(sizes.values())) < 2:
         return
