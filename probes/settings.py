@@ -166,7 +166,21 @@ def _with_switches(file: SettingsFile) -> SettingsFile:
         return file
     return msgspec.structs.replace(
         file,
-        allow_tf32=bool(torch.backends.cuda.matmul.allow_tf32),
-        cudnn_benchmark=bool(torch.backends.cudnn.benchmark),
-        is_deterministic=bool(torch.are_deterministic_algorithms_enabled()),
+        allow_tf32=_asked(lambda: _allows_tf32(torch.backends.cuda.matmul)),
+        cudnn_benchmark=_asked(lambda: torch.backends.cudnn.benchmark),
+        is_deterministic=_asked(torch.are_deterministic_algorithms_enabled),
     )
+
+
+def _allows_tf32(matmul: Any) -> bool:
+    """By torch's newer setting where it is made: the older one cannot be read then."""
+    precision = getattr(matmul, "fp32_precision", "none")
+    return bool(matmul.allow_tf32) if precision == "none" else precision == "tf32"
+
+
+def _asked(ask: Callable[[], Any]) -> bool | None:
+    """The answer, None where this torch has none."""
+    try:
+        return bool(ask())
+    except (AttributeError, RuntimeError):
+        return None

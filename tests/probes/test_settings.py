@@ -144,6 +144,23 @@ def test_sharded_modules_are_one_record(tmp_path: Path, reshards: bool) -> None:
     assert (one.param_dtype, one.reduce_dtype, one.is_offloaded) == ("bfloat16", "", False)
 
 
+@pytest.mark.parametrize("precision", ["tf32", "ieee"])
+def test_the_newer_setting_of_tf32_is_read_where_the_older_cannot_be(
+    tmp_path: Path, precision: str
+) -> None:
+    matmul = torch.backends.cuda.matmul
+    before = getattr(matmul, "fp32_precision", None)
+    if before is None:
+        pytest.skip("this torch has the older setting only")
+    matmul.fp32_precision = precision
+    try:
+        trained(tmp_path, Two())
+    finally:
+        matmul.fp32_precision = before
+    assert settings_of(tmp_path).allow_tf32 == (precision == "tf32")
+    assert status_of(tmp_path, "settings").state == "on"
+
+
 def test_nothing_is_kept_alive(tmp_path: Path) -> None:
     session = open_session(tmp_path, [SettingsProbe()])
     model = Two()
