@@ -61,7 +61,7 @@ def test_steps_left_out_for_a_profiler_do_not_break_the_period():
 
 @given(st.integers(0, 2**32 - 1), st.sampled_from((40, 100, 300)))
 def test_a_few_long_steps_anywhere_are_rarely_taken_for_a_period(seed, num_steps):
-    """Four in a hundred steps: hardly one draw in a thousand puts them at equal distances."""
+    """Four in a hundred steps: three draws in a thousand put them at equal distances."""
     rng = np.random.default_rng(seed)
     found = 0
     for _ in range(20):
