@@ -101,7 +101,7 @@ class LoaderLog:
                 entry = self._by_loader[loader] = _Entry(_described(loader))
                 self._entries.append(entry)
                 _at_first_batch(iterator, entry)
-            entry.begins(self._step(), getattr(loader.sampler, "epoch", None))
+            entry.begins(self._step(), getattr(_sampler_of(loader), "epoch", None))
         except Exception:
             return
 
@@ -130,7 +130,7 @@ class _Entry:
 
 def _described(loader: Any) -> LoaderSettings:
     data: Any = sys.modules["torch.utils.data"]
-    sampler, batches = loader.sampler, loader.batch_sampler
+    sampler, batches = _sampler_of(loader), loader.batch_sampler
     is_iterable = isinstance(loader.dataset, data.IterableDataset)
     is_distributed = isinstance(sampler, data.DistributedSampler)
     return LoaderSettings(
@@ -148,6 +148,11 @@ def _described(loader: Any) -> LoaderSettings:
         num_replicas=int(sampler.num_replicas) if is_distributed else None,
         shuffle=bool(sampler.shuffle) if is_distributed else None,
     )
+
+
+def _sampler_of(loader: Any) -> Any:
+    """What draws samples: a loader that is given batches has a sampler too, which draws nothing."""
+    return getattr(loader.batch_sampler, "sampler", loader.sampler)
 
 
 # The first batch ----------------------------------------------------------------------------------

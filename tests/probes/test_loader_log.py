@@ -110,6 +110,14 @@ def test_orders_are_the_epoch_numbers_of_the_sampler(
     assert (one.num_replicas, one.shuffle, one.is_plain) == (2, True, False)
 
 
+def test_the_sampler_is_the_one_that_draws_for_given_batches(log: LoaderLog, steps: Steps) -> None:
+    sampler = data.DistributedSampler(Rows(), num_replicas=2, rank=1)
+    loader = data.DataLoader(Rows(), batch_sampler=data.BatchSampler(sampler, 4, False))
+    iterate(loader, steps, 2)
+    one = only(log)
+    assert (one.sampler, one.is_plain, one.num_orders) == ("DistributedSampler", False, 1)
+
+
 def test_a_look_at_the_first_batch_before_training_is_no_epoch_of_its_own(
     log: LoaderLog, steps: Steps
 ) -> None:
