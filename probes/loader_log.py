@@ -111,21 +111,31 @@ class _Entry:
 
     def __init__(self, described: LoaderSettings) -> None:
         self._described = described
-        self._epochs: dict[int, Any] = {}  # step in which an iteration began, to the epoch number
+        self._epochs: dict[
+            int, int | None
+        ] = {}  # step in which an iteration began, to the epoch number
         self.first_batch = ""
 
     def begins(self, step: int, epoch: Any) -> None:
         if len(self._epochs) < MAX_EPOCHS:
-            self._epochs[step] = epoch if isinstance(epoch, int) else None
+            self._epochs[step] = _number(epoch)
 
     def settings(self) -> LoaderSettings:
-        has_orders = self._described.num_replicas is not None
+        is_told = self._described.num_replicas is not None and None not in self._epochs.values()
         return msgspec.structs.replace(
             self._described,
             num_epochs=len(self._epochs),
-            num_orders=len(set(self._epochs.values())) if has_orders else None,
+            num_orders=len(set(self._epochs.values())) if is_told else None,
             first_batch=self.first_batch,
         )
+
+
+def _number(epoch: Any) -> int | None:
+    """An epoch's number, whatever kind of number it is."""
+    try:
+        return None if epoch is None else int(epoch)
+    except (TypeError, ValueError):
+        return None
 
 
 def _described(loader: Any) -> LoaderSettings:

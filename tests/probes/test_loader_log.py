@@ -118,6 +118,18 @@ def test_the_sampler_is_the_one_that_draws_for_given_batches(log: LoaderLog, ste
     assert (one.sampler, one.is_plain, one.num_orders) == ("DistributedSampler", False, 1)
 
 
+@pytest.mark.parametrize(("number", "num_orders"), [(torch.tensor, 2), (str, 2), (chr, None)])
+def test_epochs_may_be_numbers_of_any_kind(
+    log: LoaderLog, steps: Steps, number: Any, num_orders: int | None
+) -> None:
+    sampler = data.DistributedSampler(Rows(), num_replicas=2, rank=1, shuffle=False)
+    loader = data.DataLoader(Rows(), batch_size=4, sampler=sampler)
+    for epoch in (65, 66):
+        sampler.set_epoch(number(epoch))
+        iterate(loader, steps, 1)
+    assert only(log).num_orders == num_orders
+
+
 def test_a_look_at_the_first_batch_before_training_is_no_epoch_of_its_own(
     log: LoaderLog, steps: Steps
 ) -> None:
