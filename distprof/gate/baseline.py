@@ -14,10 +14,10 @@ from distprof.artefacts.baseline_file import (
     BaselineFile,
     BaselineSession,
 )
-from distprof.artefacts.summary_file import SummaryFile
+from distprof.artefacts.summary_file import StepParts, SummaryFile
 from distprof.errors import InputError, SchemaError
-from distprof.gate.fingerprint import unlike
-from distprof.gate.metrics import find_metric, values_of
+from distprof.gate.metrics import efficiency_ratio, find_metric, values_of
+from distprof.run.fingerprint import unlike
 
 __all__ = [
     "MAX_BYTES",
@@ -28,6 +28,7 @@ __all__ = [
     "baseline_json",
     "baseline_values",
     "make_baseline",
+    "mean_parts",
     "read_baseline",
     "session_of",
 ]
@@ -111,8 +112,15 @@ def baseline_json(baseline: BaselineFile) -> bytes:
     return msgspec.json.format(msgspec.json.encode(baseline, order="sorted"), indent=2) + b"\n"
 
 
-def session_of(repeats: Sequence[SummaryFile]) -> BaselineSession:
+def session_of(
+    repeats: Sequence[SummaryFile], small: Sequence[SummaryFile] = ()
+) -> BaselineSession:
     """One session of repeats of the same run.
+
+    Args:
+        repeats: Of the run that is guarded.
+        small: Of a run on fewer ranks, for the efficiency: one per repeat; further ones of either
+            are left out of it.
 
     Raises:
         ValueError: If there are none, too many, or they are unlike each other.
@@ -120,21 +128,48 @@ def session_of(repeats: Sequence[SummaryFile]) -> BaselineSession:
     if not 1 <= len(repeats) <= MOST_REPEATS:
         raise ValueError(f"{len(repeats)} repeats: a session has 1 to {MOST_REPEATS}")
     for repeat in repeats[1:]:
-        wrong = unlike(repeats[0].fingerprint, repeat.fingerprint)
+        wrong = unlike(repeats[0].fingerprint, repeat.fingerprint, is_gate=True)
         if wrong:
-            raise ValueError(f"repeats are unlike each other: {' '.join(wrong)}")
+            told = "; ".join(difference.sentence for difference in wrong)
+            raise ValueError(f"repeats are unlike each other: {told}")
     ordered = sorted(repeats, key=lambda repeat: repeat.created_ns)
     each = [values_of(repeat) for repeat in ordered]
+    _add_efficiency(each, sorted(small, key=lambda repeat: repeat.created_ns), ordered)
     names = dict.fromkeys(name for values in each for name in values)
     return BaselineSession(
         git_commit=ordered[-1].git_commit,
         created_ns=ordered[-1].created_ns,
         values={name: tuple(_short(v[name]) for v in each if name in v) for name in names},
+        parts=mean_parts(ordered),
     )
 
 
+def mean_parts(repeats: Sequence[SummaryFile]) -> StepParts | None:
+    """The mean traced step of repeats, its parts still an exact sum; None without traces."""
+    found = [repeat.parts for repeat in repeats if repeat.parts is not None]
+    if not found:
+        return None
+    names = [name for name in StepParts.__struct_fields__ if name not in ("span_ns", "other_ns")]
+    mean = {name: sum(getattr(parts, name) for parts in found) // len(found) for name in names}
+    span = sum(parts.span_ns for parts in found) // len(found)
+    return StepParts(span_ns=span, other_ns=span - sum(mean.values()), **mean)
+
+
+def _add_efficiency(
+    each: list[dict[str, float]], small: Sequence[SummaryFile], large: Sequence[SummaryFile]
+) -> None:
+    for values, one, other in zip(each, small, large, strict=False):
+        efficiency = efficiency_ratio(one, other)
+        if efficiency is not None:
+            values["efficiency"] = efficiency
+
+
 def make_baseline(
-    repeats: Sequence[SummaryFile], *, distprof_version: str, window: int = 8
+    repeats: Sequence[SummaryFile],
+    small: Sequence[SummaryFile] = (),
+    *,
+    distprof_version: str,
+    window: int = 8,
 ) -> BaselineFile:
     """A first baseline.
 
@@ -143,7 +178,7 @@ def make_baseline(
     """
     if window < 1:
         raise ValueError(f"a window of {window} sessions keeps nothing")
-    session = session_of(repeats)
+    session = session_of(repeats, small)
     return BaselineFile(
         distprof_version=distprof_version,
         fingerprint=repeats[-1].fingerprint,
@@ -153,7 +188,11 @@ def make_baseline(
 
 
 def accepted(
-    baseline: BaselineFile, repeats: Sequence[SummaryFile], *, distprof_version: str
+    baseline: BaselineFile,
+    repeats: Sequence[SummaryFile],
+    small: Sequence[SummaryFile] = (),
+    *,
+    distprof_version: str,
 ) -> BaselineFile:
     """The baseline with one more session; the oldest beyond its window fall out.
 
@@ -163,9 +202,9 @@ def accepted(
     Raises:
         ValueError: As :func:`session_of`.
     """
-    session = session_of(repeats)
+    session = session_of(repeats, small)
     new = repeats[-1].fingerprint
-    kept = () if unlike(baseline.fingerprint, new) else baseline.sessions
+    kept = () if unlike(baseline.fingerprint, new, is_gate=True) else baseline.sessions
     return BaselineFile(
         distprof_version=distprof_version,
         fingerprint=new,

@@ -218,7 +218,7 @@ def decide(
     ends = [_shown(end, scale) for end in (change.low, change.high)]
     return Decision(
         state=state,
-        change=math.exp(change.value) if scale == "ratio" else change.value,
+        change=_plain(change.value, scale),
         low=ends[0],
         high=ends[1],
         p=min(p_worse, p_better),
@@ -316,6 +316,9 @@ def _needed(evidence: _Evidence) -> int | None:
 
 
 def _shown(end: float, scale: Scale) -> float | None:
-    if math.isinf(end):
-        return None
-    return math.exp(end) if scale == "ratio" else end
+    return None if math.isinf(end) else _plain(end, scale)
+
+
+def _plain(value: float, scale: Scale) -> float:
+    """Back from logarithms, where changes are ratios; a float holds no more than e^709."""
+    return math.exp(min(max(value, -700.0), 700.0)) if scale == "ratio" else value

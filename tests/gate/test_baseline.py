@@ -4,6 +4,8 @@ import json
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from distprof.artefacts.baseline_file import Acknowledged, BaselineFile
 from distprof.artefacts.summary_file import Fingerprint, SummaryFile
@@ -18,8 +20,8 @@ from distprof.gate.baseline import (
     read_baseline,
     session_of,
 )
-from distprof.gate.fingerprint import unlike
 from distprof.gate.metrics import METRICS, efficiency_ratio, find_metric, values_of
+from distprof.run.fingerprint import unlike
 
 MACHINE = Fingerprint(
     world_size=4,
@@ -170,8 +172,8 @@ def test_missing_too_large_or_of_another_version(tmp_path):
         read_baseline(str(newer))
 
 
-def test_what_is_held_against_a_run():
-    assert unlike(MACHINE, MACHINE) == ()
+def test_what_a_gate_holds_against_a_run():
+    assert unlike(MACHINE, MACHINE, is_gate=True) == ()
     other = msgspec.structs.replace(
         MACHINE,
         device="B200",
@@ -179,11 +181,30 @@ def test_what_is_held_against_a_run():
         environment={},
         config={"model.layers": "8", "model.heads": "4"},
     )
-    assert unlike(MACHINE, other) == (
-        "The device was H200 and is B200.",
-        "The configuration model.heads was unset and is 4.",
-        "The environment NCCL_ALGO was Ring and is unset.",
-        "The version of torch was 2.9 and is 2.10.",
-    )
-    assert unlike(MACHINE, Fingerprint()) == ()
+    assert [difference.field for difference in unlike(MACHINE, other, is_gate=True)] == [
+        "device",
+        "config model.heads",
+        "version of torch",
+        "variable NCCL_ALGO",
+    ]
+    assert unlike(MACHINE, Fingerprint(), is_gate=True) == ()
+
+
+def test_the_document_is_read_as_it_is_written():
     assert isinstance(msgspec.json.decode(json.dumps(WHOLE), type=BaselineFile), BaselineFile)
+
+
+DOCUMENT = baseline_json(make_baseline([run((100,)), run((101,))], distprof_version="1"))
+
+
+@settings(max_examples=150, deadline=None)
+@given(at=st.integers(0, len(DOCUMENT) - 1), byte=st.integers(0, 255), count=st.integers(0, 4))
+def test_a_damaged_baseline_is_read_or_refused_never_more(tmp_path_factory, at, byte, count):
+    file = tmp_path_factory.mktemp("b") / "baseline.json"
+    file.write_bytes(DOCUMENT[:at] + bytes([byte]) * count + DOCUMENT[at + 1 :])
+    try:
+        baseline = read_baseline(str(file))
+    except InputError:
+        return
+    values, sessions = baseline_values(baseline, "step_time")
+    assert len(values) == len(sessions)

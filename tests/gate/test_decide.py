@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from distprof.gate.decide import ALPHA, decide
 from tests.gate.noise import Noise, asv_rule, paired_gate, single_point, stored_gate
@@ -168,3 +170,27 @@ def test_other_rules_on_the_same_runs_miss_losses_or_cry_wolf():
     one_run = [single_point(noise, 0.0, seed) for seed in range(300)]
     assert np.mean(one_run) > 0.05
     assert np.mean([asv_rule(noise, 0.05, seed) for seed in range(200)]) < 0.2
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    before=st.lists(st.floats(1e-300, 1e300), min_size=1, max_size=12),
+    after=st.lists(st.floats(1e-300, 1e300), min_size=1, max_size=12),
+    tolerance=st.floats(0, 0.99),
+    better=st.sampled_from(["lower", "higher"]),
+    data=st.data(),
+)
+def test_any_positive_values_give_a_decision_that_hangs_together(
+    before, after, tolerance, better, data
+):
+    keys = st.lists(st.integers(0, 4), min_size=len(before), max_size=len(before))
+    decision = decide(
+        before, after, tolerance=tolerance, better=better, sessions=data.draw(st.none() | keys)
+    )
+    assert (decision.low is None) == (min(len(before), len(after)) < 2)
+    if decision.low is not None:
+        assert decision.low <= decision.change * (1 + 1e-9)
+        assert decision.high >= decision.change * (1 - 1e-9)
+    assert 0 < decision.p <= 1
+    assert decision.needed_repeats is None or decision.needed_repeats >= 1
+    assert decision.state == "inconclusive" or decision.needed_repeats is None

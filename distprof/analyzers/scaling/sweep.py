@@ -14,6 +14,10 @@ __all__ = ["Sweep", "SweepError", "gather"]
 _ALIKE = 0.02
 """Work per step that differs by less is the same: batches are rounded to ranks."""
 
+_MOST_RANKS = 10**8
+_LONGEST_NS = 10**17  # three years
+_LEAST_WORK, _MOST_WORK = 1e-9, 1e18  # beyond, a figure is damaged
+
 _FIELDS = {"tokens": "tokens_per_step", "samples": "samples_per_step"}
 
 
@@ -98,12 +102,14 @@ def _by_size(
     for number, run in enumerate(summaries, 1):
         name = run.label or run.source or f"run {number}"
         ranks = run.fingerprint.world_size
-        if not ranks or ranks < 1:
+        if ranks is None or not 1 <= ranks <= _MOST_RANKS:
             left_out.append(f"{name} does not say how many ranks it had.")
         elif not run.step_ns:
             left_out.append(f"{name} has no steady step.")
         elif min(run.step_ns) <= 0:
             left_out.append(f"{name} has a step that took {min(run.step_ns)} ns.")
+        elif max(run.step_ns) > _LONGEST_NS:
+            left_out.append(f"{name} has a step of more than three years.")
         else:
             found.setdefault(ranks, []).append(run)
     ordered = {
@@ -117,7 +123,7 @@ def _unit(runs: dict[int, tuple[SummaryFile, ...]]) -> str:
     """What every run counts; empty if nothing."""
     for unit, field in _FIELDS.items():
         values = [getattr(run, field) for repeats in runs.values() for run in repeats]
-        if all(value is not None and 0 < value < float("inf") for value in values):
+        if all(value is not None and _LEAST_WORK <= value <= _MOST_WORK for value in values):
             return unit
     return ""
 

@@ -33,8 +33,7 @@ Small collectives are bound by latency rather than by bytes; then fewer and larg
 A larger batch may need other hyperparameters.
 
 ## Sources
-Formula sheet, "Compute-to-communication ratio and the communication roofline": regimes and critical
-batch.
+Formula sheet, "Computation and communication" (regimes, critical batch).
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from distprof.analyzers.scaling.analysis import analyze_scaling
 from distprof.analyzers.scaling.losses import scaled
 from distprof.analyzers.scaling.result import CAUSES, ScalingResult
-from distprof.artefacts.summary_file import Fingerprint, StepParts
+from distprof.artefacts.summary_file import Fingerprint, StepParts, SummaryFile
 from distprof.costs.scaling import usl_speedup
 from distprof.rules.engine import run_rules
 from tests.analyzers.scaling.sweeps import MS, parts, runs
@@ -251,3 +251,40 @@ def test_the_result_survives_json():
     assert "Infinity" not in text.decode()
     assert json.loads(text)["mode"] == "weak"
     assert result.to_pandas("sizes").shape[0] == 3
+
+
+absurd = st.one_of(st.none(), st.floats(), st.sampled_from([0.0, -1.0, 1e-300, 1e300]))
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    rows=st.lists(
+        st.tuples(
+            st.one_of(st.none(), st.integers(-1, 4), st.just(2**62)),
+            st.lists(st.sampled_from([-1, 0, 1, 10**9, 2**62, 10**400]), max_size=3),
+            absurd,
+            absurd,
+        ),
+        max_size=6,
+    ),
+    mode=st.sampled_from([None, "weak", "strong"]),
+)
+def test_absurd_runs_give_a_sentence_or_numbers_never_more(rows, mode):
+    sweep = [
+        SummaryFile(
+            distprof_version="1",
+            created_ns=0,
+            fingerprint=Fingerprint(world_size=ranks),
+            step_ns=tuple(steps),
+            tokens_per_step=tokens,
+            overlap_ratio=overlap,
+            parts=parts(computation=1, exposed_transfer=1),
+        )
+        for ranks, steps, tokens, overlap in rows
+    ]
+    result = analyze_scaling(sweep, mode=mode)
+    assert result.sizes or result.unavailable
+    for size in result.sizes:
+        assert sum(loss.lost_ns for loss in size.losses) in (0, size.lost_ns)
+    json.loads(msgspec.json.encode(result), parse_constant=pytest.fail)
+    run_rules([result])
