@@ -11,28 +11,25 @@ Source:
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from distprof.analyzers.collectives import CollectiveClass, CollectivesResult, group_label
+from distprof.analyzers.collectives import CollectiveClass, CollectivesResult
+from distprof.analyzers.group_nodes import Group, groups_by_axis, nodes_of, world_size_of
 from distprof.analyzers.network_cards import CardPath, card_paths
 from distprof.analyzers.result import Record, Result
 from distprof.analyzers.scale_up import Domains, find_domains
 from distprof.config import TopologyConfig
 from distprof.hardware.sheet import Sheet
-from distprof.run.nccl_log import NcclLog
 from distprof.run.run import Run
-from distprof.run.topology import ProcessGroup
-from distprof.terms import CollectiveKind, MeshAxis
+from distprof.terms import CollectiveKind
 
 __all__ = ["PlacedAxis", "PlacedMachine", "PlacedNode", "PlacementResult", "analyze_placement"]
 
 BLOCKED, CYCLIC, IRREGULAR = "blocked", "cyclic", "irregular"
-_MAX_RANK = 1 << 18
 
 
 class PlacedNode(Record, frozen=True, kw_only=True):
@@ -159,27 +156,24 @@ def analyze_placement(
     Returns:
         The result; ``unavailable`` says what is not known, and what was assumed.
     """
-    nodes, origin = _nodes(run)
+    nodes, origin = nodes_of(run)
+    groups = groups_by_axis(run)
     machines = tuple(
         PlacedMachine(host=m.host, num_gpus=len(m.gpus), islands=m.islands, cards=m.cards)
         for m in run.machines
     )
-    groups = _by_axis(_groups(run))
+    cards = card_paths(run, nodes)
     if not nodes:
         return PlacementResult(
             unplaced=tuple(sorted({name for name, _ in groups})),
             machines=machines,
-            cards=card_paths(run, nodes),
+            cards=cards,
             unavailable=("Which node ranks run on is not known.",),
         )
     domains = find_domains(run, nodes, topology or TopologyConfig(), sheet)
-    domain_of = domains.of_rank
-    places = _Places.of(nodes, domains, _world_size(run))
-    axes = [
-        axis
-        for members in groups.values()
-        if (axis := _placed(members, places, domains, collectives)) is not None
-    ]
+    places = _Places.of(nodes, domains, world_size_of(run))
+    placed = (_placed(members, places, domains, collectives) for members in groups.values())
+    axes = [axis for axis in placed if axis is not None]
     return PlacementResult(
         origin=origin,
         domain_origin=domains.origin,
@@ -188,19 +182,24 @@ def analyze_placement(
         scale_up_bandwidth=domains.bandwidth,
         order=places.order,
         is_whole=places.is_whole,
-        nodes=tuple(
-            PlacedNode(
-                node=name,
-                ranks=ranks,
-                domains=tuple(dict.fromkeys(domain_of[rank] for rank in ranks)),
-            )
-            for name, ranks in nodes.items()
-        ),
-        unplaced=tuple(sorted({name for name, _ in groups} - {axis.axis for axis in axes})),
+        nodes=_placed_nodes(nodes, domains),
         axes=tuple(sorted(axes, key=lambda axis: (-(axis.sent_bytes_per_step or 0), axis.axis))),
+        unplaced=tuple(sorted({name for name, _ in groups} - {axis.axis for axis in axes})),
         machines=machines,
-        cards=card_paths(run, nodes),
+        cards=cards,
         unavailable=(*domains.notes, *_split_machines(machines)),
+    )
+
+
+def _placed_nodes(nodes: Mapping[str, tuple[int, ...]], domains: Domains) -> tuple[PlacedNode, ...]:
+    domain_of = domains.of_rank
+    return tuple(
+        PlacedNode(
+            node=name,
+            ranks=ranks,
+            domains=tuple(dict.fromkeys(domain_of[rank] for rank in ranks)),
+        )
+        for name, ranks in nodes.items()
     )
 
 
@@ -213,92 +212,6 @@ def _split_machines(machines: Iterable[PlacedMachine]) -> Iterator[str]:
                 f"NVLink does not join all GPUs{where}: {len(machine.islands)} parts of "
                 f"{machine.num_gpus} GPUs are joined by PCIe."
             )
-
-
-def _nodes(run: Run) -> tuple[dict[str, tuple[int, ...]], str]:
-    """Nodes in order of their first ranks, and how they were found."""
-    found: Mapping[str, Iterable[int]] = run.topology.nodes
-    origin: str = run.topology.node_origin
-    if not found and run.nccl is not None:
-        found, origin = _nodes_of_log(run.nccl), "NCCL's log"
-    usable = {
-        name: tuple(sorted({rank for rank in ranks if 0 <= rank < _MAX_RANK}))
-        for name, ranks in found.items()
-    }
-    ordered = {name: ranks for name, ranks in sorted(usable.items(), key=lambda n: n[1]) if ranks}
-    return ordered, origin if ordered else ""
-
-
-def _nodes_of_log(log: NcclLog) -> dict[str, list[int]]:
-    """Host to ranks, by each process's rank: as the log's name says, or of the whole job."""
-    nodes: dict[str, list[int]] = defaultdict(list)
-    for process, rank in _ranks_of_log(log).items():
-        nodes[log.processes[process].host].append(rank)
-    return nodes
-
-
-def _ranks_of_log(log: NcclLog) -> dict[int, int]:
-    """Process to global rank; of logs that do not tell, the rank in the largest communicator."""
-    told = {i: p.rank for i, p in enumerate(log.processes) if p.rank is not None}
-    if told:
-        return told
-    largest = max(log.communicators, key=lambda one: one.num_ranks, default=None)
-    if largest is None or not largest.is_certain:
-        return {}
-    return {m.process: m.rank for m in largest.members if 0 <= m.process < len(log.processes)}
-
-
-def _world_size(run: Run) -> int | None:
-    return run.topology.world_size or (run.nccl.world_size if run.nccl is not None else None)
-
-
-@dataclass(frozen=True, slots=True)
-class _Group:
-    """A process group: its axis or name, and its members."""
-
-    axis: str
-    size: int
-    ranks: tuple[int, ...]
-
-
-def _groups(run: Run) -> list[_Group]:
-    """Groups of the traces; without any, communicators of NCCL's log."""
-    groups = [_Group(_label(g), len(g.ranks), g.ranks) for g in run.topology.groups if g.ranks]
-    return groups if groups or run.nccl is None else _groups_of_log(run.nccl)
-
-
-def _groups_of_log(log: NcclLog) -> list[_Group]:
-    """Communicators of which every member is known."""
-    rank_of = _ranks_of_log(log)
-    groups = []
-    for one in log.communicators:
-        ranks = tuple(sorted(rank_of[m.process] for m in one.members if m.process in rank_of))
-        if one.is_certain and len(ranks) == one.num_ranks:
-            groups.append(_Group(_log_label(ranks, log.world_size), len(ranks), ranks))
-    return groups
-
-
-def _log_label(ranks: Sequence[int], world_size: int | None) -> str:
-    """NCCL knows no axes: communicators are told apart by which ranks they join."""
-    if len(ranks) == world_size:
-        return MeshAxis.WORLD.value
-    steps = set(np.diff(ranks).tolist())
-    if len(steps) != 1:
-        return "communicators of other ranks"
-    return f"communicators of ranks {steps.pop()} apart"
-
-
-def _label(group: ProcessGroup) -> str:
-    return group.axis.value if group.axis else group_label(group.name, group.description)
-
-
-def _by_axis(groups: Iterable[_Group]) -> dict[tuple[str, int], list[_Group]]:
-    """Groups of two or more ranks, each set of members once."""
-    found: dict[tuple[str, int], dict[tuple[int, ...], _Group]] = defaultdict(dict)
-    for group in groups:
-        if group.size > 1:
-            found[group.axis, group.size][group.ranks] = group
-    return {key: list(members.values()) for key, members in found.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,7 +260,7 @@ def _order(node: NDArray[np.int32], sizes: NDArray[np.int_], blocked: NDArray[np
 
 
 def _placed(
-    groups: Sequence[_Group], places: _Places, domains: Domains, collectives: CollectivesResult
+    groups: Sequence[Group], places: _Places, domains: Domains, collectives: CollectivesResult
 ) -> PlacedAxis | None:
     """Where groups of one axis and size lie; None where no group is known completely."""
     known = [
