@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from distprof.artefacts.summary_file import Fingerprint
+from distprof.artefacts.summary_file import Fingerprint, StepParts
 
 __all__ = ["BASELINE_SCHEMA", "Acknowledged", "BaselineFile", "BaselineSession"]
 
@@ -19,11 +19,14 @@ class BaselineSession(msgspec.Struct, frozen=True, kw_only=True):
         created_ns: When, ns since the epoch.
         values: Metric to one value per repeat (of ``step_time`` the median step, ns), in order of
             time. A repeat without the metric is left out of its list.
+        parts: Where the traced step went, mean of the repeats; None without traces. It explains a
+            loss later.
     """
 
     git_commit: str = ""
     created_ns: int
     values: dict[str, tuple[float, ...]]
+    parts: StepParts | None = None
 
 
 class Acknowledged(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,6 +13,9 @@ _HARDWARE = "hardware"
 _JOB = "job"
 _SOFTWARE = "software"
 
+_OF_SIZE = ("world size", "nodes", "mesh", "config training.batch")
+_WEIGHTY = tuple(f"version of {name}" for name in ("driver", "cuda", "nccl", "torch"))
+
 _SELF = "distprof"  # its own version changes no training
 _PROBES = "probes."
 _VARYING = (
@@ -63,27 +66,36 @@ def differences(first: Fingerprint, second: Fingerprint) -> tuple[Difference, ..
 
 
 def unlike(
-    first: Fingerprint, second: Fingerprint, *, sizes_may_differ: bool = False
+    first: Fingerprint,
+    second: Fingerprint,
+    *,
+    sizes_may_differ: bool = False,
+    is_gate: bool = False,
 ) -> tuple[Difference, ...]:
     """The differences that forbid to compare step times as like with like.
 
-    Hardware and job must be the same; software is what a comparison is often about, and never
-    forbids it.
+    Hardware and job must be the same. Software is what a comparison of two runs is often about; a
+    gate on a team's own code must not take an update of the driver for a change of that code.
 
     Args:
         first: One run.
         second: The other.
-        sizes_may_differ: Whether the number of ranks and nodes, and the mesh, may differ: in a
-            scaling sweep they are meant to.
+        sizes_may_differ: Whether the number of ranks and nodes, the mesh, and the batch of a rank
+            may differ: in a scaling sweep they are meant to.
+        is_gate: Whether versions of driver, CUDA, NCCL and torch, and variables, must be the same.
     """
-    free = {"world size", "nodes", "mesh"} if sizes_may_differ else set()
+    free = _OF_SIZE if sizes_may_differ else ()
     return tuple(
         difference
         for difference in differences(first, second)
-        if difference.group != _SOFTWARE
-        and difference.field.partition(" ")[0] not in free
-        and difference.field not in free
+        if not difference.field.startswith(free) and _forbids(difference, is_gate=is_gate)
     )
+
+
+def _forbids(difference: Difference, *, is_gate: bool) -> bool:
+    if difference.group != _SOFTWARE:
+        return True
+    return is_gate and (difference.field in _WEIGHTY or difference.field.startswith("variable "))
 
 
 def _of_hardware(first: Fingerprint, second: Fingerprint) -> Iterator[Difference]:
@@ -101,8 +113,12 @@ def _of_job(first: Fingerprint, second: Fingerprint) -> Iterator[Difference]:
 
 
 def _of_software(first: Fingerprint, second: Fingerprint) -> Iterator[Difference]:
-    yield from _many("version of", _SOFTWARE, _others(first.versions), _others(second.versions))
-    yield from _many("variable", _SOFTWARE, _steady(first.environment), _steady(second.environment))
+    known = (first.versions.keys() & second.versions.keys()) - {_SELF}
+    mine, theirs = ({name: of[name] for name in known} for of in (first.versions, second.versions))
+    yield from _entries("version of", _SOFTWARE, mine, theirs)
+    if first.versions and second.versions:  # a run directory of each: no variable is none set
+        set_here, set_there = _steady(first.environment), _steady(second.environment)
+        yield from _entries("variable", _SOFTWARE, set_here, set_there)
 
 
 def _one(field: str, group: str, first: object, second: object) -> Iterator[Difference]:
@@ -115,8 +131,13 @@ def _many(
     field: str, group: str, first: Mapping[str, object], second: Mapping[str, object]
 ) -> Iterator[Difference]:
     """Entry by entry; nothing where one of the two says nothing at all."""
-    if not first or not second:
-        return
+    if first and second:
+        yield from _entries(field, group, first, second)
+
+
+def _entries(
+    field: str, group: str, first: Mapping[str, object], second: Mapping[str, object]
+) -> Iterator[Difference]:
     for name in sorted({*first, *second}):
         mine, theirs = first.get(name, ""), second.get(name, "")
         if mine != theirs:
@@ -127,10 +148,6 @@ def _many(
 def _training(config: Mapping[str, str]) -> dict[str, str]:
     """Without what only says how the run is watched."""
     return {name: value for name, value in config.items() if not name.startswith(_PROBES)}
-
-
-def _others(versions: Mapping[str, str]) -> dict[str, str]:
-    return {name: version for name, version in versions.items() if name != _SELF}
 
 
 def _steady(environment: Mapping[str, str]) -> dict[str, str]:

@@ -114,7 +114,7 @@ def test_a_session_is_of_one_kind_of_run():
     with pytest.raises(ValueError, match="0 repeats"):
         session_of([])
     other = msgspec.structs.replace(MACHINE, world_size=8)
-    with pytest.raises(ValueError, match="ranks was 4 and is 8"):
+    with pytest.raises(ValueError, match="world size is 4 in one and 8"):
         session_of([run((1,)), run((1,), fingerprint=other)])
     with pytest.raises(ValueError, match="window"):
         make_baseline([run((1,))], distprof_version="1", window=0)
