@@ -2,9 +2,9 @@
 
 An all-reduce carries gradients if it is of floating-point numbers, larger than a scalar or two
 (:data:`SMALL_BYTES`), and asked for after a ``DistributedDataParallel.forward`` (torch marks each)
-and before the update (``Optimizer.step#…``, marked too). Groups of tensor, context, expert and
-pipeline parallelism carry none, nor does a group that all-reduces within forward. Without the
-marks nothing is told: tensor parallelism by another name looks the same.
+and before the update (``Optimizer.step#…``, marked too). Groups of tensor and pipeline parallelism
+carry none, nor does a group that all-reduces within forward. Without the marks nothing is told:
+tensor parallelism by another name looks the same.
 
 The gradients of one backward are a *reduction*: its buckets follow one forward. Backward is the
 computation from the end of that forward (on a device: from the first kernel that autograd's thread
@@ -38,7 +38,8 @@ SMALL_BYTES = 4_096
 
 _FLOATS = re.compile(r"^(c10::)?(b?float\d*|double|half|bfloat16)$", re.IGNORECASE)
 _INTEGERS = re.compile(r"^(c10::)?int(32)?$", re.IGNORECASE)
-_OTHER_AXES = (MeshAxis.TP, MeshAxis.CP, MeshAxis.EP, MeshAxis.PP)
+_OTHER_AXES = (MeshAxis.TP, MeshAxis.PP)
+"""Ranks of others may be replicas of each other, for all weights or for those beside experts."""
 
 
 def gradient_traffic(

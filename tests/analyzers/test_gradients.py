@@ -23,11 +23,14 @@ WORLD = ProcessGroup(
 TP = ProcessGroup(
     name="1", description="mesh_tp", ranks=(0, 1), size=2, backend="nccl", axis=MeshAxis.TP
 )
+EP = ProcessGroup(
+    name="2", description="mesh_ep", ranks=(0, 1), size=2, backend="nccl", axis=MeshAxis.EP
+)
 OPTIMIZER = "Optimizer.step#AdamW.step"
 
 
 def result_of(builder, *, steps=(0,)):
-    run = make_run([builder.rank()], steps=steps, groups=(WORLD, TP), world_size=2)
+    run = make_run([builder.rank()], steps=steps, groups=(WORLD, TP, EP), world_size=2)
     return analyze_gradients(run, measure(run).analyses)
 
 
@@ -76,6 +79,14 @@ def test_losses_counts_other_axes_and_what_follows_the_update_are_no_gradients()
     reduce(rank, 341, 350, asked=109, group="1", desc="mesh_tp")
     reduce(rank, 810, 830, asked=230)  # weights averaged after the update
     assert result_of(rank) == result_of(one_step())
+
+
+def test_replicas_may_be_those_of_an_expert_or_context_parallel_axis():
+    rank = one_step()
+    for row in rank.collectives:
+        row |= {"group": "2", "group_desc": "mesh_ep"}
+    (group,) = result_of(rank).groups
+    assert (group.axis, group.num_buckets) == ("ep", 3)
 
 
 def test_a_group_that_reduces_within_forward_is_not_one_of_gradients():
