@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from distprof.ingest.sensors.collect import Collector, Identity
 from distprof.ingest.sensors.values import bus_id, mask_of, number, reasons_of, time_of, whole
@@ -169,13 +170,20 @@ class QueryCsv:
     def _slowed_by(self, cells: list[str]) -> str:
         """Reasons joined by commas, empty where the row does not tell."""
         if self._mask is not None:
-            bits = mask_of(cells[self._mask])
-            if bits is not None:
-                return reasons_of(bits)
+            named = _named_reasons(cells[self._mask])
+            if named:
+                return named
         told = {name: cells[position].strip() for position, name in self._flags}
         if not any(value in ("Active", "Not Active") for value in told.values()):
             return ""
         return ",".join(n for n, value in told.items() if value == "Active") or NO_THROTTLING
+
+
+@lru_cache(maxsize=1024)
+def _named_reasons(cell: str) -> str:
+    """What a mask says, empty where it cannot be read."""
+    bits = mask_of(cell)
+    return "" if bits is None else reasons_of(bits)
 
 
 def _text(cell: str) -> str:

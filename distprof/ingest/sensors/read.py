@@ -150,7 +150,10 @@ class _Dispatcher:
     def take(self, line: str) -> None:
         """Read one line."""
         first = line[:1]
-        if first == "#":
+        if first.isdigit() and isinstance(self._table, QueryCsv) and KERNEL not in line:
+            self._num_rows += 1  # by far the most lines
+            self._table.take(line)
+        elif first == "#":
             self._comment(line)
         elif line.startswith(PREFIX):
             self._scrapes.take(line)

@@ -104,6 +104,7 @@ def bus_id(text: str) -> str:
     return f"{int(domain or '0', 16):08x}:{bus}:{device}.{function or '0'}".lower()
 
 
+@lru_cache(maxsize=64)
 def time_of(text: str) -> tuple[int, Clock] | None:
     """A time such as ``2026/07/03 22:10:46.109`` in ns, and what clock it is of.
 

@@ -29,7 +29,7 @@ Samples are too far apart to see what a device draws while it waits, so that its
 taken: waiting draws somewhat less than computing.
 
 ## Sources
-Formula sheet, "Measured from traces" (exposed wait); NVML reference, "nvmlDeviceGetPowerUsage".
+Formula sheet, "Measured from traces" (exposed wait).
 """
 
 from __future__ import annotations
