@@ -6,17 +6,13 @@ line. What is not understood is counted and some of it kept, so that nothing is 
 
 from __future__ import annotations
 
-import gzip
 import os
-import zlib
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO, cast
 
 from distprof.errors import InputError
 from distprof.ingest.discovery import rank_in_name
-from distprof.ingest.job.files import Folder
+from distprof.ingest.log_files import DAMAGE, opened, read_some
 from distprof.ingest.nccl.assemble import Assembler
 from distprof.ingest.nccl.lines import Lines, Splitter
 from distprof.run.nccl_log import NcclLog
@@ -28,7 +24,6 @@ _SNIFFED_BYTES = 1 << 22
 _SIGNS = (b"NCCL INFO ", b"NCCL WARN ", b"NCCL version ", b"RCCL version ")
 _OTHER_KINDS = (".json", ".json.gz", ".jsonl", ".pkl", ".parquet", ".csv", ".tar", ".zip", ".py")
 _TRACES = (".json", ".json.gz")
-_DAMAGE = (OSError, EOFError, zlib.error, ValueError)
 
 
 def fits_nccl_log(source: str) -> bool:
@@ -79,10 +74,10 @@ def _read(paths: Mapping[str, int | None]) -> NcclLog:
     notes: list[str] = []
     for path, rank in paths.items():
         try:
-            with _opened(path) as stream:
+            with opened(path) as stream:
                 lines = Lines(stream)
                 _take_all(lines, assembler, rank)
-        except _DAMAGE as error:
+        except DAMAGE as error:
             notes.append(f"{path} cannot be read: {' '.join(str(error).split())}.")
             continue
         counts["lines"] += lines.num_lines
@@ -100,28 +95,13 @@ def _take_all(lines: Lines, assembler: Assembler, rank: int | None) -> None:
         assembler.take_lines(some, splitter, rank)
 
 
-@contextmanager
-def _opened(path: str) -> Iterator[BinaryIO]:
-    """The bytes of a file, unpacked."""
-    parent, _, name = (path if "://" in path else str(Path(path).expanduser())).rpartition("/")
-    folder = Folder(parent or ("/" if path.startswith("/") else "."))
-    with folder.open(name) as stream:
-        start = stream.read(2)
-        stream.seek(0)
-        if start == b"\x1f\x8b":
-            with gzip.GzipFile(fileobj=stream) as unpacked:
-                yield cast("BinaryIO", unpacked)
-        else:
-            yield stream
-
-
 def _is_log(path: str) -> bool:
     if path.lower().endswith(_OTHER_KINDS):
         return False
     try:
-        with _opened(path) as stream:
-            start = stream.read(_SNIFFED_BYTES)
-    except _DAMAGE:
+        with opened(path) as stream:
+            start, _ = read_some(stream, _SNIFFED_BYTES)
+    except DAMAGE:
         return False
     return any(sign in start for sign in _SIGNS) and not start.lstrip().startswith(b"{")
 

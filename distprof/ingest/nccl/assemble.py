@@ -99,18 +99,21 @@ class Assembler:
                 process = heads.get(head[head.rfind(b" ", 0, head.rfind(b" ")) + 1 :])
             if process is None:
                 self._take_line(line, splitter, rank)
-            elif text[:8] == b"Channel ":
+                continue
+            if text[:8] == b"Channel ":
                 at = text.find(b" : ")
-                if at < 0 or b" -> " not in text:  # a ring, or cut off
-                    self._take_line(line, splitter, rank)
-                else:
+                if at >= 0 and b" -> " in text:  # else a ring, or cut off
                     bags[process][text[at:]] += 1
                     number += 1
+                    continue
             elif b": opCount " in text and b"NCCL " not in text:
                 name = text[: text.find(b":")]
                 calls[name] = calls.get(name, 0) + 1
-            else:
+                continue
+            if b"CCL " in text or b"\x1b" in line:
                 self._take_line(line, splitter, rank)
+            else:  # of a process that is known, and nothing else on the line
+                self.take((self._names[process], b"INFO", text.strip()), rank)
         self._count_calls(calls)
         self._num_bagged += number
         if self._num_bagged > _MAX_BAGGED:

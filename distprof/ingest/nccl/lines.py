@@ -7,10 +7,11 @@ put their own words before it, and where ranks write to one pipe a line may hold
 from __future__ import annotations
 
 import re
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import BinaryIO
+
+from distprof.ingest.log_files import read_some
 
 __all__ = ["Lines", "Said", "Splitter"]
 
@@ -83,11 +84,8 @@ class Lines:
         """Blocks of bytes with LF as the only end of lines."""
         held = b""
         while self.num_bytes <= MAX_BYTES:
-            try:
-                block = self.stream.read(BLOCK_BYTES)
-            except (OSError, EOFError, zlib.error) as error:
-                self.damage = " ".join(f"{error}".split())
-                return
+            block, damage = read_some(self.stream, BLOCK_BYTES)
+            self.damage = damage
             if not block:
                 return
             self.num_bytes += len(block)
@@ -97,6 +95,8 @@ class Lines:
                 block = block[: len(block) - len(held)]
                 block = block.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
             yield block
+            if damage:
+                return
         self.damage = f"it has more than {MAX_BYTES:,} bytes"
 
 

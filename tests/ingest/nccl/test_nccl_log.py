@@ -282,3 +282,15 @@ def test_a_warning_glued_to_a_clean_line_is_a_warning(tmp_path):
     assert [(edge.transport, edge.num_lines) for edge in log.edges] == [("P2P/IPC", 3)]
     assert [(w.text, w.num_lines) for w in log.warnings] == [("Something is wrong", 2)]
     assert (log.num_info, log.num_warn, log.num_cut) == (5, 2, 0)
+
+
+def test_a_log_that_is_cut_inside_its_archive_keeps_what_comes_before(tmp_path):
+    lines = b"".join(
+        b"node-1:%d:2 [0] NCCL INFO Channel 00/0 : %d[0] -> %d[0] via P2P/IPC\n" % (n, n, n + 1)
+        for n in range(5_000)
+    )
+    path = tmp_path / "cut.log.gz"
+    path.write_bytes(gzip.compress(lines)[:-2_000])
+    log = read_nccl_log(str(path))
+    assert 2_000 < log.num_info < 5_000
+    assert any("up to its damage" in note for note in log.notes)
