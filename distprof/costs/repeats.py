@@ -32,14 +32,15 @@ RESAMPLES = 2_000
 
 FEWEST_TO_TAME = 7
 
-Level = Literal[0.9, 0.95, 0.98]
+Level = Literal[90, 95, 98]
+"""How often an interval holds the truth, in 100 cases."""
 
-_NORMAL: dict[float, float] = {0.9: 1.645, 0.95: 1.96, 0.98: 2.326}
-_SLOPE: dict[float, float] = {0.9: 1.7, 0.95: 2.6, 0.98: 4.4}  # over many degrees of freedom
-_QUANTILES: dict[float, tuple[float, ...]] = {
-    0.9: (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812),
-    0.95: (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
-    0.98: (31.82, 6.965, 4.541, 3.747, 3.365, 3.143, 2.998, 2.896, 2.821, 2.764),
+_NORMAL: dict[int, float] = {90: 1.645, 95: 1.96, 98: 2.326}
+_SLOPE: dict[int, float] = {90: 1.7, 95: 2.6, 98: 4.4}  # over many degrees of freedom
+_QUANTILES: dict[int, tuple[float, ...]] = {
+    90: (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812),
+    95: (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
+    98: (31.82, 6.965, 4.541, 3.747, 3.365, 3.143, 2.998, 2.896, 2.821, 2.764),
 }
 _MANY = 60  # from here on means of pairs cost more than they add, and the median is taken
 
@@ -61,7 +62,7 @@ class Interval:
     high: float
 
 
-def student_quantile(freedom: float, level: Level = 0.95) -> float:
+def student_quantile(freedom: float, level: Level = 95) -> float:
     """Half width of Student's two-sided interval; infinite below one degree of freedom.
 
     Within 1 % above 10 degrees of freedom.
@@ -91,7 +92,7 @@ def pseudo_median(values: ArrayLike) -> Floats:
 
 
 def compare_repeats(
-    first: ArrayLike, second: ArrayLike, *, level: Level = 0.95, seed: int = 0
+    first: ArrayLike, second: ArrayLike, *, level: Level = 95, seed: int = 0
 ) -> Interval:
     """``second`` less ``first``: difference of their centres, repeats drawn anew on each side.
 
@@ -121,7 +122,7 @@ def compare_repeats(
 
 
 def compare_pairs(
-    first: ArrayLike, second: ArrayLike, *, level: Level = 0.95, seed: int = 0
+    first: ArrayLike, second: ArrayLike, *, level: Level = 95, seed: int = 0
 ) -> Interval:
     """``second`` less ``first`` where value i of both was measured side by side.
 
@@ -173,7 +174,7 @@ def step_interval(steps: ArrayLike, *, seed: int = 0) -> Interval:
     random = np.random.default_rng(seed)
     starts = random.integers(0, count - length + 1, (RESAMPLES, -(-count // length)))
     rows = (starts[..., None] + np.arange(length)).reshape(RESAMPLES, -1)[:, :count]
-    return _around(value, np.median(data[rows], axis=1) - value, 0.95)
+    return _around(value, np.median(data[rows], axis=1) - value, 95)
 
 
 def _deviations(values: Floats, random: np.random.Generator) -> Floats:
@@ -183,8 +184,8 @@ def _deviations(values: Floats, random: np.random.Generator) -> Floats:
     return (pseudo_median(drawn) - pseudo_median(values)) * math.sqrt(count / (count - 1))
 
 
-def _around(value: float, spread: Floats, level: float) -> Interval:
-    low, high = np.quantile(spread, ((1 - level) / 2, (1 + level) / 2)).tolist()
+def _around(value: float, spread: Floats, level: Level) -> Interval:
+    low, high = np.quantile(spread, (0.5 - level / 200, 0.5 + level / 200)).tolist()
     return Interval(value, value + min(low, 0.0), value + max(high, 0.0))
 
 

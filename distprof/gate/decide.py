@@ -36,7 +36,7 @@ ALPHA = 0.01
 """Level of the rank test, one-sided. It is exact, so false alarms of one look stay below it
 whatever the noise; a look that may only pass a change, and not fail it, adds none."""
 
-LEVEL: Level = 0.9
+LEVEL: Level = 90
 """Of the interval: each end is passed by chance in 5 of 100 cases, and only one of them counts."""
 
 FEWEST_SESSIONS = 3
@@ -133,9 +133,9 @@ class _Sessions:
         """
         count = len(centres)
         if count >= FEWEST_SESSIONS:
-            wide = student_quantile(count - 1, 0.98) * float(centres.std(ddof=1))
+            wide = student_quantile(count - 1, 98) * float(centres.std(ddof=1))
         else:
-            wide = student_quantile(1e9, 0.98) * (self.noise or 0.0)
+            wide = student_quantile(1e9, 98) * (self.noise or 0.0)
         return wide * math.sqrt(1 + 1 / count)
 
 
