@@ -144,6 +144,44 @@ def test_sharded_modules_are_one_record(tmp_path: Path, reshards: bool) -> None:
     assert (one.param_dtype, one.reduce_dtype, one.is_offloaded) == ("bfloat16", "", False)
 
 
+@pytest.mark.usefixtures("group")
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_the_older_way_to_shard_is_another_record(tmp_path: Path) -> None:
+    from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, ShardingStrategy
+
+    model = FullyShardedDataParallel(
+        Two(),
+        device_id=torch.device("cpu"),
+        sharding_strategy=ShardingStrategy.SHARD_GRAD_OP,
+        mixed_precision=MixedPrecision(reduce_dtype=torch.float32),
+    )
+    trained(tmp_path, model)
+    (one,) = settings_of(tmp_path).fsdp
+    assert (one.api, one.num_units, one.group_size) == ("FullyShardedDataParallel", 1, 1)
+    assert (one.num_parameters, one.parameter_bytes) == (144, 576)
+    assert (one.param_dtype, one.reduce_dtype) == ("", "float32")
+    assert one.num_prefetching == 0
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_sharded_optimizer_is_one_with_what_it_wraps(tmp_path: Path) -> None:
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    model = Two()
+    trained(tmp_path, model, optimizer=ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD))
+    found = [one for one in settings_of(tmp_path).optimizers if one.num_parameters == 144]
+    assert [(one.name, one.is_sharded) for one in found] == [("ZeroRedundancyOptimizer", True)]
+
+
+def test_compiled_modules_are_counted(tmp_path: Path) -> None:
+    before = len(torch_objects.find().compiled)
+    model = torch.compile(Two(), backend="eager")
+    trained(tmp_path, model)
+    assert settings_of(tmp_path).num_compiled == before + 1
+
+
 @pytest.mark.parametrize("precision", ["tf32", "ieee"])
 def test_the_newer_setting_of_tf32_is_read_where_the_older_cannot_be(
     tmp_path: Path, precision: str
