@@ -79,6 +79,7 @@ def test_a_size_that_does_not_divide_a_node_straddles_two():
     groups = [group(MeshAxis.TP, *range(i, i + 4)) for i in (0, 4, 8)]
     tp = axis(analyze_placement(job(blocks(2, 6), *groups), NOTHING), "tp")
     assert (tp.least_nodes, tp.num_nodes) == (1, 2)
+    assert (tp.least_domains, tp.num_domains) == (1, 2)
     assert (tp.most_on_node, tp.least_on_node) == (4, 2)
     assert tp.could_fit
     assert tp.ranks == (4, 5, 6, 7)
@@ -99,6 +100,13 @@ def test_any_other_order_is_irregular_and_of_some_ranks_it_is_not_told():
     result = analyze_placement(some, NOTHING)
     assert result.order is None
     assert not result.is_whole
+
+
+def test_the_first_half_of_a_job_is_not_the_whole():
+    run = job(blocks(2, 2))
+    half = replace(run, topology=replace(run.topology, world_size=8))
+    result = analyze_placement(half, NOTHING)
+    assert (result.is_whole, result.order) == (False, None)
 
 
 def test_groups_with_members_on_unknown_nodes_are_left_out():

@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import product
 from math import prod
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -123,6 +124,7 @@ def test_meshes_as_they_should_be_are_silent_whatever_they_expose(pp, replicas, 
         ({"ep": 16}, 8, ["COM109"]),
         ({"ep": 2, "dp": 8}, 8, ["NET108"]),  # experts between nodes, replicas inside
         ({"dp": 2, "cp": 16}, 8, ["COM108"]),
+        ({"cp": 4, "dp": 2, "tp": 4}, 8, ["COM108"]),  # no room for it in the place of replicas
         ({"dp": 12}, 8, ["NET110"]),
         ({"pp": 3, "tp": 4}, 8, ["NET110"]),
     ],
@@ -133,6 +135,15 @@ def test_one_problem_is_one_finding(mesh, per_node, expected):
 
 def test_ranks_in_turn_are_named_instead_of_each_group_that_they_tear_apart():
     assert codes(placed({"dp": 2, "cp": 2, "tp": 2}, 4, is_cyclic=True)) == ["NET107"]
+
+
+def test_any_other_order_is_not_called_in_turn():
+    right = placed({"dp": 2, "tp": 4}, 4)
+    tp = next(axis for axis in right.axes if axis.axis == "tp")
+    torn = msgspec.structs.replace(
+        tp, num_nodes=2, num_domains=2, most_on_node=3, least_on_node=1, ranks=(0, 1, 2, 5)
+    )
+    assert codes(msgspec.structs.replace(right, order="irregular", axes=(torn,))) == ["COM108"]
 
 
 def test_a_domain_of_several_hosts_holds_what_a_node_does_not():
@@ -173,13 +184,7 @@ def unchecked(*axes: str) -> set[str]:
 def test_time_that_is_not_split_leaves_them_unchecked():
     placement = placed({"dp": 2, "tp": 16}, 8)
     unsplit = tuple(
-        type(axis)(
-            **{
-                **{name: getattr(axis, name) for name in axis.__struct_fields__},
-                "exposed_transfer_ns_per_step": None,
-            }
-        )
-        for axis in placement.axes
+        msgspec.structs.replace(axis, exposed_transfer_ns_per_step=None) for axis in placement.axes
     )
     results = {**healthy(), PlacementResult: PlacementResult(nodes=placement.nodes, axes=unsplit)}
     outcome = run_rules(results.values(), rules=RULES)
