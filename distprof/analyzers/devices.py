@@ -37,8 +37,8 @@ _SXM = (
 def with_devices(result: TelemetryResult, run: Run) -> TelemetryResult:
     """The result with what files beside the recording tell; as it was without such a file."""
     log = run.devices
-    has_devices = any(rank.device.name not in ("", "cpu") for rank in run.ranks)
-    is_missing = has_devices and not result.ranks and not (log and log.series)
+    is_told = bool(result.ranks or (log is not None and log.series))
+    is_missing = not is_told and any(_has_sensors(rank.device.name) for rank in run.ranks)
     if log is None:
         return replace(result, is_missing=is_missing)
     return replace(
@@ -49,6 +49,11 @@ def with_devices(result: TelemetryResult, run: Run) -> TelemetryResult:
         is_missing=is_missing,
         unavailable=() if run.job is None and log.series else result.unavailable,
     )
+
+
+def _has_sensors(name: str) -> bool:
+    """Whether a device is of a kind whose sensors can be read; AMD's tools are not known yet."""
+    return name not in ("", "cpu") and not name.startswith(("AMD", "Instinct"))
 
 
 def _devices(log: DeviceLog) -> tuple[DeviceTelemetry, ...]:

@@ -154,6 +154,12 @@ def test_a_job_on_devices_without_sensors_is_not_checked_and_one_without_devices
     assert (outcome.not_checked, outcome.findings) == ((), ())
 
 
+@pytest.mark.parametrize(("name", "num_rules"), [("tp8-b200-rank0", len(RULES)), ("mi250-1gpu", 0)])
+def test_of_real_traces_only_those_of_nvidia_lack_sensors(name, num_rules):
+    report = distprof.analyze(str(GPU.parent / "kineto" / name))
+    assert sum(skipped.code.startswith("TEL") for skipped in report.not_checked) == num_rules
+
+
 def test_links_and_energy_that_are_not_known_are_said():
     bare = telemetry(nvlinks=(), waiting_energy_ratio=None, unavailable=("No power is known.",))
     why = {skipped.code: skipped.why for skipped in outcome_of(bare).not_checked}
