@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from distprof.ingest.training_log.grammar import MAX_ROWS, Grammar, Row
+from distprof.ingest.training_log.grammar import MAX_ROWS, Grammar, Row, TimerValues
 from distprof.run.training_log import Float64Array, TrainingFacts, TrainingLog
 from distprof.schema import ABSENT, Int64Array
 
@@ -41,7 +41,7 @@ def to_log(
     rows = _timed_by_stamps(rows, notes)
     timers = {name: _timer(values, kept, len(rows)) for name, values in chosen.timers.items()}
     if chosen.is_full:
-        notes.append(f"Only the first {MAX_ROWS:,} reports are kept.")
+        notes.append(f"Only the first reports are kept, {len(rows):,} of at most {MAX_ROWS:,}.")
     iteration = _ints(row.iteration for row in rows)
     return TrainingLog(
         origin=chosen.name,
@@ -132,11 +132,10 @@ def _spans(rows: Sequence[Row]) -> Int64Array:
     return spans
 
 
-def _timer(values: Sequence[tuple[int, int]], kept: Int64Array, count: int) -> Int64Array:
+def _timer(values: TimerValues, kept: Int64Array, count: int) -> Int64Array:
     column = np.full(count, ABSENT, np.int64)
-    index = np.array([index for index, _ in values], np.int64)
-    place = kept[index]
-    column[place[place != ABSENT]] = np.array([ns for _, ns in values], np.int64)[place != ABSENT]
+    place = kept[np.frombuffer(values.report, np.int64)]
+    column[place[place != ABSENT]] = np.frombuffer(values.ns, np.int64)[place != ABSENT]
     return column
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -16,6 +17,7 @@ __all__ = [
     "NUMBER",
     "Grammar",
     "Row",
+    "TimerValues",
     "ms_to_ns",
     "s_to_ns",
     "stamp_s",
@@ -23,8 +25,9 @@ __all__ = [
     "to_int",
 ]
 
-MAX_ROWS = 1_000_000
+MAX_ROWS = 500_000
 MAX_TIMERS = 200
+MAX_TIMER_VALUES = 4_000_000
 MAX_SECONDS = 1e7
 """An iteration that lasts longer (four months) was written in another unit."""
 
@@ -63,28 +66,43 @@ class Row(NamedTuple):
 
 
 @dataclass(slots=True)
+class TimerValues:
+    """Values of one timer.
+
+    Args:
+        report: Indexes of the reports that they belong to, ascending.
+        ns: Per iteration.
+    """
+
+    report: array[int] = field(default_factory=lambda: array("q"))
+    ns: array[int] = field(default_factory=lambda: array("q"))
+
+
+@dataclass(slots=True)
 class Grammar:
     """A way of writing that is looked for in every block of a log. Subclasses say how.
 
     Args:
         rows: Reports, in the order of the log.
-        timers: Of each timer, index of the report that it belongs to and ns per iteration.
+        timers: Of each timer, its values.
         startup: Timers before the first report.
         facts: What is said of the job, by the names of :class:`TrainingFacts`' fields and axes.
         num_unknown: Lines with a sign that could not be understood.
         rates: Throughput printed on its own, samples per second of all ranks together.
         num_timer_lines: Lines with timers.
+        num_timer_values: Values of timers that are kept.
         is_full: Whether more reports came than are kept.
         is_of_slowest_ranks: Whether timers are of whichever rank was slowest in each.
         notes: What was assumed.
     """
 
     rows: list[Row] = field(default_factory=list)
-    timers: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+    timers: dict[str, TimerValues] = field(default_factory=dict)
     startup: dict[str, int] = field(default_factory=dict)
     facts: dict[str, int] = field(default_factory=dict)
     num_unknown: int = 0
     num_timer_lines: int = 0
+    num_timer_values: int = 0
     rates: list[float] = field(default_factory=list)
     is_full: bool = False
     is_of_slowest_ranks: bool = False
@@ -122,12 +140,19 @@ class Grammar:
             if index < 0:
                 if len(self.startup) < MAX_TIMERS:
                     self.startup[name] = ns
-            elif not self.is_full and (name in self.timers or len(self.timers) < MAX_TIMERS):
-                values = self.timers.setdefault(name, [])
-                if values and values[-1][0] == index:
-                    values[-1] = (index, ns)
-                else:
-                    values.append((index, ns))
+            elif name in self.timers or len(self.timers) < MAX_TIMERS:
+                self._add_timer(self.timers.setdefault(name, TimerValues()), index, ns)
+
+    def _add_timer(self, values: TimerValues, index: int, ns: int) -> None:
+        """The last value that belongs to a report counts."""
+        if values.report and values.report[-1] == index:
+            values.ns[-1] = ns
+        elif self.num_timer_values < MAX_TIMER_VALUES and not self.is_full:
+            values.report.append(index)
+            values.ns.append(ns)
+            self.num_timer_values += 1
+        else:
+            self.is_full = True
 
 
 def to_float(text: bytes | None) -> float | None:

@@ -117,7 +117,7 @@ def test_no_line_takes_long_whatever_it_repeats(piece):
     assert time.process_time() - begin < 3
 
 
-def test_reports_beyond_a_million_are_counted_and_not_kept():
+def test_reports_beyond_a_bound_are_not_kept():
     class Many(Grammar):
         name = "many"
         signs = ()
@@ -140,3 +140,13 @@ def test_a_log_that_is_cut_inside_its_archive_is_read_up_to_there(tmp_path):
     log = read_training_log(str(path))
     assert 0 < len(log.iteration) < 20
     assert any("up to its damage" in note for note in log.notes)
+
+
+def test_timers_beyond_a_bound_are_not_kept(monkeypatch):
+    monkeypatch.setattr("distprof.ingest.training_log.grammar.MAX_TIMER_VALUES", 3)
+    grammar = _grammars()[0]
+    for _ in range(4):
+        grammar.take(b" iteration 1/ 9 | elapsed time per iteration (ms): 5.0 |\n")
+        grammar.take(b"time (ms) | a: 1.0\n")
+    assert list(grammar.timers["a"].report) == [0, 1, 2]
+    assert grammar.is_full
