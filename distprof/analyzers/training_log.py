@@ -228,8 +228,9 @@ def _times(log: TrainingLog) -> dict[str, Any]:
 
 
 def _slow(number: Int64Array, ns: Int64Array, span: Int64Array) -> dict[str, Any]:
-    """Slow iterations; nothing where reports are means, which hide them."""
-    if int(np.median(span)) > 1 or len(ns) < 2 * MIN_RECURRING:
+    """Slow iterations; nothing where reports are means, which hide them, or have no numbers."""
+    is_mean = int(np.median(span)) > 1 or (number == ABSENT).all()
+    if is_mean or len(ns) < 2 * MIN_RECURRING:
         return {}
     usual = _local_medians(ns)
     is_slow = ns > SLOW_RATIO * usual

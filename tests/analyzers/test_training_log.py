@@ -226,3 +226,18 @@ def test_a_log_without_steps_of_a_trace_has_its_cost_per_iteration():
     (finding,) = report.findings
     assert finding.cost_ns_per_step == pytest.approx((0.7952 - 0.1) * 2_745.7 * MS, rel=1e-3)
     assert "1.91 s per iteration (69.5 %)" in str(report)
+
+
+def test_slow_iterations_that_add_to_the_training_are_a_finding(tmp_path):
+    times = [300 if number % 50 == 0 else 100 for number in range(1, 401)]
+    rows = "".join(f"{number},{ms}\n" for number, ms in enumerate(times, 1))
+    path = tmp_path / "steps.csv"
+    path.write_text(f"step,step_time_ms\n{rows}", encoding="utf-8")
+    (finding,) = analyze(str(path)).findings
+    assert finding.code == "STR108"
+    assert "every 50 iterations" in finding.message
+    assert finding.cost_ns_per_step == pytest.approx(8 * 200 * MS / 399, abs=1)
+
+
+def test_a_speedrun_with_a_few_slow_steps_is_no_finding():
+    assert analyze(str(LOGS / "nanogpt-8xh100-2025-12-31.txt.gz")).findings == ()

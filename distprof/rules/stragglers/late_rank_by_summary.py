@@ -31,7 +31,7 @@ Where a rank's kernels begin late for want of streams, or run on a copy of the d
 still fetch, it is not slow. Means hide whether it is late always or very late now and then.
 
 ## Sources
-Formula sheet, "Measured from traces" (straggler); the rank with the shortest kernel is the last to come.
+Formula sheet, "Measured from traces" (straggler). The rank with the shortest kernel comes last.
 """
 
 from __future__ import annotations
