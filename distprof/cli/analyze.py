@@ -64,7 +64,7 @@ __all__ = ["analyze"]
     type=click.Path(),
     multiple=True,
     metavar="FILE",
-    help="What goes with the traces: a log of NCCL, nvidia-smi topo -m. May be given several times.",
+    help="What goes with the traces: a log of NCCL, sensors, nvidia-smi topo -m. May be repeated.",
 )
 @debug_option
 def analyze(

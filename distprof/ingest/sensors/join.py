@@ -29,6 +29,7 @@ _Placed = TypeVar("_Placed", DeviceSeries, DeviceEvent, DeviceLinks)
 NEAR_NS = 3_600 * NS_PER_S
 """An error this long before or after the recording is told with it."""
 
+_ANY_HOST = "*"
 _LOCAL_NS = 14 * 3_600 * NS_PER_S
 """A local time is at most so far from UTC."""
 
@@ -88,7 +89,7 @@ def with_device_log(run: Run, log: DeviceLog) -> Run:
     before = (run.devices,) if run.devices is not None else ()
     return replace(
         run,
-        devices=DeviceLog.merged([*before, merged]),
+        devices=_known_by_sensors(DeviceLog.merged([*before, merged])),
         records={**run.records, **_records(run, joined)},
         gaps=(*run.gaps, *gaps),
     )
@@ -101,6 +102,39 @@ def _placed(one: _Placed, places: Places, hosts: dict[str, str]) -> _Placed:
     if isinstance(one, DeviceEvent) and one.kind == "fabric":
         return replace(one, host=host)
     return replace(one, host=host, rank=places.rank_of(host, one.index, bus, one.uuid))
+
+
+def _known_by_sensors(log: DeviceLog) -> DeviceLog:
+    """With the ranks of errors and links whose device a series with a rank names.
+
+    A kernel's log has bus ids alone, and nvidia-smi has them beside the number of the device.
+    """
+    ranks: dict[tuple[str, str], set[int]] = {}
+    for one in log.series:
+        for name in (one.bus_id, one.uuid):
+            if name and one.rank is not None:
+                ranks.setdefault((one.host or _ANY_HOST, name), set()).add(one.rank)
+                ranks.setdefault(("", name), set()).add(one.rank)
+
+    def rank_of(host: str, *names: str) -> int | None:
+        found = {
+            rank for name in names for at in {host, _ANY_HOST} for rank in ranks.get((at, name), ())
+        }
+        return found.pop() if len(found) == 1 else None
+
+    return replace(
+        log,
+        events=tuple(
+            replace(event, rank=rank_of(event.host, event.uuid, event.bus_id))
+            if event.rank is None and event.kind == "xid"
+            else event
+            for event in log.events
+        ),
+        links=tuple(
+            replace(one, rank=rank_of(one.host, one.uuid)) if one.rank is None else one
+            for one in log.links
+        ),
+    )
 
 
 def _host_in(file: str, places: Places) -> str:

@@ -174,6 +174,26 @@ def test_visible_devices_of_the_job_say_which_device_a_process_had():
     assert places.rank_of("", 0, "", "") is None
 
 
+@pytest.mark.parametrize(
+    ("is_first", "host", "other"), [(True, "", ""), (False, "node-1", ""), (False, "", "node-1")]
+)
+def test_an_error_on_a_bus_id_is_of_the_rank_whose_sensors_name_it(is_first, host, other):
+    run = simulated()
+    start, end = span_of(run)
+    bus = "00000000:9b:00.0"
+    sensors, kernel = Collector("gpu.csv"), Collector("dmesg.log")
+    for t_ns in (start, end):
+        device = Identity(host=other, index=2, bus_id=bus)
+        sensors.sample(device, (t_ns, "epoch"), {"power_w": 1.0})
+    kernel.event(
+        DeviceEvent(file="dmesg.log", kind="xid", number=79, text="", bus_id=bus, host=host)
+    )
+    logs = [sensors.result(), kernel.result()]
+    for log in logs if is_first else reversed(logs):
+        run = with_device_log(run, log)
+    assert [event.rank for event in run.devices.events] == [2]
+
+
 def test_errors_of_another_time_are_left_out_and_counted():
     run = simulated()
     start, _ = span_of(run)
