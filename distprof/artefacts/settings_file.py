@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 from distprof.artefacts import SETTINGS_SCHEMA
@@ -14,6 +16,10 @@ __all__ = [
     "SettingsFile",
     "ThreadSettings",
 ]
+
+_Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 50)]
+_Limit = Annotated[int, msgspec.Meta(ge=0)]  # may be the largest there is, for no limit
+_Ratio = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 
 class LoaderSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,20 +47,20 @@ class LoaderSettings(msgspec.Struct, frozen=True, kw_only=True):
             where that is not known, or every tensor is constant.
     """
 
-    num_loaders: int = 1
+    num_loaders: _Count = 1
     dataset: str = ""
     is_iterable: bool = False
-    num_workers: int
+    num_workers: _Count
     pin_memory: bool = False
-    prefetch_factor: int | None = None
+    prefetch_factor: _Count | None = None
     persistent_workers: bool = False
-    batch_size: int | None = None
+    batch_size: _Count | None = None
     sampler: str = ""
     is_plain: bool = False
-    num_replicas: int | None = None
+    num_replicas: _Count | None = None
     shuffle: bool | None = None
-    num_epochs: int = 0
-    num_orders: int | None = None
+    num_epochs: _Count = 0
+    num_orders: _Count | None = None
     first_batch: str = ""
 
 
@@ -78,17 +84,17 @@ class DdpSettings(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     module: str = ""
-    group_size: int | None = None
+    group_size: _Count | None = None
     find_unused_parameters: bool = False
     static_graph: bool = False
     gradient_as_bucket_view: bool = False
-    bucket_cap_bytes: int | None = None
+    bucket_cap_bytes: _Limit | None = None
     comm_hook: str = ""
-    num_parameters: int = 0
-    parameter_bytes: int = 0
+    num_parameters: _Count = 0
+    parameter_bytes: _Count = 0
     dtypes: tuple[str, ...] = ()
-    num_looks: int = 0
-    max_unused_bytes: int | None = None
+    num_looks: _Count = 0
+    max_unused_bytes: _Count | None = None
 
 
 class FsdpSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,14 +115,14 @@ class FsdpSettings(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     api: str
-    num_units: int = 1
-    group_size: int | None = None
-    num_parameters: int = 0
-    parameter_bytes: int = 0
+    num_units: _Count = 1
+    group_size: _Count | None = None
+    num_parameters: _Count = 0
+    parameter_bytes: _Count = 0
     reshard_after_forward: bool | None = None
     param_dtype: str = ""
     reduce_dtype: str = ""
-    num_prefetching: int = 0
+    num_prefetching: _Count = 0
     is_offloaded: bool = False
 
 
@@ -133,7 +139,7 @@ class OptimizerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     is_sharded: bool = False
-    num_parameters: int = 0
+    num_parameters: _Count = 0
     fused: bool | None = None
     foreach: bool | None = None
 
@@ -151,12 +157,12 @@ class ThreadSettings(msgspec.Struct, frozen=True, kw_only=True):
             of the first step to the last writing; None where Linux's ``/proc/stat`` does not say.
     """
 
-    num_threads: int | None = None
-    num_interop_threads: int | None = None
+    num_threads: _Count | None = None
+    num_interop_threads: _Count | None = None
     omp_num_threads: str = ""
     cpus: str = ""
-    num_local_ranks: int | None = None
-    cpu_busy_ratio: float | None = None
+    num_local_ranks: _Count | None = None
+    cpu_busy_ratio: _Ratio | None = None
 
 
 class SettingsFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -180,8 +186,8 @@ class SettingsFile(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     schema: str = SETTINGS_SCHEMA
-    rank: int
-    num_steps: int = 0
+    rank: _Count
+    num_steps: _Count = 0
     loaders: tuple[LoaderSettings, ...] = ()
     ddp: tuple[DdpSettings, ...] = ()
     fsdp: tuple[FsdpSettings, ...] = ()
@@ -190,6 +196,6 @@ class SettingsFile(msgspec.Struct, frozen=True, kw_only=True):
     allow_tf32: bool | None = None
     cudnn_benchmark: bool | None = None
     is_deterministic: bool | None = None
-    num_compiled: int = 0
-    num_checkpointed: int = 0
+    num_compiled: _Count = 0
+    num_checkpointed: _Count = 0
     notes: tuple[str, ...] = ()

@@ -12,6 +12,7 @@ from distprof.analyzers.settings import (
     OptimizerSetup,
     SettingsResult,
 )
+from distprof.report.escape import shorten
 from distprof.report.model import Report
 from distprof.report.views.table import TableColumn, TableView, counted
 from distprof.units import fold_ranks, format_bytes, format_ratio
@@ -19,6 +20,8 @@ from distprof.units import fold_ranks, format_bytes, format_ratio
 __all__ = ["settings_table"]
 
 _MAX_ROWS = 12
+_MAX_TEXT = 240
+_MAX_NAME = 60
 
 _Row = tuple[str, str, str]
 
@@ -46,24 +49,36 @@ def settings_table(report: Report, *, show_all: bool) -> TableView | None:
 
 def _rows(result: SettingsResult) -> Iterator[_Row]:
     for ddp in result.ddp:
-        yield "DDP", f"{ddp.module}: {_joined(_of_ddp(ddp))}", fold_ranks(ddp.ranks)
+        yield (
+            "DDP",
+            f"{shorten(ddp.module, _MAX_NAME)}: {_joined(_of_ddp(ddp))}",
+            fold_ranks(ddp.ranks),
+        )
     for fsdp in result.fsdp:
-        yield "FSDP", f"{fsdp.api}: {_joined(_of_fsdp(fsdp))}", fold_ranks(fsdp.ranks)
+        yield (
+            "FSDP",
+            f"{shorten(fsdp.api, _MAX_NAME)}: {_joined(_of_fsdp(fsdp))}",
+            fold_ranks(fsdp.ranks),
+        )
     for optimizer in result.optimizers:
-        text = f"{optimizer.name}: {_joined(_of_optimizer(optimizer))}"
+        text = f"{shorten(optimizer.name, _MAX_NAME)}: {_joined(_of_optimizer(optimizer))}"
         yield "optimizer", text, fold_ranks(optimizer.ranks)
     for loader in result.loaders:
-        text = f"{loader.dataset}: {_joined(_of_loader(loader))}"
+        text = f"{shorten(loader.dataset, _MAX_NAME)}: {_joined(_of_loader(loader))}"
         yield "data loader", text, fold_ranks(loader.ranks)
     for host in result.hosts:
-        yield "host", f"{host.host}: {_joined(_of_host(host))}", fold_ranks(host.ranks)
+        yield (
+            "host",
+            f"{shorten(host.host, _MAX_NAME)}: {_joined(_of_host(host))}",
+            fold_ranks(host.ranks),
+        )
     others = _joined(_others(result))
     if others:
         yield "torch", others, ""
 
 
 def _joined(parts: Sequence[str]) -> str:
-    return ", ".join(part for part in parts if part)
+    return shorten(", ".join(part for part in parts if part), _MAX_TEXT)
 
 
 def _of_ddp(one: DdpSetup) -> list[str]:

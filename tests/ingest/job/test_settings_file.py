@@ -37,8 +37,19 @@ def test_without_the_file_nothing_is_known_and_nothing_is_wrong(job):
 
 @pytest.mark.parametrize(
     "data",
-    [b"", GOOD[:-9], b"null", b"[" * 100_000, b'{"rank": "zero"}', b"\xff\xfe", GOOD + b"{}"],
-    ids=["empty", "cut", "null", "deep", "kind", "bytes", "two"],
+    [
+        b"",
+        GOOD[:-9],
+        b"null",
+        b"[" * 100_000,
+        b'{"rank": "zero"}',
+        b"\xff\xfe",
+        GOOD + b"{}",
+        b'{"rank": 0, "loaders": [{"num_workers": 4611686018427387904}]}',
+        b'{"rank": 0, "threads": {"cpu_busy_ratio": 1e300}}',
+        b'{"rank": 0, "num_steps": -1}',
+    ],
+    ids=["empty", "cut", "null", "deep", "kind", "bytes", "two", "many", "ratio", "negative"],
 )
 def test_a_damaged_file_costs_the_settings_only(job, data):
     records = load(job, data)
