@@ -16,6 +16,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from distprof.version import __version__
+
 if TYPE_CHECKING:
     from distprof.api import analyze, open_run
     from distprof.errors import DistprofError, InputError, UsageError
@@ -36,8 +38,6 @@ __all__ = [
     "load_report",
     "open_run",
 ]
-
-__version__ = "0.1.0.dev0"
 
 _HOMES = {
     "DistprofError": "distprof.errors",

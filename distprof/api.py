@@ -13,13 +13,13 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from distprof import __version__
 from distprof.analyzers.measure import Measurements
 from distprof.analyzers.records import RecordResults
 from distprof.analyzers.result import Result
 from distprof.report.model import Report
 from distprof.report.run_info import describe_run
 from distprof.run.run import Run
+from distprof.version import __version__
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor

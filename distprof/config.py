@@ -11,6 +11,10 @@
     [limits.COM101]
     overlap_ratio = 0.6
 
+    [check]
+    metrics = ["step_time", "efficiency"]
+    tolerance = { step_time = 0.03 }
+
     [topology]
     gpus_per_domain = 72
 
@@ -37,6 +41,7 @@ from distprof.terms import CollectiveKind
 __all__ = [
     "CONFIG_FILE",
     "MODEL_KEYS",
+    "CheckConfig",
     "CommunicationConfig",
     "Config",
     "NamePattern",
@@ -105,6 +110,26 @@ class TopologyConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CheckConfig:
+    """What ``distprof check`` guards.
+
+    Args:
+        metrics: Those that decide; empty for all that are known.
+        tolerance: Metric to the loss that is accepted: 0.03 is 3 % of a time, or 3 points of a
+            share.
+        inconclusive_fails: Whether too few repeats for a conclusion fail the check.
+        window: Sessions that a baseline keeps.
+        history: Folder or URL to which every checked run is added; empty for none.
+    """
+
+    metrics: tuple[str, ...] = ()
+    tolerance: Mapping[str, float] = field(default_factory=dict)
+    inconclusive_fails: bool = False
+    window: int = 8
+    history: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     """What ``distprof.toml`` says.
 
@@ -117,6 +142,7 @@ class Config:
         model: What is trained, for FLOP and MFU: keys of :data:`MODEL_KEYS`, each of its type
             (:mod:`distprof.planning.known_model` makes a shape of them).
         topology: Scale-up domains of the cluster.
+        check: What ``distprof check`` guards.
         source: The file it was read from, empty for the defaults.
     """
 
@@ -126,6 +152,7 @@ class Config:
     fabric: str = ""
     model: Mapping[str, Any] = field(default_factory=dict)
     topology: TopologyConfig = field(default_factory=TopologyConfig)
+    check: CheckConfig = field(default_factory=CheckConfig)
     source: str = ""
 
 
@@ -163,7 +190,7 @@ def parse_config(values: Mapping[str, Any], source: str) -> Config:
     Raises:
         UsageError: If a key is unknown or a value has the wrong type; the message names both.
     """
-    known = ("communication", "limits", "hardware", "fabric", "model", "topology")
+    known = ("communication", "limits", "hardware", "fabric", "model", "topology", "check")
     _refuse_unknown(values, known, source, "")
     return Config(
         communication=parse_communication(
@@ -174,6 +201,7 @@ def parse_config(values: Mapping[str, Any], source: str) -> Config:
         fabric=_beside(values.get("fabric", ""), source),
         model=_model(_table(values.get("model", {}), source, "model"), source),
         topology=_topology(_table(values.get("topology", {}), source, "topology"), source),
+        check=_check(_table(values.get("check", {}), source, "check"), source),
         source=source,
     )
 
@@ -189,6 +217,34 @@ def _topology(values: Mapping[str, Any], source: str) -> TopologyConfig:
             raise UsageError(f"{source}: topology.domains.{name} must be a list of nodes' names")
     return TopologyConfig(
         gpus_per_domain=size, domains={name: tuple(nodes) for name, nodes in domains.items()}
+    )
+
+
+def _check(values: Mapping[str, Any], source: str) -> CheckConfig:
+    """The table ``[check]``; names of metrics are checked by the gate, which knows them."""
+    known = ("metrics", "tolerance", "inconclusive_fails", "window", "history")
+    _refuse_unknown(values, known, source, "check")
+    metrics = values.get("metrics", [])
+    if not isinstance(metrics, list) or not all(isinstance(name, str) for name in metrics):
+        raise UsageError(f"{source}: check.metrics must be a list of names")
+    tolerance = _table(values.get("tolerance", {}), source, "check.tolerance")
+    for name, value in tolerance.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
+            raise UsageError(f"{source}: check.tolerance.{name} must be from 0 up and below 1")
+    fails, history = values.get("inconclusive_fails", False), values.get("history", "")
+    if not isinstance(fails, bool) or not isinstance(history, str):
+        raise UsageError(
+            f"{source}: check.inconclusive_fails is true or false, check.history a folder or URL"
+        )
+    window = values.get("window", 8)
+    if isinstance(window, bool) or not isinstance(window, int) or window < 1:
+        raise UsageError(f"{source}: check.window must be a whole number above 0")
+    return CheckConfig(
+        metrics=tuple(metrics),
+        tolerance={name: float(value) for name, value in tolerance.items()},
+        inconclusive_fails=fails,
+        window=window,
+        history=history,
     )
 
 

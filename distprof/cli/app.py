@@ -18,9 +18,9 @@ from importlib import import_module
 
 import click
 
-from distprof import __version__
 from distprof.errors import DistprofError
 from distprof.report.escape import plain, plain_lines
+from distprof.version import __version__
 
 __all__ = ["ExitCode", "State", "app", "main"]
 
@@ -30,6 +30,7 @@ _VERBS = {
     "analyze": "Where each step's time goes, who caused it, what a fix is worth.",
     "compare": "What changed between two runs, and where the difference lies.",
     "scale": "How efficiency falls over the number of ranks, and where it goes.",
+    "check": "Fail when runs are slower than a baseline: a gate for CI.",
     "report": "Show a saved report again, in any format.",
     "rule": "Explain a rule: what it detects, its cost, its fix.",
     "hang": "Which ranks the others wait for where a job is stuck.",

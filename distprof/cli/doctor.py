@@ -13,12 +13,12 @@ from typing import Literal
 
 import click
 
-from distprof import __version__
 from distprof.cli.app import ExitCode
 from distprof.cli.options import debug_option
 from distprof.cli.output import has_color, to_stdout
 from distprof.report.escape import plain
 from distprof.units import format_bytes
+from distprof.version import __version__
 
 __all__ = ["Check", "doctor"]
 

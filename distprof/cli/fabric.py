@@ -21,8 +21,8 @@ def fabric(file: str, **output_options: Any) -> int:
     """Show how fast a network is: latency, bandwidth and crossover size of each collective.
 
     FILE is a profile that distprof bench has written, or what a program of nccl-tests has printed,
-    - for standard input; with --format json the latter becomes a profile. distprof analyze --fabric FILE holds a run
-    against it.
+    - for standard input; with --format json the latter becomes a profile. distprof analyze --fabric
+    FILE holds a run against it.
 
     \b
       distprof fabric fabric.json --all

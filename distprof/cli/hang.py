@@ -55,10 +55,10 @@ def _report(source: str, executor: str, *, quiet: bool) -> HangReport:
     from distprof.ingest.executor import import_numpy
 
     import_numpy()  # before anything else does
-    from distprof import __version__
     from distprof.analyzers.hang.analysis import diagnose
     from distprof.cli.progress import progress_bar
     from distprof.ingest.hang_files import read_evidence
+    from distprof.version import __version__
 
     with progress_bar("reading dumps", quiet=quiet) as progress:
         evidence = read_evidence(source, executor=executor, progress=progress)

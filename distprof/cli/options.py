@@ -10,7 +10,13 @@ import click
 from distprof.cli.app import State
 from distprof.terms import Severity
 
-__all__ = ["RankList", "debug_option", "fail_on_option", "output_options"]
+__all__ = [
+    "RankList",
+    "debug_option",
+    "fail_on_option",
+    "output_options",
+    "output_options_with",
+]
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -22,17 +28,20 @@ class FormatChoice(click.ParamType):  # type: ignore[type-arg]  # generic since 
 
     name = "format"
 
+    def __init__(self, names: tuple[str, ...] = ()) -> None:
+        self.names = names
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Check that there is such a reporter."""
         from distprof.report.registry import reporter_names
 
-        names = reporter_names()
+        names = self.names or reporter_names()
         if value not in names:
             self.fail(f"{value!r} is none of {', '.join(names)}", param, ctx)
         return str(value)
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:  # noqa: ARG002
-        return "text|json|md"
+        return "|".join(self.names) or "text|json|md"
 
 
 class RankList(click.ParamType):  # type: ignore[type-arg]
@@ -60,11 +69,24 @@ class RankList(click.ParamType):  # type: ignore[type-arg]
 
 def output_options(command: Command) -> Command:
     """How a report is shown, and where."""
-    options = (
+    return output_options_with()(command)
+
+
+def output_options_with(*formats: str) -> Callable[[Command], Command]:
+    """The same for a verb whose result has formats of its own.
+
+    Args:
+        formats: Their names; none for those of reports.
+    """
+    return lambda command: _apply(_output_options(formats), command)
+
+
+def _output_options(formats: tuple[str, ...]) -> tuple[Callable[[Command], Command], ...]:
+    return (
         click.option(
             "--format",
             "format_name",
-            type=FormatChoice(),
+            type=FormatChoice(formats),
             help="How to show the report; by default what -o ends in, else text.",
         ),
         click.option(
@@ -86,7 +108,6 @@ def output_options(command: Command) -> Command:
         ),
         click.option("-q", "--quiet", is_flag=True, help="Nothing on stderr but errors."),
     )
-    return _apply(options, command)
 
 
 def fail_on_option(command: Command) -> Command:

@@ -157,9 +157,9 @@ def _check_format(name: str) -> None:
 
 
 def _plan(options: dict[str, Any], *, most: int) -> Plan:
-    from distprof import __version__
     from distprof.planning.layout import parse_layout
     from distprof.planning.search import judge_layout, make_plan
+    from distprof.version import __version__
 
     question = _question(options)
     if options["layout"] is None:
@@ -172,13 +172,13 @@ def _plan(options: dict[str, Any], *, most: int) -> Plan:
 
 def _lint(options: dict[str, Any], output: Output) -> int:
     """The layout of a file; what it does not say is taken from the command line."""
-    from distprof import __version__
     from distprof.config import load_config
     from distprof.planning.file_layout import layout_of, num_gpus_of
     from distprof.planning.job_file import read_job_file
     from distprof.report.plan_lint_reporters import lint_reporters
     from distprof.rules.lint import check_layout
     from distprof.terms import Severity
+    from distprof.version import __version__
 
     if options["layout"] is not None:
         raise UsageError("--lint and --layout: the layout is the file's")

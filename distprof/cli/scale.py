@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from distprof.cli.app import ExitCode
+from distprof.cli.making import make_sweep
 from distprof.cli.options import debug_option, fail_on_option, output_options
 from distprof.cli.output import Output, check_format, check_free, deliver, note
 from distprof.errors import UsageError
@@ -18,9 +19,6 @@ if TYPE_CHECKING:
     from distprof.report.scaling_reporters import ScalingReport
 
 __all__ = ["scale"]
-
-_WORKLOADS = ("ddp", "fsdp", "tp", "pp", "moe", "cp", "3d")
-_RUN_FAILED = 4
 
 
 @click.command(
@@ -95,7 +93,8 @@ def scale(
     if sources:
         return _show(sources, ", ".join(sources), output, fail_on, options)
     place, sweep = _planned(program, folder, options)
-    code = _make(place, sweep, quiet=output.quiet)
+    again = f"go on with: distprof scale --sweep {place}"
+    code = make_sweep(place, sweep, again=again, quiet=output.quiet)
     if code:
         return code
     return _show((str(place),), str(place), output, fail_on, options)
@@ -114,12 +113,7 @@ def _planned(
         if any(folder.iterdir()):
             raise UsageError(f"{folder} holds something else than a sweep: name a new folder")
     sweep = _plan(program, options)
-    place = folder or _new_place(sweep)
-    try:
-        place.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"{place} cannot be made: {error.strerror}") from error
-    return place, sweep
+    return folder or _new_place(sweep), sweep
 
 
 def _same(found: SweepFile, program: tuple[str, ...], options: dict[str, Any]) -> SweepFile:
@@ -136,12 +130,12 @@ def _same(found: SweepFile, program: tuple[str, ...], options: dict[str, Any]) -
 
 
 def _plan(program: tuple[str, ...], options: dict[str, Any]) -> SweepFile:
-    from distprof.sweep.plan import parse_sizes, plan_program, plan_workload
+    from distprof.sweep.plan import WORKLOADS, parse_sizes, plan_program, plan_workload
     from distprof.sweep.running import configuration_of
 
     if not program:
         raise UsageError(
-            f"what is to be scaled? Name a workload ({', '.join(_WORKLOADS)}), a program after --, "
+            f"what is to be scaled? Name a workload ({', '.join(WORKLOADS)}), a program after --, "
             "or runs that exist with --from"
         )
     if (options["ranks"] is None) == (options["gpus"] is None):
@@ -149,7 +143,7 @@ def _plan(program: tuple[str, ...], options: dict[str, Any]) -> SweepFile:
     device: Literal["gpus", "ranks"] = "ranks" if options["gpus"] is None else "gpus"
     sizes = parse_sizes(options[device])
     first, *others = program
-    if first not in _WORKLOADS:
+    if first not in WORKLOADS:
         if options["mode"] is not None:
             raise UsageError("a program of your own shares its work as it does: leave the mode out")
         return plan_program(program, sizes, repeats=options["repeats"], device=device)
@@ -169,31 +163,6 @@ def _new_place(sweep: SweepFile) -> Path:
 
     stamp = time.strftime("%Y%m%d-%H%M%S")
     return Path("runs", f"scale-{sweep.workload or 'program'}-{stamp}")
-
-
-def _make(place: Path, sweep: SweepFile, *, quiet: bool) -> int:
-    """Make the runs; returns the exit code, 0 where all are done."""
-    from distprof.sweep.running import load_sweep, make_runs
-
-    again = f"go on with: distprof scale --sweep {place}"
-    note(f"{len(sweep.runs)} runs in {place}", quiet=quiet)
-    try:
-        outcome = make_runs(place, sweep, say=lambda text: note(text, quiet=quiet))
-    except KeyboardInterrupt:
-        done = load_sweep(place)
-        count = sum(run.state == "done" for run in done.runs) if done else 0
-        note(f"Interrupted: {count} of {len(sweep.runs)} runs are done; {again}")
-        return ExitCode.INTERRUPTED
-    if outcome.exit_code:
-        note(
-            f"{outcome.num_done} of {len(sweep.runs)} runs are done; one ended with "
-            f"{outcome.exit_code}:"
-        )
-        for line in outcome.why.splitlines():
-            note(f"  {line}")
-        note(again)
-        return _RUN_FAILED
-    return ExitCode.FINE
 
 
 def _show(

@@ -19,10 +19,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from distprof import __version__
 from distprof.artefacts.summary_file import Fingerprint, SummaryFile
 from distprof.errors import InputError
 from distprof.units import NS_PER_MS, NS_PER_S, NS_PER_US
+from distprof.version import __version__
 
 __all__ = ["fits_measurements", "read_measurements"]
 

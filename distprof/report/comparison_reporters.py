@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from distprof import __version__
 from distprof.analyzers.comparison.analysis import FoundProblem, Side, compare
 from distprof.analyzers.comparison.result import Comparison
 from distprof.report.comparison_view import (
@@ -15,6 +14,7 @@ from distprof.report.model import Report
 from distprof.report.page import Page, page_reporters
 from distprof.report.registry import RenderOptions
 from distprof.report.summary import summarize_report
+from distprof.version import __version__
 
 __all__ = ["COMPARISON_REPORTERS", "compare_reports"]
 

@@ -17,6 +17,7 @@ from distprof.report.views.table import TableColumn, TableView, counted
 from distprof.units import format_bandwidth, format_bytes, format_duration, format_ratio
 
 __all__ = [
+    "PARTS",
     "comparison_headline",
     "comparison_sentences",
     "comparison_tables",
@@ -26,7 +27,7 @@ __all__ = [
 
 _FEW = 8
 _LEAST_RATIO = 0.001  # of the step: smaller changes are left out of the short tables
-_PARTS = {
+PARTS = {
     "computation": "computation",
     "exposed_transfer": "exposed transfer",
     "exposed_wait": "waiting for late ranks",
@@ -37,6 +38,7 @@ _PARTS = {
     "copy": "exposed copies",
     "other": "other",
 }
+"""Part of a step to its name for people."""
 T = TypeVar("T")
 
 
@@ -88,7 +90,7 @@ def _main_cause(comparison: Comparison) -> str:
     if most.change_ns / whole < 1 / 3:
         return ""
     share = f"{signed(most.change_ns)} of {signed(whole)}"
-    return f"; {_PARTS.get(most.part, most.part)} makes {share}"
+    return f"; {PARTS.get(most.part, most.part)} makes {share}"
 
 
 def comparison_headline(comparison: Comparison) -> str:
@@ -188,7 +190,7 @@ def _parts_table(parts: Sequence[PartChange]) -> TableView:
     there = [part for part in parts if part.first_ns or part.second_ns]
     rows = [
         (
-            _PARTS.get(part.part, part.part),
+            PARTS.get(part.part, part.part),
             format_duration(part.first_ns),
             format_duration(part.second_ns),
             signed(part.change_ns),

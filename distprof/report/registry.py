@@ -26,7 +26,7 @@ _BUILT_IN = {
     "json": "distprof.report.json_reporter:render",
     "md": "distprof.report.markdown:render",
 }
-_SUFFIXES = {".json": "json", ".md": "md", ".markdown": "md", ".txt": "text"}
+_SUFFIXES = {".json": "json", ".md": "md", ".markdown": "md", ".txt": "text", ".xml": "junit"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

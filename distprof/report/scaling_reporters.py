@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from distprof import __version__
 from distprof.analyzers.scaling.analysis import analyze_scaling
 from distprof.analyzers.scaling.result import Mode, ScalingResult
 from distprof.artefacts.summary_file import Fingerprint, SummaryFile
@@ -21,6 +20,7 @@ from distprof.report.scaling_view import (
 from distprof.rules.engine import run_rules
 from distprof.rules.finding import Finding, NotChecked
 from distprof.run.fingerprint import unlike
+from distprof.version import __version__
 
 __all__ = ["SCALING_REPORTERS", "SCALING_SCHEMA", "ScalingReport", "report_scaling"]
 

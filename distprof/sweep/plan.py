@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import math
+import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, TypeAlias
 
-from distprof import __version__
+from msgspec.structs import replace
+
 from distprof.artefacts.sweep_file import SweepFile, SweepRun
 from distprof.errors import UsageError
+from distprof.version import __version__
 
-__all__ = ["MAX_RUNS", "ProgramSweep", "Scaling", "parse_sizes", "plan_program", "plan_workload"]
+__all__ = [
+    "MAX_RUNS",
+    "WORKLOADS",
+    "ProgramSweep",
+    "Scaling",
+    "parse_sizes",
+    "parse_workload",
+    "plan_program",
+    "plan_workload",
+    "with_more_repeats",
+]
 
 Scaling: TypeAlias = Literal["weak", "strong", "as_given"]
 ProgramSweep: TypeAlias = "Callable[[Sequence[str]], dict[str, Any]]"
@@ -20,6 +33,9 @@ ProgramSweep: TypeAlias = "Callable[[Sequence[str]], dict[str, Any]]"
 MAX_RUNS = 1_000
 RANKS = "{ranks}"
 """Stands for the number of ranks in the command of a user's own program."""
+
+WORKLOADS = ("ddp", "fsdp", "tp", "pp", "moe", "cp", "3d")
+"""What ``distprof run`` trains; a sweep must tell a workload from a user's program."""
 
 _BATCH_PER_RANK = ("ddp", "fsdp", "moe")
 """Workloads in which every rank has sequences of its own; in the others ranks share them."""
@@ -41,6 +57,36 @@ def parse_sizes(text: str) -> tuple[int, ...]:
     if not all(piece.isdecimal() and 0 < int(piece) <= 1 << 18 for piece in pieces):
         raise UsageError(f"{text!r} is no list of numbers of ranks such as 1,2,4,8")
     return tuple(sorted({int(piece) for piece in pieces}))
+
+
+def parse_workload(text: str) -> tuple[str, Literal["gpus", "ranks"], tuple[int, ...], list[str]]:
+    """What a user wrote as ``ddp --ranks 1,2 --device cpu``: workload, device, sizes, the rest.
+
+    Raises:
+        UsageError: If it names no workload, or no sizes.
+    """
+    words = shlex.split(text)
+    if not words or words[0] not in WORKLOADS:
+        raise UsageError(f"{text!r} begins with no workload: {', '.join(WORKLOADS)}")
+    for device in ("ranks", "gpus"):
+        flag = f"--{device}"
+        for place, word in enumerate(words):
+            name, sign, value = word.partition("=")
+            if name == flag:
+                size = value if sign else (words[place + 1 : place + 2] or [""])[0]
+                rest = words[1:place] + words[place + (1 if sign else 2) :]
+                return words[0], device, parse_sizes(size), rest
+    raise UsageError(f"{text!r} does not say on how many: add --ranks N or --gpus N")
+
+
+def with_more_repeats(sweep: SweepFile, more: int) -> SweepFile:
+    """The sweep with further repeats of every size at its end."""
+    per_size = {run.ranks: run.arguments for run in sweep.runs}
+    first = max(run.repeat for run in sweep.runs) + 1
+    added = [run for run in _in_turns(per_size, first + more) if run.repeat >= first]
+    if len(sweep.runs) + len(added) > MAX_RUNS:
+        raise UsageError(f"more than {MAX_RUNS:,} runs are a mistake")
+    return replace(sweep, runs=(*sweep.runs, *added))
 
 
 def plan_workload(

@@ -1,0 +1,182 @@
+"""A gate's verdict, sentences and tables, before somebody draws them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from distprof.gate.check import CheckResult, MetricCheck
+from distprof.report.comparison_view import PARTS, signed
+from distprof.report.views.table import TableColumn, TableView, counted
+from distprof.units import format_bytes, format_duration, format_ratio
+
+__all__ = [
+    "amount",
+    "change_text",
+    "check_headline",
+    "check_sentences",
+    "check_tables",
+    "check_verdict",
+]
+
+_WORDS = {
+    "passed": "Passed",
+    "regressed": "Regressed",
+    "improved": "Improved",
+    "inconclusive": "Inconclusive",
+    "acknowledged": "Passed with an acknowledged loss",
+}
+
+
+def check_verdict(result: CheckResult) -> str:
+    """What came out, and the metric that decided it."""
+    deciding = [check for check in result.metrics if check.is_gated]
+    if not deciding:
+        return "Inconclusive: the run and its baseline have no gated metric in common."
+    worst = [check for check in deciding if check.state == result.state]
+    said = "; ".join(f"{check.label} {change_text(check)}" for check in worst[:3])
+    if result.state == "passed":
+        first = deciding[0]
+        return f"Passed: {first.label} {change_text(first)}."
+    if result.state == "inconclusive":
+        return f"Inconclusive: {said}. {_more(result)}"
+    return f"{_WORDS[result.state]}: {said}."
+
+
+def _more(result: CheckResult) -> str:
+    if result.needed_repeats is None:
+        return "No reasonable number of repeats would decide it: make the run steadier."
+    return f"Run {counted(result.needed_repeats, 'more repeat')}."
+
+
+def change_text(check: MetricCheck) -> str:
+    """Change with its interval, for example ``+4.2 % (3.1 to 5.4), tolerance 2.00 %``."""
+    points = " points" if check.scale == "difference" else " %"
+    change = amount(check.change, check.scale)
+    ends = ""
+    if check.low is not None and check.high is not None and _is_telling(check):
+        ends = f" ({amount(check.low, check.scale)} to {amount(check.high, check.scale)})"
+    return f"{change}{points}{ends}, tolerance {100 * check.tolerance:g}{points}"
+
+
+def _is_telling(check: MetricCheck) -> bool:
+    """A thousandfold interval only says that there are too few repeats."""
+    low, high = check.low or 0.0, check.high or 0.0
+    return high <= 4 * low if check.scale == "ratio" else high - low <= 1
+
+
+def amount(value: float | None, scale: str) -> str:
+    """A change in percent, or in points of a share, with its sign; ``–`` for None."""
+    if value is None:
+        return "–"
+    percent = 100 * (value - 1 if scale == "ratio" else value)
+    return f"{'+' if percent >= 0 else '−'}{abs(percent):.3g}"
+
+
+def check_headline(result: CheckResult) -> str:
+    """What was compared with what, in half a sentence."""
+    known = [check for check in result.metrics if check.is_gated] or list(result.metrics)
+    repeats = (
+        f"{counted(known[0].num_candidate, 'repeat')} against {known[0].num_baseline}"
+        if known
+        else ""
+    )
+    commits = " against ".join(
+        f"commit {commit[:12]}"
+        for commit in (result.candidate_commit, result.baseline_commit)
+        if commit
+    )
+    facts = (result.baseline, repeats, commits, result.fingerprint.device)
+    return " · ".join(fact for fact in facts if fact)
+
+
+def check_sentences(result: CheckResult) -> Iterator[str]:
+    """What explains a loss, what is taken for granted, what could not be looked at."""
+    whole = sum(part.change_ns for part in result.parts)
+    if result.state in ("regressed", "inconclusive", "acknowledged") and whole > 0:
+        causes = sorted(result.parts, key=lambda part: -part.change_ns)
+        named = [part for part in causes if part.change_ns > 0.1 * whole][:3]
+        told = ", ".join(f"{PARTS[part.part]} {signed(part.change_ns)}" for part in named)
+        yield f"The traced step takes {signed(whole)}: {told}."
+    for check in result.metrics:
+        if check.state == "acknowledged":
+            yield f"{check.label} is acknowledged: {check.reason}."
+    for difference in result.unlike:
+        yield f"Not like for like, and allowed: {difference}."
+    yield from result.notes
+    for name, why in result.not_checked.items():
+        yield f"{name} was not checked: {why}."
+
+
+def check_tables(result: CheckResult, *, show_all: bool) -> Iterator[TableView]:
+    """Every metric, then where the traced step's change lies."""
+    del show_all
+    if result.metrics:
+        yield _metrics_table(result)
+    if any(part.change_ns for part in result.parts):
+        yield _parts_table(result)
+
+
+def _metrics_table(result: CheckResult) -> TableView:
+    return TableView(
+        title="Metrics",
+        caption="medians of repeats; change with its 95 % interval",
+        columns=(
+            TableColumn(title="metric", left=True),
+            TableColumn(title="baseline"),
+            TableColumn(title="now"),
+            TableColumn(title="change"),
+            TableColumn(title="95 %", left=True),
+            TableColumn(title="tolerance"),
+            TableColumn(title="p", wide_only=True),
+            TableColumn(title="", left=True),
+        ),
+        rows=tuple(
+            (
+                check.metric,
+                _value(check.baseline, check.unit),
+                _value(check.candidate, check.unit),
+                amount(check.change, check.scale) + (" %" if check.scale == "ratio" else " pt"),
+                _interval(check),
+                f"{100 * check.tolerance:g}",
+                f"{check.p:.2g}",
+                check.state if check.is_gated else f"{check.state} (shown)",
+            )
+            for check in result.metrics
+        ),
+    )
+
+
+def _interval(check: MetricCheck) -> str:
+    if check.low is None or check.high is None or not _is_telling(check):
+        return ""
+    return f"{amount(check.low, check.scale)} to {amount(check.high, check.scale)}"
+
+
+def _value(value: float, unit: str) -> str:
+    if unit == "ns":
+        return format_duration(value)
+    return format_bytes(value) if unit == "B" else format_ratio(value)
+
+
+def _parts_table(result: CheckResult) -> TableView:
+    there = [part for part in result.parts if part.baseline_ns or part.candidate_ns]
+    rows = [
+        (
+            PARTS[part.part],
+            format_duration(part.baseline_ns),
+            format_duration(part.candidate_ns),
+            signed(part.change_ns),
+        )
+        for part in there
+    ]
+    return TableView(
+        title="Where the difference lies",
+        caption="mean traced step",
+        columns=(
+            TableColumn(title="part", left=True),
+            TableColumn(title="baseline"),
+            TableColumn(title="now"),
+            TableColumn(title="change"),
+        ),
+        rows=tuple(rows),
+    )
