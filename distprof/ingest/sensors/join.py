@@ -62,8 +62,9 @@ class JoinedRecords:
 def with_device_log(run: Run, log: DeviceLog) -> Run:
     """The run with what the files tell of its devices.
 
-    A series whose device or time cannot be told for sure is kept as that of a device without a
-    rank; gaps say so. Errors of long before or after the recording are left out and counted.
+    A series whose device cannot be told for sure is kept as that of a device without a rank. Left
+    out are series of another time, devices that the job does not use, and errors of long before or
+    after the recording; gaps say so.
 
     Args:
         run: The recording.
@@ -73,7 +74,12 @@ def with_device_log(run: Run, log: DeviceLog) -> Run:
     hosts = {file: _host_in(file, places) for file in log.files}
     series = [_placed(one, places, hosts) for one in log.series]
     zones, notes = _zones(log, when)
-    timed = [_timed(one, zones.get((one.file, one.clock))) for one in series]
+    timed = [
+        _timed(one, zones.get((one.file, one.clock)))
+        for one in series
+        if one.clock == "none" or (one.file, one.clock) in zones
+    ]
+    timed, others = _of_the_job(timed)
     joined = [one for one in timed if one.rank is not None]
     events = [_placed(event, places, hosts) for event in log.events]
     near, notes_on_events = _near(events, when)
@@ -85,7 +91,9 @@ def with_device_log(run: Run, log: DeviceLog) -> Run:
     )
     gaps = [Gap(what="damaged", message=note) for note in log.notes]
     gaps += [Gap(what="assumed", message=note) for note in (*notes, *notes_on_events)]
-    gaps += _unplaced(series, places.nodes)
+    gaps += _unplaced(timed, places.nodes)
+    if others:
+        gaps.append(Gap(what="assumed", message=_not_of_the_job(others)))
     before = (run.devices,) if run.devices is not None else ()
     return replace(
         run,
@@ -181,13 +189,31 @@ def _no_zone(file: str, *, is_local: bool, is_known: bool) -> str:
 
 
 def _timed(one: DeviceSeries, zone: Zone | None) -> DeviceSeries:
-    """With times since the epoch; without a rank where its times are of another recording."""
-    if one.clock == "none":
-        return one
+    """With times since the epoch; as it is where it has none."""
     if zone is None:
-        return replace(one, rank=None)
+        return one
     table = one.table.with_columns(t_ns=one.table["t_ns"] + zone.shift_ns)
     return replace(one, table=table, clock="epoch")
+
+
+def _of_the_job(
+    series: Sequence[DeviceSeries],
+) -> tuple[list[DeviceSeries], list[DeviceSeries]]:
+    """Series that may be of the job, and those of hosts where all of its devices are known."""
+    known = {one.host for one in series if one.rank is not None}
+    kept = [one for one in series if one.rank is not None or one.host not in known]
+    return kept, [one for one in series if one.rank is None and one.host in known]
+
+
+def _not_of_the_job(others: Sequence[DeviceSeries]) -> str:
+    names = dict.fromkeys(
+        name_of_device(one.host, one.index, one.bus_id, one.uuid) for one in others
+    )
+    several = "devices" if len(names) > 1 else "device"
+    some = ", ".join(list(names)[:4]) + (", …" if len(names) > 4 else "")
+    return (
+        f"{len(names)} {several} of the sensor files ran no rank that is known ({some}): left out."
+    )
 
 
 def _records(run: Run, joined: Iterable[DeviceSeries]) -> dict[int, RecordSource]:

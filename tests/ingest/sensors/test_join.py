@@ -91,7 +91,16 @@ def test_samples_of_another_day_are_not_joined_and_it_is_said():
     joined = with_device_log(run, log_beside(run, shift=30 * 24 * HOUR))
     assert joined.records == run.records
     assert any("do not cover" in text for text in gaps_of(joined, "assumed"))
-    assert {series.rank for series in joined.devices.series} == {None}
+    assert joined.devices.series == ()
+
+
+def test_devices_that_the_job_does_not_use_are_left_out_and_it_is_said():
+    run = simulated()
+    few = on_one_node(replace(run, ranks=run.ranks[:2]))
+    joined = with_device_log(few, log_beside(run, throttled=(3,)))
+    assert sorted(joined.records) == [0, 1]
+    assert {series.rank for series in joined.devices.series} == {0, 1}
+    assert any("GPU 2, GPU 3" in text for text in gaps_of(joined, "assumed"))
 
 
 def test_samples_without_times_are_joined_as_figures_of_the_whole_job():
