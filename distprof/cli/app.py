@@ -126,7 +126,7 @@ def _load_other(name: str) -> click.Command | None:
 def _unknown_verb(name: str) -> str:
     import difflib
 
-    near = difflib.get_close_matches(name, _VERBS, n=2, cutoff=0.5)
+    near = difflib.get_close_matches(name, _VERBS, n=2, cutoff=0.6)
     if near:
         return f"no command {plain(name)!r}: did you mean {' or '.join(near)}?"
     return f"no command {plain(name)!r}: to analyse traces, distprof analyze {plain(name)}"
