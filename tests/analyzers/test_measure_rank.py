@@ -65,6 +65,9 @@ def comparable(analysis: RankAnalysis) -> dict:
     for field in dataclasses.fields(analysis):
         value = getattr(analysis, field.name)
         plain[field.name] = value.tolist() if isinstance(value, np.ndarray) else value
+    start = analysis.window_start_ns[:1]
+    for name in ("window_start_ns", "window_end_ns"):
+        plain[name] = (getattr(analysis, name) - start).tolist() if len(start) else []
     return {**plain, "line": _since_its_start(analysis.line)}
 
 

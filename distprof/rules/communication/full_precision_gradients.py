@@ -31,7 +31,8 @@ of each step (32.7 ms of 150 ms) is their exposed transfer, of which 16 bits wou
 
 ## When it is wrong
 Where buckets are bound by latency, half the bytes take more than half the time; buckets below 1 MB
-are left out for that reason. Where a model is known to need gradients in 32 bits (sums over thousands of ranks, losses with rare large values).
+are left out for that reason. Where a model is known to need gradients in 32 bits (sums over
+thousands of ranks, losses with rare large values).
 
 ## Sources
 Formula sheet, "Volume per training step" (DDP) and "Anti-patterns" (full-precision gradient traffic

@@ -35,7 +35,7 @@ Where something slows the transfers: compare with `below-fabric-bandwidth` and t
 network before changing the batch. On CPUs that communicate and compute with the same cores.
 
 ## Sources
-Formula sheet, "Compute-to-communication ratio and the communication roofline" (critical batch) and
+Formula sheet, "Computation and communication" (critical batch) and
 "Anti-patterns" (small batch with large DP).
 """
 

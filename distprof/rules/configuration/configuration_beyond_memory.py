@@ -29,7 +29,7 @@ With offloading, 8-bit optimizers, fp8 weights or activations on the host, none 
 modelled. `--reserve` sets what stays free.
 
 ## Sources
-Formula sheet, "Memory, bytes per GPU (mixed precision, Adam)".
+Formula sheet, "Memory".
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ planned-accumulation-without-need: Gradients are accumulated although micro-batc
 Where memory is needed for what is not modelled: long sequences now and then, evaluation, fragments.
 
 ## Sources
-Formula sheet, "Memory, bytes per GPU (mixed precision, Adam)" and "Anti-patterns" (accumulation
+Formula sheet, "Memory" and "Anti-patterns" (accumulation
 when the batch fits).
 """
 

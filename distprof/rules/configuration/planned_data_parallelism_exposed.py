@@ -30,8 +30,7 @@ computed per rank.
 Where links reach more than `--link-efficiency`, or gradients are compressed.
 
 ## Sources
-Formula sheet, "Volume per training step", "Compute-to-communication ratio and the communication
-roofline".
+Formula sheet, "Volume per training step", "Computation and communication".
 """
 
 from __future__ import annotations
