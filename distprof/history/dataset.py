@@ -1,63 +1,35 @@
 """The dataset: a Parquet file per appended summary, under any folder or fsspec URL.
 
 A file is named by its content and never changed, so that writers at the same time lose nothing and
-a run that is added twice is there once.
+a run that is added twice is there once. :func:`compact` puts many files together.
 """
 
 from __future__ import annotations
 
-import hashlib
-import io
-import json
-from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
-import numpy as np
 
-from distprof.artefacts.summary_file import SummaryFile
+from distprof.artefacts.summary_file import SUMMARY_SCHEMA, SummaryFile
 from distprof.errors import InputError, MissingExtraError
-from distprof.report.saved import write_atomically
+from distprof.history.rows import COLUMNS, file_name, merged_name, parquet_of, row_of, table_of
+from distprof.history.storage import MERGED_NAME, Store
 
-__all__ = ["COLUMNS", "DEFAULT_FOLDER", "append", "query", "read", "row_of"]
+__all__ = ["COLUMNS", "DEFAULT_FOLDER", "MANY_FILES", "append", "compact", "query", "read"]
 
 DEFAULT_FOLDER = ".distprof/history"
-_SUFFIX = ".parquet"
-_MAX_FILES = 200_000
 
-COLUMNS: dict[str, str] = {
-    "created_ns": "int64",
-    "git_commit": "string",
-    "label": "string",
-    "source": "string",
-    "series": "string",
-    "workload": "string",
-    "strategy": "string",
-    "device": "string",
-    "backend": "string",
-    "world_size": "int64",
-    "num_nodes": "int64",
-    "step_ns": "int64",
-    "num_steps": "int64",
-    "is_traced": "bool",
-    "tokens_per_step": "float64",
-    "samples_per_step": "float64",
-    "overlap_ratio": "float64",
-    "exposed_comm_ratio": "float64",
-    "bubble_ratio": "float64",
-    "imbalance_ratio": "float64",
-    "expert_imbalance_ratio": "float64",
-    "mfu_ratio": "float64",
-    "peak_memory_bytes": "int64",
-    "energy_per_step_j": "float64",
-    "versions": "string",
-    "summary": "string",
+MANY_FILES = 2_000
+"""From here on it is worth while to put them together."""
+
+_SETTINGS = {
+    "autoinstall_known_extensions": "false",  # nothing is fetched, whatever is asked
+    "autoload_known_extensions": "false",
+    "memory_limit": "4GB",
 }
-"""Columns and their types; ``step_ns`` is the median step, ``summary`` the whole as JSON.
-
-``series`` is the same for runs of the same job on the same hardware: what may be compared.
-"""
+_ATTEMPTS = 5  # to read while others put files together
 
 
 def append(folder: str, summaries: Iterable[SummaryFile]) -> int:
@@ -68,35 +40,24 @@ def append(folder: str, summaries: Iterable[SummaryFile]) -> int:
         summaries: Of runs.
 
     Raises:
-        InputError: If it cannot be written.
+        InputError: If it cannot be written, or holds something else than a history.
     """
+    store = Store.at(folder)
+    mine, others = store.names()
+    if others and not mine:
+        raise InputError(
+            folder,
+            expected="a history, or an empty or new folder",
+            found=f"a folder with other files, for example {others[0]}",
+            fix="name another folder with --history",
+        )
+    known = _in_merged(store, mine)
     added = 0
     for summary in summaries:
         row = row_of(summary)
-        name = f"{row['created_ns']:020d}-{_digest(row['summary'])}{_SUFFIX}"
-        added += _put(folder, name, _parquet(row))
+        if row["summary"] not in known:
+            added += store.put(file_name(row), parquet_of([row]))
     return added
-
-
-def row_of(summary: SummaryFile) -> dict[str, Any]:
-    """A summary as one row."""
-    figures = {
-        name: getattr(summary, name)
-        for name in COLUMNS
-        if name in SummaryFile.__struct_fields__ and name != "step_ns"
-    }
-    print_ = summary.fingerprint
-    job = {name: getattr(print_, name) for name in COLUMNS if hasattr(print_, name)}
-    text = msgspec.json.encode(summary).decode()
-    return {
-        **figures,
-        **job,
-        "series": _series(summary),
-        "step_ns": int(np.median(summary.step_ns)) if summary.step_ns else None,
-        "num_steps": len(summary.step_ns),
-        "versions": json.dumps(print_.versions, sort_keys=True),
-        "summary": text,
-    }
 
 
 def read(folder: str) -> tuple[tuple[SummaryFile, ...], tuple[str, ...]]:
@@ -106,127 +67,43 @@ def read(folder: str) -> tuple[tuple[SummaryFile, ...], tuple[str, ...]]:
         InputError: If there is no history.
         MissingExtraError: If DuckDB is not installed (extra ``history``).
     """
-    _, rows, notes = _queried(folder, "SELECT summary FROM history ORDER BY created_ns")
-    return tuple(msgspec.json.decode(row[0], type=SummaryFile) for row in rows), notes
+    found, notes = _texts(Store.at(folder))
+    summaries: dict[str, SummaryFile] = {}
+    damaged: dict[str, str] = {}
+    for file, text in found:
+        if text in summaries:
+            continue
+        try:
+            summaries[text] = _decoded(text)
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            damaged[file] = str(error)
+    notes += [_left_out(f"a row of {file}", why) for file, why in damaged.items()]
+    ordered = sorted(summaries.values(), key=lambda summary: summary.created_ns)
+    return tuple(ordered), tuple(notes)
 
 
 def query(folder: str, sql: str) -> tuple[list[str], list[tuple[Any, ...]], tuple[str, ...]]:
     """The answer to a query of the table ``history``: columns, rows, and notes on damaged files.
 
-    The query sees that table only: no files, no network.
+    The query sees that table only: no files, no network, no variables of this program.
 
     Raises:
         InputError: If there is no history, or the query is wrong.
         MissingExtraError: If DuckDB is not installed (extra ``history``).
     """
-    return _queried(folder, sql)
-
-
-def _series(summary: SummaryFile) -> str:
-    """Same hardware, job and configuration; software may differ."""
-    known = msgspec.to_builtins(summary.fingerprint)
-    kept = {name: value for name, value in known.items() if name not in ("versions", "environment")}
-    kept["config"] = {
-        name: value for name, value in known["config"].items() if not name.startswith("probes.")
-    }
-    return _digest(json.dumps(kept, sort_keys=True))[:12]
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:24]
-
-
-def _parquet(row: dict[str, Any]) -> bytes:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    types = {
-        "string": pa.string(),
-        "int64": pa.int64(),
-        "float64": pa.float64(),
-        "bool": pa.bool_(),
-    }
-    schema = pa.schema([(name, types[kind]) for name, kind in COLUMNS.items()])
-    table = pa.Table.from_pylist([{name: row.get(name) for name in COLUMNS}], schema=schema)
-    out = io.BytesIO()
-    pq.write_table(table, out)
-    return out.getvalue()
-
-
-def _put(folder: str, name: str, data: bytes) -> bool:
-    """Write one file, whole or not at all; False where it was there."""
-    try:
-        if "://" not in folder:
-            place = Path(folder).expanduser()
-            place.mkdir(parents=True, exist_ok=True)
-            if (place / name).exists():
-                return False
-            write_atomically(place / name, data)
-            return True
-        system, path = _remote(folder)
-        system.makedirs(path, exist_ok=True)
-        if system.exists(f"{path}/{name}"):
-            return False
-        system.pipe_file(f"{path}/{name}", data)
-    except (OSError, ValueError, ImportError) as error:
-        raise InputError(
-            folder,
-            expected="a folder or URL where history can be written",
-            found=str(error),
-            fix="choose another with --history",
-        ) from error
-    return True
-
-
-def _remote(folder: str) -> tuple[Any, str]:
-    import fsspec
-
-    system, path = fsspec.core.url_to_fs(folder)
-    return system, str(path).rstrip("/")
-
-
-def _files(folder: str) -> list[str]:
-    """Names of the dataset's files."""
-    try:
-        if "://" not in folder:
-            place = Path(folder).expanduser()
-            names = [str(file) for file in place.iterdir()] if place.is_dir() else []
-        else:
-            system, path = _remote(folder)
-            names = [str(name) for name in system.ls(path, detail=False)]
-    except (OSError, ValueError, ImportError):
-        names = []
-    found = sorted(name for name in names if name.endswith(_SUFFIX))[-_MAX_FILES:]
-    if found:
-        return found
-    raise InputError(
-        folder,
-        expected="a history: a folder of summaries in Parquet",
-        found="none",
-        fix="add runs: distprof history add RUN…",
-    )
-
-
-def _queried(folder: str, sql: str) -> tuple[list[str], list[tuple[Any, ...]], tuple[str, ...]]:
     duckdb = _duckdb()
-    files = _files(folder)
-    notes: tuple[str, ...] = ()
-    with duckdb.connect() as connection:
-        if "://" in folder:
-            connection.register_filesystem(_remote(folder)[0])
-            prefix = folder.partition("://")[0]
-            files = [name if "://" in name else f"{prefix}://{name}" for name in files]
-        try:
-            _load(connection, files)
-        except duckdb.Error:
-            files, notes = _sound(files, _reader(connection))
-            _load(connection, files)
+    summaries, notes = read(folder)
+    with _connection() as connection:
+        _fill(connection, summaries)
         connection.execute("SET enable_external_access = false")
+        connection.execute("SET lock_configuration = true")
         try:
             answer = connection.execute(sql)
-            columns = [entry[0] for entry in answer.description or ()]
+            if answer is None:  # no statement
+                return [], [], notes
+            columns = [str(entry[0]) for entry in answer.description or ()]
             return columns, answer.fetchall(), notes
-        except duckdb.Error as error:
+        except (duckdb.Error, ValueError, OverflowError) as error:
             raise InputError(
                 folder,
                 expected="SQL of DuckDB over the table history",
@@ -235,49 +112,143 @@ def _queried(folder: str, sql: str) -> tuple[list[str], list[tuple[Any, ...]], t
             ) from error
 
 
+def compact(folder: str) -> tuple[int, int]:
+    """Put all files together into one; returns how many there were, and how many summaries.
+
+    The new file is written before the old ones are removed, and a summary that is in two files
+    counts once: whoever adds, reads or compacts at the same time, or is killed, loses nothing.
+
+    Raises:
+        InputError: If there is no history, or a file may not be removed.
+        MissingExtraError: If DuckDB is not installed (extra ``history``).
+    """
+    store = Store.at(folder)
+    found, _ = _texts(store)
+    rows: dict[str, dict[str, Any]] = {}
+    whole: dict[str, bool] = {}
+    for file, text in found:
+        try:
+            rows.setdefault(text, {**row_of(_decoded(text)), "summary": text})
+        except (msgspec.MsgspecError, ValueError, RecursionError):
+            whole[file] = False  # stays where it is, for whoever mends it
+            continue
+        whole.setdefault(file, True)
+    ordered = sorted(rows.values(), key=lambda row: (row["created_ns"] or 0, row["summary"]))
+    if not ordered:
+        return 0, 0
+    merged = merged_name(ordered)
+    store.put(merged, parquet_of(ordered))
+    old = [file for file, is_whole in whole.items() if is_whole and file != merged]
+    for file in old:
+        store.remove(file)
+    return len(old), len(ordered)
+
+
+def _decoded(text: str) -> SummaryFile:
+    """Raises what msgspec raises, or ValueError."""
+    summary = msgspec.json.decode(text, type=SummaryFile)
+    if summary.schema != SUMMARY_SCHEMA:
+        raise ValueError(f'"schema": "{summary.schema[:60]}"')
+    return summary
+
+
+def _in_merged(store: Store, names: Sequence[str]) -> set[str]:
+    """Summaries of the files that hold many, and whose names do not tell what is in them."""
+    merged = [name for name in names if MERGED_NAME.fullmatch(name)]
+    if not merged:
+        return set()
+    with _connection(store) as connection:
+        rows, _ = _selected(connection, store, merged)
+    return {row[0] for row in rows}
+
+
+def _texts(store: Store) -> tuple[list[tuple[str, str]], list[str]]:
+    """Each summary as JSON with the name of its file, and notes.
+
+    Only that column is read: the others follow from it, and each costs time in each file.
+    """
+    with _connection(store) as connection:
+        for attempt in range(_ATTEMPTS):
+            names, notes = _names(store)
+            rows, damaged = _selected(connection, store, names)
+            if not damaged or attempt == _ATTEMPTS - 1 or _are_there(store, damaged):
+                break
+    bare = [(str(file).rpartition("/")[2], str(text)) for text, file in rows if text is not None]
+    return bare, [*notes, *damaged.values()]
+
+
+def _fill(connection: Any, summaries: Iterable[SummaryFile]) -> None:
+    """Make the table ``history``, of what this version of the program says a summary's row is."""
+    table = table_of([row_of(summary) for summary in summaries])
+    connection.register("summaries", table)
+    connection.execute("CREATE TABLE history AS SELECT * FROM summaries")
+    connection.unregister("summaries")
+
+
+def _are_there(store: Store, damaged: dict[str, str]) -> bool:
+    """Whether files that could not be read are not simply gone, put together with others."""
+    return set(damaged) <= set(store.names()[0])
+
+
+def _names(store: Store) -> tuple[list[str], list[str]]:
+    """The history's files, and a note on what else is there.
+
+    Raises:
+        InputError: If there are none.
+    """
+    mine, others = store.names()
+    if not mine:
+        raise InputError(
+            store.folder,
+            expected="a history: a folder that distprof history add has written",
+            found=f"other files, for example {others[0]}" if others else "nothing",
+            fix="add runs: distprof history add RUN…",
+        )
+    if not others:
+        return mine, []
+    return mine, [f"{others[0]} and whatever else is no file of a history is left out."]
+
+
+def _selected(
+    connection: Any, store: Store, names: Sequence[str]
+) -> tuple[list[tuple[str, str]], dict[str, str]]:
+    """Each summary as JSON, with the address of its file; and why files cannot be read."""
+    import duckdb
+
+    command = "SELECT summary, filename FROM read_parquet($files, filename = true)"
+    try:
+        files = [store.address(name) for name in names]
+        return connection.execute(command, {"files": files}).fetchall(), {}
+    except (duckdb.Error, OSError):
+        pass
+    rows: list[tuple[str, str]] = []
+    damaged: dict[str, str] = {}
+    for name in names:
+        try:
+            rows += connection.execute(command, {"files": [store.address(name)]}).fetchall()
+        except (duckdb.Error, OSError) as error:
+            damaged[name] = _left_out(name, str(error))
+    return rows, damaged
+
+
+def _left_out(what: str, why: str) -> str:
+    first = why.partition("\n")[0][:200].rstrip(".")
+    return f"{what} cannot be read and is left out: {first}."
+
+
+@contextmanager
+def _connection(store: Store | None = None) -> Iterator[Any]:
+    duckdb = _duckdb()
+    with duckdb.connect(config=_SETTINGS) as connection:
+        connection.execute("SET python_enable_replacements = false")
+        if store is not None and store.system is not None:
+            connection.register_filesystem(store.system)
+        yield connection
+
+
 def _duckdb() -> Any:
     try:
         import duckdb
     except ImportError as error:
         raise MissingExtraError("distprof history", "history") from error
     return duckdb
-
-
-def _load(connection: Any, files: Sequence[str]) -> None:
-    if not files:
-        columns = ", ".join(f"{name} {_SQL[kind]}" for name, kind in COLUMNS.items())
-        connection.execute(f"CREATE OR REPLACE TABLE history ({columns})")
-        return
-    connection.execute(
-        "CREATE OR REPLACE TABLE history AS "
-        "SELECT * FROM read_parquet($files, union_by_name = true)",
-        {"files": list(files)},
-    )
-
-
-_SQL = {"string": "VARCHAR", "int64": "BIGINT", "float64": "DOUBLE", "bool": "BOOLEAN"}
-
-
-def _reader(connection: Any) -> Callable[[str], None]:
-    def read_one(file: str) -> None:
-        connection.execute("SELECT created_ns, summary FROM read_parquet($f)", {"f": [file]})
-        connection.fetchall()
-
-    return read_one
-
-
-def _sound(
-    files: Sequence[str], read_one: Callable[[str], None]
-) -> tuple[list[str], tuple[str, ...]]:
-    """The files that can be read, and a sentence for each that cannot."""
-    import duckdb
-
-    sound, notes = [], []
-    for file in files:
-        try:
-            read_one(file)
-            sound.append(file)
-        except duckdb.Error as error:
-            why = str(error).partition("\n")[0]
-            notes.append(f"{file} cannot be read and is left out: {why}.")
-    return sound, tuple(notes)

@@ -1,0 +1,144 @@
+"""A summary as a row of the table ``history``, and rows as a Parquet file."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from distprof.artefacts.summary_file import SummaryFile
+from distprof.gate.timeline import series_of
+
+__all__ = ["COLUMNS", "file_name", "merged_name", "parquet_of", "row_of", "table_of"]
+
+COLUMNS: dict[str, str] = {
+    "created_ns": "int64",
+    "git_commit": "string",
+    "label": "string",
+    "source": "string",
+    "series": "string",
+    "workload": "string",
+    "strategy": "string",
+    "device": "string",
+    "backend": "string",
+    "world_size": "int64",
+    "num_nodes": "int64",
+    "step_ns": "int64",
+    "num_steps": "int64",
+    "is_traced": "bool",
+    "tokens_per_step": "float64",
+    "samples_per_step": "float64",
+    "overlap_ratio": "float64",
+    "exposed_comm_ratio": "float64",
+    "bubble_ratio": "float64",
+    "imbalance_ratio": "float64",
+    "expert_imbalance_ratio": "float64",
+    "mfu_ratio": "float64",
+    "peak_memory_bytes": "int64",
+    "energy_per_step_j": "float64",
+    "versions": "string",
+    "summary": "string",
+}
+"""Columns and their types; ``step_ns`` is the median step, ``summary`` the whole as JSON.
+
+``series`` is the same for runs of the same job on the same hardware: what may be compared.
+"""
+
+_LARGEST = 2**63 - 1
+_HALVES = re.compile("[\ud800-\udfff]")
+
+
+def row_of(summary: SummaryFile) -> dict[str, Any]:
+    """A summary as one row."""
+    figures = {
+        name: getattr(summary, name)
+        for name in COLUMNS
+        if name in SummaryFile.__struct_fields__ and name != "step_ns"
+    }
+    print_ = summary.fingerprint
+    job = {name: getattr(print_, name) for name in COLUMNS if hasattr(print_, name)}
+    row = {
+        **figures,
+        **job,
+        "series": series_of(print_),
+        "step_ns": int(np.median(summary.step_ns)) if summary.step_ns else None,
+        "num_steps": len(summary.step_ns),
+        "versions": json.dumps(print_.versions, sort_keys=True),
+        "summary": _json(summary),
+    }
+    return {name: _storable(row.get(name)) for name in COLUMNS}
+
+
+def _json(summary: SummaryFile) -> str:
+    """The whole; halves of surrogate pairs, from names that are no UTF-8, are spelled out."""
+    try:
+        return msgspec.json.encode(summary).decode()
+    except UnicodeEncodeError:
+        text = json.dumps(msgspec.to_builtins(summary), ensure_ascii=False)
+        return _HALVES.sub(lambda half: f"\\\\u{ord(half.group()):04x}", text)
+
+
+def _storable(value: Any) -> Any:
+    """What Parquet can hold: no half of a surrogate pair, no number beyond 64 bits."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, int) and not -_LARGEST <= value <= _LARGEST:
+        return None
+    return value
+
+
+def file_name(row: dict[str, Any]) -> str:
+    """Of the file with this row alone: its time and content."""
+    return f"{max(row['created_ns'] or 0, 0):020d}-{_digest([row['summary']])}.parquet"
+
+
+def merged_name(rows: Iterable[dict[str, Any]]) -> str:
+    """Of the file with these rows."""
+    return f"merged-{_digest(row['summary'] for row in rows)}.parquet"
+
+
+def _digest(texts: Iterable[str]) -> str:
+    content = hashlib.sha256()
+    for text in texts:
+        content.update(text.encode())
+        content.update(b"\0")
+    return content.hexdigest()[:24]
+
+
+def table_of(rows: list[dict[str, Any]]) -> Any:
+    """Rows as a table of pyarrow with :data:`COLUMNS`."""
+    import pyarrow as pa
+
+    types = {
+        "string": pa.string(),
+        "int64": pa.int64(),
+        "float64": pa.float64(),
+        "bool": pa.bool_(),
+    }
+    schema = pa.schema([(name, types[kind]) for name, kind in COLUMNS.items()])
+    return pa.Table.from_pylist(rows, schema=schema)
+
+
+def parquet_of(rows: list[dict[str, Any]]) -> bytes:
+    """A Parquet file.
+
+    Statistics and dictionaries would be most of a file of one row, and most of the time to read it.
+    """
+    import pyarrow.parquet as pq
+
+    out = io.BytesIO()
+    pq.write_table(
+        table_of(rows),
+        out,
+        compression="zstd",
+        use_dictionary=False,
+        write_statistics=False,
+        store_schema=False,
+    )
+    return out.getvalue()
