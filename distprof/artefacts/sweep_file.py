@@ -22,6 +22,8 @@ class SweepRun(msgspec.Struct, frozen=True, kw_only=True):
         arguments: Of the program ``distprof``, without the folder.
         state: ``waiting`` it was not started, or not to its end; ``done``; ``failed``.
         exit_code: Of the last attempt; None before it.
+        took_s: Seconds of the attempt that is done, starting and analysing included; None where
+            that is not known.
     """
 
     ranks: int
@@ -30,6 +32,7 @@ class SweepRun(msgspec.Struct, frozen=True, kw_only=True):
     arguments: tuple[str, ...]
     state: Literal["waiting", "done", "failed"] = "waiting"
     exit_code: int | None = None
+    took_s: float | None = None
 
 
 class SweepFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,10 +42,12 @@ class SweepFile(msgspec.Struct, frozen=True, kw_only=True):
         schema: ``distprof.sweep/1``; a reader refuses another major number.
         distprof_version: Who wrote it.
         workload: Name of the reference workload; empty for a user's own program.
-        scaling: What was asked for; ``as_given`` where the program itself decides.
+        scaling: What was asked for; of a user's own program what the user says that it does, or
+            ``as_given``.
         device: ``gpus`` or ``ranks``: what the sizes count.
         runs: In order: sizes take turns, there and back, so that what drifts meets all alike.
         started_ns: ns since the epoch.
+        num_cpus: Processors of the machine that it may use; None where not known.
     """
 
     schema: str = SWEEP_SCHEMA
@@ -52,3 +57,4 @@ class SweepFile(msgspec.Struct, frozen=True, kw_only=True):
     device: Literal["gpus", "ranks"] = "ranks"
     runs: tuple[SweepRun, ...] = ()
     started_ns: int
+    num_cpus: int | None = None

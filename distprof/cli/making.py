@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from distprof.cli.app import ExitCode
 from distprof.cli.output import note
+from distprof.cli.progress import status_line
 from distprof.errors import UsageError
 
 if TYPE_CHECKING:
     from distprof.artefacts.sweep_file import SweepFile
+    from distprof.sweep.running import Outcome, Progress
 
 __all__ = ["RUN_FAILED", "make_sweep"]
 
@@ -28,9 +33,10 @@ def make_sweep(place: Path, sweep: SweepFile, *, again: str, quiet: bool) -> int
         quiet: Say nothing but what went wrong.
 
     Raises:
+        InputError: If the folder cannot be written, or is being worked on.
         UsageError: If the folder cannot be made.
     """
-    from distprof.sweep.running import load_sweep, make_runs
+    from distprof.sweep.running import make_runs
 
     try:
         place.mkdir(parents=True, exist_ok=True)
@@ -38,19 +44,61 @@ def make_sweep(place: Path, sweep: SweepFile, *, again: str, quiet: bool) -> int
         raise UsageError(f"{place} cannot be made: {error.strerror}") from error
     note(f"{len(sweep.runs)} runs in {place}", quiet=quiet)
     try:
-        outcome = make_runs(place, sweep, say=lambda text: note(text, quiet=quiet))
+        with _shown(quiet=quiet) as say:
+            outcome = make_runs(place, sweep, say=say)
     except KeyboardInterrupt:
-        done = load_sweep(place)
-        count = sum(run.state == "done" for run in done.runs) if done else 0
-        note(f"Interrupted: {count} of {len(sweep.runs)} runs are done; {again}")
+        note(f"Interrupted: {_how_far(place, sweep)}; {again}")
         return ExitCode.INTERRUPTED
-    if not outcome.exit_code:
-        return ExitCode.FINE
+    except BaseException as error:
+        if not isinstance(error, Exception):  # SIGTERM, as batch systems send it
+            note(f"Stopped: {_how_far(place, sweep)}; {again}")
+        raise
+    return ExitCode.FINE if not outcome.exit_code else _failed(outcome, again)
+
+
+@contextmanager
+def _shown(*, quiet: bool) -> Iterator[Callable[[Progress], None]]:
+    """A line that stays on a terminal and changes; elsewhere a line before each run."""
+    is_live = not quiet and sys.stderr.isatty()
+
+    def line(progress: Progress) -> None:
+        if progress.elapsed_s == 0:
+            note(f"[{progress.number}/{progress.total}] {progress.run}", quiet=quiet)
+
+    if not is_live:
+        yield line
+        return
+    with status_line() as show:
+        yield lambda progress: show(progress.number - 1, progress.total, _told(progress))
+
+
+def _told(progress: Progress) -> str:
+    left = "" if progress.left_s is None else f", {_left(progress.left_s)}"
+    return f"{progress.run}, for {progress.elapsed_s:.0f} s{left}"
+
+
+def _left(seconds: float) -> str:
+    if seconds < 90:
+        return f"about {max(round(seconds / 5) * 5, 5)} s left"
+    if seconds < 5_400:
+        return f"about {round(seconds / 60)} min left"
+    return f"about {seconds / 3_600:.1f} h left"
+
+
+def _how_far(place: Path, sweep: SweepFile) -> str:
+    from distprof.sweep.running import load_sweep
+
+    written = load_sweep(place)
+    count = sum(run.state == "done" for run in written.runs) if written else 0
+    return f"{count} of {len(sweep.runs)} runs are done"
+
+
+def _failed(outcome: Outcome, again: str) -> int:
     note(
-        f"{outcome.num_done} of {len(sweep.runs)} runs are done; one ended with "
+        f"{outcome.num_done} of {len(outcome.sweep.runs)} runs are done; one ended with "
         f"{outcome.exit_code}:"
     )
     for line in outcome.why.splitlines():
         note(f"  {line}")
-    note(again)
+    note(again[:1].upper() + again[1:])
     return RUN_FAILED

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from distprof.cli.output import in_encoding
+from distprof.report.escape import plain
 
-__all__ = ["progress_bar"]
+__all__ = ["progress_bar", "status_line"]
 
 PATIENCE_S = 1.0
 _CELLS = 30
+_FEW_CELLS = 16
 
 
 @contextmanager
@@ -52,3 +55,29 @@ def progress_bar(
         if shown:
             stream.write("\r\x1b[2K")
             stream.flush()
+
+
+@contextmanager
+def status_line() -> Iterator[Callable[[int, int, str], None]]:
+    """A line on a terminal with a bar and what goes on, for work in a few long pieces.
+
+    It is there from the start, never wider than the terminal, and leaves no trace.
+
+    Yields:
+        A function that takes the number of pieces done, of all, and a text.
+    """
+    stream = sys.stderr
+
+    def show(done: int, total: int, text: str) -> None:
+        filled = "█" * (_FEW_CELLS * done // max(total, 1))
+        line = f"{filled:░<{_FEW_CELLS}} {done}/{total} done · {plain(text)}"
+        room = shutil.get_terminal_size().columns - 1
+        encoding = getattr(stream, "encoding", None) or "utf-8"
+        stream.write(f"\r\x1b[2K{in_encoding(line[:room], encoding)}")
+        stream.flush()
+
+    try:
+        yield show
+    finally:
+        stream.write("\r\x1b[2K")
+        stream.flush()

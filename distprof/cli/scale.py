@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,6 +16,7 @@ from distprof.cli.output import Output, check_format, check_free, deliver, note
 from distprof.errors import UsageError
 
 if TYPE_CHECKING:
+    from distprof.analyzers.scaling.result import Mode
     from distprof.artefacts.summary_file import SummaryFile
     from distprof.artefacts.sweep_file import SweepFile
     from distprof.report.scaling_reporters import ScalingReport
@@ -30,8 +33,13 @@ __all__ = ["scale"]
 @click.option("--ranks", metavar="1,2,4", help="Numbers of CPU ranks, or of ranks of a program.")
 @click.option("--gpus", metavar="1,2,4,8", help="Numbers of GPUs, one rank on each.")
 @click.option("--repeats", type=click.IntRange(1, 100), default=3, help="Runs of each size.  [3]")
-@click.option("--weak", "mode", flag_value="weak", help="Every rank keeps its work (default).")
-@click.option("--strong", "mode", flag_value="strong", help="All ranks share the same work.")
+@click.option("--weak", "mode", flag_value="weak", help="Each rank has the same work.  [default]")
+@click.option(
+    "--strong",
+    "mode",
+    flag_value="strong",
+    help="All ranks share the same work; --batch is that of all of them.",
+)
 @click.option(
     "--sweep",
     "folder",
@@ -70,8 +78,9 @@ def scale(
     """Measure how efficiency falls from few ranks to many, and where it goes.
 
     WORKLOAD is one of distprof run's; its options follow. A program of your own is run under
-    distprof capture, with {ranks} where the number of ranks belongs. Sizes take turns, so that what
-    drifts meets all alike; the profiler's steps are not in the step time.
+    distprof capture, with {ranks} where the number of ranks belongs; --weak or --strong then say
+    what it does. Sizes take turns, so that what drifts meets all alike; the profiler's steps are
+    not in the step time. Interrupted, it goes on with distprof scale --sweep DIR.
 
     \b
       distprof scale ddp --ranks 1,2,4 --device cpu --steps 20
@@ -82,22 +91,33 @@ def scale(
     """  # noqa: D301 - click reads it
     output = Output(**{name: options.pop(name) for name in Output.__dataclass_fields__})
     output.check()
-    for file in (options["save_summaries"], options["plot"]):
-        if file is not None:
-            check_free(file, force=output.force)
+    _check_files(options, force=output.force)
     from distprof.report.scaling_reporters import SCALING_REPORTERS
 
     check_format(SCALING_REPORTERS, output, what="a sweep")
     if sources and program:
         raise UsageError("--from starts nothing: leave out the workload or the program")
+    if sources and folder is not None:
+        raise UsageError("--from starts nothing: name the sweep's folder with one of the two")
     if sources:
-        return _show(sources, ", ".join(sources), output, fail_on, options)
+        return _show(sources, output, fail_on, options)
     place, sweep = _planned(program, folder, options)
-    again = f"go on with: distprof scale --sweep {place}"
+    again = f"go on with: distprof scale --sweep {shlex.quote(str(place))}"
     code = make_sweep(place, sweep, again=again, quiet=output.quiet)
     if code:
         return code
-    return _show((str(place),), str(place), output, fail_on, options)
+    return _show((str(place),), output, fail_on, options)
+
+
+def _check_files(options: dict[str, Any], *, force: bool) -> None:
+    """Refuse before the runs what could not be written after them."""
+    for file in (options["save_summaries"], options["plot"]):
+        if file is not None:
+            check_free(file, force=force)
+    if options["plot"] is not None:
+        from distprof.report.plots import check_plot
+
+        check_plot(options["plot"])
 
 
 def _planned(
@@ -110,10 +130,17 @@ def _planned(
         found = load_sweep(folder)
         if found is not None:
             return folder, _same(found, program, options)
-        if any(folder.iterdir()):
+        if _holds_something(folder):
             raise UsageError(f"{folder} holds something else than a sweep: name a new folder")
     sweep = _plan(program, options)
     return folder or _new_place(sweep), sweep
+
+
+def _holds_something(folder: Path) -> bool:
+    try:
+        return any(not inner.name.startswith(".") for inner in folder.iterdir())
+    except OSError as error:
+        raise UsageError(f"{folder} cannot be read: {error.strerror}") from error
 
 
 def _same(found: SweepFile, program: tuple[str, ...], options: dict[str, Any]) -> SweepFile:
@@ -142,11 +169,16 @@ def _plan(program: tuple[str, ...], options: dict[str, Any]) -> SweepFile:
         raise UsageError("name the sizes, with --ranks 1,2,4 or with --gpus 1,2,4,8")
     device: Literal["gpus", "ranks"] = "ranks" if options["gpus"] is None else "gpus"
     sizes = parse_sizes(options[device])
+    _check_sizes(sizes, device, options["baseline_ranks"])
     first, *others = program
     if first not in WORKLOADS:
-        if options["mode"] is not None:
-            raise UsageError("a program of your own shares its work as it does: leave the mode out")
-        return plan_program(program, sizes, repeats=options["repeats"], device=device)
+        return plan_program(
+            program,
+            sizes,
+            repeats=options["repeats"],
+            device=device,
+            scaling=options["mode"] or "as_given",
+        )
     return plan_workload(
         first,
         sizes,
@@ -158,6 +190,16 @@ def _plan(program: tuple[str, ...], options: dict[str, Any]) -> SweepFile:
     )
 
 
+def _check_sizes(sizes: tuple[int, ...], device: str, baseline_ranks: int | None) -> None:
+    """Refuse before the runs what no sweep of these sizes can answer."""
+    if len(sizes) < 2:
+        more = f"--{device} {sizes[0]},{2 * sizes[0]}"
+        raise UsageError(f"scaling compares sizes, and {sizes[0]} is only one: {more}")
+    if baseline_ranks is not None and baseline_ranks not in sizes:
+        asked = ", ".join(map(str, sizes))
+        raise UsageError(f"--baseline-ranks {baseline_ranks} is none of the sizes {asked}")
+
+
 def _new_place(sweep: SweepFile) -> Path:
     import time
 
@@ -167,7 +209,6 @@ def _new_place(sweep: SweepFile) -> Path:
 
 def _show(
     sources: tuple[str, ...],
-    name: str,
     output: Output,
     fail_on: str | None,
     options: dict[str, Any],
@@ -175,13 +216,15 @@ def _show(
     from distprof.config import load_config
     from distprof.report.scaling_reporters import SCALING_REPORTERS, report_scaling
 
-    summaries = _summaries(sources)
+    sweeps = {source: sweep for source in sources if (sweep := _sweep_in(source))}
+    summaries = _summaries(sources, sweeps, quiet=output.quiet)
     report = report_scaling(
         summaries,
-        source=name,
-        mode=options["mode"],
+        source=", ".join(sources),
+        mode=options["mode"] or _told_before(sweeps.values()),
         baseline_ranks=options["baseline_ranks"],
         limits=load_config(None).limits,
+        num_cpus=max((sweep.num_cpus or 0 for sweep in sweeps.values()), default=0) or None,
     )
     _keep(summaries, options["save_summaries"], quiet=output.quiet)
     _draw(report, options["plot"], quiet=output.quiet)
@@ -191,16 +234,42 @@ def _show(
     return _code(report, fail_on)
 
 
-def _summaries(sources: tuple[str, ...]) -> tuple[SummaryFile, ...]:
+def _sweep_in(source: str) -> SweepFile | None:
+    from distprof.sweep.running import load_sweep
+
+    return load_sweep(Path(source))
+
+
+def _told_before(sweeps: Iterable[SweepFile]) -> Mode | None:
+    """What the user said of a program of their own when its sweep was begun."""
+    for sweep in sweeps:
+        if not sweep.workload and sweep.scaling != "as_given":
+            return sweep.scaling
+    return None
+
+
+def _summaries(
+    sources: tuple[str, ...], sweeps: Mapping[str, SweepFile], *, quiet: bool
+) -> tuple[SummaryFile, ...]:
     from distprof.cli.source import check_comparable
     from distprof.ingest.executor import import_numpy
 
     import_numpy()  # before anything else does
     from distprof.summaries import load_summaries
+    from distprof.sweep.running import finished_runs
 
+    wanted: list[str | Path] = []
     for source in sources:
-        check_comparable(source)
-    return load_summaries(sources)
+        if source not in sweeps:
+            check_comparable(source)
+            wanted.append(source)
+            continue
+        done = finished_runs(Path(source), sweeps[source])
+        missing = len(sweeps[source].runs) - len(done)
+        if missing:
+            note(f"{source}: {missing} of its runs are not made yet", quiet=quiet)
+        wanted += done
+    return load_summaries(wanted)
 
 
 def _keep(summaries: tuple[SummaryFile, ...], file: str | None, *, quiet: bool) -> None:

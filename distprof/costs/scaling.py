@@ -29,6 +29,7 @@ from distprof.costs.repeats import Interval, student_quantile
 
 __all__ = [
     "LAWS",
+    "LAW_NAMES",
     "Law",
     "NoScalingFitError",
     "ScalingFit",
@@ -43,6 +44,12 @@ __all__ = [
 
 Law = Literal["amdahl", "gustafson", "usl"]
 LAWS: tuple[Law, ...] = ("amdahl", "gustafson", "usl")
+LAW_NAMES: dict[str, str] = {
+    "amdahl": "Amdahl's law",
+    "gustafson": "Gustafson's law",
+    "usl": "the Universal Scalability Law",
+}
+"""For people, within a sentence."""
 Floats = NDArray[np.float64]
 
 _PARAMETERS: dict[Law, tuple[str, ...]] = {
@@ -224,12 +231,12 @@ def _check_sizes(law: Law, n: Floats, unknowns: int) -> None:
     sizes = len(np.unique(n))
     if sizes < unknowns:
         raise NoScalingFitError(
-            f"{law} takes {unknowns} different numbers of ranks, measured: {sizes}"
+            f"{LAW_NAMES[law]} takes {unknowns} different numbers of ranks, measured: {sizes}"
         )
     if len(n) <= unknowns:
         raise NoScalingFitError(
-            f"{law} goes through {len(n)} measurements exactly, so nothing tells how well it fits:"
-            " repeat them, or add a size"
+            f"{LAW_NAMES[law]} goes through {len(n)} measurements exactly, so nothing tells how"
+            " well it fits: repeat them, or add a size"
         )
 
 
@@ -296,11 +303,13 @@ def _parameter(law: Law, index: int, line: _Line, bounded: Floats, notes: list[s
     if high < 0:  # the law does not hold; an interval of width 0 would claim that it does
         notes.append(
             f"{name} would be {free:.2g}, below 0, in all of its interval: the sweep scales better"
-            f" than {law} allows."
+            f" than {LAW_NAMES[law]} allows."
         )
         high += -free
     if low > most:
-        notes.append(f"{name} would be {free:.2g}, above 1: {law} does not describe this sweep.")
+        notes.append(
+            f"{name} would be {free:.2g}, above 1: {LAW_NAMES[law]} does not describe this sweep."
+        )
     return _inside(value, low, high, 0.0, most)
 
 

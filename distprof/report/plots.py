@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from distprof.analyzers.scaling.result import CAUSES, ScalingResult, ScalingSize
 from distprof.errors import InputError, MissingExtraError, UsageError
+from distprof.report.scaling_view import LAWS
+from distprof.report.views.table import counted
 
-__all__ = ["FORMATS", "draw_scaling", "new_figure", "save_figure"]
+__all__ = ["FORMATS", "check_plot", "draw_scaling", "new_figure", "save_figure"]
 
 FORMATS = (".svg", ".png", ".pdf")
 
@@ -25,6 +28,9 @@ _COLORS = {
     "other": "#95a5a6",
 }
 _MEASURED = "#1b2631"
+_LAW_COLORS = ("#2471a3", "#ca6f1e")
+_MOST_TICKS = 10
+_LEAST_SHARE = 0.002  # of the step: thinner bars than this are not seen
 
 
 def draw_scaling(scaling: ScalingResult, file: str) -> None:
@@ -54,8 +60,8 @@ def draw_scaling(scaling: ScalingResult, file: str) -> None:
     save_figure(figure, file)
 
 
-def new_figure(file: str, *, panels: int) -> tuple[Any, list[Any]]:
-    """A figure with panels side by side.
+def check_plot(file: str) -> None:
+    """Refuse before the work what could not be drawn after it.
 
     Raises:
         UsageError: If the file's ending is no format.
@@ -63,11 +69,21 @@ def new_figure(file: str, *, panels: int) -> tuple[Any, list[Any]]:
     """
     if Path(file).suffix.lower() not in FORMATS:
         raise UsageError(f"{file}: a plot ends in {', '.join(FORMATS)}")
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingExtraError("a plot", "plot") from error
-    figure = Figure(figsize=(6.4 * panels, 4.4), layout="constrained")
+    if find_spec("matplotlib") is None:
+        raise MissingExtraError("a plot", "plot")
+
+
+def new_figure(file: str, *, panels: int) -> tuple[Any, list[Any]]:
+    """A figure with panels side by side.
+
+    Raises:
+        UsageError: If the file's ending is no format.
+        MissingExtraError: If matplotlib is not installed.
+    """
+    check_plot(file)
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4 * panels, 4.8), layout="constrained")
     axes = figure.subplots(1, panels, squeeze=False)[0]
     for panel in axes:
         panel.spines[["top", "right"]].set_visible(False)
@@ -100,17 +116,11 @@ def _metadata(file: str) -> dict[str, Any]:
 
 def _draw_efficiency(panel: Any, scaling: ScalingResult) -> None:
     sizes = scaling.sizes
-    ranks = [size.num_ranks for size in sizes]
     panel.axhline(1.0, color="#aab7b8", linewidth=1, linestyle=(0, (4, 3)))
-    for law in scaling.laws:
-        known = [one for one in law.predictions if one.num_ranks >= min(ranks)]
-        name = {"usl": "USL", "amdahl": "Amdahl", "gustafson": "Gustafson"}.get(law.law, law.law)
-        xs = [one.num_ranks for one in known]
-        (line,) = panel.plot(xs, [one.efficiency for one in known], linewidth=1.2, label=name)
-        low, high = [max(one.low, 0) for one in known], [min(one.high, 1.5) for one in known]
-        panel.fill_between(xs, low, high, color=line.get_color(), alpha=0.12, linewidth=0)
+    _draw_laws(panel, scaling)
+    _draw_runs(panel, sizes)
     panel.errorbar(
-        ranks,
+        [size.num_ranks for size in sizes],
         [size.efficiency for size in sizes],
         yerr=_errors(sizes),
         fmt="o",
@@ -119,14 +129,65 @@ def _draw_efficiency(panel: Any, scaling: ScalingResult) -> None:
         label="measured, 95 %",
         zorder=3,
     )
+    ticks = _ticks(scaling)
     panel.set_xscale("log", base=2)
-    panel.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    panel.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
+    panel.set_xticks([], minor=True)
     panel.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
-    panel.set_ylim(0, max(1.1, *(1.05 * size.efficiency for size in sizes)))
+    panel.set_ylim(0, _top(sizes))
     panel.set_xlabel("ranks")
-    panel.set_ylabel(f"efficiency over {scaling.baseline_ranks}")
-    panel.set_title(f"Scaling efficiency ({scaling.mode})", loc="left")
-    panel.legend(frameon=False, loc="lower left")
+    panel.set_ylabel(f"efficiency over {counted(scaling.baseline_ranks or 1, 'rank')}")
+    panel.set_title(f"Efficiency, {scaling.mode} scaling", loc="left")
+    panel.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=4)
+
+
+def _top(sizes: Sequence[ScalingSize]) -> float:
+    """Upper end of the axis: every size, and single runs unless one is far off."""
+    best = max(size.efficiency for size in sizes)
+    runs = [_efficiency(size, step) for size in sizes for step in size.run_step_ns]
+    return 1.05 * max(1.05, best, min(max(runs, default=0.0), 1.5))
+
+
+def _efficiency(size: ScalingSize, step_ns: int) -> float:
+    """Of a single run."""
+    return size.efficiency * size.step_ns / step_ns
+
+
+def _draw_laws(panel: Any, scaling: ScalingResult) -> None:
+    """Each law with its interval: a line where there are measurements, dashes beyond."""
+    for law, color in zip(scaling.laws, _LAW_COLORS, strict=False):
+        known = [one for one in law.predictions if not one.is_extrapolated]
+        for ones, style in ((known, "-"), (law.predictions[len(known) - 1 :], (0, (3, 2)))):
+            xs = [one.num_ranks for one in ones]
+            values = [one.efficiency for one in ones]
+            label = LAWS.get(law.law, law.law) if style == "-" else None
+            panel.plot(xs, values, linewidth=1.3, color=color, linestyle=style, label=label)
+        low = [max(one.low, 0) for one in law.predictions]
+        high = [min(one.high, 1.5) for one in law.predictions]
+        xs = [one.num_ranks for one in law.predictions]
+        panel.fill_between(xs, low, high, color=color, alpha=0.10, linewidth=0)
+
+
+def _draw_runs(panel: Any, sizes: Sequence[ScalingSize]) -> None:
+    """A small dot for every run, where a size has several."""
+    dots = [
+        (size.num_ranks, _efficiency(size, step))
+        for size in sizes
+        if len(size.run_step_ns) > 1
+        for step in size.run_step_ns
+    ]
+    if dots:
+        xs, ys = zip(*dots, strict=True)
+        panel.plot(xs, ys, ".", color=_MEASURED, alpha=0.35, markersize=5, label="single runs")
+
+
+def _ticks(scaling: ScalingResult) -> list[int]:
+    """The sizes, and those that laws extrapolate to; few enough to be read."""
+    beyond = {
+        one.num_ranks for law in scaling.laws for one in law.predictions if one.is_extrapolated
+    }
+    ticks = sorted({size.num_ranks for size in scaling.sizes} | beyond)
+    return ticks[:: -(-len(ticks) // _MOST_TICKS)]
 
 
 def _errors(sizes: Sequence[ScalingSize]) -> list[list[float]]:
@@ -149,7 +210,7 @@ def _draw_losses(panel: Any, sizes: Sequence[ScalingSize]) -> None:
         shares = [
             next((loss.ratio for loss in size.losses if loss.cause == cause), 0.0) for size in sizes
         ]
-        if max(map(abs, shares)) < 1e-4:
+        if max(map(abs, shares)) < _LEAST_SHARE:
             continue
         bottoms = [above[i] if share >= 0 else below[i] for i, share in enumerate(shares)]
         panel.bar(places, shares, bottom=bottoms, color=_COLORS[cause], width=0.6, label=cause)
@@ -160,5 +221,7 @@ def _draw_losses(panel: Any, sizes: Sequence[ScalingSize]) -> None:
     panel.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
     panel.set_xlabel("ranks")
     panel.set_ylabel("share of the step")
-    panel.set_title("Lost efficiency by cause", loc="left")
-    panel.legend(frameon=False, fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5))
+    panel.set_title("What is lost, by cause", loc="left")
+    panel.legend(
+        frameon=False, fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=3
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -38,7 +38,7 @@ class ScalingReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         scaling: Speed-up, efficiency, losses, laws.
         findings: What rules found.
         not_checked: Rules that lacked their evidence.
-        notes: What is not alike in runs that are compared.
+        notes: What is not alike in runs that are compared, and where the machine was too small.
     """
 
     schema: str = SCALING_SCHEMA
@@ -58,6 +58,7 @@ def report_scaling(
     mode: Mode | None = None,
     baseline_ranks: int | None = None,
     limits: Mapping[str, Mapping[str, float]] | None = None,
+    num_cpus: int | None = None,
 ) -> ScalingReport:
     """Analyse a sweep and judge it.
 
@@ -67,6 +68,7 @@ def report_scaling(
         mode: Weak or strong; None to conclude it.
         baseline_ranks: What is called efficiency 1; None for the smallest size.
         limits: Code or name of a rule to limit name to value.
+        num_cpus: Processors of the machine, where all runs were made on one; None if not known.
     """
     result = analyze_scaling(summaries, mode=mode, baseline_ranks=baseline_ranks)
     outcome = run_rules([result], limits)
@@ -78,8 +80,33 @@ def report_scaling(
         scaling=result,
         findings=outcome.findings,
         not_checked=outcome.not_checked,
-        notes=_notes(summaries),
+        notes=(*_crowded(summaries, num_cpus), *_notes(summaries)),
     )
+
+
+def _crowded(summaries: Sequence[SummaryFile], num_cpus: int | None) -> Iterator[str]:
+    """Whether ranks on CPUs had to share them."""
+    if num_cpus is None or not all(one.fingerprint.device == "cpu" for one in summaries):
+        return
+    needed = {
+        one.fingerprint.world_size: one.fingerprint.world_size * _threads(one)
+        for one in summaries
+        if one.fingerprint.world_size is not None
+    }
+    crowded = [ranks for ranks in sorted(needed) if needed[ranks] > num_cpus]
+    if crowded:
+        where = "1 processor" if num_cpus == 1 else f"{num_cpus} processors"
+        yield (
+            f"From {crowded[0]} ranks on they share {where}: what is lost there is the machine's "
+            "limit, shown as computation that grew, and says little of how the job would scale on "
+            "devices of its own."
+        )
+
+
+def _threads(summary: SummaryFile) -> int:
+    told = summary.fingerprint.config.get("training.threads", "1")
+    is_asleep = summary.fingerprint.config.get("training.compute") == "sleep"
+    return 0 if is_asleep else int(told) if told.isdecimal() else 1
 
 
 def _notes(summaries: Sequence[SummaryFile]) -> tuple[str, ...]:

@@ -13,13 +13,16 @@ from distprof.analyzers.scaling.result import (
     ScalingSize,
 )
 from distprof.artefacts.summary_file import Fingerprint
+from distprof.costs.scaling import LAW_NAMES
 from distprof.report.comparison_view import signed
 from distprof.report.views.table import Bar, Cell, Drawing, TableColumn, TableView, counted
 from distprof.units import format_duration, format_ratio
 
-__all__ = ["scaling_headline", "scaling_sentences", "scaling_tables", "scaling_verdict"]
+__all__ = ["LAWS", "scaling_headline", "scaling_sentences", "scaling_tables", "scaling_verdict"]
 
-_LAWS = {"amdahl": "Amdahl", "gustafson": "Gustafson", "usl": "USL"}
+LAWS = {"amdahl": "Amdahl", "gustafson": "Gustafson", "usl": "USL"}
+"""Law to its short name."""
+
 _PARAMETERS = {"serial": "s", "sigma": "σ", "kappa": "κ"}
 _GLYPHS = {
     "exposed transfer": "▓",
@@ -34,6 +37,9 @@ _GLYPHS = {
 }
 _MOST_SIZES = 6
 _WIDEST = 4.0  # an interval whose ends are further apart tells nothing: two repeats, for example
+_VAGUE = 0.3  # nor does an efficiency that may be anything over a third of the scale
+_UNSTEADY = 1.25  # repeats further apart than this are no calm machine's
+_LEAST_SHARE = 0.0005  # of the step: causes below are shown together
 
 
 def scaling_verdict(scaling: ScalingResult) -> str:
@@ -50,7 +56,8 @@ def scaling_verdict(scaling: ScalingResult) -> str:
     main = _main_loss(largest)
     if main is None:
         return f"{verdict}."
-    return f"{verdict}; {main.cause} makes {signed(main.lost_ns)} of {signed(largest.lost_ns)}."
+    lost = f"{signed(main.lost_ns)} of the {signed(largest.lost_ns)} lost"
+    return f"{verdict}; {main.cause}: {lost}."
 
 
 def _efficiency(size: ScalingSize) -> str:
@@ -85,33 +92,73 @@ def scaling_sentences(scaling: ScalingResult) -> Iterator[str]:
     if not scaling.sizes:
         return
     yield scaling.how
+    yield from _unsteady(scaling.sizes)
     best = _best_law(scaling)
     if best is not None:
-        yield from _extrapolation(best)
+        yield from _extrapolation(best, scaling.sizes[-1].num_ranks)
     yield from scaling.unavailable
+
+
+def _unsteady(sizes: Sequence[ScalingSize]) -> Iterator[str]:
+    """The size whose repeats differ most, where that is much."""
+    spread = {
+        size.num_ranks: (min(size.run_step_ns), max(size.run_step_ns))
+        for size in sizes
+        if len(size.run_step_ns) > 1
+    }
+    if not spread:
+        return
+    ranks = max(spread, key=lambda ranks: spread[ranks][1] / spread[ranks][0])
+    least, most = spread[ranks]
+    if most > _UNSTEADY * least:
+        yield (
+            f"Runs differ much: a step on {counted(ranks, 'rank')} took {format_duration(least)} "
+            f"in one and {format_duration(most)} in another. Other work on the machine, or a job "
+            "that varies: repeat it where it is calm, or more often."
+        )
 
 
 def _best_law(scaling: ScalingResult) -> ScalingLaw | None:
     return min(scaling.laws, key=lambda law: law.residual_ratio, default=None)
 
 
-def _extrapolation(law: ScalingLaw) -> Iterator[str]:
+def _extrapolation(law: ScalingLaw, largest: int) -> Iterator[str]:
+    """What the law promises, as far as the measurements pin it down."""
     beyond = [one for one in law.predictions if one.is_extrapolated]
-    if beyond:
-        told = "; ".join(f"{one.num_ranks} ranks {_interval(one)}" for one in beyond)
+    certain = [one for one in beyond if one.high - max(one.low, 0) < _VAGUE]
+    if beyond and not certain:
         yield (
-            f"If it goes on by {_LAWS.get(law.law, law.law)}'s law: {told}. The intervals hold the "
+            f"These runs do not tell what comes beyond {counted(largest, 'rank')}: on "
+            f"{beyond[0].num_ranks:,} the efficiency may be {_ends(beyond[0])}. More repeats or "
+            "sizes narrow that."
+        )
+        return
+    if certain:
+        told = "; ".join(f"{one.num_ranks:,} ranks {_interval(one)}" for one in certain)
+        yield (
+            f"If it goes on by {LAW_NAMES.get(law.law, law.law)}: {told}. The intervals hold the "
             "error of the measurements, not that of the law."
         )
-    if law.peak_ranks is not None:
-        upto = f"{law.peak_high:,.0f}" if law.peak_high is not None else "∞"
-        low = f"{law.peak_low:,.0f}" if law.peak_low is not None else "?"
-        yield f"Beyond {law.peak_ranks:,.0f} ranks ({low} to {upto}) more are slower, by that law."
+    yield from _peak(law, largest)
+
+
+def _peak(law: ScalingLaw, largest: int) -> Iterator[str]:
+    if law.peak_ranks is None:
+        return
+    peak = max(round(law.peak_ranks), 1)
+    low = max(round(law.peak_low or 1), 1)
+    upto = f"{low:,} to {law.peak_high:,.0f}" if law.peak_high is not None else f"{low:,} or more"
+    where = "" if peak <= largest else ", which lies beyond what was measured"
+    yield f"By that law more than {counted(peak, 'rank')} ({upto}) are slower{where}."
 
 
 def _interval(one: ScalingPrediction) -> str:
+    return f"{format_ratio(one.efficiency)} ({_ends(one)})"
+
+
+def _ends(one: ScalingPrediction) -> str:
     low, high = format_ratio(max(one.low, 0)), format_ratio(one.high)
-    return f"{format_ratio(one.efficiency)} ({low.removesuffix(' %')} to {high})"
+    return f"{low.removesuffix(' %')} to {high}"
 
 
 def scaling_tables(scaling: ScalingResult, *, show_all: bool) -> Iterator[TableView]:
@@ -125,6 +172,7 @@ def scaling_tables(scaling: ScalingResult, *, show_all: bool) -> Iterator[TableV
         yield _losses_table(lossy, show_all=show_all)
     if scaling.laws:
         yield _laws_table(scaling.laws)
+        yield from _extrapolation_table(scaling.laws)
 
 
 def _sizes_table(scaling: ScalingResult) -> TableView:
@@ -155,7 +203,10 @@ def _size_notes(sizes: Sequence[ScalingSize]) -> Iterator[str]:
         size.efficiency_low is not None and not _telling(size.efficiency_low, size.efficiency_high)
         for size in sizes
     ):
-        yield "Intervals that are left out tell nothing: there are too few repeats."
+        yield (
+            "Intervals so wide that they tell nothing are left out: the repeats are too few, or "
+            "too unlike."
+        )
 
 
 def _size_row(size: ScalingSize) -> tuple[Cell, ...]:
@@ -206,14 +257,14 @@ def _drawing(size: ScalingSize) -> Callable[[int], str]:
 def _losses_table(sizes: Sequence[ScalingSize], *, show_all: bool) -> TableView:
     """Causes down, sizes across; columns add up to what is lost."""
     shown = sizes if show_all else sizes[-_MOST_SIZES:]
-    causes = [
-        cause
-        for cause in CAUSES.values()
-        if any(loss.lost_ns for size in shown for loss in size.losses if loss.cause == cause)
-    ]
     lost = [{loss.cause: loss for loss in size.losses} for size in shown]
-    rows = [(cause, *(_loss_text(of.get(cause)) for of in lost)) for cause in causes]
-    rows.append(("lost", *(f"{signed(size.lost_ns)} {_share(size)}" for size in shown)))
+    used = [name for name in CAUSES.values() if any(of[name].lost_ns for of in lost)]
+    small = [] if show_all else [name for name in used if _is_small(name, lost)]
+    rows = [(name, *(_loss_text([of[name]]) for of in lost)) for name in used if name not in small]
+    if small:
+        title = small[0] if len(small) == 1 else f"{len(small)} smaller ones"
+        rows.append((title, *(_loss_text([of[name] for name in small]) for of in lost)))
+    rows.append(("lost", *(_loss_text(size.losses) for size in shown)))
     return TableView(
         title="What is lost, by cause",
         caption="time of a step, and share of it; the parts add up",
@@ -227,40 +278,52 @@ def _losses_table(sizes: Sequence[ScalingSize], *, show_all: bool) -> TableView:
     )
 
 
-def _loss_text(loss: ScalingLoss | None) -> str:
-    if loss is None:
-        return "–"
-    return f"{signed(loss.lost_ns)} {100 * loss.ratio:5.1f} %"
+def _is_small(cause: str, lost: Sequence[dict[str, ScalingLoss]]) -> bool:
+    return all(abs(of[cause].ratio) < _LEAST_SHARE for of in lost)
 
 
-def _share(size: ScalingSize) -> str:
-    return f"{100 * sum(loss.ratio for loss in size.losses):5.1f} %"
+def _loss_text(losses: Sequence[ScalingLoss]) -> str:
+    """Their sum, and its share of the step."""
+    share = f"{100 * abs(sum(loss.ratio for loss in losses)):.1f} %"
+    total = sum(loss.lost_ns for loss in losses)
+    return f"{signed(total)} {('' if total >= 0 else '−') + share:>7}"
 
 
 def _laws_table(laws: Sequence[ScalingLaw]) -> TableView:
     return TableView(
         title="Laws",
-        caption="fitted to every run",
+        caption="fitted to all runs; off by: median distance of a run",
         columns=(
             TableColumn(title="law", left=True),
             TableColumn(title="parameters, 95 % intervals", left=True, wrap=True),
             TableColumn(title="off by"),
-            TableColumn(title="beyond", left=True, wrap=True, wide_only=True),
         ),
         rows=tuple(
             (
-                _LAWS.get(law.law, law.law),
+                LAWS.get(law.law, law.law),
                 ", ".join(_parameter(p.name, p.value, p.low, p.high) for p in law.parameters),
                 format_ratio(law.residual_ratio),
-                "; ".join(
-                    f"{one.num_ranks}: {_interval(one)}"
-                    for one in law.predictions
-                    if one.is_extrapolated
-                ),
             )
             for law in laws
         ),
         notes=tuple(dict.fromkeys(note for law in laws for note in law.notes)),
+    )
+
+
+def _extrapolation_table(laws: Sequence[ScalingLaw]) -> Iterator[TableView]:
+    beyond = [[one for one in law.predictions if one.is_extrapolated] for law in laws]
+    if not all(beyond):
+        return
+    yield TableView(
+        title="Beyond what was measured",
+        caption="efficiency by each law; 95 % intervals of the measurements' error alone",
+        columns=(
+            TableColumn(title="ranks"),
+            *(TableColumn(title=LAWS.get(law.law, law.law), left=True) for law in laws),
+        ),
+        rows=tuple(
+            (f"{ones[0].num_ranks:,}", *map(_interval, ones)) for ones in zip(*beyond, strict=True)
+        ),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -139,6 +140,7 @@ def plan_program(
     *,
     repeats: int,
     device: Literal["gpus", "ranks"],
+    scaling: Scaling = "as_given",
 ) -> SweepFile:
     """A sweep of a user's own program under ``distprof capture``.
 
@@ -147,6 +149,7 @@ def plan_program(
         sizes: Numbers of ranks.
         repeats: Runs of each size.
         device: What sizes count.
+        scaling: What the program does, where the user says so.
 
     Raises:
         UsageError: If the command does not say where the number of ranks belongs.
@@ -160,7 +163,7 @@ def plan_program(
         size: ("capture", "--", *(word.replace(RANKS, str(size)) for word in command))
         for size in sizes
     }
-    return _sweep(per_size, repeats, workload="", scaling="as_given", device=device)
+    return _sweep(per_size, repeats, workload="", scaling=scaling, device=device)
 
 
 def _batch(
@@ -202,13 +205,24 @@ def _sweep(
         device=device,
         runs=tuple(_in_turns(per_size, repeats)),
         started_ns=time.time_ns(),
+        num_cpus=_num_cpus(),
     )
 
 
+def _num_cpus() -> int | None:
+    """Processors that this process and its children may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count()
+
+
 def _in_turns(per_size: dict[int, tuple[str, ...]], repeats: int) -> Iterator[SweepRun]:
-    """Sizes up, then down, then up: a steady drift weighs on all of them alike."""
+    """Sizes down, then up, then down: a steady drift weighs on all of them alike.
+
+    The largest is first, so that a size which cannot run here fails before time is spent.
+    """
     for repeat in range(repeats):
-        sizes = list(per_size) if repeat % 2 == 0 else list(reversed(per_size))
+        sizes = sorted(per_size, reverse=repeat % 2 == 0)
         for size in sizes:
             folder = f"ranks{size:05d}-repeat{repeat:02d}"
             yield SweepRun(ranks=size, repeat=repeat, folder=folder, arguments=per_size[size])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import subprocess
 import sys
@@ -18,13 +19,39 @@ from distprof.artefacts import RUN_FILE
 from distprof.artefacts.run_file import RunFile
 from distprof.artefacts.sweep_file import SWEEP_FILE, SWEEP_SCHEMA, SweepFile, SweepRun
 from distprof.errors import InputError, UsageError
+from distprof.sweep.child import Ended, run_child
+from distprof.sweep.lock import locked
 
-__all__ = ["Outcome", "configuration_of", "finished_runs", "load_sweep", "make_runs", "save_sweep"]
-
-Say = Callable[[str], None]
+__all__ = [
+    "Outcome",
+    "Progress",
+    "configuration_of",
+    "finished_runs",
+    "load_sweep",
+    "make_runs",
+    "save_sweep",
+]
 
 _FINE = (0, 1)  # 1: findings
-_TOLD_LINES = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far a sweep has come.
+
+    Args:
+        number: Of the run that is going on, from 1.
+        total: Runs.
+        run: For people, for example ``2 ranks, repeat 1``.
+        elapsed_s: For how long this run has been going on; 0 when it is about to start.
+        left_s: Until the end of the sweep, judged by the runs that are done; None before the first.
+    """
+
+    number: int
+    total: int
+    run: str
+    elapsed_s: float
+    left_s: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,11 +110,13 @@ def save_sweep(folder: Path, sweep: SweepFile) -> None:
         temporary.write_bytes(data)
         temporary.replace(folder / SWEEP_FILE)
     except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
         raise InputError(
             str(folder / SWEEP_FILE),
             expected="a folder that can be written",
             found=error.strerror or str(error),
-            fix="choose another folder with -o",
+            fix="free some space, or name another folder with --sweep; what is done stays",
         ) from error
 
 
@@ -111,58 +140,127 @@ def finished_runs(folder: Path, sweep: SweepFile) -> tuple[Path, ...]:
     return tuple(folder / run.folder for run in sweep.runs if run.state == "done")
 
 
-def make_runs(folder: Path, sweep: SweepFile, *, say: Say) -> Outcome:
+def make_runs(folder: Path, sweep: SweepFile, *, say: Callable[[Progress], None]) -> Outcome:
     """Make every run that is not done yet.
 
     A run that was cut off is made again; a run that failed ends the sweep, and is tried again when
-    the sweep is taken up. What is done stays.
+    the sweep is taken up. What is done stays, also where the sweep's own program was killed before
+    it could write that down.
 
     Args:
         folder: Of the sweep; it exists.
         sweep: Its plan, or how far it has come.
-        say: Told a line before each run.
+        say: Told before each run, and about every second while it goes on.
 
     Raises:
+        InputError: If the folder cannot be written, or another program is making its runs.
         KeyboardInterrupt: When the user stops it; what is done is kept.
     """
-    save_sweep(folder, sweep)
-    for number, run in enumerate(sweep.runs):
-        if run.state == "done" and (folder / run.folder / RUN_FILE).is_file():
-            continue
-        say(f"[{number + 1}/{len(sweep.runs)}] {_named(run)}")
-        code, said = _make(folder / run.folder, run)
-        state = "done" if code in _FINE and _is_complete(folder / run.folder) else "failed"
-        changed = replace(run, state=state, exit_code=code)
-        sweep = replace(sweep, runs=(*sweep.runs[:number], changed, *sweep.runs[number + 1 :]))
+    with locked(folder) as lock:
+        sweep = _with_what_is_done(folder, sweep)
         save_sweep(folder, sweep)
-        if state == "failed":
-            return Outcome(sweep=sweep, exit_code=code or 3, why=said)
+        for number, run in enumerate(sweep.runs):
+            if run.state == "done":
+                continue
+            ended = _make(folder / run.folder, run, lock, _teller(sweep, number, say))
+            is_done = ended.exit_code in _FINE and _is_complete(folder / run.folder)
+            changed = replace(
+                run,
+                state="done" if is_done else "failed",
+                exit_code=ended.exit_code,
+                took_s=round(ended.took_s, 3) if is_done else None,
+            )
+            sweep = replace(sweep, runs=(*sweep.runs[:number], changed, *sweep.runs[number + 1 :]))
+            save_sweep(folder, sweep)
+            if not is_done:
+                return Outcome(sweep=sweep, exit_code=ended.exit_code or 3, why=ended.said)
     return Outcome(sweep=sweep)
 
 
 _DISTPROF = (sys.executable, "-m", "distprof")
 
 
+def _with_what_is_done(folder: Path, sweep: SweepFile) -> SweepFile:
+    """States by what lies in the folder: runs that were lost wait, those that ended are done."""
+    written = load_sweep(folder)
+    before = {run.folder: run for run in written.runs} if written else {}
+    return replace(
+        sweep, runs=tuple(_as_found(folder, run, before.get(run.folder)) for run in sweep.runs)
+    )
+
+
+def _as_found(folder: Path, run: SweepRun, before: SweepRun | None) -> SweepRun:
+    if before is None or before.arguments != run.arguments:  # what lies there is another run
+        return replace(run, state="waiting")
+    is_done = before.state != "failed" and _is_complete(folder / run.folder)
+    return replace(before, state="done" if is_done else "waiting")
+
+
+def _teller(
+    sweep: SweepFile, number: int, say: Callable[[Progress], None]
+) -> Callable[[float], None]:
+    """Tells how far the sweep is while a run goes on."""
+
+    def tell(elapsed_s: float) -> None:
+        say(
+            Progress(
+                number=number + 1,
+                total=len(sweep.runs),
+                run=_named(sweep.runs[number]),
+                elapsed_s=elapsed_s,
+                left_s=_left_s(sweep, number, elapsed_s),
+            )
+        )
+
+    return tell
+
+
+def _left_s(sweep: SweepFile, number: int, elapsed_s: float) -> float | None:
+    """Runs to come, each as long as those of its size, or as all where there is none yet."""
+    took: dict[int, list[float]] = {}
+    for run in sweep.runs:
+        if run.state == "done" and run.took_s is not None:
+            took.setdefault(run.ranks, []).append(run.took_s)
+    if not took:
+        return None
+    by_size = {ranks: sum(times) / len(times) for ranks, times in took.items()}
+    usual = sum(by_size.values()) / len(by_size)
+    going, *others = [run for run in sweep.runs[number:] if run.state != "done"]
+    left = max(by_size.get(going.ranks, usual) - elapsed_s, 0.0)
+    return left + sum(by_size.get(run.ranks, usual) for run in others)
+
+
 def _named(run: SweepRun) -> str:
-    ranks = f"{run.ranks} rank{'' if run.ranks == 1 else 's'}"
+    ranks = f"{run.ranks:,} rank{'' if run.ranks == 1 else 's'}"
     return f"{ranks}, repeat {run.repeat + 1}"
 
 
-def _make(run_dir: Path, run: SweepRun) -> tuple[int, str]:
-    """Exit code of one run, and the last lines of what it wrote to stderr."""
-    if run_dir.exists():  # cut off, or failed
-        shutil.rmtree(run_dir)
+def _make(
+    run_dir: Path, run: SweepRun, lock: Sequence[int], tell: Callable[[float], None]
+) -> Ended:
+    """One run, to its end."""
+    _clear(run_dir)
+    tell(0.0)
     verb, *others = run.arguments
-    command = [*_DISTPROF, verb, *_into(verb, run_dir, others)]
-    process = subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace"
-    )
+    return run_child([*_DISTPROF, verb, *_into(verb, run_dir, others)], keep_open=lock, beat=tell)
+
+
+def _clear(run_dir: Path) -> None:
+    """Remove what a run left that was cut off, or failed.
+
+    Raises:
+        InputError: If it cannot be removed.
+    """
     try:
-        _, said = process.communicate()
-    except KeyboardInterrupt:
-        process.wait()  # the terminal has told it too
-        raise
-    return process.returncode, "\n".join(said.strip().splitlines()[-_TOLD_LINES:])
+        if run_dir.exists():
+            shutil.rmtree(run_dir)
+    except OSError as error:
+        raise InputError(
+            str(run_dir),
+            expected="a folder that can be removed: the run in it was cut off, or failed",
+            found=error.strerror or str(error),
+            fix="remove it, or name another folder with --sweep",
+        ) from error
 
 
 def _into(verb: str, run_dir: Path, others: Sequence[str]) -> list[str]:

@@ -123,14 +123,14 @@ def test_better_than_linear_is_said_rather_than_fitted():
     fit = fit_scaling("amdahl", sizes, sizes**1.1 * np.tile([0.99, 1.0, 1.01], 4))
     assert fit.parameters[0].value == 0
     assert fit.parameters[0].high > 0
-    assert "scales better than amdahl allows" in fit.notes[0]
+    assert "scales better than Amdahl's law allows" in fit.notes[0]
 
 
 @pytest.mark.parametrize(
     ("law", "sizes", "why"),
     [
-        ("usl", [1, 2, 1, 2], "usl takes 3 different numbers of ranks, measured: 2"),
-        ("amdahl", [4, 4, 4], "amdahl takes 2 different numbers of ranks, measured: 1"),
+        ("usl", [1, 2, 1, 2], "Scalability Law takes 3 different numbers of ranks, measured: 2"),
+        ("amdahl", [4, 4, 4], "Amdahl.s law takes 2 different numbers of ranks, measured: 1"),
         ("usl", [1, 2, 4], "repeat them, or add a size"),
         ("gustafson", [1, 2], "repeat them, or add a size"),
     ],

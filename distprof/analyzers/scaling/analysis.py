@@ -120,6 +120,7 @@ def _size(sweep: Sweep, base: int, ranks: int) -> ScalingSize:
         ideal_step_ns=ideal_ns,
         lost_ns=step_ns - ideal_ns,
         is_data_parallel=_is_data_parallel(runs),
+        run_step_ns=tuple(round(step) for step in _steps(runs)),
         **lost,
         **_traced(runs, step_ns),
     )
@@ -244,15 +245,23 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
+def _ranks(sizes: Sequence[str]) -> str:
+    """For example ``1 and 4 ranks``."""
+    *others, last = sizes
+    if others:
+        return f"{', '.join(others)} and {last} ranks"
+    return "1 rank" if last == "1" else f"{last} ranks"
+
+
 def _lacking(sweep: Sweep, sizes: Sequence[ScalingSize]) -> list[str]:
     lacking = []
     single = [str(size.num_ranks) for size in sizes if not size.is_between_runs]
     if single:
         lacking.append(
-            f"A single run on {', '.join(single)} ranks: intervals there are of its steps, and"
-            " other runs may differ by more."
+            f"A single run on {_ranks(single)}: intervals there are of its steps, and other runs"
+            " may differ by more."
         )
     bare = [str(ranks) for ranks, runs in sweep.runs.items() if mean_parts(runs) is None]
     if bare:
-        lacking.append(f"No traced parts on {', '.join(bare)} ranks: no causes of what is lost.")
+        lacking.append(f"No traced parts on {_ranks(bare)}: no causes of what is lost.")
     return lacking

@@ -77,6 +77,7 @@ class ScalingSize(Record, frozen=True, kw_only=True):
         exposed_transfer_ns: Transfers that hide behind nothing, waiting not split off included.
         is_data_parallel: Whether no mesh axis but those of data parallelism has several ranks;
             None where the mesh is not known.
+        run_step_ns: Median step of each run, in order of time.
     """
 
     num_ranks: int
@@ -102,6 +103,7 @@ class ScalingSize(Record, frozen=True, kw_only=True):
     transfer_ns: int | None = None
     exposed_transfer_ns: int | None = None
     is_data_parallel: bool | None = None
+    run_step_ns: tuple[int, ...] = ()
 
 
 class ScalingParameter(Record, frozen=True, kw_only=True):

@@ -155,8 +155,9 @@ def _mode(work: dict[int, float], unit: str, told: Mode | None) -> tuple[Mode, s
             f"Work per step neither stays nor grows with ranks: {_listed(work)} {unit}."
             " Say whether that is weak or strong scaling."
         )
-    kept = "all ranks together" if found == "strong" else "each rank"
-    return found, f"{found.capitalize()}: {kept} keep their {unit} per step over all sizes."
+    who = "all ranks together have" if found == "strong" else "a rank has"
+    told_of = f"{who} the same number of {unit} per step at every size"
+    return found, f"{found.capitalize()} scaling: {told_of}."
 
 
 def _is_constant(values: Sequence[float]) -> bool:
