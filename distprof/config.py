@@ -114,10 +114,12 @@ class CheckConfig:
     """What ``distprof check`` guards.
 
     Args:
-        metrics: Those that decide; empty for all that are known.
+        metrics: Those that decide; empty for step time and scaling efficiency.
         tolerance: Metric to the loss that is accepted: 0.03 is 3 % of a time, or 3 points of a
             share.
         inconclusive_fails: Whether too few repeats for a conclusion fail the check.
+        session_noise: How much sessions of the machine are known to differ, as a standard
+            deviation: 0.03 is 3 %. None if unknown.
         window: Sessions that a baseline keeps.
         history: Folder or URL to which every checked run is added; empty for none.
     """
@@ -125,6 +127,7 @@ class CheckConfig:
     metrics: tuple[str, ...] = ()
     tolerance: Mapping[str, float] = field(default_factory=dict)
     inconclusive_fails: bool = False
+    session_noise: float | None = None
     window: int = 8
     history: str = ""
 
@@ -222,7 +225,7 @@ def _topology(values: Mapping[str, Any], source: str) -> TopologyConfig:
 
 def _check(values: Mapping[str, Any], source: str) -> CheckConfig:
     """The table ``[check]``; names of metrics are checked by the gate, which knows them."""
-    known = ("metrics", "tolerance", "inconclusive_fails", "window", "history")
+    known = ("metrics", "tolerance", "inconclusive_fails", "session_noise", "window", "history")
     _refuse_unknown(values, known, source, "check")
     metrics = values.get("metrics", [])
     if not isinstance(metrics, list) or not all(isinstance(name, str) for name in metrics):
@@ -236,13 +239,18 @@ def _check(values: Mapping[str, Any], source: str) -> CheckConfig:
         raise UsageError(
             f"{source}: check.inconclusive_fails is true or false, check.history a folder or URL"
         )
-    window = values.get("window", 8)
+    noise, window = values.get("session_noise"), values.get("window", 8)
+    if noise is not None:
+        noise = float(_number(noise, source, "check.session_noise"))
+        if not 0 <= noise < 1:
+            raise UsageError(f"{source}: check.session_noise must be from 0 up and below 1")
     if isinstance(window, bool) or not isinstance(window, int) or window < 1:
         raise UsageError(f"{source}: check.window must be a whole number above 0")
     return CheckConfig(
         metrics=tuple(metrics),
         tolerance={name: float(value) for name, value in tolerance.items()},
         inconclusive_fails=fails,
+        session_noise=noise,
         window=window,
         history=history,
     )

@@ -9,19 +9,37 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from distprof.cli.accepting import (
+    accept_loss,
+    accept_runs,
+    assigned,
+    check_writable,
+    metric_names,
+)
 from distprof.cli.app import ExitCode
 from distprof.cli.options import debug_option, output_options_with
-from distprof.cli.output import Output, check_format, check_free, deliver, note
+from distprof.cli.output import Output, check_format, deliver, note
+from distprof.cli.repeats import (
+    are_in_turns,
+    baseline_of,
+    load_sizes,
+    make_repeats,
+    new_place,
+    repeat_until,
+    session_of_sizes,
+)
 from distprof.errors import InputError, UsageError
 
 if TYPE_CHECKING:
-    from distprof.artefacts.baseline_file import BaselineFile, BaselineSession
-    from distprof.artefacts.summary_file import SummaryFile
+    from distprof.artefacts.summary_file import Fingerprint, SummaryFile
+    from distprof.cli.repeats import Sizes
     from distprof.config import CheckConfig
     from distprof.gate.check import CheckResult
 
 __all__ = ["check"]
 
+REPEATS = 5
+MOST = 100
 FORMATS = ("text", "json", "md", "junit", "benchmark")
 _STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
 
@@ -38,7 +56,7 @@ _STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
     "--against",
     multiple=True,
     metavar="RUN",
-    help="Compare with these runs instead, measured in turns with the others: what drifts cancels.",
+    help="Compare with this run, or folder of runs, instead; made in turns, what drifts cancels.",
 )
 @click.option(
     "--run",
@@ -47,18 +65,18 @@ _STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
     help="Make the runs first: arguments of distprof run, for example 'ddp --ranks 2'. With"
     " --ranks 1,2 the scaling efficiency is guarded too.",
 )
-@click.option("--repeats", type=click.IntRange(1, 100), default=5, help="With --run.  [5]")
+@click.option("--repeats", type=click.IntRange(1, MOST), help="With --run: runs of each size.  [5]")
 @click.option(
     "--max-repeats",
-    type=click.IntRange(1, 100),
-    help="With --run: make more while that may decide it, up to so many.  [--repeats]",
+    type=click.IntRange(1, MOST),
+    help="With --run: make more while that may decide it, so many at most.  [--repeats]",
 )
 @click.option(
     "--sweep",
     "folder",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="With --run: where the runs are kept.  [runs/check-TIME]",
+    help="With --run: where the runs are kept; interrupted ones go on there.  [runs/check-TIME]",
 )
 @click.option(
     "--update-baseline", is_flag=True, help="Accept these runs as a new session of the baseline."
@@ -77,7 +95,15 @@ _STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
     help="Instead of distprof.toml's: 0.03 is 3 % of a time, or 3 points of a share.",
 )
 @click.option(
-    "--metrics", metavar="NAME,…", help="Those that decide.  [distprof.toml's, else all known]"
+    "--metrics",
+    metavar="NAME,…",
+    help="Those that decide.  [distprof.toml's, else step_time and efficiency]",
+)
+@click.option(
+    "--session-noise",
+    type=click.FloatRange(0, 1, max_open=True),
+    metavar="DEVIATION",
+    help="How much sessions of this machine differ: 0.03 is 3 %.  [distprof.toml's, else unknown]",
 )
 @click.option(
     "--fail-on-inconclusive/--pass-on-inconclusive",
@@ -100,7 +126,7 @@ def check(sources: tuple[str, ...], **options: Any) -> int:
       distprof check runs/*/ --baseline perf.json --update-baseline
       distprof check runs/*/ --baseline perf.json
       distprof check --run "ddp --ranks 2 --device cpu" --repeats 8 --baseline perf.json
-      distprof check new/*/ --against old/a --against old/b --against old/c
+      distprof check new/ --against old/
       distprof check --baseline perf.json --acknowledge step_time=0.08 --reason "new encoder"
     """  # noqa: D301 - click reads it
     output = Output(**{name: options.pop(name) for name in Output.__dataclass_fields__})
@@ -117,12 +143,50 @@ def check(sources: tuple[str, ...], **options: Any) -> int:
 
 
 def _check_usage(sources: tuple[str, ...], options: dict[str, Any]) -> None:
+    """Refuse before the work what would fail after it."""
     if bool(sources) == bool(options["workload"]):
         raise UsageError("name the runs to check, or make them with --run 'WORKLOAD …'")
     if (options["baseline"] is None) == (not options["against"]):
         raise UsageError("name what to compare with: --baseline FILE, or --against RUN")
-    if options["update_baseline"] and options["baseline"] is None:
-        raise UsageError("--update-baseline needs --baseline FILE")
+    if options["reason"] or options["until"]:
+        raise UsageError("--reason and --until belong to --acknowledge METRIC=LOSS")
+    _check_against(sources, options["against"])
+    _check_making(options)
+    if options["update_baseline"]:
+        if options["baseline"] is None:
+            raise UsageError("--update-baseline needs --baseline FILE")
+        check_writable(options["baseline"])
+        if not Path(options["baseline"]).exists():
+            return
+    if options["baseline"] is not None:
+        from distprof.gate.baseline import read_baseline
+
+        read_baseline(options["baseline"])
+
+
+def _check_against(sources: tuple[str, ...], against: tuple[str, ...]) -> None:
+    """An option takes one name: a shell gives it the first of ``old/*/``, and us the others."""
+    old = {Path(name).absolute().parent for name in against}
+    stray = [name for name in sources if Path(name).absolute().parent in old]
+    if stray and len(stray) < len(sources):
+        raise UsageError(
+            f"does {stray[0]} belong to --against? It takes one name: that of the folder which"
+            " holds the runs, or --against once for each"
+        )
+
+
+def _check_making(options: dict[str, Any]) -> None:
+    making = {"--repeats": "repeats", "--max-repeats": "max_repeats", "--sweep": "folder"}
+    if not options["workload"]:
+        stray = next((flag for flag, name in making.items() if options[name] is not None), None)
+        if stray is not None:
+            raise UsageError(f"{stray} is for runs that --run makes")
+        return
+    options["repeats"] = options["repeats"] or REPEATS
+    if (options["max_repeats"] or MOST) < options["repeats"]:
+        raise UsageError(
+            f"--max-repeats {options['max_repeats']} is below the {options['repeats']} of --repeats"
+        )
 
 
 def _settings(config: CheckConfig, options: dict[str, Any]) -> CheckConfig:
@@ -134,71 +198,32 @@ def _settings(config: CheckConfig, options: dict[str, Any]) -> CheckConfig:
     metrics = config.metrics
     if options["metrics"] is not None:
         metrics = tuple(name.strip() for name in options["metrics"].split(","))
-    tolerance = {**config.tolerance, **dict(map(_assigned, options["tolerance"]))}
+    tolerance = {**config.tolerance, **dict(map(assigned, options["tolerance"]))}
     for name in (*metrics, *tolerance):
         if find_metric(name) is None:
-            raise UsageError(f"no metric {name!r}: choose from {_metric_names()}")
+            raise UsageError(f"no metric {name!r}: choose from {metric_names()}")
     wrong = next((name for name, value in tolerance.items() if not 0 <= value < 1), None)
     if wrong is not None:
         raise UsageError(f"the tolerance of {wrong} must be from 0 up and below 1: 0.03 is 3 %")
-    fails = options["fail_on_inconclusive"]
+    fails, noise = options["fail_on_inconclusive"], options["session_noise"]
     return replace(
         config,
         metrics=metrics,
         tolerance=tolerance,
         inconclusive_fails=config.inconclusive_fails if fails is None else fails,
+        session_noise=config.session_noise if noise is None else noise,
         history=options["history"] if options["history"] is not None else config.history,
     )
 
 
-def _metric_names() -> str:
-    from distprof.gate.metrics import METRICS
-
-    return ", ".join(metric.name for metric in METRICS)
-
-
-def _assigned(text: str) -> tuple[str, float]:
-    name, _, value = text.partition("=")
-    try:
-        return name.strip(), float(value)
-    except ValueError:
-        raise UsageError(f"{text!r} is no METRIC=VALUE such as step_time=0.03") from None
-
-
 def _acknowledge(sources: tuple[str, ...], options: dict[str, Any], *, quiet: bool) -> int:
-    """Write a loss that is accepted into the baseline."""
-    from distprof.artefacts.baseline_file import Acknowledged
-    from distprof.gate.baseline import acknowledge, baseline_json, read_baseline
-    from distprof.report.saved import write_atomically
-
     file = options["baseline"]
-    if file is None or sources:
+    if file is None or sources or options["workload"]:
         raise UsageError("--acknowledge METRIC=LOSS takes --baseline FILE, and no runs")
-    metric, loss = _assigned(options["acknowledge"])
-    accepted = Acknowledged(
-        metric=metric, up_to=loss, reason=options["reason"], until_ns=_until(options["until"])
+    accept_loss(
+        file, options["acknowledge"], reason=options["reason"], until=options["until"], quiet=quiet
     )
-    try:
-        changed = acknowledge(read_baseline(file), accepted)
-    except ValueError as error:
-        raise UsageError(f"{error}; metrics: {_metric_names()}") from error
-    write_atomically(Path(file), baseline_json(changed))
-    note(f"Wrote {file}: {metric} may lose {100 * loss:g} %", quiet=quiet)
     return ExitCode.FINE
-
-
-def _until(text: str | None) -> int | None:
-    """The end of that day, ns since the epoch."""
-    if text is None:
-        return None
-    import datetime as dt
-
-    try:
-        day = dt.date.fromisoformat(text)
-    except ValueError:
-        raise UsageError(f"{text!r} is no day such as 2027-01-31") from None
-    after = dt.datetime.combine(day + dt.timedelta(days=1), dt.time(), dt.UTC)
-    return int(after.timestamp()) * 1_000_000_000
 
 
 def _checked(
@@ -207,157 +232,100 @@ def _checked(
     from distprof.report.check_reporters import CHECK_REPORTERS
 
     if options["workload"]:
-        made = _made(output, settings, options)
-        if isinstance(made, int):
-            return made
-        sources = made
-    runs = _summaries(sources)
-    small, large = _sizes(runs)
-    _remember(runs, settings.history, quiet=output.quiet)
+        place = options["folder"] or new_place()
+        code = _make(place, settings, options, quiet=output.quiet)
+        if code:
+            return code
+        sources = (str(place),)
+    sizes = load_sizes(sources)
+    session_of_sizes(sizes)  # says what is wrong with the runs
+    _remember(tuple(run for runs in sizes for run in runs), settings.history, quiet=output.quiet)
     if options["update_baseline"]:
-        return _update(small, large, settings, options, quiet=output.quiet)
-    result = _judged(small, large, settings, options)
+        accept_runs(options["baseline"], sizes, window=settings.window, quiet=output.quiet)
+        return ExitCode.FINE
+    result = _judged(sizes, settings, options)
     deliver(CHECK_REPORTERS, result, output, what="a check")
     _summarize(result)
-    return _code(result, settings)
+    return ExitCode.FINDINGS if result.is_failed else ExitCode.FINE
 
 
-def _summaries(sources: tuple[str, ...]) -> tuple[SummaryFile, ...]:
-    from distprof.cli.source import check_comparable
-    from distprof.ingest.executor import import_numpy
+def _make(place: Path, settings: CheckConfig, options: dict[str, Any], *, quiet: bool) -> int:
+    """Make the runs, more of them while that may decide it; returns the exit code."""
+    from distprof.gate.decide import EARLY_ALPHA
 
-    import_numpy()  # before anything else does
-    from distprof.summaries import load_summaries
+    sweep, code = make_repeats(options["workload"], place, repeats=options["repeats"], quiet=quiet)
+    if code or options["update_baseline"]:
+        return code
 
-    for source in sources:
-        check_comparable(source)
-    return load_summaries(sources)
+    def missing() -> int:
+        """A loss must be plain to end it here: each look gives chance another chance."""
+        look = _judged(load_sizes((str(place),)), settings, options, alpha=EARLY_ALPHA)
+        return look.needed_repeats or 0
 
-
-def _sizes(runs: tuple[SummaryFile, ...]) -> tuple[tuple[SummaryFile, ...], ...]:
-    """Runs of the smaller size, none where there is one; and of the larger, which is guarded.
-
-    Raises:
-        InputError: If runs have no steps, or more than two sizes.
-    """
-    named = ", ".join(run.source for run in runs[:3])
-    if not runs or not all(run.step_ns for run in runs):
-        without = next((run.source for run in runs if not run.step_ns), "")
-        raise InputError(
-            without or "the runs",
-            expected="repeats with steps",
-            found="a run without any" if without else "no run at all",
-            fix="check repeats of the same job, for example those of distprof check --run",
-        )
-    sizes = sorted({run.fingerprint.world_size or 0 for run in runs})
-    if len(sizes) > 2:
-        raise InputError(
-            named,
-            expected="repeats of one size, or of two for the scaling efficiency",
-            found=f"runs on {', '.join(map(str, sizes))} ranks",
-            fix="name runs of two sizes; distprof scale looks at more",
-        )
-    large = tuple(run for run in runs if (run.fingerprint.world_size or 0) == sizes[-1])
-    small = tuple(run for run in runs if run not in large)
-    return small, large
-
-
-def _session(small: tuple[SummaryFile, ...], large: tuple[SummaryFile, ...]) -> BaselineSession:
-    from distprof.gate.baseline import session_of
-
-    try:
-        return session_of(large, small)
-    except ValueError as error:
-        raise InputError(
-            ", ".join(run.source for run in large[:3]),
-            expected="repeats of the same run",
-            found=str(error),
-            fix="check runs of one job on one machine at a time",
-        ) from error
+    most = options["max_repeats"] or 0
+    return repeat_until(missing, place, sweep, most=most, quiet=quiet)
 
 
 def _judged(
-    small: tuple[SummaryFile, ...],
-    large: tuple[SummaryFile, ...],
-    settings: CheckConfig,
-    options: dict[str, Any],
+    sizes: Sizes, settings: CheckConfig, options: dict[str, Any], *, alpha: float | None = None
 ) -> CheckResult:
     from distprof.gate.baseline import read_baseline
-    from distprof.gate.check import judge
-    from distprof.run.fingerprint import unlike
+    from distprof.gate.check import GateSettings, judge
+    from distprof.gate.decide import ALPHA
     from distprof.version import __version__
 
-    session = _session(small, large)
     source = options["baseline"] or ", ".join(options["against"])
-    baseline = _others(options) if options["against"] else read_baseline(source)
-    fingerprint = large[-1].fingerprint
-    wrong = unlike(baseline.fingerprint, fingerprint, is_gate=True)
-    if wrong and not options["allow_unlike"]:
-        told = "; ".join(difference.sentence for difference in wrong[:4])
-        raise InputError(
-            source,
-            expected="a baseline of the same hardware, job and software",
-            found=told,
-            fix="make a baseline here (--update-baseline with a new FILE), or --allow-unlike",
-        )
-    return judge(
+    others = load_sizes(options["against"]) if options["against"] else None
+    baseline = baseline_of(others) if others else read_baseline(source)
+    session, fingerprint = session_of_sizes(sizes), sizes[1][-1].fingerprint
+    unlike = _unlike(source, baseline.fingerprint, fingerprint, allow=options["allow_unlike"])
+    is_paired = others is not None and are_in_turns(others[1], sizes[1])
+    result = judge(
         baseline,
         session,
         source=source,
         fingerprint=fingerprint,
         version=__version__,
         now_ns=time.time_ns(),
-        tolerances=settings.tolerance,
-        gated=settings.metrics,
-        is_paired=bool(options["against"]),
-        unlike=[difference.sentence for difference in wrong],
+        settings=GateSettings(
+            metrics=settings.metrics,
+            tolerance=settings.tolerance,
+            session_noise=settings.session_noise,
+            is_paired=is_paired,
+            inconclusive_fails=settings.inconclusive_fails,
+            alpha=ALPHA if alpha is None else alpha,
+        ),
+        unlike=unlike,
     )
+    return result if is_paired or others is None else _not_in_turns(result)
 
 
-def _others(options: dict[str, Any]) -> BaselineFile:
-    """The runs after --against, as a baseline of one session."""
-    from distprof.gate.baseline import make_baseline
-    from distprof.version import __version__
-
-    small, large = _sizes(_summaries(options["against"]))
-    try:
-        return make_baseline(large, small, distprof_version=__version__)
-    except ValueError as error:
-        raise InputError(
-            ", ".join(options["against"][:3]), expected="repeats of the same run", found=str(error)
-        ) from error
-
-
-def _update(
-    small: tuple[SummaryFile, ...],
-    large: tuple[SummaryFile, ...],
-    settings: CheckConfig,
-    options: dict[str, Any],
-    *,
-    quiet: bool,
-) -> int:
-    """Accept the runs: a new session, or a new baseline."""
-    from distprof.gate.baseline import accepted, baseline_json, make_baseline, read_baseline
-    from distprof.report.saved import write_atomically
+def _unlike(
+    source: str, first: Fingerprint, second: Fingerprint, *, allow: bool
+) -> tuple[str, ...]:
+    """What differs and was allowed."""
     from distprof.run.fingerprint import unlike
-    from distprof.version import __version__
 
-    file = Path(options["baseline"])
-    _session(small, large)  # says what is wrong with the runs
-    if not file.exists():
-        check_free(str(file), force=False)
-        new = make_baseline(large, small, distprof_version=__version__, window=settings.window)
-        said = f"Wrote {file}: a new baseline of {len(large)} repeats"
-    else:
-        old = read_baseline(str(file))
-        new = accepted(old, large, small, distprof_version=__version__)
-        wrong = unlike(old.fingerprint, large[-1].fingerprint, is_gate=True)
-        said = f"Wrote {file}: {len(new.sessions)} of {new.window} sessions"
-        if wrong:
-            said += f"; it begins anew, since {wrong[0].sentence}"
-    write_atomically(file, baseline_json(new))
-    note(said, quiet=quiet)
-    return ExitCode.FINE
+    told = tuple(difference.sentence for difference in unlike(first, second, is_gate=True))
+    if told and not allow:
+        more = f"; and {len(told) - 4} more" if len(told) > 4 else ""
+        raise InputError(
+            source,
+            expected="a baseline of the same hardware, job and software",
+            found="; ".join(told[:4]) + more,
+            fix="make a baseline here (--update-baseline with a new FILE), or --allow-unlike",
+        )
+    return told
+
+
+def _not_in_turns(result: CheckResult) -> CheckResult:
+    import msgspec
+
+    said = (
+        "By their times the runs of both sides were not made in turns, one each, so that drift"
+        " between them may look like a change."
+    )
+    return msgspec.structs.replace(result, notes=(*result.notes, said))
 
 
 def _remember(runs: tuple[SummaryFile, ...], history: str, *, quiet: bool) -> None:
@@ -382,45 +350,3 @@ def _summarize(result: CheckResult) -> None:
             stream.write(CHECK_REPORTERS["md"](result, RenderOptions()))
     except OSError as error:
         note(f"The step summary was not written: {error.strerror}")
-
-
-def _code(result: CheckResult, settings: CheckConfig) -> int:
-    if result.state == "regressed":
-        return ExitCode.FINDINGS
-    if result.state == "inconclusive" and settings.inconclusive_fails:
-        return ExitCode.FINDINGS
-    return ExitCode.FINE
-
-
-def _made(output: Output, settings: CheckConfig, options: dict[str, Any]) -> tuple[str, ...] | int:
-    """Make the runs; the folder that holds them, or the exit code of what went wrong."""
-    from distprof.cli.making import make_sweep
-    from distprof.sweep.plan import parse_workload, plan_workload, with_more_repeats
-    from distprof.sweep.running import configuration_of
-
-    workload, device, sizes, arguments = parse_workload(options["workload"])
-    place = options["folder"] or Path("runs", f"check-{time.strftime('%Y%m%d-%H%M%S')}")
-    most = max(options["max_repeats"] or 0, options["repeats"])
-    sweep = plan_workload(
-        workload,
-        sizes,
-        arguments,
-        repeats=options["repeats"],
-        scaling="weak",
-        device=device,
-        configuration=configuration_of,
-    )
-    again = "make them again with the same command and --sweep DIR"
-    while True:
-        code = make_sweep(place, sweep, again=again, quiet=output.quiet)
-        if code:
-            return code
-        repeats = max(run.repeat for run in sweep.runs) + 1
-        if options["update_baseline"] or repeats >= most:
-            return (str(place),)
-        small, large = _sizes(_summaries((str(place),)))
-        needed = _judged(small, large, settings, options).needed_repeats
-        if not needed:
-            return (str(place),)
-        sweep = with_more_repeats(sweep, min(needed, most - repeats))
-        note(f"{needed} more repeats would decide it", quiet=output.quiet)

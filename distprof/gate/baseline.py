@@ -102,7 +102,7 @@ def _nonsense(baseline: BaselineFile) -> str:
             if any(not math.isfinite(value) or value < least for value in values):
                 return f"a value of {name[:60]} that no run can have"
     for each in baseline.acknowledged:
-        if not (math.isfinite(each.up_to) and each.up_to >= 0):
+        if not 0 <= each.up_to < 1:
             return f"an acknowledged loss of {each.up_to} of {each.metric[:60]}"
     return ""
 
@@ -193,23 +193,31 @@ def accepted(
     small: Sequence[SummaryFile] = (),
     *,
     distprof_version: str,
+    window: int | None = None,
 ) -> BaselineFile:
     """The baseline with one more session; the oldest beyond its window fall out.
 
     Acknowledged losses that have run out by then fall out too. Unlike repeats begin a new baseline:
     figures of other machines do not mix.
 
+    Args:
+        baseline: Before.
+        repeats: As :func:`session_of`.
+        small: As :func:`session_of`.
+        distprof_version: Of the writer.
+        window: Sessions that are kept from now on; None for as many as before.
+
     Raises:
         ValueError: As :func:`session_of`.
     """
-    session = session_of(repeats, small)
+    session, window = session_of(repeats, small), window or baseline.window
     new = repeats[-1].fingerprint
     kept = () if unlike(baseline.fingerprint, new, is_gate=True) else baseline.sessions
     return BaselineFile(
         distprof_version=distprof_version,
         fingerprint=new,
-        window=baseline.window,
-        sessions=(*kept, session)[-baseline.window :],
+        window=window,
+        sessions=(*kept, session)[-window:],
         acknowledged=tuple(
             each
             for each in baseline.acknowledged
@@ -226,8 +234,8 @@ def acknowledge(baseline: BaselineFile, loss: Acknowledged) -> BaselineFile:
     """
     if find_metric(loss.metric) is None:
         raise ValueError(f"no metric {loss.metric!r}")
-    if not (math.isfinite(loss.up_to) and loss.up_to >= 0):
-        raise ValueError(f"an acknowledged loss of {loss.up_to}")
+    if not 0 <= loss.up_to < 1:
+        raise ValueError(f"an acknowledged loss of {loss.up_to}: it is from 0 up and below 1")
     if not loss.reason.strip():
         raise ValueError("an acknowledged loss needs a reason")
     others = [each for each in baseline.acknowledged if each.metric != loss.metric]

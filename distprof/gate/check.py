@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 import msgspec
@@ -11,10 +12,18 @@ import numpy as np
 from distprof.artefacts.baseline_file import BaselineFile, BaselineSession
 from distprof.artefacts.summary_file import Fingerprint, StepParts
 from distprof.gate.baseline import acknowledgement, baseline_values
-from distprof.gate.decide import Decision, decide
+from distprof.gate.decide import ALPHA, Decision, decide
 from distprof.gate.metrics import METRICS, Metric
 
-__all__ = ["CHECK_SCHEMA", "CheckResult", "MetricCheck", "PartLoss", "judge"]
+__all__ = [
+    "CHECK_SCHEMA",
+    "CheckResult",
+    "GateSettings",
+    "MetricCheck",
+    "PartLoss",
+    "fails",
+    "judge",
+]
 
 CHECK_SCHEMA = "distprof.check/1"
 
@@ -45,7 +54,7 @@ class MetricCheck(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         is_gated: Whether it decides the outcome; others are shown.
         why: One sentence.
         assumes: What is taken for granted; empty if nothing.
-        reason: Why the loss is accepted; empty unless acknowledged.
+        reason: Why a loss is accepted; empty unless acknowledged.
     """
 
     metric: str
@@ -94,8 +103,9 @@ class CheckResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         parts: Where the change of the traced step lies; empty without traces of both.
         needed_repeats: More repeats that would decide all gated metrics; None where they are
             decided, or no reasonable number would.
-        not_checked: Gated metrics that one side lacks, with the reason.
-        notes: What else to know, one sentence each.
+        not_checked: Metrics that were asked for and that one side lacks, with the reason.
+        notes: What is taken for granted, and what else to know, one sentence each.
+        inconclusive_fails: Whether too few repeats are to count as a failure.
     """
 
     schema: str = CHECK_SCHEMA
@@ -111,6 +121,39 @@ class CheckResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     needed_repeats: int | None = None
     not_checked: dict[str, str] = {}
     notes: tuple[str, ...] = ()
+    inconclusive_fails: bool = False
+
+    @property
+    def is_failed(self) -> bool:
+        """Whether a change is to be stopped."""
+        return fails(self.state, inconclusive_fails=self.inconclusive_fails)
+
+
+def fails(state: State, *, inconclusive_fails: bool) -> bool:
+    """Whether a state stops a change."""
+    return state == "regressed" or (state == "inconclusive" and inconclusive_fails)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateSettings:
+    """How runs are held against a baseline.
+
+    Args:
+        metrics: Those that decide; empty for those that do so by themselves.
+        tolerance: Metric to its tolerance, where that is not the usual one.
+        session_noise: How much sessions are known to differ, as a standard deviation; None if
+            unknown. Used while the baseline has too few to tell.
+        is_paired: Whether repeats of both were measured in turns.
+        inconclusive_fails: Whether too few repeats are to count as a failure.
+        alpha: Level of the rank test.
+    """
+
+    metrics: Sequence[str] = ()
+    tolerance: Mapping[str, float] = field(default_factory=dict)
+    session_noise: float | None = None
+    is_paired: bool = False
+    inconclusive_fails: bool = False
+    alpha: float = ALPHA
 
 
 def judge(
@@ -121,9 +164,7 @@ def judge(
     fingerprint: Fingerprint,
     version: str,
     now_ns: int,
-    tolerances: Mapping[str, float] | None = None,
-    gated: Sequence[str] = (),
-    is_paired: bool = False,
+    settings: GateSettings | None = None,
     unlike: Sequence[str] = (),
 ) -> CheckResult:
     """Hold one session of repeats against a baseline.
@@ -135,28 +176,25 @@ def judge(
         fingerprint: Of the candidate.
         version: Of distprof.
         now_ns: For acknowledged losses that run out, ns since the epoch.
-        tolerances: Metric to its tolerance, where that is not the usual one.
-        gated: Metrics that decide; empty for all.
-        is_paired: Whether repeats of both were measured in turns.
+        settings: None for the usual ones.
         unlike: What forbids to compare and was allowed.
     """
-    wanted = [metric for metric in METRICS if not gated or metric.name in gated]
-    not_checked: dict[str, str] = {}
-    checks = []
-    for metric in METRICS:
-        check = _check(metric, baseline, candidate, tolerances or {}, now_ns, is_paired=is_paired)
-        if isinstance(check, str):
-            if metric in wanted and gated:
-                not_checked[metric.name] = check
-            continue
-        checks.append(msgspec.structs.replace(check, is_gated=metric in wanted))
+    settings = settings or GateSettings()
+    wanted = settings.metrics or [metric.name for metric in METRICS if metric.decides]
+    found = {
+        metric.name: _check(metric, baseline, candidate, settings, now_ns) for metric in METRICS
+    }
+    checks = [
+        msgspec.structs.replace(check, is_gated=name in wanted)
+        for name, check in found.items()
+        if not isinstance(check, str)
+    ]
     deciding = [check for check in checks if check.is_gated]
-    states = [check.state for check in deciding]
-    needed = [c.needed_repeats for c in deciding if c.state == "inconclusive"]
+    needed = [check.needed_repeats for check in deciding if check.state == "inconclusive"]
     known = [number for number in needed if number is not None]
     return CheckResult(
         distprof_version=version,
-        state=min(states, key=_WORST.index, default="inconclusive"),
+        state=min((check.state for check in deciding), key=_WORST.index, default="inconclusive"),
         baseline=source,
         baseline_commit=baseline.sessions[-1].git_commit,
         candidate_commit=candidate.git_commit,
@@ -165,8 +203,15 @@ def judge(
         metrics=tuple(checks),
         parts=_parts(baseline, candidate),
         needed_repeats=max(known, default=None) if len(known) == len(needed) else None,
-        not_checked=not_checked,
-        notes=tuple(dict.fromkeys(check.assumes for check in deciding if check.assumes)),
+        not_checked={
+            name: why
+            for name, why in found.items()
+            if isinstance(why, str) and name in settings.metrics
+        },
+        notes=tuple(
+            dict.fromkeys(f"Assumed: {check.assumes}" for check in deciding if check.assumes)
+        ),
+        inconclusive_fails=settings.inconclusive_fails,
     )
 
 
@@ -174,29 +219,36 @@ def _check(
     metric: Metric,
     baseline: BaselineFile,
     candidate: BaselineSession,
-    tolerances: Mapping[str, float],
+    settings: GateSettings,
     now_ns: int,
-    *,
-    is_paired: bool,
 ) -> MetricCheck | str:
     """The metric's verdict, or why there is none."""
     before, sessions = baseline_values(baseline, metric.name)
     after = candidate.values.get(metric.name, ())
     if not before or not after:
         return f"the {'run' if before else 'baseline'} does not have it"
-    tolerance = tolerances.get(metric.name, metric.tolerance)
-    pairs = is_paired and len(before) == len(after)
-    found = decide(
-        before,
-        after,
-        tolerance=tolerance,
-        better=metric.better,
-        scale=metric.scale,
-        is_paired=pairs,
-        sessions=None if pairs else sessions,
-        can_repeat_baseline=False,
-    )
-    state, reason = _as_acknowledged(metric, baseline, found, now_ns)
+    tolerance = settings.tolerance.get(metric.name, metric.tolerance)
+    is_paired = settings.is_paired and len(before) == len(after)
+
+    def decided(tolerance: float) -> Decision:
+        return decide(
+            before,
+            after,
+            tolerance=tolerance,
+            better=metric.better,
+            scale=metric.scale,
+            is_paired=is_paired,
+            sessions=None if is_paired else sessions,
+            session_noise=None if is_paired else settings.session_noise,
+            can_repeat_baseline=is_paired,
+            alpha=settings.alpha,
+        )
+
+    found = decided(tolerance)
+    loss = acknowledgement(baseline, metric.name, now_ns)
+    state: State = found.state
+    if loss is not None and loss.up_to > tolerance:
+        state = _as_acknowledged(found, decided(loss.up_to))
     return MetricCheck(
         metric=metric.name,
         label=metric.label,
@@ -212,31 +264,25 @@ def _check(
         tolerance=tolerance,
         num_baseline=found.num_baseline,
         num_candidate=found.num_candidate,
-        needed_repeats=found.needed_repeats,
+        needed_repeats=found.needed_repeats if state == "inconclusive" else None,
         is_gated=True,
         why=found.why,
         assumes=found.assumes,
-        reason=reason,
+        reason=loss.reason if loss is not None and state == "acknowledged" else "",
     )
 
 
-def _as_acknowledged(
-    metric: Metric, baseline: BaselineFile, found: Decision, now_ns: int
-) -> tuple[State, str]:
-    """A loss that somebody accepts fails nothing, as long as it is no larger."""
-    loss = acknowledgement(baseline, metric.name, now_ns)
-    if loss is None or found.state != "regressed":
-        return found.state, ""
-    return (
-        ("acknowledged", loss.reason) if _loss(metric, found) <= loss.up_to else (found.state, "")
-    )
+def _as_acknowledged(found: Decision, accepting: Decision) -> State:
+    """A loss that somebody accepts fails nothing, unless it is clearly larger than that.
 
-
-def _loss(metric: Metric, found: Decision) -> float:
-    """How much worse, as tolerances are counted."""
-    if metric.scale == "difference":
-        return found.change if metric.better == "lower" else -found.change
-    return found.change - 1 if metric.better == "lower" else 1 - found.change
+    Args:
+        found: By the usual tolerance.
+        accepting: By the accepted loss as tolerance.
+    """
+    if found.state in ("passed", "improved") or accepting.state == "regressed":
+        return found.state
+    is_within = found.state == "regressed" or accepting.state != "inconclusive"
+    return "acknowledged" if is_within else "inconclusive"
 
 
 def _parts(baseline: BaselineFile, candidate: BaselineSession) -> tuple[PartLoss, ...]:

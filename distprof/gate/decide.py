@@ -25,7 +25,20 @@ from distprof.costs.repeats import (
 )
 from distprof.gate.statistics import aligned_ranks, least_pairs, least_repeats, mann_whitney
 
-__all__ = ["ALPHA", "FEWEST_SESSIONS", "LEVEL", "Better", "Decision", "Scale", "State", "decide"]
+__all__ = [
+    "ALPHA",
+    "EARLY_ALPHA",
+    "FEWEST_SESSIONS",
+    "LEVEL",
+    "SHORT_BASELINE",
+    "UNKNOWN_NOISE",
+    "UNKNOWN_SESSIONS",
+    "Better",
+    "Decision",
+    "Scale",
+    "State",
+    "decide",
+]
 
 State = Literal["passed", "regressed", "improved", "inconclusive"]
 Better = Literal["lower", "higher"]
@@ -36,17 +49,33 @@ ALPHA = 0.01
 """Level of the rank test, one-sided. It is exact, so false alarms of one look stay below it
 whatever the noise; a look that may only pass a change, and not fail it, adds none."""
 
+EARLY_ALPHA = 0.001
+"""For looks while more repeats may still come: so strict that the last one can keep ``ALPHA``
+(Haybittle and Peto's rule); each adds no more than this to its false alarms."""
+
 LEVEL: Level = 90
 """Of the interval: each end is passed by chance in 5 of 100 cases, and only one of them counts."""
 
 FEWEST_SESSIONS = 3
 """Sessions of a baseline from which on their spread is known well enough to be counted."""
 
-_UNKNOWN_SESSIONS = (
+UNKNOWN_NOISE = 0.15
+"""Standard deviation of sessions where nobody knows it. Only a loss that is far beyond it is told
+from a session's; shared machines are seldom worse."""
+
+UNKNOWN_SESSIONS = (
     "The repeats differ beyond the tolerance, but so may any two sessions: measure both sides in"
     f" turns, gather {FEWEST_SESSIONS} sessions in the baseline, or say how much sessions differ."
 )
-_ASSUMES = "That nothing drifted between the baseline's session and the candidate's."
+"""Why a clear difference from one or two stored sessions decides nothing."""
+
+SHORT_BASELINE = (
+    "The baseline has a single repeat, which tells nothing of chance: accept more of them."
+)
+"""Why no number of repeats decides anything against it."""
+
+_ASSUMES_CALM = "nothing drifted between the baseline's session and this one."
+_ASSUMES_NOISE = f"sessions of this machine differ by {UNKNOWN_NOISE:.0%} at most (one deviation)."
 
 _MOST_NEEDED = 200  # more repeats than anybody makes: then no number is promised
 
@@ -93,7 +122,7 @@ class _Sessions:
         keys: One per repeat.
         noise: Known standard deviation; None if unknown.
         can_blame: Whether a change may be told from a session's: pairs, enough sessions, or a
-            noise that is known.
+            noise that is known. Else only what is beyond ``UNKNOWN_NOISE`` may.
     """
 
     keys: tuple[object, ...]
@@ -126,6 +155,14 @@ class _Sessions:
             members.setdefault(key, []).append(value)
         return np.array([float(pseudo_median(each)) for each in members.values()])
 
+    @property
+    def margin(self) -> float:
+        """How far beyond the tolerance a difference must be to be blamed."""
+        if self.can_blame:
+            return 0.0
+        count = len(set(self.keys))
+        return student_quantile(1e9, 98) * UNKNOWN_NOISE * math.sqrt(1 + 1 / count)
+
     def spread(self, centres: Floats) -> float:
         """How far one more session may be from these by chance; exceeded in 1 of 100 either way.
 
@@ -150,7 +187,8 @@ class _Evidence:
     alpha: float
     fewest: int
     num_growing: int
-    can_blame: bool
+    num_fixed: int | None
+    margin: float
 
 
 def decide(
@@ -185,7 +223,7 @@ def decide(
         session_noise: How much sessions are known to differ, as a standard deviation (relative on
             the scale ``ratio``), where the baseline has fewer than three; 0 for a machine that is
             known to stay as it is. None if unknown: then a change may be a session's, and is
-            inconclusive however clear. Not with ``is_paired``.
+            inconclusive unless far beyond ``UNKNOWN_NOISE``. Not with ``is_paired``.
         can_repeat_baseline: Whether more repeats of the baseline can be made too.
         alpha: Level of the rank test.
         seed: Of the bootstrap; the same input gives the same decision.
@@ -212,7 +250,8 @@ def decide(
         alpha=alpha,
         fewest=least_pairs(alpha) if is_paired else least_repeats(alpha, fixed),
         num_growing=len(b) if fixed else min(len(a), len(b)),
-        can_blame=between.can_blame,
+        num_fixed=fixed,
+        margin=between.margin,
     )
     state, needed, why = _judge(evidence)
     ends = [_shown(end, scale) for end in (change.low, change.high)]
@@ -227,8 +266,14 @@ def decide(
         num_candidate=len(b),
         needed_repeats=needed,
         why=why,
-        assumes="" if between.can_blame else _ASSUMES,
+        assumes=_assumed(state, between),
     )
+
+
+def _assumed(state: State, between: _Sessions) -> str:
+    if between.can_blame or state == "inconclusive":
+        return ""
+    return _ASSUMES_CALM if state == "passed" else _ASSUMES_NOISE
 
 
 def _values(repeats: Sequence[ArrayLike], scale: Scale, name: str) -> Floats:
@@ -286,13 +331,16 @@ def _judge(evidence: _Evidence) -> tuple[State, int | None, str]:
         ("improved", worse.high < -limit, evidence.p_better),
     ):
         if is_beyond and p <= evidence.alpha:
-            if not evidence.can_blame:
-                return "inconclusive", None, _UNKNOWN_SESSIONS
+            far = worse.low - limit if state == "regressed" else -limit - worse.high
+            if far < evidence.margin:
+                return "inconclusive", None, UNKNOWN_SESSIONS
             side = "a loss" if state == "regressed" else "a gain"
             why = f"The whole interval is {side} beyond the tolerance, and the rank test agrees."
             return ("regressed" if state == "regressed" else "improved"), None, why
     if worse.high <= limit:
         return "passed", None, "Any loss in the interval is within the tolerance."
+    if evidence.num_fixed == 1:
+        return "inconclusive", None, SHORT_BASELINE
     needed = _needed(evidence)
     if evidence.num_growing < evidence.fewest:
         return "inconclusive", needed, "There are too few repeats for any conclusion."

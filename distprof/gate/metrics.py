@@ -24,6 +24,8 @@ class Metric:
         scale: Times and sizes by ratio; shares, which may be near 0, by difference.
         tolerance: Loss that is accepted unless told otherwise.
         read: Its value in a summary, None where not known.
+        decides: Whether it does so unless a user names others. The parts of a step explain its
+            time; each is noisier than the whole, and all of them together cry wolf more often.
     """
 
     name: str
@@ -32,6 +34,7 @@ class Metric:
     scale: Scale
     tolerance: float
     read: Callable[[SummaryFile], float | None]
+    decides: bool = False
 
 
 def _step_time(summary: SummaryFile) -> float | None:
@@ -46,6 +49,7 @@ METRICS = (
         scale="ratio",
         tolerance=0.02,
         read=_step_time,
+        decides=True,
     ),
     Metric(
         name="efficiency",
@@ -54,6 +58,7 @@ METRICS = (
         scale="ratio",
         tolerance=0.02,
         read=lambda _: None,  # of a pair of sizes: efficiency_ratio
+        decides=True,
     ),
     Metric(
         name="overlap",

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from xml.etree import ElementTree
 
-from distprof.gate.check import CheckResult, MetricCheck
+from distprof.gate.check import CheckResult, MetricCheck, fails
 from distprof.gate.metrics import find_metric
 from distprof.report.check_view import (
     amount,
@@ -33,41 +33,39 @@ def _page(result: CheckResult, options: RenderOptions) -> Page:
 
 
 def _junit(result: CheckResult, _: RenderOptions) -> str:
-    """A test case per metric: a loss fails, too few repeats and metrics only shown are skipped."""
-    suite = ElementTree.Element(
-        "testsuite",
-        name="distprof check",
-        tests=str(len(result.metrics) + len(result.not_checked)),
-        failures=str(sum(_fails(check) for check in result.metrics)),
-        errors="0",
-        skipped=str(sum(_is_skipped(check) for check in result.metrics) + len(result.not_checked)),
-    )
-    for check in result.metrics:
-        case = ElementTree.SubElement(
-            suite, "testcase", classname="distprof.check", name=check.metric
-        )
-        said = f"{check.label}: {change_text(check)}. {check.why}"
-        if _fails(check):
-            ElementTree.SubElement(case, "failure", message=_clean(said)).text = _clean(said)
-        elif _is_skipped(check):
-            ElementTree.SubElement(case, "skipped", message=_clean(said))
+    """A test case per metric that decides; where too few repeats pass, they are skipped."""
+    deciding = [check for check in result.metrics if check.is_gated]
+    suite = ElementTree.Element("testsuite", name="distprof check")
+    for check in deciding:
+        said = _clean(f"{check.label}: {change_text(check)}. {check.why}")
+        outcome = _outcome(check, result)
+        case = _case(suite, check.metric)
+        if outcome == "system-out":
+            ElementTree.SubElement(case, outcome).text = said
         else:
-            ElementTree.SubElement(case, "system-out").text = _clean(said)
+            ElementTree.SubElement(case, outcome, message=said)
     for name, why in result.not_checked.items():
-        case = ElementTree.SubElement(suite, "testcase", classname="distprof.check", name=name)
-        ElementTree.SubElement(case, "skipped", message=_clean(why))
+        ElementTree.SubElement(_case(suite, name), "skipped", message=_clean(why))
+    counts = {"failures": len(suite.findall("*/failure")), "errors": 0}
+    counts |= {"tests": len(suite), "skipped": len(suite.findall("*/skipped"))}
     suites = ElementTree.Element("testsuites")
     suites.append(suite)
+    for element in (suite, suites):
+        element.attrib |= {name: str(count) for name, count in counts.items()}
     ElementTree.indent(suites)
     return ElementTree.tostring(suites, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def _fails(check: MetricCheck) -> bool:
-    return check.is_gated and check.state == "regressed"
+def _case(suite: ElementTree.Element, name: str) -> ElementTree.Element:
+    return ElementTree.SubElement(
+        suite, "testcase", classname="distprof.check", name=_clean(name), time="0"
+    )
 
 
-def _is_skipped(check: MetricCheck) -> bool:
-    return not _fails(check) and (not check.is_gated or check.state == "inconclusive")
+def _outcome(check: MetricCheck, result: CheckResult) -> str:
+    if fails(check.state, inconclusive_fails=result.inconclusive_fails):
+        return "failure"
+    return "skipped" if check.state == "inconclusive" else "system-out"
 
 
 def _clean(text: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from distprof.gate.check import CheckResult, MetricCheck
+from distprof.gate.decide import LEVEL, SHORT_BASELINE, UNKNOWN_SESSIONS
 from distprof.report.comparison_view import PARTS, signed
 from distprof.report.views.table import TableColumn, TableView, counted
 from distprof.units import format_bytes, format_duration, format_ratio
@@ -27,24 +28,27 @@ _WORDS = {
 }
 
 
+_NOTABLE = {"regressed": "worse", "improved": "better"}
+
+
 def check_verdict(result: CheckResult) -> str:
-    """What came out, and the metric that decided it."""
+    """What came out, and the metrics that decided it."""
     deciding = [check for check in result.metrics if check.is_gated]
     if not deciding:
-        return "Inconclusive: the run and its baseline have no gated metric in common."
+        return "Inconclusive: the runs and the baseline have no metric in common that decides."
     worst = [check for check in deciding if check.state == result.state]
     said = "; ".join(f"{check.label} {change_text(check)}" for check in worst[:3])
-    if result.state == "passed":
-        first = deciding[0]
-        return f"Passed: {first.label} {change_text(first)}."
-    if result.state == "inconclusive":
-        return f"Inconclusive: {said}. {_more(result)}"
-    return f"{_WORDS[result.state]}: {said}."
+    advice = f" {_advice(result, worst)}" if result.state == "inconclusive" else ""
+    return f"{_WORDS[result.state]}: {said}.{advice}"
 
 
-def _more(result: CheckResult) -> str:
+def _advice(result: CheckResult, undecided: list[MetricCheck]) -> str:
+    """What would decide it."""
+    for reason in (SHORT_BASELINE, UNKNOWN_SESSIONS):
+        if any(check.why == reason for check in undecided):
+            return reason
     if result.needed_repeats is None:
-        return "No reasonable number of repeats would decide it: make the run steadier."
+        return "No reasonable number of repeats would decide it: make the runs steadier."
     return f"Run {counted(result.needed_repeats, 'more repeat')}."
 
 
@@ -55,7 +59,7 @@ def change_text(check: MetricCheck) -> str:
     ends = ""
     if check.low is not None and check.high is not None and _is_telling(check):
         ends = f" ({amount(check.low, check.scale)} to {amount(check.high, check.scale)})"
-    return f"{change}{points}{ends}, tolerance {100 * check.tolerance:g}{points}"
+    return f"{change}{points}{ends}, tolerance {100 * check.tolerance:.3g}{points}"
 
 
 def _is_telling(check: MetricCheck) -> bool:
@@ -69,7 +73,8 @@ def amount(value: float | None, scale: str) -> str:
     if value is None:
         return "–"
     percent = 100 * (value - 1 if scale == "ratio" else value)
-    return f"{'+' if percent >= 0 else '−'}{abs(percent):.3g}"
+    size = f"{abs(percent):.3g}" if abs(percent) < 999.5 else f"{abs(percent):,.0f}"
+    return f"{'+' if percent >= 0 else '−'}{size}"
 
 
 def check_headline(result: CheckResult) -> str:
@@ -81,9 +86,11 @@ def check_headline(result: CheckResult) -> str:
         else ""
     )
     commits = " against ".join(
-        f"commit {commit[:12]}"
-        for commit in (result.candidate_commit, result.baseline_commit)
-        if commit
+        dict.fromkeys(
+            f"commit {commit[:12]}"
+            for commit in (result.candidate_commit, result.baseline_commit)
+            if commit
+        )
     )
     facts = (result.baseline, repeats, commits, result.fingerprint.device)
     return " · ".join(fact for fact in facts if fact)
@@ -99,7 +106,7 @@ def check_sentences(result: CheckResult) -> Iterator[str]:
         yield f"The traced step takes {signed(whole)}: {told}."
     for check in result.metrics:
         if check.state == "acknowledged":
-            yield f"{check.label} is acknowledged: {check.reason}."
+            yield f"The loss of {check.label} is acknowledged: {check.reason.rstrip('.')}."
     for difference in result.unlike:
         yield f"Not like for like, and allowed: {difference}."
     yield from result.notes
@@ -108,41 +115,60 @@ def check_sentences(result: CheckResult) -> Iterator[str]:
 
 
 def check_tables(result: CheckResult, *, show_all: bool) -> Iterator[TableView]:
-    """Every metric, then where the traced step's change lies."""
+    """Metrics that decide, those that are only shown, then where the traced step's change lies."""
     del show_all
-    if result.metrics:
-        yield _metrics_table(result)
+    deciding = [check for check in result.metrics if check.is_gated]
+    others = [check for check in result.metrics if not check.is_gated]
+    if deciding:
+        yield _deciding_table(deciding)
+    if others:
+        yield _shown_table(others)
     if any(part.change_ns for part in result.parts):
         yield _parts_table(result)
 
 
-def _metrics_table(result: CheckResult) -> TableView:
+_FIGURES = (
+    TableColumn(title="metric", left=True),
+    TableColumn(title="baseline"),
+    TableColumn(title="now"),
+    TableColumn(title="change"),
+    TableColumn(title=f"{LEVEL} % interval", left=True),
+)
+
+
+def _figures(check: MetricCheck) -> tuple[str, ...]:
+    return (
+        check.metric,
+        _value(check.baseline, check.unit),
+        _value(check.candidate, check.unit),
+        amount(check.change, check.scale) + (" %" if check.scale == "ratio" else " pt"),
+        _interval(check),
+    )
+
+
+def _deciding_table(checks: list[MetricCheck]) -> TableView:
     return TableView(
-        title="Metrics",
-        caption="medians of repeats; change with its 95 % interval",
+        title="What decides",
+        caption="medians of repeats",
         columns=(
-            TableColumn(title="metric", left=True),
-            TableColumn(title="baseline"),
-            TableColumn(title="now"),
-            TableColumn(title="change"),
-            TableColumn(title="95 %", left=True),
+            *_FIGURES,
             TableColumn(title="tolerance"),
             TableColumn(title="p", wide_only=True),
             TableColumn(title="", left=True),
         ),
         rows=tuple(
-            (
-                check.metric,
-                _value(check.baseline, check.unit),
-                _value(check.candidate, check.unit),
-                amount(check.change, check.scale) + (" %" if check.scale == "ratio" else " pt"),
-                _interval(check),
-                f"{100 * check.tolerance:g}",
-                f"{check.p:.2g}",
-                check.state if check.is_gated else f"{check.state} (shown)",
-            )
-            for check in result.metrics
+            (*_figures(check), f"{100 * check.tolerance:.3g}", f"{check.p:.2g}", check.state)
+            for check in checks
         ),
+    )
+
+
+def _shown_table(checks: list[MetricCheck]) -> TableView:
+    return TableView(
+        title="Shown only",
+        caption="--metrics makes them decide",
+        columns=(*_FIGURES, TableColumn(title="", left=True)),
+        rows=tuple((*_figures(check), _NOTABLE.get(check.state, "")) for check in checks),
     )
 
 

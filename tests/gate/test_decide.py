@@ -85,11 +85,25 @@ def test_a_stored_session_cannot_be_blamed_on_a_change_unless_sessions_are_known
     alone = decide(CALM, slower, tolerance=0.02)
     assert alone.state == "inconclusive"
     assert "two sessions" in alone.why
-    assert alone.assumes
+    assert alone.assumes == ""
     known = decide(CALM, slower, tolerance=0.02, session_noise=0.0)
     assert (known.state, known.assumes) == ("regressed", "")
     shaky = decide(CALM, slower, tolerance=0.02, session_noise=0.03)
     assert shaky.state == "inconclusive"
+
+
+@pytest.mark.parametrize(("factor", "state"), [(2.0, "regressed"), (0.5, "improved")])
+def test_what_is_far_beyond_any_session_needs_no_second_one(factor, state):
+    found = decide(CALM, factor * CALM, tolerance=0.02)
+    assert found.state == state
+    assert "15%" in found.assumes
+    assert decide(CALM, CALM, tolerance=0.02).assumes.startswith("nothing drifted")
+
+
+def test_against_a_single_repeat_no_number_of_repeats_is_promised():
+    found = decide([100.0], 1.3 * CALM, tolerance=0.02, can_repeat_baseline=False)
+    assert (found.state, found.needed_repeats) == ("inconclusive", None)
+    assert "single repeat" in found.why
 
 
 def test_sessions_that_differ_widen_the_interval_and_alike_ones_do_not():
