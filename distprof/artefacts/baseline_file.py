@@ -54,6 +54,7 @@ class BaselineFile(msgspec.Struct, frozen=True, kw_only=True):
         schema: ``distprof.baseline/1``.
         distprof_version: Of the writer.
         fingerprint: What a run must have in common with it.
+        small_world_size: Ranks of the smaller size, of which the efficiency is; None without one.
         window: Sessions that are kept; older ones fall out as new ones are accepted.
         sessions: Oldest first.
         acknowledged: Losses that are accepted.
@@ -62,6 +63,7 @@ class BaselineFile(msgspec.Struct, frozen=True, kw_only=True):
     schema: str = BASELINE_SCHEMA
     distprof_version: str
     fingerprint: Fingerprint
+    small_world_size: int | None = None
     window: int = 8
     sessions: tuple[BaselineSession, ...]
     acknowledged: tuple[Acknowledged, ...] = ()

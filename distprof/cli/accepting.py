@@ -72,7 +72,7 @@ def accept_loss(file: str, typed: str, *, reason: str, until: str | None, quiet:
     try:
         changed = acknowledge(baseline, accepted)
     except ValueError as error:
-        raise UsageError(f"{error}; metrics: {metric_names()}") from error
+        raise UsageError(str(error)) from error
     write_atomically(Path(file), baseline_json(changed))
     ends = f" until {until}" if until else ""
     note(f"Wrote {file}: {metric} may lose {100 * loss:g} %{ends}", quiet=quiet)
@@ -103,21 +103,27 @@ def accept_runs(file: str, sizes: Sizes, *, window: int, quiet: bool) -> None:
     Raises:
         InputError: If the baseline cannot be read or written.
     """
-    from distprof.gate.baseline import accepted, baseline_json, make_baseline, read_baseline
+    from distprof.gate.baseline import (
+        accepted,
+        baseline_json,
+        make_baseline,
+        read_baseline,
+        unlike_baseline,
+    )
     from distprof.report.saved import write_atomically
-    from distprof.run.fingerprint import unlike
+    from distprof.report.views.table import counted
     from distprof.version import __version__
 
     small, large = sizes
     if not Path(file).exists():
         new = make_baseline(large, small, distprof_version=__version__, window=window)
-        said = f"a new baseline of {len(large)} repeats"
+        said = f"a new baseline of {counted(len(large), 'repeat')}"
     else:
         old = read_baseline(file)
         new = accepted(old, large, small, distprof_version=__version__, window=window)
-        wrong = unlike(old.fingerprint, large[-1].fingerprint, is_gate=True)
+        wrong = unlike_baseline(old, large, small)
         said = f"{len(new.sessions)} of {new.window} sessions"
         if wrong:
-            said += f"; it begins anew, since {wrong[0].sentence}"
+            said += f"; it begins anew, since {wrong[0]}"
     write_atomically(Path(file), baseline_json(new))
     note(f"Wrote {file}: {said}", quiet=quiet)

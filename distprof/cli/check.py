@@ -31,7 +31,8 @@ from distprof.cli.repeats import (
 from distprof.errors import InputError, UsageError
 
 if TYPE_CHECKING:
-    from distprof.artefacts.summary_file import Fingerprint, SummaryFile
+    from distprof.artefacts.baseline_file import BaselineFile
+    from distprof.artefacts.summary_file import SummaryFile
     from distprof.cli.repeats import Sizes
     from distprof.config import CheckConfig
     from distprof.gate.check import CheckResult
@@ -277,14 +278,14 @@ def _judged(
     source = options["baseline"] or ", ".join(options["against"])
     others = load_sizes(options["against"]) if options["against"] else None
     baseline = baseline_of(others) if others else read_baseline(source)
-    session, fingerprint = session_of_sizes(sizes), sizes[1][-1].fingerprint
-    unlike = _unlike(source, baseline.fingerprint, fingerprint, allow=options["allow_unlike"])
+    session = session_of_sizes(sizes)
+    unlike = _unlike(source, baseline, sizes, allow=options["allow_unlike"])
     is_paired = others is not None and are_in_turns(others[1], sizes[1])
     result = judge(
         baseline,
         session,
         source=source,
-        fingerprint=fingerprint,
+        fingerprint=sizes[1][-1].fingerprint,
         version=__version__,
         now_ns=time.time_ns(),
         settings=GateSettings(
@@ -300,13 +301,11 @@ def _judged(
     return result if is_paired or others is None else _not_in_turns(result)
 
 
-def _unlike(
-    source: str, first: Fingerprint, second: Fingerprint, *, allow: bool
-) -> tuple[str, ...]:
+def _unlike(source: str, baseline: BaselineFile, sizes: Sizes, *, allow: bool) -> tuple[str, ...]:
     """What differs and was allowed."""
-    from distprof.run.fingerprint import unlike
+    from distprof.gate.baseline import unlike_baseline
 
-    told = tuple(difference.sentence for difference in unlike(first, second, is_gate=True))
+    told = unlike_baseline(baseline, sizes[1], sizes[0])
     if told and not allow:
         more = f"; and {len(told) - 4} more" if len(told) > 4 else ""
         raise InputError(

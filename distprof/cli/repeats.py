@@ -136,12 +136,16 @@ def make_repeats(text: str, place: Path, *, repeats: int, quiet: bool) -> tuple[
         The series, and the exit code: 0 where all are done.
 
     Raises:
+        InputError: If the folder cannot be read or written.
         UsageError: If the workload, or what lies in the folder, does not fit.
     """
     from distprof.sweep.plan import parse_workload, plan_workload
     from distprof.sweep.running import configuration_of
 
-    workload, device, sizes, arguments = parse_workload(text)
+    try:
+        workload, device, sizes, arguments = parse_workload(text)
+    except ValueError as error:  # a quotation that does not end
+        raise UsageError(f"--run {text!r}: {str(error)[:1].lower()}{str(error)[1:]}") from error
     planned = plan_workload(
         workload,
         sizes,

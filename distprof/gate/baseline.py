@@ -16,7 +16,7 @@ from distprof.artefacts.baseline_file import (
 )
 from distprof.artefacts.summary_file import StepParts, SummaryFile
 from distprof.errors import InputError, SchemaError
-from distprof.gate.metrics import efficiency_ratio, find_metric, values_of
+from distprof.gate.metrics import METRICS, efficiency_ratio, find_metric, values_of
 from distprof.run.fingerprint import unlike
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "mean_parts",
     "read_baseline",
     "session_of",
+    "unlike_baseline",
 ]
 
 MAX_BYTES = 4 << 20
@@ -51,7 +52,13 @@ def read_baseline(path: str) -> BaselineFile:
         with Path(path).open("rb") as stream:
             data = stream.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:
-        raise _bad(path, getattr(error, "strerror", None) or str(error)) from error
+        raise InputError(
+            path,
+            expected="a baseline as distprof check --update-baseline writes it",
+            found=getattr(error, "strerror", None) or str(error),
+            fix="make one from runs that are fine: distprof check RUN --baseline FILE"
+            " --update-baseline",
+        ) from error
     if len(data) > MAX_BYTES:
         raise _bad(path, f"more than {MAX_BYTES >> 20} MiB")
     _check_schema(path, data)
@@ -182,6 +189,7 @@ def make_baseline(
     return BaselineFile(
         distprof_version=distprof_version,
         fingerprint=repeats[-1].fingerprint,
+        small_world_size=_world_size(small),
         window=window,
         sessions=(session,),
     )
@@ -211,11 +219,11 @@ def accepted(
         ValueError: As :func:`session_of`.
     """
     session, window = session_of(repeats, small), window or baseline.window
-    new = repeats[-1].fingerprint
-    kept = () if unlike(baseline.fingerprint, new, is_gate=True) else baseline.sessions
+    kept = () if unlike_baseline(baseline, repeats, small) else baseline.sessions
     return BaselineFile(
         distprof_version=distprof_version,
-        fingerprint=new,
+        fingerprint=repeats[-1].fingerprint,
+        small_world_size=_world_size(small) or (baseline.small_world_size if kept else None),
         window=window,
         sessions=(*kept, session)[-window:],
         acknowledged=tuple(
@@ -226,6 +234,22 @@ def accepted(
     )
 
 
+def unlike_baseline(
+    baseline: BaselineFile, repeats: Sequence[SummaryFile], small: Sequence[SummaryFile] = ()
+) -> tuple[str, ...]:
+    """What forbids to compare repeats with a baseline, each as half a sentence."""
+    found = unlike(baseline.fingerprint, repeats[-1].fingerprint, is_gate=True)
+    told = [difference.sentence for difference in found]
+    before, after = baseline.small_world_size, _world_size(small)
+    if before is not None and after is not None and before != after:
+        told.append(f"the smaller size is {before} in one and {after} in the other")
+    return tuple(told)
+
+
+def _world_size(small: Sequence[SummaryFile]) -> int | None:
+    return small[-1].fingerprint.world_size if small else None
+
+
 def acknowledge(baseline: BaselineFile, loss: Acknowledged) -> BaselineFile:
     """The baseline with a loss accepted; it replaces an earlier one of the same metric.
 
@@ -233,7 +257,8 @@ def acknowledge(baseline: BaselineFile, loss: Acknowledged) -> BaselineFile:
         ValueError: If no metric has that name, the loss is negative, or no reason is given.
     """
     if find_metric(loss.metric) is None:
-        raise ValueError(f"no metric {loss.metric!r}")
+        names = ", ".join(metric.name for metric in METRICS)
+        raise ValueError(f"no metric {loss.metric!r}: choose from {names}")
     if not 0 <= loss.up_to < 1:
         raise ValueError(f"an acknowledged loss of {loss.up_to}: it is from 0 up and below 1")
     if not loss.reason.strip():

@@ -206,7 +206,8 @@ def judge(
         not_checked={
             name: why
             for name, why in found.items()
-            if isinstance(why, str) and name in settings.metrics
+            if isinstance(why, str)
+            and (name in settings.metrics or (name in wanted and _has(baseline, name)))
         },
         notes=tuple(
             dict.fromkeys(f"Assumed: {check.assumes}" for check in deciding if check.assumes)
@@ -226,7 +227,7 @@ def _check(
     before, sessions = baseline_values(baseline, metric.name)
     after = candidate.values.get(metric.name, ())
     if not before or not after:
-        return f"the {'run' if before else 'baseline'} does not have it"
+        return f"the {'runs do' if before else 'baseline does'} not have it"
     tolerance = settings.tolerance.get(metric.name, metric.tolerance)
     is_paired = settings.is_paired and len(before) == len(after)
 
@@ -270,6 +271,10 @@ def _check(
         assumes=found.assumes,
         reason=loss.reason if loss is not None and state == "acknowledged" else "",
     )
+
+
+def _has(baseline: BaselineFile, metric: str) -> bool:
+    return any(session.values.get(metric) for session in baseline.sessions)
 
 
 def _as_acknowledged(found: Decision, accepting: Decision) -> State:

@@ -92,13 +92,11 @@ def _benchmark(check: MetricCheck) -> dict[str, object]:
         value, unit = value / 1e6, "MB"
     else:
         value, unit = 100 * value, "%"
-    low, high = amount(check.low, check.scale), amount(check.high, check.scale)
-    return {
-        "name": name,
-        "unit": unit,
-        "value": round(value, 6),
-        "extra": f"{check.state}: {change_text(check)}; interval {low} to {high}",
-    }
+    found: dict[str, object] = {"name": name, "unit": unit, "value": round(value, 6)}
+    if check.low is not None and check.high is not None:
+        ends = [amount(end, check.scale) for end in (check.low, check.high)]
+        found["range"] = f"{ends[0]} to {ends[1]} {'%' if check.scale == 'ratio' else 'points'}"
+    return {**found, "extra": f"{check.state}: {change_text(check)}"}
 
 
 CHECK_REPORTERS: dict[str, Callable[[CheckResult, RenderOptions], str]] = {

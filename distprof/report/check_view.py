@@ -73,6 +73,8 @@ def amount(value: float | None, scale: str) -> str:
     if value is None:
         return "–"
     percent = 100 * (value - 1 if scale == "ratio" else value)
+    if abs(percent) < 0.005:
+        return "±0"
     size = f"{abs(percent):.3g}" if abs(percent) < 999.5 else f"{abs(percent):,.0f}"
     return f"{'+' if percent >= 0 else '−'}{size}"
 
