@@ -20,8 +20,13 @@ def training_verdict(report: Report) -> tuple[str, tuple[str, ...]] | None:
         return None
     log = report.training_log
     nccl = nccl_verdict(report)
-    why = (_waiting(log), _slow(log), _throughput(log), nccl[0] if nccl else "")
-    return _line(log), tuple(sentence for sentence in why if sentence)
+    told = nccl[0] if nccl else ""
+    line = _line(log)
+    if told and log.mean_ns is not None and log.idle_ratio is None:  # the best that is known
+        time = f"An iteration takes {format_duration(log.mean_ns)}"
+        line, told = f"{time}; {told[:1].lower()}{told[1:]}", ""
+    why = (_waiting(log), _slow(log), _throughput(log), told)
+    return line, tuple(sentence for sentence in why if sentence)
 
 
 def ideal_sentence(log: TrainingLogResult) -> str:
