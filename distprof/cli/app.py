@@ -31,6 +31,7 @@ _VERBS = {
     "compare": "What changed between two runs, and where the difference lies.",
     "scale": "How efficiency falls over the number of ranks, and where it goes.",
     "check": "Fail when runs are slower than a baseline: a gate for CI.",
+    "history": "Figures of runs over commits: add, show, query.",
     "report": "Show a saved report again, in any format.",
     "rule": "Explain a rule: what it detects, its cost, its fix.",
     "hang": "Which ranks the others wait for where a job is stuck.",

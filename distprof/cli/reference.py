@@ -45,7 +45,17 @@ def command_line_page() -> str:
             continue
         inner = click.Context(command, context, info_name=name, terminal_width=_WIDTH)
         parts += [f"## distprof {name}", _block(command, inner)]
+        parts += _verbs_of(command, inner)
     return "\n\n".join([*parts, _EXIT_CODES])
+
+
+def _verbs_of(command: click.Command, context: click.Context) -> list[str]:
+    """Verbs of a verb that has some."""
+    parts = []
+    for name, inner in getattr(command, "commands", {}).items():
+        below = click.Context(inner, context, info_name=name, terminal_width=_WIDTH)
+        parts += [f"### {below.command_path}", _block(inner, below)]
+    return parts
 
 
 def _block(command: click.Command, context: click.Context) -> str:

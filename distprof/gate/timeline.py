@@ -4,8 +4,8 @@ Each point is held against the points before it as a run is against its baseline
 a session. Where one counts as a change, a new level begins with it: later points are compared with
 that level, so that a loss is marked once, at the commit that brought it, and its repair as well.
 
-A commit with too few repeats of its own may be confirmed by those after it: they count with it as
-long as each is beyond the tolerance in the same direction.
+A commit with too few repeats of its own may be confirmed by those after it, as long as each is
+beyond the tolerance in the same direction: then commits are compared, and not their repeats.
 """
 
 from __future__ import annotations
@@ -277,7 +277,7 @@ def _one_series(
     commits = _commits(runs, metric)
     first = max(len(commits) - last, 0) if last is not None else 0
     begin = max(first - _LEAD * window, 0)
-    judged = _judged(commits[begin:], metric, tolerance, window)
+    judged = _judged(commits[begin:], metric, tolerance, window, num_unshown=first - begin)
     points = tuple(
         _point(commits[i], commits[i - 1] if i else None, judged[i - begin], metric)
         for i in range(first, len(commits))
@@ -310,14 +310,22 @@ def _can_be(value: float, metric: Metric) -> bool:
 
 
 def _judged(
-    commits: Sequence[_Commit], metric: Metric, tolerance: float, window: int
+    commits: Sequence[_Commit],
+    metric: Metric,
+    tolerance: float,
+    window: int,
+    *,
+    num_unshown: int = 0,
 ) -> list[_Judged | None]:
-    """What the commits before say of each; None for the first."""
+    """What the commits before say of each; None for the first.
+
+    Of the ``num_unshown`` first ones only changes matter; those that cannot be one are None too.
+    """
     found: list[_Judged | None] = []
     start, noise = 0, None
     for i in range(len(commits)):
         before = commits[max(start, i - window) : i]
-        if not before:
+        if not before or (i < num_unshown and _is_near(before, commits[i], metric, tolerance)):
             found.append(None)
             continue
         judged = _judge(before, commits[i : i + window], metric, tolerance, noise)
@@ -328,6 +336,17 @@ def _judged(
     return found
 
 
+def _is_near(before: Sequence[_Commit], this: _Commit, metric: Metric, tolerance: float) -> bool:
+    """Whether it lies within the tolerance, however one takes the middle: then it is no change."""
+    centre = pseudo_median(_additive(this.values, metric))
+    pooled = [value for commit in before for value in commit.values]
+    middles = (pooled, [_centre(commit, metric) for commit in before])
+    changes = [float(centre - pseudo_median(_additive(each, metric))) for each in middles]
+    return max(map(abs, changes)) < (
+        math.log1p(tolerance) if metric.scale == "ratio" else tolerance
+    )
+
+
 def _judge(
     before: Sequence[_Commit],
     these: Sequence[_Commit],
@@ -336,35 +355,50 @@ def _judge(
     noise: float | None,
 ) -> _Judged:
     """The first of ``these``; with those after it, where they confirm what it alone leaves open."""
-    alone = decision = _decide(before, these[:1], metric, tolerance, noise)
+    alone = _decide(before, these[0], metric, tolerance, noise)
     direction = _direction(alone, metric, tolerance)
-    count = 1
-    while decision.state == "inconclusive" and direction and count < len(these):
-        later = _decide(before, these[count : count + 1], metric, tolerance, noise)
-        if _direction(later, metric, tolerance) != direction:
-            break
-        count += 1
-        decision = _decide(before, these[:count], metric, tolerance, noise)
-    if decision.state not in ("regressed", "improved"):
-        return _Judged(decision=alone, num_before=len(before))
-    return _Judged(decision=decision, num_before=len(before), num_after=count - 1)
+    if alone.state == "inconclusive" and direction:
+        for count in range(2, len(these) + 1):
+            later = _decide(before, these[count - 1], metric, tolerance, noise)
+            if _direction(later, metric, tolerance) != direction:
+                break
+            together = _decide_commits(before, these[:count], metric, tolerance)
+            if together.state in ("regressed", "improved"):
+                return _Judged(decision=together, num_before=len(before), num_after=count - 1)
+    return _Judged(decision=alone, num_before=len(before))
 
 
 def _decide(
     before: Sequence[_Commit],
-    these: Sequence[_Commit],
+    this: _Commit,
     metric: Metric,
     tolerance: float,
     noise: float | None,
 ) -> Decision:
+    """By repeats: the commits before are sessions, and this is one more."""
     return decide(
         [value for commit in before for value in commit.values],
-        [value for commit in these for value in commit.values],
+        this.values,
         tolerance=tolerance,
         better=metric.better,
         scale=metric.scale,
         sessions=[number for number, commit in enumerate(before) for _ in commit.values],
         session_noise=noise,
+        can_repeat_baseline=False,
+    )
+
+
+def _decide_commits(
+    before: Sequence[_Commit], these: Sequence[_Commit], metric: Metric, tolerance: float
+) -> Decision:
+    """By commits: the centre of each is one value, in which what sessions differ is contained."""
+    return decide(
+        [_centre(commit, metric) for commit in before],
+        [_centre(commit, metric) for commit in these],
+        tolerance=tolerance,
+        better=metric.better,
+        scale=metric.scale,
+        session_noise=0.0,
         can_repeat_baseline=False,
     )
 
@@ -379,8 +413,13 @@ def _direction(decision: Decision, metric: Metric, tolerance: float) -> int:
 
 def _noise(commits: Sequence[_Commit], metric: Metric) -> float:
     """Standard deviation of their centres; relative where changes are quotients."""
-    centres = [float(pseudo_median(_additive(commit.values, metric))) for commit in commits]
-    return float(np.std(centres, ddof=1))
+    centres = [_centre(commit, metric) for commit in commits]
+    return float(np.std(_additive(centres, metric), ddof=1))
+
+
+def _centre(commit: _Commit, metric: Metric) -> float:
+    centre = float(pseudo_median(_additive(commit.values, metric)))
+    return math.exp(centre) if metric.scale == "ratio" else centre
 
 
 def _additive(values: Sequence[float], metric: Metric) -> list[float]:

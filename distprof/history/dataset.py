@@ -17,7 +17,16 @@ from distprof.errors import InputError, MissingExtraError
 from distprof.history.rows import COLUMNS, file_name, merged_name, parquet_of, row_of, table_of
 from distprof.history.storage import MERGED_NAME, Store
 
-__all__ = ["COLUMNS", "DEFAULT_FOLDER", "MANY_FILES", "append", "compact", "query", "read"]
+__all__ = [
+    "COLUMNS",
+    "DEFAULT_FOLDER",
+    "MANY_FILES",
+    "append",
+    "compact",
+    "count_files",
+    "query",
+    "read",
+]
 
 DEFAULT_FOLDER = ".distprof/history"
 
@@ -142,6 +151,15 @@ def compact(folder: str) -> tuple[int, int]:
     for file in old:
         store.remove(file)
     return len(old), len(ordered)
+
+
+def count_files(folder: str) -> int:
+    """How many files a history has.
+
+    Raises:
+        InputError: If the place cannot be looked into.
+    """
+    return len(Store.at(folder).names()[0])
 
 
 def _decoded(text: str) -> SummaryFile:

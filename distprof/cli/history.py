@@ -1,0 +1,301 @@
+"""``distprof history``: summaries of runs over time, a metric over commits, and SQL over it all."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from distprof.cli.app import ExitCode
+from distprof.cli.options import debug_option, output_options, output_options_with
+from distprof.cli.output import Output, check_format, check_free, deliver, note
+from distprof.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from distprof.artefacts.summary_file import SummaryFile
+    from distprof.gate.metrics import Metric
+    from distprof.gate.timeline import History
+
+__all__ = ["history"]
+
+_FORMATS = ("text", "json", "md")
+_FEW_SERIES = 4
+_FEW_POINTS = 20
+
+_history_option = click.option(
+    "--history",
+    "folder",
+    metavar="URL",
+    help="Folder or URL.  [history of [check] in distprof.toml, else .distprof/history]",
+)
+
+
+@click.group()
+def history() -> None:
+    """Keep runs' figures, follow one over commits, and query them all.
+
+    A history is a folder of small Parquet files, here or under any URL that fsspec knows (s3://,
+    gs://). Jobs that add to it at the same time lose nothing.
+
+    \b
+      distprof history add runs/*/
+      distprof history show --metric step_time --plot history.svg
+      distprof history query "SELECT git_commit, median(step_ns) FROM history GROUP BY ALL"
+    """  # noqa: D301 - click reads it
+
+
+@history.command()
+@click.argument("sources", metavar="RUN…", nargs=-1, required=True)
+@_history_option
+@click.option("--label", help="Of these runs, for people.")
+@click.option("--commit", metavar="SHA", help="Of the code, where the runs do not tell it.")
+@click.option("-q", "--quiet", is_flag=True, help="Nothing on stderr but errors.")
+@debug_option
+def add(
+    sources: tuple[str, ...],
+    folder: str | None,
+    label: str | None,
+    commit: str | None,
+    *,
+    quiet: bool,
+) -> int:
+    """Add runs to a history.
+
+    RUNs are run directories, saved reports, summaries, a sweep's folder, or traces. A run that is
+    there already is not added again.
+
+    \b
+      distprof history add runs/nightly --history s3://bucket/perf
+      distprof history add traces/ --commit $(git rev-parse HEAD) --label nightly
+    """  # noqa: D301 - click reads it
+    from distprof.cli.source import check_comparable
+    from distprof.ingest.executor import import_numpy
+
+    import_numpy()  # before anything else does
+    from distprof.history.dataset import append
+    from distprof.summaries import load_summaries
+
+    place = _place(folder)
+    for source in sources:
+        check_comparable(source)
+    summaries = [_marked(summary, label, commit) for summary in load_summaries(sources)]
+    added = append(place, summaries)
+    note(f"Added {added} of {len(summaries)} runs to {place}", quiet=quiet)
+    return ExitCode.FINE
+
+
+@history.command()
+@_history_option
+@click.option("--metric", "name", default="step_time", help="What to follow.  [step_time]")
+@click.option("--series", "key", metavar="KEY", help="Only this series; its first digits do.")
+@click.option("--workload", metavar="NAME", help="Only runs whose workload or strategy holds NAME.")
+@click.option(
+    "--last", type=click.IntRange(1), metavar="N", help=f"Newest points.  [{_FEW_POINTS}]"
+)
+@click.option(
+    "--plot", type=click.Path(), metavar="FILE", help="Draw it (.svg, .png, .pdf; extra plot)."
+)
+@output_options
+@debug_option
+def show(
+    folder: str | None,
+    name: str,
+    key: str | None,
+    workload: str | None,
+    last: int | None,
+    plot: str | None,
+    **output_options: Any,
+) -> int:
+    """Show a metric over commits, and where it regressed or improved.
+
+    A series is one job on one kind of hardware. Repeats of a commit make one point. Each is held
+    against those before it as distprof check does; a loss is marked where it came.
+
+    \b
+      distprof history show --metric memory --last 50
+      distprof history show --series 3f9a --plot history.svg
+    """  # noqa: D301 - click reads it
+    output = Output(**output_options)
+    output.check()
+    from distprof.report.history_reporters import HISTORY_REPORTERS
+
+    check_format(HISTORY_REPORTERS, output, what="a history")
+    _check_plot(plot, force=output.force)
+    metric, place = _metric(name), _place(folder)
+    from distprof.history.dataset import read
+
+    summaries, notes = read(place)
+    chosen = _chosen(summaries, key, workload)
+    notes = (*notes, *_more(place, chosen, show_all=output.show_all))
+    limit = None if output.show_all else _FEW_SERIES
+    result = _traced(
+        dict(list(chosen.items())[:limit]),
+        metric,
+        place,
+        last=last or (None if output.show_all else _FEW_POINTS),
+        notes=notes,
+    )
+    _draw(result, plot, quiet=output.quiet)
+    deliver(HISTORY_REPORTERS, result, output, what="a history")
+    return ExitCode.FINE
+
+
+@history.command()
+@click.argument("sql", metavar="SQL")
+@_history_option
+@output_options_with("text", "json", "csv", "md")
+@debug_option
+def query(sql: str, folder: str | None, **output_options: Any) -> int:
+    """Ask DuckDB: the table is history, a row is a run.
+
+    \b
+      distprof history query "DESCRIBE history"
+      distprof history query "SELECT git_commit, count(*), median(step_ns) / 1e6 AS step_ms
+        FROM history WHERE workload = 'ddp' GROUP BY git_commit" --format csv
+    """  # noqa: D301 - click reads it
+    output = Output(**output_options)
+    output.check()
+    from distprof.history.dataset import query as ask
+    from distprof.report.history_reporters import ANSWER_REPORTERS, answer_of
+
+    check_format(ANSWER_REPORTERS, output, what="an answer")
+    place = _place(folder)
+    columns, rows, notes = ask(place, sql)
+    deliver(ANSWER_REPORTERS, answer_of(place, columns, rows, notes), output, what="an answer")
+    return ExitCode.FINE
+
+
+@history.command()
+@_history_option
+@click.option("-q", "--quiet", is_flag=True, help="Nothing on stderr but errors.")
+@debug_option
+def compact(folder: str | None, *, quiet: bool) -> int:
+    """Put a history's many small files together into one, which is read faster.
+
+    Jobs may add to it meanwhile.
+    """
+    from distprof.history.dataset import compact as put_together
+
+    place = _place(folder)
+    files, runs = put_together(place)
+    note(f"{runs} runs, of which {files} files were put together, in {place}", quiet=quiet)
+    return ExitCode.FINE
+
+
+def _check_plot(file: str | None, *, force: bool) -> None:
+    if file is None:
+        return
+    from distprof.report.plots import check_plot
+
+    check_plot(file)
+    check_free(file, force=force)
+
+
+def _draw(result: History, file: str | None, *, quiet: bool) -> None:
+    if file is None:
+        return
+    from distprof.report.history_plot import draw_history
+
+    draw_history(result, file)
+    note(f"Wrote {file}", quiet=quiet)
+
+
+def _place(folder: str | None) -> str:
+    from distprof.config import load_config
+    from distprof.history.dataset import DEFAULT_FOLDER
+
+    if folder == "":
+        raise UsageError("--history is empty: name a folder or a URL")
+    return folder or load_config(None).check.history or DEFAULT_FOLDER
+
+
+def _marked(summary: SummaryFile, label: str | None, commit: str | None) -> SummaryFile:
+    from msgspec.structs import replace
+
+    return replace(
+        summary,
+        label=label if label is not None else summary.label,
+        git_commit=summary.git_commit or commit or "",
+    )
+
+
+def _metric(name: str) -> Metric:
+    from distprof.gate.timeline import HISTORY_METRICS, find_history_metric
+
+    metric = find_history_metric(name)
+    if metric is None:
+        known = ", ".join(metric.name for metric in HISTORY_METRICS)
+        raise UsageError(f"no metric {name!r}: choose from {known}")
+    return metric
+
+
+def _chosen(
+    summaries: Sequence[SummaryFile], key: str | None, workload: str | None
+) -> dict[str, list[SummaryFile]]:
+    """Series that were asked for.
+
+    Raises:
+        UsageError: If there are none, with those that there are.
+    """
+    from distprof.gate.timeline import by_series
+    from distprof.report.history_view import series_name
+
+    series = by_series(summaries)
+    chosen = {
+        name: runs
+        for name, runs in series.items()
+        if name.startswith(key or "") and (workload is None or _is_of(runs[-1], workload))
+    }
+    if chosen or not series:
+        return chosen
+    known = "; ".join(
+        f"{name} ({series_name(runs[-1].fingerprint)})"
+        for name, runs in list(series.items())[:_FEW_SERIES]
+    )
+    raise UsageError(f"no such series: there are {known}")
+
+
+def _is_of(summary: SummaryFile, workload: str) -> bool:
+    print_ = summary.fingerprint
+    return workload.lower() in f"{print_.workload} {print_.strategy}".lower()
+
+
+def _more(place: str, chosen: dict[str, list[SummaryFile]], *, show_all: bool) -> tuple[str, ...]:
+    """What is not shown, and what would make it faster."""
+    from distprof.history.dataset import MANY_FILES, count_files
+
+    notes = []
+    more = len(chosen) - _FEW_SERIES
+    if more > 0 and not show_all:
+        notes.append(f"{more} older series are not shown: --all, or --series KEY for one of them.")
+    files = count_files(place)
+    if files > MANY_FILES:
+        notes.append(f"{files:,} files are slow to read: distprof history compact.")
+    return tuple(notes)
+
+
+def _traced(
+    series: dict[str, list[SummaryFile]],
+    metric: Metric,
+    place: str,
+    *,
+    last: int | None,
+    notes: tuple[str, ...],
+) -> History:
+    from distprof import __version__
+    from distprof.config import load_config
+    from distprof.gate.timeline import trace_metric
+
+    settings = load_config(None).check
+    return trace_metric(
+        series,
+        metric,
+        source=place,
+        version=__version__,
+        tolerance=settings.tolerance.get(metric.name),
+        window=settings.window,
+        last=last,
+        notes=notes,
+    )

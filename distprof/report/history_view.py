@@ -1,0 +1,275 @@
+"""A history's verdict, sentences and tables, before somebody draws them."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterator, Sequence
+
+from distprof.artefacts.summary_file import Fingerprint
+from distprof.gate.timeline import History, HistoryPoint, HistorySeries
+from distprof.report.check_view import amount
+from distprof.report.escape import shorten
+from distprof.report.views.table import Drawing, TableColumn, TableView, counted
+from distprof.units import NS_PER_S, format_bytes, format_duration, format_ratio
+
+__all__ = [
+    "day",
+    "history_sentences",
+    "history_tables",
+    "history_verdict",
+    "metric_text",
+    "point_name",
+    "series_name",
+    "state_shown",
+]
+
+_MARKED = ("regressed", "improved")
+_STATES = {
+    "regressed": "a regression",
+    "improved": "an improvement",
+    "open": "beyond the tolerance, which may be chance",
+}
+_MOST_TOLD = 5
+_COMMIT_DIGITS = 10
+_MAX_NAME = 24
+_MAX_JOB = 48
+_WIDEST = 4.0  # an interval whose ends are further apart tells nothing: two repeats, for example
+
+
+def history_verdict(history: History) -> str:
+    """How many changes there are, and what the newest commit is."""
+    points = [point for series in history.series for point in series.points]
+    if not points:
+        return f"No run in this history tells its {history.label}."
+    counts = [sum(point.state == state for point in points) for state in _MARKED]
+    commits = counted(len(points), "point")
+    told = [
+        counted(count, noun)
+        for count, noun in zip(counts, ("regression", "improvement"), strict=True)
+        if count
+    ]
+    changes = " and ".join(told) if told else "no change beyond chance and tolerance"
+    if all(point.state == "first" for point in points):
+        return f"{history.label}: {commits}, and nothing before to compare with."
+    if len(history.series) > 1:
+        return f"{history.label}: {changes} in {commits} of {len(history.series)} series."
+    return f"{history.label}: {changes} in {commits}. {_newest(history, points[-1])}"
+
+
+def _newest(history: History, point: HistoryPoint) -> str:
+    value = f"The newest, {point_name(point)}, has {metric_text(point.value, history.unit)}"
+    if point.state == "first":
+        return f"{value}; nothing came before it."
+    said = _STATES.get(state_shown(history, point), "no change seen, by too few repeats")
+    if point.state == "passed":
+        said = "within tolerance"
+    return f"{value}, {_change(history, point)} against what came before: {said}."
+
+
+def state_shown(history: History, point: HistoryPoint) -> str:
+    """``regressed``, ``improved``, ``open`` for a change beyond tolerance that may be chance."""
+    if point.state in _MARKED:
+        return point.state
+    if point.state != "inconclusive" or point.change is None:
+        return ""
+    least, most = 1 - history.tolerance, 1 + history.tolerance
+    if history.scale == "difference":
+        least, most = -history.tolerance, history.tolerance
+    return "" if least <= point.change <= most else "open"
+
+
+def history_sentences(history: History) -> Iterator[str]:
+    """The newest changes, what is still open, and what is not known."""
+    yield from _changes_told(history)
+    for series in history.series:
+        last = series.points[-1] if series.points else None
+        if last is not None and state_shown(history, last) == "open":
+            more = last.needed_repeats
+            needs = f"; {counted(more, 'more repeat')} would decide" if more else ""
+            why = _lower_first(last.why)
+            yield f"{point_name(last)} is open{_of(history, series)}: {why}{needs}."
+    lacking = sum(series.num_without for series in history.series)
+    if lacking:
+        yield f"{counted(lacking, 'run')} {'does' if lacking == 1 else 'do'} not have the metric."
+    yield from history.notes
+
+
+def _changes_told(history: History) -> Iterator[str]:
+    marked = [
+        (point, before, series)
+        for series in history.series
+        for before, point in zip((None, *series.points), series.points, strict=False)
+        if point.state in _MARKED
+    ]
+    marked.sort(key=lambda each: -each[0].created_ns)
+    for point, before, series in marked[:_MOST_TOLD]:
+        values = metric_text(point.value, history.unit)
+        if before is not None:
+            values = f"{metric_text(before.value, history.unit)} → {values}"
+        after = (
+            f", confirmed by the {counted(point.num_after, 'point')} after it"
+            if point.num_after
+            else ""
+        )
+        software = f"; {', '.join(point.software)}" if point.software else ""
+        yield (
+            f"{point.state.capitalize()} at {point_name(point)} ({day(point.created_ns)})"
+            f"{_of(history, series)}: {_change(history, point)}, {values}{after}{software}."
+        )
+    if len(marked) > _MOST_TOLD:
+        yield f"{counted(len(marked) - _MOST_TOLD, 'earlier change')} in the tables."
+
+
+def _of(history: History, series: HistorySeries) -> str:
+    return f" in {series_name(series.fingerprint)}" if len(history.series) > 1 else ""
+
+
+def _lower_first(sentence: str) -> str:
+    return sentence[:1].lower() + sentence[1:].removesuffix(".")
+
+
+def history_tables(history: History, *, show_all: bool) -> Iterator[TableView]:
+    """A table of each series, a row of it a point, and a drawing of its value."""
+    del show_all  # what is in the history was asked for
+    for series in history.series:
+        if series.points:
+            yield _series_table(history, series)
+
+
+def _series_table(history: History, series: HistorySeries) -> TableView:
+    notes = _scale_notes(history, series)
+    return TableView(
+        title=series_name(series.fingerprint),
+        caption=f"{history.label} over commits, series {series.key}",
+        columns=(
+            TableColumn(title="commit", left=True),
+            TableColumn(title="date", left=True),
+            TableColumn(title="runs"),
+            TableColumn(title="median"),
+            TableColumn(title="95 %", left=True, wide_only=True),
+            TableColumn(title="change"),
+            TableColumn(title="", left=True),
+            TableColumn(title="", left=True),
+        ),
+        rows=tuple(
+            (
+                point_name(point),
+                day(point.created_ns),
+                str(point.num_runs),
+                metric_text(point.value, history.unit),
+                _interval(point, history.unit),
+                _short_change(history, point),
+                state_shown(history, point),
+                _drawing(point, *_ends(series.points)),
+            )
+            for point in series.points
+        ),
+        notes=notes,
+        strong=frozenset(i for i, point in enumerate(series.points) if point.state in _MARKED),
+    )
+
+
+def _scale_notes(history: History, series: HistorySeries) -> tuple[str, ...]:
+    low, high = (metric_text(end, history.unit) for end in _ends(series.points))
+    notes = [f"drawn from {low} at the left to {high} at the right"] if low != high else []
+    if any(state_shown(history, point) == "open" for point in series.points):
+        notes.append("open: beyond the tolerance, but it may be chance; more repeats would tell")
+    if series.num_earlier:
+        notes.append(f"{counted(series.num_earlier, 'earlier point')} not shown: --last N or --all")
+    return tuple(notes)
+
+
+def _ends(points: Sequence[HistoryPoint]) -> tuple[float, float]:
+    """Of what is drawn: medians, and intervals that tell something."""
+    values = [point.value for point in points]
+    for point in points:
+        if point.low is not None and point.high is not None and _is_telling(point):
+            values += [point.low, point.high]
+    return min(values), max(values)
+
+
+def _is_telling(point: HistoryPoint) -> bool:
+    low, high = point.low, point.high
+    return low is not None and high is not None and high <= _WIDEST * max(low, 0) + 1e-9
+
+
+def _drawing(point: HistoryPoint, least: float, most: float) -> Drawing:
+    """The median as a block, its interval as dots around it."""
+
+    def place(value: float, cells: int) -> int:
+        share = (value - least) / (most - least) if most > least else 0.0
+        return min(max(round(share * (cells - 1)), 0), cells - 1)
+
+    def draw(room: int) -> str:
+        line = [" "] * room
+        if point.low is not None and point.high is not None and _is_telling(point):
+            for cell in range(place(point.low, room), place(point.high, room) + 1):
+                line[cell] = "·"
+        line[place(point.value, room)] = "█" if point.state in _MARKED else "▒"
+        return "".join(line).rstrip()
+
+    return Drawing(draw)
+
+
+def _interval(point: HistoryPoint, unit: str) -> str:
+    if point.low is None or point.high is None or not _is_telling(point):
+        return ""
+    return f"{metric_text(point.low, unit)} to {metric_text(point.high, unit)}"
+
+
+def _short_change(history: History, point: HistoryPoint) -> str:
+    if point.change is None:
+        return ""
+    return f"{amount(point.change, history.scale)}{_percent(history)}"
+
+
+def _change(history: History, point: HistoryPoint) -> str:
+    """With its interval, for example ``+5.1 % (3.9 to 6.3)``."""
+    low, high = point.change_low, point.change_high
+    ends = ""
+    if low is not None and high is not None:
+        ends = f" ({amount(low, history.scale)} to {amount(high, history.scale)})"
+    return f"{_short_change(history, point)}{ends}"
+
+
+def _percent(history: History) -> str:
+    return " %" if history.scale == "ratio" else " points"
+
+
+def series_name(print_: Fingerprint) -> str:
+    """What a series is of, for people: job, ranks, device."""
+    job = print_.strategy or print_.workload or "unknown job"
+    ranks = counted(print_.world_size, "rank") if print_.world_size else ""
+    where = " of ".join(part for part in (ranks, print_.device) if part)
+    return " on ".join(part for part in (shorten(job, _MAX_JOB), where) if part)
+
+
+def point_name(point: HistoryPoint) -> str:
+    """The commit's first digits, with a plus where it was changed; else its label."""
+    if not point.commit:
+        return shorten(point.label, _MAX_NAME) or "no commit"
+    digits, _, dirty = point.commit.partition("+")
+    return shorten(digits[:_COMMIT_DIGITS] + ("+" if dirty else ""), _MAX_NAME)
+
+
+def day(ns: int) -> str:
+    """The date (UTC); ``–`` for a time that no calendar has."""
+    try:
+        then = datetime.datetime.fromtimestamp(ns // NS_PER_S, tz=datetime.UTC)
+    except (OverflowError, ValueError, OSError):
+        return "–"
+    return f"{then:%Y-%m-%d}"
+
+
+def metric_text(value: float, unit: str) -> str:
+    """A value with its unit."""
+    if unit == "ns":
+        return format_duration(value)
+    if unit == "B":
+        return format_bytes(value)
+    if unit == "ratio":
+        return format_ratio(value)
+    if value >= 1e6:
+        return f"{value:,.3g}{unit}" if unit == "/s" else f"{value:,.3g} {unit}"
+    number = f"{value:,.0f}" if value >= 1e3 else f"{value:.3g}"
+    return f"{number}{unit}" if unit == "/s" else f"{number} {unit}"
