@@ -14,7 +14,15 @@ import msgspec
 
 from distprof.artefacts.summary_file import SUMMARY_SCHEMA, SummaryFile
 from distprof.errors import InputError, MissingExtraError
-from distprof.history.rows import COLUMNS, file_name, merged_name, parquet_of, row_of, table_of
+from distprof.history.rows import (
+    COLUMNS,
+    file_name,
+    merged_name,
+    parquet_of,
+    row_of,
+    summaries_in,
+    table_of,
+)
 from distprof.history.storage import MERGED_NAME, Store
 
 __all__ = [
@@ -172,12 +180,12 @@ def _decoded(text: str) -> SummaryFile:
 
 def _in_merged(store: Store, names: Sequence[str]) -> set[str]:
     """Summaries of the files that hold many, and whose names do not tell what is in them."""
-    merged = [name for name in names if MERGED_NAME.fullmatch(name)]
-    if not merged:
-        return set()
-    with _connection(store) as connection:
-        rows, _ = _selected(connection, store, merged)
-    return {row[0] for row in rows}
+    found: set[str] = set()
+    for name in names:
+        if MERGED_NAME.fullmatch(name):
+            data = store.get(name)
+            found.update(summaries_in(data) if data is not None else ())
+    return found
 
 
 def _texts(store: Store) -> tuple[list[tuple[str, str]], list[str]]:

@@ -15,7 +15,15 @@ import numpy as np
 from distprof.artefacts.summary_file import SummaryFile
 from distprof.gate.timeline import series_of
 
-__all__ = ["COLUMNS", "file_name", "merged_name", "parquet_of", "row_of", "table_of"]
+__all__ = [
+    "COLUMNS",
+    "file_name",
+    "merged_name",
+    "parquet_of",
+    "row_of",
+    "summaries_in",
+    "table_of",
+]
 
 COLUMNS: dict[str, str] = {
     "created_ns": "int64",
@@ -142,3 +150,15 @@ def parquet_of(rows: list[dict[str, Any]]) -> bytes:
         store_schema=False,
     )
     return out.getvalue()
+
+
+def summaries_in(data: bytes) -> set[str]:
+    """The column ``summary`` of a file; empty where it is damaged, which its readers say."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        column = pq.ParquetFile(io.BytesIO(data)).read(["summary"]).column("summary")
+    except (pa.ArrowException, OSError, KeyError, ValueError):
+        return set()
+    return set(column.to_pylist())

@@ -92,6 +92,21 @@ class Store:
             raise _unusable(self.folder, error) from error
         return True
 
+    def get(self, name: str) -> bytes | None:
+        """What a file holds; None where it is gone, as others may put files together.
+
+        Raises:
+            InputError: If it cannot be read.
+        """
+        try:
+            if self.system is None:
+                return Path(self.path, name).read_bytes()
+            return bytes(self.system.cat_file(f"{self.path}/{name}"))
+        except FileNotFoundError:
+            return None
+        except Exception as error:  # each file system has errors of its own
+            raise _unusable(self.folder, error) from error
+
     def remove(self, name: str) -> None:
         """Remove one file; another may have done so.
 
