@@ -22,6 +22,7 @@ from distprof.report.hang_reporters import (
 from distprof.report.json_schema import SCHEMA_FILE, report_schema_text
 from distprof.report.plan_schemas import plan_schema_texts
 from distprof.report.schema_page import report_schema_page
+from distprof.report.verb_schemas import verb_schema_texts
 from distprof.rules.base import Rule
 from distprof.rules.registry import all_rules
 from distprof.run.records import RECORD_TABLES
@@ -49,6 +50,8 @@ def pages() -> Iterator[tuple[Path, str]]:
     yield ROOT / "distprof" / "report" / "schema" / HANG_SCHEMA_FILE, hang_schema_text()
     yield REFERENCE / "hang-schema.md", hang_schema_page()
     for file, text in plan_schema_texts():
+        yield ROOT / "distprof" / "report" / "schema" / file, text
+    for file, text in verb_schema_texts():
         yield ROOT / "distprof" / "report" / "schema" / file, text
     yield from schema_files()
     yield REFERENCE / "run-directory.md", run_directory_page()

@@ -24,6 +24,7 @@ from distprof.artefacts.records import (
 )
 from distprof.artefacts.run_file import ExitFile, RunFile
 from distprof.artefacts.settings_file import SettingsFile
+from distprof.artefacts.sweep_file import SWEEP_FILE, SWEEP_SCHEMA, SweepFile
 from distprof.report.json_schema import DIALECT, describe
 from distprof.report.schema_page import section
 
@@ -131,6 +132,14 @@ FABRIC = Format(
 )
 """No part of a run directory."""
 
+SWEEP = Format(
+    file=SWEEP_FILE,
+    schema=SWEEP_SCHEMA,
+    kinds=(SweepFile,),
+    about="The runs of a sweep, and how far it has come: the folder of `distprof scale`.",
+)
+"""Beside run directories."""
+
 _OTHERS = (
     (artefacts.TRACE_FILE, "Kineto trace, as `torch.profiler` writes it."),
     (artefacts.FLIGHT_FILE, "PyTorch's Flight Recorder, as `torch.distributed` writes it in JSON."),
@@ -202,7 +211,7 @@ def schema_of(format_: Format) -> dict[str, Any]:
 
 def schema_files() -> Iterator[tuple[Path, str]]:
     """Every shipped schema: where it lies and what it says."""
-    for format_ in (*SCHEMAS, FABRIC):
+    for format_ in (*SCHEMAS, FABRIC, SWEEP):
         text = msgspec.json.format(msgspec.json.encode(schema_of(format_)), indent=2).decode()
         yield SCHEMA_FOLDER / f"{format_.name}.schema.json", f"{text}\n"
 

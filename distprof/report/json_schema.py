@@ -16,7 +16,14 @@ import msgspec
 from distprof.artefacts import REPORT_SCHEMA
 from distprof.report.model import Report
 
-__all__ = ["DIALECT", "describe", "report_schema", "report_schema_text", "shipped_schema_text"]
+__all__ = [
+    "DIALECT",
+    "describe",
+    "document_schema",
+    "report_schema",
+    "report_schema_text",
+    "shipped_schema_text",
+]
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 SCHEMA_FILE = "report.schema.json"
@@ -24,14 +31,25 @@ SCHEMA_FILE = "report.schema.json"
 
 def report_schema() -> dict[str, Any]:
     """JSON Schema (draft 2020-12) of a saved report; times are int ns, sizes int bytes."""
-    (root,), definitions = msgspec.json.schema_components([Report])
-    definitions["Report"]["properties"]["schema"] = {"const": REPORT_SCHEMA}
+    return document_schema(Report, REPORT_SCHEMA, "distprof report")
+
+
+def document_schema(kind: type[msgspec.Struct], schema: str, title: str) -> dict[str, Any]:
+    """JSON Schema (draft 2020-12) of a document that is one struct with a field ``schema``.
+
+    Args:
+        kind: What is written.
+        schema: What its ``schema`` says.
+        title: For people.
+    """
+    (root,), definitions = msgspec.json.schema_components([kind])
+    definitions[kind.__name__]["properties"]["schema"] = {"const": schema}
     for definition in definitions.values():
         _tidy(definition)
     return {
         "$schema": DIALECT,
-        "$id": f"urn:distprof:{REPORT_SCHEMA}",
-        "title": "distprof report",
+        "$id": f"urn:distprof:{schema}",
+        "title": title,
         **root,
         "$defs": definitions,
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
@@ -118,8 +119,18 @@ def _notes(summaries: Sequence[SummaryFile]) -> tuple[str, ...]:
         difference.sentence
         for other in summaries[1:]
         for difference in unlike(first, other.fingerprint, sizes_may_differ=True)
+        if difference.field != "workload" or not _is_same_command(first, other.fingerprint)
     }
     return tuple(f"Not like for like: {sentence}." for sentence in sorted(found))
+
+
+def _is_same_command(first: Fingerprint, other: Fingerprint) -> bool:
+    """Whether commands are the same but for a number, which is that of the ranks in both."""
+    pieces = [re.split(r"(\d+)", one.workload) for one in (first, other)]
+    ranks = (str(first.world_size), str(other.world_size))
+    return len(pieces[0]) == len(pieces[1]) and all(
+        pair[0] == pair[1] or pair == ranks for pair in zip(*pieces, strict=True)
+    )
 
 
 def _page(report: ScalingReport, options: RenderOptions) -> Page:

@@ -219,12 +219,16 @@ def _size_row(size: ScalingSize) -> tuple[Cell, ...]:
         str(size.num_repeats),
         format_duration(size.step_ns),
         step,
-        f"{size.throughput_per_s:,.4g}",
+        _rate(size.throughput_per_s),
         f"{size.speedup:.2f} of {size.ideal_speedup:g}",
         format_ratio(size.efficiency),
         ends,
         Bar(ratio=min(size.efficiency, 1.0), key="computation"),
     )
+
+
+def _rate(per_s: float) -> str:
+    return f"{per_s:,.0f}" if per_s >= 1_000 else f"{per_s:.4g}"
 
 
 def _drawn_table(sizes: Sequence[ScalingSize]) -> TableView:

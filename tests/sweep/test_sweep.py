@@ -1,5 +1,6 @@
 """Series of runs: planned, made, interrupted, taken up again."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -10,7 +11,8 @@ from hypothesis import strategies as st
 
 from distprof.artefacts.sweep_file import SWEEP_FILE
 from distprof.errors import InputError, UsageError
-from distprof.sweep import running
+from distprof.sweep import child, running
+from distprof.sweep.lock import locked
 from distprof.sweep.plan import parse_sizes, plan_program, plan_workload
 from distprof.sweep.running import finished_runs, load_sweep, make_runs
 
@@ -182,3 +184,89 @@ def test_the_workload_says_what_its_options_mean():
 def test_a_place_that_cannot_be_written_is_named(tmp_path):
     with pytest.raises(InputError, match="can be written"):
         running.save_sweep(Path(tmp_path, "missing"), sweep_of())
+
+
+def test_what_was_done_before_a_kill_is_not_made_again(tmp_path, calls):
+    """The sweep's own program may be killed after a run ended, before it wrote that down."""
+    plan = sweep_of()
+    make_runs(tmp_path, plan, say=lambda _: None)
+    running.save_sweep(tmp_path, plan)  # nobody wrote that anything is done
+    again = make_runs(tmp_path, load_sweep(tmp_path), say=lambda _: None)
+    assert again.num_done == 6
+    assert len(calls()) == 6
+
+
+def test_runs_of_another_command_are_not_taken_for_done(tmp_path, calls):
+    make_runs(tmp_path, sweep_of(), say=lambda _: None)
+    make_runs(tmp_path, sweep_of(arguments=["--layers", "9"]), say=lambda _: None)
+    assert len(calls()) == 12
+
+
+def test_time_left_is_that_of_runs_of_the_same_size():
+    took = {1: 10.0, 2: 20.0, 4: 40.0}
+    runs = [
+        msgspec.structs.replace(run, state="done", took_s=took[run.ranks])
+        if run.repeat == 0
+        else run
+        for run in sweep_of(sizes=(1, 2, 4), repeats=2).runs
+    ]
+    sweep = msgspec.structs.replace(sweep_of(), runs=tuple(runs))
+    told = []
+    running._teller(sweep, 3, told.append)(4.0)  # of the 10 s that the fourth run will take
+    assert told[0].left_s == pytest.approx(6 + 20 + 40)
+    running._teller(sweep, 3, told.append)(400.0)
+    assert told[1].left_s == pytest.approx(20 + 40)
+
+
+LASTING = """
+import pathlib, signal, sys
+signal.signal(signal.SIGINT, lambda *_: sys.exit(130))
+pathlib.Path(sys.argv[1]).touch()
+signal.pause()
+"""
+
+
+def test_whatever_comes_up_the_run_ends_in_order_first(tmp_path, monkeypatch):
+    monkeypatch.setattr(child, "_BEAT_S", 0.02)
+    ready = tmp_path / "ready"
+
+    def beat(_):
+        if ready.exists():
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        child.run_child([sys.executable, "-c", LASTING, str(ready)], beat=beat)
+
+
+STUBBORN = LASTING.replace("lambda *_: sys.exit(130)", "signal.SIG_IGN")
+
+
+def test_a_run_that_does_not_end_is_killed(tmp_path, monkeypatch):
+    monkeypatch.setattr(child, "_BEAT_S", 0.02)
+    monkeypatch.setattr(child, "_PATIENCE_S", 0.1)
+    ready = tmp_path / "ready"
+
+    def beat(_):
+        if ready.exists():
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        child.run_child([sys.executable, "-c", STUBBORN, str(ready)], beat=beat)
+
+
+def test_a_process_that_a_signal_ended_has_the_code_that_shells_give():
+    code = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+    ended = child.run_child([sys.executable, "-c", code], beat=lambda _: None)
+    assert ended.exit_code == 137
+
+
+def test_a_run_keeps_the_lock_when_the_sweep_is_gone(tmp_path):
+    """The descriptor that a run holds is enough, whoever closed the sweep's own."""
+    with locked(tmp_path) as held:
+        assert held
+        kept = os.dup(held[0])
+    with pytest.raises(InputError, match="still going"), locked(tmp_path):
+        pass
+    os.close(kept)
+    with locked(tmp_path):
+        pass

@@ -1,0 +1,36 @@
+"""JSON Schemas of what verbs write that compare runs, generated from the structs that are written.
+
+The shipped copies lie in ``distprof/report/schema``; a test keeps them equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.resources import files
+
+import msgspec
+
+from distprof.analyzers.comparison.result import COMPARISON_SCHEMA, Comparison
+from distprof.gate.check import CHECK_SCHEMA, CheckResult
+from distprof.report.json_schema import document_schema
+from distprof.report.scaling_reporters import SCALING_SCHEMA, ScalingReport
+
+__all__ = ["shipped_verb_schema_text", "verb_schema_texts"]
+
+_DOCUMENTS: dict[str, tuple[type[msgspec.Struct], str, str]] = {
+    "scaling.schema.json": (ScalingReport, SCALING_SCHEMA, "distprof scale"),
+    "comparison.schema.json": (Comparison, COMPARISON_SCHEMA, "distprof compare"),
+    "check.schema.json": (CheckResult, CHECK_SCHEMA, "distprof check"),
+}
+
+
+def verb_schema_texts() -> Iterator[tuple[str, str]]:
+    """Each schema: name of its file, and what the file holds."""
+    for file, (kind, schema, title) in _DOCUMENTS.items():
+        schema_ = document_schema(kind, schema, title)
+        yield file, msgspec.json.format(msgspec.json.encode(schema_), indent=2).decode() + "\n"
+
+
+def shipped_verb_schema_text(file: str) -> str:
+    """The schema file that comes with the package."""
+    return (files("distprof.report") / "schema" / file).read_text(encoding="utf-8")
