@@ -2,7 +2,8 @@
 
 Source: formula sheet, "Collectives". Step count and bus factor of the algorithm are divided out;
 the regression weighs relative errors, since times span six decades, and an outlier counts for
-little (Huber's weights, then Tukey's, which leave out sizes that follow no line at all).
+little (Huber's weights, then Tukey's, which leave out sizes that follow no line at all). Where no
+one line meets the largest sizes, bandwidth is theirs alone and latency that of the smallest.
 """
 
 from __future__ import annotations
@@ -41,6 +42,9 @@ _REGIME_RATIO = 0.75  # of the time is latency, or is transfer: then the size be
 _HUBER, _TUKEY = 1.345, 4.685  # 95 % as efficient as least squares where errors are normal
 _ROUNDS = 20
 _SATURATED_RATIO = 0.1
+_TOP = 3  # largest sizes that must lie on the line
+_BENT_RATIO = 0.05
+_CLEARLY_LATENCY = 0.1
 _LEAST_ERROR = 1e-3  # no clock and no machine repeats a time better than this
 
 
@@ -132,6 +136,8 @@ def fit_alpha_beta(
         raise NoFitError(f"a fit takes {MIN_SIZES} sizes, measured: {len(set(sizes))}")
     size, time = np.asarray(sizes, np.float64), np.asarray(times_ns, np.float64)
     line = _robust_line(size, time)
+    if not _describes_the_largest(line, size, time):
+        line = _by_regime(size, time) or line
     _check_regimes(line, size)
     wrong = np.abs(time / (line.start + line.slope * size) - 1)
     wide = (student_quantile(max(len(size) - 2, 1)) * np.sqrt(np.diag(line.covariance))).tolist()
@@ -264,6 +270,63 @@ def _robust_line(size: Floats, time: Floats) -> _Line:
         weight = _huber(far) if number < _ROUNDS else _tukey(far)
         start, slope = _step(size, time, start, slope, np.sqrt(weight))
     return _Line(start, slope, _covariance(size, time, start, slope, weight))
+
+
+def _describes_the_largest(line: _Line, size: Floats, time: Floats) -> bool:
+    """Whether the line meets the largest sizes, whose slope is what a bandwidth means."""
+    largest = size >= np.sort(np.unique(size))[-_TOP:][0]
+    wrong = np.abs(time / (line.start + line.slope * size) - 1)
+    return bool(wrong[largest].mean() <= _BENT_RATIO)
+
+
+def _by_regime(size: Floats, time: Floats) -> _Line | None:
+    """Bandwidth by the largest sizes alone and latency by the smallest, for times that are bent.
+
+    Protocols that change with the size bend them, and so do shapers that let bursts pass: the
+    largest sizes then have a line of their own, which does not begin at the latency. It takes in
+    smaller sizes as long as these lie on it.
+
+    Returns:
+        None where the largest sizes lie on no line, or no size is small enough for the latency.
+    """
+    order = np.argsort(size)
+    size, time = size[order], time[order]
+    distinct = np.unique(size)
+    for count in range(len(distinct), _TOP - 1, -1):
+        upper = size >= distinct[-count]
+        own, slope, error = _own_line(size[upper], time[upper])
+        wrong = np.abs(time[upper] / (own + slope * size[upper]) - 1)
+        if slope > 0 and float(wrong.max()) <= _BENT_RATIO:
+            break
+    else:
+        return None
+    for share in (_CLEARLY_LATENCY, 1 - _REGIME_RATIO):  # the fewer bytes, the less they bend
+        lower = slope * size <= share * time
+        if np.count_nonzero(lower) >= _MIN_IN_REGIME:
+            break
+    else:
+        return None
+    starts = (time - slope * size)[lower]
+    start = float(np.median(starts))
+    of_start = float(starts.std(ddof=1)) / math.sqrt(len(starts)) if len(starts) > 1 else start
+    freedom = student_quantile(max(len(size) - 2, 1))  # by which the caller widens
+    errors = np.array(
+        [
+            student_quantile(max(len(starts) - 1, 1)) * of_start / freedom,
+            student_quantile(max(int(upper.sum()) - 2, 1)) * error / freedom,
+        ]
+    )
+    return _Line(start, slope, np.diag(errors**2))
+
+
+def _own_line(size: Floats, time: Floats) -> tuple[float, float, float]:
+    """Intercept, slope and the slope's standard error, by least squares of relative errors."""
+    matrix = np.stack([np.ones_like(size), size], axis=1) / time[:, None]
+    (own, slope), *_ = np.linalg.lstsq(matrix, np.ones_like(size), rcond=None)
+    wrong = matrix @ np.array([own, slope]) - 1
+    variance = max(float(wrong @ wrong) / max(len(size) - 2, 1), _LEAST_ERROR**2)
+    inverse = np.linalg.pinv(matrix.T @ matrix)
+    return float(own), float(slope), math.sqrt(float(inverse[1, 1]) * variance)
 
 
 def _huber(far: Floats) -> Floats:

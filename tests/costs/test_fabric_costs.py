@@ -201,3 +201,20 @@ def test_sends_and_receives_are_one_kind_whatever_the_group():
     known = profile(curve(CollectiveKind.SEND_RECV, 2, 2_000, 20e9))
     for kind in (CollectiveKind.SEND, CollectiveKind.RECV):
         assert expected(known, kind, ranks=8) == pytest.approx(20e9, rel=0.01)
+
+
+def test_bursts_that_a_shaper_lets_pass_hide_neither_rate_nor_delay():
+    sizes = [2**k for k in range(9, 22)]
+    burst = 1 << 17  # bytes that go at once, at 1 GB/s
+    times = [1e6 + 1e9 * (min(n, burst) / 1e9 + max(n - burst, 0) / 25e6) for n in sizes]
+    fit = fit_alpha_beta(CollectiveKind.SEND_RECV, 2, sizes, times)
+    assert fit.bandwidth_bytes_per_s == pytest.approx(25e6, rel=0.05)
+    assert fit.alpha_ns == pytest.approx(1e6, rel=0.05)
+    assert fit.worst_ratio > 0.5  # and says that no one line holds
+
+
+def test_a_protocol_for_small_messages_does_not_bend_the_bandwidth():
+    sizes = [4**k for k in range(3, 16)]
+    times = [2e3 + n / 5 if n < 65_536 else 20e3 + n / 100 for n in sizes]  # 5 and 100 GB/s
+    fit = fit_alpha_beta(CollectiveKind.SEND_RECV, 2, sizes, times)
+    assert fit.bandwidth_bytes_per_s == pytest.approx(100e9, rel=0.05)

@@ -138,10 +138,9 @@ def test_a_link_of_known_rate_and_delay_is_measured_as_such(tmp_path: Path) -> N
     slow = only(between_nodes(tmp_path, Link(mbit_per_s=200, delay_ms=1), *sizes))
     late = only(between_nodes(tmp_path, Link(mbit_per_s=200, delay_ms=4), *sizes))
     assert slow.tier == late.tier == "across"
-    large = [p for p in slow.points if p.bytes >= 1 << 18]
-    (x0, t0), (x1, t1) = [(p.bytes, p.time_ns) for p in (large[0], large[-1])]
-    assert (x1 - x0) / (t1 - t0) * 1e9 == pytest.approx(25e6, rel=0.05)
     assert slow.fit is not None
     assert late.fit is not None
+    for fit in (slow.fit, late.fit):  # although the shaper lets bursts of 128 KiB pass
+        assert fit.bandwidth_bytes_per_s == pytest.approx(25e6, rel=0.05)
     assert 0.95e6 < slow.fit.alpha_ns < 2e6
     assert 3.95e6 < late.fit.alpha_ns < 5.5e6
