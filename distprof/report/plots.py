@@ -9,7 +9,7 @@ from typing import Any
 
 from distprof.analyzers.scaling.result import CAUSES, ScalingResult, ScalingSize
 from distprof.errors import InputError, MissingExtraError, UsageError
-from distprof.report.scaling_view import LAWS
+from distprof.report.scaling_view import LAWS, follows
 from distprof.report.views.table import counted
 
 __all__ = ["FORMATS", "check_plot", "draw_scaling", "new_figure", "save_figure"]
@@ -154,17 +154,18 @@ def _efficiency(size: ScalingSize, step_ns: int) -> float:
 
 
 def _draw_laws(panel: Any, scaling: ScalingResult) -> None:
-    """Each law with its interval: a line where there are measurements, dashes beyond."""
+    """Each law with its interval; dashed beyond the measurements, where it follows those."""
     for law, color in zip(scaling.laws, _LAW_COLORS, strict=False):
         known = [one for one in law.predictions if not one.is_extrapolated]
-        for ones, style in ((known, "-"), (law.predictions[len(known) - 1 :], (0, (3, 2)))):
+        drawn = law.predictions if follows(law, scaling.sizes[-1]) else known
+        for ones, style in ((known, "-"), (drawn[len(known) - 1 :], (0, (3, 2)))):
             xs = [one.num_ranks for one in ones]
             values = [one.efficiency for one in ones]
             label = LAWS.get(law.law, law.law) if style == "-" else None
             panel.plot(xs, values, linewidth=1.3, color=color, linestyle=style, label=label)
-        low = [max(one.low, 0) for one in law.predictions]
-        high = [min(one.high, 1.5) for one in law.predictions]
-        xs = [one.num_ranks for one in law.predictions]
+        low = [max(one.low, 0) for one in drawn]
+        high = [min(one.high, 1.5) for one in drawn]
+        xs = [one.num_ranks for one in drawn]
         panel.fill_between(xs, low, high, color=color, alpha=0.10, linewidth=0)
 
 
@@ -184,7 +185,11 @@ def _draw_runs(panel: Any, sizes: Sequence[ScalingSize]) -> None:
 def _ticks(scaling: ScalingResult) -> list[int]:
     """The sizes, and those that laws extrapolate to; few enough to be read."""
     beyond = {
-        one.num_ranks for law in scaling.laws for one in law.predictions if one.is_extrapolated
+        one.num_ranks
+        for law in scaling.laws
+        if follows(law, scaling.sizes[-1])
+        for one in law.predictions
+        if one.is_extrapolated
     }
     ticks = sorted({size.num_ranks for size in scaling.sizes} | beyond)
     return ticks[:: -(-len(ticks) // _MOST_TICKS)]

@@ -18,7 +18,14 @@ from distprof.report.comparison_view import signed
 from distprof.report.views.table import Bar, Cell, Drawing, TableColumn, TableView, counted
 from distprof.units import format_duration, format_ratio
 
-__all__ = ["LAWS", "scaling_headline", "scaling_sentences", "scaling_tables", "scaling_verdict"]
+__all__ = [
+    "LAWS",
+    "follows",
+    "scaling_headline",
+    "scaling_sentences",
+    "scaling_tables",
+    "scaling_verdict",
+]
 
 LAWS = {"amdahl": "Amdahl", "gustafson": "Gustafson", "usl": "USL"}
 """Law to its short name."""
@@ -38,6 +45,7 @@ _GLYPHS = {
 _MOST_SIZES = 6
 _WIDEST = 4.0  # an interval whose ends are further apart tells nothing: two repeats, for example
 _VAGUE = 0.3  # nor does an efficiency that may be anything over a third of the scale
+_NEAR = 0.02  # a law that is further off beside the noise is not continued
 _UNSTEADY = 1.25  # repeats further apart than this are no calm machine's
 _LEAST_SHARE = 0.0005  # of the step: causes below are shown together
 
@@ -93,9 +101,7 @@ def scaling_sentences(scaling: ScalingResult) -> Iterator[str]:
         return
     yield scaling.how
     yield from _unsteady(scaling.sizes)
-    best = _best_law(scaling)
-    if best is not None:
-        yield from _extrapolation(best, scaling.sizes[-1].num_ranks)
+    yield from _beyond(scaling)
     yield from scaling.unavailable
 
 
@@ -118,8 +124,40 @@ def _unsteady(sizes: Sequence[ScalingSize]) -> Iterator[str]:
         )
 
 
-def _best_law(scaling: ScalingResult) -> ScalingLaw | None:
-    return min(scaling.laws, key=lambda law: law.residual_ratio, default=None)
+def _beyond(scaling: ScalingResult) -> Iterator[str]:
+    """What the law that fits best says of more ranks; why not, where none does."""
+    if not scaling.laws:
+        return
+    largest = scaling.sizes[-1]
+    following = [law for law in scaling.laws if follows(law, largest)]
+    if following:
+        best = min(following, key=lambda law: law.residual_ratio)
+        yield from _extrapolation(best, largest.num_ranks)
+        return
+    fitted = " and ".join(
+        f"{format_ratio(at.efficiency)} by {LAW_NAMES.get(law.law, law.law)}"
+        for law in scaling.laws
+        if (at := _at(law, largest.num_ranks))
+    )
+    yield (
+        f"No law follows these runs: {format_ratio(largest.efficiency)} were measured on "
+        f"{counted(largest.num_ranks, 'rank')}, the fits give {fitted}. So nothing is said of more "
+        "ranks."
+    )
+
+
+def follows(law: ScalingLaw, largest: ScalingSize) -> bool:
+    """Whether a law comes near what was measured at the largest size, where it is continued."""
+    at = _at(law, largest.num_ranks)
+    if at is None or law.notes:
+        return False
+    low, high = largest.efficiency_low, largest.efficiency_high
+    noise = 0.0 if low is None or high is None else (high - low) / 2
+    return abs(at.efficiency - largest.efficiency) <= noise + _NEAR * largest.efficiency
+
+
+def _at(law: ScalingLaw, num_ranks: int) -> ScalingPrediction | None:
+    return next((one for one in law.predictions if one.num_ranks == num_ranks), None)
 
 
 def _extrapolation(law: ScalingLaw, largest: int) -> Iterator[str]:
@@ -148,8 +186,8 @@ def _peak(law: ScalingLaw, largest: int) -> Iterator[str]:
     peak = max(round(law.peak_ranks), 1)
     low = max(round(law.peak_low or 1), 1)
     upto = f"{low:,} to {law.peak_high:,.0f}" if law.peak_high is not None else f"{low:,} or more"
-    where = "" if peak <= largest else ", which lies beyond what was measured"
-    yield f"By that law more than {counted(peak, 'rank')} ({upto}) are slower{where}."
+    where = "" if peak <= largest else ", beyond what was measured"
+    yield f"By that law the job is at its fastest on {counted(peak, 'rank')} ({upto}){where}."
 
 
 def _interval(one: ScalingPrediction) -> str:
@@ -172,7 +210,8 @@ def scaling_tables(scaling: ScalingResult, *, show_all: bool) -> Iterator[TableV
         yield _losses_table(lossy, show_all=show_all)
     if scaling.laws:
         yield _laws_table(scaling.laws)
-        yield from _extrapolation_table(scaling.laws)
+        followed = [law for law in scaling.laws if follows(law, scaling.sizes[-1])]
+        yield from _extrapolation_table(followed)
 
 
 def _sizes_table(scaling: ScalingResult) -> TableView:
@@ -264,17 +303,19 @@ def _losses_table(sizes: Sequence[ScalingSize], *, show_all: bool) -> TableView:
     lost = [{loss.cause: loss for loss in size.losses} for size in shown]
     used = [name for name in CAUSES.values() if any(of[name].lost_ns for of in lost)]
     small = [] if show_all else [name for name in used if _is_small(name, lost)]
-    rows = [(name, *(_loss_text([of[name]]) for of in lost)) for name in used if name not in small]
+    rows = [_loss_row(name, [[of[name]] for of in lost]) for name in used if name not in small]
     if small:
         title = small[0] if len(small) == 1 else f"{len(small)} smaller ones"
-        rows.append((title, *(_loss_text([of[name] for name in small]) for of in lost)))
-    rows.append(("lost", *(_loss_text(size.losses) for size in shown)))
+        rows.append(_loss_row(title, [[of[name] for name in small] for of in lost]))
+    rows.append(_loss_row("lost", [size.losses for size in shown]))
+    largest = counted(shown[-1].num_ranks, "rank")
     return TableView(
         title="What is lost, by cause",
-        caption="time of a step, and share of it; the parts add up",
+        caption="share of the step by number of ranks; the parts add up",
         columns=(
             TableColumn(title="", left=True),
-            *(TableColumn(title=f"{size.num_ranks:,} ranks") for size in shown),
+            *(TableColumn(title=f"{size.num_ranks:,}") for size in shown),
+            TableColumn(title=f"on {largest}"),
         ),
         rows=tuple(rows),
         strong=frozenset({len(rows) - 1}),
@@ -286,11 +327,14 @@ def _is_small(cause: str, lost: Sequence[dict[str, ScalingLoss]]) -> bool:
     return all(abs(of[cause].ratio) < _LEAST_SHARE for of in lost)
 
 
-def _loss_text(losses: Sequence[ScalingLoss]) -> str:
-    """Their sum, and its share of the step."""
-    share = f"{100 * abs(sum(loss.ratio for loss in losses)):.1f} %"
-    total = sum(loss.lost_ns for loss in losses)
-    return f"{signed(total)} {('' if total >= 0 else '−') + share:>7}"
+def _loss_row(title: str, lost: Sequence[Sequence[ScalingLoss]]) -> tuple[str, ...]:
+    """The share of the step at each size, and the time at the last."""
+    shares = [sum(loss.ratio for loss in losses) for losses in lost]
+    return (
+        title,
+        *(f"{100 * share:.1f} %".replace("-0.0", "0.0").replace("-", "−") for share in shares),
+        signed(sum(loss.lost_ns for loss in lost[-1])),
+    )
 
 
 def _laws_table(laws: Sequence[ScalingLaw]) -> TableView:
@@ -316,7 +360,7 @@ def _laws_table(laws: Sequence[ScalingLaw]) -> TableView:
 
 def _extrapolation_table(laws: Sequence[ScalingLaw]) -> Iterator[TableView]:
     beyond = [[one for one in law.predictions if one.is_extrapolated] for law in laws]
-    if not all(beyond):
+    if not beyond or not all(beyond):
         return
     yield TableView(
         title="Beyond what was measured",

@@ -90,6 +90,14 @@ def test_repeats_that_differ_much_are_called_so():
     assert "so wide that they tell nothing" in text
 
 
+def test_a_law_that_misses_the_largest_size_is_not_continued():
+    bent = [run for i in range(7) for run in runs(2**i, 100 + 9 * i)]
+    text = flat(report_scaling(bent, source="x"))
+    assert "No law follows these runs: 64.9 % were measured on 64 ranks" in text
+    assert "If it goes on by" not in text
+    assert "Beyond what was measured" not in text
+
+
 def test_an_extrapolation_that_may_be_anything_is_not_made():
     certain = flat(report_scaling(HEALTHY, source="x"))
     assert "If it goes on by" in certain
