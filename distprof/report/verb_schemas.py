@@ -1,4 +1,4 @@
-"""JSON Schemas of what verbs write that compare runs, generated from the structs that are written.
+"""JSON Schemas of what verbs write about several runs, generated from the structs that are written.
 
 The shipped copies lie in ``distprof/report/schema``; a test keeps them equal.
 """
@@ -12,6 +12,8 @@ import msgspec
 
 from distprof.analyzers.comparison.result import COMPARISON_SCHEMA, Comparison
 from distprof.gate.check import CHECK_SCHEMA, CheckResult
+from distprof.gate.timeline import HISTORY_SCHEMA, History
+from distprof.report.history_reporters import ANSWER_SCHEMA, HistoryAnswer
 from distprof.report.json_schema import document_schema
 from distprof.report.scaling_reporters import SCALING_SCHEMA, ScalingReport
 
@@ -21,6 +23,8 @@ _DOCUMENTS: dict[str, tuple[type[msgspec.Struct], str, str]] = {
     "scaling.schema.json": (ScalingReport, SCALING_SCHEMA, "distprof scale"),
     "comparison.schema.json": (Comparison, COMPARISON_SCHEMA, "distprof compare"),
     "check.schema.json": (CheckResult, CHECK_SCHEMA, "distprof check"),
+    "history.schema.json": (History, HISTORY_SCHEMA, "distprof history show"),
+    "history-answer.schema.json": (HistoryAnswer, ANSWER_SCHEMA, "distprof history query"),
 }
 
 
