@@ -64,6 +64,8 @@ def scaling_verdict(scaling: ScalingResult) -> str:
     main = _main_loss(largest)
     if main is None:
         return f"{verdict}."
+    if main.lost_ns > largest.lost_ns:
+        return f"{verdict}; {main.cause}: {signed(main.lost_ns)}, while other parts shrank."
     lost = f"{signed(main.lost_ns)} of the {signed(largest.lost_ns)} lost"
     return f"{verdict}; {main.cause}: {lost}."
 

@@ -88,11 +88,14 @@ def check(scaling: ScalingResult, limits: Limits) -> Iterator[Draft]:
     if worst.lost_ns < limits["dominant_ratio"] * largest.lost_ns:
         return
     of_loss = format_ratio(worst.lost_ns / largest.lost_ns)
+    alone = f"{worst.cause} alone makes {of_loss} of that"
+    if worst.lost_ns > largest.lost_ns:
+        alone = f"{worst.cause} takes more than that, while other parts shrank"
     yield Draft(
         message=(
             f"From {scaling.baseline_ranks} to {largest.num_ranks} ranks {format_ratio(lost)} of"
             f" the step are lost ({format_duration(largest.lost_ns)} of"
-            f" {format_duration(largest.step_ns)}), and {worst.cause} alone makes {of_loss} of that"
+            f" {format_duration(largest.step_ns)}), and {alone}"
             f" ({format_duration(worst.lost_ns)})."
         ),
         fix=_FIXES[next(field for field, cause in CAUSES.items() if cause == worst.cause)],
