@@ -173,6 +173,13 @@ def test_configuration_is_accepted(page):
                 run_rules([], parse_config(values, page.name).limits)
 
 
+def passed_on_to(context: click.Context, verb: str, words: Sequence[str]) -> list[click.Parameter]:
+    """Options of the workload, which ``distprof scale`` passes on to ``distprof run``."""
+    run = app.get_command(context, "run")
+    is_sweep = verb == "scale" and words and words[0] in run.list_commands(context)
+    return run.get_command(context, words[0]).params if is_sweep else []
+
+
 @each_page
 def test_commands_in_the_text_have_options_that_exist(page):
     blocks = blocks_of(page)
@@ -181,12 +188,14 @@ def test_commands_in_the_text_have_options_that_exist(page):
         verb, *words = shlex.split(re.split(r" [|>;]", command)[0])[1:]
         with click.Context(app) as context:
             found = app.get_command(context, verb)
+            passed_on = passed_on_to(context, verb, words)
             if isinstance(found, click.Group) and words:
                 found = found.get_command(context, words.pop(0))
         assert found is not None, command
         if "--" in words:  # what follows is another program's
             words = words[: words.index("--")]
-        known = {name for parameter in found.params for name in parameter.opts}
+        parameters = [*found.params, *passed_on]
+        known = {name for parameter in parameters for name in parameter.opts}
         assert {word.split("=")[0] for word in words if word.startswith("-")} <= known, command
 
 
