@@ -14,6 +14,10 @@ from distprof.units import fold_ranks
 __all__ = ["Processors"]
 
 _STAT = Path("/proc/stat")
+_CPUINFO = Path("/proc/cpuinfo")
+_MODEL_FIELDS = ("model name", "cpu", "cpu model")  # of x86, POWER, MIPS
+_ARM_FIELDS = ("CPU implementer", "CPU part")
+_MAX_MODEL = 80
 _IDLE = slice(3, 5)  # idle and iowait, of user, nice, system, idle, iowait, irq, softirq, steal
 _FIELDS = 8  # guest time is in user time already
 _FEWEST_TICKS = 10  # a hundredth of a second each: less says nothing
@@ -25,10 +29,14 @@ class Processors:
     Args:
         num_local_ranks: Ranks on the host, None where the launcher does not say.
         stat: Instead of Linux's ``/proc/stat``.
+        cpuinfo: Instead of Linux's ``/proc/cpuinfo``.
     """
 
-    def __init__(self, num_local_ranks: int | None, stat: Path = _STAT) -> None:
+    def __init__(
+        self, num_local_ranks: int | None, stat: Path = _STAT, cpuinfo: Path = _CPUINFO
+    ) -> None:
         self._num_local_ranks = num_local_ranks
+        self._model = _model(cpuinfo)
         self._stat = stat
         self._cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
         self._before = _ticks(stat, self._cpus)
@@ -41,6 +49,7 @@ class Processors:
             num_interop_threads=int(torch.get_num_interop_threads()) if torch is not None else None,
             omp_num_threads=os.environ.get("OMP_NUM_THREADS", "")[:40],
             cpus=fold_ranks(self._cpus),
+            processor=self._model,
             num_local_ranks=self._num_local_ranks,
             cpu_busy_ratio=self._busy_ratio(),
         )
@@ -53,6 +62,25 @@ class Processors:
         if total < _FEWEST_TICKS * max(len(self._cpus), 1):
             return None
         return round(min(max(busy / total, 0.0), 1.0), 4)
+
+
+def _model(cpuinfo: Path) -> str:
+    """Name of the first processor's model; ARM gives numbers, in hexadecimal. Empty if unknown."""
+    fields: dict[str, str] = {}
+    try:
+        with cpuinfo.open(encoding="utf-8", errors="replace") as stream:
+            for line in stream:
+                name, colon, value = line.partition(":")
+                if colon:
+                    fields.setdefault(name.strip(), " ".join(value.split()))
+                elif fields:
+                    break  # the next processor
+    except OSError:
+        return ""
+    found = next((fields[name] for name in _MODEL_FIELDS if fields.get(name)), "")
+    if not found and all(name in fields for name in _ARM_FIELDS):
+        found = "ARM " + " ".join(fields[name] for name in _ARM_FIELDS)
+    return "".join(c for c in found if c.isprintable())[:_MAX_MODEL]
 
 
 def _ticks(stat: Path, cpus: Collection[int]) -> tuple[int, int] | None:

@@ -110,6 +110,7 @@ class HostSetup(Record, frozen=True, kw_only=True):
     num_workers: int  # of the data loader with most of them, summed over the ranks
     cpu_busy_ratio: float | None  # of these processors while the job ran, with all that ran there
     omp_num_threads: str  # as set; empty where it is not, or not alike
+    processor: str = ""  # model of the processors; empty when unknown
 
 
 class RankFeed(Record, frozen=True, kw_only=True):
@@ -301,6 +302,7 @@ def _host(host: str, files: Sequence[SettingsFile], *, is_cpu: bool) -> HostSetu
             (one.cpu_busy_ratio for one in threads if one.cpu_busy_ratio is not None), default=None
         ),
         omp_num_threads=set_to.pop() if len(set_to) == 1 else "",
+        processor=next((one.processor for one in threads if one.processor), ""),
     )
 
 

@@ -152,6 +152,7 @@ class ThreadSettings(msgspec.Struct, frozen=True, kw_only=True):
         num_interop_threads: Operators that torch runs beside each other in TorchScript.
         omp_num_threads: The variable ``OMP_NUM_THREADS``; empty where it is not set.
         cpus: Processors that the process may run on, for example ``0-15,32``; empty when unknown.
+        processor: Model of the processors, as the system names it; empty when unknown.
         num_local_ranks: Ranks on the host, None where the launcher does not say.
         cpu_busy_ratio: Share of time that ``cpus`` were busy, with whatever ran there, from the end
             of the first step to the last writing; None where Linux's ``/proc/stat`` does not say.
@@ -161,6 +162,7 @@ class ThreadSettings(msgspec.Struct, frozen=True, kw_only=True):
     num_interop_threads: _Count | None = None
     omp_num_threads: str = ""
     cpus: str = ""
+    processor: str = ""
     num_local_ranks: _Count | None = None
     cpu_busy_ratio: _Ratio | None = None
 

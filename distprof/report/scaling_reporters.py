@@ -87,7 +87,7 @@ def report_scaling(
 
 def _crowded(summaries: Sequence[SummaryFile], num_cpus: int | None) -> Iterator[str]:
     """Whether ranks on CPUs had to share them."""
-    if num_cpus is None or not all(one.fingerprint.device == "cpu" for one in summaries):
+    if num_cpus is None or not all(one.fingerprint.device.startswith("cpu") for one in summaries):
         return
     needed = {
         one.fingerprint.world_size: one.fingerprint.world_size * _threads(one)

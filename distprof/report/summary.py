@@ -13,6 +13,8 @@ from distprof.report.model import Report
 
 __all__ = ["summarize_report"]
 
+_CPU = "cpu"
+
 
 def summarize_report(report: Report, *, label: str = "") -> SummaryFile:
     """A report as baselines, histories and sweeps keep it.
@@ -50,7 +52,7 @@ def _fingerprint(report: Report) -> Fingerprint:
     return Fingerprint(
         world_size=run.world_size,
         num_nodes=len(run.nodes) or None,
-        device=run.device,
+        device=_device(report),
         backend=run.backend,
         workload=job.workload or " ".join(job.command),
         strategy=run.strategy or "",
@@ -59,6 +61,15 @@ def _fingerprint(report: Report) -> Fingerprint:
         versions={**run.versions, "distprof": report.distprof_version},
         environment=job.environment,
     )
+
+
+def _device(report: Report) -> str:
+    """For CPU ranks with the processors' model: otherwise two machines would seem to be alike."""
+    device = report.run.device
+    if device != _CPU:
+        return device
+    models = sorted({host.processor for host in report.settings.hosts if host.processor})
+    return f"{device} ({', '.join(models)})" if models else device
 
 
 def _injected(faults: Sequence[JobFault]) -> dict[str, str]:

@@ -112,6 +112,12 @@ def test_ranks_of_a_host_share_its_processors():
     assert not first.is_cpu
 
 
+def test_a_host_has_the_model_that_one_of_its_ranks_knows():
+    said = [{"threads": ThreadSettings(processor=name)} for name in ("", "EPYC", "")]
+    hosts = combine_settings(files(*said), job("a", "a", "b")).hosts
+    assert [host.processor for host in hosts] == ["EPYC", ""]
+
+
 @pytest.mark.parametrize("cpus", ["", "x", "3-1", "0-99999999", "0,-2", "1-", "²"])
 def test_nonsense_about_processors_is_not_known(cpus):
     threads = ThreadSettings(cpus=cpus)

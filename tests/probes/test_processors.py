@@ -32,6 +32,31 @@ def test_busy_is_what_passed_since_on_own_processors(tmp_path: Path) -> None:
     assert found.cpus
 
 
+@pytest.mark.parametrize(
+    ("text", "model"),
+    [
+        (
+            "processor\t: 0\nmodel\t: 1\nmodel name\t: AMD EPYC  9654\n\nmodel name: other",
+            "AMD EPYC 9654",
+        ),
+        ("processor: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd4f\n", "ARM 0x41 0xd4f"),
+        ("processor: 0\ncpu\t\t: POWER9, altivec supported\n", "POWER9, altivec supported"),
+        ("model name: \x1b[31m" + "x" * 200, "[31m" + "x" * 76),
+        ("nothing of it", ""),
+        ("CPU part: 1", ""),
+        ("", ""),
+        (None, ""),
+    ],
+)
+def test_the_processors_model_is_what_the_system_says(
+    tmp_path: Path, text: str | None, model: str
+) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    if text is not None:
+        cpuinfo.write_text(text)
+    assert Processors(None, cpuinfo=cpuinfo).settings().processor == model
+
+
 def test_a_moment_is_too_short_to_tell(tmp_path: Path) -> None:
     processors = Processors(None, write(tmp_path / "stat", busy=1_000, idle=9_000))
     write(tmp_path / "stat", busy=1_002, idle=9_001)

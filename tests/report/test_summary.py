@@ -7,9 +7,11 @@ import pytest
 
 import distprof
 from distprof.analyzers.job import JobResult
+from distprof.analyzers.settings import SettingsResult
 from distprof.analyzers.step_log import StepLogResult
 from distprof.artefacts.summary_file import StepParts
 from distprof.report.summary import summarize_report
+from tests.rules.samples import host_setup
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 RECORDINGS = ("job/gloo-hsdp-4ranks", "job/gloo-pp-4ranks", "kineto/dlrm-v100-8gpu")
@@ -56,3 +58,23 @@ def test_the_fingerprint_has_what_the_job_says_of_itself(report):
     assert summary.fingerprint.workload == "ddp"
     assert summary.fingerprint.config == {"model.hidden": "64"}
     assert summary.fingerprint.world_size == report.run.world_size
+
+
+@pytest.mark.parametrize(
+    ("device", "models", "expected"),
+    [
+        ("cpu", ("EPYC", "EPYC"), "cpu (EPYC)"),
+        ("cpu", ("Xeon", "", "EPYC"), "cpu (EPYC, Xeon)"),
+        ("cpu", ("",), "cpu"),
+        ("cpu", (), "cpu"),
+        ("NVIDIA H100", ("EPYC",), "NVIDIA H100"),
+    ],
+)
+def test_processors_are_told_apart_by_their_model(report, device, models, expected):
+    hosts = tuple(host_setup(str(i), (i,), processor=model) for i, model in enumerate(models))
+    changed = msgspec.structs.replace(
+        report,
+        run=msgspec.structs.replace(report.run, device=device),
+        settings=SettingsResult(hosts=hosts),
+    )
+    assert summarize_report(changed).fingerprint.device == expected
