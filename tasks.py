@@ -11,6 +11,7 @@ import hashlib
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,6 +20,11 @@ ROOT = Path(__file__).resolve().parent
 VENV = ROOT / ".venv"
 BIN = VENV / ("Scripts" if os.name == "nt" else "bin")
 PACKAGES = ("distprof", "probes", "reference_runs")
+GATE_BASELINE = "benchmarks/gate-baseline.json"
+GATE_RUN = (
+    "ddp --ranks 2 --device cpu --compute sleep --forward-ms 40 --backward-ms 80"
+    " --layers 2 --hidden 64 --sequence 32 --batch 1 --steps 12"
+)
 
 
 def demo(*arguments: str) -> None:
@@ -31,7 +37,7 @@ def demo(*arguments: str) -> None:
 def test(*arguments: str) -> None:
     """Everything that must hold: lint, types, imports, docs, tests."""
     started = time.monotonic()
-    for task in (lint, types, imports, docs):
+    for task in (lint, types, imports, docs, gate):
         say(f"{task.__name__}: {summary(task)}")
         task()
     say(f"unit: {summary(unit)}")
@@ -64,6 +70,22 @@ def docs(*arguments: str) -> None:
     run("python", "-m", "docs.build", *(arguments or ("--check",)))
 
 
+def gate(*arguments: str) -> None:
+    """The speed of two CPU ranks that sleep, against a baseline (``gate --update`` renews it).
+
+    Its steps are nearly alike on all machines, hence another machine and a wide tolerance. Further
+    arguments go to the run: ``gate --fault slow-rank=1:2`` must fail.
+    """
+    install("dev")
+    accepts = arguments[:1] == ("--update",)
+    job = " ".join((GATE_RUN, *arguments[accepts:]))
+    how = ("--update-baseline", "--repeats", "10") if accepts else ("--repeats", "3")
+    lenient = ("--allow-unlike", "--tolerance", "step_time=0.25", "--session-noise", "0.05")
+    with tempfile.TemporaryDirectory() as folder:
+        place = ("--baseline", GATE_BASELINE, "--sweep", f"{folder}/runs")
+        run("distprof", "check", "--run", job, *how, *place, *lenient)
+
+
 def unit(*arguments: str) -> None:
     """The tests (further arguments go to pytest)."""
     install("dev")
@@ -83,6 +105,7 @@ TASKS: tuple[Callable[..., None], ...] = (
     types,
     imports,
     docs,
+    gate,
     unit,
     coverage,
 )

@@ -118,8 +118,8 @@ class CheckConfig:
         tolerance: Metric to the loss that is accepted: 0.03 is 3 % of a time, or 3 points of a
             share.
         inconclusive_fails: Whether too few repeats for a conclusion fail the check.
-        session_noise: How much sessions of the machine are known to differ, as a standard
-            deviation: 0.03 is 3 %. None if unknown.
+        session_noise: How much step time and efficiency differ from session to session of the
+            machine, as a standard deviation: 0.03 is 3 %. None if unknown.
         window: Sessions that a baseline keeps.
         history: Folder or URL to which every checked run is added; empty for none.
     """

@@ -141,8 +141,9 @@ class GateSettings:
     Args:
         metrics: Those that decide; empty for those that do so by themselves.
         tolerance: Metric to its tolerance, where that is not the usual one.
-        session_noise: How much sessions are known to differ, as a standard deviation; None if
-            unknown. Used while the baseline has too few to tell.
+        session_noise: How much step time and efficiency are known to differ from session to
+            session, as a relative standard deviation; None if unknown. Used while the baseline has
+            too few sessions to tell.
         is_paired: Whether repeats of both were measured in turns.
         inconclusive_fails: Whether too few repeats are to count as a failure.
         alpha: Level of the rank test.
@@ -231,6 +232,8 @@ def _check(
     tolerance = settings.tolerance.get(metric.name, metric.tolerance)
     is_paired = settings.is_paired and len(before) == len(after)
 
+    noise = settings.session_noise if metric.decides and not is_paired else None
+
     def decided(tolerance: float) -> Decision:
         return decide(
             before,
@@ -240,7 +243,7 @@ def _check(
             scale=metric.scale,
             is_paired=is_paired,
             sessions=None if is_paired else sessions,
-            session_noise=None if is_paired else settings.session_noise,
+            session_noise=noise,
             can_repeat_baseline=is_paired,
             alpha=settings.alpha,
         )

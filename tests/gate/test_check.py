@@ -79,15 +79,23 @@ def test_too_few_repeats_fail_only_where_that_is_asked():
 def test_parts_of_a_step_are_shown_and_decide_only_if_asked():
     calm = make_baseline(runs(CALM, overlap_ratio=0.8), distprof_version="1")
     worse = runs(CALM, overlap_ratio=0.1)
-    alone = judged(worse, baseline=calm, session_noise=0.0)
+    alone = judged(worse, baseline=calm, is_paired=True)
     assert alone.state == "passed"
     assert [(c.metric, c.state, c.is_gated) for c in alone.metrics] == [
         ("step_time", "passed", True),
         ("overlap", "regressed", False),
     ]
-    asked = judged(worse, baseline=calm, session_noise=0.0, metrics=("overlap",))
+    asked = judged(worse, baseline=calm, is_paired=True, metrics=("overlap",))
     assert asked.state == "regressed"
     assert [c.metric for c in asked.metrics if c.is_gated] == ["overlap"]
+
+
+def test_what_is_known_of_times_is_not_held_against_shares():
+    calm = make_baseline(runs(CALM, overlap_ratio=0.8), distprof_version="1")
+    shaky = judged(runs(CALM, overlap_ratio=0.8), baseline=calm, session_noise=0.1)
+    step, overlap = shaky.metrics
+    assert step.high - step.low > 0.2
+    assert overlap.high - overlap.low < 0.01
 
 
 def test_what_was_asked_for_and_is_not_known_is_said():
