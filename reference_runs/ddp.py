@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from distprof.errors import UsageError
-from reference_runs.gradient_hooks import TopKState, bf16_hook, topk_hook
+from reference_runs.gradient_hooks import TopKState, bf16_hook, ordered_powersgd_hook, topk_hook
 from reference_runs.model import Transformer, initialise, loss_of
 from reference_runs.options import DdpOptions, ModelOptions, TrainingOptions, WorkloadOptions
 from reference_runs.sleep import make_blocks_sleep
@@ -117,18 +116,10 @@ def _register_hook(ddp: DistributedDataParallel, job: Job, options: DdpOptions) 
     elif options.hook == "topk":
         ddp.register_comm_hook(TopKState(group, options.topk_ratio), topk_hook)
     elif options.hook == "powersgd":
-        _refuse_racy_powersgd(group)
         state = powerSGD_hook.PowerSGDState(group, start_powerSGD_iter=2)
-        ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
-
-
-def _refuse_racy_powersgd(group: dist.ProcessGroup) -> None:
-    """Its callbacks start collectives in another order on each rank; gloo pairs them by order."""
-    if dist.get_backend(group) == "gloo" and group.size() > 2:
-        raise UsageError(
-            f"--hook powersgd aborts at random on {group.size()} gloo ranks; use 2 ranks, NCCL, or"
-            " --hook topk"
-        )
+        is_ordered = dist.get_backend(group) != "gloo"
+        hook = powerSGD_hook.powerSGD_hook if is_ordered else ordered_powersgd_hook
+        ddp.register_comm_hook(state, hook)
 
 
 def build(

@@ -1,7 +1,6 @@
 """DDP communication hooks: what goes over the wire in place of a bucket of gradients.
 
-Each makes one collective per bucket. A hook whose callbacks start a second one (PowerSGD) races:
-ranks may finish the first collectives in another order.
+Each makes one collective per bucket, or keeps its collectives in order: gloo pairs them by order.
 """
 
 # Annotations are not postponed here: DDP compares those of its hooks with classes.
@@ -10,9 +9,22 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
 from torch.distributed import ProcessGroup
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.futures import Future
 
-__all__ = ["TopKState", "bf16_hook", "topk_hook"]
+__all__ = ["TopKState", "bf16_hook", "ordered_powersgd_hook", "topk_hook"]
+
+
+def ordered_powersgd_hook(state: PowerSGDState, bucket: GradBucket) -> Future[Tensor]:
+    """PowerSGD as torch has it, one bucket after the other.
+
+    Its callbacks start further collectives when the first one ends, on a thread of gloo's: with
+    several buckets under way, ranks start them in another order, and gloo pairs by order. Waiting
+    for each bucket keeps the order, at the price of the overlap with backward.
+    """
+    reduced: Future[Tensor] = powerSGD_hook(state, bucket)
+    reduced.wait()
+    return reduced
 
 
 def bf16_hook(group: ProcessGroup, bucket: GradBucket) -> Future[Tensor]:

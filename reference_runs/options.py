@@ -209,13 +209,8 @@ class DdpOptions(WorkloadOptions):
         return {"dp_replicate": world_size}
 
     def check(self, model: ModelOptions, training: TrainingOptions, world_size: int) -> None:
-        """Refuse what is known to break: PowerSGD on more than two gloo ranks."""
+        """Refuse buckets and shares that cannot be."""
         WorkloadOptions.check(self, model, training, world_size)  # slots: no bare super()
-        if self.hook == "powersgd" and training.device == "cpu" and world_size > 2:
-            raise UsageError(
-                "--hook powersgd aborts at random on more than 2 CPU ranks: its callbacks start"
-                " collectives in another order on each rank; use --ranks 2, or --hook topk"
-            )
         if self.bucket_mb <= 0:
             raise UsageError(f"--bucket-mb {self.bucket_mb:g}: a bucket has a size above 0")
         if not 0 < self.topk_ratio <= 1:

@@ -91,7 +91,6 @@ def test_sizes_that_do_not_fit_are_refused(model: ModelOptions, text: str) -> No
 @pytest.mark.parametrize(
     ("options", "training", "text"),
     [
-        (DdpOptions(hook="powersgd"), TrainingOptions(device="cpu"), "--ranks 2"),
         (DdpOptions(bucket_mb=0.0), TrainingOptions(), "--bucket-mb 0"),
         (DdpOptions(topk_ratio=1.5), TrainingOptions(), "--topk-ratio 1.5"),
         (FsdpOptions(zero="1", replicas=2), TrainingOptions(), "--zero 2"),
@@ -109,10 +108,6 @@ def test_what_cannot_run_is_refused_with_a_way_out(
 ) -> None:
     with pytest.raises(UsageError, match=text):
         options.check(MODEL, training, 4)
-
-
-def test_powersgd_on_two_cpu_ranks_is_allowed() -> None:
-    DdpOptions(hook="powersgd").check(MODEL, TrainingOptions(device="cpu"), 2)
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
