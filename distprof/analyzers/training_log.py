@@ -28,6 +28,7 @@ SLOW_RATIO = 1.2
 
 NEIGHBOURS = 101
 MAX_SLOWEST = 20
+MAX_KEPT = 512
 MIN_RECURRING = 5
 _PERIODIC_RATIO = 0.8
 _MAX_PERIODS = 20
@@ -80,6 +81,7 @@ class TrainingLogResult(Result, frozen=True, kw_only=True):
         p99_ns: 99th percentile.
         max_ns: Longest.
         cv: Standard deviation over mean.
+        steady_ns: An iteration by each of the last steady reports, at most some hundreds, in order.
         samples_per_s: All ranks together, median of the reports.
         tokens_per_s: The same with tokens; where none are printed, by the batch and its length.
         tokens_per_s_per_device: As printed, median.
@@ -120,6 +122,7 @@ class TrainingLogResult(Result, frozen=True, kw_only=True):
     p99_ns: int | None = None
     max_ns: int | None = None
     cv: float | None = None
+    steady_ns: tuple[int, ...] = ()
     samples_per_s: float | None = None
     tokens_per_s: float | None = None
     tokens_per_s_per_device: float | None = None
@@ -220,6 +223,7 @@ def _times(log: TrainingLog) -> dict[str, Any]:
         "p99_ns": round(float(p99)),
         "max_ns": int(ns.max()),
         "cv": spread / mean if mean > 0 else None,
+        "steady_ns": tuple(ns[-MAX_KEPT:].tolist()),
         **_slow(log.iteration[steady], ns, weight),
     }
 

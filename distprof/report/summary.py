@@ -23,8 +23,8 @@ def summarize_report(report: Report, *, label: str = "") -> SummaryFile:
         report: Of one run.
         label: For people; empty for none.
     """
-    job, log = report.job, report.step_log
-    plain = log.plain_ns
+    job, log, printed = report.job, report.step_log, report.training_log
+    plain, traced = log.plain_ns, _traced_steps(report)
     return SummaryFile(
         distprof_version=report.distprof_version,
         source=report.run.source,
@@ -32,10 +32,10 @@ def summarize_report(report: Report, *, label: str = "") -> SummaryFile:
         git_commit=job.git_commit,
         created_ns=job.ended_ns or job.started_ns or time.time_ns(),
         fingerprint=_fingerprint(report),
-        step_ns=plain or _traced_steps(report),
-        is_traced=not plain,
-        tokens_per_step=log.tokens_per_step,
-        samples_per_step=log.samples_per_step,
+        step_ns=plain or traced or printed.steady_ns,
+        is_traced=bool(traced) and not plain,
+        tokens_per_step=_known(log.tokens_per_step, printed.tokens_per_step),
+        samples_per_step=_known(log.samples_per_step, printed.global_batch_size),
         parts=_parts(report),
         overlap_ratio=_overlap(report),
         exposed_comm_ratio=_exposed(report),
@@ -48,19 +48,24 @@ def summarize_report(report: Report, *, label: str = "") -> SummaryFile:
 
 
 def _fingerprint(report: Report) -> Fingerprint:
-    run, job = report.run, report.job
+    run, job, printed = report.run, report.job, report.training_log
     return Fingerprint(
-        world_size=run.world_size,
+        world_size=run.world_size or printed.world_size,
         num_nodes=len(run.nodes) or None,
         device=_device(report),
         backend=run.backend,
         workload=job.workload or " ".join(job.command),
         strategy=run.strategy or "",
-        mesh=run.mesh,
+        mesh=run.mesh or printed.mesh,
         config={**job.config, **_injected(job.faults)},
         versions={**run.versions, "distprof": report.distprof_version},
         environment=job.environment,
     )
+
+
+def _known(logged: float | None, printed: float | None) -> float | None:
+    """What probes recorded, else what the training program printed."""
+    return printed if logged is None else logged
 
 
 def _device(report: Report) -> str:

@@ -253,3 +253,14 @@ def test_tables_that_are_no_sweep_end_with_3_and_a_sentence(tmp_path, monkeypatc
     captured = capsys.readouterr()
     assert "distprof met something" not in captured.err
     assert captured.out or captured.err
+
+
+def test_logs_of_training_programs_are_runs_too(capsys):
+    logs = ROOT / "tests" / "golden" / "training-logs"
+    names = [logs / f"megatron-tp4-pp{stages}-mb4-v100.out.gz" for stages in (4, 16)]
+    sources = [word for name in names for word in ("--from", str(name))]
+    scaling = scaled(capsys, *sources)["scaling"]
+    assert (scaling["mode"], scaling["unit"]) == ("strong", "tokens")
+    small, large = scaling["sizes"]
+    assert (small["step_ns"], large["num_ranks"]) == (1_380_600_000, 64)
+    assert large["efficiency"] == pytest.approx(1.3806 * 16 / (2.74 * 64), rel=0.005)

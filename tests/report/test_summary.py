@@ -45,6 +45,17 @@ def test_steps_that_no_profiler_disturbed_come_first(report):
     assert summary.samples_per_step is None
 
 
+def test_a_log_alone_tells_ranks_steps_and_work():
+    log = GOLDEN / "training-logs" / "megatron-tp4-pp4-mb4-v100.out.gz"
+    summary = summarize_report(distprof.analyze(log))
+    assert summary.fingerprint.world_size == 16
+    assert summary.fingerprint.mesh == {"tp": 4, "pp": 4, "dp": 1}
+    assert len(summary.step_ns) == 19  # of 20 reports; the first is no steady one
+    assert sorted(summary.step_ns)[9] == 1_380_600_000
+    assert not summary.is_traced
+    assert (summary.tokens_per_step, summary.samples_per_step) == (4_096, 4)
+
+
 def test_waiting_for_messages_is_a_bubble_in_pipelines_only(report):
     parts = summarize_report(report).parts
     assert (parts.bubble_ns > 0) == ("pp" in report.run.mesh)

@@ -61,9 +61,12 @@ def gather(summaries: Iterable[SummaryFile], mode: Mode | None) -> Sweep:
     """
     runs, left_out = _by_size(summaries)
     if len(runs) < 2:
-        found = f"only {next(iter(runs))} ranks" if runs else "no run with steps and a size"
-        reasons = f": {' '.join(left_out)}" if left_out else ""
-        raise SweepError(f"Scaling takes runs of two sizes at least, found {found}{reasons}.")
+        found = "no run with steps and a size"
+        if runs:
+            ranks = next(iter(runs))
+            found = f"only {'1 rank' if ranks == 1 else f'{ranks} ranks'}"
+        why = f"Scaling takes runs of two sizes at least, found {found}."
+        raise SweepError(" ".join((why, *left_out)))
     unit = _unit(runs)
     if not unit:
         if mode is None:
