@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from distprof.artefacts.records import NvmlRecord
+from distprof.artefacts.throttling import throttle_reasons
 
 __all__ = [
     "SLOW_FIELDS",
@@ -29,20 +30,6 @@ _ALL_LINKS = (
 )
 _KIB = 1024
 _KB = 1000  # NVML: "throughput in KB/s"; KiB is what it says where it means 1024
-
-# Bits of nvmlDeviceGetCurrentClocksEventReasons, named as nvidia-smi does (clocks_event_reasons.*).
-# Bit 0, "GPU idle", is no throttling.
-THROTTLE_REASONS: tuple[tuple[int, str], ...] = (
-    (0x002, "applications_clocks_setting"),
-    (0x004, "sw_power_cap"),
-    (0x008, "hw_slowdown"),
-    (0x010, "sync_boost"),
-    (0x020, "sw_thermal_slowdown"),
-    (0x040, "hw_thermal_slowdown"),
-    (0x080, "hw_power_brake_slowdown"),
-    (0x100, "display_clock_setting"),
-)
-_KNOWN_REASONS = 0x001 | sum(bit for bit, _ in THROTTLE_REASONS)
 
 
 class DeviceLostError(Exception):
@@ -266,10 +253,7 @@ def _text(value: Any) -> str:
 
 def _throttle_reasons(nvml: Any, handle: Any) -> tuple[str, ...]:
     current = getattr(nvml, "nvmlDeviceGetCurrentClocksEventReasons", None)
-    bits = (current or nvml.nvmlDeviceGetCurrentClocksThrottleReasons)(handle)
-    named = tuple(name for bit, name in THROTTLE_REASONS if bits & bit)
-    unknown = bits & ~_KNOWN_REASONS
-    return (*named, f"0x{unknown:x}") if unknown else named
+    return throttle_reasons((current or nvml.nvmlDeviceGetCurrentClocksThrottleReasons)(handle))
 
 
 def _memory_used(nvml: Any, handle: Any) -> int:

@@ -16,7 +16,7 @@ import numpy as np
 
 from distprof.errors import InputError
 from distprof.ingest.communication import collective_kind
-from distprof.ingest.log_files import DAMAGE, opened, read_some
+from distprof.ingest.log_files import DAMAGE, beginning, opened, read_some
 from distprof.run.summaries import CollectiveSummary, SummaryClass
 
 __all__ = ["COLUMNS", "fits_collective_summary", "read_collective_summary"]
@@ -37,13 +37,7 @@ _ITEM_BYTES = {
 
 def fits_collective_summary(source: str) -> bool:
     """Whether a file begins like such a table; never raises for what is not."""
-    if not source.lower().endswith((".csv", ".csv.gz")):
-        return False
-    try:
-        with opened(source) as stream:
-            start, _ = read_some(stream, _SNIFFED_BYTES)
-    except (*DAMAGE, ImportError):
-        return False
+    start = beginning(source, _SNIFFED_BYTES, endings=(".csv", ".csv.gz"))
     header = start.lstrip(b"\xef\xbb\xbf").split(b"\n", 1)[0].decode("utf-8", "replace")
     return set(COLUMNS) <= {cell.strip() for cell in header.split(",")}
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distprof.errors import InputError
-from distprof.ingest.log_files import DAMAGE, opened, read_some
+from distprof.ingest.log_files import DAMAGE, beginning, opened, read_some
 from distprof.run.summaries import InputReadiness
 
 __all__ = ["fits_input_readiness", "read_input_readiness"]
@@ -29,13 +29,7 @@ _SNIFFED_BYTES = 1 << 16
 
 def fits_input_readiness(source: str) -> bool:
     """Whether a file begins like such columns; never raises for what is not."""
-    if not source.lower().endswith((".json", ".json.gz")):
-        return False
-    try:
-        with opened(source) as stream:
-            start, _ = read_some(stream, _SNIFFED_BYTES)
-    except (*DAMAGE, ImportError):
-        return False
+    start = beginning(source, _SNIFFED_BYTES, endings=(".json", ".json.gz"))
     return start.lstrip().startswith(b"{") and f'"{TIME}"'.encode() in start[:4_096]
 
 

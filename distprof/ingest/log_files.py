@@ -15,7 +15,7 @@ from typing import BinaryIO, cast
 
 from distprof.ingest.job.files import Folder
 
-__all__ = ["DAMAGE", "Blocks", "opened", "read_some"]
+__all__ = ["DAMAGE", "Blocks", "beginning", "opened", "read_some"]
 
 DAMAGE = (OSError, EOFError, zlib.error, ValueError)
 """What reading damaged bytes may raise."""
@@ -67,6 +67,23 @@ def read_some(stream: BinaryIO, size: int) -> tuple[bytes, str]:
         parts.append(part)
         left -= len(part)
     return b"".join(parts), ""
+
+
+def beginning(source: str, size: int, *, endings: tuple[str, ...] = ()) -> bytes:
+    """The first bytes of a file, to tell its kind; empty where it cannot be read. Never raises.
+
+    Args:
+        source: Path or fsspec URL of a file, gzipped or not.
+        size: As many bytes, unless there are fewer.
+        endings: Of names that may be of the kind; a file of another name is not opened.
+    """
+    if endings and not source.lower().endswith(endings):
+        return b""
+    try:
+        with opened(source) as stream:
+            return read_some(stream, size)[0]
+    except (*DAMAGE, ImportError):
+        return b""
 
 
 @dataclass(slots=True)

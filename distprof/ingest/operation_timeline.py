@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from distprof.errors import InputError
-from distprof.ingest.log_files import DAMAGE, opened, read_some
+from distprof.ingest.log_files import DAMAGE, beginning, opened, read_some
 from distprof.ingest.operation_meta import JobSizes
 from distprof.ingest.operation_table import log_of_columns
 from distprof.run.operations import OperationLog
@@ -48,13 +48,7 @@ class _Event(msgspec.Struct):
 
 def fits_operation_timeline(source: str) -> bool:
     """Whether a file begins like such a timeline; never raises for what is not."""
-    if not source.lower().endswith((".json", ".json.gz")):
-        return False
-    try:
-        with opened(source) as stream:
-            start, _ = read_some(stream, _SNIFFED_BYTES)
-    except (*DAMAGE, ImportError):
-        return False
+    start = beginning(source, _SNIFFED_BYTES, endings=(".json", ".json.gz"))
     return start.lstrip().startswith(b"[") and all(sign in start for sign in _SIGNS)
 
 

@@ -6,16 +6,14 @@ lines between): each line goes to the reader whose mark it bears, else to the ta
 
 from __future__ import annotations
 
-import gzip
 import os
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO, cast
+from typing import BinaryIO
 
 from distprof.errors import InputError
-from distprof.ingest.job.files import Folder
+from distprof.ingest.log_files import DAMAGE, beginning, opened
 from distprof.ingest.sensors.collect import Collector
 from distprof.ingest.sensors.dmon import Dmon, dmon_header
 from distprof.ingest.sensors.errors import FABRIC, KERNEL, take_fabric_line, take_kernel_line
@@ -37,7 +35,6 @@ _SNIFFED_LINES = 20_000
 _BLOCK_BYTES = 1 << 20
 _OTHER_KINDS = (".json", ".json.gz", ".pkl", ".parquet", ".tar", ".zip", ".py", ".toml", ".md")
 _TRACES = (".json", ".json.gz")
-_DAMAGE = (OSError, EOFError, zlib.error, ValueError)
 _WORDS = (b"NCCL INFO", b"NCCL WARN", b"traceEvents", b'"distprof.')  # of other kinds of files
 _EXPECTED = (
     "sensors or errors of devices: nvidia-smi --query-gpu as csv, nvidia-smi dmon, dcgmi dmon, "
@@ -85,7 +82,7 @@ def _is_folder(source: str) -> bool:
 
 def _is_known(paths: list[str]) -> bool:
     """Whether a log is of the kind, though nothing went wrong in it."""
-    return any(_verdict(_start(path)) == "errors" for path in paths)
+    return any(_verdict(beginning(path, _SNIFFED_BYTES)) == "errors" for path in paths)
 
 
 def _shown(path: str, root: str) -> str:
@@ -98,7 +95,7 @@ def _read(path: str, shown: str) -> DeviceLog:
     collector = Collector(shown, _written_ns(path))
     dispatcher = _Dispatcher(collector)
     try:
-        with _opened(path) as stream:
+        with opened(path) as stream:
             for line in _lines(stream, collector):
                 dispatcher.take(line)
     except _HeadlessError:
@@ -108,7 +105,7 @@ def _read(path: str, shown: str) -> DeviceLog:
             found="rows of nvidia-smi --query-gpu without a header",
             fix="leave noheader out of --format, or write the names of the query before the rows",
         ) from None
-    except _DAMAGE as error:
+    except DAMAGE as error:
         text = " ".join(str(error).split())
         if collector.num_lines == 0:
             raise InputError(
@@ -222,36 +219,10 @@ def _lines(stream: BinaryIO, collector: Collector) -> Iterator[str]:
     collector.notes.append(f"{collector.file} is read up to {MAX_BYTES >> 30} GiB.")
 
 
-@contextmanager
-def _opened(path: str) -> Iterator[BinaryIO]:
-    """The bytes of a file, unpacked."""
-    parent, _, name = (path if "://" in path else str(Path(path).expanduser())).rpartition("/")
-    folder = Folder(parent or ("/" if path.startswith("/") else "."))
-    with folder.open(name) as stream:
-        start = stream.read(2)
-        stream.seek(0)
-        if start == b"\x1f\x8b":
-            with gzip.GzipFile(fileobj=stream) as unpacked:
-                yield cast("BinaryIO", unpacked)
-        else:
-            yield stream
-
-
-def _start(path: str) -> bytes:
-    with _opened(path) as stream:
-        try:
-            return stream.read(_SNIFFED_BYTES)
-        except (EOFError, zlib.error):
-            return b""
-
-
 def _is_log(path: str) -> bool:
     if path.lower().endswith(_OTHER_KINDS):
         return False
-    try:
-        return bool(_verdict(_start(path)))
-    except _DAMAGE:
-        return False
+    return bool(_verdict(beginning(path, _SNIFFED_BYTES)))
 
 
 def _verdict(start: bytes) -> str:

@@ -7,6 +7,7 @@ import re
 from datetime import UTC, datetime
 from functools import lru_cache
 
+from distprof.artefacts.throttling import throttle_reasons
 from distprof.run.device_log import Clock
 from distprof.run.records import NO_THROTTLING
 from distprof.units import NS_PER_S
@@ -18,19 +19,6 @@ MAX_VALUE = float(1 << 53)
 
 LAST_NS = 1 << 62
 """Later times (of the year 2116) are none, and sums of two would not fit."""
-
-# Bits of clocks_event_reasons.active, named as nvidia-smi does. Bit 0, "GPU idle", is none.
-_REASONS = (
-    (0x002, "applications_clocks_setting"),
-    (0x004, "sw_power_cap"),
-    (0x008, "hw_slowdown"),
-    (0x010, "sync_boost"),
-    (0x020, "sw_thermal_slowdown"),
-    (0x040, "hw_thermal_slowdown"),
-    (0x080, "hw_power_brake_slowdown"),
-    (0x100, "display_clock_setting"),
-)
-_KNOWN = 0x001 | sum(bit for bit, _ in _REASONS)
 
 _NUMBER = re.compile(r"\s*([+-]?\d{1,20}(?:\.\d{0,12})?(?:[eE][+-]?\d{1,2})?)\s*(\S{0,6})")
 _BUS_ID = re.compile(
@@ -81,11 +69,7 @@ def mask_of(cell: str) -> int | None:
 @lru_cache(maxsize=1024)
 def reasons_of(bits: int) -> str:
     """Names of the reasons that slow a device down, joined by commas."""
-    named = [name for bit, name in _REASONS if bits & bit]
-    unknown = bits & ~_KNOWN
-    if unknown:
-        named.append(f"0x{unknown:x}")
-    return ",".join(named) or NO_THROTTLING
+    return ",".join(throttle_reasons(bits)) or NO_THROTTLING
 
 
 @lru_cache(maxsize=4096)
