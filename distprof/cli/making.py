@@ -42,7 +42,8 @@ def make_sweep(place: Path, sweep: SweepFile, *, again: str, quiet: bool) -> int
         place.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"{place} cannot be made: {error.strerror}") from error
-    note(f"{len(sweep.runs)} runs in {place}", quiet=quiet)
+    number = len(sweep.runs)
+    note(f"{number} run{'' if number == 1 else 's'} in {place}", quiet=quiet)
     try:
         with _shown(quiet=quiet) as say:
             outcome = make_runs(place, sweep, say=say)

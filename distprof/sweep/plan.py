@@ -16,6 +16,7 @@ from distprof.errors import UsageError
 from distprof.version import __version__
 
 __all__ = [
+    "MAX_RANKS",
     "MAX_RUNS",
     "WORKLOADS",
     "ProgramSweep",
@@ -32,6 +33,7 @@ ProgramSweep: TypeAlias = "Callable[[Sequence[str]], dict[str, Any]]"
 """Arguments of ``distprof run`` to the whole configuration that they mean."""
 
 MAX_RUNS = 1_000
+MAX_RANKS = 1 << 18
 RANKS = "{ranks}"
 """Stands for the number of ranks in the command of a user's own program."""
 
@@ -55,7 +57,7 @@ def parse_sizes(text: str) -> tuple[int, ...]:
         UsageError: If it is no list of positive numbers.
     """
     pieces = [piece.strip() for piece in text.split(",")]
-    if not all(piece.isdecimal() and 0 < int(piece) <= 1 << 18 for piece in pieces):
+    if not all(piece.isdecimal() and 0 < int(piece) <= MAX_RANKS for piece in pieces):
         raise UsageError(f"{text!r} is no list of numbers of ranks such as 1,2,4,8")
     return tuple(sorted({int(piece) for piece in pieces}))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import shutil
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from distprof.artefacts.sweep_file import SWEEP_FILE, SWEEP_SCHEMA, SweepFile, S
 from distprof.errors import InputError, UsageError
 from distprof.sweep.child import Ended, run_child
 from distprof.sweep.lock import locked
+from distprof.sweep.plan import MAX_RANKS, MAX_RUNS
 
 __all__ = [
     "Outcome",
@@ -33,6 +35,9 @@ __all__ = [
 ]
 
 _FINE = (0, 1)  # 1: findings
+_VERBS = (("run",), ("capture",))
+_FOLDER = re.compile(r"[\w\-]{1,100}", re.ASCII)
+_MAX_BYTES = 1 << 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +89,8 @@ def load_sweep(folder: Path) -> SweepFile | None:
     if not file.exists():
         return None
     try:
-        found = msgspec.json.decode(file.read_bytes(), type=SweepFile)
+        found = msgspec.json.decode(_bytes_of(file), type=SweepFile)
+        _check_runs(found)
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(
             str(file),
@@ -100,6 +106,23 @@ def load_sweep(folder: Path) -> SweepFile | None:
             fix="use the version of distprof that wrote it, or start again in a new folder",
         )
     return found
+
+
+def _bytes_of(file: Path) -> bytes:
+    if file.stat().st_size > _MAX_BYTES:
+        raise ValueError(f"more than {_MAX_BYTES:,} bytes")
+    return file.read_bytes()
+
+
+def _check_runs(sweep: SweepFile) -> None:
+    """Refuse what no sweep of ours says: folders of runs are removed, and their arguments run."""
+    for run in sweep.runs:
+        if not _FOLDER.fullmatch(run.folder):
+            raise ValueError(f"a run in the folder {run.folder[:60]!r}")
+        if run.arguments[:1] not in _VERBS:
+            raise ValueError(f"a run with the arguments {run.arguments[:3]!r}")
+        if not (1 <= run.ranks <= MAX_RANKS and 0 <= run.repeat < MAX_RUNS):
+            raise ValueError(f"a run on {run.ranks} ranks, repeat {run.repeat}")
 
 
 def save_sweep(folder: Path, sweep: SweepFile) -> None:

@@ -264,3 +264,43 @@ def test_logs_of_training_programs_are_runs_too(capsys):
     small, large = scaling["sizes"]
     assert (small["step_ns"], large["num_ranks"]) == (1_380_600_000, 64)
     assert large["efficiency"] == pytest.approx(1.3806 * 16 / (2.74 * 64), rel=0.005)
+
+
+RUN = {"ranks": 1, "repeat": 0, "folder": "a", "arguments": ["run", "ddp"], "state": "done"}
+WHOLE = {"schema": "distprof.sweep/1", "distprof_version": "1", "started_ns": 1, "runs": [RUN]}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "[" * 100_000,
+        "\x00",
+        json.dumps(WHOLE)[:-9],
+        json.dumps({**WHOLE, "schema": "distprof.sweep/2"}),
+        json.dumps({**WHOLE, "runs": [{**RUN, "folder": "../victim"}]}),
+        json.dumps({**WHOLE, "runs": [{**RUN, "folder": "/tmp"}]}),
+        json.dumps({**WHOLE, "runs": [{**RUN, "folder": ".."}]}),
+        json.dumps({**WHOLE, "runs": [{**RUN, "folder": "\x1b[31m"}]}),
+        json.dumps({**WHOLE, "runs": [{**RUN, "arguments": ["cache", "--clear"]}]}),
+        json.dumps({**WHOLE, "runs": [{**RUN, "arguments": []}]}),
+        json.dumps({**WHOLE, "runs": [{**RUN, "ranks": -1}]}),
+        json.dumps({**WHOLE, "runs": [{**RUN, "ranks": 10**30}]}),
+        json.dumps({**WHOLE, "started_ns": "now"}),
+    ],
+)
+@pytest.mark.parametrize("option", ["--from", "--sweep"])
+def test_a_damaged_sweep_file_is_named_and_nothing_is_run_or_removed(
+    stand_in, capsys, option, text
+):
+    Path("victim").mkdir()
+    Path("s").mkdir()
+    Path("s", SWEEP_FILE).write_text(text)
+    assert main(["scale", option, "s"]) == 3
+    said = capsys.readouterr().err
+    assert "found: " in said
+    assert "does not expect" not in said
+    assert "\x1b" not in said
+    assert Path("victim").is_dir()
+    assert calls(stand_in) == []
