@@ -284,9 +284,9 @@ def _traced(
     last: int | None,
     notes: tuple[str, ...],
 ) -> History:
-    from distprof import __version__
     from distprof.config import load_config
     from distprof.gate.timeline import trace_metric
+    from distprof.version import __version__
 
     settings = load_config(None).check
     return trace_metric(

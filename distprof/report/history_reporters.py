@@ -9,13 +9,13 @@ from typing import Any
 
 import msgspec
 
-from distprof import __version__
 from distprof.gate.timeline import History
 from distprof.report.escape import plain, shorten
 from distprof.report.history_view import history_sentences, history_tables, history_verdict
 from distprof.report.page import Page, page_reporters
 from distprof.report.registry import RenderOptions
 from distprof.report.views.table import TableColumn, TableView, counted
+from distprof.version import __version__
 
 __all__ = ["ANSWER_REPORTERS", "ANSWER_SCHEMA", "HISTORY_REPORTERS", "HistoryAnswer", "answer_of"]
 

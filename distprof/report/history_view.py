@@ -245,20 +245,24 @@ def series_name(print_: Fingerprint) -> str:
 
 
 def point_name(point: HistoryPoint) -> str:
-    """The commit's first digits, with a plus where it was changed; else its label."""
+    """The commit's first digits, with a plus where it was changed; else its label, or its time."""
     if not point.commit:
-        return shorten(point.label, _MAX_NAME) or "no commit"
+        return shorten(point.label, _MAX_NAME) or _time(point.created_ns, "run of %H:%M")
     digits, _, dirty = point.commit.partition("+")
     return shorten(digits[:_COMMIT_DIGITS] + ("+" if dirty else ""), _MAX_NAME)
 
 
 def day(ns: int) -> str:
     """The date (UTC); ``–`` for a time that no calendar has."""
+    return _time(ns, "%Y-%m-%d")
+
+
+def _time(ns: int, form: str) -> str:
     try:
         then = datetime.datetime.fromtimestamp(ns // NS_PER_S, tz=datetime.UTC)
     except (OverflowError, ValueError, OSError):
         return "–"
-    return f"{then:%Y-%m-%d}"
+    return then.strftime(form)
 
 
 def metric_text(value: float, unit: str) -> str:

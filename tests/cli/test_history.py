@@ -208,6 +208,15 @@ def test_names_that_a_terminal_would_obey_are_harmless(capsys, tmp_path):
     assert "\x1b" not in capsys.readouterr().out
 
 
+def test_a_run_of_no_commit_goes_by_its_label_or_its_time(capsys, tmp_path):
+    place = str(tmp_path / "h")
+    append(place, [summary(5, commit="", label="mine"), summary(6, commit="", day=1)])
+    assert main(["history", "show", "--history", place]) == 0
+    out = capsys.readouterr().out
+    assert "mine " in out
+    assert "run of 08:53" in out
+
+
 def test_times_that_no_calendar_has_are_shown_as_unknown(capsys, tmp_path):
     place = str(tmp_path / "h")
     append(place, [msgspec.structs.replace(summary(5), created_ns=2**62)])

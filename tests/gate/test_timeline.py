@@ -3,6 +3,8 @@
 import msgspec
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from distprof.gate.timeline import (
     HISTORY_METRICS,
@@ -202,3 +204,22 @@ def test_every_metric_has_a_name_of_its_own_and_a_unit():
     names = [metric.name for metric in HISTORY_METRICS]
     assert len(set(names)) == len(names)
     assert {unit_of(metric) for metric in HISTORY_METRICS} == {"ns", "B", "/s", "J", "ratio"}
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    values=st.lists(
+        st.lists(st.integers(1, 2**62), min_size=1, max_size=3), min_size=1, max_size=12
+    ),
+    last=st.integers(1, 20),
+)
+def test_whatever_was_measured_every_commit_is_a_point_within_its_repeats(values, last):
+    points = _points(values, last=last, window=3)
+    shown = values[-last:]
+    assert [point.num_runs for point in points] == [len(repeats) for repeats in shown]
+    for point, repeats in zip(points, shown, strict=True):
+        assert min(repeats) <= point.value <= max(repeats)
+        assert point.low is None or point.low <= point.high
+        assert (point.change is None) == (point.num_before == 0)
+    if len(shown) == len(values):
+        assert points[0].state == "first"

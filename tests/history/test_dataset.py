@@ -9,6 +9,8 @@ from pathlib import Path
 import msgspec
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from distprof.errors import InputError, MissingExtraError
 from distprof.history import dataset
@@ -293,3 +295,25 @@ def test_absurd_values_are_kept_or_left_empty(tmp_path, fields):
 def test_a_run_without_steps_has_no_step(tmp_path):
     append(str(tmp_path), [msgspec.structs.replace(summary(1), step_ns=())])
     assert query(str(tmp_path), "SELECT step_ns, num_steps FROM history")[1] == [(None, 0)]
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    texts=st.lists(st.text(st.characters(exclude_categories=["Cs"])), min_size=4, max_size=4),
+    steps=st.lists(st.integers(0, 2**63 - 1), max_size=3),
+    share=st.none() | st.floats(allow_nan=False, allow_infinity=False),
+    created=st.integers(-(2**62), 2**62),
+)
+def test_any_summary_comes_back_as_it_was(tmp_path_factory, texts, steps, share, created):
+    folder = str(tmp_path_factory.mktemp("history"))
+    commit, label, source, name = texts
+    one = msgspec.structs.replace(
+        summary(1, commit=commit, label=label, source=source, overlap_ratio=share),
+        step_ns=tuple(steps),
+        created_ns=created,
+        fingerprint=msgspec.structs.replace(summary().fingerprint, config={name: commit}),
+    )
+    append(folder, [one])
+    assert read(folder) == ((one,), ())
+    compact(folder)
+    assert read(folder) == ((one,), ())
