@@ -30,6 +30,8 @@ __all__ = [
     "EARLY_ALPHA",
     "FEWEST_SESSIONS",
     "LEVEL",
+    "NOT_BY_REPEATS",
+    "SESSIONS_DIFFER",
     "SHORT_BASELINE",
     "UNKNOWN_NOISE",
     "UNKNOWN_SESSIONS",
@@ -73,6 +75,15 @@ SHORT_BASELINE = (
     "The baseline has a single repeat, which tells nothing of chance: accept more of them."
 )
 """Why no number of repeats decides anything against it."""
+
+SESSIONS_DIFFER = (
+    "Sessions differ by as much, whatever the number of repeats: measure both sides in turns, or"
+    " accept more sessions into the baseline."
+)
+"""Why no number of repeats in one session decides it."""
+
+NOT_BY_REPEATS = (SHORT_BASELINE, UNKNOWN_SESSIONS, SESSIONS_DIFFER)
+"""Reasons that more repeats do not remove; each says what does."""
 
 _ASSUMES_CALM = "nothing drifted between the baseline's session and this one."
 _ASSUMES_NOISE = f"sessions of this machine differ by {UNKNOWN_NOISE:.0%} at most (one deviation)."
@@ -189,6 +200,7 @@ class _Evidence:
     num_growing: int
     num_fixed: int | None
     margin: float
+    spread: float
 
 
 def decide(
@@ -252,6 +264,7 @@ def decide(
         num_growing=len(b) if fixed else min(len(a), len(b)),
         num_fixed=fixed,
         margin=between.margin,
+        spread=0.0 if is_paired else between.spread(between.centres(below)),
     )
     state, needed, why = _judge(evidence)
     ends = [_shown(end, scale) for end in (change.low, change.high)]
@@ -341,8 +354,11 @@ def _judge(evidence: _Evidence) -> tuple[State, int | None, str]:
         return "passed", None, "Any loss in the interval is within the tolerance."
     if evidence.num_fixed == 1:
         return "inconclusive", None, SHORT_BASELINE
+    is_few = evidence.num_growing < evidence.fewest
+    if not is_few and abs(worse.value - limit) <= evidence.spread:
+        return "inconclusive", None, SESSIONS_DIFFER
     needed = _needed(evidence)
-    if evidence.num_growing < evidence.fewest:
+    if is_few:
         return "inconclusive", needed, "There are too few repeats for any conclusion."
     if worse.low > limit:
         return "inconclusive", needed, "The interval is beyond the tolerance; ranks are not."

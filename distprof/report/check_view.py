@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from distprof.gate.check import CheckResult, MetricCheck
-from distprof.gate.decide import LEVEL, SHORT_BASELINE, UNKNOWN_SESSIONS
+from distprof.gate.decide import LEVEL, NOT_BY_REPEATS
 from distprof.report.comparison_view import PARTS, signed
 from distprof.report.views.table import TableColumn, TableView, counted
 from distprof.units import format_bytes, format_duration, format_ratio
@@ -44,7 +44,7 @@ def check_verdict(result: CheckResult) -> str:
 
 def _advice(result: CheckResult, undecided: list[MetricCheck]) -> str:
     """What would decide it."""
-    for reason in (SHORT_BASELINE, UNKNOWN_SESSIONS):
+    for reason in NOT_BY_REPEATS:
         if any(check.why == reason for check in undecided):
             return reason
     if result.needed_repeats is None:

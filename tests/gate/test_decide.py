@@ -116,6 +116,16 @@ def test_sessions_that_differ_widen_the_interval_and_alike_ones_do_not():
     assert decide(unlike, 1.3 * CALM, tolerance=0.02, sessions=labels).state == "regressed"
 
 
+def test_what_sessions_hide_is_not_promised_to_more_repeats():
+    labels = np.repeat([0, 1, 2, 3], 5).tolist()
+    unlike = np.tile(CALM[:5], 4) * np.repeat([0.95, 1.0, 1.03, 1.05], 5)
+    found = decide(unlike, 1.05 * CALM, tolerance=0.02, sessions=labels)
+    assert (found.state, found.needed_repeats) == ("inconclusive", None)
+    assert "accept more sessions" in found.why
+    few = decide(unlike, 1.05 * CALM[:1], tolerance=0.02, sessions=labels)
+    assert few.needed_repeats >= 1
+
+
 def test_steps_of_a_repeat_count_by_their_median():
     steps = [[value, value, 10 * value] for value in CALM]
     assert decide(steps, CALM, tolerance=0.02, is_paired=True) == decide(
