@@ -8,7 +8,9 @@ import sys
 import pytest
 
 from distprof.cli.output import has_color
-from distprof.cli.progress import progress_bar
+from distprof.cli.making import _left, _told
+from distprof.cli.progress import progress_bar, status_line
+from distprof.sweep.running import Progress
 
 
 class Terminal(io.StringIO):
@@ -55,6 +57,39 @@ def test_no_terminal_no_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = io.StringIO()
     bar_of(monkeypatch, stream, [0.0, 5.0])
     assert stream.getvalue() == ""
+
+
+def test_a_status_line_is_no_wider_than_the_terminal_and_goes_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stream = Terminal()
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setenv("COLUMNS", "60")
+    with status_line() as show:
+        show(1, 4, "2 ranks, repeat 1\x1b[31m " + "x" * 200)
+    line, _ = stream.getvalue().removeprefix("\r\x1b[2K").split("\r")
+    assert line.startswith("████░░░░░░░░░░░░ 1/4 done · 2 ranks, repeat 1")
+    assert len(line) == 59
+    assert "\x1b" not in line
+    assert stream.getvalue().endswith("\r\x1b[2K")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.0, "about 5 s left"),
+        (61.0, "about 60 s left"),
+        (100.0, "about 2 min left"),
+        (9_000.0, "about 2.5 h left"),
+    ],
+)
+def test_time_left_is_said_as_roughly_as_it_is_known(seconds: float, text: str) -> None:
+    assert _left(seconds) == text
+
+
+def test_before_the_first_run_is_done_nothing_is_known_of_the_time() -> None:
+    begun = Progress(number=1, total=9, run="1 rank, repeat 1", elapsed_s=3.2, left_s=None)
+    assert _told(begun) == "1 rank, repeat 1, for 3 s"
 
 
 @pytest.mark.parametrize(
