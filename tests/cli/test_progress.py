@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from distprof.cli.output import has_color
 from distprof.cli.making import _left, _told
+from distprof.cli.output import has_color
 from distprof.cli.progress import progress_bar, status_line
 from distprof.sweep.running import Progress
 
