@@ -11,6 +11,8 @@ from importlib.resources import files
 import msgspec
 
 from distprof.analyzers.comparison.result import COMPARISON_SCHEMA, Comparison
+from distprof.artefacts.baseline_file import BASELINE_SCHEMA, BaselineFile
+from distprof.artefacts.summary_file import SUMMARY_SCHEMA, SummaryFile
 from distprof.gate.check import CHECK_SCHEMA, CheckResult
 from distprof.gate.timeline import HISTORY_SCHEMA, History
 from distprof.report.history_reporters import ANSWER_SCHEMA, HistoryAnswer
@@ -23,6 +25,8 @@ _DOCUMENTS: dict[str, tuple[type[msgspec.Struct], str, str]] = {
     "scaling.schema.json": (ScalingReport, SCALING_SCHEMA, "distprof scale"),
     "comparison.schema.json": (Comparison, COMPARISON_SCHEMA, "distprof compare"),
     "check.schema.json": (CheckResult, CHECK_SCHEMA, "distprof check"),
+    "baseline.schema.json": (BaselineFile, BASELINE_SCHEMA, "distprof check --update-baseline"),
+    "summary.schema.json": (SummaryFile, SUMMARY_SCHEMA, "distprof scale --save-summaries"),
     "history.schema.json": (History, HISTORY_SCHEMA, "distprof history show"),
     "history-answer.schema.json": (HistoryAnswer, ANSWER_SCHEMA, "distprof history query"),
 }

@@ -5,11 +5,13 @@ import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
+import jsonschema
 import msgspec
 import pytest
 
 from distprof.artefacts.summary_file import Fingerprint, SummaryFile
 from distprof.cli.app import main
+from distprof.report.verb_schemas import shipped_verb_schema_text, verb_schema_texts
 from distprof.sweep import running
 from distprof.sweep.running import load_sweep
 
@@ -378,3 +380,28 @@ def test_a_folder_with_other_runs_is_not_touched(program, capsys):
     Path("letters/mine.txt").touch()
     assert made("--sweep", "letters") == 2
     assert "something else" in capsys.readouterr().err
+
+
+SCHEMAS = ("check.schema.json", "baseline.schema.json", "summary.schema.json")
+
+
+@pytest.mark.parametrize("file", SCHEMAS)
+def test_the_shipped_schemas_are_those_of_the_structs(file):
+    assert shipped_verb_schema_text(file) == dict(verb_schema_texts())[file]
+
+
+def test_what_is_written_fits_its_schema_and_nothing_else_does(baseline, capsys):
+    main(["check", "--baseline", baseline, "--acknowledge", "memory=0.1", "--reason", "x"])
+    capsys.readouterr()
+    summaries("new.json", CALM, every_ns=1)
+    main(["check", table("new.csv", 1.1), "--baseline", baseline, "--format", "json"])
+    written = (
+        json.loads(capsys.readouterr().out),
+        json.loads(Path(baseline).read_text()),
+        json.loads(Path("new.json").read_text())[0],
+    )
+    for file, document in zip(SCHEMAS, written, strict=True):
+        validator = jsonschema.Draft202012Validator(json.loads(shipped_verb_schema_text(file)))
+        assert list(validator.iter_errors(document)) == []
+        assert list(validator.iter_errors({**document, "schema": "distprof.other/2"}))
+        assert list(validator.iter_errors({"schema": document["schema"]}))
