@@ -36,6 +36,7 @@ if plan.get("fails_at") == len(made):
     sys.exit("the disk is full")
 ranks = int(words[words.index("--ranks") + 1])
 step_ms = plan["step_ms"][len(made) % len(plan["step_ms"])]
+step_ms *= plan.get("by_ranks", {}).get(str(ranks), 1)
 job = JobFolder(out, mesh={"dp_replicate": ranks}, ended_ns=START_NS + len(made))
 for rank in range(ranks):
     job.steps(rank, [step_ms] * 8)
@@ -334,6 +335,18 @@ def test_more_repeats_are_made_only_while_they_may_decide(program, capsys):
     clear = program([2 * step for step in CALM])
     assert made("--sweep", "clear", "--repeats", "6", "--max-repeats", "12") == 1
     assert len(clear()) == 6
+
+
+def test_runs_of_two_sizes_take_turns_and_guard_the_efficiency(program, capsys):
+    words = ["check", "--run", "ddp --ranks 1,2", "--baseline", "perf.json", "-q"]
+    calls = program(CALM)
+    assert main([*words, "--update-baseline"]) == 0
+    assert "".join(name[9] for name in calls()[:4]) in ("1221", "2112")
+    program(CALM, by_ranks={"2": 2.0})
+    assert main([*words, "--sweep", "slow"]) == 1
+    said = " ".join(capsys.readouterr().out.split())
+    assert "scaling efficiency −50 %" in said
+    assert "step time +100 %" in said
 
 
 def test_a_run_that_fails_is_said_and_the_others_are_kept(program, capsys):
