@@ -244,8 +244,8 @@ def _check(values: Mapping[str, Any], source: str) -> CheckConfig:
         noise = float(_number(noise, source, "check.session_noise"))
         if not 0 <= noise < 1:
             raise UsageError(f"{source}: check.session_noise must be from 0 up and below 1")
-    if isinstance(window, bool) or not isinstance(window, int) or window < 1:
-        raise UsageError(f"{source}: check.window must be a whole number above 0")
+    if isinstance(window, bool) or not isinstance(window, int) or not 1 <= window <= 100:
+        raise UsageError(f"{source}: check.window must be a whole number from 1 to 100")
     return CheckConfig(
         metrics=tuple(metrics),
         tolerance={name: float(value) for name, value in tolerance.items()},

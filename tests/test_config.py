@@ -109,3 +109,45 @@ def test_scale_up_domains_are_read():
 def test_domains_that_make_no_sense_are_refused(table):
     with pytest.raises(UsageError, match="topology"):
         parse_config({"topology": table}, "distprof.toml")
+
+
+def test_the_gate_is_set_up_as_written():
+    check = parse_config(
+        {
+            "check": {
+                "metrics": ["step_time"],
+                "tolerance": {"step_time": 0.03},
+                "session_noise": 0.02,
+                "inconclusive_fails": True,
+                "window": 3,
+                "history": "perf",
+            }
+        },
+        "distprof.toml",
+    ).check
+    assert (check.metrics, check.tolerance) == (("step_time",), {"step_time": 0.03})
+    assert (check.session_noise, check.inconclusive_fails) == (0.02, True)
+    assert (check.window, check.history) == (3, "perf")
+    assert parse_config({}, "distprof.toml").check.session_noise is None
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"metrics": "step_time"},
+        {"tolerance": {"step_time": 1}},
+        {"tolerance": {"step_time": True}},
+        {"session_noise": -0.1},
+        {"session_noise": 1},
+        {"session_noise": "low"},
+        {"window": 0},
+        {"window": 101},
+        {"window": 2.5},
+        {"inconclusive_fails": 1},
+        {"history": 3},
+        {"tolerances": {}},
+    ],
+)
+def test_what_the_gate_cannot_be_told_is_refused(values):
+    with pytest.raises(UsageError, match="check"):
+        parse_config({"check": values}, "distprof.toml")

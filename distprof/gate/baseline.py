@@ -22,6 +22,7 @@ from distprof.run.fingerprint import unlike
 __all__ = [
     "MAX_BYTES",
     "MOST_REPEATS",
+    "MOST_SESSIONS",
     "accepted",
     "acknowledge",
     "acknowledgement",
@@ -37,6 +38,8 @@ __all__ = [
 MAX_BYTES = 4 << 20
 MOST_REPEATS = 100
 """Of a session; a file that is reviewed stays small."""
+MOST_SESSIONS = 100
+"""Of a baseline, for the same reason; the bootstrap of all of them stays small too."""
 
 _DIGITS = 9  # significant; more only make a review longer
 
@@ -100,10 +103,14 @@ def _nonsense(baseline: BaselineFile) -> str:
     """What no run can have measured; empty if nothing."""
     if not baseline.sessions:
         return "no session"
-    if baseline.window < 1:
+    if not 1 <= baseline.window <= MOST_SESSIONS:
         return f"a window of {baseline.window} sessions"
+    if len(baseline.sessions) > MOST_SESSIONS:
+        return f"{len(baseline.sessions)} sessions, more than {MOST_SESSIONS}"
     for session in baseline.sessions:
         for name, values in session.values.items():
+            if len(values) > MOST_REPEATS:
+                return f"{len(values)} repeats of {name[:60]} in one session"
             metric = find_metric(name)
             least = 0.0 if metric is None or metric.scale == "difference" else math.ulp(0.0)
             if any(not math.isfinite(value) or value < least for value in values):
@@ -181,10 +188,10 @@ def make_baseline(
     """A first baseline.
 
     Raises:
-        ValueError: As :func:`session_of`, and for a window below 1.
+        ValueError: As :func:`session_of`, and for a window that is none.
     """
-    if window < 1:
-        raise ValueError(f"a window of {window} sessions keeps nothing")
+    if not 1 <= window <= MOST_SESSIONS:
+        raise ValueError(f"a window of {window} sessions: it is from 1 to {MOST_SESSIONS}")
     session = session_of(repeats, small)
     return BaselineFile(
         distprof_version=distprof_version,

@@ -128,6 +128,10 @@ WHOLE = json.loads(baseline_json(make_baseline([run((100,))], distprof_version="
     [
         ({"sessions": []}, "no session"),
         ({"window": 0}, "window of 0"),
+        ({"window": 10**9}, "window of 1000000000"),
+        ({"sessions": [{"created_ns": 1, "values": {}}] * 101}, "101 sessions"),
+        ({"sessions": [{"created_ns": 1, "values": {"step_time": [5] * 101}}]}, "101 repeats"),
+        ({"acknowledged": [{"metric": "memory", "up_to": 1.5, "reason": ""}]}, "acknowledged"),
         ({"sessions": [{"created_ns": 1, "values": {"step_time": [-5]}}]}, "step_time"),
         ({"sessions": [{"created_ns": 1, "values": {"step_time": [0]}}]}, "step_time"),
         ({"sessions": [{"created_ns": 1, "values": {"step_time": "fast"}}]}, "Expected"),
