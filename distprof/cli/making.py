@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from distprof.artefacts import RUN_FILE
 from distprof.cli.app import ExitCode
 from distprof.cli.output import note
 from distprof.cli.progress import status_line
@@ -54,7 +56,7 @@ def make_sweep(place: Path, sweep: SweepFile, *, again: str, quiet: bool) -> int
         if not isinstance(error, Exception):  # SIGTERM, as batch systems send it
             note(f"Stopped: {_how_far(place, sweep)}; {again}")
         raise
-    return ExitCode.FINE if not outcome.exit_code else _failed(outcome, again)
+    return ExitCode.FINE if not outcome.exit_code else _failed(place, outcome, again)
 
 
 @contextmanager
@@ -94,12 +96,15 @@ def _how_far(place: Path, sweep: SweepFile) -> str:
     return f"{count} of {len(sweep.runs)} runs are done"
 
 
-def _failed(outcome: Outcome, again: str) -> int:
+def _failed(place: Path, outcome: Outcome, again: str) -> int:
     note(
         f"{outcome.num_done} of {len(outcome.sweep.runs)} runs are done; one ended with "
         f"{outcome.exit_code}:"
     )
     for line in outcome.why.splitlines():
         note(f"  {line}")
+    failed = next((run for run in outcome.sweep.runs if run.state == "failed"), None)
+    if failed is not None and (place / failed.folder / RUN_FILE).is_file():
+        note(f"What it left: distprof analyze {shlex.quote(str(place / failed.folder))}")
     note(again[:1].upper() + again[1:])
     return RUN_FAILED
