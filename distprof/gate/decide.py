@@ -366,7 +366,10 @@ def _judge(evidence: _Evidence) -> tuple[State, int | None, str]:
 
 
 def _needed(evidence: _Evidence) -> int | None:
-    """Intervals narrow with the root of repeats: how many more leave the tolerance outside."""
+    """Intervals narrow with the root of repeats: how many more leave the tolerance outside.
+
+    Below the number from which ranks can tell anything the estimate is not trusted to say never.
+    """
     now, worse = evidence.num_growing, evidence.worse
     lacking = max(evidence.fewest - now, 0)
     if math.isinf(worse.low):
@@ -374,9 +377,9 @@ def _needed(evidence: _Evidence) -> int | None:
     distance = abs(worse.value - evidence.limit)
     half = worse.high - worse.value if worse.value < evidence.limit else worse.value - worse.low
     if distance == 0 or half / distance > math.sqrt(_MOST_NEEDED):
-        return None
+        return lacking or None
     total = max(math.ceil(now * (half / distance) ** 2), now + max(lacking, 1))
-    return total - now if total <= _MOST_NEEDED else None
+    return total - now if total <= _MOST_NEEDED else (lacking or None)
 
 
 def _shown(end: float, scale: Scale) -> float | None:

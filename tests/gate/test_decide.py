@@ -126,6 +126,13 @@ def test_what_sessions_hide_is_not_promised_to_more_repeats():
     assert few.needed_repeats >= 1
 
 
+def test_few_repeats_at_the_tolerance_do_not_say_never():
+    base = [100.0, 103.0, 98.0]
+    found = decide(base, [102.0, 105.06, 99.96], tolerance=0.02, is_paired=True)
+    assert found.state == "inconclusive"
+    assert found.needed_repeats >= 4  # to seven pairs
+
+
 def test_steps_of_a_repeat_count_by_their_median():
     steps = [[value, value, 10 * value] for value in CALM]
     assert decide(steps, CALM, tolerance=0.02, is_paired=True) == decide(
