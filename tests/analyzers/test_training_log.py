@@ -172,7 +172,7 @@ def test_a_terminal_with_nccls_lines_and_the_programs_is_read_as_both():
     assert report.nccl.num_files == 1
     assert report.training_log.origin == "MLPerf logging"
     assert round(read_training_log(path).printed_samples_per_s[0], 2) == 3.93
-    assert "NET/Socket" in " ".join(judge(report).why)
+    assert "NET/Socket" in judge(report).line
 
 
 def test_a_log_beside_traces_joins_them():
