@@ -53,7 +53,7 @@ def sizes_of(runs: Runs) -> Sizes:
     """Runs by size.
 
     Raises:
-        InputError: If runs have no steps, or more than two sizes.
+        InputError: If runs have no steps, come twice, or have more than two sizes.
     """
     without = next((run.source for run in runs if not run.step_ns), None)
     if not runs or without is not None:
@@ -63,6 +63,7 @@ def sizes_of(runs: Runs) -> Sizes:
             found="a run without any" if runs else "no run at all",
             fix="check repeats of the same job, for example those of distprof check --run",
         )
+    _refuse_twice(runs)
     sizes = sorted({run.fingerprint.world_size or 0 for run in runs})
     if len(sizes) > 2:
         raise InputError(
@@ -73,6 +74,23 @@ def sizes_of(runs: Runs) -> Sizes:
         )
     large = tuple(run for run in runs if (run.fingerprint.world_size or 0) == sizes[-1])
     return tuple(run for run in runs if run not in large), large
+
+
+def _refuse_twice(runs: Runs) -> None:
+    """A run that counts twice would make chance look smaller than it is."""
+    seen: dict[tuple[int, ...], str] = {}
+    for run in runs:
+        if len(run.step_ns) < 2:  # a row of a table: figures may well be the same
+            continue
+        key = (run.created_ns, *run.step_ns)
+        if key in seen:
+            raise InputError(
+                run.source,
+                expected="every run once",
+                found=f"the run of {seen[key]} again",
+                fix="name each run, or the folder that holds it, once",
+            )
+        seen[key] = run.source
 
 
 def session_of_sizes(sizes: Sizes) -> BaselineSession:

@@ -323,6 +323,14 @@ def test_it_makes_its_own_runs(program, capsys):
     assert capsys.readouterr().out.startswith("Regressed: step time +100 %")
 
 
+def test_a_run_counts_once(program, capsys):
+    program(CALM)
+    assert made("--update-baseline", "--sweep", "first") == 0
+    for again in ("first", "first/ranks00002-repeat01"):
+        assert main(["check", "first", again, "--baseline", "perf.json"]) == 3
+        assert "every run once" in capsys.readouterr().err
+
+
 def test_more_repeats_are_made_only_while_they_may_decide(program, capsys):
     program(CALM)
     assert made("--update-baseline", "--sweep", "first", "--repeats", "8") == 0
