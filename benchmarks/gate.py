@@ -16,7 +16,8 @@ import math
 from collections.abc import Callable
 from statistics import NormalDist
 
-from tests.gate.noise import Noise, asv_rule, paired_gate, single_point, stored_gate
+from distprof.gate.decide import ALPHA
+from tests.gate.noise import Noise, asv_rule, looking_gate, paired_gate, single_point, stored_gate
 
 Trial = Callable[[float, int], str]
 LOSS = 0.05
@@ -52,6 +53,12 @@ def rows() -> dict[str, Trial]:
         ),
         "10 against 8 stored sessions of 10": lambda x, s: (
             stored_gate(quiet, x, s, sessions=8).state
+        ),
+        "5 to 16 against a stored session of 10, no drift, tolerance 0": lambda x, s: (
+            looking_gate(free, x, s).state
+        ),
+        "the same, every look at 0.01": lambda x, s: (
+            looking_gate(free, x, s, early_alpha=ALPHA).state
         ),
         "one run, 10 % slower": lambda x, s: flagged(single_point(quiet, x, s)),
         "asv continuous, factor 1.1": lambda x, s: flagged(asv_rule(quiet, x, s)),

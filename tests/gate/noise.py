@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from distprof.gate.decide import Decision, decide
+from distprof.gate.decide import ALPHA, EARLY_ALPHA, Decision, decide
 from distprof.gate.statistics import mann_whitney
 
 Floats = NDArray[np.float64]
@@ -88,6 +88,41 @@ def stored_gate(
     before, after = noise.apart(sessions, 10, loss, np.random.default_rng(seed))
     labels = np.repeat(np.arange(sessions), 10).tolist()
     return decide(before, after, tolerance=tolerance, sessions=labels, session_noise=session_noise)
+
+
+def looking_gate(
+    noise: Noise,
+    loss: float,
+    seed: int,
+    *,
+    tolerance: float = 0.0,
+    repeats: tuple[int, int] = (5, 16),
+    early_alpha: float = EARLY_ALPHA,
+) -> Decision:
+    """What the gate says by a stored session of ten, sessions being alike, adding runs as it asks.
+
+    Args:
+        noise: Without drift, as sessions are taken to be alike.
+        loss: True loss.
+        seed: Of the runs.
+        tolerance: None is the hardest.
+        repeats: Of the candidate at the first look, and at most.
+        early_alpha: Level of all looks but the last.
+    """
+    before, after = noise.apart(1, max(10, repeats[1]), loss, np.random.default_rng(seed))
+    count, most = repeats
+    while True:
+        look = decide(
+            before[:10],
+            after[:count],
+            tolerance=tolerance,
+            session_noise=0.0,
+            can_repeat_baseline=False,
+            alpha=early_alpha if count < most else ALPHA,
+        )
+        if count == most or not look.needed_repeats:
+            return look
+        count = min(count + look.needed_repeats, most)
 
 
 def single_point(noise: Noise, loss: float, seed: int) -> bool:
