@@ -7,6 +7,7 @@ a run that is added twice is there once. :func:`compact` puts many files togethe
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from typing import Any
 
@@ -115,11 +116,7 @@ def query(folder: str, sql: str) -> tuple[list[str], list[tuple[Any, ...]], tupl
         connection.execute("SET enable_external_access = false")
         connection.execute("SET lock_configuration = true")
         try:
-            answer = connection.execute(sql)
-            if answer is None:  # no statement
-                return [], [], notes
-            columns = [str(entry[0]) for entry in answer.description or ()]
-            return columns, answer.fetchall(), notes
+            columns, rows = _asked(connection, sql)
         except (duckdb.Error, ValueError, OverflowError) as error:
             raise InputError(
                 folder,
@@ -127,6 +124,27 @@ def query(folder: str, sql: str) -> tuple[list[str], list[tuple[Any, ...]], tupl
                 found=str(error).partition("\n")[0],
                 fix=f"columns: {', '.join(COLUMNS)}",
             ) from error
+        return columns, rows, notes
+
+
+def _asked(connection: Any, sql: str) -> tuple[list[str], list[tuple[Any, ...]]]:
+    """Columns and rows, found in a thread: DuckDB lets no signal through while it works."""
+
+    def ask() -> tuple[list[str], list[tuple[Any, ...]]]:
+        answer = connection.execute(sql)
+        if answer is None:  # no statement
+            return [], []
+        return [str(entry[0]) for entry in answer.description or ()], answer.fetchall()
+
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        found = thread.submit(ask)
+        try:
+            return found.result()
+        except BaseException:  # above all an interruption; the query may not have begun yet
+            while not found.done():
+                connection.interrupt()
+                wait([found], timeout=0.1)
+            raise
 
 
 def compact(folder: str) -> tuple[int, int]:

@@ -3,6 +3,8 @@
 import csv
 import io
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -269,6 +271,30 @@ def test_without_duckdb_the_extra_is_named(capsys, history, monkeypatch):
     monkeypatch.setitem(sys.modules, "duckdb", None)
     assert main(["history", "show", "--history", history]) == 2
     assert "pip install 'distprof[history]'" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals")
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_long_query_can_be_stopped(history, number, code):
+    program = (
+        "import sys, duckdb; from distprof.history import dataset\n"
+        "from distprof.cli.app import main\n"
+        "ask = dataset._asked\n"
+        "def told(*a):\n  print('asked', flush=True)\n  return ask(*a)\n"
+        "dataset._asked = told\n"
+        "sys.exit(main(sys.argv[1:]))"
+    )
+    sql = "SELECT count(*) FROM range(10000000000) a, range(1000) b WHERE a.range % 7 = b.range"
+    words = [sys.executable, "-c", program, "history", "query", sql, "--history", history]
+    with subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as query_:
+        try:
+            assert query_.stdout.readline() == "asked\n"
+            query_.send_signal(number)
+            assert query_.wait(timeout=20) == code
+        finally:
+            query_.kill()
 
 
 def test_help_imports_nothing_heavy():
