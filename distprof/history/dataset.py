@@ -127,11 +127,13 @@ def query(folder: str, sql: str) -> tuple[list[str], list[tuple[Any, ...]], tupl
         return columns, rows, notes
 
 
-def _asked(connection: Any, sql: str) -> tuple[list[str], list[tuple[Any, ...]]]:
+def _asked(
+    connection: Any, sql: str, parameters: dict[str, Any] | None = None
+) -> tuple[list[str], list[tuple[Any, ...]]]:
     """Columns and rows, found in a thread: DuckDB lets no signal through while it works."""
 
     def ask() -> tuple[list[str], list[tuple[Any, ...]]]:
-        answer = connection.execute(sql)
+        answer = connection.execute(sql, parameters)
         if answer is None:  # no statement
             return [], []
         return [str(entry[0]) for entry in answer.description or ()], answer.fetchall()
@@ -255,21 +257,21 @@ def _names(store: Store) -> tuple[list[str], list[str]]:
 
 def _selected(
     connection: Any, store: Store, names: Sequence[str]
-) -> tuple[list[tuple[str, str]], dict[str, str]]:
+) -> tuple[list[tuple[Any, ...]], dict[str, str]]:
     """Each summary as JSON, with the address of its file; and why files cannot be read."""
     import duckdb
 
     command = "SELECT summary, filename FROM read_parquet($files, filename = true)"
     try:
         files = [store.address(name) for name in names]
-        return connection.execute(command, {"files": files}).fetchall(), {}
+        return _asked(connection, command, {"files": files})[1], {}
     except (duckdb.Error, OSError):
         pass
-    rows: list[tuple[str, str]] = []
+    rows: list[tuple[Any, ...]] = []
     damaged: dict[str, str] = {}
     for name in names:
         try:
-            rows += connection.execute(command, {"files": [store.address(name)]}).fetchall()
+            rows += _asked(connection, command, {"files": [store.address(name)]})[1]
         except (duckdb.Error, OSError) as error:
             damaged[name] = _left_out(name, str(error))
     return rows, damaged
