@@ -121,7 +121,8 @@ class CheckConfig:
         session_noise: How much step time and efficiency differ from session to session of the
             machine, as a standard deviation: 0.03 is 3 %. None if unknown.
         window: Sessions that a baseline keeps.
-        history: Folder or URL to which every checked run is added; empty for none.
+        history: Folder or URL to which every checked run is added, a folder relative to the
+            configuration's; empty for none.
     """
 
     metrics: tuple[str, ...] = ()
@@ -252,7 +253,7 @@ def _check(values: Mapping[str, Any], source: str) -> CheckConfig:
         inconclusive_fails=fails,
         session_noise=noise,
         window=window,
-        history=history,
+        history=history if "://" in history else _beside(history, source),
     )
 
 

@@ -53,18 +53,25 @@ def with_evidence(run: Run, sources: Sequence[str]) -> Run:
     Raises:
         InputError: If a source is of no known kind, or cannot be read.
     """
-    for source in sources:
-        kinds = [kind for kind in COMPANIONS if kind.fits(source)]
-        if not kinds:
-            raise InputError(
-                source,
-                expected=" or ".join(kind.name for kind in COMPANIONS),
-                found="none of these",
-                fix="name a file of one of these kinds after --with",
-            )
-        for kind in kinds:  # a terminal may hold NCCL's lines and the program's own
-            run = kind.join(run, kind.read(source))
+    kinds = {source: _kinds_of(source) for source in sources}
+    for kind in COMPANIONS:  # whatever the user's order: a later kind may use an earlier one
+        for source in sources:
+            if kind in kinds[source]:
+                run = kind.join(run, kind.read(source))
     return run
+
+
+def _kinds_of(source: str) -> list[Companion]:
+    """What a source is: a terminal may hold NCCL's lines and the program's own."""
+    found = [kind for kind in COMPANIONS if kind.fits(source)]
+    if not found:
+        raise InputError(
+            source,
+            expected=" or ".join(kind.name for kind in COMPANIONS),
+            found="none of these",
+            fix="name a file of one of these kinds after --with",
+        )
+    return found
 
 
 def _with_nccl(run: Run, log: NcclLog) -> Run:
@@ -104,4 +111,4 @@ COMPANIONS: tuple[Companion, ...] = (
         lambda run, columns: replace(run, input_readiness=columns),
     ),
 )
-"""In the order in which they are asked."""
+"""In the order in which they are joined: NCCL's log tells sensors which device a rank had."""

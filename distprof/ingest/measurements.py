@@ -15,6 +15,7 @@ import csv
 import io
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -69,7 +70,7 @@ _EXPECTED = (
 def fits_measurements(source: str) -> bool:
     """Whether a file is such a table; never raises for what is not."""
     try:
-        names = {_plain(name) for row in _rows(_text(Path(source)), most=1) for name in row}
+        names = _names(_text(Path(source)))
     except (OSError, ValueError, RecursionError):
         return False
     return bool(names & set(_RANKS)) and bool(names & {*_TIMES, *_RATES})
@@ -97,6 +98,14 @@ def read_measurements(source: str) -> tuple[SummaryFile, ...]:
     return tuple(
         _summary(source, number, row, created_ns) for number, row in enumerate(rows, start=1)
     )
+
+
+def _names(text: str) -> set[str]:
+    """Columns of a table, of one without rows too."""
+    if text.lstrip()[:1] in ("[", "{"):
+        return {_plain(name) for row in _of_json(text, 1) for name in row}
+    head = next((line for line in text.splitlines() if line.strip() and line[0] != "#"), "")
+    return {_plain(name) for name in re.split("[,;\t]", head)}
 
 
 def _text(path: Path) -> str:

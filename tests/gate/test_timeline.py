@@ -209,7 +209,7 @@ def test_every_metric_has_a_name_of_its_own_and_a_unit():
 @settings(max_examples=40, deadline=None)
 @given(
     values=st.lists(
-        st.lists(st.integers(1, 2**62), min_size=1, max_size=3), min_size=1, max_size=12
+        st.lists(st.integers(1, 2**52), min_size=1, max_size=3), min_size=1, max_size=12
     ),
     last=st.integers(1, 20),
 )

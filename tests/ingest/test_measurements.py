@@ -71,6 +71,11 @@ def test_what_is_wrong_is_named(tmp_path, text, says):
         read_measurements(table(tmp_path, text))
 
 
+def test_a_table_without_rows_is_still_such_a_table(tmp_path):
+    assert fits_measurements(table(tmp_path, "# mine\nranks;step_ms\n"))
+    assert not fits_measurements(table(tmp_path, "rank,stream,name\n"))
+
+
 def test_bytes_that_are_no_text(tmp_path):
     path = tmp_path / "m.csv"
     path.write_bytes(b"\xff\xfe\x00ranks")
