@@ -24,7 +24,8 @@ def test_passes_of_a_step_are_those_of_its_micro_batches(case: Case, run_once: R
     assert (axis["axis"], axis["num_units"]) == ("dp_shard", 3)  # two blocks and the rest
     assert (axis["gather_passes"], axis["scatter_passes"]) == (PASSES[case.strategy] * times, times)
     assert axis["ahead_ratio"] > 0
-    assert "COM117" not in {finding["code"] for finding in job.report["findings"]}
+    if axis["gather_passes"] > 1:  # of one pass over three units, one gather at most is ahead
+        assert "COM117" not in {finding["code"] for finding in job.report["findings"]}
 
 
 def test_gathers_that_wait_for_their_turn_are_found(run_once: RunOnce) -> None:

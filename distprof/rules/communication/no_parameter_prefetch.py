@@ -70,7 +70,8 @@ from distprof.units import format_bytes, format_ratio
     needs=(ShardingResult, OverlapResult, WaterfallResult, StepTimeResult),
     limits={
         "max_ahead_ratio": Limit(
-            0.25, "share of gathered bytes that begin beside computation, from which on is prefetch"
+            0.25,
+            "share of the gathers that could begin beside computation, from which on is prefetch",
         ),
         "min_unit_bytes": Limit(
             100_000, "median size in bytes of a gather, below which only latency counts"
@@ -91,7 +92,9 @@ def check(
     step = mean_step(waterfall, step_time)
     alone = sum(rank.computation_ns - rank.overlapped_ns for rank in overlap.ranks)
     for axis in sharding.axes:
-        if axis.ahead_ratio is None or axis.ahead_ratio >= limits["max_ahead_ratio"]:
+        if axis.ahead_ratio is None:
+            continue
+        if axis.ahead_ratio >= limits["max_ahead_ratio"] * _possible_ratio(axis):
             continue
         if (axis.gather_bytes_median or limits["min_unit_bytes"]) < limits["min_unit_bytes"]:
             continue
@@ -111,6 +114,15 @@ def check(
             without=gather_scenario(axis),
             explains=WIDER_TRANSFER,
         )
+
+
+def _possible_ratio(axis: ShardedAxis) -> float:
+    """Share of gathers that can be ahead: the root and the first block have nothing before them.
+
+    Of one unit or two nothing can, which is what the finding then says.
+    """
+    units = axis.num_units or 0
+    return (units - 2) / units if units > 2 else 1.0
 
 
 def _message(axis: ShardedAxis, step: MeanStep, cost_ns: int) -> str:
