@@ -43,6 +43,7 @@ def summarize_report(report: Report, *, label: str = "") -> SummaryFile:
         imbalance_ratio=_imbalance(report),
         expert_imbalance_ratio=_highest(layer.max_over_mean for layer in report.moe.layers),
         mfu_ratio=report.efficiency.mfu_ratio,
+        energy_per_step_j=report.telemetry.energy_per_step_j,
         peak_memory_bytes=_peak_memory(report),
     )
 

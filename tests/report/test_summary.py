@@ -89,3 +89,11 @@ def test_processors_are_told_apart_by_their_model(report, device, models, expect
         settings=SettingsResult(hosts=hosts),
     )
     assert summarize_report(changed).fingerprint.device == expected
+
+
+def test_energy_and_utilisation_are_those_of_the_report(report):
+    telemetry = msgspec.structs.replace(report.telemetry, energy_per_step_j=12.5)
+    efficiency = msgspec.structs.replace(report.efficiency, mfu_ratio=0.4)
+    changed = msgspec.structs.replace(report, telemetry=telemetry, efficiency=efficiency)
+    summary = summarize_report(changed)
+    assert (summary.energy_per_step_j, summary.mfu_ratio) == (12.5, 0.4)
