@@ -134,7 +134,7 @@ def only(profile: FabricFile) -> FabricCurve:
 @pytest.mark.slow
 @pytest.mark.skipif(bool(REASON), reason=f"nodes cannot be emulated here: {REASON}")
 def test_a_link_of_known_rate_and_delay_is_measured_as_such(tmp_path: Path) -> None:
-    sizes = ("--min-bytes", "512", "--max-bytes", "2M", "--factor", "4", "--rounds", "3")
+    sizes = ("--min-bytes", "512", "--max-bytes", "8M", "--factor", "4", "--rounds", "3")
     slow = only(between_nodes(tmp_path, Link(mbit_per_s=200, delay_ms=1), *sizes))
     late = only(between_nodes(tmp_path, Link(mbit_per_s=200, delay_ms=4), *sizes))
     assert slow.tier == late.tier == "across"
