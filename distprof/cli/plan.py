@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -11,7 +10,7 @@ import click
 
 from distprof.cli.app import ExitCode
 from distprof.cli.options import debug_option, output_options
-from distprof.cli.output import PIPE_WIDTH, Output, has_color, note, terminal_width, to_stdout
+from distprof.cli.output import Output, check_format, deliver
 from distprof.errors import UsageError
 
 if TYPE_CHECKING:
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from distprof.planning.job_file import JobFile
     from distprof.planning.question import Question
     from distprof.planning.result import Plan
-    from distprof.report.registry import RenderOptions
 
 __all__ = ["plan"]
 
@@ -137,23 +135,14 @@ def plan(**options: Any) -> int:
     keys = ("format_name", "output", "force", "width", "show_all", "quiet")
     output = Output(**{key: options.pop(key) for key in keys})
     output.check()
-    _check_format(output.reporter)
+    from distprof.report.plan_reporters import PLAN_REPORTERS
+
+    check_format(PLAN_REPORTERS, output, what="a plan")
     if options["lint"] is not None:
         return _lint(options, output)
     found = _plan(options, most=_MANY if output.show_all else _FEW)
-    from distprof.report.plan_reporters import plan_reporters
-
-    _show(plan_reporters()[output.reporter], found, output)
+    deliver(PLAN_REPORTERS, found, output, what="a plan")
     return ExitCode.FINE if found.fitting else ExitCode.FINDINGS
-
-
-def _check_format(name: str) -> None:
-    from distprof.report.plan_reporters import plan_reporters
-
-    if name not in plan_reporters():
-        raise UsageError(
-            f"no format {name!r} for a plan: choose from {', '.join(plan_reporters())}"
-        )
 
 
 def _plan(options: dict[str, Any], *, most: int) -> Plan:
@@ -190,7 +179,7 @@ def _lint(options: dict[str, Any], output: Output) -> int:
     question = _question({**merged, "batch": batch})
     limits = load_config().limits
     found = check_layout(question, layout, file, version=__version__, limits=limits)
-    _show(lint_reporters()[output.reporter], found, output)
+    deliver(lint_reporters(), found, output, what="a plan")
     failed = any(finding.severity is Severity.ERROR for finding in found.findings)
     return ExitCode.FINDINGS if failed else ExitCode.FINE
 
@@ -260,21 +249,3 @@ def _cluster(options: dict[str, Any]) -> Cluster:
         link=inter_node_link(options["inter_node"] or _LINK, sheet),
         link_efficiency=options["link_efficiency"],
     )
-
-
-def _show(reporter: Callable[[Any, RenderOptions], str], found: Any, output: Output) -> None:
-    from distprof.report.registry import RenderOptions
-    from distprof.report.saved import write_atomically
-
-    options = RenderOptions(
-        width=output.width or (PIPE_WIDTH if output.output else terminal_width()),
-        color=output.output is None and has_color(sys.stdout),
-        show_all=output.show_all,
-        saved_as="",
-    )
-    text = reporter(found, options)
-    if output.output is None:
-        to_stdout(text)
-        return
-    write_atomically(Path(output.output), text.encode("utf-8", "backslashreplace"))
-    note(f"Wrote {output.output}", quiet=output.quiet)
