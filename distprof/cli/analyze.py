@@ -91,7 +91,7 @@ def analyze(
     report = _analyzed(source, quiet=output.quiet, debug=_debug(), **options)
     saved_as = _save(report, source, save_report, quiet=output.quiet)
     show(report, output, saved_as=saved_as)
-    return verdict_code(report, fail_on)
+    return verdict_code(report.findings, fail_on)
 
 
 def _analyzed(source: str, *, quiet: bool, debug: bool, **options: Any) -> Report:

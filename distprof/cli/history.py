@@ -70,17 +70,12 @@ def add(
       distprof history add runs/nightly --history s3://bucket/perf
       distprof history add traces/ --commit $(git rev-parse HEAD) --label nightly
     """  # noqa: D301 - click reads it
-    from distprof.cli.source import check_comparable
-    from distprof.ingest.executor import import_numpy
-
-    import_numpy()  # before anything else does
-    from distprof.history.dataset import append
-    from distprof.summaries import load_summaries
+    from distprof.cli.source import summaries_of
 
     place = _place(folder)
-    for source in sources:
-        check_comparable(source)
-    summaries = [_marked(summary, label, commit) for summary in load_summaries(sources)]
+    summaries = [_marked(summary, label, commit) for summary in summaries_of(sources)]
+    from distprof.history.dataset import append  # after numpy, whose threads are set before
+
     added = append(place, summaries)
     note(f"Added {added} of {len(summaries)} runs to {place}", quiet=quiet)
     return ExitCode.FINE

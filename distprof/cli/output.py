@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO, TypeAlias, TypeVar
@@ -19,6 +19,7 @@ from distprof.report.escape import plain
 if TYPE_CHECKING:
     from distprof.report.model import Report
     from distprof.report.registry import RenderOptions
+    from distprof.rules.finding import Finding
 
 __all__ = [
     "Output",
@@ -167,14 +168,14 @@ def _write(text: str, output: Output) -> None:
     note(f"Wrote {output.output}", quiet=output.quiet)
 
 
-def verdict_code(report: Report, fail_on: str | None) -> int:
+def verdict_code(findings: Iterable[Finding], fail_on: str | None) -> int:
     """1 if a finding is at least as severe as ``fail_on``, else 0."""
     from distprof.terms import Severity
 
     if fail_on is None:
         return ExitCode.FINE
     threshold = Severity(fail_on).rank
-    failed = any(finding.severity.rank >= threshold for finding in report.findings)
+    failed = any(finding.severity.rank >= threshold for finding in findings)
     return ExitCode.FINDINGS if failed else ExitCode.FINE
 
 

@@ -38,15 +38,9 @@ def load_sizes(sources: Sequence[str]) -> Sizes:
     Raises:
         InputError: If one cannot be read, or as :func:`sizes_of`.
     """
-    from distprof.cli.source import check_comparable
-    from distprof.ingest.executor import import_numpy
+    from distprof.cli.source import summaries_of
 
-    import_numpy()  # before anything else does
-    from distprof.summaries import load_summaries
-
-    for source in sources:
-        check_comparable(source)
-    return sizes_of(load_summaries(sources))
+    return sizes_of(summaries_of(sources))
 
 
 def sizes_of(runs: Runs) -> Sizes:

@@ -30,4 +30,4 @@ def report(saved: str, fail_on: str | None, **output_options: Any) -> int:
     output.check()
     loaded = load_report(saved)
     show(loaded, output, saved_as=saved)
-    return verdict_code(loaded, fail_on)
+    return verdict_code(loaded.findings, fail_on)

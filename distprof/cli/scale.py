@@ -12,7 +12,7 @@ import click
 from distprof.cli.app import ExitCode
 from distprof.cli.making import make_sweep
 from distprof.cli.options import debug_option, fail_on_option, output_options
-from distprof.cli.output import Output, check_format, check_free, deliver, note
+from distprof.cli.output import Output, check_format, check_free, deliver, note, verdict_code
 from distprof.errors import UsageError
 
 if TYPE_CHECKING:
@@ -231,7 +231,7 @@ def _show(
     deliver(SCALING_REPORTERS, report, output, what="a sweep")
     if not report.scaling.sizes:
         return ExitCode.INPUT
-    return _code(report, fail_on)
+    return verdict_code(report.findings, fail_on)
 
 
 def _sweep_in(source: str) -> SweepFile | None:
@@ -290,13 +290,3 @@ def _draw(report: ScalingReport, file: str | None, *, quiet: bool) -> None:
 
     draw_scaling(report.scaling, file)
     note(f"Wrote {file}", quiet=quiet)
-
-
-def _code(report: ScalingReport, fail_on: str | None) -> int:
-    from distprof.terms import Severity
-
-    if fail_on is None:
-        return ExitCode.FINE
-    least = Severity(fail_on).rank
-    failed = any(finding.severity.rank >= least for finding in report.findings)
-    return ExitCode.FINDINGS if failed else ExitCode.FINE

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from distprof.artefacts import REPORT_SCHEMA
 from distprof.errors import InputError, UsageError
 
-__all__ = ["check_comparable", "check_source", "single_source"]
+if TYPE_CHECKING:
+    from distprof.artefacts.summary_file import SummaryFile
+
+__all__ = ["check_comparable", "check_source", "single_source", "summaries_of"]
 
 _HEAD_BYTES = 200
 _MAX_ENTRIES = 10_000
@@ -49,6 +54,22 @@ def check_comparable(source: str) -> None:
         InputError: With the names that come near.
     """
     _check_path(source, expected="a run directory, a saved report, or traces")
+
+
+def summaries_of(sources: Sequence[str]) -> tuple[SummaryFile, ...]:
+    """Summaries of what the user named, every name looked at before any work.
+
+    Raises:
+        InputError: If one is not there, or cannot be read.
+    """
+    from distprof.ingest.executor import import_numpy
+
+    import_numpy()  # before anything else does
+    from distprof.summaries import load_summaries
+
+    for source in sources:
+        check_comparable(source)
+    return load_summaries(sources)
 
 
 def _check_path(source: str, *, expected: str) -> None:
