@@ -16,7 +16,8 @@ __all__ = ["idle_table", "kernels_table", "speed_table", "sync_table"]
 
 MAX_KERNELS_SHOWN = 10
 MAX_CALLS_SHOWN = 5
-_WORTH_A_TABLE_RATIO = 0.02
+_WORTH_IDLE_RATIO = 0.02
+_WORTH_UNLIKE_RATIO = 0.02
 _WORTH_A_ROW_RATIO = 0.005
 _ALIKE = 1.005
 _COMMON_IN_NAMES = ("at::native::", "(anonymous namespace)::")
@@ -29,7 +30,7 @@ def idle_table(report: Report, *, show_all: bool) -> TableView | None:
     ranks = report.idle.ranks
     launched = any(rank.late_launch_ratio is not None for rank in ranks)
     spans = {rank.rank: rank.span_ns for rank in report.breakdown.ranks}
-    worth = any(r.idle_ns > _WORTH_A_TABLE_RATIO * spans.get(r.rank, 0) for r in ranks)
+    worth = any(r.idle_ns > _WORTH_IDLE_RATIO * spans.get(r.rank, 0) for r in ranks)
     if not ranks or not (show_all or (worth and len(ranks) > 1)):
         return None  # one rank's idle time is in the waterfall
     windows = max(report.waterfall.num_steps, 1)
@@ -131,8 +132,8 @@ def speed_table(report: Report, *, show_all: bool) -> TableView | None:
         for r in ranks
     ]
     differs = any(
-        abs((r.relative_time or 1) - 1) > _WORTH_A_TABLE_RATIO
-        or (counts and abs((r.relative_work or 1) - 1) > _WORTH_A_TABLE_RATIO)
+        abs((r.relative_time or 1) - 1) > _WORTH_UNLIKE_RATIO
+        or (counts and abs((r.relative_work or 1) - 1) > _WORTH_UNLIKE_RATIO)
         for r in ranks
     )
     if not (differs or (show_all and ranks)):

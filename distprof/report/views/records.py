@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from distprof.analyzers.step_log import RankStepLog, StepLogResult
 from distprof.report.model import Report
-from distprof.report.views.table import Cell, TableColumn, TableView, folded_ranks
+from distprof.report.views.table import Cell, TableColumn, TableView, folded_ranks, number
 from distprof.units import format_bytes, format_duration, format_ratio
 
 __all__ = [
@@ -17,7 +17,8 @@ __all__ = [
     "training_table",
 ]
 
-_WORTH_A_TABLE_RATIO = 0.01
+_WORTH_PAUSES_RATIO = 0.01
+_WORTH_SAYING_RATIO = 0.01
 
 
 def training_table(report: Report, *, show_all: bool) -> TableView | None:  # noqa: ARG001
@@ -136,7 +137,7 @@ def telemetry_table(report: Report, *, show_all: bool) -> TableView | None:
 def pauses_table(report: Report, *, show_all: bool) -> TableView | None:
     """Garbage collection and input waits by rank, where they matter."""
     ranks, step = report.pauses.ranks, report.step_log.median_ns
-    least = _WORTH_A_TABLE_RATIO * (step or 0)
+    least = _WORTH_PAUSES_RATIO * (step or 0)
     if not ranks or not (
         show_all or any(max(r.gc_ns_per_step, r.input_ns_per_step) > least for r in ranks)
     ):
@@ -202,7 +203,7 @@ def _short(rate: float) -> str:
 
 def _input_text(log: StepLogResult) -> str:
     ratio = log.input_ratio
-    return f"{format_ratio(ratio)} of a step" if ratio and ratio > _WORTH_A_TABLE_RATIO else ""
+    return f"{format_ratio(ratio)} of a step" if ratio and ratio > _WORTH_SAYING_RATIO else ""
 
 
 def _loss_text(log: StepLogResult) -> str:
@@ -225,7 +226,7 @@ def _step_values(rank: RankStepLog) -> tuple[float | None, ...]:
 def _step_cells(values: Sequence[float | None]) -> tuple[Cell, ...]:
     steps, median, p95, cv, traced, loss = values
     return (
-        _number(steps),
+        number(steps),
         format_duration(median),
         format_duration(p95),
         format_ratio(cv),
@@ -239,7 +240,7 @@ def _memory_cells(values: Sequence[float | None]) -> tuple[Cell, ...]:
     return (
         format_bytes(allocated),
         format_bytes(reserved),
-        _number(retries),
+        number(retries),
         format_bytes(process),
         format_bytes(growth),
     )
@@ -248,15 +249,11 @@ def _memory_cells(values: Sequence[float | None]) -> tuple[Cell, ...]:
 def _sensor_cells(values: Sequence[float | None]) -> tuple[Cell, ...]:
     clock, lowest, slowed, power, heat, busy, memory = values
     return (
-        _number(clock, " MHz"),
-        _number(lowest, " MHz"),
+        number(clock, " MHz"),
+        number(lowest, " MHz"),
         format_ratio(slowed),
-        _number(power, " W"),
-        _number(heat, " °C"),
+        number(power, " W"),
+        number(heat, " °C"),
         format_ratio(busy),
         format_bytes(memory),
     )
-
-
-def _number(value: float | None, unit: str = "") -> str:
-    return "–" if value is None else f"{value:,.0f}{unit}"

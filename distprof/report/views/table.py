@@ -6,7 +6,16 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["Bar", "Cell", "Drawing", "TableColumn", "TableView", "counted", "folded_ranks"]
+__all__ = [
+    "Bar",
+    "Cell",
+    "Drawing",
+    "TableColumn",
+    "TableView",
+    "counted",
+    "folded_ranks",
+    "number",
+]
 
 MAX_RANKS_SHOWN = 12
 MAX_OUTLIERS = 5
@@ -85,6 +94,11 @@ def counted(number: int, noun: str) -> str:
     """A number of things, for example ``1 step`` and ``2,000 steps``."""
     plural = "" if number == 1 else "es" if noun.endswith("s") else "s"
     return f"{number:,} {noun}{plural}"
+
+
+def number(value: float | None, unit: str = "") -> str:
+    """A whole number with its unit; a dash where it is not known."""
+    return "–" if value is None else f"{value:,.0f}{unit}"
 
 
 def folded_ranks(

@@ -8,7 +8,7 @@ from distprof.analyzers.telemetry import DeviceTelemetry, RankTelemetry
 from distprof.analyzers.telemetry_window import WindowSensors
 from distprof.report.escape import shorten
 from distprof.report.model import Report
-from distprof.report.views.table import Cell, TableColumn, TableView, counted, folded_ranks
+from distprof.report.views.table import Cell, TableColumn, TableView, counted, folded_ranks, number
 from distprof.run.device_log import name_of_device
 from distprof.units import format_bandwidth, format_bytes, format_ratio
 
@@ -170,12 +170,12 @@ def _figures(sensors: WindowSensors | RankTelemetry) -> tuple[float | None, ...]
 def _cells(values: Sequence[float | None]) -> tuple[Cell, ...]:
     samples, clock, lowest, slowed, power, heat = values
     return (
-        _number(samples),
-        _number(clock, " MHz"),
-        _number(lowest, " MHz"),
+        number(samples),
+        number(clock, " MHz"),
+        number(lowest, " MHz"),
         format_ratio(slowed),
-        _number(power, " W"),
-        _number(heat, " °C"),
+        number(power, " W"),
+        number(heat, " °C"),
     )
 
 
@@ -184,11 +184,11 @@ def _device_row(device: DeviceTelemetry) -> tuple[Cell, ...]:
     return (
         name_of_device(device.host, device.index, device.bus_id, device.uuid),
         device.name or "–",
-        _number(sensors.num_samples),
-        _number(sensors.sm_clock_mhz_median, " MHz"),
+        number(sensors.num_samples),
+        number(sensors.sm_clock_mhz_median, " MHz"),
         format_ratio(sensors.throttled_ratio),
-        _number(sensors.power_w_mean, " W"),
-        _number(sensors.temperature_c_max, " °C"),
+        number(sensors.power_w_mean, " W"),
+        number(sensors.temperature_c_max, " °C"),
         format_ratio(sensors.gpu_utilization_ratio),
         format_bytes(sensors.memory_used_bytes),
     )
@@ -197,10 +197,6 @@ def _device_row(device: DeviceTelemetry) -> tuple[Cell, ...]:
 def _origins(rows: Sequence[RankTelemetry]) -> str:
     files = {(row.origin or "").partition(", ")[0] for row in rows} - {""}
     return f"by {', '.join(sorted(files)[:3])}" if files else "by distprof's own probe"
-
-
-def _number(value: float | None, unit: str = "") -> str:
-    return "–" if value is None else f"{value:,.0f}{unit}"
 
 
 def _joules(energy: float) -> str:
