@@ -22,16 +22,16 @@ from typing import Any
 import numpy as np
 
 from benchmarks.cross_rank import STEP_LENGTH, make_ranks
-from distprof.analyzers.breakdown import StepTimeResult
-from distprof.analyzers.collectives import analyze_collectives
-from distprof.analyzers.context import RankAnalysis
-from distprof.analyzers.kernels import KernelsResult
-from distprof.analyzers.rows import RankOverlap, RankWaterfall, StepBreakdown
-from distprof.analyzers.stragglers.analysis import analyze_stragglers
 from distprof.ingest.assemble import assemble_run
+from distprof.join.waits import last_start_on_own_clock
 from distprof.run.run import Rank, Run
-from distprof.run.waits import last_start_on_own_clock
 from distprof.schema import ABSENT, Int64Array
+from distprof.sections.collectives.measure import analyze_collectives
+from distprof.sections.context import RankAnalysis
+from distprof.sections.kernels.result import KernelsResult
+from distprof.sections.overlap.result import RankOverlap
+from distprof.sections.stragglers.measure import analyze_stragglers
+from distprof.sections.time.result import RankWaterfall, StepBreakdown, StepTimeResult
 from distprof.terms import StepSource
 
 STEP_NS = 60_000_000

@@ -23,14 +23,14 @@ from typing import Any
 
 import numpy as np
 
-from distprof.ingest.alignment import align_clocks
-from distprof.ingest.matching import match_collectives
-from distprof.ingest.topology import build_topology
-from distprof.ingest.windows import find_window
+from distprof.join.alignment import align_clocks
+from distprof.join.matching import match_collectives
+from distprof.join.topology import build_topology
+from distprof.join.waits import last_start_on_own_clock
+from distprof.join.windows import find_window
 from distprof.run.run import Device, Quality, Rank
 from distprof.run.tables import ACTIVITY, COLLECTIVES, HOST, STEPS, RankTables
 from distprof.run.topology import ProcessGroup
-from distprof.run.waits import last_start_on_own_clock
 from distprof.schema import ABSENT, Coded, Table
 from distprof.terms import CollectiveKind, MeshAxis, Origin, StepSource
 

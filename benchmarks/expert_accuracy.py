@@ -19,13 +19,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from distprof.analyzers.measure import measure
-from distprof.analyzers.moe.analysis import analyze_moe
-from distprof.analyzers.moe.routing import combine_routing, measure_routing
 from distprof.ingest.assemble import assemble_run
+from distprof.rules.base import Finding
 from distprof.rules.engine import run_rules
-from distprof.rules.finding import Finding
 from distprof.rules.registry import find_rule
+from distprof.sections.measure_run import measure
+from distprof.sections.moe.measure import analyze_moe
+from distprof.sections.moe.routing import combine_routing, measure_routing
 from tests.analyzers.moe.moe_job import MoeJob, Simulated, balanced, hot, simulate_moe, step_ns
 from tests.rules.samples import collectives
 

@@ -16,7 +16,7 @@ import math
 from collections.abc import Callable
 from statistics import NormalDist
 
-from distprof.gate.decide import ALPHA
+from distprof.verbs.gate.decide import ALPHA
 from tests.gate.noise import Noise, asv_rule, looking_gate, paired_gate, single_point, stored_gate
 
 Trial = Callable[[float, int], str]

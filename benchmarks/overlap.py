@@ -20,11 +20,11 @@ from importlib.util import find_spec
 import numpy as np
 import pandas as pd
 
-from distprof.analyzers.breakdown import timeline_of
-from distprof.analyzers.measure_rank import capture_window
-from distprof.analyzers.overlap import rank_overlap
 from distprof.run.tables import ACTIVITY
 from distprof.schema import Coded, Table
+from distprof.sections.measure_rank import capture_window
+from distprof.sections.overlap.measure import rank_overlap
+from distprof.sections.time.measure import timeline_of
 from distprof.terms import ActivityKind
 
 NAMES = tuple(

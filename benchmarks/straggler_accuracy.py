@@ -17,9 +17,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from distprof.analyzers.measure import measure
-from distprof.analyzers.stragglers.analysis import StragglersResult, analyze_stragglers
 from distprof.ingest.assemble import assemble_run
+from distprof.sections.measure_run import measure
+from distprof.sections.stragglers.measure import analyze_stragglers
+from distprof.sections.stragglers.result import StragglersResult
 from distprof.terms import StragglerCause, StragglerPattern
 from tests.simulator import (
     Collective,

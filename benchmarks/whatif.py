@@ -24,11 +24,14 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 from measuring import MB, machine, measure, medians, print_table, versions  # noqa: E402
 
-from distprof.analyzers.whatif.operation_replay import OperationReplay, replay_of  # noqa: E402
-from distprof.analyzers.whatif.operation_rows import lay_out  # noqa: E402
-from distprof.analyzers.whatif.operations import simulate_operations  # noqa: E402
-from distprof.ingest.operation_table import read_operation_table  # noqa: E402
-from distprof.run.operations import OperationLog  # noqa: E402
+from distprof.ingest.kinds.operation_table import read_operation_table  # noqa: E402
+from distprof.run.evidence import OperationLog  # noqa: E402
+from distprof.sections.whatif.operation_graph import lay_out  # noqa: E402
+from distprof.sections.whatif.operation_replay import (
+    OperationReplay,
+    replay_of,
+)
+from distprof.sections.whatif.operations import simulate_operations  # noqa: E402
 from tests.operation_logs import log_of, pipeline_rows, write_table  # noqa: E402
 
 GOLDEN = ROOT / "tests" / "golden" / "straggler"

@@ -20,11 +20,11 @@ from distprof.version import __version__
 
 if TYPE_CHECKING:
     from distprof.api import analyze, open_run
+    from distprof.documents.saved import load_report
     from distprof.errors import DistprofError, InputError, UsageError
-    from distprof.report.model import Report
-    from distprof.report.saved import load_report
-    from distprof.rules.finding import Finding
+    from distprof.rules.base import Finding
     from distprof.run.run import Run
+    from distprof.sections.report import Report
 
 __all__ = [
     "DistprofError",
@@ -43,11 +43,11 @@ _HOMES = {
     "DistprofError": "distprof.errors",
     "InputError": "distprof.errors",
     "UsageError": "distprof.errors",
-    "Finding": "distprof.rules.finding",
-    "Report": "distprof.report.model",
+    "Finding": "distprof.rules.base",
+    "Report": "distprof.sections.report",
     "Run": "distprof.run.run",
     "analyze": "distprof.api",
-    "load_report": "distprof.report.saved",
+    "load_report": "distprof.documents.saved",
     "open_run": "distprof.api",
 }
 

@@ -13,24 +13,24 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from distprof.analyzers.measure import Measurements
-from distprof.analyzers.records import RecordResults
-from distprof.analyzers.result import Result
-from distprof.report.model import Report
-from distprof.report.run_info import describe_run
 from distprof.run.run import Run
+from distprof.sections.base import Result
+from distprof.sections.measure_records import RecordResults
+from distprof.sections.measure_run import Measurements
+from distprof.sections.report import Report
+from distprof.sections.run_info import describe_run
 from distprof.version import __version__
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from distprof.analyzers.collectives import CollectivesResult
-    from distprof.analyzers.efficiency import EfficiencyResult
-    from distprof.analyzers.placement import PlacementResult
-    from distprof.analyzers.telemetry import TelemetryResult
     from distprof.artefacts.fabric_file import FabricFile
     from distprof.config import Config
     from distprof.intervals import Intervals
+    from distprof.sections.collectives.result import CollectivesResult
+    from distprof.sections.efficiency.result import EfficiencyResult
+    from distprof.sections.placement.result import PlacementResult
+    from distprof.sections.telemetry.result import TelemetryResult
 
 __all__ = ["Progress", "analyze", "open_run"]
 
@@ -130,11 +130,11 @@ def analyze(
         InputError: If nothing could be read.
         UsageError: If an option or the configuration is wrong.
     """
-    from distprof.analyzers.measure import measure
-    from distprof.analyzers.records import measure_records
-    from distprof.analyzers.untraced import explain_untraced
     from distprof.ingest.executor import running
     from distprof.rules.engine import run_rules
+    from distprof.sections.measure_records import measure_records
+    from distprof.sections.measure_run import measure
+    from distprof.sections.untraced import explain_untraced
 
     settings = _config(config)
     profile = _fabric(fabric, settings)
@@ -168,15 +168,14 @@ def _fabric(fabric: Source | None, settings: Config) -> FabricFile | None:
     file = os.fspath(fabric) if fabric is not None else settings.fabric
     if not file:
         return None
-    from distprof.ingest.fabric import read_fabric
+    from distprof.ingest.kinds.fabric import read_fabric
 
     return read_fabric(file)
 
 
 def _collectives(run: Run, measured: Measurements, profile: FabricFile | None) -> CollectivesResult:
     """The class table, with what a fabric profile expects."""
-    from distprof.analyzers.collectives import analyze_collectives
-    from distprof.analyzers.expected_bandwidth import with_expectations
+    from distprof.sections.collectives.measure import analyze_collectives, with_expectations
 
     result = analyze_collectives(run, measured.analyses, measured.wait_ends)
     if profile is None:
@@ -188,7 +187,7 @@ def _collectives(run: Run, measured: Measurements, profile: FabricFile | None) -
 def _check_model(settings: Config) -> None:
     """Refuse a model or hardware that contradicts itself before any work."""
     if settings.model:
-        from distprof.planning.known_model import known_model
+        from distprof.sections.efficiency.known_model import known_model
 
         known_model(None, settings.model, settings.source)
     if settings.hardware:
@@ -199,8 +198,8 @@ def _check_model(settings: Config) -> None:
 
 def _placement(run: Run, settings: Config, results: Mapping[str, Any]) -> PlacementResult:
     """Where groups lie, on domains by the configuration or the hardware sheet."""
-    from distprof.analyzers.placement import analyze_placement
     from distprof.hardware import load_sheet
+    from distprof.sections.placement.measure import analyze_placement
 
     sheet = load_sheet(settings.hardware, settings.source)
     return analyze_placement(run, results["collectives"], settings.topology, sheet)
@@ -212,9 +211,9 @@ def _efficiency(run: Run, settings: Config, results: Mapping[str, Any]) -> Effic
     Raises:
         UsageError: If the configuration's model or hardware contradicts itself.
     """
-    from distprof.analyzers.efficiency import analyze_efficiency
     from distprof.hardware import load_sheet
-    from distprof.planning.known_model import known_model
+    from distprof.sections.efficiency.known_model import known_model
+    from distprof.sections.efficiency.measure import analyze_efficiency
 
     return analyze_efficiency(
         run,
@@ -247,8 +246,7 @@ def _windows(run: Run, measured: Measurements) -> dict[int, Intervals]:
 
 def _telemetry(run: Run, measured: Measurements, recorded: RecordResults) -> TelemetryResult:
     """Sensors, with what files beside the recording tell, and the energy of a step."""
-    from distprof.analyzers.devices import with_devices
-    from distprof.analyzers.energy import with_energy
+    from distprof.sections.telemetry.measure import with_devices, with_energy
 
     telemetry = with_devices(recorded.telemetry, run)
     world_size = run.topology.world_size
@@ -259,20 +257,22 @@ def _results(
     run: Run, measured: Measurements, recorded: RecordResults, profile: FabricFile | None
 ) -> dict[str, Result]:
     """Every analyzer's result, by the report's field."""
-    from distprof.analyzers.capture import analyze_capture
-    from distprof.analyzers.collective_summary import analyze_collective_summary
-    from distprof.analyzers.gradients import analyze_gradients
-    from distprof.analyzers.input_readiness import analyze_input_readiness
-    from distprof.analyzers.job import analyze_job
-    from distprof.analyzers.messages import analyze_messages
-    from distprof.analyzers.moe.analysis import analyze_moe
-    from distprof.analyzers.nccl import analyze_nccl
-    from distprof.analyzers.pipeline.analysis import analyze_pipeline
-    from distprof.analyzers.settings import with_traces
-    from distprof.analyzers.sharding import analyze_sharding
-    from distprof.analyzers.stragglers.analysis import analyze_stragglers
-    from distprof.analyzers.training_log import analyze_training_log
-    from distprof.analyzers.whatif.analysis import analyze_whatif
+    from distprof.sections.capture.measure import analyze_capture
+    from distprof.sections.gradients.measure import analyze_gradients
+    from distprof.sections.job.measure import analyze_job
+    from distprof.sections.moe.measure import analyze_moe
+    from distprof.sections.nccl.measure import analyze_nccl
+    from distprof.sections.pipeline.measure import analyze_pipeline
+    from distprof.sections.settings.measure import with_traces
+    from distprof.sections.sharding.measure import analyze_sharding
+    from distprof.sections.stragglers.measure import analyze_stragglers
+    from distprof.sections.stragglers.messages import analyze_messages
+    from distprof.sections.summaries.measure import (
+        analyze_collective_summary,
+        analyze_input_readiness,
+    )
+    from distprof.sections.training_log.measure import analyze_training_log
+    from distprof.sections.whatif.measure import analyze_whatif
 
     stragglers = analyze_stragglers(
         run,

@@ -25,8 +25,7 @@ from distprof.artefacts.records import (
 from distprof.artefacts.run_file import ExitFile, RunFile
 from distprof.artefacts.settings_file import SettingsFile
 from distprof.artefacts.sweep_file import SWEEP_FILE, SWEEP_SCHEMA, SweepFile
-from distprof.report.json_schema import DIALECT, describe
-from distprof.report.schema_page import section
+from distprof.documents.schema import DIALECT, describe, section
 
 __all__ = ["SCHEMAS", "run_directory_page", "schema_files", "schema_of"]
 

@@ -6,11 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from distprof.analyzers.hang.analysis import diagnose
-from distprof.analyzers.hang.result import HangReport
-from distprof.ingest.flight_recorder import parse_flight
+from distprof.ingest.flight.recorder import parse_flight
 from distprof.run.flight import FlightDump
-from distprof.run.hang_evidence import HangEvidence
+from distprof.verbs.hang.measure import diagnose
+from distprof.verbs.hang.result import HangEvidence, HangReport
 
 GOLDEN = Path(__file__).parent / "golden" / "flight"
 GPU_ERROR = GOLDEN / "megatron-moe-16gpu-gpu_error_1st"

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from distprof.run.operations import OPERATIONS, OperationLog
+from distprof.run.evidence import OPERATIONS, OperationLog
 from distprof.schema import Coded, Table
 
 MS = 1_000_000

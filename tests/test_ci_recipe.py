@@ -13,7 +13,7 @@ import yaml
 
 import tasks
 from distprof.cli.app import app, main
-from distprof.gate.baseline import read_baseline
+from distprof.verbs.gate.baseline import read_baseline
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "how-to" / "gate-scaling-in-ci.md").read_text("utf-8")

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 import distprof
-from distprof.report.registry import RenderOptions, find_reporter
+from distprof.formats import RenderOptions, find_reporter
 from tests.report.samples import NASTY, nasty, single_rank, straggler
 
 GLOO = str(Path(__file__).parent / "golden" / "kineto" / "gloo-ddp-2ranks")

@@ -9,7 +9,7 @@ import pytest
 import distprof
 from distprof.artefacts.summary_file import SUMMARY_SCHEMA, SummaryFile
 from distprof.errors import InputError
-from distprof.summaries import load_summaries, open_report
+from distprof.verbs.summaries import load_summaries, open_report
 
 GOLDEN = Path(__file__).parent / "golden"
 RUN = GOLDEN / "job" / "gloo-hsdp-4ranks"

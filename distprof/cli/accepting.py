@@ -17,7 +17,7 @@ __all__ = ["accept_loss", "accept_runs", "assigned", "check_writable", "metric_n
 
 def metric_names() -> str:
     """Every metric, for people."""
-    from distprof.gate.metrics import METRICS
+    from distprof.verbs.gate.metrics import METRICS
 
     return ", ".join(metric.name for metric in METRICS)
 
@@ -62,8 +62,8 @@ def accept_loss(file: str, typed: str, *, reason: str, until: str | None, quiet:
         UsageError: If the loss is none that can be accepted.
     """
     from distprof.artefacts.baseline_file import Acknowledged
-    from distprof.gate.baseline import acknowledge, baseline_json, read_baseline
-    from distprof.report.saved import write_atomically
+    from distprof.documents.saved import write_atomically
+    from distprof.verbs.gate.baseline import acknowledge, baseline_json, read_baseline
 
     metric, loss = assigned(typed)
     accepted = Acknowledged(metric=metric, up_to=loss, reason=reason, until_ns=_end_of(until))
@@ -103,15 +103,15 @@ def accept_runs(file: str, sizes: Sizes, *, window: int, quiet: bool) -> None:
     Raises:
         InputError: If the baseline cannot be read or written.
     """
-    from distprof.gate.baseline import (
+    from distprof.documents.saved import write_atomically
+    from distprof.sections.table import counted
+    from distprof.verbs.gate.baseline import (
         accepted,
         baseline_json,
         make_baseline,
         read_baseline,
         unlike_baseline,
     )
-    from distprof.report.saved import write_atomically
-    from distprof.report.views.table import counted
     from distprof.version import __version__
 
     small, large = sizes

@@ -12,7 +12,7 @@ from distprof.cli.output import Output, check_free, note, show, verdict_code
 from distprof.cli.source import check_source, single_source
 
 if TYPE_CHECKING:
-    from distprof.report.model import Report
+    from distprof.sections.report import Report
 
 __all__ = ["analyze"]
 
@@ -131,9 +131,9 @@ def _analyzed(source: str, *, quiet: bool, debug: bool, **options: Any) -> Repor
 def _save(report: Report, source: str, wanted: str | None, *, quiet: bool) -> str:
     """Keep the report where the user asked, else in a run directory; returns where, or empty."""
     from distprof.artefacts import REPORT_FILE, RUN_FILE
+    from distprof.documents.saved import save_report
     from distprof.errors import InputError
     from distprof.ingest.job.run_directory import find_run_directory
-    from distprof.report.saved import save_report
 
     if wanted:
         save_report(report, wanted)

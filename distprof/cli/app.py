@@ -19,7 +19,7 @@ from importlib import import_module
 import click
 
 from distprof.errors import DistprofError
-from distprof.report.escape import plain, plain_lines
+from distprof.escape import plain, plain_lines
 from distprof.version import __version__
 
 __all__ = ["ExitCode", "State", "app", "main"]

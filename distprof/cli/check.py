@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from distprof.artefacts.summary_file import SummaryFile
     from distprof.cli.repeats import Sizes
     from distprof.config import CheckConfig
-    from distprof.gate.check import CheckResult
+    from distprof.verbs.gate.check import CheckResult
 
 __all__ = ["check"]
 
@@ -133,7 +133,7 @@ def check(sources: tuple[str, ...], **options: Any) -> int:
     output = Output(**{name: options.pop(name) for name in Output.__dataclass_fields__})
     output.check()
     from distprof.config import load_config
-    from distprof.report.check_reporters import CHECK_REPORTERS
+    from distprof.verbs.gate.show import CHECK_REPORTERS
 
     check_format(CHECK_REPORTERS, output, what="a check")
     settings = _settings(load_config(None).check, options)
@@ -160,7 +160,7 @@ def _check_usage(sources: tuple[str, ...], options: dict[str, Any]) -> None:
         if not Path(options["baseline"]).exists():
             return
     if options["baseline"] is not None:
-        from distprof.gate.baseline import read_baseline
+        from distprof.verbs.gate.baseline import read_baseline
 
         read_baseline(options["baseline"])
 
@@ -194,7 +194,7 @@ def _settings(config: CheckConfig, options: dict[str, Any]) -> CheckConfig:
     """What was typed wins over distprof.toml."""
     from dataclasses import replace
 
-    from distprof.gate.metrics import find_metric
+    from distprof.verbs.gate.metrics import find_metric
 
     metrics = config.metrics
     if options["metrics"] is not None:
@@ -230,7 +230,7 @@ def _acknowledge(sources: tuple[str, ...], options: dict[str, Any], *, quiet: bo
 def _checked(
     sources: tuple[str, ...], output: Output, settings: CheckConfig, options: dict[str, Any]
 ) -> int:
-    from distprof.report.check_reporters import CHECK_REPORTERS
+    from distprof.verbs.gate.show import CHECK_REPORTERS
 
     if options["workload"]:
         place = options["folder"] or new_place()
@@ -252,7 +252,7 @@ def _checked(
 
 def _make(place: Path, settings: CheckConfig, options: dict[str, Any], *, quiet: bool) -> int:
     """Make the runs, more of them while that may decide it; returns the exit code."""
-    from distprof.gate.decide import EARLY_ALPHA
+    from distprof.verbs.gate.decide import EARLY_ALPHA
 
     sweep, code = make_repeats(options["workload"], place, repeats=options["repeats"], quiet=quiet)
     if code or options["update_baseline"]:
@@ -270,9 +270,9 @@ def _make(place: Path, settings: CheckConfig, options: dict[str, Any], *, quiet:
 def _judged(
     sizes: Sizes, settings: CheckConfig, options: dict[str, Any], *, alpha: float | None = None
 ) -> CheckResult:
-    from distprof.gate.baseline import read_baseline
-    from distprof.gate.check import GateSettings, judge
-    from distprof.gate.decide import ALPHA
+    from distprof.verbs.gate.baseline import read_baseline
+    from distprof.verbs.gate.check import GateSettings, judge
+    from distprof.verbs.gate.decide import ALPHA
     from distprof.version import __version__
 
     source = options["baseline"] or ", ".join(options["against"])
@@ -303,7 +303,7 @@ def _judged(
 
 def _unlike(source: str, baseline: BaselineFile, sizes: Sizes, *, allow: bool) -> tuple[str, ...]:
     """What differs and was allowed."""
-    from distprof.gate.baseline import unlike_baseline
+    from distprof.verbs.gate.baseline import unlike_baseline
 
     told = unlike_baseline(baseline, sizes[1], sizes[0])
     if told and not allow:
@@ -330,7 +330,7 @@ def _not_in_turns(result: CheckResult) -> CheckResult:
 def _remember(runs: tuple[SummaryFile, ...], history: str, *, quiet: bool) -> None:
     if not history:
         return
-    from distprof.history.dataset import append
+    from distprof.verbs.history.dataset import append
 
     added = append(history, runs)
     note(f"Added {added} of {len(runs)} runs to {history}", quiet=quiet)
@@ -341,8 +341,8 @@ def _summarize(result: CheckResult) -> None:
     file = os.environ.get(_STEP_SUMMARY)
     if not file:
         return
-    from distprof.report.check_reporters import CHECK_REPORTERS
-    from distprof.report.registry import RenderOptions
+    from distprof.formats import RenderOptions
+    from distprof.verbs.gate.show import CHECK_REPORTERS
 
     try:
         with Path(file).open("a", encoding="utf-8") as stream:

@@ -35,8 +35,8 @@ def compare(first: str, second: str, **output_options: Any) -> int:
     from distprof.ingest.executor import import_numpy
 
     import_numpy()  # before anything else does
-    from distprof.report.comparison_reporters import COMPARISON_REPORTERS, compare_reports
-    from distprof.summaries import open_report
+    from distprof.verbs.compare.show import COMPARISON_REPORTERS, compare_reports
+    from distprof.verbs.summaries import open_report
 
     check_format(COMPARISON_REPORTERS, output, what="a comparison")
     reports = []

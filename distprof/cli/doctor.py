@@ -16,7 +16,7 @@ import click
 from distprof.cli.app import ExitCode
 from distprof.cli.options import debug_option
 from distprof.cli.output import has_color, to_stdout
-from distprof.report.escape import plain
+from distprof.escape import plain
 from distprof.units import format_bytes
 from distprof.version import __version__
 

@@ -11,7 +11,7 @@ from distprof.cli.options import debug_option, output_options
 from distprof.cli.output import Output, deliver
 
 if TYPE_CHECKING:
-    from distprof.analyzers.hang.result import HangReport
+    from distprof.verbs.hang.result import HangReport
 
 __all__ = ["hang"]
 
@@ -43,7 +43,7 @@ def hang(source: str, fail_on: str, executor: str, **output_options: Any) -> int
     """  # noqa: D301 - click reads it
     output = Output(**output_options)
     output.check()
-    from distprof.report.hang_reporters import hang_reporters
+    from distprof.verbs.hang.show import hang_reporters
 
     report = _report(source, executor, quiet=output.quiet)
     deliver(hang_reporters(), report, output, what="a hang")
@@ -55,9 +55,9 @@ def _report(source: str, executor: str, *, quiet: bool) -> HangReport:
     from distprof.ingest.executor import import_numpy
 
     import_numpy()  # before anything else does
-    from distprof.analyzers.hang.analysis import diagnose
     from distprof.cli.progress import progress_bar
-    from distprof.ingest.hang_files import read_evidence
+    from distprof.verbs.hang.evidence import read_evidence
+    from distprof.verbs.hang.measure import diagnose
     from distprof.version import __version__
 
     with progress_bar("reading dumps", quiet=quiet) as progress:

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from distprof.artefacts.summary_file import SummaryFile
-    from distprof.gate.metrics import Metric
-    from distprof.gate.timeline import History
+    from distprof.verbs.gate.metrics import Metric
+    from distprof.verbs.gate.timeline import History
 
 __all__ = ["history"]
 
@@ -74,7 +74,7 @@ def add(
 
     place = _place(folder)
     summaries = [_marked(summary, label, commit) for summary in summaries_of(sources)]
-    from distprof.history.dataset import append  # after numpy, whose threads are set before
+    from distprof.verbs.history.dataset import append  # after numpy, whose threads are set before
 
     added = append(place, summaries)
     note(f"Added {added} of {len(summaries)} runs to {place}", quiet=quiet)
@@ -114,12 +114,12 @@ def show(
     """  # noqa: D301 - click reads it
     output = Output(**output_options)
     output.check()
-    from distprof.report.history_reporters import HISTORY_REPORTERS
+    from distprof.verbs.history.show import HISTORY_REPORTERS
 
     check_format(HISTORY_REPORTERS, output, what="a history")
     _check_plot(plot, force=output.force)
     metric, place = _metric(name), _place(folder)
-    from distprof.history.dataset import read
+    from distprof.verbs.history.dataset import read
 
     summaries, notes = read(place)
     chosen = _chosen(summaries, key, workload)
@@ -152,8 +152,8 @@ def query(sql: str, folder: str | None, **output_options: Any) -> int:
     """  # noqa: D301 - click reads it
     output = Output(**output_options)
     output.check()
-    from distprof.history.dataset import query as ask
-    from distprof.report.history_reporters import ANSWER_REPORTERS, answer_of
+    from distprof.verbs.history.dataset import query as ask
+    from distprof.verbs.history.show import ANSWER_REPORTERS, answer_of
 
     check_format(ANSWER_REPORTERS, output, what="an answer")
     place = _place(folder)
@@ -171,7 +171,7 @@ def compact(folder: str | None, *, quiet: bool) -> int:
 
     Jobs may add to it meanwhile.
     """
-    from distprof.history.dataset import compact as put_together
+    from distprof.verbs.history.dataset import compact as put_together
 
     place = _place(folder)
     files, runs = put_together(place)
@@ -182,7 +182,7 @@ def compact(folder: str | None, *, quiet: bool) -> int:
 def _check_plot(file: str | None, *, force: bool) -> None:
     if file is None:
         return
-    from distprof.report.plots import check_plot
+    from distprof.documents.plots import check_plot
 
     check_plot(file)
     check_free(file, force=force)
@@ -191,7 +191,7 @@ def _check_plot(file: str | None, *, force: bool) -> None:
 def _draw(result: History, file: str | None, *, quiet: bool) -> None:
     if file is None:
         return
-    from distprof.report.history_plot import draw_history
+    from distprof.verbs.history.plot import draw_history
 
     draw_history(result, file)
     note(f"Wrote {file}", quiet=quiet)
@@ -199,7 +199,7 @@ def _draw(result: History, file: str | None, *, quiet: bool) -> None:
 
 def _place(folder: str | None) -> str:
     from distprof.config import load_config
-    from distprof.history.dataset import DEFAULT_FOLDER
+    from distprof.verbs.history.dataset import DEFAULT_FOLDER
 
     if folder == "":
         raise UsageError("--history is empty: name a folder or a URL")
@@ -217,7 +217,7 @@ def _marked(summary: SummaryFile, label: str | None, commit: str | None) -> Summ
 
 
 def _metric(name: str) -> Metric:
-    from distprof.gate.timeline import HISTORY_METRICS, find_history_metric
+    from distprof.verbs.gate.timeline import HISTORY_METRICS, find_history_metric
 
     metric = find_history_metric(name)
     if metric is None:
@@ -234,8 +234,8 @@ def _chosen(
     Raises:
         UsageError: If there are none, with those that there are.
     """
-    from distprof.gate.timeline import by_series
-    from distprof.report.history_view import series_name
+    from distprof.verbs.gate.timeline import by_series
+    from distprof.verbs.history.show import series_name
 
     series = by_series(summaries)
     chosen = {
@@ -259,7 +259,7 @@ def _is_of(summary: SummaryFile, workload: str) -> bool:
 
 def _more(place: str, chosen: dict[str, list[SummaryFile]], *, show_all: bool) -> tuple[str, ...]:
     """What is not shown, and what would make it faster."""
-    from distprof.history.dataset import MANY_FILES, count_files
+    from distprof.verbs.history.dataset import MANY_FILES, count_files
 
     notes = []
     more = len(chosen) - _FEW_SERIES
@@ -280,7 +280,7 @@ def _traced(
     notes: tuple[str, ...],
 ) -> History:
     from distprof.config import load_config
-    from distprof.gate.timeline import trace_metric
+    from distprof.verbs.gate.timeline import trace_metric
     from distprof.version import __version__
 
     settings = load_config(None).check

@@ -17,7 +17,7 @@ from distprof.errors import UsageError
 
 if TYPE_CHECKING:
     from distprof.artefacts.sweep_file import SweepFile
-    from distprof.sweep.running import Outcome, Progress
+    from distprof.verbs.sweep.running import Outcome, Progress
 
 __all__ = ["RUN_FAILED", "make_sweep"]
 
@@ -38,7 +38,7 @@ def make_sweep(place: Path, sweep: SweepFile, *, again: str, quiet: bool) -> int
         InputError: If the folder cannot be written, or is being worked on.
         UsageError: If the folder cannot be made.
     """
-    from distprof.sweep.running import make_runs
+    from distprof.verbs.sweep.running import make_runs
 
     try:
         place.mkdir(parents=True, exist_ok=True)
@@ -89,7 +89,7 @@ def _left(seconds: float) -> str:
 
 
 def _how_far(place: Path, sweep: SweepFile) -> str:
-    from distprof.sweep.running import load_sweep
+    from distprof.verbs.sweep.running import load_sweep
 
     written = load_sweep(place)
     count = sum(run.state == "done" for run in written.runs) if written else 0

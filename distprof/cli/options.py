@@ -33,7 +33,7 @@ class FormatChoice(click.ParamType):  # type: ignore[type-arg]  # generic since 
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Check that there is such a reporter."""
-        from distprof.report.registry import reporter_names
+        from distprof.formats import reporter_names
 
         names = self.names or reporter_names()
         if value not in names:

@@ -14,12 +14,12 @@ import click
 
 from distprof.cli.app import ExitCode
 from distprof.errors import UsageError
-from distprof.report.escape import plain
+from distprof.escape import plain
 
 if TYPE_CHECKING:
-    from distprof.report.model import Report
-    from distprof.report.registry import RenderOptions
-    from distprof.rules.finding import Finding
+    from distprof.formats import RenderOptions
+    from distprof.rules.base import Finding
+    from distprof.sections.report import Report
 
 __all__ = [
     "Output",
@@ -70,7 +70,7 @@ class Output:
     @property
     def reporter(self) -> str:
         """The name of the reporter to use."""
-        from distprof.report.registry import format_of_file
+        from distprof.formats import format_of_file
 
         return self.format_name or (self.output and format_of_file(self.output)) or "text"
 
@@ -109,7 +109,7 @@ def show(report: Report, output: Output, *, saved_as: str = "") -> None:
     Raises:
         InputError: If a file cannot be written.
     """
-    from distprof.report.registry import find_reporter
+    from distprof.formats import find_reporter
 
     _write(find_reporter(output.reporter)(report, _options(output, saved_as)), output)
 
@@ -148,7 +148,7 @@ def deliver(reporters: Mapping[str, Reporting[T]], result: T, output: Output, *,
 
 
 def _options(output: Output, saved_as: str = "") -> RenderOptions:
-    from distprof.report.registry import RenderOptions
+    from distprof.formats import RenderOptions
 
     return RenderOptions(
         width=output.width or (PIPE_WIDTH if output.output else terminal_width()),
@@ -159,7 +159,7 @@ def _options(output: Output, saved_as: str = "") -> RenderOptions:
 
 
 def _write(text: str, output: Output) -> None:
-    from distprof.report.saved import write_atomically
+    from distprof.documents.saved import write_atomically
 
     if output.output is None:
         to_stdout(text)

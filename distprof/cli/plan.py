@@ -15,10 +15,10 @@ from distprof.errors import UsageError
 
 if TYPE_CHECKING:
     from distprof.costs.transformer import Transformer
-    from distprof.planning.cluster import Cluster
-    from distprof.planning.job_file import JobFile
-    from distprof.planning.question import Question
-    from distprof.planning.result import Plan
+    from distprof.verbs.plan.cluster import Cluster
+    from distprof.verbs.plan.job_file import JobFile
+    from distprof.verbs.plan.question import Question
+    from distprof.verbs.plan.result import Plan
 
 __all__ = ["plan"]
 
@@ -135,7 +135,7 @@ def plan(**options: Any) -> int:
     keys = ("format_name", "output", "force", "width", "show_all", "quiet")
     output = Output(**{key: options.pop(key) for key in keys})
     output.check()
-    from distprof.report.plan_reporters import PLAN_REPORTERS
+    from distprof.verbs.plan.show import PLAN_REPORTERS
 
     check_format(PLAN_REPORTERS, output, what="a plan")
     if options["lint"] is not None:
@@ -146,8 +146,8 @@ def plan(**options: Any) -> int:
 
 
 def _plan(options: dict[str, Any], *, most: int) -> Plan:
-    from distprof.planning.layout import parse_layout
-    from distprof.planning.search import judge_layout, make_plan
+    from distprof.verbs.plan.layout import parse_layout
+    from distprof.verbs.plan.search import judge_layout, make_plan
     from distprof.version import __version__
 
     question = _question(options)
@@ -162,11 +162,9 @@ def _plan(options: dict[str, Any], *, most: int) -> Plan:
 def _lint(options: dict[str, Any], output: Output) -> int:
     """The layout of a file; what it does not say is taken from the command line."""
     from distprof.config import load_config
-    from distprof.planning.file_layout import layout_of, num_gpus_of
-    from distprof.planning.job_file import read_job_file
-    from distprof.report.plan_lint_reporters import lint_reporters
-    from distprof.rules.lint import check_layout
     from distprof.terms import Severity
+    from distprof.verbs.plan.job_file import layout_of, num_gpus_of, read_job_file
+    from distprof.verbs.plan.lint import check_layout, lint_reporters
     from distprof.version import __version__
 
     if options["layout"] is not None:
@@ -202,7 +200,7 @@ def _merged(options: dict[str, Any], file: JobFile, num_gpus: int | None) -> dic
 
 
 def _question(options: dict[str, Any]) -> Question:
-    from distprof.planning.question import Question
+    from distprof.verbs.plan.question import Question
 
     model, sequence = _model(options)
     sequence = options["sequence"] or sequence
@@ -219,7 +217,7 @@ def _question(options: dict[str, Any]) -> Question:
 
 def _model(options: dict[str, Any]) -> tuple[Transformer, int]:
     """The shape, and the sequence that goes with it."""
-    from distprof.planning.models import preset, preset_sequence, shape_from
+    from distprof.sections.efficiency.models import preset, preset_sequence, shape_from
 
     shape = {key: options[key] for key in _SHAPE}
     given = [key for key in (*_SHAPE, "params") if options[key] is not None]
@@ -236,7 +234,7 @@ def _model(options: dict[str, Any]) -> tuple[Transformer, int]:
 def _cluster(options: dict[str, Any]) -> Cluster:
     from distprof.config import CONFIG_FILE, load_config
     from distprof.hardware import load_sheet
-    from distprof.planning.cluster import Cluster, inter_node_link
+    from distprof.verbs.plan.cluster import Cluster, inter_node_link
 
     if options["gpus"] is None:
         raise UsageError("how many GPUs? Add --gpus N")

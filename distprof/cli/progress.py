@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from distprof.cli.output import in_encoding
-from distprof.report.escape import plain
+from distprof.escape import plain
 
 __all__ = ["progress_bar", "status_line"]
 

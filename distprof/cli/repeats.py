@@ -93,7 +93,7 @@ def session_of_sizes(sizes: Sizes) -> BaselineSession:
     Raises:
         InputError: If they are unlike each other.
     """
-    from distprof.gate.baseline import session_of
+    from distprof.verbs.gate.baseline import session_of
 
     try:
         return session_of(sizes[1], sizes[0])
@@ -107,7 +107,7 @@ def baseline_of(sizes: Sizes) -> BaselineFile:
     Raises:
         InputError: If they are unlike each other.
     """
-    from distprof.gate.baseline import make_baseline
+    from distprof.verbs.gate.baseline import make_baseline
     from distprof.version import __version__
 
     try:
@@ -151,8 +151,8 @@ def make_repeats(text: str, place: Path, *, repeats: int, quiet: bool) -> tuple[
         InputError: If the folder cannot be read or written.
         UsageError: If the workload, or what lies in the folder, does not fit.
     """
-    from distprof.sweep.plan import parse_workload, plan_workload
-    from distprof.sweep.running import configuration_of
+    from distprof.verbs.sweep.plan import parse_workload, plan_workload
+    from distprof.verbs.sweep.running import configuration_of
 
     try:
         workload, device, sizes, arguments = parse_workload(text)
@@ -188,7 +188,7 @@ def repeat_until(
         most: Repeats of each size, at most.
         quiet: Say nothing but what went wrong.
     """
-    from distprof.sweep.plan import with_more_repeats
+    from distprof.verbs.sweep.plan import with_more_repeats
 
     repeats = _repeats(sweep)
     while repeats < most:
@@ -222,7 +222,7 @@ def _made(place: Path, sweep: SweepFile, *, quiet: bool) -> int:
 
 def _taken_up(place: Path, planned: SweepFile) -> SweepFile:
     """The series that was begun in the folder, if it is this one; it may have more repeats."""
-    from distprof.sweep.running import load_sweep
+    from distprof.verbs.sweep.running import load_sweep
 
     found = load_sweep(place) if place.is_dir() else None
     if found is None:

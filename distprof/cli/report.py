@@ -24,7 +24,7 @@ def report(saved: str, fail_on: str | None, **output_options: Any) -> int:
       distprof report RUN
       distprof report report.json --format md >> "$GITHUB_STEP_SUMMARY"
     """  # noqa: D301 - click reads it
-    from distprof.report.saved import load_report
+    from distprof.documents.saved import load_report
 
     output = Output(**output_options)
     output.check()

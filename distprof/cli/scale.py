@@ -16,10 +16,10 @@ from distprof.cli.output import Output, check_format, check_free, deliver, note,
 from distprof.errors import UsageError
 
 if TYPE_CHECKING:
-    from distprof.analyzers.scaling.result import Mode
     from distprof.artefacts.summary_file import SummaryFile
     from distprof.artefacts.sweep_file import SweepFile
-    from distprof.report.scaling_reporters import ScalingReport
+    from distprof.verbs.sweep.document import ScalingReport
+    from distprof.verbs.sweep.result import Mode
 
 __all__ = ["scale"]
 
@@ -92,7 +92,7 @@ def scale(
     output = Output(**{name: options.pop(name) for name in Output.__dataclass_fields__})
     output.check()
     _check_files(options, force=output.force)
-    from distprof.report.scaling_reporters import SCALING_REPORTERS
+    from distprof.verbs.sweep.document import SCALING_REPORTERS
 
     check_format(SCALING_REPORTERS, output, what="a sweep")
     if sources and program:
@@ -115,7 +115,7 @@ def _check_files(options: dict[str, Any], *, force: bool) -> None:
         if file is not None:
             check_free(file, force=force)
     if options["plot"] is not None:
-        from distprof.report.plots import check_plot
+        from distprof.documents.plots import check_plot
 
         check_plot(options["plot"])
 
@@ -124,7 +124,7 @@ def _planned(
     program: tuple[str, ...], folder: Path | None, options: dict[str, Any]
 ) -> tuple[Path, SweepFile]:
     """The folder, and the sweep that it holds or will hold."""
-    from distprof.sweep.running import load_sweep
+    from distprof.verbs.sweep.running import load_sweep
 
     if folder is not None and folder.is_dir():
         found = load_sweep(folder)
@@ -157,8 +157,8 @@ def _same(found: SweepFile, program: tuple[str, ...], options: dict[str, Any]) -
 
 
 def _plan(program: tuple[str, ...], options: dict[str, Any]) -> SweepFile:
-    from distprof.sweep.plan import WORKLOADS, parse_sizes, plan_program, plan_workload
-    from distprof.sweep.running import configuration_of
+    from distprof.verbs.sweep.plan import WORKLOADS, parse_sizes, plan_program, plan_workload
+    from distprof.verbs.sweep.running import configuration_of
 
     if not program:
         raise UsageError(
@@ -214,7 +214,7 @@ def _show(
     options: dict[str, Any],
 ) -> int:
     from distprof.config import load_config
-    from distprof.report.scaling_reporters import SCALING_REPORTERS, report_scaling
+    from distprof.verbs.sweep.document import SCALING_REPORTERS, report_scaling
 
     sweeps = {source: sweep for source in sources if (sweep := _sweep_in(source))}
     summaries = _summaries(sources, sweeps, quiet=output.quiet)
@@ -235,7 +235,7 @@ def _show(
 
 
 def _sweep_in(source: str) -> SweepFile | None:
-    from distprof.sweep.running import load_sweep
+    from distprof.verbs.sweep.running import load_sweep
 
     return load_sweep(Path(source))
 
@@ -255,8 +255,8 @@ def _summaries(
     from distprof.ingest.executor import import_numpy
 
     import_numpy()  # before anything else does
-    from distprof.summaries import load_summaries
-    from distprof.sweep.running import finished_runs
+    from distprof.verbs.summaries import load_summaries
+    from distprof.verbs.sweep.running import finished_runs
 
     wanted: list[str | Path] = []
     for source in sources:
@@ -277,7 +277,7 @@ def _keep(summaries: tuple[SummaryFile, ...], file: str | None, *, quiet: bool) 
         return
     import msgspec
 
-    from distprof.report.saved import write_atomically
+    from distprof.documents.saved import write_atomically
 
     write_atomically(Path(file), msgspec.json.format(msgspec.json.encode(summaries), indent=1))
     note(f"Wrote {file}", quiet=quiet)
@@ -286,7 +286,7 @@ def _keep(summaries: tuple[SummaryFile, ...], file: str | None, *, quiet: bool) 
 def _draw(report: ScalingReport, file: str | None, *, quiet: bool) -> None:
     if file is None:
         return
-    from distprof.report.plots import draw_scaling
+    from distprof.documents.plots import draw_scaling
 
     draw_scaling(report.scaling, file)
     note(f"Wrote {file}", quiet=quiet)

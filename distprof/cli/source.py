@@ -65,7 +65,7 @@ def summaries_of(sources: Sequence[str]) -> tuple[SummaryFile, ...]:
     from distprof.ingest.executor import import_numpy
 
     import_numpy()  # before anything else does
-    from distprof.summaries import load_summaries
+    from distprof.verbs.summaries import load_summaries
 
     for source in sources:
         check_comparable(source)

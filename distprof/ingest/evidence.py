@@ -11,13 +11,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from distprof.errors import InputError
-from distprof.ingest.collective_summary import fits_collective_summary, read_collective_summary
-from distprof.ingest.input_readiness import fits_input_readiness, read_input_readiness
-from distprof.ingest.machine import fits_machine, read_machine
-from distprof.ingest.nccl_log import fits_nccl_log, read_nccl_log
-from distprof.ingest.sensors.join import with_device_log
-from distprof.ingest.sensors.read import fits_device_log, read_device_log
-from distprof.ingest.training_log import fits_training_log, read_training_log
+from distprof.ingest.kinds.collective_summary import (
+    fits_collective_summary,
+    read_collective_summary,
+)
+from distprof.ingest.kinds.input_readiness import fits_input_readiness, read_input_readiness
+from distprof.ingest.kinds.machine import fits_machine, read_machine
+from distprof.ingest.kinds.nccl_log import fits_nccl_log, read_nccl_log
+from distprof.ingest.kinds.sensors.join import with_device_log
+from distprof.ingest.kinds.sensors.read import fits_device_log, read_device_log
+from distprof.ingest.kinds.training_log import fits_training_log, read_training_log
 from distprof.run.machine import Machines
 from distprof.run.nccl_log import NcclLog
 from distprof.run.run import Gap, Run

@@ -23,10 +23,10 @@ from distprof.ingest.job.run_directory import (
     find_run_directory,
     open_run_directory,
 )
-from distprof.ingest.nccl_log import read_rank_logs
+from distprof.ingest.kinds.nccl_log import read_rank_logs
 from distprof.ingest.other_kinds import open_other
 from distprof.ingest.rank import IngestOptions, ingest_rank
-from distprof.ingest.same_run import same_run
+from distprof.join.same_run import same_run
 from distprof.run.nccl_log import NcclLog
 from distprof.run.run import Gap, Rank, Run
 from distprof.schema import ABSENT

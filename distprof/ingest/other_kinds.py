@@ -11,23 +11,27 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from distprof.ingest.assemble import assemble_run
-from distprof.ingest.collective_summary import fits_collective_summary, read_collective_summary
-from distprof.ingest.expert_counts import fits_expert_counts, read_expert_counts
-from distprof.ingest.input_readiness import fits_input_readiness, read_input_readiness
-from distprof.ingest.machine import fits_machine, read_machine
-from distprof.ingest.nccl_log import fits_nccl_log, read_nccl_log
-from distprof.ingest.operation_table import fits_operation_table, read_operation_table
-from distprof.ingest.operation_timeline import fits_operation_timeline, read_operation_timeline
-from distprof.ingest.pipeline_timeline import fits_pipeline_timeline, read_pipeline_timeline
-from distprof.ingest.sensors.read import fits_device_log, read_device_log
-from distprof.ingest.training_log import fits_training_log, read_training_log
+from distprof.ingest.kinds.collective_summary import (
+    fits_collective_summary,
+    read_collective_summary,
+)
+from distprof.ingest.kinds.expert_counts import fits_expert_counts, read_expert_counts
+from distprof.ingest.kinds.input_readiness import fits_input_readiness, read_input_readiness
+from distprof.ingest.kinds.machine import fits_machine, read_machine
+from distprof.ingest.kinds.nccl_log import fits_nccl_log, read_nccl_log
+from distprof.ingest.kinds.operation_table import fits_operation_table, read_operation_table
+from distprof.ingest.kinds.operation_timeline import (
+    fits_operation_timeline,
+    read_operation_timeline,
+)
+from distprof.ingest.kinds.pipeline_timeline import fits_pipeline_timeline, read_pipeline_timeline
+from distprof.ingest.kinds.sensors.read import fits_device_log, read_device_log
+from distprof.ingest.kinds.training_log import fits_training_log, read_training_log
 from distprof.run.device_log import DeviceLog
-from distprof.run.expert_counts import ExpertCounts
+from distprof.run.evidence import CollectiveSummary, ExpertCounts, InputReadiness, OperationLog
 from distprof.run.machine import Machines
 from distprof.run.nccl_log import NcclLog
-from distprof.run.operations import OperationLog
 from distprof.run.run import Gap, Run
-from distprof.run.summaries import CollectiveSummary, InputReadiness
 from distprof.run.training_log import TrainingLog
 
 __all__ = ["OtherKind", "open_other"]

@@ -7,11 +7,23 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, TypeAlias
 
 from distprof.rules.page import Page, parse_page
+from distprof.sections.base import Record
 from distprof.terms import Confidence, Severity, Subject
 
-__all__ = ["Draft", "Evidence", "InsufficientEvidenceError", "Limit", "Limits", "Rule", "rule"]
+__all__ = [
+    "Draft",
+    "Evidence",
+    "Finding",
+    "InsufficientEvidenceError",
+    "Limit",
+    "Limits",
+    "NotChecked",
+    "Rule",
+    "rule",
+]
 
 Limits: TypeAlias = Mapping[str, float]
+
 Check: TypeAlias = Callable[..., "Iterator[Draft]"]
 
 
@@ -47,10 +59,10 @@ class Draft:
         evidence: Sections and keys of the report that hold the numbers.
         severity: Only where it differs from the rule's own.
         without: Key of the what-if scenario that removes this problem
-            (:class:`~distprof.analyzers.whatif.analysis.Scenario`), so that the simulated gain is
+            (:class:`~distprof.sections.whatif.result.Scenario`), so that the simulated gain is
             put beside the cost; empty where none does.
         explains: Codes of wider findings that count the same time among theirs: beside this one
-            they say little new (:mod:`distprof.rules.explained`).
+            they say little new (:mod:`distprof.rules.engine`).
     """
 
     message: str
@@ -158,3 +170,45 @@ def _limits_section(rule: Rule) -> str:
     head = "| limit | default | meaning |\n|---|---|---|\n"
     how = f"Change them in `distprof.toml` under `[limits.{rule.code}]`."
     return "## Limits\n\n" + head + "\n".join(rows) + "\n\n" + how
+
+
+# What a rule yields ------------------------------------------------------------------------------
+
+
+class Finding(Record, frozen=True, kw_only=True):
+    """One problem, its cost and its fix.
+
+    Args:
+        code: Never reused, for example ``COM101``.
+        name: The problem, never the cure, for example ``low-overlap``.
+        message: One or two sentences with the numbers.
+        ranks: Ranks concerned.
+        steps: Steps concerned; empty for all analysed ones.
+        cost_ns_per_step: Step time that could be recovered, an upper bound; None when unknown.
+        recoverable_ns: Step time that the simulated step is shorter by without it; None where it
+            was not simulated.
+        evidence: Where the numbers come from: section and key of the report, one each.
+        fix: What to do, one or two sentences.
+        docs: Page of the rule, relative to the documentation.
+    """
+
+    code: str
+    name: str
+    severity: Severity
+    confidence: Confidence
+    message: str
+    ranks: tuple[int, ...]
+    steps: tuple[int, ...]
+    cost_ns_per_step: int | None
+    evidence: tuple[str, ...]
+    fix: str
+    docs: str
+    recoverable_ns: int | None = None
+
+
+class NotChecked(Record, frozen=True, kw_only=True):
+    """A rule that lacked its evidence, and why."""
+
+    code: str
+    name: str
+    why: str

@@ -3,19 +3,102 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from distprof.analyzers.breakdown import StepTimeResult
-from distprof.analyzers.training_log import TrainingLogResult
-from distprof.analyzers.whatif.analysis import WhatIfResult
 from distprof.errors import UsageError
-from distprof.rules.base import Draft, Evidence, InsufficientEvidenceError, Limits, Rule
-from distprof.rules.explained import Judged, in_order
-from distprof.rules.finding import Finding, NotChecked
+from distprof.rules.base import (
+    Draft,
+    Evidence,
+    Finding,
+    InsufficientEvidenceError,
+    Limits,
+    NotChecked,
+    Rule,
+)
 from distprof.rules.registry import catalogue, find_rule
+from distprof.sections.time.result import StepTimeResult
+from distprof.sections.training_log.result import TrainingLogResult
+from distprof.sections.whatif.result import WhatIfResult
+from distprof.terms import Severity
 
-__all__ = ["RuleOutcome", "run_rules"]
+__all__ = ["Judged", "RuleOutcome", "in_order", "run_rules"]
+
+EXPLAINED = 0.8
+"""Share of a wide finding's cost from which a narrower one leaves nothing to say."""
+
+MOSTLY = 0.5
+"""Share from which the narrower one comes first, though it costs less."""
+
+_Order = tuple[float, int, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A draft and its rule; what it could recover orders it, even where that is not shown."""
+
+    rule: Rule
+    draft: Draft
+    recoverable_ns: int | None
+
+    @property
+    def order(self) -> _Order:
+        """What findings are sorted by."""
+        cost = self.draft.cost_ns_per_step if self.recoverable_ns is None else self.recoverable_ns
+        severity = self.draft.severity or self.rule.severity
+        if cost is None and severity is Severity.ERROR:
+            return (-math.inf, -severity.rank, self.rule.code)
+        return (math.inf if cost is None else -cost, -severity.rank, self.rule.code)
+
+
+def in_order(judged: Iterable[Judged]) -> list[Judged]:
+    """The findings worth showing: errors without a cost, then the dearest first.
+
+    A finding that is mostly explained by a narrower one comes right after it at the earliest.
+    """
+    items = list(judged)
+    placed: list[tuple[_Order, int, _Order, Judged]] = []
+    for item in items:
+        share, narrower = _best_explanation(item, items)
+        if share >= EXPLAINED:
+            continue
+        after = narrower is not None and share >= MOSTLY and narrower.order > item.order
+        place = narrower.order if after and narrower is not None else item.order
+        placed.append((place, int(after), item.order, item))
+    return [item for *_, item in sorted(placed, key=lambda entry: entry[:3])]
+
+
+def _best_explanation(wide: Judged, items: Sequence[Judged]) -> tuple[float, Judged | None]:
+    """The dearest finding that counts a part of this one's time, and the share that it counts.
+
+    The largest part and not their sum: narrow findings may count the same time twice. A finding
+    that is less severe explains nothing away.
+    """
+    whole = wide.draft.cost_ns_per_step
+    if not whole:
+        return 0.0, None
+    best = max(
+        (item for item in items if _explains(item, wide)),
+        key=lambda item: item.draft.cost_ns_per_step or 0,
+        default=None,
+    )
+    return (0.0 if best is None else (best.draft.cost_ns_per_step or 0) / whole), best
+
+
+def _explains(narrow: Judged, wide: Judged) -> bool:
+    """Two that claim to explain each other explain nothing: neither may take both away."""
+    return (
+        wide.rule.code in narrow.draft.explains
+        and narrow.rule.code not in wide.draft.explains
+        and _severity(narrow).rank >= _severity(wide).rank
+    )
+
+
+def _severity(item: Judged) -> Severity:
+    return item.draft.severity or item.rule.severity
+
+
+# Runs the rules over the results of one analysis -------------------------------------------------
 
 Overrides = Mapping[str, Mapping[str, float]]
 
@@ -48,7 +131,7 @@ def run_rules(
         Errors without a cost, then findings by what the simulated step recovers without them, or
         their cost where that was not simulated (unknown last), then severity; and what was
         not checked. A wide finding that a narrower one explains comes after it, or not at all
-        (:mod:`distprof.rules.explained`). Where there are no step marks costs are None, since the
+        (:mod:`distprof.rules.engine`). Where there are no step marks costs are None, since the
         capture is no step, but keep their order.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Which rules exist: those in the folders of this package, and those of installed plug-ins.
+"""Which rules exist: those in the ``rules`` folder of each subject, and those of plug-ins.
 
 A plug-in declares an entry point in the group ``distprof.rules`` that names a rule module (with its
 rule in ``check``), a :class:`~distprof.rules.base.Rule`, or an iterable of them.
@@ -13,9 +13,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
+from pathlib import Path
 from types import ModuleType
 
-import distprof.rules
+import distprof
 from distprof.errors import UsageError
 from distprof.rules.base import Rule
 from distprof.rules.retired import RETIRED
@@ -23,6 +24,9 @@ from distprof.rules.retired import RETIRED
 __all__ = ["ENTRY_POINT_GROUP", "Catalogue", "all_rules", "catalogue", "collect", "find_rule"]
 
 ENTRY_POINT_GROUP = "distprof.rules"
+
+_PLACES = ("sections", "verbs")
+"""Packages of subjects, each of which may have rules."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +85,16 @@ def collect(own: Iterable[Rule], plugins: Iterable[metadata.EntryPoint]) -> Cata
 
 
 def _own_rules() -> Iterator[Rule]:
-    package = distprof.rules
-    for family in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
-        if not family.ispkg:
-            continue
-        folder = importlib.import_module(family.name)
-        for module in pkgutil.iter_modules(folder.__path__, f"{family.name}."):
-            if not module.name.rpartition(".")[2].startswith("_"):
-                yield from _rules_in(importlib.import_module(module.name))
+    """Rules of every section and verb: found by looking, imported by name.
+
+    By name, because a rule judges results, and results know nothing of rules.
+    """
+    for place in _PLACES:
+        for folder in sorted(Path(distprof.__file__).parent.joinpath(place).glob("*/rules")):
+            package = f"distprof.{place}.{folder.parent.name}.rules"
+            for module in pkgutil.iter_modules([str(folder)], f"{package}."):
+                if not module.name.rpartition(".")[2].startswith("_"):
+                    yield from _rules_in(importlib.import_module(module.name))
 
 
 def _rules_in(loaded: object) -> Iterator[Rule]:

@@ -24,13 +24,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distprof.errors import InputError, MissingExtraError, UsageError
-from distprof.run.run import Rank, Run
 from distprof.run.tables import RankTables
 from distprof.schema import ABSENT, Coded, Int64Array, Table
 from distprof.terms import ActivityKind
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from distprof.run.run import Rank, Run
 
 __all__ = ["REFUSED", "to_hta"]
 

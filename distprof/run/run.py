@@ -12,12 +12,10 @@ from numpy.typing import NDArray
 from distprof.artefacts.rank_file import ErrorFile
 from distprof.artefacts.run_file import RunFile
 from distprof.run.device_log import DeviceLog
-from distprof.run.expert_counts import ExpertCounts
+from distprof.run.evidence import CollectiveSummary, ExpertCounts, InputReadiness, OperationLog
 from distprof.run.machine import Machine
 from distprof.run.nccl_log import NcclLog
-from distprof.run.operations import OperationLog
 from distprof.run.records import RecordSource
-from distprof.run.summaries import CollectiveSummary, InputReadiness
 from distprof.run.tables import RankTables
 from distprof.run.topology import ProcessGroup, Topology
 from distprof.run.training_log import TrainingLog

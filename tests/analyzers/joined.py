@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from distprof.analyzers.measure import Measurements, measure
-from distprof.analyzers.stragglers.analysis import StragglersResult, analyze_stragglers
 from distprof.run.run import ClockAlignment, CollectiveMatches, Rank, Run
 from distprof.run.topology import ProcessGroup
+from distprof.sections.measure_run import Measurements, measure
+from distprof.sections.stragglers.measure import analyze_stragglers
+from distprof.sections.stragglers.result import StragglersResult
 from distprof.terms import CollectiveKind, MatchMethod
 from tests.builders import make_run
 from tests.simulator import Recording

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from distprof.analyzers.context import RankAnalysis, RankContext
-from distprof.analyzers.measure_rank import capture_window, measure_rank
 from distprof.intervals import Intervals
 from distprof.run.tables import RankTables, intervals_of
 from distprof.schema import ABSENT
+from distprof.sections.context import RankAnalysis, RankContext
+from distprof.sections.measure_rank import capture_window, measure_rank
 from tests.builders import RankBuilder
 
 

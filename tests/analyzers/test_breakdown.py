@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from distprof.analyzers.breakdown import combine_breakdown, step_times
+from distprof.sections.time.measure import combine_breakdown, step_times
 from distprof.terms import StepSource
 from tests.analyzers.measured import measured
 from tests.builders import RankBuilder

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from distprof.analyzers.capture import analyze_capture
 from distprof.run.run import CaptureWindow, ClockAlignment, CollectiveMatches, Gap, Quality
+from distprof.sections.capture.measure import analyze_capture
 from tests.builders import RankBuilder, make_run
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from distprof.analyzers.chance import chance_of_mean
+from distprof.sections.own_time import chance_of_mean
 
 
 def values_with_t(t: float, samples: int) -> np.ndarray:

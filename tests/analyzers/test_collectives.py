@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from distprof.analyzers.collectives import analyze_collectives
-from distprof.analyzers.measure import measure
 from distprof.run.run import ClockAlignment
 from distprof.run.topology import ProcessGroup
+from distprof.sections.collectives.measure import analyze_collectives
+from distprof.sections.measure_run import measure
 from distprof.terms import CollectiveKind, MeshAxis
 from tests.analyzers.joined import join_by_seq, joined_run
 from tests.builders import RankBuilder, make_run

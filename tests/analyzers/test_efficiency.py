@@ -6,18 +6,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import distprof
-from distprof.analyzers.breakdown import StepTimeResult
-from distprof.analyzers.efficiency import NO_MODEL, analyze_efficiency
-from distprof.analyzers.memory import MemoryResult
-from distprof.analyzers.sharding import ShardingResult
-from distprof.analyzers.step_log import StepLogResult
-from distprof.analyzers.waterfall import WaterfallResult
 from distprof.artefacts import STEPS_FILE
 from distprof.artefacts.records import MemoryRecord, StepRecord
 from distprof.config import parse_config
 from distprof.costs.trained_model import TrainedModel
 from distprof.hardware import load_sheet
-from distprof.planning.models import preset
+from distprof.sections.efficiency.measure import NO_MODEL, analyze_efficiency
+from distprof.sections.efficiency.models import preset
+from distprof.sections.memory.result import MemoryResult
+from distprof.sections.sharding.result import ShardingResult
+from distprof.sections.step_log.result import StepLogResult
+from distprof.sections.time.result import StepTimeResult, WaterfallResult
 from tests.builders import RankBuilder, make_run
 from tests.job_folders import MS, START_NS, JobFolder
 from tests.rules import samples

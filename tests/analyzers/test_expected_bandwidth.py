@@ -10,10 +10,10 @@ import msgspec
 import pytest
 
 from distprof import api
-from distprof.analyzers.expected_bandwidth import with_expectations
 from distprof.artefacts.fabric_file import FabricCurve, FabricFile
 from distprof.config import load_config
 from distprof.costs.fabric import point
+from distprof.sections.collectives.measure import with_expectations
 from distprof.terms import CollectiveKind
 from tests.rules.samples import collective_class, collectives
 

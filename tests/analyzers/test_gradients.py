@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import distprof
-from distprof.analyzers.gradient_traffic import DDP_FORWARD, SEARCH
-from distprof.analyzers.gradients import analyze_gradients, needless_rows
-from distprof.analyzers.measure import measure
 from distprof.run.topology import ProcessGroup
+from distprof.sections.gradients.measure import analyze_gradients, needless_rows
+from distprof.sections.gradients.traffic import DDP_FORWARD, SEARCH
+from distprof.sections.measure_run import measure
 from distprof.terms import CollectiveKind, MeshAxis
 from tests.analyzers.joined import join_by_seq
 from tests.builders import RankBuilder, make_run

@@ -5,7 +5,7 @@ One kernel ends at 100 µs, the next starts at 300 µs; what the host did meanwh
 
 import pytest
 
-from distprof.analyzers.idle import combine_idle
+from distprof.sections.idle.measure import combine_idle
 from distprof.terms import IdleCause
 from tests.analyzers.measured import measured
 from tests.builders import RankBuilder

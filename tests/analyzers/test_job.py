@@ -2,10 +2,10 @@
 
 import pytest
 
-from distprof.analyzers.job import NO_RUN_DIRECTORY, analyze_job
 from distprof.artefacts.run_file import Exit, Failure, Fault, Overhead, ProbeStatus
 from distprof.ingest.assemble import assemble_run
 from distprof.ingest.job.run_directory import open_run_directory
+from distprof.sections.job.measure import NO_RUN_DIRECTORY, analyze_job
 from tests.builders import RankBuilder, make_run
 from tests.job_folders import MS, START_NS, JobFolder
 

@@ -1,6 +1,6 @@
 """Kernels: statistics by name on one rank, the table of all ranks, and ranks compared."""
 
-from distprof.analyzers.kernels import TABLE_LIMIT, combine_kernels
+from distprof.sections.kernels.measure import TABLE_LIMIT, combine_kernels
 from distprof.terms import ActivityKind
 from tests.analyzers.measured import measured
 from tests.builders import RankBuilder

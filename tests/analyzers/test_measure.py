@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from distprof.analyzers.measure import UNKNOWN_AXIS, measure
 from distprof.errors import InputError
 from distprof.run.run import CollectiveMatches
 from distprof.run.tables import RankTables
 from distprof.run.topology import ProcessGroup
+from distprof.sections.measure_run import UNKNOWN_AXIS, measure
 from distprof.terms import CollectiveKind, MatchMethod, MeshAxis, StepSource
 from tests.builders import RankBuilder, make_run
 

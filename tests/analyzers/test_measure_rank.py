@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from distprof.analyzers.context import MainLine, RankAnalysis
 from distprof.run.tables import RankTables
 from distprof.schema import ABSENT, Table
+from distprof.sections.context import MainLine, RankAnalysis
 from distprof.terms import ActivityKind, CollectiveKind
 from tests.analyzers.measured import measured
 from tests.builders import RankBuilder

@@ -2,8 +2,8 @@
 
 import pytest
 
-from distprof.analyzers.measure import Measurements, measure
 from distprof.ingest.assemble import assemble_run
+from distprof.sections.measure_run import Measurements, measure
 from tests.simulator import (
     Collective,
     Compute,

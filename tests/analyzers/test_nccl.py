@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from distprof import analyze
-from distprof.analyzers.nccl import BETWEEN, INSIDE, NcclResult
 from distprof.cli import main
-from distprof.report.verdict import judge
+from distprof.sections.nccl.measure import BETWEEN, INSIDE
+from distprof.sections.nccl.result import NcclResult
+from distprof.sections.verdict import judge
 from tests.job_folders import JobFolder
 
 GOLDEN = Path(__file__).parents[1] / "golden"

@@ -1,6 +1,6 @@
 """Overlap: per rank, per axis, and what a collective leaves uncovered."""
 
-from distprof.analyzers.overlap import combine_overlap
+from distprof.sections.overlap.measure import combine_overlap
 from tests.analyzers.measured import measured
 from tests.builders import RankBuilder
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from distprof.analyzers.own_time import COMPUTATION, HOST, OwnTime, over_peers
+from distprof.sections.own_time import COMPUTATION, HOST, OwnTime, over_peers
 from tests.analyzers.measured import measured
 from tests.builders import RankBuilder
 

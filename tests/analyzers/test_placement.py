@@ -11,11 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import distprof
-from distprof.analyzers.collectives import CollectivesResult
-from distprof.analyzers.placement import PlacedAxis, PlacementResult, analyze_placement
 from distprof.config import TopologyConfig
 from distprof.hardware import load_sheet
-from distprof.ingest.machine import parse_machines
+from distprof.ingest.kinds.machine import parse_machines
 from distprof.run.nccl_log import (
     NcclCard,
     NcclCommunicator,
@@ -26,6 +24,9 @@ from distprof.run.nccl_log import (
 )
 from distprof.run.run import Device, Run
 from distprof.run.topology import ProcessGroup
+from distprof.sections.collectives.result import CollectivesResult
+from distprof.sections.placement.measure import analyze_placement
+from distprof.sections.placement.result import PlacedAxis, PlacementResult
 from distprof.terms import MeshAxis
 from tests.builders import RankBuilder, make_run
 from tests.rules.samples import collective_class

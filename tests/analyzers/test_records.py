@@ -7,18 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distprof.analyzers.job import NO_RUN_DIRECTORY
-from distprof.analyzers.memory import measure_memory
-from distprof.analyzers.moe.routing import combine_routing, measure_routing
-from distprof.analyzers.pauses import host_pauses, measure_pauses
-from distprof.analyzers.records import measure_records
-from distprof.analyzers.step_log import combine_step_logs, measure_step_log
-from distprof.analyzers.telemetry import measure_telemetry
 from distprof.artefacts import STEPS_FILE
 from distprof.artefacts.records import MemoryRecord, MoeRecord, NvmlRecord, Pause, StepRecord
 from distprof.ingest.assemble import assemble_run
 from distprof.ingest.job.rank_folder import RankFolder
 from distprof.ingest.job.run_directory import open_run_directory
+from distprof.sections.idle.pauses import host_pauses, measure_pauses
+from distprof.sections.job.measure import NO_RUN_DIRECTORY
+from distprof.sections.measure_records import measure_records
+from distprof.sections.memory.measure import measure_memory
+from distprof.sections.moe.routing import combine_routing, measure_routing
+from distprof.sections.step_log.measure import combine_step_logs, measure_step_log
+from distprof.sections.telemetry.measure import measure_telemetry
 from tests.job_folders import MS, START_NS, JobFolder
 
 
@@ -319,7 +319,7 @@ def test_bare_traces_have_no_records_and_say_so():
 
 def test_counts_of_long_logs_stay_exact(job):
     """More steps than are joined across ranks: a rank's own figures are of all of them."""
-    from distprof.analyzers import step_log
+    from distprof.sections.step_log import measure as step_log
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(step_log, "MAX_STEPS_COMPARED", 3)

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from distprof.analyzers.measure import Measurements, measure
 from distprof.ingest.open import open_run
 from distprof.ingest.rank import IngestOptions
 from distprof.run.run import Run
 from distprof.run.tables import intervals_of
+from distprof.sections.measure_run import Measurements, measure
 from distprof.terms import ActivityKind
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "kineto"

@@ -2,7 +2,6 @@
 
 import pytest
 
-from distprof.analyzers.settings import combine_settings, with_traces
 from distprof.artefacts.run_file import RankEntry, RunFile
 from distprof.artefacts.settings_file import (
     DdpSettings,
@@ -12,6 +11,7 @@ from distprof.artefacts.settings_file import (
     SettingsFile,
     ThreadSettings,
 )
+from distprof.sections.settings.measure import combine_settings, with_traces
 from tests.analyzers.measured import measured
 from tests.builders import RankBuilder
 

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distprof.analyzers.sharding import ShardingResult, analyze_sharding
 from distprof.artefacts.fabric_file import FabricCurve, FabricFile, FabricFit
 from distprof.run.topology import ProcessGroup
+from distprof.sections.sharding.measure import analyze_sharding
+from distprof.sections.sharding.result import ShardingResult
 from distprof.terms import CollectiveKind, MeshAxis
 from tests.analyzers.measured import measured
 from tests.builders import RankBuilder, make_run

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distprof.analyzers.stalls import find_periodic_stalls
-from distprof.analyzers.step_log import combine_step_logs, measure_step_log
 from distprof.ingest.job.rank_folder import RankFolder
+from distprof.sections.step_log.measure import combine_step_logs, measure_step_log
+from distprof.sections.step_log.stalls import find_periodic_stalls
 from tests.job_folders import MS, JobFolder
 
 

@@ -10,9 +10,12 @@ from hypothesis import strategies as st
 
 from distprof.api import analyze, open_run
 from distprof.errors import InputError
-from distprof.ingest.collective_summary import fits_collective_summary, read_collective_summary
-from distprof.ingest.input_readiness import fits_input_readiness, read_input_readiness
-from distprof.report.verdict import judge
+from distprof.ingest.kinds.collective_summary import (
+    fits_collective_summary,
+    read_collective_summary,
+)
+from distprof.ingest.kinds.input_readiness import fits_input_readiness, read_input_readiness
+from distprof.sections.verdict import judge
 
 US = 1_000
 GOLDEN = Path(__file__).parents[1] / "golden"

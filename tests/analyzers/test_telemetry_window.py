@@ -7,15 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distprof.analyzers.energy import with_energy
-from distprof.analyzers.rows import RankWaterfall
-from distprof.analyzers.step_log import StepLogResult
-from distprof.analyzers.stragglers.sensors import sensed_difference
-from distprof.analyzers.telemetry import TelemetryResult, measure_device
-from distprof.analyzers.telemetry_window import sensors_in
-from distprof.analyzers.waterfall import WaterfallResult
-from distprof.ingest.sensors.collect import Collector, Identity
+from distprof.ingest.kinds.sensors.collect import Collector, Identity
 from distprof.intervals import Intervals
+from distprof.sections.step_log.result import StepLogResult
+from distprof.sections.stragglers.causes import sensed_difference
+from distprof.sections.telemetry.measure import measure_device, with_energy
+from distprof.sections.telemetry.result import TelemetryResult
+from distprof.sections.telemetry.window import sensors_in
+from distprof.sections.time.result import RankWaterfall, WaterfallResult
 
 S = 10**9
 DAY = 1_700_000_000 * S  # times of today, which floats would round

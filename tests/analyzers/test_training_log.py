@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from distprof.analyzers.training_log import analyze_training_log
 from distprof.api import analyze, open_run
 from distprof.ingest.assemble import assemble_run
-from distprof.ingest.training_log import read_training_log
-from distprof.report.verdict import judge
+from distprof.ingest.kinds.training_log import read_training_log
 from distprof.run.training_log import TrainingFacts, TrainingLog
+from distprof.sections.training_log.measure import analyze_training_log
+from distprof.sections.verdict import judge
 
 MS = 1_000_000
 GOLDEN = Path(__file__).parents[1] / "golden"

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from distprof.analyzers.waterfall import combine_waterfall
+from distprof.sections.time.measure import combine_waterfall
 from distprof.terms import CollectiveKind
 from tests.analyzers.measured import measured
 from tests.builders import RankBuilder

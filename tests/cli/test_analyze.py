@@ -12,11 +12,11 @@ import pytest
 
 import distprof
 from distprof import api
-from distprof.analyzers import measure as measuring
 from distprof.cli.app import main
+from distprof.documents.saved import load_report
+from distprof.documents.schema import report_schema
 from distprof.errors import UsageError
-from distprof.report.json_schema import report_schema
-from distprof.report.saved import load_report
+from distprof.sections import measure_run as measuring
 from tests.report.samples import straggler
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "kineto"

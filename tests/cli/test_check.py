@@ -11,9 +11,9 @@ import pytest
 
 from distprof.artefacts.summary_file import Fingerprint, SummaryFile
 from distprof.cli.app import main
-from distprof.report.verb_schemas import shipped_verb_schema_text, verb_schema_texts
-from distprof.sweep import running
-from distprof.sweep.running import load_sweep
+from distprof.documents.verb_schemas import shipped_verb_schema_text, verb_schema_texts
+from distprof.verbs.sweep import running
+from distprof.verbs.sweep.running import load_sweep
 
 ROOT = Path(__file__).parents[2]
 CALM = (100.0, 100.4, 99.7, 100.1, 99.9, 100.2, 99.8, 100.3)

@@ -9,11 +9,7 @@ import jsonschema
 import pytest
 
 from distprof.cli.app import main
-from distprof.report.hang_reporters import (
-    hang_schema_text,
-    load_hang_report,
-    shipped_hang_schema_text,
-)
+from distprof.verbs.hang.show import hang_schema_text, load_hang_report, shipped_hang_schema_text
 from tests.flight_jobs import GOLDEN, GPU_ERROR, LOCK_GIL, job, op, written
 
 

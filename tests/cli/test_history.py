@@ -14,8 +14,8 @@ import msgspec
 import pytest
 
 from distprof.cli.app import main
-from distprof.history.dataset import append, query, read
-from distprof.report.verb_schemas import shipped_verb_schema_text, verb_schema_texts
+from distprof.documents.verb_schemas import shipped_verb_schema_text, verb_schema_texts
+from distprof.verbs.history.dataset import append, query, read
 from tests.history.samples import commits, summary
 
 GOLDEN = Path(__file__).parents[1] / "golden"

@@ -229,7 +229,7 @@ def test_a_batch_system_that_ends_the_job_gets_143_and_one_line(
     def end(path: str) -> None:
         signal.raise_signal(signal.SIGTERM)
 
-    monkeypatch.setattr("distprof.report.saved.load_report", end)
+    monkeypatch.setattr("distprof.documents.saved.load_report", end)
     before = signal.getsignal(signal.SIGTERM)
     assert main(["report", "report.json"]) == 143
     assert capsys.readouterr().err == "Terminated. What was parsed stays in the cache.\n"
@@ -307,7 +307,7 @@ def raising(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     def fail(path: str) -> None:
         raise error
 
-    monkeypatch.setattr("distprof.report.saved.load_report", fail)
+    monkeypatch.setattr("distprof.documents.saved.load_report", fail)
 
 
 def run_program(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

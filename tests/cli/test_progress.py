@@ -10,7 +10,7 @@ import pytest
 from distprof.cli.making import _left, _told
 from distprof.cli.output import has_color
 from distprof.cli.progress import progress_bar, status_line
-from distprof.sweep.running import Progress
+from distprof.verbs.sweep.running import Progress
 
 
 class Terminal(io.StringIO):

@@ -11,9 +11,9 @@ import pytest
 
 from distprof.artefacts.sweep_file import SWEEP_FILE
 from distprof.cli.app import main
-from distprof.report.verb_schemas import shipped_verb_schema_text
-from distprof.sweep import running
-from distprof.sweep.lock import locked
+from distprof.documents.verb_schemas import shipped_verb_schema_text
+from distprof.verbs.sweep import running
+from distprof.verbs.sweep.child import locked
 
 ROOT = Path(__file__).parents[2]
 
@@ -197,7 +197,7 @@ def test_what_cannot_work_is_said_before_anything_runs(stand_in, capsys, argumen
 
 
 def test_a_plot_without_matplotlib_is_refused_before_anything_runs(stand_in, capsys, monkeypatch):
-    monkeypatch.setattr("distprof.report.plots.find_spec", lambda _: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     assert main(["scale", "ddp", "--ranks", "1,2", "--plot", "x.svg"]) == 2
     assert "plot" in capsys.readouterr().err
     assert calls(stand_in) == []

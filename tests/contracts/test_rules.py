@@ -6,41 +6,37 @@ from pathlib import Path
 
 import pytest
 
-from distprof.analyzers.breakdown import BreakdownResult
-from distprof.analyzers.capture import CaptureResult
-from distprof.analyzers.collective_summary import CollectiveSummaryResult
-from distprof.analyzers.collectives import CollectivesResult
-from distprof.analyzers.efficiency import EfficiencyResult
-from distprof.analyzers.gradients import GradientsResult
-from distprof.analyzers.idle import IdleResult
-from distprof.analyzers.input_readiness import InputReadinessResult
-from distprof.analyzers.job import JobResult
-from distprof.analyzers.kernels import KernelsResult
-from distprof.analyzers.memory import MemoryResult
-from distprof.analyzers.messages import MessagesResult
-from distprof.analyzers.moe.result import MoeResult
-from distprof.analyzers.nccl import NcclResult
-from distprof.analyzers.overlap import OverlapResult
-from distprof.analyzers.pauses import PausesResult
-from distprof.analyzers.pipeline.analysis import PipelineResult
-from distprof.analyzers.placement import PlacementResult
-from distprof.analyzers.scaling.result import ScalingResult
-from distprof.analyzers.settings import SettingsResult
-from distprof.analyzers.sharding import ShardingResult
-from distprof.analyzers.step_log import StepLogResult
-from distprof.analyzers.stragglers.analysis import StragglersResult
-from distprof.analyzers.telemetry import TelemetryResult
-from distprof.analyzers.training_log import TrainingLogResult
-from distprof.analyzers.waterfall import WaterfallResult
-from distprof.analyzers.whatif.analysis import WhatIfResult
-from distprof.planning.configuration import ConfigurationResult
-from distprof.report.model import RunInfo
 from distprof.rules.base import Rule
 from distprof.rules.engine import run_rules
 from distprof.rules.page import HEADINGS
 from distprof.rules.registry import all_rules
 from distprof.rules.retired import RETIRED
+from distprof.sections.capture.result import CaptureResult
+from distprof.sections.collectives.result import CollectivesResult
+from distprof.sections.efficiency.result import EfficiencyResult
+from distprof.sections.gradients.result import GradientsResult
+from distprof.sections.idle.result import IdleResult, PausesResult
+from distprof.sections.job.result import JobResult
+from distprof.sections.kernels.result import KernelsResult
+from distprof.sections.memory.result import MemoryResult
+from distprof.sections.moe.result import MoeResult
+from distprof.sections.nccl.result import NcclResult
+from distprof.sections.overlap.result import OverlapResult
+from distprof.sections.pipeline.result import PipelineResult
+from distprof.sections.placement.result import PlacementResult
+from distprof.sections.report import RunInfo
+from distprof.sections.settings.result import SettingsResult
+from distprof.sections.sharding.result import ShardingResult
+from distprof.sections.step_log.result import StepLogResult
+from distprof.sections.stragglers.result import MessagesResult, StragglersResult
+from distprof.sections.summaries.result import CollectiveSummaryResult, InputReadinessResult
+from distprof.sections.telemetry.result import TelemetryResult
+from distprof.sections.time.result import BreakdownResult, WaterfallResult
+from distprof.sections.training_log.result import TrainingLogResult
+from distprof.sections.whatif.result import WhatIfResult
 from distprof.terms import Confidence
+from distprof.verbs.plan.configuration import ConfigurationResult
+from distprof.verbs.sweep.result import ScalingResult
 
 ROOT = Path(__file__).parents[2]
 RULES = all_rules()

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distprof.costs.trained_model import TrainedModel
-from distprof.planning.models import preset
+from distprof.sections.efficiency.models import preset
 
 
 def trained(name="llama2-7b", **fields):

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from distprof.artefacts.fabric_file import FabricCurve, FabricFile
-from distprof.ingest.fabric import read_fabric
+from distprof.ingest.kinds.fabric import read_fabric
 from reference_runs.bench.plan import KINDS
 from reference_runs.emulated_nodes import EmulatedNodes, Link, why_not
 

@@ -13,7 +13,7 @@ import torch
 from click.testing import CliRunner
 
 import distprof
-from distprof.ingest.rows import step_labels
+from distprof.join.instances import step_labels
 from distprof.run.run import Run
 from distprof.terms import CollectiveKind
 from reference_runs.cli import run

@@ -19,8 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from distprof.gate.decide import ALPHA, EARLY_ALPHA, Decision, decide
-from distprof.gate.statistics import mann_whitney
+from distprof.verbs.gate.decide import ALPHA, EARLY_ALPHA, Decision, decide, mann_whitney
 
 Floats = NDArray[np.float64]
 DRIFT_RUNS = 60

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from distprof.artefacts.baseline_file import Acknowledged, BaselineFile
 from distprof.artefacts.summary_file import Fingerprint, SummaryFile
 from distprof.errors import InputError, SchemaError
-from distprof.gate.baseline import (
+from distprof.run.fingerprint import unlike
+from distprof.verbs.gate.baseline import (
     accepted,
     acknowledge,
     acknowledgement,
@@ -20,8 +21,7 @@ from distprof.gate.baseline import (
     read_baseline,
     session_of,
 )
-from distprof.gate.metrics import METRICS, efficiency_ratio, find_metric, values_of
-from distprof.run.fingerprint import unlike
+from distprof.verbs.gate.metrics import METRICS, efficiency_ratio, find_metric, values_of
 
 MACHINE = Fingerprint(
     world_size=4,

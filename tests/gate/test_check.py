@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from distprof.artefacts.baseline_file import Acknowledged, BaselineSession
 from distprof.artefacts.summary_file import Fingerprint, StepParts, SummaryFile
-from distprof.gate.baseline import accepted, make_baseline, session_of
-from distprof.gate.check import GateSettings, judge
-from distprof.gate.decide import EARLY_ALPHA
+from distprof.verbs.gate.baseline import accepted, make_baseline, session_of
+from distprof.verbs.gate.check import GateSettings, judge
+from distprof.verbs.gate.decide import EARLY_ALPHA
 
 MACHINE = Fingerprint(world_size=4, device="H200", backend="nccl")
 CALM = (100.0, 100.4, 99.7, 100.1, 99.9, 100.2, 99.8, 100.3)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distprof.gate.decide import ALPHA, decide
+from distprof.verbs.gate.decide import ALPHA, decide
 from tests.gate.noise import Noise, asv_rule, paired_gate, single_point, stored_gate
 
 CALM = np.array([100.0, 100.4, 99.7, 100.1, 99.9, 100.2, 99.8, 100.3, 99.6, 100.0])

@@ -13,16 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distprof.errors import InputError, MissingExtraError
-from distprof.history import dataset
-from distprof.history.dataset import append, compact, count_files, query, read
-from distprof.history.rows import COLUMNS, parquet_of, row_of
+from distprof.verbs.history import dataset
+from distprof.verbs.history.dataset import append, compact, count_files, query, read
+from distprof.verbs.history.rows import COLUMNS, parquet_of, row_of
 from tests.history.samples import START_NS, summary
 
 WRITERS, APPENDS = 8, 50
 
 _WRITE = f"""
 import sys
-from distprof.history.dataset import append
+from distprof.verbs.history.dataset import append
 from tests.history.samples import summary
 folder, writer = sys.argv[1], int(sys.argv[2])
 for number in range({APPENDS}):
@@ -30,7 +30,7 @@ for number in range({APPENDS}):
 """
 _WRITE_FOR_EVER = """
 import itertools, sys
-from distprof.history.dataset import append
+from distprof.verbs.history.dataset import append
 from tests.history.samples import summary
 for number in itertools.count():
     append(sys.argv[1], [summary(number + 1, number=number)])

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distprof.ingest.alignment import align_clocks
-from distprof.ingest.matching import match_collectives
-from distprof.ingest.topology import build_topology
+from distprof.join.alignment import align_clocks
+from distprof.join.matching import match_collectives
+from distprof.join.topology import build_topology
 from distprof.schema import ABSENT
 from distprof.terms import CollectiveKind
 from tests.ingest.dlrm import dlrm_ranks

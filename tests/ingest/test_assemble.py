@@ -7,9 +7,9 @@ import pytest
 
 from distprof.errors import InputError
 from distprof.ingest.assemble import assemble_run
+from distprof.join.waits import last_start_on_own_clock
 from distprof.run.run import Gap
 from distprof.run.tables import COLLECTIVES
-from distprof.run.waits import last_start_on_own_clock
 from distprof.schema import Table
 from tests.ingest.dlrm import dlrm_ranks
 from tests.ingest.instances import members_of, true_instances

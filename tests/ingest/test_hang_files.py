@@ -13,8 +13,7 @@ import pytest
 from distprof.artefacts.rank_file import ErrorFile
 from distprof.artefacts.run_file import Exit, RankEntry, RunFile
 from distprof.errors import InputError
-from distprof.ingest.hang_files import read_evidence
-from distprof.ingest.hang_logs import calls_of_stacks
+from distprof.verbs.hang.evidence import calls_of_stacks, read_evidence
 from tests.flight_jobs import START_NS, dump, job, op, written
 
 ONE = dump([op(1), op(2)], {"0": [0, 1]})
@@ -125,8 +124,8 @@ def test_the_rank_in_a_line_counts_where_the_file_is_of_many(tmp_path: Path) -> 
 
 
 def test_of_a_large_log_the_end_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("distprof.ingest.hang_logs.MAX_HEAD_BYTES", 1000)
-    monkeypatch.setattr("distprof.ingest.hang_logs.MAX_TAIL_BYTES", 1000)
+    monkeypatch.setattr("distprof.verbs.hang.evidence.MAX_HEAD_BYTES", 1000)
+    monkeypatch.setattr("distprof.verbs.hang.evidence.MAX_TAIL_BYTES", 1000)
     written(tmp_path, job({0: [op(1)]}))
     fine = ["fine"] * 2000
     (tmp_path / "rank0.log").write_text(

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distprof.ingest.launchers import nodes_of_launcher, parse_hostlist, parse_task_counts
+from distprof.join.topology import nodes_of_launcher, parse_hostlist, parse_task_counts
 
 
 @pytest.mark.parametrize(

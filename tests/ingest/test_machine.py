@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distprof.errors import InputError
-from distprof.ingest.machine import fits_machine, parse_machines, read_machine
+from distprof.ingest.kinds.machine import fits_machine, parse_machines, read_machine
 from distprof.run.machine import Machine
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "machine" / "topo-m-8xh200-roce.txt"

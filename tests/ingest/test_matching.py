@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distprof.ingest.matching import match_collectives
-from distprof.ingest.topology import build_topology
+from distprof.join.matching import match_collectives
+from distprof.join.topology import build_topology
 from distprof.run.run import Device
 from distprof.terms import CollectiveKind, MatchMethod
 from tests.ingest.instances import members_of, true_instances

@@ -4,8 +4,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from distprof.ingest.assemble import assemble_run
+from distprof.join.waits import last_start_on_own_clock
 from distprof.run.run import Device
-from distprof.run.waits import last_start_on_own_clock
 from distprof.terms import CollectiveKind
 from tests.simulator.by_hand import collective, group, rank_by_hand
 

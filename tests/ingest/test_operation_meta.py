@@ -3,7 +3,7 @@
 import pytest
 
 from distprof.errors import InputError
-from distprof.ingest.operation_meta import find_sizes, read_sizes
+from distprof.ingest.kinds.operation_table import find_sizes, read_sizes
 
 WHOLE = """\
 # of the job

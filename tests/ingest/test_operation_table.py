@@ -9,8 +9,8 @@ import pytest
 
 import distprof
 from distprof.errors import InputError
-from distprof.ingest import operation_table
-from distprof.ingest.operation_table import fits_operation_table, read_operation_table
+from distprof.ingest.kinds import operation_table
+from distprof.ingest.kinds.operation_table import fits_operation_table, read_operation_table
 from tests.operation_logs import BY_HAND, MS, log_of, write_table
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "straggler" / "bytedance-ST"

@@ -12,8 +12,11 @@ from hypothesis import strategies as st
 
 from distprof.api import analyze
 from distprof.errors import InputError
-from distprof.ingest.operation_table import read_operation_table
-from distprof.ingest.operation_timeline import fits_operation_timeline, read_operation_timeline
+from distprof.ingest.kinds.operation_table import read_operation_table
+from distprof.ingest.kinds.operation_timeline import (
+    fits_operation_timeline,
+    read_operation_timeline,
+)
 
 MS = 1_000_000
 GOLDEN = Path(__file__).parents[1] / "golden" / "straggler" / "bytedance-ST"

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from distprof.errors import InputError
+from distprof.ingest.kinds.pipeline_timeline import fits_pipeline_timeline, read_pipeline_timeline
 from distprof.ingest.open import open_run
-from distprof.ingest.pipeline_timeline import fits_pipeline_timeline, read_pipeline_timeline
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "pipeline" / "primus-pp8-8gpu"
 REFERENCE = (36.4, 35.7, 31.7, 31.7, 29.2, 26.7, 26.2, 17.3)

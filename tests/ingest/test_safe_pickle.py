@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distprof.ingest import safe_pickle
-from distprof.ingest.safe_pickle import PickleRefused, read_pickle
+from distprof.ingest.flight import safe_pickle
+from distprof.ingest.flight.safe_pickle import PickleRefused, read_pickle
 from tests.flight_jobs import GOLDEN, dump, op
 
 STOP = b"."

@@ -3,7 +3,7 @@
 import pytest
 
 from distprof.artefacts.run_file import RankEntry, RunFile
-from distprof.ingest.topology import build_topology, groups_of_rows, parse_folded
+from distprof.join.topology import build_topology, groups_of_rows, parse_folded
 from distprof.run.run import Device
 from distprof.terms import MeshAxis
 from tests.simulator.by_hand import collective, group, rank_by_hand

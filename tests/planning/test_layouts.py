@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from distprof.errors import UsageError
-from distprof.planning.layout import Layout, objections, parse_layout
-from distprof.planning.search import judge_layout
+from distprof.verbs.plan.layout import Layout, objections, parse_layout
+from distprof.verbs.plan.search import judge_layout
 from tests.planning.jobs import cluster, question
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from distprof.errors import UsageError
-from distprof.planning.models import preset, preset_names, shape_from
+from distprof.sections.efficiency.models import preset, preset_names, shape_from
 
 PUBLISHED = {
     "llama2-7b": 6_738_415_616,

@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from distprof.planning.layout import parse_layout
-from distprof.planning.question import Question
-from distprof.planning.search import judge_layout, make_plan
+from distprof.verbs.plan.layout import parse_layout
+from distprof.verbs.plan.question import Question
+from distprof.verbs.plan.search import judge_layout, make_plan
 from tests.planning.jobs import cluster, gpt, question
 
 PUBLISHED = [

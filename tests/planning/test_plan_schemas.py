@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 
 from distprof.cli.app import main
-from distprof.report.plan_schemas import plan_schema_texts, shipped_plan_schema_text
+from distprof.verbs.plan.schemas import plan_schema_texts, shipped_plan_schema_text
 
 FILES = Path(__file__).parent / "jobs_of_others"
 LAYOUTS = ["plan", "--model", "llama3-8b", "--gpus", "16"]

@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import msgspec
 
-from distprof.analyzers.capture import CaptureGap
-from distprof.analyzers.job import (
+from distprof.sections.capture.result import CaptureGap
+from distprof.sections.idle.result import PausesResult, RankPauses
+from distprof.sections.job.result import (
     JobError,
     JobExit,
     JobFailure,
@@ -16,12 +17,11 @@ from distprof.analyzers.job import (
     ProbeOverhead,
     ProbeState,
 )
-from distprof.analyzers.memory import MemoryResult, RankMemory
-from distprof.analyzers.moe.result import MoeLayer, MoeResult
-from distprof.analyzers.pauses import PausesResult, RankPauses
-from distprof.analyzers.step_log import RankStepLog, StepLogResult
-from distprof.analyzers.telemetry import RankTelemetry, TelemetryResult
-from distprof.report.model import Report
+from distprof.sections.memory.result import MemoryResult, RankMemory
+from distprof.sections.moe.result import MoeLayer, MoeResult
+from distprof.sections.report import Report
+from distprof.sections.step_log.result import RankStepLog, StepLogResult
+from distprof.sections.telemetry.result import RankTelemetry, TelemetryResult
 from distprof.terms import StepSource
 from tests.report import samples
 from tests.report.samples import MS, NASTY, capture, report_of, run_info, waterfall_of

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from distprof.analyzers.breakdown import BreakdownResult, StepTimeResult
-from distprof.analyzers.capture import CaptureGap, CaptureResult, NodeClock
-from distprof.analyzers.collectives import CollectiveClass, CollectivesResult
-from distprof.analyzers.idle import IdleResult, SyncCall
-from distprof.analyzers.kernels import CategoryTime, KernelRow, KernelsResult, RankSpeed
-from distprof.analyzers.overlap import OverlapResult
-from distprof.analyzers.rows import (
-    AxisOverlap,
+from distprof.rules.base import Finding, NotChecked
+from distprof.sections.capture.result import CaptureGap, CaptureResult, NodeClock
+from distprof.sections.collectives.result import CollectiveClass, CollectivesResult
+from distprof.sections.idle.result import IdleResult, RankIdle, SyncCall
+from distprof.sections.kernels.result import CategoryTime, KernelRow, KernelsResult, RankSpeed
+from distprof.sections.overlap.result import AxisOverlap, OverlapResult, RankOverlap
+from distprof.sections.report import GroupInfo, Report, RunInfo
+from distprof.sections.stragglers.result import RankStraggler, StepBlame, StragglersResult
+from distprof.sections.time.result import (
+    BreakdownResult,
     RankBreakdown,
-    RankIdle,
-    RankOverlap,
     RankWaterfall,
     StepBreakdown,
+    StepTimeResult,
+    WaterfallResult,
 )
-from distprof.analyzers.stragglers.analysis import RankStraggler, StepBlame, StragglersResult
-from distprof.analyzers.waterfall import WaterfallResult
-from distprof.report.model import GroupInfo, Report, RunInfo
-from distprof.rules.finding import Finding, NotChecked
 from distprof.terms import (
     Confidence,
     Severity,

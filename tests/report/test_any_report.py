@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from distprof.report.model import Report
-from distprof.report.registry import RenderOptions, find_reporter
-from distprof.report.saved import decode_report, encode_report
-from distprof.report.verdict import judge
+from distprof.documents.saved import decode_report, encode_report
+from distprof.formats import RenderOptions, find_reporter
+from distprof.sections.report import Report
+from distprof.sections.verdict import judge
 from tests.report.samples import (
     PARTS,
     capture,

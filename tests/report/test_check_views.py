@@ -7,11 +7,10 @@ import msgspec
 import pytest
 
 from distprof.artefacts.summary_file import Fingerprint
-from distprof.gate.check import CheckResult, MetricCheck, PartLoss
-from distprof.gate.decide import SHORT_BASELINE, UNKNOWN_SESSIONS
-from distprof.report.check_reporters import CHECK_REPORTERS
-from distprof.report.check_view import amount, check_verdict
-from distprof.report.registry import RenderOptions
+from distprof.formats import RenderOptions
+from distprof.verbs.gate.check import CheckResult, MetricCheck, PartLoss
+from distprof.verbs.gate.decide import SHORT_BASELINE, UNKNOWN_SESSIONS
+from distprof.verbs.gate.show import CHECK_REPORTERS, amount, check_verdict
 
 
 def metric(**fields):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from distprof.analyzers.collectives import CollectivesResult
-from distprof.report.views.communication import collectives_table
+from distprof.sections.collectives.result import CollectivesResult
+from distprof.sections.collectives.show import collectives_table
 from tests.report.samples import SAMPLES
 from tests.rules.samples import collective_class
 

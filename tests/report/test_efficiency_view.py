@@ -3,9 +3,9 @@
 import msgspec
 import pytest
 
-from distprof.analyzers.efficiency import EfficiencyResult
-from distprof.report.verdict import judge
-from distprof.report.views.efficiency import efficiency_table
+from distprof.sections.efficiency.result import EfficiencyResult
+from distprof.sections.efficiency.show import efficiency_table
+from distprof.sections.verdict import judge
 from tests.report.samples import healthy
 from tests.rules.samples import device, efficiency
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distprof.report.escape import (
+from distprof.escape import (
     html_text,
     markdown_text,
     plain,

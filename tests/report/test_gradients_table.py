@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 
-from distprof.analyzers.gradients import GradientsResult
-from distprof.report.views.gradients import gradients_table
-from distprof.report.views.table import TableView
+from distprof.sections.gradients.result import GradientsResult
+from distprof.sections.gradients.show import gradients_table
+from distprof.sections.table import TableView
 from tests.report.samples import SAMPLES
 from tests.rules.samples import gradient_group
 

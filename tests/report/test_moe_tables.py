@@ -6,7 +6,10 @@ import msgspec
 import pytest
 
 import distprof
-from distprof.analyzers.moe.result import (
+from distprof.documents.text import render
+from distprof.formats import RenderOptions
+from distprof.sections.capture.show import headline
+from distprof.sections.moe.result import (
     MoeDrift,
     MoeExchange,
     MoeLayer,
@@ -15,17 +18,14 @@ from distprof.analyzers.moe.result import (
     MoeRank,
     MoeResult,
 )
-from distprof.report.registry import RenderOptions
-from distprof.report.text import render
-from distprof.report.verdict import judge
-from distprof.report.views.moe import (
+from distprof.sections.moe.show import (
     exchanges_table,
     expert_ranks_table,
     moe_table,
     pairs_table,
     placement_table,
 )
-from distprof.report.views.recording import headline
+from distprof.sections.verdict import judge
 from tests.report.samples import healthy
 
 MS = 1_000_000

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 import distprof
-from distprof.report.registry import RenderOptions
-from distprof.report.text import render
-from distprof.report.verdict import judge
+from distprof.documents.text import render
+from distprof.formats import RenderOptions
+from distprof.sections.verdict import judge
 from tests.operation_logs import log_of, pipeline_rows, write_table
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "straggler" / "bytedance-ST"
@@ -70,7 +70,7 @@ def test_nothing_asks_for_traces_that_there_never_were(report, width):
 
 
 def test_parts_are_shown_with_what_making_them_ideal_saves(report):
-    from distprof.report.views.operations import slowdown_table
+    from distprof.sections.whatif.show import slowdown_table
 
     view = slowdown_table(report, show_all=False)
     rows = {row[0]: row[1:] for row in view.rows}
@@ -81,7 +81,7 @@ def test_parts_are_shown_with_what_making_them_ideal_saves(report):
 
 
 def test_a_saved_report_reads_the_same(report, tmp_path):
-    from distprof.report.saved import load_report
+    from distprof.documents.saved import load_report
 
     assert load_report(report.save(tmp_path / "r.json")) == report
 

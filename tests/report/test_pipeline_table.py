@@ -2,8 +2,8 @@
 
 import msgspec
 
-from distprof.analyzers.pipeline.analysis import PipelinePosition, PipelineRank, PipelineResult
-from distprof.report.views.pipeline import pipeline_table
+from distprof.sections.pipeline.result import PipelinePosition, PipelineRank, PipelineResult
+from distprof.sections.pipeline.show import pipeline_table
 from tests.report.samples import healthy
 
 MS = 1_000_000

@@ -7,19 +7,24 @@ import msgspec
 import pytest
 
 import distprof
-from distprof.analyzers.pipeline.analysis import (
+from distprof.documents.text import render
+from distprof.formats import RenderOptions
+from distprof.sections.pipeline.result import PipelineResult
+from distprof.sections.pipeline.rows import (
     PictureRow,
     PipelineGroup,
     PipelinePrediction,
-    PipelineResult,
     StageDetail,
 )
-from distprof.report.registry import RenderOptions
-from distprof.report.text import render
-from distprof.report.verdict import judge
-from distprof.report.views.pipeline import bubble_table, pipeline_table, predictions_table
-from distprof.report.views.pipeline_picture import draw_line, pipeline_picture
-from distprof.report.views.table import Drawing
+from distprof.sections.pipeline.show import (
+    bubble_table,
+    draw_line,
+    pipeline_picture,
+    pipeline_table,
+    predictions_table,
+)
+from distprof.sections.table import Drawing
+from distprof.sections.verdict import judge
 from distprof.terms import Confidence
 from tests.report.samples import healthy
 

@@ -4,10 +4,10 @@ import re
 
 import pytest
 
-from distprof.analyzers.scaling.analysis import analyze_scaling
+from distprof.documents import plots
+from distprof.documents.plots import check_plot, draw_scaling
 from distprof.errors import InputError, MissingExtraError, UsageError
-from distprof.report import plots
-from distprof.report.plots import check_plot, draw_scaling
+from distprof.verbs.sweep.measure import analyze_scaling
 from tests.analyzers.scaling.sweeps import parts, runs
 
 pytest.importorskip("matplotlib", reason="plots take the extra plot")

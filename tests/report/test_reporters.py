@@ -10,11 +10,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from distprof.documents import registry
+from distprof.documents.markdown import MAX_BYTES
 from distprof.errors import UsageError
-from distprof.report import registry
-from distprof.report.markdown import MAX_BYTES
-from distprof.report.model import Report
-from distprof.report.registry import RenderOptions, find_reporter, format_of_file, reporter_names
+from distprof.formats import RenderOptions, find_reporter, format_of_file, reporter_names
+from distprof.sections.report import Report
 from tests.report.job_samples import SAMPLES, failed_job, hostile_job, reference_run, untraced
 from tests.report.samples import (
     MS,

@@ -10,14 +10,18 @@ import jsonschema
 import pytest
 
 import distprof
+from distprof.documents.saved import decode_report, encode_report, load_report, save_report
+from distprof.documents.schema import (
+    SCHEMA_FILE,
+    report_schema,
+    report_schema_page,
+    report_schema_text,
+)
 from distprof.errors import InputError, SchemaError
-from distprof.report.json_schema import SCHEMA_FILE, report_schema, report_schema_text
-from distprof.report.saved import decode_report, encode_report, load_report, save_report
-from distprof.report.schema_page import report_schema_page
 from tests.report.job_samples import SAMPLES
 from tests.report.samples import healthy, nasty, report_of, run_info
 
-SHIPPED = Path(distprof.__file__).parent / "report" / "schema" / SCHEMA_FILE
+SHIPPED = Path(distprof.__file__).parent / "documents" / "schemas" / SCHEMA_FILE
 
 
 @pytest.mark.parametrize("name", SAMPLES)

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from distprof.analyzers.scaling.result import CAUSES
 from distprof.artefacts.summary_file import Fingerprint, StepParts
-from distprof.report.registry import RenderOptions
-from distprof.report.scaling_reporters import SCALING_REPORTERS, ScalingReport, report_scaling
+from distprof.formats import RenderOptions
+from distprof.verbs.sweep.document import SCALING_REPORTERS, ScalingReport, report_scaling
+from distprof.verbs.sweep.result import CAUSES
 from tests.analyzers.scaling.sweeps import MS, parts, runs
 
 ALONE = parts(computation=90, host=6, other=4)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from distprof.analyzers.settings import FsdpSetup, OptimizerSetup, SettingsResult
-from distprof.report.views.settings import settings_table
+from distprof.sections.settings.result import FsdpSetup, OptimizerSetup, SettingsResult
+from distprof.sections.settings.show import settings_table
 from tests.report.samples import healthy
 from tests.rules.samples import ddp, loader, settings
 

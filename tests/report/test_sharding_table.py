@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from distprof.analyzers.sharding import ShardingResult, TensorTraffic
-from distprof.report.views.sharding import sharding_table
+from distprof.sections.sharding.result import ShardingResult, TensorTraffic
+from distprof.sections.sharding.show import sharding_table
 from tests.report.samples import SAMPLES
 from tests.rules.samples import MS, sharded_axis
 

@@ -6,11 +6,11 @@ import msgspec
 import pytest
 
 import distprof
-from distprof.analyzers.job import JobResult
-from distprof.analyzers.settings import SettingsResult
-from distprof.analyzers.step_log import StepLogResult
 from distprof.artefacts.summary_file import StepParts
-from distprof.report.summary import summarize_report
+from distprof.sections.job.result import JobResult
+from distprof.sections.settings.result import SettingsResult
+from distprof.sections.step_log.result import StepLogResult
+from distprof.verbs.summaries import summarize_report
 from tests.rules.samples import host_setup
 
 GOLDEN = Path(__file__).parents[1] / "golden"

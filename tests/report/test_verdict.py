@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from distprof.analyzers.idle import IdleResult
-from distprof.analyzers.stragglers.analysis import RankStraggler, StragglersResult
-from distprof.report.model import Report
-from distprof.report.verdict import judge
+from distprof.sections.idle.result import IdleResult
+from distprof.sections.report import Report
+from distprof.sections.stragglers.result import RankStraggler, StragglersResult
+from distprof.sections.verdict import judge
 from distprof.terms import StepSource, StragglerCause, StragglerPattern
 from tests.report.job_samples import JOB, SAMPLES, failed_job
 from tests.report.samples import (

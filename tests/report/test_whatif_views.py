@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distprof.analyzers.whatif.analysis import PathShare, Scenario, WhatIfResult, WorkerSlowdown
-from distprof.report.advice import cost_text
-from distprof.report.markdown import render as render_markdown
-from distprof.report.model import Report
-from distprof.report.registry import RenderOptions
-from distprof.report.text import render as render_text
-from distprof.report.verdict import judge
-from distprof.report.views.whatif import path_table, whatif_table
+from distprof.documents.advice import cost_text
+from distprof.documents.markdown import render as render_markdown
+from distprof.documents.text import render as render_text
+from distprof.formats import RenderOptions
+from distprof.sections.report import Report
+from distprof.sections.verdict import judge
+from distprof.sections.whatif.result import PathShare, Scenario, WhatIfResult, WorkerSlowdown
+from distprof.sections.whatif.show import path_table, whatif_table
 from tests.report.samples import MS, US, finding, report_of, straggler, waterfall_of
 
 STEP = 22_300 * US

@@ -10,61 +10,56 @@ from typing import Any
 
 import msgspec
 
-from distprof.analyzers.breakdown import BreakdownResult, StepTimeResult
-from distprof.analyzers.capture import CaptureResult, NodeClock
-from distprof.analyzers.collective_summary import CollectiveSummaryResult, SummarisedClass
-from distprof.analyzers.collectives import CollectiveClass, CollectivesResult
-from distprof.analyzers.device_memory import DeviceMemory
-from distprof.analyzers.efficiency import EfficiencyResult
-from distprof.analyzers.gradients import GradientGroup, GradientsResult
-from distprof.analyzers.idle import IdleResult, SyncCall
-from distprof.analyzers.input_readiness import InputReadinessResult
-from distprof.analyzers.job import JobResult, ProbeOverhead
-from distprof.analyzers.kernels import KernelsResult
-from distprof.analyzers.memory import MemoryResult
-from distprof.analyzers.messages import MessageRank, MessagesResult
-from distprof.analyzers.moe.result import MoeExchange, MoeLayer, MoePlacement, MoeResult
-from distprof.analyzers.nccl import (
-    BETWEEN,
-    INSIDE,
-    NcclHost,
-    NcclResult,
-    NcclSetting,
-    NcclTransport,
-)
-from distprof.analyzers.overlap import OverlapResult
-from distprof.analyzers.pauses import PausesResult, RankPauses
-from distprof.analyzers.pipeline.analysis import (
-    PipelineGroup,
-    PipelinePosition,
-    PipelinePrediction,
-    PipelineRank,
-    PipelineResult,
-)
-from distprof.analyzers.placement import PlacedAxis, PlacedNode, PlacementResult
-from distprof.analyzers.result import Result
-from distprof.analyzers.rows import (
-    RankBreakdown,
-    RankIdle,
-    RankOverlap,
-    RankWaterfall,
-    StepBreakdown,
-)
-from distprof.analyzers.settings import (
+from distprof.sections.base import Result
+from distprof.sections.capture.result import CaptureResult, NodeClock
+from distprof.sections.collectives.result import CollectiveClass, CollectivesResult
+from distprof.sections.efficiency.device_memory import DeviceMemory
+from distprof.sections.efficiency.result import EfficiencyResult
+from distprof.sections.gradients.result import GradientGroup, GradientsResult
+from distprof.sections.idle.result import IdleResult, PausesResult, RankIdle, RankPauses, SyncCall
+from distprof.sections.job.result import JobResult, ProbeOverhead
+from distprof.sections.kernels.result import KernelsResult
+from distprof.sections.memory.result import MemoryResult
+from distprof.sections.moe.result import MoeExchange, MoeLayer, MoePlacement, MoeResult
+from distprof.sections.nccl.measure import BETWEEN, INSIDE
+from distprof.sections.nccl.result import NcclHost, NcclResult, NcclSetting, NcclTransport
+from distprof.sections.overlap.result import OverlapResult, RankOverlap
+from distprof.sections.pipeline.result import PipelinePosition, PipelineRank, PipelineResult
+from distprof.sections.pipeline.rows import PipelineGroup, PipelinePrediction
+from distprof.sections.placement.result import PlacedAxis, PlacedNode, PlacementResult
+from distprof.sections.settings.result import (
     DdpSetup,
     HostSetup,
     LoaderSetup,
     RankFeed,
     SettingsResult,
 )
-from distprof.analyzers.sharding import ShardedAxis, ShardingResult
-from distprof.analyzers.step_log import RankStepLog, StepLogResult
-from distprof.analyzers.stragglers.analysis import RankStraggler, StepBlame, StragglersResult
-from distprof.analyzers.telemetry import DeviceNvlink, RankTelemetry, TelemetryResult
-from distprof.analyzers.telemetry_window import WindowSensors
-from distprof.analyzers.training_log import TrainingLogResult
-from distprof.analyzers.waterfall import WaterfallResult
-from distprof.analyzers.whatif.analysis import WhatIfResult
+from distprof.sections.sharding.result import ShardedAxis, ShardingResult
+from distprof.sections.step_log.result import RankStepLog, StepLogResult
+from distprof.sections.stragglers.result import (
+    MessageRank,
+    MessagesResult,
+    RankStraggler,
+    StepBlame,
+    StragglersResult,
+)
+from distprof.sections.summaries.result import (
+    CollectiveSummaryResult,
+    InputReadinessResult,
+    SummarisedClass,
+)
+from distprof.sections.telemetry.result import DeviceNvlink, RankTelemetry, TelemetryResult
+from distprof.sections.telemetry.window import WindowSensors
+from distprof.sections.time.result import (
+    BreakdownResult,
+    RankBreakdown,
+    RankWaterfall,
+    StepBreakdown,
+    StepTimeResult,
+    WaterfallResult,
+)
+from distprof.sections.training_log.result import TrainingLogResult
+from distprof.sections.whatif.result import WhatIfResult
 from distprof.terms import Confidence, StepSource, StragglerCause, StragglerPattern
 from distprof.units import NS_PER_MS
 

@@ -2,15 +2,14 @@
 
 import pytest
 
-from distprof.analyzers.breakdown import StepTimeResult
-from distprof.analyzers.waterfall import WaterfallResult
 from distprof.errors import UsageError
-from distprof.planning.configuration import ConfigurationResult
-from distprof.planning.layout import Layout
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Rule
 from distprof.rules.engine import run_rules
 from distprof.rules.page import parse_page
+from distprof.sections.time.result import StepTimeResult, WaterfallResult
 from distprof.terms import Confidence, Severity
+from distprof.verbs.plan.configuration import ConfigurationResult
+from distprof.verbs.plan.layout import Layout
 from tests.rules.samples import healthy
 
 

@@ -3,9 +3,9 @@
 import msgspec
 import pytest
 
-from distprof.analyzers.moe.result import MoeResult
 from distprof.rules.engine import run_rules
 from distprof.rules.registry import find_rule
+from distprof.sections.moe.result import MoeResult
 from distprof.terms import Confidence
 from tests.rules.samples import (
     MS,

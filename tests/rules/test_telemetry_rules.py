@@ -11,16 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import distprof
-from distprof.analyzers.telemetry import (
+from distprof.rules.engine import run_rules
+from distprof.rules.registry import all_rules
+from distprof.sections.telemetry.result import (
     DeviceError,
     DeviceTelemetry,
     RankTelemetry,
     TelemetryResult,
 )
-from distprof.rules.engine import run_rules
-from distprof.rules.registry import all_rules
-from distprof.rules.telemetry._devices import medians_of_others
-from distprof.rules.telemetry._xid import meaning_of
+from distprof.sections.telemetry.rules._shared import meaning_of, medians_of_others
 from distprof.terms import Severity
 from tests.rules.samples import RANKS, healthy, telemetry
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from distprof.ingest.assemble import assemble_run
-from distprof.run.waits import last_start_on_own_clock
+from distprof.join.waits import last_start_on_own_clock
 from distprof.schema import ABSENT
 from distprof.terms import CollectiveKind
 from tests.simulator import Collective, Compute, Exchange, SimulatedJob, SlowDevice

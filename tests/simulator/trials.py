@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 
 import distprof
 from distprof.ingest.assemble import assemble_run
-from distprof.report.model import Report
-from distprof.rules.finding import Finding
+from distprof.rules.base import Finding
+from distprof.sections.report import Report
 from tests.simulator.job import (
     Fault,
     GarbageCollection,

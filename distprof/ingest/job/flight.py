@@ -1,7 +1,7 @@
 """The Flight Recorder's dump of one rank: which collectives it asked for, in which group.
 
 A trace of gloo names neither groups nor sequence numbers; the recorder, which is on by default,
-does. The format is :mod:`distprof.ingest.flight_recorder`'s business.
+does. The format is :mod:`distprof.ingest.flight.recorder`'s business.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distprof.errors import InputError
-from distprof.ingest.flight_recorder import MAX_BYTES, parse_flight
+from distprof.ingest.flight.recorder import MAX_BYTES, parse_flight
 from distprof.ingest.job.files import Folder
 from distprof.run.flight import FLIGHT
 from distprof.schema import Coded, Int64Array, Table

@@ -20,9 +20,8 @@ from distprof.ingest.kineto.events import (
     Metadata,
     MetadataArguments,
 )
-from distprof.ingest.kineto.repair import clean_text, repair_event
+from distprof.ingest.kineto.repair import as_int, as_stream, as_text, clean_text, repair_event
 from distprof.ingest.kineto.times import INVALID_NS, text_to_ns
-from distprof.ingest.kineto.values import as_int, as_stream, as_text
 
 __all__ = ["PermissiveEvents", "decode_permissively"]
 

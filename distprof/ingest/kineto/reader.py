@@ -14,9 +14,8 @@ import numpy as np
 from distprof.errors import InputError
 from distprof.ingest.kineto.collect import Collector, HostSink
 from distprof.ingest.kineto.decode import DecodeState, EventColumns, decode_events
-from distprof.ingest.kineto.device import DeviceSearch
+from distprof.ingest.kineto.device import DeviceSearch, parse_metadata
 from distprof.ingest.kineto.framing import Framer
-from distprof.ingest.kineto.metadata import parse_metadata
 from distprof.ingest.kineto.parsed import ParsedTrace
 from distprof.ingest.kineto.salvage import salvage_events
 from distprof.ingest.kineto.source import ByteSource

@@ -11,7 +11,11 @@ import json
 import re
 from typing import Any
 
-__all__ = ["clean_text", "repair_event"]
+import msgspec
+
+from distprof.schema import ABSENT
+
+__all__ = ["NO_STREAM", "as_int", "as_stream", "as_text", "clean_text", "repair_event"]
 
 _NOT_A_NUMBER = re.compile(r"(?<=[:\[,\s])[-+]?(?:nan|inf|infinity)(?=\s*[,}\]])", re.IGNORECASE)
 _LONE_BACKSLASH = re.compile(r'\\(?:(["\\/bfnrt]|u[0-9a-fA-F]{4})|)')
@@ -104,3 +108,42 @@ def _end_of_string(text: str, start: int, closes: re.Pattern[str]) -> int:
 
 def _escape_quotes(inner: str) -> str:
     return re.sub(r'(\\.)|"', lambda match: match[1] or '\\"', inner, flags=re.DOTALL)
+
+
+# Values ------------------------------------------------------------------------------------------
+
+_LARGEST = 2**63 - 1
+NO_STREAM = 2**32 - 1
+"""How an unsigned writer prints stream -1."""
+
+
+def as_int(value: Any) -> int:
+    """An int64; ABSENT for what is no decimal integer or does not fit."""
+    if isinstance(value, str):
+        try:
+            value = int(value) if len(value) < 20 else ABSENT
+        except ValueError:
+            return ABSENT
+    elif isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if not isinstance(value, int) or isinstance(value, bool):
+        return ABSENT
+    return value if -_LARGEST <= value <= _LARGEST else ABSENT
+
+
+def as_stream(value: Any) -> int:
+    """A stream number; ABSENT for 2**32 - 1, for pointers such as ``0x0`` and for text."""
+    stream = as_int(value)
+    return ABSENT if stream == NO_STREAM or stream < 0 else stream
+
+
+def as_text(value: Any) -> str:
+    """A string as it is, other values as compact JSON, empty for None."""
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return clean_text(value)
+    try:
+        return msgspec.json.encode(value).decode()
+    except (msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError):
+        return clean_text(str(value)[:1000])

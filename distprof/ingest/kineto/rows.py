@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distprof.ingest.kineto.events import Complete, ExactComplete
+from distprof.ingest.kineto.repair import NO_STREAM, as_int, as_stream
 from distprof.ingest.kineto.symbols import DROPPED, Symbols, SymbolTable
 from distprof.ingest.kineto.times import INVALID_NS, micros_to_ns
-from distprof.ingest.kineto.values import NO_STREAM, as_int, as_stream
 from distprof.schema import ABSENT, Int64Array
 from distprof.units import NS_PER_S
 

@@ -7,11 +7,11 @@ import msgspec
 import pytest
 
 import distprof
-from distprof.analyzers.collectives import CollectiveClass, CollectivesResult
-from distprof.analyzers.comparison.analysis import FoundProblem, Side, compare
-from distprof.analyzers.kernels import KernelRow, KernelsResult
 from distprof.artefacts.summary_file import Fingerprint, StepParts, SummaryFile
-from distprof.report.comparison_reporters import compare_reports
+from distprof.sections.collectives.result import CollectiveClass, CollectivesResult
+from distprof.sections.kernels.result import KernelRow, KernelsResult
+from distprof.verbs.compare.measure import FoundProblem, Side, compare
+from distprof.verbs.compare.show import compare_reports
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 

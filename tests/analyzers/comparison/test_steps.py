@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distprof.analyzers.comparison.steps import compare_steps, median_interval
+from distprof.verbs.compare.measure import compare_steps, median_interval
 
 TIMES = st.lists(st.integers(1, 10**12), min_size=1, max_size=60)
 

@@ -10,12 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distprof.analyzers.hang.analysis import diagnose
-from distprof.analyzers.hang.result import HangKind, HangReport, HangState
-from distprof.ingest.flight_recorder import parse_flight
+from distprof.ingest.flight.recorder import parse_flight
 from distprof.run.flight import FlightDump
-from distprof.run.hang_evidence import HangEvidence, LogLine
 from distprof.terms import Confidence
+from distprof.verbs.hang.measure import diagnose
+from distprof.verbs.hang.result import HangEvidence, HangKind, HangReport, HangState, LogLine
 from tests.flight_jobs import GPU_ERROR, LOCK_GIL, MS, START_NS, diagnosed, dump, job, message, op
 
 TIMEOUT = LogLine(rank=0, file="a.log", line=1, about="timeout", text="Watchdog caught ...")

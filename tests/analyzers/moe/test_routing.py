@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distprof.analyzers.moe import routing as moe_routing
-from distprof.analyzers.moe.analysis import analyze_moe
-from distprof.analyzers.moe.placement import placement_of_log
-from distprof.analyzers.moe.routing import combine_routing, measure_routing
 from distprof.run.records import ROUTING, STEP_LOG, RankRecords
 from distprof.schema import ABSENT
+from distprof.sections.moe import routing as moe_routing
+from distprof.sections.moe.measure import analyze_moe
+from distprof.sections.moe.placement import placement_of_log
+from distprof.sections.moe.routing import combine_routing, measure_routing
 from tests.builders import RankBuilder, make_run, table_of
 
 

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distprof.analyzers.measure import measure
-from distprof.analyzers.moe.analysis import analyze_moe
-from distprof.analyzers.moe.result import MoeResult
-from distprof.analyzers.moe.routing import combine_routing, measure_routing
 from distprof.rules.engine import run_rules
 from distprof.rules.registry import find_rule
+from distprof.sections.measure_run import measure
+from distprof.sections.moe.measure import analyze_moe
+from distprof.sections.moe.result import MoeResult
+from distprof.sections.moe.routing import combine_routing, measure_routing
 from distprof.terms import MeshAxis
 from tests.analyzers.moe.moe_job import (
     TOKEN_BYTES,

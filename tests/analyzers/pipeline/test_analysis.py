@@ -2,8 +2,8 @@
 
 import pytest
 
-from distprof.analyzers.messages import analyze_messages
-from distprof.analyzers.pipeline.analysis import NO_MARKS, analyze_pipeline
+from distprof.sections.pipeline.measure import NO_MARKS, analyze_pipeline
+from distprof.sections.stragglers.messages import analyze_messages
 from distprof.terms import ActivityKind
 from tests.analyzers.measured import measured
 from tests.builders import RankBuilder, make_run

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 import distprof
-from distprof.analyzers.pipeline.analysis import NO_STAGES, analyze_pipeline
-from distprof.analyzers.pipeline.from_operations import pipelines_of_log
-from distprof.run.operations import OPERATIONS, OperationLog
+from distprof.run.evidence import OPERATIONS, OperationLog
+from distprof.sections.pipeline.measure import NO_STAGES, analyze_pipeline
+from distprof.sections.pipeline.sources import pipelines_of_log
 from distprof.terms import Confidence, SlotKind
 from tests.builders import make_run, table_of
 

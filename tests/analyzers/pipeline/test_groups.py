@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from distprof.analyzers.measure import measure
-from distprof.analyzers.pipeline.analysis import analyze_pipeline
-from distprof.analyzers.pipeline.from_messages import SOURCE
 from distprof.run.run import ClockAlignment
 from distprof.run.topology import ProcessGroup
+from distprof.sections.measure_run import measure
+from distprof.sections.pipeline.measure import analyze_pipeline
+from distprof.sections.pipeline.sources import SOURCE
 from distprof.terms import CollectiveKind, Confidence, MeshAxis
 from tests.builders import RankBuilder, make_run
 

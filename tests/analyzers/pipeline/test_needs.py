@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from distprof.analyzers.context import StageSlots
-from distprof.analyzers.pipeline.needs import needed_at
 from distprof.run.tables import COLLECTIVES
 from distprof.schema import ABSENT
+from distprof.sections.context import StageSlots
+from distprof.sections.pipeline.slots import needed_at
 from distprof.terms import CollectiveKind, SlotKind
 from tests.simulator.by_hand import collective
 from tests.simulator.tables import table

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distprof.analyzers.pipeline.names import UNKNOWN_STAGE, SlotName, parse_mark, parse_torch
 from distprof.schema import ABSENT
+from distprof.sections.pipeline.marks import UNKNOWN_STAGE, SlotName, parse_mark, parse_torch
 from distprof.terms import ActivityKind, SlotKind
 from tests.analyzers.measured import measured
 from tests.builders import RankBuilder

@@ -12,11 +12,11 @@ from functools import cache
 import numpy as np
 import pytest
 
-from distprof.analyzers.measure import measure
-from distprof.analyzers.pipeline.analysis import analyze_pipeline
 from distprof.costs.pipeline import bubble_fraction
 from distprof.costs.schedules import SCHEDULES, orders
 from distprof.ingest.open import open_run
+from distprof.sections.measure_run import measure
+from distprof.sections.pipeline.measure import analyze_pipeline
 from tests.simulator.pipeline_job import PipelineJob
 
 US = 1_000

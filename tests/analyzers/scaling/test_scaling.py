@@ -8,12 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distprof.analyzers.scaling.analysis import analyze_scaling
-from distprof.analyzers.scaling.losses import scaled
-from distprof.analyzers.scaling.result import CAUSES, ScalingResult
 from distprof.artefacts.summary_file import Fingerprint, StepParts, SummaryFile
 from distprof.costs.scaling import usl_speedup
 from distprof.rules.engine import run_rules
+from distprof.verbs.sweep.measure import analyze_scaling, scaled
+from distprof.verbs.sweep.result import CAUSES, ScalingResult
 from tests.analyzers.scaling.sweeps import MS, parts, runs
 
 

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from distprof.analyzers.measure import measure
-from distprof.analyzers.pauses import HostPauses
-from distprof.analyzers.stragglers.analysis import analyze_stragglers
 from distprof.run.run import ClockAlignment
+from distprof.sections.idle.pauses import HostPauses
+from distprof.sections.measure_run import measure
+from distprof.sections.stragglers.measure import analyze_stragglers
 from distprof.terms import CollectiveKind, StragglerCause, StragglerPattern
 from tests.analyzers.joined import join_by_seq
 from tests.builders import RankBuilder, make_run

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distprof.analyzers.measure import measure
-from distprof.analyzers.stragglers.analysis import analyze_stragglers
 from distprof.ingest.assemble import assemble_run
+from distprof.sections.measure_run import measure
+from distprof.sections.stragglers.measure import analyze_stragglers
 from distprof.terms import StragglerPattern
 from tests.simulator import Collective, Compute, Input, SimulatedJob, SlowDevice, SlowLink
 

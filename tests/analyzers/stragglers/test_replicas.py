@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from distprof.analyzers.measure import measure
-from distprof.analyzers.stragglers.analysis import analyze_stragglers
-from distprof.analyzers.stragglers.held_stages import held_stages
 from distprof.ingest.assemble import assemble_run
+from distprof.sections.measure_run import measure
+from distprof.sections.stragglers.held_stages import held_stages
+from distprof.sections.stragglers.measure import analyze_stragglers
 from distprof.terms import StragglerCause, StragglerPattern
 from tests.simulator import GarbageCollection, LateInput, Marked, SlowDevice
 from tests.simulator.shapes import pipeline

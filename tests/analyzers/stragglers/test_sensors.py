@@ -2,12 +2,12 @@
 
 import pytest
 
-from distprof.analyzers.measure import measure
-from distprof.analyzers.stragglers.analysis import analyze_stragglers
-from distprof.analyzers.stragglers.sensors import sensed_difference
-from distprof.analyzers.telemetry import RankTelemetry, TelemetryResult
 from distprof.ingest.assemble import assemble_run
-from distprof.rules.stragglers._naming import because, fix_of
+from distprof.sections.measure_run import measure
+from distprof.sections.stragglers.causes import sensed_difference
+from distprof.sections.stragglers.measure import analyze_stragglers
+from distprof.sections.stragglers.rules._shared import because, fix_of
+from distprof.sections.telemetry.result import RankTelemetry, TelemetryResult
 from distprof.terms import StragglerCause
 from tests.simulator import SimulatedJob, SlowDevice
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from distprof.analyzers.measure import measure
-from distprof.analyzers.pauses import host_pauses
-from distprof.analyzers.stragglers.analysis import analyze_stragglers
-from distprof.analyzers.stragglers.sequences import ATTENTION
 from distprof.ingest.assemble import assemble_run
+from distprof.sections.idle.pauses import host_pauses
+from distprof.sections.measure_run import measure
+from distprof.sections.stragglers.measure import analyze_stragglers
+from distprof.sections.stragglers.sequences import ATTENTION
 from distprof.terms import StragglerCause, StragglerPattern
 from tests.simulator import SlowDevice, rotating
 from tests.simulator.shapes import Shape, long_documents

@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from distprof.analyzers.measure import measure
-from distprof.analyzers.stragglers.analysis import analyze_stragglers
-from distprof.analyzers.stragglers.arrivals import judge_arrivals
-from distprof.analyzers.stragglers.inheritance import range_argmax
-from distprof.analyzers.stragglers.patterns import chance_of_share
+from distprof.sections.measure_run import measure
+from distprof.sections.stragglers.arrivals import judge_arrivals
+from distprof.sections.stragglers.inheritance import range_argmax
+from distprof.sections.stragglers.measure import analyze_stragglers
+from distprof.sections.stragglers.patterns import chance_of_share
 from distprof.terms import CollectiveKind, StragglerCause, StragglerPattern
 from tests.analyzers.joined import join_by_seq, joined_run, stragglers_of, without_ranks
 from tests.builders import RankBuilder, identity_clock, make_run

@@ -7,12 +7,12 @@ from collections import defaultdict
 
 import pytest
 
-from distprof.analyzers.whatif.operation_replay import replay_of
-from distprof.analyzers.whatif.operation_rows import lay_out
-from distprof.analyzers.whatif.operations import simulate_operations
 from distprof.costs.plain_orders import gpipe, interleaved_1f1b, one_f_one_b
-from distprof.run.operations import OPERATIONS, OperationLog
+from distprof.run.evidence import OPERATIONS, OperationLog
 from distprof.schema import Coded, Table
+from distprof.sections.whatif.operation_graph import lay_out
+from distprof.sections.whatif.operation_replay import replay_of
+from distprof.sections.whatif.operations import simulate_operations
 from tests.simulator.pipeline_job import PipelineJob
 
 MS = 1_000_000

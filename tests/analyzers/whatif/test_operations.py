@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distprof.analyzers.whatif import operation_scenarios as by
-from distprof.analyzers.whatif.operation_replay import OperationReplay, replay_of
-from distprof.analyzers.whatif.operation_rows import lay_out
-from distprof.analyzers.whatif.operations import simulate_operations
-from distprof.ingest.operation_table import read_operation_table
+from distprof.ingest.kinds.operation_table import read_operation_table
+from distprof.sections.whatif import operation_scenarios as by
+from distprof.sections.whatif.operation_graph import lay_out
+from distprof.sections.whatif.operation_replay import OperationReplay, replay_of
+from distprof.sections.whatif.operations import simulate_operations
 from tests.operation_logs import BY_HAND, MS, joined, log_of, pipeline_rows
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "straggler" / "bytedance-ST"

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distprof.analyzers.whatif.sections import evened, mean_of_peers, median_of_others
+from distprof.sections.whatif.delays import evened, mean_of_peers, median_of_others
 
 
 def test_one_factor_per_rank_is_taken_away():

@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distprof.analyzers.context import MainLine, Own
 from distprof.schema import ABSENT
+from distprof.sections.context import MainLine, Own
 from distprof.terms import ActivityKind, CollectiveKind
 from tests.analyzers.measured import measured
 from tests.builders import RankBuilder

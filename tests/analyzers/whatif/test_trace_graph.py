@@ -10,13 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import distprof
-from distprof.analyzers.measure import measure
-from distprof.analyzers.moe.result import MoeResult
-from distprof.analyzers.stragglers.analysis import analyze_stragglers
-from distprof.analyzers.whatif.analysis import WhatIfResult, analyze_whatif
-from distprof.analyzers.whatif.trace_graph import TraceGraph, trace_graph
 from distprof.ingest.assemble import assemble_run
 from distprof.run.run import Run
+from distprof.sections.measure_run import measure
+from distprof.sections.moe.result import MoeResult
+from distprof.sections.stragglers.measure import analyze_stragglers
+from distprof.sections.whatif.measure import analyze_whatif
+from distprof.sections.whatif.result import WhatIfResult
+from distprof.sections.whatif.trace_graph import TraceGraph, trace_graph
 from distprof.terms import CollectiveKind
 from tests.builders import RankBuilder, make_run
 from tests.simulator import (

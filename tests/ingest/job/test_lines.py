@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distprof.artefacts.records import MemoryRecord
-from distprof.ingest.job import lines
+from distprof.ingest.job import rank_folder as lines
 from distprof.ingest.job.files import Folder
-from distprof.ingest.job.lines import read_lines
+from distprof.ingest.job.rank_folder import read_lines
 
 HEADER = b'{"schema":"distprof.memory/1","rank":0,"about":{"device":"A"}}\n'
 LINE = b'{"step":%d,"t_ns":5}\n'

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from distprof.ingest.nccl_log import fits_nccl_log, read_nccl_log
+from distprof.ingest.kinds.nccl_log import fits_nccl_log, read_nccl_log
 from distprof.run.nccl_log import NcclLog
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "nccl"

@@ -10,10 +10,9 @@ import pytest
 import distprof
 from distprof.artefacts.run_file import RankEntry, RunFile
 from distprof.ingest.assemble import assemble_run
-from distprof.ingest.sensors.collect import Collector, Identity
-from distprof.ingest.sensors.join import with_device_log
-from distprof.ingest.sensors.places import Places
-from distprof.ingest.sensors.zone import Recorded, find_zone
+from distprof.ingest.kinds.sensors.collect import Collector, Identity
+from distprof.ingest.kinds.sensors.join import Recorded, find_zone, with_device_log
+from distprof.ingest.kinds.sensors.places import Places
 from distprof.run.device_log import DeviceEvent
 from distprof.run.nccl_log import NcclCommunicator, NcclLog, NcclMember, NcclProcess
 from distprof.run.records import RankRecords

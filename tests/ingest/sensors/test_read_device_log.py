@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distprof.errors import InputError
-from distprof.ingest.sensors.collect import Collector
-from distprof.ingest.sensors.read import (
+from distprof.ingest.kinds.sensors.collect import Collector
+from distprof.ingest.kinds.sensors.read import (
     _Dispatcher,
     _HeadlessError,
     fits_device_log,

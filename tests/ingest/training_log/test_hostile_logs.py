@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from distprof.errors import InputError
+from distprof.ingest.kinds.training_log import _grammars, fits_training_log, read_training_log
+from distprof.ingest.kinds.training_logs.grammar import MAX_ROWS, Grammar
 from distprof.ingest.log_files import MAX_LINE_BYTES, Blocks
-from distprof.ingest.training_log import _grammars, fits_training_log, read_training_log
-from distprof.ingest.training_log.grammar import MAX_ROWS, Grammar
 from distprof.run.training_log import TrainingLog
 from distprof.schema import ABSENT
 
@@ -122,7 +122,7 @@ def test_reports_beyond_a_bound_are_not_kept():
         name = "many"
         signs = ()
 
-    from distprof.ingest.training_log.grammar import Row
+    from distprof.ingest.kinds.training_logs.grammar import Row
 
     grammar = Many()
     row = Row(iteration=1)
@@ -143,7 +143,7 @@ def test_a_log_that_is_cut_inside_its_archive_is_read_up_to_there(tmp_path):
 
 
 def test_timers_beyond_a_bound_are_not_kept(monkeypatch):
-    monkeypatch.setattr("distprof.ingest.training_log.grammar.MAX_TIMER_VALUES", 3)
+    monkeypatch.setattr("distprof.ingest.kinds.training_logs.grammar.MAX_TIMER_VALUES", 3)
     grammar = _grammars()[0]
     for _ in range(4):
         grammar.take(b" iteration 1/ 9 | elapsed time per iteration (ms): 5.0 |\n")

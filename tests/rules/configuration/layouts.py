@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from distprof.hardware import load_sheet
-from distprof.planning.cluster import Cluster
-from distprof.planning.configuration import ConfigurationResult, configured
-from distprof.planning.layout import parse_layout
-from distprof.planning.models import preset, preset_sequence
-from distprof.planning.question import Question
+from distprof.sections.efficiency.models import preset, preset_sequence
+from distprof.verbs.plan.cluster import Cluster
+from distprof.verbs.plan.configuration import ConfigurationResult, configured
+from distprof.verbs.plan.layout import parse_layout
+from distprof.verbs.plan.question import Question
 
 Results = dict[type[ConfigurationResult], ConfigurationResult]
 

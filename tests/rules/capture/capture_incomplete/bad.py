@@ -1,6 +1,6 @@
 """Half of the ranks were not recorded."""
 
-from distprof.analyzers.capture import CaptureResult
+from distprof.sections.capture.result import CaptureResult
 from tests.rules.samples import Results, capture, healthy
 
 

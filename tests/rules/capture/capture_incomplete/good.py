@@ -1,6 +1,6 @@
 """A few broken events among many, and nothing else."""
 
-from distprof.analyzers.capture import CaptureResult
+from distprof.sections.capture.result import CaptureResult
 from tests.rules.samples import Results, capture, healthy
 
 

@@ -1,6 +1,6 @@
 """The first step waits for the last profiler to start."""
 
-from distprof.analyzers.capture import CaptureResult
+from distprof.sections.capture.result import CaptureResult
 from tests.rules.samples import Results, capture, healthy
 
 

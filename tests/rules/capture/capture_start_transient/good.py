@@ -1,6 +1,6 @@
 """The profiler had time to settle."""
 
-from distprof.analyzers.capture import CaptureResult
+from distprof.sections.capture.result import CaptureResult
 from tests.rules.samples import Results, capture, healthy
 
 

@@ -1,6 +1,6 @@
 """The nodes were recorded one after the other."""
 
-from distprof.analyzers.capture import CaptureResult
+from distprof.sections.capture.result import CaptureResult
 from tests.rules.samples import Results, capture, healthy
 
 

@@ -1,6 +1,6 @@
 """The recordings start a few collectives apart: the first step is cut."""
 
-from distprof.analyzers.capture import CaptureResult
+from distprof.sections.capture.result import CaptureResult
 from tests.rules.samples import Results, capture, healthy
 
 

@@ -1,6 +1,6 @@
 """A rank was killed; its peers noticed."""
 
-from distprof.analyzers.job import JobError, JobFailure, JobResult
+from distprof.sections.job.result import JobError, JobFailure, JobResult
 from tests.rules.samples import Results, changed, healthy
 
 

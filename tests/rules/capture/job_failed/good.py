@@ -1,6 +1,6 @@
 """The job was interrupted by its user, which is no failure."""
 
-from distprof.analyzers.job import JobResult
+from distprof.sections.job.result import JobResult
 from tests.rules.samples import Results, changed, healthy
 
 

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from distprof.analyzers.job import JobResult
+from distprof.sections.job.result import JobResult
 from tests.rules.samples import OVERHEAD, Results, changed, healthy
 
 

@@ -1,6 +1,6 @@
 """Each of four micro-batches is reduced; the three that are not needed expose 0.6 ms."""
 
-from distprof.analyzers.gradients import GradientsResult
+from distprof.sections.gradients.result import GradientsResult
 from tests.rules.samples import US, Results, gradient_group, gradients, healthy
 
 

@@ -1,6 +1,6 @@
 """Four micro-batches, reduced once."""
 
-from distprof.analyzers.gradients import GradientsResult
+from distprof.sections.gradients.result import GradientsResult
 from tests.rules.samples import Results, gradient_group, gradients, healthy
 
 

@@ -1,6 +1,6 @@
 """Ranks arrive 2 ms apart in each step, and no rank is behind it."""
 
-from distprof.analyzers.collectives import CollectivesResult
+from distprof.sections.collectives.result import CollectivesResult
 from tests.rules.samples import US, Results, collective_class, collectives, healthy
 
 

@@ -1,6 +1,6 @@
 """As much waiting, next to no exposure: computation hides it."""
 
-from distprof.analyzers.collectives import CollectivesResult
+from distprof.sections.collectives.result import CollectivesResult
 from tests.rules.samples import US, Results, collective_class, collectives, healthy
 
 

@@ -1,6 +1,6 @@
 """Gradient buckets at a quarter of what the fabric profile reaches; the rest is healthy."""
 
-from distprof.analyzers.collectives import CollectivesResult
+from distprof.sections.collectives.result import CollectivesResult
 from tests.rules.samples import Results, collective_class, collectives, healthy
 
 

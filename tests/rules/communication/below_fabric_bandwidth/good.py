@@ -1,6 +1,6 @@
 """The same buckets on a network that can do no better; small ones are slow and do not matter."""
 
-from distprof.analyzers.collectives import CollectivesResult
+from distprof.sections.collectives.result import CollectivesResult
 from tests.rules.samples import Results, collective_class, collectives, healthy
 
 

@@ -1,6 +1,6 @@
 """All collectives of the sharding axis are on the stream of the kernels."""
 
-from distprof.analyzers.sharding import ShardingResult, SharedStream
+from distprof.sections.sharding.result import ShardingResult, SharedStream
 from tests.rules.samples import US, Results, changed, healthy, sharded_axis
 
 

@@ -1,6 +1,6 @@
 """Only the norm of the gradients is reduced among the kernels."""
 
-from distprof.analyzers.sharding import ShardingResult, SharedStream
+from distprof.sections.sharding.result import ShardingResult, SharedStream
 from tests.rules.samples import US, Results, changed, healthy, sharded_axis
 
 

@@ -1,6 +1,6 @@
 """Eight GPUs, and gloo between them."""
 
-from distprof.analyzers.efficiency import EfficiencyResult
+from distprof.sections.efficiency.result import EfficiencyResult
 from tests.rules.samples import Results, changed, healthy
 
 

@@ -1,6 +1,6 @@
 """gloo between eight CPUs, which is what it is for."""
 
-from distprof.analyzers.efficiency import EfficiencyResult
+from distprof.sections.efficiency.result import EfficiencyResult
 from tests.rules.samples import Results, changed, healthy
 
 

@@ -1,6 +1,6 @@
 """Eight ranks on two nodes exchange tokens, each with each; 2.5 ms of it are exposed."""
 
-from distprof.analyzers.placement import PlacementResult
+from distprof.sections.placement.result import PlacementResult
 from tests.rules.samples import Results, healthy, placed_axis, placement
 
 

@@ -1,6 +1,6 @@
 """Experts inside nodes; pairs of ranks, one on each node, pass on what is left."""
 
-from distprof.analyzers.placement import PlacementResult
+from distprof.sections.placement.result import PlacementResult
 from tests.rules.samples import Results, healthy, inside, placed_axis, placement
 
 

@@ -1,6 +1,6 @@
 """A ring for everything, and no direct access between GPUs."""
 
-from distprof.analyzers.nccl import NcclResult
+from distprof.sections.nccl.result import NcclResult
 from tests.rules.samples import Results, healthy, nccl, nccl_setting
 
 

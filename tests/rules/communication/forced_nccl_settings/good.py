@@ -1,6 +1,6 @@
 """A size of buffers, and direct access as always."""
 
-from distprof.analyzers.nccl import NcclResult
+from distprof.sections.nccl.result import NcclResult
 from tests.rules.samples import Results, healthy, nccl, nccl_setting
 
 

@@ -1,6 +1,6 @@
 """2.4 ms of 32-bit gradients are exposed between nodes."""
 
-from distprof.analyzers.gradients import GradientsResult
+from distprof.sections.gradients.result import GradientsResult
 from tests.rules.samples import US, Results, gradient_group, gradients, healthy
 
 

@@ -1,6 +1,6 @@
 """Four micro-batches, each with its own gathers and reduce-scatters."""
 
-from distprof.analyzers.sharding import ShardingResult
+from distprof.sections.sharding.result import ShardingResult
 from tests.rules.samples import US, Results, changed, healthy, sharded_axis
 
 

@@ -1,6 +1,6 @@
 """Gathered once in forward and once in backward, reduced once; as much is exposed."""
 
-from distprof.analyzers.sharding import ShardingResult
+from distprof.sections.sharding.result import ShardingResult
 from tests.rules.samples import US, Results, changed, healthy, sharded_axis
 
 

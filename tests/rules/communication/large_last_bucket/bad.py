@@ -1,6 +1,6 @@
 """The last of three buckets holds half of the gradients and exposes 0.8 ms."""
 
-from distprof.analyzers.gradients import GradientsResult
+from distprof.sections.gradients.result import GradientsResult
 from tests.rules.samples import Results, gradient_group, gradients, healthy
 
 

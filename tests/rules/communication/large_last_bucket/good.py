@@ -1,6 +1,6 @@
 """Half of them too, but others are exposed as well: the network is busy all the time."""
 
-from distprof.analyzers.gradients import GradientsResult
+from distprof.sections.gradients.result import GradientsResult
 from tests.rules.samples import US, Results, gradient_group, gradients, healthy
 
 

@@ -1,6 +1,6 @@
 """The first of five buckets is ready when 9.5 of 10 ms of backward are done."""
 
-from distprof.analyzers.gradients import GradientsResult
+from distprof.sections.gradients.result import GradientsResult
 from tests.rules.samples import US, Results, gradient_group, gradients, healthy
 
 

@@ -1,7 +1,7 @@
 """DDP searches 0.5 ms of each step, and finds nothing."""
 
-from distprof.analyzers.gradients import GradientsResult
-from distprof.analyzers.settings import SettingsResult
+from distprof.sections.gradients.result import GradientsResult
+from distprof.sections.settings.result import SettingsResult
 from tests.rules.samples import MS, Results, ddp, gradients, healthy, settings
 
 

@@ -1,7 +1,7 @@
 """DDP searches a little, and found something once."""
 
-from distprof.analyzers.gradients import GradientsResult
-from distprof.analyzers.settings import SettingsResult
+from distprof.sections.gradients.result import GradientsResult
+from distprof.sections.settings.result import SettingsResult
 from tests.rules.samples import US, Results, ddp, gradients, healthy, settings
 
 

@@ -1,6 +1,6 @@
 """Hardly any gather begins beside computation: 0.8 ms of each step wait for them."""
 
-from distprof.analyzers.sharding import ShardingResult
+from distprof.sections.sharding.result import ShardingResult
 from tests.rules.samples import US, Results, changed, healthy, sharded_axis
 
 

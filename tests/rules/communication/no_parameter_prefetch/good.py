@@ -1,6 +1,6 @@
 """As many gathers, most of them while the unit before is computed."""
 
-from distprof.analyzers.sharding import ShardingResult
+from distprof.sections.sharding.result import ShardingResult
 from tests.rules.samples import US, Results, changed, healthy, sharded_axis
 
 

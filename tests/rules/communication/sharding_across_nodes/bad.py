@@ -1,6 +1,6 @@
 """Eight ranks on two nodes are one sharding group; 1.5 ms of its transfer is exposed."""
 
-from distprof.analyzers.collectives import CollectivesResult
+from distprof.sections.collectives.result import CollectivesResult
 from tests.rules.samples import Results, changed, collective_class, healthy
 
 

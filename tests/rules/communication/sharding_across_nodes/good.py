@@ -1,6 +1,6 @@
 """Sharded inside nodes and replicated across them: as much is exposed, but nothing is to change."""
 
-from distprof.analyzers.collectives import CollectivesResult
+from distprof.sections.collectives.result import CollectivesResult
 from tests.rules.samples import Results, changed, collective_class, healthy
 
 

@@ -1,6 +1,6 @@
 """Reducing takes 8 ms, backward 6 ms, and 1.2 ms are exposed."""
 
-from distprof.analyzers.gradients import GradientsResult
+from distprof.sections.gradients.result import GradientsResult
 from tests.rules.samples import MS, US, Results, gradient_group, gradients, healthy
 
 

@@ -1,6 +1,6 @@
 """As much is exposed, but backward takes longer than the transfer."""
 
-from distprof.analyzers.gradients import GradientsResult
+from distprof.sections.gradients.result import GradientsResult
 from tests.rules.samples import MS, US, Results, gradient_group, gradients, healthy
 
 

@@ -1,6 +1,6 @@
 """A pass of 120 gathers of 1 MB, 0.8 ms of which are exposed."""
 
-from distprof.analyzers.sharding import ShardingResult
+from distprof.sections.sharding.result import ShardingResult
 from tests.rules.samples import US, Results, changed, healthy, sharded_axis
 
 

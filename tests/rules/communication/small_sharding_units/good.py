@@ -1,6 +1,6 @@
 """A small model: six units of 1 MB, which leaves none to merge."""
 
-from distprof.analyzers.sharding import ShardingResult
+from distprof.sections.sharding.result import ShardingResult
 from tests.rules.samples import US, Results, changed, healthy, sharded_axis
 
 

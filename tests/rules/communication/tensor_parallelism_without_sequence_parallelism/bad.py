@@ -1,6 +1,6 @@
 """Activations of 16 layers are added up by all-reduces."""
 
-from distprof.analyzers.sharding import ShardingResult, TensorTraffic
+from distprof.sections.sharding.result import ShardingResult, TensorTraffic
 from tests.rules.samples import MS, Results, changed, healthy
 
 

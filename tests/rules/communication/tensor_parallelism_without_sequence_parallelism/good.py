@@ -1,6 +1,6 @@
 """The same bytes as gathers and scatters; only a norm is reduced."""
 
-from distprof.analyzers.sharding import ShardingResult, TensorTraffic
+from distprof.sections.sharding.result import ShardingResult, TensorTraffic
 from tests.rules.samples import MS, Results, changed, healthy
 
 

@@ -1,6 +1,6 @@
 """A hundred all-reduces of 4 kB in each step beside the gradient buckets."""
 
-from distprof.analyzers.collectives import CollectivesResult
+from distprof.sections.collectives.result import CollectivesResult
 from tests.rules.samples import US, Results, collective_class, collectives, healthy
 
 

@@ -1,6 +1,6 @@
 """Five of them: gradient clipping, loss, metrics."""
 
-from distprof.analyzers.collectives import CollectivesResult
+from distprof.sections.collectives.result import CollectivesResult
 from tests.rules.samples import US, Results, collective_class, collectives, healthy
 
 

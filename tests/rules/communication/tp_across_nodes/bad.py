@@ -1,6 +1,6 @@
 """Tensor parallelism of eight ranks on nodes of four; 1.5 ms of its transfer are exposed."""
 
-from distprof.analyzers.placement import PlacementResult
+from distprof.sections.placement.result import PlacementResult
 from tests.rules.samples import Results, healthy, placed_axis, placement
 
 

@@ -1,6 +1,6 @@
 """The same on one domain of two hosts, as NVL72 is: as much is exposed, and it is at its place."""
 
-from distprof.analyzers.placement import PlacementResult
+from distprof.sections.placement.result import PlacementResult
 from tests.rules.samples import Results, healthy, placed_axis, placement
 
 

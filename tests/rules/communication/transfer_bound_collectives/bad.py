@@ -1,6 +1,6 @@
 """All computation already hides communication, and 2.5 ms of transfer is left over."""
 
-from distprof.analyzers.collectives import CollectivesResult
+from distprof.sections.collectives.result import CollectivesResult
 from tests.rules.samples import US, Results, collective_class, collectives, healthy
 
 

@@ -1,6 +1,6 @@
 """The search takes 0.3 ms of each step, of which the device idles 0.2 ms."""
 
-from distprof.analyzers.gradients import GradientsResult
+from distprof.sections.gradients.result import GradientsResult
 from tests.rules.samples import US, Results, gradient_group, gradients, healthy
 
 

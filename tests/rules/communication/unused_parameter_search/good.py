@@ -1,6 +1,6 @@
 """The device computes while the host searches."""
 
-from distprof.analyzers.gradients import GradientsResult
+from distprof.sections.gradients.result import GradientsResult
 from tests.rules.samples import US, Results, gradient_group, gradients, healthy
 
 

@@ -1,6 +1,6 @@
 """Rank 1 collects garbage for 2 ms of each step of 20 ms, mean over all steps."""
 
-from distprof.analyzers.pauses import PausesResult
+from distprof.sections.idle.result import PausesResult
 from tests.rules.samples import MS, Results, healthy, pauses
 
 

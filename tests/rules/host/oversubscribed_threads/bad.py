@@ -1,6 +1,6 @@
 """Four ranks without an accelerator have 32 threads each on 64 processors."""
 
-from distprof.analyzers.settings import SettingsResult
+from distprof.sections.settings.result import SettingsResult
 from tests.rules.samples import Results, healthy, host_setup, settings
 
 

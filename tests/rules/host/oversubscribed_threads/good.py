@@ -1,6 +1,6 @@
 """One thread each on one processor, and as many threads as before where GPUs compute."""
 
-from distprof.analyzers.settings import SettingsResult
+from distprof.sections.settings.result import SettingsResult
 from tests.rules.samples import Results, healthy, host_setup, settings
 
 

@@ -1,7 +1,7 @@
 """Every tenth step takes 1 ms longer than 20 ms: half a percent."""
 
-from distprof.analyzers.stalls import PeriodicStall
-from distprof.analyzers.step_log import StepLogResult
+from distprof.sections.step_log.result import StepLogResult
+from distprof.sections.step_log.stalls import PeriodicStall
 from tests.rules.samples import MS, Results, changed, healthy
 
 

@@ -1,6 +1,6 @@
 """One connection, and 1.4 ms of the sharding axis is exposed."""
 
-from distprof.analyzers.sharding import ShardingResult, Variable
+from distprof.sections.sharding.result import ShardingResult, Variable
 from tests.rules.samples import US, Results, changed, healthy, sharded_axis
 
 

@@ -1,6 +1,6 @@
 """As much is exposed, but streams have queues of their own."""
 
-from distprof.analyzers.sharding import ShardingResult, Variable
+from distprof.sections.sharding.result import ShardingResult, Variable
 from tests.rules.samples import US, Results, changed, healthy, sharded_axis
 
 

@@ -1,6 +1,6 @@
 """Most kernel time is fp32 products."""
 
-from distprof.analyzers.kernels import CategoryTime, KernelRow, KernelsResult
+from distprof.sections.kernels.result import CategoryTime, KernelRow, KernelsResult
 from tests.rules.samples import MS, Results, changed, healthy
 
 

@@ -1,6 +1,6 @@
 """Most kernel time is products on tensor cores."""
 
-from distprof.analyzers.kernels import CategoryTime, KernelRow, KernelsResult
+from distprof.sections.kernels.result import CategoryTime, KernelRow, KernelsResult
 from tests.rules.samples import MS, Results, changed, healthy
 
 

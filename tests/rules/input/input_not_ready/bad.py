@@ -1,6 +1,6 @@
 """First rank 4, then rank 0 is late with its input half of the time."""
 
-from distprof.analyzers.input_readiness import InputReadinessResult, LatePeriod
+from distprof.sections.summaries.result import InputReadinessResult, LatePeriod
 from tests.rules.samples import Results, healthy
 
 

@@ -1,6 +1,6 @@
 """The least ready rank waits a tenth of the time, as much as may be."""
 
-from distprof.analyzers.input_readiness import InputReadinessResult
+from distprof.sections.summaries.result import InputReadinessResult
 from tests.rules.samples import Results, healthy
 
 

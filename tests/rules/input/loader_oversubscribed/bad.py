@@ -1,6 +1,6 @@
 """Four ranks with 32 workers each on 64 processors wait 1.1 ms of each step for data."""
 
-from distprof.analyzers.settings import SettingsResult
+from distprof.sections.settings.result import SettingsResult
 from tests.rules.samples import Results, healthy, host_setup, settings
 
 

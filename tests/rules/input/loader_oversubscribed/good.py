@@ -1,6 +1,6 @@
 """As many workers that wait for storage, and processors with time left."""
 
-from distprof.analyzers.settings import SettingsResult
+from distprof.sections.settings.result import SettingsResult
 from tests.rules.samples import Results, healthy, host_setup, settings
 
 

@@ -1,6 +1,6 @@
 """The training thread loads its batches itself, which takes 3 ms of each step."""
 
-from distprof.analyzers.settings import SettingsResult
+from distprof.sections.settings.result import SettingsResult
 from tests.rules.samples import RANKS, Results, feed, healthy, settings
 
 

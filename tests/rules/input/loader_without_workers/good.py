@@ -1,6 +1,6 @@
 """The training thread loads its batches itself, in next to no time."""
 
-from distprof.analyzers.settings import SettingsResult
+from distprof.sections.settings.result import SettingsResult
 from tests.rules.samples import RANKS, Results, feed, healthy, settings
 
 

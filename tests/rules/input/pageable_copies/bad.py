@@ -1,6 +1,6 @@
 """Copies from pageable memory take 0.6 ms of each step of 20.4 ms, with nothing beside them."""
 
-from distprof.analyzers.settings import SettingsResult
+from distprof.sections.settings.result import SettingsResult
 from tests.rules.samples import MS, RANKS, Results, feed, healthy, settings
 
 

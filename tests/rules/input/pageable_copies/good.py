@@ -1,6 +1,6 @@
 """Copies from pageable memory take as long, beside computation."""
 
-from distprof.analyzers.settings import SettingsResult
+from distprof.sections.settings.result import SettingsResult
 from tests.rules.samples import MS, RANKS, Results, feed, healthy, settings
 
 

@@ -1,6 +1,6 @@
 """Three epochs in the same order."""
 
-from distprof.analyzers.settings import SettingsResult
+from distprof.sections.settings.result import SettingsResult
 from tests.rules.samples import Results, healthy, loader, settings
 
 

@@ -1,6 +1,6 @@
 """One epoch so far, and an evaluation that keeps its order."""
 
-from distprof.analyzers.settings import SettingsResult
+from distprof.sections.settings.result import SettingsResult
 from tests.rules.samples import Results, healthy, loader, settings
 
 

@@ -1,6 +1,6 @@
 """Rank 3 waits twice as long for its input as the others, which is 1 % of the step."""
 
-from distprof.analyzers.step_log import StepLogResult
+from distprof.sections.step_log.result import StepLogResult
 from tests.rules.samples import US, Results, healthy, step_log
 
 

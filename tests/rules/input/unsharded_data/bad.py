@@ -1,7 +1,7 @@
 """Eight replicas begin with the same batch, drawn from the whole dataset."""
 
-from distprof.analyzers.messages import MessagesResult
-from distprof.analyzers.settings import SettingsResult
+from distprof.sections.settings.result import SettingsResult
+from distprof.sections.stragglers.result import MessagesResult
 from tests.rules.samples import Results, changed, healthy, loader, settings
 
 

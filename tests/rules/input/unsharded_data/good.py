@@ -1,7 +1,7 @@
 """A plain sampler over a part of the data that each rank cut for itself."""
 
-from distprof.analyzers.messages import MessagesResult
-from distprof.analyzers.settings import SettingsResult
+from distprof.sections.settings.result import SettingsResult
+from distprof.sections.stragglers.result import MessagesResult
 from tests.rules.samples import Results, changed, healthy, loader, settings
 
 

@@ -1,6 +1,6 @@
 """Two ranks retry in steady steps, which costs 0.6 ms of each."""
 
-from distprof.analyzers.efficiency import EfficiencyResult
+from distprof.sections.efficiency.result import EfficiencyResult
 from tests.rules.samples import MS, RANKS, Results, changed, device, healthy
 
 

@@ -1,6 +1,6 @@
 """Retries while the allocator saw its sizes for the first time: none in steady steps."""
 
-from distprof.analyzers.efficiency import EfficiencyResult
+from distprof.sections.efficiency.result import EfficiencyResult
 from tests.rules.samples import RANKS, Results, changed, device, healthy
 
 

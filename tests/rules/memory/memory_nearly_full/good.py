@@ -1,6 +1,6 @@
 """Tensors fill 89 % of every device."""
 
-from distprof.analyzers.efficiency import EfficiencyResult
+from distprof.sections.efficiency.result import EfficiencyResult
 from tests.rules.samples import RANKS, Results, changed, device, healthy
 
 

@@ -1,6 +1,6 @@
 """Four micro-batches, and less than half of each device is used."""
 
-from distprof.analyzers.efficiency import EfficiencyResult
+from distprof.sections.efficiency.result import EfficiencyResult
 from tests.rules.samples import RANKS, Results, changed, device, healthy
 
 

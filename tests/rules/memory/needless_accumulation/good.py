@@ -1,6 +1,6 @@
 """Four micro-batches that fill more than half of each device."""
 
-from distprof.analyzers.efficiency import EfficiencyResult
+from distprof.sections.efficiency.result import EfficiencyResult
 from tests.rules.samples import RANKS, Results, changed, device, healthy
 
 

@@ -1,6 +1,6 @@
 """All blocks are recomputed, 32 GB are free, and the activations are 30 GB."""
 
-from distprof.analyzers.efficiency import EfficiencyResult
+from distprof.sections.efficiency.result import EfficiencyResult
 from tests.rules.samples import Results, changed, efficiency, healthy
 
 

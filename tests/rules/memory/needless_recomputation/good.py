@@ -1,6 +1,6 @@
 """All blocks are recomputed, and the activations are twenty times the free memory."""
 
-from distprof.analyzers.efficiency import EfficiencyResult
+from distprof.sections.efficiency.result import EfficiencyResult
 from tests.rules.samples import Results, changed, efficiency, healthy
 
 

@@ -1,7 +1,7 @@
 """Weights are sharded, gathers exposed for 4 % of the step, and the state would fill 60 GB."""
 
-from distprof.analyzers.efficiency import EfficiencyResult
-from distprof.analyzers.sharding import ShardingResult
+from distprof.sections.efficiency.result import EfficiencyResult
+from distprof.sections.sharding.result import ShardingResult
 from tests.rules.samples import US, Results, changed, healthy, sharded_axis
 
 

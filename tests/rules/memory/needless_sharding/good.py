@@ -1,7 +1,7 @@
 """The same, with a state that would not fit."""
 
-from distprof.analyzers.efficiency import EfficiencyResult
-from distprof.analyzers.sharding import ShardingResult
+from distprof.sections.efficiency.result import EfficiencyResult
+from distprof.sections.sharding.result import ShardingResult
 from tests.rules.samples import US, Results, changed, healthy, sharded_axis
 
 

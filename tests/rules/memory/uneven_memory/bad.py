@@ -1,6 +1,6 @@
 """Rank 0 holds 70 GB, all others 48 GB."""
 
-from distprof.analyzers.efficiency import EfficiencyResult
+from distprof.sections.efficiency.result import EfficiencyResult
 from tests.rules.samples import RANKS, Results, changed, device, healthy
 
 

@@ -1,6 +1,6 @@
 """The first pipeline stage holds 70 GB and the last 40 GB: each as much as its peers."""
 
-from distprof.analyzers.efficiency import EfficiencyResult
+from distprof.sections.efficiency.result import EfficiencyResult
 from tests.rules.samples import RANKS, Results, changed, device, healthy
 
 

@@ -1,6 +1,6 @@
 """Half of the experts of one layer get nothing."""
 
-from distprof.analyzers.moe.result import MoeResult
+from distprof.sections.moe.result import MoeResult
 from tests.rules.samples import Results, healthy, moe_layer
 
 

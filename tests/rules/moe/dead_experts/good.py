@@ -1,6 +1,6 @@
 """An expert got nothing, but there were too few tokens for every expert to get some."""
 
-from distprof.analyzers.moe.result import MoeResult
+from distprof.sections.moe.result import MoeResult
 from tests.rules.samples import Results, healthy, moe_layer
 
 

@@ -1,6 +1,6 @@
 """One of two layers drops an eighth of its assignments."""
 
-from distprof.analyzers.moe.result import MoeResult
+from distprof.sections.moe.result import MoeResult
 from tests.rules.samples import Results, healthy, moe_layer
 
 

@@ -1,6 +1,6 @@
 """One assignment of a hundred is dropped, as chance does with a capacity factor of 1."""
 
-from distprof.analyzers.moe.result import MoeResult
+from distprof.sections.moe.result import MoeResult
 from tests.rules.samples import Results, healthy, moe_layer
 
 

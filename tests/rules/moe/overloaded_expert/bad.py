@@ -1,7 +1,7 @@
 """Expert 2 gets half of all tokens in both layers; all-to-alls wait for its rank."""
 
-from distprof.analyzers.collectives import CollectivesResult
-from distprof.analyzers.moe.result import MoeResult
+from distprof.sections.collectives.result import CollectivesResult
+from distprof.sections.moe.result import MoeResult
 from tests.rules.samples import MS, Results, collective_class, collectives, healthy, moe_layer
 
 

@@ -1,6 +1,6 @@
 """One expert has three times the mean, but of so few tokens that it may be luck."""
 
-from distprof.analyzers.moe.result import MoeResult
+from distprof.sections.moe.result import MoeResult
 from tests.rules.samples import Results, healthy, moe_layer
 
 

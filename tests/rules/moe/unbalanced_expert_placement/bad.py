@@ -1,6 +1,6 @@
 """Two busy experts lie on one of four ranks; apart from each other the ranks would be even."""
 
-from distprof.analyzers.moe.result import MoeResult
+from distprof.sections.moe.result import MoeResult
 from tests.rules.samples import MS, Results, healthy, moe_layer, moe_placement
 
 

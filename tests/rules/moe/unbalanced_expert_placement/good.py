@@ -1,6 +1,6 @@
 """One rank has most tokens because one expert alone has them: no placement helps."""
 
-from distprof.analyzers.moe.result import MoeResult
+from distprof.sections.moe.result import MoeResult
 from tests.rules.samples import Results, healthy, moe_layer, moe_placement
 
 

@@ -1,6 +1,6 @@
 """Rank 1 receives twice the mean of its group."""
 
-from distprof.analyzers.moe.result import MoeResult
+from distprof.sections.moe.result import MoeResult
 from tests.rules.samples import Results, healthy, moe_exchange, moe_layer, moe_placement
 
 

@@ -1,6 +1,6 @@
 """Rank 1 receives 1.5 times the mean, but of so few tokens that it may be luck."""
 
-from distprof.analyzers.moe.result import MoeResult
+from distprof.sections.moe.result import MoeResult
 from tests.rules.samples import Results, healthy, moe_exchange, moe_layer, moe_placement
 
 

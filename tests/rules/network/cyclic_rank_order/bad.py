@@ -1,6 +1,6 @@
 """Even ranks on one node and odd ones on the other: groups of neighbours span both."""
 
-from distprof.analyzers.placement import PlacementResult
+from distprof.sections.placement.result import PlacementResult
 from tests.rules.samples import Results, healthy, placed_axis, placement
 
 

@@ -1,6 +1,6 @@
 """The same order, and a mesh made for it: the groups that send most have every second rank."""
 
-from distprof.analyzers.placement import PlacementResult
+from distprof.sections.placement.result import PlacementResult
 from tests.rules.samples import Results, healthy, inside, placed_axis, placement
 
 

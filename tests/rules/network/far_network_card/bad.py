@@ -1,7 +1,7 @@
 """The last GPU sends through the first card, on the other socket, though it has one of its own."""
 
-from distprof.analyzers.network_cards import CardPath
-from distprof.analyzers.placement import PlacementResult
+from distprof.sections.placement.nodes import CardPath
+from distprof.sections.placement.result import PlacementResult
 from tests.rules.samples import Results, healthy, placement
 
 

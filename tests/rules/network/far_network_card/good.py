@@ -1,7 +1,7 @@
 """One card for all GPUs, far from half of them: nothing nearer is there, on any socket."""
 
-from distprof.analyzers.network_cards import CardPath
-from distprof.analyzers.placement import PlacementResult
+from distprof.sections.placement.nodes import CardPath
+from distprof.sections.placement.result import PlacementResult
 from tests.rules.samples import Results, healthy, placement
 
 

@@ -1,6 +1,6 @@
 """Sharding groups of three on nodes of four: every third group lies across two nodes."""
 
-from distprof.analyzers.placement import PlacementResult
+from distprof.sections.placement.result import PlacementResult
 from tests.rules.samples import Results, healthy, inside, placement
 
 

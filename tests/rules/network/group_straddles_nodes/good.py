@@ -1,6 +1,6 @@
 """Replicas of pairs: a group's members are four apart, on one node each, as a mesh has them."""
 
-from distprof.analyzers.placement import PlacementResult
+from distprof.sections.placement.result import PlacementResult
 from tests.rules.samples import Results, healthy, inside, placed_axis, placement
 
 

@@ -1,6 +1,6 @@
 """Replicas lie between neighbouring ranks, and tensor parallelism between nodes."""
 
-from distprof.analyzers.placement import PlacementResult
+from distprof.sections.placement.result import PlacementResult
 from tests.rules.samples import Results, healthy, inside, placed_axis, placement
 
 

@@ -1,6 +1,6 @@
 """Tensor parallelism between neighbouring ranks, and replicas between nodes."""
 
-from distprof.analyzers.placement import PlacementResult
+from distprof.sections.placement.result import PlacementResult
 from tests.rules.samples import Results, healthy, inside, placed_axis, placement
 
 

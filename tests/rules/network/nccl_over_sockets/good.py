@@ -1,6 +1,7 @@
 """One node: NCCL chose sockets for a network that nothing crosses."""
 
-from distprof.analyzers.nccl import INSIDE, NcclResult
+from distprof.sections.nccl.measure import INSIDE
+from distprof.sections.nccl.result import NcclResult
 from tests.rules.samples import Results, healthy, nccl, transport
 
 

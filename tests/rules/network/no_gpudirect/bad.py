@@ -1,7 +1,8 @@
 """RDMA cards whose traffic passes through the host's memory."""
 
-from distprof.analyzers.collectives import CollectivesResult
-from distprof.analyzers.nccl import BETWEEN, INSIDE, NcclResult
+from distprof.sections.collectives.result import CollectivesResult
+from distprof.sections.nccl.measure import BETWEEN, INSIDE
+from distprof.sections.nccl.result import NcclResult
 from tests.rules.samples import Results, collective_class, collectives, healthy, nccl, transport
 
 

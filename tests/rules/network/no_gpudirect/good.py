@@ -1,6 +1,7 @@
 """One connection in a hundred lies too far from its card."""
 
-from distprof.analyzers.nccl import BETWEEN, NcclResult
+from distprof.sections.nccl.measure import BETWEEN
+from distprof.sections.nccl.result import NcclResult
 from tests.rules.samples import Results, healthy, nccl, transport
 
 

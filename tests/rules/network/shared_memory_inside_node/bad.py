@@ -1,6 +1,7 @@
 """Half of the connections inside nodes go through shared memory, by a setting."""
 
-from distprof.analyzers.nccl import INSIDE, NcclResult
+from distprof.sections.nccl.measure import INSIDE
+from distprof.sections.nccl.result import NcclResult
 from tests.rules.samples import Results, healthy, nccl, nccl_setting, transport
 
 

@@ -1,6 +1,7 @@
 """Peer access is limited by a setting, and every pair of GPUs has it all the same."""
 
-from distprof.analyzers.nccl import INSIDE, NcclResult
+from distprof.sections.nccl.measure import INSIDE
+from distprof.sections.nccl.result import NcclResult
 from tests.rules.samples import Results, healthy, nccl, nccl_setting, transport
 
 

@@ -1,6 +1,6 @@
 """Interfaces have other names on the other node, and one rank's line was cut off by another's."""
 
-from distprof.analyzers.nccl import NcclResult
+from distprof.sections.nccl.result import NcclResult
 from tests.rules.samples import Results, healthy, nccl, nccl_setting
 
 

@@ -1,6 +1,6 @@
 """Five ranks on one node and three on the other."""
 
-from distprof.analyzers.placement import PlacedNode, PlacementResult
+from distprof.sections.placement.result import PlacedNode, PlacementResult
 from tests.rules.samples import Results, healthy, placement
 
 

@@ -1,6 +1,6 @@
 """Traces of four ranks of one node and one of the other: the job itself may be even."""
 
-from distprof.analyzers.placement import PlacedNode, PlacementResult
+from distprof.sections.placement.result import PlacedNode, PlacementResult
 from tests.rules.samples import Results, healthy, placement
 
 

@@ -1,6 +1,6 @@
 """Four GPUs share one of four cards."""
 
-from distprof.analyzers.nccl import NcclResult
+from distprof.sections.nccl.result import NcclResult
 from tests.rules.samples import Results, healthy, nccl, nccl_host
 
 

@@ -1,6 +1,6 @@
 """Two GPUs of a node use a card each, and two cards are idle."""
 
-from distprof.analyzers.nccl import NcclResult
+from distprof.sections.nccl.result import NcclResult
 from tests.rules.samples import Results, healthy, nccl, nccl_host
 
 

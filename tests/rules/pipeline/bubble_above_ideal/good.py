@@ -1,6 +1,6 @@
 """The order explains 8 ms of 12 ms idle."""
 
-from distprof.analyzers.pipeline.analysis import PipelineResult
+from distprof.sections.pipeline.result import PipelineResult
 from tests.rules.samples import Results, healthy, pipeline, pipeline_group
 
 

@@ -1,6 +1,6 @@
 """Messages cost 4 ms of 100 ms."""
 
-from distprof.analyzers.pipeline.analysis import PipelineResult
+from distprof.sections.pipeline.result import PipelineResult
 from tests.rules.samples import Results, healthy, pipeline, pipeline_group
 
 

@@ -1,7 +1,7 @@
 """The last of four stages computes for half of an iteration of 2 s: four micro-batches are few."""
 
-from distprof.analyzers.pipeline.analysis import PipelineResult
-from distprof.analyzers.training_log import TrainingLogResult
+from distprof.sections.pipeline.result import PipelineResult
+from distprof.sections.training_log.result import TrainingLogResult
 from tests.rules.samples import Results, healthy, training_log
 
 

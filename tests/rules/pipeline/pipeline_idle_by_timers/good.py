@@ -1,7 +1,7 @@
 """With 32 micro-batches the last stage computes for nine tenths of an iteration: just enough."""
 
-from distprof.analyzers.pipeline.analysis import PipelineResult
-from distprof.analyzers.training_log import TrainingLogResult
+from distprof.sections.pipeline.result import PipelineResult
+from distprof.sections.training_log.result import TrainingLogResult
 from tests.rules.samples import Results, healthy, training_log
 
 

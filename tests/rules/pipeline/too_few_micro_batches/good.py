@@ -1,6 +1,6 @@
 """Warm-up and drain take 10 ms of 100 ms, as much as may be."""
 
-from distprof.analyzers.pipeline.analysis import PipelineResult
+from distprof.sections.pipeline.result import PipelineResult
 from tests.rules.samples import Results, healthy, pipeline, pipeline_group
 
 

@@ -1,6 +1,6 @@
 """Stage 1 works 1.3 ms on each of 16 micro-batches, stage 0 only 1 ms."""
 
-from distprof.analyzers.pipeline.analysis import PipelineResult
+from distprof.sections.pipeline.result import PipelineResult
 from tests.rules.samples import MS, US, Results, healthy, pipeline, position
 
 

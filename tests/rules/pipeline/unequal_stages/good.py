@@ -1,6 +1,6 @@
 """Stage 1 works 30 % longer on average, in steps that differ more than that: it may be chance."""
 
-from distprof.analyzers.pipeline.analysis import PipelineResult
+from distprof.sections.pipeline.result import PipelineResult
 from tests.rules.samples import US, Results, healthy, pipeline, position
 
 

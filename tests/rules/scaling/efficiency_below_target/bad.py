@@ -1,7 +1,7 @@
 """71 % at eight ranks, lost to three causes of which none is the most."""
 
-from distprof.analyzers.scaling.analysis import analyze_scaling
-from distprof.analyzers.scaling.result import ScalingResult
+from distprof.verbs.sweep.measure import analyze_scaling
+from distprof.verbs.sweep.result import ScalingResult
 from tests.analyzers.scaling.sweeps import parts, runs
 from tests.rules.samples import Results
 

@@ -1,6 +1,6 @@
 """Of the peak 31 % goes into the model."""
 
-from distprof.analyzers.efficiency import EfficiencyResult
+from distprof.sections.efficiency.result import EfficiencyResult
 from tests.rules.samples import Results, changed, healthy
 
 

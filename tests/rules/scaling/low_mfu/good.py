@@ -1,6 +1,6 @@
 """Exactly at the limit."""
 
-from distprof.analyzers.efficiency import EfficiencyResult
+from distprof.sections.efficiency.result import EfficiencyResult
 from tests.rules.samples import Results, changed, healthy
 
 

@@ -1,7 +1,7 @@
 """Of 22 ms that are lost, 20 are exposed transfer."""
 
-from distprof.analyzers.scaling.analysis import analyze_scaling
-from distprof.analyzers.scaling.result import ScalingResult
+from distprof.verbs.sweep.measure import analyze_scaling
+from distprof.verbs.sweep.result import ScalingResult
 from tests.analyzers.scaling.sweeps import parts, runs
 from tests.rules.samples import Results
 

@@ -1,7 +1,7 @@
 """A step computes for 40 ms and transfers for 58, on two ranks as on eight."""
 
-from distprof.analyzers.scaling.analysis import analyze_scaling
-from distprof.analyzers.scaling.result import ScalingResult
+from distprof.verbs.sweep.measure import analyze_scaling
+from distprof.verbs.sweep.result import ScalingResult
 from tests.analyzers.scaling.sweeps import parts, runs
 from tests.rules.samples import Results
 

@@ -1,7 +1,7 @@
 """Without traces: three quarters of the time in collectives, all of it waiting for rank 3."""
 
-from distprof.analyzers.collective_summary import CollectiveSummaryResult
-from distprof.analyzers.stragglers.analysis import StragglersResult
+from distprof.sections.stragglers.result import StragglersResult
+from distprof.sections.summaries.result import CollectiveSummaryResult
 from tests.rules.samples import Results, changed, collective_summary, healthy
 
 

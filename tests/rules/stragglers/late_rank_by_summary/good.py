@@ -1,7 +1,7 @@
 """A fifth of the time in collectives is waiting, as much as may be."""
 
-from distprof.analyzers.collective_summary import CollectiveSummaryResult
-from distprof.analyzers.stragglers.analysis import StragglersResult
+from distprof.sections.stragglers.result import StragglersResult
+from distprof.sections.summaries.result import CollectiveSummaryResult
 from tests.rules.samples import Results, changed, collective_summary, healthy
 
 

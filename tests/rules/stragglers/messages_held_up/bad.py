@@ -1,6 +1,6 @@
 """Rank 2 idles 4 ms longer than its peers in each step, and no collective shows it."""
 
-from distprof.analyzers.messages import MessagesResult
+from distprof.sections.stragglers.result import MessagesResult
 from tests.rules.samples import MS, Results, healthy, messages
 
 

@@ -1,6 +1,6 @@
 """Rank 2 idles 4 ms longer on average, in steps that differ as much: it may be chance."""
 
-from distprof.analyzers.messages import MessagesResult
+from distprof.sections.stragglers.result import MessagesResult
 from tests.rules.samples import MS, Results, healthy, messages
 
 

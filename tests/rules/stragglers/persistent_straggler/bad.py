@@ -1,6 +1,6 @@
 """The others wait 1.5 ms of each step for rank 5, whose device is slow."""
 
-from distprof.analyzers.stragglers.analysis import StragglersResult
+from distprof.sections.stragglers.result import StragglersResult
 from distprof.terms import StragglerCause, StragglerPattern
 from tests.rules.samples import US, Results, healthy, straggler, stragglers
 

@@ -1,6 +1,6 @@
 """Rank 5 is last most often, but by so little that it cannot be told from chance."""
 
-from distprof.analyzers.stragglers.analysis import StragglersResult
+from distprof.sections.stragglers.result import StragglersResult
 from tests.rules.samples import US, Results, healthy, straggler, stragglers
 
 

@@ -1,6 +1,6 @@
 """In each step another of four ranks stalls, as with unsynchronised garbage collection."""
 
-from distprof.analyzers.stragglers.analysis import StragglersResult
+from distprof.sections.stragglers.result import StragglersResult
 from distprof.terms import StragglerPattern
 from tests.rules.samples import US, Results, healthy, straggler, stragglers
 

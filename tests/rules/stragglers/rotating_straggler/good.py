@@ -1,6 +1,6 @@
 """Ordinary noise: all ranks are last equally often, by little."""
 
-from distprof.analyzers.stragglers.analysis import StragglersResult
+from distprof.sections.stragglers.result import StragglersResult
 from tests.rules.samples import Results, healthy, stragglers
 
 

@@ -2,8 +2,8 @@
 
 from msgspec.structs import replace
 
-from distprof.analyzers.stragglers.analysis import StragglersResult
-from distprof.analyzers.stragglers.sequences import SequenceImbalance
+from distprof.sections.stragglers.result import StragglersResult
+from distprof.sections.stragglers.sequences import SequenceImbalance
 from tests.rules.samples import RANKS, US, Results, healthy, stragglers
 
 IMBALANCE = SequenceImbalance(

@@ -1,6 +1,6 @@
 """Every fifty iterations one takes twice as long and more: 3 % of the training."""
 
-from distprof.analyzers.training_log import SlowIteration, TrainingLogResult
+from distprof.sections.training_log.result import SlowIteration, TrainingLogResult
 from tests.rules.samples import MS, Results, healthy, training_log
 
 

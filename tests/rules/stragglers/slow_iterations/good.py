@@ -1,6 +1,6 @@
 """Slow iterations add 2 % to the training, as much as may be."""
 
-from distprof.analyzers.training_log import TrainingLogResult
+from distprof.sections.training_log.result import TrainingLogResult
 from tests.rules.samples import MS, Results, healthy, training_log
 
 

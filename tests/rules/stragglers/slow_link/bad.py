@@ -2,8 +2,8 @@
 
 from msgspec.structs import replace
 
-from distprof.analyzers.stragglers.analysis import StragglersResult
-from distprof.analyzers.stragglers.links import SlowLink
+from distprof.sections.stragglers.links import SlowLink
+from distprof.sections.stragglers.result import StragglersResult
 from tests.rules.samples import US, Results, healthy, stragglers
 
 LINK = SlowLink(

@@ -2,7 +2,7 @@
 
 from msgspec.structs import replace
 
-from distprof.analyzers.stragglers.analysis import StragglersResult
+from distprof.sections.stragglers.result import StragglersResult
 from tests.rules.samples import US, Results, healthy, stragglers
 from tests.rules.stragglers.slow_link.bad import LINK
 

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from distprof.analyzers.stragglers.analysis import StepBlame, StragglersResult
+from distprof.sections.stragglers.result import StepBlame, StragglersResult
 from distprof.terms import StragglerPattern
 from tests.rules.samples import STEPS, US, Results, healthy, straggler, stragglers
 

@@ -1,6 +1,6 @@
 """One short stall: half a percent of the mean step."""
 
-from distprof.analyzers.stragglers.analysis import StragglersResult
+from distprof.sections.stragglers.result import StragglersResult
 from distprof.terms import StragglerPattern
 from tests.rules.samples import US, Results, healthy, straggler, stragglers
 

@@ -1,6 +1,6 @@
 """The last of four stages computes far longer than the others: its simulated step says so."""
 
-from distprof.analyzers.whatif.analysis import Scenario, StageSlowdown, WhatIfResult
+from distprof.sections.whatif.result import Scenario, StageSlowdown, WhatIfResult
 from tests.rules.samples import MS, Results, healthy
 
 STAGES = tuple(

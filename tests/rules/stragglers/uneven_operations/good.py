@@ -1,6 +1,6 @@
 """Stages differ as before, but the step is only 2 % longer than the ideal one."""
 
-from distprof.analyzers.whatif.analysis import WhatIfResult
+from distprof.sections.whatif.result import WhatIfResult
 from tests.rules.samples import Results, healthy
 from tests.rules.stragglers.uneven_operations.bad import whatif
 

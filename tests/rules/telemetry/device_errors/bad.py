@@ -1,6 +1,6 @@
 """The kernel of rank 5's host logged that its GPU fell off the bus."""
 
-from distprof.analyzers.telemetry import DeviceError, TelemetryResult
+from distprof.sections.telemetry.result import DeviceError, TelemetryResult
 from tests.rules.samples import Results, healthy, telemetry
 
 

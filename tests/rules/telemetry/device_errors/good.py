@@ -1,6 +1,6 @@
 """Logs were read, and hold no error."""
 
-from distprof.analyzers.telemetry import TelemetryResult
+from distprof.sections.telemetry.result import TelemetryResult
 from tests.rules.samples import Results, healthy, telemetry
 
 

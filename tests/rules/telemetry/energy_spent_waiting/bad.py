@@ -1,6 +1,6 @@
 """A quarter of the energy is drawn while ranks wait."""
 
-from distprof.analyzers.telemetry import TelemetryResult
+from distprof.sections.telemetry.result import TelemetryResult
 from tests.rules.samples import Results, healthy, telemetry
 
 

@@ -1,6 +1,6 @@
 """The device of rank 5 is far hotter than the others."""
 
-from distprof.analyzers.telemetry import TelemetryResult
+from distprof.sections.telemetry.result import TelemetryResult
 from tests.rules.samples import Results, healthy, telemetry
 
 

@@ -1,6 +1,6 @@
 """A device downstream in the air is hotter than the others, and as fast."""
 
-from distprof.analyzers.telemetry import TelemetryResult
+from distprof.sections.telemetry.result import TelemetryResult
 from tests.rules.samples import Results, healthy, telemetry
 
 

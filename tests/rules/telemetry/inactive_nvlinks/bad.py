@@ -1,6 +1,6 @@
 """One of the links of rank 5's GPU does not work."""
 
-from distprof.analyzers.telemetry import TelemetryResult
+from distprof.sections.telemetry.result import TelemetryResult
 from tests.rules.samples import RANKS, Results, healthy, nvlink, telemetry
 
 

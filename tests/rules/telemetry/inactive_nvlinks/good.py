@@ -2,7 +2,7 @@
 
 import msgspec
 
-from distprof.analyzers.telemetry import TelemetryResult
+from distprof.sections.telemetry.result import TelemetryResult
 from tests.rules.samples import RANKS, Results, healthy, nvlink, telemetry
 
 

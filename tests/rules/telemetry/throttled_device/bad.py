@@ -1,7 +1,7 @@
 """Heat slows the device of rank 5 down in most samples, and the others wait for it."""
 
-from distprof.analyzers.stragglers.analysis import StragglersResult
-from distprof.analyzers.telemetry import TelemetryResult
+from distprof.sections.stragglers.result import StragglersResult
+from distprof.sections.telemetry.result import TelemetryResult
 from tests.rules.samples import US, Results, healthy, straggler, stragglers, telemetry
 
 

@@ -1,6 +1,6 @@
 """All devices alike are at their power cap, as large models keep them."""
 
-from distprof.analyzers.telemetry import TelemetryResult
+from distprof.sections.telemetry.result import TelemetryResult
 from tests.rules.samples import RANKS, Results, healthy, telemetry
 
 

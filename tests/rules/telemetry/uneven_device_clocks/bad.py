@@ -1,7 +1,7 @@
 """The device of rank 5 has a lower clock, and says no reason."""
 
-from distprof.analyzers.stragglers.analysis import StragglersResult
-from distprof.analyzers.telemetry import TelemetryResult
+from distprof.sections.stragglers.result import StragglersResult
+from distprof.sections.telemetry.result import TelemetryResult
 from tests.rules.samples import US, Results, healthy, straggler, stragglers, telemetry
 
 

@@ -1,1 +1,0 @@
-"""What changed between two runs, and where the difference of their steps lies."""

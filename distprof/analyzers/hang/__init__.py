@@ -1,1 +1,0 @@
-"""Does a job hang, in what, and because of whom."""

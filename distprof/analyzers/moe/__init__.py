@@ -1,1 +1,0 @@
-"""Mixture of experts: routing, exchanges of tokens, load of ranks, what a new placement gives."""

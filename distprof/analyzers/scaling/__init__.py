@@ -1,1 +1,0 @@
-"""Efficiency over the number of ranks, and what is lost to what."""

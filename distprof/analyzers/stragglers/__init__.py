@@ -1,1 +1,0 @@
-"""Who makes the others wait, how long, in which pattern, and why."""

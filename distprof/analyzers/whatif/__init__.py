@@ -1,1 +1,0 @@
-"""The run as a graph of dependencies, simulated as it was and without each cause."""

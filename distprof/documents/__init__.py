@@ -1,0 +1,1 @@
+"""Reports and other results as text, Markdown and JSON."""

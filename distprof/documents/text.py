@@ -1,0 +1,297 @@
+"""The report on a terminal: verdict, why, findings, tables, what was not checked, what next."""
+
+from __future__ import annotations
+
+import io
+import os
+import shlex
+from collections.abc import Iterable, Iterator
+
+from rich.cells import cell_len
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from distprof.documents.advice import MAX_FINDINGS_SHOWN, cost_text, next_commands
+from distprof.escape import plain, shorten, wrapped
+from distprof.formats import RenderOptions
+from distprof.rules.base import Finding
+from distprof.sections.capture.show import headline
+from distprof.sections.job.show import job_facts
+from distprof.sections.parts import parts_of
+from distprof.sections.report import Report
+from distprof.sections.table import Bar, Cell, Drawing, TableColumn, TableView
+from distprof.sections.tables import tables_of
+from distprof.sections.verdict import judge
+from distprof.units import format_ratio
+
+__all__ = ["head", "printed", "render", "sentence", "table_blocks"]
+
+MIN_WIDTH = 20
+WIDE = 100
+_INDENT = 2
+_MIN_STRETCH = 12
+_BAR_CELLS = 24
+_MIN_BAR = 6
+_GAP = 2
+_MAX_BAR = 96
+_MAX_NAME = 400  # longer names are cut before they are laid out: a trace may hold megabytes
+
+_GROUPS = (
+    ("computation", "█", "green", ("computation",)),
+    ("exposed transfer", "▓", "blue", ("exposed_transfer",)),
+    ("waiting for late ranks", "▒", "red", ("exposed_wait", "exposed_p2p_wait")),
+    ("exposed communication", "▓", "blue", ("exposed_comm_unsplit",)),
+    ("exposed copies", "▚", "magenta", ("exposed_copy",)),
+    ("idle", "░", "yellow", ()),
+)
+_SEVERITY_STYLES = {"error": "bold red", "warning": "bold yellow", "info": "cyan"}
+
+
+def render(report: Report, options: RenderOptions) -> str:
+    """The report as text for a terminal of ``options.width`` columns."""
+    return printed(_blocks(report, options), options)
+
+
+def printed(blocks: Iterable[RenderableType], options: RenderOptions) -> str:
+    """Blocks one under another, as text for a terminal."""
+    out = io.StringIO()
+    console = Console(
+        file=out,
+        width=max(options.width, MIN_WIDTH),
+        force_terminal=options.color,
+        no_color=not options.color,
+        color_system="standard" if options.color else None,
+        legacy_windows=False,
+        markup=False,
+        highlight=False,
+        emoji=False,
+        _environ={} if options.color else os.environ,
+    )
+    for block in blocks:
+        console.print(block)
+    return "\n".join(line.rstrip() for line in out.getvalue().rstrip("\n").split("\n")) + "\n"
+
+
+def head(report: Report, options: RenderOptions) -> RenderableType:
+    """Verdict, why and findings as one rich renderable: also what a notebook shows."""
+    return Group(*_head_blocks(report, options))
+
+
+def _blocks(report: Report, options: RenderOptions) -> Iterator[RenderableType]:
+    yield from _head_blocks(report, options)
+    for view in tables_of(report, show_all=options.show_all):
+        yield Text()
+        yield from table_blocks(view, options.width)
+    commands = next_commands(report, options)
+    if commands:
+        yield Text()
+        yield Text("Next", style="bold")
+        for command, purpose in commands:
+            yield _indented(Text.assemble(plain(command), (f"  # {purpose}", "dim")))
+
+
+def _head_blocks(report: Report, options: RenderOptions) -> Iterator[RenderableType]:
+    verdict = judge(report)
+    yield Text(wrapped(plain(verdict.line), options.width), style="bold")
+    yield Text()
+    yield sentence(headline(report), options.width, style="dim")
+    for fact in job_facts(report):
+        yield sentence(fact, options.width)
+    if parts_of(report):
+        yield _indented(_step_bar(report, min(options.width - _INDENT, _MAX_BAR)))
+        yield _indented(_step_legend(report, options.width - _INDENT))
+    for why in verdict.why:
+        yield sentence(why, options.width)
+    yield Text()
+    yield from _finding_blocks(report, options)
+
+
+def _step_bar(report: Report, width: int) -> Text:
+    """A mean step as one line, a character for each share of its length."""
+    bar = Text(no_wrap=True)
+    done, drawn = 0.0, 0
+    for _, glyph, style, ratio in _group_shares(report):
+        done += ratio
+        upto = round(done * width)
+        bar.append(glyph * (upto - drawn), style=style)
+        drawn = upto
+    return bar
+
+
+def _step_legend(report: Report, width: int) -> Text:
+    """What the characters of the bar mean; a label is never broken."""
+    legend = Text()
+    used = 0
+    for label, glyph, style, ratio in _group_shares(report):
+        text = f"{glyph} {label} {format_ratio(ratio)}"
+        if used:
+            fits = used + 2 + len(text) <= width
+            legend.append("  " if fits else "\n")
+            used = used + 2 if fits else 0
+        legend.append(glyph, style=style)
+        legend.append(text[1:])
+        used += len(text)
+    return legend
+
+
+def _group_shares(report: Report) -> list[tuple[str, str, str, float]]:
+    parts = parts_of(report)
+    shares = []
+    for label, glyph, style, keys in _GROUPS:
+        ratio = sum(p.ratio for p in parts if p.key in keys or (not keys and _is_idle(p.key)))
+        if ratio > 0:
+            shares.append((label, glyph, style, ratio))
+    return shares
+
+
+def _is_idle(key: str) -> bool:
+    return key.startswith("idle_")
+
+
+def _finding_blocks(report: Report, options: RenderOptions) -> Iterator[RenderableType]:
+    findings = report.findings
+    if not findings:
+        yield Text("Findings  none", style="bold")
+        return
+    shown = findings if options.show_all else findings[:MAX_FINDINGS_SHOWN]
+    yield Text("Findings", style="bold")
+    for number, finding in enumerate(shown, start=1):
+        yield from _finding(number, finding, report, options.width)
+    if len(shown) < len(findings):
+        left_out = len(findings) - len(shown)
+        saved = shlex.quote(options.saved_as)
+        where = f"distprof report {saved} --all" if options.saved_as else "shown by --all"
+        more = f"and {left_out} more: {where}"
+        yield sentence(more, options.width, style="dim")
+
+
+def _finding(number: int, finding: Finding, report: Report, width: int) -> Iterator[RenderableType]:
+    title = Text(f"{number:>2} ")
+    title.append(plain(f"{finding.code} {finding.name}"), style="bold")
+    meta = Text(finding.severity.value, style=_SEVERITY_STYLES[finding.severity.value])
+    if finding.cost_ns_per_step is not None or finding.recoverable_ns is not None:
+        meta.append(f"  {cost_text(finding, report)}", style="not bold default")
+    meta.append(f"  {finding.confidence.value}", style="not bold default dim")
+    fits = _INDENT + title.cell_len + 2 + meta.cell_len <= width
+    title.append("  " if fits else "\n   ")
+    title.append_text(meta)
+    room = width - _INDENT - 3
+    yield _indented(title)
+    yield _indented(Text(wrapped(plain(finding.message), room)), extra=3)
+    fix = Text(wrapped(f"fix: {plain(finding.fix)}", room))
+    fix.stylize("green", 0, len("fix:"))
+    yield _indented(fix, extra=3)
+
+
+def table_blocks(view: TableView, width: int) -> Iterator[RenderableType]:
+    """A table under its title, its notes below."""
+    yield _table_title(view, width)
+    kept, gap, dropped = _fitting(view, width - _INDENT, wide=width >= WIDE)
+    yield _indented(_drawn(view, kept, gap, width - _INDENT))
+    notes = (*view.notes, f"no room for: {', '.join(dropped)}") if dropped else view.notes
+    for note in notes:
+        yield sentence(f"· {shorten(note, _MAX_NAME)}", width, style="dim")
+
+
+def _table_title(view: TableView, width: int) -> Text:
+    title = Text(plain(view.title), style="bold")
+    if view.caption:
+        fits = len(view.title) + 2 + len(view.caption) <= width
+        title.append("  " if fits else "\n  ")
+        title.append(plain(view.caption), style="not bold dim")
+    return title
+
+
+def _fitting(view: TableView, width: int, *, wide: bool) -> tuple[list[int], int, list[str]]:
+    """Columns to draw, the gap between them, and titles of columns that do not fit.
+
+    A number is never cut: columns move closer, then the last ones are left out.
+    """
+    kept = [i for i, column in enumerate(view.columns) if wide or not column.wide_only]
+    least = {i: _least_width(view, i) for i in kept}
+    dropped: list[str] = []
+    for gap in (_GAP, 1):
+        if sum(least[i] + gap for i in kept) - gap <= width:
+            return kept, gap, dropped
+    while len(kept) > 1 and sum(least[i] + 1 for i in kept) - 1 > width:
+        dropped.insert(0, view.columns[kept.pop()].title)
+    return kept, 1, [title for title in dropped if title]
+
+
+def _drawn(view: TableView, kept: list[int], gap: int, width: int) -> Table:
+    named = any(view.columns[i].title for i in kept)
+    table = Table(
+        box=None, show_header=named, pad_edge=False, padding=(0, gap, 0, 0), header_style="dim"
+    )
+    fixed = [
+        i for i in kept if not (view.columns[i].stretch or _has_bars(view, i) or _is_drawn(view, i))
+    ]
+    room = width - sum(_natural_width(view, i) for i in fixed) - gap * (len(kept) - 1)
+    for i in kept:
+        _add_column(table, view.columns[i], max(room, _MIN_STRETCH))
+    cells = min(_BAR_CELLS, max(room, _MIN_BAR))
+    for number, row in enumerate(view.rows):
+        style = "bold" if number in view.strong else ""
+        table.add_row(*(_drawn_cell(row[i], cells, room) for i in kept), style=style)
+    return table
+
+
+def _has_bars(view: TableView, index: int) -> bool:
+    return any(isinstance(row[index], Bar) for row in view.rows)
+
+
+def _is_drawn(view: TableView, index: int) -> bool:
+    return any(isinstance(row[index], Drawing) for row in view.rows)
+
+
+def _least_width(view: TableView, index: int) -> int:
+    """Columns of the terminal that a table's column needs at least."""
+    natural, column = _natural_width(view, index), view.columns[index]
+    if _has_bars(view, index) or _is_drawn(view, index):
+        return _MIN_BAR
+    return min(natural, _MIN_STRETCH) if column.stretch or column.wrap else natural
+
+
+def _natural_width(view: TableView, index: int) -> int:
+    """Columns that the widest cell of a table's column takes."""
+    cells = [row[index] for row in view.rows]
+    texts = [view.columns[index].title, *(c for c in cells if isinstance(c, str))]
+    bar = _BAR_CELLS if _has_bars(view, index) else 0
+    return max(bar, *(cell_len(plain(text[:_MAX_NAME])) for text in texts))
+
+
+def _add_column(table: Table, column: TableColumn, room: int) -> None:
+    table.add_column(
+        Text(column.title),
+        justify="left" if column.left else "right",
+        no_wrap=not column.wrap,
+        overflow="fold" if column.wrap else "ellipsis",
+        max_width=room if column.stretch else None,
+    )
+
+
+def _drawn_cell(cell: Cell, bar_cells: int, room: int) -> Text:
+    if isinstance(cell, Drawing):
+        return Text(plain(cell.draw(max(room, _MIN_BAR))))
+    if isinstance(cell, Bar):
+        glyph, style = _glyph(cell.key)
+        return Text(glyph * round(cell.ratio * bar_cells), style=style)
+    return Text(plain(cell[:_MAX_NAME]))
+
+
+def _glyph(key: str) -> tuple[str, str]:
+    for _, glyph, style, keys in _GROUPS:
+        if key in keys:
+            return glyph, style
+    return _GROUPS[-1][1], _GROUPS[-1][2]
+
+
+def sentence(text: str, width: int, *, style: str = "") -> Padding:
+    """A sentence on as many lines as it needs, harmless to the terminal."""
+    return _indented(Text(wrapped(plain(text), width - _INDENT), style=style))
+
+
+def _indented(block: RenderableType, *, extra: int = 0) -> Padding:
+    return Padding(block, (0, 0, 0, _INDENT + extra), expand=False)

@@ -1,0 +1,102 @@
+"""Reporters by name: those shipped here, and those that other packages add.
+
+A reporter is a function ``(Report, RenderOptions) -> str``. Another package adds one under the
+entry-point group ``distprof.reporters``; its name is then a choice of ``--format``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from distprof.errors import UsageError
+
+if TYPE_CHECKING:
+    from distprof.sections.report import Report
+
+__all__ = [
+    "RenderOptions",
+    "Reporter",
+    "documents",
+    "find_reporter",
+    "format_of_file",
+    "reporter_names",
+]
+
+ENTRY_POINT_GROUP = "distprof.reporters"
+
+_BUILT_IN = {
+    "text": "text:render",
+    "json": "saved:render",
+    "md": "markdown:render",
+}
+_SUFFIXES = {".json": "json", ".md": "md", ".markdown": "md", ".txt": "text", ".xml": "junit"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RenderOptions:
+    """How a report is shown.
+
+    Args:
+        width: Columns of the terminal.
+        color: Whether colour and weight may be used.
+        show_all: Every finding, rank, class and kernel instead of the first few.
+        saved_as: Where the report lies as JSON, for the next command; empty when nowhere.
+    """
+
+    width: int = 100
+    color: bool = False
+    show_all: bool = False
+    saved_as: str = ""
+
+
+Reporter: TypeAlias = "Callable[[Report, RenderOptions], str]"
+
+
+def reporter_names() -> tuple[str, ...]:
+    """Names that ``--format`` accepts; the shipped ones first."""
+    others = sorted({point.name for point in entry_points(group=ENTRY_POINT_GROUP)})
+    return (*_BUILT_IN, *(name for name in others if name not in _BUILT_IN))
+
+
+def find_reporter(name: str) -> Reporter:
+    """The reporter called ``name``; a shipped one wins over another package's.
+
+    Raises:
+        UsageError: If there is none, or it cannot be imported.
+    """
+    if name in _BUILT_IN:
+        return documents(_BUILT_IN[name])
+    for point in entry_points(group=ENTRY_POINT_GROUP):
+        if point.name == name:
+            return _load(point.name, point.load)
+    raise UsageError(f"no format {name!r}: choose from {', '.join(reporter_names())}")
+
+
+def documents(reference: str) -> Callable[..., Any]:
+    """A function of :mod:`distprof.documents`, imported when it is wanted.
+
+    A report knows how it is shown by name only, so that what is measured never imports what draws.
+
+    Args:
+        reference: Module and function, for example ``text:render``.
+    """
+    module, _, function = reference.partition(":")
+    found: Callable[..., Any] = getattr(import_module(f"distprof.documents.{module}"), function)
+    return found
+
+
+def format_of_file(name: str) -> str | None:
+    """The format that a file name's ending stands for, None when it stands for none."""
+    dot = name.rfind(".")
+    return _SUFFIXES.get(name[dot:].lower()) if dot >= 0 else None
+
+
+def _load(name: str, load: Callable[[], Reporter]) -> Reporter:
+    try:
+        return load()
+    except (ImportError, AttributeError) as error:
+        raise UsageError(f"the format {name!r} cannot be loaded: {error}") from error

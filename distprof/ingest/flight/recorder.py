@@ -1,0 +1,209 @@
+"""The dump of torch's Flight Recorder: one rank's latest collectives and messages.
+
+Two spellings of one thing: a pickle (what NCCL's watchdog writes) and JSON (what is asked for on
+demand). Versions 1 and 2 of the format, with or without stack frames. Nothing in a dump is
+executed: see :mod:`distprof.ingest.flight.safe_pickle`.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import re
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from distprof.errors import InputError
+from distprof.ingest.flight.entries import (
+    BROKEN,
+    LARGEST,
+    MAX_TEXT,
+    EntriesError,
+    convert,
+    entries_table,
+)
+from distprof.ingest.flight.safe_pickle import PickleRefused, read_pickle
+from distprof.run.flight import FlightDump, FlightGroup, GroupStatus
+from distprof.schema import ABSENT
+
+__all__ = ["MAX_BYTES", "looks_like_dump", "parse_flight"]
+
+MAX_BYTES = 1 << 28  # the ring of 2000 entries that is the default makes 1 MB, with frames 10
+MAX_MEMBERS = 1 << 20
+
+_DIGITS = re.compile(r"\d+")
+
+
+class _Config(msgspec.Struct):
+    name: str = ""
+    desc: str = ""
+    ranks: str | tuple[int, ...] = ""
+
+
+class _Status(msgspec.Struct):
+    last_enqueued_collective: int = ABSENT
+    last_started_collective: int = ABSENT
+    last_completed_collective: int = ABSENT
+
+
+class _Head(msgspec.Struct):
+    """Everything but the entries."""
+
+    version: str = ""
+    nccl_version: str = ""
+    comm_lib_version: str = ""
+    rank: int | None = None
+    host_name: str = ""
+
+
+def looks_like_dump(head: bytes) -> bool:
+    """Whether a file that starts so may be a dump: a pickle, or JSON that names a part of one."""
+    if head[:2] in (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"):
+        return True
+    start = head.lstrip()[:1]
+    if (
+        b'"traceEvents"' in head or b'"deviceProperties"' in head
+    ):  # Kineto's, which names groups too
+        return False
+    words = (b'"pg_config"', b'"pg_status"', b'"profiling_name"', b'"entries"', b'"nccl_comm_state')
+    return start == b"{" and any(word in head for word in words)
+
+
+def parse_flight(data: bytes, *, rank: int, source: str) -> FlightDump:
+    """Read a dump.
+
+    Args:
+        data: The file; gzip is undone.
+        rank: Whose it is.
+        source: What to call it in messages.
+
+    Returns:
+        Its operations, groups and their progress; notes say what was damaged and left out.
+
+    Raises:
+        InputError: If the file is no dump, or would run code.
+    """
+    plain = _unzipped(data, source)
+    content = _decoded(plain, source)
+    if not ("entries" in content or "pg_status" in content or "pg_config" in content):
+        raise _no_dump(source, "none of entries, pg_status and pg_config in it")
+    notes: list[str] = []
+    try:
+        entries = entries_table(content.get("entries"), source, notes)
+    except EntriesError as error:
+        raise _no_dump(source, str(error)) from error
+    head = _one(content, _Head) or _Head()
+    return FlightDump(
+        rank=rank,
+        source=source,
+        entries=entries,
+        version=head.version[:MAX_TEXT],
+        library=(head.nccl_version or head.comm_lib_version)[:MAX_TEXT],
+        groups=_groups(content.get("pg_config"), notes),
+        status=_status(content.get("pg_status"), notes),
+        host=head.host_name[:MAX_TEXT],
+        digest=hashlib.sha1(data, usedforsecurity=False).hexdigest(),
+        notes=tuple(notes),
+    )
+
+
+def _unzipped(data: bytes, source: str) -> bytes:
+    if data[:2] != b"\x1f\x8b":
+        return data
+    try:
+        with gzip.GzipFile(fileobj=io.BytesIO(data)) as stream:
+            plain = stream.read(MAX_BYTES + 1)
+    except (OSError, EOFError, zlib.error) as error:
+        raise _no_dump(source, f"damaged gzip ({error})") from error
+    if len(plain) > MAX_BYTES:
+        raise _no_dump(source, f"more than {MAX_BYTES:,} bytes once unpacked")
+    return plain
+
+
+def _decoded(data: bytes, source: str) -> dict[str, Any]:
+    """The top of a dump, its entries still as they were."""
+    if not data:
+        raise _no_dump(source, "an empty file")
+    try:
+        if data[:1] == b"\x80":
+            content = read_pickle(data)
+        else:
+            content = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+    except PickleRefused as error:
+        raise _no_dump(source, f"a pickle that is not read: {error}") from error
+    except BROKEN as error:
+        raise _no_dump(source, f"damaged JSON ({' '.join(str(error).split())[:200]})") from error
+    if not isinstance(content, dict):
+        raise _no_dump(source, f"a pickled {type(content).__name__}")
+    return content
+
+
+def _no_dump(source: str, found: str) -> InputError:
+    return InputError(
+        source,
+        expected="a dump of torch's Flight Recorder, as pickle or JSON",
+        found=found,
+        fix="leave the file out, or dump again: TORCH_FR_DUMP_TEMP_FILE says where to",
+    )
+
+
+def _one(value: Any, kind: Any) -> Any:
+    try:
+        if isinstance(value, dict) and any(isinstance(v, msgspec.Raw) for v in value.values()):
+            known = {field.encode_name for field in msgspec.structs.fields(kind)}
+            value = {k: msgspec.json.decode(v) for k, v in value.items() if k in known}
+        return msgspec.convert(value, type=kind, strict=False)
+    except BROKEN:
+        return None
+
+
+def _groups(value: Any, notes: list[str]) -> tuple[FlightGroup, ...]:
+    if value is None:
+        return ()
+    try:
+        found: dict[str, _Config] = convert(value, dict[str, _Config])
+    except BROKEN:
+        notes.append("pg_config is damaged: members of groups are taken from their entries.")
+        return ()
+    return tuple(
+        FlightGroup(
+            name=(config.name or name)[:MAX_TEXT],
+            description=config.desc[:MAX_TEXT],
+            ranks=_members(config.ranks),
+        )
+        for name, config in found.items()
+    )
+
+
+def _members(ranks: str | Sequence[int]) -> tuple[int, ...]:
+    """``[0, 1]``, which torch writes as text, and lists."""
+    if isinstance(ranks, str):
+        ranks = [int(number) for number in _DIGITS.findall(ranks) if len(number) < 8]
+    return tuple(sorted({rank for rank in ranks[:MAX_MEMBERS] if 0 <= rank < MAX_MEMBERS}))
+
+
+def _status(value: Any, notes: list[str]) -> dict[int, GroupStatus]:
+    if value is None:
+        return {}
+    try:
+        found: dict[int, _Status] = convert(value, dict[int, _Status])
+    except BROKEN:
+        notes.append("pg_status is damaged and not used.")
+        return {}
+    return {
+        pg: GroupStatus(
+            enqueued=_known(status.last_enqueued_collective),
+            started=_known(status.last_started_collective),
+            completed=_known(status.last_completed_collective),
+        )
+        for pg, status in found.items()
+        if abs(pg) < LARGEST
+    }
+
+
+def _known(number: int) -> int | None:
+    return number if 0 <= number < LARGEST else None

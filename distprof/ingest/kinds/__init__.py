@@ -1,0 +1,1 @@
+"""One module for each kind of input besides traces and run directories."""

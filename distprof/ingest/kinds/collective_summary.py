@@ -1,0 +1,137 @@
+"""Tables of collectives by rank, process group and size, as TraceLens writes them: a CSV file.
+
+Columns ``rank``, ``Process Group Name``, ``Collective name``, ``dtype``, ``In msg nelems``,
+``Out msg nelems``, ``dur_mean`` (microseconds) and ``operation_count``; others are not needed.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Iterator, Mapping
+from typing import NoReturn
+
+import numpy as np
+
+from distprof.errors import InputError
+from distprof.ingest.communication import collective_kind
+from distprof.ingest.log_files import DAMAGE, beginning, opened, read_some
+from distprof.run.evidence import CollectiveSummary, SummaryClass
+
+__all__ = ["COLUMNS", "fits_collective_summary", "read_collective_summary"]
+
+COLUMNS = ("rank", "Collective name", "dur_mean", "operation_count")
+MAX_BYTES = 128_000_000
+MAX_ROWS = 500_000
+MAX_MICROSECONDS = 1e12
+_SNIFFED_BYTES = 1 << 14
+_LARGEST = 1 << 53
+_NUMBERS = re.compile(r"\d{1,9}")
+_ITEM_BYTES = {
+    "float": 4, "float32": 4, "half": 2, "float16": 2, "bfloat16": 2, "double": 8, "float64": 8,
+    "int": 4, "int32": 4, "long": 8, "int64": 8, "byte": 1, "uint8": 1, "char": 1, "int8": 1,
+    "bool": 1, "short": 2, "int16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1,
+}  # fmt: skip
+
+
+def fits_collective_summary(source: str) -> bool:
+    """Whether a file begins like such a table; never raises for what is not."""
+    start = beginning(source, _SNIFFED_BYTES, endings=(".csv", ".csv.gz"))
+    header = start.lstrip(b"\xef\xbb\xbf").split(b"\n", 1)[0].decode("utf-8", "replace")
+    return set(COLUMNS) <= {cell.strip() for cell in header.split(",")}
+
+
+def read_collective_summary(source: str) -> CollectiveSummary:
+    """Read a table of collectives by rank.
+
+    Args:
+        source: Path or fsspec URL of a CSV file, gzipped or not.
+
+    Raises:
+        InputError: If it cannot be read or holds no row.
+    """
+    classes: dict[SummaryClass, int] = {}
+    rows: list[tuple[int, int, int, int]] = []
+    num_broken = 0
+    for entry in _entries(source):
+        row = _row(entry, classes)
+        if row is None or len(rows) >= MAX_ROWS:
+            num_broken += 1
+        else:
+            rows.append(row)
+    if not rows:
+        _refuse(source, f"no row that can be read, {num_broken:,} that cannot")
+    table = np.array(rows, np.int64)
+    notes = (f"Rows that could not be read: {num_broken:,}.",) if num_broken else ()
+    return CollectiveSummary(
+        classes=tuple(classes),
+        class_index=table[:, 0],
+        rank=table[:, 1],
+        num_calls=table[:, 2],
+        mean_ns=table[:, 3],
+        notes=notes,
+    )
+
+
+def _entries(source: str) -> Iterator[Mapping[str, str]]:
+    try:
+        with opened(source) as stream:
+            data, damage = read_some(stream, MAX_BYTES + 1)
+    except DAMAGE as error:
+        _refuse(source, " ".join(f"{type(error).__name__}: {error}".split())[:200])
+    if damage or len(data) > MAX_BYTES:
+        _refuse(source, damage or f"more than {MAX_BYTES:,} bytes")
+    text = data.decode("utf-8-sig", "replace").replace("\0", "")
+    try:
+        yield from csv.DictReader(io.StringIO(text), restval="")
+    except csv.Error as error:
+        _refuse(source, f"{error}")
+
+
+def _row(
+    entry: Mapping[str, str], classes: dict[SummaryClass, int]
+) -> tuple[int, int, int, int] | None:
+    rank, calls = _whole(entry.get("rank")), _whole(entry.get("operation_count"))
+    mean = _number(entry.get("dur_mean"))
+    if rank is None or not calls or mean is None or not 0 <= mean < MAX_MICROSECONDS:
+        return None
+    members = _NUMBERS.findall(entry.get("Process Group Ranks") or "")
+    made = SummaryClass(
+        group=entry.get("Process Group Name") or "",
+        ranks=tuple(sorted({int(member) for member in members})),
+        kind=collective_kind((entry.get("Collective name") or "")[:200]),
+        dtype=entry.get("dtype") or "",
+        num_bytes=_num_bytes(entry),
+    )
+    return classes.setdefault(made, len(classes)), rank, calls, round(mean * 1e3)
+
+
+def _num_bytes(entry: Mapping[str, str]) -> int | None:
+    """The full buffer: the larger of what goes in and what comes out."""
+    item = _ITEM_BYTES.get((entry.get("dtype") or "").lower())
+    sizes = [_whole(entry.get(name)) for name in ("In msg nelems", "Out msg nelems")]
+    known = [size for size in sizes if size is not None]
+    return max(known) * item if known and item is not None else None
+
+
+def _whole(text: str | None) -> int | None:
+    value = _number(text)
+    return int(value) if value is not None and 0 <= value < _LARGEST else None
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        value = float(text or "")
+    except ValueError:
+        return None
+    return value if np.isfinite(value) else None
+
+
+def _refuse(source: str, found: str) -> NoReturn:
+    raise InputError(
+        source,
+        expected=f"a CSV table of collectives by rank, with the columns {', '.join(COLUMNS)}",
+        found=found,
+        fix="write the table again, for example with TraceLens' NCCL analysis",
+    )

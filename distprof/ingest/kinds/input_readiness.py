@@ -1,0 +1,106 @@
+"""Readiness of input by rank over time: a JSON object of columns, as SPDL's dashboards export it.
+
+::
+
+    {"event_time": ["1754963040", …], "0": ["1", "", "0.61", …], "1": […]}
+
+A value is the share of the time in which the loader was not waited for; empty where missing.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from distprof.errors import InputError
+from distprof.ingest.log_files import DAMAGE, beginning, opened, read_some
+from distprof.run.evidence import InputReadiness
+
+__all__ = ["fits_input_readiness", "read_input_readiness"]
+
+TIME = "event_time"
+MAX_BYTES = 64_000_000
+MAX_RANKS = 20_000
+_SNIFFED_BYTES = 1 << 16
+
+
+def fits_input_readiness(source: str) -> bool:
+    """Whether a file begins like such columns; never raises for what is not."""
+    start = beginning(source, _SNIFFED_BYTES, endings=(".json", ".json.gz"))
+    return start.lstrip().startswith(b"{") and f'"{TIME}"'.encode() in start[:4_096]
+
+
+def read_input_readiness(source: str) -> InputReadiness:
+    """Read readiness of input.
+
+    Args:
+        source: Path or fsspec URL of a JSON file, gzipped or not.
+
+    Raises:
+        InputError: If it is no such object.
+    """
+    columns = _columns(source)
+    times = _numbers(columns[TIME])
+    ranks = sorted((int(name), name) for name in columns if name.isdecimal() and len(name) < 10)[
+        :MAX_RANKS
+    ]
+    if not ranks or not len(times):
+        _refuse(source, "no column of a rank, or no time")
+    values = [_numbers(columns[name]) for _, name in ranks]
+    if any(len(column) != len(times) for column in values):
+        _refuse(source, "columns of unlike lengths")
+    ratio = np.array(values, np.float64)
+    absurd = (ratio < 0) | (ratio > 1)
+    ratio[absurd] = np.nan
+    known = np.isfinite(times) & (np.abs(times) < 1e12)
+    order = np.argsort(times[known], kind="stable")
+    notes = [f"Values that are no share are left out: {int(absurd.sum()):,}."] * bool(absurd.any())
+    if not known.all():
+        notes.append(f"Samples without a time are left out: {int((~known).sum()):,}.")
+    return InputReadiness(
+        time_s=times[known][order].astype(np.int64),
+        ranks=tuple(rank for rank, _ in ranks),
+        ratio=ratio[:, known][:, order],
+        notes=tuple(notes),
+    )
+
+
+def _columns(source: str) -> dict[str, list[Any]]:
+    try:
+        with opened(source) as stream:
+            data, damage = read_some(stream, MAX_BYTES + 1)
+    except DAMAGE as error:
+        _refuse(source, " ".join(f"{type(error).__name__}: {error}".split())[:200])
+    if damage or len(data) > MAX_BYTES:
+        _refuse(source, damage or f"more than {MAX_BYTES:,} bytes")
+    try:
+        return msgspec.json.decode(data, type=dict[str, list[Any]])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        _refuse(source, " ".join(f"{error}".split())[:200])
+
+
+def _numbers(values: list[Any]) -> NDArray[np.float64]:
+    return np.array([_number(value) for value in values], np.float64)
+
+
+def _number(value: Any) -> float:
+    """NaN where it is missing or no number."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return float("nan")
+    try:
+        number = float(value)
+    except (ValueError, OverflowError):
+        return float("nan")
+    return number if np.isfinite(number) else float("nan")
+
+
+def _refuse(source: str, found: str) -> NoReturn:
+    raise InputError(
+        source,
+        expected=f'columns of readiness by rank, {{"{TIME}": […], "0": […], "1": […]}}',
+        found=found,
+        fix="export the columns again, all of one length",
+    )

@@ -1,0 +1,1 @@
+"""NCCL's log: lines, messages and communicators."""

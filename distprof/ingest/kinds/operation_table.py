@@ -1,0 +1,508 @@
+"""Operation tables of what-if straggler studies: a Parquet file, one row per operation of a worker.
+
+The layout is that of the public tables of ByteDance-Seed/StragglerAnalysis: columns ``dp_rank``,
+``stage``, ``rank``, ``step``, ``optype``, ``start_ts`` and ``duration`` (seconds), ``seq_id``,
+``mc``, ``mb_id`` and, where model chunks are interleaved, ``gmc``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distprof.errors import InputError, UsageError
+from distprof.run.evidence import OPERATIONS, OperationLog
+from distprof.schema import ABSENT, Coded, Int64Array, Table
+
+__all__ = [
+    "COLUMNS",
+    "ORIGIN",
+    "JobSizes",
+    "find_sizes",
+    "fits_operation_table",
+    "log_of_columns",
+    "read_operation_table",
+    "read_sizes",
+]
+
+MAX_BYTES = 65_536
+
+_LINE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*):[ \t]+(\S.*)")
+
+_SIZE = re.compile(r"[0-9]{1,9}")
+
+_SIZES = {"pp_size": "pp", "dp_size": "dp", "dsp_size": "dsp", "tp_size": "tp"}
+
+_FIX = "write one `key: value` per line, sizes as positive integers, or remove the file"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSizes:
+    """What a meta file says.
+
+    Args:
+        mesh: Axis to size, slowest varying first; axes that the file does not name are left out.
+        chunks: Model chunks (virtual stages) per stage, None where the file does not say.
+        world_size: None where the file does not say.
+    """
+
+    mesh: dict[str, int]
+    chunks: int | None = None
+    world_size: int | None = None
+
+
+def find_sizes(table: str) -> Path | None:
+    """The meta file beside ``trace-NAME.parquet`` or ``NAME.parquet``; None where there is none."""
+    if "://" in table:
+        return None
+    path = Path(table)
+    names = dict.fromkeys((path.stem.removeprefix("trace-"), path.stem))
+    places = (path.with_name(f"meta-{name}.{end}") for name in names for end in ("yaml", "yml"))
+    return next((place for place in places if place.is_file()), None)
+
+
+def read_sizes(path: Path) -> JobSizes:
+    """Sizes of the job.
+
+    Raises:
+        InputError: If a line is no ``key: value``, a size is none, or sizes contradict each other.
+    """
+    values = _values(path)
+    sizes = {key: _size(path, key, values[key]) for key in values if key.endswith("_size")}
+    mesh = {axis: sizes[key] for key, axis in _SIZES.items() if key in sizes}
+    world = sizes.get("world_size")
+    product = 1
+    for size in mesh.values():
+        product *= size
+    if world is not None and len(mesh) == len(_SIZES) and product != world:
+        raise InputError(
+            str(path),
+            expected=f"a world_size of {product}, the product of the other sizes",
+            found=f"world_size: {world}",
+            fix="correct the sizes, or remove the file: sizes are then taken from the table",
+        )
+    return JobSizes(mesh=mesh, chunks=sizes.get("vpp_size"), world_size=world)
+
+
+def _values(path: Path) -> dict[str, str]:
+    """Keys and values as they stand there."""
+    try:
+        with path.open("rb") as stream:
+            raw = stream.read(MAX_BYTES + 1)
+        text = raw.decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(
+            str(path), expected="a text file", found=f"{type(error).__name__}: {error}", fix=_FIX
+        ) from error
+    if len(raw) > MAX_BYTES:
+        raise InputError(
+            str(path), expected="a few lines", found=f"more than {MAX_BYTES:,} bytes", fix=_FIX
+        )
+    values: dict[str, str] = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        match = _LINE.fullmatch(line.rstrip())
+        if match is None or match.group(1) in values:
+            what = "a second value of a key" if match else "something else"
+            raise InputError(
+                str(path),
+                expected="lines of `key: value`, each key once",
+                found=f"{what} in line {number}: {line[:60]!r}",
+                fix=_FIX,
+            )
+        values[match.group(1)] = match.group(2)
+    return values
+
+
+def _size(path: Path, key: str, value: str) -> int:
+    if not _SIZE.fullmatch(value) or int(value) < 1:
+        raise InputError(
+            str(path), expected="sizes as positive integers", found=f"{key}: {value[:60]}", fix=_FIX
+        )
+    return int(value)
+
+
+# Operation tables of what-if straggler studies: a Parquet file, one row per operation of a wo ----
+
+ORIGIN = "operation table"
+
+COLUMNS = (
+    "dp_rank",
+    "stage",
+    "rank",
+    "step",
+    "optype",
+    "start_ts",
+    "duration",
+    "seq_id",
+    "mc",
+    "mb_id",
+)
+
+MAX_ROWS = 10_000_000
+"""Rows beyond which a table is refused: it would take more than about 1 GB."""
+
+MAX_KINDS = 256
+
+MAX_SECONDS = 1e6
+"""A step that lasts longer (eleven days) was written in another unit."""
+
+_WHOLE = ("dp_rank", "stage", "rank", "step", "seq_id", "mc", "mb_id")
+
+_LARGEST = {"step": 2**53, "dp_rank": 2**20, "stage": 1_023, "mc": 1_023}
+
+_NEVER_NEGATIVE = ("dp_rank", "stage", "rank", "seq_id")
+
+_LAYOUT = f"the columns {', '.join(COLUMNS)}"
+
+_WRITE_AGAIN = "write the table again; docs/how-to/operation-tables.md says what it holds"
+
+
+def fits_operation_table(source: str) -> bool:
+    """Whether ``source`` is a Parquet file, or a folder whose only one is such a table."""
+    return _table_path(source) is not None
+
+
+def read_operation_table(source: str) -> OperationLog:
+    """Read an operation table and what stands beside it.
+
+    Args:
+        source: A Parquet file, a folder that holds one, or an fsspec URL of a file.
+
+    Returns:
+        The log. Times are since the start of their step, exact to the nanosecond as written.
+
+    Raises:
+        InputError: If it is no Parquet file, lacks columns, or holds values that cannot be.
+        UsageError: If a package that opens this kind of URL is not installed.
+    """
+    path = _table_path(source) or source
+    columns = _checked(path, _read_columns(path))
+    beside = find_sizes(path)
+    sizes = JobSizes(mesh={}) if beside is None else read_sizes(beside)
+    return log_of_columns(path, columns, ORIGIN, sizes)
+
+
+def log_of_columns(
+    path: str, columns: Mapping[str, Any], origin: str, sizes: JobSizes
+) -> OperationLog:
+    """The log that the columns of an operation table make, wherever they were written.
+
+    Args:
+        path: Where they come from, for messages.
+        columns: By the names of :data:`COLUMNS`: whole numbers as int64, ``optype`` coded, times
+            in seconds.
+        origin: What kind of log, for people.
+        sizes: What stands beside the table.
+
+    Raises:
+        InputError: If values cannot be.
+    """
+    operations, notes = _operations(path, columns)
+    return OperationLog(
+        operations=operations,
+        origin=origin,
+        world_size=sizes.world_size,
+        mesh=_mesh(operations, sizes),
+        num_micro_batches=_num_micro_batches(operations),
+        step_ns=_step_lengths(operations),
+        notes=(*notes, *_size_notes(operations, sizes)),
+    )
+
+
+def _table_path(source: str) -> str | None:
+    """The Parquet file that ``source`` names; None where it names something else."""
+    if "://" in source:
+        return source if source.lower().endswith(".parquet") else None
+    path = Path(source).expanduser()
+    try:
+        if path.is_file():
+            return str(path) if path.suffix.lower() == ".parquet" else None
+        if not path.is_dir() or (path / "run.json").exists():
+            return None
+        tables = [child for child in path.iterdir() if child.suffix.lower() == ".parquet"]
+    except (OSError, ValueError):
+        return None
+    return str(tables[0]) if len(tables) == 1 and _has_columns(tables[0]) else None
+
+
+def _has_columns(path: Path) -> bool:
+    """Whether a file in a folder is such a table; a folder of traces may hold any other."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with path.open("rb") as stream:
+            return set(COLUMNS) <= set(pq.read_schema(stream).names)
+    except (pa.ArrowException, OSError):
+        return False
+
+
+# The file -----------------------------------------------------------------------------------------
+
+
+def _read_columns(path: str) -> dict[str, Any]:
+    """The columns as Arrow arrays; only those that are needed, and only of a bearable size."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with _opened(path) as stream:
+            file = pq.ParquetFile(stream)
+            present = set(file.schema_arrow.names)
+            _check_present(path, present)
+            _check_size(path, file)
+            names = [*COLUMNS, *({"gmc"} & present)]
+            file = pq.ParquetFile(stream, metadata=file.metadata, read_dictionary=["optype"])
+            table = file.read(columns=names, use_threads=False).combine_chunks()
+    except (pa.ArrowException, OSError) as error:
+        raise InputError(
+            path,
+            expected=f"a Parquet file with {_LAYOUT}",
+            found=f"{type(error).__name__}: {' '.join(str(error).split())[:200]}",
+            fix=f"check that the file is whole, or {_WRITE_AGAIN}",
+        ) from error
+    return {name: table.column(name) for name in names}
+
+
+def _opened(path: str) -> Any:
+    """The file, or what a URL names, open for reading."""
+    if "://" not in path:
+        return Path(path).open("rb")
+    import fsspec
+
+    try:
+        return fsspec.open(path, "rb").open()
+    except ImportError as error:
+        raise UsageError(f"{path}: this kind of URL needs another package: {error}") from error
+    except ValueError as error:
+        raise OSError(str(error)) from error
+
+
+def _check_size(path: str, file: Any) -> None:
+    rows = file.metadata.num_rows
+    if rows == 0:
+        raise InputError(
+            path,
+            expected="a row per operation",
+            found="a table without rows",
+            fix="look at what wrote it: did it record any step?",
+        )
+    if rows > MAX_ROWS:
+        raise InputError(
+            path,
+            expected=f"at most {MAX_ROWS:,} operations",
+            found=f"{rows:,}",
+            fix="write fewer steps into one table: a few dozen say all there is to say",
+        )
+
+
+def _check_present(path: str, present: set[str]) -> None:
+    missing = [name for name in COLUMNS if name not in present]
+    if missing:
+        known = ", ".join(sorted(present)[:20]) or "none"
+        raise InputError(
+            path,
+            expected=_LAYOUT,
+            found=f"no {', '.join(missing)}; columns there: {known[:300]}",
+            fix="name an operation table; a run directory is named by its folder",
+        )
+
+
+# Values -------------------------------------------------------------------------------------------
+
+
+def _checked(path: str, columns: dict[str, Any]) -> dict[str, Any]:
+    """Columns as numpy arrays of what they must be; ``optype`` stays dictionary-encoded."""
+    checked: dict[str, Any] = {"optype": _kinds(path, columns["optype"])}
+    for name in columns:
+        if name != "optype":
+            checked[name] = _numbers(path, name, columns[name])
+    for name in (*_WHOLE, *({"gmc"} & columns.keys())):
+        checked[name] = _whole(path, name, checked[name])
+    return checked
+
+
+def _bad(path: str, name: str, expected: str, found: str) -> InputError:
+    return InputError(path, expected=f"{expected} in column {name}", found=found, fix=_WRITE_AGAIN)
+
+
+def _kinds(path: str, column: Any) -> Coded:
+    import pyarrow as pa
+
+    if column.null_count:
+        raise _bad(path, "optype", "a kind for every operation", f"{column.null_count:,} without")
+    if not pa.types.is_dictionary(column.type):
+        column = column.dictionary_encode()
+    array = column.chunk(0) if isinstance(column, pa.ChunkedArray) else column
+    values = array.dictionary.to_pylist()
+    if not all(isinstance(value, str) and 0 < len(value) <= 200 for value in values):
+        raise _bad(path, "optype", "names of kinds", f"{array.dictionary.type} values")
+    if len(values) > MAX_KINDS:
+        raise _bad(path, "optype", f"at most {MAX_KINDS} kinds", f"{len(values):,}")
+    codes = array.indices.to_numpy(zero_copy_only=False).astype(np.int32)
+    return Coded(codes, tuple(values))
+
+
+def _numbers(path: str, name: str, column: Any) -> NDArray[Any]:
+    import pyarrow as pa
+
+    if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
+        raise _bad(path, name, "numbers", f"type {column.type}")
+    if column.null_count:
+        raise _bad(path, name, "a number in every row", f"{column.null_count:,} rows without")
+    values: NDArray[Any] = column.to_numpy()
+    wrong = np.flatnonzero(~np.isfinite(values))
+    if len(wrong):
+        found = f"{values[wrong[0]]} in row {wrong[0]:,} and {len(wrong) - 1:,} others"
+        raise _bad(path, name, "finite numbers", found)
+    return values
+
+
+def _whole(path: str, name: str, values: NDArray[Any]) -> Int64Array:
+    if values.dtype.kind == "f" and (values != np.rint(values)).any():
+        raise _bad(path, name, "whole numbers", "fractions")
+    low, high = values.min(), values.max()
+    largest = _LARGEST.get(name, 2**31 - 1)
+    if low < (0 if name in _NEVER_NEGATIVE else -largest) or high > largest:
+        raise _bad(path, name, "numbers that can be", f"{low} to {high}")
+    return values.astype(np.int64)
+
+
+# The table ----------------------------------------------------------------------------------------
+
+
+def _operations(path: str, columns: Mapping[str, Any]) -> tuple[Table, list[str]]:
+    """OPERATIONS in order of rank, step and start, and what was assumed."""
+    start, end, num_negative = _times(path, columns)
+    codes = columns["optype"].codes
+    order = np.lexsort((columns["seq_id"], codes, start, columns["step"], columns["rank"]))
+    _check_identity(path, columns)
+    table = Table(
+        OPERATIONS,
+        {
+            "rank": columns["rank"][order].astype(np.int32),
+            "dp_rank": columns["dp_rank"][order].astype(np.int32),
+            "stage": columns["stage"][order].astype(np.int32),
+            "step": columns["step"][order],
+            "kind": columns["optype"].take(order),
+            "start_ns": start[order],
+            "end_ns": end[order],
+            "seq": columns["seq_id"][order],
+            "chunk": _or_absent(columns["mc"])[order].astype(np.int32),
+            "micro_batch": _or_absent(columns["mb_id"])[order].astype(np.int32),
+        },
+    )
+    notes = []
+    if num_negative:
+        notes.append(f"Negative durations, taken as 0: {num_negative:,} of {len(start):,}.")
+    if _is_laid_out_otherwise(columns):
+        notes.append(
+            "Model chunks are not dealt to stages in turn (gmc is not mc times stages plus stage): "
+            "messages between stages may be paired wrongly."
+        )
+    return table, notes
+
+
+def _times(path: str, columns: Mapping[str, Any]) -> tuple[Int64Array, Int64Array, int]:
+    """Start and end in ns since the step's start.
+
+    Seconds are added in the column's own precision, as whoever wrote them would: transfer times
+    are differences of ends and starts, and rounding each end otherwise would show in them.
+    """
+    seconds, duration = columns["start_ts"], columns["duration"]
+    num_negative = int((duration < 0).sum())
+    end_seconds = (seconds + np.maximum(duration, 0)).astype(np.float64)
+    seconds = seconds.astype(np.float64)
+    steps, index = np.unique(columns["step"], return_inverse=True)
+    origin = np.full(len(steps), np.inf)
+    np.minimum.at(origin, index, seconds)
+    start, end = seconds - origin[index], end_seconds - origin[index]
+    longest = float(end.max())
+    if longest > MAX_SECONDS:
+        raise InputError(
+            path,
+            expected="start_ts and duration in seconds",
+            found=f"a step of {longest:.3g} s",
+            fix="divide by 1e9 or 1e6 if these are ns or µs",
+        )
+    return np.rint(start * 1e9).astype(np.int64), np.rint(end * 1e9).astype(np.int64), num_negative
+
+
+def _or_absent(values: Int64Array) -> Int64Array:
+    return np.where(values < 0, np.int64(ABSENT), values)
+
+
+def _check_identity(path: str, columns: Mapping[str, Any]) -> None:
+    """One worker per place of the mesh, and no operation twice."""
+    place = columns["dp_rank"] * (columns["stage"].max() + 1) + columns["stage"]
+    workers = np.unique(np.stack([columns["rank"], place], axis=1), axis=0)
+    for which, name in ((0, "rank"), (1, "dp_rank and stage")):
+        values, counts = np.unique(workers[:, which], return_counts=True)
+        if (counts > 1).any():
+            what = f"rank {values[counts > 1][0]}" if which == 0 else "one of them"
+            raise _bad(
+                path, name, "one dp_rank and stage for each rank", f"{what} has more than one"
+            )
+    keys = (columns["seq_id"], columns["optype"].codes, columns["step"], columns["rank"])
+    order = np.lexsort(keys)
+    same = np.ones(len(order) - 1, dtype=np.bool_)
+    for key in keys:
+        same &= np.diff(key[order]) == 0
+    if same.any():
+        row = int(order[1:][same][0])
+        raise _bad(
+            path,
+            "seq_id",
+            "a number of its own for each operation of a kind, rank and step",
+            f"{int(same.sum()):,} repeated, the first in row {row:,}",
+        )
+
+
+def _is_laid_out_otherwise(columns: Mapping[str, Any]) -> bool:
+    if "gmc" not in columns:
+        return False
+    known = (columns["gmc"] >= 0) & (columns["mc"] >= 0)
+    dealt = columns["mc"] * (columns["stage"].max() + 1) + columns["stage"]
+    return bool((columns["gmc"] != dealt)[known].any())
+
+
+# The job ------------------------------------------------------------------------------------------
+
+
+def _mesh(operations: Table, sizes: JobSizes) -> dict[str, int]:
+    """Sizes from the meta file, what it does not say from the table."""
+    found = {"pp": int(operations["stage"].max()) + 1, "dp": int(operations["dp_rank"].max()) + 1}
+    mesh = {axis: size for axis, size in {**found, **sizes.mesh}.items() if axis in found}
+    return mesh | {axis: size for axis, size in sizes.mesh.items() if size > 1}
+
+
+def _size_notes(operations: Table, sizes: JobSizes) -> list[str]:
+    notes = []
+    for axis, column in (("pp", "stage"), ("dp", "dp_rank")):
+        seen = len(np.unique(operations[column]))
+        size = sizes.mesh.get(axis, int(operations[column].max()) + 1)
+        if seen != size:
+            notes.append(f"The table has operations of {seen:,} of {size:,} values of {column}.")
+    return notes
+
+
+def _num_micro_batches(operations: Table) -> int | None:
+    known = np.unique(operations["micro_batch"][operations.coded("kind").equals("forward-compute")])
+    count = int((known >= 0).sum())
+    return count or None
+
+
+def _step_lengths(operations: Table) -> dict[int, int]:
+    """Step to its length: from its first start to its last end."""
+    steps, index = np.unique(operations["step"], return_inverse=True)
+    last = np.zeros(len(steps), dtype=np.int64)
+    np.maximum.at(last, index, operations["end_ns"])
+    return dict(zip(steps.tolist(), last.tolist(), strict=True))

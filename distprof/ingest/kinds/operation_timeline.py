@@ -1,0 +1,145 @@
+"""Timelines of operations of what-if straggler studies: a list of Chrome events, gzipped or not.
+
+The layout is that of ByteDance-Seed/StragglerAnalysis, which draws its operation tables so: the
+process is the data-parallel index, the thread's name says ``PP rank 3, TP rank 0, compute``, and
+``args`` hold ``step``, ``model_chunk``, ``mb_id`` and ``seq_id``. The operations are those of the
+table (:mod:`.operation_table`) and are read the same way.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+import msgspec
+import numpy as np
+
+from distprof.errors import InputError
+from distprof.ingest.kinds.operation_table import JobSizes, log_of_columns
+from distprof.ingest.log_files import DAMAGE, beginning, opened, read_some
+from distprof.run.evidence import OperationLog
+from distprof.schema import Coded
+
+__all__ = ["ORIGIN", "fits_operation_timeline", "read_operation_timeline"]
+
+ORIGIN = "timeline of operations"
+MAX_BYTES = 1_000_000_000
+MAX_OPERATIONS = 2_000_000
+_SNIFFED_BYTES = 1 << 13
+_SIGNS = (b'"model_chunk"', b'"mb_id"', b'"seq_id"', b'"step"')
+_STAGE = re.compile(r"PP rank (\d{1,4}), TP rank (\d{1,4}),")
+_PLACES = ("pid", "tid")
+_LABELS = ("step", "model_chunk", "mb_id", "seq_id")
+
+
+class _Event(msgspec.Struct):
+    """What is needed of an event."""
+
+    ph: str
+    name: str
+    pid: int
+    tid: int = -1
+    ts: float = 0.0
+    dur: float = 0.0
+    args: dict[str, Any] = {}
+
+
+def fits_operation_timeline(source: str) -> bool:
+    """Whether a file begins like such a timeline; never raises for what is not."""
+    start = beginning(source, _SNIFFED_BYTES, endings=(".json", ".json.gz"))
+    return start.lstrip().startswith(b"[") and all(sign in start for sign in _SIGNS)
+
+
+def read_operation_timeline(source: str) -> OperationLog:
+    """Read a timeline of operations.
+
+    Args:
+        source: Path or fsspec URL of a JSON file, gzipped or not.
+
+    Raises:
+        InputError: If it is no such list, or holds values that cannot be.
+    """
+    events = _events(source)
+    stages = _stages(source, events)
+    operations = [event for event in events if event.ph == "X"]
+    if not operations:
+        _refuse(source, "no operation")
+    unnamed = sum((event.pid, event.tid) not in stages for event in operations)
+    if unnamed:
+        _refuse(source, f"{unnamed:,} operations on threads whose names tell no stage")
+    return log_of_columns(source, _columns(operations, stages), ORIGIN, JobSizes(mesh={}))
+
+
+def _columns(operations: Sequence[_Event], stages: Mapping[tuple[int, int], int]) -> dict[str, Any]:
+    """The columns of an operation table; times in seconds."""
+    stage = np.array([stages[event.pid, event.tid] for event in operations], np.int64)
+    dp_rank = np.array([event.pid for event in operations], np.int64)
+    labels = {
+        name: np.array([_label(event.args.get(name)) for event in operations], np.int64)
+        for name in _LABELS
+    }
+    kinds = sorted({event.name[:200] for event in operations})
+    codes = {name: code for code, name in enumerate(kinds)}
+    return {
+        "dp_rank": dp_rank,
+        "stage": stage,
+        "rank": stage * (int(dp_rank.max()) + 1) + dp_rank,
+        "step": labels["step"],
+        "optype": Coded(
+            np.array([codes[event.name[:200]] for event in operations], np.int32), tuple(kinds)
+        ),
+        "start_ts": np.array([event.ts for event in operations], np.float64) / 1e6,
+        "duration": np.array([event.dur for event in operations], np.float64) / 1e6,
+        "seq_id": labels["seq_id"],
+        "mc": labels["model_chunk"],
+        "mb_id": labels["mb_id"],
+    }
+
+
+def _label(value: Any) -> int:
+    """A number of an operation; -1 where it has none."""
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    return value if is_whole and -1 <= value < 1 << 31 else -1
+
+
+def _stages(source: str, events: Sequence[_Event]) -> dict[tuple[int, int], int]:
+    """Process and thread to the stage that the thread's name tells."""
+    stages: dict[tuple[int, int], int] = {}
+    for event in events:
+        if event.ph != "M" or event.name != "thread_name":
+            continue
+        found = _STAGE.match(str(event.args.get("name", ""))[:200])
+        if found is not None and int(found[2]):
+            _refuse(source, "operations of several tensor-parallel ranks")
+        if found is not None:
+            stages[event.pid, event.tid] = int(found[1])
+    return stages
+
+
+def _events(source: str) -> list[_Event]:
+    try:
+        with opened(source) as stream:
+            data, damage = read_some(stream, MAX_BYTES + 1)
+    except DAMAGE as error:
+        _refuse(source, " ".join(f"{type(error).__name__}: {error}".split())[:200])
+    if damage or len(data) > MAX_BYTES:
+        _refuse(source, damage or f"more than {MAX_BYTES:,} bytes")
+    try:
+        events = msgspec.json.decode(data, type=list[_Event])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        _refuse(source, " ".join(f"{error}".split())[:200])
+    if len(events) > MAX_OPERATIONS:
+        _refuse(source, f"{len(events):,} events, more than {MAX_OPERATIONS:,}")
+    if any(not 0 <= event.pid < 1 << 20 for event in events):
+        _refuse(source, "a process that is no index of data parallelism")
+    return events
+
+
+def _refuse(source: str, found: str) -> NoReturn:
+    raise InputError(
+        source,
+        expected="a list of Chrome events, one per operation, on threads named by their stage",
+        found=found,
+        fix="analyse the operation table that the timeline was drawn from instead",
+    )

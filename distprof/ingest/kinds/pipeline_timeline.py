@@ -1,0 +1,291 @@
+"""Pipeline timelines: the start and end of every forward and backward, as each rank timed them.
+
+The layout is that of Primus for Megatron: a folder with ``pp_rank_N.json`` per pipeline rank, and
+``config.json`` beside them. A rank's file maps an iteration to ``total`` and lists ``fwd_start``,
+``fwd_end``, ``bwd_start``, ``bwd_end``, all in ms since the rank began the iteration.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from distprof.errors import InputError
+from distprof.run.evidence import OPERATIONS, OperationLog
+from distprof.schema import Coded, Int64Array, Table
+
+__all__ = ["ORIGIN", "fits_pipeline_timeline", "read_pipeline_timeline"]
+
+ORIGIN = "pipeline timeline"
+MAX_FILE_BYTES = 256_000_000
+MAX_RANKS = 4_096
+MAX_MS = 1e9
+
+_FILE = re.compile(r"^pp_rank_(\d{1,5})\.json$")
+_CONFIG = "config.json"
+_KINDS = ("forward-compute", "backward-compute")
+_CLOCK_SHARE = 0.1
+"""Share of a slot that clocks may differ by and still count as one."""
+
+
+class _Iteration(msgspec.Struct):
+    """One iteration of one rank; times in ms."""
+
+    fwd_start: list[float]
+    fwd_end: list[float]
+    bwd_start: list[float]
+    bwd_end: list[float]
+    total: float | None = None
+
+
+class _Config(msgspec.Struct):
+    """What ``config.json`` says of the job; absent fields are not known."""
+
+    world_size: int | None = None
+    dp_size: int | None = None
+    tp_size: int | None = None
+    ep_size: int | None = None
+    pp_size: int | None = None
+    vp_size: int | None = None
+    num_mbs: int | None = None
+
+
+_Rank = dict[int, _Iteration]
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Times:
+    """Times of all ranks in all whole iterations, ns.
+
+    Args:
+        ranks: Pipeline ranks, ascending.
+        steps: Iterations, ascending.
+        start_ns: Shape ``(ranks, steps, 2, slots)``: forwards and backwards in the order listed.
+        end_ns: The same.
+        total_ns: Shape ``(ranks, steps)``.
+    """
+
+    ranks: tuple[int, ...]
+    steps: tuple[int, ...]
+    start_ns: Int64Array
+    end_ns: Int64Array
+    total_ns: Int64Array
+
+
+def fits_pipeline_timeline(source: str) -> bool:
+    """Whether ``source`` is a folder with files ``pp_rank_N.json``."""
+    return bool(_rank_files(source))
+
+
+def read_pipeline_timeline(source: str) -> OperationLog:
+    """Read a folder of pipeline ranks' timelines.
+
+    The first iteration is left out where there are more, because it holds the warm-up.
+
+    Args:
+        source: The folder.
+
+    Returns:
+        The log, micro-batches numbered in the order in which Megatron runs them.
+
+    Raises:
+        InputError: If a file is damaged, too large, or the ranks have no iteration in common.
+    """
+    config = _read_config(Path(source).expanduser() / _CONFIG)
+    ranks = {rank: _read_rank(path) for rank, path in _rank_files(source).items()}
+    times, notes = _times(source, ranks)
+    size = max(config.pp_size or 0, times.ranks[-1] + 1)
+    virtual = max(config.vp_size or 1, 1)
+    slots = times.start_ns.shape[-1]
+    if slots % virtual:
+        virtual = 1
+        notes.append(f"{slots} slots do not divide into the stages that {_CONFIG} tells of.")
+    shares, clock_note = _clock(times, virtual)
+    longest = times.total_ns.max(axis=0)
+    return OperationLog(
+        operations=_operations(times, size, virtual),
+        origin=ORIGIN,
+        world_size=config.world_size,
+        mesh=_mesh(config, size),
+        num_micro_batches=slots // virtual,
+        shares_clock=shares,
+        step_ns=dict(zip(times.steps, longest.tolist(), strict=True)),
+        notes=(*notes, clock_note),
+    )
+
+
+# Files --------------------------------------------------------------------------------------------
+
+
+def _rank_files(source: str) -> dict[int, Path]:
+    """Files by pipeline rank, ascending; empty where ``source`` is no such folder."""
+    if "://" in source:
+        return {}
+    folder = Path(source).expanduser()
+    try:
+        if not folder.is_dir() or (folder / "run.json").exists():
+            return {}
+        names = [(_FILE.match(child.name), child) for child in folder.iterdir()]
+        found = {int(name[1]): path for name, path in names if name and path.is_file()}
+    except (OSError, ValueError):
+        return {}
+    return dict(sorted(found.items())[:MAX_RANKS])
+
+
+def _read_rank(path: Path) -> _Rank:
+    return _decoded(path, _Rank, "iterations with fwd_start, fwd_end, bwd_start and bwd_end in ms")
+
+
+def _read_config(path: Path) -> _Config:
+    if not path.is_file():
+        return _Config()
+    return _decoded(path, _Config, "sizes of the job such as pp_size and num_mbs")
+
+
+def _decoded(path: Path, kind: type[_T], what: str) -> _T:
+    expected = f"JSON with {what}"
+    try:
+        size = path.stat().st_size
+        if size > MAX_FILE_BYTES:
+            raise InputError(
+                str(path),
+                expected=f"at most {MAX_FILE_BYTES:,} bytes",
+                found=f"{size:,} bytes",
+                fix="keep fewer iterations",
+            )
+        return msgspec.json.decode(path.read_bytes(), type=kind, strict=False)
+    except (OSError, msgspec.MsgspecError, RecursionError) as error:
+        found = " ".join(str(error).split())[:200]
+        raise InputError(
+            str(path), expected=expected, found=found, fix="copy the file again"
+        ) from error
+
+
+# Times --------------------------------------------------------------------------------------------
+
+
+def _times(source: str, ranks: Mapping[int, _Rank]) -> tuple[_Times, list[str]]:
+    """Iterations that every rank has whole, with as many slots."""
+    common = sorted(set.intersection(*(set(rank) for rank in ranks.values())))
+    shapes = {step: _shape([rank[step] for rank in ranks.values()]) for step in common}
+    usual = max((shape for shape in shapes.values() if shape), default=0)
+    whole = [step for step in common if usual and shapes[step] == usual]
+    if not whole:
+        raise InputError(
+            source,
+            expected="an iteration with as many forwards as backwards on every pipeline rank",
+            found=f"{len(common)} iterations that all {len(ranks)} files have, none of them whole",
+            fix="copy the files of all ranks again, of one run",
+        )
+    every = set().union(*(set(rank) for rank in ranks.values()))
+    notes = []
+    if len(every) > len(whole):
+        notes.append(f"{len(every) - len(whole)} iterations are not whole on every rank: left out.")
+    if len(whole) > 1:
+        notes.append(f"Iteration {whole[0]}, the first, holds the warm-up: left out.")
+        whole = whole[1:]
+    parts = [[rank[step] for step in whole] for rank in ranks.values()]
+    start = _ns([[(part.fwd_start, part.bwd_start) for part in rank] for rank in parts])
+    end = np.maximum(
+        _ns([[(part.fwd_end, part.bwd_end) for part in rank] for rank in parts]), start
+    )
+    last = end.max(axis=(2, 3))
+    total = [[-1.0 if part.total is None else part.total for part in rank] for rank in parts]
+    return _Times(
+        ranks=tuple(ranks),
+        steps=tuple(whole),
+        start_ns=start,
+        end_ns=end,
+        total_ns=np.maximum(_ns(total), last),
+    ), notes
+
+
+def _shape(parts: list[_Iteration]) -> int:
+    """Slots of each kind where all ranks have as many, and finite times; else 0."""
+    lists = [
+        times
+        for part in parts
+        for times in (part.fwd_start, part.fwd_end, part.bwd_start, part.bwd_end)
+    ]
+    lengths = {len(times) for times in lists}
+    if len(lengths) != 1 or not all(-MAX_MS < time < MAX_MS for times in lists for time in times):
+        return 0
+    return lengths.pop()
+
+
+def _ns(milliseconds: object) -> Int64Array:
+    values = np.nan_to_num(np.array(milliseconds, np.float64), nan=-1.0)
+    return np.rint(np.clip(values, -MAX_MS, MAX_MS) * 1e6).astype(np.int64)
+
+
+def _clock(times: _Times, virtual: int) -> tuple[bool, str]:
+    """Whether the ranks' starts are one moment, and the sentence that says so.
+
+    A rank cannot start a forward before the one before it has ended the same micro-batch's, nor a
+    backward before the one after it. Both together leave clocks little room to differ.
+    """
+    own = "Each rank's times count from its own start"
+    neighbours = np.flatnonzero(np.diff(times.ranks) == 1)
+    if virtual > 1 or len(neighbours) < len(times.ranks) - 1 or not len(neighbours):
+        return False, f"{own}: times of different ranks are not compared."
+    before, after = neighbours, neighbours + 1
+    forward = times.start_ns[after, :, 0] - times.end_ns[before, :, 0]
+    backward = times.start_ns[before, :, 1] - times.end_ns[after, :, 1]
+    room = int(np.abs((forward.min(axis=2), backward.min(axis=2))).max())
+    slot = int(np.median(times.end_ns - times.start_ns))
+    if room > _CLOCK_SHARE * slot:
+        return False, f"{own}, and messages do not tell how far apart these are: not compared."
+    return True, (
+        f"{own}. As no rank works on what has not been sent, these are at most "
+        f"{room / 1e6:.2g} ms apart: taken as one."
+    )
+
+
+# Table --------------------------------------------------------------------------------------------
+
+
+def _operations(times: _Times, num_ranks: int, virtual: int) -> Table:
+    """One row per slot, by rank, step and start."""
+    shape = times.start_ns.shape
+    place, step, kind, slot = (part.ravel() for part in np.indices(shape))
+    chunk, batch = _chunks(shape[-1], num_ranks, virtual)
+    rank = np.array(times.ranks, np.int32)[place]
+    start, end = times.start_ns.ravel(), times.end_ns.ravel()
+    order = np.lexsort((end, start, step, place))
+    of_chunk = np.where(kind == 0, chunk[slot], virtual - 1 - chunk[slot])
+    columns: dict[str, NDArray[Any]] = {
+        "rank": rank,
+        "dp_rank": np.zeros(len(rank), np.int32),
+        "stage": rank,
+        "step": np.array(times.steps, np.int64)[step],
+        "start_ns": start,
+        "end_ns": end,
+        "seq": slot.astype(np.int64),
+        "chunk": of_chunk.astype(np.int32),
+        "micro_batch": batch[slot].astype(np.int32),
+    }
+    table = {name: values[order] for name, values in columns.items()}
+    kinds = Coded(kind[order].astype(np.int32), _KINDS)
+    return Table(OPERATIONS, {**table, "kind": kinds})
+
+
+def _chunks(slots: int, num_ranks: int, virtual: int) -> tuple[Int64Array, Int64Array]:
+    """Chunk and micro-batch of the k-th forward: groups of P micro-batches, chunk after chunk."""
+    k = np.arange(slots, dtype=np.int64)
+    if virtual == 1:
+        return np.zeros(slots, np.int64), k
+    of_round = k % (num_ranks * virtual)
+    return of_round // num_ranks, k // (num_ranks * virtual) * num_ranks + of_round % num_ranks
+
+
+def _mesh(config: _Config, num_ranks: int) -> dict[str, int]:
+    sizes = {"pp": num_ranks, "dp": config.dp_size, "tp": config.tp_size, "ep": config.ep_size}
+    return {axis: size for axis, size in sizes.items() if size is not None and size > 0}

@@ -1,0 +1,1 @@
+"""Sensors and errors of GPUs, as other tools log them."""

@@ -1,0 +1,1 @@
+"""How training programs print their iterations: one grammar for each way."""

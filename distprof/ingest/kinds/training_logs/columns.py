@@ -1,0 +1,127 @@
+"""Plain tables of steps: CSV with a header, or one JSON object per line.
+
+A column ``step`` (``iteration``, ``iter``, ``global_step``) and one of times (``step_time``,
+``iter_time``, ``iteration_time``, ``duration``), with ``_ms``, ``_s``, ``_us`` or ``_ns``
+behind it.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from distprof.ingest.kinds.training_logs.grammar import MAX_SECONDS, Grammar, Row, to_float
+from distprof.ingest.log_files import Blocks
+
+__all__ = ["ColumnsGrammar", "find_columns"]
+
+_STEPS = ("step", "iteration", "iter", "global_step", "steps")
+_TIMES = ("step_time", "iter_time", "iteration_time", "duration", "elapsed_time_per_iteration")
+_UNITS = {"_ns": 1.0, "_us": 1e3, "_ms": 1e6, "_s": 1e9, "_seconds": 1e9, "_sec": 1e9, "": 1e9}
+_LOSSES = ("loss", "train_loss", "lm_loss")
+_RANK = "rank"
+_MAX_HEADER = 1 << 16
+
+
+def find_columns(names: Sequence[Any]) -> tuple[str, str, float] | None:
+    """Columns of steps and times and ns per unit; None where either is missing.
+
+    Args:
+        names: Columns as the table names them.
+    """
+    plain = {str(name).strip().lower().replace("-", "_"): str(name) for name in names[:1_000]}
+    step = next((plain[name] for name in _STEPS if name in plain), None)
+    times = [(base + unit, factor) for base in _TIMES for unit, factor in _UNITS.items()]
+    time = next(((plain[name], factor) for name, factor in times if name in plain), None)
+    return None if step is None or time is None else (step, *time)
+
+
+class ColumnsGrammar(Grammar):
+    """A table of steps. Not looked for in blocks: the file is one, or it is not."""
+
+    @property
+    def name(self) -> str:
+        """Whose words they are."""
+        return "a table of steps"
+
+    def fits(self, start: bytes) -> bool:
+        """Whether a file that begins so is a table of steps."""
+        line = start[:_MAX_HEADER].lstrip(b"\xef\xbb\xbf \r\n").split(b"\n", 1)[0]
+        if line.startswith(b"{"):
+            first = _object(line)
+            return first is not None and find_columns(list(first)) is not None
+        return b"," in line and find_columns(_cells(line)) is not None
+
+    def read(self, blocks: Blocks) -> None:
+        """Gather all rows."""
+        header: list[str] = []
+        found: tuple[str, str, float] | None = None
+        for line in _lines(blocks):
+            if line.startswith(b"{"):
+                entry: Mapping[str, Any] | None = _object(line)
+                found = found or (None if entry is None else find_columns(list(entry)))
+            elif not header:
+                header = _cells(line)
+                found = find_columns(header)
+                continue
+            else:
+                entry = dict(zip(header, _cells(line), strict=False))
+            if entry is None or found is None:
+                self.num_unknown += 1
+            else:
+                self._take(entry, found)
+        if found is not None and not any(found[1].lower().endswith(u) for u in _UNITS if u):
+            self.notes.append(f"Times in the column {found[1]!r} are taken as seconds.")
+
+    def _take(self, entry: Mapping[str, Any], columns: tuple[str, str, float]) -> None:
+        step, time, factor = columns
+        value = _float(entry.get(time))
+        number = _float(entry.get(step))
+        if value is None or number is None or not 0 <= value * factor < MAX_SECONDS * 1e9:
+            self.num_unknown += 1
+            return
+        loss = next((_float(entry[name]) for name in _LOSSES if name in entry), None)
+        rank = _float(entry.get(_RANK))
+        self.add(
+            Row(
+                iteration=int(number) if 0 <= number < 1 << 53 else None,
+                duration_ns=round(value * factor),
+                span=1,
+                loss=loss,
+                rank=int(rank) if rank is not None and 0 <= rank < 1 << 31 else None,
+            )
+        )
+
+
+def _lines(blocks: Blocks) -> Iterator[bytes]:
+    for block in blocks:
+        for line in block.split(b"\n"):
+            if line.strip():
+                yield line.strip()
+
+
+def _cells(line: bytes) -> list[str]:
+    text = line.decode("utf-8", "replace").lstrip("\ufeff").replace("\0", "")
+    try:
+        return [cell.strip() for cell in next(csv.reader(io.StringIO(text)), [])]
+    except csv.Error:
+        return []
+
+
+def _object(line: bytes) -> dict[str, Any] | None:
+    try:
+        found = msgspec.json.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _float(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    text = str(value)
+    return to_float(text.encode("utf-8", "replace")) if len(text) < 64 else None

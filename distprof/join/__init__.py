@@ -1,0 +1,1 @@
+"""What crosses ranks and reads no file: matching, clocks, windows."""

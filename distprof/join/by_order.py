@@ -1,0 +1,345 @@
+"""Joining rows by their order within a process group, sends and receives within a pair of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distprof.join.clock_links import SEPARATE_NS, ClockLinks
+from distprof.join.instances import Found, Rows, name_of, same_as_before
+from distprof.join.shifts import Choice, Operations, best_shift, operations_of
+from distprof.join.subsequence import Pairing, pair
+from distprof.run.codes import distinct
+from distprof.run.topology import ProcessGroup
+from distprof.schema import Int64Array
+from distprof.terms import CollectiveKind, MatchMethod
+from distprof.units import name_ranks
+
+__all__ = ["GroupStrands", "match_by_order", "match_messages"]
+
+
+@dataclass(slots=True)
+class _Strand:
+    """Ranks whose operations are paired with those of the first of them.
+
+    Args:
+        ops: The first rank's operations; ends are means over the members, on the first's clock.
+        clock: The first rank's clock.
+        members: By rank, positions in ``ops`` and positions in the rank's own operations.
+        weight: How many ends each mean is of.
+        low: First position that the windows of all members cover.
+        high: One past the last.
+    """
+
+    ops: Operations
+    clock: int
+    members: dict[int, tuple[Int64Array, Int64Array]]
+    weight: NDArray[np.float64]
+    low: int
+    high: int
+
+    @classmethod
+    def of_rank(cls, rank: int, ops: Operations, clock: int) -> _Strand:
+        everything = np.arange(len(ops))
+        members = {rank: (everything, everything)}
+        return cls(ops, clock, members, np.ones(len(ops)), 0, len(ops))
+
+    def take(self, other: _Strand, pairing: Pairing) -> None:
+        """Let another strand's members join, as its first rank is paired with this one's."""
+        here = np.full(len(other.ops), -1, np.int64)
+        here[pairing.second] = pairing.first
+        for rank, (there, own) in other.members.items():
+            joins = here[there] >= 0
+            self.members[rank] = (here[there][joins], own[joins])
+        self._average(other, pairing)
+        shift = int(pairing.second[0] - pairing.first[0]) if len(pairing.first) else 0
+        self.low = max(self.low, pairing.low, other.low - shift)
+        self.high = min(self.high, pairing.high, other.high - shift)
+
+    def _average(self, other: _Strand, pairing: Pairing) -> None:
+        """Mean ends, where the two agree; one that is far off would spoil the other."""
+        first, second = pairing.first, pairing.second
+        off = other.ops.end_ns[second] - pairing.clock.expected(self.ops.end_ns[first])
+        near = np.abs(off) <= pairing.clock.tolerance_ns
+        first, second, off = first[near], second[near], off[near]
+        share = other.weight[second] / (self.weight[first] + other.weight[second])
+        end = self.ops.end_ns.copy()
+        end[first] += np.rint(off * share).astype(np.int64)
+        self.ops = replace(self.ops, end_ns=end)
+        self.weight[first] += other.weight[second]
+
+
+@dataclass(slots=True)
+class GroupStrands:
+    """The ranks of a group on their way to being joined.
+
+    Args:
+        main: The strand with the most operations, which the others join.
+        waiting: Strands that have not joined yet.
+        unfit: Ranks that fit at no shift, as of the last try.
+    """
+
+    main: _Strand
+    waiting: list[_Strand]
+    unfit: set[int] = field(default_factory=set)
+    _tried_at: tuple[int, int] = (-1, -1)
+
+    @classmethod
+    def of_ranks(cls, operations: Mapping[int, Operations], clocks: ClockLinks) -> GroupStrands:
+        """Start with one strand per clock, or several where it is unclear how they belong."""
+        by_clock: dict[int, list[int]] = {}
+        for rank in sorted(operations, key=lambda rank: (-len(operations[rank]), rank)):
+            by_clock.setdefault(clocks.clock_of(rank), []).append(rank)
+        strands = []
+        for ranks in by_clock.values():
+            strands.extend(_braid(ranks, operations, clocks))
+        strands.sort(key=lambda strand: (-len(strand.ops), min(strand.members)))
+        return cls(strands[0], strands[1:])
+
+    def advance(self, clocks: ClockLinks) -> bool:
+        """Let join what is clear by now; whether any did."""
+        progress = False
+        while self.waiting and self._tried_at != (stamp := self._stamp(clocks)):
+            self._tried_at = stamp
+            progress |= self._round(clocks)
+        return progress
+
+    def _stamp(self, clocks: ClockLinks) -> tuple[int, int]:
+        """What the choice of a shift rests on, beside the operations: changes with knowledge."""
+        return len(self.main.members), clocks.num_links
+
+    def _round(self, clocks: ClockLinks) -> bool:
+        choices = [self._choice(strand, clocks) for strand in self.waiting]
+        self.unfit = {
+            rank
+            for strand, choice in zip(self.waiting, choices, strict=True)
+            if choice is None
+            for rank in strand.members
+        }
+        still = []
+        for strand, choice in zip(self.waiting, choices, strict=True):
+            if choice is None or not _is_sure(self.main, strand, choice, clocks):
+                still.append(strand)
+                continue
+            self.main.take(strand, pair(self.main.ops, strand.ops, choice.shift))
+            clocks.learn(self.main.clock, strand.clock, choice.offset_ns)
+        joined = len(still) < len(self.waiting)
+        self.waiting = still
+        return joined
+
+    def _choice(self, strand: _Strand, clocks: ClockLinks) -> Choice | None:
+        expected = clocks.expected(self.main.clock, strand.clock)
+        return best_shift(self.main.ops, strand.ops, expected)
+
+
+def _braid(
+    ranks: list[int], operations: Mapping[int, Operations], clocks: ClockLinks
+) -> list[_Strand]:
+    """Join ranks of one clock, the one with the most operations first."""
+    strands = [_Strand.of_rank(rank, operations[rank], clocks.clock_of(rank)) for rank in ranks]
+    main, apart = strands[0], []
+    for rank, strand in zip(ranks[1:], strands[1:], strict=True):
+        choice = best_shift(main.ops, strand.ops, clocks.expected(main.clock, strand.clock))
+        if choice is None or not choice.is_clear:
+            apart.append(strand)
+        elif abs(choice.offset_ns) > SEPARATE_NS:
+            clocks.separate(rank)
+            strand.clock = clocks.clock_of(rank)
+            clocks.learn(main.clock, strand.clock, choice.offset_ns)
+            apart.append(strand)
+        else:
+            main.take(strand, pair(main.ops, strand.ops, choice.shift))
+    return [main, *apart]
+
+
+def _is_sure(main: _Strand, strand: _Strand, choice: Choice, clocks: ClockLinks) -> bool:
+    """Whether a choice is clear and does not contradict what is known of the clocks."""
+    if not choice.is_clear:
+        return False
+    if not clocks.knows(main.clock, strand.clock):
+        return True
+    expected = clocks.expected(main.clock, strand.clock)
+    off = abs(choice.offset_ns - expected.offset_ns)
+    return off <= max(SEPARATE_NS, 10 * expected.usual_error_ns)
+
+
+# Joining rows by their order within a process group, sends and receives within a pair of rank ----
+
+# Grouped messages are a collective where all members have as many of them: an all-to-all.
+_EVEN_COUNT_RATIO = 0.75
+
+
+def match_by_order(
+    rows: Rows,
+    index: Int64Array,
+    clocks: ClockLinks,
+    groups: Sequence[ProcessGroup],
+    present: Int64Array,
+    found: Found,
+) -> None:
+    """Join rows by their order within each process group.
+
+    What one group shows of the clocks helps the others, until nothing more gets clear. Ranks whose
+    operations fit at several shifts about equally well stay out, and ``found`` says so.
+
+    Args:
+        rows: The rows of all ranks.
+        index: Those to join, ascending.
+        clocks: What is known of the clocks; takes what is learnt.
+        groups: Groups of the run's topology.
+        present: How many ranks of the run are in each group.
+        found: Takes what is found.
+    """
+    parts: list[tuple[str, dict[int, Int64Array], GroupStrands]] = []
+    for group in distinct(rows.group[index]).tolist():
+        of_group = index[rows.group[index] == group]
+        by_rank = _split_by(rows.rank[of_group], of_group)
+        by_rank, uneven = _without_uneven_messages(rows, by_rank, present[group])
+        if uneven:
+            found.notes.append(
+                f"Grouped sends and receives of group {name_of(groups[group])} are not matched: "
+                "the trace does not tell who exchanged with whom."
+            )
+        if len(by_rank) >= 2:
+            strands = GroupStrands.of_ranks(
+                dict(zip(by_rank, operations_of(rows, list(by_rank.values())), strict=True)), clocks
+            )
+            parts.append((name_of(groups[group]), by_rank, strands))
+    while any(strands.advance(clocks) for _, _, strands in parts):
+        pass  # at least one more strand has joined: there are ever fewer
+    for name, by_rank, strands in parts:
+        _conclude(name, by_rank, strands, found)
+
+
+def _split_by(values: NDArray[np.int32], index: Int64Array) -> dict[int, Int64Array]:
+    """Parts of ``index`` by value; ``values`` come in runs, ascending."""
+    found, first = np.unique(values, return_index=True)
+    return dict(zip(found.tolist(), np.split(index, first[1:]), strict=True))
+
+
+def _without_uneven_messages(
+    rows: Rows, by_rank: dict[int, Int64Array], present: int
+) -> tuple[dict[int, Int64Array], bool]:
+    """Leave out grouped messages unless all members have about as many."""
+    counts = [int((rows.kind[i] == CollectiveKind.SEND_RECV).sum()) for i in by_rank.values()]
+    if not any(counts):
+        return by_rank, False
+    if len(counts) == present and min(counts) >= _EVEN_COUNT_RATIO * max(counts):
+        return by_rank, False
+    kept = {r: i[rows.kind[i] != CollectiveKind.SEND_RECV] for r, i in by_rank.items()}
+    return {r: i for r, i in kept.items() if len(i)}, True
+
+
+def _conclude(
+    name: str, by_rank: dict[int, Int64Array], strands: GroupStrands, found: Found
+) -> None:
+    """Join what meets in one operation of the main strand; say which ranks stay out."""
+    main = strands.main
+    waiting = {rank for strand in strands.waiting for rank in strand.members}
+    reference = next(iter(main.members))
+    if lost := waiting & strands.unfit:
+        found.notes.append(
+            f"Group {name}: the operations of {name_ranks(lost)} fit those of rank "
+            f"{reference} at no shift."
+        )
+    if unclear := waiting - strands.unfit:
+        found.ambiguous.update(unclear)
+        found.notes.append(
+            f"Group {name}: the operations of {name_ranks(unclear)} fit those of rank "
+            f"{reference} at several shifts about equally well: not matched."
+        )
+    apart = main.high <= main.low
+    num_rows = sum(len(index) for index in by_rank.values())
+    found.num_candidates += num_rows if apart else (main.high - main.low) * len(by_rank)
+    slots = [slot for slot, _ in main.members.values()]
+    members = [by_rank[rank][own] for rank, (_, own) in main.members.items()]
+    _join(np.concatenate(slots), np.concatenate(members), len(main.ops), found)
+
+
+def _join(slot: Int64Array, member: Int64Array, num_slots: int, found: Found) -> None:
+    """Members with one slot are one instance; rows are numbered rank by rank, so sort by them."""
+    order = np.lexsort((member, slot))
+    slot, member = slot[order], member[order]
+    sizes = np.bincount(slot, minlength=num_slots)
+    found.add(member[sizes[slot] >= 2], sizes[sizes >= 2], MatchMethod.SUBSEQUENCE)
+
+
+# --- messages -------------------------------------------------------------------------------------
+
+
+def match_messages(rows: Rows, index: Int64Array, clocks: ClockLinks, found: Found) -> None:
+    """Join the sends of each rank with the receives of each other rank.
+
+    Args:
+        rows: The rows of all ranks.
+        index: Sends and receives among them, ascending.
+        clocks: What is known of the clocks.
+        found: Takes what is found.
+    """
+    known = rows.peer[index] >= 0
+    if not known.all():
+        found.notes.append(
+            f"{int((~known).sum())} sends and receives do not name their peer: not matched."
+        )
+    index = index[known]
+    sends = rows.kind[index] == CollectiveKind.SEND
+    sent = _by_channel(index[sends], rows.rank, rows.peer)
+    received = _by_channel(index[~sends], rows.peer, rows.rank)
+    unclear: set[int] = set()
+    for channel in sorted(sent.keys() | received.keys()):
+        if not all(clocks.has(rank) for rank in channel):
+            continue  # one end is not part of the run
+        empty = np.empty(0, np.int64)
+        ends = (sent.get(channel, empty), received.get(channel, empty))
+        if not _match_channel(rows, ends, channel, clocks, found):
+            unclear.update(channel)
+    if unclear:
+        found.ambiguous.update(unclear)
+        found.notes.append(
+            f"Sends and receives between {name_ranks(unclear)} fit at several shifts about "
+            "equally well: not matched."
+        )
+
+
+def _by_channel(
+    index: Int64Array, source: NDArray[np.int32], destination: NDArray[np.int32]
+) -> dict[tuple[int, int], Int64Array]:
+    """Rows by (sender, receiver), each in order of start."""
+    order = index[np.lexsort((destination[index], source[index]))]
+    new = ~same_as_before(source[order], destination[order])
+    first = np.flatnonzero(new)
+    parts = np.split(order, first[1:]) if len(order) else []
+    channels = zip(source[order[first]].tolist(), destination[order[first]].tolist(), strict=True)
+    return dict(zip(channels, parts, strict=True))
+
+
+def _match_channel(
+    rows: Rows,
+    ends: tuple[Int64Array, Int64Array],
+    channel: tuple[int, int],
+    clocks: ClockLinks,
+    found: Found,
+) -> bool:
+    """Pair the sends of one rank with the receives of another; False where it is unclear how."""
+    sides = [
+        Operations(
+            token=rows.bytes[index],
+            end_ns=rows.end_ns[index],
+            step=rows.step[index],
+            is_timed=np.zeros(len(index), np.bool_),  # a small message is sent before it is read
+        )
+        for index in ends
+    ]
+    expected = clocks.expected(*(clocks.clock_of(rank) for rank in channel))
+    choice = best_shift(sides[0], sides[1], expected)
+    if choice is None or not choice.is_clear:
+        found.num_candidates += len(ends[0]) + len(ends[1])
+        return choice is None
+    pairing = pair(sides[0], sides[1], choice.shift)
+    found.num_candidates += 2 * (pairing.high - pairing.low)
+    both = np.stack((ends[0][pairing.first], ends[1][pairing.second]), axis=1)
+    found.add(both.ravel(), np.full(len(both), 2, np.int64), MatchMethod.SUBSEQUENCE)
+    return True

@@ -1,0 +1,232 @@
+"""Collectives as they are found: what the ways of matching add to, and what comes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distprof.join.topology import group_key, groups_of_rows, world_size_of
+from distprof.run.run import CollectiveMatches, Rank
+from distprof.run.topology import ProcessGroup
+from distprof.schema import Int64Array, Table
+from distprof.terms import CollectiveKind, MatchMethod, StepSource
+
+__all__ = [
+    "MESSAGES",
+    "NO_STEP",
+    "SAME_BYTES",
+    "Found",
+    "Rows",
+    "gather_rows",
+    "matches_of",
+    "name_of",
+    "same_as_before",
+    "step_labels",
+]
+
+NO_STEP = np.iinfo(np.int64).min
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """One entry per COLLECTIVES row of any rank, rank by rank, in order of start.
+
+    Args:
+        rank: int32, rank number.
+        row: int64, row in the rank's table.
+        group: int32, index into the topology's groups.
+        kind: int8, a CollectiveKind.
+        bytes: int64, ABSENT where unknown.
+        dtype: int32, a code that is the same for the same element type on every rank.
+        seq: int64, ABSENT where unknown.
+        peer: int32, ABSENT where unknown.
+        end_ns: int64, end on the rank's own clock.
+        step: int64, number of the step it belongs to, NO_STEP where unknown.
+    """
+
+    rank: NDArray[np.int32]
+    row: Int64Array
+    group: NDArray[np.int32]
+    kind: NDArray[np.int8]
+    bytes: Int64Array
+    dtype: NDArray[np.int32]
+    seq: Int64Array
+    peer: NDArray[np.int32]
+    end_ns: Int64Array
+    step: Int64Array
+
+
+def gather_rows(ranks: Sequence[Rank], groups: Sequence[ProcessGroup]) -> Rows:
+    """The rows of all ranks.
+
+    Args:
+        ranks: Ranks of the run, ascending.
+        groups: Groups of the run's topology.
+
+    Raises:
+        ValueError: If a row's group is not among ``groups``.
+    """
+    tables = [rank.collectives for rank in ranks]
+    lengths = [len(table) for table in tables]
+    return Rows(
+        rank=np.repeat(np.array([rank.rank for rank in ranks], np.int32), lengths),
+        row=np.concatenate([np.arange(n, dtype=np.int64) for n in lengths]),
+        group=_group_index(ranks, groups),
+        kind=np.concatenate([table["kind"] for table in tables]),
+        bytes=np.concatenate([table["bytes"] for table in tables]),
+        dtype=_dtype_codes(tables),
+        seq=np.concatenate([table["seq"] for table in tables]),
+        peer=np.concatenate([table["peer"] for table in tables]),
+        end_ns=np.concatenate([table["end_ns"] for table in tables]),
+        step=np.concatenate([step_labels(rank) for rank in ranks]),
+    )
+
+
+def step_labels(rank: Rank) -> Int64Array:
+    """Number of the step that each collective of a rank belongs to, NO_STEP where unknown.
+
+    Windows on the host hold the time a collective is asked for, windows on the device its start.
+    Only the profiler's own numbers mean the same step on every rank.
+    """
+    table, steps = rank.collectives, rank.steps
+    if rank.step_source not in (StepSource.PROFILER_STEP, StepSource.DEVICE) or not len(steps):
+        return np.full(len(table), NO_STEP, np.int64)
+    time = table["start_ns"]
+    if rank.step_source is StepSource.PROFILER_STEP:
+        time = np.where(table["enqueue_ns"] >= 0, table["enqueue_ns"], time)
+    index = np.searchsorted(steps["start_ns"], time, side="right") - 1
+    inside = (index >= 0) & (time < steps["end_ns"][np.maximum(index, 0)])
+    labels: Int64Array = np.where(inside, steps["step"][np.maximum(index, 0)], NO_STEP)
+    return labels
+
+
+def _group_index(ranks: Sequence[Rank], groups: Sequence[ProcessGroup]) -> NDArray[np.int32]:
+    known = {group_key(group): index for index, group in enumerate(groups)}
+    world_size = world_size_of(ranks)
+    parts = []
+    for rank in ranks:
+        found, index = groups_of_rows(rank, world_size)
+        try:
+            lookup = np.array([known[group_key(group)] for group in found], np.int32)
+        except KeyError as error:
+            raise ValueError(f"rank {rank.rank}: group {error} is not in the topology") from None
+        parts.append(lookup[index] if len(found) else np.empty(0, np.int32))
+    return np.concatenate(parts)
+
+
+def _dtype_codes(tables: Sequence[Table]) -> NDArray[np.int32]:
+    seen: dict[str, int] = {}
+    parts = []
+    for table in tables:
+        column = table.coded("dtype")
+        lookup = np.array([seen.setdefault(v, len(seen)) for v in column.values], np.int32)
+        parts.append(lookup[column.codes] if len(lookup) else np.empty(0, np.int32))
+    return np.concatenate(parts)
+
+
+# Collectives as they are found: what the ways of matching add to, and what comes of it -----------
+
+# Members of these give the same bytes; those of an all-to-all may differ.
+SAME_BYTES = (
+    CollectiveKind.ALL_REDUCE,
+    CollectiveKind.ALL_GATHER,
+    CollectiveKind.REDUCE_SCATTER,
+    CollectiveKind.BROADCAST,
+    CollectiveKind.REDUCE,
+)
+
+MESSAGES = (CollectiveKind.SEND, CollectiveKind.RECV)
+
+
+class Found:
+    """Instances found so far: members as positions in the rows, instance after instance.
+
+    ``ambiguous`` holds the ranks of which rows stay unmatched because they fit in several ways,
+    ``misnumbered`` those that show that sequence numbers do not go together with times.
+    """
+
+    def __init__(self) -> None:
+        self.members: list[NDArray[np.int64]] = []
+        self.sizes: list[NDArray[np.int64]] = []
+        self.methods: list[NDArray[np.int8]] = []
+        self.num_candidates = 0
+        self.ambiguous: set[int] = set()
+        self.misnumbered: set[int] = set()
+        self.notes: list[str] = []
+
+    def add(self, members: Int64Array, sizes: Int64Array, method: MatchMethod) -> None:
+        """Add instances: their members one after another, and how many each has."""
+        self.members.append(members)
+        self.sizes.append(sizes)
+        self.methods.append(np.full(len(sizes), method, np.int8))
+
+
+def name_of(group: ProcessGroup) -> str:
+    """What a group is called in notes."""
+    return group.description or group.name or "of all ranks"
+
+
+def same_as_before(*columns: NDArray[np.int64] | NDArray[np.int32]) -> NDArray[np.bool_]:
+    """Whether each entry equals the one before it in every column."""
+    same = np.ones(len(columns[0]), np.bool_)
+    same[:1] = False
+    for column in columns:
+        same[1:] &= column[1:] == column[:-1]
+    return same
+
+
+def matches_of(
+    rows: Rows, groups: Sequence[ProcessGroup], present: Int64Array, found: Found
+) -> CollectiveMatches:
+    """What was found, in order of time.
+
+    Args:
+        rows: The rows of all ranks.
+        groups: Groups of the run's topology.
+        present: How many ranks of the run are in each group.
+        found: Instances; the sender of a message is its first member.
+    """
+    members = np.concatenate([np.empty(0, np.int64), *found.members])
+    sizes = np.concatenate([np.empty(0, np.int64), *found.sizes])
+    method = np.concatenate([np.empty(0, np.int8), *found.methods])
+    offsets = np.concatenate(([0], np.cumsum(sizes))).astype(np.int64)
+    if len(sizes):
+        order = np.argsort(rows.end_ns[members[offsets[:-1]]], kind="stable")
+        members, offsets = _reorder(members, offsets, order)
+        sizes, method = sizes[order], method[order]
+    first = members[offsets[:-1]]
+    group, kind = rows.group[first], rows.kind[first]
+    message = np.isin(kind, MESSAGES)
+    group_size = np.array([len(g.ranks) or g.size or 0 for g in groups], np.int64)
+    complete = message | (sizes == group_size[group])
+    whole = complete | (sizes == present[group])
+    return CollectiveMatches(
+        offsets=offsets,
+        member_rank=rows.rank[members],
+        member_row=rows.row[members],
+        group=group,
+        kind=kind,
+        bytes=np.maximum.reduceat(rows.bytes[members], offsets[:-1])
+        if len(sizes)
+        else np.empty(0, np.int64),
+        method=method,
+        complete=complete,
+        num_candidates=found.num_candidates,
+        num_matched=int(sizes[whole].sum()),
+        ambiguous_ranks=tuple(sorted(found.ambiguous)),
+        misnumbered_ranks=tuple(sorted(found.misnumbered)),
+        notes=tuple(found.notes),
+    )
+
+
+def _reorder(
+    members: Int64Array, offsets: Int64Array, order: Int64Array
+) -> tuple[Int64Array, Int64Array]:
+    """Members and offsets with the instances in another order."""
+    sizes = np.diff(offsets)[order]
+    moved = np.concatenate(([0], np.cumsum(sizes))).astype(np.int64)
+    source = np.repeat(offsets[:-1][order] - moved[:-1], sizes) + np.arange(len(members))
+    return members[source], moved

@@ -1,0 +1,137 @@
+"""Members of matched collectives as flat columns over all ranks: what cross-rank analyzers work on.
+
+Rows of all ranks' COLLECTIVES tables are numbered through, rank after rank; per-row arrays of the
+ranks, joined the same way, are indexed by that number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distprof.run.codes import distinct
+from distprof.run.run import CollectiveMatches, Rank, Run
+from distprof.schema import Int64Array
+from distprof.sections.context import RankAnalysis
+
+__all__ = ["Members", "RowIndex", "by_size", "median_by_code", "segment_median"]
+
+_BLOCK = 4_000_000
+"""Members looked at in one go: bounds the memory of intermediate arrays to some 100 MB."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowIndex:
+    """Numbers the COLLECTIVES rows of the analysed ranks.
+
+    Args:
+        ranks: Ranks that were analysed, ascending.
+        base: int64, shape ``(len(ranks) + 1,)``: first row of each rank.
+    """
+
+    ranks: tuple[Rank, ...]
+    base: Int64Array
+
+    @staticmethod
+    def of(run: Run, analyses: Mapping[int, RankAnalysis]) -> RowIndex:
+        """The rows of the ranks that have an analysis."""
+        ranks = tuple(rank for rank in run.ranks if rank.rank in analyses)
+        lengths = [len(rank.collectives) for rank in ranks]
+        return RowIndex(
+            ranks=ranks, base=np.concatenate(([0], np.cumsum(lengths))).astype(np.int64)
+        )
+
+    def __len__(self) -> int:
+        return int(self.base[-1])
+
+    @property
+    def rank_index(self) -> NDArray[np.int32]:
+        """Position of each row's rank in ``ranks``."""
+        return np.repeat(np.arange(len(self.ranks), dtype=np.int32), np.diff(self.base))
+
+    def column(self, of: Callable[[Rank], NDArray[Any]]) -> NDArray[Any]:
+        """A per-row array of all ranks, joined."""
+        parts = [of(rank) for rank in self.ranks]
+        return np.concatenate(parts) if parts else np.empty(0, np.int64)
+
+    def members(self, matches: CollectiveMatches) -> Members:
+        """Members of the matched instances; those of ranks without an analysis are left out."""
+        highest = max((rank.rank for rank in self.ranks), default=-1)
+        if len(matches.member_rank):
+            highest = max(highest, int(matches.member_rank.max()))
+        position = np.full(highest + 1, -1, dtype=np.int32)
+        position[[rank.rank for rank in self.ranks]] = np.arange(len(self.ranks))
+        rank_index = position[matches.member_rank]
+        known = rank_index >= 0
+        kept = np.concatenate(([0], np.cumsum(known)))
+        return Members(
+            row=self.base[rank_index[known]] + matches.member_row[known],
+            rank_index=rank_index[known],
+            offsets=kept[matches.offsets].astype(np.int64),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Members:
+    """Members of all instances, instance after instance.
+
+    Args:
+        row: int64, number of the member's row.
+        rank_index: int32, position of its rank among the analysed ranks.
+        offsets: int64, shape ``(instances + 1,)``; an instance may have no member left.
+    """
+
+    row: Int64Array
+    rank_index: NDArray[np.int32]
+    offsets: Int64Array
+
+    @property
+    def count(self) -> int:
+        """Number of instances."""
+        return len(self.offsets) - 1
+
+    @property
+    def first_row(self) -> Int64Array:
+        """Row of each instance's first member; -1 for an instance without one."""
+        has = np.diff(self.offsets) > 0
+        first = np.full(self.count, -1, dtype=np.int64)
+        first[has] = self.row[self.offsets[:-1][has]]
+        return first
+
+
+def by_size(offsets: Int64Array) -> Iterator[tuple[Int64Array, Int64Array]]:
+    """Segments of equal size together, so that they are rows of a matrix.
+
+    Yields:
+        Segment numbers, shape ``(n,)``, and positions of their elements, shape ``(n, size)``.
+    """
+    sizes = np.diff(offsets)
+    for size in distinct(sizes[sizes > 0]).tolist():
+        segments = np.flatnonzero(sizes == size)
+        height = max(_BLOCK // size, 1)
+        for low in range(0, len(segments), height):
+            chosen = segments[low : low + height]
+            yield chosen, offsets[chosen][:, None] + np.arange(size, dtype=np.int64)
+
+
+def segment_median(values: Int64Array, offsets: Int64Array) -> Int64Array:
+    """Median of each segment of ``values``, int64, rounded down; 0 for an empty segment."""
+    result = np.zeros(len(offsets) - 1, dtype=np.int64)
+    for segments, positions in by_size(offsets):
+        result[segments] = np.floor(np.median(values[positions], axis=1)).astype(np.int64)
+    return result
+
+
+def median_by_code(codes: NDArray[Any], values: Int64Array, num_codes: int) -> list[int | None]:
+    """Median of the values of each code, rounded down; None for a code without values."""
+    order = np.argsort(codes, kind="stable")
+    bounds = np.searchsorted(codes[order], np.arange(num_codes + 1))
+    ordered = values[order]
+    return [
+        int(np.median(ordered[low:high])) if high > low else None
+        for low, high in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)
+    ]

@@ -1,0 +1,464 @@
+"""By how many operations one rank's sequence lies against another's, and how sure that is.
+
+Training repeats itself, so that a sequence fits its partner at many shifts. Which one is right
+shows in time: the two ends of a collective differ by the clocks' offset and little else, so that at
+the right shift the difference of ends hardly changes from one pair to the next; at a wrong one it
+changes by as much as one step differs from another. Step numbers, where both ranks have them, say
+it outright.
+
+How sure that is, :mod:`.steadiness` tells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distprof.join.instances import MESSAGES, NO_STEP, SAME_BYTES, Rows
+from distprof.schema import ABSENT, Int64Array
+from distprof.terms import CollectiveKind
+from distprof.units import NS_PER_MS, NS_PER_S, NS_PER_US
+
+__all__ = [
+    "CLEAR",
+    "MARGIN",
+    "MIN_PAIRS",
+    "RESOLUTION_NS",
+    "TIMED",
+    "Choice",
+    "Expectation",
+    "Operations",
+    "best_shift",
+    "compatible",
+    "middle_of_overlap",
+    "most_frequent",
+    "operations_of",
+    "steadier",
+    "typical_gap",
+]
+
+SAMPLES = 512  # pairs looked at per shift
+
+TIMED = [kind for kind in CollectiveKind if kind.is_symmetric]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operations:
+    """What one rank did, in order.
+
+    Args:
+        token: int64, equal for operations that could be the same.
+        end_ns: int64, ends on the rank's own clock.
+        step: int64, step number or NO_STEP.
+        is_timed: bool, whether the operation ends on both ranks at once, so that its end tells.
+    """
+
+    token: Int64Array
+    end_ns: Int64Array
+    step: Int64Array
+    is_timed: NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.token)
+
+    def part(self, low: int, high: int) -> Operations:
+        """The operations at positions ``low`` to ``high``."""
+        return Operations(
+            token=self.token[low:high],
+            end_ns=self.end_ns[low:high],
+            step=self.step[low:high],
+            is_timed=self.is_timed[low:high],
+        )
+
+
+def compatible(a: Operations, b: Operations, i: Int64Array, j: Int64Array) -> NDArray[np.bool_]:
+    """Whether two operations could be one: same token, and no two known steps that differ."""
+    step_a, step_b = a.step[i], b.step[j]
+    same_step = (step_a == step_b) | (step_a == NO_STEP) | (step_b == NO_STEP)
+    could: NDArray[np.bool_] = (a.token[i] == b.token[j]) & same_step
+    return could
+
+
+def middle_of_overlap(a: Operations, b: Operations, shift: int) -> Int64Array:
+    """Positions in the middle of the overlap: neighbours, to see the difference of ends change."""
+    low, high = max(0, -shift), min(len(a), len(b) - shift)
+    first = low + max(0, (high - low - SAMPLES) // 2)
+    return np.arange(first, min(high, first + SAMPLES))
+
+
+def operations_of(rows: Rows, parts: Sequence[Int64Array]) -> list[Operations]:
+    """The operations of several ranks, to be compared with each other.
+
+    Args:
+        rows: The rows of all ranks.
+        parts: Positions in ``rows`` of each rank's operations, ascending.
+    """
+    tokens = _tokens(rows, np.concatenate(parts))
+    ends = np.cumsum([len(part) for part in parts])[:-1]
+    return [
+        Operations(
+            token=token,
+            end_ns=rows.end_ns[part],
+            step=rows.step[part],
+            is_timed=np.isin(rows.kind[part], TIMED),
+        )
+        for part, token in zip(parts, np.split(tokens, ends), strict=True)
+    ]
+
+
+def _tokens(rows: Rows, index: Int64Array) -> Int64Array:
+    """Numbers that are equal for operations of equal kind, element type and (if it tells) bytes."""
+    kind = rows.kind[index].astype(np.int64)
+    size = np.where(np.isin(kind, (*SAME_BYTES, *MESSAGES)), rows.bytes[index], ABSENT)
+    sizes, size_code = np.unique(size, return_inverse=True)
+    dtype = rows.dtype[index].astype(np.int64)
+    token: Int64Array = (dtype * 64 + kind) * len(sizes) + size_code
+    return token
+
+
+# How much likelier one shift between two ranks' operations is than another, given their ends -----
+
+RESOLUTION_NS = NS_PER_US  # of the times in most traces: nothing is told from less
+
+NOISE_NS2 = 2.0 * RESOLUTION_NS**2  # what changes of differences vary by in any case
+
+LAGS = (1, 2, 3, 4)  # a difference of ends is compared with those of the pairs just before
+
+MIN_PAIRS = 5  # nothing is told from fewer
+
+Floats = NDArray[np.float64]
+
+Bools = NDArray[np.bool_]
+
+
+def steadier(a: Operations, b: Operations, shifts: Sequence[int], lead: int) -> Floats:
+    """Logarithm of the likelihood of one shift over that of each, given their ends.
+
+    Two tests, of which the one that tells more counts: paired on the operations that both shifts
+    cover, and on all that each covers, which are more where the two lie far apart.
+
+    Args:
+        a: What one rank did.
+        b: What the other did.
+        shifts: Positions in ``b`` minus positions in ``a``; each has some overlap.
+        lead: Which of them is compared with all.
+
+    Returns:
+        One per shift; 0 where too few pairs tell anything.
+    """
+    samples = [middle_of_overlap(a, b, shift) for shift in shifts]
+    column = np.array(shifts)[:, np.newaxis]
+    i = np.broadcast_to(samples[lead], (len(shifts), len(samples[lead])))
+    common, known_common = _differences(a, b, i, column)
+    known_common &= known_common[lead].copy()
+    first = np.array([[sample[0]] for sample in samples])
+    longest = max(len(sample) for sample in samples)
+    each, known_each = _differences(a, b, first + np.arange(longest), column)
+    paired = [_steadier_paired(*_changes(common, known_common, lag), lead) for lag in LAGS]
+    apart = [_steadier_apart(*_changes(each, known_each, lag), lead) for lag in LAGS]
+    evidence: Floats = np.maximum(_mean_of_known(paired), _mean_of_known(apart))
+    return evidence
+
+
+def _mean_of_known(parts: Sequence[Floats]) -> Floats:
+    """Mean over those that are not NaN; 0 where all are."""
+    stacked = np.stack(parts)
+    known = ~np.isnan(stacked)
+    mean: Floats = np.where(known, stacked, 0.0).sum(axis=0) / np.maximum(known.sum(axis=0), 1)
+    return mean
+
+
+def _differences(
+    a: Operations, b: Operations, i: Int64Array, shift: Int64Array
+) -> tuple[Int64Array, Bools]:
+    """Differences of ends, a row per shift, and where there is a compatible pair."""
+    j = i + shift
+    inside = (i < len(a)) & (j >= 0) & (j < len(b))
+    i, j = np.minimum(i, len(a) - 1), np.clip(j, 0, len(b) - 1)
+    return b.end_ns[j] - a.end_ns[i], inside & compatible(a, b, i, j)
+
+
+def _changes(difference: Int64Array, known: Bools, lag: int) -> tuple[Floats, Bools]:
+    """How much differences changed since some pairs before, and where both are known."""
+    change = (difference[:, lag:] - difference[:, :-lag]).astype(np.float64)
+    return change, known[:, lag:] & known[:, :-lag]
+
+
+def _steadier_paired(values: Floats, known: Bools, lead: int) -> Floats:
+    """How much smaller one row u varies around 0 than each row v; log likelihood, NaN for few.
+
+    The correlation r of v + u and v - u is zero where both vary alike, however they depend on each
+    other (Pitman, Morgan); r against none has the likelihood ratio ``(1 - r**2) ** (-n / 2)``.
+    """
+    v = _clipped(values, known)
+    u = _clipped(np.broadcast_to(values[lead], values.shape), known)
+    count = known.sum(axis=1)
+    var_u, var_v = _mean_square(u, count), _mean_square(v, count)
+    both = (u * v).sum(axis=1) / np.maximum(count, 1)
+    product = np.maximum((var_v + var_u) ** 2 - 4 * both**2, NOISE_NS2**2)
+    r = np.clip((var_v - var_u) / np.sqrt(product), -1 + 1e-9, 1 - 1e-9)
+    return np.where(count >= MIN_PAIRS, np.sign(r) * -0.5 * count * np.log1p(-r * r), np.nan)
+
+
+def _steadier_apart(values: Floats, known: Bools, lead: int) -> Floats:
+    """How much smaller one row varies around 0 than each; log likelihood, NaN for few.
+
+    The likelihood ratio of two variances, of samples apart, against one.
+    """
+    count = known.sum(axis=1)
+    var = _mean_square(_clipped(values, known), count)
+    pooled = (count * var + count[lead] * var[lead]) / np.maximum(count + count[lead], 1)
+    pooled = np.maximum(pooled, NOISE_NS2)
+    ratio = 0.5 * (count * np.log(pooled / var) + count[lead] * np.log(pooled / var[lead]))
+    enough = np.minimum(count, count[lead]) >= MIN_PAIRS
+    return np.where(enough, np.sign(var - var[lead]) * ratio, np.nan)
+
+
+def _mean_square(values: Floats, count: Int64Array) -> Floats:
+    mean: Floats = (values * values).sum(axis=1) / np.maximum(count, 1) + NOISE_NS2
+    return mean
+
+
+def _clipped(values: Floats, known: Bools) -> Floats:
+    """Values cut to three times their typical size row by row; 0 where unknown."""
+    if values.shape[1] == 0:
+        return values
+    sizes = np.sort(np.where(known, np.abs(values), np.inf), axis=1)
+    middle = np.maximum(known.sum(axis=1) - 1, 0) // 2
+    limit = 3 * sizes[np.arange(len(sizes)), middle]
+    limit = np.where(np.isfinite(limit), limit, 0.0)[:, np.newaxis]
+    cut: Floats = np.where(known, np.clip(values, -limit, limit), 0.0)
+    return cut
+
+
+# By how many operations one rank's sequence lies against another's, and how sure that is ---------
+
+CLEAR = 5.0  # logarithm of the odds that call a shift known: a hundred and fifty to one
+
+MARGIN = 64  # shifts tried on either side of where windows, steps and clocks suggest one
+
+MIN_EXACT = 8  # pairs that hardly agree by chance
+
+MIN_OVERLAP_RATIO = 0.3  # of the shorter sequence: shorter overlaps fit by chance
+
+CLOSE_RATIO = 0.75  # of the best agreement: the right one is among these
+
+USUAL_CLOCK_OFFSET_NS = 10 * NS_PER_MS
+
+MAX_CLOCK_OFFSET_NS = NS_PER_S  # hosts kept by a time daemon differ by milliseconds
+
+MAX_CANDIDATES = 256
+
+MAX_TURNS = 8  # changes of mind about the best shift
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expectation:
+    """What is known of the second clock minus the first before any operation is looked at.
+
+    Args:
+        offset_ns: Around where it is.
+        usual_error_ns: How far off that usually is, now and then far more; infinite where nothing
+            is known, as for times that do not count from the epoch.
+    """
+
+    offset_ns: float = 0.0
+    usual_error_ns: float = USUAL_CLOCK_OFFSET_NS
+
+    @property
+    def is_vague(self) -> bool:
+        """Whether ends have to tell more than what is expected."""
+        return self.usual_error_ns >= USUAL_CLOCK_OFFSET_NS
+
+    def surprise(self, offset_ns: float) -> float:
+        """How unlikely an offset is: minus the logarithm of Cauchy's density, 0 at the middle."""
+        return float(np.log1p(((offset_ns - self.offset_ns) / self.usual_error_ns) ** 2))
+
+    def allows(self, offset_ns: float) -> bool:
+        """Whether an offset can be believed at all."""
+        far = abs(offset_ns - self.offset_ns) > MAX_CLOCK_OFFSET_NS
+        return bool(np.isinf(self.usual_error_ns)) or not far
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """The shift that fits best.
+
+    Args:
+        shift: Position in the second sequence minus position in the first.
+        offset_ns: Second clock minus first that it implies.
+        log_odds: Natural logarithm of the odds against the best shift that implies another clock;
+            infinite where there is none.
+    """
+
+    shift: int
+    offset_ns: float
+    log_odds: float
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether it is known, not guessed."""
+        return self.log_odds >= CLEAR
+
+
+def best_shift(a: Operations, b: Operations, expected: Expectation) -> Choice | None:
+    """Choose the shift of one rank's operations against another's.
+
+    Returns:
+        None where no shift makes sense.
+    """
+    fits = _candidates(a, b, expected)
+    if not fits:
+        return None
+    lead, shifts = 0, [fit.shift for fit in fits]
+    surprise = np.array([expected.surprise(fit.offset_ns) for fit in fits])
+    for _ in range(MAX_TURNS):
+        odds = steadier(a, b, shifts, lead) + surprise - surprise[lead]
+        odds[lead] = np.inf
+        rival = int(np.argmin(odds))
+        if odds[rival] >= 0:
+            break
+        lead = rival
+    else:  # each is worse than another
+        return Choice(shift=fits[lead].shift, offset_ns=fits[lead].offset_ns, log_odds=0.0)
+    rivals = [
+        float(odd)
+        for fit, odd in zip(fits, odds, strict=True)
+        if odd >= CLEAR or _differ(a, b, fits[lead], fit)
+    ]
+    return Choice(
+        shift=fits[lead].shift,
+        offset_ns=fits[lead].offset_ns,
+        log_odds=min(rivals, default=float("inf")),
+    )
+
+
+# --- candidates -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Fit:
+    """How well a shift fits.
+
+    Args:
+        shift: Position in the second sequence minus position in the first.
+        count: Compatible pairs.
+        num_tried: Pairs looked at.
+        wobble_ns: Typical change of the difference of ends from pair to pair.
+        offset_ns: Median difference of ends.
+    """
+
+    shift: int
+    count: int
+    num_tried: int
+    wobble_ns: float
+    offset_ns: float
+
+    @property
+    def agreement(self) -> float:
+        """Share of compatible pairs; short overlaps agree by chance, hence two against each."""
+        return self.count / (self.num_tried + 2)
+
+    @property
+    def has_no_misfit(self) -> bool:
+        """Whether all pairs are compatible, be they few."""
+        return self.count == self.num_tried
+
+
+def _candidates(a: Operations, b: Operations, expected: Expectation) -> list[_Fit]:
+    """Shifts whose operations agree about as well as those of any other, the steadiest first."""
+    if not len(a) or not len(b):
+        return []
+    share = MIN_OVERLAP_RATIO if expected.is_vague else 0.0
+    needed = max(1, int(share * min(len(a), len(b))))
+    steps_agree = len(np.intersect1d(a.step[a.step != NO_STEP], b.step[b.step != NO_STEP])) > 0
+    tried = (_fit(a, b, shift) for shift in _shifts(a, b, needed, expected))
+    fits = [f for f in tried if f is not None and (steps_agree or expected.allows(f.offset_ns))]
+    if not fits:
+        return []
+    longest = max(fit.num_tried for fit in fits)
+    telling = longest / 2 if longest <= 2 * MIN_PAIRS else MIN_PAIRS + 1
+    tight = [
+        fit
+        for fit in fits
+        if fit.has_no_misfit and (fit.num_tried >= telling or not expected.is_vague)
+    ]
+    if any(fit.count >= MIN_EXACT and 2 * fit.count >= longest for fit in tight):
+        fits = tight
+    else:
+        best = max(fit.agreement for fit in fits)
+        close = (fit for fit in fits if fit.agreement >= CLOSE_RATIO * best)
+        fits = list({fit.shift: fit for fit in (*tight, *close)}.values())
+    return sorted(fits, key=lambda fit: _first_guess(fit, expected))[:MAX_CANDIDATES]
+
+
+def _shifts(a: Operations, b: Operations, needed: int, expected: Expectation) -> list[int]:
+    """Shifts worth trying: around equal starts, equal ends, equal times and equal steps."""
+    extra = len(b) - len(a)
+    ranges = [(min(0, extra), max(0, extra))]
+    at = a.end_ns + round(expected.offset_ns)
+    by_time = int(np.median(np.searchsorted(np.sort(b.end_ns), at) - np.arange(len(a))))
+    ranges.append((by_time, by_time))
+    common, in_a, in_b = np.intersect1d(a.step, b.step, return_indices=True)
+    known = common != NO_STEP
+    by_step = (in_b - in_a)[known]
+    if len(by_step):
+        ranges.append((int(by_step.min()), int(by_step.max())))
+    tried = {shift for low, high in ranges for shift in range(low - MARGIN, high + MARGIN + 1)}
+    return sorted(s for s in tried if min(len(a), len(b) - s) - max(0, -s) >= needed)
+
+
+def _fit(a: Operations, b: Operations, shift: int) -> _Fit | None:
+    i = middle_of_overlap(a, b, shift)
+    num_tried = len(i)
+    i = i[compatible(a, b, i, i + shift)]
+    if len(i) == 0:
+        return None
+    difference = b.end_ns[i + shift] - a.end_ns[i]
+    # two or three ends say nothing about steadiness
+    wobble = _typical_size(np.diff(difference)) if len(i) > 3 else np.inf
+    return _Fit(shift, len(i), num_tried, wobble, float(np.median(difference)))
+
+
+def _typical_size(values: Int64Array) -> float:
+    """Mean absolute value; what is three times the median counts as that much."""
+    sizes = np.abs(values).astype(np.float64)
+    return float(np.minimum(sizes, 3 * np.median(sizes)).mean())
+
+
+def _first_guess(fit: _Fit, expected: Expectation) -> tuple[float, float]:
+    """Lowest where the difference of ends is steadiest, then where the offset is likeliest."""
+    return fit.wobble_ns + RESOLUTION_NS, expected.surprise(fit.offset_ns)
+
+
+def _differ(a: Operations, b: Operations, one: _Fit, other: _Fit) -> bool:
+    """Whether two shifts mean two clocks.
+
+    On either side of a lost operation another shift is right; both mean the same clock.
+    """
+    offsets = []
+    for fit in (one, other):
+        i = middle_of_overlap(a, b, fit.shift)
+        i = i[compatible(a, b, i, i + fit.shift)]
+        offsets.append(most_frequent(b.end_ns[i + fit.shift] - a.end_ns[i]))
+    return abs(offsets[0] - offsets[1]) > typical_gap(a.end_ns) / 2
+
+
+def most_frequent(differences: Int64Array) -> int:
+    """The middle of the narrowest stretch that holds a third of all values."""
+    ordered = np.sort(differences)
+    width = max(1, len(ordered) // 3)
+    if len(ordered) <= width:
+        return int(np.median(ordered))
+    spread = ordered[width:] - ordered[:-width]
+    start = int(np.argmin(spread))
+    return int(ordered[start + width // 2])
+
+
+def typical_gap(end_ns: Int64Array) -> int:
+    """Median time between neighbouring ends; a second where there are no two."""
+    gaps = np.diff(np.sort(end_ns))
+    return int(np.median(gaps)) if len(gaps) else NS_PER_S

@@ -1,0 +1,365 @@
+"""Nodes, process groups and world size of a run, from what its ranks say."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from itertools import product
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distprof.artefacts.run_file import RunFile
+from distprof.ingest.metadata import axis_of
+from distprof.run.places import (
+    MAX_WORLD_SIZE,
+    coordinates_of,
+    nodes_of_job,
+    with_axis,
+    world_size_of_job,
+)
+from distprof.run.run import Rank
+from distprof.run.topology import NodeOrigin, ProcessGroup, Topology
+from distprof.schema import Int64Array
+from distprof.terms import MeshAxis
+
+__all__ = [
+    "build_topology",
+    "group_key",
+    "groups_of_rows",
+    "nodes_of_launcher",
+    "parse_folded",
+    "parse_hostlist",
+    "parse_task_counts",
+    "world_size_of",
+]
+
+MAX_HOSTS = 1 << 16
+
+_PART = re.compile(r"[^\[\],]+|\[[0-9,\-]+\]")
+
+_RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
+
+_COUNT = re.compile(r"(\d{1,6})(?:\(x(\d{1,6})\))?")
+
+Nodes = Mapping[str, tuple[int, ...]]
+
+
+def nodes_of_launcher(environment: Mapping[str, str], world_size: int | None) -> Nodes:
+    """Node name to its ranks; empty where the variables do not tell.
+
+    Args:
+        environment: Variables of any rank of the job, or of its launcher.
+        world_size: Ranks of the job.
+    """
+    if world_size is None or world_size < 1:
+        return {}
+    return _of_slurm(environment, world_size) or _of_equal_nodes(environment, world_size)
+
+
+def parse_hostlist(text: str) -> tuple[str, ...]:
+    """Hosts of an expression such as ``n[001-003,7],x``, in order; empty where it is none."""
+    hosts: list[str] = []
+    for part in _split_outside_brackets(text.strip()):
+        pieces = _PART.findall(part)
+        if not part or "".join(pieces) != part:
+            return ()
+        choices = [_numbers(piece) if piece[0] == "[" else (piece,) for piece in pieces]
+        size = 1
+        for choice in choices:
+            size *= len(choice)
+        if size == 0 or len(hosts) + size > MAX_HOSTS:
+            return ()
+        hosts += ["".join(combination) for combination in product(*choices)]
+    return tuple(hosts)
+
+
+def parse_task_counts(text: str) -> tuple[int, ...]:
+    """Tasks of each node from ``8(x4),2``; empty where the text is something else."""
+    counts: list[int] = []
+    for part in text.strip().split(","):
+        found = _COUNT.fullmatch(part)
+        times = int(found[2] or 1) if found else 0
+        if found is None or len(counts) + times > MAX_HOSTS:
+            return ()
+        counts += [int(found[1])] * times
+    return tuple(counts)
+
+
+def _of_slurm(env: Mapping[str, str], world_size: int) -> Nodes:
+    """One rank per task; with one task per node, an agent such as torchrun's starts the ranks."""
+    hosts = parse_hostlist(_first(env, "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"))
+    counts = parse_task_counts(_first(env, "SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"))
+    if not hosts or len(hosts) != len(counts) or len(set(hosts)) != len(hosts):
+        return {}
+    if sum(counts) != world_size:
+        return {}
+    distribution = env.get("SLURM_DISTRIBUTION", "block").lower().split(":")[0].split(",")[0]
+    if distribution in ("block", "pack", "nopack", "unknown", ""):
+        return dict(zip(hosts, _blocks(counts), strict=True))
+    if distribution == "cyclic":
+        return dict(zip(hosts, _in_turn(counts), strict=True))
+    return {}
+
+
+def _of_equal_nodes(env: Mapping[str, str], world_size: int) -> Nodes:
+    """Blocks of as many ranks as there are on this node: agents and mpirun number them so."""
+    if env.get("OMPI_MCA_rmaps_base_mapping_policy", "") not in ("", "slot", "core"):
+        return {}
+    text = _first(
+        env, "LOCAL_WORLD_SIZE", "PET_NPROC_PER_NODE", "OMPI_COMM_WORLD_LOCAL_SIZE"
+    ).strip()
+    local = int(text) if text.isascii() and text.isdecimal() and len(text) < 7 else 0
+    if local < 1 or world_size % local:
+        return {}
+    nodes = world_size // local
+    said = env.get("PET_NNODES", "").strip()
+    if said.isdecimal() and said != str(nodes):
+        return {}
+    return {f"node{n}": ranks for n, ranks in enumerate(_blocks([local] * nodes))}
+
+
+def _blocks(counts: Sequence[int]) -> list[tuple[int, ...]]:
+    """Ranks numbered node by node."""
+    found, start = [], 0
+    for count in counts:
+        found.append(tuple(range(start, start + count)))
+        start += count
+    return found
+
+
+def _in_turn(counts: Sequence[int]) -> list[tuple[int, ...]]:
+    """Ranks dealt out to the nodes one by one, to those that still have room."""
+    found: list[list[int]] = [[] for _ in counts]
+    rank = 0
+    for turn in range(max(counts, default=0)):
+        for node, count in enumerate(counts):
+            if turn < count:
+                found[node].append(rank)
+                rank += 1
+    return [tuple(ranks) for ranks in found]
+
+
+def _split_outside_brackets(text: str) -> Iterator[str]:
+    """The parts between commas that are in no bracket."""
+    depth = start = 0
+    for position, char in enumerate(text):
+        depth += (char == "[") - (char == "]")
+        if char == "," and depth == 0:
+            yield text[start:position]
+            start = position + 1
+    yield text[start:]
+
+
+def _numbers(bracket: str) -> tuple[str, ...]:
+    """``[001-003,7]`` as ``001``, ``002``, ``003``, ``7``; empty where it is no list of ranges."""
+    found: list[str] = []
+    for part in bracket[1:-1].split(","):
+        match = _RANGE.fullmatch(part)
+        if match is None:
+            return ()
+        low, high = int(match[1]), int(match[2] or match[1])
+        if high < low or len(found) + high - low >= MAX_HOSTS:
+            return ()
+        found += [str(number).zfill(len(match[1])) for number in range(low, high + 1)]
+    return tuple(found)
+
+
+def _first(env: Mapping[str, str], *names: str) -> str:
+    return next((env[name] for name in names if env.get(name)), "")
+
+
+# Nodes, process groups and world size of a run, from what its ranks say --------------------------
+
+GroupKey = tuple[str, tuple[int, ...], int | None]
+
+
+def build_topology(ranks: Sequence[Rank], job: RunFile | None = None) -> Topology:
+    """Nodes and groups of a run.
+
+    Nodes are what run.json says; without it they come from host names; without them from variables
+    that a launcher set, or from device counts, by the convention of launchers that ranks are
+    numbered node by node; else they are unknown. Groups are those that the ranks list and those
+    that their collectives name; the same name with the same members is one group.
+
+    Args:
+        ranks: Ranks of the run, ascending.
+        job: What a run directory says, None for bare traces.
+    """
+    world_size = world_size_of(ranks)
+    if world_size is None and job is not None:
+        world_size = world_size_of_job(job)
+    nodes, origin = _nodes(ranks, world_size)
+    groups = _groups(ranks, world_size)
+    if job is not None:
+        nodes, origin = _told_nodes(job, world_size, origin) or (nodes, origin)
+        places = coordinates_of(job)
+        groups = tuple(with_axis(group, places) for group in groups)
+    return Topology(world_size=world_size, nodes=nodes, node_origin=origin, groups=groups)
+
+
+def _told_nodes(
+    job: RunFile, world_size: int | None, found: NodeOrigin
+) -> tuple[Mapping[str, tuple[int, ...]], NodeOrigin] | None:
+    """What run.json says of nodes: rank by rank, or by what a launcher set where nobody says."""
+    told = nodes_of_job(job)
+    if told:
+        return told, "run.json"
+    if found == "host_name":
+        return None
+    launched = nodes_of_launcher(job.environment, world_size)
+    return (launched, "launcher") if launched else None
+
+
+def world_size_of(ranks: Sequence[Rank]) -> int | None:
+    """World size that most ranks give, the larger one on a tie; None where none gives it."""
+    said = Counter(
+        rank.world_size
+        for rank in ranks
+        if rank.world_size is not None and 0 < rank.world_size <= MAX_WORLD_SIZE
+    )
+    return max(said, key=lambda size: (said[size], size)) if said else None
+
+
+def group_key(group: ProcessGroup) -> GroupKey:
+    """What makes a group the same group on another rank: names alone are not unique."""
+    return group.name, group.ranks, None if group.ranks else group.size
+
+
+def groups_of_rows(
+    rank: Rank, world_size: int | None
+) -> tuple[tuple[ProcessGroup, ...], NDArray[np.int32]]:
+    """The process groups of a rank's collectives.
+
+    Where the trace gives a group's name only, its members are those of the rank's group of that
+    name; where it gives nothing, the world is assumed.
+
+    Returns:
+        The groups, and for each row of COLLECTIVES the index of its group.
+    """
+    table = rank.collectives
+    coded = [table.coded(name) for name in ("group", "group_desc", "group_ranks")]
+    sizes, size_code = np.unique(table["group_size"], return_inverse=True)
+    combined: Int64Array = size_code.astype(np.int64)
+    for column in coded:
+        combined = combined * max(1, len(column.values)) + column.codes
+    _, first, inverse = np.unique(combined, return_index=True, return_inverse=True)
+    found = tuple(
+        _group_of_row(
+            rank,
+            *(column.values[column.codes[row]] for column in coded),
+            size=int(sizes[size_code[row]]),
+            world_size=world_size,
+        )
+        for row in first.tolist()
+    )
+    return found, inverse.astype(np.int32)
+
+
+@lru_cache(maxsize=4096)
+def parse_folded(text: str) -> tuple[int, ...]:
+    """Ranks written as ranges such as ``0-3,8``; empty where the text is something else."""
+    ranks: set[int] = set()
+    for part in text.split(","):
+        low, dash, high = part.partition("-")
+        if not (low.isdecimal() and (high.isdecimal() or not dash)):
+            return ()
+        first, last = int(low), int(high) if dash else int(low)
+        if last - first >= MAX_WORLD_SIZE or len(ranks) >= MAX_WORLD_SIZE:
+            return ()
+        ranks.update(range(first, last + 1))
+    return tuple(sorted(ranks))
+
+
+def _group_of_row(
+    rank: Rank, name: str, description: str, folded: str, *, size: int, world_size: int | None
+) -> ProcessGroup:
+    members = parse_folded(folded) if folded else ()
+    own = next((g for g in rank.groups if name and g.name == name), None)
+    if not members and own is not None:
+        members = own.ranks
+    if not members and not name and (size < 0 or size == world_size):
+        return _world(rank, world_size)
+    if not members and size == world_size and world_size is not None:
+        members = tuple(range(world_size))
+    if own is not None and own.ranks == members:
+        return own
+    known_size = len(members) or (size if size >= 0 else None)
+    return ProcessGroup(
+        name=name,
+        description=description,
+        ranks=members,
+        size=known_size,
+        backend=rank.backend,
+        axis=axis_of(description, members, known_size, world_size),
+    )
+
+
+def _world(rank: Rank, world_size: int | None) -> ProcessGroup:
+    """The group of all ranks, for collectives of which nothing else is known."""
+    members = tuple(range(world_size)) if world_size else ()
+    listed = next((group for group in rank.groups if members and group.ranks == members), None)
+    return listed or ProcessGroup(
+        name="",
+        description="",
+        ranks=members,
+        size=world_size,
+        backend=rank.backend,
+        axis=MeshAxis.WORLD,
+    )
+
+
+def _groups(ranks: Sequence[Rank], world_size: int | None) -> tuple[ProcessGroup, ...]:
+    merged: dict[GroupKey, ProcessGroup] = {}
+    for rank in ranks:
+        for group in (*rank.groups, *groups_of_rows(rank, world_size)[0]):
+            key = group_key(group)
+            merged[key] = _merge(merged[key], group) if key in merged else group
+    return tuple(merged.values())
+
+
+def _merge(known: ProcessGroup, other: ProcessGroup) -> ProcessGroup:
+    """One group seen twice: what one rank does not say, another may."""
+    if known is other:
+        return known
+    return replace(
+        known,
+        description=known.description or other.description,
+        size=known.size if known.size is not None else other.size,
+        backend=known.backend or other.backend,
+        axis=known.axis or other.axis,
+    )
+
+
+def _nodes(
+    ranks: Sequence[Rank], world_size: int | None
+) -> tuple[Mapping[str, tuple[int, ...]], NodeOrigin]:
+    hosts: dict[str, list[int]] = {}
+    for rank in ranks:
+        if rank.host:
+            hosts.setdefault(rank.host, []).append(rank.rank)
+    if hosts:
+        return {host: tuple(numbers) for host, numbers in hosts.items()}, "host_name"
+    counts = {rank.device.count for rank in ranks if rank.device.count}
+    if world_size is None or len(counts) != 1:
+        return {}, "unknown"
+    return _nodes_by_count(world_size, counts.pop())
+
+
+def _nodes_by_count(
+    world_size: int, count: int
+) -> tuple[Mapping[str, tuple[int, ...]], NodeOrigin]:
+    """Blocks of ``count`` ranks, where that is more than a guess.
+
+    A process that sees one device only (one container or one visible device per rank) says nothing
+    about its host.
+    """
+    if world_size <= count:
+        return {"node0": tuple(range(world_size))}, "device_count"
+    if count == 1 or world_size % count:
+        return {}, "unknown"
+    blocks = range(world_size // count)
+    return {f"node{i}": tuple(range(i * count, (i + 1) * count)) for i in blocks}, "device_count"

@@ -1,0 +1,109 @@
+"""When the last member of each matched collective started, on every member's own clock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distprof.join.members import (
+    domain_of_ranks,
+    member_column,
+    member_rows,
+    member_to_common,
+    timed_instances,
+)
+from distprof.run.codes import encode
+from distprof.run.run import ClockAlignment, CollectiveMatches, Rank
+from distprof.schema import ABSENT, Int64Array
+from distprof.terms import CollectiveKind
+
+__all__ = ["comparable_instances", "last_start_on_own_clock"]
+
+_WAITS_FOR_ALL = [kind for kind in CollectiveKind if kind.is_symmetric or kind.is_point_to_point]
+
+
+def last_start_on_own_clock(
+    matches: CollectiveMatches, clock: ClockAlignment, ranks: Sequence[Rank]
+) -> dict[int, Int64Array]:
+    """When the last member started, for each row of each rank's COLLECTIVES table.
+
+    The time before it is the member's wait, the time after it the transfer. Only instances in which
+    nobody can finish before all have started count (not a broadcast, for example), and only those
+    of :func:`comparable_instances`.
+
+    Args:
+        matches: Matched collectives.
+        clock: How the ranks' clocks relate.
+        ranks: Ranks of the run, ascending.
+
+    Returns:
+        Rank number to int64 ns on that rank's own clock, one per row; never before the row's own
+        start; ABSENT where the row has no matched or no comparable instance. Where a clock error
+        is larger than the transfer it can lie after the row's end.
+
+    Source:
+        Formula sheet, "Measured from traces": each member's wait is the last member's start minus
+        its own.
+    """
+    if not ranks:
+        return {}
+    lengths = [len(rank.collectives) for rank in ranks]
+    waits = np.full(sum(lengths), ABSENT, np.int64)
+    usable = comparable_instances(matches, clock) & np.isin(matches.kind, _WAITS_FOR_ALL)
+    usable &= timed_instances(matches, ranks)
+    if usable.any():
+        last = _last_starts(matches, clock, member_column(matches, ranks, "start_ns"))
+        keep = np.repeat(usable, np.diff(matches.offsets))
+        waits[member_rows(matches, ranks)[keep]] = last[keep]
+    parts = np.split(waits, np.cumsum(lengths)[:-1])
+    return {rank.rank: part for rank, part in zip(ranks, parts, strict=True)}
+
+
+def _last_starts(
+    matches: CollectiveMatches, clock: ClockAlignment, own_ns: Int64Array
+) -> Int64Array:
+    """When the last member of each member's instance started, on the member's own clock."""
+    domain = domain_of_ranks(clock, matches.member_rank)
+    common = member_to_common(clock, domain, own_ns)
+    last = np.maximum.reduceat(common, matches.offsets[:-1])
+    # differences are small, so that rates of clocks can be applied to them in floating point
+    late = np.repeat(last, np.diff(matches.offsets)) - common
+    own_late = np.rint(late / (1.0 - clock.drift_ratio[domain])).astype(np.int64)
+    return own_ns + own_late
+
+
+def comparable_instances(matches: CollectiveMatches, clock: ClockAlignment) -> NDArray[np.bool_]:
+    """Instances of which the last member is known, as far as the ranks of the run go.
+
+    Every rank of the run that takes part in the group's collectives is a member (one that is
+    missing might have been the last), and all members are on comparable clocks.
+
+    Returns:
+        bool, one per instance.
+    """
+    if matches.count == 0:
+        return np.zeros(0, np.bool_)
+    return _has_all_seen(matches) & _on_one_clock(matches, clock)
+
+
+def _has_all_seen(matches: CollectiveMatches) -> NDArray[np.bool_]:
+    """Whether an instance has as many members as its group ever shows."""
+    size = np.diff(matches.offsets)
+    message = np.isin(matches.kind, [CollectiveKind.SEND, CollectiveKind.RECV])
+    ranks, rank = encode(matches.member_rank)
+    pair = np.repeat(matches.group.astype(np.int64) * len(ranks), size) + rank
+    pairs, _ = encode(pair[np.repeat(~message, size)])
+    seen = np.bincount(pairs // len(ranks), minlength=int(matches.group.max()) + 1)
+    whole: NDArray[np.bool_] = np.where(message, size == 2, size == seen[matches.group])
+    return whole
+
+
+def _on_one_clock(matches: CollectiveMatches, clock: ClockAlignment) -> NDArray[np.bool_]:
+    component = clock.component[domain_of_ranks(clock, matches.member_rank)]
+    first = matches.offsets[:-1]
+    low = np.minimum.reduceat(component, first)
+    high = np.maximum.reduceat(component, first)
+    same: NDArray[np.bool_] = low == high
+    return same

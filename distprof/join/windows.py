@@ -1,0 +1,262 @@
+"""Which steps every rank recorded completely, and how much of their captures the ranks share."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distprof.join.instances import NO_STEP, step_labels
+from distprof.join.members import domain_of_ranks, member_column, member_to_common, positions_of
+from distprof.join.waits import comparable_instances
+from distprof.run.run import CaptureWindow, ClockAlignment, CollectiveMatches, Gap, Rank
+from distprof.schema import Int64Array
+from distprof.terms import CollectiveKind, StepSource
+from distprof.units import fold_ranks, format_duration, name_ranks
+
+__all__ = ["find_transients", "find_window"]
+
+_TIMES_USUAL = 10
+
+_SPREAD_TOLERANCE = 0.2
+
+_WAITING_SHARE = 0.5
+
+_SYMMETRIC = [kind for kind in CollectiveKind if kind.is_symmetric]
+
+
+def find_transients(
+    ranks: Sequence[Rank],
+    matches: CollectiveMatches,
+    clock: ClockAlignment,
+    steps: tuple[int, ...],
+) -> tuple[int, ...]:
+    """Steps among ``steps`` whose first collective waits for the start of a rank's profiler.
+
+    That is so when the first collective is ten times as long as its like, most of it is waiting for
+    the last member to start, and its members start as far apart as their captures do.
+
+    Args:
+        ranks: Ranks of the run, ascending.
+        matches: Matched collectives.
+        clock: How the ranks' clocks relate.
+        steps: Steps that could be analysed.
+    """
+    usable = comparable_instances(matches, clock) & np.isin(matches.kind, _SYMMETRIC)
+    if not usable.any() or not steps:
+        return ()
+    candidates = np.flatnonzero(usable)
+    _, first_of_group = np.unique(matches.group[candidates], return_index=True)
+    length = _longest(matches, ranks)
+    found = {
+        _step_of(matches, ranks, first)
+        for first in candidates[first_of_group].tolist()
+        if _is_unusual(matches, usable, length, first)
+        and _waits_as_captures_start(matches, ranks, clock, first, int(length[first]))
+    }
+    return tuple(sorted(found.intersection(steps)))
+
+
+def _members(matches: CollectiveMatches, instance: int) -> slice:
+    return slice(int(matches.offsets[instance]), int(matches.offsets[instance + 1]))
+
+
+def _longest(matches: CollectiveMatches, ranks: Sequence[Rank]) -> Int64Array:
+    """Longest duration among the members of each instance."""
+    length = member_column(matches, ranks, "end_ns") - member_column(matches, ranks, "start_ns")
+    longest: Int64Array = np.maximum.reduceat(length, matches.offsets[:-1])
+    return longest
+
+
+def _waits_as_captures_start(
+    matches: CollectiveMatches,
+    ranks: Sequence[Rank],
+    clock: ClockAlignment,
+    instance: int,
+    length: int,
+) -> bool:
+    """Whether an instance is mostly waiting, and its members start as far apart as captures."""
+    members = _members(matches, instance)
+    numbers = matches.member_rank[members]
+    domain = domain_of_ranks(clock, numbers)
+    owners = [ranks[position] for position in positions_of(ranks, numbers)]
+    rows = zip(owners, matches.member_row[members], strict=True)
+    own_start = np.array([rank.collectives["start_ns"][row] for rank, row in rows], np.int64)
+    own_opened = np.array([rank.capture_start_ns for rank in owners], np.int64)
+    start = member_to_common(clock, domain, own_start)
+    opened = member_to_common(clock, domain, own_opened)
+    spread, opened_apart = int(np.ptp(start)), int(np.ptp(opened))
+    slack = max(_SPREAD_TOLERANCE * spread, float(clock.residual_ns[domain].max()))
+    return spread > _WAITING_SHARE * length and abs(spread - opened_apart) <= slack
+
+
+def _is_unusual(
+    matches: CollectiveMatches, usable: NDArray[np.bool_], longest: Int64Array, instance: int
+) -> bool:
+    """Whether the instance is ten times as long as others of its group, kind and bytes."""
+    alike = usable & (matches.group == matches.group[instance])
+    alike &= (matches.kind == matches.kind[instance]) & (matches.bytes == matches.bytes[instance])
+    alike[instance] = False
+    if not alike.any():
+        return False  # nothing to compare with
+    return bool(longest[instance] > _TIMES_USUAL * np.median(longest[alike]))
+
+
+def _step_of(matches: CollectiveMatches, ranks: Sequence[Rank], instance: int) -> int:
+    """The step that most members see the instance in."""
+    members = _members(matches, instance)
+    labels = [
+        int(step_labels(ranks[position])[row])
+        for position, row in zip(
+            positions_of(ranks, matches.member_rank[members]).tolist(),
+            matches.member_row[members].tolist(),
+            strict=True,
+        )
+    ]
+    known = [label for label in labels if label != NO_STEP]
+    return max(set(known), key=known.count) if known else int(NO_STEP)
+
+
+# Which steps every rank recorded completely, and how much of their captures the ranks share ------
+
+_WAY_OUT = (
+    "start and stop the profiler at the same step on every rank, for example with "
+    "torch.profiler.schedule, and leave at least one warm-up step"
+)
+
+
+def find_window(
+    ranks: Sequence[Rank], matches: CollectiveMatches, clock: ClockAlignment
+) -> tuple[CaptureWindow, tuple[Gap, ...]]:
+    """The steps to analyse, and what is wrong with the windows.
+
+    Args:
+        ranks: Ranks of the run, ascending, at least one.
+        matches: Matched collectives.
+        clock: How the ranks' clocks relate.
+    """
+    marked = [rank for rank in ranks if rank.step_source is not StepSource.CAPTURE]
+    kept, dropped = _common_steps(marked)
+    transients = find_transients(ranks, matches, clock, kept)
+    if len(transients) < len(kept):
+        kept = tuple(step for step in kept if step not in transients)
+        dropped |= dict.fromkeys(transients, "the start of the profiler disturbs it")
+    overlap = _overlap_ratio(ranks, clock)
+    window = CaptureWindow(
+        steps=kept,
+        dropped=dict(sorted(dropped.items())),
+        overlap_ratio=overlap,
+        transient_steps=tuple(step for step in transients if step in dropped),
+    )
+    gaps = [
+        *_mark_gaps(ranks, marked, kept, dropped),
+        *_overlap_gaps(ranks, overlap),
+        *_transient_gaps(transients, dropped),
+    ]
+    return window, tuple(gaps)
+
+
+def _common_steps(marked: Sequence[Rank]) -> tuple[tuple[int, ...], dict[int, str]]:
+    """Steps complete on every rank that has step marks, and why the others are not."""
+    complete, cut = Counter[int](), dict[int, list[int]]()
+    have: dict[int, set[int]] = {}
+    for rank in marked:
+        steps = rank.steps["step"].tolist()
+        for step, whole in zip(steps, rank.steps["complete"].tolist(), strict=True):
+            have.setdefault(step, set()).add(rank.rank)
+            if whole:
+                complete[step] += 1
+            else:
+                cut.setdefault(step, []).append(rank.rank)
+    everyone = {rank.rank for rank in marked}
+    kept = tuple(sorted(step for step in have if have[step] == everyone and step not in cut))
+    dropped = {
+        step: _why(sorted(everyone - have[step]), cut.get(step, []))
+        for step in have
+        if step not in kept
+    }
+    return kept, dropped
+
+
+def _why(missing: list[int], cut: list[int]) -> str:
+    reasons = []
+    if cut:
+        reasons.append(f"cut by the capture of {name_ranks(cut)}")
+    if missing:
+        reasons.append(f"not recorded by {name_ranks(missing)}")
+    return "; ".join(reasons)
+
+
+def _mark_gaps(
+    ranks: Sequence[Rank], marked: Sequence[Rank], kept: tuple[int, ...], dropped: dict[int, str]
+) -> list[Gap]:
+    without = tuple(rank.rank for rank in ranks if rank.step_source is StepSource.CAPTURE)
+    gaps = []
+    if marked and without:
+        gaps.append(
+            Gap(
+                what="no-step-marks",
+                message=f"Ranks {fold_ranks(without)} have no step marks, the others have: "
+                "steps are those of the others.",
+                ranks=without,
+            )
+        )
+    if marked and not kept:
+        gaps.append(
+            Gap(
+                what="no-common-step",
+                message=f"No step is complete on all ranks ({len(dropped)} are on some): "
+                f"{_WAY_OUT}.",
+            )
+        )
+    return gaps
+
+
+def _overlap_ratio(ranks: Sequence[Rank], clock: ClockAlignment) -> float | None:
+    """Time that all captures share over the time that any covers; below 0 when they are apart."""
+    connected = len(set(clock.component.tolist())) == 1
+    if len(ranks) < 2 or not (connected or all(rank.has_epoch for rank in ranks)):
+        return None
+    start = np.array([_common(clock, rank, rank.capture_start_ns) for rank in ranks])
+    end = np.array([_common(clock, rank, rank.capture_end_ns) for rank in ranks])
+    covered = int(end.max() - start.min())
+    shared = int(end.min() - start.max())
+    return max(0.0, shared / covered) if covered > 0 else None
+
+
+def _common(clock: ClockAlignment, rank: Rank, own_ns: int) -> int:
+    times: Int64Array = np.array([own_ns], np.int64)
+    return int(clock.to_common(rank.rank, times)[0])
+
+
+def _overlap_gaps(ranks: Sequence[Rank], overlap: float | None) -> list[Gap]:
+    if overlap is None or overlap > 0:
+        return []
+    latest = max(ranks, key=lambda rank: rank.capture_start_ns)
+    earliest = min(ranks, key=lambda rank: rank.capture_end_ns)
+    apart = latest.capture_start_ns - earliest.capture_end_ns
+    return [
+        Gap(
+            what="disjoint-windows",
+            message=f"Captures share no time: rank {latest.rank} starts "
+            f"{format_duration(apart)} after rank {earliest.rank} ends. Ranks cannot be compared; "
+            f"{_WAY_OUT}.",
+            ranks=(earliest.rank, latest.rank),
+        )
+    ]
+
+
+def _transient_gaps(transients: tuple[int, ...], dropped: dict[int, str]) -> list[Gap]:
+    staying = [step for step in transients if step not in dropped]
+    if not staying:
+        return []
+    return [
+        Gap(
+            what="start-transient",
+            message=f"In step {staying[0]} ranks reach their first collective as far apart as "
+            "their captures start, so that its wait may be due to the start of the profiler; no "
+            f"other step was recorded: {_WAY_OUT}.",
+        )
+    ]

@@ -1,1 +1,0 @@
-"""Report and the reporters: every reporter works from a saved report alone."""

@@ -1,1 +1,0 @@
-"""CAP: the recording itself limits what can be said."""

@@ -1,1 +1,0 @@
-"""COM: what communication costs and why it is not hidden."""

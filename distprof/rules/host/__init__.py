@@ -1,1 +1,0 @@
-"""HST: the host does not feed the device."""

@@ -1,1 +1,0 @@
-"""INP: the device waits for data."""

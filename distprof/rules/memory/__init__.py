@@ -1,1 +1,0 @@
-"""MEM: memory and copies."""

@@ -1,1 +1,0 @@
-"""MOE: mixtures of experts."""

@@ -1,1 +1,0 @@
-"""How NCCL connects ranks: transports, network cards, settings."""

@@ -1,1 +1,0 @@
-"""PIP: stages of a pipeline that do not fit together."""

@@ -1,1 +1,0 @@
-"""STR: ranks that make the others wait."""

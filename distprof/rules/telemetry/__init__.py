@@ -1,1 +1,0 @@
-"""What sensors of devices show: throttling, clocks, errors, heat."""

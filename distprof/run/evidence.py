@@ -1,0 +1,153 @@
+"""Operations of a job as a tool logged them: no trace, one row per operation of one worker.
+
+A table of a what-if study, or the timeline that a pipeline's own timers wrote. Times are int64 ns;
+whether ranks share a clock is said beside them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distprof.schema import Column, Int64Array, Table, TableSchema
+from distprof.terms import CollectiveKind
+
+__all__ = [
+    "OPERATIONS",
+    "CollectiveSummary",
+    "ExpertCounts",
+    "InputReadiness",
+    "OperationLog",
+    "SummaryClass",
+]
+
+OPERATIONS = TableSchema(
+    name="operations",
+    doc="Operations of workers as another tool logged them, by rank, step and start.",
+    columns=(
+        Column(name="rank", dtype="int32", doc="Worker: a rank, or ranks that act as one."),
+        Column(name="dp_rank", dtype="int32", nullable=True, doc="Index along data parallelism."),
+        Column(name="stage", dtype="int32", nullable=True, doc="Index along the pipeline."),
+        Column(name="step", dtype="int64", doc="Training step."),
+        Column(
+            name="kind",
+            dtype="category",
+            doc="forward-compute, backward-compute, or the log's own word for anything else.",
+        ),
+        Column(name="start_ns", dtype="int64", unit="ns", doc="Start, since the step's."),
+        Column(name="end_ns", dtype="int64", unit="ns", doc="End; never before the start."),
+        Column(name="seq", dtype="int64", nullable=True, doc="Number among its kind in the step."),
+        Column(name="chunk", dtype="int32", nullable=True, doc="Model chunk of the rank."),
+        Column(name="micro_batch", dtype="int32", nullable=True, doc="Micro-batch."),
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperationLog:
+    """A job's operations, and what the log says of the job.
+
+    Args:
+        operations: OPERATIONS table.
+        origin: What kind of log, for people: ``operation table`` or ``pipeline timeline``.
+        world_size: Of the job, None where the log does not say.
+        mesh: Axis to size, for example ``{"dp": 2, "pp": 4}``.
+        num_micro_batches: Per step, None where the log does not say.
+        shares_clock: Whether times of different ranks can be compared.
+        step_ns: Step number to the step's length, where the log says it.
+        notes: What was assumed, one sentence each.
+    """
+
+    operations: Table
+    origin: str
+    world_size: int | None = None
+    mesh: Mapping[str, int] = field(default_factory=dict)
+    num_micro_batches: int | None = None
+    shares_clock: bool = True
+    step_ns: Mapping[int, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+# Tokens per expert that somebody counted, without a trace or a routing log -----------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertCounts:
+    """Assignments per expert of each layer, once for each part of the data.
+
+    Args:
+        tokens: Part of the data (a domain, a step) to int64, shape ``(layers, experts)``.
+        layers: Name of each layer.
+        top_k: Experts per token, None where the file does not say.
+        model: As the file names it, else empty.
+        notes: What was assumed, one sentence each.
+    """
+
+    tokens: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
+    layers: tuple[str, ...] = ()
+    top_k: int | None = None
+    model: str = ""
+    notes: tuple[str, ...] = ()
+
+
+# What other tools tell in tables, without a time line: collectives by rank, readiness of inpu ----
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SummaryClass:
+    """Collectives that are alike.
+
+    Args:
+        group: Name of the process group.
+        ranks: Its members as the table lists them; empty where it does not.
+        kind: Operation.
+        dtype: As the table spells it.
+        num_bytes: Of the full buffer, None where not told.
+    """
+
+    group: str
+    ranks: tuple[int, ...]
+    kind: CollectiveKind
+    dtype: str
+    num_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveSummary:
+    """Durations of collectives by rank and class; one entry per row of the table.
+
+    Args:
+        classes: Classes of collectives.
+        class_index: int64, index into ``classes``.
+        rank: int64, global rank.
+        num_calls: int64.
+        mean_ns: int64, mean duration of a call on that rank.
+        notes: What was left out, one sentence each.
+    """
+
+    classes: tuple[SummaryClass, ...]
+    class_index: Int64Array
+    rank: Int64Array
+    num_calls: Int64Array
+    mean_ns: Int64Array
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputReadiness:
+    """How ready each rank's input was, over time: 1 where the loader was never waited for.
+
+    Args:
+        time_s: int64, shape ``(samples,)``, seconds since 1970, ascending.
+        ranks: Global ranks, ascending.
+        ratio: float64, shape ``(ranks, samples)``, 0 to 1, NaN where missing.
+        notes: What was left out, one sentence each.
+    """
+
+    time_s: Int64Array
+    ranks: tuple[int, ...]
+    ratio: NDArray[np.float64]
+    notes: tuple[str, ...] = ()

@@ -1,0 +1,116 @@
+"""How good is the recording: ranks, matches, clocks, windows, damage."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from distprof.run.run import ClockAlignment, Run
+from distprof.schema import ABSENT
+from distprof.sections.capture.result import CaptureGap, CaptureResult, NodeClock
+from distprof.terms import CollectiveKind
+from distprof.units import format_bytes, name_ranks
+
+__all__ = ["analyze_capture"]
+
+
+def analyze_capture(run: Run) -> CaptureResult:
+    """What the recording holds and what it lacks."""
+    present = tuple(rank.rank for rank in run.ranks)
+    qualities = [rank.quality for rank in run.ranks]
+    return CaptureResult(
+        world_size=run.topology.world_size,
+        ranks_present=present,
+        ranks_missing=_missing(run.topology.world_size, present),
+        matched_ratio=run.matches.matched_ratio,
+        num_matched=run.matches.num_matched,
+        incomplete_ratio=_incomplete_ratio(run),
+        clocks=_clocks(run.clock),
+        num_causality_checked=run.clock.num_checked,
+        num_causality_violations=run.clock.num_violations,
+        window_overlap_ratio=run.window.overlap_ratio,
+        steps=run.window.steps,
+        dropped_steps=dict(run.window.dropped),
+        transient_steps=run.window.transient_steps,
+        num_events=sum(quality.num_events for quality in qualities),
+        num_repaired=sum(quality.num_repaired for quality in qualities),
+        num_quarantined=sum(quality.num_quarantined for quality in qualities),
+        num_clamped=sum(quality.num_clamped for quality in qualities),
+        num_unlaunched=sum(quality.num_unlaunched for quality in qualities),
+        gaps=(*_gaps(run), *_truncated(run)),
+        notes=_notes(run),
+        unavailable=_unavailable(run),
+    )
+
+
+def _incomplete_ratio(run: Run) -> float | None:
+    messages = [int(kind) for kind in CollectiveKind if kind.is_point_to_point]
+    complete = run.matches.complete[~np.isin(run.matches.kind, messages)]
+    return float(1 - complete.mean()) if len(complete) else None
+
+
+def _missing(world_size: int | None, present: tuple[int, ...]) -> tuple[int, ...]:
+    if world_size is None:
+        return ()
+    have = set(present)
+    return tuple(rank for rank in range(world_size) if rank not in have)
+
+
+def _clocks(clock: ClockAlignment) -> tuple[NodeClock, ...]:
+    return tuple(
+        NodeClock(
+            name=name,
+            ranks=ranks,
+            offset_ns=round(float(clock.offset_ns[i])),
+            drift_ppm=float(clock.drift_ratio[i]) * 1e6,
+            residual_ns=_known(clock.residual_ns[i]),
+            within_ns=None if clock.within_ns is None else _known(clock.within_ns[i]),
+        )
+        for i, (name, ranks) in enumerate(zip(clock.names, clock.domains, strict=True))
+    )
+
+
+def _known(value: np.int64) -> int | None:
+    return None if value == ABSENT else int(value)
+
+
+def _gaps(run: Run) -> tuple[CaptureGap, ...]:
+    return tuple(CaptureGap(what=g.what, message=g.message, ranks=g.ranks) for g in run.gaps)
+
+
+def _truncated(run: Run) -> tuple[CaptureGap, ...]:
+    """Files that end before their end, one gap for all of them."""
+    cut = [rank for rank in run.ranks if rank.quality.truncated]
+    if not cut:
+        return ()
+    ranks = tuple(rank.rank for rank in cut)
+    traces, end = ("The traces", "end") if len(ranks) > 1 else ("The trace", "ends")
+    lost = sum(rank.quality.lost_bytes for rank in cut)
+    message = (
+        f"{traces} of {name_ranks(ranks)} {end} early: {format_bytes(lost)} after the last whole "
+        "event, and whatever was never written, are lost."
+    )
+    return (CaptureGap(what="truncated", message=message, ranks=ranks),)
+
+
+def _notes(run: Run) -> tuple[str, ...]:
+    """Notes of all parts, each once; what several ranks say is said once, with the ranks."""
+    said: dict[str, list[int]] = {}
+    for rank in run.ranks:
+        for note in (*rank.quality.notes, rank.step_note):
+            if note:
+                said.setdefault(note, []).append(rank.rank)
+    everyone = len(run.ranks)
+    per_rank = (
+        note if len(ranks) == everyone else f"{name_ranks(ranks)}: {note}"
+        for note, ranks in said.items()
+    )
+    return tuple(dict.fromkeys((*run.matches.notes, *run.clock.notes, *per_rank)))
+
+
+def _unavailable(run: Run) -> tuple[str, ...]:
+    lacks = []
+    if run.topology.world_size is None:
+        lacks.append("no trace says how many ranks the job had: missing ranks cannot be told")
+    if len(run.ranks) < 2:
+        lacks.append("one rank alone: collectives, clocks and windows cannot be compared")
+    return tuple(lacks)

@@ -1,0 +1,107 @@
+"""# capture-incomplete
+
+## What it detects
+Ranks are missing from the recording, files are damaged, or collectives found no partner, so the
+other findings rest on a part of the job.
+
+## Why it costs time
+It costs none. It limits what can be said: a missing rank may be the late one, and without
+partners waiting cannot be told from transfer.
+
+## Evidence needed
+The traces themselves. How many ranks the job had must be in at least one of them
+(`distributedInfo.world_size`, PyTorch 1.9 and later).
+
+## How the cost is computed
+There is no cost.
+
+## How to fix
+Record every rank of at least one replica over the same steps, with the same schedule, and copy
+the files only after the profiler has finished writing them:
+`torch.profiler.profile(schedule=schedule( wait=2, warmup=3, active=5), on_trace_ready=…)`, then a
+barrier before the program ends.
+
+## Example
+```text
+capture-incomplete: ranks 4-7 of 8 are not in the recording.
+```
+
+## When it is wrong
+Ranks left out on purpose: a few ranks of each pipeline stage may be enough for what you want to
+know.
+
+## Sources
+PyTorch documentation of `torch.profiler`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from distprof.rules.base import Draft, Limit, Limits, rule
+from distprof.sections.capture.result import CaptureResult
+from distprof.terms import Severity
+from distprof.units import format_ratio, name_ranks
+
+
+@rule(
+    code="CAP101",
+    severity=Severity.WARNING,
+    since="0.1.0",
+    needs=(CaptureResult,),
+    limits={
+        "matched_ratio": Limit(0.95, "share of collectives that must find their partners"),
+        "damaged_ratio": Limit(0.001, "share of events that may be given up as broken"),
+    },
+)
+def check(capture: CaptureResult, limits: Limits) -> Iterator[Draft]:
+    """Yield one finding that lists all that is missing."""
+    problems = [*_ranks(capture), *_matches(capture, limits), *_damage(capture, limits)]
+    if not problems:
+        return
+    text = "; ".join(problems)
+    yield Draft(
+        message=f"{text[0].upper()}{text[1:]}.",
+        fix=(
+            "Record all ranks of a replica over the same steps with one profiler schedule, and let "
+            "the files be written before the job ends."
+        ),
+        cost_ns_per_step=None,
+        ranks=_concerned(capture),
+        evidence=("capture",),
+    )
+
+
+_AS_ASKED = frozenset({"chosen-ranks", "no-traces"})
+_DAMAGE = frozenset({"truncated", "unreadable"})
+
+
+def _ranks(capture: CaptureResult) -> Iterator[str]:
+    chosen = any(gap.what in _AS_ASKED for gap in capture.gaps)
+    if capture.ranks_missing and not chosen:
+        missing = name_ranks(capture.ranks_missing)
+        are = "are" if len(capture.ranks_missing) > 1 else "is"
+        yield f"{missing} of {capture.world_size} {are} not in the recording"
+
+
+def _matches(capture: CaptureResult, limits: Limits) -> Iterator[str]:
+    ratio = capture.matched_ratio
+    if ratio is not None and ratio < limits["matched_ratio"]:
+        share = f"only {format_ratio(ratio)}" if ratio else "none"
+        yield f"{share} of the collectives found their partners"
+
+
+def _damage(capture: CaptureResult, limits: Limits) -> Iterator[str]:
+    files = [gap for gap in capture.gaps if gap.what in _DAMAGE]
+    if files:
+        ranks = {rank for gap in files for rank in gap.ranks}
+        count = max(len(files), len(ranks))
+        named = f" ({name_ranks(ranks)})" if ranks else ""
+        yield f"{count} {'files are' if count > 1 else 'file is'} damaged{named}"
+    if capture.num_quarantined > limits["damaged_ratio"] * max(capture.num_events, 1):
+        yield f"{capture.num_quarantined} of {capture.num_events} events are broken"
+
+
+def _concerned(capture: CaptureResult) -> tuple[int, ...]:
+    damaged = {rank for gap in capture.gaps if gap.what in _DAMAGE for rank in gap.ranks}
+    return tuple(sorted(damaged | set(capture.ranks_missing)))

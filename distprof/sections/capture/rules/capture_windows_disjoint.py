@@ -1,0 +1,77 @@
+"""# capture-windows-disjoint
+
+## What it detects
+The ranks were recorded at different times, so few or no steps are in all recordings.
+
+## Why it costs time
+It costs none. But ranks can only be compared in steps that all of them recorded; who waited for
+whom stays unknown outside.
+
+## Evidence needed
+At least two ranks. Either step numbers, or clocks that could be aligned.
+
+## How the cost is computed
+There is no cost.
+
+## How to fix
+Start the profiler at the same *step* on all ranks (`schedule(wait, warmup, active)` counts steps,
+and a barrier before the first makes them begin together), not at a time of day or by a signal,
+and record at least three steps.
+
+## Example
+```text
+capture-windows-disjoint: no step is complete on all of the ranks 0-7: they share 0 % of the
+recorded time.
+```
+
+## When it is wrong
+Ranks of different jobs or restarts in one folder look like this. So do pipelines whose stages
+count micro-batches as steps.
+
+## Sources
+PyTorch documentation of `torch.profiler.schedule`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from distprof.rules.base import Draft, Limit, Limits, rule
+from distprof.sections.capture.result import CaptureResult
+from distprof.terms import Confidence, Severity
+from distprof.units import fold_ranks, format_ratio
+
+
+@rule(
+    code="CAP102",
+    severity=Severity.WARNING,
+    since="0.1.0",
+    needs=(CaptureResult,),
+    limits={"overlap_ratio": Limit(0.5, "share of the recorded time that all ranks must share")},
+)
+def check(capture: CaptureResult, limits: Limits) -> Iterator[Draft]:
+    """Yield one finding for the run."""
+    if len(capture.ranks_present) < 2:
+        return
+    ratio = capture.window_overlap_ratio
+    lost_steps = bool(capture.dropped_steps) and not capture.steps
+    if not lost_steps and (ratio is None or ratio >= limits["overlap_ratio"]):
+        return
+    ranks = fold_ranks(capture.ranks_present)
+    common = (
+        f"no step is complete on all of the ranks {ranks}"
+        if lost_steps
+        else f"the recordings of the ranks {ranks} lie apart"
+    )
+    shared = "" if ratio is None else f": they share {format_ratio(ratio)} of the recorded time"
+    yield Draft(
+        message=f"{common[0].upper()}{common[1:]}{shared}.",
+        fix=(
+            "Start the profiler at the same step on all ranks (torch.profiler.schedule after a "
+            "barrier) and record at least three steps."
+        ),
+        cost_ns_per_step=None,
+        confidence=Confidence.MEASURED if lost_steps else Confidence.INFERRED,
+        ranks=capture.ranks_present,
+        evidence=("capture.steps", "capture.dropped_steps", "capture.window_overlap_ratio"),
+    )

@@ -1,0 +1,292 @@
+"""The recording: what was captured, how well, and what therefore could not be checked."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from distprof.escape import short_ranks
+from distprof.sections.capture.result import CaptureResult
+from distprof.sections.job.show import mesh_text
+from distprof.sections.parts import (
+    is_of_experts_alone,
+    is_of_nccl_alone,
+    is_of_summaries_alone,
+    is_of_training_log_alone,
+    is_whole_capture,
+)
+from distprof.sections.table import Cell, TableColumn, TableView, counted
+from distprof.terms import StepSource
+from distprof.units import format_duration, format_ratio
+
+if TYPE_CHECKING:
+    from distprof.sections.report import Report
+
+__all__ = ["clocks_table", "headline", "not_checked_table", "quality_table"]
+
+
+MAX_NOTES_SHOWN = 12
+
+
+def headline(report: Report) -> str:
+    """What was recorded, on one line: ranks, steps, backend, device, clocks."""
+    run = report.run
+    if report.step_time.source == StepSource.OPERATIONS:
+        return _operations_headline(report)
+    if is_of_experts_alone(report):
+        return _experts_headline(report)
+    if is_of_training_log_alone(report):
+        return _training_headline(report)
+    if is_of_summaries_alone(report):
+        return _summaries_headline(report)
+    if is_of_nccl_alone(report):
+        return f"logs of NCCL from {counted(report.nccl.num_files, 'file')} · nothing timed"
+    recorded = len(run.ranks)
+    ranks = f"{recorded} of {run.world_size} ranks" if run.world_size else f"{recorded} ranks"
+    if recorded == 1 and run.world_size in (1, None):
+        ranks = "1 rank"
+    if recorded == 0 and report.job.kind is not None:
+        ranks = f"{run.world_size} ranks, none traced" if run.world_size else "no rank traced"
+    steps = report.step_time.num_steps
+    window = counted(steps, "step")
+    if is_whole_capture(report):
+        window = "whole capture" if report.capture.steps else "no common step"
+        if not (report.capture.steps or report.capture.dropped_steps):
+            window = "no steps"
+    if recorded == 0 and report.step_log.ranks:
+        window = f"{counted(report.step_log.num_steps, 'step')} logged"
+    what = run.strategy or report.job.workload
+    mesh = mesh_text(run.mesh, what) if report.job.kind is not None else ""
+    facts = [what, mesh, ranks, window, run.backend, run.device, _clock_fact(report)]
+    return " · ".join(fact for fact in facts if fact)
+
+
+def _operations_headline(report: Report) -> str:
+    """Of a log of operations: how large the job was, and which steps the log holds."""
+    run = report.run
+    ranks = counted(run.world_size, "rank") if run.world_size else ""
+    mesh = mesh_text(run.mesh, "")
+    steps = counted(report.step_time.num_steps, "step")
+    return " · ".join(fact for fact in (mesh, ranks, steps, "no traces") if fact)
+
+
+def _training_headline(report: Report) -> str:
+    """Of a training program's log: whose it is, how large the job was, and what it holds."""
+    log = report.training_log
+    num_nccl = report.nccl.num_files
+    facts = [
+        f"log of {log.origin}",
+        counted(log.world_size, "rank") if log.world_size else "",
+        counted(log.num_reports, "report"),
+        f"logs of NCCL from {counted(num_nccl, 'file')}" if num_nccl else "",
+        "no traces",
+    ]
+    return " · ".join(fact for fact in facts if fact)
+
+
+def _summaries_headline(report: Report) -> str:
+    """Of tables of other tools: what each holds."""
+    summary, readiness = report.collective_summary, report.input_readiness
+    facts = []
+    if summary.classes:
+        facts.append(f"table of collectives · {counted(len(summary.ranks), 'rank')}")
+        facts.append(f"{len(summary.classes):,} alike in kind and size")
+    if readiness.num_samples:
+        facts.append(f"readiness of input · {counted(len(readiness.ranks), 'rank')}")
+        facts.append(counted(readiness.num_samples, "sample"))
+    return " · ".join([*facts, "no traces"])
+
+
+def _experts_headline(report: Report) -> str:
+    """Of counts of tokens per expert: how much was counted."""
+    layers = report.moe.layers
+    parts = {layer.part for layer in layers}
+    facts = [
+        counted(max(layer.num_experts for layer in layers), "expert"),
+        counted(len({layer.layer for layer in layers}), "layer"),
+        f"{counted(len(parts), 'part')} of the data" if any(parts) else "",
+        "nothing timed",
+    ]
+    return " · ".join(fact for fact in facts if fact)
+
+
+def quality_table(report: Report, *, show_all: bool) -> TableView | None:
+    """Quality of the recording as pairs; only what is worth saying unless all is shown."""
+    pairs = _coverage(report)
+    if report.step_time.source != StepSource.OPERATIONS:
+        pairs += _damage(report.capture, show_all=show_all)
+    gaps = tuple(gap.message for gap in report.capture.gaps)
+    notes = _sentences((*gaps, *report.capture.notes, *_unavailable(report)), report)
+    shown = len(notes) if show_all else MAX_NOTES_SHOWN
+    left_out = len(notes) - shown
+    return TableView(
+        title="Recording",
+        columns=(TableColumn(title="", left=True), TableColumn(title="", left=True, wrap=True)),
+        rows=tuple((name, value) for name, value in pairs if value),
+        notes=notes[:shown] + ((f"and {left_out} more",) if left_out > 0 else ()),
+    )
+
+
+def clocks_table(report: Report, *, show_all: bool) -> TableView | None:
+    """Corrections of the clocks, where there is more than one."""
+    clocks = report.capture.clocks
+    if len(clocks) < 2:
+        return None
+    shown = clocks if show_all else clocks[:8]
+    rows: list[tuple[Cell, ...]] = [
+        (
+            clock.name,
+            short_ranks(clock.ranks, 20),
+            format_duration(clock.offset_ns),
+            f"{clock.drift_ppm:.2f} ppm" if clock.drift_ppm else "none seen",
+            format_duration(clock.residual_ns),
+        )
+        for clock in shown
+    ]
+    left_out = len(clocks) - len(shown)
+    return TableView(
+        title="Clocks",
+        caption="nothing smaller than the residual is blamed on anybody",
+        columns=(
+            TableColumn(title="clock", left=True, stretch=True),
+            TableColumn(title="ranks", left=True),
+            TableColumn(title="offset"),
+            TableColumn(title="drift"),
+            TableColumn(title="residual"),
+        ),
+        rows=tuple(rows),
+        notes=(f"and {counted(left_out, 'more clock')}",) if left_out else (),
+    )
+
+
+def not_checked_table(report: Report, *, show_all: bool) -> TableView | None:  # noqa: ARG001
+    """Rules that lacked their evidence, those with the same reason on one line."""
+    by_reason: dict[str, list[str]] = {}
+    for item in report.not_checked:
+        by_reason.setdefault(item.why, []).append(f"{item.code} {item.name}")
+    if not by_reason:
+        return None
+    return TableView(
+        title="Not checked",
+        columns=(
+            TableColumn(title="rule", left=True, wrap=True),
+            TableColumn(title="why", left=True, wrap=True),
+        ),
+        rows=tuple((", ".join(rules), why) for why, rules in by_reason.items()),
+    )
+
+
+def _sentences(notes: tuple[str, ...], report: Report) -> tuple[str, ...]:
+    """Each note once and written alike; how steps were found is said in its own row."""
+    alike = (_as_sentence(note) for note in notes if note)
+    known = {report.step_time.note.rstrip(".")}
+    return tuple(note for note in dict.fromkeys(alike) if note not in known)
+
+
+def _as_sentence(note: str) -> str:
+    """A capital first, unless the first word is a name or a path."""
+    starts_with_a_word = note.split(" ", 1)[0].isalpha()
+    return (note[:1].upper() + note[1:] if starts_with_a_word else note).rstrip(".")
+
+
+def _clock_fact(report: Report) -> str:
+    residuals = [c.residual_ns for c in report.capture.clocks if c.residual_ns is not None]
+    if len(report.capture.clocks) < 2 or not residuals:
+        return ""
+    return f"clocks agree to {format_duration(max(residuals))}"
+
+
+def _coverage(report: Report) -> list[tuple[str, str]]:
+    capture = report.capture
+    matched = ""
+    if capture.matched_ratio is not None:
+        matched = f"{format_ratio(capture.matched_ratio)} ({capture.num_matched:,} records joined)"
+    overlap = capture.window_overlap_ratio
+    chosen = any(gap.what == "chosen-ranks" for gap in capture.gaps)
+    violations = ""
+    if capture.num_causality_checked:
+        violations = f"{capture.num_causality_violations:,} of {capture.num_causality_checked:,}"
+    step_time = report.step_time
+    no_traces = step_time.source == StepSource.OPERATIONS
+    return [
+        ("ranks", "" if no_traces else _folded_or_none(capture.ranks_present)),
+        ("ranks left out" if chosen else "ranks missing", short_ranks(capture.ranks_missing)),
+        ("steps", _steps_text(report)),
+        ("steps left out", _dropped_text(capture)),
+        ("step time", _step_time_text(report)),
+        ("step windows", step_time.note.rstrip(".")),
+        ("collectives matched", matched),
+        ("clock residual", _only_residual(capture)),
+        ("captures overlap", format_ratio(overlap) if overlap is not None else ""),
+        ("causality violations", violations),
+    ]
+
+
+def _only_residual(capture: CaptureResult) -> str:
+    """How well the ends of collectives agree on one clock; several clocks have their own table."""
+    if len(capture.clocks) != 1:
+        return ""
+    if capture.clocks[0].within_ns is not None:
+        return f"{format_duration(capture.clocks[0].within_ns)} (one host's clock)"
+    if not capture.clocks[0].residual_ns:
+        return ""
+    return format_duration(capture.clocks[0].residual_ns)
+
+
+def _damage(capture: CaptureResult, *, show_all: bool) -> list[tuple[str, str]]:
+    counts = (
+        ("events mended", capture.num_repaired),
+        ("events given up", capture.num_quarantined),
+        ("durations set to 0", capture.num_clamped),
+        ("without launch record", capture.num_unlaunched),
+    )
+    damage = [(name, f"{count:,}") for name, count in counts if count or show_all]
+    return [("events", f"{capture.num_events:,}"), *damage]
+
+
+def _step_time_text(report: Report) -> str:
+    step_time = report.step_time
+    if step_time.median_ns is None:
+        return ""
+    text = f"{format_duration(step_time.median_ns)} median"
+    if step_time.p95_ns is not None and step_time.num_steps > 1:
+        text += f", {format_duration(step_time.p95_ns)} p95"
+    if step_time.cv is not None and step_time.num_steps > 1:
+        text += f", varies by {format_ratio(step_time.cv)}"
+    return text
+
+
+def _steps_text(report: Report) -> str:
+    return short_ranks(report.capture.steps) if report.capture.steps else ""
+
+
+def _folded_or_none(ranks: tuple[int, ...]) -> str:
+    return short_ranks(ranks) if ranks else "none"
+
+
+def _dropped_text(capture: CaptureResult) -> str:
+    by_reason: dict[str, list[int]] = {}
+    for step, reason in capture.dropped_steps.items():
+        by_reason.setdefault(reason, []).append(step)
+    texts = [f"{short_ranks(steps)} ({reason})" for reason, steps in by_reason.items()]
+    unexplained = set(capture.transient_steps) - set(capture.dropped_steps)
+    if unexplained:
+        texts.append(f"{short_ranks(unexplained)} (disturbed by the profiler's start)")
+    return ", ".join(texts)
+
+
+def _unavailable(report: Report) -> tuple[str, ...]:
+    """What each analyzer could not measure, each sentence once."""
+    results = (
+        report.breakdown,
+        report.step_time,
+        report.overlap,
+        report.collectives,
+        report.stragglers,
+        report.idle,
+        report.kernels,
+        report.waterfall,
+        report.capture,
+        *((report.whatif,) if report.step_time.source == StepSource.OPERATIONS else ()),
+    )
+    sentences = [sentence for result in results for sentence in result.unavailable]
+    return tuple(dict.fromkeys(sentences))

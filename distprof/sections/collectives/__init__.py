@@ -1,0 +1,1 @@
+"""Collectives by kind, group and size: transfer, waiting and bandwidth."""

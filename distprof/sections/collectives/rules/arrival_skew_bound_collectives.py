@@ -1,0 +1,137 @@
+"""# arrival-skew-bound-collectives
+
+## What it detects
+Collectives last long because their members arrive at different times, not because data is slow to
+move, and the waiting is more than the ranks named as stragglers account for.
+
+## Why it costs time
+A collective cannot finish before its last member has started. Members that came earlier hold
+their device in a kernel that only spins, and profilers show it as communication.
+
+## Evidence needed
+Collectives matched across ranks, on clocks that can be compared. A single rank's trace cannot
+show it: a long kernel may be waiting or moving data.
+
+## How the cost is computed
+Exposed waiting in collectives (send and recv apart), a mean over ranks and steps, less what
+`persistent-straggler`, `transient-straggler` and `rotating-straggler` already name. The time is
+part of what `exposed-communication` reports.
+
+## How to fix
+Leave the network alone: a faster one changes nothing. Make ranks do equal work (pack sequences by
+cost, balance experts and embedding tables), start Python's garbage collector on all ranks at the
+same step (`gc.disable()` and `gc.collect()` every N steps), pin host processes to cores, and
+remove synchronising calls that only some ranks make.
+
+## Example
+```text
+arrival-skew-bound-collectives: 12.4 % of each step (2.77 ms of 22.3 ms) is waiting for late members
+and no rank is to blame for most of it; all_reduce in dp_replicate waits 2.10 ms per step and
+transfers 0.40 ms.
+```
+
+## When it is wrong
+Where the clock residual is large, small waits are noise; the share that could not be judged is in
+the straggler section.
+
+## Sources
+Formula sheet, "Measured from traces" (wait and transfer of a collective).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
+from distprof.sections.collectives.result import CollectiveClass, CollectivesResult
+from distprof.sections.shares import collective_label, mean_step, only_messages, split_classes
+from distprof.sections.stragglers.result import StragglersResult
+from distprof.sections.time.result import StepTimeResult, WaterfallResult
+from distprof.terms import Severity, StragglerPattern
+from distprof.units import format_duration, format_ratio
+
+
+@rule(
+    code="COM103",
+    severity=Severity.WARNING,
+    since="0.1.0",
+    needs=(CollectivesResult, StragglersResult, WaterfallResult, StepTimeResult),
+    limits={
+        "min_step_ratio": Limit(0.03, "share of the step that unexplained waiting may take"),
+        "wait_over_transfer": Limit(
+            1.0, "exposed wait over exposed transfer of a skew-bound class"
+        ),
+    },
+)
+def check(
+    collectives: CollectivesResult,
+    stragglers: StragglersResult,
+    waterfall: WaterfallResult,
+    step_time: StepTimeResult,
+    limits: Limits,
+) -> Iterator[Draft]:
+    """Yield one finding for the run, naming the classes that wait most."""
+    step = mean_step(waterfall, step_time)
+    if not collectives.classes:
+        return
+    if only_messages(collectives):
+        raise InsufficientEvidenceError("the recording has no collectives but sends and receives")
+    classes = split_classes(collectives)
+    if not classes:
+        raise InsufficientEvidenceError("no collective was matched across ranks")
+    bound = [c for c in classes if _is_bound(c, limits["wait_over_transfer"])]
+    waiting = min(sum(_wait(c) for c in bound), step.exposed_wait_ns)
+    cost = waiting - _named(stragglers)
+    if not bound or step.ratio(cost) < limits["min_step_ratio"]:
+        return
+    worst = max(bound, key=_wait)
+    yield Draft(
+        message=(
+            f"{step.share(cost)} is waiting for late members that no named rank accounts for: "
+            f"{collective_label(worst)} waits {format_duration(_wait(worst))} per {step.word} and "
+            f"transfers {format_duration(_transfer(worst))}.{_suspect(stragglers)}"
+        ),
+        fix=(
+            "Equalise the work of the ranks (packing, expert and table balance), run garbage "
+            "collection on all ranks at the same step, pin host processes; a faster network will "
+            "not help."
+        ),
+        cost_ns_per_step=cost,
+        evidence=("collectives.classes", "stragglers.ranks", "waterfall.all"),
+        without="late ranks",
+    )
+
+
+def _wait(record: CollectiveClass) -> int:
+    return record.exposed_wait_ns_per_step or 0
+
+
+def _transfer(record: CollectiveClass) -> int:
+    return (record.exposed_ns_per_step or 0) - _wait(record)
+
+
+def _is_bound(record: CollectiveClass, factor: float) -> bool:
+    return _wait(record) > 0 and _wait(record) >= factor * _transfer(record)
+
+
+def _suspect(stragglers: StragglersResult) -> str:
+    """The rank behind most of the waiting, where proof against chance is lacking."""
+    first = max(stragglers.ranks, key=lambda rank: rank.lost_ns_per_step, default=None)
+    if first is None or first.pattern is not StragglerPattern.NONE:
+        return ""
+    share = first.lost_ns_per_step / max(stragglers.lost_ns_per_step, 1)
+    if share < 0.5:
+        return ""
+    return (
+        f" Rank {first.rank} came last where {format_ratio(share)} of it was lost, which in so "
+        "short a recording may be chance."
+    )
+
+
+def _named(stragglers: StragglersResult) -> int:
+    """Waiting that findings on stragglers already carry."""
+    return sum(
+        rank.lost_ns_per_step
+        for rank in stragglers.ranks
+        if rank.pattern is not StragglerPattern.NONE
+    )

@@ -1,0 +1,115 @@
+"""# below-fabric-bandwidth
+
+## What it detects
+Large collectives move their data at a fraction of the bus bandwidth that a fabric profile shows
+these machines to reach with the same kind, size and group.
+
+## Why it costs time
+The network could move the same bytes in less time: something in this job keeps it from that.
+
+## Evidence needed
+A fabric profile (`distprof bench`, or the output of nccl-tests) given with `--fabric` or in
+`distprof.toml`, that covers the kind, the group and the size (without one the rule is silent);
+collectives matched across ranks on comparable clocks, most of them with all their members in the
+recording.
+
+## How the cost is computed
+The exposed transfer of each such class, times the share of it that would not be there at the
+expected bandwidth; a mean over ranks and steps. What computation hides costs nothing.
+
+## How to fix
+Run `distprof bench` again on the very nodes of the job. If it is slow too, the machines are: look
+for a link that is down, sockets instead of InfiniBand (`NCCL_DEBUG=INFO`), a throttling device. If
+it is fast: look for collectives of several groups that share a link at the same time, for
+computation that takes the multiprocessors NCCL needs, for NCCL settings that differ from the
+benchmark's (`NCCL_ALGO`, `NCCL_PROTO`, `NCCL_NET`), and for ranks placed in another order.
+
+## Example
+```text
+below-fabric-bandwidth: 12.3 % of each step (2.74 ms of 22.3 ms) is transfer beyond what this
+network can do: all_reduce in dp (26.2 MB) moves at 30.6 GB/s bus bandwidth, the fabric profile
+reaches 117 GB/s.
+```
+
+## When it is wrong
+A profile measured with idle machines knows no computation beside communication, which slows both
+by a tenth or two; the limit leaves room for that. A profile of other machines says nothing.
+
+## Sources
+Formula sheet, "Collectives". nccl-tests, doc/PERFORMANCE.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
+from distprof.sections.capture.result import CaptureResult
+from distprof.sections.collectives.result import CollectiveClass, CollectivesResult
+from distprof.sections.shares import collective_label, has_all_members, mean_step
+from distprof.sections.time.result import StepTimeResult, WaterfallResult
+from distprof.terms import Severity
+from distprof.units import format_bandwidth
+
+
+@rule(
+    code="COM107",
+    severity=Severity.WARNING,
+    since="0.1.0",
+    needs=(CollectivesResult, WaterfallResult, StepTimeResult, CaptureResult),
+    limits={
+        "busbw_ratio": Limit(0.7, "share of the expected bus bandwidth that is enough"),
+        "min_bytes": Limit(1_000_000, "smallest collective that is looked at"),
+        "min_step_ratio": Limit(0.01, "share of the step that the transfer beyond may take"),
+    },
+)
+def check(
+    collectives: CollectivesResult,
+    waterfall: WaterfallResult,
+    step_time: StepTimeResult,
+    capture: CaptureResult,
+    limits: Limits,
+) -> Iterator[Draft]:
+    """Yield one finding for the run, naming the class that loses most."""
+    known = [record for record in collectives.classes if record.expected_busbw_bytes_per_s]
+    if not known:  # no profile, or one that reaches no class, which the result says
+        return
+    step = mean_step(waterfall, step_time)
+    if not has_all_members(capture):
+        raise InsufficientEvidenceError("most collectives lack a member in the recording")
+    slow = [record for record in known if _is_slow(record, limits)]
+    cost = sum(_beyond_ns(record) for record in slow)
+    if not slow or step.ratio(cost) < limits["min_step_ratio"]:
+        return
+    worst = max(slow, key=_beyond_ns)
+    yield Draft(
+        message=(
+            f"{step.share(cost)} is transfer beyond what this network can do: "
+            f"{collective_label(worst)} moves at {format_bandwidth(worst.busbw_bytes_per_s)} bus "
+            "bandwidth, the fabric profile reaches "
+            f"{format_bandwidth(worst.expected_busbw_bytes_per_s)}."
+        ),
+        fix=(
+            "Run distprof bench on the very nodes of the job. Slow too: a link, sockets, a "
+            "throttling device. Fast: groups that share a link at the same time, other NCCL "
+            "settings, ranks in another order."
+        ),
+        cost_ns_per_step=cost,
+        evidence=("collectives.classes", "waterfall.all"),
+    )
+
+
+def _is_slow(record: CollectiveClass, limits: Limits) -> bool:
+    return (
+        record.busbw_bytes_per_s is not None
+        and record.expected_busbw_bytes_per_s is not None
+        and (record.bytes or 0) >= limits["min_bytes"]
+        and record.busbw_bytes_per_s < limits["busbw_ratio"] * record.expected_busbw_bytes_per_s
+    )
+
+
+def _beyond_ns(record: CollectiveClass) -> int:
+    """Exposed transfer that the expected bandwidth would save, mean per step."""
+    exposed = (record.exposed_ns_per_step or 0) - (record.exposed_wait_ns_per_step or 0)
+    reached = (record.busbw_bytes_per_s or 0.0) / (record.expected_busbw_bytes_per_s or 1.0)
+    return max(round(exposed * (1 - reached)), 0)

@@ -1,0 +1,116 @@
+"""# tiny-collectives
+
+## What it detects
+Many small all-reduces, all-gathers or reduce-scatters in each step: messages so small that their
+latency, not their size, sets their time.
+
+## Why it costs time
+A collective costs a latency for every hop whatever its size. Below the crossover size n* = α ·
+bandwidth (some hundred kB) that latency dominates, so a hundred small messages take far longer
+than one message of the same bytes.
+
+## Evidence needed
+Collectives with their sizes, as PyTorch 2.1 and later record them.
+
+## How the cost is computed
+Exposed transfer of the small classes, a mean over ranks and steps, less one message's worth of
+it. It is an upper bound: the merged message still has to move its bytes. Where members could not
+be matched, waiting is included and the finding is marked *inferred*. The time is part of what
+`exposed-communication` reports and may be part of what `low-overlap` reports.
+
+## How to fix
+DDP: reduce in buckets (`bucket_cap_mb`, 25 MB by default), and let nobody reduce parameters one
+by one in a hook. FSDP: wrap whole transformer blocks instead of single layers. Own code: flatten
+tensors, or group calls with `torch.distributed._coalescing_manager`; reduce metrics once per
+logging interval, not per step.
+
+## Example
+```text
+tiny-collectives: 161 small collectives per step and rank (most of them all_reduce in dp_replicate
+(4.10 kB)) take 3.20 ms of exposed time; together they move 1.30 MB.
+```
+
+## When it is wrong
+Small messages hidden behind computation cost nothing, and are not reported. Barriers and scalar
+reductions that gradient clipping or loss scaling needs cannot be merged with gradients.
+
+## Sources
+Formula sheet, "Collectives" (crossover size) and "Anti-patterns" (buckets below the crossover
+size).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
+from distprof.sections.collectives.result import CollectiveClass, CollectivesResult
+from distprof.sections.shares import WIDER_TRANSFER, collective_label, mean_step
+from distprof.sections.time.result import StepTimeResult, WaterfallResult
+from distprof.terms import Confidence, Severity
+from distprof.units import format_bytes, format_duration
+
+_MERGEABLE = ("all_reduce", "all_gather", "reduce_scatter")
+
+
+@rule(
+    code="COM105",
+    severity=Severity.WARNING,
+    since="0.1.0",
+    needs=(CollectivesResult, WaterfallResult, StepTimeResult),
+    limits={
+        "small_bytes": Limit(500_000, "size in bytes below which latency dominates"),
+        "min_per_step": Limit(20, "small collectives per step that are normal"),
+        "min_step_ratio": Limit(0.02, "share of the step below which they are not worth naming"),
+    },
+)
+def check(
+    collectives: CollectivesResult,
+    waterfall: WaterfallResult,
+    step_time: StepTimeResult,
+    limits: Limits,
+) -> Iterator[Draft]:
+    """Yield one finding for the run."""
+    step = mean_step(waterfall, step_time)
+    mergeable = [c for c in collectives.classes if c.kind in _MERGEABLE]
+    if mergeable and all(c.bytes is None for c in mergeable):
+        raise InsufficientEvidenceError("the trace has no message sizes")
+    small = [c for c in mergeable if c.bytes is not None and c.bytes < limits["small_bytes"]]
+    per_step = sum(_per_rank(c, collectives) for c in small)
+    if per_step <= limits["min_per_step"]:
+        return
+    exposed = sum(_transfer(c) for c in small)
+    cost = int(exposed * (1 - 1 / per_step))
+    if step.ratio(cost) < limits["min_step_ratio"]:
+        return
+    moved = sum((c.bytes or 0) * _per_rank(c, collectives) for c in small)
+    is_split = all(c.exposed_wait_ns_per_step is not None for c in small)
+    yield Draft(
+        message=(
+            f"{per_step:.0f} small collectives per {step.word} and rank (most of them "
+            f"{collective_label(max(small, key=lambda c: c.count))}) take "
+            f"{format_duration(exposed)} of exposed time; together they move {format_bytes(moved)}."
+        ),
+        fix=(
+            "Merge them: gradient buckets (bucket_cap_mb), whole blocks per FSDP unit, flattened "
+            "or coalesced tensors."
+        ),
+        cost_ns_per_step=cost,
+        confidence=Confidence.MEASURED if is_split else Confidence.INFERRED,
+        evidence=("collectives.classes",),
+        without="small collectives",
+        explains=WIDER_TRANSFER,
+    )
+
+
+def _per_rank(record: CollectiveClass, collectives: CollectivesResult) -> float:
+    """How many of them a rank takes part in per step.
+
+    Groups side by side count together in the class; each rank is in one of them.
+    """
+    share = (record.group_size or collectives.num_ranks) / max(collectives.num_ranks, 1)
+    return record.count * min(share, 1) / max(collectives.num_steps, 1)
+
+
+def _transfer(record: CollectiveClass) -> int:
+    return (record.exposed_ns_per_step or 0) - (record.exposed_wait_ns_per_step or 0)

@@ -1,0 +1,313 @@
+"""What the analysis of one rank needs to know about the others, and what it hands back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distprof.intervals import Intervals
+from distprof.schema import Int64Array
+from distprof.sections.idle.result import RankIdle
+from distprof.sections.overlap.result import AxisOverlap, RankOverlap
+from distprof.sections.time.result import RankWaterfall, StepBreakdown
+
+__all__ = [
+    "KernelStats",
+    "MainLine",
+    "Own",
+    "RankAnalysis",
+    "RankContext",
+    "RankGradients",
+    "RankInput",
+    "StageMarks",
+    "StageSlots",
+    "SyncStats",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankContext:
+    """Input of one rank's analysis besides its tables. Times on the rank's own clock.
+
+    Args:
+        rank: Global rank.
+        steps: int64 step numbers of the windows.
+        windows: The analysed step windows, in order, disjoint.
+        wait_end_ns: For each row of the rank's COLLECTIVES table, when the last member started;
+            ABSENT where the row was not matched.
+        axis: For each row of COLLECTIVES, index into ``axis_names``.
+        axis_names: Mesh axes or group descriptions.
+        is_cpu: Whether the host's threads are what was measured, for want of a device.
+        is_capture: Whether the one window is the whole capture rather than a step.
+    """
+
+    rank: int
+    steps: Int64Array
+    windows: Intervals
+    wait_end_ns: Int64Array
+    axis: NDArray[np.int32]
+    axis_names: tuple[str, ...]
+    is_cpu: bool = False
+    is_capture: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelStats:
+    """One kernel name on one rank, inside the analysed windows."""
+
+    name: str
+    kind: int
+    count: int
+    total_ns: int
+    median_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyncStats:
+    """One synchronising call on one rank, inside the analysed windows."""
+
+    name: str
+    count: int
+    blocked_ns: int
+    idle_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageMarks:
+    """Work of one pipeline stage on one rank.
+
+    Args:
+        stage: Its number in the pipeline.
+        work_ns: int64 per analysed step: computation inside its marks.
+        num_micro_batches: int64 per analysed step.
+    """
+
+    stage: int
+    work_ns: Int64Array
+    num_micro_batches: Int64Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageSlots:
+    """What a rank's pipeline stages did, one row per slot of a micro-batch, in order of start.
+
+    Args:
+        origin: What the slots were read from, for people: ``distprof marks``, ``torch
+            annotations``, …
+        stage: int32, number of the stage in the pipeline.
+        kind: int8, a SlotKind.
+        micro_batch: int32.
+        step: int64, index of the analysed window that holds its start.
+        start_ns: int64, on the rank's own clock.
+        end_ns: int64.
+        work_ns: int64, computation inside of it.
+        wait_end_ns: int64, end of the last wait for a message since the rank's slot before it;
+            ABSENT where there was none. None where waits are not known.
+        is_sure: Whether its bounds are those of the work itself, rather than concluded.
+    """
+
+    origin: str
+    stage: NDArray[np.int32]
+    kind: NDArray[np.int8]
+    micro_batch: NDArray[np.int32]
+    step: Int64Array
+    start_ns: Int64Array
+    end_ns: Int64Array
+    work_ns: Int64Array
+    wait_end_ns: Int64Array | None = None
+    is_sure: bool = True
+
+    def __len__(self) -> int:
+        return len(self.stage)
+
+
+class Own(IntEnum):
+    """What own time was spent on: columns of :attr:`MainLine.own_ns`."""
+
+    COMPUTATION = 0
+    COPY = 1
+    HOST = 2  # idle: the host launched late
+    INPUT = 3  # idle: waiting for input
+    SYNC = 4  # idle: a synchronising call
+    OTHER = 5  # idle, of another cause or none that is known
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MainLine:
+    """Segments of one rank from its first analysed window to its last, S of them.
+
+    Args:
+        start_ns: Start of the first window, own clock.
+        own_ns: int64, shape ``(S, len(Own))``. The last segment is empty.
+        stage_ns: int64 per segment: computation inside the marks of pipeline stages.
+        issue: int64 per row of COLLECTIVES: the segment after which it was asked for; ABSENT where
+            that lies outside of the line.
+        resume: The segment that could not start before the row's end; ABSENT outside, or where the
+            end is not known. For a row that computation hid, that of the pipeline slot which needs
+            it, else the one after its window.
+        exposed: bool, whether the rank was blocked when the row ended.
+        wait_start_ns: int64 per time that it was blocked in a send or receive of which no transfer
+            time is known, own clock.
+        wait_end_ns: When it went on.
+        wait_resume: The segment that it went on with.
+        opens: int64 per window: the segment that it starts with.
+        closes: The segment that starts at its end.
+    """
+
+    start_ns: int
+    own_ns: Int64Array
+    stage_ns: Int64Array
+    issue: Int64Array
+    resume: Int64Array
+    exposed: NDArray[np.bool_]
+    wait_start_ns: Int64Array
+    wait_end_ns: Int64Array
+    wait_resume: Int64Array
+    opens: Int64Array
+    closes: Int64Array
+
+    def __len__(self) -> int:
+        return len(self.own_ns)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankGradients:
+    """Reductions of gradients on one rank, those that follow one forward, in order of time.
+
+    Args:
+        axis: int32, index into the rank's ``row_axis_names``.
+        window: int64, index of the analysed window.
+        update: int64, the same for all that one update of the optimizer waits for.
+        num_buckets: int64, collectives of the reduction.
+        rows: int64, of COLLECTIVES: those of the first reduction, then the second's, and so on.
+        bytes: int64, of all of them.
+        exposed_ns: int64.
+        wait_ns: int64, exposed waiting; ABSENT where a bucket was not matched.
+        transfer_ns: int64, time in which data moves, hidden or not; ABSENT likewise.
+        last_bytes: int64, of the bucket asked for last.
+        last_exposed_ns: int64, what it exposes beyond waiting.
+        before_first_ns: int64, computation of backward before the first bucket is ready; ABSENT
+            where the beginning of backward is not known.
+        backward_ns: int64, the same before the last bucket is.
+        num_forwards: int64, forwards that the update waits for.
+        dtypes: Axis to element types on the wire.
+        marks_updates: Whether updates are marked; if not, each reduction counts as one's own.
+        search_ns: Time spent on searching for unused parameters, in all windows.
+        search_exposed_ns: Of that what nothing hides, with the bitmap that ranks exchange.
+    """
+
+    axis: NDArray[np.int32]
+    window: Int64Array
+    update: Int64Array
+    num_buckets: Int64Array
+    rows: Int64Array
+    bytes: Int64Array
+    exposed_ns: Int64Array
+    wait_ns: Int64Array
+    transfer_ns: Int64Array
+    last_bytes: Int64Array
+    last_exposed_ns: Int64Array
+    before_first_ns: Int64Array
+    backward_ns: Int64Array
+    num_forwards: Int64Array
+    dtypes: dict[int, tuple[str, ...]]
+    marks_updates: bool
+    search_ns: int = 0
+    search_exposed_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankInput:
+    """How one rank is fed, inside its analysed windows.
+
+    Args:
+        num_own_loads: Batches that the training thread loaded itself.
+        num_worker_loads: Batches that it took from the workers of a data loader.
+        num_pageable: Copies from pageable host memory to the device.
+        pageable_ns: Time in them.
+        exposed_pageable_ns: Of it what neither computation nor communication hides.
+    """
+
+    num_own_loads: int = 0
+    num_worker_loads: int = 0
+    num_pageable: int = 0
+    pageable_ns: int = 0
+    exposed_pageable_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankAnalysis:
+    """All that is measured on one rank alone; small, so that it can cross a process boundary.
+
+    Args:
+        steps: Breakdown of each analysed step.
+        overlap: Over all analysed steps.
+        axes: Overlap by axis, ``ranks`` holding this rank only.
+        idle: Idle by cause, None without host rows (then all idle is unknown).
+        sync_calls: Synchronising calls.
+        waterfall: Exact sum over all analysed steps.
+        kernels: Computation, communication and copy rows by name.
+        exposed_ns: For each row of COLLECTIVES, time inside the windows not hidden by computation;
+            what several rows expose at the same time is counted in one of them.
+        exposed_wait_ns: The same for its wait; ABSENT where not matched.
+        collective_step: For each row of COLLECTIVES, index of the window it ends in, or on a CPU
+            of the step that asked for it; ABSENT outside.
+        input_ns: Idle blamed on input, per analysed step.
+        computation_ns: Computation, per analysed step.
+        idle_host_ns: Idle blamed on the host, per analysed step.
+        idle_comm_wait_ns: Idle blamed on waiting for communication, per analysed step.
+        is_cpu: Whether the host's threads are what was measured.
+        stages: Work of the pipeline stages that it holds, ascending; empty without marks.
+        slots: What they did when, None without marks.
+        attention_ns: Computation in attention, per analysed step; empty where not looked for.
+        line: Own time between the moments at which it asked for communication and went on after
+            it; None without windows.
+        window_start_ns: Start of each analysed window, own clock.
+        window_end_ns: End of each.
+        row_axis: For each row of COLLECTIVES, index into ``row_axis_names``.
+        row_axis_names: Mesh axes or group descriptions.
+        input: How it is fed.
+        row_hidden_ns: For each row of COLLECTIVES, time of it beside which something is computed.
+        row_begins_beside: Whether something is computed while it begins.
+        row_among_kernels: Whether it runs on a device's stream that computes; empty on a CPU.
+        gradients: Reductions of gradients; None where nothing marks DDP.
+    """
+
+    rank: int
+    steps: tuple[StepBreakdown, ...]
+    overlap: RankOverlap
+    axes: tuple[AxisOverlap, ...]
+    idle: RankIdle | None
+    sync_calls: tuple[SyncStats, ...]
+    waterfall: RankWaterfall
+    kernels: tuple[KernelStats, ...]
+    exposed_ns: Int64Array
+    exposed_wait_ns: Int64Array
+    collective_step: Int64Array
+    input_ns: Int64Array
+    computation_ns: Int64Array
+    idle_host_ns: Int64Array
+    idle_comm_wait_ns: Int64Array
+    is_cpu: bool = False
+    stages: tuple[StageMarks, ...] = ()
+    slots: StageSlots | None = None
+    message_wait_ns: Int64Array | None = None
+    attention_ns: Int64Array = field(default_factory=lambda: np.empty(0, np.int64))
+    line: MainLine | None = None
+    window_start_ns: Int64Array = field(default_factory=lambda: np.empty(0, np.int64))
+    window_end_ns: Int64Array = field(default_factory=lambda: np.empty(0, np.int64))
+    row_axis: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
+    row_axis_names: tuple[str, ...] = ()
+    input: RankInput = RankInput()
+    row_hidden_ns: Int64Array = field(default_factory=lambda: np.empty(0, np.int64))
+    row_begins_beside: NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, np.bool_))
+    row_among_kernels: NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, np.bool_))
+    gradients: RankGradients | None = None
+
+    @property
+    def stage_numbers(self) -> tuple[int, ...]:
+        """Pipeline stages that it holds by their marks, ascending; empty without marks."""
+        return tuple(mark.stage for mark in self.stages)

@@ -1,0 +1,1 @@
+"""FLOP, memory and MFU against what the hardware can do."""

@@ -1,0 +1,331 @@
+"""How much of the hardware a step uses: FLOP against the peak, memory against its size.
+
+MFU counts what the model needs, HFU also what is recomputed; both are held against the dense peak
+of all devices (formula sheet, "Computation and communication"). Nothing is counted in the kernels:
+the model's shape says what a token needs, so a job that computes more than it must has a low MFU.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from msgspec.structs import replace
+
+from distprof.costs.memory import activation_bytes_per_token, model_state_bytes
+from distprof.costs.roofline import bound_with_overlap, flop_utilisation, regime, ridge
+from distprof.costs.trained_model import TrainedModel
+from distprof.hardware.recognise import recognise_gpu
+from distprof.hardware.sheet import Gpu, Sheet
+from distprof.run.run import Run
+from distprof.sections.collectives.result import CollectivesResult
+from distprof.sections.efficiency.device_memory import device_memory
+from distprof.sections.efficiency.result import EfficiencyResult
+from distprof.sections.memory.result import MemoryResult
+from distprof.sections.sharding.result import ShardingResult
+from distprof.sections.step_log.result import StepLogResult
+from distprof.sections.time.result import StepTimeResult, WaterfallResult
+from distprof.terms import CollectiveKind, MeshAxis
+from distprof.units import NS_PER_S
+
+__all__ = ["CPU", "NO_MODEL", "analyze_efficiency"]
+
+CPU = "cpu"
+
+_GATHERED_AGAIN = 1.5
+
+_SHARDED = 3
+
+NO_MODEL = (
+    "the model is not known, so its FLOP are not: say which it is under [model] in distprof.toml"
+)
+
+_DATA_AXES = frozenset({MeshAxis.DP, MeshAxis.DP_REPLICATE, MeshAxis.DP_SHARD, MeshAxis.WORLD})
+
+_MESSAGES = frozenset(kind.label for kind in CollectiveKind if kind.is_point_to_point)
+
+
+def analyze_efficiency(
+    run: Run,
+    model: TrainedModel | None,
+    sheet: Sheet,
+    *,
+    step_log: StepLogResult,
+    step_time: StepTimeResult,
+    memory: MemoryResult,
+    waterfall: WaterfallResult,
+    collectives: CollectivesResult,
+    sharding: ShardingResult,
+) -> EfficiencyResult:
+    """Hold what a run did against what its devices can do.
+
+    Args:
+        run: The recording.
+        model: What it trains; None where nothing says.
+        sheet: Of the devices that are known.
+        step_log: Every step by its log.
+        step_time: Traced steps.
+        memory: Counters of each rank.
+        waterfall: Where traced steps went.
+        collectives: What was sent in traced steps.
+        sharding: What traces show of gathered weights.
+    """
+    device = _device(run)
+    gpu = recognise_gpu(sheet, device)
+    named = _known_devices(run, sheet)
+    facts: dict[str, Any] = {
+        "device": device,
+        "sheet_device": gpu.title if gpu else "",
+        "backend": _joined({rank.backend for rank in run.ranks}),
+        "num_micro_batches": _micro_batches(step_log),
+        "is_data_parallel_only": _is_data_parallel_only(run),
+        "memory": device_memory(run, memory, named),
+    }
+    if model is None:
+        return EfficiencyResult(**facts, unavailable=(NO_MODEL,) if run.ranks or run.job else ())
+    model = _as_sharded(model, sharding)
+    result = _with_flop(EfficiencyResult(**facts, **_about(model)), model, run, step_log, step_time)
+    result = _with_memory(result, model, step_log)
+    if result.flops_per_device is None:
+        return result
+    return _with_peak(result, model, gpu, waterfall, collectives)
+
+
+def _as_sharded(model: TrainedModel, sharding: ShardingResult) -> TrainedModel:
+    """Where no configuration tells: weights that are gathered again for backward are sharded."""
+    axes = [axis for axis in sharding.axes if (axis.gather_passes or 0.0) >= _GATHERED_AGAIN]
+    if model.zero_stage is not None or len(axes) != 1 or axes[0].group_size is None:
+        return model
+    return dataclasses.replace(model, zero_stage=_SHARDED, shards=axes[0].group_size)
+
+
+def _about(model: TrainedModel) -> dict[str, Any]:
+    return {
+        "model": model.name,
+        "model_source": model.source,
+        "parameters": round(model.parameters),
+        "flop_per_token": model.flop_per_token,
+        "recomputation": model.recomputation,
+        "zero_stage": model.zero_stage,
+        "assumptions": tuple(_assumptions(model)),
+    }
+
+
+def _assumptions(model: TrainedModel) -> list[str]:
+    said = ["6 FLOP per token and parameter that multiplies it; optimizer and norms do not count"]
+    if model.shape is None:
+        said.append("attention and the size of the embedding are not known, and left out or in")
+    elif model.sequence is None:
+        said.append("attention is left out: the sequence's length is not known")
+    else:
+        said.append(f"attention is causal over {model.sequence:,} tokens")
+    if model.recomputation != "none":
+        said.append(f"{model.recomputation} recomputation, as the configuration says")
+    if model.zero_stage == _SHARDED and model.shards:
+        said.append(f"weights, gradients and optimizer are divided among {model.shards} ranks")
+    return said
+
+
+def _with_flop(
+    result: EfficiencyResult,
+    model: TrainedModel,
+    run: Run,
+    step_log: StepLogResult,
+    step_time: StepTimeResult,
+) -> EfficiencyResult:
+    """FLOP of a step and of a second; says which of tokens, time and devices is missing."""
+    step_ns, where = step_log.median_ns, "steps without a profiler"
+    if step_ns is None:
+        step_ns, where = step_time.median_ns, "traced steps"
+    tokens, devices = step_log.tokens_per_step, len(step_log.ranks)
+    if tokens is None:
+        tokens, devices = model.tokens_per_step, _world_size(run) or 0
+    why = _missing(tokens, step_ns, devices)
+    if tokens is None or not step_ns or not devices:
+        return replace(result, tokens_per_step=tokens, step_ns=step_ns, unavailable=(why,))
+    per_s = NS_PER_S / step_ns / devices
+    return replace(
+        result,
+        tokens_per_step=tokens,
+        flop_per_step=tokens * model.flop_per_token,
+        computed_flop_per_step=tokens * model.computed_flop_per_token,
+        step_ns=step_ns,
+        num_devices=devices,
+        tokens_per_s_per_device=tokens * per_s,
+        flops_per_device=tokens * model.flop_per_token * per_s,
+        assumptions=(*result.assumptions, f"the time is the median of {where}"),
+    )
+
+
+def _missing(tokens: int | None, step_ns: int | None, devices: int) -> str:
+    if tokens is None:
+        return (
+            "no log counts the tokens of a step: say batch (sequences of a step, all ranks"
+            " together) and sequence under [model] in distprof.toml"
+        )
+    if not step_ns:
+        return "neither a step log nor step marks tell how long a step takes"
+    return "the number of ranks is not known" if not devices else ""
+
+
+def _with_peak(
+    result: EfficiencyResult,
+    model: TrainedModel,
+    gpu: Gpu | None,
+    waterfall: WaterfallResult,
+    collectives: CollectivesResult,
+) -> EfficiencyResult:
+    """MFU, HFU and the roofline; why not, where there is no peak to hold them against."""
+    peak, why = _peak(result.device, model.precision, gpu)
+    if peak is None or result.flop_per_step is None or result.computed_flop_per_step is None:
+        return replace(result, unavailable=(*result.unavailable, why))
+    step_s, devices = (result.step_ns or 0) / NS_PER_S, result.num_devices or 0
+    hfu = flop_utilisation(result.computed_flop_per_step, step_s, devices, peak)
+    if hfu > 1:
+        return replace(result, unavailable=(*result.unavailable, _impossible(hfu)))
+    computed = result.computed_flop_per_step / devices
+    while_computing = _while_computing(computed, peak, waterfall)
+    result = replace(
+        result,
+        precision=model.precision,
+        peak_flops=peak,
+        mfu_ratio=flop_utilisation(result.flop_per_step, step_s, devices, peak),
+        hfu_ratio=hfu,
+        computing_ratio=while_computing if while_computing and while_computing <= 1 else None,
+        assumptions=(
+            *result.assumptions,
+            f"matrix products are in {model.precision}, whose dense peak is meant",
+        ),
+    )
+    return _with_roofline(result, computed, peak, collectives)
+
+
+def _impossible(hfu: float) -> str:
+    return (
+        f"the step would need {hfu:.3g} times the peak of its devices: model, batch or precision of"
+        " the configuration are not those of this job"
+    )
+
+
+def _peak(device: str, precision: str, gpu: Gpu | None) -> tuple[float | None, str]:
+    if device == CPU:
+        return None, "MFU needs the peak of an accelerator; these ranks compute on a CPU"
+    if gpu is None:
+        name = device or "the device, which the recording does not name,"
+        return None, (
+            f"{name} is not on the hardware sheet, so there is no peak to hold FLOP against: add"
+            ' it under [hardware.gpus."NAME"] in distprof.toml, NAME being words of its name'
+        )
+    if precision == "fp32":
+        return None, "the hardware sheet has no peak of fp32, which depends on TF32 being allowed"
+    if precision == "fp8":
+        return gpu.fp8_flops, f"{gpu.title} has no fp8 on the hardware sheet"
+    return gpu.bf16_flops, ""
+
+
+def _while_computing(computed: float, peak: float, waterfall: WaterfallResult) -> float | None:
+    total, samples = waterfall.all, waterfall.num_ranks * waterfall.num_steps
+    if total is None or not samples or not total.computation_ns:
+        return None
+    return computed / (peak * total.computation_ns / samples / NS_PER_S)
+
+
+def _with_roofline(
+    result: EfficiencyResult, computed: float, peak: float, collectives: CollectivesResult
+) -> EfficiencyResult:
+    """Bytes and times of the classes that have both; none of messages, whose times are waits."""
+    timed = [
+        (record.sent_bytes_per_step, record.transfer_ns_per_step)
+        for record in collectives.classes
+        if record.kind not in _MESSAGES
+    ]
+    known = [(sent, ns) for sent, ns in timed if sent and ns]
+    if not known or len(known) < len(timed):
+        return result
+    sent = sum(sent for sent, _ in known)
+    bend = ridge(peak, sent * NS_PER_S / sum(ns for _, ns in known))
+    return replace(
+        result,
+        flop_per_byte=computed / sent,
+        ridge_flop_per_byte=bend,
+        regime=regime(computed / sent, bend),
+        bound_ratio=bound_with_overlap(computed / sent, bend),
+    )
+
+
+def _with_memory(
+    result: EfficiencyResult, model: TrainedModel, step_log: StepLogResult
+) -> EfficiencyResult:
+    """What sharding and recomputation save, modelled where only data-parallel axes divide it."""
+    used = [rank.allocated_bytes for rank in result.memory if rank.allocated_bytes is not None]
+    if not used or result.is_data_parallel_only is False:
+        return result
+    unsharded = None
+    if model.zero_stage and model.shards:
+        whole = model_state_bytes(model.parameters).total
+        here = model_state_bytes(
+            model.parameters, zero_stage=model.zero_stage, shards=model.shards
+        ).total
+        unsharded = round(max(used) + whole - here)
+    return replace(
+        result,
+        unsharded_bytes=unsharded,
+        recomputed_bytes=_recomputed_bytes(result, model, step_log),
+    )
+
+
+def _recomputed_bytes(
+    result: EfficiencyResult, model: TrainedModel, step_log: StepLogResult
+) -> int | None:
+    """Activations of one micro-batch, those of attention's scores aside."""
+    even = (result.tokens_per_step or 0) / (result.num_devices or 1)  # where ranks count none
+    counts = [
+        (rank.tokens_per_step or even) / rank.num_micro_batches
+        for rank in step_log.ranks
+        if rank.num_micro_batches
+    ]
+    tokens = max(counts, default=0.0)
+    if model.recomputation != "full" or model.shape is None or not tokens:
+        return None
+    kept = activation_bytes_per_token(
+        model.shape, model.sequence or 0, recomputation="selective"
+    ) - activation_bytes_per_token(model.shape, model.sequence or 0, recomputation="full")
+    return round(tokens * kept * model.shape.layers)
+
+
+def _device(run: Run) -> str:
+    """The one name that all ranks give; empty where they give several, or none."""
+    traced = {rank.device.name for rank in run.ranks if rank.device.name}
+    told = {entry.device for entry in run.job.ranks if entry.device} if run.job else set()
+    names = traced or told
+    return names.pop() if len(names) == 1 else ""
+
+
+def _known_devices(run: Run, sheet: Sheet) -> Mapping[int, Gpu]:
+    """Rank to what the sheet says of its device."""
+    names = {entry.rank: entry.device for entry in run.job.ranks} if run.job else {}
+    names |= {rank.rank: rank.device.name for rank in run.ranks if rank.device.name}
+    by_name = {name: recognise_gpu(sheet, name) for name in set(names.values())}
+    return {rank: gpu for rank, name in names.items() if (gpu := by_name[name]) is not None}
+
+
+def _joined(words: set[str]) -> str:
+    return ", ".join(sorted(word for word in words if word))
+
+
+def _micro_batches(step_log: StepLogResult) -> int | None:
+    counts = {rank.num_micro_batches for rank in step_log.ranks}
+    return counts.pop() if len(counts) == 1 else None
+
+
+def _world_size(run: Run) -> int | None:
+    return (run.job.world_size if run.job else None) or run.topology.world_size
+
+
+def _is_data_parallel_only(run: Run) -> bool | None:
+    """By run.json's mesh, else by the axes of the process groups."""
+    if run.job is not None and run.job.mesh:
+        return all(axis in _DATA_AXES for axis, size in run.job.mesh.items() if size > 1)
+    axes = {group.axis for group in run.topology.groups if group.axis is not None}
+    return axes <= _DATA_AXES if axes else None

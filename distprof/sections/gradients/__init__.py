@@ -1,0 +1,1 @@
+"""How data parallelism reduces gradients: buckets, overlap and bytes."""

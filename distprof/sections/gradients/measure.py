@@ -1,0 +1,206 @@
+"""Traffic of data parallelism: what gradients are reduced when, how often and how precisely.
+
+Of DistributedDataParallel, which marks its forward in the trace; :mod:`.gradient_traffic` says how
+its collectives are told from others. A *reduction* is all of one backward's buckets, and an update
+of the optimizer needs one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distprof.run.run import Run
+from distprof.run.topology import Topology
+from distprof.schema import ABSENT, Int64Array
+from distprof.sections.context import RankAnalysis, RankGradients
+from distprof.sections.gradients.result import GradientGroup, GradientsResult
+
+__all__ = ["analyze_gradients", "needless_rows"]
+
+_NO_REDUCTION = (
+    "DistributedDataParallel is used, but no all-reduce of floating-point numbers with its size "
+    "was recorded between forward and update"
+)
+
+_ALIKE = 0.01
+"""Reductions whose bytes differ by less carry the same gradients."""
+
+
+def analyze_gradients(run: Run, analyses: Mapping[int, RankAnalysis]) -> GradientsResult:
+    """Put together what the ranks reduce.
+
+    Args:
+        run: For its groups and nodes.
+        analyses: By global rank.
+
+    Returns:
+        No groups where no rank marks DDP; ``unavailable`` says so where it is marked and its
+        collectives cannot be told.
+    """
+    marked = [analysis for analysis in analyses.values() if analysis.gradients is not None]
+    if not marked:
+        return GradientsResult()
+    axes = {name for analysis in marked for name in _axes_of(analysis)}
+    groups = [_group(run.topology, axis, _pooled(axis, marked)) for axis in sorted(axes)]
+    samples = max(sum(len(analysis.steps) for analysis in marked), 1)
+    found = [analysis.gradients for analysis in marked if analysis.gradients is not None]
+    return GradientsResult(
+        groups=tuple(sorted(groups, key=lambda group: -group.bytes_per_step)),
+        search_ns_per_step=sum(own.search_ns for own in found) // samples,
+        search_exposed_ns_per_step=sum(own.search_exposed_ns for own in found) // samples,
+        unavailable=() if groups else (_NO_REDUCTION,),
+    )
+
+
+def needless_rows(analysis: RankAnalysis) -> NDArray[np.bool_]:
+    """Rows of COLLECTIVES that reduce gradients which are reduced again before their update."""
+    result = np.zeros(len(analysis.collective_step), dtype=np.bool_)
+    own = analysis.gradients
+    if own is None or not own.marks_updates:
+        return result
+    again = np.zeros(len(own.axis), dtype=np.bool_)
+    for number in own.dtypes:
+        reductions = np.flatnonzero(own.axis == number)
+        again[reductions] = _repeats(own, reductions)[1]
+    result[own.rows[np.repeat(again, own.num_buckets)]] = True
+    return result
+
+
+def _axes_of(analysis: RankAnalysis) -> list[str]:
+    own = analysis.gradients
+    return [] if own is None else [analysis.row_axis_names[number] for number in own.dtypes]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Pooled:
+    """Reductions of all ranks along one axis, one after another.
+
+    ``update`` is distinct across ranks; ``is_last`` marks the last reduction of each update, and
+    ``is_again`` those before it that carry the same gradients.
+    """
+
+    axis: str
+    ranks: tuple[int, ...]
+    columns: Mapping[str, Int64Array]
+    dtypes: tuple[str, ...]
+    is_last: NDArray[np.bool_]
+    is_again: NDArray[np.bool_]
+    num_updates: int
+    num_steps: int
+    marks_updates: bool
+
+
+_COLUMNS = (
+    "update", "num_buckets", "bytes", "exposed_ns", "wait_ns", "transfer_ns", "last_bytes",
+    "last_exposed_ns", "before_first_ns", "backward_ns", "num_forwards",
+)  # fmt: skip
+
+
+def _pooled(axis: str, analyses: Sequence[RankAnalysis]) -> _Pooled:
+    parts: dict[str, list[Int64Array]] = {name: [] for name in _COLUMNS}
+    words: set[str] = set()
+    last: list[NDArray[np.bool_]] = []
+    again: list[NDArray[np.bool_]] = []
+    ranks, updates, steps, marks = [], 0, 0, True
+    for analysis in analyses:
+        own = analysis.gradients
+        if own is None or axis not in _axes_of(analysis):
+            continue
+        number = analysis.row_axis_names.index(axis)
+        rows = np.flatnonzero(own.axis == number)
+        for name, values in parts.items():
+            values.append(getattr(own, name)[rows])
+        is_last, is_again = _repeats(own, rows)
+        last.append(is_last)
+        again.append(is_again)
+        words.update(own.dtypes[number])
+        ranks.append(analysis.rank)
+        updates += int(is_last.sum())
+        steps += len(analysis.steps)
+        marks &= own.marks_updates
+    return _Pooled(
+        axis=axis,
+        ranks=tuple(sorted(ranks)),
+        columns={name: np.concatenate(values) for name, values in parts.items()},
+        dtypes=tuple(sorted(words)),
+        is_last=np.concatenate(last),
+        is_again=np.concatenate(again),
+        num_updates=updates,
+        num_steps=steps,
+        marks_updates=marks,
+    )
+
+
+def _repeats(
+    own: RankGradients, rows: NDArray[np.intp]
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Which reductions are the last of their update, and which before it carry the same."""
+    update, count, size = own.update[rows], own.num_buckets[rows], own.bytes[rows]
+    is_last = np.append(np.diff(update) != 0, True)
+    last = np.flatnonzero(is_last)[np.cumsum(is_last) - is_last]
+    same = (count == count[last]) & (abs(size - size[last]) <= _ALIKE * size[last])
+    return is_last, same & ~is_last
+
+
+def _group(topology: Topology, axis: str, pooled: _Pooled) -> GradientGroup:
+    columns, last, again = pooled.columns, pooled.is_last, pooled.is_again
+    size, nodes, is_whole = _extent(topology, axis, pooled.ranks)
+    is_split = is_whole and bool((columns["wait_ns"] != ABSENT).all())
+    exposed = columns["exposed_ns"] - (columns["wait_ns"] if is_split else 0)
+    steps = max(pooled.num_steps, 1)
+    updates = max(pooled.num_updates, 1)
+    return GradientGroup(
+        axis=axis,
+        ranks=pooled.ranks,
+        group_size=size,
+        num_nodes=nodes,
+        dtypes=pooled.dtypes,
+        num_updates=pooled.num_updates / len(pooled.ranks),
+        micro_batches=float(columns["num_forwards"][last].mean()),
+        times_reduced=1 + int(again.sum()) / updates if pooled.marks_updates else None,
+        num_buckets=int(np.median(columns["num_buckets"])),
+        bytes=int(np.median(columns["bytes"])),
+        bytes_per_step=float(columns["bytes"].sum()) / steps,
+        last_bucket_ratio=float(np.median(columns["last_bytes"] / columns["bytes"])),
+        is_split=is_split,
+        exposed_ns_per_step=int(exposed.sum()) // steps,
+        redundant_ns_per_step=int(exposed[again].sum()) // steps,
+        last_bucket_ns_per_step=int(columns["last_exposed_ns"][last].sum()) // steps,
+        backward_ns=_mean_where_known(columns["backward_ns"][last]),
+        before_first_ns=_mean_where_known(columns["before_first_ns"][last]),
+        transfer_ns=_mean_where_known(columns["transfer_ns"][last]) if is_split else None,
+    )
+
+
+def _mean_where_known(values: Int64Array) -> int | None:
+    """The mean; None where some value is not known, as the others need not be like it."""
+    if not len(values) or (values == ABSENT).any():
+        return None
+    return int(values.mean())
+
+
+def _extent(
+    topology: Topology, axis: str, ranks: Sequence[int]
+) -> tuple[int | None, int | None, bool]:
+    """Members of the largest group along the axis, its nodes, and whether all members are here.
+
+    A member that was not recorded may have come last: then waiting is not told from transfer.
+    """
+    here = frozenset(ranks)
+    held = [
+        group
+        for group in topology.groups
+        if axis in (group.axis, group.description) and not here.isdisjoint(group.ranks)
+    ]
+    if not held:
+        return None, None, True
+    group = max(held, key=lambda group: group.size or len(group.ranks))
+    node_of = {rank: name for name, ranks in topology.nodes.items() for rank in ranks}
+    nodes = {node_of.get(rank) for rank in group.ranks}
+    known = bool(nodes) and None not in nodes
+    is_whole = all(here.issuperset(group.ranks) for group in held)
+    return group.size or len(group.ranks) or None, len(nodes) if known else None, is_whole

@@ -1,0 +1,62 @@
+"""What rules on gradients have in common."""
+
+from __future__ import annotations
+
+from distprof.rules.base import InsufficientEvidenceError
+from distprof.sections.gradients.result import GradientGroup, GradientsResult
+from distprof.terms import Confidence
+from distprof.units import format_bytes
+
+__all__ = ["exposed_once_ns", "gradient_groups", "is_late", "name_of", "sureness", "what"]
+
+LATE_RATIO = 0.9
+"""Share of backward before the first bucket from which there is nothing left to hide behind."""
+
+
+def gradient_groups(gradients: GradientsResult) -> tuple[GradientGroup, ...]:
+    """Axes along which gradients are reduced; none where nothing marks DDP.
+
+    Raises:
+        InsufficientEvidenceError: If DDP is used and its collectives cannot be told.
+    """
+    if not gradients.groups and gradients.unavailable:
+        raise InsufficientEvidenceError(gradients.unavailable[0])
+    return gradients.groups
+
+
+def exposed_once_ns(group: GradientGroup) -> int:
+    """Exposed time per step of the one reduction that an update needs."""
+    return group.exposed_ns_per_step - group.redundant_ns_per_step
+
+
+def is_late(group: GradientGroup) -> bool:
+    """Whether hardly any of backward is left when the first bucket is ready.
+
+    Raises:
+        InsufficientEvidenceError: If it is not known when backward begins.
+    """
+    if group.backward_ns is None or group.before_first_ns is None:
+        raise InsufficientEvidenceError(
+            "the trace lacks the launches that would show when backward begins"
+        )
+    return group.before_first_ns >= LATE_RATIO * group.backward_ns
+
+
+def name_of(group: GradientGroup) -> str:
+    """For example ``102 MB of float32 gradients over 2 nodes``."""
+    nodes = f" over {group.num_nodes} nodes" if (group.num_nodes or 1) > 1 else ""
+    words = " and ".join(word for word in group.dtypes if word)
+    kind = f" of {words} gradients" if words else " of gradients"
+    return f"{format_bytes(group.bytes)}{kind}{nodes}"
+
+
+def sureness(group: GradientGroup) -> Confidence:
+    """Measured where waiting for late ranks is left out of the exposed time."""
+    return Confidence.MEASURED if group.is_split else Confidence.INFERRED
+
+
+def what(group: GradientGroup) -> str:
+    """What exposed times of the group are."""
+    if group.is_split:
+        return "exposed transfer"
+    return "exposed communication, waiting for late ranks included"

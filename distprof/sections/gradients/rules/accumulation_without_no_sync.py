@@ -1,0 +1,97 @@
+"""# accumulation-without-no-sync
+
+## What it detects
+DistributedDataParallel reduces the gradients of every micro-batch, although the optimizer updates
+the weights only once for several of them.
+
+## Why it costs time
+Gradients of micro-batches add up on each rank for nothing; only their sum has to be reduced, once
+before the update. With M micro-batches the network carries M times the bytes it has to.
+
+## Evidence needed
+Traces in which torch marks each forward (`DistributedDataParallel.forward`) and each update
+(`Optimizer.step`), and the sizes of collectives. Reductions count as repeated where those of
+several forwards before one update are of the same number of buckets and bytes. With matched
+collectives, waiting for late ranks is left out; without, the finding is marked *inferred*.
+
+## How the cost is computed
+Exposed transfer of all reductions but the last before each update, mean over ranks and steps. What
+backward hides of them costs nothing here. The time is part of what `low-overlap` and
+`exposed-communication` count.
+
+## How to fix
+Run forward and backward of all micro-batches but the last inside `with model.no_sync():`
+(Hugging Face Accelerate: `accelerator.accumulate(model)`; Lightning does it by itself). The forward
+has to be inside too. `static_graph=True` needs one step without it first.
+
+## Example
+```text
+accumulation-without-no-sync: gradients are reduced 4 times before each update, for 4
+micro-batches: 18.2 % of each step (98.2 ms of 539 ms) is exposed transfer of reductions that are
+not needed.
+```
+
+## When it is wrong
+Where memory forbids whole gradients beside their buckets (`no_sync` keeps both). Two backwards of
+unlike losses through the same module before one update, as of an adversarial training, look the
+same, and `no_sync` fits them too.
+
+## Sources
+Formula sheet, "Volume per training step" (DDP) and "Anti-patterns" (accumulation without
+`no_sync`). PyTorch documentation of `DistributedDataParallel.no_sync`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
+from distprof.sections.gradients.result import GradientsResult
+from distprof.sections.gradients.rules._shared import gradient_groups, sureness, what
+from distprof.sections.shares import WIDER_TRANSFER, mean_step
+from distprof.sections.time.result import StepTimeResult, WaterfallResult
+from distprof.terms import Severity
+
+
+@rule(
+    code="COM110",
+    severity=Severity.WARNING,
+    since="0.1.0",
+    needs=(GradientsResult, WaterfallResult, StepTimeResult),
+    limits={
+        "times_reduced": Limit(1.5, "reductions of the same gradients before an update"),
+        "min_step_ratio": Limit(0.01, "share of the step that the needless ones may expose"),
+    },
+)
+def check(
+    gradients: GradientsResult,
+    waterfall: WaterfallResult,
+    step_time: StepTimeResult,
+    limits: Limits,
+) -> Iterator[Draft]:
+    """Yield one finding per axis."""
+    for group in gradient_groups(gradients):
+        if group.times_reduced is None:
+            raise InsufficientEvidenceError("the trace does not mark updates of the optimizer")
+        step = mean_step(waterfall, step_time)
+        cost = group.redundant_ns_per_step
+        if group.times_reduced < limits["times_reduced"]:
+            continue
+        if step.ratio(cost) < limits["min_step_ratio"]:
+            continue
+        yield Draft(
+            message=(
+                f"Gradients are reduced {group.times_reduced:.3g} times before each update, for "
+                f"{group.micro_batches:.3g} micro-batches: {step.share(cost)} is {what(group)} "
+                "of reductions that are not needed."
+            ),
+            fix=(
+                "Run forward and backward of all micro-batches but the last under model.no_sync()."
+            ),
+            cost_ns_per_step=cost,
+            confidence=sureness(group),
+            ranks=group.ranks,
+            evidence=("gradients.groups", "waterfall.all"),
+            without="repeated gradients",
+            explains=WIDER_TRANSFER,
+        )

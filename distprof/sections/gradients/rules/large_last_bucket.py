@@ -1,0 +1,116 @@
+"""# large-last-bucket
+
+## What it detects
+The bucket of gradients that DistributedDataParallel reduces last holds more than a quarter of them,
+and it is most of what is exposed.
+
+## Why it costs time
+When the last bucket is ready, backward has ended: whatever it takes adds to the step in full. The
+smaller it is, the less is exposed.
+
+## Evidence needed
+torch's marks of DDP in the trace and the sizes of collectives; several buckets, the last of which
+finds the network free. With matched collectives, waiting for late ranks is left out.
+
+## How the cost is computed
+The exposed transfer of last buckets, times the part of their bytes beyond a quarter of all
+gradients, mean over ranks and steps: modelled, because transfer is taken to be proportional to
+bytes. The time is part of what `low-overlap` and `exposed-communication` count.
+
+## How to fix
+Lower `bucket_cap_mb` so that there are eight buckets or more; do not go below 1 MB, where latency
+dominates (`tiny-collectives`). A huge layer at the beginning of the model (an embedding) fills the
+last bucket alone: tie or shard it, or freeze it. Megatron-Core: `--ddp-bucket-size`.
+
+## Example
+```text
+large-last-bucket: the last of 3 buckets holds 48.7 % of the gradients (51.1 MB): 6.10 % of each
+step (1.34 ms of 22.0 ms) is its exposed transfer.
+```
+
+## When it is wrong
+Where the first layer is most of the model, and is needed whole. Where the transfer of the last
+bucket is latency rather than bytes, less comes back.
+
+## Sources
+Formula sheet, "Anti-patterns" (buckets) and "Volume per training step" (DDP). PyTorch documentation
+of `DistributedDataParallel` (`bucket_cap_mb`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from distprof.rules.base import Draft, Limit, Limits, rule
+from distprof.sections.gradients.result import GradientGroup, GradientsResult
+from distprof.sections.gradients.rules._shared import (
+    exposed_once_ns,
+    gradient_groups,
+    is_late,
+    what,
+)
+from distprof.sections.shares import WIDER_TRANSFER, mean_step
+from distprof.sections.time.result import StepTimeResult, WaterfallResult
+from distprof.terms import Confidence, Severity
+from distprof.units import format_bytes, format_ratio
+
+MOST = 0.5
+"""Share of the exposed time from which the last bucket is what matters.
+
+Below it others are exposed too: the network is busy all the time, and the split does not matter.
+"""
+
+
+@rule(
+    code="COM113",
+    severity=Severity.WARNING,
+    since="0.1.0",
+    needs=(GradientsResult, WaterfallResult, StepTimeResult),
+    limits={
+        "last_bucket_ratio": Limit(0.25, "share of the gradients that the last bucket may hold"),
+        "min_bytes": Limit(2_000_000, "size of a last bucket that is worth splitting"),
+        "min_step_ratio": Limit(0.01, "share of the step that may be lost to it"),
+    },
+)
+def check(
+    gradients: GradientsResult,
+    waterfall: WaterfallResult,
+    step_time: StepTimeResult,
+    limits: Limits,
+) -> Iterator[Draft]:
+    """Yield one finding per axis."""
+    for group in gradient_groups(gradients):
+        if not _is_large(group, limits["last_bucket_ratio"], limits["min_bytes"]):
+            continue
+        step = mean_step(waterfall, step_time)
+        exposed = group.last_bucket_ns_per_step
+        cost = round(exposed * (1 - limits["last_bucket_ratio"] / group.last_bucket_ratio))
+        if step.ratio(cost) < limits["min_step_ratio"]:
+            continue
+        yield Draft(
+            message=(
+                f"The last of {group.num_buckets} buckets holds "
+                f"{format_ratio(group.last_bucket_ratio)} of the gradients "
+                f"({format_bytes(group.bytes)}): {step.share(exposed)} is its {what(group)}."
+            ),
+            fix=(
+                "Make buckets smaller (bucket_cap_mb, not below 1), so that the last one holds "
+                "little; keep a huge first layer out of them if there is one."
+            ),
+            cost_ns_per_step=cost,
+            confidence=Confidence.MODELLED,
+            ranks=group.ranks,
+            evidence=("gradients.groups", "waterfall.all"),
+            explains=WIDER_TRANSFER,
+        )
+
+
+def _is_large(group: GradientGroup, most: float, min_bytes: float) -> bool:
+    """Whether the last bucket is large, and what is exposed; with one bucket, all is late."""
+    return (
+        group.num_buckets > 1
+        and group.last_bucket_ratio > most
+        and group.last_bucket_ratio * group.bytes >= min_bytes
+        and group.last_bucket_ns_per_step >= MOST * max(exposed_once_ns(group), 1)
+        and not (group.backward_ns is not None and is_late(group))
+    )

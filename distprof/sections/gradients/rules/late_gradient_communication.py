@@ -1,0 +1,118 @@
+"""# late-gradient-communication
+
+## What it detects
+DistributedDataParallel begins to reduce gradients only when backward has all but ended, so that no
+computation is left to hide them.
+
+## Why it costs time
+The gradients of the last layers are ready first, early in backward. Sent then, in buckets, they
+travel while the rest of backward is computed, and only the last bucket is exposed.
+
+## Evidence needed
+torch's marks of DDP in the trace, and on a device the launches of kernels, which show when backward
+begins. With matched collectives, waiting for late ranks is left out; without, the finding is marked
+*inferred*.
+
+## How the cost is computed
+The exposed transfer of one reduction per update, no more than the computation of backward beside
+which it could run, mean over ranks and steps: an upper bound, since one bucket stays exposed. The
+time is part of what `low-overlap` and `exposed-communication` count; here is the reason.
+
+## How to fix
+One bucket: lower `bucket_cap_mb`, to a tenth of the gradients' bytes or so (25 MB unless told
+otherwise, the first 1 MB). Several: register modules in the order in which forward uses them,
+avoid `find_unused_parameters=True`, which keeps DDP from reordering buckets, and do not wait for
+reductions in hooks of gradients.
+
+## Example
+```text
+late-gradient-communication: all gradients are in one bucket, which is ready when backward has
+ended: 23.4 % of each step (25.2 ms of 108 ms) is exposed transfer that backward could have hidden.
+```
+
+## When it is wrong
+Where only the first layers of a model are trained, their gradients are ready last whatever one
+does. Where backward is so short that nothing could hide beside it, see
+`small-batch-for-data-parallelism`.
+
+## Sources
+Formula sheet, "Volume per training step" (DDP: hidden behind backward if buckets allow). PyTorch
+documentation of `DistributedDataParallel` (`bucket_cap_mb`). Li et al., "PyTorch Distributed", VLDB
+2020.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from distprof.rules.base import Draft, Limit, Limits, rule
+from distprof.sections.gradients.result import GradientGroup, GradientsResult
+from distprof.sections.gradients.rules._shared import (
+    exposed_once_ns,
+    gradient_groups,
+    is_late,
+    sureness,
+    what,
+)
+from distprof.sections.shares import WIDER_TRANSFER, mean_step
+from distprof.sections.time.result import StepTimeResult, WaterfallResult
+from distprof.terms import Severity
+from distprof.units import format_ratio
+
+
+@rule(
+    code="COM112",
+    severity=Severity.WARNING,
+    since="0.1.0",
+    needs=(GradientsResult, WaterfallResult, StepTimeResult),
+    limits={"min_step_ratio": Limit(0.03, "share of the step that may be lost to it")},
+)
+def check(
+    gradients: GradientsResult,
+    waterfall: WaterfallResult,
+    step_time: StepTimeResult,
+    limits: Limits,
+) -> Iterator[Draft]:
+    """Yield one finding per axis."""
+    for group in gradient_groups(gradients):
+        if not is_late(group):
+            continue
+        step = mean_step(waterfall, step_time)
+        cost = min(exposed_once_ns(group), group.backward_ns or 0)
+        if step.ratio(cost) < limits["min_step_ratio"]:
+            continue
+        yield Draft(
+            message=(
+                f"{_when(group)}: {step.share(cost)} is {what(group)} that backward "
+                "could have hidden."
+            ),
+            fix=_fix(group),
+            cost_ns_per_step=cost,
+            confidence=sureness(group),
+            ranks=group.ranks,
+            evidence=("gradients.groups", "waterfall.all"),
+            without="overlap",
+            explains=WIDER_TRANSFER,
+        )
+
+
+def _when(group: GradientGroup) -> str:
+    if group.num_buckets == 1:
+        return "All gradients are in one bucket, which is ready when backward has ended"
+    done = (group.before_first_ns or 0) / max(group.backward_ns or 0, 1)
+    return (
+        f"The first of {group.num_buckets} buckets of gradients is ready when "
+        f"{format_ratio(done)} of backward is done"
+    )
+
+
+def _fix(group: GradientGroup) -> str:
+    if group.num_buckets == 1:
+        return (
+            f"Make buckets smaller: bucket_cap_mb={max(group.bytes // 10_000_000, 1)} instead of "
+            "one for all gradients."
+        )
+    return (
+        "Register modules in the order in which forward uses them, do not search for unused "
+        "parameters, and do not wait for reductions in hooks of gradients."
+    )

@@ -1,0 +1,295 @@
+"""Which collectives of one rank carry the gradients of DistributedDataParallel, and when they run.
+
+An all-reduce carries gradients if it is of floating-point numbers, larger than a scalar or two
+(:data:`SMALL_BYTES`), and asked for after a ``DistributedDataParallel.forward`` (torch marks each)
+and before the update (``Optimizer.step#…``, marked too). Groups of tensor and pipeline parallelism
+carry none, nor does a group that all-reduces within forward. Without the marks nothing is told:
+tensor parallelism by another name looks the same.
+
+The gradients of one backward are a *reduction*: its buckets follow one forward. Backward is the
+computation from the end of that forward (on a device: from the first kernel that autograd's thread
+launches after it) until its last bucket is ready.
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distprof.intervals import EMPTY, Intervals, covered, subtract, union
+from distprof.run.launches import NO_THREAD, Launches, join_launches
+from distprof.run.tables import RankTables, intervals_of
+from distprof.schema import ABSENT, Int64Array, Table
+from distprof.sections.context import RankContext, RankGradients
+from distprof.sections.time.measure import Timeline
+from distprof.terms import ActivityKind, CollectiveKind, MeshAxis
+
+__all__ = ["DDP_FORWARD", "SEARCH", "SMALL_BYTES", "gradient_traffic"]
+
+DDP_FORWARD = "DistributedDataParallel.forward"
+SEARCH = "torch.distributed.ddp.reducer::search_unused_parameters"
+"""What DDP does after each forward with ``find_unused_parameters=True``."""
+
+UPDATE = "Optimizer.step#"
+SMALL_BYTES = 4_096
+"""Less than this is a loss, a norm or a metric."""
+
+_FLOATS = re.compile(r"^(c10::)?(b?float\d*|double|half|bfloat16)$", re.IGNORECASE)
+_INTEGERS = re.compile(r"^(c10::)?int(32)?$", re.IGNORECASE)
+_OTHER_AXES = (MeshAxis.TP, MeshAxis.PP)
+"""Ranks of others may be replicas of each other, for all weights or for those beside experts."""
+
+
+def gradient_traffic(
+    tables: RankTables,
+    context: RankContext,
+    timeline: Timeline,
+    launches: Launches | None,
+    rows: tuple[Int64Array, Int64Array, Int64Array],
+) -> RankGradients | None:
+    """The reductions of one rank inside its windows.
+
+    Args:
+        tables: The rank's tables.
+        context: Its windows, axes and waits.
+        timeline: For its computation.
+        launches: The launch of each activity, None without host rows.
+        rows: Of each row of COLLECTIVES its window, its exposed time and its exposed wait.
+
+    Returns:
+        None where nothing marks DDP, or no collective was recorded.
+    """
+    forwards = _marked(tables.host, DDP_FORWARD)
+    if not tables.has_host or forwards.size == 0 or len(tables.collectives) == 0:
+        return None
+    updates = _marked(tables.host, UPDATE).start
+    asked, segment = _segments(tables.collectives, forwards, updates)
+    window, exposed, waits = rows
+    chosen = _carry_gradients(tables.collectives, context, asked, forwards, segment)
+    picked = np.flatnonzero(chosen & (window >= 0) & (segment >= 0))
+    search, search_exposed = _search(tables, context, timeline, segment, exposed)
+    order = np.lexsort((asked[picked], context.axis[picked], segment[picked]))
+    picked = picked[order]
+    first = _firsts(segment[picked], context.axis[picked])
+    last = np.concatenate((first[1:], [len(picked)]))[: len(first)] - 1
+    start = tables.collectives["start_ns"]
+    ready = asked if context.is_cpu else start
+    number = segment[picked][first]
+    updated = _update_of(forwards, updates)
+    begin = _backward_begins(tables, context, forwards, launches, picked)[number]
+    size = tables.collectives["bytes"]
+    wait = np.maximum(waits, 0)
+    computed = timeline.computation
+    known = begin != ABSENT
+    since_begin = [
+        np.where(known, covered(Intervals(begin, at), computed), ABSENT)
+        for at in (_least(ready[picked], first), _most(ready[picked], first))
+    ]
+    return RankGradients(
+        axis=context.axis[picked][first],
+        window=window[picked][first],
+        update=updated[number],
+        num_buckets=last - first + 1,
+        rows=picked,
+        bytes=_sum(size[picked], first),
+        exposed_ns=_sum(exposed[picked], first),
+        wait_ns=np.where(_least(waits[picked], first) < 0, ABSENT, _sum(wait[picked], first)),
+        transfer_ns=_transfer(tables.collectives, context, picked, first, last),
+        last_bytes=size[picked][last],
+        last_exposed_ns=(exposed - wait)[picked][last],
+        before_first_ns=since_begin[0],
+        backward_ns=since_begin[1],
+        num_forwards=_forwards_of(updated)[updated[number]],
+        dtypes=_dtypes(tables.collectives, context, picked),
+        marks_updates=bool(len(updates)),
+        search_ns=search,
+        search_exposed_ns=search_exposed,
+    )
+
+
+# Marks --------------------------------------------------------------------------------------------
+
+
+def _marked(host: Table, prefix: str) -> Intervals:
+    """Host rows whose names begin so, by start, those within another left out."""
+    names = host.coded("name")
+    wanted = [code for code, name in enumerate(names.values) if name.startswith(prefix)]
+    if not wanted:
+        return EMPTY
+    return union(intervals_of(host.take(np.isin(names.codes, wanted))))
+
+
+def _segments(
+    collectives: Table, forwards: Intervals, updates: Int64Array
+) -> tuple[Int64Array, Int64Array]:
+    """When each row was asked for, and the forward that it follows; ABSENT beyond its update."""
+    asked = collectives["enqueue_ns"]
+    asked = np.where(asked == ABSENT, collectives["start_ns"], asked)
+    number = np.searchsorted(forwards.start, asked, side="right") - 1
+    at = np.maximum(number, 0)
+    is_over = np.searchsorted(updates, asked, side="right") > _update_of(forwards, updates)[at]
+    if not len(updates):
+        is_over = np.zeros(len(asked), dtype=np.bool_)
+    return asked, np.where((number < 0) | is_over, ABSENT, number).astype(np.int64)
+
+
+def _update_of(forwards: Intervals, updates: Int64Array) -> Int64Array:
+    """Which update each forward works for; where none is marked, each has its own."""
+    if not len(updates):
+        return np.arange(forwards.size, dtype=np.int64)
+    return np.searchsorted(updates, forwards.start, side="right").astype(np.int64)
+
+
+def _forwards_of(updated: Int64Array) -> Int64Array:
+    """Number of forwards that work for each update."""
+    return np.bincount(updated).astype(np.int64)
+
+
+def _carry_gradients(
+    collectives: Table,
+    context: RankContext,
+    asked: Int64Array,
+    forwards: Intervals,
+    segment: Int64Array,
+) -> NDArray[np.bool_]:
+    """Mask over COLLECTIVES."""
+    dtype = collectives.coded("dtype")
+    is_float = np.array([not name or bool(_FLOATS.match(name)) for name in dtype.values], np.bool_)
+    large = (collectives["kind"] == CollectiveKind.ALL_REDUCE) & is_float[dtype.codes]
+    large &= collectives["bytes"] >= SMALL_BYTES
+    within = (segment >= 0) & (asked < forwards.end[np.maximum(segment, 0)])
+    other = [code for code, name in enumerate(context.axis_names) if name in _OTHER_AXES]
+    other += np.unique(context.axis[large & within]).tolist()
+    result: NDArray[np.bool_] = large & ~np.isin(context.axis, other)
+    return result
+
+
+def _backward_begins(
+    tables: RankTables,
+    context: RankContext,
+    forwards: Intervals,
+    launches: Launches | None,
+    picked: NDArray[np.intp],
+) -> Int64Array:
+    """When backward begins to compute after each forward; ABSENT where no launch is on record.
+
+    Its kernels are launched by the thread that asks for the reductions: autograd's own, so that
+    what the program computes between forward and backward is left out.
+    """
+    if context.is_cpu:
+        return forwards.end
+    result = np.full(forwards.size, ABSENT, dtype=np.int64)
+    if launches is None:
+        return result
+    asking = join_launches(tables.collectives["correlation"][picked], tables.host).thread
+    computes = (tables.activity["kind"] == ActivityKind.COMPUTATION) & launches.known
+    rows = np.flatnonzero(computes & np.isin(launches.thread, np.setdiff1d(asking, NO_THREAD)))
+    rows = rows[np.argsort(launches.start[rows], kind="stable")]
+    launched = launches.start[rows]
+    at = np.searchsorted(launched, forwards.end, side="left")
+    until = np.searchsorted(launched, np.append(forwards.start[1:], np.iinfo(np.int64).max))
+    some = at < until
+    result[some] = tables.activity["start_ns"][rows[at[some]]]
+    return result
+
+
+# Sums over reductions -----------------------------------------------------------------------------
+
+
+def _firsts(*keys: NDArray[np.integer]) -> NDArray[np.intp]:
+    """First position of each run of equal keys."""
+    if len(keys[0]) == 0:
+        return np.empty(0, np.intp)
+    changed = np.any([np.diff(key) != 0 for key in keys], axis=0)
+    return np.concatenate(([0], np.flatnonzero(changed) + 1)).astype(np.intp)
+
+
+def _sum(values: Int64Array, first: NDArray[np.intp]) -> Int64Array:
+    return np.add.reduceat(values, first) if len(first) else np.empty(0, np.int64)
+
+
+def _least(values: Int64Array, first: NDArray[np.intp]) -> Int64Array:
+    return np.minimum.reduceat(values, first) if len(first) else np.empty(0, np.int64)
+
+
+def _most(values: Int64Array, first: NDArray[np.intp]) -> Int64Array:
+    return np.maximum.reduceat(values, first) if len(first) else np.empty(0, np.int64)
+
+
+def _transfer(
+    collectives: Table,
+    context: RankContext,
+    picked: NDArray[np.intp],
+    first: NDArray[np.intp],
+    last: NDArray[np.intp],
+) -> Int64Array:
+    """Time in which data of each reduction moves; ABSENT where a bucket was not matched."""
+    if not len(first):
+        return np.empty(0, np.int64)
+    start, end = (column[picked] for column in intervals_of(collectives))
+    moving = np.clip(context.wait_end_ns[picked], start, end)
+    known = _least(context.wait_end_ns[picked], first) != ABSENT
+    result = np.full(len(first), ABSENT, dtype=np.int64)
+    for index in np.flatnonzero(known).tolist():  # one per micro-batch, a handful of buckets each
+        rows = slice(int(first[index]), int(last[index]) + 1)
+        busy = union(Intervals(moving[rows], end[rows]))
+        result[index] = int((busy.end - busy.start).sum())
+    return result
+
+
+def _dtypes(
+    collectives: Table, context: RankContext, picked: NDArray[np.intp]
+) -> dict[int, tuple[str, ...]]:
+    """Axis to the element types on the wire, the same word however the backend spells it."""
+    dtype, axis = collectives.coded("dtype"), context.axis[picked]
+    return {
+        int(number): tuple(
+            sorted(
+                {
+                    _word(dtype.values[code])
+                    for code in np.unique(dtype.codes[picked][axis == number])
+                }
+            )
+        )
+        for number in np.unique(axis)
+    }
+
+
+def _word(dtype: str) -> str:
+    word = dtype.removeprefix("c10::").lower()
+    return {"float": "float32", "half": "float16", "double": "float64"}.get(word, word)
+
+
+def _search(
+    tables: RankTables,
+    context: RankContext,
+    timeline: Timeline,
+    segment: Int64Array,
+    exposed: Int64Array,
+) -> tuple[int, int]:
+    """Time in the search for unused parameters, and of it what the device could not hide.
+
+    On a CPU the search is the training thread's own, and hides nothing. The bitmap of parameters
+    that ranks tell each other afterwards counts as far as it is exposed.
+    """
+    ranges = _marked(tables.host, SEARCH)
+    windows = union(context.windows)
+    searched = int(covered(ranges, windows).sum())
+    if not searched:
+        return 0, 0
+    dtype = tables.collectives.coded("dtype")
+    integers = [code for code, name in enumerate(dtype.values) if _INTEGERS.match(name)]
+    bitmap = (tables.collectives["kind"] == CollectiveKind.ALL_REDUCE) & (segment >= 0)
+    bitmap &= np.isin(dtype.codes, integers)
+    told = int(exposed[bitmap].sum())
+    if context.is_cpu:
+        return searched, searched + told
+    busy = union(
+        Intervals(
+            np.concatenate((timeline.computation.start, timeline.communication.start)),
+            np.concatenate((timeline.computation.end, timeline.communication.end)),
+        )
+    )
+    return searched, int(covered(subtract(ranges, busy), windows).sum()) + told

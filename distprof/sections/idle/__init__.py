@@ -1,0 +1,1 @@
+"""Why a GPU is idle: host, input, synchronising calls, pauses."""

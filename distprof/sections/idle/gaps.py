@@ -1,0 +1,252 @@
+"""The idle stretches of a device, with what ends each and when it was launched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distprof.intervals import EMPTY, Intervals
+from distprof.run.codes import distinct
+from distprof.run.launches import NO_THREAD, Launches
+from distprof.run.tables import RankTables, intervals_of
+from distprof.schema import ABSENT, Int64Array, Table
+from distprof.sections.time.measure import Timeline
+from distprof.terms import ActivityKind
+
+__all__ = [
+    "BLOCKING_CALLS",
+    "COPY_CALLS",
+    "LATENCY_LIMIT_NS",
+    "Gaps",
+    "blocking_calls",
+    "find_gaps",
+    "rows_by_thread",
+]
+
+LATENCY_LIMIT_NS = 50_000
+"""No launch, and no hand-over between streams, takes longer than this to take effect."""
+
+DEFAULT_LATENCY_NS = 10_000
+
+_LAST = np.iinfo(np.int64).max
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gaps:
+    """Every idle stretch with what ends it; arrays of one length.
+
+    ``call`` is the host row of the call that launched the next activity, ABSENT without a record.
+    ``launch`` is when the call that launched the next activity began, clipped to the gap; ``ready``
+    when that call could have taken effect, clipped too. Both are ``start`` without a record.
+    ``other_stream`` says that the gap follows or precedes communication and that the stream of the
+    next activity was not the last one busy; ``within_launch`` that one call launched what is on
+    either side, as a graph launch does.
+    """
+
+    start: Int64Array
+    end: Int64Array
+    launch: Int64Array
+    ready: Int64Array
+    call: Int64Array
+    call_start: Int64Array
+    thread: NDArray[np.int32]
+    other_stream: NDArray[np.bool_]
+    within_launch: NDArray[np.bool_]
+
+
+def find_gaps(activity: Table, timeline: Timeline, launches: Launches, windows: Intervals) -> Gaps:
+    """All idle time from the first window, activity or launch to the last.
+
+    Args:
+        activity: ACTIVITY table.
+        timeline: Its sets.
+        launches: Its launches.
+        windows: The analysed windows: they only widen the frame.
+    """
+    start, end = _idle_of(timeline, launches, windows)
+    row = _next_rows(activity, launches, end)
+    at = np.maximum(row, 0)
+    known = (row >= 0) & _pick(launches.known, at)
+    call_start = np.where(known, _pick(launches.start, at), 0)
+    call_end = np.where(known, _pick(launches.end, at), 0)
+    ready = _ready(start, end, call_start, call_end, known)
+    correlation = np.where(row >= 0, _pick(activity["correlation"], at), 0)
+    return Gaps(
+        start=start,
+        end=end,
+        launch=np.where(known, np.clip(call_start, start, end), start),
+        ready=np.where(known, np.clip(ready, start, end), start),
+        call=np.where(known, _pick(launches.row, at), ABSENT),
+        call_start=call_start,
+        thread=np.where(known, _pick(launches.thread, at), NO_THREAD).astype(np.int32),
+        other_stream=known & _other_stream(activity, timeline, at, start),
+        within_launch=(correlation > 0)
+        & _ended_with(activity, activity["correlation"], correlation, start),
+    )
+
+
+def _idle_of(timeline: Timeline, launches: Launches, windows: Intervals) -> Intervals:
+    """All time outside the busy set, from the first window, activity or launch to the last."""
+    times = [
+        windows.start,
+        windows.end,
+        launches.start[launches.known],
+        timeline.computation.start,
+        timeline.computation.end,
+        timeline.communication.start,
+        timeline.communication.end,
+        timeline.exposed_copy.start,
+        timeline.exposed_copy.end,
+        timeline.message_wait.start,
+        timeline.message_wait.end,
+    ]
+    low = [int(array.min()) for array in times if array.size]
+    high = [int(array.max()) for array in times if array.size]
+    return timeline.idle(min(low), max(high)) if low else EMPTY
+
+
+def _next_rows(activity: Table, launches: Launches, gap_end: Int64Array) -> Int64Array:
+    """For each gap, the row of the activity that starts at its end; -1 where none does."""
+    takes_time = (activity["kind"] != ActivityKind.ANNOTATION) & (
+        activity["end_ns"] > activity["start_ns"]
+    )
+    rows = np.flatnonzero(takes_time)
+    start = activity["start_ns"][rows]
+    called = np.where(launches.known, launches.start, _LAST)[rows]
+    order = np.lexsort((called, start))
+    rows, start = rows[order], start[order]
+    if len(rows) == 0:
+        return np.full(len(gap_end), -1, dtype=np.int64)
+    at = np.searchsorted(start, gap_end, side="left")
+    hit = np.minimum(at, len(rows) - 1)
+    return np.where(start[hit] == gap_end, rows[hit], -1)
+
+
+def _ready(
+    start: Int64Array,
+    end: Int64Array,
+    call_start: Int64Array,
+    call_end: Int64Array,
+    known: NDArray[np.bool_],
+) -> Int64Array:
+    """When the launch could have taken effect."""
+    late = known & (call_start >= start)
+    seen = (end - call_start)[late]
+    typical = int(np.median(seen)) if len(seen) else DEFAULT_LATENCY_NS
+    latency = np.where(late, LATENCY_LIMIT_NS, min(typical, LATENCY_LIMIT_NS))
+    result: Int64Array = np.maximum(call_end, call_start + latency)
+    return result
+
+
+def _other_stream(
+    activity: Table, timeline: Timeline, row: Int64Array, gap_start: Int64Array
+) -> NDArray[np.bool_]:
+    """Whether communication is on either side of the gap, and its two sides on other streams."""
+    is_comm = _pick(activity["kind"], row) == ActivityKind.COMMUNICATION
+    after_comm = np.isin(gap_start, timeline.communication.end)
+    streams = activity["stream"]
+    own_stream_went_on = _ended_with(activity, streams, _pick(streams, row), gap_start)
+    result: NDArray[np.bool_] = (is_comm | after_comm) & ~own_stream_went_on
+    return result
+
+
+def _ended_with(
+    activity: Table, values: Int64Array, wanted: Int64Array, when: Int64Array
+) -> NDArray[np.bool_]:
+    """For each moment, whether an activity with the wanted value ended then.
+
+    Args:
+        activity: ACTIVITY table.
+        values: A value per row of it, such as its stream.
+        wanted: A value per moment.
+        when: Moments, ascending and distinct.
+    """
+    if len(when) == 0 or len(values) == 0:
+        return np.zeros(len(when), dtype=np.bool_)
+    end = activity["end_ns"]
+    moment = np.minimum(np.searchsorted(when, end), len(when) - 1)
+    rows = np.flatnonzero((when[moment] == end) & (activity["start_ns"] < end))
+    distinct, codes = np.unique(np.concatenate((values[rows], wanted)), return_inverse=True)
+    ended = moment[rows] * len(distinct) + codes[: len(rows)]
+    asked = np.arange(len(when)) * len(distinct) + codes[len(rows) :]
+    return np.isin(asked, ended)
+
+
+def _pick(values: NDArray[Any], at: Int64Array) -> NDArray[Any]:
+    """``values[at]``, zeros where there is nothing to pick from."""
+    return values[at] if len(values) else np.zeros(len(at), dtype=values.dtype)
+
+
+# Host calls that waited for the device: which names, and which rows ------------------------------
+
+BLOCKING_CALLS = frozenset(
+    f"{prefix}{call}"
+    for prefix in ("cuda", "hip")
+    for call in (
+        "StreamSynchronize",
+        "DeviceSynchronize",
+        "EventSynchronize",
+        "Memcpy",
+        "Memcpy2D",
+        "MemcpyToSymbol",
+        "MemcpyFromSymbol",
+        "Memset",
+        "Free",
+    )
+) | {"cuStreamSynchronize", "cuCtxSynchronize", "cuEventSynchronize", "cuMemFree_v2"}
+"""Runtime and driver calls that return when the device has caught up."""
+
+COPY_CALLS = frozenset(
+    ("cudaMemcpyAsync", "hipMemcpyAsync", "hipMemcpyWithStream", "cudaMemcpy2DAsync")
+)
+"""Copies that block in some uses (pageable memory); judged by whether they returned after it."""
+
+BLOCKING_COPY_NS = 20_000  # a copy that is really asynchronous returns sooner
+
+
+def blocking_calls(tables: RankTables, launches: Launches) -> Table:
+    """Host rows of calls that waited for the device, in order of thread and time, none nested."""
+    host = tables.host
+    names = host.coded("name")
+    blocks = names.where([name in BLOCKING_CALLS for name in names.values])
+    copies = names.where([name in COPY_CALLS for name in names.values])
+    blocks |= _waited_for_copy(tables, launches, copies)
+    rows = np.flatnonzero(blocks)
+    thread = host.coded("thread").codes[rows]
+    rows = rows[np.lexsort((-host["end_ns"][rows], host["start_ns"][rows], thread))]
+    return host.take(rows[_outermost(host.take(rows))])
+
+
+def _waited_for_copy(
+    tables: RankTables, launches: Launches, copies: NDArray[np.bool_]
+) -> NDArray[np.bool_]:
+    """Mask over host rows: an asynchronous copy call that outlasted its copy, and was not short."""
+    host, activity = tables.host, tables.activity
+    result = np.zeros(len(host), dtype=np.bool_)
+    own = np.flatnonzero(launches.known)
+    call = launches.row[own]
+    long_enough = host["end_ns"][call] - host["start_ns"][call] >= BLOCKING_COPY_NS
+    outlasted = host["end_ns"][call] >= activity["end_ns"][own]
+    result[call[long_enough & outlasted]] = True
+    return result & copies
+
+
+def _outermost(calls: Table) -> NDArray[np.bool_]:
+    """Mask of the rows that lie in no earlier row of the same thread; rows sorted by start."""
+    start, end = intervals_of(calls)
+    keep = np.ones(len(calls), dtype=np.bool_)
+    for _, rows in rows_by_thread(calls):
+        reach = np.maximum.accumulate(end[rows])
+        keep[rows[1:]] = start[rows[1:]] >= reach[:-1]
+    return keep
+
+
+def rows_by_thread(rows: Table) -> Iterator[tuple[int, Int64Array]]:
+    """For each thread, its code and the positions of its rows."""
+    codes = rows.coded("thread").codes
+    for code in distinct(codes).tolist():
+        yield code, np.flatnonzero(codes == code)

@@ -1,0 +1,252 @@
+"""Why was the device idle: input, a synchronising call, a late host, communication, unknown."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distprof.intervals import EMPTY, Intervals, covered, intersect, reach, subtract, union
+from distprof.run.launches import NO_THREAD, Launches, join_launches
+from distprof.run.tables import RankTables, intervals_of
+from distprof.schema import ABSENT, Int64Array, Table
+from distprof.sections.context import RankAnalysis, SyncStats
+from distprof.sections.idle.gaps import (
+    LATENCY_LIMIT_NS,
+    Gaps,
+    blocking_calls,
+    find_gaps,
+    rows_by_thread,
+)
+from distprof.sections.idle.result import IdleResult, RankIdle, SyncCall
+from distprof.sections.idle.sync_blame import blame_calls, sync_stats
+from distprof.sections.time.measure import Timeline
+from distprof.terms import IdleCause
+from distprof.units import name_ranks
+
+__all__ = ["INPUT_RANGES", "WAIT_CALLS", "IdleCauses", "attribute_idle", "combine_idle"]
+
+IN_GRAPH_RATIO = 0.2  # of the idle time, from which on a reader must know
+
+
+def combine_idle(
+    analyses: Sequence[RankAnalysis], num_steps: int, unavailable: Sequence[str] = ()
+) -> IdleResult:
+    """All ranks whose idle time could be attributed, and their synchronising calls."""
+    blind = [analysis.rank for analysis in analyses if analysis.idle is None]
+    known = [analysis for analysis in analyses if analysis.idle is not None]
+    notes = tuple(unavailable)
+    if blind:
+        notes += (
+            f"Idle time has no cause on {name_ranks(blind)}: "
+            "the host's side was not read, or is not in the trace.",
+        )
+    graphs = [a.idle for a in known if a.idle and _mostly_within_launches(a.idle)]
+    if graphs:
+        notes += (
+            f"Much of the idle time of {name_ranks(idle.rank for idle in graphs)} lies in CUDA "
+            "graphs, whose kernels the trace may lack: its cause is unknown.",
+        )
+    return IdleResult(
+        ranks=tuple(analysis.idle for analysis in known if analysis.idle is not None),
+        sync_calls=_combine_calls(known, num_steps),
+        unavailable=notes,
+    )
+
+
+def _mostly_within_launches(idle: RankIdle) -> bool:
+    return idle.within_launch_ns > IN_GRAPH_RATIO * idle.idle_ns
+
+
+def _combine_calls(analyses: Sequence[RankAnalysis], num_steps: int) -> tuple[SyncCall, ...]:
+    by_name: dict[str, list[tuple[int, SyncStats]]] = {}
+    for analysis in analyses:
+        for call in analysis.sync_calls:
+            by_name.setdefault(call.name, []).append((analysis.rank, call))
+    mean_over = max(1, len(analyses) * num_steps)
+    calls = [_mean_call(name, entries, mean_over) for name, entries in by_name.items()]
+    return tuple(sorted(calls, key=lambda c: (-c.idle_ns_per_step, -c.blocked_ns_per_step, c.name)))
+
+
+def _mean_call(name: str, entries: Sequence[tuple[int, SyncStats]], mean_over: int) -> SyncCall:
+    return SyncCall(
+        name=name,
+        ranks=tuple(sorted(rank for rank, _ in entries)),
+        count_per_step=sum(call.count for _, call in entries) / mean_over,
+        blocked_ns_per_step=sum(call.blocked_ns for _, call in entries) // mean_over,
+        idle_ns_per_step=sum(call.idle_ns for _, call in entries) // mean_over,
+    )
+
+
+# Attribution of one rank's idle time to causes: an exact partition of every gap ------------------
+
+INPUT_RANGES = re.compile(
+    r"^enumerate\(Data(Loader|Pipe)\)#|DataLoader\w*\.__next__|^distprof:input\b"
+)
+"""Names of host ranges in which the training loop waits for its next batch."""
+
+WAIT_CALLS = re.compile(r"\bwait_tensor$|^c10d::(wait|_wait)|^Work::wait")
+"""Names of host ranges in which a thread waits for a collective."""
+
+GRAPH_LAUNCHES = re.compile(r"^(cuda|hip|cu)GraphLaunch")
+"""Names of the calls that launch many activities, of which a trace may lack some."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IdleCauses:
+    """Idle time of one rank by cause, over the whole capture.
+
+    Args:
+        causes: Disjoint sets of intervals; what they leave of the idle time is unknown.
+        late: Mask over ACTIVITY: launched while the device had nothing left to do.
+        launched: Mask over ACTIVITY: the first of those that a recorded call launched.
+        within_launch: Idle time without a cause between two activities of one launch call, or
+            before the first recorded one of a graph launch that was made in time.
+        sync_calls: Synchronising calls inside the windows.
+        launches: The launch call of each activity.
+    """
+
+    causes: dict[IdleCause, Intervals]
+    late: NDArray[np.bool_]
+    launched: NDArray[np.bool_]
+    within_launch: Intervals
+    sync_calls: tuple[SyncStats, ...]
+    launches: Launches
+
+
+def attribute_idle(tables: RankTables, timeline: Timeline, windows: Intervals) -> IdleCauses:
+    """Why the device was idle, gap by gap, as this module's docstring defines it.
+
+    Args:
+        tables: The rank's tables, with host rows.
+        timeline: The sets of its activities.
+        windows: The analysed windows; only the figures of synchronising calls depend on them.
+    """
+    launches = join_launches(tables.activity["correlation"], tables.host)
+    gaps = find_gaps(tables.activity, timeline, launches, windows)
+    input_part = _input_part(tables.host, gaps)
+    calls = blocking_calls(tables, launches)
+    late = subtract(union(Intervals(gaps.start, gaps.ready)), input_part)
+    host_ns = covered(Intervals(gaps.start, gaps.ready), late)
+    blame = blame_calls(gaps, host_ns, calls, tables.activity, launches)
+    sync_rows = _last_part(gaps, late, host_ns, blame.ns)
+    sync = intersect(union(sync_rows), late)
+    comm_wait = _comm_wait_part(tables.host, gaps, launches, input_part)
+    inside = union(windows)
+    sync_ns = covered(sync_rows, intersect(sync, inside))
+    return IdleCauses(
+        causes={
+            IdleCause.INPUT: input_part,
+            IdleCause.SYNC: sync,
+            IdleCause.HOST: subtract(late, sync),
+            IdleCause.COMM_WAIT: comm_wait,
+        },
+        within_launch=subtract(
+            _held(gaps, gaps.within_launch | _of_graphs(tables.host, gaps)), comm_wait
+        ),
+        late=_launched_in(gaps, launches),
+        launched=_first_of_launch(tables.activity, launches),
+        sync_calls=sync_stats(calls, inside, blame.call, sync_ns),
+        launches=launches,
+    )
+
+
+# Causes -----------------------------------------------------------------------------------------
+
+
+def _input_part(host: Table, gaps: Gaps) -> Intervals:
+    """Gap time before the launch that data loading on the launching thread covers."""
+    rows = host.take(_named(host, INPUT_RANGES))
+    if len(rows) == 0:
+        return EMPTY
+    until = np.where(gaps.thread == NO_THREAD, gaps.end, gaps.launch)
+    parts = [_covered_part(gaps, until, gaps.thread == NO_THREAD, intervals_of(rows))]
+    for thread, of_thread in _by_thread(rows):
+        parts.append(_covered_part(gaps, until, gaps.thread == thread, of_thread))
+    return _join(parts)
+
+
+def _comm_wait_part(host: Table, gaps: Gaps, launches: Launches, taken: Intervals) -> Intervals:
+    if launches.known.any():
+        handed_over = np.minimum(gaps.end, gaps.ready + LATENCY_LIMIT_NS)
+        across = gaps.other_stream
+        return union(Intervals(gaps.ready[across], handed_over[across]))
+    rows = host.take(_named(host, WAIT_CALLS))
+    everywhere = np.ones(len(gaps.start), dtype=np.bool_)
+    return subtract(_covered_part(gaps, gaps.end, everywhere, intervals_of(rows)), taken)
+
+
+def _last_part(gaps: Gaps, late: Intervals, late_ns: Int64Array, wanted: Int64Array) -> Intervals:
+    """For each gap, the stretch up to ``ready`` that holds the last ``wanted`` ns of ``late``."""
+    if late.size == 0:
+        return Intervals(gaps.ready, gaps.ready)
+    begin = reach(late, np.cumsum(late_ns) - wanted)
+    return Intervals(np.where(wanted > 0, begin, gaps.ready), gaps.ready)
+
+
+def _held(gaps: Gaps, mask: NDArray[np.bool_]) -> Intervals:
+    """What is left of gaps once the launch of their next activity could have taken effect."""
+    return union(Intervals(gaps.ready[mask], gaps.end[mask]))
+
+
+def _of_graphs(host: Table, gaps: Gaps) -> NDArray[np.bool_]:
+    """Mask over gaps: a graph launch is what ends it."""
+    if len(host) == 0:
+        return np.zeros(len(gaps.call), dtype=np.bool_)
+    result: NDArray[np.bool_] = _named(host, GRAPH_LAUNCHES)[gaps.call] & (gaps.call != ABSENT)
+    return result
+
+
+def _covered_part(
+    gaps: Gaps, until: Int64Array, mask: NDArray[np.bool_], ranges: Intervals
+) -> Intervals:
+    return intersect(union(Intervals(gaps.start[mask], until[mask])), union(ranges))
+
+
+def _join(parts: list[Intervals]) -> Intervals:
+    return union(
+        Intervals(
+            np.concatenate([part.start for part in parts]),
+            np.concatenate([part.end for part in parts]),
+        )
+    )
+
+
+def _first_of_launch(activity: Table, launches: Launches) -> NDArray[np.bool_]:
+    """Mask over activities: the launch is on record and launched nothing earlier.
+
+    A graph launch starts many activities: it is one launch.
+    """
+    rows = np.flatnonzero(launches.known)
+    order = rows[np.argsort(activity["start_ns"][rows], kind="stable")]
+    _, first = np.unique(launches.row[order], return_index=True)
+    result = np.zeros(len(launches.known), dtype=np.bool_)
+    result[order[first]] = True
+    return result
+
+
+def _launched_in(gaps: Gaps, launches: Launches) -> NDArray[np.bool_]:
+    """Mask over activities: the launch call began while the device was idle."""
+    if len(gaps.start) == 0:
+        return np.zeros(len(launches.known), dtype=np.bool_)
+    at = np.searchsorted(gaps.start, launches.start, side="right") - 1
+    in_gap = (at >= 0) & (launches.start < gaps.end[np.maximum(at, 0)])
+    result: NDArray[np.bool_] = launches.known & in_gap
+    return result
+
+
+# Rows ---------------------------------------------------------------------------------------------
+
+
+def _named(host: Table, pattern: re.Pattern[str]) -> NDArray[np.bool_]:
+    names = host.coded("name")
+    return names.where([pattern.search(name) is not None for name in names.values])
+
+
+def _by_thread(rows: Table) -> Iterator[tuple[int, Intervals]]:
+    start, end = intervals_of(rows)
+    for code, of_thread in rows_by_thread(rows):
+        yield code, Intervals(start[of_thread], end[of_thread])

@@ -1,0 +1,78 @@
+"""Rows of results that are measured on one rank alone."""
+
+from __future__ import annotations
+
+from distprof.sections.base import Record, Result
+
+__all__ = ["IdleResult", "PausesResult", "RankIdle", "RankPauses", "SyncCall"]
+
+
+class RankIdle(Record, frozen=True, kw_only=True):
+    """One rank over all analysed steps; the causes add up to ``idle_ns`` exactly.
+
+    ``within_launch_ns`` is the part of ``unknown_ns`` between two activities of one launch call, or
+    before the first recorded one of a CUDA graph: the trace may lack kernels there.
+    """
+
+    rank: int
+    idle_ns: int
+    input_ns: int
+    sync_ns: int
+    host_ns: int
+    comm_wait_ns: int
+    unknown_ns: int
+    num_kernels: int
+    median_kernel_ns: int | None
+    late_launch_ratio: float | None  # share of launches made after the device had run dry
+    within_launch_ns: int = 0
+
+
+# Why was the device idle: input, a synchronising call, a late host, communication, unknown -------
+
+
+class SyncCall(Record, frozen=True, kw_only=True):
+    """A synchronising runtime call, all ranks and analysed steps added up."""
+
+    name: str
+    ranks: tuple[int, ...]
+    count_per_step: float  # mean over ranks and steps
+    blocked_ns_per_step: int  # mean host time inside it
+    idle_ns_per_step: int  # mean device idle time blamed on it
+
+
+class IdleResult(Result, frozen=True, kw_only=True):
+    """Idle time by cause, and the calls that drained the device's queue."""
+
+    ranks: tuple[RankIdle, ...]
+    sync_calls: tuple[SyncCall, ...]
+
+
+# Time that training threads lost to garbage collection and to waiting for input ------------------
+
+
+class RankPauses(Record, frozen=True, kw_only=True):
+    """One rank over all logged steps but the first, which holds initialisation.
+
+    Args:
+        rank: Global rank.
+        gc_ns_per_step: Garbage collection, mean per step; overlapping times count once.
+        num_gc: Collections.
+        longest_gc_ns: The longest, None without one.
+        input_ns_per_step: Waiting for the data loader, mean per step.
+        num_input: Waits.
+        longest_input_ns: The longest, None without one.
+    """
+
+    rank: int
+    gc_ns_per_step: int
+    num_gc: int
+    longest_gc_ns: int | None
+    input_ns_per_step: int
+    num_input: int
+    longest_input_ns: int | None
+
+
+class PausesResult(Result, frozen=True, kw_only=True):
+    """Pauses of each rank whose pauses were watched."""
+
+    ranks: tuple[RankPauses, ...] = ()

@@ -1,0 +1,93 @@
+"""# garbage-collection-pauses
+
+## What it detects
+Python's garbage collector stops the training thread for a noticeable share of the time.
+
+## Why it costs time
+While it collects, nothing is launched. Ranks collect at different moments, so that at the next
+collective all wait for whichever did.
+
+## Evidence needed
+A run directory with pauses (`pauses.jsonl`) and a step log, of the whole run and not of the traced
+steps only.
+
+## How the cost is computed
+Time in collections of the rank that collects most, mean per step, without the first step. Ranks
+that collect at different moments cost more than that, ranks whose device has work queued cost less.
+What other ranks wait for it may be in a straggler finding too.
+
+## How to fix
+After set-up call `gc.collect()` and `gc.freeze()`, so that long-lived objects are not looked at
+again. Then `gc.disable()`, and `gc.collect()` on all ranks in the same step, every some hundred.
+
+## Example
+```text
+garbage-collection-pauses: rank 1 spends 20.5 ms of each step (14.6 %) in Python's garbage
+collector; the longest of 6 collections takes 61.2 ms.
+```
+
+## When it is wrong
+A short run has few collections: one long one weighs more than it would in a day of training.
+
+## Sources
+Python documentation of the module `gc`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from distprof.rules.base import Draft, Limit, Limits, rule
+from distprof.sections.idle.result import PausesResult, RankPauses
+from distprof.sections.step_log.result import StepLogResult
+from distprof.terms import Severity
+from distprof.units import format_duration, format_ratio, name_ranks
+
+
+@rule(
+    code="HST103",
+    severity=Severity.WARNING,
+    since="0.1.0",
+    needs=(PausesResult, StepLogResult),
+    limits={"min_step_ratio": Limit(0.01, "share of the step that collections may take")},
+)
+def check(pauses: PausesResult, step_log: StepLogResult, limits: Limits) -> Iterator[Draft]:
+    """Yield one finding for the run."""
+    step = step_log.median_ns or step_log.traced_median_ns
+    if not step:
+        return  # bare traces: garbage collection is not in them
+    least = limits["min_step_ratio"] * step
+    found = [rank for rank in pauses.ranks if rank.gc_ns_per_step > least]
+    if not found:
+        return
+    ranks = tuple(rank.rank for rank in found)
+    worst = max(found, key=lambda rank: rank.gc_ns_per_step)
+    yield Draft(
+        message=(
+            f"{_who(ranks)} {format_duration(worst.gc_ns_per_step)} of each step "
+            f"({format_ratio(worst.gc_ns_per_step / step)}) in Python's garbage collector; "
+            f"{_longest(worst)}."
+        ),
+        fix=(
+            "Call gc.collect() and gc.freeze() after set-up, then gc.disable(), and gc.collect() "
+            "on all ranks in the same step, every some hundred steps."
+        ),
+        cost_ns_per_step=worst.gc_ns_per_step,
+        ranks=ranks,
+        evidence=("pauses.ranks", "step_log.median_ns"),
+        without=f"rank {ranks[0]}" if len(ranks) == 1 else "",
+    )
+
+
+def _who(ranks: tuple[int, ...]) -> str:
+    if len(ranks) == 1:
+        return f"Rank {ranks[0]} spends"
+    names = name_ranks(ranks)
+    return f"{names[:1].upper()}{names[1:]} spend up to"
+
+
+def _longest(rank: RankPauses) -> str:
+    longest = format_duration(rank.longest_gc_ns)
+    if rank.num_gc == 1:
+        return f"its only collection takes {longest}"
+    return f"the longest of {rank.num_gc} collections takes {longest}"

@@ -1,0 +1,1 @@
+"""How the input pipeline feeds a rank."""

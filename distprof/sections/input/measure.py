@@ -1,0 +1,60 @@
+"""How one rank is fed: who loads its batches, and from what memory they are copied."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distprof.intervals import Intervals, covered, subtract, union
+from distprof.run.tables import RankTables, intervals_of
+from distprof.schema import Table
+from distprof.sections.context import RankInput
+from distprof.sections.time.measure import Timeline
+
+__all__ = ["measure_input"]
+
+OWN_LOADS = re.compile(r"^enumerate\(DataLoader\)#_SingleProcessDataLoaderIter\.__next__$")
+"""Ranges in which the training thread makes the batch itself; source: torch's dataloader.py."""
+
+WORKER_LOADS = re.compile(r"^enumerate\(DataLoader\)#_MultiProcessingDataLoaderIter\.__next__$")
+"""Ranges in which it takes one from workers."""
+
+PAGEABLE_COPIES = re.compile(r"^Memcpy HtoD \(Pageable -> Device\)$")
+"""Copies as CUPTI names them; on AMD's devices kinds of host memory are not told apart."""
+
+
+def measure_input(tables: RankTables, windows: Intervals, timeline: Timeline) -> RankInput:
+    """Loads and copies that touch the windows.
+
+    Args:
+        tables: The rank's tables; without host rows nothing is known of loads.
+        windows: The analysed windows.
+        timeline: The sets of its activities.
+    """
+    inside = union(windows)
+    copies = tables.activity.take(_named(tables.activity, PAGEABLE_COPIES))
+    own = tables.host.take(_named(tables.host, OWN_LOADS))
+    workers = tables.host.take(_named(tables.host, WORKER_LOADS))
+    together = union(intervals_of(copies))
+    return RankInput(
+        num_own_loads=_num_inside(own, inside),
+        num_worker_loads=_num_inside(workers, inside),
+        num_pageable=_num_inside(copies, inside),
+        pageable_ns=int(covered(inside, together).sum()),
+        exposed_pageable_ns=int(covered(inside, _alone(together, timeline)).sum()),
+    )
+
+
+def _alone(copies: Intervals, timeline: Timeline) -> Intervals:
+    return subtract(subtract(copies, timeline.computation), timeline.communication)
+
+
+def _num_inside(rows: Table, inside: Intervals) -> int:
+    return int((covered(intervals_of(rows), inside) > 0).sum()) if len(rows) else 0
+
+
+def _named(rows: Table, pattern: re.Pattern[str]) -> NDArray[np.bool_]:
+    names = rows.coded("name")
+    return names.where([pattern.search(name) is not None for name in names.values])

@@ -1,0 +1,94 @@
+"""How long training waits for its batches: what rules on data loaders have in common."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+
+from distprof.rules.base import InsufficientEvidenceError
+from distprof.sections.idle.result import IdleResult, PausesResult
+from distprof.sections.shares import mean_step
+from distprof.sections.step_log.result import StepLogResult
+from distprof.sections.stragglers.result import StragglersResult
+from distprof.sections.time.result import StepTimeResult, WaterfallResult
+from distprof.terms import StragglerCause, StragglerPattern
+from distprof.units import format_duration, format_ratio
+
+__all__ = ["Waiting", "named_for_late_input", "waiting_for_input"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """Time for which the training loop waits for its next batch, mean per step.
+
+    Args:
+        ns: Mean over ranks.
+        ratio: Share of the step.
+        share: For people: ``27.8 % of each step (11.1 ms of 39.8 ms)``.
+        ranks: Those that wait as long as the limit; empty where that is not told apart.
+    """
+
+    ns: int
+    ratio: float
+    share: str
+    ranks: tuple[int, ...] = ()
+
+
+def waiting_for_input(
+    idle: IdleResult,
+    waterfall: WaterfallResult,
+    step_time: StepTimeResult,
+    pauses: PausesResult,
+    step_log: StepLogResult,
+    least_ratio: float,
+) -> Waiting:
+    """By the traces where there are some, else by what the probes logged of every step.
+
+    Args:
+        idle: Idle time by cause.
+        waterfall: The mean step.
+        step_time: Whether there are steps.
+        pauses: Waits for data loaders.
+        step_log: Steps, with phases.
+        least_ratio: Share of its step for which a rank has to wait to be named.
+
+    Raises:
+        InsufficientEvidenceError: If neither is there.
+    """
+    if idle.ranks:
+        step = mean_step(waterfall, step_time)
+        mean_ns = step.mean(step.total.idle_input_ns)
+        spans = {rank.rank: rank.span_ns for rank in waterfall.ranks}
+        late = tuple(
+            rank.rank
+            for rank in idle.ranks
+            if rank.input_ns >= least_ratio * spans.get(rank.rank, rank.idle_ns)
+        )
+        return Waiting(ns=mean_ns, ratio=step.ratio(mean_ns), share=step.share(mean_ns), ranks=late)
+    return _logged(pauses, step_log, least_ratio)
+
+
+def _logged(pauses: PausesResult, step_log: StepLogResult, least_ratio: float) -> Waiting:
+    step_ns = step_log.median_ns
+    if not pauses.ranks or not step_ns:
+        raise InsufficientEvidenceError(
+            "neither traces with host activities nor logged waits for a data loader"
+        )
+    waits = {rank.rank: rank.input_ns_per_step for rank in pauses.ranks}
+    mean_ns = round(statistics.mean(waits.values()))
+    times = f"{format_duration(mean_ns)} of {format_duration(step_ns)}"
+    return Waiting(
+        ns=mean_ns,
+        ratio=mean_ns / step_ns,
+        share=f"{format_ratio(mean_ns / step_ns)} of each step ({times})",
+        ranks=tuple(rank for rank, wait in waits.items() if wait >= least_ratio * step_ns),
+    )
+
+
+def named_for_late_input(stragglers: StragglersResult) -> set[int]:
+    """Ranks whose late input a straggler rule reports."""
+    return {
+        rank.rank
+        for rank in stragglers.ranks
+        if rank.pattern is not StragglerPattern.NONE and rank.cause is StragglerCause.LATE_INPUT
+    }

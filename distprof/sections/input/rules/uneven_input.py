@@ -1,0 +1,114 @@
+"""# uneven-input
+
+## What it detects
+One rank, or a few, waits for its batches longer than the others.
+
+## Why it costs time
+A synchronous job goes at the pace of its slowest rank: the others wait at the next collective or
+for the next message.
+
+## Evidence needed
+A step log with the phase `input`, or waits for a `DataLoader`, of every rank. Where the straggler
+rules already name the rank for its late input, this rule is silent.
+
+## How the cost is computed
+The rank's input time per step less the median of its peers, the largest of all ranks: an upper
+bound, since a rank that would have waited for others anyway loses nothing.
+
+## How to fix
+Look at what this rank reads: storage and size of its shard, `num_workers` and `prefetch_factor`,
+other processes on its cores, longer samples than elsewhere.
+
+## Example
+```text
+uneven-input: rank 1 waits 20.7 ms of each step (13.1 %) for its input, the median of its peers is
+186 µs.
+```
+
+## When it is wrong
+In a pipeline only some stages need input: a stage that reads nothing waits for nothing.
+
+## Sources
+Formula sheet, "Measured from traces" (straggler; input wait).
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+
+from distprof.rules.base import Draft, Limit, Limits, rule
+from distprof.sections.idle.result import PausesResult
+from distprof.sections.step_log.result import StepLogResult
+from distprof.sections.stragglers.result import StragglersResult
+from distprof.terms import Severity, StragglerCause, StragglerPattern
+from distprof.units import format_duration, format_ratio, name_ranks
+
+
+@rule(
+    code="INP102",
+    severity=Severity.WARNING,
+    since="0.1.0",
+    needs=(StepLogResult, PausesResult, StragglersResult),
+    limits={
+        "min_step_ratio": Limit(0.03, "share of the step that a rank may wait beyond its peers")
+    },
+)
+def check(
+    step_log: StepLogResult, pauses: PausesResult, stragglers: StragglersResult, limits: Limits
+) -> Iterator[Draft]:
+    """Yield one finding for the ranks that wait longer than the others."""
+    step, waits = step_log.median_ns, _input_ns(step_log, pauses)
+    if not step or len(waits) < 2:
+        return  # bare traces, or one rank alone
+    excess = {rank: wait - _peers(waits, rank) for rank, wait in waits.items()}
+    least = limits["min_step_ratio"] * step
+    late = tuple(
+        rank for rank, more in excess.items() if more > least and rank not in _named(stragglers)
+    )
+    if not late:
+        return
+    worst = max(late, key=lambda rank: excess[rank])
+    yield Draft(
+        message=(
+            f"{_who(late)} {format_duration(waits[worst])} of each step "
+            f"({format_ratio(waits[worst] / step)}) for input, the median of the peers is "
+            f"{format_duration(_peers(waits, worst))}."
+        ),
+        fix=(
+            "Look at what these ranks read: storage and size of the shard, num_workers, "
+            "prefetch_factor, CPU contention with the data loader, sample lengths."
+        ),
+        cost_ns_per_step=int(excess[worst]),
+        ranks=late,
+        evidence=("step_log.ranks", "pauses.ranks"),
+        without="uneven-input",
+    )
+
+
+def _input_ns(step_log: StepLogResult, pauses: PausesResult) -> dict[int, int]:
+    """Rank to its time for input per step; a data loader's waits inside the phase count once."""
+    loader = {rank.rank: rank.input_ns_per_step for rank in pauses.ranks}
+    return {
+        rank.rank: rank.phases.get("input", 0) + loader.get(rank.rank, 0) for rank in step_log.ranks
+    }
+
+
+def _peers(waits: dict[int, int], rank: int) -> float:
+    return statistics.median(wait for other, wait in waits.items() if other != rank)
+
+
+def _named(stragglers: StragglersResult) -> set[int]:
+    """Ranks whose late input a straggler rule reports."""
+    return {
+        rank.rank
+        for rank in stragglers.ranks
+        if rank.pattern is not StragglerPattern.NONE and rank.cause is StragglerCause.LATE_INPUT
+    }
+
+
+def _who(ranks: tuple[int, ...]) -> str:
+    if len(ranks) == 1:
+        return f"Rank {ranks[0]} waits"
+    names = name_ranks(ranks)
+    return f"{names[:1].upper()}{names[1:]} wait up to"

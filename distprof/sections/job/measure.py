@@ -1,0 +1,170 @@
+"""What was run, how it ended, and what was watching: run.json, folded over ranks."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+
+from distprof.artefacts.run_file import Overhead, RankEntry, RunFile
+from distprof.run.run import Run
+from distprof.sections.job.result import (
+    JobError,
+    JobExit,
+    JobFailure,
+    JobFault,
+    JobResult,
+    ProbeOverhead,
+    ProbeState,
+)
+from distprof.units import name_ranks
+
+__all__ = ["NO_RUN_DIRECTORY", "analyze_job"]
+
+NO_RUN_DIRECTORY = "the traces come without a run directory (run.json)"
+
+_MAX_ERRORS = 16
+
+_MAX_TEXT = 2_000
+
+_MAX_NOTES = 64
+
+
+def analyze_job(run: Run) -> JobResult:
+    """The job of a run; one without a run directory says only that."""
+    job = run.job
+    if job is None:
+        return JobResult(kind=None, unavailable=(NO_RUN_DIRECTORY,))
+    return JobResult(
+        kind=job.kind,
+        command=job.command,
+        workload=job.workload,
+        strategy=job.strategy,
+        outcome=job.outcome,
+        duration_ns=None if job.ended_ns is None else max(0, job.ended_ns - job.started_ns),
+        failure=_failure(job),
+        exits=_exits(job.ranks),
+        errors=_errors(run),
+        faults=tuple(
+            JobFault(kind=f.kind, target=f.target, amount=f.amount, text=f.text) for f in job.faults
+        ),
+        coverage=job.coverage.text,
+        probes=_probes(job.ranks),
+        overhead=_overhead(job.ranks),
+        git_commit=job.git_commit,
+        notes=(*job.notes, *_end_unseen(job)),
+        probe_notes=_probe_notes(job.ranks),
+        config=_flat(job.config),
+        environment=dict(job.environment),
+        started_ns=job.started_ns,
+        ended_ns=job.ended_ns,
+    )
+
+
+def _flat(config: Mapping[str, Mapping[str, object]]) -> dict[str, str]:
+    """Sections and options as one level of text."""
+    return {
+        f"{section}.{option}": str(value)[:_MAX_TEXT]
+        for section, options in config.items()
+        for option, value in options.items()
+    }
+
+
+def _failure(job: RunFile) -> JobFailure | None:
+    found = job.failure
+    if found is None:
+        return None
+    after = None if found.detected_ns is None else max(0, found.detected_ns - job.started_ns)
+    return JobFailure(
+        rank=found.rank,
+        kind=found.kind,
+        message=found.message[:_MAX_TEXT],
+        step=found.step,
+        after_ns=after,
+    )
+
+
+def _exits(entries: Iterable[RankEntry]) -> tuple[JobExit, ...]:
+    """Ends folded over ranks, ranks that failed by themselves first."""
+    alike: dict[tuple[int | None, str, bool], list[int]] = {}
+    for entry in entries:
+        if entry.exit is not None:
+            key = (entry.exit.code, entry.exit.signal, entry.exit.by_launcher)
+            alike.setdefault(key, []).append(entry.rank)
+    exits = [
+        JobExit(ranks=tuple(ranks), code=code, signal=signal, by_launcher=by_launcher)
+        for (code, signal, by_launcher), ranks in alike.items()
+    ]
+    return tuple(sorted(exits, key=lambda e: (e.by_launcher, e.code == 0, e.ranks)))
+
+
+def _errors(run: Run) -> tuple[JobError, ...]:
+    """Exceptions, those that tell of more than a lost peer first."""
+    ordered = sorted(run.errors, key=lambda error: (error.is_peer_loss, error.time_ns))
+    return tuple(
+        JobError(
+            rank=error.rank,
+            kind=error.kind,
+            message=error.message[:_MAX_TEXT],
+            step=error.step,
+            is_peer_loss=error.is_peer_loss,
+        )
+        for error in ordered[:_MAX_ERRORS]
+    )
+
+
+def _probes(entries: Iterable[RankEntry]) -> tuple[ProbeState, ...]:
+    alike: dict[tuple[str, str, str], list[tuple[int, int, int]]] = {}
+    for entry in entries:
+        for probe in entry.probes:
+            key = (probe.name, probe.state, probe.reason)
+            alike.setdefault(key, []).append((entry.rank, probe.num_records, probe.num_dropped))
+    return tuple(
+        ProbeState(
+            name=name,
+            state=state,
+            reason=reason,
+            ranks=tuple(rank for rank, _, _ in ranks),
+            num_records=sum(records for _, records, _ in ranks),
+            num_dropped=sum(dropped for _, _, dropped in ranks),
+        )
+        for (name, state, reason), ranks in alike.items()
+    )
+
+
+def _overhead(entries: Sequence[RankEntry]) -> tuple[ProbeOverhead, ...]:
+    by_mode: dict[str, list[tuple[int, Overhead]]] = {}
+    for entry in entries:
+        for measured in entry.overhead:
+            by_mode.setdefault(measured.mode, []).append((entry.rank, measured))
+    return tuple(_median_overhead(mode, found) for mode, found in sorted(by_mode.items()))
+
+
+def _median_overhead(mode: str, found: Sequence[tuple[int, Overhead]]) -> ProbeOverhead:
+    measured = [overhead for _, overhead in found]
+    return ProbeOverhead(
+        mode=mode,
+        ratio=statistics.median(o.ratio for o in measured),
+        low=statistics.median(o.low for o in measured),
+        high=statistics.median(o.high for o in measured),
+        num_pairs=min(o.num_pairs for o in measured),
+        step_ns=round(statistics.median(o.step_ns for o in measured)),
+        ranks=tuple(rank for rank, _ in found),
+        method=measured[0].method,
+    )
+
+
+def _probe_notes(entries: Iterable[RankEntry]) -> tuple[str, ...]:
+    """Notes folded over ranks, at most some."""
+    alike: dict[str, list[int]] = {}
+    for entry in entries:
+        for note in entry.notes:
+            alike.setdefault(note[:_MAX_TEXT], []).append(entry.rank)
+    return tuple(f"{name_ranks(ranks)}: {note}" for note, ranks in list(alike.items())[:_MAX_NOTES])
+
+
+def _end_unseen(job: RunFile) -> tuple[str, ...]:
+    if job.outcome != "running":
+        return ()
+    return (
+        "How the job ended was not recorded: it was still running, or its launcher was killed.",
+    )

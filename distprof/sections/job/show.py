@@ -1,0 +1,113 @@
+"""The job: how it ended, what was done to it on purpose, what watching it cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from distprof.escape import short_ranks, shorten
+from distprof.sections.job.result import JobExit, JobResult, ProbeOverhead, ProbeState
+from distprof.sections.table import TableColumn, TableView
+from distprof.units import format_duration, format_ratio, name_ranks
+
+if TYPE_CHECKING:
+    from distprof.sections.report import Report
+
+__all__ = ["job_facts", "job_table", "mesh_text"]
+
+MAX_ERRORS_SHOWN = 3
+MAX_NOTES_SHOWN = 6
+_MAX_TEXT = 300
+_MODES = {"always_on": "always-on probes", "tracing": "tracing"}
+_QUIET = ("on", "off")
+
+
+def job_facts(report: Report) -> tuple[str, ...]:
+    """What a reader must know before any number: faults on purpose, and what probes cost."""
+    job = report.job
+    facts = []
+    if job.faults:
+        facts.append("injected on purpose: " + ", ".join(fault.text for fault in job.faults))
+    if job.overhead:
+        facts.append("measured cost: " + ", ".join(_overhead_text(o) for o in job.overhead))
+    return tuple(facts)
+
+
+def mesh_text(mesh: dict[str, int], strategy: str) -> str:
+    """For example ``pp 2 × dp_shard 4``; empty where one axis, or the strategy, says as much."""
+    if "×" in strategy:
+        return ""
+    axes = [f"{axis} {size}" for axis, size in mesh.items() if size > 1]
+    return " × ".join(axes) if len(axes) > 1 else ""
+
+
+def job_table(report: Report, *, show_all: bool) -> TableView | None:
+    """How the job ended and what its probes could not do; only what is worth saying."""
+    job = report.job
+    if job.kind is None:
+        return None
+    rows = tuple(_rows(job, show_all=show_all))
+    all_notes = (*job.notes, *job.probe_notes)
+    notes = all_notes if show_all else job.notes[:MAX_NOTES_SHOWN]
+    if not rows and not notes:
+        return None
+    return TableView(
+        title="Job",
+        columns=(TableColumn(title="", left=True), TableColumn(title="", left=True, wrap=True)),
+        rows=rows,
+        notes=tuple(notes),
+    )
+
+
+def _rows(job: JobResult, *, show_all: bool) -> Iterator[tuple[str, str]]:
+    if job.outcome != "completed" or show_all:
+        lasted = f" after {format_duration(job.duration_ns)}" if job.duration_ns else ""
+        yield "outcome", f"{job.outcome}{lasted}"
+    if show_all:
+        yield "command", shorten(" ".join(job.command), _MAX_TEXT)
+        if job.git_commit:
+            yield "commit", job.git_commit
+        if job.coverage and job.coverage != "all":
+            yield "ranks to trace", job.coverage
+    unusual = [end for end in job.exits if show_all or end.code != 0]
+    for end in unusual if job.outcome != "completed" or show_all else ():
+        yield f"end of {_ranks(end.ranks)}", _exit_text(end)
+    own = [error for error in job.errors if show_all or not error.is_peer_loss]
+    for error in own if show_all else own[:MAX_ERRORS_SHOWN]:
+        after = "" if error.step is None else f" after step {error.step}"
+        words = shorten(" ".join(error.message.split()), _MAX_TEXT)
+        yield f"error of rank {error.rank}", f"{error.kind}{after}: {words}"
+    lost = [error.rank for error in job.errors if error.is_peer_loss]
+    if lost and not show_all:
+        yield "lost a peer", _ranks(tuple(sorted(lost)))
+    for probe in job.probes:
+        if show_all or probe.num_dropped or probe.state in ("failed", "yielded"):
+            yield f"probe {probe.name}", _probe_text(probe)
+
+
+def _ranks(ranks: tuple[int, ...]) -> str:
+    return f"rank{'' if len(ranks) == 1 else 's'} {short_ranks(ranks, 20)}"
+
+
+def _exit_text(end: JobExit) -> str:
+    how = end.signal if end.signal else "not seen" if end.code is None else f"exit code {end.code}"
+    return f"{how}, ended by the launcher" if end.by_launcher else how
+
+
+def _probe_text(probe: ProbeState) -> str:
+    parts = [probe.state if probe.state not in _QUIET or not probe.reason else "", probe.reason]
+    if probe.num_dropped:
+        parts.append(f"{probe.num_dropped:,} of {probe.num_records + probe.num_dropped:,} lost")
+    said = ": ".join(part for part in parts[:2] if part) or probe.state
+    return "; ".join([said, *parts[2:]]) + f" ({name_ranks(probe.ranks)})"
+
+
+def _overhead_text(overhead: ProbeOverhead) -> str:
+    """For example ``tracing 4.1 % (2.0 % to 6.3 %)``; one below zero is not told from none."""
+    name = _MODES.get(overhead.mode, overhead.mode)
+    interval = f"{_signed(overhead.low)} to {_signed(overhead.high)}"
+    return f"{name} {_signed(overhead.ratio)} of a step ({interval})"
+
+
+def _signed(ratio: float) -> str:
+    return format_ratio(ratio) if ratio >= 0 else f"−{format_ratio(-ratio)}"

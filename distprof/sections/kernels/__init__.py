@@ -1,0 +1,1 @@
+"""Kernels by name, and how ranks differ in them."""

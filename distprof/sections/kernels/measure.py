@@ -1,0 +1,243 @@
+"""Which kernels take the time, and on which rank is the same kernel slower than on its peers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distprof.run.codes import distinct
+from distprof.schema import Int64Array, Table
+from distprof.sections.context import KernelStats, RankAnalysis
+from distprof.sections.kernels.result import CategoryTime, KernelRow, KernelsResult, RankSpeed
+from distprof.terms import ActivityKind
+
+__all__ = ["combine_kernels", "kernel_stats"]
+
+TABLE_LIMIT = 200
+
+EQUAL_COUNT_RATIO = 0.02  # ranks that launch a kernel about equally often do the same work with it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Cells:
+    """Kernel statistics of all ranks, one entry per rank and kernel; arrays of one length.
+
+    ``kernel`` numbers the distinct (kind, name) pairs; entries are sorted by it, then by median.
+    """
+
+    keys: tuple[tuple[int, str], ...]
+    ranks: tuple[int, ...]
+    kernel: Int64Array
+    rank: Int64Array
+    count: Int64Array
+    total_ns: Int64Array
+    median_ns: Int64Array
+    first: Int64Array  # first entry of each kernel
+    num_ranks: Int64Array  # entries of each kernel
+
+
+def combine_kernels(
+    analyses: Sequence[RankAnalysis], unavailable: Sequence[str] = ()
+) -> KernelsResult:
+    """The kernel table of all ranks, and how fast each rank runs what the others run too.
+
+    At most :data:`TABLE_LIMIT` kernels are listed; one row stands for the rest. A median of an even
+    number of ranks is the lower one: of two ranks, the faster is the measure.
+    """
+    cells = _cells_of(analyses)
+    return KernelsResult(
+        categories=_categories(cells),
+        kernels=_kernel_rows(cells),
+        ranks=_rank_speeds(cells),
+        unavailable=tuple(unavailable),
+    )
+
+
+def _cells_of(analyses: Sequence[RankAnalysis]) -> _Cells:
+    numbers: dict[tuple[int, str], int] = {}
+    rows = [
+        (
+            numbers.setdefault((kernel.kind, kernel.name), len(numbers)),
+            position,
+            kernel.count,
+            kernel.total_ns,
+            kernel.median_ns,
+        )
+        for position, analysis in enumerate(analyses)
+        for kernel in analysis.kernels
+    ]
+    table = np.array(rows, dtype=np.int64).reshape(-1, 5)
+    table = table[np.lexsort((table[:, 1], table[:, 4], table[:, 0]))]
+    num_ranks = np.bincount(table[:, 0], minlength=len(numbers)).astype(np.int64)
+    return _Cells(
+        keys=tuple(numbers),
+        ranks=tuple(analysis.rank for analysis in analyses),
+        kernel=table[:, 0],
+        rank=table[:, 1],
+        count=table[:, 2],
+        total_ns=table[:, 3],
+        median_ns=table[:, 4],
+        first=np.cumsum(num_ranks) - num_ranks,
+        num_ranks=num_ranks,
+    )
+
+
+def _add_per_kernel(cells: _Cells, values: Int64Array) -> Int64Array:
+    return np.add.reduceat(values, cells.first) if len(values) else np.empty(0, np.int64)
+
+
+def _median_per_kernel(cells: _Cells, values: Int64Array) -> Int64Array:
+    """Lower median over the ranks that run each kernel."""
+    order = np.lexsort((values, cells.kernel))
+    middle: Int64Array = values[order][cells.first + (cells.num_ranks - 1) // 2]
+    return middle
+
+
+def _categories(cells: _Cells) -> tuple[CategoryTime, ...]:
+    kind = np.array([key[0] for key in cells.keys], dtype=np.int64)[cells.kernel]
+    return tuple(
+        CategoryTime(
+            kind=_label(number),
+            count=int(cells.count[kind == number].sum()),
+            total_ns=int(cells.total_ns[kind == number].sum()),
+        )
+        for number in distinct(kind).tolist()
+    )
+
+
+def _kernel_rows(cells: _Cells) -> tuple[KernelRow, ...]:
+    total_ns = _add_per_kernel(cells, cells.total_ns)
+    count = _add_per_kernel(cells, cells.count)
+    median_ns = _median_per_kernel(cells, cells.median_ns)
+    names = np.array([key[1] for key in cells.keys], dtype=object)
+    order = np.lexsort((names.astype(str), -total_ns)) if len(names) else np.empty(0, np.int64)
+    shown = order if len(order) <= TABLE_LIMIT else order[: TABLE_LIMIT - 1]
+    rows = [_kernel_row(cells, k, count, total_ns, median_ns) for k in shown.tolist()]
+    rest = order[len(shown) :]
+    if len(rest):
+        rows.append(_folded_row(count[rest], total_ns[rest], median_ns[rest]))
+    return tuple(rows)
+
+
+def _kernel_row(
+    cells: _Cells, k: int, count: Int64Array, total_ns: Int64Array, median_ns: Int64Array
+) -> KernelRow:
+    kind, name = cells.keys[k]
+    slowest = int(cells.first[k] + cells.num_ranks[k] - 1)  # entries are sorted by median
+    comparable = cells.num_ranks[k] > 1 and median_ns[k] > 0
+    return KernelRow(
+        name=name,
+        kind=_label(kind),
+        count=int(count[k]),
+        total_ns=int(total_ns[k]),
+        median_ns=int(median_ns[k]),
+        slowest_rank=cells.ranks[int(cells.rank[slowest])] if comparable else None,
+        spread=float(cells.median_ns[slowest] / median_ns[k]) if comparable else None,
+    )
+
+
+def _folded_row(count: Int64Array, total_ns: Int64Array, median_ns: Int64Array) -> KernelRow:
+    order = np.argsort(median_ns, kind="stable")
+    half = np.searchsorted(np.cumsum(count[order]), (count.sum() + 1) // 2)
+    return KernelRow(
+        name=f"({len(count)} other kernels)",
+        kind="other",
+        count=int(count.sum()),
+        total_ns=int(total_ns.sum()),
+        median_ns=int(median_ns[order][half]),
+        slowest_rank=None,
+        spread=None,
+    )
+
+
+def _rank_speeds(cells: _Cells) -> tuple[RankSpeed, ...]:
+    """How each rank's shared computation kernels compare with the typical rank's."""
+    kind = np.array([key[0] for key in cells.keys], dtype=np.int64)
+    shared = (kind == ActivityKind.COMPUTATION) & (cells.num_ranks > 1)
+    typical_ns = _median_per_kernel(cells, cells.median_ns)
+    typical_count = _median_per_kernel(cells, cells.count)
+    weight = _median_per_kernel(cells, cells.total_ns)
+    mine = shared[cells.kernel]
+    expected = typical_count[cells.kernel]
+    equal = mine & (np.abs(cells.count - expected) <= EQUAL_COUNT_RATIO * expected)
+    equal &= typical_ns[cells.kernel] > 0
+    ratio = cells.median_ns / np.maximum(typical_ns, 1)[cells.kernel]
+    weights = np.where(equal, weight[cells.kernel], 0).astype(np.float64)
+    time = _per_rank(cells, ratio * weights)
+    weight_sum = _per_rank(cells, weights)
+    work = _per_rank(cells, np.where(mine, cells.count * typical_ns[cells.kernel], 0))
+    typical_work = _lower_median(work)
+    num_shared = np.bincount(cells.rank[equal], minlength=len(cells.ranks))
+    return tuple(
+        RankSpeed(
+            rank=rank,
+            relative_time=float(time[i] / weight_sum[i]) if weight_sum[i] > 0 else None,
+            relative_work=float(work[i] / typical_work) if typical_work > 0 else None,
+            num_shared_kernels=int(num_shared[i]),
+        )
+        for i, rank in enumerate(cells.ranks)
+    )
+
+
+def _per_rank(cells: _Cells, values: NDArray[Any]) -> NDArray[np.float64]:
+    sums = np.bincount(cells.rank, weights=values, minlength=len(cells.ranks))
+    return sums.astype(np.float64)
+
+
+def _lower_median(values: NDArray[np.float64]) -> float:
+    return float(np.sort(values)[(len(values) - 1) // 2]) if len(values) else 0.0
+
+
+def _label(kind: int) -> str:
+    return ActivityKind(kind).name.lower()
+
+
+# Statistics of one rank's kernels by name --------------------------------------------------------
+
+_NUM_KINDS = len(ActivityKind)
+
+
+def kernel_stats(activity: Table, inside: NDArray[np.bool_]) -> tuple[KernelStats, ...]:
+    """Count, total and median duration of each kernel, copy or operator name, longest first.
+
+    Args:
+        activity: ACTIVITY table.
+        inside: Mask of the rows to count; annotations are left out whatever it says.
+    """
+    rows = np.flatnonzero(inside & (activity["kind"] != ActivityKind.ANNOTATION))
+    names = activity.coded("name")
+    key = names.codes[rows].astype(np.int64) * _NUM_KINDS + activity["kind"][rows]
+    duration = (activity["end_ns"] - activity["start_ns"])[rows]
+    key, duration = _sort_pairs(key, duration)
+    first = np.flatnonzero(np.diff(key, prepend=-1))
+    count = np.diff(np.append(first, len(key)))
+    total = np.add.reduceat(duration, first) if len(first) else duration
+    median = (duration[first + (count - 1) // 2] + duration[first + count // 2]) // 2
+    order = np.lexsort((key[first], -total))
+    columns = (column[order].tolist() for column in (key[first], count, total, median))
+    return tuple(
+        KernelStats(
+            name=names.values[pair // _NUM_KINDS],
+            kind=pair % _NUM_KINDS,
+            count=times,
+            total_ns=total_ns,
+            median_ns=median_ns,
+        )
+        for pair, times, total_ns, median_ns in zip(*columns, strict=True)
+    )
+
+
+def _sort_pairs(key: Int64Array, value: Int64Array) -> tuple[Int64Array, Int64Array]:
+    """Both arrays in order of key, then value; as one sort of packed numbers where they fit."""
+    if len(key) == 0:
+        return key, value
+    base = int(value.max()) + 1
+    if (int(key.max()) + 1) * base >= 2**63:
+        order = np.lexsort((value, key))
+        return key[order], value[order]
+    packed = np.sort(key * base + value)
+    return packed // base, packed % base

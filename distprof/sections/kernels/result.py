@@ -1,0 +1,49 @@
+"""Which kernels take the time, and on which rank is the same kernel slower than on its peers."""
+
+from __future__ import annotations
+
+from distprof.sections.base import Record, Result
+
+__all__ = ["CategoryTime", "KernelRow", "KernelsResult", "RankSpeed"]
+
+
+class CategoryTime(Record, frozen=True, kw_only=True):
+    """Sum of durations of one kind of activity (computation, communication, copy), all ranks."""
+
+    kind: str
+    count: int
+    total_ns: int
+
+
+class KernelRow(Record, frozen=True, kw_only=True):
+    """One kernel name, all ranks; ``spread``: slowest rank's median over the median rank's."""
+
+    name: str
+    kind: str
+    count: int
+    total_ns: int
+    median_ns: int
+    slowest_rank: int | None
+    spread: float | None
+
+
+class RankSpeed(Record, frozen=True, kw_only=True):
+    """How one rank's computation kernels compare with the same kernels of its peers.
+
+    Args:
+        relative_time: Weighted mean over kernels of median here / median over ranks.
+        relative_work: Kernel launches here / median over ranks, the same kernels.
+    """
+
+    rank: int
+    relative_time: float | None
+    relative_work: float | None
+    num_shared_kernels: int
+
+
+class KernelsResult(Result, frozen=True, kw_only=True):
+    """Kernel table, longest total first."""
+
+    categories: tuple[CategoryTime, ...]
+    kernels: tuple[KernelRow, ...]
+    ranks: tuple[RankSpeed, ...]

@@ -1,0 +1,87 @@
+"""# tensor-cores-unused
+
+## What it detects
+Matrix products and convolutions run in fp32 beside the matrix units of the device.
+
+## Why it costs time
+Tensor cores multiply bf16 and fp16 (and TF32, from Ampere on) several times faster than the other
+cores multiply fp32: eight times on a V100, sixteen with bf16 on an A100.
+
+## Evidence needed
+Traces of NVIDIA devices on the hardware sheet. fp32 kernels of cuBLAS, CUTLASS and cuDNN are known
+by their names (`sgemm`, `scudnn`).
+
+## How the cost is computed
+There is none: how much faster each product would be depends on its shape. The share of kernel time
+says how much there is to gain.
+
+## How to fix
+`torch.autocast("cuda", torch.bfloat16)`, on V100 `torch.float16` with a gradient scaler; or
+`torch.set_float32_matmul_precision("high")` for TF32 from Ampere on. Sizes in multiples of 8
+(bf16, fp16) or 4 (TF32).
+
+## Example
+```text
+tensor-cores-unused: 61.0 % of the time of computation kernels is fp32 matrix products
+(volta_sgemm_128x64_nn), which use no tensor cores of the V100 SXM.
+```
+
+## When it is wrong
+Where fp32 is needed: some scientific models, losses and normalisations. Small products are bound by
+memory and gain little.
+
+## Sources
+Kineto's TensorBoard plugin and HTA (tensor core usage). PyTorch documentation, "Numerical accuracy"
+(TF32).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
+from distprof.sections.efficiency.result import EfficiencyResult
+from distprof.sections.kernels.result import KernelsResult
+from distprof.terms import ActivityKind, Severity
+from distprof.units import format_ratio
+
+_FP32 = re.compile(r"(?<![a-z])(?:sgemm|scudnn)(?![a-z])")
+_COMPUTATION = ActivityKind.COMPUTATION.name.lower()
+_LONGEST_NAME = 60
+
+
+@rule(
+    code="HST107",
+    severity=Severity.INFO,
+    since="0.1.0",
+    needs=(EfficiencyResult, KernelsResult),
+    limits={
+        "single_precision_ratio": Limit(0.2, "share of kernel time that fp32 products may take")
+    },
+)
+def check(efficiency: EfficiencyResult, kernels: KernelsResult, limits: Limits) -> Iterator[Draft]:
+    """Yield one finding for the run."""
+    total = sum(c.total_ns for c in kernels.categories if c.kind == _COMPUTATION)
+    slow = [k for k in kernels.kernels if k.kind == _COMPUTATION and _FP32.search(k.name)]
+    share = sum(kernel.total_ns for kernel in slow) / total if total else 0.0
+    if not slow or share < limits["single_precision_ratio"]:
+        return
+    if not efficiency.sheet_device:
+        raise InsufficientEvidenceError(
+            "products run in fp32; whether the device has tensor cores is not on the hardware sheet"
+        )
+    longest = max(slow, key=lambda kernel: kernel.total_ns)
+    yield Draft(
+        message=(
+            f"{format_ratio(share)} of the time of computation kernels is fp32 matrix products"
+            f" ({longest.name[:_LONGEST_NAME]}), which use no tensor cores of the"
+            f" {efficiency.sheet_device}."
+        ),
+        fix=(
+            "Use autocast with bfloat16 (float16 on V100), or"
+            ' torch.set_float32_matmul_precision("high") from Ampere on.'
+        ),
+        cost_ns_per_step=None,
+        evidence=("kernels.kernels", "efficiency.device"),
+    )

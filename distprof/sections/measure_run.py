@@ -1,0 +1,287 @@
+"""Measure a run: each rank alone, then all ranks combined."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import BrokenExecutor
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distprof.errors import DistprofError
+from distprof.intervals import EMPTY, Intervals
+from distprof.join.waits import last_start_on_own_clock
+from distprof.run.run import Rank, Run, TableSource
+from distprof.run.tables import intervals_of
+from distprof.run.topology import ProcessGroup, Topology
+from distprof.schema import ABSENT, Int64Array, Table
+from distprof.sections.context import RankAnalysis, RankContext
+from distprof.sections.idle.measure import combine_idle
+from distprof.sections.idle.result import IdleResult
+from distprof.sections.kernels.measure import combine_kernels
+from distprof.sections.kernels.result import KernelsResult
+from distprof.sections.measure_rank import capture_window, measure_rank
+from distprof.sections.overlap.measure import combine_overlap
+from distprof.sections.overlap.result import OverlapResult
+from distprof.sections.time.measure import combine_breakdown, combine_waterfall, step_times
+from distprof.sections.time.result import BreakdownResult, StepTimeResult, WaterfallResult
+from distprof.terms import StepSource
+from distprof.units import fold_ranks
+
+__all__ = ["UNKNOWN_AXIS", "Mapper", "Measurements", "Progress", "measure"]
+
+UNKNOWN_AXIS = "unknown"
+Progress = Callable[[int, int], None]
+"""Called with the number of ranks done and the number of all ranks."""
+
+
+class Mapper(Protocol):
+    """Anything that maps like ``concurrent.futures.Executor``; results in order of the inputs."""
+
+    def map(self, fn: Callable[..., Any], /, *iterables: Iterable[Any]) -> Iterator[Any]:
+        """Apply ``fn`` to each item."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurements:
+    """What was measured rank by rank, combined, and the analyses that cross-rank questions need.
+
+    Args:
+        analyses: By global rank, ascending; ranks that could not be measured are left out.
+        wait_ends: By global rank, when the last member of each collective started
+            (:func:`distprof.join.waits.last_start_on_own_clock`).
+        num_windows: Windows per rank that were analysed: steps, or 1 for the whole capture.
+        window: Whether the windows are steps or the whole capture.
+    """
+
+    step_time: StepTimeResult
+    breakdown: BreakdownResult
+    overlap: OverlapResult
+    idle: IdleResult
+    kernels: KernelsResult
+    waterfall: WaterfallResult
+    analyses: Mapping[int, RankAnalysis]
+    wait_ends: Mapping[int, Int64Array]
+    num_windows: int
+    window: Literal["steps", "capture"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Job:
+    """What a worker needs to measure one rank. ``context`` without windows: the whole capture."""
+
+    path: str
+    source: TableSource
+    context: RankContext
+
+    @property
+    def rank(self) -> int:
+        """Whose tables they are."""
+        return self.context.rank
+
+
+def measure(
+    run: Run,
+    *,
+    executor: Mapper | None = None,
+    progress: Progress | None = None,
+    window: Literal["steps", "capture"] = "steps",
+) -> Measurements:
+    """Measure every rank of a run inside the analysed windows.
+
+    Args:
+        run: The recording.
+        executor: Where ranks are measured, one rank's tables in memory at a time and worker; None
+            measures them here, one after another.
+        progress: Told after each rank.
+        window: ``steps`` analyses the steps that all ranks recorded completely, or the whole
+            capture where nothing marks steps; ``capture`` always the whole capture.
+
+    Returns:
+        Measurements; a rank whose tables cannot be read is a sentence in ``unavailable``.
+    """
+    by_step = window == "steps" and bool(run.window.steps)
+    wait_ends = last_start_on_own_clock(run.matches, run.clock, run.ranks)
+    jobs, unavailable = _jobs_of(run, by_step, wait_ends)
+    outcomes = _map(jobs, executor, progress)
+    analyses = [outcome for outcome in outcomes if isinstance(outcome, RankAnalysis)]
+    unavailable += [outcome for outcome in outcomes if isinstance(outcome, str)]
+    num_windows = len(run.window.steps) if by_step else 1
+    return Measurements(
+        step_time=_step_times(run, by_step, {analysis.rank for analysis in analyses}),
+        breakdown=combine_breakdown(analyses, unavailable),
+        overlap=combine_overlap(analyses),
+        idle=combine_idle(analyses, num_windows),
+        kernels=combine_kernels(analyses),
+        waterfall=combine_waterfall(analyses, num_windows),
+        analyses={analysis.rank: analysis for analysis in analyses},
+        wait_ends=wait_ends,
+        num_windows=num_windows,
+        window="steps" if by_step else "capture",
+    )
+
+
+# Ranks --------------------------------------------------------------------------------------------
+
+
+def _jobs_of(
+    run: Run, by_step: bool, wait_ends: Mapping[int, Int64Array]
+) -> tuple[list[_Job], list[str]]:
+    """One job per rank that can be measured, and a sentence for each that cannot."""
+    groups = _groups_of(run.topology)
+    jobs: list[_Job] = []
+    problems: list[str] = []
+    for rank in run.ranks:
+        steps, windows = _step_windows(rank, run.window.steps) if by_step else _WHOLE_CAPTURE
+        problem = _window_problem(windows, len(run.window.steps)) if by_step else ""
+        if problem:
+            problems.append(f"Rank {rank.rank} {problem}: left out.")
+            continue
+        context = _context(groups, rank, steps, windows, wait_ends.get(rank.rank))
+        jobs.append(_Job(path=rank.path, source=rank.tables, context=context))
+    return jobs, problems
+
+
+_WHOLE_CAPTURE = (np.zeros(1, dtype=np.int64), EMPTY)
+
+
+def _step_windows(rank: Rank, wanted: Sequence[int]) -> tuple[Int64Array, Intervals]:
+    """The rank's windows of the wanted steps, in order of time."""
+    numbers = rank.steps["step"]
+    start, end = intervals_of(rank.steps)
+    rows = np.flatnonzero(np.isin(numbers, wanted))
+    rows = rows[np.argsort(start[rows], kind="stable")]
+    return numbers[rows], Intervals(start[rows], end[rows])
+
+
+def _window_problem(windows: Intervals, wanted: int) -> str:
+    if windows.size < wanted:
+        return "lacks some of the analysed steps"
+    if windows.size > wanted or (windows.start[1:] < windows.end[:-1]).any():
+        return "has steps that overlap or repeat"
+    return ""
+
+
+def _context(
+    groups: _Groups, rank: Rank, steps: Int64Array, windows: Intervals, wait_end: Int64Array | None
+) -> RankContext:
+    rows = len(rank.collectives)
+    axis, names = _axes(rank.collectives, groups)
+    return RankContext(
+        rank=rank.rank,
+        steps=steps,
+        windows=windows,
+        wait_end_ns=np.full(rows, ABSENT, dtype=np.int64) if wait_end is None else wait_end,
+        axis=axis,
+        axis_names=names,
+        is_cpu=rank.device.name == "cpu",
+    )
+
+
+def _measure_job(job: _Job) -> RankAnalysis | str:
+    """Measure one rank, or say in a sentence why its tables could not be read."""
+    try:
+        tables = job.source.load()
+    except (DistprofError, OSError, ValueError, EOFError) as error:
+        reason = " ".join(str(error).split())
+        return f"Rank {job.context.rank} could not be measured: {job.path}: {reason}"
+    context = job.context
+    if context.windows.size == 0:
+        window = capture_window(tables.activity)
+        steps = context.steps[: window.size]
+        context = replace(context, windows=window, steps=steps, is_capture=True)
+    return measure_rank(tables, context)
+
+
+def _map(
+    jobs: Sequence[_Job], executor: Mapper | None, progress: Progress | None
+) -> list[RankAnalysis | str]:
+    results = map(_measure_job, jobs) if executor is None else executor.map(_measure_job, jobs)
+    outcomes: list[RankAnalysis | str] = []
+    try:
+        for outcome in results:
+            outcomes.append(outcome)
+            if progress is not None:
+                progress(len(outcomes), len(jobs))
+    except BrokenExecutor as error:
+        lost = [job.context.rank for job in jobs[len(outcomes) :]]
+        outcomes.append(f"Ranks {fold_ranks(lost)} could not be measured: a worker died: {error}")
+    return outcomes
+
+
+# Axes ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Groups:
+    """The run's process groups by what a collective says of its own."""
+
+    exact: Mapping[tuple[str, str], ProcessGroup]  # by name and folded ranks
+    by_name: Mapping[str, ProcessGroup]  # where the name alone says which
+
+    def find(self, name: str, ranks: str) -> ProcessGroup | None:
+        return self.exact.get((name, ranks)) or self.by_name.get(name)
+
+
+def _groups_of(topology: Topology) -> _Groups:
+    uses = Counter(group.name for group in topology.groups)
+    return _Groups(
+        exact={(group.name, fold_ranks(group.ranks)): group for group in topology.groups},
+        by_name={
+            group.name: group for group in topology.groups if group.name and uses[group.name] == 1
+        },
+    )
+
+
+def _axes(collectives: Table, groups: _Groups) -> tuple[NDArray[np.int32], tuple[str, ...]]:
+    """For each row, the mesh axis or group description it communicates along."""
+    if len(collectives) == 0:
+        return np.empty(0, np.int32), ()
+    group, ranks, desc = (
+        collectives.coded(name) for name in ("group", "group_ranks", "group_desc")
+    )
+    shape = (len(group.values), len(ranks.values), len(desc.values))
+    keys = np.ravel_multi_index((group.codes, ranks.codes, desc.codes), shape)
+    distinct, inverse = np.unique(keys, return_inverse=True)
+    labels = [
+        _axis_label(groups, group.values[g], ranks.values[r], desc.values[d])
+        for g, r, d in zip(*np.unravel_index(distinct, shape), strict=True)
+    ]
+    names = tuple(sorted(set(labels)))
+    numbers = np.array([names.index(label) for label in labels], dtype=np.int32)
+    return numbers[inverse], names
+
+
+def _axis_label(groups: _Groups, name: str, ranks: str, description: str) -> str:
+    group = groups.find(name, ranks)
+    if group is not None and group.axis is not None:
+        return group.axis.value
+    said = description or (group.description if group is not None else "")
+    return said if said and said != "undefined" else UNKNOWN_AXIS
+
+
+# Steps --------------------------------------------------------------------------------------------
+
+
+def _step_times(run: Run, by_step: bool, measured: set[int]) -> StepTimeResult:
+    ranks = [rank for rank in run.ranks if rank.rank in measured]
+    if run.operations is not None and run.operations.step_ns:
+        return step_times(
+            np.array([list(run.operations.step_ns.values())], np.int64),
+            source=StepSource.OPERATIONS,
+            note="Steps from the first start to the last end of their operations.",
+        )
+    if not by_step or not ranks:
+        return step_times(
+            np.empty((0, 0), np.int64),
+            source=StepSource.CAPTURE,
+            note="The whole capture is one window.",
+            unavailable=("Step times are not known: the whole capture was taken as one window.",),
+        )
+    spans = [_step_windows(rank, run.window.steps)[1] for rank in ranks]
+    durations = np.array([window.end - window.start for window in spans])
+    return step_times(durations, source=ranks[0].step_source, note=ranks[0].step_note)

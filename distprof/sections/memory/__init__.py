@@ -1,0 +1,1 @@
+"""Allocated, reserved and peak memory by rank."""

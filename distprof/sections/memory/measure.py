@@ -1,0 +1,81 @@
+"""Memory of each rank by its counters at the end of steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from distprof.run.records import RankRecords
+from distprof.schema import Int64Array
+from distprof.sections.memory.result import MemoryResult, RankMemory
+
+__all__ = ["combine_memory", "measure_memory"]
+
+_FEWEST = 8
+"""Samples below which nothing is said of how memory develops."""
+
+
+def measure_memory(records: RankRecords) -> RankMemory | None:
+    """The figures of one rank; None where it has no counters."""
+    table = records.memory
+    if len(table) == 0:
+        return None
+    steady, retries = _steady_retries(table["step"], table["num_retries"])
+    return RankMemory(
+        rank=records.rank,
+        num_samples=len(table),
+        peak_allocated_bytes=_highest(table["peak_allocated_bytes"]),
+        reserved_bytes=_highest(table["reserved_bytes"]),
+        num_retries=_highest(table["num_retries"]),
+        peak_rss_bytes=_highest(table["rss_bytes"]),
+        rss_growth_bytes_per_step=_growth(table["step"], table["rss_bytes"]),
+        num_steady_retries=int(retries.sum()) if len(retries) else None,
+        retry_ns_per_step=_lost_in_retries(records, steady, retries),
+    )
+
+
+def combine_memory(ranks: Sequence[RankMemory], unavailable: Sequence[str] = ()) -> MemoryResult:
+    """All ranks."""
+    return MemoryResult(ranks=tuple(ranks), unavailable=tuple(unavailable))
+
+
+def _highest(values: Int64Array) -> int | None:
+    known = values[values >= 0]
+    return int(known.max()) if len(known) else None
+
+
+def _steady_retries(step: Int64Array, total: Int64Array) -> tuple[Int64Array, Int64Array]:
+    """Steps of the second half, and the retries in each; empty where too few tell."""
+    known = total >= 0
+    step, total = step[known], total[known]
+    half = len(step) // 2
+    if half < _FEWEST // 2:
+        return step[:0], total[:0]
+    return step[half:], np.maximum(np.diff(total), 0)[half - 1 :]
+
+
+def _lost_in_retries(records: RankRecords, steps: Int64Array, retries: Int64Array) -> int | None:
+    """By the step log, whose profiled steps do not count."""
+    log = records.step_log
+    _, of_log, of_memory = np.intersect1d(log["step"], steps, return_indices=True)
+    plain = ~log["is_traced"][of_log]
+    duration = (log["end_ns"] - log["start_ns"])[of_log][plain]
+    retried = retries[of_memory][plain] > 0
+    if not retried.any() or retried.all():
+        return None
+    longer = duration[retried] - int(np.median(duration[~retried]))
+    return max(0, int(longer.sum()) // len(duration))
+
+
+def _growth(step: Int64Array, size: Int64Array) -> int | None:
+    """Median of the last quarter minus that of the quarter before, over the steps between."""
+    known = size >= 0
+    step, size = step[known], size[known]
+    quarter = len(size) // 4
+    if quarter < 2:
+        return None
+    last, before = slice(-quarter, None), slice(-2 * quarter, -quarter)
+    between = float(np.median(step[last]) - np.median(step[before]))
+    grown = float(np.median(size[last]) - np.median(size[before]))
+    return round(grown / between) if between > 0 else None

@@ -1,0 +1,92 @@
+"""# allocator-retries
+
+## What it detects
+The caching allocator runs out of memory in steady steps, frees its cache and tries again.
+
+## Why it costs time
+A retry synchronises the device, returns every cached block to the driver and asks for new ones:
+tens to hundreds of milliseconds, on one rank first and through the next collective on all.
+
+## Evidence needed
+A run directory with memory counters of ranks on devices. Retries of the first half of the steps do
+not count: the allocator has to see every size once.
+
+## How the cost is computed
+Steady steps with a retry against the median steady step without, on the rank that loses most, over
+all its steady steps. Traced steps do not count. Unknown where every steady step has retries.
+
+## How to fix
+Leave room: a smaller micro-batch, more sharding, selective recomputation. Against fragmentation
+set `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`, pad sequences to a few lengths, and do not
+call `empty_cache` in the loop.
+
+## Example
+```text
+allocator-retries: The allocator of 2 ranks ran out of memory and retried 14 times in the second
+half of the steps: 3.1 % of each step (12.0 ms of 387 ms).
+```
+
+## When it is wrong
+Where the step log holds other long steps too (checkpoints, evaluation) that coincide with retries,
+part of the time is theirs.
+
+## Sources
+PyTorch documentation, "CUDA semantics", memory management (`num_alloc_retries`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
+from distprof.sections.efficiency.result import EfficiencyResult
+from distprof.sections.memory.result import MemoryResult
+from distprof.sections.same_machine import measured_memory
+from distprof.sections.step_log.result import StepLogResult
+from distprof.terms import Severity
+from distprof.units import format_duration, format_ratio
+
+
+@rule(
+    code="MEM103",
+    severity=Severity.WARNING,
+    since="0.1.0",
+    needs=(EfficiencyResult, MemoryResult, StepLogResult),
+    limits={"num_retries": Limit(1, "retries of a rank in the second half of the steps")},
+)
+def check(
+    efficiency: EfficiencyResult, memory: MemoryResult, step_log: StepLogResult, limits: Limits
+) -> Iterator[Draft]:
+    """Yield one finding for all ranks."""
+    measured = measured_memory(efficiency, memory)
+    known = [rank for rank in measured if rank.num_retries is not None]
+    if measured and not known:
+        raise InsufficientEvidenceError("too few steps: no retry could be called a steady one")
+    ranks = [rank for rank in known if (rank.num_retries or 0) >= max(1, limits["num_retries"])]
+    if not ranks:
+        return
+    total = sum(rank.num_retries or 0 for rank in ranks)
+    cost = max((rank.retry_ns_per_step or 0 for rank in ranks), default=0)
+    times = "once" if total == 1 else f"{total} times"
+    who = "1 rank" if len(ranks) == 1 else f"{len(ranks)} ranks"
+    yield Draft(
+        message=(
+            f"The allocator of {who} ran out of memory and retried {times} in the second half of"
+            f" the steps{_share(cost, step_log.median_ns)}."
+        ),
+        fix=(
+            "Leave room by a smaller micro-batch, more sharding or recomputation; set"
+            " PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True against fragmentation."
+        ),
+        cost_ns_per_step=cost or None,
+        ranks=tuple(rank.rank for rank in ranks),
+        evidence=("efficiency.memory", "step_log.ranks"),
+    )
+
+
+def _share(cost: int, step: int | None) -> str:
+    if not cost or not step:
+        return ""
+    mean = step + cost
+    share = f"{format_ratio(cost / mean)} of each step"
+    return f": {share} ({format_duration(cost)} of {format_duration(mean)})"

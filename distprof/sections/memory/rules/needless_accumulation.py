@@ -1,0 +1,78 @@
+"""# needless-accumulation
+
+## What it detects
+Gradients are accumulated over micro-batches although larger ones would fit.
+
+## Why it costs time
+Each micro-batch launches every kernel again on smaller matrices, and sharded weights are gathered
+again for it. Half as many, twice as large, do the same work with less of both.
+
+## Evidence needed
+A run directory: forward passes of a step from the step log, memory counters of every rank, the size
+of its device, and a mesh with data-parallel axes alone (a pipeline wants its micro-batches).
+
+## How the cost is computed
+There is none: what larger matrices gain depends on kernels that did not run.
+
+## How to fix
+Double the micro-batch and halve their number: the batch of the optimizer stays the same, and so
+does the training.
+
+## Example
+```text
+needless-accumulation: Gradients are accumulated over 4 micro-batches, while the fullest device
+reserves 31.0 % of its 80 GB: micro-batches of twice the size fit.
+```
+
+## When it is wrong
+What a device holds at most doubles with the micro-batch, so the size is no question. But sequences
+of unlike length may need the room in other steps, and layers that normalise over the micro-batch
+train differently.
+
+## Sources
+Formula sheet, "Anti-patterns" (accumulation when the batch fits in memory).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
+from distprof.sections.efficiency.result import EfficiencyResult
+from distprof.sections.memory.result import MemoryResult
+from distprof.sections.same_machine import sized_memory
+from distprof.terms import Confidence, Severity
+from distprof.units import format_bytes, format_ratio
+
+
+@rule(
+    code="MEM102",
+    severity=Severity.INFO,
+    since="0.1.0",
+    needs=(EfficiencyResult, MemoryResult),
+    limits={"reserved_ratio": Limit(0.45, "share of a device below which twice as much fits")},
+)
+def check(efficiency: EfficiencyResult, memory: MemoryResult, limits: Limits) -> Iterator[Draft]:
+    """Yield one finding for the run."""
+    ranks = sized_memory(efficiency, memory)
+    if not ranks:
+        return
+    if efficiency.num_micro_batches is None or efficiency.is_data_parallel_only is None:
+        raise InsufficientEvidenceError("micro-batches of a step, or the mesh, are not known")
+    if efficiency.num_micro_batches < 2 or not efficiency.is_data_parallel_only:
+        return
+    fullest = max(ranks, key=lambda rank: rank.reserved_ratio or rank.allocated_ratio or 0.0)
+    used = fullest.reserved_ratio or fullest.allocated_ratio or 0.0
+    if used >= limits["reserved_ratio"]:
+        return
+    yield Draft(
+        message=(
+            f"Gradients are accumulated over {efficiency.num_micro_batches} micro-batches, while"
+            f" the fullest device reserves {format_ratio(used)} of its"
+            f" {format_bytes(fullest.capacity_bytes)}: micro-batches of twice the size fit."
+        ),
+        fix="Double the micro-batch and halve their number; the optimizer's batch stays the same.",
+        cost_ns_per_step=None,
+        confidence=Confidence.INFERRED,
+        evidence=("efficiency.num_micro_batches", "efficiency.memory"),
+    )

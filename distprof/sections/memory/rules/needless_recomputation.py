@@ -1,0 +1,108 @@
+"""# needless-recomputation
+
+## What it detects
+Activations are computed again in the backward although there is room to keep them.
+
+## Why it costs time
+Full recomputation repeats the forward of every block: a quarter of the computation of a step, which
+HFU counts and MFU does not.
+
+## Evidence needed
+The configuration says that activations are recomputed (run.json or `[model]`), memory counters of
+every rank, sizes of devices, data-parallel axes alone, tokens and micro-batches of a step.
+
+## How the cost is computed
+Modelled: the measured computation of a step times the share of its FLOP that is recomputed, times
+the share of blocks whose activations fit into the free memory (34 bytes per token and hidden unit
+of a GPT block, formula sheet, less what recomputation keeps).
+
+## How to fix
+Recompute only as many blocks as the memory asks for, or only attention (selective recomputation,
+which fused attention does by itself); a larger micro-batch is the other use of free memory.
+
+## Example
+```text
+needless-recomputation: The forward of every block is computed twice (HFU 52.0 %, MFU 40.0 %) while
+41.0 GB of 80 GB are free: 70.0 % of the activations fit, modelled.
+```
+
+## When it is wrong
+Layers that keep more than a transformer's block make the model of their activations too small. Long
+sequences in other steps may need the room.
+
+## Sources
+Formula sheet, "Memory". Korthikanti et al., "Reducing Activation Recomputation in Large Transformer
+Models".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
+from distprof.sections.efficiency.measure import NO_MODEL
+from distprof.sections.efficiency.result import EfficiencyResult
+from distprof.sections.memory.result import MemoryResult
+from distprof.sections.same_machine import sized_memory
+from distprof.sections.shares import mean_step
+from distprof.sections.time.result import StepTimeResult, WaterfallResult
+from distprof.terms import Confidence, Severity
+from distprof.units import format_bytes, format_ratio
+
+_LEFT_FREE_RATIO = 0.10
+_WORTH_IT_RATIO = 0.1
+
+
+@rule(
+    code="MEM107",
+    severity=Severity.WARNING,
+    since="0.1.0",
+    needs=(EfficiencyResult, MemoryResult, WaterfallResult, StepTimeResult),
+    limits={
+        "computed_ratio": Limit(1.2, "computed FLOP over needed ones, HFU over MFU"),
+        "free_ratio": Limit(0.15, "share of the fullest device that may be free"),
+    },
+)
+def check(
+    efficiency: EfficiencyResult,
+    memory: MemoryResult,
+    waterfall: WaterfallResult,
+    step_time: StepTimeResult,
+    limits: Limits,
+) -> Iterator[Draft]:
+    """Yield one finding for the run."""
+    ranks = sized_memory(efficiency, memory)
+    if not ranks:
+        return
+    if not efficiency.recomputation:
+        raise InsufficientEvidenceError(NO_MODEL)
+    needed, computed = efficiency.flop_per_step, efficiency.computed_flop_per_step
+    saved = efficiency.recomputed_bytes
+    if efficiency.recomputation == "none" or not needed or not computed or not saved:
+        return
+    fullest = max(ranks, key=lambda rank: rank.allocated_ratio or 0.0)
+    size, used = fullest.capacity_bytes or 0, fullest.allocated_bytes or 0
+    if computed < limits["computed_ratio"] * needed or 1 - used / size < limits["free_ratio"]:
+        return
+    fits = min(1.0, ((1 - _LEFT_FREE_RATIO) * size - used) / saved)
+    if fits < _WORTH_IT_RATIO:
+        return
+    step = mean_step(waterfall, step_time)
+    again = step.mean(step.total.computation_ns) * (1 - needed / computed)
+    yield Draft(
+        message=(
+            f"The forward of every block is computed twice{_ratios(efficiency)} while"
+            f" {format_bytes(size - used)} of {format_bytes(size)} are free:"
+            f" {format_ratio(fits)} of the activations fit, modelled."
+        ),
+        fix="Recompute only as many blocks as memory asks for, or use a larger micro-batch.",
+        cost_ns_per_step=round(again * fits),
+        confidence=Confidence.MODELLED,
+        evidence=("efficiency.memory", "efficiency.recomputed_bytes", "waterfall.all"),
+    )
+
+
+def _ratios(efficiency: EfficiencyResult) -> str:
+    if efficiency.hfu_ratio is None or efficiency.mfu_ratio is None:
+        return ""
+    return f" (HFU {format_ratio(efficiency.hfu_ratio)}, MFU {format_ratio(efficiency.mfu_ratio)})"

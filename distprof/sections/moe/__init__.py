@@ -1,0 +1,1 @@
+"""Experts: load, routing, exchanges and what imbalance costs."""

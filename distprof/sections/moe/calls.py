@@ -1,0 +1,314 @@
+"""Which layer and micro-batch each exchange of experts' tokens belongs to.
+
+The n-th call of a layer in a step is the n-th routing that the step's log holds. Without a log
+layers are numbered: a step's forward calls up to the first that comes back are one micro-batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distprof.schema import ABSENT, Int64Array
+from distprof.sections.moe.exchange import GroupExchanges
+from distprof.sections.moe.routing import RoutedCalls, Routing, stage_names
+from distprof.terms import MeshAxis
+
+__all__ = ["CallLabels", "LoggedCalls", "label_calls", "logged_calls"]
+
+MISMATCH_RATIO = 0.01
+"""Routing log and all-to-all sizes may differ by this share of the assignments."""
+
+_MOST_SECTIONS = 3  # forward, once more for a checkpoint, backward
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallLabels:
+    """What is known of a group's sections.
+
+    Args:
+        layer: Index into ``names`` of each section, int64 ``(s,)``; ABSENT where not known.
+        names: Layers as reported.
+        is_first: bool ``(s,)``: whether the section is the forward one of its call.
+        logged: Index into ``tokens`` of each section's call, int64 ``(s,)``; ABSENT without a log.
+        tokens: Assignments per expert of each logged call, the whole group together, int64
+            ``(calls, experts)``.
+        contiguous: Whether all-to-all sizes say that experts lie in contiguous blocks; None where
+            that cannot be checked.
+        problems: Sentences.
+    """
+
+    layer: Int64Array
+    names: tuple[str, ...]
+    is_first: NDArray[np.bool_]
+    logged: Int64Array
+    tokens: NDArray[np.int64]
+    contiguous: bool | None = None
+    problems: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggedCalls:
+    """Logged calls of a group's members, in the order of a step; the same on each of them.
+
+    Args:
+        step: Index of the step of each call.
+        layer: Index into ``names`` of each call.
+        names: Layers as reported.
+        tokens: Assignments per expert, int64 ``(members, calls, experts)``.
+        dropped: int64 ``(members, calls)``.
+        members: Positions in the group of those that logged.
+    """
+
+    step: Int64Array
+    layer: Int64Array
+    names: tuple[str, ...]
+    tokens: NDArray[np.int64]
+    dropped: Int64Array
+    members: Int64Array
+
+
+def label_calls(
+    group: GroupExchanges,
+    routing: Sequence[Routing],
+    places: Mapping[int, Mapping[str, int]],
+    steps: Sequence[int],
+) -> CallLabels:
+    """Layers of a group's sections.
+
+    Args:
+        group: Exchanges of one group of ranks.
+        routing: Logs of all ranks.
+        places: Rank to its index along each mesh axis, as far as known.
+        steps: Number of each analysed step.
+    """
+    if not len(group.dispatch):
+        return _nothing(group, ())
+    log = logged_calls(group.ranks, routing, places, steps)
+    if log is None:
+        return _by_order(group)
+    called = _calls_of_sections(group, log, len(steps))
+    if called is None:
+        return _nothing(
+            group,
+            (
+                "The all-to-alls of experts do not fit the calls in the routing log: the time of "
+                "single layers is not known.",
+            ),
+        )
+    call, is_first = called
+    labels = CallLabels(
+        layer=log.layer[call],
+        names=log.names,
+        is_first=is_first,
+        logged=call,
+        tokens=log.tokens.sum(axis=0),
+    )
+    return _checked(group, log, labels)
+
+
+def _nothing(group: GroupExchanges, problems: tuple[str, ...]) -> CallLabels:
+    unknown = np.full(len(group.dispatch), ABSENT, dtype=np.int64)
+    return CallLabels(
+        layer=unknown,
+        names=(),
+        is_first=group.is_first,
+        logged=unknown,
+        tokens=np.zeros((0, 1), dtype=np.int64),
+        problems=problems,
+    )
+
+
+# By the log ---------------------------------------------------------------------------------------
+
+
+def logged_calls(
+    ranks: Sequence[int],
+    routing: Sequence[Routing],
+    places: Mapping[int, Mapping[str, int]],
+    steps: Sequence[int] | None = None,
+) -> LoggedCalls | None:
+    """Logged calls of ranks that share experts; None where they lack them or call differently.
+
+    Args:
+        ranks: Members of the group.
+        routing: Logs of all ranks.
+        places: Rank to its index along each mesh axis, as far as known.
+        steps: Numbers of the steps wanted, ascending; None for those that the first member kept.
+    """
+    by_rank = {log.rank: log for log in routing if log.calls is not None}
+    found = [rank for rank in ranks if rank in by_rank]
+    if not found:
+        return None
+    steps = _steps_of(by_rank[found[0]]) if steps is None else steps
+    calls = [_in_steps(by_rank[rank].calls, steps) for rank in found]
+    first = calls[0]
+    if not len(first.step) or any(not _is_alike(first, other) for other in calls):
+        return None
+    stage = places.get(found[0], {}).get(MeshAxis.PP, 0)
+    shown = stage_names(routing, places)
+    experts = int(first.num_experts.max())
+    return LoggedCalls(
+        step=np.searchsorted(np.array(steps), first.step),
+        layer=first.layer,
+        names=tuple(shown.get((name, stage), name) for name in first.names),
+        tokens=np.array([c.tokens[:, :experts] for c in calls]),
+        dropped=np.array([c.dropped for c in calls]),
+        members=np.array([ranks.index(rank) for rank in found], dtype=np.int64),
+    )
+
+
+def _steps_of(log: Routing) -> list[int]:
+    found: list[int] = [] if log.calls is None else np.unique(log.calls.step).tolist()
+    return found
+
+
+def _in_steps(calls: RoutedCalls | None, steps: Sequence[int]) -> RoutedCalls:
+    if calls is None:
+        raise ValueError("a log without calls")
+    rows = np.flatnonzero(np.isin(calls.step, steps))
+    rows = rows[np.argsort(calls.step[rows], kind="stable")]
+    return RoutedCalls(
+        step=calls.step[rows],
+        layer=calls.layer[rows],
+        micro_batch=calls.micro_batch[rows],
+        dropped=calls.dropped[rows],
+        num_experts=calls.num_experts[rows],
+        tokens=calls.tokens[rows],
+        names=calls.names,
+    )
+
+
+def _is_alike(first: RoutedCalls, other: RoutedCalls) -> bool:
+    return (
+        first.names == other.names
+        and np.array_equal(first.step, other.step)
+        and np.array_equal(first.layer, other.layer)
+        and np.array_equal(first.num_experts, other.num_experts)
+        and len(np.unique(first.num_experts)) == 1
+    )
+
+
+def _calls_of_sections(
+    group: GroupExchanges, log: LoggedCalls, num_steps: int
+) -> tuple[Int64Array, NDArray[np.bool_]] | None:
+    """Logged call of each section and whether it is the forward one; None where they do not fit."""
+    logged = np.bincount(log.step, minlength=num_steps)
+    step = group.step[group.dispatch]
+    before = np.cumsum(logged) - logged
+    if np.array_equal(group.calls_per_step, logged):
+        return before[step] + group.call, group.is_first
+    sections = np.bincount(step, minlength=num_steps)
+    times = sections // np.maximum(logged, 1)
+    fits = (times * logged == sections) & (times == times[0]) & (logged > 0)
+    if not fits.all() or not 1 <= times[0] <= _MOST_SECTIONS:
+        return None
+    return _by_position(log, step, before, int(times[0]))
+
+
+def _by_position(
+    log: LoggedCalls, step: Int64Array, before: Int64Array, times: int
+) -> tuple[Int64Array, NDArray[np.bool_]] | None:
+    """The same by order alone, where all exchanges look alike.
+
+    Each micro-batch goes through all layers, then back through them: again and backward, one layer
+    after another.
+    """
+    depth = len(np.unique(log.layer))
+    position = np.arange(len(step)) - np.searchsorted(step, step)
+    per_micro_batch = depth * times
+    micro_batch, within = position // per_micro_batch, position % per_micro_batch
+    is_first = within < depth
+    back = depth - 1 - (within - depth) // max(times - 1, 1)
+    call = before[step] + micro_batch * depth + np.where(is_first, within, back)
+    whole = log.layer.reshape(-1, depth) if len(log.layer) % depth == 0 else None
+    if whole is None or not (whole == whole[0]).all():
+        return None
+    return call, is_first
+
+
+def _checked(group: GroupExchanges, log: LoggedCalls, labels: CallLabels) -> CallLabels:
+    """The labels with what the sizes of dispatches say of the log.
+
+    Every member is asked what it sent to each: that is what it logged for the experts there.
+    """
+    both = np.flatnonzero(np.isin(group.members, log.members))
+    first = np.flatnonzero(labels.is_first)
+    if not group.has_sizes or not len(both) or not len(first):
+        return labels
+    at_log = np.searchsorted(log.members, group.members[both])
+    sent = group.sent[group.dispatch[first]][:, both]
+    call = labels.logged[first]
+    tokens = log.tokens[at_log][:, call].swapaxes(0, 1)
+    dropped = log.dropped[at_log][:, call].T
+    lacking = np.abs(tokens.sum(axis=2) - dropped - sent.sum(axis=2))
+    lacking = np.minimum(lacking, np.abs(tokens.sum(axis=2) - sent.sum(axis=2)))
+    if lacking.sum() > MISMATCH_RATIO * tokens.sum():
+        return _disagreement(group, labels, tokens, sent)
+    size, experts = len(group.ranks), tokens.shape[2]
+    if experts % size:
+        return labels
+    blocks = tokens.reshape(*tokens.shape[:2], size, -1).sum(axis=3)
+    apart = np.abs(blocks - sent).sum() - dropped.sum()
+    contiguous = bool(apart <= MISMATCH_RATIO * 2 * tokens.sum())
+    return replace(labels, contiguous=contiguous)
+
+
+def _disagreement(
+    group: GroupExchanges, labels: CallLabels, tokens: NDArray[np.int64], sent: NDArray[np.float32]
+) -> CallLabels:
+    apart = np.abs(tokens.sum(axis=2) - sent.sum(axis=2))
+    worst = int(apart.argmax())
+    call, member = divmod(worst, apart.shape[1])
+    rank = group.ranks[int(group.members[member])]
+    sentence = (
+        f"The routing log and the all-to-alls disagree: rank {rank} logged "
+        f"{int(tokens[call, member].sum()):,} assignments where it sent "
+        f"{int(sent[call, member].sum()):,}; ranks are compared by what they sent."
+    )
+    unknown = np.full(len(labels.logged), ABSENT, dtype=np.int64)
+    return replace(labels, logged=unknown, problems=(sentence,))
+
+
+# Without a log ------------------------------------------------------------------------------------
+
+
+def _by_order(group: GroupExchanges) -> CallLabels:
+    """Layers numbered in order of their calls; all unknown where their number cannot be told."""
+    depth = _depth(group)
+    if depth is None:
+        return _nothing(
+            group,
+            (
+                "Without a routing log the layers of the experts' all-to-alls cannot be told "
+                "apart: times are those of all layers together.",
+            ),
+        )
+    unknown = np.full(len(group.dispatch), ABSENT, dtype=np.int64)
+    return CallLabels(
+        layer=group.call % depth,
+        names=tuple(f"layer {index}" for index in range(depth)),
+        is_first=group.is_first,
+        logged=unknown,
+        tokens=np.zeros((0, 1), dtype=np.int64),
+    )
+
+
+def _depth(group: GroupExchanges) -> int | None:
+    """Calls before the first that comes back, if the calls of every step are multiples of it."""
+    if not group.has_sizes:
+        return None
+    step = group.step[group.dispatch]
+    found = set()
+    for number in np.unique(step).tolist():
+        first = group.is_first[step == number]
+        again = np.flatnonzero(~first)
+        if not len(again):
+            return None
+        found.add(int(again[0]))
+    depth = found.pop() if len(found) == 1 else 0
+    calls = group.calls_per_step[np.unique(step)]
+    return depth if depth and not (calls % depth).any() else None

@@ -1,0 +1,368 @@
+"""Load and expert time of the ranks that share experts, layer by layer.
+
+Tokens of a rank are those that its dispatches brought, or, where sizes are not known, those that
+the log holds for its experts, placed in contiguous blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distprof.costs.moe import Placement, load_imbalance, lost_to_imbalance, place_experts
+from distprof.schema import ABSENT, Int64Array
+from distprof.sections.moe.calls import CallLabels
+from distprof.sections.moe.exchange import MOST, GroupExchanges
+from distprof.sections.moe.placement import placement_row
+from distprof.sections.moe.result import MoePlacement, MoeRank
+from distprof.sections.moe.routing import ROUTING_LOG
+from distprof.units import name_ranks
+
+__all__ = ["ALL_TO_ALL_SIZES", "Load", "Totals", "measure_load", "ranks_of"]
+
+_Floats = NDArray[np.float64]
+
+
+def ranks_of(
+    group: GroupExchanges, label: CallLabels, loads: _Floats | None, num_steps: int
+) -> Iterator[MoeRank]:
+    """A row per recorded rank of a group.
+
+    Args:
+        group: Its exchanges.
+        label: Layers of its sections.
+        loads: Tokens of each recorded rank in each section, ``(s, m)``; None where not known.
+        num_steps: Analysed steps.
+    """
+    if not num_steps:
+        return
+    tokens = None if loads is None else loads[label.is_first].sum(axis=0) / num_steps
+    expert = group.section_ns.sum(axis=0)
+    waits = group.wait_ns[group.dispatch + 1]
+    sent, received = _moved_bytes(group)
+    for at, member in enumerate(group.members.tolist()):
+        yield MoeRank(
+            rank=group.ranks[member],
+            group=group.ranks,
+            tokens_per_step=None if tokens is None else float(tokens[at]),
+            load_ratio=None if tokens is None else _over_mean(tokens, at),
+            expert_ns_per_step=round(expert[at] / num_steps) if len(group.dispatch) else None,
+            combine_wait_ns_per_step=_wait_of_rank(waits[:, at], num_steps),
+            sent_bytes_per_step=_per_step(sent, at, num_steps),
+            received_bytes_per_step=_per_step(received, at, num_steps),
+        )
+
+
+def _per_step(amount: _Floats | None, at: int, num_steps: int) -> int | None:
+    return None if amount is None else round(min(float(amount[at]) / num_steps, MOST))
+
+
+def _over_mean(tokens: _Floats, at: int) -> float | None:
+    return float(tokens[at] / tokens.mean()) if tokens.sum() > 0 else None
+
+
+def _wait_of_rank(waits: Int64Array, num_steps: int) -> int | None:
+    if not len(waits) or (waits == ABSENT).any():
+        return None
+    return round(int(waits.sum()) / num_steps)
+
+
+def _moved_bytes(group: GroupExchanges) -> tuple[_Floats | None, _Floats | None]:
+    """Bytes that each member sent to others and got from them; None where not all is known."""
+    if not len(group.sent) or np.isnan(group.sent).any() or np.isnan(group.received).any():
+        return None, None
+    empty = group.sent.sum(axis=(1, 2)) == 0
+    if (np.isnan(group.unit_bytes) & ~empty).any():
+        return None, None
+    unit = np.nan_to_num(group.unit_bytes)[:, np.newaxis]
+    at = np.arange(len(group.members))
+    sent, received = (
+        ((sizes.sum(axis=2, dtype=np.float64) - sizes[:, at, group.members]) * unit).sum(axis=0)
+        for sizes in (group.sent, group.received)
+    )
+    return sent, received
+
+
+# Load and expert time of the ranks that share experts, layer by layer ----------------------------
+
+ALL_TO_ALL_SIZES = "all-to-all sizes"
+
+_EVEN = 0.01
+"""Ranks whose busiest has this much more tokens than the mean are even: nothing to place anew."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Totals:
+    """Expert time per step, mean over groups: of the slowest rank, of the mean rank, re-placed."""
+
+    slowest_ns: float
+    mean_ns: float
+    replaced_ns: float | None
+    wait_ns: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """Rows of the report, what could not be measured, and the sums over layers."""
+
+    placement: tuple[MoePlacement, ...]
+    ranks: tuple[MoeRank, ...]
+    totals: Totals | None
+    problems: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """One layer in one group.
+
+    Args:
+        group: Its exchanges.
+        section: Sections of the layer, int64 ``(k,)``.
+        rank_load: Tokens of each rank in each section, ``(k, ranks)``; None: not known.
+        is_first: bool ``(k,)``: forward sections.
+        origin: Where they come from.
+        call: Row of ``expert_load`` of each section; empty without a log.
+        expert_load: Assignments per expert of each logged call of the layer, ``(calls, experts)``.
+    """
+
+    group: GroupExchanges
+    section: NDArray[np.int64]
+    rank_load: _Floats | None
+    is_first: NDArray[np.bool_]
+    origin: str
+    call: NDArray[np.int64]
+    expert_load: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Times:
+    """Sums over the sections of some parts."""
+
+    slowest_ns: float
+    mean_ns: float
+    wait_ns: float | None
+    replaced_ns: float | None
+
+
+def measure_load(
+    groups: Sequence[GroupExchanges], labels: Sequence[CallLabels], num_steps: int
+) -> Load:
+    """Ranks against each other, layer by layer, and what their experts take.
+
+    Args:
+        groups: Exchanges of each group.
+        labels: Layers of their sections.
+        num_steps: Analysed steps.
+    """
+    parts: dict[str, list[_Part]] = {}
+    for group, label in zip(groups, labels, strict=True):
+        for name, part in _parts_of(group, label):
+            parts.setdefault(name, []).append(part)
+    rows = [_row_of_layer(name, found, num_steps) for name, found in parts.items()]
+    ranks = [
+        row
+        for group, label in zip(groups, labels, strict=True)
+        for row in ranks_of(group, label, _rank_loads(group, label)[0], num_steps)
+    ]
+    timed = [group for group in groups if len(group.dispatch)]
+    known = [row for row, _ in rows if row is not None]
+    return Load(
+        placement=tuple(known),
+        ranks=tuple(sorted(ranks, key=lambda row: row.rank)),
+        totals=_totals(timed, labels, [times for _, times in rows], num_steps),
+        problems=tuple(text for group in groups for text in _problems(group)),
+    )
+
+
+# Layers -------------------------------------------------------------------------------------------
+
+
+def _parts_of(group: GroupExchanges, label: CallLabels) -> Iterator[tuple[str, _Part]]:
+    """The layers of one group."""
+    loads, origin = _rank_loads(group, label)
+    for layer in np.unique(label.layer[label.layer != ABSENT]).tolist():
+        section = np.flatnonzero(label.layer == layer)
+        calls, call = np.unique(label.logged[section], return_inverse=True)
+        has_log = len(calls) > 0 and calls[0] != ABSENT
+        yield (
+            label.names[layer],
+            _Part(
+                group=group,
+                section=section,
+                rank_load=None if loads is None else loads[section],
+                is_first=label.is_first[section],
+                origin=origin,
+                call=call.reshape(-1) if has_log else np.empty(0, np.int64),
+                expert_load=label.tokens[calls] if has_log else np.zeros((0, 1), np.int64),
+            ),
+        )
+
+
+def _rank_loads(group: GroupExchanges, label: CallLabels) -> tuple[_Floats | None, str]:
+    """Tokens of each recorded rank in each section, ``(s, m)``, and where they come from."""
+    if group.has_sizes:
+        return group.received[group.dispatch].sum(axis=2, dtype=np.float64), ALL_TO_ALL_SIZES
+    size, experts = len(group.ranks), label.tokens.shape[1]
+    if not len(label.tokens) or (label.logged == ABSENT).any() or experts % size:
+        return None, ""
+    blocks = label.tokens.reshape(len(label.tokens), size, -1).sum(axis=2)
+    return blocks[label.logged][:, group.members].astype(np.float64), ROUTING_LOG
+
+
+def _row_of_layer(
+    name: str, parts: Sequence[_Part], num_steps: int
+) -> tuple[MoePlacement | None, _Times]:
+    """The layer's row, None where ranks cannot be compared; and its times."""
+    placed = _place_anew(parts)
+    times = _times_of(parts, placed)
+    loads = [p.rank_load[p.is_first] for p in parts if p.rank_load is not None]
+    width = {load.shape[1] for load in loads}
+    if not loads or len(width) > 1:
+        return None, times
+    rank_load = np.concatenate(loads)
+    rank_load = rank_load[rank_load.sum(axis=1) > 0]
+    if not len(rank_load):
+        return None, times
+    experts = None
+    if placed is not None:
+        experts = np.concatenate([part.expert_load for part in parts])
+        experts = experts[experts.sum(axis=1) > 0]
+    row = placement_row(name, rank_load, origin=parts[0].origin, expert_load=experts, placed=placed)
+    return _with_times(row, times, num_steps * len(parts)), times
+
+
+def _with_times(row: MoePlacement, times: _Times, number: int) -> MoePlacement:
+    fields = {name: getattr(row, name) for name in row.__struct_fields__}
+    fields["expert_ns_per_step"] = round(times.slowest_ns / number)
+    fields["lost_ns_per_step"] = round((times.slowest_ns - times.mean_ns) / number)
+    fields["replaced_ns_per_step"] = _per(times.replaced_ns, number)
+    fields["combine_wait_ns_per_step"] = _per(times.wait_ns, number)
+    return MoePlacement(**fields)
+
+
+def _place_anew(parts: Sequence[_Part]) -> Placement | None:
+    """Where the experts of a layer would go, the same in all groups; None without a log."""
+    loads = [part.expert_load for part in parts]
+    sizes = {len(part.group.ranks) for part in parts}
+    experts = {load.shape[1] for load in loads}
+    if any(not len(load) for load in loads) or len(sizes) > 1 or len(experts) > 1:
+        return None
+    size, number = sizes.pop(), experts.pop()
+    if number % size:
+        return None
+    return place_experts(np.concatenate(loads).sum(axis=0, keepdims=True), size)
+
+
+def _times_of(parts: Sequence[_Part], placed: Placement | None) -> _Times:
+    """Sums over the sections of a layer in all groups.
+
+    Time placed anew: what is lost shrinks or grows as the excess of the busiest rank's tokens over
+    the mean does. That holds for time in proportion to tokens, with or without a fixed part.
+    """
+    slowest = mean = 0.0
+    for part in parts:
+        section_ns = part.group.section_ns[part.section]
+        slowest += float(section_ns.max(axis=1).sum())
+        mean += float((section_ns.max(axis=1) - lost_to_imbalance(section_ns)).sum())
+    waits = [_wait(part.group, part.section) for part in parts]
+    known = [wait for wait in waits if wait is not None]
+    ratio = None if placed is None else _excess_ratio(parts, placed)
+    return _Times(
+        slowest_ns=slowest,
+        mean_ns=mean,
+        wait_ns=sum(known) if len(known) == len(waits) else None,
+        replaced_ns=None if ratio is None else mean + ratio * (slowest - mean),
+    )
+
+
+def _excess_ratio(parts: Sequence[_Part], placed: Placement) -> float | None:
+    """Excess of the busiest rank's tokens over the mean if placed anew, over that as it is.
+
+    Weighted by the sections' mean times; None where ranks are even as it is.
+    """
+    now = anew = total = 0.0
+    for part in parts:
+        if part.rank_load is None:
+            return None
+        weight = part.group.section_ns[part.section].mean(axis=1)
+        load = placed.rank_loads(part.expert_load[:, np.newaxis])[:, 0]
+        now += float((weight * (_imbalance(part.rank_load) - 1)).sum())
+        anew += float((weight * (_imbalance(load)[part.call] - 1)).sum())
+        total += float(weight.sum())
+    return anew / now if now > _EVEN * total else None
+
+
+def _imbalance(load: _Floats) -> _Floats:
+    """Load imbalance, 1 where there is no load."""
+    return np.nan_to_num(load_imbalance(load), nan=1.0)
+
+
+def _wait(group: GroupExchanges, section: NDArray[np.int64]) -> float | None:
+    """Mean wait of the members in the combines of these sections, summed; None if not all known."""
+    waits = group.wait_ns[group.dispatch[section] + 1]
+    return None if (waits == ABSENT).any() else float(waits.mean(axis=1).sum())
+
+
+def _totals(
+    groups: Sequence[GroupExchanges],
+    labels: Sequence[CallLabels],
+    layers: Sequence[_Times],
+    num_steps: int,
+) -> Totals | None:
+    """Sums over all sections, mean over groups and steps."""
+    if not groups or not num_steps:
+        return None
+    number = num_steps * len(groups)
+    everything = [_all_sections(group) for group in groups]
+    times = _times_of(everything, None)
+    is_labelled = all((label.layer != ABSENT).all() for label in labels)
+    replaced = [found.replaced_ns for found in layers if found.replaced_ns is not None]
+    has_all = is_labelled and len(replaced) == len(layers) > 0
+    return Totals(
+        slowest_ns=times.slowest_ns / number,
+        mean_ns=times.mean_ns / number,
+        replaced_ns=sum(replaced) / number if has_all else None,
+        wait_ns=None if times.wait_ns is None else times.wait_ns / number,
+    )
+
+
+def _all_sections(group: GroupExchanges) -> _Part:
+    return _Part(
+        group=group,
+        section=np.arange(len(group.dispatch)),
+        rank_load=None,
+        is_first=group.is_first,
+        origin="",
+        call=np.empty(0, np.int64),
+        expert_load=np.zeros((0, 1), np.int64),
+    )
+
+
+def _per(total: float | None, number: int) -> int | None:
+    return None if total is None else round(total / number)
+
+
+# What is missing ---------------------------------------------------------------------------------
+
+
+def _problems(group: GroupExchanges) -> Iterator[str]:
+    who = name_ranks(group.ranks)
+    if not group.is_whole:
+        absent = set(group.ranks) - {group.ranks[at] for at in group.members.tolist()}
+        yield (
+            f"Of the {who}, which share experts, {name_ranks(absent)} "
+            f"{'was' if len(absent) == 1 else 'were'} not recorded: the others are compared alone."
+        )
+    if not len(group.dispatch):
+        yield (
+            f"No all-to-all of {who} brings back what another sent: the time of experts is not "
+            "known."
+        )
+    elif not group.has_sizes:
+        yield (
+            f"Split sizes of the all-to-alls of {who} are not known (even, or not recorded): "
+            "sections are paired by their order."
+        )

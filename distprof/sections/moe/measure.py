@@ -1,0 +1,207 @@
+"""Experts: what routers chose, joined with what the ranks that hold the experts did.
+
+Time lost to imbalance, by the formula sheet ("Mixture of experts"): the expert time of the slowest
+rank of a group less the mean of all, section by section. The others spend it waiting in combine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import msgspec
+import numpy as np
+
+from distprof.run.evidence import ExpertCounts
+from distprof.run.places import coordinates_of
+from distprof.run.run import Run
+from distprof.schema import Int64Array
+from distprof.sections.context import RankAnalysis
+from distprof.sections.moe.calls import label_calls
+from distprof.sections.moe.exchange import GroupExchanges, exchange_of, find_exchanges, pairs_of
+from distprof.sections.moe.load import ALL_TO_ALL_SIZES, Totals, measure_load
+from distprof.sections.moe.placement import placement_of_log, row_of_experts
+from distprof.sections.moe.result import MoeLayer, MoePlacement, MoeResult
+from distprof.sections.moe.routing import Routing, layer_of_counts
+
+__all__ = ["analyze_counts", "analyze_moe"]
+
+EXPERT_COUNTS = "expert counts"
+
+MAX_PLACED_EXPERTS = 100_000
+"""Counts of all parts and layers beyond which placements are sought for one size only."""
+
+
+def analyze_counts(counts: ExpertCounts) -> MoeResult:
+    """Load of every layer in every part of the data, and of ranks that would share its experts.
+
+    Args:
+        counts: Assignments per expert.
+    """
+    layers: list[MoeLayer] = []
+    placement: list[MoePlacement] = []
+    problems: list[str] = []
+    for part, name, tokens in _rows(counts):
+        if not tokens.sum():
+            problems.append(f"Nothing was counted for layer {name}{_of(part)}: left out.")
+            continue
+        layers.append(_layer(part, name, tokens, counts.top_k))
+        placement += _placements(part, name, tokens, _sizes(counts))
+    return MoeResult(
+        layers=tuple(layers),
+        origin=EXPERT_COUNTS if layers else None,
+        placement=tuple(placement),
+        unavailable=(*problems, "Counts hold no times: what the imbalance costs is not known."),
+    )
+
+
+def _rows(counts: ExpertCounts) -> Iterator[tuple[str, str, np.ndarray]]:
+    for part, table in counts.tokens.items():
+        for name, tokens in zip(counts.layers, table, strict=True):
+            yield part, name, tokens
+
+
+def _layer(part: str, name: str, tokens: np.ndarray, top_k: int | None) -> MoeLayer:
+    layer = layer_of_counts(
+        name,
+        tokens[np.newaxis],
+        num_tokens=float(tokens.sum()) / (top_k or 1),
+        dropped=0,
+        top_k=top_k or 0,
+    )
+    return msgspec.structs.replace(layer, part=part)
+
+
+def _placements(
+    part: str, name: str, tokens: np.ndarray, sizes: tuple[int, ...]
+) -> Iterator[MoePlacement]:
+    for size in sizes:
+        yield row_of_experts(name, tokens[np.newaxis], size, EXPERT_COUNTS, part)
+
+
+def _sizes(counts: ExpertCounts) -> tuple[int, ...]:
+    """Numbers of ranks that can share the experts evenly, from 2 on; not one expert on each."""
+    table = next(iter(counts.tokens.values()))
+    experts = int(table.shape[1])
+    sizes = tuple(size for size in range(2, experts) if experts % size == 0)
+    if len(counts.tokens) * table.size <= MAX_PLACED_EXPERTS:
+        return sizes
+    return tuple(sorted(sizes, key=lambda size: (abs(size - 8), size))[:1])
+
+
+def _of(part: str) -> str:
+    return f" of {part}" if part else ""
+
+
+# Experts: what routers chose, joined with what the ranks that hold the experts did ---------------
+
+MAX_PAIR_RANKS = 64
+
+
+def analyze_moe(
+    run: Run,
+    analyses: Mapping[int, RankAnalysis],
+    wait_ends: Mapping[int, Int64Array],
+    logged: MoeResult,
+    routing: Sequence[Routing],
+) -> MoeResult:
+    """How uneven experts and the ranks that hold them are, and what that costs.
+
+    Args:
+        run: The recording.
+        analyses: By global rank.
+        wait_ends: By global rank, when the last member of each collective started.
+        logged: What :func:`distprof.sections.moe.routing.combine_routing` found.
+        routing: Of the ranks that logged theirs.
+
+    Source:
+        Formula sheet, "Mixture of experts".
+    """
+    if run.expert_counts is not None:
+        return analyze_counts(run.expert_counts)
+    has_log = any(log.calls is not None for log in routing)
+    groups = find_exchanges(run, analyses, wait_ends)
+    groups = tuple(group for group in groups if group.is_expert or (has_log and group.may_be))
+    places = coordinates_of(run.job) if run.job else {}
+    if not groups:
+        return _without_exchanges(run, logged, routing, places)
+    numbers = _step_numbers(analyses)
+    labels = [label_calls(group, routing, places, numbers) for group in groups]
+    load = measure_load(groups, labels, len(numbers))
+    exchanges = tuple(exchange_of(group, len(numbers)) for group in groups)
+    said = (*load.problems, *(text for label in labels for text in label.problems))
+    return msgspec.structs.replace(
+        logged,
+        layers=_with_times(logged.layers, load.placement),
+        origin=logged.origin or (ALL_TO_ALL_SIZES if load.placement else None),
+        placement=load.placement,
+        ranks=load.ranks,
+        exchanges=exchanges,
+        pairs=pairs_of(groups, len(numbers)) if _num_ranks(groups) <= MAX_PAIR_RANKS else (),
+        unavailable=tuple(dict.fromkeys((*logged.unavailable, *said))),
+        **_totals(load.totals),
+    )
+
+
+def _without_exchanges(
+    run: Run,
+    logged: MoeResult,
+    routing: Sequence[Routing],
+    places: Mapping[int, Mapping[str, int]],
+) -> MoeResult:
+    """What a routing log alone tells of ranks: experts in contiguous blocks over the mesh axis."""
+    if not logged.layers:
+        return logged
+    placement = placement_of_log(routing, places)
+    why = []
+    if run.ranks:
+        why.append(
+            "No all-to-all of experts could be joined across ranks: what their imbalance costs is "
+            "not known."
+        )
+    if not placement:
+        why.append("Which ranks share experts is not known.")
+    return msgspec.structs.replace(
+        logged, placement=placement, unavailable=(*logged.unavailable, *why)
+    )
+
+
+def _step_numbers(analyses: Mapping[int, RankAnalysis]) -> tuple[int, ...]:
+    """Numbers of the analysed steps, as the profiler counts them."""
+    first = next(iter(analyses.values()))
+    return tuple(step.step for step in first.steps)
+
+
+def _num_ranks(groups: Sequence[GroupExchanges]) -> int:
+    return len({rank for group in groups for rank in group.ranks})
+
+
+def _totals(totals: Totals | None) -> dict[str, int | None]:
+    if totals is None:
+        return {}
+    return {
+        "expert_ns_per_step": round(totals.slowest_ns),
+        "lost_ns_per_step": round(totals.slowest_ns - totals.mean_ns),
+        "balanced_ns_per_step": round(totals.mean_ns),
+        "replaced_ns_per_step": None if totals.replaced_ns is None else round(totals.replaced_ns),
+        "combine_wait_ns_per_step": None if totals.wait_ns is None else round(totals.wait_ns),
+    }
+
+
+def _with_times(
+    layers: Sequence[MoeLayer], placement: Sequence[MoePlacement]
+) -> tuple[MoeLayer, ...]:
+    """The layers with the times of their experts, where these could be told apart."""
+    by_name = {row.layer: row for row in placement if row.expert_ns_per_step is not None}
+    return tuple(_with_time(layer, by_name.get(layer.layer)) for layer in layers)
+
+
+def _with_time(layer: MoeLayer, row: MoePlacement | None) -> MoeLayer:
+    if row is None or row.expert_ns_per_step is None or row.lost_ns_per_step is None:
+        return layer
+    return msgspec.structs.replace(
+        layer,
+        lost_ns_per_step=row.lost_ns_per_step,
+        expert_ns_per_step=row.expert_ns_per_step,
+        balanced_ns_per_step=row.expert_ns_per_step - row.lost_ns_per_step,
+        replaced_ns_per_step=row.replaced_ns_per_step,
+    )

@@ -1,0 +1,355 @@
+"""Is the load of experts even, by the routing that each rank logged.
+
+Source of the formulas: formula sheet, "Mixture of experts". Tokens per expert are those of all
+ranks and micro-batches of a step together; imbalance, variation and entropy are means over steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distprof.costs.moe import (
+    DEAD_RATIO,
+    distribution_distance,
+    load_imbalance,
+    load_variation,
+    normalised_entropy,
+)
+from distprof.run.records import RankRecords
+from distprof.schema import ABSENT, Int64Array, Table
+from distprof.sections.moe.result import MoeDrift, MoeLayer, MoeResult
+from distprof.terms import MeshAxis
+
+__all__ = [
+    "ROUTING_LOG",
+    "LayerRouting",
+    "RoutedCalls",
+    "Routing",
+    "combine_routing",
+    "layer_of_counts",
+    "measure_routing",
+    "stage_names",
+]
+
+ROUTING_LOG = "routing log"
+
+MAX_STEPS = 256
+"""Of each rank and layer, the last steps whose counts are joined across ranks."""
+
+MAX_CALL_STEPS = 16
+"""Steps whose micro-batches are kept one by one: those that were traced, else the last."""
+
+MAX_CALL_COUNTS = 4_000_000
+"""Counts that are kept of them, at most (32 MB); fewer steps if a step has very many."""
+
+MIN_DRIFT_STEPS = 6
+"""Fewer have no thirds worth comparing."""
+
+MAX_DEAD_NAMED = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerRouting:
+    """One layer on one rank.
+
+    Args:
+        steps: int64, step numbers, ascending.
+        tokens: int64, shape ``(steps, experts)``: assignments kept and dropped, of this rank.
+        num_tokens: int64 per step: tokens routed.
+        dropped: int64 per step.
+        top_k: Experts per token.
+    """
+
+    steps: Int64Array
+    tokens: NDArray[np.int64]
+    num_tokens: Int64Array
+    dropped: Int64Array
+    top_k: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoutedCalls:
+    """Calls of layers one by one, in the order of the log, for a few steps.
+
+    Args:
+        step: int64 per call.
+        layer: int64 per call, index into ``names``.
+        micro_batch: int64 per call.
+        dropped: int64 per call: assignments in ``tokens`` that no expert took.
+        num_experts: int64 per call.
+        tokens: int64, shape ``(calls, most experts)``; zero beyond a layer's own experts. Without
+            those over capacity, where the log's capacity explains how many were dropped.
+        names: Layers.
+    """
+
+    step: Int64Array
+    layer: Int64Array
+    micro_batch: Int64Array
+    dropped: Int64Array
+    num_experts: Int64Array
+    tokens: NDArray[np.int64]
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Routing:
+    """Layers of one rank by name, calls of some steps, and what could not be used."""
+
+    rank: int
+    layers: Mapping[str, LayerRouting] = field(default_factory=dict)
+    problems: tuple[str, ...] = ()
+    calls: RoutedCalls | None = None
+
+
+def measure_routing(records: RankRecords) -> Routing | None:
+    """Counts of one rank by layer and step; None where no routing was logged."""
+    table = records.routing
+    if len(table) == 0:
+        return None
+    names = table.coded("layer")
+    layers: dict[str, LayerRouting] = {}
+    problems = []
+    for code, name in enumerate(names.values):
+        rows = table.take(names.codes == code)
+        if len(rows) == 0:
+            continue
+        if len(np.unique(rows["num_experts"])) > 1:
+            problems.append(f"layer {name} changes its number of experts: left out")
+            continue
+        layers[name] = _layer(rows, records.expert_tokens)
+    return Routing(
+        rank=records.rank, layers=layers, problems=tuple(problems), calls=_calls(records)
+    )
+
+
+def combine_routing(
+    ranks: Sequence[Routing],
+    places: Mapping[int, Mapping[str, int]],
+    unavailable: Sequence[str] = (),
+) -> MoeResult:
+    """Every layer over all ranks that logged it; layers in order of first appearance.
+
+    Args:
+        ranks: Of ranks that have any, ascending.
+        places: Rank to its index along each mesh axis, as far as known. Pipeline stages may call
+            different layers alike; tensor-parallel ranks route the same tokens, of which those of
+            the first count.
+        unavailable: Why some are missing.
+    """
+    problems = list(dict.fromkeys(text for rank in ranks for text in rank.problems))
+    layers, drifts = [], []
+    for name, parts in _by_layer(ranks, places).items():
+        if len({part.tokens.shape[1] for part in parts}) > 1:
+            problems.append(f"ranks name different numbers of experts for layer {name}: left out")
+            continue
+        found = _over_ranks(name, parts)
+        if found is None:
+            continue
+        layers.append(found.layer)
+        drift = _drift(name, found.steps, found.tokens)
+        drifts += [] if drift is None else [drift]
+    return MoeResult(
+        layers=tuple(layers),
+        origin=ROUTING_LOG if layers else None,
+        drift=tuple(drifts),
+        unavailable=(*unavailable, *problems),
+    )
+
+
+def stage_names(
+    ranks: Sequence[Routing], places: Mapping[int, Mapping[str, int]]
+) -> dict[tuple[str, int], str]:
+    """Name of a layer and pipeline stage to the name under which it is reported."""
+    stages: dict[str, set[int]] = {}
+    for rank in ranks:
+        for name in rank.layers:
+            stages.setdefault(name, set()).add(_stage(places, rank.rank))
+    return {
+        (name, stage): name if len(found) == 1 else f"{name} (stage {stage})"
+        for name, found in stages.items()
+        for stage in found
+    }
+
+
+def layer_of_counts(
+    name: str, tokens: NDArray[np.int64], *, num_tokens: float, dropped: int, top_k: int
+) -> MoeLayer:
+    """Figures of one layer from its counts.
+
+    Args:
+        name: Of the layer.
+        tokens: int64, shape ``(steps, experts)``; at least one assignment in each step.
+        num_tokens: Tokens routed, all steps together.
+        dropped: Assignments over capacity.
+        top_k: Experts per token, 0 where not known.
+    """
+    total = tokens.sum(axis=0)
+    dead = np.flatnonzero(total < DEAD_RATIO * total.mean())
+    assigned = max(int(total.sum()), round(top_k * num_tokens))
+    return MoeLayer(
+        layer=name,
+        num_experts=tokens.shape[1],
+        top_k=top_k,
+        num_steps=len(tokens),
+        tokens_per_step=num_tokens / len(tokens),
+        max_over_mean=float(load_imbalance(tokens).mean()),
+        cv=float(load_variation(tokens).mean()),
+        entropy=float(normalised_entropy(tokens).mean()),
+        dead_ratio=len(dead) / len(total),
+        dropped_ratio=dropped / assigned,
+        busiest_expert=int(total.argmax()),
+        busiest_share_ratio=float(total.max() / total.sum()),
+        min_over_mean=float(total.min() / total.mean()),
+        dead_experts=tuple(dead[:MAX_DEAD_NAMED].tolist()),
+    )
+
+
+# One rank -----------------------------------------------------------------------------------------
+
+
+def _layer(rows: Table, counts: Int64Array) -> LayerRouting:
+    steps, index = np.unique(rows["step"], return_inverse=True)
+    experts = int(rows["num_experts"][0])
+    kept = np.maximum(index - max(0, len(steps) - MAX_STEPS), -1)
+    steps = steps[-MAX_STEPS:]
+    recent = kept >= 0
+    tokens = np.zeros((len(steps), experts), dtype=np.int64)
+    places = rows["first"][recent][:, np.newaxis] + np.arange(experts)
+    np.add.at(tokens, kept[recent], counts[places])
+    return LayerRouting(
+        steps=steps,
+        tokens=tokens,
+        num_tokens=_sum(kept[recent], rows["num_tokens"][recent], len(steps)),
+        dropped=_sum(kept[recent], rows["dropped"][recent], len(steps)),
+        top_k=int(rows["top_k"][-1]),
+    )
+
+
+def _sum(index: Int64Array, values: Int64Array, length: int) -> Int64Array:
+    total = np.zeros(length, dtype=np.int64)
+    np.add.at(total, index, values)
+    return total
+
+
+def _calls(records: RankRecords) -> RoutedCalls | None:
+    """The calls of the steps that were traced, else of the last ones."""
+    rows = records.routing.take(np.isin(records.routing["step"], _steps_to_keep(records)))
+    if len(rows) == 0:
+        return None
+    layers, experts = rows.coded("layer"), rows["num_experts"]
+    tokens = np.zeros((len(rows), int(experts.max(initial=0))), dtype=np.int64)
+    for number in np.unique(experts).tolist():
+        alike = np.flatnonzero(experts == number)
+        at = rows["first"][alike][:, np.newaxis] + np.arange(number)
+        tokens[alike, :number] = records.expert_tokens[at]
+    tokens, dropped = _without_dropped(tokens, rows["capacity"], rows["dropped"])
+    return RoutedCalls(
+        step=rows["step"],
+        layer=layers.codes.astype(np.int64),
+        micro_batch=rows["micro_batch"],
+        dropped=dropped,
+        num_experts=experts,
+        tokens=tokens,
+        names=layers.values,
+    )
+
+
+def _without_dropped(
+    tokens: NDArray[np.int64], capacity: Int64Array, dropped: Int64Array
+) -> tuple[NDArray[np.int64], Int64Array]:
+    """Tokens that experts took, and how many others are left among them."""
+    most = np.where(capacity == ABSENT, np.iinfo(np.int64).max, capacity)
+    taken = np.minimum(tokens, most[:, np.newaxis])
+    explained = tokens.sum(axis=1) - taken.sum(axis=1) == dropped
+    return np.where(explained[:, np.newaxis], taken, tokens), np.where(explained, 0, dropped)
+
+
+def _steps_to_keep(records: RankRecords) -> Int64Array:
+    """Steps of the log, the last of those that were traced, as many as may be kept."""
+    steps, calls = np.unique(records.routing["step"], return_counts=True)
+    log = records.step_log
+    traced = np.isin(steps, log["step"][log["is_traced"]])
+    if traced.any():
+        steps, calls = steps[traced], calls[traced]
+    counts = calls[::-1].cumsum() * int(records.routing["num_experts"].max())
+    most = min(MAX_CALL_STEPS, int((counts <= MAX_CALL_COUNTS).sum()))
+    kept: Int64Array = steps[len(steps) - most :]
+    return kept
+
+
+# All ranks ----------------------------------------------------------------------------------------
+
+
+def _stage(places: Mapping[int, Mapping[str, int]], rank: int) -> int:
+    return places.get(rank, {}).get(MeshAxis.PP, 0)
+
+
+def _by_layer(
+    ranks: Sequence[Routing], places: Mapping[int, Mapping[str, int]]
+) -> dict[str, list[LayerRouting]]:
+    first = [rank for rank in ranks if places.get(rank.rank, {}).get(MeshAxis.TP, 0) == 0]
+    by_stage: dict[str, dict[int, list[LayerRouting]]] = {}
+    for rank in first:
+        for name, layer in rank.layers.items():
+            stages = by_stage.setdefault(name, {})
+            stages.setdefault(_stage(places, rank.rank), []).append(layer)
+    names = stage_names(first, places)
+    return {
+        names[name, stage]: parts
+        for name, stages in by_stage.items()
+        for stage, parts in sorted(stages.items())
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    layer: MoeLayer
+    steps: Int64Array
+    tokens: NDArray[np.int64]
+
+
+def _over_ranks(name: str, parts: Sequence[LayerRouting]) -> _Found | None:
+    """Figures of one layer over the steps that all these ranks logged."""
+    common = parts[0].steps
+    for part in parts[1:]:
+        common = np.intersect1d(common, part.steps)
+    chosen = [np.searchsorted(part.steps, common) for part in parts]
+    tokens = np.sum([p.tokens[i] for p, i in zip(parts, chosen, strict=True)], axis=0)
+    routed = tokens.sum(axis=1) > 0
+    if not routed.any():
+        return None
+    num_tokens = sum(int(p.num_tokens[i][routed].sum()) for p, i in zip(parts, chosen, strict=True))
+    dropped = sum(int(p.dropped[i][routed].sum()) for p, i in zip(parts, chosen, strict=True))
+    layer = layer_of_counts(
+        name, tokens[routed], num_tokens=num_tokens, dropped=dropped, top_k=parts[0].top_k
+    )
+    return _Found(layer=layer, steps=common[routed], tokens=tokens[routed])
+
+
+def _drift(name: str, steps: Int64Array, tokens: NDArray[np.int64]) -> MoeDrift | None:
+    """First third of the steps against the last; None where there are too few."""
+    if len(steps) < MIN_DRIFT_STEPS:
+        return None
+    third = len(steps) // 3
+    first, last = tokens[:third], tokens[-third:]
+    load = load_imbalance(tokens)
+    return MoeDrift(
+        layer=name,
+        first_step=int(steps[0]),
+        last_step=int(steps[-1]),
+        distance=distribution_distance(first.sum(axis=0), last.sum(axis=0)),
+        chance_distance=_chance_distance(first, last),
+        first_max_over_mean=float(load[:third].mean()),
+        last_max_over_mean=float(load[-third:].mean()),
+    )
+
+
+def _chance_distance(first: NDArray[np.int64], last: NDArray[np.int64]) -> float:
+    """Expected distance of two samples of the pooled distribution, by the normal approximation."""
+    share = (first.sum(axis=0) + last.sum(axis=0)) / (first.sum() + last.sum())
+    variance = share * (1 - share) * (1 / first.sum() + 1 / last.sum())
+    return float(np.sqrt(2 / np.pi * variance).sum() / 2)

@@ -1,0 +1,66 @@
+"""Loads that are uneven beyond luck, how to name their layers, and what share of a step they are.
+
+Private to this family: no rule.
+"""
+
+from __future__ import annotations
+
+import math
+
+from distprof.rules.base import InsufficientEvidenceError
+from distprof.sections.moe.result import MoeLayer, MoePlacement, MoeResult
+
+__all__ = [
+    "DEVIATIONS",
+    "check_experts_known",
+    "is_beyond_luck",
+    "name_layer",
+    "ranks_beyond_luck",
+    "share_of_layers",
+]
+
+DEVIATIONS = 6.0
+"""Standard deviations beyond even routing: with thousands of experts nobody gets there by luck."""
+
+
+def check_experts_known(moe: MoeResult) -> None:
+    """Nothing, unless ranks share experts of which no log tells.
+
+    Raises:
+        InsufficientEvidenceError: If so.
+    """
+    if not moe.layers and moe.exchanges:
+        raise InsufficientEvidenceError("experts are not told apart: no routing was logged")
+
+
+def is_beyond_luck(layer: MoeLayer) -> bool:
+    """Whether even routing would hardly give any expert such a share."""
+    even = 1 / layer.num_experts
+    number = max(layer.tokens_per_step * max(layer.top_k, 1) * layer.num_steps, 1)
+    deviation = math.sqrt(even * (1 - even) / number)
+    return layer.busiest_share_ratio - even >= DEVIATIONS * deviation > 0
+
+
+def ranks_beyond_luck(row: MoePlacement) -> bool:
+    """Whether even routing would hardly make ranks so uneven in a single call."""
+    if row.tokens_per_call <= 0 or row.num_ranks < 2:
+        return False
+    deviation = math.sqrt((row.num_ranks - 1) / row.tokens_per_call)
+    return row.max_over_mean - 1 >= DEVIATIONS * deviation
+
+
+def name_layer(layer: MoeLayer | MoePlacement) -> str:
+    """A layer in a sentence: ``layer 7``, ``layer 7 (github)``, or its name in the model."""
+    name = f"layer {layer.layer}" if layer.layer.isdigit() else layer.layer
+    return f"{name} ({layer.part})" if layer.part else name
+
+
+def share_of_layers(moe: MoeResult) -> float:
+    """What times of layers, added up, are to be multiplied with to be a mean rank's.
+
+    Less than 1 where ranks hold some of the layers only, as pipeline stages do.
+    """
+    lost = [row.lost_ns_per_step for row in moe.placement if row.lost_ns_per_step is not None]
+    if moe.lost_ns_per_step is None or not sum(lost):
+        return 1.0
+    return min(moe.lost_ns_per_step / sum(lost), 1.0)

@@ -1,0 +1,171 @@
+"""# overloaded-expert
+
+## What it detects
+Routers send the same expert far more tokens than the others, over the whole recording.
+
+## Why it costs time
+The rank that holds the expert computes for all of them, and everybody waits for it in the
+all-to-all that brings tokens back. With a capacity limit tokens are dropped instead, and the
+model learns less.
+
+## Evidence needed
+The routing that each rank logged (`moe.jsonl`), or counts of tokens per expert. An expert counts
+if its share is beyond what even routing of as many tokens would show by chance.
+
+## How the cost is computed
+Between the all-to-all that brings tokens and the one that takes results back each rank computes
+its experts. The cost is the time of the slowest rank less the mean rank's, added up over the
+forward and backward sections of the layers concerned, per step. Where sections cannot be told:
+exposed waiting in all-to-alls, mean per rank and step, an upper bound, since ranks may come late
+to them for other reasons too. With several overloaded experts it is divided by the layers each is
+the busiest of. The time is part of what `exposed-communication` reports.
+
+## How to fix
+Raise the weight of the load-balancing loss, or bias the router against busy experts (loss-free
+balancing); add noise to its logits early in training; see that the router's initial weights are
+small. Place experts that are busy together on different ranks.
+
+## Example
+```text
+overloaded-expert: expert 2 gets 3.9 times the mean of all experts' tokens in 4 of 4 layers; the
+slowest rank's experts take 418 ms of each step longer than the mean.
+```
+
+## When it is wrong
+Early in training routers are uneven by their initial weights; shared experts that see every token
+are no routing at all.
+
+## Sources
+Formula sheet, "Mixture of experts". Lepikhin et al. 2020 (GShard); Wang et al. 2024, "Auxiliary-
+loss-free load balancing strategy for mixture-of-experts".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from distprof.rules.base import Draft, Limit, Limits, rule
+from distprof.sections.collectives.result import CollectivesResult
+from distprof.sections.moe.result import MoeLayer, MoeResult
+from distprof.sections.moe.rules._shared import (
+    check_experts_known,
+    is_beyond_luck,
+    name_layer,
+    share_of_layers,
+)
+from distprof.terms import CollectiveKind, Confidence, Severity
+from distprof.units import format_duration
+
+_MOST_NAMED = 3
+_FIX = (
+    "Raise the weight of the load-balancing loss or bias the router against busy experts; spread "
+    "experts that are busy together over ranks."
+)
+
+
+@rule(
+    code="MOE101",
+    severity=Severity.WARNING,
+    since="0.1.0",
+    needs=(MoeResult, CollectivesResult),
+    limits={"load_ratio": Limit(2.0, "tokens of the busiest expert over the mean of all")},
+)
+def check(moe: MoeResult, collectives: CollectivesResult, limits: Limits) -> Iterator[Draft]:
+    """Yield one finding per expert that is overloaded in several layers, one for the others."""
+    check_experts_known(moe)
+    overloaded = [
+        layer
+        for layer in moe.layers
+        if _load(layer) >= limits["load_ratio"] and is_beyond_luck(layer)
+    ]
+    by_expert: dict[int, list[MoeLayer]] = {}
+    for layer in overloaded:
+        by_expert.setdefault(layer.busiest_expert, []).append(layer)
+    named = {e: found for e, found in by_expert.items() if 2 * len(found) >= len(moe.layers)}
+    if len(by_expert) <= _MOST_NAMED:
+        named = by_expert
+    others = [layer for layer in overloaded if layer.busiest_expert not in named]
+    has_one = len(named) + bool(others) == 1
+    for expert, layers in sorted(named.items()):
+        cost, is_measured = _cost(moe, layers, len(overloaded), collectives)
+        message = (
+            f"Expert {expert} gets {_mean_load(layers):.1f} times the mean of all experts' "
+            f"tokens in {len(layers)} of {len(moe.layers)} layers"
+        )
+        yield _draft(message, cost, is_measured=is_measured, is_only=has_one)
+    if others:
+        yield _of_many(moe, others, len(overloaded), collectives, limits, has_one=has_one)
+
+
+def _of_many(
+    moe: MoeResult,
+    layers: Sequence[MoeLayer],
+    number: int,
+    collectives: CollectivesResult,
+    limits: Limits,
+    *,
+    has_one: bool,
+) -> Draft:
+    """One finding for many layers that each have another busy expert."""
+    worst = max(layers, key=_load)
+    cost, is_measured = _cost(moe, layers, number, collectives)
+    message = (
+        f"In {len(layers)} of {len(moe.layers)} layers one expert, not the same in all, gets "
+        f"at least {limits['load_ratio']:g} times the mean of all experts' tokens: most of all "
+        f"expert {worst.busiest_expert} of {name_layer(worst)}, {_load(worst):.1f} times"
+    )
+    return _draft(message, cost, is_measured=is_measured, is_only=has_one)
+
+
+def _draft(message: str, cost: int | None, *, is_measured: bool, is_only: bool) -> Draft:
+    """The scenario without uneven experts is that of all of them: of the only finding at most."""
+    return Draft(
+        message=f"{message}{_waits(cost, is_measured=is_measured)}.",
+        fix=_FIX,
+        cost_ns_per_step=cost,
+        confidence=Confidence.MEASURED if is_measured else Confidence.INFERRED,
+        evidence=("moe.layers", "collectives.classes"),
+        without="expert-imbalance" if is_only else "",
+    )
+
+
+def _load(layer: MoeLayer) -> float:
+    return layer.busiest_share_ratio * layer.num_experts
+
+
+def _mean_load(layers: Sequence[MoeLayer]) -> float:
+    return sum(_load(layer) for layer in layers) / len(layers)
+
+
+def _cost(
+    moe: MoeResult,
+    layers: Sequence[MoeLayer],
+    num_overloaded: int,
+    collectives: CollectivesResult,
+) -> tuple[int | None, bool]:
+    """Time per step, and whether it was measured section by section."""
+    lost = [layer.lost_ns_per_step for layer in layers if layer.lost_ns_per_step is not None]
+    if len(lost) == len(layers):
+        return round(sum(lost) * share_of_layers(moe)), True
+    waiting = _waiting_ns(collectives)
+    return None if waiting is None else waiting * len(layers) // num_overloaded, False
+
+
+def _waiting_ns(collectives: CollectivesResult) -> int | None:
+    """Exposed waiting in all-to-alls; None where there are none, or it is not known."""
+    waits = [
+        found.exposed_wait_ns_per_step
+        for found in collectives.classes
+        if found.kind == CollectiveKind.ALL_TO_ALL.label
+    ]
+    known = [wait for wait in waits if wait is not None]
+    return sum(known) if known else None
+
+
+def _waits(cost: int | None, *, is_measured: bool) -> str:
+    if not cost:
+        return ""
+    if is_measured:
+        longer = f"{format_duration(cost)} of each step longer than the mean"
+        return f"; the slowest rank's experts take {longer}"
+    return f"; the other ranks wait for all-to-alls for {format_duration(cost)} of each step"

@@ -1,0 +1,107 @@
+"""# uneven-all-to-all
+
+## What it detects
+In the all-to-alls that bring tokens to their experts one rank sends or receives far more than the
+mean of its group.
+
+## Why it costs time
+An all-to-all ends when the busiest rank's links have moved everything; the links of the others
+idle meanwhile.
+
+## Evidence needed
+Split sizes of the all-to-alls, from the arguments of NCCL's records or the inputs of the
+operator, and their times on every rank of the group.
+
+## How the cost is computed
+Transfer time of the exchanges, after the last rank came, times one less the mean rank's share of
+the busiest one's bytes: what even sizes would save if links were the limit. Part of what
+`exposed-communication` reports, and gone where `overloaded-expert` or
+`unbalanced-expert-placement` is mended. Unknown where waiting and transfer cannot be told apart.
+
+## How to fix
+Receivers are uneven because of their experts: even out the routing, or place experts by their
+loads. Senders are uneven because they have unequal numbers of tokens: pack or pad sequences so
+that ranks hold as many.
+
+## Example
+```text
+uneven-all-to-all: rank 1 receives 2.3 times the mean of its group in dispatch (ranks 0-3).
+```
+
+## When it is wrong
+With limits inside the node that differ between pairs of ranks, sizes alone do not tell which link
+is the slowest.
+
+## Sources
+Formula sheet, "Mixture of experts" and "Collectives" (all-to-all).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from distprof.rules.base import Draft, Limit, Limits, rule
+from distprof.sections.moe.result import MoeExchange, MoeResult
+from distprof.sections.moe.rules._shared import DEVIATIONS
+from distprof.terms import Confidence, Severity
+from distprof.units import name_ranks
+
+
+@rule(
+    code="MOE105",
+    severity=Severity.INFO,
+    since="0.1.0",
+    needs=(MoeResult,),
+    limits={"size_ratio": Limit(1.3, "bytes of the busiest rank over the mean of its group")},
+)
+def check(moe: MoeResult, limits: Limits) -> Iterator[Draft]:
+    """Yield one finding for the group with the most uneven exchanges."""
+    uneven = [
+        found
+        for found in moe.exchanges
+        if _ratio(found) >= limits["size_ratio"] and _is_beyond_luck(found, moe)
+    ]
+    if not uneven:
+        return
+    worst = max(uneven, key=_ratio)
+    costs = [_cost(found) for found in uneven]
+    known = [cost for cost in costs if cost is not None]
+    more = f"; {len(uneven)} of {len(moe.exchanges)} groups are uneven" if len(uneven) > 1 else ""
+    yield Draft(
+        message=f"{_busiest(worst)} the mean of its group in dispatch "
+        f"({name_ranks(worst.ranks)}){more}.",
+        fix=(
+            "Even out the routing or place experts by their loads where receivers are uneven; give "
+            "ranks as many tokens each where senders are."
+        ),
+        cost_ns_per_step=sum(known) // len(moe.exchanges) if len(known) == len(costs) else None,
+        confidence=Confidence.INFERRED,
+        evidence=("moe.exchanges", "moe.pairs"),
+    )
+
+
+def _ratio(found: MoeExchange) -> float:
+    return max(found.sent_max_over_mean or 1.0, found.received_max_over_mean or 1.0)
+
+
+def _busiest(found: MoeExchange) -> str:
+    sent, received = found.sent_max_over_mean or 1.0, found.received_max_over_mean or 1.0
+    if sent > received:
+        return f"Rank {found.busiest_sender} sends {sent:.1f} times"
+    return f"Rank {found.busiest_receiver} receives {received:.1f} times"
+
+
+def _is_beyond_luck(found: MoeExchange, moe: MoeResult) -> bool:
+    """Whether so many tokens would be more even by chance; True where their number is unknown."""
+    size = len(found.ranks)
+    calls = [row.tokens_per_call for row in moe.placement if row.num_ranks == size]
+    if not calls or size < 2:
+        return size > 1
+    tokens = sum(calls) / len(calls)
+    return bool(tokens > 0 and _ratio(found) - 1 >= DEVIATIONS * ((size - 1) / tokens) ** 0.5)
+
+
+def _cost(found: MoeExchange) -> int | None:
+    if found.transfer_ns_per_step is None:
+        return None
+    return round(found.transfer_ns_per_step * (1 - 1 / _ratio(found)))

@@ -1,0 +1,1 @@
+"""What NCCL's own log says: communicators, transports, settings, warnings."""

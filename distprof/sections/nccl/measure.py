@@ -1,0 +1,275 @@
+"""NCCL's logs: how ranks are connected, inside nodes and between them, and with which settings.
+
+Source: the texts of NCCL 2.4 to 2.28 and RCCL. Nothing is timed but the initialisation.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+from distprof.run.nccl_log import NcclCommunicator, NcclEdge, NcclLog
+from distprof.run.run import Run
+from distprof.sections.nccl.result import (
+    NcclChoices,
+    NcclGroup,
+    NcclHost,
+    NcclResult,
+    NcclSetting,
+    NcclTransport,
+    NcclWarnings,
+)
+
+__all__ = ["BETWEEN", "INSIDE", "NO_LOG", "analyze_nccl"]
+
+BETWEEN = "between nodes"
+
+INSIDE = "inside nodes"
+
+NO_LOG = "no NCCL log was read: run with NCCL_DEBUG=INFO"
+
+_MAX_CHOICES = 200
+
+
+def analyze_nccl(run: Run) -> NcclResult:
+    """How ranks are connected, by the logs of a run.
+
+    Args:
+        run: The recording.
+
+    Returns:
+        The result; empty with a reason where there is no log.
+    """
+    log = run.nccl
+    if log is None:
+        why = f"{NO_LOG[:1].upper()}{NO_LOG[1:]}."
+        return NcclResult(is_missing=_uses_nccl(run), unavailable=(why,))
+    places = _Places(log)
+    return NcclResult(
+        num_files=len(log.files),
+        num_processes=len(log.processes),
+        num_hosts=len({process.host for process in log.processes}),
+        num_lines=log.num_lines,
+        num_texts=log.num_info + log.num_warn,
+        num_unknown=log.num_unknown,
+        num_cut=log.num_cut,
+        unknown=log.unknown,
+        versions=tuple(places.setting("version", v, who) for v, who in log.versions.items()),
+        networks=tuple(log.networks),
+        missing_networks=tuple(log.missing_networks),
+        paths=log.links,
+        groups=_groups(log, places),
+        transports=_transports(log, places),
+        hosts=_hosts(log),
+        settings=tuple(
+            places.setting(name, value, who)
+            for name, values in log.settings.items()
+            for value, who in values.items()
+        ),
+        choices=_choices(log),
+        warnings=tuple(
+            NcclWarnings(
+                text=warning.text,
+                about=warning.about,
+                num_lines=warning.num_lines,
+                ranks=places.ranks(warning.processes),
+                hosts=places.hosts(warning.processes),
+            )
+            for warning in log.warnings
+        ),
+        unavailable=_limits(log),
+    )
+
+
+def _uses_nccl(run: Run) -> bool:
+    """Whether ranks communicate by NCCL, or on devices by something that is not named."""
+    return any(
+        "nccl" in rank.backend.lower()
+        or (not rank.backend and rank.device.name != "cpu" and len(rank.collectives) > 0)
+        for rank in run.ranks
+    )
+
+
+class _Places:
+    """Where processes and members of communicators are."""
+
+    def __init__(self, log: NcclLog) -> None:
+        self._processes = log.processes
+        self._of_member = [
+            {m.rank: log.processes[m.process].host for m in one.members if m.process >= 0}
+            if one.is_certain
+            else {}
+            for one in log.communicators
+        ]
+
+    def ranks(self, processes: Iterable[int]) -> tuple[int, ...]:
+        """Global ranks, as far as known."""
+        known = {self._processes[p].rank for p in processes}
+        return tuple(sorted(rank for rank in known if rank is not None))
+
+    def hosts(self, processes: Iterable[int]) -> tuple[str, ...]:
+        """Hosts, each once."""
+        return tuple(sorted({self._processes[p].host for p in processes}))
+
+    def members(self, communicator: int) -> Mapping[int, str]:
+        """Rank to host; empty where members cannot be told apart."""
+        return self._of_member[communicator]
+
+    def setting(self, name: str, value: str, processes: Sequence[int]) -> NcclSetting:
+        """A setting with who has it."""
+        return NcclSetting(
+            name=name,
+            value=value,
+            num_processes=len(processes),
+            ranks=self.ranks(processes),
+            hosts=self.hosts(processes),
+        )
+
+    def where(self, edge: NcclEdge) -> str:
+        """By the hosts of both ends; where one is not known, by what the transport is made for."""
+        if edge.communicator is not None and edge.source is not None and edge.target is not None:
+            hosts = self._of_member[edge.communicator]
+            source, target = hosts.get(edge.source), hosts.get(edge.target)
+            if source is not None and target is not None:
+                return INSIDE if source == target else BETWEEN
+        return BETWEEN if edge.card is not None else INSIDE
+
+
+def _transports(log: NcclLog, places: _Places) -> tuple[NcclTransport, ...]:
+    lines: dict[tuple[str, str, bool], int] = defaultdict(int)
+    pairs: dict[tuple[str, str, bool], set[tuple[object, ...]]] = defaultdict(set)
+    writers: dict[tuple[str, str, bool], set[int | None]] = defaultdict(set)
+    for edge in log.edges:
+        key = (places.where(edge), edge.transport, edge.has_gdr)
+        lines[key] += edge.num_lines
+        pairs[key].add((edge.communicator, edge.source, edge.target))
+        writers[key].add(edge.process)
+    return tuple(
+        NcclTransport(
+            where=key[0],
+            transport=key[1],
+            has_gdr=key[2],
+            num_lines=lines[key],
+            num_pairs=len(pairs[key]),
+            num_processes=len(writers[key]),
+        )
+        for key in sorted(lines, key=lambda key: (key[0], -lines[key], key))
+    )
+
+
+def _groups(log: NcclLog, places: _Places) -> tuple[NcclGroup, ...]:
+    alike: dict[tuple[int, int | None], list[int]] = defaultdict(list)
+    for index, one in enumerate(log.communicators):
+        alike[one.num_ranks, _num_hosts(one, places.members(index))].append(index)
+    return tuple(
+        _group(size, hosts, [(log.communicators[i], places.members(i)) for i in alike[size, hosts]])
+        for size, hosts in sorted(alike, key=lambda key: (-key[0], key[1] or 0))
+    )
+
+
+def _group(
+    size: int,
+    hosts: int | None,
+    communicators: Sequence[tuple[NcclCommunicator, Mapping[int, str]]],
+) -> NcclGroup:
+    ones = [one for one, _ in communicators]
+    crossings = [n for one, at in communicators for n in _crossings(one, at)]
+    return NcclGroup(
+        num_ranks=size,
+        num_communicators=len(ones),
+        num_members=sum(len(one.members) for one in ones),
+        num_hosts=hosts,
+        num_channels=_most(one.num_channels for one in ones),
+        num_nvls_channels=_most(one.num_nvls_channels for one in ones),
+        init_ns=_most(one.init_ns for one in ones),
+        num_rings=sum(len(one.rings) for one in ones),
+        crossings=statistics.fmean(crossings) if crossings else None,
+        tree_depth=_most(depth for one in ones for depth in one.tree_depths),
+    )
+
+
+def _num_hosts(one: NcclCommunicator, members: Mapping[int, str]) -> int | None:
+    """As NCCL counts nodes, else hosts of all members."""
+    if one.num_nodes is not None:
+        return one.num_nodes
+    return len(set(members.values())) if len(members) == one.num_ranks else None
+
+
+def _crossings(one: NcclCommunicator, members: Mapping[int, str]) -> list[int]:
+    """Of each ring, how often it leaves a host."""
+    if len(members) != one.num_ranks:
+        return []
+    return [
+        sum(members[a] != members[b] for a, b in zip(ring, ring[1:] + ring[:1], strict=True))
+        for ring in one.rings
+    ]
+
+
+def _hosts(log: NcclLog) -> tuple[NcclHost, ...]:
+    processes: dict[str, list[int]] = defaultdict(list)
+    for index, process in enumerate(log.processes):
+        processes[process.host].append(index)
+    used: dict[str, set[int]] = defaultdict(set)
+    for edge in log.edges:
+        if edge.card is not None and edge.process is not None:
+            used[log.processes[edge.process].host].add(edge.card)
+    return tuple(_host(log, host, processes[host], used[host]) for host in sorted(processes))
+
+
+def _host(log: NcclLog, host: str, processes: Sequence[int], used: set[int]) -> NcclHost:
+    networks = {card.network for card in log.cards if card.host == host}
+    shown = next((n for n in sorted(networks) if n != "Socket"), "Socket")
+    cards = [card for card in log.cards if (card.host, card.network) == (host, shown)]
+    ranks = {log.processes[index].rank for index in processes}
+    return NcclHost(
+        host=host,
+        num_processes=len(processes),
+        ranks=tuple(sorted(rank for rank in ranks if rank is not None)),
+        cards=tuple(card.name for card in cards),
+        used_cards=tuple(card.name for card in cards if card.index in used),
+        links=tuple(sorted({card.link for card in cards if card.link})),
+    )
+
+
+def _choices(log: NcclLog) -> tuple[NcclChoices, ...]:
+    sizes: dict[tuple[str, str, str], list[int]] = defaultdict(list)
+    calls: dict[tuple[str, str, str], int] = defaultdict(int)
+    for choice in log.choices:
+        key = (choice.operation, choice.algorithm, choice.protocol)
+        calls[key] += choice.num_calls
+        if choice.num_bytes is not None:
+            sizes[key].append(choice.num_bytes)
+    order = sorted(calls, key=lambda key: (-calls[key], key))[:_MAX_CHOICES]
+    return tuple(
+        NcclChoices(
+            operation=key[0],
+            algorithm=key[1],
+            protocol=key[2],
+            min_bytes=min(sizes[key], default=None),
+            max_bytes=max(sizes[key], default=None),
+            num_calls=calls[key],
+        )
+        for key in order
+    )
+
+
+def _limits(log: NcclLog) -> tuple[str, ...]:
+    """What the logs do not tell."""
+    limits = list(log.notes)
+    if not log.edges:
+        limits.append("The log names no connection: transports are not known.")
+    if any(not one.is_certain for one in log.communicators):
+        limits.append(
+            "This version of NCCL prints no ids of communicators: of several of one size, members "
+            "cannot be told apart."
+        )
+    world = log.world_size
+    num_ranked = sum(process.rank is not None for process in log.processes)
+    if world is not None and num_ranked < world:
+        limits.append(f"The log tells of {num_ranked} of {world} ranks.")
+    return tuple(limits)
+
+
+def _most(values: Iterable[int | None]) -> int | None:
+    return max((value for value in values if value is not None), default=None)

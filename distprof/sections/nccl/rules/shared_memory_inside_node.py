@@ -1,0 +1,83 @@
+"""# shared-memory-inside-node
+
+## What it detects
+GPUs of one node that talk through the host's memory although the log shows a faster way.
+
+## Why it costs time
+Through shared memory each byte crosses PCIe twice and the CPU's memory once. Peer access over
+NVLink, or over one PCIe switch, is several times faster, and rings run at the pace of their slowest
+connection.
+
+## Evidence needed
+A log of NCCL (`NCCL_DEBUG=INFO`) that names connections inside a node, and that shows the faster
+way: a setting that turns peer access off or limits it (`NCCL_P2P_DISABLE`, `NCCL_P2P_LEVEL`), or
+NVLink in the graph search (`NCCL_DEBUG_SUBSYS=INIT,GRAPH`). Without either it is not judged.
+
+## How the cost is computed
+Not at all: a log holds no times, and traces do not tell which part of a collective went over which
+connection.
+
+## How to fix
+Unset `NCCL_P2P_DISABLE`, raise `NCCL_P2P_LEVEL` (NVL < PIX < PXB < PHB < SYS), pass all GPUs of the
+node into the container, switch off ACS and, in virtual machines, set up peer access.
+
+## Example
+```text
+shared-memory-inside-node: 42 of 90 connections inside nodes go through the host's memory (SHM);
+NCCL_P2P_LEVEL is set to PIX.
+```
+
+## When it is wrong
+Between the sockets of a PCIe machine shared memory can be faster than peer access, and somebody may
+have measured that before setting `NCCL_P2P_LEVEL`.
+
+## Sources
+NCCL's user guide, `NCCL_P2P_DISABLE`, `NCCL_P2P_LEVEL` and "GPU-to-GPU communication".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
+from distprof.sections.nccl.measure import INSIDE
+from distprof.sections.nccl.result import NcclResult
+from distprof.sections.nccl.rules._shared import connections, setting_of
+from distprof.terms import Confidence, Severity
+
+
+@rule(
+    code="NET103",
+    severity=Severity.WARNING,
+    since="0.1.0",
+    needs=(NcclResult,),
+    limits={"shared_ratio": Limit(0.01, "share of connections inside nodes over shared memory")},
+)
+def check(nccl: NcclResult, limits: Limits) -> Iterator[Draft]:
+    """Yield one finding for all nodes."""
+    shared, total = connections(nccl, INSIDE, lambda way: way.transport == "SHM")
+    if not shared or shared < limits["shared_ratio"] * total:
+        return
+    yield Draft(
+        message=(
+            f"{shared:,} of {total:,} connections inside nodes go through the host's memory "
+            f"(SHM); {_why(nccl)}."
+        ),
+        fix="Let GPUs reach each other: unset NCCL_P2P_DISABLE, raise NCCL_P2P_LEVEL, no ACS.",
+        cost_ns_per_step=None,
+        confidence=Confidence.INFERRED,
+        evidence=("nccl.transports", "nccl.settings"),
+    )
+
+
+def _why(nccl: NcclResult) -> str:
+    for name in ("NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL"):
+        value = setting_of(nccl, name)
+        if value and (name, value) != ("NCCL_P2P_DISABLE", "0"):
+            return f"{name} is set to {value}"
+    if {"NVL", "NVB", "C2C", "XGMI"} & set(nccl.paths):
+        return "NCCL's graph search found NVLink between GPUs"
+    raise InsufficientEvidenceError(
+        "connections go through the host's memory, but the log does not show a faster way: log "
+        "NCCL_DEBUG_SUBSYS=INIT,ENV,GRAPH"
+    )

@@ -1,0 +1,119 @@
+"""# uneven-nccl-settings
+
+## What it detects
+Ranks of one job with another version of NCCL, or with another value of one of its variables.
+
+## Why it costs time
+NCCL plans for a communicator as a whole: unlike settings on its ranks lead to slow algorithms on
+all, to a hang, or to wrong results. Often one node has another image or another profile file.
+
+## Evidence needed
+A log of NCCL (`NCCL_DEBUG=INFO`, subsystems INIT and ENV) of several ranks. NCCL says a variable
+when it first reads it, and old versions say their version on rank 0 only: a variable that is set on
+some ranks and unset on others shows only where a whole node lacks it.
+
+## How the cost is computed
+Not at all: what unlike settings cost differs from nothing to the whole job.
+
+## How to fix
+Set the environment in one place for all ranks (the launcher, `/etc/nccl.conf` in the image), and
+use one image.
+
+## Example
+```text
+uneven-nccl-settings: NCCL_ALGO is RING on 8 processes (node-1) and TREE on 8 (node-2).
+```
+
+## When it is wrong
+Names of cards and interfaces (`NCCL_SOCKET_IFNAME`, `NCCL_IB_HCA`) and paths of files may differ
+between nodes: they are not compared.
+
+## Sources
+NCCL's user guide, "Environment variables": all ranks need the same values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from distprof.rules.base import Draft, Limits, rule
+from distprof.sections.nccl.result import NcclResult, NcclSetting
+from distprof.sections.nccl.rules._shared import has_log
+from distprof.terms import Confidence, Severity
+
+_OF_A_NODE = ("_IFNAME", "_HCA", "_FILE", "_HOSTID", "_DIR", "_PATH", "_CONF", "_CUDA_DEVICE")
+_MOST_NAMED = 3
+_MOST_HOSTS = 3
+
+
+@rule(code="NET105", severity=Severity.WARNING, since="0.1.0", needs=(NcclResult,))
+def check(nccl: NcclResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001 - one signature
+    """Yield one finding for all settings."""
+    if not has_log(nccl):
+        return
+    told = [*_versions(nccl), *_values(nccl), *_missing(nccl)]
+    if not told:
+        return
+    more = f"; {len(told) - _MOST_NAMED} more differ" if len(told) > _MOST_NAMED else ""
+    yield Draft(
+        message=f"{'; '.join(told[:_MOST_NAMED])}{more}.",
+        fix="Set the environment in one place for all ranks, and use one image.",
+        cost_ns_per_step=None,
+        confidence=Confidence.INFERRED,
+        evidence=("nccl.settings", "nccl.versions"),
+    )
+
+
+def _versions(nccl: NcclResult) -> Iterator[str]:
+    """Versions that differ; one that output of other ranks cut off is no other version."""
+    texts = [version.value for version in nccl.versions]
+    whole = [
+        version
+        for version in nccl.versions
+        if not any(text != version.value and text.startswith(version.value) for text in texts)
+    ]
+    if len(whole) > 1:
+        yield f"The version of NCCL is {_sides(whole)}"
+
+
+def _values(nccl: NcclResult) -> Iterator[str]:
+    for name, settings in _by_name(nccl).items():
+        if len(settings) > 1:
+            yield f"{name} is {_sides(settings)}"
+
+
+def _missing(nccl: NcclResult) -> Iterator[str]:
+    """Variables that all processes of some host have, and none of another."""
+    hosts = {host.host: host.num_processes for host in nccl.hosts}
+    speaking = {host for setting in nccl.settings for host in setting.hosts}
+    for name, settings in _by_name(nccl).items():
+        having = {host for setting in settings for host in setting.hosts}
+        number = sum(setting.num_processes for setting in settings)
+        lacking = speaking - having
+        if len(settings) == 1 and lacking and number == sum(hosts.get(host, 0) for host in having):
+            yield f"{name} is set on {_hosts(sorted(having))} and not on {_hosts(sorted(lacking))}"
+
+
+def _by_name(nccl: NcclResult) -> dict[str, list[NcclSetting]]:
+    found: dict[str, list[NcclSetting]] = {}
+    for setting in nccl.settings:
+        if not setting.name.endswith(_OF_A_NODE):
+            found.setdefault(setting.name, []).append(setting)
+    return found
+
+
+def _sides(settings: Sequence[NcclSetting]) -> str:
+    ordered = sorted(settings, key=lambda setting: (-setting.num_processes, setting.value))
+    return " and ".join(_side(setting) for setting in ordered[:_MOST_NAMED])
+
+
+def _side(setting: NcclSetting) -> str:
+    if not setting.num_processes:
+        return setting.value
+    processes = "process" if setting.num_processes == 1 else "processes"
+    return f"{setting.value} on {setting.num_processes} {processes} ({_hosts(setting.hosts)})"
+
+
+def _hosts(hosts: Sequence[str]) -> str:
+    more = f" and {len(hosts) - _MOST_HOSTS} more" if len(hosts) > _MOST_HOSTS else ""
+    return ", ".join(hosts[:_MOST_HOSTS]) + more

@@ -1,0 +1,1 @@
+"""How much communication computation hides, by rank and mesh axis."""

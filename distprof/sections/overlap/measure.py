@@ -1,0 +1,121 @@
+"""How much communication does computation hide: per rank, per process group or mesh axis."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distprof.intervals import Intervals, covered, intersect, union
+from distprof.run.codes import distinct
+from distprof.run.tables import intervals_of
+from distprof.schema import Table
+from distprof.sections.context import RankAnalysis
+from distprof.sections.overlap.result import AxisOverlap, OverlapResult, RankOverlap
+from distprof.sections.time.measure import Timeline
+
+__all__ = ["combine_overlap", "overlap_by_axis", "rank_overlap"]
+
+
+def rank_overlap(rank: int, windows: Intervals, timeline: Timeline) -> RankOverlap:
+    """Overlap of one rank inside its windows.
+
+    Source:
+        Formula sheet, "Measured from traces": overlap = |K ∩ C| / |C|.
+    """
+    communication = _inside(windows, timeline.communication)
+    exposed = _inside(windows, timeline.exposed_comm)
+    return RankOverlap(
+        rank=rank,
+        computation_ns=_inside(windows, timeline.computation),
+        communication_ns=communication,
+        overlapped_ns=communication - exposed,
+        exposed_comm_ns=exposed,
+        overlap_ratio=_ratio(communication - exposed, communication),
+    )
+
+
+def overlap_by_axis(
+    rank: int,
+    windows: Intervals,
+    timeline: Timeline,
+    collectives: Table,
+    axis: NDArray[np.int32],
+    axis_names: Sequence[str],
+) -> tuple[AxisOverlap, ...]:
+    """Overlap of each axis' communication with all computation of the rank.
+
+    Args:
+        rank: Global rank.
+        windows: The analysed windows.
+        timeline: The rank's sets.
+        collectives: COLLECTIVES table.
+        axis: For each of its rows, index into ``axis_names``.
+        axis_names: Mesh axes or group descriptions.
+    """
+    return tuple(
+        _axis_overlap(rank, axis_names[index], windows, timeline, rows)
+        for index, rows in _rows_by_axis(collectives, axis)
+    )
+
+
+def combine_overlap(
+    analyses: Sequence[RankAnalysis], unavailable: Sequence[str] = ()
+) -> OverlapResult:
+    """All ranks, and each axis added up over the ranks that communicate along it."""
+    by_axis: dict[str, list[AxisOverlap]] = {}
+    for analysis in analyses:
+        for axis in analysis.axes:
+            by_axis.setdefault(axis.axis, []).append(axis)
+    return OverlapResult(
+        ranks=tuple(analysis.overlap for analysis in analyses),
+        axes=tuple(_add_up(by_axis[name]) for name in sorted(by_axis)),
+        unavailable=tuple(unavailable),
+    )
+
+
+def _rows_by_axis(collectives: Table, axis: NDArray[np.int32]) -> Iterator[tuple[int, Intervals]]:
+    """Rows of known times by axis."""
+    rows, timed = intervals_of(collectives), collectives["is_timed"]
+    for index in distinct(axis[timed]).tolist():
+        of_axis = (axis == index) & timed
+        yield index, Intervals(rows.start[of_axis], rows.end[of_axis])
+
+
+def _axis_overlap(
+    rank: int, name: str, windows: Intervals, timeline: Timeline, rows: Intervals
+) -> AxisOverlap:
+    busy = union(rows)
+    communication = _inside(windows, busy)
+    overlapped = _inside(windows, intersect(busy, timeline.computation))
+    return AxisOverlap(
+        axis=name,
+        ranks=(rank,),
+        communication_ns=communication,
+        overlapped_ns=overlapped,
+        exposed_comm_ns=communication - overlapped,
+        overlap_ratio=_ratio(overlapped, communication),
+    )
+
+
+def _add_up(parts: Iterable[AxisOverlap]) -> AxisOverlap:
+    parts = tuple(parts)
+    communication = sum(part.communication_ns for part in parts)
+    overlapped = sum(part.overlapped_ns for part in parts)
+    return AxisOverlap(
+        axis=parts[0].axis,
+        ranks=tuple(sorted(rank for part in parts for rank in part.ranks)),
+        communication_ns=communication,
+        overlapped_ns=overlapped,
+        exposed_comm_ns=communication - overlapped,
+        overlap_ratio=_ratio(overlapped, communication),
+    )
+
+
+def _inside(windows: Intervals, disjoint: Intervals) -> int:
+    return int(covered(windows, disjoint).sum())
+
+
+def _ratio(part: int, whole: int) -> float | None:
+    return part / whole if whole else None

@@ -1,0 +1,42 @@
+"""Rows of results that are measured on one rank alone."""
+
+from __future__ import annotations
+
+from distprof.sections.base import Record, Result
+
+__all__ = ["AxisOverlap", "OverlapResult", "RankOverlap"]
+
+
+class RankOverlap(Record, frozen=True, kw_only=True):
+    """One rank over all analysed steps. ``overlap_ratio`` is None without communication."""
+
+    rank: int
+    computation_ns: int
+    communication_ns: int
+    overlapped_ns: int
+    exposed_comm_ns: int
+    overlap_ratio: float | None
+
+
+class AxisOverlap(Record, frozen=True, kw_only=True):
+    """All ranks' communication of one mesh axis, or process group description, added up.
+
+    Axes can be busy at the same time, so their communication may add up to more than a rank's.
+    """
+
+    axis: str
+    ranks: tuple[int, ...]
+    communication_ns: int
+    overlapped_ns: int
+    exposed_comm_ns: int
+    overlap_ratio: float | None
+
+
+# How much communication does computation hide: per rank, per process group or mesh axis ----------
+
+
+class OverlapResult(Result, frozen=True, kw_only=True):
+    """Overlap; source: formula sheet, "Measured from traces": |K ∩ C| / |C|."""
+
+    ranks: tuple[RankOverlap, ...]
+    axes: tuple[AxisOverlap, ...]

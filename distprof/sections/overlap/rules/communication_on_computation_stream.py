@@ -1,0 +1,95 @@
+"""# communication-on-computation-stream
+
+## What it detects
+Collectives of data parallelism (gradients, sharded parameters) run on the device's stream that
+computes.
+
+## Why it costs time
+Operations of one stream follow each other. A collective there cannot run beside computation,
+whatever the program intends: it adds its full length to the step.
+
+## Evidence needed
+Device activities with their streams, and groups whose axis is data parallel (`dp`, `dp_replicate`,
+`dp_shard`), or that gather parameters unit after unit.
+
+## How the cost is computed
+The smaller of two means per rank and step: exposed transfer of these collectives, and computation
+that runs with no communication beside it. An upper bound; where waiting for late members is not
+known, exposed time stands for exposed transfer.
+
+## How to fix
+Ask for them asynchronously (`async_op=True`, wait before the result is used): synchronous
+collectives run on the current stream since PyTorch 2.8. Or let the wrapper do it: DDP,
+`fully_shard`, Megatron's `--overlap-grad-reduce` and `--overlap-param-gather` have streams of their
+own. Code of one's own: `with torch.cuda.stream(side):` and events in both directions.
+
+## Example
+```text
+communication-on-computation-stream: 96 collectives of dp_shard per step (100 % of them) run on a
+stream that computes: 12.4 % of each step (2.77 ms of 22.3 ms) is transfer that cannot be hidden
+there.
+```
+
+## When it is wrong
+Where nothing is left to compute meanwhile, as for the norm of all gradients; such are small.
+
+## Sources
+Formula sheet, "Measured from traces" (overlap). PyTorch documentation of `torch.distributed`
+(synchronous and asynchronous collectives).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from distprof.rules.base import Draft, Limit, Limits, rule
+from distprof.sections.overlap.result import OverlapResult
+from distprof.sections.sharding.result import ShardingResult
+from distprof.sections.shares import WIDER_TRANSFER, mean_step
+from distprof.sections.time.result import StepTimeResult, WaterfallResult
+from distprof.terms import Confidence, Severity
+from distprof.units import format_ratio
+
+
+@rule(
+    code="COM121",
+    severity=Severity.WARNING,
+    since="0.1.0",
+    needs=(ShardingResult, OverlapResult, WaterfallResult, StepTimeResult),
+    limits={
+        "min_step_ratio": Limit(0.03, "share of the step below which the cost is not worth naming")
+    },
+)
+def check(
+    sharding: ShardingResult,
+    overlap: OverlapResult,
+    waterfall: WaterfallResult,
+    step_time: StepTimeResult,
+    limits: Limits,
+) -> Iterator[Draft]:
+    """Yield one finding for each axis."""
+    if not sharding.shared_streams:
+        return
+    step = mean_step(waterfall, step_time)
+    alone = step.mean(sum(rank.computation_ns - rank.overlapped_ns for rank in overlap.ranks))
+    for one in sharding.shared_streams:
+        cost = min(one.exposed_ns_per_step - (one.wait_ns_per_step or 0), alone)
+        if step.ratio(cost) < limits["min_step_ratio"]:
+            continue
+        is_split = one.wait_ns_per_step is not None
+        yield Draft(
+            message=(
+                f"{one.per_step:.0f} collectives of {one.axis} per {step.word} "
+                f"({format_ratio(one.share_ratio)} of them) run on a stream that computes: "
+                f"{step.share(cost)} is transfer that cannot be hidden there."
+            ),
+            fix=(
+                "Ask for them with async_op=True and wait where the result is used, or give them "
+                "a stream of their own, as DDP, fully_shard and Megatron's overlap options do."
+            ),
+            cost_ns_per_step=cost,
+            confidence=Confidence.MEASURED if is_split else Confidence.INFERRED,
+            evidence=("sharding.shared_streams", "overlap.ranks"),
+            without="overlap",
+            explains=WIDER_TRANSFER,
+        )

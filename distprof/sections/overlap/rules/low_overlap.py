@@ -1,0 +1,116 @@
+"""# low-overlap
+
+## What it detects
+Communication runs while the device computes nothing, although computation that could have hidden
+it runs elsewhere in the same step, alone. It stays silent where ranks mostly wait for each other:
+overlap hides transfer, not lateness.
+
+## Why it costs time
+A transfer on its own stream beside computation costs next to nothing; the same transfer after the
+computation adds its full length to the step.
+
+## Evidence needed
+Device activities of at least one rank. With matched collectives, waiting is told from transfer;
+without them (a single rank, say), or where most lack a member in the recording, the finding is
+marked *inferred*.
+
+## How the cost is computed
+The smaller of two means over ranks and steps: exposed transfer, and computation that runs with no
+communication beside it. It is an upper bound. The time is part of what `exposed-communication`
+reports and apart from what `transfer-bound-collectives` reports: do not add the first.
+
+## How to fix
+DDP: keep `gradient_as_bucket_view=True`, tune `bucket_cap_mb` so that the first bucket is ready
+early, and remove what forces a synchronisation between backward and the reduction. FSDP2: call
+`set_modules_to_forward_prefetch` and `set_modules_to_backward_prefetch`, and wrap one transformer
+block per unit. FSDP1: `forward_prefetch=True`, `backward_prefetch=BACKWARD_PRE`,
+`limit_all_gathers=False` where memory allows. Tensor parallelism: asynchronous tensor parallelism
+or sequence parallelism.
+
+## Example
+```text
+low-overlap: 18.2 % of transfer is hidden behind computation: 6.10 ms is exposed, and computation
+that runs alone could hide all of it.
+```
+
+## When it is wrong
+Where the data flow forbids overlap: an all-to-all whose result the next kernel needs, or the
+all-reduce of plain tensor parallelism. A GPU whose kernels already use all of its memory
+bandwidth slows down when a transfer runs beside them, so less than the cost comes back.
+
+## Sources
+Formula sheet, "Measured from traces" (overlap) and "Anti-patterns" (overlap below 80 %). PyTorch
+documentation of `DistributedDataParallel` and `fully_shard`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from distprof.rules.base import Draft, Limit, Limits, rule
+from distprof.sections.capture.result import CaptureResult
+from distprof.sections.overlap.result import OverlapResult
+from distprof.sections.shares import has_all_members, hideable_ns, mean_step
+from distprof.sections.time.result import StepTimeResult, WaterfallResult
+from distprof.terms import Confidence, Severity
+from distprof.units import format_duration, format_ratio
+
+
+@rule(
+    code="COM101",
+    severity=Severity.WARNING,
+    since="0.1.0",
+    needs=(OverlapResult, WaterfallResult, StepTimeResult, CaptureResult),
+    limits={
+        "overlap_ratio": Limit(
+            0.8, "hidden share of communication, exposed waiting left out, that is good enough"
+        ),
+        "min_step_ratio": Limit(0.02, "share of the step below which the cost is not worth naming"),
+    },
+)
+def check(
+    overlap: OverlapResult,
+    waterfall: WaterfallResult,
+    step_time: StepTimeResult,
+    capture: CaptureResult,
+    limits: Limits,
+) -> Iterator[Draft]:
+    """Yield one finding for the run."""
+    step = mean_step(waterfall, step_time)
+    hidden = step.mean(sum(rank.overlapped_ns for rank in overlap.ranks))
+    transfer = hidden + step.exposed_transfer_ns
+    if transfer == 0 or step.exposed_wait_ns > step.exposed_transfer_ns:
+        return
+    ratio = hidden / transfer
+    cost = hideable_ns(step, overlap)
+    if ratio >= limits["overlap_ratio"] or step.ratio(cost) < limits["min_step_ratio"]:
+        return
+    is_sure = step.is_split and has_all_members(capture)
+    yield Draft(
+        message=_message(ratio, step.exposed_transfer_ns, cost, is_sure=is_sure),
+        fix=(
+            "Start transfers earlier and beside computation: bucket_cap_mb (DDP), "
+            "set_modules_to_forward_prefetch and set_modules_to_backward_prefetch (FSDP2), "
+            "asynchronous tensor parallelism."
+        ),
+        cost_ns_per_step=cost,
+        confidence=Confidence.MEASURED if is_sure else Confidence.INFERRED,
+        ranks=tuple(
+            rank.rank
+            for rank in overlap.ranks
+            if rank.overlap_ratio is not None and rank.overlap_ratio < limits["overlap_ratio"]
+        ),
+        evidence=("overlap.ranks", "waterfall.all"),
+        without="overlap",
+    )
+
+
+def _message(ratio: float, exposed_ns: int, cost_ns: int, *, is_sure: bool) -> str:
+    what = "transfer" if is_sure else "communication"
+    doubt = "" if is_sure else ", which may be waiting for other ranks in part"
+    part = "all" if cost_ns >= exposed_ns else format_duration(cost_ns)
+    return (
+        f"{format_ratio(ratio)} of {what} is hidden behind computation: "
+        f"{format_duration(exposed_ns)} is exposed{doubt}, and computation that runs alone could "
+        f"hide {part} of it."
+    )

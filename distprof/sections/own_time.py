@@ -1,0 +1,195 @@
+"""What each rank does with the time in which it waits for nobody, beside its peers.
+
+A rank makes others wait because some part of its own time is longer than theirs: it computes, waits
+for input, or leaves its device idle. A part does not hold the disturbances of the others, nor any
+error of the clocks, so in few steps it tells more than who came last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distprof.schema import Int64Array
+from distprof.sections.context import RankAnalysis
+from distprof.sections.stragglers.held_stages import held_stages
+
+__all__ = ["COMPUTATION", "HOST", "INPUT", "OwnTime", "chance_of_mean", "over_peers"]
+
+_POINTS = 4_001
+
+
+def chance_of_mean(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """One-sided Student's t test of each row: the chance of such a mean if the true one is 0.
+
+    Args:
+        values: Shape ``(rows, samples)``. Samples of a row are taken as independent and about
+            normal; heavy tails make the test careful, since they widen the deviation.
+
+    Returns:
+        Shape ``(rows,)``; 1 for rows whose mean is not positive, or with fewer than three samples.
+
+    Source:
+        Student, "The probable error of a mean", Biometrika 6 (1908).
+    """
+    rows, samples = values.shape
+    if samples < 3:
+        return np.ones(rows)
+    mean, error = values.mean(axis=1), values.std(axis=1, ddof=1) / np.sqrt(samples)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        t = np.where(mean > 0, mean / error, 0.0)  # infinite without any deviation
+    tail = _upper_tail(t, samples - 1)
+    return np.where(mean > 0, tail, 1.0)
+
+
+def _upper_tail(t: NDArray[np.float64], freedom: int) -> NDArray[np.float64]:
+    """Area of Student's density beyond ``t``: with t = tan(a)·√freedom, cos(a)**(freedom - 1)."""
+    start = np.arctan(t / np.sqrt(freedom))
+    share = np.linspace(0.0, 1.0, _POINTS)
+    angle = start[:, None] + (np.pi / 2 - start)[:, None] * share
+    tail = np.trapezoid(np.cos(angle) ** (freedom - 1), angle, axis=1)
+    whole = np.linspace(-np.pi / 2, np.pi / 2, _POINTS)
+    area = np.trapezoid(np.cos(whole) ** (freedom - 1), whole)
+    result: NDArray[np.float64] = np.clip(tail / area, 0.0, 1.0)
+    return result
+
+
+# What each rank does with the time in which it waits for nobody, beside its peers ----------------
+
+COMPUTATION = "computation"
+
+INPUT = "waiting for input"
+
+HOST = "idling for the host"
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnTime:
+    """Parts of own time, P ranks, S analysed steps.
+
+    Args:
+        ranks: Global rank of each position.
+        parts: Name of the part to int64 ns, shape ``(P, S)``.
+        peers: For each position, positions it is compared with, itself among them.
+    """
+
+    ranks: tuple[int, ...]
+    parts: Mapping[str, Int64Array]
+    peers: tuple[tuple[int, ...], ...]
+
+    @staticmethod
+    def of(
+        analyses: Mapping[int, RankAnalysis],
+        stages: Mapping[int, tuple[int, ...]] | None = None,
+    ) -> OwnTime:
+        """Of all analysed ranks; a step that a rank lacks counts nothing.
+
+        Args:
+            analyses: By global rank.
+            stages: Pipeline stages that each rank holds; None to go by its marks.
+        """
+        held = held_stages(analyses) if stages is None else stages
+        longest = max((len(analysis.steps) for analysis in analyses.values()), default=0)
+
+        def part(values: list[Int64Array]) -> Int64Array:
+            table = np.zeros((len(values), longest), dtype=np.int64)
+            for row, of_rank in zip(table, values, strict=True):
+                row[: len(of_rank)] = of_rank
+            return table
+
+        ranks = list(analyses.values())
+        return OwnTime(
+            ranks=tuple(analyses),
+            peers=_peers([held[rank] for rank in analyses]),
+            parts={
+                COMPUTATION: part([analysis.computation_ns for analysis in ranks]),
+                INPUT: part([analysis.input_ns for analysis in ranks]),
+                HOST: part([_idle_for_host(analysis) for analysis in ranks]),
+            },
+        )
+
+    @cached_property
+    def excess(self) -> Mapping[str, NDArray[np.float64]]:
+        """Name of the part to what each rank spends beyond the median of its peers, ns."""
+        return {name: self.beyond_peers(values) for name, values in self.parts.items()}
+
+    def chance(self, name: str) -> NDArray[np.float64]:
+        """Of each rank, that its part is beyond its peers' so clearly by chance alone.
+
+        Of computation the logarithm is compared, because a slow device and a busy machine stretch
+        it by a factor; the other parts as they are.
+        """
+        excess, own = self.excess[name], self.parts[name]
+        if name == COMPUTATION:
+            return chance_of_mean(np.log(np.maximum(own, 1) / np.maximum(own - excess, 1)))
+        return chance_of_mean(excess)
+
+    @cached_property
+    def total_excess(self) -> NDArray[np.float64]:
+        """All parts together, beyond the median of peers, shape ``(P, S)``."""
+        return self.beyond_peers(np.sum(list(self.parts.values()), axis=0, dtype=np.int64))
+
+    def beyond_peers(self, values: Int64Array) -> NDArray[np.float64]:
+        """Each value, shape ``(P, S)``, less the median of its rank's peers in the step."""
+        result = np.zeros(values.shape)
+        for group in dict.fromkeys(self.peers):
+            members = [row for row, peers in enumerate(self.peers) if peers == group]
+            rows = np.searchsorted(group, members)
+            result[members] = over_peers(values[list(group)])[rows]
+        return result
+
+
+def _peers(stages: Sequence[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
+    """Ranks that hold the same pipeline stages; all where no other rank does, or none is known."""
+    held: dict[tuple[int, ...], list[int]] = {}
+    for position, own in enumerate(stages):
+        held.setdefault(own, []).append(position)
+    everybody = tuple(range(len(stages)))
+    result = [everybody] * len(stages)
+    for group in held.values():
+        for position in group if len(group) > 1 else ():
+            result[position] = tuple(group)
+    return tuple(result)
+
+
+def over_peers(values: Int64Array) -> NDArray[np.float64]:
+    """Each value less the median of the others in its column; 0 where there are no others."""
+    number = len(values)
+    if number < 2 or values.size == 0:
+        return np.zeros(values.shape)
+    order = np.argsort(values, axis=0, kind="stable")
+    place = np.empty_like(order)
+    np.put_along_axis(place, order, np.arange(number)[:, None], axis=0)
+    ordered = np.take_along_axis(values, order, axis=0).astype(np.float64)
+
+    def of_others(position: int) -> NDArray[np.float64]:
+        """The value at this place of the others in order, for each value."""
+        result: NDArray[np.float64] = np.where(
+            place <= position, ordered[position + 1], ordered[position]
+        )
+        return result
+
+    low, high = (number - 2) // 2, (number - 1) // 2
+    return values - (of_others(low) + of_others(high)) / 2
+
+
+def _idle_for_host(analysis: RankAnalysis) -> Int64Array:
+    """Idle time per step that the host is to blame for, ns.
+
+    All that is not input, where most of it is the host's. A host that synchronises and then stalls
+    shows as both causes, and both are its lateness. Where the host itself computes, all of it is
+    but input and waiting for communication.
+    """
+    idle = np.array([step.idle_ns for step in analysis.steps], dtype=np.int64)
+    cause = analysis.idle
+    if analysis.is_cpu and cause is not None:
+        own: Int64Array = np.maximum(idle - analysis.input_ns - analysis.idle_comm_wait_ns, 0)
+        return own
+    if cause is None or cause.host_ns + cause.sync_ns < cause.comm_wait_ns + cause.unknown_ns:
+        return analysis.idle_host_ns
+    rest: Int64Array = idle - analysis.input_ns
+    return rest

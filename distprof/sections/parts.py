@@ -1,0 +1,126 @@
+"""The parts of a mean step, as the waterfall has them: what verdict, bar and tables share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from distprof.terms import StepSource
+
+if TYPE_CHECKING:
+    from distprof.sections.report import Report
+
+__all__ = [
+    "Part",
+    "device_word",
+    "is_cpu_only",
+    "is_of_experts_alone",
+    "is_of_nccl_alone",
+    "is_of_summaries_alone",
+    "is_of_training_log_alone",
+    "is_whole_capture",
+    "mean_span_ns",
+    "parts_of",
+    "window_word",
+]
+
+_LABELS = {
+    "computation_ns": "computation",
+    "exposed_transfer_ns": "exposed transfer",
+    "exposed_wait_ns": "waiting for the last rank",
+    "exposed_p2p_wait_ns": "waiting in send/recv",
+    "exposed_comm_unsplit_ns": "exposed communication",
+    "exposed_copy_ns": "exposed copies",
+    "idle_host_ns": "idle: host late",
+    "idle_sync_ns": "idle: synchronising call",
+    "idle_input_ns": "idle: input",
+    "idle_comm_wait_ns": "idle: after communication",
+    "idle_unknown_ns": "idle: cause unknown",
+}
+"""In the order of the waterfall; the keys are its fields."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One part of a mean step.
+
+    Args:
+        key: Field of the waterfall, without ``_ns``.
+        label: As shown.
+        ns: Mean over ranks and steps, in ns.
+        ratio: Share of the span.
+    """
+
+    key: str
+    label: str
+    ns: float
+    ratio: float
+
+
+def parts_of(report: Report) -> tuple[Part, ...]:
+    """All parts in the order of the waterfall; empty when nothing was measured."""
+    everything = report.waterfall.all
+    windows = report.waterfall.num_ranks * report.waterfall.num_steps
+    if everything is None or everything.span_ns <= 0 or windows <= 0:
+        return ()
+    return tuple(
+        Part(
+            key=field.removesuffix("_ns"),
+            label=label,
+            ns=getattr(everything, field) / windows,
+            ratio=getattr(everything, field) / everything.span_ns,
+        )
+        for field, label in _LABELS.items()
+    )
+
+
+def mean_span_ns(report: Report) -> float | None:
+    """Length of a mean step, all ranks; None when nothing was measured."""
+    parts = parts_of(report)
+    return sum(part.ns for part in parts) if parts else None
+
+
+def is_whole_capture(report: Report) -> bool:
+    """Whether the whole capture was analysed as one window."""
+    return report.step_time.source == StepSource.CAPTURE or report.step_time.num_steps == 0
+
+
+def is_of_experts_alone(report: Report) -> bool:
+    """Whether tokens per expert are all there is: counts of another tool, nothing timed."""
+    return bool(report.moe.layers) and not _is_recorded(report)
+
+
+def is_of_nccl_alone(report: Report) -> bool:
+    """Whether NCCL's logs are all there is."""
+    return report.nccl.num_files > 0 and not _is_recorded(report)
+
+
+def is_of_training_log_alone(report: Report) -> bool:
+    """Whether what a training program printed is all there is, NCCL's lines among it aside."""
+    return bool(report.training_log.origin) and not _is_recorded(report)
+
+
+def is_of_summaries_alone(report: Report) -> bool:
+    """Whether tables of other tools, of collectives or input, are all there is."""
+    told = bool(report.collective_summary.classes or report.input_readiness.num_samples)
+    return told and not (report.training_log.origin or _is_recorded(report))
+
+
+def _is_recorded(report: Report) -> bool:
+    """Whether a trace or a run directory tells anything."""
+    return bool(report.run.ranks or report.step_log.ranks or report.job.kind is not None)
+
+
+def is_cpu_only(report: Report) -> bool:
+    """Whether the host threads are what was measured, for want of a device."""
+    return report.run.device == "cpu"
+
+
+def device_word(report: Report) -> str:
+    """What computes: ``device``, or ``host`` where there is none."""
+    return "host" if is_cpu_only(report) else "device"
+
+
+def window_word(report: Report) -> str:
+    """What times are counted per: ``step``, or ``capture`` where there are no step marks."""
+    return "capture" if is_whole_capture(report) else "step"

@@ -1,0 +1,1 @@
+"""Pipeline schedules: bubble, stages and what would shorten them."""

@@ -1,0 +1,399 @@
+"""Pipelines of a run, from the slots of its ranks: which ranks form one, and what each does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distprof.costs.actions import Orders, in_flight_of
+from distprof.costs.known_schedules import SCHEDULES, orders
+from distprof.costs.order_replay import replay
+from distprof.costs.pipeline import bubble_fraction
+from distprof.sections.context import StageSlots
+from distprof.sections.pipeline.bubble import IdleParts, equal_stages, idle_parts, spans
+from distprof.sections.pipeline.marks import UNKNOWN_STAGE
+from distprof.sections.pipeline.observed import ObservedPipeline, observe
+from distprof.sections.pipeline.predictions import predictions_of
+from distprof.sections.pipeline.rows import PictureRow, PipelineGroup, StageDetail
+from distprof.terms import Confidence, SlotKind
+from distprof.units import fold_ranks
+
+__all__ = ["MAX_ROWS", "UNKNOWN_ORDER", "PipelineSlots", "groups_of", "picture_of"]
+
+MAX_ROWS = 4_000
+"""Beyond it only some ranks are kept, evenly spread, the first and the last among them."""
+
+
+def picture_of(observed: ObservedPipeline, *, comparable: bool) -> tuple[PictureRow, ...]:
+    """Slots of the step of median length, by position of the rank and start.
+
+    Args:
+        observed: The pipeline.
+        comparable: Whether all ranks share one time line; else each rank begins at 0.
+    """
+    length = observed.end_ns.max(axis=0) - observed.start_ns.min(axis=0)
+    column = int(np.argsort(length, kind="stable")[(len(length) - 1) // 2])
+    start, end = observed.start_ns[:, column], observed.end_ns[:, column]
+    orders = observed.orders
+    rows = np.flatnonzero(np.isin(orders.rank, _kept(observed)))
+    rows = rows[:MAX_ROWS]
+    zero = np.full(len(observed.ranks), start.min())
+    if not comparable:
+        first = np.flatnonzero(np.diff(orders.rank, prepend=-1))
+        zero = np.minimum.reduceat(start, first)
+    low = start - zero[orders.rank]
+    high = end - zero[orders.rank]
+    return tuple(
+        PictureRow(
+            rank=observed.ranks[place],
+            stage=stage,
+            kind=SlotKind(kind).name.lower(),
+            micro_batch=batch,
+            start_ns=begins,
+            end_ns=ends,
+        )
+        for place, stage, kind, batch, begins, ends in zip(
+            *(
+                column[rows].tolist()
+                for column in (
+                    orders.rank,
+                    orders.stage,
+                    orders.kind,
+                    orders.micro_batch,
+                    low,
+                    high,
+                )
+            ),
+            strict=True,
+        )
+    )
+
+
+def _kept(observed: ObservedPipeline) -> list[int]:
+    """Positions to draw."""
+    count = np.bincount(observed.orders.rank)
+    fits = max(1, int(MAX_ROWS // max(count.max(initial=1), 1)))
+    places = np.linspace(0, len(count) - 1, min(fits, len(count)))
+    return sorted({int(place) for place in np.rint(places)})
+
+
+# Pipelines of a run, from the slots of its ranks: which ranks form one, and what each does -------
+
+UNKNOWN_ORDER = "unknown order"
+
+MAX_RECOGNISED = 50_000
+"""Actions of a pipeline beyond which known orders are not made to compare with."""
+
+_CLOSED = ("gpipe", "1f1b", "interleaved-1f1b", "looped-bfs")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineSlots:
+    """Slots of the ranks of one pipeline.
+
+    Args:
+        members: Global ranks that the pipeline has, in order where it is known.
+        slots: By rank, times on the common clock; ranks without any are missing.
+        comparable: Whether times of different ranks can be compared.
+        residual_ns: Uncertainty of a difference between times of two ranks.
+        step_ns: Mean training step, None if unknown.
+        notes: What was assumed.
+    """
+
+    members: tuple[int, ...]
+    slots: Mapping[int, StageSlots]
+    comparable: bool = True
+    residual_ns: int = 0
+    step_ns: int | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Pipeline:
+    """A pipeline that was observed, and what is known of its shape."""
+
+    given: PipelineSlots
+    observed: ObservedPipeline
+    orders: Orders
+    schedule: str
+    virtual_stages: int
+    is_whole: bool
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def num_ranks(self) -> int:
+        return len(self.given.members)
+
+    @property
+    def num_stages(self) -> int:
+        return self.num_ranks * self.virtual_stages
+
+    @property
+    def shape(self) -> tuple[object, ...]:
+        """What pipelines of one group have in common."""
+        return (self.schedule, self.num_ranks, self.virtual_stages, len(self.orders), self.is_whole)
+
+    @property
+    def span_ns(self) -> int:
+        return int(spans(self.observed, comparable=self.given.comparable).mean())
+
+
+def groups_of(pipelines: Sequence[PipelineSlots]) -> tuple[PipelineGroup, ...]:
+    """One group per shape of pipeline; those of which nothing can be put together are left out."""
+    by_shape: dict[tuple[object, ...], list[_Pipeline]] = {}
+    for given in pipelines:
+        found = _looked_at(given)
+        if found is not None:
+            by_shape.setdefault(found.shape, []).append(found)
+    return tuple(_group(alike) for alike in by_shape.values())
+
+
+def _looked_at(given: PipelineSlots) -> _Pipeline | None:
+    """The pipeline with its shape and schedule; None where no step is whole."""
+    slots = _in_order(given)
+    observed = observe(slots)
+    if observed is None:
+        return None
+    per_rank = [np.unique(part.stage).size for part in slots.values() if len(part)]
+    virtual = max(per_rank)
+    num_ranks = max(len(given.members), -(-(max(observed.stages) + 1) // virtual))
+    whole = (
+        len(observed.ranks) == num_ranks
+        and observed.stages == tuple(range(num_ranks * virtual))
+        and min(per_rank) == virtual
+    )
+    schedule, known = _recognised(observed, num_ranks, virtual, whole=whole)
+    return _Pipeline(
+        given=replace(given, members=_members(given, observed, num_ranks)),
+        observed=observed,
+        orders=known if known is not None and whole else observed.orders,
+        schedule=schedule,
+        virtual_stages=virtual,
+        is_whole=whole,
+        notes=_notes(given, observed, num_ranks, virtual, whole=whole),
+    )
+
+
+def _members(given: PipelineSlots, observed: ObservedPipeline, num_ranks: int) -> tuple[int, ...]:
+    """Ranks by position where all are known."""
+    if len(observed.ranks) == num_ranks:
+        return observed.ranks
+    missing = [rank for rank in given.members if rank not in observed.ranks]
+    unknown = num_ranks - len(observed.ranks) - len(missing)
+    return (*observed.ranks, *missing, *([-1] * max(unknown, 0)))
+
+
+def _in_order(given: PipelineSlots) -> dict[int, StageSlots]:
+    """Slots by position; a stage that names do not tell is the rank's place in the group."""
+    known = {
+        rank: replace(part, stage=np.full_like(part.stage, place))
+        if len(part) and (part.stage == UNKNOWN_STAGE).any()
+        else part
+        for place, rank in enumerate(given.members)
+        if (part := given.slots.get(rank)) is not None and len(part)
+    }
+    return dict(sorted(known.items(), key=lambda item: int(item[1].stage.min())))
+
+
+def _notes(
+    given: PipelineSlots,
+    observed: ObservedPipeline,
+    num_ranks: int,
+    virtual: int,
+    *,
+    whole: bool,
+) -> list[str]:
+    notes = list(given.notes)
+    if not whole:
+        missing = sorted({*range(num_ranks * virtual)} - {*observed.stages})
+        notes.append(
+            f"{len(observed.stages)} of the pipeline's {num_ranks * virtual} stages were recorded "
+            f"(missing: {fold_ranks(missing)}): idle is that of the ranks present, and its causes "
+            "are not told apart."
+            if missing
+            else "Ranks hold unequal numbers of stages: the causes of idle are not told apart."
+        )
+    if observed.num_left_out:
+        notes.append(
+            f"{observed.num_left_out} more steps had another order or were not whole, "
+            "and were left out."
+        )
+    if not given.comparable:
+        notes.append(
+            "Clocks of the ranks cannot be compared: the span is that of the rank whose own is the "
+            "longest, and waiting for messages is not told from the host's share."
+        )
+    return notes
+
+
+def _recognised(
+    observed: ObservedPipeline, num_ranks: int, virtual_stages: int, *, whole: bool
+) -> tuple[str, Orders | None]:
+    """The schedule whose order was observed; several where ranks are missing that would tell."""
+    batches, batch = np.unique(observed.orders.micro_batch, return_inverse=True)
+    seen = replace(observed.orders, micro_batch=batch.astype(np.int32))
+    if num_ranks * virtual_stages * len(batches) > MAX_RECOGNISED:
+        return UNKNOWN_ORDER, None
+    found: dict[str, Orders] = {}
+    for name in SCHEDULES:
+        try:
+            order = orders(name, num_ranks, len(batches), virtual_stages)
+        except ValueError:
+            continue
+        if _is_same(seen, order):
+            found[name] = order
+            if whole:
+                return name, order if len(order) == len(seen) else None
+    return " or ".join(found) or UNKNOWN_ORDER, None
+
+
+def _is_same(seen: Orders, order: Orders) -> bool:
+    """Whether every rank that was seen worked as the order says for one of its ranks."""
+    by_stages = {_key(order.actions(rank)) for rank in range(order.num_ranks)}
+    return all(_key(seen.actions(rank)) in by_stages for rank in range(seen.num_ranks))
+
+
+def _key(actions: Sequence[tuple[int, int, int]]) -> tuple[tuple[int, int, int], ...]:
+    return tuple((stage, int(kind), batch) for stage, kind, batch in actions)
+
+
+# Groups -------------------------------------------------------------------------------------------
+
+
+def _group(alike: Sequence[_Pipeline]) -> PipelineGroup:
+    """The pipeline of median span, for all of one shape."""
+    chosen = sorted(alike, key=lambda pipeline: pipeline.span_ns)[(len(alike) - 1) // 2]
+    observed, comparable = chosen.observed, chosen.given.comparable
+    span = int(np.rint(spans(observed, comparable=comparable).mean()))
+    busy = observed.busy_ns
+    work = int(np.rint(busy.mean()))
+    per_rank = busy.mean(axis=1)
+    parts = _parts(chosen)
+    slots = next(part for part in chosen.given.slots.values() if len(part))
+    sure = all(part.is_sure for part in chosen.given.slots.values())
+    limiting = _limiting(observed)
+    group = PipelineGroup(
+        schedule=chosen.schedule,
+        ranks=observed.ranks,
+        replicas=tuple(sorted(pipeline.observed.ranks for pipeline in alike)),
+        stages=chosen.num_stages,
+        virtual_stages=chosen.virtual_stages,
+        num_micro_batches=observed.orders.num_micro_batches,
+        source=slots.origin,
+        confidence=Confidence.MEASURED if sure and comparable else Confidence.INFERRED,
+        comparable_clocks=comparable,
+        num_steps=len(observed.step),
+        step_ns=chosen.given.step_ns,
+        span_ns=span,
+        work_ns=work,
+        bubble_fraction=max(0.0, 1 - work / span) if span > 0 else None,
+        imbalance_ratio=float(per_rank.max() / per_rank.mean()) if work > 0 else None,
+        limiting_stage=limiting[0],
+        limiting_rank=limiting[1],
+        stages_detail=_stages(chosen, span),
+        picture=picture_of(observed, comparable=comparable),
+        notes=tuple(dict.fromkeys(chosen.notes)),
+    )
+    return _with_parts(group, chosen, parts) if parts is not None else group
+
+
+def _with_parts(group: PipelineGroup, chosen: _Pipeline, parts: IdleParts) -> PipelineGroup:
+    from msgspec.structs import replace as with_fields
+
+    span = group.span_ns or 0
+    group = with_fields(
+        group,
+        idle_ns=parts.idle_ns,
+        warm_up_drain_ns=parts.warm_up_drain_ns,
+        imbalance_ns=parts.imbalance_ns,
+        variation_ns=parts.variation_ns,
+        exposed_p2p_ns=parts.exposed_p2p_ns,
+        host_ns=parts.host_ns,
+        model_error_ratio=parts.replayed_ns / span - 1 if span else None,
+        **_ideal(chosen),
+    )
+    predicted, error = predictions_of(chosen.observed, chosen.orders, group)
+    return with_fields(group, predictions=predicted, prediction_error_ratio=error)
+
+
+def _parts(chosen: _Pipeline) -> IdleParts | None:
+    """What the idle is made of; None where a stage is missing or no work was seen."""
+    if not chosen.is_whole or not chosen.observed.work_ns.any():
+        return None
+    try:
+        return idle_parts(
+            chosen.observed,
+            chosen.orders,
+            comparable=chosen.given.comparable,
+            residual_ns=chosen.given.residual_ns,
+        )
+    except ValueError as error:
+        chosen.notes.append(f"The order cannot be replayed: {error}.")
+        return None
+
+
+def _ideal(chosen: _Pipeline) -> dict[str, object]:
+    """Bubble fraction with equal stages and free messages."""
+    batches, ranks = chosen.orders.num_micro_batches, chosen.num_ranks
+    fills = (
+        chosen.virtual_stages == 1
+        or batches % ranks == 0
+        or (chosen.schedule == "looped-bfs" and batches >= ranks)
+    )
+    if chosen.schedule in _CLOSED and fills:
+        fraction = bubble_fraction(ranks, batches, chosen.virtual_stages)
+        return {"ideal_bubble_fraction": float(fraction), "ideal_source": "closed form"}
+    equal = replay(chosen.orders, equal_stages(chosen.observed))
+    fraction = float(np.mean(equal.bubble_fraction))
+    return {"ideal_bubble_fraction": fraction, "ideal_source": "replay"}
+
+
+def _limiting(observed: ObservedPipeline) -> tuple[int | None, int | None]:
+    """The busiest rank, and its busiest stage."""
+    per_rank = observed.busy_ns.mean(axis=1)
+    if not per_rank.any():
+        return None, None
+    place = int(per_rank.argmax())
+    mine = observed.orders.rank == place
+    work = np.bincount(observed.orders.stage[mine], observed.work_ns[mine].mean(axis=1))
+    return int(work.argmax()), observed.ranks[place]
+
+
+def _stages(chosen: _Pipeline, span_ns: int) -> tuple[StageDetail, ...]:
+    """Every stage that was observed."""
+    observed = chosen.observed
+    orders_, busy = observed.orders, observed.busy_ns.mean(axis=1)
+    held = in_flight_of(orders_, by_stage=True)
+    details = []
+    for stage in observed.stages:
+        rows = orders_.stage == stage
+        place = int(orders_.rank[rows][0])
+        idle = 1 - float(busy[place]) / span_ns if span_ns > 0 else None
+        details.append(
+            StageDetail(
+                stage=stage,
+                rank=observed.ranks[place],
+                position=place,
+                work_ns_per_step=int(observed.work_ns[rows].sum(axis=0).mean()),
+                forward_ns=_each(observed, rows & (orders_.kind == SlotKind.FORWARD)),
+                backward_ns=_each(observed, rows & (orders_.kind != SlotKind.FORWARD)),
+                bubble_fraction=None if idle is None else min(max(idle, 0.0), 1.0),
+                in_flight=int(held[stage]) if (rows & _backward(orders_)).any() else None,
+            )
+        )
+    return tuple(details)
+
+
+def _backward(orders_: Orders) -> NDArray[np.bool_]:
+    return np.not_equal(orders_.kind, SlotKind.FORWARD)
+
+
+def _each(observed: ObservedPipeline, rows: NDArray[np.bool_]) -> int | None:
+    """Mean work per micro-batch of the rows."""
+    if not rows.any():
+        return None
+    batches = np.unique(observed.orders.micro_batch[rows]).size
+    return int(observed.work_ns[rows].sum(axis=0).mean() / batches)

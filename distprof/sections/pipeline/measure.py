@@ -1,0 +1,228 @@
+"""Pipeline parallelism: work of the stages beside each other.
+
+Ranks that hold the same stages are one position of the pipeline. What a position works is what its
+least busy rank works, so that a slow rank among several is not taken for an unequal split.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distprof.run.run import ClockAlignment, Run
+from distprof.schema import ABSENT
+from distprof.sections.context import RankAnalysis, StageSlots
+from distprof.sections.own_time import chance_of_mean, over_peers
+from distprof.sections.pipeline.groups import PipelineSlots, groups_of
+from distprof.sections.pipeline.marks import UNKNOWN_STAGE
+from distprof.sections.pipeline.result import PipelinePosition, PipelineRank, PipelineResult
+from distprof.sections.pipeline.rows import PipelineGroup
+from distprof.sections.pipeline.sources import groups_from_messages, pipelines_of_log
+from distprof.terms import MeshAxis
+
+__all__ = ["analyze_pipeline", "are_comparable", "pipelines_of"]
+
+BY_RANK = "Which ranks form one pipeline is concluded from the order of their numbers."
+
+
+def pipelines_of(run: Run, analyses: Mapping[int, RankAnalysis]) -> tuple[PipelineSlots, ...]:
+    """Every pipeline of the run of which some rank has slots.
+
+    Ranks are grouped as the run's process groups along the pipeline say; without such groups the
+    first rank of each position forms the first pipeline, and so on.
+    """
+    held = {r: a for r, a in analyses.items() if a.slots is not None and len(a.slots)}
+    groups = _from_topology(run, held)
+    left = {rank for rank in held if not any(rank in group for group in groups)}
+    notes: tuple[str, ...] = ()
+    if left:
+        assumed = _from_stages({rank: held[rank] for rank in sorted(left)})
+        notes = (BY_RANK,) if len(assumed) > 1 else ()
+        groups = (*groups, *assumed)
+    return tuple(_pipeline(run.clock, group, held, notes) for group in groups)
+
+
+def _from_topology(run: Run, held: Mapping[int, RankAnalysis]) -> tuple[tuple[int, ...], ...]:
+    """Members of the process groups along the pipeline that have slots."""
+    groups = (group.ranks for group in run.topology.groups if group.axis is MeshAxis.PP)
+    return tuple(sorted({ranks for ranks in groups if len(ranks) > 1 and held.keys() & {*ranks}}))
+
+
+def _from_stages(held: Mapping[int, RankAnalysis]) -> tuple[tuple[int, ...], ...]:
+    """The i-th rank of every position is the i-th pipeline; short positions end the list."""
+    positions: dict[tuple[int, ...], list[int]] = {}
+    for rank, analysis in held.items():
+        positions.setdefault(_stages(analysis), []).append(rank)
+    if (UNKNOWN_STAGE,) in positions:
+        return (tuple(held),)
+    ordered = [positions[key] for key in sorted(positions)]
+    most = max(len(ranks) for ranks in ordered)
+    return tuple(tuple(ranks[i] for ranks in ordered if i < len(ranks)) for i in range(most))
+
+
+def _stages(analysis: RankAnalysis) -> tuple[int, ...]:
+    return tuple(np.unique(analysis.slots.stage).tolist()) if analysis.slots is not None else ()
+
+
+def _pipeline(
+    clock: ClockAlignment,
+    members: tuple[int, ...],
+    held: Mapping[int, RankAnalysis],
+    notes: tuple[str, ...],
+) -> PipelineSlots:
+    present = [rank for rank in members if rank in held]
+    comparable = are_comparable(clock, present)
+    spans = [step.span_ns for rank in present for step in held[rank].steps]
+    return PipelineSlots(
+        members=members,
+        slots={
+            rank: _on_common_clock(clock, rank, slots) if comparable else slots
+            for rank in present
+            if (slots := held[rank].slots) is not None
+        },
+        comparable=comparable,
+        residual_ns=_residual(clock, present) if comparable else 0,
+        step_ns=int(np.mean(spans)) if spans else None,
+        notes=notes,
+    )
+
+
+def are_comparable(clock: ClockAlignment, ranks: Sequence[int]) -> bool:
+    """Whether times of all these ranks can be put on one clock."""
+    known = {rank for domain in clock.domains for rank in domain}
+    if len(ranks) < 2 or not known.issuperset(ranks):
+        return len(ranks) < 2
+    first = clock.domain_of(ranks[0])
+    return all(
+        clock.domain_of(rank) == first or clock.residual_between(ranks[0], rank) is not None
+        for rank in ranks[1:]
+    )
+
+
+def _residual(clock: ClockAlignment, ranks: Sequence[int]) -> int:
+    """The largest uncertainty between the first rank and another."""
+    between = [clock.residual_between(ranks[0], rank) for rank in ranks[1:]]
+    return max((residual for residual in between if residual is not None), default=0)
+
+
+def _on_common_clock(clock: ClockAlignment, rank: int, slots: StageSlots) -> StageSlots:
+    waits = slots.wait_end_ns
+    if rank not in {member for domain in clock.domains for member in domain}:
+        return slots
+    return replace(
+        slots,
+        start_ns=clock.to_common(rank, slots.start_ns),
+        end_ns=clock.to_common(rank, slots.end_ns),
+        wait_end_ns=None
+        if waits is None
+        else np.where(waits == ABSENT, ABSENT, clock.to_common(rank, waits)),
+    )
+
+
+# Pipeline parallelism: work of the stages beside each other --------------------------------------
+
+NO_MARKS = "no marks of pipeline stages in the traces"
+
+NO_STAGES = "the log names no pipeline stages with forward and backward passes"
+
+
+def analyze_pipeline(run: Run, analyses: Mapping[int, RankAnalysis]) -> PipelineResult:
+    """Work, waiting and bubble of a run's pipelines.
+
+    Args:
+        run: For its clock and its groups, or the operations that a log holds in place of traces.
+        analyses: By global rank; those without slots take no part.
+
+    Source:
+        Formula sheet, "Pipeline bubble": stage imbalance is maximum over mean stage time.
+    """
+    if run.operations is not None:
+        groups = groups_of(pipelines_of_log(run.operations))
+        return PipelineResult(groups=groups, unavailable=() if groups else (NO_STAGES,))
+    groups = groups_of(pipelines_of(run, analyses))
+    marked = {rank: a for rank, a in analyses.items() if a.stages and a.steps}
+    if not marked:
+        groups = groups or groups_from_messages(run, analyses)
+        return PipelineResult(groups=groups, unavailable=() if groups else (NO_MARKS,))
+    return _with_positions(marked, groups)
+
+
+def _with_positions(
+    marked: Mapping[int, RankAnalysis], groups: tuple[PipelineGroup, ...]
+) -> PipelineResult:
+    """Work of positions beside each other."""
+    positions = _positions(marked)
+    work = np.array([position.work_ns_per_step for position in positions], dtype=np.float64)
+    uneven = float(work.max() - work.mean())
+    batches = max(position.num_micro_batches for position in positions)
+    spans = [step.span_ns for analysis in marked.values() for step in analysis.steps]
+    return PipelineResult(
+        groups=groups,
+        positions=positions,
+        ranks=tuple(_rank(analysis) for analysis in marked.values()),
+        max_over_mean=float(work.max() / work.mean()) if work.mean() > 0 else None,
+        lost_ns_per_step=int(uneven * max(batches - 1, 0) / max(batches, 1)),
+        step_ns=int(np.mean(spans)) if spans else None,
+    )
+
+
+def _positions(analyses: Mapping[int, RankAnalysis]) -> tuple[PipelinePosition, ...]:
+    held: dict[tuple[int, ...], list[RankAnalysis]] = {}
+    for analysis in analyses.values():
+        held.setdefault(analysis.stage_numbers, []).append(analysis)
+    order = sorted(held)
+    work = np.stack([np.min([_work(rank) for rank in held[key]], axis=0) for key in order])
+    excess = over_peers(work)
+    chance = np.minimum(1.0, len(order) * chance_of_mean(excess))
+    return tuple(
+        _position(key, held[key], work[i], excess[i], float(chance[i]))
+        for i, key in enumerate(order)
+    )
+
+
+def _position(
+    stages: tuple[int, ...],
+    ranks: Sequence[RankAnalysis],
+    work: NDArray[np.int64],
+    excess: NDArray[np.float64],
+    chance: float,
+) -> PipelinePosition:
+    batches = np.mean([mark.num_micro_batches.mean() for rank in ranks for mark in rank.stages])
+    mean, peers = float(work.mean()), float((work - excess).mean())
+    return PipelinePosition(
+        stages=stages,
+        ranks=tuple(rank.rank for rank in ranks),
+        num_micro_batches=float(batches),
+        work_ns_per_step=int(mean),
+        work_ns_per_micro_batch=int(mean / batches) if batches else None,
+        excess_ratio=float(excess.mean()) / peers if peers > 0 else 0.0,
+        chance=chance,
+    )
+
+
+def _rank(analysis: RankAnalysis) -> PipelineRank:
+    span = np.mean([step.span_ns for step in analysis.steps])
+    wait = _message_wait(analysis)
+    work = _work(analysis).mean()
+    return PipelineRank(
+        rank=analysis.rank,
+        stages=analysis.stage_numbers,
+        work_ns_per_step=int(work),
+        wait_ns_per_step=int(wait),
+        other_ns_per_step=max(0, int(span - wait - work)),
+    )
+
+
+def _message_wait(analysis: RankAnalysis) -> float:
+    """Mean per step, in sends and receives only where they are told from other communication."""
+    if analysis.message_wait_ns is not None:
+        return float(analysis.message_wait_ns.mean())
+    return float(np.mean([step.exposed_comm_ns for step in analysis.steps]))
+
+
+def _work(analysis: RankAnalysis) -> NDArray[np.int64]:
+    total: NDArray[np.int64] = np.sum([mark.work_ns for mark in analysis.stages], axis=0)
+    return total

@@ -1,0 +1,182 @@
+"""One pipeline as it was observed: actions of all its ranks, and their times in every step.
+
+Steps in which ranks worked in the same order are put side by side, so that each is a column. A
+schedule that is run several times in one training step gives several columns.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distprof.costs.actions import Orders, orders_from
+from distprof.schema import ABSENT, Int64Array
+from distprof.sections.context import StageSlots
+from distprof.terms import SlotKind
+
+__all__ = ["ObservedPipeline", "changes", "number_in_run", "observe"]
+
+
+def changes(*keys: NDArray[np.integer]) -> NDArray[np.bool_]:
+    """Where a row differs from the one before it."""
+    changed = np.ones(len(keys[0]), dtype=np.bool_)
+    changed[1:] = np.any([key[1:] != key[:-1] for key in keys], axis=0)
+    return changed
+
+
+def number_in_run(*keys: NDArray[np.integer]) -> Int64Array:
+    """0, 1, 2, … within each run of equal rows."""
+    row = np.arange(len(keys[0]))
+    changed = changes(*keys)
+    return (row - np.maximum.accumulate(np.where(changed, row, 0))).astype(np.int64)
+
+
+# One pipeline as it was observed: actions of all its ranks, and their times in every step --------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObservedPipeline:
+    """Actions of one pipeline, n of them, in k steps of the same order.
+
+    Args:
+        ranks: Global ranks, by position; those that are missing are left out.
+        orders: What they did in which order.
+        start_ns: Shape ``(n, k)``, on the common clock where there is one.
+        end_ns: The same.
+        work_ns: The same: computation inside of the slot.
+        wait_end_ns: The same: end of the last wait for a message before it, ABSENT without; None
+            where waits are not known.
+        step: Shape ``(k,)``, index of the step that each column comes from.
+        num_left_out: Steps in another order, or not whole.
+    """
+
+    ranks: tuple[int, ...]
+    orders: Orders
+    start_ns: Int64Array
+    end_ns: Int64Array
+    work_ns: Int64Array
+    wait_end_ns: Int64Array | None
+    step: Int64Array
+    num_left_out: int = 0
+
+    @property
+    def stages(self) -> tuple[int, ...]:
+        """Stages that did anything, ascending."""
+        return tuple(np.unique(self.orders.stage).tolist())
+
+    @property
+    def busy_ns(self) -> Int64Array:
+        """Work per position and step, shape ``(ranks, k)``."""
+        busy = np.zeros((len(self.ranks), self.work_ns.shape[1]), np.int64)
+        np.add.at(busy, self.orders.rank, self.work_ns)
+        return busy
+
+    @property
+    def own_span_ns(self) -> Int64Array:
+        """From a rank's first start to its last end, shape ``(ranks, k)``."""
+        first = np.flatnonzero(np.diff(self.orders.rank, prepend=-1))
+        low = np.minimum.reduceat(self.start_ns, first, axis=0)
+        high = np.maximum.reduceat(self.end_ns, first, axis=0)
+        own: Int64Array = high - low
+        return own
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Merged:
+    """One rank's slots by step, then start: losses in their forwards, each action once."""
+
+    step: Int64Array
+    round: Int64Array
+    action: Int64Array  # columns stage, kind, micro-batch
+    start_ns: Int64Array
+    end_ns: Int64Array
+    work_ns: Int64Array
+    wait_end_ns: Int64Array
+
+    @property
+    def units(self) -> dict[tuple[int, int], slice]:
+        """Rows of each step and round."""
+        changed = np.flatnonzero(
+            (np.diff(self.step, prepend=-2) != 0) | (np.diff(self.round, prepend=-2) != 0)
+        )
+        bounds = [*changed.tolist(), len(self.step)]
+        keys = zip(self.step[changed].tolist(), self.round[changed].tolist(), strict=True)
+        return {
+            key: slice(low, high)
+            for key, low, high in zip(keys, bounds[:-1], bounds[1:], strict=True)
+        }
+
+
+def observe(slots: Mapping[int, StageSlots]) -> ObservedPipeline | None:
+    """Put the slots of a pipeline's ranks together; None where no step has all of them.
+
+    Args:
+        slots: By global rank, in the order of positions; times on one clock where there is one.
+    """
+    merged = {rank: _merge(part) for rank, part in slots.items() if len(part)}
+    if not merged:
+        return None
+    units = {rank: part.units for rank, part in merged.items()}
+    everywhere = set.intersection(*(set(part) for part in units.values()))
+    orders = {
+        unit: tuple(merged[rank].action[units[rank][unit]].tobytes() for rank in merged)
+        for unit in sorted(everywhere)
+    }
+    if not orders:
+        return None
+    usual, _ = Counter(orders.values()).most_common(1)[0]
+    chosen = [unit for unit, order in orders.items() if order == usual]
+    every = set.union(*(set(part) for part in units.values()))
+    rows = [[units[rank][unit] for unit in chosen] for rank in merged]
+    parts = list(merged.values())
+    knows_waits = all(part.wait_end_ns is not None for part in slots.values())
+    return ObservedPipeline(
+        ranks=tuple(merged),
+        orders=orders_from([part.action[mine[0]] for part, mine in zip(parts, rows, strict=True)]),
+        start_ns=_columns([part.start_ns for part in parts], rows),
+        end_ns=_columns([part.end_ns for part in parts], rows),
+        work_ns=_columns([part.work_ns for part in parts], rows),
+        wait_end_ns=_columns([part.wait_end_ns for part in parts], rows) if knows_waits else None,
+        step=np.array([unit[0] for unit in chosen], np.int64),
+        num_left_out=len(every) - len(chosen),
+    )
+
+
+def _columns(values: Sequence[Int64Array], rows: Sequence[Sequence[slice]]) -> Int64Array:
+    """One array per rank as ``(n, k)``: ranks below each other, steps side by side."""
+    return np.concatenate(
+        [
+            np.stack([part[unit] for unit in mine], axis=1)
+            for part, mine in zip(values, rows, strict=True)
+        ]
+    )
+
+
+def _merge(slots: StageSlots) -> _Merged:
+    """Slots in the order of steps and starts; pieces of one action are one."""
+    wait = slots.wait_end_ns
+    raw = (slots.step, slots.stage, slots.micro_batch, slots.kind)
+    order = np.lexsort((slots.start_ns, *reversed(raw)))
+    again = np.empty(len(slots), np.int64)
+    again[order] = number_in_run(*(part[order] for part in raw))
+    kind = np.where(slots.kind == SlotKind.LOSS, SlotKind.FORWARD, slots.kind)
+    keys = (slots.step, again, slots.stage, kind, slots.micro_batch)
+    order = np.lexsort((slots.start_ns, *reversed(keys)))
+    first = np.flatnonzero(changes(*(key[order] for key in keys)))
+    start = np.minimum.reduceat(slots.start_ns[order], first)
+    action = np.stack([key[order][first] for key in keys[2:]], axis=1).astype(np.int64)
+    by_start = np.lexsort((start, again[order][first], slots.step[order][first]))
+    waits = np.full(len(slots), ABSENT, np.int64) if wait is None else wait
+    return _Merged(
+        step=slots.step[order][first][by_start],
+        round=again[order][first][by_start],
+        action=np.ascontiguousarray(action[by_start]),
+        start_ns=start[by_start],
+        end_ns=np.maximum.reduceat(slots.end_ns[order], first)[by_start],
+        work_ns=np.add.reduceat(slots.work_ns[order], first)[by_start],
+        wait_end_ns=waits[order][first][by_start],
+    )

@@ -1,0 +1,78 @@
+"""What the rules on pipeline bubbles share: which pipelines can be judged, and how to name them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from distprof.rules.base import InsufficientEvidenceError
+from distprof.sections.pipeline.result import PipelineResult
+from distprof.sections.pipeline.rows import PipelineGroup, PipelinePrediction
+from distprof.units import format_duration, name_ranks
+
+__all__ = ["Judged", "judged_groups"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """A pipeline whose idle is split into its causes.
+
+    Args:
+        group: The pipeline.
+        span_ns: Its span, above 0.
+        step_ns: The training step.
+        idle_ns: Of the mean rank.
+        warm_up_drain_ns: Part of the idle.
+        exposed_p2p_ns: Part of the idle.
+    """
+
+    group: PipelineGroup
+    span_ns: int
+    step_ns: int
+    idle_ns: int
+    warm_up_drain_ns: int
+    exposed_p2p_ns: int
+
+    @property
+    def name(self) -> str:
+        """For example ``The pipeline of ranks 0-3``."""
+        return f"The pipeline of {name_ranks(self.group.ranks)}"
+
+    def ratio(self, ns: float) -> float:
+        """Share of the span."""
+        return ns / self.span_ns
+
+    def promise(self, prediction: PipelinePrediction) -> str:
+        """What a prediction says, beside the present."""
+        now, then = format_duration(self.step_ns), format_duration(prediction.step_ns)
+        return f"{prediction.what} would take {then} instead of {now} (predicted)"
+
+
+def judged_groups(pipeline: PipelineResult) -> Iterator[Judged]:
+    """Pipelines whose idle is split into causes; nothing where there is no pipeline.
+
+    Raises:
+        InsufficientEvidenceError: If there are pipelines, and none of them is so known.
+    """
+    if not pipeline.groups:
+        return
+    known = [judged for group in pipeline.groups if (judged := _judged(group)) is not None]
+    if not known:
+        reasons = [note for group in pipeline.groups for note in group.notes[-1:]]
+        why = reasons[0] if reasons else "no work was seen in its stages."
+        raise InsufficientEvidenceError(f"the causes of the pipeline's idle are not known: {why}")
+    yield from known
+
+
+def _judged(group: PipelineGroup) -> Judged | None:
+    parts = (group.span_ns, group.idle_ns, group.warm_up_drain_ns, group.exposed_p2p_ns)
+    if any(part is None for part in parts) or not group.span_ns:
+        return None
+    return Judged(
+        group=group,
+        span_ns=group.span_ns,
+        step_ns=group.step_ns or group.span_ns,
+        idle_ns=group.idle_ns or 0,
+        warm_up_drain_ns=group.warm_up_drain_ns or 0,
+        exposed_p2p_ns=group.exposed_p2p_ns or 0,
+    )

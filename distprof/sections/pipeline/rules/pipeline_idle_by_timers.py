@@ -1,0 +1,96 @@
+"""# pipeline-idle-by-timers
+
+## What it detects
+By the training program's own timers, a pipeline's stage computes for too little of an iteration.
+
+## Why it costs time
+A stage without a micro-batch to work on waits: for the pipeline to fill and to drain, for stages
+that take longer than others, for messages.
+
+## Evidence needed
+A log of the training program (`distprof analyze train.log`, or `--with train.log`) with the timers
+`forward-compute` and `backward-compute` and the layout, as Megatron-LM prints them, and no marks of
+the pipeline's slots: where slots are known, other rules of this family tell more.
+
+## How the cost is computed
+The mean iteration less the computation of the stage, down to the share of it that may be idle. The
+ideal share is (P − 1)/(V·M + P − 1), of P stages, M micro-batches and V chunks per rank; what is
+idle beyond it is due to unequal stages, messages and everything else that is no computation.
+
+## How to fix
+Where the ideal share is the larger part: more micro-batches (a larger batch, or smaller
+micro-batches), several chunks per rank (interleaved 1F1B), or fewer stages. Where it is the smaller
+part: even out the stages, and look at messages between them.
+
+## Example
+```text
+pipeline-idle-by-timers: The last stage computes for 20.5 % of an iteration of 2.75 s: 4
+micro-batches on 16 stages leave 78.9 % idle at best, and 0.57 % is lost otherwise.
+```
+
+## When it is wrong
+The timers are of one stage; where stages are unequal another one may compute longer. The
+optimizer's step and data parallelism's reductions count as idle here. The timer of the embedding's
+all-reduce is mostly waiting for the first and the last stage, and no transfer to be sped up.
+
+## Sources
+Formula sheet, "Pipeline bubble" (fraction, rule of thumb); Narayanan et al. 2021.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
+from distprof.sections.pipeline.result import PipelineResult
+from distprof.sections.training_log.result import TrainingLogResult
+from distprof.terms import Severity
+from distprof.units import format_duration, format_ratio
+
+MICRO_BATCHES_PER_STAGE = 4
+
+
+@rule(
+    code="PIP105",
+    severity=Severity.WARNING,
+    since="0.1.0",
+    needs=(TrainingLogResult, PipelineResult),
+    limits={"idle_ratio": Limit(0.1, "share of an iteration that a stage may not compute")},
+)
+def check(log: TrainingLogResult, pipeline: PipelineResult, limits: Limits) -> Iterator[Draft]:
+    """Yield one finding for the pipeline of the log."""
+    if not log.origin or log.mesh.get("pp", 1) < 2:
+        return
+    if log.idle_ratio is None or log.ideal_bubble_ratio is None or log.mean_ns is None:
+        raise InsufficientEvidenceError("the log has no timers of computation, or no layout")
+    if pipeline.groups or log.idle_ratio <= limits["idle_ratio"]:
+        return
+    ideal = min(log.ideal_bubble_ratio, log.idle_ratio)
+    yield Draft(
+        message=_message(log, log.idle_ratio - ideal),
+        fix=_fix(log, ideal),
+        cost_ns_per_step=round((log.idle_ratio - limits["idle_ratio"]) * log.mean_ns),
+        evidence=("training_log.timers",),
+    )
+
+
+def _message(log: TrainingLogResult, otherwise: float) -> str:
+    who = f"The {log.timer_stage} stage" if log.timer_stage else "The slowest rank"
+    stages, batches = log.mesh["pp"], log.num_micro_batches or 0
+    text = (
+        f"{who} computes for {format_ratio(log.compute_ratio)} of an iteration of "
+        f"{format_duration(log.mean_ns)}: {batches:,} micro-batch{'' if batches == 1 else 'es'} on "
+        f"{stages} stages leave {format_ratio(log.ideal_bubble_ratio)} idle at best"
+    )
+    return f"{text}, and {format_ratio(otherwise)} is lost otherwise." if otherwise else f"{text}."
+
+
+def _fix(log: TrainingLogResult, ideal: float) -> str:
+    """By what is the larger part of the idle time."""
+    if ideal >= (log.idle_ratio or 0.0) / 2:
+        wanted = MICRO_BATCHES_PER_STAGE * log.mesh["pp"]
+        return (
+            f"Use more micro-batches ({wanted:,} or more for {log.mesh['pp']} stages), several "
+            "chunks per rank, or fewer stages."
+        )
+    return "Even out the stages (the first and the last hold the embedding), and hide messages."

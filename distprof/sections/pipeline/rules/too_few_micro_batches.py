@@ -1,0 +1,97 @@
+"""# too-few-micro-batches
+
+## What it detects
+A pipeline spends more than a tenth of its time filling and draining, because its step has too few
+micro-batches for so many stages.
+
+## Why it costs time
+The last stage cannot begin before the first micro-batch has passed all others, and the first one
+idles while the last ones drain. With P ranks, M micro-batches and V stages per rank that is
+(P − 1)/(V·M + P − 1) of the time, whatever the hardware.
+
+## Evidence needed
+Slots of all stages of a pipeline: marks (`distprof:pp …`, recorded by the probe `pipeline_marks`),
+torch's own annotations, or a pipeline timeline. Where a stage is missing the causes of idle are not
+told apart, and the rule is not checked.
+
+## How the cost is computed
+The order of actions that was observed is replayed with equal stages and messages that take no
+time: what the mean rank idles in that replay. Nothing but another order, or more micro-batches,
+changes it; not all of it can be saved. Predictions replay other orders with the durations that were
+measured, for the same batch: twice the micro-batches are half as large and take half as long.
+
+## How to fix
+More micro-batches, if the batch can be divided further: M of at least 4 P keeps the bubble below
+20 %. Otherwise several stages per rank (interleaved 1F1B), or a schedule that fills the bubble with
+weight gradients (zero bubble, ZB-V).
+
+## Example
+```text
+too-few-micro-batches: The pipeline of ranks 0-3 fills and drains for 26.1 % of its time (926 ms
+of 3.55 s): 8 micro-batches on 4 ranks in order 1f1b.
+```
+
+## When it is wrong
+Smaller micro-batches use a device less well, so that they take more than their share of the time,
+and more activations may have to be kept. A prediction knows nothing of either.
+
+## Sources
+Formula sheet, "Pipeline bubble" (fraction, rule of thumb); Narayanan et al. 2021.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from distprof.rules.base import Draft, Limit, Limits, rule
+from distprof.sections.pipeline.result import PipelineResult
+from distprof.sections.pipeline.rows import PipelinePrediction
+from distprof.sections.pipeline.rules._shared import Judged, judged_groups
+from distprof.terms import Severity
+from distprof.units import format_duration, format_ratio
+
+LARGEST_FACTOR = 4
+"""So many times the present micro-batches are proposed at most."""
+
+
+@rule(
+    code="PIP102",
+    severity=Severity.WARNING,
+    since="0.1.0",
+    needs=(PipelineResult,),
+    limits={
+        "bubble_ratio": Limit(0.1, "share of its time that a pipeline may fill and drain"),
+    },
+)
+def check(pipeline: PipelineResult, limits: Limits) -> Iterator[Draft]:
+    """Yield one finding per shape of pipeline."""
+    for judged in judged_groups(pipeline):
+        share = judged.ratio(judged.warm_up_drain_ns)
+        if share <= limits["bubble_ratio"]:
+            continue
+        group = judged.group
+        yield Draft(
+            message=(
+                f"{judged.name} fills and drains for {format_ratio(share)} of its time "
+                f"({format_duration(judged.warm_up_drain_ns)} of {format_duration(judged.span_ns)})"
+                f": {group.num_micro_batches} micro-batches on {len(group.ranks)} ranks in order "
+                f"{group.schedule}."
+            ),
+            fix=_fix(judged),
+            cost_ns_per_step=judged.warm_up_drain_ns,
+            confidence=group.confidence,
+            evidence=("pipeline.groups",),
+        )
+
+
+def _fix(judged: Judged) -> str:
+    """The best of the predictions, one with more micro-batches and one with another schedule."""
+    rows = [row for row in judged.group.predictions if row.saved_ns > 0]
+    most = LARGEST_FACTOR * judged.group.num_micro_batches
+    more = [r for r in rows if r.change == "micro-batches" and r.num_micro_batches <= most]
+    other = [r for r in rows if r.change in ("schedule", "virtual-stages")]
+    best: list[PipelinePrediction] = [*more[:1], *other[:1]]
+    if not best:
+        return "Use more micro-batches, several stages per rank, or a zero-bubble schedule."
+    promises = "; ".join(judged.promise(row) for row in best)
+    return f"{promises[0].upper()}{promises[1:]}."

@@ -1,0 +1,348 @@
+"""Pipeline parallelism: the bubble, what it is made of, each stage's work, and other schedules."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from distprof.escape import short_ranks
+from distprof.sections.pipeline.result import PipelineResult
+from distprof.sections.pipeline.rows import (
+    PictureRow,
+    PipelineGroup,
+    PipelinePrediction,
+    StageDetail,
+)
+from distprof.sections.table import Drawing, TableColumn, TableView
+from distprof.units import fold_ranks, format_duration, format_ratio, name_ranks
+
+if TYPE_CHECKING:
+    from distprof.sections.report import Report
+
+__all__ = [
+    "bubble_table",
+    "draw_line",
+    "pipeline_picture",
+    "pipeline_table",
+    "pipeline_verdict",
+    "predictions_table",
+]
+
+MAX_GROUPS = 4
+
+MAX_STAGES = 16
+
+MAX_PREDICTIONS = 5
+
+_PARTS = (
+    ("warm_up_drain_ns", "warm-up and drain", "of this order with equal stages"),
+    ("imbalance_ns", "unequal stages", "what the busiest stage adds"),
+    ("variation_ns", "unlike micro-batches", "of one stage, some take longer"),
+    ("exposed_p2p_ns", "messages", "waited for after they were sent"),
+    ("host_ns", "host and other", "late launches, stalls inside of slots"),
+)
+
+
+def bubble_table(report: Report, *, show_all: bool) -> TableView | None:
+    """Bubble of each shape of pipeline, and what its idle is made of."""
+    groups = report.pipeline.groups
+    if not groups:
+        return None
+    shown = groups if show_all else groups[:MAX_GROUPS]
+    rows = [row for group in shown for row in _bubble_rows(group)]
+    notes = [note for group in shown for note in (_source(group), *group.notes)]
+    if len(shown) < len(groups):
+        notes.append(f"and {len(groups) - len(shown)} more pipelines of other shapes")
+    return TableView(
+        title="Pipeline bubble",
+        caption="mean per step; idle is what the mean rank does not work",
+        columns=(
+            TableColumn(title="", left=True),
+            TableColumn(title="time"),
+            TableColumn(title="share"),
+            TableColumn(title="", left=True, stretch=True),
+        ),
+        rows=tuple(rows),
+        notes=tuple(dict.fromkeys(notes)),
+        strong=frozenset(i for i, row in enumerate(rows) if not row[0].startswith("  ")),
+    )
+
+
+def _bubble_rows(group: PipelineGroup) -> list[tuple[str, str, str, str]]:
+    """The bubble, its parts, and the ideal."""
+    span = group.span_ns or 0
+    rows = [
+        (
+            f"{group.schedule}, ranks {fold_ranks(group.ranks)}",
+            format_duration(group.idle_ns),
+            format_ratio(group.bubble_fraction),
+            f"of {format_duration(group.span_ns)}; {_shape(group)}",
+        )
+    ]
+    for name, label, meaning in _PARTS:
+        part = getattr(group, name)
+        if part is not None:
+            share = format_ratio(part / span) if span else "–"
+            rows.append((f"  {label}", format_duration(part), share, meaning))
+    if group.ideal_bubble_fraction is not None:
+        how = {"replay": "this order, equal stages"}.get(group.ideal_source or "", "(P−1)/(VM+P−1)")
+        rows.append(("  ideal", "", format_ratio(group.ideal_bubble_fraction), how))
+    return rows
+
+
+def _shape(group: PipelineGroup) -> str:
+    per_rank = f" ({group.virtual_stages} a rank)" if group.virtual_stages > 1 else ""
+    return f"{group.stages} stages{per_rank}, M = {group.num_micro_batches}"
+
+
+def _source(group: PipelineGroup) -> str:
+    pipelines = len(group.replicas)
+    alike = f"; the median of {pipelines} pipelines of this shape" if pipelines > 1 else ""
+    return f"from {group.source}, {group.confidence.value}{alike}"
+
+
+def pipeline_table(report: Report, *, show_all: bool) -> TableView | None:
+    """Work of the stages beside each other."""
+    result = report.pipeline
+    if not result.positions:
+        return _stage_table(result, show_all=show_all)
+    held = {
+        stage.stage: stage.in_flight for group in result.groups[:1] for stage in group.stages_detail
+    }
+    return TableView(
+        title="Pipeline",
+        caption="mean per step; work without waiting for other stages",
+        columns=(
+            TableColumn(title="stage", left=True),
+            TableColumn(title="ranks", left=True),
+            TableColumn(title="micro-batches"),
+            TableColumn(title="work"),
+            TableColumn(title="each"),
+            TableColumn(title="beyond others"),
+            TableColumn(title="waits"),
+            TableColumn(title="in flight"),
+        ),
+        rows=tuple(
+            (
+                ", ".join(map(str, position.stages)),
+                fold_ranks(position.ranks),
+                f"{position.num_micro_batches:g}",
+                format_duration(position.work_ns_per_step),
+                format_duration(position.work_ns_per_micro_batch),
+                format_ratio(position.excess_ratio),
+                format_duration(_waits(result, position.ranks)),
+                _in_flight([held.get(stage) for stage in position.stages]),
+            )
+            for position in result.positions
+        ),
+    )
+
+
+def _in_flight(held: list[int | None]) -> str:
+    known = [str(number) for number in held if number is not None]
+    return ", ".join(known) if known else "–"
+
+
+def _waits(result: PipelineResult, ranks: tuple[int, ...]) -> float:
+    """Mean waiting of these ranks, per step."""
+    waits = [rank.wait_ns_per_step for rank in result.ranks if rank.rank in ranks]
+    return sum(waits) / max(len(waits), 1)
+
+
+def _stage_table(result: PipelineResult, *, show_all: bool) -> TableView | None:
+    """The same of a log or of messages, where there are no marks."""
+    stages = [stage for group in result.groups[:1] for stage in group.stages_detail]
+    if not stages:
+        return None
+    limiting = result.groups[0].limiting_stage
+    shown = stages if show_all else stages[:MAX_STAGES]
+    left_out = len(stages) - len(shown)
+    return TableView(
+        title="Pipeline",
+        caption="mean per step; work without waiting for other stages",
+        columns=(
+            TableColumn(title="stage"),
+            TableColumn(title="rank"),
+            TableColumn(title="work"),
+            TableColumn(title="forward"),
+            TableColumn(title="backward"),
+            TableColumn(title="idle"),
+            TableColumn(title="in flight"),
+            TableColumn(title="", left=True),
+        ),
+        rows=tuple(_stage_row(stage, limits=stage.stage == limiting) for stage in shown),
+        notes=(f"and {left_out} more stages",) if left_out else (),
+    )
+
+
+def _stage_row(stage: StageDetail, *, limits: bool) -> tuple[str, ...]:
+    return (
+        str(stage.stage),
+        str(stage.rank),
+        format_duration(stage.work_ns_per_step),
+        format_duration(stage.forward_ns),
+        format_duration(stage.backward_ns),
+        format_ratio(stage.bubble_fraction),
+        "–" if stage.in_flight is None else str(stage.in_flight),
+        "limits" if limits else "",
+    )
+
+
+def predictions_table(report: Report, *, show_all: bool) -> TableView | None:
+    """The best of other configurations, for the first pipeline that has any."""
+    groups = [group for group in report.pipeline.groups if group.predictions]
+    if not groups:
+        return None
+    group = groups[0]
+    useful = [row for row in group.predictions if row.saved_ns > 0 or show_all]
+    shown = useful if show_all else useful[:MAX_PREDICTIONS]
+    if not shown:
+        return None
+    return TableView(
+        title="Pipeline otherwise",
+        caption=f"predicted step, now {format_duration(group.step_ns or group.span_ns)}",
+        columns=(
+            TableColumn(title="change", left=True, stretch=True),
+            TableColumn(title="step"),
+            TableColumn(title="saves"),
+            TableColumn(title="bubble"),
+        ),
+        rows=tuple(_prediction_row(row) for row in shown),
+        notes=_prediction_notes(group),
+    )
+
+
+def _prediction_row(row: PipelinePrediction) -> tuple[str, ...]:
+    saved = format_duration(row.saved_ns) if row.saved_ns >= 0 else "none"
+    return (row.what, format_duration(row.step_ns), saved, format_ratio(row.bubble_fraction))
+
+
+def _prediction_notes(group: PipelineGroup) -> tuple[str, ...]:
+    notes = [
+        "the same batch: with more micro-batches each is smaller, and takes less in proportion; "
+        "other stages per rank are equal ones"
+    ]
+    if group.prediction_error_ratio is not None:
+        error = format_ratio(abs(group.prediction_error_ratio))
+        way = "below" if group.prediction_error_ratio < 0 else "above"
+        notes.append(f"the present one is predicted {error} {way} the measured: all are corrected")
+    return tuple(notes)
+
+
+# One step of a pipeline as lines of text, a line for each rank -----------------------------------
+
+MAX_LINES = 16
+
+IDLE = "·"
+
+_LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+_WEIGHT = "backward_weight"
+
+_CROWDED = {"forward": ">", _WEIGHT: "="}
+
+_LEGEND = (
+    "digits: forward of a micro-batch (its last digit); letters: backward (a is micro-batch 0); "
+    "capitals: the weights' part of it; dots: idle"
+)
+
+_CROWDED_LEGEND = ">: forward; <: backward; =: the weights' part of it; dots: idle"
+
+
+def pipeline_picture(report: Report, *, show_all: bool) -> TableView | None:
+    """The schedule of the first pipeline, one step of median length."""
+    groups = [group for group in report.pipeline.groups if group.picture]
+    if not groups:
+        return None
+    group = groups[0]
+    lines = _lines(group, show_all=show_all)
+    span = max((row.end_ns for row in group.picture), default=0)
+    crowded = _is_crowded(group, span)
+    left_out = len(group.ranks) - len(lines)
+    notes = [f"{name_ranks(group.ranks)}, {format_duration(span)}"]
+    notes.append(_CROWDED_LEGEND if crowded else _LEGEND)
+    if left_out:
+        notes.append(f"{left_out} more ranks are not drawn")
+    if not group.comparable_clocks:
+        notes.append("every rank begins at its own first work: clocks cannot be compared")
+    return TableView(
+        title="Schedule",
+        caption="one step of the pipeline, time from left to right",
+        columns=(TableColumn(title="rank"), TableColumn(title="", left=True)),
+        rows=tuple(
+            (str(rank), Drawing(partial(draw_line, rows, span, crowded=crowded)))
+            for rank, rows in lines.items()
+        ),
+        notes=tuple(notes),
+    )
+
+
+def _lines(group: PipelineGroup, *, show_all: bool) -> dict[int, list[PictureRow]]:
+    """Rows of each rank that is drawn, in the order of positions."""
+    rows: dict[int, list[PictureRow]] = {}
+    for row in group.picture:
+        rows.setdefault(row.rank, []).append(row)
+    ranks = list(rows)
+    if show_all or len(ranks) <= MAX_LINES:
+        return rows
+    places = np.rint(np.linspace(0, len(ranks) - 1, MAX_LINES)).astype(int).tolist()
+    return {ranks[place]: rows[ranks[place]] for place in places}
+
+
+def _is_crowded(group: PipelineGroup, span_ns: int) -> bool:
+    """Whether a usual slot is narrower than a character of a line of 70."""
+    lengths = [row.end_ns - row.start_ns for row in group.picture]
+    return span_ns > 0 and float(np.median(lengths)) * 70 < 0.8 * span_ns
+
+
+def draw_line(rows: Sequence[PictureRow], span_ns: int, width: int, *, crowded: bool) -> str:
+    """One rank's step in ``width`` characters.
+
+    Args:
+        rows: Its slots.
+        span_ns: What the whole width stands for.
+        width: Characters.
+        crowded: Whether micro-batches are too many to be told apart.
+    """
+    if span_ns <= 0 or width <= 0:
+        return IDLE * max(width, 0)
+    edges = np.linspace(0, span_ns, width + 1)
+    best = np.full(width, (edges[1] - edges[0]) / 2)
+    line = [IDLE] * width
+    for row in rows:
+        low = min(max(int(row.start_ns * width // span_ns), 0), width - 1)
+        high = min(max(int(-(-row.end_ns * width // span_ns)), low + 1), width)
+        part = np.minimum(edges[low + 1 : high + 1], row.end_ns)
+        part = part - np.maximum(edges[low:high], row.start_ns)
+        for cell in (np.flatnonzero(part > best[low:high]) + low).tolist():
+            line[cell] = _glyph(row, crowded=crowded)
+        best[low:high] = np.maximum(best[low:high], part)
+    return "".join(line)
+
+
+def _glyph(row: PictureRow, *, crowded: bool) -> str:
+    if crowded:
+        return _CROWDED.get(row.kind, "<")
+    if row.kind == "forward":
+        return str(row.micro_batch % 10)
+    letter = _LETTERS[row.micro_batch % len(_LETTERS)]
+    return letter.upper() if row.kind == _WEIGHT else letter
+
+
+# The first line of a report in which nothing but a pipeline's slots was measured -----------------
+
+
+def pipeline_verdict(report: Report) -> tuple[str, tuple[str, ...]] | None:
+    """The verdict; None without a pipeline whose bubble is known."""
+    groups = [group for group in report.pipeline.groups if group.bubble_fraction is not None]
+    if not groups:
+        return None
+    group = max(groups, key=lambda each: each.bubble_fraction or 0.0)
+    ideal = group.ideal_bubble_fraction
+    beside = "" if ideal is None else f"; its schedule's ideal is {format_ratio(ideal)}"
+    idle = f"{format_ratio(group.bubble_fraction)} of {format_duration(group.span_ns)}"
+    ranks = short_ranks(group.ranks)
+    return f"The pipeline of ranks {ranks} idles for {idle} per step{beside}.", ()

@@ -1,0 +1,292 @@
+"""What the pipeline stages of one rank did when: slots, from marks or annotations in its trace.
+
+A slot is where its computation is: waiting for a message inside of a range, as torch's annotations
+have it, is cut off. On a device the profiler draws the same names on the device's time line; where
+it does, those count, because the host's only tell when it launched.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distprof.intervals import Intervals, covered, subtract, union
+from distprof.run.tables import RankTables, intervals_of
+from distprof.schema import ABSENT, Int64Array, Table
+from distprof.sections.context import RankContext, StageSlots
+from distprof.sections.pipeline.marks import Parser, SlotName, parse_mark, parse_torch
+from distprof.sections.pipeline.observed import changes, number_in_run
+from distprof.sections.time.measure import Timeline
+from distprof.terms import ActivityKind, CollectiveKind, SlotKind
+
+__all__ = ["MARKS", "TORCH", "exposed_waits", "measure_slots", "message_waits", "needed_at"]
+
+MARKS = "distprof marks"
+
+TORCH = "torch annotations"
+
+_HOST_ONLY = ", host side only"
+
+_SET_UP = 0.02
+"""Share of a slot's computation that may lie before its wait, such as making a buffer."""
+
+_NOT_PIPELINES = ("cp", "tp", "ep", "dp", "dp_shard", "dp_replicate")
+"""Axes whose messages are rings or exchanges, not a pipeline's."""
+
+_MESSAGES = tuple(int(kind) for kind in CollectiveKind if kind.is_point_to_point)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ranges:
+    """Named ranges of slots, one row each."""
+
+    stage: NDArray[np.int32]
+    kind: NDArray[np.int8]
+    micro_batch: NDArray[np.int32]
+    start_ns: Int64Array
+    end_ns: Int64Array
+
+    def take(self, rows: NDArray[np.intp]) -> _Ranges:
+        return _Ranges(
+            stage=self.stage[rows],
+            kind=self.kind[rows],
+            micro_batch=self.micro_batch[rows],
+            start_ns=self.start_ns[rows],
+            end_ns=self.end_ns[rows],
+        )
+
+
+def measure_slots(
+    tables: RankTables, context: RankContext, timeline: Timeline, waits: Intervals
+) -> StageSlots | None:
+    """Slots inside the analysed windows, by start; None where no name is one of a slot.
+
+    Args:
+        tables: The rank's tables.
+        context: Its windows.
+        timeline: For its computation: waiting and idling inside of ranges are no work.
+        waits: For messages (:func:`message_waits`).
+    """
+    for parser, origin in ((parse_mark, MARKS), (parse_torch, TORCH)):
+        for on_device in (True, False):
+            ranges = _ranges_of(tables, parser, on_device)
+            if ranges is None:
+                continue
+            sure = origin == MARKS and (on_device or context.is_cpu)
+            lost = _HOST_ONLY if not on_device and not context.is_cpu else ""
+            slots = _slots_of(ranges, context.windows, timeline, waits, origin + lost)
+            return replace(slots, is_sure=sure) if len(slots) else None
+    return None
+
+
+def message_waits(tables: RankTables, context: RankContext) -> Intervals:
+    """When the rank received, or was blocked in a send or receive; by end, may overlap."""
+    activity = tables.activity
+    blocked = intervals_of(activity.take(activity["kind"] == ActivityKind.WAITING))
+    rows = tables.collectives
+    other = [i for i, name in enumerate(context.axis_names) if name in _NOT_PIPELINES]
+    chosen = np.isin(rows["kind"], _MESSAGES) & rows["is_timed"] & ~np.isin(context.axis, other)
+    messages = intervals_of(rows.take(chosen))
+    start = np.concatenate((blocked.start, messages.start))
+    end = np.concatenate((blocked.end, messages.end))
+    order = np.argsort(end, kind="stable")
+    return Intervals(start[order], end[order])
+
+
+# Ranges -------------------------------------------------------------------------------------------
+
+
+def _ranges_of(tables: RankTables, parser: Parser, on_device: bool) -> _Ranges | None:
+    """Ranges that the names of one table tell of; None where none does."""
+    table = tables.activity if on_device else tables.host
+    names = table.coded("name")
+    parsed = [tuple(parser(name)) for name in names.values]
+    if not any(parsed):
+        return None
+    allowed = (
+        table["kind"] == ActivityKind.ANNOTATION
+        if on_device
+        else table.coded("category").equals("annotation")
+    )
+    parts = [_named(table, parsed, number, allowed) for number in (0, 1)]
+    found = _joined([part for part in parts if part is not None])
+    if found is None:
+        return None
+    place = table["stream"] if on_device else table.coded("thread").codes
+    ranges, rows = found
+    return _whole(ranges, place[rows].astype(np.int64))
+
+
+def _named(
+    table: Table, parsed: list[tuple[SlotName, ...]], number: int, allowed: NDArray[np.bool_]
+) -> tuple[_Ranges, NDArray[np.intp]] | None:
+    """The ``number``-th slot of each name, with the rows they come from."""
+    codes = table.coded("name").codes
+    rows = np.flatnonzero(
+        allowed & np.array([len(slots) > number for slots in parsed], np.bool_)[codes]
+    )
+    if not len(rows):
+        return None
+    fields = [slots[number] if len(slots) > number else _NO_SLOT for slots in parsed]
+    of_name = codes[rows]
+    start, end = table["start_ns"][rows], table["end_ns"][rows]
+    share = np.array([name.part for name in fields], np.float64)[of_name]
+    length = end - start
+    return _Ranges(
+        stage=np.array([name.stage for name in fields], np.int32)[of_name],
+        kind=np.array([name.kind for name in fields], np.int8)[of_name],
+        micro_batch=np.array([name.micro_batch for name in fields], np.int32)[of_name],
+        start_ns=start + (length * share[:, 0]).astype(np.int64),
+        end_ns=start + np.rint(length * share[:, 1]).astype(np.int64),
+    ), rows
+
+
+_NO_SLOT = SlotName(0, SlotKind.FORWARD, 0)
+
+
+def _joined(
+    parts: list[tuple[_Ranges, NDArray[np.intp]]],
+) -> tuple[_Ranges, NDArray[np.intp]] | None:
+    if not parts:
+        return None
+    ranges = [part[0] for part in parts]
+    return _Ranges(
+        stage=np.concatenate([part.stage for part in ranges]),
+        kind=np.concatenate([part.kind for part in ranges]),
+        micro_batch=np.concatenate([part.micro_batch for part in ranges]),
+        start_ns=np.concatenate([part.start_ns for part in ranges]),
+        end_ns=np.concatenate([part.end_ns for part in ranges]),
+    ), np.concatenate([part[1] for part in parts])
+
+
+def _whole(ranges: _Ranges, place: Int64Array) -> _Ranges:
+    """Ranges by start, those that a device draws on several streams under one name as one."""
+    by_name = (ranges.stage, ranges.kind, ranges.micro_batch)
+    order = np.lexsort((ranges.start_ns, place, *by_name))
+    occurrence = number_in_run(*(part[order] for part in (*by_name, place)))
+    again = np.lexsort((occurrence, *(part[order] for part in by_name)))
+    rows = order[again]
+    ranges, occurrence = ranges.take(rows), occurrence[again]
+    keys = (ranges.stage, ranges.kind, ranges.micro_batch, occurrence)
+    first = np.flatnonzero(changes(*keys))
+    start = np.minimum.reduceat(ranges.start_ns, first)
+    end = np.maximum.reduceat(ranges.end_ns, first)
+    merged = replace(ranges.take(first), start_ns=start, end_ns=end)
+    return merged.take(np.lexsort((end, start)))
+
+
+# Slots --------------------------------------------------------------------------------------------
+
+
+def _slots_of(
+    ranges: _Ranges, windows: Intervals, timeline: Timeline, waits: Intervals, origin: str
+) -> StageSlots:
+    """Those ranges that start in a window, cut to their computation."""
+    step = np.searchsorted(windows.start, ranges.start_ns, side="right") - 1
+    inside = (
+        (step >= 0) & (ranges.start_ns < windows.end[np.maximum(step, 0)])
+        if windows.size
+        else np.zeros(len(step), np.bool_)
+    )
+    rows = np.flatnonzero(inside)
+    ranges, step = ranges.take(rows), step[rows]
+    start = _after_waits(ranges, waits, timeline.computation)
+    start, end = _cut(start, ranges.end_ns, timeline.computation)
+    order = np.lexsort((end, start))
+    start, end = start[order], end[order]
+    return StageSlots(
+        origin=origin,
+        stage=ranges.stage[order],
+        kind=ranges.kind[order],
+        micro_batch=ranges.micro_batch[order],
+        step=step[order].astype(np.int64),
+        start_ns=start,
+        end_ns=end,
+        work_ns=covered(Intervals(start, end), timeline.computation),
+        wait_end_ns=_wait_ends(start, end, waits),
+    )
+
+
+def _after_waits(ranges: _Ranges, waits: Intervals, computation: Intervals) -> Int64Array:
+    """Start of each range, after a wait that it begins with; hardly anything is done before it."""
+    exposed = subtract(union(waits), computation)
+    if exposed.size == 0 or len(ranges.start_ns) == 0:
+        return ranges.start_ns
+    at = np.minimum(np.searchsorted(exposed.end, ranges.start_ns, side="right"), exposed.size - 1)
+    before = covered(Intervals(ranges.start_ns, exposed.start[at]), computation)
+    within = covered(Intervals(ranges.start_ns, ranges.end_ns), computation)
+    first = (exposed.end[at] > ranges.start_ns) & (exposed.end[at] < ranges.end_ns)
+    return np.where(first & (before <= _SET_UP * within), exposed.end[at], ranges.start_ns)
+
+
+def _cut(start: Int64Array, end: Int64Array, computation: Intervals) -> tuple[Int64Array, ...]:
+    """Bounds of the computation inside of ranges; ranges without any stay as they are."""
+    if computation.size == 0 or len(start) == 0:
+        return start, end
+    first = np.minimum(np.searchsorted(computation.end, start, side="right"), computation.size - 1)
+    last = np.maximum(np.searchsorted(computation.start, end, side="left") - 1, 0)
+    low = np.maximum(start, computation.start[first])
+    high = np.minimum(end, computation.end[last])
+    some = (low < high) & (computation.end[first] > start) & (computation.start[last] < end)
+    return np.where(some, low, start), np.where(some, high, end)
+
+
+def _wait_ends(start: Int64Array, end: Int64Array, waits: Intervals) -> Int64Array:
+    """End of the last wait between the end of the slot before and each slot's start."""
+    if waits.size == 0 or len(start) == 0:
+        return np.full(len(start), ABSENT, dtype=np.int64)
+    at = np.searchsorted(waits.end, start, side="right") - 1
+    before = np.concatenate(([np.iinfo(np.int64).min], np.maximum.accumulate(end)[:-1]))
+    found = (at >= 0) & (waits.end[np.maximum(at, 0)] > before)
+    return np.where(found, waits.end[np.maximum(at, 0)], ABSENT).astype(np.int64)
+
+
+def exposed_waits(waits: Intervals, timeline: Timeline, windows: Intervals) -> Int64Array:
+    """Per window, the time of waits that no computation hides."""
+    return covered(windows, subtract(union(waits), timeline.computation))
+
+
+# When a pipeline stage needs what it was sent: at the start of the slot that works on it ---------
+
+_RECEIVES = (CollectiveKind.RECV, CollectiveKind.SEND_RECV)
+
+_BACKWARDS = (SlotKind.BACKWARD, SlotKind.BACKWARD_INPUT)
+
+
+def needed_at(collectives: Table, slots: StageSlots, since_ns: int) -> Int64Array:
+    """For each row of COLLECTIVES the start of the slot that needs it, own clock.
+
+    Args:
+        collectives: The rank's COLLECTIVES table.
+        slots: What its stages did when; at least one.
+        since_ns: Messages that came before are for slots that are not analysed.
+
+    Returns:
+        int64 ns; ABSENT for all but messages that were received, timed, in time for some slot.
+    """
+    needed = np.full(len(collectives), ABSENT, dtype=np.int64)
+    received = np.isin(collectives["kind"], _RECEIVES) & collectives["is_timed"]
+    starts = np.unique(slots.start_ns)
+    received &= (collectives["end_ns"] > since_ns) & (collectives["end_ns"] <= starts[-1])
+    for peer in np.unique(collectives["peer"][received]):
+        rows = np.flatnonzero(received & (collectives["peer"] == peer))
+        rows = rows[np.argsort(collectives["end_ns"][rows], kind="stable")]
+        end = collectives["end_ns"][rows]
+        exact = _of_one_kind(slots, end)
+        if exact is None:
+            exact = starts[np.searchsorted(starts, end)]
+        needed[rows] = exact
+    return needed
+
+
+def _of_one_kind(slots: StageSlots, end: Int64Array) -> Int64Array | None:
+    """Starts of the forwards, or of the backwards, if each message came before its own."""
+    if len(np.unique(slots.stage)) > 1:
+        return None
+    for kinds in ((SlotKind.FORWARD,), _BACKWARDS):
+        starts = np.sort(slots.start_ns[np.isin(slots.kind, kinds)])
+        if len(starts) == len(end) and (end <= starts).all():
+            return starts
+    return None

@@ -1,0 +1,285 @@
+"""Pipelines without marks: stages and micro-batches concluded from the messages between ranks.
+
+Neighbours in a pipeline send to each other in both directions, activations one way and gradients
+the other, equally often in every step. Neighbours so form a chain: its ends have one neighbour
+each. Where ranks hold several stages the last sends to the first too, one round less often.
+Ring exchanges of other axes send one way only, or as often between the last and the first.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distprof.run.evidence import OperationLog
+from distprof.run.run import Run
+from distprof.schema import ABSENT, Int64Array, Table
+from distprof.sections.context import RankAnalysis, StageSlots
+from distprof.sections.pipeline.groups import PipelineSlots
+from distprof.sections.pipeline.rows import PipelineGroup, StageDetail
+from distprof.terms import CollectiveKind, Confidence, SlotKind
+
+__all__ = ["groups_from_messages", "pipelines_of_log"]
+
+SOURCE = "messages between ranks"
+
+NOTE = (
+    "Stages and micro-batches are concluded from messages: ranks in a chain that send each other "
+    "equally many in every step. Idle is what the ranks do not compute in the whole step, "
+    "optimizer included."
+)
+
+Traffic = Mapping[tuple[int, int], float]
+
+
+def groups_from_messages(
+    run: Run, analyses: Mapping[int, RankAnalysis]
+) -> tuple[PipelineGroup, ...]:
+    """Chains of ranks that look like a pipeline, those of one shape as one group."""
+    traffic = _traffic(run, analyses)
+    by_shape: dict[tuple[int, int, int], list[tuple[int, ...]]] = {}
+    for chain in _chains(traffic):
+        shape = _shape(chain, traffic)
+        if shape is not None and set(chain) <= analyses.keys():
+            by_shape.setdefault((len(chain), *shape), []).append(chain)
+    return tuple(
+        _group(chains, batches, virtual, analyses)
+        for (_, batches, virtual), chains in sorted(by_shape.items())
+    )
+
+
+def _traffic(run: Run, analyses: Mapping[int, RankAnalysis]) -> Traffic:
+    """Messages per step from rank to rank, as senders say, or receivers where they do."""
+    sent: dict[tuple[int, int], float] = {}
+    received: dict[tuple[int, int], float] = {}
+    tables = {rank.rank: rank.collectives for rank in run.ranks}
+    for rank, analysis in analyses.items():
+        rows = tables.get(rank)
+        if rows is None or len(rows) != len(analysis.collective_step):
+            continue
+        inside = (analysis.collective_step != ABSENT) & (rows["peer"] != ABSENT)
+        steps = max(len(analysis.steps), 1)
+        for kind, found in ((CollectiveKind.SEND, sent), (CollectiveKind.RECV, received)):
+            peers = rows["peer"][inside & (rows["kind"] == kind)].tolist()
+            for peer, count in Counter(peers).items():
+                pair = (rank, peer) if kind is CollectiveKind.SEND else (peer, rank)
+                found[pair] = count / steps
+    return received | sent
+
+
+def _chains(traffic: Traffic) -> list[tuple[int, ...]]:
+    """Ranks in the order in which they pass on, of every set of neighbours that is a chain."""
+    both = {pair for pair in traffic if (pair[1], pair[0]) in traffic and pair[0] != pair[1]}
+    near: dict[int, set[int]] = {}
+    for source, target in both:
+        near.setdefault(source, set()).add(target)
+    chains, seen = [], set[int]()
+    for rank in sorted(near):
+        if rank in seen:
+            continue
+        part = _reached(rank, near)
+        seen |= part
+        chain = _ordered(part, near, traffic)
+        if chain is not None:
+            chains.append(chain)
+    return chains
+
+
+def _reached(rank: int, near: Mapping[int, set[int]]) -> set[int]:
+    found, todo = {rank}, [rank]
+    while todo:
+        new = near[todo.pop()] - found
+        found |= new
+        todo.extend(new)
+    return found
+
+
+def _ordered(
+    part: set[int], near: Mapping[int, set[int]], traffic: Traffic
+) -> tuple[int, ...] | None:
+    """The chain; a ring is one too where one link carries less than the others."""
+    if len(part) < 2 or any(len(near[rank]) > 2 for rank in part):
+        return None
+    links = {rank: set(near[rank]) for rank in part}
+    ends = sorted(rank for rank in part if len(links[rank]) == 1)
+    if not ends:
+        weakest = min(((a, b) for a in part for b in links[a]), key=lambda pair: traffic[pair])
+        if len(part) < 3 or traffic[weakest] >= max(traffic[a, b] for a in part for b in links[a]):
+            return None
+        links[weakest[0]].discard(weakest[1])
+        links[weakest[1]].discard(weakest[0])
+        ends = sorted(weakest)
+    chain = [ends[0]]
+    while True:
+        following = links[chain[-1]] - set(chain)
+        if not following:
+            return tuple(chain) if len(chain) == len(part) else None
+        chain.append(min(following))
+
+
+def _shape(chain: tuple[int, ...], traffic: Traffic) -> tuple[int, int] | None:
+    """Micro-batches and stages per rank; None where the links do not fit together."""
+    counts = {traffic[pair] for pair in pairwise(chain)}
+    counts |= {traffic[b, a] for a, b in pairwise(chain)}
+    if len(counts) != 1:
+        return None
+    inner = counts.pop()
+    back = traffic.get((chain[-1], chain[0]), 0.0) if len(chain) > 2 else 0.0
+    batches = inner - back
+    if batches < 1 or batches != int(batches) or inner % batches:
+        return None
+    return int(batches), int(inner // batches)
+
+
+def _group(
+    chains: list[tuple[int, ...]],
+    batches: int,
+    virtual: int,
+    analyses: Mapping[int, RankAnalysis],
+) -> PipelineGroup:
+    chain = chains[0]
+    work = np.array([float(np.mean(analyses[rank].computation_ns)) for rank in chain])
+    step = float(np.mean([step.span_ns for rank in chain for step in analyses[rank].steps]))
+    waits = [analyses[rank].message_wait_ns for rank in chain]
+    known = [float(wait.mean()) for wait in waits if wait is not None and len(wait)]
+    idle = max(int(step) - int(work.mean()), 0)
+    exposed = min(int(np.mean(known)), idle) if known else None
+    return PipelineGroup(
+        schedule="unknown order",
+        ranks=chain,
+        replicas=tuple(chains),
+        stages=len(chain) * virtual,
+        virtual_stages=virtual,
+        num_micro_batches=batches,
+        source=SOURCE,
+        confidence=Confidence.INFERRED,
+        comparable_clocks=False,
+        num_steps=len(analyses[chain[0]].steps),
+        step_ns=int(step),
+        span_ns=int(step),
+        work_ns=int(work.mean()),
+        idle_ns=idle,
+        bubble_fraction=_share(idle, step),
+        imbalance_ratio=float(work.max() / work.mean()) if work.mean() > 0 else None,
+        limiting_rank=chain[int(work.argmax())] if work.any() else None,
+        limiting_stage=int(work.argmax()) if work.any() and virtual == 1 else None,
+        stages_detail=tuple(
+            StageDetail(
+                stage=place,
+                rank=rank,
+                position=place,
+                work_ns_per_step=int(work[place]),
+                forward_ns=None,
+                backward_ns=None,
+                bubble_fraction=_share(step - float(work[place]), step),
+                in_flight=None,
+            )
+            for place, rank in enumerate(chain)
+            if virtual == 1
+        ),
+        notes=_notes(exposed),
+    )
+
+
+def _share(part: float, whole: float) -> float | None:
+    return min(max(part / whole, 0.0), 1.0) if whole > 0 else None
+
+
+def _notes(exposed: int | None) -> tuple[str, ...]:
+    if exposed is None:
+        return (NOTE,)
+    milliseconds = f"{exposed / 1e6:,.3g} ms"
+    return (NOTE, f"Of the idle, {milliseconds} per rank and step is in sends and receives.")
+
+
+# Pipelines of logs that hold one row per operation: Megatron timelines, operation tables ---------
+
+_KINDS = {
+    "forward-compute": SlotKind.FORWARD,
+    "backward-compute": SlotKind.BACKWARD,
+    "backward-input-compute": SlotKind.BACKWARD_INPUT,
+    "backward-weight-compute": SlotKind.BACKWARD_WEIGHT,
+}
+
+
+def pipelines_of_log(log: OperationLog) -> tuple[PipelineSlots, ...]:
+    """One pipeline per data-parallel rank; none where the log has no stages.
+
+    Chunk c on pipeline rank p of P is stage c · P + p, as Megatron lays them out.
+    """
+    table = _compute_rows(log.operations)
+    if not len(table):
+        return ()
+    step_ns = int(np.mean(list(log.step_ns.values()))) if log.step_ns else None
+    offsets = _offsets(log.operations)
+    place = table["stage"]
+    num_places = max(int(place.max()) + 1, log.mesh.get("pp", 0))
+    stage = (np.maximum(table["chunk"], 0) * num_places + place).astype(np.int32)
+    replica = np.maximum(table["dp_rank"], 0)
+    pipelines = []
+    for number in np.unique(replica).tolist():
+        mine = replica == number
+        ranks = _by_place(table["rank"][mine], place[mine])
+        slots = {
+            rank: _slots(table, np.flatnonzero(mine & (table["rank"] == rank)), stage, offsets, log)
+            for rank in ranks
+        }
+        pipelines.append(
+            PipelineSlots(
+                members=(*ranks, *[-1] * (num_places - len(ranks))),
+                slots=slots,
+                comparable=log.shares_clock,
+                step_ns=step_ns,
+            )
+        )
+    return tuple(pipelines)
+
+
+def _compute_rows(table: Table) -> Table:
+    known = table.coded("kind").isin(tuple(_KINDS))
+    return table.take(known & (table["stage"] >= 0) & (table["micro_batch"] >= 0))
+
+
+def _by_place(rank: NDArray[np.int32], place: NDArray[np.int32]) -> tuple[int, ...]:
+    """Ranks in the order of their places in the pipeline."""
+    distinct, first = np.unique(rank, return_index=True)
+    order = np.lexsort((distinct, place[first]))
+    return tuple(distinct[order].tolist())
+
+
+def _offsets(table: Table) -> tuple[Int64Array, Int64Array]:
+    """Steps, and where each begins when they are put one after another."""
+    steps, inverse = np.unique(table["step"], return_inverse=True)
+    length = np.zeros(len(steps), np.int64)
+    np.maximum.at(length, inverse, table["end_ns"])
+    return steps, np.cumsum(length) - length
+
+
+def _slots(
+    table: Table,
+    rows: NDArray[np.intp],
+    stage: NDArray[np.int32],
+    offsets: tuple[Int64Array, Int64Array],
+    log: OperationLog,
+) -> StageSlots:
+    steps, begin = offsets
+    index = np.searchsorted(steps, table["step"][rows])
+    start = table["start_ns"][rows] + begin[index]
+    end = table["end_ns"][rows] + begin[index]
+    names = table.coded("kind")
+    kinds = np.array([_KINDS.get(name, -1) for name in names.values], np.int8)
+    order = np.lexsort((end, start))
+    return StageSlots(
+        origin=log.origin,
+        stage=stage[rows][order],
+        kind=kinds[names.codes[rows]][order],
+        micro_batch=table["micro_batch"][rows][order],
+        step=index[order].astype(np.int64),
+        start_ns=start[order],
+        end_ns=end[order],
+        work_ns=(end - start)[order],
+    )

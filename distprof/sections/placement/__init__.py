@@ -1,0 +1,1 @@
+"""Where groups are placed: nodes, scale-up domains and network cards."""

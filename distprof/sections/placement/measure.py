@@ -1,0 +1,256 @@
+"""Where ranks and process groups lie on nodes, scale-up domains and network cards.
+
+Nodes are those of the run's topology; where no trace tells them, those of NCCL's log. A scale-up
+domain is a set of GPUs that a fast fabric joins: by the configuration, else by the hardware sheet
+(NVL72 spans hosts), else a node. Only what is placed for sure is counted: a group of which a
+member's node is unknown is left out.
+
+Source:
+    Formula sheet, "Choosing a strategy" and "Anti-patterns".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distprof.config import TopologyConfig
+from distprof.hardware.sheet import Sheet
+from distprof.run.run import Run
+from distprof.sections.collectives.result import CollectiveClass, CollectivesResult
+from distprof.sections.placement.nodes import (
+    Domains,
+    Group,
+    card_paths,
+    find_domains,
+    groups_by_axis,
+    nodes_of,
+    world_size_of,
+)
+from distprof.sections.placement.result import (
+    PlacedAxis,
+    PlacedMachine,
+    PlacedNode,
+    PlacementResult,
+)
+from distprof.terms import CollectiveKind
+
+__all__ = ["analyze_placement"]
+
+BLOCKED, CYCLIC, IRREGULAR = "blocked", "cyclic", "irregular"
+
+
+def analyze_placement(
+    run: Run,
+    collectives: CollectivesResult,
+    topology: TopologyConfig | None = None,
+    sheet: Sheet | None = None,
+) -> PlacementResult:
+    """Place ranks and groups.
+
+    Args:
+        run: The recording.
+        collectives: Its class table.
+        topology: Domains as the user has them.
+        sheet: Devices by name, with what the user added; None to know none.
+
+    Returns:
+        The result; ``unavailable`` says what is not known, and what was assumed.
+    """
+    nodes, origin = nodes_of(run)
+    groups = groups_by_axis(run)
+    machines = tuple(
+        PlacedMachine(host=m.host, num_gpus=len(m.gpus), islands=m.islands, cards=m.cards)
+        for m in run.machines
+    )
+    cards = card_paths(run, nodes)
+    if not nodes:
+        return PlacementResult(
+            unplaced=tuple(sorted({name for name, _ in groups})),
+            machines=machines,
+            cards=cards,
+            unavailable=("Which node ranks run on is not known.",),
+        )
+    domains = find_domains(run, nodes, topology or TopologyConfig(), sheet)
+    places = _Places.of(nodes, domains, world_size_of(run))
+    placed = (_placed(members, places, domains, collectives) for members in groups.values())
+    axes = [axis for axis in placed if axis is not None]
+    return PlacementResult(
+        origin=origin,
+        domain_origin=domains.origin,
+        domain_size=domains.size,
+        num_domains=len(domains.ranks),
+        scale_up_bandwidth=domains.bandwidth,
+        order=places.order,
+        is_whole=places.is_whole,
+        nodes=_placed_nodes(nodes, domains),
+        axes=tuple(sorted(axes, key=lambda axis: (-(axis.sent_bytes_per_step or 0), axis.axis))),
+        unplaced=tuple(sorted({name for name, _ in groups} - {axis.axis for axis in axes})),
+        machines=machines,
+        cards=cards,
+        unavailable=(*domains.notes, *_split_machines(machines)),
+    )
+
+
+def _placed_nodes(nodes: Mapping[str, tuple[int, ...]], domains: Domains) -> tuple[PlacedNode, ...]:
+    domain_of = domains.of_rank
+    return tuple(
+        PlacedNode(
+            node=name,
+            ranks=ranks,
+            domains=tuple(dict.fromkeys(domain_of[rank] for rank in ranks)),
+        )
+        for name, ranks in nodes.items()
+    )
+
+
+def _split_machines(machines: Iterable[PlacedMachine]) -> Iterator[str]:
+    """Machines whose GPUs NVLink does not join, one sentence each."""
+    for machine in machines:
+        if len(machine.islands) > 1:
+            where = f" of {machine.host}" if machine.host else ""
+            yield (
+                f"NVLink does not join all GPUs{where}: {len(machine.islands)} parts of "
+                f"{machine.num_gpus} GPUs are joined by PCIe."
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """Nodes and domains of ranks as arrays, -1 where not known.
+
+    Args:
+        node: int32 per rank.
+        domain: int32 per rank.
+        blocked: Node per rank if nodes held consecutive ranks; None where not all are known.
+        order: How ranks are numbered over nodes.
+        is_whole: Whether every rank of the job has a node.
+    """
+
+    node: NDArray[np.int32]
+    domain: NDArray[np.int32]
+    blocked: NDArray[np.int32] | None
+    order: str | None
+    is_whole: bool
+
+    @staticmethod
+    def of(nodes: Mapping[str, Sequence[int]], domains: Domains, world_size: int | None) -> _Places:
+        """Arrays as long as the highest rank needs."""
+        length = max(max(ranks) for ranks in nodes.values()) + 1
+        node = _array(nodes.values(), length)
+        is_whole = length == world_size and bool((node >= 0).all())
+        sizes = np.array([len(ranks) for ranks in nodes.values()])
+        blocked = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes) if is_whole else None
+        order = None if blocked is None or len(sizes) < 2 else _order(node, sizes, blocked)
+        return _Places(node, _array(domains.ranks.values(), length), blocked, order, is_whole)
+
+
+def _array(parts: Iterable[Sequence[int]], length: int) -> NDArray[np.int32]:
+    """Index of the part that each rank is in."""
+    found = np.full(length, -1, np.int32)
+    for index, ranks in enumerate(parts):
+        found[list(ranks)] = index
+    return found
+
+
+def _order(node: NDArray[np.int32], sizes: NDArray[np.int_], blocked: NDArray[np.int32]) -> str:
+    if bool((node == blocked).all()):
+        return BLOCKED
+    in_turn = np.arange(len(node)) % len(sizes)
+    return CYCLIC if bool((sizes == sizes[0]).all() and (node == in_turn).all()) else IRREGULAR
+
+
+def _placed(
+    groups: Sequence[Group], places: _Places, domains: Domains, collectives: CollectivesResult
+) -> PlacedAxis | None:
+    """Where groups of one axis and size lie; None where no group is known completely."""
+    known = [
+        members
+        for group in groups
+        if group.ranks[-1] < len(places.node)
+        and ((members := np.array(group.ranks)) >= 0).all()
+        and (places.node[members] >= 0).all()
+    ]
+    if not known:
+        return None
+    axis, size = groups[0].axis, groups[0].size
+    counts = [np.unique(places.node[members], return_counts=True)[1] for members in known]
+    spans = [len(np.unique(places.domain[members])) for members in known]
+    widest = max(spans)
+    stride = _stride(known)
+    traffic = _traffic(collectives, axis, size)
+    most_nodes = max(len(count) for count in counts)
+    return PlacedAxis(
+        axis=axis,
+        size=size,
+        num_groups=len(known),
+        num_nodes=most_nodes,
+        least_nodes=min(len(count) for count in counts),
+        num_domains=widest,
+        least_domains=min(spans),
+        most_on_node=max(int(count.max()) for count in counts),
+        least_on_node=min(int(count.min()) for count in counts),
+        stride=stride,
+        nodes_if_blocked=_most_blocked(known, places),
+        could_fit=None if stride is None else size * stride <= domains.size,
+        tier=_tier(most_nodes, widest),
+        ranks=_ranks_of(
+            members for members, span in zip(known, spans, strict=True) if span == widest
+        ),
+        sent_bytes_per_step=traffic.sent,
+        exposed_transfer_ns_per_step=traffic.exposed,
+        exchange_ns_per_step=traffic.exchange,
+    )
+
+
+def _stride(groups: Sequence[NDArray[np.int_]]) -> int | None:
+    steps = np.unique(np.concatenate([np.diff(members) for members in groups]))
+    return int(steps[0]) if len(steps) == 1 else None
+
+
+def _most_blocked(groups: Sequence[NDArray[np.int_]], places: _Places) -> int | None:
+    if places.blocked is None:
+        return None
+    return max(len(np.unique(places.blocked[members])) for members in groups)
+
+
+def _tier(num_nodes: int, num_domains: int) -> str:
+    if num_nodes == 1 and num_domains == 1:
+        return "inside a node"
+    return "inside a domain" if num_domains == 1 else "between domains"
+
+
+def _ranks_of(groups: Iterable[NDArray[np.int_]]) -> tuple[int, ...]:
+    return tuple(sorted({int(rank) for members in groups for rank in members}))
+
+
+@dataclass(frozen=True, slots=True)
+class _Traffic:
+    """What collectives of an axis send and expose, per rank and step; None where not known."""
+
+    sent: float | None
+    exposed: int | None
+    exchange: int | None
+
+
+def _traffic(collectives: CollectivesResult, axis: str, size: int) -> _Traffic:
+    classes = [
+        record
+        for record in collectives.classes
+        if (record.axis or record.group) == axis and record.group_size in (size, None)
+    ]
+    sent = [c.sent_bytes_per_step for c in classes if c.sent_bytes_per_step is not None]
+    timed = [c for c in classes if c.exposed_wait_ns_per_step is not None]
+    exchange = [c for c in timed if c.kind == CollectiveKind.ALL_TO_ALL.label]
+    return _Traffic(
+        sent=sum(sent) if sent else None,
+        exposed=sum(map(_exposed_transfer, timed)) if timed else None,
+        exchange=sum(map(_exposed_transfer, exchange)) if timed else None,
+    )
+
+
+def _exposed_transfer(record: CollectiveClass) -> int:
+    return (record.exposed_ns_per_step or 0) - (record.exposed_wait_ns_per_step or 0)

@@ -1,0 +1,370 @@
+"""Nodes and groups of a run, from its topology or, where that is silent, from NCCL's log."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+import numpy as np
+
+from distprof.config import TopologyConfig
+from distprof.hardware.recognise import recognise_gpu
+from distprof.hardware.sheet import Gpu, Sheet
+from distprof.run.machine import PATHS, Machine
+from distprof.run.nccl_log import NcclLog
+from distprof.run.run import Run
+from distprof.run.topology import ProcessGroup
+from distprof.sections.base import Record
+from distprof.sections.collectives.measure import group_label
+from distprof.terms import MeshAxis
+
+__all__ = [
+    "CardPath",
+    "Domains",
+    "Group",
+    "card_paths",
+    "find_domains",
+    "groups_by_axis",
+    "nodes_of",
+    "world_size_of",
+]
+
+_MAX_RANK = 1 << 18
+
+
+def nodes_of(run: Run) -> tuple[dict[str, tuple[int, ...]], str]:
+    """Nodes in order of their first ranks, and how they were found."""
+    found: Mapping[str, Iterable[int]] = run.topology.nodes
+    origin: str = run.topology.node_origin
+    if not found and run.nccl is not None:
+        found, origin = _nodes_of_log(run.nccl), "NCCL's log"
+    usable = {
+        name: tuple(sorted({rank for rank in ranks if 0 <= rank < _MAX_RANK}))
+        for name, ranks in found.items()
+    }
+    ordered = {name: ranks for name, ranks in sorted(usable.items(), key=lambda n: n[1]) if ranks}
+    return ordered, origin if ordered else ""
+
+
+def _nodes_of_log(log: NcclLog) -> dict[str, list[int]]:
+    """Host to ranks, by each process's rank: as the log's name says, or of the whole job."""
+    nodes: dict[str, list[int]] = defaultdict(list)
+    for process, rank in _ranks_of_log(log).items():
+        nodes[log.processes[process].host].append(rank)
+    return nodes
+
+
+def _ranks_of_log(log: NcclLog) -> dict[int, int]:
+    """Process to global rank; of logs that do not tell, the rank in the largest communicator."""
+    told = {i: p.rank for i, p in enumerate(log.processes) if p.rank is not None}
+    if told:
+        return told
+    largest = max(log.communicators, key=lambda one: one.num_ranks, default=None)
+    if largest is None or not largest.is_certain:
+        return {}
+    return {m.process: m.rank for m in largest.members if 0 <= m.process < len(log.processes)}
+
+
+def world_size_of(run: Run) -> int | None:
+    """Ranks of the job, None where nothing tells."""
+    return run.topology.world_size or (run.nccl.world_size if run.nccl is not None else None)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A process group: its axis or name, and its members."""
+
+    axis: str
+    size: int
+    ranks: tuple[int, ...]
+
+
+def _groups(run: Run) -> list[Group]:
+    """Groups of the traces; without any, communicators of NCCL's log."""
+    groups = [Group(_label(g), len(g.ranks), g.ranks) for g in run.topology.groups if g.ranks]
+    return groups if groups or run.nccl is None else _groups_of_log(run.nccl)
+
+
+def _groups_of_log(log: NcclLog) -> list[Group]:
+    """Communicators of which every member is known."""
+    rank_of = _ranks_of_log(log)
+    groups = []
+    for one in log.communicators:
+        ranks = tuple(sorted(rank_of[m.process] for m in one.members if m.process in rank_of))
+        if one.is_certain and len(ranks) == one.num_ranks:
+            groups.append(Group(_log_label(ranks, log.world_size), len(ranks), ranks))
+    return groups
+
+
+def _log_label(ranks: Sequence[int], world_size: int | None) -> str:
+    """NCCL knows no axes: communicators are told apart by which ranks they join."""
+    if len(ranks) == world_size:
+        return MeshAxis.WORLD.value
+    steps = set(np.diff(ranks).tolist())
+    if len(steps) != 1:
+        return "communicators of other ranks"
+    return f"communicators of ranks {steps.pop()} apart"
+
+
+def _label(group: ProcessGroup) -> str:
+    return group.axis.value if group.axis else group_label(group.name, group.description)
+
+
+def groups_by_axis(run: Run) -> dict[tuple[str, int], list[Group]]:
+    """Groups of two or more ranks by axis and size, each set of members once."""
+    found: dict[tuple[str, int], dict[tuple[int, ...], Group]] = defaultdict(dict)
+    for group in _groups(run):
+        if group.size > 1:
+            found[group.axis, group.size][group.ranks] = group
+    return {key: list(members.values()) for key, members in found.items()}
+
+
+# Scale-up domains: which ranks a fast fabric joins -----------------------------------------------
+
+Nodes = Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Domains:
+    """Domains of the ranks whose nodes are known; every such rank is in exactly one.
+
+    Args:
+        ranks: Name of a domain to its ranks.
+        origin: How they were found, for people.
+        bandwidth: Of the fabric by the hardware sheet, bytes per second and direction; None where
+            the device is not known.
+        notes: What is not known or was assumed, one sentence each.
+    """
+
+    ranks: Mapping[str, tuple[int, ...]]
+    origin: str
+    bandwidth: float | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """Ranks of the largest."""
+        return max((len(ranks) for ranks in self.ranks.values()), default=0)
+
+    @property
+    def of_rank(self) -> Mapping[int, str]:
+        """Rank to the name of its domain."""
+        return {rank: name for name, ranks in self.ranks.items() for rank in ranks}
+
+
+def find_domains(
+    run: Run, nodes: Nodes, topology: TopologyConfig, sheet: Sheet | None = None
+) -> Domains:
+    """By the configuration, else by what devices usually are part of, else nodes.
+
+    Args:
+        run: For the devices' names.
+        nodes: Name to ranks, in order of the first ranks.
+        topology: What the user says of domains.
+        sheet: Devices by name; None to know none.
+    """
+    gpu = recognise_gpu(sheet, _device(run)) if sheet is not None else None
+    bandwidth = gpu.scale_up_bandwidth if gpu is not None else None
+    if topology.domains:
+        return Domains(_named(nodes, topology.domains), "the configuration", bandwidth)
+    if topology.gpus_per_domain is not None:
+        parts = _sized(nodes, topology.gpus_per_domain)
+        return Domains(parts, "the configuration", bandwidth)
+    if gpu is not None and gpu.gpus_per_domain is not None and gpu.domain_spans_hosts:
+        return _across_hosts(nodes, gpu, gpu.gpus_per_domain)
+    if gpu is not None and gpu.gpus_per_domain is not None:
+        return Domains(nodes, f"{gpu.title}: a node is a domain", bandwidth)
+    if gpu is None and _is_joined(run.machines):
+        return Domains(nodes, "NVLink by nvidia-smi topo -m: a node is a domain", bandwidth)
+    notes = (_unknown(_device(run)),) if len(nodes) > 1 else ()
+    return Domains(nodes, "nodes", bandwidth, notes)
+
+
+def _is_joined(machines: Sequence[Machine]) -> bool:
+    """Whether NVLink joins all GPUs of every machine that the user showed."""
+    return bool(machines) and all(len(m.islands) == 1 and len(m.gpus) > 1 for m in machines)
+
+
+def _device(run: Run) -> str:
+    names = {rank.device.name for rank in run.ranks if rank.device.name}
+    if not names and run.job is not None:
+        names = {entry.device for entry in run.job.ranks if entry.device}
+    return names.pop() if len(names) == 1 else ""
+
+
+def _unknown(device: str) -> str:
+    of = f"of {device}" if device and device != "cpu" else "of this cluster"
+    return (
+        f"Scale-up domains {of} are not known: a node counts as one. Say so in distprof.toml "
+        "([topology] gpus_per_domain) if the fast fabric spans nodes."
+    )
+
+
+def _across_hosts(nodes: Nodes, gpu: Gpu, size: int) -> Domains:
+    """Nodes of consecutive ranks share a domain as far as they fit: no trace names racks."""
+    parts = _sized(nodes, size)
+    note = (
+        f"Which nodes share a domain of {size} GPUs is assumed from the order of ranks; "
+        "[topology] domains in distprof.toml says it for sure."
+    )
+    notes = (note,) if len(parts) > 1 else ()
+    return Domains(parts, f"{gpu.title}: {size} GPUs", gpu.scale_up_bandwidth, notes)
+
+
+def _named(nodes: Nodes, domains: Mapping[str, Sequence[str]]) -> Nodes:
+    """Nodes by the first domain that names them; a node that none names is one by itself."""
+    found: dict[str, list[int]] = {}
+    for node, ranks in nodes.items():
+        domain = next(
+            (
+                name
+                for name, patterns in domains.items()
+                if any(fnmatchcase(node, pattern) for pattern in patterns)
+            ),
+            node,
+        )
+        found.setdefault(domain, []).extend(ranks)
+    return {name: tuple(sorted(ranks)) for name, ranks in found.items()}
+
+
+def _sized(nodes: Nodes, size: int) -> Nodes:
+    """Parts of nodes, or whole nodes together, of at most ``size`` ranks."""
+    parts = list(_parts(nodes.values(), size))
+    if len(parts) == len(nodes) and all(a == b for a, b in zip(parts, nodes.values(), strict=True)):
+        return nodes
+    return {f"domain{index}": tuple(sorted(part)) for index, part in enumerate(parts)}
+
+
+def _parts(nodes: Iterable[tuple[int, ...]], size: int) -> Iterator[tuple[int, ...]]:
+    gathered: tuple[int, ...] = ()
+    for ranks in nodes:
+        if len(gathered) + len(ranks) > size and gathered:
+            yield gathered
+            gathered = ()
+        if len(ranks) <= size:
+            gathered += ranks
+        else:
+            yield from (ranks[start : start + size] for start in range(0, len(ranks), size))
+    if gathered:
+        yield gathered
+
+
+# Paths from GPUs to network cards, and which cards NCCL uses -------------------------------------
+
+
+class CardPath(Record, frozen=True, kw_only=True):
+    """One GPU of a machine.
+
+    Args:
+        host: Host name; empty where the machine stands for every node.
+        gpu: As the driver calls it.
+        path: Shortest path to a network card, for example ``PIX``; empty where none is known.
+        nearest: Cards at its end.
+        num_sharing: GPUs, this one among them, that have a nearest card of it as their own nearest.
+        used: Cards that NCCL uses for it by its log; empty where no log tells.
+        used_path: Longest path to one of those; empty where none is known.
+        rank: Global rank on it, as far as a log of NCCL tells.
+    """
+
+    host: str
+    gpu: str
+    path: str
+    nearest: tuple[str, ...]
+    num_sharing: int
+    used: tuple[str, ...] = ()
+    used_path: str = ""
+    rank: int | None = None
+
+
+def card_paths(run: Run, nodes: Mapping[str, Sequence[int]]) -> tuple[CardPath, ...]:
+    """Every GPU of every machine that the user showed and that is part of the job.
+
+    Args:
+        run: Machines, and NCCL's log if there is one.
+        nodes: Nodes of the job; machines that are none of them are left out, unless no node is
+            known at all.
+    """
+    hosts = list(nodes) or [m.host for m in run.machines]
+    found: list[CardPath] = []
+    for machine in run.machines:
+        if not machine.cards:
+            continue
+        if machine.host:
+            if any(_is_same_host(machine.host, host) for host in hosts):
+                found += _of_machine(machine, machine.host, run.nccl)
+        elif len(run.machines) == 1 and len(hosts) == 1:
+            found += _of_machine(machine, hosts[0], run.nccl)
+        elif len(run.machines) == 1:
+            found += _of_machine(machine, "", None)
+    return tuple(found)
+
+
+def _of_machine(machine: Machine, host: str, log: NcclLog | None) -> Iterator[CardPath]:
+    used = _used_cards(machine, host, log) if log is not None else {}
+    near = [machine.nearest_cards(gpu) for gpu in range(len(machine.gpus))]
+    for gpu, (path, cards) in enumerate(near):
+        rank, mine = used.get(gpu, (None, ()))
+        yield CardPath(
+            host=host,
+            gpu=machine.gpus[gpu],
+            path=path,
+            nearest=tuple(machine.cards[card] for card in cards),
+            num_sharing=sum(bool(set(cards) & set(other)) for _, other in near) if cards else 0,
+            used=tuple(machine.cards[card] for card in mine),
+            used_path=_longest(machine.path_to_card(gpu, card) for card in mine),
+            rank=rank,
+        )
+
+
+def _longest(paths: Iterator[str]) -> str:
+    known = [path for path in paths if path in PATHS]
+    return max(known, key=PATHS.index, default="")
+
+
+def _used_cards(
+    machine: Machine, host: str, log: NcclLog
+) -> dict[int, tuple[int | None, tuple[int, ...]]]:
+    """GPU to the rank on it and the cards that its process sends or receives by.
+
+    Empty where processes do not say which GPU is theirs: inside containers of one GPU each, every
+    process calls its GPU the first.
+    """
+    gpu_of: dict[int, int] = {}
+    for one in log.communicators:
+        for member in one.members:
+            is_here = 0 <= member.process < len(log.processes) and _is_same_host(
+                log.processes[member.process].host, host
+            )
+            if is_here and member.device is not None:
+                gpu_of[member.process] = member.device
+    if len(set(gpu_of.values())) < len(gpu_of) or any(
+        not 0 <= gpu < len(machine.gpus) for gpu in gpu_of.values()
+    ):
+        return {}
+    names = {
+        card.index: card.name.partition(":")[0]
+        for card in log.cards
+        if _is_same_host(card.host, host)
+    }
+    return {
+        gpu: (log.processes[process].rank, _cards_of(process, machine, names, log))
+        for process, gpu in gpu_of.items()
+    }
+
+
+def _cards_of(
+    process: int, machine: Machine, names: Mapping[int, str], log: NcclLog
+) -> tuple[int, ...]:
+    used = {
+        names[edge.card]
+        for edge in log.edges
+        if edge.process == process and edge.card is not None and edge.card in names
+    }
+    return tuple(card for card, name in enumerate(machine.cards) if name in used)
+
+
+def _is_same_host(first: str, second: str) -> bool:
+    """Whether two names are of one host, one of them perhaps with its domain."""
+    return first.partition(".")[0] == second.partition(".")[0]

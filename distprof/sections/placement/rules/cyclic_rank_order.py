@@ -1,0 +1,88 @@
+"""# cyclic-rank-order
+
+## What it detects
+Ranks are dealt out to the nodes in turn (rank 0 on the first, rank 1 on the second, …), so that
+groups of neighbouring ranks span nodes.
+
+## Why it costs time
+Meshes put the axes that communicate most between neighbouring ranks. If neighbours are on different
+nodes, exactly that traffic crosses the network, and the little that is meant for it stays inside.
+
+## Evidence needed
+The node of every rank of the job, members of process groups, and matched collectives.
+
+## How the cost is computed
+Exposed transfer of the axes that would span fewer nodes if ranks were numbered node by node, mean
+per rank and step, at most all that is exposed: an upper bound.
+
+## How to fix
+Number ranks node by node: `srun --distribution=block`, `mpirun --map-by slot`; torchrun
+always does.
+
+## Example
+```text
+cyclic-rank-order: Ranks are dealt out to 2 nodes in turn, so that groups of tp (4 ranks) span 2
+nodes instead of 1: 30.0 % of each step (6.00 ms of 20.0 ms) is their exposed transfer.
+```
+
+## When it is wrong
+Where the mesh was made for this order. An axis that sends more and would then span more nodes keeps
+the rule silent.
+
+## Sources
+SLURM, `srun --distribution`; Open MPI, `mpirun --map-by`. Formula sheet, "Anti-patterns".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from distprof.rules.base import Draft, Limit, Limits, rule
+from distprof.sections.placement.result import PlacementResult
+from distprof.sections.placement.rules._shared import exposed_ns, out_of_turn, placed
+from distprof.sections.shares import WIDER_TRANSFER, mean_step
+from distprof.sections.time.result import StepTimeResult, WaterfallResult
+from distprof.terms import Confidence, Severity
+
+
+@rule(
+    code="NET107",
+    severity=Severity.ERROR,
+    since="0.1.0",
+    needs=(PlacementResult, WaterfallResult, StepTimeResult),
+    limits={
+        "min_step_ratio": Limit(0.02, "share of the step below which the cost is not worth naming")
+    },
+)
+def check(
+    placement: PlacementResult,
+    waterfall: WaterfallResult,
+    step_time: StepTimeResult,
+    limits: Limits,
+) -> Iterator[Draft]:
+    """Yield one finding for the job."""
+    placed(placement)
+    axes = out_of_turn(placement)
+    if not axes:
+        return
+    step = mean_step(waterfall, step_time)
+    cost = exposed_ns(axes, step)
+    if step.ratio(cost) < limits["min_step_ratio"]:
+        return
+    worst = max(axes, key=lambda axis: axis.exposed_transfer_ns_per_step or 0)
+    others = "" if len(axes) == 1 else f" (and of {len(axes) - 1} more axes)"
+    yield Draft(
+        message=(
+            f"Ranks are dealt out to {len(placement.nodes)} nodes in turn, so that groups of "
+            f"{worst.axis} ({worst.size} ranks){others} span {worst.num_nodes} nodes instead of "
+            f"{worst.nodes_if_blocked}: {step.share(cost)} is their exposed transfer."
+        ),
+        fix=(
+            "Number ranks node by node: srun --distribution=block, mpirun --map-by slot, torchrun."
+        ),
+        cost_ns_per_step=cost,
+        confidence=Confidence.MODELLED,
+        evidence=("placement.order", "placement.axes"),
+        without=f"axis {worst.axis}",
+        explains=WIDER_TRANSFER,
+    )

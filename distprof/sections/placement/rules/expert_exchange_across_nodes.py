@@ -1,0 +1,101 @@
+"""# expert-exchange-across-nodes
+
+## What it detects
+All-to-alls of experts whose groups span several nodes with several ranks on each: every rank sends
+to every rank of every other node.
+
+## Why it costs time
+Each token travels once for every expert it chose, also where several of them are on one node, in
+many small messages over the network, and the next computation waits for all of them. Sent once per
+node and passed on inside it (hierarchical all-to-all, DeepEP), the same exchange crosses the
+network with a fraction of the bytes and of the messages.
+
+## Evidence needed
+Nodes of the ranks, all-to-alls of expert parallelism (its axis of the mesh, or routing), and
+matched collectives, to tell transfer from waiting.
+
+## How the cost is computed
+Exposed transfer of those all-to-alls, mean per rank and step, at most all that is exposed: an upper
+bound, since an exchange inside nodes takes time too.
+
+## How to fix
+Expert parallelism no wider than a node (or scale-up domain) where the experts fit; routing limited
+to few nodes per token; a hierarchical all-to-all (DeepEP, or the framework's in two stages).
+
+## Example
+```text
+expert-exchange-across-nodes: All-to-alls of ep (16 ranks, 8 on each of 2 nodes) cross nodes: 14.2 %
+of each step (3.10 ms of 21.8 ms) is their exposed transfer.
+```
+
+## When it is wrong
+Where the fast fabric spans nodes and distprof does not know it: say so with `[topology]
+gpus_per_domain`. Where experts need more memory than a node has, only the way of exchange is open.
+
+## Sources
+Formula sheet, "Volume per training step" (EP) and "Choosing a strategy". DeepSeek-V3's report
+(arXiv 2412.19437), node-limited routing; DeepEP (github.com/deepseek-ai/DeepEP).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from distprof.rules.base import Draft, Limit, Limits, rule
+from distprof.sections.moe.result import MoeResult
+from distprof.sections.placement.result import PlacementResult
+from distprof.sections.placement.rules._shared import EXPOSED_BY_NATURE, crossing
+from distprof.sections.shares import WIDER_TRANSFER, mean_step
+from distprof.sections.time.result import StepTimeResult, WaterfallResult
+from distprof.terms import Confidence, MeshAxis, Severity
+
+
+@rule(
+    code="COM109",
+    severity=Severity.WARNING,
+    since="0.1.0",
+    needs=(PlacementResult, MoeResult, WaterfallResult, StepTimeResult),
+    limits={"min_step_ratio": Limit(0.1, "share of the step that such an exchange may take")},
+)
+def check(
+    placement: PlacementResult,
+    moe: MoeResult,
+    waterfall: WaterfallResult,
+    step_time: StepTimeResult,
+    limits: Limits,
+) -> Iterator[Draft]:
+    """Yield one finding per axis."""
+    is_expert = bool(moe.layers or moe.exchanges)
+    axes = crossing(placement, lambda name: _may_be_of_experts(name, is_expert=is_expert))
+    found = [axis for axis in axes if axis.size >= 2 * axis.num_nodes]
+    if not found:
+        return
+    step = mean_step(waterfall, step_time)
+    for axis in found:
+        cost = min(axis.exchange_ns_per_step or 0, step.exposed_transfer_ns)
+        if step.ratio(cost) < limits["min_step_ratio"]:
+            continue
+        yield Draft(
+            message=(
+                f"All-to-alls of {axis.axis} ({axis.size} ranks, {axis.most_on_node} on each of "
+                f"{axis.num_nodes} nodes) cross nodes: {step.share(cost)} is their exposed "
+                "transfer."
+            ),
+            fix=(
+                "Keep expert parallelism inside a node or scale-up domain if the experts fit, else "
+                "limit the nodes that a token is routed to and exchange in two stages (DeepEP)."
+            ),
+            cost_ns_per_step=cost,
+            confidence=Confidence.MODELLED,
+            ranks=axis.ranks,
+            evidence=("placement.axes", "placement.nodes"),
+            without=f"axis {axis.axis}",
+            explains=WIDER_TRANSFER,
+        )
+
+
+def _may_be_of_experts(axis: str, *, is_expert: bool) -> bool:
+    """Whether all-to-alls of an axis are those of experts."""
+    if axis in EXPOSED_BY_NATURE or axis == MeshAxis.WORLD.value:
+        return False
+    return axis == MeshAxis.EP.value or is_expert

@@ -1,0 +1,85 @@
+"""# unused-network-cards
+
+## What it detects
+Nodes with several network cards of which NCCL uses only some, though GPUs share those that it uses.
+
+## Why it costs time
+GPUs that share a card share its bandwidth: with half of the cards, traffic between nodes runs at
+half the speed.
+
+## Evidence needed
+A log of NCCL (`NCCL_DEBUG=INFO`) that names the cards of a host (`NET/IB : Using …`) and the
+connections that leave it. It cannot show whether a card that is not used has a cable.
+
+## How the cost is computed
+Not at all: a log does not tell how busy the cards are.
+
+## How to fix
+Use more channels (`NCCL_MIN_NCHANNELS`, `NCCL_NCHANNELS_PER_NET_PEER`) or set `NCCL_CROSS_NIC=1`;
+give NCCL the machine's topology where it runs in a virtual machine (`NCCL_TOPO_FILE`); look whether
+`NCCL_IB_HCA` leaves cards out.
+
+## Example
+```text
+unused-network-cards: On 4 of 4 hosts NCCL uses 2 of 4 network cards for 8 GPUs, for example on
+node-3: not used are hfi1_1:1, hfi1_2:1.
+```
+
+## When it is wrong
+Cards for storage or management are not meant for NCCL (exclude them with `NCCL_IB_HCA`), and a
+communicator of few ranks may not need all. A log that was cut names only some connections.
+
+## Sources
+NCCL's user guide, `NCCL_IB_HCA`, `NCCL_CROSS_NIC`, `NCCL_TOPO_FILE`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from distprof.rules.base import Draft, Limit, Limits, rule
+from distprof.sections.nccl.result import NcclHost, NcclResult
+from distprof.sections.nccl.rules._shared import has_log
+from distprof.terms import Confidence, Severity
+
+_MOST_NAMED = 6
+
+
+@rule(
+    code="NET104",
+    severity=Severity.INFO,
+    since="0.1.0",
+    needs=(NcclResult,),
+    limits={"used_ratio": Limit(0.99, "share of the cards that could each serve a GPU")},
+)
+def check(nccl: NcclResult, limits: Limits) -> Iterator[Draft]:
+    """Yield one finding for all hosts."""
+    if not has_log(nccl):
+        return
+    found = [host for host in nccl.hosts if _is_short(host, limits["used_ratio"])]
+    if not found:
+        return
+    worst = min(found, key=lambda host: (len(host.used_cards) / len(host.cards), host.host))
+    idle = [card for card in worst.cards if card not in worst.used_cards]
+    more = ", …" if len(idle) > _MOST_NAMED else ""
+    yield Draft(
+        message=(
+            f"On {len(found)} of {len(nccl.hosts)} hosts NCCL uses {len(worst.used_cards)} of "
+            f"{len(worst.cards)} network cards for {worst.num_processes} GPUs, for example on "
+            f"{worst.host}: not used are {', '.join(idle[:_MOST_NAMED])}{more}."
+        ),
+        fix=(
+            "Use more channels or NCCL_CROSS_NIC=1, give NCCL the topology (NCCL_TOPO_FILE), and "
+            "look at NCCL_IB_HCA."
+        ),
+        cost_ns_per_step=None,
+        confidence=Confidence.INFERRED,
+        ranks=tuple(sorted(rank for host in found for rank in host.ranks)),
+        evidence=("nccl.hosts",),
+    )
+
+
+def _is_short(host: NcclHost, least: float) -> bool:
+    """Whether GPUs share cards while others are idle."""
+    useful = min(len(host.cards), host.num_processes)
+    return bool(host.used_cards) and len(host.used_cards) < least * useful

@@ -1,0 +1,130 @@
+"""Report: everything one analysis found, as written to ``report.json``."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from distprof.artefacts import REPORT_SCHEMA
+from distprof.formats import RenderOptions, documents
+from distprof.rules.base import Finding, NotChecked
+from distprof.sections.base import Record
+from distprof.sections.capture.result import CaptureResult
+from distprof.sections.collectives.result import CollectivesResult
+from distprof.sections.efficiency.result import EfficiencyResult
+from distprof.sections.gradients.result import GradientsResult
+from distprof.sections.idle.result import IdleResult, PausesResult
+from distprof.sections.job.result import JobResult
+from distprof.sections.kernels.result import KernelsResult
+from distprof.sections.memory.result import MemoryResult
+from distprof.sections.moe.result import MoeResult
+from distprof.sections.nccl.result import NcclResult
+from distprof.sections.overlap.result import OverlapResult
+from distprof.sections.pipeline.result import PipelineResult
+from distprof.sections.placement.result import PlacementResult
+from distprof.sections.settings.result import SettingsResult
+from distprof.sections.sharding.result import ShardingResult
+from distprof.sections.step_log.result import StepLogResult
+from distprof.sections.stragglers.result import MessagesResult, StragglersResult
+from distprof.sections.summaries.result import CollectiveSummaryResult, InputReadinessResult
+from distprof.sections.telemetry.result import TelemetryResult
+from distprof.sections.time.result import BreakdownResult, StepTimeResult, WaterfallResult
+from distprof.sections.training_log.result import TrainingLogResult
+from distprof.sections.whatif.result import WhatIfResult
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
+
+__all__ = ["GroupInfo", "Report", "RunInfo"]
+
+
+class GroupInfo(Record, frozen=True, kw_only=True):
+    """A process group of the run."""
+
+    name: str
+    description: str
+    size: int | None
+    axis: str | None
+    num_groups: int  # groups of the same description, for example one per data-parallel replica
+
+
+class RunInfo(Record, frozen=True, kw_only=True):
+    """What was recorded."""
+
+    source: str
+    world_size: int | None
+    ranks: tuple[int, ...]
+    num_steps: int
+    backend: str
+    device: str
+    strategy: str | None
+    mesh: dict[str, int]
+    nodes: dict[str, tuple[int, ...]]
+    node_origin: str
+    groups: tuple[GroupInfo, ...]
+    versions: dict[str, str]
+
+
+class Report(Record, frozen=True, kw_only=True):
+    """One analysis: measurements, findings and what could not be checked."""
+
+    schema: str = REPORT_SCHEMA
+    distprof_version: str
+    run: RunInfo
+    capture: CaptureResult
+    step_time: StepTimeResult
+    breakdown: BreakdownResult
+    overlap: OverlapResult
+    collectives: CollectivesResult
+    stragglers: StragglersResult
+    idle: IdleResult
+    kernels: KernelsResult
+    waterfall: WaterfallResult
+    job: JobResult = JobResult(kind=None)
+    step_log: StepLogResult = StepLogResult()
+    memory: MemoryResult = MemoryResult()
+    telemetry: TelemetryResult = TelemetryResult()
+    moe: MoeResult = MoeResult()
+    pauses: PausesResult = PausesResult()
+    pipeline: PipelineResult = PipelineResult()
+    messages: MessagesResult = MessagesResult()
+    whatif: WhatIfResult = WhatIfResult()
+    nccl: NcclResult = NcclResult()
+    placement: PlacementResult = PlacementResult()
+    gradients: GradientsResult = GradientsResult()
+    sharding: ShardingResult = ShardingResult()
+    efficiency: EfficiencyResult = EfficiencyResult()
+    settings: SettingsResult = SettingsResult()
+    training_log: TrainingLogResult = TrainingLogResult()
+    collective_summary: CollectiveSummaryResult = CollectiveSummaryResult()
+    input_readiness: InputReadinessResult = InputReadinessResult()
+    findings: tuple[Finding, ...]
+    not_checked: tuple[NotChecked, ...]
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the report as JSON, replacing what is there; returns the path.
+
+        Raises:
+            InputError: If the file cannot be written.
+        """
+        return documents("saved:save_report")(self, path)
+
+    def __str__(self) -> str:
+        """The whole report as text, 100 columns wide."""
+        return str(documents("text:render")(self, RenderOptions(width=100)))
+
+    def __repr__(self) -> str:
+        """One line: a report may hold thousands of rows."""
+        from distprof.escape import plain
+        from distprof.sections.verdict import judge
+
+        return f"<Report on {self.run.source!r}: {plain(judge(self).line)}>"
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Verdict, why and findings, as a console shows them."""
+        yield documents("text:head")(self, RenderOptions(width=options.max_width))
+
+    def _repr_html_(self) -> str:
+        """Verdict and findings, as a notebook shows them."""
+        return str(documents("notebook:notebook_html")(self))

@@ -1,0 +1,99 @@
+"""What a report says about the run it came from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from distprof.run.run import Rank, Run
+from distprof.run.topology import ProcessGroup
+from distprof.sections.report import GroupInfo, RunInfo
+from distprof.terms import MeshAxis
+
+__all__ = ["describe_run"]
+
+
+def describe_run(run: Run, *, num_steps: int) -> RunInfo:
+    """Ranks, backend, device, mesh, nodes and versions of ``run``, as a report holds them."""
+    return RunInfo(
+        source=run.source,
+        world_size=_world_size(run),
+        ranks=tuple(rank.rank for rank in run.ranks),
+        num_steps=num_steps,
+        backend=_joined(rank.backend for rank in run.ranks),
+        device=_device(run),
+        strategy=(run.job.strategy or None) if run.job else None,
+        mesh=_mesh_of(run),
+        nodes=dict(run.topology.nodes),
+        node_origin=run.topology.node_origin,
+        groups=_groups(run.topology.groups),
+        versions={
+            **_nccl_version(run),
+            **(run.job.versions if run.job else {}),
+            **_versions(run.ranks),
+        },
+    )
+
+
+def _world_size(run: Run) -> int | None:
+    """As the traces say; of a run without any, as the log of operations does."""
+    told = run.topology.world_size or (run.operations.world_size if run.operations else None)
+    return told or (run.nccl.world_size if run.nccl else None)
+
+
+def _mesh_of(run: Run) -> dict[str, int]:
+    if run.job and run.job.mesh:
+        return dict(run.job.mesh)
+    return dict(run.operations.mesh) if run.operations else _mesh(run.topology.groups)
+
+
+def _device(run: Run) -> str:
+    """What the traces show; where there are none, what run.json says."""
+    traced = _joined(rank.device.name for rank in run.ranks)
+    return traced or _joined(entry.device for entry in run.job.ranks) if run.job else traced
+
+
+def _joined(words: Iterable[str]) -> str:
+    """Distinct words in order of appearance; several mean a mixed run."""
+    return ", ".join(dict.fromkeys(word for word in words if word))
+
+
+def _mesh(groups: Iterable[ProcessGroup]) -> dict[str, int]:
+    """Size of each mesh axis, slowest varying first; the world is no axis."""
+    sizes: dict[str, int] = {}
+    for group in groups:
+        if group.axis not in (None, MeshAxis.WORLD) and group.size:
+            sizes[group.axis] = max(sizes.get(group.axis, 0), group.size)
+    return {axis.value: sizes[axis] for axis in MeshAxis if axis in sizes}
+
+
+def _groups(groups: Iterable[ProcessGroup]) -> tuple[GroupInfo, ...]:
+    """Groups of one description and size as one row, with their number."""
+    alike: dict[tuple[str, int | None], list[ProcessGroup]] = {}
+    for group in groups:
+        alike.setdefault((group.description or group.name, group.size), []).append(group)
+    return tuple(
+        GroupInfo(
+            name=members[0].name,
+            description=members[0].description,
+            size=members[0].size,
+            axis=members[0].axis,
+            num_groups=len(members),
+        )
+        for members in alike.values()
+    )
+
+
+def _nccl_version(run: Run) -> dict[str, str]:
+    """As NCCL's log has it, whole versions before such as were cut."""
+    versions = list(run.nccl.versions) if run.nccl else []
+    whole = [v for v in versions if not any(o != v and o.startswith(v) for o in versions)]
+    return {"nccl": ", ".join(whole[:4])} if whole else {}
+
+
+def _versions(ranks: Iterable[Rank]) -> dict[str, str]:
+    """Version of each library; several of one library are joined, which deserves a look."""
+    found: dict[str, dict[str, None]] = {}
+    for rank in ranks:
+        for name, version in rank.versions.items():
+            found.setdefault(name, {})[version] = None
+    return {name: ", ".join(versions) for name, versions in sorted(found.items())}

@@ -1,0 +1,1 @@
+"""The configuration that the job's own objects show."""

@@ -1,0 +1,213 @@
+"""How a job was set up: what its own objects and environment say, and what its traces show of it.
+
+What ranks say alike is one record with all of them in ``ranks``; several records for the same thing
+are a difference between ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from distprof.artefacts.run_file import RunFile
+from distprof.artefacts.settings_file import LoaderSettings, SettingsFile
+from distprof.sections.base import Record
+from distprof.sections.context import RankAnalysis
+from distprof.sections.settings.result import (
+    DdpSetup,
+    FsdpSetup,
+    HostSetup,
+    LoaderSetup,
+    OptimizerSetup,
+    RankFeed,
+    SettingsResult,
+)
+
+__all__ = ["combine_settings", "with_traces"]
+
+_MAX_CPUS = 1 << 14
+
+_Setup = TypeVar("_Setup", bound=Record)
+
+
+def combine_settings(
+    files: Sequence[SettingsFile], job: RunFile | None, unavailable: Sequence[str] = ()
+) -> SettingsResult:
+    """What the ranks say, alike ones together.
+
+    Args:
+        files: Of the ranks that said something.
+        job: The job, for the hosts of its ranks.
+        unavailable: Why others did not.
+    """
+    notes = dict.fromkeys(note for file in files for note in file.notes)
+    return SettingsResult(
+        unavailable=(*unavailable, *notes),
+        loaders=_loaders(files),
+        ddp=_ddp(files),
+        fsdp=_alike(FsdpSetup, ((file.rank, one) for file in files for one in file.fsdp)),
+        optimizers=_alike(
+            OptimizerSetup, ((file.rank, one) for file in files for one in file.optimizers)
+        ),
+        hosts=_hosts(files, job),
+        num_ranks=len(files),
+        allow_tf32=_common([file.allow_tf32 for file in files]),
+        cudnn_benchmark=_common([file.cudnn_benchmark for file in files]),
+        is_deterministic=_common([file.is_deterministic for file in files]),
+        num_compiled=max((file.num_compiled for file in files), default=0),
+        num_checkpointed=max((file.num_checkpointed for file in files), default=0),
+    )
+
+
+def with_traces(settings: SettingsResult, analyses: Mapping[int, RankAnalysis]) -> SettingsResult:
+    """The settings with what the traces show of them."""
+    feed = tuple(
+        RankFeed(
+            rank=rank,
+            num_own_loads=analysis.input.num_own_loads,
+            num_worker_loads=analysis.input.num_worker_loads,
+            num_pageable=analysis.input.num_pageable,
+            pageable_ns=analysis.input.pageable_ns,
+            exposed_pageable_ns=analysis.input.exposed_pageable_ns,
+        )
+        for rank, analysis in sorted(analyses.items())
+    )
+    return msgspec.structs.replace(settings, feed=feed)
+
+
+# Folding ranks ------------------------------------------------------------------------------------
+
+
+def _alike(kind: type[_Setup], said: Iterable[tuple[int, msgspec.Struct]]) -> tuple[_Setup, ...]:
+    """One record for all ranks that say the same."""
+    ranks: dict[msgspec.Struct, set[int]] = {}
+    for rank, one in said:
+        ranks.setdefault(one, set()).add(rank)
+    return tuple(
+        kind(ranks=tuple(sorted(numbers)), **_fields(kind, one)) for one, numbers in ranks.items()
+    )
+
+
+def _fields(kind: type[Record], settings: msgspec.Struct) -> dict[str, Any]:
+    """Fields of ``settings`` that the record has too."""
+    names = set(kind.__struct_fields__)
+    return {name: getattr(settings, name) for name in settings.__struct_fields__ if name in names}
+
+
+def _loaders(files: Sequence[SettingsFile]) -> tuple[LoaderSetup, ...]:
+    """Loaders by what they were given; what became of them is counted."""
+    found: dict[LoaderSettings, list[tuple[int, LoaderSettings]]] = {}
+    for file in files:
+        for one in file.loaders:
+            given = msgspec.structs.replace(
+                one, num_loaders=1, num_epochs=0, num_orders=None, first_batch=""
+            )
+            found.setdefault(given, []).append((file.rank, one))
+    return tuple(
+        LoaderSetup(
+            ranks=tuple(sorted({rank for rank, _ in all_})),
+            **_fields(LoaderSetup, given)
+            | {
+                "num_epochs": min(one.num_epochs for _, one in all_),
+                "num_orders": max(
+                    (one.num_orders for _, one in all_ if one.num_orders is not None), default=None
+                ),
+            },
+            num_first_batches=_first_batches(all_),
+        )
+        for given, all_ in found.items()
+    )
+
+
+def _first_batches(loaders: Sequence[tuple[int, LoaderSettings]]) -> int | None:
+    """Different first batches that ranks were handed."""
+    by_rank: dict[int, set[str]] = {}
+    for rank, one in loaders:
+        by_rank.setdefault(rank, set()).add(one.first_batch)
+    if any("" in batches for batches in by_rank.values()):
+        return None
+    return len({frozenset(batches) for batches in by_rank.values()})
+
+
+def _ddp(files: Sequence[SettingsFile]) -> tuple[DdpSetup, ...]:
+    """Modules by what they were given."""
+    said = [(file.rank, one) for file in files for one in file.ddp]
+    plain = [
+        (rank, msgspec.structs.replace(one, num_looks=0, max_unused_bytes=None))
+        for rank, one in said
+    ]
+    looks: dict[msgspec.Struct, list[int]] = {}
+    unused: dict[msgspec.Struct, list[int | None]] = {}
+    for (_, one), (_, given) in zip(said, plain, strict=True):
+        looks.setdefault(given, []).append(one.num_looks)
+        unused.setdefault(given, []).append(one.max_unused_bytes)
+    return tuple(
+        msgspec.structs.replace(
+            setup, num_looks=min(looks[given]), max_unused_bytes=_most(unused[given])
+        )
+        for setup, given in zip(_alike(DdpSetup, plain), looks, strict=True)
+    )
+
+
+def _most(sizes: Sequence[int | None]) -> int | None:
+    known = [size for size in sizes if size is not None]
+    return max(known) if len(known) == len(sizes) else None
+
+
+def _common(values: Sequence[bool | None]) -> bool | None:
+    return values[0] if values and len(set(values)) == 1 else None
+
+
+# Hosts --------------------------------------------------------------------------------------------
+
+
+def _hosts(files: Sequence[SettingsFile], job: RunFile | None) -> tuple[HostSetup, ...]:
+    """Ranks of one node; where no launcher numbers nodes, a host is one."""
+    entries = {entry.rank: entry for entry in job.ranks} if job is not None else {}
+    by_host: dict[tuple[str, int | None], list[SettingsFile]] = {}
+    for file in files:
+        entry = entries.get(file.rank)
+        if entry is not None:
+            by_host.setdefault((entry.host, entry.node), []).append(file)
+    return tuple(
+        _host(host, those, is_cpu=all(entries[file.rank].device == "cpu" for file in those))
+        for (host, _), those in by_host.items()
+    )
+
+
+def _host(host: str, files: Sequence[SettingsFile], *, is_cpu: bool) -> HostSetup:
+    threads = [file.threads for file in files]
+    cpus = set().union(*(_cpus(one.cpus) for one in threads))
+    set_to = {one.omp_num_threads for one in threads}
+    return HostSetup(
+        host=host,
+        ranks=tuple(sorted(file.rank for file in files)),
+        is_cpu=is_cpu,
+        num_local_ranks=max(len(files), *(one.num_local_ranks or 0 for one in threads)),
+        num_cpus=len(cpus) or None,
+        num_threads=max((one.num_threads for one in threads if one.num_threads), default=None),
+        num_workers=sum(max((one.num_workers for one in f.loaders), default=0) for f in files),
+        cpu_busy_ratio=max(
+            (one.cpu_busy_ratio for one in threads if one.cpu_busy_ratio is not None), default=None
+        ),
+        omp_num_threads=set_to.pop() if len(set_to) == 1 else "",
+        processor=next((one.processor for one in threads if one.processor), ""),
+    )
+
+
+def _cpus(text: str) -> set[int]:
+    """Numbers of processors written as ranges; empty where the text is no such thing."""
+    found: set[int] = set()
+    for part in text.split(",") if text else ():
+        low, dash, high = part.partition("-")
+        first, last = (int(end) if _is_number(end) else -1 for end in (low, high if dash else low))
+        if not 0 <= first <= last < _MAX_CPUS:
+            return set()
+        found.update(range(first, last + 1))
+    return found
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) < 8

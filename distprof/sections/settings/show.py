@@ -1,0 +1,160 @@
+"""How the job is set up, by its own objects, as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from distprof.escape import shorten
+from distprof.sections.settings.result import (
+    DdpSetup,
+    FsdpSetup,
+    HostSetup,
+    LoaderSetup,
+    OptimizerSetup,
+    SettingsResult,
+)
+from distprof.sections.table import TableColumn, TableView, counted
+from distprof.units import fold_ranks, format_bytes, format_ratio
+
+if TYPE_CHECKING:
+    from distprof.sections.report import Report
+
+__all__ = ["settings_table"]
+
+_MAX_ROWS = 12
+_MAX_TEXT = 240
+_MAX_NAME = 60
+
+_Row = tuple[str, str, str]
+
+
+def settings_table(report: Report, *, show_all: bool) -> TableView | None:
+    """What ranks say alike in one row; several rows for one thing are a difference."""
+    result = report.settings
+    if not result.num_ranks:
+        return None
+    rows = list(_rows(result))
+    shown = rows if show_all else rows[:_MAX_ROWS]
+    left = len(rows) - len(shown)
+    return TableView(
+        title="Setup",
+        caption=f"as the objects of {result.num_ranks:,} ranks say",
+        columns=(
+            TableColumn(title="what", left=True),
+            TableColumn(title="set to", left=True, wrap=True),
+            TableColumn(title="ranks", left=True),
+        ),
+        rows=tuple(shown),
+        notes=(*result.unavailable, *([f"{left} more with --all."] if left else [])),
+    )
+
+
+def _rows(result: SettingsResult) -> Iterator[_Row]:
+    for ddp in result.ddp:
+        yield (
+            "DDP",
+            f"{shorten(ddp.module, _MAX_NAME)}: {_joined(_of_ddp(ddp))}",
+            fold_ranks(ddp.ranks),
+        )
+    for fsdp in result.fsdp:
+        yield (
+            "FSDP",
+            f"{shorten(fsdp.api, _MAX_NAME)}: {_joined(_of_fsdp(fsdp))}",
+            fold_ranks(fsdp.ranks),
+        )
+    for optimizer in result.optimizers:
+        text = f"{shorten(optimizer.name, _MAX_NAME)}: {_joined(_of_optimizer(optimizer))}"
+        yield "optimizer", text, fold_ranks(optimizer.ranks)
+    for loader in result.loaders:
+        text = f"{shorten(loader.dataset, _MAX_NAME)}: {_joined(_of_loader(loader))}"
+        yield "data loader", text, fold_ranks(loader.ranks)
+    for host in result.hosts:
+        yield (
+            "host",
+            f"{shorten(host.host, _MAX_NAME)}: {_joined(_of_host(host))}",
+            fold_ranks(host.ranks),
+        )
+    others = _joined(_others(result))
+    if others:
+        yield "torch", others, ""
+
+
+def _joined(parts: Sequence[str]) -> str:
+    return shorten(", ".join(part for part in parts if part), _MAX_TEXT)
+
+
+def _of_ddp(one: DdpSetup) -> list[str]:
+    return [
+        _size(one.num_parameters, one.parameter_bytes),
+        "/".join(one.dtypes),
+        "" if one.bucket_cap_bytes is None else f"buckets of {format_bytes(one.bucket_cap_bytes)}",
+        one.comm_hook,
+        "find_unused_parameters" * one.find_unused_parameters,
+        "static_graph" * one.static_graph,
+        "gradient_as_bucket_view" * one.gradient_as_bucket_view,
+    ]
+
+
+def _of_fsdp(one: FsdpSetup) -> list[str]:
+    return [
+        counted(one.num_units, "unit"),
+        _size(one.num_parameters, one.parameter_bytes),
+        "" if one.group_size is None else f"over {one.group_size:,} ranks",
+        ""
+        if one.reshard_after_forward is None
+        else f"reshards: {_word(one.reshard_after_forward)}",
+        one.param_dtype and f"computes in {one.param_dtype}",
+        one.reduce_dtype and f"reduces in {one.reduce_dtype}",
+        f"{one.num_prefetching:,} prefetch" if one.num_prefetching else "",
+        "offloaded" * one.is_offloaded,
+    ]
+
+
+def _of_optimizer(one: OptimizerSetup) -> list[str]:
+    return [
+        f"{one.num_parameters:,} parameters",
+        "sharded" * one.is_sharded,
+        "fused" if one.fused else "",
+        "foreach" if one.foreach else "",
+    ]
+
+
+def _of_loader(one: LoaderSetup) -> list[str]:
+    return [
+        counted(one.num_workers, "worker"),
+        "persistent" * one.persistent_workers,
+        "" if one.prefetch_factor is None else f"{one.prefetch_factor:,} ahead each",
+        "pinned" if one.pin_memory else "not pinned",
+        "" if one.batch_size is None else f"batch of {one.batch_size:,}",
+        "IterableDataset" if one.is_iterable else one.sampler,
+        f"{one.num_epochs:,} epochs begun" if one.num_epochs > 1 else "",
+    ]
+
+
+def _of_host(one: HostSetup) -> list[str]:
+    return [
+        counted(one.num_local_ranks, "rank"),
+        "" if one.num_threads is None else f"{counted(one.num_threads, 'thread')} each",
+        counted(one.num_workers, "loader worker") if one.num_workers else "",
+        "" if one.num_cpus is None else counted(one.num_cpus, "processor"),
+        "" if one.cpu_busy_ratio is None else f"{format_ratio(one.cpu_busy_ratio)} busy",
+    ]
+
+
+def _others(result: SettingsResult) -> list[str]:
+    return [
+        "TF32" if result.allow_tf32 else "",
+        "cudnn.benchmark" if result.cudnn_benchmark else "",
+        "deterministic" if result.is_deterministic else "",
+        counted(result.num_compiled, "compiled module") if result.num_compiled else "",
+        counted(result.num_checkpointed, "checkpointed module") if result.num_checkpointed else "",
+    ]
+
+
+def _size(num_parameters: int, num_bytes: int) -> str:
+    return f"{num_parameters:,} parameters ({format_bytes(num_bytes)})"
+
+
+def _word(value: bool) -> str:
+    return "yes" if value else "no"

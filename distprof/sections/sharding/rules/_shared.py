@@ -1,0 +1,36 @@
+"""What rules on sharded parameters share."""
+
+from __future__ import annotations
+
+from distprof.sections.measure_run import UNKNOWN_AXIS
+from distprof.sections.sharding.result import ShardedAxis
+from distprof.terms import Confidence
+
+__all__ = ["confidence", "gather_scenario", "gather_transfer", "moved_by", "scatter_transfer"]
+
+
+def gather_transfer(axis: ShardedAxis) -> int:
+    """Exposed time of gathers without waiting for late members, as far as that is known."""
+    return max(0, axis.gather_exposed_ns_per_step - (axis.gather_wait_ns_per_step or 0))
+
+
+def scatter_transfer(axis: ShardedAxis) -> int:
+    """As for gathers."""
+    return max(0, axis.scatter_exposed_ns_per_step - (axis.scatter_wait_ns_per_step or 0))
+
+
+def confidence(axis: ShardedAxis) -> Confidence:
+    """Measured where waiting is told from transfer."""
+    is_split = axis.gather_wait_ns_per_step is not None
+    return Confidence.MEASURED if is_split else Confidence.INFERRED
+
+
+def gather_scenario(axis: ShardedAxis) -> str:
+    """Key of the what-if scenario without the transfer of the axis' gathers."""
+    return f"collectives all_gather {axis.axis}"
+
+
+def moved_by(axis: ShardedAxis) -> str:
+    """For example ``dp_shard (8 ranks)``."""
+    name = "a group without a name" if axis.axis == UNKNOWN_AXIS else axis.axis
+    return name if axis.group_size is None else f"{name} ({axis.group_size} ranks)"

@@ -1,0 +1,123 @@
+"""# gathers-repeated-while-accumulating
+
+## What it detects
+Gradients are accumulated over micro-batches, and each micro-batch gathers the sharded parameters
+again or reduces its gradients by itself, though parameters change only once per step.
+
+## Why it costs time
+With M micro-batches the traffic of the sharding axis is M times what one would need: 3M · N bytes
+instead of 3 · N (formula sheet). What computation does not hide of it adds to the step.
+
+## Evidence needed
+All-gathers and reduce-scatters of a sharding axis, in order: how many passes a step makes follows
+from that, without knowing the program. Element types and sizes for the passes of gathers.
+
+## How the cost is computed
+The exposed transfer of reduce-scatters times 1 − 1/passes, and of gathers times 1 − 2/passes
+(forward and backward each gather once even without accumulation); a mean per rank and step, and an
+upper bound. Where waiting for late members is not known, exposed time stands for exposed transfer.
+
+## How to fix
+It is a trade for memory. Reduce gradients in the last micro-batch only:
+`set_requires_gradient_sync(False)` before the others (FSDP2), `no_sync()` (FSDP1): whole gradients
+of the model stay on each rank. Gather once per step: `set_reshard_after_forward(False)` and
+`set_reshard_after_backward(False)` in all but the last: whole parameters stay there too. Where
+memory has room, a larger micro-batch instead of accumulation costs no traffic at all.
+
+## Example
+```text
+gathers-repeated-while-accumulating: A step of dp_shard (8 ranks) gathers every parameter 8 times
+and reduces every gradient 4 times: 12.4 % of each step (2.77 ms of 22.3 ms) is exposed transfer
+beyond one micro-batch's.
+```
+
+## When it is wrong
+Where memory holds neither whole gradients nor whole parameters, nor a larger micro-batch: then it
+is the price of the model's size, and it is why this is no warning. Pipelines run on micro-batches
+by nature; what repeats there is cured by sharding less (ZeRO-1 or ZeRO-2) inside a stage.
+
+## Sources
+Formula sheet, "Volume per training step" (FSDP) and "Anti-patterns" (accumulation). PyTorch
+documentation of `fully_shard`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from distprof.rules.base import Draft, Limit, Limits, rule
+from distprof.sections.sharding.result import ShardedAxis, ShardingResult
+from distprof.sections.sharding.rules._shared import (
+    confidence,
+    gather_transfer,
+    moved_by,
+    scatter_transfer,
+)
+from distprof.sections.shares import mean_step
+from distprof.sections.time.result import StepTimeResult, WaterfallResult
+from distprof.terms import Severity
+
+_GATHERS = 2
+"""Passes of gathers that one micro-batch takes: forward and backward."""
+
+
+@rule(
+    code="COM119",
+    severity=Severity.INFO,
+    since="0.1.0",
+    needs=(ShardingResult, WaterfallResult, StepTimeResult),
+    limits={
+        "min_gather_passes": Limit(
+            3.5, "passes of gathers in a step from which on they are repeated"
+        ),
+        "min_scatter_passes": Limit(
+            2, "passes of reduce-scatters in a step from which on they are repeated"
+        ),
+        "min_step_ratio": Limit(0.03, "share of the step below which the cost is not worth naming"),
+    },
+)
+def check(
+    sharding: ShardingResult, waterfall: WaterfallResult, step_time: StepTimeResult, limits: Limits
+) -> Iterator[Draft]:
+    """Yield one finding for each axis whose traffic is repeated."""
+    if not sharding.axes:
+        return
+    step = mean_step(waterfall, step_time)
+    for axis in sharding.axes:
+        gathers, scatters = axis.gather_passes or 0.0, axis.scatter_passes or 0
+        repeats = scatters >= limits["min_scatter_passes"]
+        if gathers < limits["min_gather_passes"] and not repeats:
+            continue
+        cost = _cost(axis, gathers, scatters)
+        if step.ratio(cost) < limits["min_step_ratio"]:
+            continue
+        yield Draft(
+            message=(
+                f"A step of {moved_by(axis)} {_what(gathers, scatters)}: {step.share(cost)} is "
+                "exposed transfer beyond one micro-batch's."
+            ),
+            fix=(
+                "Where memory allows, reduce gradients in the last micro-batch only "
+                "(set_requires_gradient_sync, no_sync) and keep parameters gathered meanwhile "
+                "(set_reshard_after_forward, set_reshard_after_backward), or use a larger "
+                "micro-batch."
+            ),
+            cost_ns_per_step=cost,
+            confidence=confidence(axis),
+            evidence=("sharding.axes", "waterfall.all"),
+        )
+
+
+def _cost(axis: ShardedAxis, gathers: float, scatters: int) -> int:
+    of_gathers = gather_transfer(axis) * (1 - min(_GATHERS / gathers, 1)) if gathers else 0.0
+    of_scatters = scatter_transfer(axis) * (1 - 1 / scatters) if scatters else 0.0
+    return int(of_gathers + of_scatters)
+
+
+def _what(gathers: float, scatters: int) -> str:
+    parts = []
+    if gathers > _GATHERS:
+        parts.append(f"gathers every parameter {gathers:.0f} times")
+    if scatters > 1:
+        parts.append(f"reduces every gradient {scatters} times")
+    return " and ".join(parts)

@@ -1,0 +1,108 @@
+"""# small-sharding-units
+
+## What it detects
+Parameters are sharded in many small units: gathers of a few megabytes or less, one after another.
+
+## Why it costs time
+Each gather pays its start-up (α times the steps of its ring), however little it moves, and small
+messages do not reach the bandwidth of the network. One unit per transformer block moves the same
+bytes in far fewer operations.
+
+## Evidence needed
+All-gathers and reduce-scatters of a sharding axis with their sizes. With a fabric profile
+(`--fabric`) the start-up is known.
+
+## How the cost is computed
+Modelled: the share of the gathers that would be gone if units were of the size in the limit
+(1 − their bytes together / (number · limit)), times their exposed transfer; with a fabric profile
+no more than the start-up, by fitted α, of those that would be gone. Where waiting for late members
+is not known it counts as transfer: an upper bound.
+
+## How to fix
+Give `fully_shard` whole transformer blocks instead of their layers (FSDP1: an
+`auto_wrap_policy` on the block's class; `size_based_auto_wrap_policy` with a larger
+`min_num_params`). DeepSpeed: a larger `stage3_prefetch_bucket_size` and
+`stage3_param_persistence_threshold`.
+
+## Example
+```text
+small-sharding-units: A pass over the parameters that dp_shard (8 ranks) shares is 120 gathers of
+1.05 MB: 5.38 % of each step (1.20 ms of 22.3 ms) would not be spent on them in units of 4.00 MB.
+```
+
+## When it is wrong
+A small model has small blocks: with few of them, merging leaves nothing to overlap with. Below
+`min_units` it is therefore silent.
+
+## Sources
+Formula sheet, "Collectives" (α and β) and "Volume per training step" (FSDP). PyTorch documentation
+of `fully_shard`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
+from distprof.sections.sharding.result import ShardedAxis, ShardingResult
+from distprof.sections.sharding.rules._shared import gather_scenario, gather_transfer, moved_by
+from distprof.sections.shares import mean_step
+from distprof.sections.time.result import StepTimeResult, WaterfallResult
+from distprof.terms import Confidence, Severity
+from distprof.units import format_bytes
+
+
+@rule(
+    code="COM118",
+    severity=Severity.WARNING,
+    since="0.1.0",
+    needs=(ShardingResult, WaterfallResult, StepTimeResult),
+    limits={
+        "unit_bytes": Limit(4_000_000, "size in bytes from which on a unit is large enough"),
+        "min_units": Limit(16, "units of a pass from which on there are many"),
+        "min_step_ratio": Limit(0.02, "share of the step below which the cost is not worth naming"),
+    },
+)
+def check(
+    sharding: ShardingResult, waterfall: WaterfallResult, step_time: StepTimeResult, limits: Limits
+) -> Iterator[Draft]:
+    """Yield one finding for each axis with many small units."""
+    if not sharding.axes:
+        return
+    step = mean_step(waterfall, step_time)
+    if all(axis.gather_bytes_median is None for axis in sharding.axes):
+        raise InsufficientEvidenceError("the recording has no message sizes")
+    for axis in sharding.axes:
+        size, units = axis.gather_bytes_median, axis.num_units
+        if size is None or units is None:
+            continue
+        if size >= limits["unit_bytes"] or units < limits["min_units"]:
+            continue
+        cost = _cost(axis, limits["unit_bytes"])
+        if step.ratio(cost) < limits["min_step_ratio"]:
+            continue
+        yield Draft(
+            message=(
+                f"A pass over the parameters that {moved_by(axis)} shares is {units} gathers of "
+                f"{format_bytes(size)}: {step.share(cost)} would not be spent on them in units of "
+                f"{format_bytes(limits['unit_bytes'])}."
+            ),
+            fix=(
+                "Shard whole transformer blocks: fully_shard(block) for each, or an "
+                "auto_wrap_policy on the block's class (FSDP1)."
+            ),
+            cost_ns_per_step=cost,
+            confidence=Confidence.MODELLED,
+            evidence=("sharding.axes", "waterfall.all"),
+            without=gather_scenario(axis),
+        )
+
+
+def _cost(axis: ShardedAxis, unit_bytes: float) -> int:
+    """What the gathers that would be gone take."""
+    needed = max((axis.gather_bytes_per_step or 0) / unit_bytes, 1.0)
+    gone = max(axis.gathers_per_step - needed, 0.0)
+    cost = gather_transfer(axis) * gone / max(axis.gathers_per_step, 1.0)
+    if axis.latency_ns_per_gather is not None:
+        cost = min(cost, gone * axis.latency_ns_per_gather)
+    return int(cost)

@@ -1,0 +1,1 @@
+"""Steps as the job itself logged them."""

@@ -1,0 +1,241 @@
+"""Every step of the training by its step log: time, throughput, phases and loss.
+
+A trace holds a few steps; the log holds all of them, also those without a profiler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distprof.join.matched import segment_median
+from distprof.run.records import RankRecords
+from distprof.schema import Int64Array, Table
+from distprof.sections.step_log.result import RankStepLog, StepLogResult
+from distprof.sections.step_log.stalls import find_periodic_stalls
+from distprof.units import NS_PER_S
+
+__all__ = ["StepLog", "combine_step_logs", "measure_step_log"]
+
+MAX_STEPS_COMPARED = 20_000
+"""Of each rank, the last steps that are joined across ranks: bounds what ranks hand over."""
+
+MAX_STEPS_KEPT = 512
+"""Durations of single steps that a report holds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepLog:
+    """One rank's row, and its last steps to be joined with those of other ranks.
+
+    Args:
+        row: The rank's figures.
+        step: int64 step numbers, ascending.
+        duration_ns: int64.
+        is_plain: bool.
+        is_traced: bool.
+    """
+
+    row: RankStepLog
+    step: Int64Array
+    duration_ns: Int64Array
+    is_plain: NDArray[np.bool_]
+    is_traced: NDArray[np.bool_]
+
+
+def measure_step_log(records: RankRecords) -> StepLog | None:
+    """The figures of one rank's log; None where it has no step."""
+    log = records.step_log
+    if len(log) == 0:
+        return None
+    duration = log["end_ns"] - log["start_ns"]
+    traced = log["is_traced"]
+    plain = _plain(traced)
+    kept = slice(max(0, len(log) - MAX_STEPS_COMPARED), None)
+    losses = log["loss"][np.isfinite(log["loss"])]
+    row = RankStepLog(
+        rank=records.rank,
+        first_step=int(log["step"].min()),
+        last_step=int(log["step"].max()),
+        num_steps=len(log),
+        num_plain=int(plain.sum()),
+        median_ns=_median(duration[plain]),
+        p95_ns=_p95(duration[plain]),
+        cv=_cv(duration[plain]),
+        traced_median_ns=_median(duration[traced]),
+        tokens_per_s=_rate(log["tokens"], duration, plain),
+        samples_per_s=_rate(log["samples"], duration, plain),
+        input_ratio=_input_ratio(records, duration, plain),
+        phases=_phases(records, plain),
+        first_loss=float(losses[0]) if len(losses) else None,
+        last_loss=float(losses[-1]) if len(losses) else None,
+        tokens_per_step=_median_count(log["tokens"][plain]),
+        num_micro_batches=_median_count(log["num_micro_batches"][plain]),
+        samples_per_step=_median_count(log["samples"][plain]),
+    )
+    return StepLog(
+        row=row,
+        step=log["step"][kept],
+        duration_ns=duration[kept],
+        is_plain=plain[kept],
+        is_traced=traced[kept],
+    )
+
+
+def combine_step_logs(logs: Sequence[StepLog], unavailable: Sequence[str] = ()) -> StepLogResult:
+    """All ranks together; ``logs`` are those of ranks that have one, ascending."""
+    rows = tuple(log.row for log in logs)
+    if not rows:
+        return StepLogResult(unavailable=tuple(unavailable))
+    plain, traced = _durations(logs, "is_plain"), _durations(logs, "is_traced")
+    return StepLogResult(
+        num_steps=max(row.last_step for row in rows) - min(row.first_step for row in rows) + 1,
+        last_step=min(row.last_step for row in rows),
+        median_ns=_median(plain),
+        p95_ns=_p95(plain),
+        cv=_cv(plain),
+        traced_median_ns=_median(traced),
+        tokens_per_s=_total([row.tokens_per_s for row in rows]),
+        samples_per_s=_total([row.samples_per_s for row in rows]),
+        input_ratio=_mean([row.input_ratio for row in rows]),
+        phases=_phases_of_all(rows),
+        first_loss=_mean([row.first_loss for row in rows]),
+        last_loss=_mean([row.last_loss for row in rows]),
+        ranks=rows,
+        plain_ns=tuple(plain[-MAX_STEPS_KEPT:].tolist()),
+        tokens_per_step=_all_ranks([row.tokens_per_step for row in rows]),
+        samples_per_step=_all_ranks([row.samples_per_step for row in rows]),
+        stalls=find_periodic_stalls(*_shared_durations(logs)),
+        unavailable=tuple(unavailable),
+    )
+
+
+def _plain(traced: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Steps that say how fast the training is: without a profiler, nor one starting or stopping.
+
+    The first step holds initialisation; where it is the only one, it counts.
+    """
+    plain = ~traced
+    plain[1:] &= ~traced[:-1]
+    plain[:-1] &= ~traced[1:]
+    if plain[1:].any():
+        plain[0] = False
+    return plain
+
+
+def _median(values: Int64Array) -> int | None:
+    return int(np.median(values)) if len(values) else None
+
+
+def _median_count(values: Int64Array) -> int | None:
+    return _median(values[values >= 0])
+
+
+def _all_ranks(counts: Sequence[int | None]) -> int | None:
+    """Their sum; None unless every rank counts."""
+    known = [count for count in counts if count is not None]
+    return sum(known) if len(known) == len(counts) else None
+
+
+def _shared_durations(logs: Sequence[StepLog]) -> tuple[Int64Array, Int64Array]:
+    """Steps that are plain on every rank, and how long each is on the rank that took least."""
+    first = logs[0].step
+    if all(np.array_equal(log.step, first) for log in logs) and np.all(np.diff(first) > 0):
+        plain = np.logical_and.reduce([log.is_plain for log in logs])
+        shortest = np.minimum.reduce([log.duration_ns for log in logs])
+        return first[plain], shortest[plain]
+    step = np.concatenate([log.step for log in logs])
+    distinct, index, count = np.unique(step, return_inverse=True, return_counts=True)
+    plain = np.ones(len(distinct), dtype=np.bool_)
+    np.logical_and.at(plain, index, np.concatenate([log.is_plain for log in logs]))
+    shortest = np.full(len(distinct), np.iinfo(np.int64).max)
+    np.minimum.at(shortest, index, np.concatenate([log.duration_ns for log in logs]))
+    kept = plain & (count == len(logs))
+    return distinct[kept], shortest[kept]
+
+
+def _p95(values: Int64Array) -> int | None:
+    return int(np.percentile(values, 95)) if len(values) else None
+
+
+def _cv(values: Int64Array) -> float | None:
+    if len(values) < 2 or values.mean() <= 0:
+        return None
+    return float(values.std() / values.mean())
+
+
+def _rate(counts: Int64Array, duration: Int64Array, plain: NDArray[np.bool_]) -> float | None:
+    known = plain & (counts >= 0)
+    time = int(duration[known].sum())
+    return float(counts[known].sum()) * NS_PER_S / time if time else None
+
+
+def _phase_times(records: RankRecords, plain: NDArray[np.bool_]) -> dict[str, Int64Array]:
+    """For each phase, its time in each plain step that has it."""
+    table, steps = records.phases, records.step_log["step"][plain]
+    rows = table.take(np.isin(table["step"], steps))
+    names = rows.coded("name")
+    found = {}
+    for code, name in enumerate(names.values):
+        mine = names.codes == code
+        if mine.any():
+            found[name] = _sum_by_step(rows.take(mine))
+    return found
+
+
+def _sum_by_step(rows: Table) -> Int64Array:
+    distinct, index = np.unique(rows["step"], return_inverse=True)
+    total = np.zeros(len(distinct), dtype=np.int64)
+    np.add.at(total, index, rows["end_ns"] - rows["start_ns"])
+    return total
+
+
+def _phases(records: RankRecords, plain: NDArray[np.bool_]) -> dict[str, int]:
+    return {name: int(np.median(ns)) for name, ns in _phase_times(records, plain).items()}
+
+
+def _input_ratio(
+    records: RankRecords, duration: Int64Array, plain: NDArray[np.bool_]
+) -> float | None:
+    """None where the log has no phases at all: then nothing is known of the input."""
+    phases = _phase_times(records, plain)
+    span = int(duration[plain].sum())
+    if not phases or not span:
+        return None
+    spent = phases.get("input")
+    return min(1.0, float(spent.sum()) / span) if spent is not None else 0.0
+
+
+def _durations(logs: Sequence[StepLog], which: str) -> Int64Array:
+    """Durations of steps on their median rank, of steps that every rank marks so."""
+    step = np.concatenate([log.step for log in logs])
+    marked = np.concatenate([getattr(log, which) for log in logs])
+    duration = np.concatenate([log.duration_ns for log in logs])
+    distinct, index = np.unique(step, return_inverse=True)
+    bounds = np.concatenate(([0], np.cumsum(np.bincount(index, minlength=len(distinct)))))
+    median = segment_median(duration[np.argsort(index, kind="stable")], bounds)
+    everywhere = np.ones(len(distinct), dtype=np.bool_)
+    np.logical_and.at(everywhere, index, marked)
+    found: Int64Array = median[everywhere]
+    return found
+
+
+def _total(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+def _phases_of_all(rows: Sequence[RankStepLog]) -> dict[str, int]:
+    names = dict.fromkeys(name for row in rows for name in row.phases)
+    return {
+        name: int(np.median([row.phases[name] for row in rows if name in row.phases]))
+        for name in names
+    }
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None

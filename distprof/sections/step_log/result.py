@@ -1,0 +1,101 @@
+"""Every step of the training by its step log: time, throughput, phases and loss.
+
+A trace holds a few steps; the log holds all of them, also those without a profiler.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from distprof.sections.base import Record, Result
+from distprof.sections.step_log.stalls import PeriodicStall
+
+__all__ = ["RankStepLog", "StepLogResult"]
+
+
+class RankStepLog(Record, frozen=True, kw_only=True):
+    """One rank's steps.
+
+    Figures are of *plain* steps unless said: not traced, nor next to one that is, nor the first.
+
+    Args:
+        rank: Global rank.
+        first_step: Number of the first step logged.
+        last_step: Number of the last step completed.
+        num_steps: Steps in the log.
+        num_plain: Plain steps.
+        median_ns: Median of plain steps, None without any.
+        p95_ns: 95th percentile.
+        cv: Standard deviation over mean.
+        traced_median_ns: Median of traced steps, None without any.
+        tokens_per_s: Tokens of plain steps over their time, None where no tokens are logged.
+        samples_per_s: The same with samples.
+        input_ratio: Share of plain steps spent in the phase ``input``, None without phases.
+        phases: Phase to its median time per step; several of one name in a step are added up.
+        first_loss: First that was logged.
+        last_loss: Last that was logged.
+        tokens_per_step: Median of plain steps, None where no tokens are logged.
+        num_micro_batches: The same of forward passes.
+        samples_per_step: The same of samples.
+    """
+
+    rank: int
+    first_step: int
+    last_step: int
+    num_steps: int
+    num_plain: int
+    median_ns: int | None
+    p95_ns: int | None
+    cv: float | None
+    traced_median_ns: int | None
+    tokens_per_s: float | None
+    samples_per_s: float | None
+    input_ratio: float | None
+    phases: dict[str, int]
+    first_loss: float | None
+    last_loss: float | None
+    tokens_per_step: int | None = None
+    num_micro_batches: int | None = None
+    samples_per_step: int | None = None
+
+
+class StepLogResult(Result, frozen=True, kw_only=True):
+    """All ranks' steps; a step lasts as long as on the median rank.
+
+    Args:
+        num_steps: Steps that any rank completed.
+        last_step: Number of the last step that every logging rank completed, None without any.
+        median_ns: Median of plain steps.
+        p95_ns: 95th percentile of plain steps.
+        cv: Standard deviation over mean of plain steps.
+        traced_median_ns: Median of traced steps.
+        tokens_per_s: All ranks together: ranks that share their data log a part of it each.
+        samples_per_s: The same with samples.
+        input_ratio: Mean over ranks.
+        phases: Phase to its median over ranks.
+        first_loss: Mean over the ranks that have one.
+        last_loss: Mean over the ranks that have one.
+        ranks: One row per rank.
+        plain_ns: Durations of the last plain steps, at most some hundreds, in order of time.
+        tokens_per_step: All ranks together, None unless every logging rank counts them.
+        samples_per_step: The same of samples.
+        stalls: Work that comes back every so many steps and makes them longer on all ranks.
+    """
+
+    num_steps: int = 0
+    last_step: int | None = None
+    median_ns: int | None = None
+    p95_ns: int | None = None
+    cv: float | None = None
+    traced_median_ns: int | None = None
+    tokens_per_s: float | None = None
+    samples_per_s: float | None = None
+    input_ratio: float | None = None
+    phases: dict[str, int] = msgspec.field(default_factory=dict)
+    first_loss: float | None = None
+    last_loss: float | None = None
+    ranks: tuple[RankStepLog, ...] = ()
+    plain_ns: tuple[int, ...] = ()
+    tokens_per_step: int | None = None
+    samples_per_step: int | None = None
+    stalls: tuple[PeriodicStall, ...] = ()

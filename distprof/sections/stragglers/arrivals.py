@@ -1,0 +1,404 @@
+"""Who arrived last at each matched collective, how clearly, and what the others paid for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distprof.join.matched import Members, RowIndex, by_size
+from distprof.join.waits import comparable_instances
+from distprof.run.run import ClockAlignment, Rank, Run
+from distprof.schema import ABSENT, Int64Array
+from distprof.sections.context import RankAnalysis
+from distprof.sections.stragglers.held_stages import held_stages
+from distprof.sections.stragglers.inheritance import find_roots
+from distprof.terms import CollectiveKind
+
+__all__ = ["Arrivals", "Blame", "judge_arrivals"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrivals:
+    """One entry per judged instance.
+
+    Args:
+        step: Index of the analysed step.
+        blamed: Position of the rank to blame, among the analysed ranks: the one that came last, or
+            the one that had made it wait before.
+        cost_ns: Median exposed wait of the other members present, as a mean over all other ranks.
+        margin_ns: Last start less the second last.
+        rest_spread_ns: Second last start less the first: how far the others are apart.
+        size: Members present.
+        clear: Whether the last rank stands beyond the clock residual from all others.
+        root: Which entry shows the lateness itself: the own one, or where it was handed on from
+            (-1 where that instance was not judged).
+    """
+
+    step: Int64Array
+    blamed: Int64Array
+    cost_ns: Int64Array
+    margin_ns: Int64Array
+    rest_spread_ns: Int64Array
+    size: Int64Array
+    clear: NDArray[np.bool_]
+    root: Int64Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blame:
+    """What each rank cost the others. P analysed ranks, S analysed steps.
+
+    Args:
+        ranks: Global rank of each position.
+        lost_ns: float64, shape ``(P, S)``: cost of the instances it is to blame for; an instance in
+            which several are too close to tell is shared equally between them.
+        lateness_ns: float64, shape ``(P, S)``: mean start after the median member's.
+        late: float64, shape ``(P,)``: instances in which it came last, shared likewise, whoever is
+            to blame.
+        judged: int64, shape ``(P,)``: judged instances it is a member of.
+        arrivals: The judged instances.
+        num_judged: Instances judged, with those below the residual.
+        num_below_residual: Instances whose members are too close for the clocks to tell who was
+            last; nobody is blamed for them.
+        num_incomparable: Instances whose members' clocks cannot be compared; not judged.
+        num_incomplete: Judged instances of which a member is missing from the capture.
+        num_across_stages: Instances that join ranks of unlike pipeline stages, which finish their
+            steps at unlike times by design; not judged.
+    """
+
+    ranks: tuple[int, ...]
+    lost_ns: NDArray[np.float64]
+    lateness_ns: NDArray[np.float64]
+    late: NDArray[np.float64]
+    judged: Int64Array
+    arrivals: Arrivals
+    num_judged: int
+    num_below_residual: int
+    num_incomparable: int
+    num_incomplete: int
+    num_across_stages: int = 0
+
+
+def judge_arrivals(run: Run, analyses: Mapping[int, RankAnalysis], num_steps: int) -> Blame:
+    """Blame the last member of every matched collective inside the analysed steps.
+
+    Judged are operations that no member can finish before all have started; in a broadcast or a
+    message the last one to start need not delay the others.
+
+    Args:
+        run: The recording.
+        analyses: Per-rank analyses by rank.
+        num_steps: Number of analysed steps, the same on all ranks.
+    """
+    context = _Context.of(run, analyses)
+    tally = _Tally(len(context.ranks), num_steps)
+    wanted = _waits_for_all(run)
+    # A rank whose tables could not be read is as missing as one that was not recorded.
+    unread = np.diff(context.members.offsets) < np.diff(run.matches.offsets)
+    lacking = ~run.matches.complete | unread
+    for instances, positions in by_size(context.members.offsets):
+        chosen = wanted[instances] & (positions.shape[1] > 1)
+        if not chosen.any():
+            continue
+        alike = context.are_peers(positions)
+        block = _Block.of(context, instances[chosen & alike], positions[chosen & alike])
+        tally.num_across_stages += int((chosen & ~alike).sum())
+        tally.add(block, lacking[block.instance])
+    return tally.blame(context.ranks)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Context:
+    """What judging needs, for all instances.
+
+    ``roots`` and ``last_rank``: per instance, where its lateness comes from, and who came last.
+    ``stage``: of each rank, a number for the pipeline stages that it holds.
+    """
+
+    ranks: tuple[int, ...]
+    members: Members
+    columns: _Columns
+    domains: _DomainsOf
+    roots: Int64Array
+    last_rank: Int64Array
+    stage: Int64Array
+
+    def are_peers(self, positions: Int64Array) -> NDArray[np.bool_]:
+        """For each instance, a row of positions of members: whether all hold the same stages."""
+        stage = self.stage[self.members.rank_index[positions]]
+        same: NDArray[np.bool_] = (stage == stage[:, :1]).all(axis=1)
+        return same
+
+    @staticmethod
+    def of(run: Run, analyses: Mapping[int, RankAnalysis]) -> _Context:
+        index = RowIndex.of(run, analyses)
+        members, columns = index.members(run.matches), _columns(run, index, analyses)
+        ranks = tuple(rank.rank for rank in index.ranks)
+        return _Context(
+            ranks=ranks,
+            members=members,
+            columns=columns,
+            domains=_DomainsOf(run.clock, ranks),
+            roots=find_roots(
+                index,
+                members,
+                columns.start_ns,
+                columns.exposed_wait_ns,
+                columns.exposed_transfer_ns,
+            ),
+            last_rank=_last_rank(members, columns.start_ns),
+            stage=_stage_codes(run, analyses, ranks),
+        )
+
+
+def _stage_codes(
+    run: Run, analyses: Mapping[int, RankAnalysis], ranks: tuple[int, ...]
+) -> Int64Array:
+    held = held_stages(analyses, run)
+    numbers = {stages: number for number, stages in enumerate(dict.fromkeys(held.values()))}
+    return np.array([numbers[held[rank]] for rank in ranks], dtype=np.int64)
+
+
+def _last_rank(members: Members, start_ns: Int64Array) -> Int64Array:
+    """Position of the rank that comes last to each instance; -1 for one without members."""
+    result = np.full(members.count, -1, dtype=np.int64)
+    for instances, positions in by_size(members.offsets):
+        start = start_ns[members.row[positions]]
+        rows = np.arange(len(positions))
+        result[instances] = members.rank_index[positions][rows, start.argmax(axis=1)]
+    return result
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Columns:
+    start_ns: Int64Array  # common clock
+    exposed_wait_ns: Int64Array
+    exposed_transfer_ns: Int64Array
+    step: Int64Array
+
+
+def _columns(run: Run, index: RowIndex, analyses: Mapping[int, RankAnalysis]) -> _Columns:
+    return _Columns(
+        start_ns=index.column(
+            lambda rank: run.clock.to_common(rank.rank, rank.collectives["start_ns"])
+        ),
+        exposed_wait_ns=index.column(lambda rank: analyses[rank.rank].exposed_wait_ns),
+        exposed_transfer_ns=index.column(lambda rank: _exposed_transfer(rank, analyses)),
+        step=index.column(lambda rank: analyses[rank.rank].collective_step),
+    )
+
+
+def _exposed_transfer(rank: Rank, analyses: Mapping[int, RankAnalysis]) -> Int64Array:
+    """Of each row; 0 for messages, in which waiting cannot be told from it."""
+    analysis = analyses[rank.rank]
+    moved = analysis.exposed_ns - np.maximum(analysis.exposed_wait_ns, 0)
+    messages = [kind for kind in CollectiveKind if kind.is_point_to_point]
+    return np.where(np.isin(rank.collectives["kind"], messages), 0, moved).astype(np.int64)
+
+
+def _waits_for_all(run: Run) -> NDArray[np.bool_]:
+    """Per instance: whether its members wait for the last, and the last is known.
+
+    Grouped send and receive among three or more is how NCCL runs an all-to-all.
+    """
+    kind, size = run.matches.kind, np.diff(run.matches.offsets)
+    symmetric = [k for k in CollectiveKind if k.is_symmetric]
+    exchange = (kind == CollectiveKind.SEND_RECV) & (size > 2)
+    waits = np.isin(kind, symmetric) | exchange
+    wanted: NDArray[np.bool_] = waits & comparable_instances(run.matches, run.clock)
+    return wanted
+
+
+class _DomainsOf:
+    """Residual and component of each analysed rank's clock."""
+
+    def __init__(self, clock: ClockAlignment, ranks: tuple[int, ...]) -> None:
+        domain = np.asarray([clock.domain_of(rank) for rank in ranks], dtype=np.int64)
+        # Ranks of one domain share a clock, so an unmeasured residual matters across domains only.
+        self.domain = domain
+        self.residual = clock.residual_ns[domain] if len(domain) else np.empty(0, np.int64)
+        within = clock.residual_ns if clock.within_ns is None else clock.within_ns
+        within = np.where(within == ABSENT, clock.residual_ns, within)
+        self.within = within[domain] if len(domain) else np.empty(0, np.int64)
+        self.component = clock.component[domain] if len(domain) else np.empty(0, np.int32)
+
+    def residual_of(self, rank_index: NDArray[np.int32]) -> Int64Array:
+        """Uncertainty of each instance, shape ``(n,)``; ABSENT where clocks do not compare."""
+        domain, component = self.domain[rank_index], self.component[rank_index]
+        residual = self.residual[rank_index]
+        one_clock = (domain == domain[:, :1]).all(axis=1)
+        comparable = (component == component[:, :1]).all(axis=1) & (residual >= 0).all(axis=1)
+        worst = np.maximum(residual.max(axis=1), 0)
+        own = np.maximum(self.within[rank_index].max(axis=1), 0)
+        across = np.where(comparable, worst, ABSENT)
+        return np.where(one_clock, own, across).astype(np.int64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Block:
+    """Instances of equal size: members as matrices with a row each, the rest one per instance."""
+
+    rank_index: NDArray[np.int32]
+    start_ns: Int64Array
+    exposed_wait_ns: Int64Array
+    step: Int64Array
+    residual_ns: Int64Array
+    instance: Int64Array
+    root: Int64Array
+    blamed: Int64Array
+
+    @staticmethod
+    def of(context: _Context, instances: Int64Array, positions: Int64Array) -> _Block:
+        members, columns, roots = context.members, context.columns, context.roots
+        row, rank_index = members.row[positions], members.rank_index[positions]
+        return _Block(
+            rank_index=rank_index,
+            start_ns=columns.start_ns[row],
+            exposed_wait_ns=columns.exposed_wait_ns[row],
+            step=_first_step(columns.step[row]),
+            residual_ns=context.domains.residual_of(rank_index),
+            instance=instances,
+            root=roots[instances],
+            blamed=context.last_rank[np.maximum(roots[instances], 0)],
+        )
+
+    def take(self, mask: NDArray[np.bool_]) -> _Block:
+        return _Block(
+            **{field.name: getattr(self, field.name)[mask] for field in fields(self)},
+        )
+
+    def could_be_last(self) -> NDArray[np.bool_]:
+        """Members that start no further than the residual before the last."""
+        last = self.start_ns.max(axis=1)
+        near: NDArray[np.bool_] = self.start_ns >= (last - self.residual_ns)[:, None]
+        return near
+
+    def wait_ns(self) -> Int64Array:
+        """Median exposed wait of the members other than the last."""
+        waits = np.maximum(self.exposed_wait_ns, 0)
+        rows = np.arange(len(waits))
+        waits[rows, self.start_ns.argmax(axis=1)] = np.iinfo(np.int64).max
+        others = np.sort(waits, axis=1)[:, :-1]
+        median: Int64Array = np.floor(np.median(others, axis=1)).astype(np.int64)
+        return median
+
+
+def _first_step(steps: Int64Array) -> Int64Array:
+    """The step of an instance: the earliest in which a member sees its end, -1 outside of all.
+
+    All see it at one moment, but the threads of gloo note it late, some in the next step already.
+    """
+    last = np.iinfo(np.int64).max
+    first = np.where(steps < 0, last, steps).min(axis=1)
+    return np.where(first == last, ABSENT, first).astype(np.int64)
+
+
+class _Tally:
+    """Adds blocks up."""
+
+    def __init__(self, num_ranks: int, num_steps: int) -> None:
+        self.shape = (num_ranks, max(num_steps, 1))
+        cells = self.shape[0] * self.shape[1]
+        self.lost = np.zeros(cells)
+        self.lateness = np.zeros(cells)
+        self.seen = np.zeros(cells)
+        self.late = np.zeros(num_ranks)
+        self.judged = np.zeros(num_ranks, dtype=np.int64)
+        self.parts: list[Arrivals] = []
+        self.roots: list[tuple[Int64Array, Int64Array]] = []
+        self.num_below = self.num_incomparable = self.num_incomplete = 0
+        self.num_across_stages = 0
+
+    def add(self, block: _Block, incomplete: NDArray[np.bool_]) -> None:
+        inside = block.step >= 0
+        comparable = block.residual_ns != ABSENT
+        self.num_incomparable += int((inside & ~comparable).sum())
+        kept = inside & comparable
+        block = block.take(kept)
+        self.num_incomplete += int(incomplete[kept].sum())
+        if len(block.step):
+            self._add_judged(block)
+
+    def _add_judged(self, block: _Block) -> None:
+        size = block.start_ns.shape[1]
+        tied = block.could_be_last()
+        num_tied = tied.sum(axis=1)
+        below = (2 * num_tied > size) | (block.root < 0)  # nobody is to blame for a slow link
+        # As a mean over all other ranks, costs of groups side by side can be added.
+        spread = (size - 1) / max(self.shape[0] - 1, 1)
+        cost = np.where(below, 0, block.wait_ns() * spread).astype(np.int64)
+        share = np.where(below, 0.0, 1 / num_tied)[:, None] * tied
+        self._add_cost(block, cost, share)
+        cell = block.rank_index.astype(np.int64) * self.shape[1] + block.step[:, None]
+        late = block.start_ns - np.median(block.start_ns, axis=1)[:, None]
+        _add(self.lateness, cell, late)
+        _add(self.seen, cell, np.ones(cell.shape))
+        _add(self.late, block.rank_index, share)
+        self.judged += np.bincount(block.rank_index.ravel(), minlength=self.shape[0])
+        self.num_below += int((below & (block.root >= 0)).sum())
+        self.parts.append(_arrivals(block, cost, num_tied == 1))
+        self.roots.append((block.instance, block.root))
+
+    def _add_cost(self, block: _Block, cost: Int64Array, share: NDArray[np.float64]) -> None:
+        """To those who could be last; what was handed on, to the rank it came from."""
+        own = (block.root == block.instance) | (block.root < 0)
+        cell = block.rank_index.astype(np.int64) * self.shape[1] + block.step[:, None]
+        _add(self.lost, cell[own], (share * cost[:, None])[own])
+        _add(self.lost, (block.blamed * self.shape[1] + block.step)[~own], cost[~own])
+
+    def blame(self, ranks: tuple[int, ...]) -> Blame:
+        arrivals = _with_roots(_joined(self.parts), self.roots)
+        return Blame(
+            ranks=ranks,
+            lost_ns=self.lost.reshape(self.shape),
+            lateness_ns=(self.lateness / np.maximum(self.seen, 1)).reshape(self.shape),
+            late=self.late,
+            judged=self.judged,
+            arrivals=arrivals,
+            num_judged=len(arrivals.step),
+            num_below_residual=self.num_below,
+            num_incomparable=self.num_incomparable,
+            num_incomplete=self.num_incomplete,
+            num_across_stages=self.num_across_stages,
+        )
+
+
+def _add(into: NDArray[np.float64], cell: NDArray[Any], what: NDArray[Any]) -> None:
+    into += np.bincount(cell.ravel(), weights=what.ravel(), minlength=len(into))
+
+
+def _arrivals(block: _Block, cost: Int64Array, clear: NDArray[np.bool_]) -> Arrivals:
+    ordered = np.sort(block.start_ns, axis=1)
+    return Arrivals(
+        step=block.step,
+        blamed=block.blamed,
+        cost_ns=cost,
+        margin_ns=ordered[:, -1] - ordered[:, -2],
+        rest_spread_ns=ordered[:, -2] - ordered[:, 0],
+        size=np.full(len(cost), block.start_ns.shape[1], dtype=np.int64),
+        clear=clear & (cost > 0),
+        root=block.root,
+    )
+
+
+def _joined(parts: list[Arrivals]) -> Arrivals:
+    def column(name: str) -> Any:
+        arrays = [getattr(part, name) for part in parts]
+        return np.concatenate(arrays) if arrays else np.empty(0, np.int64)
+
+    columns = {field.name: column(field.name) for field in fields(Arrivals)}
+    return Arrivals(**{**columns, "clear": columns["clear"].astype(np.bool_)})
+
+
+def _with_roots(arrivals: Arrivals, roots: list[tuple[Int64Array, Int64Array]]) -> Arrivals:
+    """Roots as entries instead of instances; -1 for a root that was not judged."""
+    if not roots:
+        return arrivals
+    instance, root = (np.concatenate(arrays) for arrays in zip(*roots, strict=True))
+    entry = np.full(int(max(instance.max(), root.max())) + 1, -1, dtype=np.int64)
+    entry[instance] = np.arange(len(instance))
+    return replace(arrivals, root=np.where(root >= 0, entry[root], -1))

@@ -1,0 +1,370 @@
+"""Why a rank arrives late, where the evidence is in the traces; ``unknown`` where it is not.
+
+The rank is compared with the median of its peers in the steps in which it was late. A cause is
+named only if it explains at least :data:`EXPLAINS` of the lateness.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distprof.schema import Int64Array
+from distprof.sections.context import RankAnalysis
+from distprof.sections.idle.pauses import HostPauses
+from distprof.sections.kernels.measure import combine_kernels
+from distprof.sections.kernels.result import KernelsResult, RankSpeed
+from distprof.sections.own_time import HOST, INPUT, OwnTime
+from distprof.sections.stragglers.sequences import SequenceImbalance
+from distprof.sections.telemetry.result import RankTelemetry, TelemetryResult
+from distprof.sections.telemetry.window import WindowSensors
+from distprof.terms import ActivityKind, StragglerCause
+from distprof.units import format_duration, format_ratio
+
+__all__ = ["EXPLAINS", "SLOWER", "Cause", "find_cause", "sensed_difference"]
+
+_Figures: TypeAlias = RankTelemetry | WindowSensors
+
+LOWER_CLOCK = 0.97
+"""Clock relative to the peers' median from which it counts as low."""
+
+MORE_THROTTLED = 0.2
+"""Share of samples beyond the peers' median in which something slows the device down."""
+
+
+def sensed_difference(
+    rank: int, peers: Sequence[int], telemetry: TelemetryResult | None
+) -> tuple[tuple[str, ...], str]:
+    """Sentences on throttling, clocks and heat, and the word for the first that differs.
+
+    Args:
+        rank: The slow rank.
+        peers: Ranks it is compared with, itself among them.
+        telemetry: Of all ranks; nothing is said without it.
+
+    Returns:
+        Evidence, and ``throttled``, ``low_clocks`` or nothing.
+    """
+    rows = {row.rank: row for row in telemetry.ranks} if telemetry is not None else {}
+    with_sensors = [rows[peer] for peer in peers if peer != rank and peer in rows]
+    if rank not in rows or not with_sensors:
+        return (), ""
+    own, others = _comparable(rows[rank], with_sensors)
+    found = [
+        text
+        for text in (_throttling(own, others), _clock(own, others), _heat(own, others))
+        if text is not None
+    ]
+    detail = "low_clocks" if _clock(own, others) else ""
+    detail = "throttled" if _throttling(own, others) else detail
+    return tuple(found), detail
+
+
+def _comparable(
+    own: RankTelemetry, others: Sequence[RankTelemetry]
+) -> tuple[_Figures, list[_Figures]]:
+    """Figures of the analysed steps, where the rank and a peer have them; else of the whole run.
+
+    A device that was throttled before or after says nothing of why these steps were slow.
+    """
+    in_steps: list[_Figures] = [row.in_steps for row in others if row.in_steps is not None]
+    if own.in_steps is not None and in_steps:
+        return own.in_steps, in_steps
+    return own, list(others)
+
+
+def _median(others: Sequence[_Figures], value: Callable[[_Figures], float | None]) -> float | None:
+    known = [number for number in map(value, others) if number is not None]
+    return float(np.median(known)) if known else None
+
+
+def _throttling(own: _Figures, others: Sequence[_Figures]) -> str | None:
+    usual = _median(others, lambda row: row.throttled_ratio)
+    if own.throttled_ratio is None or usual is None:
+        return None
+    if own.throttled_ratio - usual < MORE_THROTTLED:
+        return None
+    reasons = ", ".join(sorted(own.throttle_reasons, key=lambda key: -own.throttle_reasons[key]))
+    return (
+        f"its device is throttled in {format_ratio(own.throttled_ratio)} of the samples "
+        f"({reasons or 'no reason told'}), its peers' median is {format_ratio(usual)}"
+    )
+
+
+def _clock(own: _Figures, others: Sequence[_Figures]) -> str | None:
+    usual = _median(others, lambda row: row.sm_clock_mhz_median)
+    if own.sm_clock_mhz_median is None or not usual:
+        return None
+    if own.sm_clock_mhz_median > LOWER_CLOCK * usual:
+        return None
+    return f"its clock is {own.sm_clock_mhz_median} MHz, its peers' median is {usual:.0f} MHz"
+
+
+def _heat(own: _Figures, others: Sequence[_Figures]) -> str | None:
+    usual = _median(others, lambda row: row.temperature_c_max)
+    if own.temperature_c_max is None or usual is None or own.temperature_c_max < usual + 8:
+        return None
+    return f"it gets {own.temperature_c_max} °C hot, its peers' median is {usual:.0f} °C"
+
+
+# Why a rank arrives late, where the evidence is in the traces; ``unknown`` where it is not -------
+
+EXPLAINS = 0.5
+"""Part of the lateness that a cause must explain."""
+
+SLOWER = 1.03
+"""Kernel time relative to peers from which a device counts as slow, or its work as more."""
+
+UNIFORM = 0.7
+"""Share of kernel time that must be slower alike for the device, not the work, to be blamed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """A cause, what of it where that is known, and the sentences it rests on."""
+
+    cause: StragglerCause
+    evidence: tuple[str, ...] = ()
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Excess:
+    """Time per late step that a rank spends beyond the median of its peers."""
+
+    what: str
+    ns: float
+    peers_ns: float
+
+
+def find_cause(
+    rank: int,
+    steps: Sequence[int],
+    lateness_ns: float,
+    analyses: Mapping[int, RankAnalysis],
+    kernels: KernelsResult,
+    own_time: OwnTime,
+    pauses: Mapping[int, HostPauses] | None = None,
+    proven: str = "",
+    telemetry: TelemetryResult | None = None,
+    sequences: SequenceImbalance | None = None,
+) -> Cause:
+    """The cause of a rank's lateness.
+
+    Args:
+        rank: The late rank.
+        steps: Indices of the steps in which it was late.
+        lateness_ns: What it cost in such a step.
+        analyses: Of all ranks.
+        kernels: For the speed of the rank's kernels relative to its peers'.
+        own_time: Of all ranks.
+        pauses: What probes recorded of each rank's training thread.
+        proven: Part of own time that is known to be the reason; empty to look for it.
+        telemetry: Sensors of the devices, for why one is slow.
+        sequences: Where computation differs by sequence lengths.
+    """
+    position = own_time.ranks.index(rank)
+    for what, values in _logged(own_time.ranks, analyses, pauses or {}).items():
+        logged = _excess(position, steps, what, values, own_time.beyond_peers(values))
+        if lateness_ns > 0 and logged.ns >= EXPLAINS * lateness_ns:
+            return Cause(_CAUSES[what], (_text(logged),), "gc" if what == COLLECTING else "")
+    excesses = [
+        _excess(position, steps, what, values, own_time.excess[what])
+        for what, values in own_time.parts.items()
+    ]
+    largest = max(excesses, key=lambda excess: (excess.what == proven, excess.ns))
+    if lateness_ns <= 0 or largest.ns < EXPLAINS * lateness_ns:
+        return Cause(StragglerCause.UNKNOWN, (_nothing(excesses, lateness_ns),))
+    text = _text(largest)
+    if largest.what in _CAUSES:
+        return Cause(_CAUSES[largest.what], (text,))
+    if sequences is not None:
+        return Cause(StragglerCause.MORE_WORK, (text, _LENGTHS), "sequence_length")
+    if len(steps) < EXPLAINS * len(analyses[rank].steps):
+        why = "kernel times of single steps are not kept: slower device or more work"
+        return Cause(StragglerCause.UNKNOWN, (text, why))
+    peers = [own_time.ranks[other] for other in own_time.peers[position]]
+    among = {other: analyses[other] for other in peers}
+    longer = largest.ns / max(largest.peers_ns, 1.0)
+    tokens = _token_ratio(rank, peers, steps, analyses, pauses or {})
+    if tokens is not None and tokens - 1 >= EXPLAINS * longer:
+        why = f"it trains on {tokens:.3g} times as many tokens as its peers"
+        return Cause(StragglerCause.MORE_WORK, (text, why), "tokens")
+    cause, why = _computes_longer(rank, longer, among, _speeds(among, analyses, kernels))
+    if cause is StragglerCause.SLOW_DEVICE:
+        sensed, detail = sensed_difference(rank, peers, telemetry)
+        return Cause(cause, (text, why, *sensed), detail)
+    return Cause(cause, (text, why))
+
+
+def _token_ratio(
+    rank: int,
+    peers: Sequence[int],
+    steps: Sequence[int],
+    analyses: Mapping[int, RankAnalysis],
+    pauses: Mapping[int, HostPauses],
+) -> float | None:
+    """The rank's tokens over the median peer's in the late steps; None where logs do not tell."""
+    numbers = [
+        analyses[rank].steps[step].step for step in steps if step < len(analyses[rank].steps)
+    ]
+    told = {peer: pauses[peer].tokens if peer in pauses else None for peer in peers}
+    if not numbers or len(peers) < 2 or any(tokens is None for tokens in told.values()):
+        return None
+    total = {
+        peer: sum((tokens or {}).get(number, 0) for number in numbers)
+        for peer, tokens in told.items()
+    }
+    usual = float(np.median([count for peer, count in total.items() if peer != rank]))
+    return total[rank] / usual if usual > 0 else None
+
+
+_LENGTHS = "computation follows sequence lengths, on all ranks"
+
+
+def _speeds(
+    among: Mapping[int, RankAnalysis],
+    analyses: Mapping[int, RankAnalysis],
+    kernels: KernelsResult,
+) -> KernelsResult:
+    """How fast kernels are beside the peers' alone: other stages do other work."""
+    return kernels if len(among) == len(analyses) else combine_kernels(list(among.values()))
+
+
+COLLECTING = "garbage collection"
+
+LOGGED_INPUT = "the step log's input phase"
+
+_CAUSES = {
+    INPUT: StragglerCause.LATE_INPUT,
+    HOST: StragglerCause.LATE_HOST,
+    COLLECTING: StragglerCause.LATE_HOST,
+    LOGGED_INPUT: StragglerCause.LATE_INPUT,
+}
+
+
+def _logged(
+    ranks: Sequence[int],
+    analyses: Mapping[int, RankAnalysis],
+    pauses: Mapping[int, HostPauses],
+) -> dict[str, Int64Array]:
+    """Time of each rank per analysed step by what its probes saw; nothing unless all have it."""
+    found = {}
+    for what, field in ((COLLECTING, "gc_ns"), (LOGGED_INPUT, "input_ns")):
+        told = [getattr(pauses.get(rank), field, None) for rank in ranks]
+        known = [times for times in told if times is not None]
+        if len(known) == len(ranks):
+            found[what] = _by_step(known, [analyses[rank] for rank in ranks])
+    return found
+
+
+def _by_step(told: Sequence[Mapping[int, int]], analyses: Sequence[RankAnalysis]) -> Int64Array:
+    longest = max(len(analysis.steps) for analysis in analyses)
+    table = np.zeros((len(told), longest), dtype=np.int64)
+    for row, times, analysis in zip(table, told, analyses, strict=True):
+        row[: len(analysis.steps)] = [times.get(step.step, 0) for step in analysis.steps]
+    return table
+
+
+def _text(excess: _Excess) -> str:
+    return (
+        f"{excess.what} takes {format_duration(excess.ns + excess.peers_ns)} in a late step, "
+        f"its peers' median is {format_duration(excess.peers_ns)}"
+    )
+
+
+def _excess(
+    position: int,
+    steps: Sequence[int],
+    what: str,
+    values: Int64Array,
+    excess: NDArray[np.float64],
+) -> _Excess:
+    if len(steps) == 0 or len(values) < 2:
+        return _Excess(what, 0.0, 0.0)
+    chosen = list(steps)
+    own, more = values[position, chosen], excess[position, chosen]
+    return _Excess(what, float(more.mean()), float((own - more).mean()))
+
+
+def _nothing(excesses: Sequence[_Excess], lateness_ns: float) -> str:
+    found = ", ".join(f"{e.what} {format_duration(max(e.ns, 0.0))}" for e in excesses)
+    return f"of {format_duration(lateness_ns)} lateness the traces explain: {found}"
+
+
+def _computes_longer(
+    rank: int, longer: float, analyses: Mapping[int, RankAnalysis], kernels: KernelsResult
+) -> tuple[StragglerCause, str]:
+    """Slow device, or more work: by the same kernels' times and numbers on its peers.
+
+    ``longer`` is what it computes beyond its peers, relative to them: of a small excess, kernels
+    need explain no more than :data:`EXPLAINS`.
+    """
+    speed = next((s for s in kernels.ranks if s.rank == rank), None)
+    if speed is not None and _is_more(speed.relative_work):
+        return StragglerCause.MORE_WORK, _work_text(speed)
+    if speed is None or speed.relative_time is None:
+        return StragglerCause.UNKNOWN, "its kernels cannot be compared with its peers'"
+    if speed.relative_time < min(SLOWER, 1 + EXPLAINS * longer):
+        return (
+            StragglerCause.MORE_WORK,
+            "its kernels are as fast as its peers', so it has more work",
+        )
+    uniform = _slower_share(rank, analyses, speed.relative_time)
+    text = (
+        f"its kernels take {speed.relative_time:.3g} times as long as the same kernels of its "
+        f"peers, {format_ratio(uniform)} of the kernel time alike"
+    )
+    if uniform >= UNIFORM:
+        return StragglerCause.SLOW_DEVICE, text
+    return StragglerCause.MORE_WORK, f"{text}: larger inputs, not a slower device"
+
+
+def _is_more(relative_work: float | None) -> bool:
+    return relative_work is not None and relative_work >= SLOWER
+
+
+def _work_text(speed: RankSpeed) -> str:
+    return f"it launches {speed.relative_work:.2f} times as many kernels as its peers"
+
+
+def _slower_share(rank: int, analyses: Mapping[int, RankAnalysis], relative_time: float) -> float:
+    """Share of the rank's kernel time in kernels that are slower than its peers', much alike.
+
+    Alike is at least half as much slower as all together or, where small kernels are slowed far
+    more than large ones, as the kernel in the middle of the kernel time.
+    """
+    ratios, totals = _ratios(rank, analyses)
+    if not totals.sum():
+        return 0.0
+    order = np.argsort(ratios)
+    middle = np.searchsorted(np.cumsum(totals[order]), totals.sum() / 2)
+    usual = float(ratios[order][middle])
+    slower = min(relative_time, usual) if usual >= SLOWER else relative_time
+    return float(totals[ratios >= (1 + slower) / 2].sum() / totals.sum())
+
+
+def _ratios(
+    rank: int, analyses: Mapping[int, RankAnalysis]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Of each kernel shared with peers: its median time over theirs, and its total time."""
+    peers = [_medians(analysis) for other, analysis in analyses.items() if other != rank]
+    found = []
+    for name, (median, total) in _medians(analyses[rank]).items():
+        others = [medians[name][0] for medians in peers if name in medians]
+        if others:
+            found.append((median / max(float(np.median(others)), 1.0), float(total)))
+    table = np.array(found, dtype=np.float64).reshape(-1, 2)
+    return table[:, 0], table[:, 1]
+
+
+def _medians(analysis: RankAnalysis) -> dict[str, tuple[int, int]]:
+    return {
+        kernel.name: (kernel.median_ns, kernel.total_ns)
+        for kernel in analysis.kernels
+        if kernel.kind == ActivityKind.COMPUTATION
+    }

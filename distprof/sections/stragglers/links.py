@@ -1,0 +1,260 @@
+"""Is a link slow: the same collective takes some groups longer to transfer than others.
+
+A transfer runs from the last member's start to the end, so nobody's lateness is in it. Groups of
+one axis do the same at the same time; a group of them whose transfers of the same kind and size
+take longer than the other groups' passes a slow link. Where several such groups have members in
+common, the link is one of theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from msgspec.structs import replace
+
+from distprof.join.matched import Members, RowIndex, segment_median
+from distprof.run.codes import distinct
+from distprof.run.run import Rank, Run
+from distprof.run.topology import ProcessGroup
+from distprof.schema import ABSENT, Int64Array
+from distprof.sections.base import Record
+from distprof.sections.context import RankAnalysis
+from distprof.terms import CollectiveKind
+
+__all__ = ["SlowLink", "find_slow_links"]
+
+SLOWER = 1.15
+"""Transfer relative to that of the other groups from which a link counts as slow."""
+MIN_SHARE = 0.005
+"""Share of the step below which a link is not worth a word."""
+MIN_INSTANCES = 5
+LEAST_QUANTILE = 0.2
+"""This share of a slow group's transfers may be as short as the other groups' median."""
+
+
+class SlowLink(Record, frozen=True, kw_only=True):
+    """Ranks whose transfers take longer than the same of other groups.
+
+    Args:
+        ranks: Those that the slow transfers have in common; one of their links is slow.
+        nodes: Their nodes, as far as known.
+        axis: Mesh axis or description of their groups.
+        kind: Of the collectives that lose most.
+        bytes: Their size, None when unknown.
+        transfer_ns: Median of theirs.
+        others_ns: Median of the other groups'.
+        ratio: The one over the other.
+        num_compared: Other groups.
+        lost_ns_per_step: Exposed transfer beyond the other groups', mean per step.
+        share_of_step_ratio: The same over the mean step.
+    """
+
+    ranks: tuple[int, ...]
+    nodes: tuple[str, ...]
+    axis: str
+    kind: str
+    bytes: int | None
+    transfer_ns: int
+    others_ns: int
+    ratio: float
+    num_compared: int
+    lost_ns_per_step: int
+    share_of_step_ratio: float
+
+
+def find_slow_links(
+    run: Run,
+    analyses: Mapping[int, RankAnalysis],
+    wait_ends: Mapping[int, Int64Array],
+    mean_step_ns: float,
+) -> tuple[SlowLink, ...]:
+    """Slow links, dearest first; one entry per set of ranks.
+
+    Args:
+        run: The recording.
+        analyses: Per-rank analyses by rank.
+        wait_ends: When the last member of each collective started, on each rank's own clock.
+        mean_step_ns: What shares are shares of.
+    """
+    cells = _cells(run, analyses, wait_ends)
+    if cells is None:
+        return ()
+    num_steps = max(len(analysis.steps) for analysis in analyses.values())
+    found: dict[tuple[int, ...], list[SlowLink]] = {}
+    for members in _by_class(run, cells).values():
+        for link in _of_class(run, cells, members, max(num_steps, 1), mean_step_ns):
+            found.setdefault(link.ranks, []).append(link)
+    together = [_together(parts) for parts in found.values()]
+    links = [link for link in together if link.share_of_step_ratio >= MIN_SHARE]
+    return tuple(sorted(links, key=lambda link: (-link.lost_ns_per_step, link.ranks)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Cells:
+    """Transfers of one group, kind and size each; arrays of one length.
+
+    Args:
+        group: Index of the process group.
+        kind: A CollectiveKind.
+        bytes: ABSENT where unknown.
+        count: Transfers.
+        median_ns: Of the transfers.
+        least_ns: The transfer at :data:`LEAST_QUANTILE`.
+        exposed_ns: Exposed part, the median member's, all transfers together.
+    """
+
+    group: Int64Array
+    kind: Int64Array
+    bytes: Int64Array
+    count: Int64Array
+    median_ns: Int64Array
+    least_ns: Int64Array
+    exposed_ns: Int64Array
+
+
+def _cells(
+    run: Run, analyses: Mapping[int, RankAnalysis], wait_ends: Mapping[int, Int64Array]
+) -> _Cells | None:
+    index = RowIndex.of(run, analyses)
+    members = index.members(run.matches)
+    chosen = _chosen(run, analyses, index, members)
+    if len(chosen) == 0:
+        return None
+    transfer, exposed = _columns(index, analyses, wait_ends)
+    lengths = segment_median(transfer[members.row], members.offsets)[chosen]
+    exposed_ns = segment_median(exposed[members.row], members.offsets)[chosen]
+    known = lengths >= 0
+    chosen, lengths, exposed_ns = chosen[known], lengths[known], exposed_ns[known]
+    if len(chosen) == 0:
+        return None
+    matches = run.matches
+    keys = np.stack(
+        [column[chosen].astype(np.int64) for column in (matches.group, matches.kind, matches.bytes)]
+    )
+    order = np.lexsort((lengths, *keys))
+    table = keys[:, order]
+    changes = np.flatnonzero((np.diff(table, axis=1) != 0).any(axis=0)) + 1
+    first = np.concatenate(([0], changes)).astype(np.int64)
+    count = np.diff(np.append(first, len(order)))
+    ordered = lengths[order]
+    return _Cells(
+        group=table[0, first],
+        kind=table[1, first],
+        bytes=table[2, first],
+        count=count,
+        median_ns=ordered[first + (count - 1) // 2],
+        least_ns=ordered[first + (LEAST_QUANTILE * (count - 1)).astype(np.int64)],
+        exposed_ns=np.add.reduceat(exposed_ns[order], first),
+    )
+
+
+def _chosen(
+    run: Run, analyses: Mapping[int, RankAnalysis], index: RowIndex, members: Members
+) -> Int64Array:
+    """Complete instances inside the analysed steps, of kinds that move the same in each group."""
+    matches = run.matches
+    kinds = [kind for kind in CollectiveKind if kind.is_symmetric and kind not in _BY_CONTENT]
+    wanted = matches.complete & np.isin(matches.kind, kinds)
+    wanted &= np.diff(members.offsets) == np.diff(matches.offsets)
+    wanted &= np.diff(members.offsets) > 1
+    known = np.array([bool(group.ranks) for group in run.topology.groups], dtype=np.bool_)
+    wanted &= np.isin(matches.group, np.flatnonzero(known))
+    instances = np.flatnonzero(wanted)
+    step = index.column(lambda rank: analyses[rank.rank].collective_step)
+    inside: Int64Array = instances[step[members.first_row[instances]] >= 0]
+    return inside
+
+
+_BY_CONTENT = (CollectiveKind.ALL_TO_ALL, CollectiveKind.SEND_RECV, CollectiveKind.BARRIER)
+"""How long these take depends on what is sent, or they send nothing."""
+
+
+def _columns(
+    index: RowIndex, analyses: Mapping[int, RankAnalysis], wait_ends: Mapping[int, Int64Array]
+) -> tuple[Int64Array, Int64Array]:
+    """Of each row its transfer, ABSENT where not known, and the exposed part of it."""
+
+    def transfer(rank: Rank) -> Int64Array:
+        until = wait_ends[rank.rank]
+        whole = np.maximum(rank.collectives["end_ns"] - until, 0)
+        return np.where(until == ABSENT, ABSENT, whole).astype(np.int64)
+
+    def exposed(rank: Rank) -> Int64Array:
+        analysis = analyses[rank.rank]
+        rest = analysis.exposed_ns - np.maximum(analysis.exposed_wait_ns, 0)
+        return rest.astype(np.int64)
+
+    return index.column(transfer), index.column(exposed)
+
+
+def _by_class(run: Run, cells: _Cells) -> Mapping[tuple[int, int, int, str, int], list[int]]:
+    """Cells of the same kind and size, on groups of the same size, axis and number of nodes."""
+    groups = run.topology.groups
+    looks = {
+        code: (len(groups[code].ranks), _axis(groups[code]), len(_nodes(run, groups[code].ranks)))
+        for code in distinct(cells.group).tolist()
+    }
+    found: dict[tuple[int, int, int, str, int], list[int]] = {}
+    for cell, code in enumerate(cells.group.tolist()):
+        if cells.count[cell] >= MIN_INSTANCES:
+            key = (int(cells.kind[cell]), int(cells.bytes[cell]), *looks[code])
+            found.setdefault(key, []).append(cell)
+    return found
+
+
+def _axis(group: ProcessGroup) -> str:
+    return group.axis.value if group.axis is not None else group.description
+
+
+def _nodes(run: Run, ranks: tuple[int, ...]) -> tuple[str, ...]:
+    """Names of the nodes that ranks run on, as far as known."""
+    wanted = set(ranks)
+    return tuple(name for name, held in run.topology.nodes.items() if wanted & set(held))
+
+
+def _of_class(
+    run: Run, cells: _Cells, members: list[int], num_steps: int, mean_step_ns: float
+) -> Iterator[SlowLink]:
+    """Groups that are slower than the others; at most half of them can be."""
+    medians = cells.median_ns[members]
+    if len(members) < 2:
+        return
+    usual = int(np.sort(medians)[(len(members) - 1) // 2])  # of two, the faster is the measure
+    slow = [
+        cell
+        for cell, median in zip(members, medians.tolist(), strict=True)
+        if usual > 0 and median >= SLOWER * usual and cells.least_ns[cell] > usual
+    ]
+    ranks = [frozenset(run.topology.groups[int(cells.group[cell])].ranks) for cell in slow]
+    shared = frozenset.intersection(*ranks) if ranks else frozenset()
+    for cell, held in zip(slow, ranks, strict=True):
+        blamed = tuple(sorted(shared or held))
+        median = int(cells.median_ns[cell])
+        lost = float(cells.exposed_ns[cell]) * (1 - usual / median) / num_steps
+        group = run.topology.groups[int(cells.group[cell])]
+        size = int(cells.bytes[cell])
+        yield SlowLink(
+            ranks=blamed,
+            nodes=_nodes(run, blamed),
+            axis=_axis(group),
+            kind=CollectiveKind(int(cells.kind[cell])).label,
+            bytes=None if size == ABSENT else size,
+            transfer_ns=median,
+            others_ns=usual,
+            ratio=median / usual,
+            num_compared=len(members) - len(slow),
+            lost_ns_per_step=int(lost),
+            share_of_step_ratio=lost / max(mean_step_ns, 1.0),
+        )
+
+
+def _together(parts: Sequence[SlowLink]) -> SlowLink:
+    """One entry for all that the same ranks lose: the dearest stands for it, the costs add up."""
+    dearest = max(parts, key=lambda link: link.lost_ns_per_step)
+    return replace(
+        dearest,
+        lost_ns_per_step=sum(link.lost_ns_per_step for link in parts),
+        share_of_step_ratio=sum(link.share_of_step_ratio for link in parts),
+    )

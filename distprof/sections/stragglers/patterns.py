@@ -1,0 +1,296 @@
+"""Is a rank late more often than chance makes one: persistent, transient, rotating or nobody.
+
+In a healthy job some rank is last at every collective, and waiting adds up. A rank is named only if
+it costs at least :data:`MIN_SHARE` of the step and one of these holds:
+
+- *chance*: its share of each step's loss is too large for ranks that are all alike. Under that
+  hypothesis its share in a step is one of that step's shares drawn at random; the probability that
+  their mean gets so large is bounded by Chernoff's inequality with the exact moment generating
+  function, times the number of ranks.
+- *steady*: over at least three steps its mean lateness is beyond chance by Student's t test, or
+  :data:`STEADY` times its standard deviation.
+- *own time*: over at least three steps one part of its own time
+  (:mod:`distprof.sections.own_time`) is longer than its peers' beyond chance (t test), and by at
+  least :data:`EXPLAINS` of what the rank costs.
+- *standing out*: at single collectives it comes later than the second last by :data:`STAND_OUT`
+  times the distance at which the other members usually lie apart (their 90th percentile).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distprof.sections.own_time import OwnTime, chance_of_mean
+from distprof.sections.stragglers.arrivals import Arrivals, Blame
+from distprof.terms import StragglerPattern
+from distprof.units import format_ratio
+
+__all__ = [
+    "ALPHA",
+    "EXPLAINS",
+    "MIN_SHARE",
+    "MOST_STEPS",
+    "Verdict",
+    "chance_of_share",
+    "find_patterns",
+    "proven_by_own_time",
+]
+
+MIN_SHARE = 0.01
+"""Share of the step below which nobody is named."""
+ALPHA = 0.002
+"""Chance of naming a rank of a healthy job that is accepted."""
+ALPHA_OWN_TIME = 0.01
+"""The same by own time, where what the rank costs must agree."""
+EXPLAINS = 0.5
+"""Part of the cost that own time beyond the peers' must explain."""
+MOST_STEPS = 0.6
+"""Share of the steps in which a persistent straggler (or all of them together) costs most."""
+STEADY = 10.0
+STAND_OUT = 3.0
+MIN_STALL = 0.1
+"""Share of a step that a late arrival must cost: any machine has small ones."""
+LONE_STALL = 0.25
+"""The same for a rank that stalls in one step only."""
+DOMINANT = 0.8
+"""Share of what they cost from which one rank is the one that stalls."""
+MIN_STEPS = 3
+"""Fewer steps cannot tell persistent from transient."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What was concluded about one rank.
+
+    Args:
+        position: Among the analysed ranks.
+        pattern: Never ``none``.
+        confidence: 0 to 1, before what the capture lacks is taken into account.
+        steps: Indices of the steps in which it was late.
+        why: One sentence each.
+        part: Of own time, that proves it; empty where something else does.
+    """
+
+    position: int
+    pattern: StragglerPattern
+    confidence: float
+    steps: tuple[int, ...]
+    why: tuple[str, ...]
+    part: str = ""
+
+
+def find_patterns(
+    blame: Blame, step_ns: float, own_time: OwnTime | None = None
+) -> tuple[Verdict, ...]:
+    """Verdicts on the ranks worth naming; empty for a healthy job.
+
+    Args:
+        blame: What each rank cost.
+        step_ns: Typical step time, at least 1.
+        own_time: Of the same ranks.
+    """
+    num_ranks, num_steps = blame.lost_ns.shape
+    if num_ranks < 2 or blame.num_judged == 0:
+        return ()
+    persistent = proven_by_own_time(blame, step_ns, own_time)
+    if num_steps >= MIN_STEPS:
+        persistent = persistent or _persistent(blame, step_ns)
+    return persistent or _by_events(blame, step_ns)
+
+
+def chance_of_share(shares: NDArray[np.float64], position: int) -> float:
+    """Upper bound of the chance that any rank of a healthy job gets so large a share.
+
+    Args:
+        shares: Each step's loss divided up between ranks, shape ``(P, S)``, columns sum to 1.
+        position: The rank whose mean share is judged.
+    """
+    num_ranks, num_steps = shares.shape
+    if num_steps == 0:
+        return 1.0
+    observed = float(shares[position].sum())
+    logs = [
+        float(np.log(np.exp(theta * (shares - 1)).mean(axis=0)).sum())
+        + theta * (num_steps - observed)
+        for theta in np.geomspace(0.05, 200, 60).tolist()
+    ]
+    chance: float = num_ranks * math.exp(min(logs))
+    return min(1.0, chance)
+
+
+def proven_by_own_time(
+    blame: Blame, step_ns: float, own_time: OwnTime | None
+) -> tuple[Verdict, ...]:
+    """Ranks whose own time shows why the others wait for them; at most half of all.
+
+    Args:
+        blame: What each rank cost.
+        step_ns: Typical step time, at least 1.
+        own_time: Of the same ranks.
+    """
+    if own_time is None or own_time.total_excess.shape != blame.lost_ns.shape:
+        return ()
+    if blame.lost_ns.shape[1] < MIN_STEPS:
+        return ()
+    total = np.median(own_time.total_excess, axis=1)  # a rank that gains elsewhere is not late
+    cost = blame.lost_ns.mean(axis=1)
+    least = np.maximum(MIN_SHARE * step_ns, EXPLAINS * cost)
+    costs = (cost >= MIN_SHARE * step_ns) & (cost >= EXPLAINS * cost.max())
+    num_tests = len(cost) * len(own_time.parts)
+    parts = list(own_time.parts)
+    chance = np.ones((len(parts), len(cost)))
+    for row, part in enumerate(parts):
+        excess = own_time.excess[part]
+        usual = np.median(excess, axis=1)
+        counts = costs & (excess.mean(axis=1) >= least) & (total >= EXPLAINS * usual)
+        chance[row] = np.where(counts, np.minimum(1.0, num_tests * own_time.chance(part)), 1.0)
+    best, proof = chance.min(axis=0), chance.argmin(axis=0)
+    named = np.flatnonzero(best <= ALPHA_OWN_TIME).tolist()
+    if len(named) > len(cost) / 2:
+        return ()
+    return tuple(
+        _own_time_verdict(blame, position, float(best[position]), parts[proof[position]])
+        for position in named
+    )
+
+
+def _own_time_verdict(blame: Blame, position: int, chance: float, part: str) -> Verdict:
+    verdict = _persistent_verdict(blame, position, min(0.99, 1 - chance))
+    every_step = tuple(range(blame.lost_ns.shape[1]))  # late steps alone are those of much noise
+    return replace(verdict, steps=every_step, part=part)
+
+
+def _persistent(blame: Blame, step_ns: float) -> tuple[Verdict, ...]:
+    lost = blame.lost_ns
+    steps_with_loss = lost.sum(axis=0) > 0
+    shares = lost[:, steps_with_loss] / lost[:, steps_with_loss].sum(axis=0)
+    suspects: dict[int, float] = {}
+    for position in np.flatnonzero(lost.mean(axis=1) >= MIN_SHARE * step_ns).tolist():
+        chance = chance_of_share(shares, position)
+        if chance > ALPHA and not _is_steady(blame, position):
+            continue
+        suspects[position] = min(0.99, 1 - chance) if chance <= ALPHA else 0.9
+    top = np.argmax(lost[:, steps_with_loss], axis=0)
+    if not suspects or len(suspects) > lost.shape[0] / 2:
+        return ()
+    if np.isin(top, list(suspects)).mean() < MOST_STEPS:
+        return ()
+    return tuple(
+        _persistent_verdict(blame, position, confidence)
+        for position, confidence in suspects.items()
+    )
+
+
+def _is_steady(blame: Blame, position: int) -> bool:
+    """Whether a rank is late in each step, by much the same time or beyond chance."""
+    lateness = blame.lateness_ns[position]
+    chance = len(blame.ranks) * float(chance_of_mean(lateness[None])[0])
+    return chance <= ALPHA or bool(lateness.mean() > STEADY * lateness.std(ddof=1))
+
+
+def _persistent_verdict(blame: Blame, position: int, confidence: float) -> Verdict:
+    lost = blame.lost_ns
+    late = np.flatnonzero(lost[position] > 0)
+    num_top = int((np.argmax(lost, axis=0) == position).sum())
+    return Verdict(
+        position=position,
+        pattern=StragglerPattern.PERSISTENT,
+        confidence=confidence,
+        steps=tuple(late.tolist()),
+        why=(
+            f"cost the others most in {num_top} of {lost.shape[1]} steps; "
+            f"last at {format_ratio(_late_share(blame, position))} of its collectives",
+        ),
+    )
+
+
+def _late_share(blame: Blame, position: int) -> float:
+    return float(blame.late[position] / max(int(blame.judged[position]), 1))
+
+
+def _by_events(blame: Blame, step_ns: float) -> tuple[Verdict, ...]:
+    """Single late arrivals that stand out: one rank's (transient) or in turn many ranks'."""
+    events = _events(blame, step_ns)
+    num_steps = blame.lost_ns.shape[1]
+    total = events.sum()
+    if total < MIN_SHARE * step_ns * num_steps:
+        return ()
+    per_rank = events.sum(axis=1)
+    involved = np.flatnonzero(per_rank >= 0.02 * total)
+    dominant = np.flatnonzero(per_rank >= DOMINANT * total)
+    if len(dominant):
+        return (_transient_verdict(events, int(dominant[0])),)
+    if len(involved) >= MIN_STEPS:
+        return tuple(_rotating_verdict(events, int(position)) for position in involved)
+    if 2 * len(involved) >= len(per_rank):
+        return ()  # half of all ranks, each now and then: that is nobody in particular
+    return tuple(_transient_verdict(events, int(position)) for position in involved)
+
+
+def _events(blame: Blame, step_ns: float) -> NDArray[np.float64]:
+    """What standing out cost, shape ``(P, S)``: no more than the margin to the second last.
+
+    Lateness handed on stands out where it came from. A rank that stalls in one step only must do so
+    for longer.
+    """
+    arrivals = blame.arrivals
+    stands_out = arrivals.clear & (arrivals.margin_ns >= STAND_OUT * _usual_distance(arrivals))
+    stands_out = np.where(arrivals.root >= 0, stands_out[arrivals.root], False)
+    excess = np.minimum(arrivals.cost_ns, arrivals.margin_ns)
+    stands_out &= excess >= MIN_STALL * step_ns
+    excess = excess[stands_out]
+    num_ranks, num_steps = blame.lost_ns.shape
+    cell = arrivals.blamed[stands_out] * num_steps + arrivals.step[stands_out]
+    sums = np.bincount(cell, weights=excess.astype(np.float64), minlength=num_ranks * num_steps)
+    events = sums.astype(np.float64).reshape(num_ranks, num_steps)
+    once = (events > 0).sum(axis=1, keepdims=True) == 1
+    result: NDArray[np.float64] = np.where(once & (events < LONE_STALL * step_ns), 0.0, events)
+    return result
+
+
+def _usual_distance(arrivals: Arrivals) -> float:
+    """How far members other than the last usually lie apart.
+
+    Between two members there are no others: then it is how far the two usually lie apart.
+    """
+    three_or_more = arrivals.size > 2
+    if three_or_more.any():
+        return float(np.percentile(arrivals.rest_spread_ns[three_or_more], 90))
+    return float(np.percentile(arrivals.margin_ns, 90))
+
+
+def _transient_verdict(events: NDArray[np.float64], position: int) -> Verdict:
+    steps = np.flatnonzero(events[position] > 0)
+    num_steps = events.shape[1]
+    where = f"{len(steps)} of {num_steps} steps" if num_steps > 1 else "the only window"
+    why = [f"arrived far behind all others in {where}"]
+    lasting = num_steps >= MIN_STEPS and len(steps) >= MOST_STEPS * num_steps
+    if num_steps < MIN_STEPS:
+        windows = "one window was" if num_steps == 1 else f"{num_steps} steps were"
+        why.append(f"only {windows} analysed: whether it lasts cannot be told")
+    return Verdict(
+        position=position,
+        pattern=StragglerPattern.PERSISTENT if lasting else StragglerPattern.TRANSIENT,
+        confidence=0.8 if num_steps >= MIN_STEPS else 0.6,
+        steps=tuple(steps.tolist()),
+        why=tuple(why),
+    )
+
+
+def _rotating_verdict(events: NDArray[np.float64], position: int) -> Verdict:
+    steps = np.flatnonzero(events[position] > 0)
+    num_involved = int((events.sum(axis=1) > 0).sum())
+    return Verdict(
+        position=position,
+        pattern=StragglerPattern.ROTATING,
+        confidence=0.7,
+        steps=tuple(steps.tolist()),
+        why=(
+            f"one of {num_involved} ranks that in turn arrive far behind all others; "
+            f"its turn in {len(steps)} of {events.shape[1]} steps",
+        ),
+    )

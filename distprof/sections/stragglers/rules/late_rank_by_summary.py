@@ -1,0 +1,89 @@
+"""# late-rank-by-summary
+
+## What it detects
+By a table of collectives' durations, one rank comes last to nearly all that the others wait for.
+
+## Why it costs time
+A collective ends when its last member has come. Until then all others wait, however fast links are,
+and a step is as long as the late rank makes it.
+
+## Evidence needed
+A table of collectives by rank (`distprof analyze nccl_summary.csv`, or `--with`), with a row for
+every member of a group. With traces the other rules of this family tell more, and this one is
+silent.
+
+## How the cost is computed
+It is not: the table knows no steps. The message has the waiting in a mean call, which is what the
+others' mean exceeds the late rank's own by.
+
+## How to fix
+Look at what the late rank does before its collectives: its clocks and temperature, work that only
+it does (logging, checkpoints, evaluation), its share of the batch. A trace of all ranks tells.
+
+## Example
+```text
+late-rank-by-summary: Rank 4 comes last: 65.2 % of the time in collectives is waiting, and 99.8 % of
+that is for it. In a mean reduce_scatter of 3.42 GB the others wait 34.7 ms for it.
+```
+
+## When it is wrong
+Where a rank's kernels begin late for want of streams, or run on a copy of the data that others must
+still fetch, it is not slow. Means hide whether it is late always or very late now and then.
+
+## Sources
+Formula sheet, "Measured from traces" (straggler). The rank with the shortest kernel comes last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from distprof.rules.base import Draft, Limit, Limits, rule
+from distprof.sections.stragglers.result import StragglersResult
+from distprof.sections.summaries.result import CollectiveSummaryResult, SummarisedClass
+from distprof.terms import Confidence, Severity
+from distprof.units import format_bytes, format_duration, format_ratio
+
+
+@rule(
+    code="STR109",
+    severity=Severity.WARNING,
+    since="0.1.0",
+    needs=(CollectiveSummaryResult, StragglersResult),
+    limits={
+        "wait_ratio": Limit(0.2, "share of the time in collectives that may be waiting"),
+        "blamed_ratio": Limit(0.8, "share of all waiting that has to be for one rank"),
+    },
+)
+def check(
+    summary: CollectiveSummaryResult, stragglers: StragglersResult, limits: Limits
+) -> Iterator[Draft]:
+    """Yield one finding where one rank is waited for."""
+    late, blamed, waiting = summary.late_rank, summary.blamed_ratio, summary.wait_ratio
+    if late is None or blamed is None or waiting is None or stragglers.ranks:
+        return
+    if waiting <= limits["wait_ratio"] or blamed < limits["blamed_ratio"]:
+        return
+    worst = next((one for one in summary.classes if one.last_rank == late), None)
+    yield Draft(
+        message=(
+            f"Rank {late} comes last: {format_ratio(waiting)} of the time in collectives is "
+            f"waiting, and {format_ratio(blamed)} of that is for it.{_call(worst)}"
+        ),
+        fix=(
+            f"Look at what rank {late} does before its collectives: clocks, work that only it "
+            "does, its share of the batch. A trace of all ranks tells which."
+        ),
+        cost_ns_per_step=None,
+        confidence=Confidence.INFERRED,
+        ranks=(late,),
+        evidence=("collective_summary.classes", "collective_summary.ranks"),
+    )
+
+
+def _call(one: SummarisedClass | None) -> str:
+    if one is None or one.num_ranks < 2:
+        return ""
+    size = f" of {format_bytes(one.num_bytes)}" if one.num_bytes is not None else ""
+    others = one.wait_ns * one.num_ranks / (one.num_ranks - 1)
+    return f" In a mean {one.kind}{size} the others wait {format_duration(others)} for it."

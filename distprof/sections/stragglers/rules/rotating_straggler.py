@@ -1,0 +1,82 @@
+"""# rotating-straggler
+
+## What it detects
+In most steps some rank comes far later than all others, each time another one.
+
+## Why it costs time
+No rank is slow on average, yet every step waits for one. With N ranks that each stall once in N
+steps, every step stalls.
+
+## Evidence needed
+Collectives matched across ranks on comparable clocks, and several steps. Late arrivals count only
+if they stand far beyond the distance at which the other members usually lie apart, so ordinary
+noise between equal ranks is not reported.
+
+## How the cost is computed
+As for `persistent-straggler`, summed over the ranks named. The time is part of what
+`exposed-communication` reports.
+
+## How to fix
+Remove what stalls ranks at random: let garbage collection run on all ranks at the same step
+(`gc.disable()`, then `gc.collect()` every N steps), balance sequence lengths within each global
+batch, give data loader workers and NCCL threads their own cores, stop periodic host daemons.
+
+## Example
+```text
+rotating-straggler: in turn ranks 0-7 arrive far behind all others, which wait 2.00 ms of each step
+(13.3 %).
+```
+
+## When it is wrong
+Few steps can look like rotation by accident. Imbalance of data that changes from step to step
+(mixture of experts, packed sequences) is real but is no fault of the machines.
+
+## Sources
+Formula sheet, "Measured from traces" (straggler).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from distprof.rules.base import Draft, Limit, Limits, rule
+from distprof.sections.collectives.result import CollectivesResult
+from distprof.sections.stragglers.result import StragglersResult
+from distprof.sections.stragglers.rules._shared import of_pattern
+from distprof.terms import Confidence, Severity, StragglerPattern
+from distprof.units import fold_ranks, format_duration, format_ratio
+
+
+@rule(
+    code="STR103",
+    severity=Severity.WARNING,
+    since="0.1.0",
+    needs=(StragglersResult, CollectivesResult),
+    limits={"min_step_ratio": Limit(0.02, "share of the step that rotating stalls may take")},
+)
+def check(
+    stragglers: StragglersResult, collectives: CollectivesResult, limits: Limits
+) -> Iterator[Draft]:
+    """Yield one finding for the run."""
+    found = of_pattern(stragglers, collectives, StragglerPattern.ROTATING, limits["min_step_ratio"])
+    if not found:
+        return
+    lost = sum(rank.lost_ns_per_step for rank in found)
+    share = sum(rank.share_of_step_ratio for rank in found)
+    ranks = tuple(sorted(rank.rank for rank in found))
+    yield Draft(
+        message=(
+            f"In turn ranks {fold_ranks(ranks)} arrive far behind all others, which wait "
+            f"{format_duration(lost)} of each step ({format_ratio(share)})."
+        ),
+        fix=(
+            "Remove what stalls ranks at random: synchronise garbage collection (gc.disable and "
+            "gc.collect every N steps), balance sequence lengths in a global batch, pin loader "
+            "workers and NCCL threads to their own cores."
+        ),
+        cost_ns_per_step=lost,
+        confidence=Confidence.INFERRED,
+        ranks=ranks,
+        evidence=("stragglers.ranks", "stragglers.steps"),
+        without="late ranks",
+    )

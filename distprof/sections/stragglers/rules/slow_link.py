@@ -1,0 +1,101 @@
+"""# slow-link
+
+## What it detects
+The collectives of some ranks take longer to transfer than the same collectives of other groups.
+
+## Why it costs time
+The groups of a mesh wait for each other in the next collective that joins them, so that one cable,
+switch port or network card that is slow holds up all ranks, although none of them is late.
+
+## Evidence needed
+Collectives matched across ranks on clocks that can be compared, with at least two groups of the
+same axis that do the same: transfers of the same kind and size between as many nodes. A transfer
+runs from the last member's start, so that nobody's lateness is in it.
+
+## How the cost is computed
+Exposed transfer of the slow group beyond what it would be at the other groups' median, mean per
+step. The time is part of what `exposed-communication` reports.
+
+## How to fix
+Compare the links of the named ranks with the others': NCCL_DEBUG=INFO shows which network card and
+which protocol each rank uses; look at error counters, cable and link width (ibstat, nvidia-smi
+nvlink -s, lspci -vv), measure with nccl-tests between these nodes alone, and swap the card or the
+cable.
+
+## Example
+```text
+slow-link: Transfers of ranks 2,6,10,14 are slow: all_reduce (67.1 MB, dp) takes 6.18 ms, 2.06 times
+as long as in 3 other groups; 3.18 ms of each step (19.5 %) is lost to it.
+```
+
+## When it is wrong
+Other jobs on the same links. Groups that look alike but share a link with more traffic of the job
+itself, for example one network card for two ranks.
+
+## Sources
+Formula sheet, "Measured from traces" (transfer).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from distprof.rules.base import Draft, Limit, Limits, rule
+from distprof.sections.collectives.result import CollectivesResult
+from distprof.sections.shares import WIDER_TRANSFER
+from distprof.sections.stragglers.links import SlowLink
+from distprof.sections.stragglers.result import StragglersResult
+from distprof.terms import Severity
+from distprof.units import format_bytes, format_duration, format_ratio, name_ranks
+
+
+@rule(
+    code="STR107",
+    severity=Severity.WARNING,
+    since="0.1.0",
+    needs=(StragglersResult, CollectivesResult),
+    limits={
+        "min_step_ratio": Limit(0.02, "share of the step that slow transfers may take"),
+        "slower_ratio": Limit(1.2, "transfer relative to the other groups' that is tolerated"),
+    },
+)
+def check(
+    stragglers: StragglersResult, collectives: CollectivesResult, limits: Limits
+) -> Iterator[Draft]:
+    """Yield one finding per set of ranks."""
+    if not collectives.classes:
+        return
+    for link in stragglers.links:
+        if link.share_of_step_ratio < limits["min_step_ratio"]:
+            continue
+        if link.ratio < limits["slower_ratio"]:
+            continue
+        plural = "s" if link.num_compared > 1 else ""
+        yield Draft(
+            message=(
+                f"Transfers of {name_ranks(link.ranks)} are slow: {_what(link)} takes "
+                f"{format_duration(link.transfer_ns)}, {link.ratio:.2f} times as long as in "
+                f"{link.num_compared} other group{plural}; "
+                f"{format_duration(link.lost_ns_per_step)} of each step "
+                f"({format_ratio(link.share_of_step_ratio)}) is lost to it."
+            ),
+            fix=(
+                f"Compare the links of these ranks{_where(link)} with the others': network card "
+                "and protocol by NCCL_DEBUG=INFO, error counters, cable, link width; measure with "
+                "nccl-tests between these nodes alone."
+            ),
+            cost_ns_per_step=link.lost_ns_per_step,
+            ranks=link.ranks,
+            evidence=("stragglers.links",),
+            without=f"hardware {link.kind} {link.axis}",
+            explains=WIDER_TRANSFER,
+        )
+
+
+def _what(link: SlowLink) -> str:
+    size = "" if link.bytes is None else f"{format_bytes(link.bytes)}, "
+    return f"{link.kind} ({size}{link.axis})"
+
+
+def _where(link: SlowLink) -> str:
+    return f" ({', '.join(link.nodes)})" if 1 < len(link.nodes) <= 4 else ""

@@ -1,0 +1,99 @@
+"""# transient-straggler
+
+## What it detects
+One rank comes far later than all others in a few steps, and is on time in the rest.
+
+## Why it costs time
+Every rank waits for it in those steps. A stall of half a second every hundred steps of 100 ms
+costs 5 % of the run, and no average shows it.
+
+## Evidence needed
+Collectives matched across at least two ranks, on comparable clocks. A late arrival counts only if
+it stands far beyond the distance at which the other members usually lie apart.
+
+## How the cost is computed
+As for `persistent-straggler`, mean over *all* analysed steps: what the stalls cost per step of
+this recording. A short recording that caught a rare stall overstates it. The time is part of what
+`exposed-communication` reports.
+
+## How to fix
+Look at what this rank does in the named steps: checkpoint or evaluation on one rank, logging,
+garbage collection, a slow batch, a storage hiccup, a correctable network or memory error on its
+node.
+
+## Example
+```text
+transient-straggler: the other ranks wait 5.07 ms for rank 1 in step 14; over all steps that is
+507 µs per step (3.98 %). Why, the traces do not show.
+```
+
+## When it is wrong
+With one or two recorded steps nobody can say whether lateness lasts; the evidence says so. The
+first step of a recording may hold the start of the profiler.
+
+## Sources
+Formula sheet, "Measured from traces" (straggler).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from distprof.rules.base import Draft, Limit, Limits, rule
+from distprof.sections.collectives.result import CollectivesResult
+from distprof.sections.stragglers.result import RankStraggler, StragglersResult
+from distprof.sections.stragglers.rules._shared import because, fix_of, of_pattern
+from distprof.sections.time.result import StepTimeResult
+from distprof.terms import Confidence, Severity, StragglerPattern
+from distprof.units import fold_ranks, format_duration, format_ratio
+
+
+@rule(
+    code="STR102",
+    severity=Severity.WARNING,
+    since="0.1.0",
+    needs=(StragglersResult, CollectivesResult, StepTimeResult),
+    limits={"min_step_ratio": Limit(0.01, "share of the mean step that the stalls may take")},
+)
+def check(
+    stragglers: StragglersResult,
+    collectives: CollectivesResult,
+    step_time: StepTimeResult,
+    limits: Limits,
+) -> Iterator[Draft]:
+    """Yield one finding per transient straggler."""
+    for rank in of_pattern(
+        stragglers, collectives, StragglerPattern.TRANSIENT, limits["min_step_ratio"]
+    ):
+        steps = _late_steps(stragglers, rank) if step_time.median_ns is not None else ()
+        yield Draft(
+            message=(
+                f"The other ranks wait for rank {rank.rank}{_how_long(rank, steps)}; "
+                f"{because(rank)}."
+            ),
+            fix=fix_of(rank),
+            cost_ns_per_step=rank.lost_ns_per_step,
+            confidence=Confidence.INFERRED,
+            ranks=(rank.rank,),
+            steps=steps,
+            evidence=("stragglers.ranks", "stragglers.steps"),
+            without=f"rank {rank.rank}",
+        )
+
+
+def _how_long(rank: RankStraggler, steps: tuple[int, ...]) -> str:
+    mean = f"{format_duration(rank.lost_ns_per_step)}"
+    share = format_ratio(rank.share_of_step_ratio)
+    if not steps:
+        return f" for {mean} of the capture ({share})"
+    plural = "s" if len(steps) > 1 else ""
+    return f" in step{plural} {fold_ranks(steps)}: {mean} per step over all steps ({share})"
+
+
+def _late_steps(stragglers: StragglersResult, rank: RankStraggler) -> tuple[int, ...]:
+    """Steps in which the rank cost most, and more than its mean."""
+    return tuple(
+        step.step
+        for step in stragglers.steps
+        if step.rank == rank.rank and step.rank_lost_ns >= max(rank.lost_ns_per_step, 1)
+    )

@@ -1,0 +1,176 @@
+"""# uneven-operations
+
+## What it detects
+In a log of operations, steps that are longer than they would be if all operations of a kind took
+equally long; and whether few workers, a pipeline stage, micro-batches or transfers make them so.
+
+## Why it costs time
+Workers of a step wait for each other at every message and collective, so that the longest of each
+round sets the pace and the mean does not matter.
+
+## Evidence needed
+A table of operations with start and duration on clocks that agree to a few milliseconds, which
+distprof reads in place of traces. A stage that is far longer than the others is left to
+`unequal-stages` where the order of the pipeline is known.
+
+## How the cost is computed
+Each step is simulated from its dependencies with all operations as they were, and again without
+the cause: the slowest 3 % of the workers with ideal operations, all stages equally long,
+micro-batches of a stage equally long, or transfers of a kind all as the median. The difference is
+the cost. Causes overlap: costs of several findings do not add up. Ideal is the mean of computation
+and the median of transfers of a kind.
+
+## How to fix
+Few workers: take their machines out and test them. A stage: move layers from it; count the output
+layer and the loss with the last stage. Micro-batches that differ in forward and backward alike:
+sequences of unequal length; give micro-batches equal attention work, not equal token counts.
+Micro-batches that differ without such a pattern: garbage collection, other work on the hosts.
+Transfers: the network of the group named.
+
+## Example
+```text
+uneven-operations: steps take 17.9 % longer than with even operations; stage 3 (ranks 6-7) computes
+1.37 s per step, the mean of the other stages is 842 ms. Equal stages would save 293 ms of each step
+(13.5 %).
+```
+
+## When it is wrong
+A stage that is longer on purpose, because others lack the memory. With one worker per stage a slow
+machine cannot be told from a stage that has more work. Operations that the table lacks
+(optimizer states on the host, evaluation) count as launched late, which the simulation leaves out:
+its error against the measured step is in the report.
+
+## Sources
+J. Lin et al., "Understanding Stragglers in Large Model Training Using What-if Analysis", OSDI 2025.
+Formula sheet, "What-if".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from distprof.rules.base import Draft, Limit, Limits, rule
+from distprof.sections.pipeline.result import PipelineResult
+from distprof.sections.whatif.result import WhatIfResult
+from distprof.sections.whatif.uneven import Cause, CauseKind, causes_of, limiting_stage
+from distprof.terms import Confidence, Severity
+from distprof.units import format_duration, format_ratio, name_ranks
+
+NAMED_RATIO = 1.08
+"""Imbalance of stages from which `unequal-stages` names the longest."""
+
+_FIX = {
+    CauseKind.WORKERS: (
+        "Run the job without the machines of these workers, and test their devices and links: "
+        "clocks, temperature, memory and network errors."
+    ),
+    CauseKind.STAGES: (
+        "Move layers from the longest stage to the others; count the output layer and the loss "
+        "with the last stage, the embedding with the first."
+    ),
+    CauseKind.DATA: (
+        "Give micro-batches equal work: order or pack sequences so that the sum of squared "
+        "lengths, which attention costs, is even across micro-batches and data-parallel ranks."
+    ),
+    CauseKind.STALLS: (
+        "Look for what stalls workers now and then: collect garbage on all ranks at the same "
+        "steps (gc.disable, gc.collect), pin processes to cores, stop other work on the hosts."
+    ),
+    CauseKind.TRANSFERS: (
+        "Look at the network between the members of this group: link errors, placement across "
+        "switches, other jobs on the same links."
+    ),
+}
+
+
+@rule(
+    code="STR105",
+    severity=Severity.WARNING,
+    since="0.1.0",
+    needs=(WhatIfResult, PipelineResult),
+    limits={
+        "min_slowdown": Limit(1.03, "step over the ideal one below which nobody is blamed"),
+        "warn_slowdown": Limit(1.1, "step over the ideal one from which it is a warning"),
+        "min_share": Limit(0.25, "part of the slow-down that a cause explains"),
+    },
+)
+def check(whatif: WhatIfResult, pipeline: PipelineResult, limits: Limits) -> Iterator[Draft]:
+    """Yield one finding per cause that explains enough."""
+    if whatif.source != "operations" or whatif.slowdown is None:
+        return  # traces have rules of their own
+    if whatif.slowdown < limits["min_slowdown"]:
+        return
+    for cause in causes_of(whatif, limits["min_share"]):
+        if cause.kind is CauseKind.STAGES and _is_named(pipeline):
+            continue
+        yield Draft(
+            message=f"{_slowdown(whatif)}; {_because(whatif, cause)} {_gain(whatif, cause)}",
+            fix=_FIX[cause.kind],
+            cost_ns_per_step=cause.scenario.recoverable_ns,
+            confidence=Confidence.MODELLED,
+            ranks=_ranks(whatif, cause),
+            evidence=("whatif.without", "whatif.workers", "whatif.stages"),
+            severity=None if whatif.slowdown >= limits["warn_slowdown"] else Severity.INFO,
+            without=cause.scenario.what,
+        )
+
+
+def _is_named(pipeline: PipelineResult) -> bool:
+    """Whether `unequal-stages` judges the stages of the log: nothing is found twice."""
+    return any((group.imbalance_ratio or 0.0) >= NAMED_RATIO for group in pipeline.groups)
+
+
+def _slowdown(whatif: WhatIfResult) -> str:
+    beyond = (whatif.slowdown or 1.0) - 1
+    return f"Steps take {format_ratio(beyond)} longer than with even operations"
+
+
+def _gain(whatif: WhatIfResult, cause: Cause) -> str:
+    gain = cause.scenario.recoverable_ns
+    share = format_ratio(gain / max(1, whatif.replayed_ns or 0))
+    what = {
+        CauseKind.WORKERS: "Without that, a step would save",
+        CauseKind.STAGES: "Equal stages would save",
+        CauseKind.TRANSFERS: "Even ones would save",
+    }.get(cause.kind, "Even micro-batches would save")
+    each = "" if cause.kind is CauseKind.WORKERS else " of each step"
+    return f"{what} {format_duration(gain)}{each} ({share})."
+
+
+def _because(whatif: WhatIfResult, cause: Cause) -> str:
+    if cause.kind is CauseKind.WORKERS:
+        ranks = name_ranks(cause.scenario.ranks)
+        return (
+            f"{ranks}, the slowest 3 % of the workers, explain {format_ratio(cause.share)} of it."
+        )
+    if cause.kind is CauseKind.STAGES:
+        return _stage_clause(whatif)
+    if cause.kind is CauseKind.TRANSFERS:
+        return f"{cause.scenario.what.removeprefix('kind ')} takes unequally long."
+    correlation = whatif.micro_batch_correlation
+    told = "" if correlation is None else f" (correlation {correlation:.2f})"
+    if cause.kind is CauseKind.DATA:
+        return (
+            "micro-batches of a stage take unequally long, forward and backward alike"
+            f"{told}: their sequences differ."
+        )
+    return f"micro-batches of a stage take unequally long, without a pattern of the data{told}."
+
+
+def _stage_clause(whatif: WhatIfResult) -> str:
+    longest = limiting_stage(whatif)
+    others = [stage.compute_ns for stage in whatif.stages if stage is not longest]
+    if longest is None or not others:
+        return "pipeline stages are unequally long."
+    return (
+        f"stage {longest.stage} ({name_ranks(longest.ranks)}) computes "
+        f"{format_duration(longest.compute_ns)} per step, the mean of the other stages is "
+        f"{format_duration(sum(others) / len(others))}."
+    )
+
+
+def _ranks(whatif: WhatIfResult, cause: Cause) -> tuple[int, ...]:
+    if cause.kind is CauseKind.STAGES:
+        longest = limiting_stage(whatif)
+        return longest.ranks if longest is not None else ()
+    return cause.scenario.ranks

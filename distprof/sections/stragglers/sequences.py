@@ -1,0 +1,196 @@
+"""Do ranks compute unlike times because their sequences are of unlike lengths.
+
+Work on tokens grows with their number, attention with the square of a sequence's length. Batches
+are drawn anew in each step, so the rank with most work changes, and what it computes beyond the
+others follows its tokens (where the step log tells them), or lies in attention far more than in
+the rest of its computation. A device that is slow for a while slows all of its kernels alike.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distprof.intervals import Intervals, covered, union
+from distprof.run.tables import intervals_of
+from distprof.schema import Int64Array, Table
+from distprof.sections.base import Record
+from distprof.sections.context import RankAnalysis
+from distprof.sections.idle.pauses import HostPauses
+from distprof.sections.own_time import COMPUTATION, OwnTime
+from distprof.terms import ActivityKind
+
+__all__ = ["SequenceImbalance", "attention_time", "find_sequence_imbalance"]
+
+ATTENTION = re.compile(r"flash|fmha|attention|sdpa|scaled_dot_product", re.IGNORECASE)
+"""Names of kernels and operators whose time grows with the square of a sequence's length."""
+FOLLOWS = 0.9
+"""Correlation from which computation follows attention or tokens."""
+MORE_SPREAD = 1.3
+"""Spread of attention over that of the rest from which lengths are what differs."""
+PERSISTS = 0.5
+"""Part of the variance that lasting differences between ranks may explain."""
+MIN_POINTS = 8
+"""Fewer ranks times steps correlate by chance."""
+MIN_SHARE = 0.01
+
+
+class SequenceImbalance(Record, frozen=True, kw_only=True):
+    """Computation that differs between ranks, in each step otherwise, by sequence lengths.
+
+    Args:
+        evidence: What it was told by: tokens of the step logs, or attention in the traces.
+        correlation: Of what ranks compute beyond the mean with that.
+        max_over_mean: The busiest rank's computation over the mean, mean over steps.
+        attention_spread: Standard deviation over mean of attention between the ranks of a step.
+        rest_spread: The same of all other computation.
+        lost_ns_per_step: The busiest rank's computation less the mean, mean over steps.
+        share_of_step_ratio: The same over the mean step.
+        ranks: Ranks compared.
+    """
+
+    evidence: Literal["tokens", "attention"]
+    correlation: float
+    max_over_mean: float
+    attention_spread: float | None
+    rest_spread: float | None
+    lost_ns_per_step: int
+    share_of_step_ratio: float
+    ranks: tuple[int, ...]
+
+
+def attention_time(activity: Table, windows: Intervals) -> Int64Array:
+    """Time in attention kernels inside each window; 0 where none is named like one."""
+    names = activity.coded("name")
+    wanted = [code for code, name in enumerate(names.values) if ATTENTION.search(name)]
+    if not wanted:
+        return np.zeros(windows.size, dtype=np.int64)
+    rows = np.isin(names.codes, wanted) & (activity["kind"] == ActivityKind.COMPUTATION)
+    return covered(windows, union(intervals_of(activity.take(rows))))
+
+
+def find_sequence_imbalance(
+    analyses: Mapping[int, RankAnalysis],
+    own_time: OwnTime,
+    pauses: Mapping[int, HostPauses],
+    mean_step_ns: float,
+) -> SequenceImbalance | None:
+    """What ranks lose to sequences of unlike lengths; None where it cannot be told or is little.
+
+    Args:
+        analyses: Of all ranks.
+        own_time: Of the same ranks, with their peers.
+        pauses: For the tokens of the step logs.
+        mean_step_ns: What shares are shares of.
+    """
+    work = own_time.parts[COMPUTATION].astype(np.float64)
+    if work.size == 0 or (len(work) - 1) * work.shape[1] < MIN_POINTS:
+        return None
+    more = _beyond_mean(work, own_time)
+    lost = float(_most(more, own_time).max(axis=0).mean())
+    if lost < MIN_SHARE * mean_step_ns or _persists(more):
+        return None
+    told = _by_tokens(more, analyses, own_time, pauses) or _by_attention(
+        more, work, analyses, own_time
+    )
+    if told is None:
+        return None
+    evidence, correlation = told
+    spreads = _spreads(work, analyses, own_time)
+    return SequenceImbalance(
+        evidence=evidence,
+        correlation=correlation,
+        max_over_mean=float((1 + more / np.maximum(work - more, 1.0)).max(axis=0).mean()),
+        attention_spread=spreads[0] if spreads else None,
+        rest_spread=spreads[1] if spreads else None,
+        lost_ns_per_step=int(lost),
+        share_of_step_ratio=lost / max(mean_step_ns, 1.0),
+        ranks=own_time.ranks,
+    )
+
+
+def _beyond_mean(values: NDArray[np.float64], own_time: OwnTime) -> NDArray[np.float64]:
+    """Each value less the mean of its rank's peers in the step."""
+    result = np.empty_like(values)
+    for row, peers in enumerate(own_time.peers):
+        result[row] = values[row] - values[list(peers)].mean(axis=0)
+    return result
+
+
+def _most(more: NDArray[np.float64], own_time: OwnTime) -> NDArray[np.float64]:
+    """The largest excess of each set of peers, one row each."""
+    sets = dict.fromkeys(own_time.peers)
+    return np.stack([more[list(peers)].max(axis=0) for peers in sets])
+
+
+def _persists(more: NDArray[np.float64]) -> bool:
+    """Whether it is much the same ranks in all steps."""
+    lasting = more.shape[1] * float((more.mean(axis=1) ** 2).sum())
+    return bool(lasting > PERSISTS * float((more**2).sum()))
+
+
+def _correlation(a: NDArray[np.float64], b: NDArray[np.float64]) -> float:
+    """Of values that are differences from a mean already; 0 where one of them is constant."""
+    scale = float(np.sqrt((a**2).sum() * (b**2).sum()))
+    return float((a * b).sum()) / scale if scale > 0 else 0.0
+
+
+def _by_tokens(
+    more: NDArray[np.float64],
+    analyses: Mapping[int, RankAnalysis],
+    own_time: OwnTime,
+    pauses: Mapping[int, HostPauses],
+) -> tuple[Literal["tokens", "attention"], float] | None:
+    told = [getattr(pauses.get(rank), "tokens", None) for rank in own_time.ranks]
+    if any(tokens is None for tokens in told):
+        return None
+    table = np.zeros(more.shape)
+    for row, rank, tokens in zip(table, own_time.ranks, told, strict=True):
+        steps = analyses[rank].steps
+        row[: len(steps)] = [(tokens or {}).get(step.step, 0) for step in steps]
+    correlation = _correlation(more, _beyond_mean(table, own_time))
+    return ("tokens", correlation) if correlation >= FOLLOWS else None
+
+
+def _by_attention(
+    more: NDArray[np.float64],
+    work: NDArray[np.float64],
+    analyses: Mapping[int, RankAnalysis],
+    own_time: OwnTime,
+) -> tuple[Literal["tokens", "attention"], float] | None:
+    spreads = _spreads(work, analyses, own_time)
+    if spreads is None or spreads[0] < MORE_SPREAD * spreads[1]:
+        return None
+    attention = _attention(work, analyses, own_time)
+    correlation = _correlation(more, _beyond_mean(attention, own_time))
+    return ("attention", correlation) if correlation >= FOLLOWS else None
+
+
+def _attention(
+    work: NDArray[np.float64], analyses: Mapping[int, RankAnalysis], own_time: OwnTime
+) -> NDArray[np.float64]:
+    table = np.zeros(work.shape)
+    for row, rank in zip(table, own_time.ranks, strict=True):
+        values = analyses[rank].attention_ns
+        row[: len(values)] = values
+    return table
+
+
+def _spreads(
+    work: NDArray[np.float64], analyses: Mapping[int, RankAnalysis], own_time: OwnTime
+) -> tuple[float, float] | None:
+    """Standard deviation over mean between peers, of attention and of the rest; None without."""
+    attention = _attention(work, analyses, own_time)
+    if not (attention.mean(axis=1) > 0).all():
+        return None
+    rest = np.maximum(work - attention, 0.0)
+
+    def spread(values: NDArray[np.float64]) -> float:
+        more = _beyond_mean(values, own_time)
+        return float(np.sqrt((more**2).mean())) / max(float(values.mean()), 1.0)
+
+    return spread(attention), spread(rest)

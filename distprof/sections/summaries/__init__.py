@@ -1,0 +1,1 @@
+"""Other tools' per-rank summaries: collectives and input readiness."""

@@ -1,0 +1,180 @@
+"""What tables of other tools tell: collectives by class and rank, readiness of input."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from distprof.escape import shorten
+from distprof.sections.parts import is_of_summaries_alone
+from distprof.sections.summaries.result import CollectiveSummaryResult, InputReadinessResult
+from distprof.sections.table import Bar, TableColumn, TableView, counted, folded_ranks
+from distprof.units import format_bytes, format_duration, format_ratio
+
+if TYPE_CHECKING:
+    from distprof.sections.report import Report
+
+__all__ = [
+    "readiness_table",
+    "summaries_verdict",
+    "summarised_classes_table",
+    "summarised_ranks_table",
+]
+
+MAX_ROWS = 12
+
+_MAX_NAME = 60
+
+
+def summarised_classes_table(report: Report, *, show_all: bool) -> TableView | None:
+    """Collectives by class, those with most waiting first."""
+    result = report.collective_summary
+    if not result.classes:
+        return None
+    shown = result.classes if show_all else result.classes[:MAX_ROWS]
+    left = len(result.classes) - len(shown)
+    more = (f"{counted(left, 'more class')} with --all.",) if left > 0 else ()
+    return TableView(
+        title="Collectives by another tool",
+        caption="mean call; it is shortest on the rank that comes last",
+        columns=(
+            TableColumn(title="operation", left=True),
+            TableColumn(title="group", left=True, wide_only=True),
+            TableColumn(title="size"),
+            TableColumn(title="ranks", wide_only=True),
+            TableColumn(title="calls"),
+            TableColumn(title="mean"),
+            TableColumn(title="shortest"),
+            TableColumn(title="waiting"),
+            TableColumn(title="last rank"),
+            TableColumn(title="first rank"),
+        ),
+        rows=tuple(
+            (
+                one.kind,
+                shorten(one.group, _MAX_NAME),
+                format_bytes(one.num_bytes),
+                f"{one.num_ranks:,}",
+                f"{one.num_calls:,}",
+                format_duration(one.mean_ns),
+                format_duration(one.shortest_ns),
+                format_duration(one.wait_ns) if one.is_compared else "–",
+                str(one.last_rank) if one.is_compared else "–",
+                str(one.first_rank) if one.is_compared else "–",
+            )
+            for one in shown
+        ),
+        notes=(*result.unavailable, *more),
+    )
+
+
+def summarised_ranks_table(report: Report, *, show_all: bool) -> TableView | None:
+    """Ranks: what they spend in collectives, wait for others, and make others wait."""
+    ranks = report.collective_summary.ranks
+    if not ranks:
+        return None
+    return TableView(
+        title="Waiting in collectives",
+        caption="over all calls of the table",
+        columns=(
+            TableColumn(title="rank", left=True),
+            TableColumn(title="in collectives"),
+            TableColumn(title="waits"),
+            TableColumn(title="others wait for it"),
+        ),
+        rows=folded_ranks(
+            [one.rank for one in ranks],
+            [(one.communication_ns, one.wait_ns, one.blamed_ns) for one in ranks],
+            lambda values: tuple(format_duration(value) for value in values),
+            show_all=show_all,
+        ),
+    )
+
+
+def readiness_table(report: Report, *, show_all: bool) -> TableView | None:
+    """Readiness of input by rank."""
+    result = report.input_readiness
+    if not result.ranks:
+        return None
+    periods = [
+        f"Rank {one.rank} is the least ready from sample {one.first_sample:,} on, for "
+        f"{counted(one.num_samples, 'sample')}: {format_ratio(one.mean_ratio)}."
+        for one in result.periods[: None if show_all else MAX_ROWS]
+    ]
+    return TableView(
+        title="Readiness of input",
+        caption=f"{counted(result.num_samples, 'sample')}; 100 % where the loader never lags",
+        columns=(
+            TableColumn(title="rank", left=True),
+            TableColumn(title="ready"),
+            TableColumn(title="", left=True, stretch=True),
+            TableColumn(title="least ready of all"),
+        ),
+        rows=folded_ranks(
+            [one.rank for one in result.ranks],
+            [(one.mean_ratio, one.least_ratio) for one in result.ranks],
+            lambda values: (
+                format_ratio(values[0]),
+                Bar(ratio=values[0] or 0.0, key="idle_input"),
+                format_ratio(values[1]),
+            ),
+            show_all=show_all,
+        ),
+        notes=(*periods, *result.unavailable),
+    )
+
+
+# The first lines of a report on tables of other tools: collectives by rank, readiness of inpu ----
+
+READY_RATIO = 0.9
+
+
+def summaries_verdict(report: Report) -> tuple[str, tuple[str, ...]] | None:
+    """The verdict and the numbers behind it; None for a report on anything else."""
+    if not is_of_summaries_alone(report):
+        return None
+    lines = [*_collectives(report.collective_summary), *_input(report.input_readiness)]
+    return lines[0], tuple(lines[1:])
+
+
+def _collectives(result: CollectiveSummaryResult) -> list[str]:
+    if not result.classes:
+        return []
+    if result.wait_ratio is None:
+        return ["The table of collectives has none whose ranks can be compared."]
+    text = f"{format_ratio(result.wait_ratio)} of the time in collectives is waiting"
+    if result.late_rank is not None:
+        text += (
+            f", {format_ratio(result.blamed_ratio)} of it for rank {result.late_rank}, which comes "
+            "last: look at what this rank does before its collectives"
+        )
+    worst = result.classes[0]
+    size = f" of {format_bytes(worst.num_bytes)}" if worst.num_bytes is not None else ""
+    detail = (
+        f"A mean {worst.kind}{size} takes {format_duration(worst.mean_ns)}, on rank "
+        f"{worst.last_rank} {format_duration(worst.shortest_ns)}: "
+        f"{format_duration(worst.wait_ns)} is waiting; rank {worst.first_rank} waits longest."
+    )
+    return [f"{text}.", detail]
+
+
+def _input(result: InputReadinessResult) -> list[str]:
+    if result.job_ratio is None:
+        return []
+    if result.job_ratio >= READY_RATIO:
+        return [
+            f"Input is ready: the least ready rank never waits for "
+            f"{format_ratio(result.job_ratio)} of the time."
+        ]
+    text = (
+        f"Input holds the job up: the least ready rank has its batches in time for only "
+        f"{format_ratio(result.job_ratio)} of the time"
+    )
+    who = [period.rank for period in result.periods]
+    if len(set(who)) > 1:
+        order = [who[0], *(b for a, b in pairwise(who) if a != b)]
+        names = ", then ".join(f"rank {rank}" for rank in order[:6])
+        return [f"{text}.", f"The rank that is least ready changes: {names}."]
+    if who:
+        return [f"{text}; it is rank {who[0]}."]
+    return [f"{text}; it is another one all the time."]

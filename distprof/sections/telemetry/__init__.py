@@ -1,0 +1,1 @@
+"""GPU sensors: clocks, throttling, power, errors and energy."""

@@ -1,0 +1,296 @@
+"""Sensors of each rank's device: clocks, throttling, power, heat, use, links, errors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from msgspec.structs import replace
+from numpy.typing import NDArray
+
+from distprof.hardware import load_sheet
+from distprof.intervals import EMPTY, Intervals
+from distprof.run.device_log import DeviceEvent, DeviceLinks, DeviceLog, name_of_device
+from distprof.run.records import RankRecords
+from distprof.run.run import Run
+from distprof.schema import Int64Array, Table
+from distprof.sections.step_log.result import StepLogResult
+from distprof.sections.telemetry.result import (
+    DeviceError,
+    DeviceNvlink,
+    DeviceTelemetry,
+    RankTelemetry,
+    TelemetryResult,
+)
+from distprof.sections.telemetry.window import sensors_in, throttling
+from distprof.sections.time.result import RankWaterfall, WaterfallResult
+from distprof.units import NS_PER_S, name_ranks
+
+__all__ = [
+    "combine_telemetry",
+    "measure_device",
+    "measure_telemetry",
+    "with_devices",
+    "with_energy",
+]
+
+
+def measure_telemetry(records: RankRecords, windows: Intervals = EMPTY) -> RankTelemetry | None:
+    """The figures of one rank; None where no sample was taken.
+
+    Args:
+        records: What was recorded beside its trace.
+        windows: The analysed steps, own clock, in order.
+    """
+    table = records.telemetry
+    if len(table) == 0:
+        return None
+    origin = records.about.get("telemetry", {}).get("origin")
+    origin = origin if isinstance(origin, str) else None
+    return measure_device(records.rank, table, windows, origin=origin)
+
+
+def measure_device(
+    rank: int, table: Table, windows: Intervals = EMPTY, *, origin: str | None = None
+) -> RankTelemetry:
+    """The figures of one device with at least one sample.
+
+    Args:
+        rank: Global rank; -1 for none.
+        table: TELEMETRY, ascending in time.
+        windows: The analysed steps on the same clock, in order.
+        origin: Where the samples come from, if not from the rank's own probe.
+    """
+    throttled, reasons = throttling(table)
+    clocks = _known(table["sm_clock_mhz"])
+    power, heat = _known(table["power_w"]), _known(table["temperature_c"])
+    used = _known(table["memory_used_bytes"])
+    return RankTelemetry(
+        rank=rank,
+        num_samples=len(table),
+        sm_clock_mhz_median=int(np.median(clocks)) if len(clocks) else None,
+        sm_clock_mhz_min=int(clocks.min()) if len(clocks) else None,
+        throttled_ratio=throttled,
+        throttle_reasons=reasons,
+        power_w_mean=_mean(power),
+        power_w_max=float(power.max()) if len(power) else None,
+        temperature_c_max=int(heat.max()) if len(heat) else None,
+        gpu_utilization_ratio=_mean(_known(table["gpu_utilization_ratio"])),
+        memory_utilization_ratio=_mean(_known(table["memory_utilization_ratio"])),
+        memory_used_bytes=int(used.max()) if len(used) else None,
+        pcie_tx_bytes_per_s=_mean(_known(table["pcie_tx_bytes_per_s"])),
+        pcie_rx_bytes_per_s=_mean(_known(table["pcie_rx_bytes_per_s"])),
+        nvlink_tx_bytes_per_s=_counted_per_s(table["t_ns"], table["nvlink_tx_bytes"]),
+        nvlink_rx_bytes_per_s=_counted_per_s(table["t_ns"], table["nvlink_rx_bytes"]),
+        ecc_uncorrected=_counted(table["ecc_uncorrected"]),
+        xid=_xids(table),
+        in_steps=sensors_in(table, windows),
+        origin=origin,
+    )
+
+
+def combine_telemetry(
+    ranks: Sequence[RankTelemetry], unavailable: Sequence[str] = ()
+) -> TelemetryResult:
+    """All ranks."""
+    return TelemetryResult(ranks=tuple(ranks), unavailable=tuple(unavailable))
+
+
+def _known(values: NDArray[Any]) -> NDArray[Any]:
+    return values[np.isfinite(values)] if values.dtype.kind == "f" else values[values >= 0]
+
+
+def _mean(values: NDArray[Any]) -> float | None:
+    return float(values.mean()) if len(values) else None
+
+
+def _counted(values: Int64Array) -> int | None:
+    """Increase of a counter; one that was reset counts from there on."""
+    known = values[values >= 0]
+    if len(known) == 0:
+        return None
+    return int(np.maximum(np.diff(known), 0).sum())
+
+
+def _counted_per_s(time_ns: Int64Array, values: Int64Array) -> float | None:
+    known = values >= 0
+    if known.sum() < 2:
+        return None
+    span = int(time_ns[known][-1] - time_ns[known][0])
+    counted = _counted(values)
+    return counted * NS_PER_S / span if span > 0 and counted is not None else None
+
+
+def _xids(table: Table) -> tuple[int, ...]:
+    texts = table.coded("xid").values
+    return tuple(
+        sorted({int(part) for text in texts for part in text.split(",") if part.isdigit()})
+    )
+
+
+# What sensor files and logs of drivers tell beside the ranks: other devices, errors, NVLink ------
+
+MAX_DEVICES = 4_096
+
+MAX_ERRORS = 1_000
+
+_GB = 1e9
+
+# Kinds that are sold with all of their links, by the names that the driver gives them.
+_SXM = (
+    (re.compile(r"V100-SXM"), "v100"),
+    (re.compile(r"A100-SXM"), "a100"),
+    (re.compile(r"H100 80GB HBM3$"), "h100"),
+    (re.compile(r"H200$"), "h200"),
+    (re.compile(r"B200$"), "b200"),
+)
+
+
+def with_devices(result: TelemetryResult, run: Run) -> TelemetryResult:
+    """The result with what files beside the recording tell; as it was without such a file."""
+    log = run.devices
+    is_told = bool(result.ranks or (log is not None and log.series))
+    is_missing = not is_told and any(_has_sensors(rank.device.name) for rank in run.ranks)
+    if log is None:
+        return replace(result, is_missing=is_missing)
+    return replace(
+        result,
+        devices=_devices(log),
+        errors=_errors(log.events)[:MAX_ERRORS],
+        nvlinks=tuple(_nvlink(links) for links in log.links[:MAX_DEVICES]),
+        is_missing=is_missing,
+        unavailable=() if run.job is None and log.series else result.unavailable,
+    )
+
+
+def _has_sensors(name: str) -> bool:
+    """Whether a device is of a kind whose sensors can be read; AMD's tools are not known yet."""
+    return name not in ("", "cpu") and not name.startswith(("AMD", "Instinct"))
+
+
+def _devices(log: DeviceLog) -> tuple[DeviceTelemetry, ...]:
+    others = [one for one in log.series if one.rank is None and len(one.table)]
+    return tuple(
+        DeviceTelemetry(
+            file=one.file,
+            host=one.host,
+            index=one.index,
+            uuid=one.uuid,
+            bus_id=one.bus_id,
+            name=one.name,
+            sensors=measure_device(-1, one.table, origin=one.file),
+        )
+        for one in others[:MAX_DEVICES]
+    )
+
+
+def _errors(events: Sequence[DeviceEvent]) -> tuple[DeviceError, ...]:
+    """Alike ones of a device in one row, in order of their first."""
+    alike: dict[tuple[object, ...], list[DeviceEvent]] = {}
+    for event in events:
+        device = event.bus_id or event.uuid or event.index
+        alike.setdefault((event.kind, event.number, event.host, device), []).append(event)
+    return tuple(_error(group) for group in alike.values())
+
+
+def _error(alike: Sequence[DeviceEvent]) -> DeviceError:
+    first = alike[0]
+    name = name_of_device(first.host, first.index, first.bus_id, first.uuid)
+    return DeviceError(
+        kind=first.kind,
+        number=first.number,
+        device=name.replace("GPU", "NVSwitch", 1) if first.kind == "fabric" else name,
+        rank=first.rank,
+        count=len(alike),
+        text=first.text,
+        time=first.time,
+        is_dated=first.t_ns is not None,
+        file=first.file,
+    )
+
+
+def _nvlink(links: DeviceLinks) -> DeviceNvlink:
+    speeds = [speed for speed in links.gb_per_s if speed is not None]
+    return DeviceNvlink(
+        device=name_of_device(links.host, links.index, "", links.uuid),
+        name=links.name,
+        rank=links.rank,
+        num_links=len(links.gb_per_s),
+        num_active=len(speeds),
+        bytes_per_s=sum(speeds) * _GB,
+        expected_bytes_per_s=_by_sheet(links.name),
+        inactive=tuple(i for i, speed in enumerate(links.gb_per_s) if speed is None),
+    )
+
+
+def _by_sheet(name: str) -> float | None:
+    kind = next((kind for pattern, kind in _SXM if pattern.search(name)), None)
+    return None if kind is None else load_sheet().gpu(kind).scale_up_bandwidth
+
+
+# Energy of a step: all devices together, per token, and what is drawn while ranks wait -----------
+
+
+def with_energy(
+    telemetry: TelemetryResult,
+    waterfall: WaterfallResult,
+    step_log: StepLogResult,
+    world_size: int | None = None,
+) -> TelemetryResult:
+    """The result with the energy of a step, and why it is not known where it is not.
+
+    The share of waiting is that of the ranks whose waiting is known, which are those that were
+    traced; the energy of a step is that of all ranks of the job.
+
+    Args:
+        telemetry: Sensors, with their figures in the analysed steps.
+        waterfall: Of the same steps.
+        step_log: For tokens.
+        world_size: Ranks of the job, None where it is not known.
+    """
+    if not telemetry.ranks or not waterfall.ranks or not waterfall.num_steps:
+        return telemetry
+    known = {
+        row.rank: row.in_steps.energy_j
+        for row in telemetry.ranks
+        if row.in_steps is not None and row.in_steps.energy_j is not None
+    }
+    if not known:
+        why = (
+            "The energy of a step is not known: no samples of power reach over the analysed steps."
+        )
+        return replace(telemetry, unavailable=(*telemetry.unavailable, why))
+    traced = {row.rank for row in waterfall.ranks}
+    missing = sorted((traced | set(range(world_size or 0))) - set(known))
+    share = _waiting_share(waterfall.ranks, known)
+    if missing:
+        why = f"The energy of a step is not known of the devices of {name_ranks(missing)}."
+        return replace(
+            telemetry,
+            waiting_energy_ratio=share,
+            unavailable=(*telemetry.unavailable, why),
+        )
+    per_step = sum(known.values()) / waterfall.num_steps
+    tokens = step_log.tokens_per_step
+    return replace(
+        telemetry,
+        energy_per_step_j=per_step,
+        energy_per_token_j=per_step / tokens if tokens else None,
+        waiting_energy_per_step_j=None if share is None else per_step * share,
+        waiting_energy_ratio=share,
+    )
+
+
+def _waiting_share(ranks: tuple[RankWaterfall, ...], energy_j: Mapping[int, float]) -> float | None:
+    """Share of their energy that ranks draw while they wait; None where one's is not known."""
+    if any(row.rank not in energy_j for row in ranks):
+        return None
+    total = sum(energy_j[row.rank] for row in ranks)
+    waiting = sum(
+        energy_j[row.rank] * (row.exposed_wait_ns + row.exposed_p2p_wait_ns) / row.span_ns
+        for row in ranks
+        if row.span_ns
+    )
+    return waiting / total if total else None

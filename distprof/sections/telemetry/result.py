@@ -1,0 +1,159 @@
+"""Sensors of each rank's device: clocks, throttling, power, heat, use, links, errors."""
+
+from __future__ import annotations
+
+from distprof.sections.base import Record, Result
+from distprof.sections.telemetry.window import WindowSensors
+
+__all__ = ["DeviceError", "DeviceNvlink", "DeviceTelemetry", "RankTelemetry", "TelemetryResult"]
+
+
+class RankTelemetry(Record, frozen=True, kw_only=True):
+    """One rank's device over the whole run. None: the device does not tell; it is never 0.
+
+    Args:
+        rank: Global rank.
+        num_samples: Samples taken.
+        sm_clock_mhz_median: Clock of the streaming multiprocessors.
+        sm_clock_mhz_min: Lowest.
+        throttled_ratio: Share of samples in which something slowed the device down.
+        throttle_reasons: Reason to the share of samples that have it.
+        power_w_mean: Mean power, watts.
+        power_w_max: Highest.
+        temperature_c_max: Highest, degrees Celsius.
+        gpu_utilization_ratio: Mean share of time with a kernel running, as the driver counts it.
+        memory_utilization_ratio: Mean share of time with memory busy.
+        memory_used_bytes: Highest, all processes on the device.
+        pcie_tx_bytes_per_s: Mean, from the device.
+        pcie_rx_bytes_per_s: Mean, to the device.
+        nvlink_tx_bytes_per_s: Mean over the run, all links.
+        nvlink_rx_bytes_per_s: The same for receiving.
+        ecc_uncorrected: New uncorrected errors during the run.
+        xid: Numbers of XID errors during the run, ascending, each once.
+        in_steps: The same device inside the analysed steps; None where no sample is of their time.
+        origin: File and device that the samples come from; None for those of the rank's probe.
+    """
+
+    rank: int
+    num_samples: int
+    sm_clock_mhz_median: int | None
+    sm_clock_mhz_min: int | None
+    throttled_ratio: float | None
+    throttle_reasons: dict[str, float]
+    power_w_mean: float | None
+    power_w_max: float | None
+    temperature_c_max: int | None
+    gpu_utilization_ratio: float | None
+    memory_utilization_ratio: float | None
+    memory_used_bytes: int | None
+    pcie_tx_bytes_per_s: float | None
+    pcie_rx_bytes_per_s: float | None
+    nvlink_tx_bytes_per_s: float | None
+    nvlink_rx_bytes_per_s: float | None
+    ecc_uncorrected: int | None
+    xid: tuple[int, ...]
+    in_steps: WindowSensors | None = None
+    origin: str | None = None
+
+
+class DeviceTelemetry(Record, frozen=True, kw_only=True):
+    """A device of which no rank is known.
+
+    Args:
+        file: Where its samples come from.
+        host: Empty where not told.
+        index: As the driver counts, None where not told.
+        uuid: Empty where not told.
+        bus_id: Empty where not told.
+        name: For example ``NVIDIA H200``; empty where not told.
+        sensors: Its figures; ``rank`` is -1.
+    """
+
+    file: str
+    host: str
+    index: int | None
+    uuid: str
+    bus_id: str
+    name: str
+    sensors: RankTelemetry
+
+
+class DeviceError(Record, frozen=True, kw_only=True):
+    """Errors of one kind that one device's driver, or a switch's manager, logged.
+
+    Args:
+        kind: ``xid`` of a GPU, ``fabric`` of an NVSwitch.
+        number: Of the error, None where not told.
+        device: For people: ``GPU 3 of node-1``.
+        rank: Who ran there, None where that is not known.
+        count: How many.
+        text: Of the first.
+        time: Of the first, as the log has it; empty where it has none.
+        is_dated: Whether the log tells when, so that those of other times are left out.
+        file: Where it stands.
+    """
+
+    kind: str
+    number: int | None
+    device: str
+    rank: int | None
+    count: int
+    text: str
+    time: str
+    is_dated: bool
+    file: str
+
+
+class DeviceNvlink(Record, frozen=True, kw_only=True):
+    """NVLink of one device.
+
+    Args:
+        device: For people: ``GPU 3 of node-1``.
+        name: For example ``NVIDIA A100-SXM4-80GB``.
+        rank: Who ran there, None where that is not known.
+        num_links: Links that it has.
+        num_active: Of these, those that work.
+        bytes_per_s: Of these together, per direction.
+        inactive: Numbers of the links that do not work.
+        expected_bytes_per_s: What its kind has by the hardware sheet, where it is sold with all of
+            its links; None for others.
+    """
+
+    device: str
+    name: str
+    rank: int | None
+    num_links: int
+    num_active: int
+    bytes_per_s: float
+    inactive: tuple[int, ...]
+    expected_bytes_per_s: float | None = None
+
+
+class TelemetryResult(Result, frozen=True, kw_only=True):
+    """Sensors of each rank's device; ``unavailable`` says why there are none.
+
+    Args:
+        ranks: One row per rank with sensors.
+        devices: Devices in sensor files of which no rank is known.
+        errors: What logs of drivers and switches tell of the time of the recording.
+        nvlinks: What ``nvidia-smi nvlink --status`` shows.
+        energy_per_step_j: All devices together, mean of the analysed steps; None unless it is known
+            of every rank's device. Ranks that were not traced count in the time of one that was.
+        energy_per_token_j: Over the tokens of a step by the step log.
+        waiting_energy_per_step_j: Of it what is drawn while ranks wait in collectives and for
+            messages, at the mean power of each one's steps: samples are too far apart to tell what
+            a device draws while it waits.
+        waiting_energy_ratio: Share of that in the step's energy, by the ranks that were traced;
+            None unless the energy of each of these is known.
+        is_missing: Whether the job used devices, and nothing was recorded of them.
+    """
+
+    ranks: tuple[RankTelemetry, ...] = ()
+    devices: tuple[DeviceTelemetry, ...] = ()
+    errors: tuple[DeviceError, ...] = ()
+    nvlinks: tuple[DeviceNvlink, ...] = ()
+    energy_per_step_j: float | None = None
+    energy_per_token_j: float | None = None
+    waiting_energy_per_step_j: float | None = None
+    waiting_energy_ratio: float | None = None
+    is_missing: bool = False

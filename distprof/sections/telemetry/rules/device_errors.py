@@ -1,0 +1,151 @@
+"""# device-errors
+
+## What it detects
+Errors of GPUs and switches: XID errors, errors of memory that could not be corrected, errors of
+NVSwitches.
+
+## Why it costs time
+Some end the job, now or soon (a GPU that fell off the bus, memory that fails); some make a link or
+a device slow while it recovers; and some are the program's own, which only the number tells.
+
+## Evidence needed
+XID errors that distprof's own probe saw, a log of the kernel (`dmesg -T`), of the fabric manager,
+or DCGM's `DCGM_FI_DEV_XID_ERRORS`; the counter of uncorrected errors. Errors that a log dates an
+hour or more away from the recording are left out; those without a time are told as such.
+
+## How the cost is computed
+Not at all: what an error costs depends on what it does to the job.
+
+## How to fix
+By number. Of the program: compute-sanitizer. Of the device: drain the host, reset the GPU, replace
+it if the error comes back.
+
+## Example
+```text
+device-errors: XID 119 five times on GPU 00000000:9b:00.0: the GPU's system processor did not answer
+in time (GSP).
+```
+
+## When it is wrong
+A kernel log without times may be of another job. XID 13, 31 and 43 are mostly faults of a program,
+but a failing GPU shows them too; XID 45 follows whatever ends a program.
+
+## Sources
+NVIDIA, "XID Errors"; "Fabric Manager for NVIDIA NVSwitch Systems".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from distprof.rules.base import Draft, InsufficientEvidenceError, Limits, rule
+from distprof.sections.telemetry.result import DeviceError, TelemetryResult
+from distprof.sections.telemetry.rules._shared import NO_SENSORS, meaning_of
+from distprof.terms import Confidence, Severity
+from distprof.units import name_ranks
+
+_MAX_NAMED = 4
+
+
+@dataclass(slots=True)
+class _Found:
+    """One number, on all devices."""
+
+    ranks: set[int] = field(default_factory=set)
+    devices: list[str] = field(default_factory=list)
+    count: int = 0
+    is_dated: bool = False
+
+
+@rule(
+    code="TEL103",
+    severity=Severity.WARNING,
+    since="0.1.0",
+    needs=(TelemetryResult,),
+)
+def check(telemetry: TelemetryResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001
+    """Yield one finding per number of an error."""
+    if telemetry.is_missing and not telemetry.errors:
+        raise InsufficientEvidenceError(NO_SENSORS)
+    for number, found in sorted(_xids(telemetry).items()):
+        yield _xid_draft(number, found)
+    wrong = [row for row in telemetry.ranks if row.ecc_uncorrected]
+    if wrong:
+        yield Draft(
+            message=(
+                f"Memory of the devices of {name_ranks(row.rank for row in wrong)} had "
+                f"{sum(row.ecc_uncorrected or 0 for row in wrong):,} errors that could not be "
+                "corrected, during the recording."
+            ),
+            fix=meaning_of(48).fix,
+            cost_ns_per_step=None,
+            ranks=tuple(row.rank for row in wrong),
+            evidence=("telemetry.ranks",),
+            severity=Severity.ERROR,
+        )
+    yield from (_fabric_draft(error) for error in telemetry.errors if error.kind == "fabric")
+
+
+def _xids(telemetry: TelemetryResult) -> dict[int, _Found]:
+    """Number to where it was; a rank whose probe and whose kernel log tell of it counts once."""
+    found: dict[int, _Found] = {}
+    for error in telemetry.errors:
+        if error.kind != "xid" or error.number is None:
+            continue
+        one = found.setdefault(error.number, _Found())
+        one.count += error.count
+        one.is_dated |= error.is_dated
+        one.devices.append(error.device)
+        if error.rank is not None:
+            one.ranks.add(error.rank)
+    for row in telemetry.ranks:
+        for number in row.xid:
+            one = found.setdefault(number, _Found())
+            one.count += row.rank not in one.ranks
+            one.ranks.add(row.rank)
+            one.is_dated = True
+    return found
+
+
+def _xid_draft(number: int, found: _Found) -> Draft:
+    meaning = meaning_of(number)
+    devices = list(dict.fromkeys(found.devices))
+    where = f"on the device of {name_ranks(found.ranks)}" if found.ranks else ""
+    if not where:
+        more = f" and {len(devices) - _MAX_NAMED} more" if len(devices) > _MAX_NAMED else ""
+        where = f"on {', '.join(devices[:_MAX_NAMED])}{more}"
+    when = "" if found.is_dated else "; the log does not tell when"
+    bad = Severity.ERROR if found.is_dated else Severity.WARNING
+    return Draft(
+        message=f"XID {number} {_times(found.count)} {where}: {meaning.text}{when}.",
+        fix=meaning.fix,
+        cost_ns_per_step=None,
+        confidence=Confidence.MEASURED if found.is_dated else Confidence.INFERRED,
+        ranks=tuple(sorted(found.ranks)),
+        evidence=("telemetry.errors" if found.devices else "telemetry.ranks",),
+        severity=bad if meaning.is_hardware else None,
+    )
+
+
+def _fabric_draft(error: DeviceError) -> Draft:
+    number = "" if error.number is None else f" {error.number}"
+    is_fatal = "fatal" in error.text and "non-fatal" not in error.text
+    return Draft(
+        message=(
+            f"{error.device or 'An NVSwitch'} logged error{number} {_times(error.count)}: "
+            f"{error.text.rstrip('.')[:200]}."
+        ),
+        fix=(
+            "Look the number up in the fabric manager's guide, reset the host's GPUs and switches, "
+            "and have the switch's board and cables checked if it comes back."
+        ),
+        cost_ns_per_step=None,
+        confidence=Confidence.INFERRED,
+        evidence=("telemetry.errors",),
+        severity=Severity.ERROR if is_fatal else None,
+    )
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count:,} times"

@@ -1,0 +1,111 @@
+"""# hot-device
+
+## What it detects
+Devices near the temperature at which they slow down, and devices much hotter than their peers that
+are slower already.
+
+## Why it costs time
+A hot device leaks more current, reaches its power cap at a lower clock, and is slowed down by its
+own hardware a few degrees further on. It also fails sooner.
+
+## Evidence needed
+Temperatures: of the analysed steps where samples are of their time, else of the whole recording.
+
+## How the cost is computed
+Not at all: what heat costs by now is the cost of throttling, and of a rank that is late.
+
+## How to fix
+Compare the inlet temperature and fans of its host with others'; look for blocked air flow, a
+missing blank, a pump that failed; seat the heat sink again if one device alone is hot.
+
+## Example
+```text
+hot-device: The device of rank 5 gets 89 °C hot; the median of the others is 64 °C.
+```
+
+## When it is wrong
+Limits differ by model: some run at 85 °C by design (`nvidia-smi -q -d TEMPERATURE` has them).
+Devices downstream in the air flow of a chassis are always hotter than those before them.
+
+## Sources
+NVIDIA, NVML reference, "nvmlTemperatureThresholds_t".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from distprof.rules.base import Draft, Limit, Limits, rule
+from distprof.sections.telemetry.result import TelemetryResult
+from distprof.sections.telemetry.rules._shared import (
+    Unit,
+    by_kind,
+    median_of,
+    medians_of_others,
+    named,
+    ranks_of,
+    units_of,
+)
+from distprof.terms import Confidence, Severity
+
+_HEAT = ("hw_thermal_slowdown", "sw_thermal_slowdown", "thermal_violation")
+_LOWER_CLOCK = 0.97
+
+
+@rule(
+    code="TEL104",
+    severity=Severity.WARNING,
+    since="0.1.0",
+    needs=(TelemetryResult,),
+    limits={
+        "hot_c": Limit(85, "degrees Celsius from which a device is hot"),
+        "above_peers_c": Limit(8, "degrees above the others' median for a device that is slower"),
+    },
+)
+def check(telemetry: TelemetryResult, limits: Limits) -> Iterator[Draft]:
+    """Yield one finding for all hot devices."""
+    units = [u for u in units_of(telemetry) if u.figures.temperature_c_max is not None]
+    found = [unit for peers in by_kind(units) for unit in _hot(peers, limits)]
+    if not found:
+        return
+    hottest = max(unit.figures.temperature_c_max or 0 for unit in found)
+    ids = {id(unit) for unit in found}
+    rest = [unit for unit in units if id(unit) not in ids]
+    usual = median_of(rest, lambda figures: figures.temperature_c_max)
+    peers = "" if usual is None else f"; the median of the others is {usual:.0f} °C"
+    several = len(found) > 1
+    yield Draft(
+        message=(
+            f"{named(found)} {'get' if several else 'gets'} {'up to ' if several else ''}"
+            f"{hottest} °C hot{peers}."
+        ),
+        fix=(
+            "Compare inlet temperature, fans and air flow of the host with others'; seat the heat "
+            "sink again where one device of a host alone is hot."
+        ),
+        cost_ns_per_step=None,
+        confidence=(
+            Confidence.MEASURED if all(unit.is_sure for unit in found) else Confidence.INFERRED
+        ),
+        ranks=ranks_of(found),
+        evidence=("telemetry.ranks" if ranks_of(found) else "telemetry.devices",),
+    )
+
+
+def _hot(peers: Sequence[Unit], limits: Limits) -> list[Unit]:
+    """Devices that are hot, or hotter than their peers and slower."""
+    heats = [float(unit.figures.temperature_c_max or 0) for unit in peers]
+    clocks = [unit.figures.sm_clock_mhz_median if unit.is_busy else None for unit in peers]
+    usual_heats, usual_clocks = medians_of_others(heats), medians_of_others(clocks)
+    found = []
+    for i, unit in enumerate(peers):
+        usual, clock, others = usual_heats[i], clocks[i], usual_clocks[i]
+        is_hotter = usual is not None and heats[i] >= usual + limits["above_peers_c"]
+        is_lower = clock is not None and others is not None and clock < _LOWER_CLOCK * others
+        if heats[i] >= limits["hot_c"] or (is_hotter and (is_lower or _is_slowed(unit))):
+            found.append(unit)
+    return found
+
+
+def _is_slowed(unit: Unit) -> bool:
+    return any(unit.figures.throttle_reasons.get(reason) for reason in _HEAT)

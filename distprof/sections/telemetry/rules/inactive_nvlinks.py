@@ -1,0 +1,108 @@
+"""# inactive-nvlinks
+
+## What it detects
+GPUs with fewer NVLinks at work, or slower ones, than GPUs of the same kind or than their kind has.
+
+## Why it costs time
+Collectives inside a node run at the speed of the weakest GPU: one of 18 links less is 6 % of the
+bandwidth of all.
+
+## Evidence needed
+What `nvidia-smi nvlink --status` prints, of one host or of several.
+
+## How the cost is computed
+Not at all: it shows links, and not what was sent over them. Where collectives are slow,
+`below-fabric-bandwidth` and `slow-link` tell by how much.
+
+## How to fix
+Reset the GPUs and restart the fabric manager (`systemctl restart nvidia-fabricmanager`), look for
+XID 74 and errors of NVSwitches, and have the board checked if the link stays down.
+
+## Example
+```text
+inactive-nvlinks: GPU 3 of node-1 has 17 of 18 NVLinks at work (452 GB/s); others have 478 GB/s.
+```
+
+## When it is wrong
+Machines of some clouds, and cards that plug into PCIe, have fewer links than the same chip
+elsewhere: then all GPUs are alike, and only those sold as SXM are compared with their sheet.
+
+## Sources
+NVIDIA, `nvidia-smi nvlink` manual; formula sheet, "Hardware" (bandwidth by kind).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
+from distprof.sections.telemetry.result import DeviceNvlink, TelemetryResult
+from distprof.sections.telemetry.rules._shared import NO_SENSORS
+from distprof.terms import Severity
+from distprof.units import format_bandwidth
+
+NO_STATUS = "no output of nvidia-smi nvlink --status was read: name it after --with"
+_MAX_NAMED = 4
+
+
+@rule(
+    code="TEL105",
+    severity=Severity.WARNING,
+    since="0.1.0",
+    needs=(TelemetryResult,),
+    limits={
+        "peers_ratio": Limit(0.97, "bandwidth relative to the best GPU of the same kind"),
+        "sheet_ratio": Limit(0.95, "bandwidth relative to what the kind of GPU has"),
+    },
+)
+def check(telemetry: TelemetryResult, limits: Limits) -> Iterator[Draft]:
+    """Yield one finding per kind of GPU."""
+    if not telemetry.nvlinks:
+        if telemetry.is_missing:
+            raise InsufficientEvidenceError(NO_SENSORS)
+        if telemetry.ranks or telemetry.devices:
+            raise InsufficientEvidenceError(NO_STATUS)
+        return
+    for name in dict.fromkeys(links.name for links in telemetry.nvlinks):
+        peers = [links for links in telemetry.nvlinks if links.name == name]
+        best = max(links.bytes_per_s for links in peers)
+        found = [links for links in peers if _is_short(links, best, limits)]
+        if found:
+            yield _draft(found, best)
+
+
+def _is_short(links: DeviceNvlink, best: float, limits: Limits) -> bool:
+    own, sheet = links.bytes_per_s, links.expected_bytes_per_s
+    return own < limits["peers_ratio"] * best or (
+        sheet is not None and own < limits["sheet_ratio"] * sheet
+    )
+
+
+def _draft(found: Sequence[DeviceNvlink], best: float) -> Draft:
+    worst = min(found, key=lambda links: links.bytes_per_s)
+    others = [links for links in found if links is not worst]
+    should = max(best, worst.expected_bytes_per_s or 0.0)
+    more = f"; {len(others)} more GPUs lack some too" if others else ""
+    whose = "" if worst.rank is None else f" (rank {worst.rank})"
+    return Draft(
+        message=(
+            f"{worst.device}{whose} has {worst.num_active} of {worst.num_links} NVLinks at work, "
+            f"{format_bandwidth(worst.bytes_per_s)} of {format_bandwidth(should)} per "
+            f"direction{_which(worst)}{more}."
+        ),
+        fix=(
+            "Reset the GPUs and restart the fabric manager, look for XID 74 and errors of "
+            "NVSwitches in the host's logs, and have the board checked if links stay down."
+        ),
+        cost_ns_per_step=None,
+        ranks=tuple(sorted(links.rank for links in found if links.rank is not None)),
+        evidence=("telemetry.nvlinks",),
+    )
+
+
+def _which(links: DeviceNvlink) -> str:
+    if not links.inactive:
+        return ""
+    some = ", ".join(map(str, links.inactive[:_MAX_NAMED]))
+    rest = ", …" if len(links.inactive) > _MAX_NAMED else ""
+    return f" (inactive: {some}{rest})"

@@ -1,0 +1,120 @@
+"""# uneven-device-clocks
+
+## What it detects
+Devices that run at a lower clock than their peers though they say that nothing slows them down.
+
+## Why it costs time
+Kernels that compute take longer in proportion, and all ranks wait for the slowest.
+
+## Evidence needed
+Clocks of at least three working devices of one kind: of the analysed steps where samples are of
+their time. Without reasons for throttling in the samples it cannot be said that nothing slows them.
+
+## How the cost is computed
+As the straggler that the rank is: the exposed waiting of the others for it. None where the others
+do not wait for it, or where no rank is known.
+
+## How to fix
+Reset application clocks (`nvidia-smi -rac`) and locked clocks (`nvidia-smi -rgc`), compare power
+limits, and switch persistence mode on. A device whose clock stays low is ill: take it out.
+
+## Example
+```text
+uneven-device-clocks: The device of rank 5 runs at 1,410 MHz, its peers at 1,755 MHz (19.7 % less).
+```
+
+## When it is wrong
+A device with less to do may run slower because it can: see whether its rank is late. Devices of
+unlike kinds in one job have unlike clocks; ranks are taken to have one kind.
+
+## Sources
+NVIDIA, `nvidia-smi` manual, "Clocks".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from distprof.rules.base import Draft, Limit, Limits, rule
+from distprof.sections.stragglers.result import StragglersResult
+from distprof.sections.telemetry.result import TelemetryResult
+from distprof.sections.telemetry.rules._shared import (
+    Unit,
+    by_kind,
+    cost_of,
+    median_of,
+    medians_of_others,
+    named,
+    ranks_of,
+    units_of,
+)
+from distprof.terms import Severity
+from distprof.units import format_ratio
+
+LEAST_PEERS = 2
+
+
+@rule(
+    code="TEL102",
+    severity=Severity.WARNING,
+    since="0.1.0",
+    needs=(TelemetryResult, StragglersResult),
+    limits={
+        "lower_ratio": Limit(0.05, "share by which a clock may be below its peers' median"),
+        "throttled_ratio": Limit(
+            0.1, "share of throttled samples from which another rule speaks of the device"
+        ),
+    },
+)
+def check(
+    telemetry: TelemetryResult, stragglers: StragglersResult, limits: Limits
+) -> Iterator[Draft]:
+    """Yield one finding per kind of device."""
+    busy = [unit for unit in units_of(telemetry) if unit.is_busy and _clock(unit) is not None]
+    for peers in by_kind(busy):
+        usual = medians_of_others([_clock(unit) for unit in peers])
+        found = [
+            unit
+            for unit, others in zip(peers, usual, strict=True)
+            if len(peers) > LEAST_PEERS and _is_low(unit, others, limits)
+        ]
+        if found:
+            yield _draft(found, peers, stragglers)
+
+
+def _clock(unit: Unit) -> float | None:
+    return unit.figures.sm_clock_mhz_median
+
+
+def _is_low(unit: Unit, usual: float | None, limits: Limits) -> bool:
+    own = _clock(unit)
+    if own is None or not usual:
+        return False
+    if (unit.figures.throttled_ratio or 0.0) >= limits["throttled_ratio"]:
+        return False
+    return own < (1 - limits["lower_ratio"]) * usual
+
+
+def _draft(found: Sequence[Unit], peers: Sequence[Unit], stragglers: StragglersResult) -> Draft:
+    ids = {id(unit) for unit in found}
+    rest = [unit for unit in peers if id(unit) not in ids]
+    own = median_of(found, lambda figures: figures.sm_clock_mhz_median) or 0.0
+    usual = median_of(rest, lambda figures: figures.sm_clock_mhz_median) or own
+    cost, without, confidence = cost_of(found, stragglers)
+    several = len(found) > 1
+    return Draft(
+        message=(
+            f"{named(found)} {'run' if several else 'runs'} at {own:,.0f} MHz, "
+            f"{'their' if several else 'its'} peers at {usual:,.0f} MHz "
+            f"({format_ratio(1 - own / usual if usual else 0.0)} less), and nothing says why."
+        ),
+        fix=(
+            "Reset application and locked clocks (nvidia-smi -rac, nvidia-smi -rgc), compare power "
+            "limits (nvidia-smi -q -d CLOCK,POWER); take out a device whose clock stays low."
+        ),
+        cost_ns_per_step=cost,
+        confidence=confidence,
+        ranks=ranks_of(found),
+        evidence=("telemetry.ranks" if ranks_of(found) else "telemetry.devices",),
+        without=without,
+    )

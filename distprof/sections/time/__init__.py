@@ -1,0 +1,1 @@
+"""Where each step's time goes: breakdown and waterfall."""

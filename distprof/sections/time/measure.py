@@ -1,0 +1,266 @@
+"""Where did each rank's time go: computation, exposed communication, exposed copies, idle."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from distprof.intervals import EMPTY, Intervals, complement, covered, intersect, subtract, union
+from distprof.run.tables import intervals_of
+from distprof.schema import ABSENT, Int64Array, Table
+from distprof.sections.context import RankAnalysis
+from distprof.sections.idle.result import RankIdle
+from distprof.sections.time.result import (
+    BreakdownResult,
+    RankBreakdown,
+    RankWaterfall,
+    StepBreakdown,
+    StepTimeResult,
+    WaterfallResult,
+)
+from distprof.terms import ActivityKind, CollectiveKind, StepSource
+
+__all__ = [
+    "Timeline",
+    "break_down",
+    "combine_breakdown",
+    "combine_waterfall",
+    "rank_waterfall",
+    "step_times",
+    "timeline_of",
+    "waits_of",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """What one rank's device did, as sets of intervals over the whole capture.
+
+    Args:
+        computation: K, the union of computation.
+        communication: C, the union of communication.
+        exposed_comm: C without K.
+        exposed_copy: The union of copies without K and C.
+        message_wait: Blocked in a send or receive of which no transfer time is known, without K, C
+            and copies. It is exposed communication, but takes no part in overlap.
+    """
+
+    computation: Intervals
+    communication: Intervals
+    exposed_comm: Intervals
+    exposed_copy: Intervals
+    message_wait: Intervals = EMPTY
+
+    def idle(self, low: int, high: int) -> Intervals:
+        """What of ``[low, high)`` the device spent on nothing."""
+        rest = subtract(complement(self.computation, low, high), self.exposed_comm)
+        rest = subtract(rest, self.exposed_copy)
+        return subtract(rest, self.message_wait) if self.message_wait.size else rest
+
+
+def timeline_of(activity: Table) -> Timeline:
+    """The sets that all time sums rest on. Annotations take no part.
+
+    Source:
+        Formula sheet, "Measured from traces".
+    """
+    computation = _union_of(activity, ActivityKind.COMPUTATION)
+    communication = _union_of(activity, ActivityKind.COMMUNICATION)
+    copies = _union_of(activity, ActivityKind.COPY)
+    waiting = _union_of(activity, ActivityKind.WAITING)
+    for busy in (computation, communication, copies):
+        waiting = subtract(waiting, busy) if waiting.size else waiting
+    return Timeline(
+        computation=computation,
+        communication=communication,
+        exposed_comm=subtract(communication, computation),
+        exposed_copy=subtract(subtract(copies, computation), communication),
+        message_wait=waiting,
+    )
+
+
+def break_down(
+    rank: int, steps: Int64Array, windows: Intervals, timeline: Timeline
+) -> tuple[StepBreakdown, ...]:
+    """The exclusive split of each window; an activity that spans two counts in each by its part."""
+    span = windows.end - windows.start
+    computation = covered(windows, timeline.computation)
+    exposed_comm = covered(windows, timeline.exposed_comm)
+    exposed_comm += covered(windows, timeline.message_wait)
+    exposed_copy = covered(windows, timeline.exposed_copy)
+    idle = span - computation - exposed_comm - exposed_copy
+    columns = (steps, span, computation, exposed_comm, exposed_copy, idle)
+    return tuple(
+        StepBreakdown(
+            rank=rank,
+            step=step,
+            span_ns=span_ns,
+            computation_ns=computation_ns,
+            exposed_comm_ns=exposed_comm_ns,
+            exposed_copy_ns=exposed_copy_ns,
+            idle_ns=idle_ns,
+        )
+        for (
+            step,
+            span_ns,
+            computation_ns,
+            exposed_comm_ns,
+            exposed_copy_ns,
+            idle_ns,
+        ) in zip(*(column.tolist() for column in columns), strict=True)
+    )
+
+
+def combine_breakdown(
+    analyses: Iterable[RankAnalysis], unavailable: Sequence[str] = ()
+) -> BreakdownResult:
+    """All ranks' steps, and each rank's steps added up."""
+    steps: list[StepBreakdown] = []
+    ranks: list[RankBreakdown] = []
+    for analysis in analyses:
+        steps.extend(analysis.steps)
+        ranks.append(_add_up(analysis.rank, analysis.steps))
+    return BreakdownResult(ranks=tuple(ranks), steps=tuple(steps), unavailable=tuple(unavailable))
+
+
+def step_times(
+    durations: Int64Array, *, source: StepSource, note: str, unavailable: Sequence[str] = ()
+) -> StepTimeResult:
+    """Statistics of step durations.
+
+    Args:
+        durations: int64 ns, shape ``(ranks, steps)``; a step lasts as long as on the median rank.
+            Ranks go at one pace, but a rank that ends one step late has begun the next one late,
+            so that the longest of each step add up to more than the job took. No columns where
+            nothing marks steps: then nothing is said about step times.
+        source: How step windows were found.
+        note: One sentence on it.
+        unavailable: What could not be measured.
+    """
+    per_step = np.median(durations, axis=0) if durations.size else np.empty(0)
+    some = len(per_step) > 0
+    return StepTimeResult(
+        num_steps=len(per_step),
+        median_ns=int(np.median(per_step)) if some else None,
+        p95_ns=int(np.percentile(per_step, 95)) if some else None,
+        cv=float(per_step.std() / per_step.mean()) if len(per_step) > 1 else None,
+        source=source,
+        note=note,
+        unavailable=tuple(unavailable),
+    )
+
+
+def _union_of(activity: Table, kind: ActivityKind) -> Intervals:
+    start, end = intervals_of(activity)
+    mask = activity["kind"] == kind
+    return union(Intervals(start[mask], end[mask]), overwrite=True)  # copies, by the mask
+
+
+def _add_up(rank: int, steps: Sequence[StepBreakdown]) -> RankBreakdown:
+    return RankBreakdown(
+        rank=rank,
+        span_ns=sum(step.span_ns for step in steps),
+        computation_ns=sum(step.computation_ns for step in steps),
+        exposed_comm_ns=sum(step.exposed_comm_ns for step in steps),
+        exposed_copy_ns=sum(step.exposed_copy_ns for step in steps),
+        idle_ns=sum(step.idle_ns for step in steps),
+    )
+
+
+# The lost-time waterfall: a step as an exact sum of its causes -----------------------------------
+
+_POINT_TO_POINT = tuple(int(kind) for kind in CollectiveKind if kind.is_point_to_point)
+
+
+def waits_of(collectives: Table, wait_end_ns: Int64Array) -> Intervals:
+    """For each row, the part of it before the last member started; empty where it was the last.
+
+    Rows that were not matched get an empty interval too: tell them by ``wait_end_ns``.
+    """
+    start, end = intervals_of(collectives)
+    until = np.maximum(start, np.minimum(end, wait_end_ns))
+    return Intervals(start, np.where(wait_end_ns == ABSENT, start, until))
+
+
+def rank_waterfall(
+    rank: int,
+    steps: Sequence[StepBreakdown],
+    windows: Intervals,
+    timeline: Timeline,
+    collectives: Table,
+    wait_end_ns: Int64Array,
+    idle: RankIdle | None,
+) -> RankWaterfall:
+    """One rank's analysed time as an exact sum.
+
+    Exposed communication is split by what the matched rows say: where any collective waits for its
+    last member it is wait, else where a send or recv does it is point-to-point wait, else where a
+    matched row runs it is transfer; what only unmatched rows cover stays unsplit. Being blocked in
+    a send or receive of which no transfer time is known is point-to-point wait.
+    """
+    wait, p2p_wait, transfer, unsplit = _split_exposed(
+        timeline.exposed_comm, collectives, wait_end_ns
+    )
+    idle_ns = sum(step.idle_ns for step in steps)
+    return RankWaterfall(
+        rank=rank,
+        span_ns=sum(step.span_ns for step in steps),
+        computation_ns=sum(step.computation_ns for step in steps),
+        exposed_transfer_ns=_inside(windows, transfer),
+        exposed_wait_ns=_inside(windows, wait),
+        exposed_p2p_wait_ns=_inside(windows, p2p_wait) + _inside(windows, timeline.message_wait),
+        exposed_comm_unsplit_ns=_inside(windows, unsplit),
+        exposed_copy_ns=sum(step.exposed_copy_ns for step in steps),
+        idle_host_ns=idle.host_ns if idle else 0,
+        idle_sync_ns=idle.sync_ns if idle else 0,
+        idle_input_ns=idle.input_ns if idle else 0,
+        idle_comm_wait_ns=idle.comm_wait_ns if idle else 0,
+        idle_unknown_ns=idle.unknown_ns if idle else idle_ns,
+    )
+
+
+def combine_waterfall(
+    analyses: Sequence[RankAnalysis], num_steps: int, unavailable: Sequence[str] = ()
+) -> WaterfallResult:
+    """Each rank's waterfall and their sum."""
+    ranks = tuple(analysis.waterfall for analysis in analyses)
+    return WaterfallResult(
+        num_ranks=len(ranks),
+        num_steps=num_steps,
+        ranks=ranks,
+        all=_sum_of_parts(ranks) if ranks else None,
+        unavailable=tuple(unavailable),
+    )
+
+
+def _split_exposed(
+    exposed: Intervals, collectives: Table, wait_end_ns: Int64Array
+) -> tuple[Intervals, Intervals, Intervals, Intervals]:
+    """Disjoint sets that make up ``exposed``: wait, point-to-point wait, transfer, unsplit."""
+    is_p2p = np.isin(collectives["kind"], _POINT_TO_POINT)
+    waits = waits_of(collectives, wait_end_ns)
+    matched = _union_where(intervals_of(collectives), wait_end_ns != ABSENT)
+    wait = intersect(exposed, _union_where(waits, ~is_p2p))
+    p2p_wait = subtract(intersect(exposed, _union_where(waits, is_p2p)), wait)
+    transfer = subtract(subtract(intersect(exposed, matched), wait), p2p_wait)
+    return wait, p2p_wait, transfer, subtract(exposed, matched)
+
+
+def _union_where(rows: Intervals, mask: NDArray[np.bool_]) -> Intervals:
+    return union(Intervals(rows.start[mask], rows.end[mask]))
+
+
+def _inside(windows: Intervals, disjoint: Intervals) -> int:
+    return int(covered(windows, disjoint).sum())
+
+
+def _sum_of_parts(ranks: Sequence[RankWaterfall]) -> RankWaterfall:
+    sums = {
+        field: sum(getattr(rank, field) for rank in ranks)
+        for field in RankWaterfall.__struct_fields__
+    }
+    return msgspec.structs.replace(ranks[0], **{**sums, "rank": ABSENT})

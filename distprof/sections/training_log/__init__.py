@@ -1,0 +1,1 @@
+"""What a training program printed about its iterations."""

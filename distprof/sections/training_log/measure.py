@@ -1,0 +1,280 @@
+"""Iterations as a training program printed them: times, throughput, timers.
+
+Figures are of *steady* reports: all with a time but the first, and the first after each restart,
+in which programs allocate, compile and connect. Means are weighted by the iterations of a report.
+Source: formula sheet, "Pipeline bubble", for what a pipeline idles at best.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distprof.costs.pipeline import bubble_fraction
+from distprof.run.run import Run
+from distprof.run.training_log import Float64Array, TrainingLog
+from distprof.schema import ABSENT, Int64Array
+from distprof.sections.training_log.result import SlowIteration, TrainingLogResult, TrainingTimer
+
+__all__ = ["analyze_training_log"]
+
+SLOW_RATIO = 1.2
+"""An iteration this much longer than its neighbours' median is slow."""
+
+NEIGHBOURS = 101
+
+MAX_SLOWEST = 20
+
+MAX_KEPT = 512
+
+MIN_RECURRING = 5
+
+_PERIODIC_RATIO = 0.8
+
+_MAX_PERIODS = 20
+
+_COMPUTE = ("forward-compute", "backward-compute")
+
+_EMBEDDING = ("backward-embedding-all-reduce", "embedding-grads-all-reduce")
+
+_TO_LATER = ("forward-send", "backward-recv", "forward-send-backward-recv")
+
+_TO_EARLIER = ("forward-recv", "backward-send", "backward-send-forward-recv")
+
+
+def analyze_training_log(run: Run) -> TrainingLogResult:
+    """What the training program's log tells of its iterations.
+
+    Args:
+        run: The recording, or the log alone.
+
+    Returns:
+        The result; empty, with a reason, where there is no log.
+    """
+    log = run.training_log
+    if log is None:
+        return TrainingLogResult(
+            unavailable=("No log of a training program was read (--with train.log).",)
+        )
+    iteration = log.iteration[log.iteration != ABSENT]
+    facts = log.facts
+    times = _times(log)
+    timers = _timers(log)
+    return TrainingLogResult(
+        origin=log.origin,
+        num_reports=len(log.iteration),
+        first_iteration=int(iteration[0]) if len(iteration) else None,
+        last_iteration=int(iteration[-1]) if len(iteration) else None,
+        samples_per_s=_median(log.samples_per_s),
+        tokens_per_s=_tokens_per_s(log),
+        tokens_per_s_per_device=_median(log.tokens_per_s_per_device),
+        tflops=_median(log.tflops),
+        printed_samples_per_s=_median(log.printed_samples_per_s),
+        first_loss=_end(log.loss, 0),
+        last_loss=_end(log.loss, -1),
+        world_size=facts.world_size,
+        mesh=dict(facts.mesh),
+        num_micro_batches=facts.num_micro_batches,
+        micro_batch_size=facts.micro_batch_size,
+        global_batch_size=facts.global_batch_size,
+        sequence_length=facts.sequence_length,
+        virtual_stages=facts.virtual_stages,
+        tokens_per_step=log.tokens_per_step,
+        timers=timers,
+        timer_stage=_stage(log),
+        compute_ratio=_compute_ratio(timers),
+        ideal_bubble_ratio=_ideal(log),
+        num_unknown=log.num_unknown,
+        num_restarts=log.num_restarts,
+        unavailable=_limits(log, timers),
+        **times,
+    )
+
+
+def _times(log: TrainingLog) -> dict[str, Any]:
+    """Figures of the steady reports; empty without any."""
+    steady = log.is_steady
+    ns = log.duration_ns[steady]
+    if not len(ns):
+        return {}
+    weight = log.span[steady]
+    mean = float(np.average(ns, weights=weight))
+    spread = float(np.sqrt(np.average((ns - mean) ** 2, weights=weight)))
+    p95, p99 = np.percentile(ns, [95, 99])
+    return {
+        "num_steady": len(ns),
+        "iterations_per_report": int(np.median(weight)),
+        "mean_ns": round(mean),
+        "median_ns": round(float(np.median(ns))),
+        "p95_ns": round(float(p95)),
+        "p99_ns": round(float(p99)),
+        "max_ns": int(ns.max()),
+        "cv": spread / mean if mean > 0 else None,
+        "steady_ns": tuple(ns[-MAX_KEPT:].tolist()),
+        **_slow(log.iteration[steady], ns, weight),
+    }
+
+
+# Slow iterations ----------------------------------------------------------------------------------
+
+
+def _slow(number: Int64Array, ns: Int64Array, span: Int64Array) -> dict[str, Any]:
+    """Slow iterations; nothing where reports are means, which hide them, or have no numbers."""
+    is_mean = int(np.median(span)) > 1 or (number == ABSENT).all()
+    if is_mean or len(ns) < 2 * MIN_RECURRING:
+        return {}
+    usual = _local_medians(ns)
+    is_slow = ns > SLOW_RATIO * usual
+    excess = float(np.sum((ns - usual)[is_slow])) / len(ns)
+    order = np.flatnonzero(is_slow)
+    order = order[np.argsort(-ns[order], kind="stable")][:MAX_SLOWEST]
+    return {
+        "num_slow": int(is_slow.sum()),
+        "slow_excess_ns": round(excess),
+        "slow_period": _period(number, is_slow),
+        "slowest": tuple(
+            SlowIteration(
+                iteration=int(number[i]) if number[i] != ABSENT else None, duration_ns=int(ns[i])
+            )
+            for i in order
+        ),
+    }
+
+
+def _local_medians(ns: Int64Array) -> Float64Array:
+    """Median of the block of neighbours each one is in: batches may grow during a training."""
+    count = len(ns)
+    num_blocks = max(count // NEIGHBOURS, 1)
+    edges = np.linspace(0, count, num_blocks + 1).astype(np.int64)
+    medians = [float(np.median(ns[a:b])) for a, b in pairwise(edges)]
+    return np.repeat(np.array(medians, np.float64), np.diff(edges))
+
+
+def _period(number: Int64Array, is_slow: NDArray[np.bool_]) -> int | None:
+    """Distance at which slow iterations come, where nearly all fit it and it explains them."""
+    slow = number[is_slow & (number != ABSENT)]
+    if len(slow) < MIN_RECURRING:
+        return None
+    every = int(np.median(np.diff(number))) if len(number) > 1 else 1
+    gaps, counts = np.unique(np.diff(slow), return_counts=True)
+    wanted = gaps[np.argsort(-counts, kind="stable")][:_MAX_PERIODS]
+    for period in (int(gap) for gap in wanted if gap >= 2 * max(every, 1)):
+        phases, hits = np.unique(slow % period, return_counts=True)
+        best = int(np.argmax(hits))
+        possible = int(np.sum(number % period == phases[best]))
+        most = _PERIODIC_RATIO * max(len(slow), possible)
+        if hits[best] >= max(most, MIN_RECURRING):
+            return period
+    return None
+
+
+# Timers -------------------------------------------------------------------------------------------
+
+
+def _timers(log: TrainingLog) -> tuple[TrainingTimer, ...]:
+    steady = log.is_steady
+    has_shares = log.origin != "DeepSpeed"  # whose timers are of one thing or another
+    timers = [_timer(log, name, values, steady) for name, values in log.timers.items()]
+    shown = [timer for timer in timers if timer is not None]
+    if not has_shares:
+        shown = [
+            TrainingTimer(
+                name=t.name,
+                num_reports=t.num_reports,
+                mean_ns=t.mean_ns,
+                median_ns=t.median_ns,
+                ratio=None,
+            )
+            for t in shown
+        ]
+    return tuple(sorted(shown, key=lambda timer: (-timer.mean_ns, timer.name)))
+
+
+def _timer(
+    log: TrainingLog, name: str, values: Int64Array, steady: NDArray[np.bool_]
+) -> TrainingTimer | None:
+    known = steady & (values != ABSENT)
+    if not known.any():
+        return None
+    weight = log.span[known]
+    mean = float(np.average(values[known], weights=weight))
+    whole = float(np.average(log.duration_ns[known], weights=weight))
+    return TrainingTimer(
+        name=name,
+        num_reports=int(known.sum()),
+        mean_ns=round(mean),
+        median_ns=round(float(np.median(values[known]))),
+        ratio=mean / whole if whole > 0 else None,
+        waits=name in (*_TO_LATER, *_TO_EARLIER)
+        or (name in _EMBEDDING and log.facts.mesh.get("pp", 1) > 1),
+    )
+
+
+def _compute_ratio(timers: tuple[TrainingTimer, ...]) -> float | None:
+    by_name: Mapping[str, TrainingTimer] = {timer.name: timer for timer in timers}
+    ratios = [by_name[name].ratio for name in _COMPUTE if name in by_name]
+    known = [ratio for ratio in ratios if ratio is not None]
+    return sum(known) if len(known) == len(_COMPUTE) else None
+
+
+def _stage(log: TrainingLog) -> str:
+    """The stage by what it exchanges: the first receives no input, the last sends none on."""
+    if log.is_of_slowest_ranks or log.facts.mesh.get("pp", 1) < 2:
+        return ""
+    later = any(name in log.timers for name in _TO_LATER)
+    earlier = any(name in log.timers for name in _TO_EARLIER)
+    return {(True, False): "first", (True, True): "middle", (False, True): "last"}.get(
+        (later, earlier), ""
+    )
+
+
+def _ideal(log: TrainingLog) -> float | None:
+    facts = log.facts
+    stages, batches = facts.mesh.get("pp"), facts.num_micro_batches
+    if stages is None or batches is None or stages < 2:
+        return None
+    return float(bubble_fraction(stages, batches, facts.virtual_stages or 1))
+
+
+# The rest -----------------------------------------------------------------------------------------
+
+
+def _tokens_per_s(log: TrainingLog) -> float | None:
+    printed = _median(log.tokens_per_s)
+    tokens, ns = log.tokens_per_step, log.median_step_ns
+    if printed is not None or tokens is None or not ns:
+        return printed
+    return tokens / (ns / 1e9)
+
+
+def _median(values: Float64Array) -> float | None:
+    known = values[np.isfinite(values)]
+    return float(np.median(known)) if len(known) else None
+
+
+def _end(values: Float64Array, index: int) -> float | None:
+    known = values[np.isfinite(values)]
+    return float(known[index]) if len(known) else None
+
+
+def _limits(log: TrainingLog, timers: tuple[TrainingTimer, ...]) -> tuple[str, ...]:
+    limits = list(log.notes)
+    if not (log.duration_ns != ABSENT).any():
+        limits.append("The log tells no times of iterations.")
+    elif int(np.median(log.span)) > 1:
+        limits.append(
+            f"Reports are means of {int(np.median(log.span)):,} iterations each: single slow ones "
+            "cannot be seen."
+        )
+    if log.facts.mesh.get("pp", 1) > 1 and _compute_ratio(timers) is None:
+        limits.append(
+            "The log has no timers forward-compute and backward-compute: how long the pipeline "
+            "idles is not known (Megatron-LM prints them with --timing-log-level 2)."
+        )
+    if log.num_unknown:
+        limits.append(f"Lines that look like reports and are none: {log.num_unknown:,}.")
+    return tuple(limits)

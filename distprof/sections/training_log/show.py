@@ -1,0 +1,260 @@
+"""What training programs printed, as tables."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from distprof.sections.nccl.show import nccl_verdict
+from distprof.sections.parts import is_of_training_log_alone
+from distprof.sections.table import Bar, TableColumn, TableView, counted
+from distprof.sections.training_log.result import TrainingLogResult
+from distprof.units import format_duration, format_ratio
+
+if TYPE_CHECKING:
+    from distprof.sections.report import Report
+
+__all__ = [
+    "ideal_sentence",
+    "micro_batches_text",
+    "rate_text",
+    "slow_iterations_table",
+    "timers_table",
+    "training_log_table",
+    "training_verdict",
+]
+
+MIN_IDLE_RATIO = 0.05
+
+MIN_SLOW_RATIO = 0.02
+
+
+def training_verdict(report: Report) -> tuple[str, tuple[str, ...]] | None:
+    """The verdict and the numbers behind it; None for a report on anything else."""
+    if not is_of_training_log_alone(report):
+        return None
+    log = report.training_log
+    nccl = nccl_verdict(report)
+    told = nccl[0] if nccl else ""
+    line = _line(log)
+    if told and log.mean_ns is not None and log.idle_ratio is None:  # the best that is known
+        time = f"An iteration takes {format_duration(log.mean_ns)}"
+        line, told = f"{time}; {told[:1].lower()}{told[1:]}", ""
+    why = (_waiting(log), _slow_sentence(log), _throughput(log), told)
+    return line, tuple(sentence for sentence in why if sentence)
+
+
+def ideal_sentence(log: TrainingLogResult) -> str:
+    """For example ``4 micro-batches on 16 stages leave 78.9 % idle at best``; empty if unknown."""
+    if log.ideal_bubble_ratio is None:
+        return ""
+    stages = f"{log.mesh['pp']} stages"
+    if log.virtual_stages and log.virtual_stages > 1:
+        stages = f"{log.mesh['pp']} × {log.virtual_stages} stages"
+    batches = micro_batches_text(log.num_micro_batches or 0)
+    return f"{batches} on {stages} leave {format_ratio(log.ideal_bubble_ratio)} idle at best"
+
+
+def micro_batches_text(number: int) -> str:
+    """For example ``1 micro-batch`` and ``256 micro-batches``."""
+    return f"{number:,} micro-batch{'' if number == 1 else 'es'}"
+
+
+def rate_text(log: TrainingLogResult) -> str:
+    """Throughput as far as known, for example ``3.93 samples/s · 4,026 tokens/s``."""
+    rates = (
+        (log.printed_samples_per_s or log.samples_per_s, "samples/s"),
+        (log.tokens_per_s, "tokens/s"),
+        (log.tokens_per_s_per_device, "tokens/s per device"),
+        (log.tflops, "TFLOP/s per device"),
+    )
+    return " · ".join(f"{_rate(rate)} {unit}" for rate, unit in rates if rate is not None)
+
+
+def _rate(rate: float) -> str:
+    return f"{rate:,.0f}" if rate >= 1_000 else f"{rate:.3g}"
+
+
+def _line(log: TrainingLogResult) -> str:
+    if log.mean_ns is None:
+        return f"The log of {log.origin} tells no times of iterations."
+    time = f"An iteration takes {format_duration(log.mean_ns)}"
+    if log.idle_ratio is None:
+        return f"{time} (mean of {log.num_steady:,} reports): where it goes, a trace would tell."
+    who = f"the {log.timer_stage} stage" if log.timer_stage else "the slowest rank"
+    if log.mesh.get("pp", 1) < 2:
+        who = "the rank of the timers"
+    text = f"{time}, and {who} computes for {format_ratio(log.compute_ratio)} of it"
+    ideal = ideal_sentence(log)
+    return f"{text}: {ideal}." if ideal else f"{text}."
+
+
+def _waiting(log: TrainingLogResult) -> str:
+    """Timers that are waiting for other stages."""
+    waits = [t for t in log.timers if t.waits and (t.ratio or 0) >= MIN_IDLE_RATIO]
+    if not waits:
+        return ""
+    parts = [f"{t.name} {format_duration(t.mean_ns)}" for t in waits]
+    return f"Most of what the timers call communication is waiting for stages: {', '.join(parts)}."
+
+
+def _slow_sentence(log: TrainingLogResult) -> str:
+    if not log.num_slow or not log.mean_ns or not log.slow_excess_ns:
+        return ""
+    if log.slow_excess_ns < MIN_SLOW_RATIO * log.mean_ns:
+        return ""
+    often = f", every {log.slow_period:,} iterations" if log.slow_period else ""
+    return (
+        f"{log.num_slow:,} of {log.num_steady:,} iterations are slow{often}: they add "
+        f"{format_ratio(log.slow_excess_ns / log.mean_ns)} to the training."
+    )
+
+
+def _throughput(log: TrainingLogResult) -> str:
+    text = rate_text(log)
+    return f"Throughput: {text}." if text else ""
+
+
+# What training programs printed, as tables -------------------------------------------------------
+
+MAX_ROWS = 15
+
+_AXES = ("tp", "pp", "dp", "cp", "ep")
+
+
+def training_log_table(report: Report, *, show_all: bool) -> TableView | None:  # noqa: ARG001
+    """The training by its own log, as pairs."""
+    log = report.training_log
+    if not log.origin:
+        return None
+    pairs = (
+        ("iterations", _iterations(log)),
+        ("time of one", _time(log)),
+        ("traced steps", _traced(report)),
+        ("throughput", rate_text(log)),
+        ("layout", _layout(log)),
+        ("pipeline", _pipeline(log)),
+        ("slow ones", _slow(log)),
+        ("loss", _loss(log)),
+    )
+    return TableView(
+        title="Training log",
+        caption=f"as {log.origin} printed it",
+        columns=(TableColumn(title="", left=True), TableColumn(title="", left=True, wrap=True)),
+        rows=tuple((name, text) for name, text in pairs if text),
+        notes=log.unavailable,
+    )
+
+
+def timers_table(report: Report, *, show_all: bool) -> TableView | None:
+    """The program's timers, longest first."""
+    log = report.training_log
+    if not log.timers:
+        return None
+    shown = log.timers if show_all else log.timers[:MAX_ROWS]
+    left = len(log.timers) - len(shown)
+    stage = f"of the {log.timer_stage} stage" if log.timer_stage else "of a rank"
+    return TableView(
+        title="Timers",
+        caption=f"{stage}, mean per iteration; timers may contain each other",
+        columns=(
+            TableColumn(title="timer", left=True),
+            TableColumn(title="time"),
+            TableColumn(title="share"),
+            TableColumn(title="", left=True, stretch=True),
+            TableColumn(title="mostly", left=True, wide_only=True),
+        ),
+        rows=tuple(
+            (
+                timer.name,
+                format_duration(timer.mean_ns),
+                "–" if timer.ratio is None else format_ratio(timer.ratio),
+                Bar(
+                    ratio=min(timer.ratio or 0.0, 1.0),
+                    key="exposed_wait" if timer.waits else "computation",
+                ),
+                "waiting for stages" if timer.waits else "",
+            )
+            for timer in shown
+        ),
+        notes=(f"{counted(left, 'more timer')} with --all.",) if left > 0 else (),
+    )
+
+
+def slow_iterations_table(report: Report, *, show_all: bool) -> TableView | None:
+    """The slowest iterations; only when all is shown."""
+    log = report.training_log
+    if not show_all or not log.slowest or not log.median_ns:
+        return None
+    return TableView(
+        title="Slowest iterations",
+        caption="against the median of their neighbours, beyond 1.2 times",
+        columns=(TableColumn(title="iteration"), TableColumn(title="time")),
+        rows=tuple(
+            (
+                "–" if one.iteration is None else f"{one.iteration:,}",
+                format_duration(one.duration_ns),
+            )
+            for one in log.slowest
+        ),
+    )
+
+
+def _iterations(log: TrainingLogResult) -> str:
+    text = counted(log.num_reports, "report")
+    if log.first_iteration is not None and log.last_iteration is not None:
+        text += f", iterations {log.first_iteration:,} to {log.last_iteration:,}"
+    if log.num_restarts:
+        text += f", {counted(log.num_restarts, 'restart')}"
+    return text
+
+
+def _time(log: TrainingLogResult) -> str:
+    if log.mean_ns is None:
+        return ""
+    text = (
+        f"mean {format_duration(log.mean_ns)} · median {format_duration(log.median_ns)} · "
+        f"p95 {format_duration(log.p95_ns)} · longest {format_duration(log.max_ns)}"
+    )
+    return text if log.cv is None else f"{text} · varies by {format_ratio(log.cv)}"
+
+
+def _traced(report: Report) -> str:
+    """What a profiler's steps take beside those of the log."""
+    steps, log = report.step_time, report.training_log
+    if not steps.num_steps or steps.median_ns is None or not log.median_ns or not report.run.ranks:
+        return ""
+    ratio = steps.median_ns / log.median_ns - 1
+    return f"{format_duration(steps.median_ns)} in the trace ({100 * ratio:+.1f} % to the median)"
+
+
+def _layout(log: TrainingLogResult) -> str:
+    facts = [
+        counted(log.world_size, "rank") if log.world_size else "",
+        *(f"{axis} {log.mesh[axis]}" for axis in _AXES if log.mesh.get(axis, 1) > 1),
+        micro_batches_text(log.num_micro_batches) if log.num_micro_batches else "",
+        f"batch {log.global_batch_size:,}" if log.global_batch_size else "",
+        f"{log.sequence_length:,} tokens each" if log.sequence_length else "",
+    ]
+    return " · ".join(fact for fact in facts if fact)
+
+
+def _pipeline(log: TrainingLogResult) -> str:
+    if log.idle_ratio is None:
+        return ideal_sentence(log)
+    who = f"the {log.timer_stage} stage" if log.timer_stage else "the rank of the timers"
+    text = f"{who} does not compute for {format_ratio(log.idle_ratio)} of an iteration"
+    ideal = ideal_sentence(log)
+    return f"{text}; {ideal}" if ideal else text
+
+
+def _slow(log: TrainingLogResult) -> str:
+    if not log.num_slow:
+        return ""
+    often = f", every {log.slow_period:,}" if log.slow_period else ""
+    return f"{log.num_slow:,} beyond 1.2 times the median of their neighbours{often}"
+
+
+def _loss(log: TrainingLogResult) -> str:
+    if log.first_loss is None or log.last_loss is None:
+        return ""
+    return f"{log.first_loss:.4g} to {log.last_loss:.4g}"

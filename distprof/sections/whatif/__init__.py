@@ -1,0 +1,1 @@
+"""The step simulated without each of its causes."""

@@ -1,0 +1,244 @@
+"""Ranks beside their peers, section by section.
+
+A section is a rank's own time between two collectives that it asks for. Peers are ranks that hold
+the same pipeline stages and exchange as many messages; of those that ask for the same collectives
+in the same order within a window, sections can be compared one by one, else whole windows are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distprof.schema import Int64Array
+from distprof.sections.context import RankAnalysis
+from distprof.sections.own_time import over_peers
+from distprof.sections.whatif.trace_graph import TraceGraph
+from distprof.terms import CollectiveKind, MeshAxis
+
+__all__ = ["Sections", "evened", "mean_of_peers", "median_of_others"]
+
+OUTSIDE = -1
+_TINY_RATIO = 0.05
+_ITERATIONS = 30
+Measure = Callable[[NDArray[np.float64]], NDArray[np.float64]]
+"""From values, shape ``(ranks, sections)``, to what they should be."""
+
+
+def median_of_others(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """For each rank the median of the others."""
+    whole = np.rint(values).astype(np.int64)
+    target: NDArray[np.float64] = whole - over_peers(whole)
+    return target
+
+
+def mean_of_peers(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """For each rank the mean of all."""
+    return np.broadcast_to(values.mean(axis=0), values.shape)
+
+
+def evened(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """For each rank its own without what sets it apart from its peers in all sections alike.
+
+    Unlike batches lengthen all that a rank computes by one factor each, in proportion to what the
+    section has of such work; what kernels vary by at random has no such form and stays. That is the
+    leading component of the differences from the mean, found by power iteration.
+    """
+    apart = values - values.mean(axis=0)
+    rank = apart.sum(axis=1)
+    for _ in range(_ITERATIONS):
+        section = rank @ apart
+        length = float(np.linalg.norm(section))
+        if length == 0:
+            return values
+        section /= length
+        rank = apart @ section
+    even: NDArray[np.float64] = np.maximum(values - np.outer(rank, section), 0)
+    return even
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sections:
+    """Sections of all ranks and windows, C of them.
+
+    Args:
+        of_segment: int64 per segment, its section; ``OUTSIDE`` between windows.
+        first: int64, shape ``(P, W)``: the first section of each window.
+        count: int64, shape ``(P, W)``.
+        peers: Positions of ranks that are peers; every rank is in one group.
+        whole: bool, shape ``(P, W)``: the window is one section, for want of comparable ones.
+        is_expert: bool per section: between sending tokens to experts and getting them back.
+    """
+
+    of_segment: Int64Array
+    first: Int64Array
+    count: Int64Array
+    peers: tuple[tuple[int, ...], ...]
+    whole: NDArray[np.bool_]
+    is_expert: NDArray[np.bool_]
+
+    @staticmethod
+    def of(
+        graph: TraceGraph, analyses: Mapping[int, RankAnalysis], *, has_experts: bool = False
+    ) -> Sections:
+        """Cut the windows of all ranks.
+
+        Args:
+            graph: The run.
+            analyses: By global rank.
+            has_experts: Whether all-to-alls are known to exchange tokens; those along the axis of
+                experts are taken to.
+        """
+        low = np.searchsorted(graph.asked_segment, graph.opens)
+        high = np.searchsorted(graph.asked_segment, graph.closes)
+        peers = _peers(graph, analyses, low, high)
+        whole = _differ(graph, peers, low, high)
+        count = np.where(whole, 1, high - low + 1)
+        first = (np.cumsum(count) - count.ravel()).reshape(count.shape)
+        window = _windows(graph)
+        known = window != OUTSIDE
+        cell = graph.owner[known], window[known]
+        asked = np.searchsorted(graph.asked_segment, np.flatnonzero(known)) - low[cell]
+        of_segment = np.full(graph.num_segments, OUTSIDE, dtype=np.int64)
+        of_segment[known] = first[cell] + np.where(whole[cell], 0, asked)
+        return Sections(
+            of_segment=of_segment,
+            first=first,
+            count=count,
+            peers=peers,
+            whole=whole,
+            is_expert=_expert_sections(
+                _of_tokens(graph, has_experts=has_experts), low, high, first, whole
+            ),
+        )
+
+    @property
+    def has_peers(self) -> bool:
+        """Whether any rank can be compared."""
+        return any(len(group) > 1 for group in self.peers)
+
+    def totals(self, values: Int64Array) -> NDArray[np.float64]:
+        """Sum over the segments of each section, shape ``(C,)``."""
+        inside = self.of_segment != OUTSIDE
+        return np.bincount(
+            self.of_segment[inside], weights=values[inside], minlength=int(self.count.sum())
+        ).astype(np.float64)
+
+    def by_window(self, values: Int64Array) -> NDArray[np.float64]:
+        """Sum over the segments of each window, shape ``(P, W)``."""
+        totals = np.add.reduceat(self.totals(values), self.first.ravel())
+        return totals.reshape(self.first.shape)
+
+    def of_windows(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        """A value per window, shape ``(P, W)``, for each segment; 1 between windows."""
+        window = np.searchsorted(self.first.ravel(), self.of_segment, side="right") - 1
+        inside = self.of_segment != OUTSIDE
+        result: NDArray[np.float64] = np.where(inside, values.ravel()[window], 1.0)
+        return result
+
+    def mean(self, values: Int64Array) -> Int64Array:
+        """Values per segment such that sections hold the mean of the rank's peers."""
+        totals = self.totals(values)
+        return self.scaled(values, totals, self.targets(totals, mean_of_peers))
+
+    def targets(self, totals: NDArray[np.float64], measure: Measure) -> NDArray[np.float64]:
+        """What sections should take, by those of peers; their own time where there are none."""
+        result = totals.copy()
+        for group in self.peers:
+            if len(group) < 2:
+                continue
+            for window in range(self.first.shape[1]):
+                rows = list(group)
+                first, count = self.first[rows, window], int(self.count[rows[0], window])
+                cells = first[:, None] + np.arange(count)
+                result[cells] = measure(totals[cells])
+        return result
+
+    def scaled(
+        self, values: Int64Array, totals: NDArray[np.float64], target: NDArray[np.float64]
+    ) -> Int64Array:
+        """Values per segment such that sections take as long as they should.
+
+        What a section has none of so far is put into its first segment; where it has no segment,
+        because two collectives were asked for at once, into that of the section before.
+        """
+        ratio = np.divide(target, totals, out=np.ones_like(target), where=totals > 0)
+        inside = self.of_segment != OUTSIDE
+        result = values.astype(np.float64)
+        result[inside] *= ratio[self.of_segment[inside]]
+        lacking = np.flatnonzero((totals <= 0) & (target > 0))
+        if len(lacking):
+            cells, where = np.unique(self.of_segment, return_index=True)
+            at = np.searchsorted(cells, lacking, side="right") - 1
+            known = (at >= 0) & (cells[np.maximum(at, 0)] != OUTSIDE)
+            np.add.at(result, where[at[known]], target[lacking[known]])
+        return np.rint(result).astype(np.int64)
+
+
+def _windows(graph: TraceGraph) -> Int64Array:
+    """Window of each segment, ``OUTSIDE`` between windows."""
+    mark = np.zeros(graph.num_segments + 1, dtype=np.int64)
+    number = np.broadcast_to(np.arange(1, graph.opens.shape[1] + 1), graph.opens.shape)
+    np.add.at(mark, graph.opens, number)
+    np.subtract.at(mark, graph.closes, number)
+    return np.cumsum(mark)[:-1] - 1
+
+
+def _peers(
+    graph: TraceGraph, analyses: Mapping[int, RankAnalysis], low: Int64Array, high: Int64Array
+) -> tuple[tuple[int, ...], ...]:
+    groups: dict[tuple[object, ...], list[int]] = {}
+    messages = [int(kind) for kind in CollectiveKind if kind.is_point_to_point]
+    for position, rank in enumerate(graph.ranks):
+        kinds = graph.asked_kind[low[position, 0] : high[position, 0]]
+        exchanged = tuple(int((kinds == kind).sum()) for kind in messages)
+        stages = analyses[rank].stage_numbers
+        groups.setdefault((stages, exchanged), []).append(position)
+    return tuple(map(tuple, groups.values()))
+
+
+def _differ(
+    graph: TraceGraph, peers: tuple[tuple[int, ...], ...], low: Int64Array, high: Int64Array
+) -> NDArray[np.bool_]:
+    """Windows in which peers do not ask for the same collectives in the same order."""
+    program = graph.asked_kind.astype(np.int64) * (len(graph.axis_names) + 1) + graph.asked_axis
+    result = np.zeros(low.shape, dtype=np.bool_)
+    for group in peers:
+        for window in range(low.shape[1]):
+            programs = {
+                program[low[position, window] : high[position, window]].tobytes()
+                for position in group
+            }
+            result[list(group), window] = len(programs) > 1
+    return result
+
+
+def _of_tokens(graph: TraceGraph, *, has_experts: bool) -> NDArray[np.bool_]:
+    """Collectives that send tokens to experts or back; small ones only tell how many."""
+    exchange: NDArray[np.bool_] = graph.asked_kind == CollectiveKind.ALL_TO_ALL
+    if not has_experts:
+        of_experts = [name == MeshAxis.EP for name in graph.axis_names]
+        exchange &= np.array([*of_experts, False], dtype=np.bool_)[graph.asked_axis]
+    if exchange.any():
+        exchange &= graph.asked_bytes >= _TINY_RATIO * graph.asked_bytes[exchange].max()
+    return exchange
+
+
+def _expert_sections(
+    exchange: NDArray[np.bool_],
+    low: Int64Array,
+    high: Int64Array,
+    first: Int64Array,
+    whole: NDArray[np.bool_],
+) -> NDArray[np.bool_]:
+    """Sections between the two all-to-alls of each pair."""
+    count = np.where(whole, 1, high - low + 1)
+    result = np.zeros(int(count.sum()), dtype=np.bool_)
+    for cell in zip(*np.nonzero(~whole), strict=True) if exchange.any() else ():
+        at = np.flatnonzero(exchange[low[cell] : high[cell]])
+        for begin, end in at[: len(at) // 2 * 2].reshape(-1, 2).tolist():
+            result[first[cell] + begin + 1 : first[cell] + end + 1] = True
+    return result

@@ -1,0 +1,421 @@
+"""Collectives of the main lines of all ranks, as columns: what a graph of the run is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distprof.join.matched import RowIndex
+from distprof.run.run import Rank, Run
+from distprof.schema import ABSENT, Int64Array
+from distprof.sections.context import MainLine, RankAnalysis
+from distprof.sections.gradients.measure import needless_rows
+from distprof.terms import CollectiveKind
+
+__all__ = ["LineRows", "TransferParts", "Transfers", "transfers_of"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineRows:
+    """COLLECTIVES rows of all lines, one rank after another; times since the earliest line."""
+
+    index: RowIndex
+    lines: Sequence[MainLine]
+    base: Int64Array  # first segment of each rank
+    start_ns: Int64Array  # on the common clock
+    end_ns: Int64Array
+    is_timed: NDArray[np.bool_]
+    stream: Int64Array
+    kind: NDArray[np.int8]
+    bytes: Int64Array
+    axis: NDArray[np.int32]
+    axis_names: tuple[str, ...]
+    issue: Int64Array  # as in the line, numbered through; ABSENT outside
+    resume: Int64Array
+    exposed: NDArray[np.bool_]
+    begin_ns: Int64Array  # of each rank's line, common clock
+    epoch_ns: int
+    is_needless: NDArray[np.bool_]  # gradients that are reduced again before the update
+
+    @staticmethod
+    def of(
+        run: Run,
+        index: RowIndex,
+        lines: Sequence[MainLine],
+        analyses: Mapping[int, RankAnalysis],
+    ) -> LineRows:
+        """Of the ranks that ``index`` numbers, ``lines`` in its order."""
+        base = np.concatenate(([0], np.cumsum([len(line) for line in lines]))).astype(np.int64)
+        begin = [
+            int(run.clock.to_common(rank.rank, np.array([line.start_ns], np.int64))[0])
+            for rank, line in zip(index.ranks, lines, strict=True)
+        ]
+        epoch = min(begin)
+        axis, names = _axes([analyses[rank.rank] for rank in index.ranks])
+
+        def times(column: str) -> Int64Array:
+            def of_rank(rank: Rank) -> Int64Array:
+                return run.clock.to_common(rank.rank, rank.collectives[column]) - epoch
+
+            return index.column(of_rank).astype(np.int64)
+
+        def numbered(parts: Sequence[Int64Array]) -> Int64Array:
+            moved = [
+                np.where(part == ABSENT, ABSENT, part + low)
+                for part, low in zip(parts, base.tolist(), strict=False)
+            ]
+            return np.concatenate(moved).astype(np.int64)
+
+        return LineRows(
+            index=index,
+            lines=lines,
+            base=base,
+            start_ns=times("start_ns"),
+            end_ns=times("end_ns"),
+            is_timed=index.column(lambda rank: rank.collectives["is_timed"]).astype(np.bool_),
+            stream=index.column(lambda rank: rank.collectives["stream"]),
+            kind=index.column(lambda rank: rank.collectives["kind"]).astype(np.int8),
+            bytes=index.column(lambda rank: rank.collectives["bytes"]),
+            axis=axis,
+            axis_names=names,
+            issue=numbered([line.issue for line in lines]),
+            resume=numbered([line.resume for line in lines]),
+            exposed=np.concatenate([line.exposed for line in lines]),
+            begin_ns=np.array(begin, dtype=np.int64) - epoch,
+            epoch_ns=epoch,
+            is_needless=index.column(lambda rank: needless_rows(analyses[rank.rank])).astype(
+                np.bool_
+            ),
+        )
+
+    @property
+    def inside(self) -> NDArray[np.bool_]:
+        """Rows that matter to some line."""
+        some: NDArray[np.bool_] = (self.issue != ABSENT) | (self.resume != ABSENT)
+        return some
+
+
+def _axes(analyses: Sequence[RankAnalysis]) -> tuple[NDArray[np.int32], tuple[str, ...]]:
+    """Axis of each row among the names of all ranks."""
+    names = tuple(sorted({name for analysis in analyses for name in analysis.row_axis_names}))
+    number = {name: i for i, name in enumerate(names)}
+    parts = [
+        np.array([number[name] for name in analysis.row_axis_names] or [0], dtype=np.int32)[
+            analysis.row_axis
+        ]
+        for analysis in analyses
+    ]
+    return np.concatenate(parts).astype(np.int32), names
+
+
+# What is transferred between ranks, and who takes part: from matched collectives and messages ----
+
+_SYMMETRIC = [int(kind) for kind in CollectiveKind if kind.is_symmetric]
+
+_MESSAGES = (int(CollectiveKind.SEND), int(CollectiveKind.RECV))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transfers:
+    """Operations between ranks, J of them; their nodes follow those of the segments.
+
+    Args:
+        duration_ns: int64.
+        kind: int8, a CollectiveKind.
+        axis: int32, index into the graph's ``axis_names``; ABSENT for messages of unknown group.
+        bytes: int64, ABSENT where unknown.
+        owner: int32, position of the rank; ABSENT where several ranks take part.
+        is_joined: bool, whether its members are known, so that the duration holds no waiting.
+        release_ns: int64, before which it cannot start: a member asked for it outside of the line.
+        is_needless: bool, whether it reduces gradients that are reduced again before their update.
+    """
+
+    duration_ns: Int64Array
+    kind: NDArray[np.int8]
+    axis: NDArray[np.int32]
+    bytes: Int64Array
+    owner: NDArray[np.int32]
+    is_joined: NDArray[np.bool_]
+    release_ns: Int64Array
+    is_needless: NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.duration_ns)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransferParts:
+    """Some transfers, and the rows, segments and delays by which ranks take part in them.
+
+    ``row``, ``of`` and ``late``: row of a member, its transfer, how much later than the transfer
+    the member ends. ``asks`` and ``asks_of``: further segments that a transfer waits for, beside
+    those of its members. ``goes_on`` and ``goes_on_of``: further segments that wait for it.
+    ``sent`` and ``received``: transfers of which the second waits for the first.
+    """
+
+    transfers: Transfers
+    row: Int64Array
+    of: Int64Array
+    late: Int64Array
+    asks: Int64Array
+    asks_of: Int64Array
+    goes_on: Int64Array
+    goes_on_of: Int64Array
+    sent: Int64Array
+    received: Int64Array
+
+    @staticmethod
+    def concat(parts: Sequence[TransferParts]) -> TransferParts:
+        """Parts one after another."""
+        first = np.concatenate(([0], np.cumsum([len(part.transfers) for part in parts])))
+
+        def column(name: str, *, shift: bool = False) -> Int64Array:
+            arrays = [
+                getattr(part, name) + (low if shift else 0)
+                for part, low in zip(parts, first.tolist(), strict=False)
+            ]
+            return np.concatenate(arrays).astype(np.int64)
+
+        transfers = {
+            name: np.concatenate([getattr(part.transfers, name) for part in parts])
+            for name in Transfers.__dataclass_fields__
+        }
+        return TransferParts(
+            transfers=Transfers(**transfers),
+            row=column("row"),
+            of=column("of", shift=True),
+            late=column("late"),
+            asks=column("asks"),
+            asks_of=column("asks_of", shift=True),
+            goes_on=column("goes_on"),
+            goes_on_of=column("goes_on_of", shift=True),
+            sent=column("sent", shift=True),
+            received=column("received", shift=True),
+        )
+
+
+_NOTHING = np.empty(0, np.int64)
+
+
+def transfers_of(run: Run, rows: LineRows) -> TransferParts:
+    """All that happens between ranks."""
+    sent = _sent(run, rows)
+    joined = _joined(run, rows, sent.row)
+    single = _single(rows, np.concatenate((joined.row, sent.row)))
+    return TransferParts.concat([joined, single, sent, *_blocked_in_messages(run, rows)])
+
+
+def _joined(run: Run, rows: LineRows, others: Int64Array) -> TransferParts:
+    """Matched collectives of which every member waits for the last; not those of other rows."""
+    members = rows.index.members(run.matches)
+    size = np.diff(members.offsets)
+    filled = np.flatnonzero(size > 0)
+    first = members.offsets[:-1][filled]
+    if len(filled) == 0:
+        return _parts_of(rows, _NOTHING, _NOTHING, _NOTHING, _NOTHING, _NOTHING)
+    row = members.row
+    last_start = np.maximum.reduceat(rows.start_ns[row], first)
+    first_end = np.minimum.reduceat(rows.end_ns[row], first)
+    shortest = np.minimum.reduceat((rows.end_ns - rows.start_ns)[row], first)
+    timed = np.minimum.reduceat(rows.is_timed[row], first) > 0
+    inside = np.maximum.reduceat(rows.inside[row], first) > 0
+    kind, one_clock = run.matches.kind[filled], _one_clock(run, rows, row, first)
+    waits = np.isin(kind, _SYMMETRIC) | (first_end >= last_start) | ~one_clock
+    other = np.zeros(len(rows.kind), dtype=np.bool_)
+    other[others] = True
+    chosen = timed & inside & waits & (size[filled] > 1) & ~other[row[first]]
+    duration = np.where(one_clock, np.maximum(first_end - last_start, 0), shortest)
+    end = np.where(one_clock, last_start + duration, 0)
+    of = np.cumsum(chosen) - 1
+    member_chosen, member_of = np.repeat(chosen, size[filled]), np.repeat(of, size[filled])
+    late = rows.end_ns[row] - np.repeat(end, size[filled])
+    late = np.where(np.repeat(one_clock, size[filled]), late, 0)
+    return _parts_of(
+        rows,
+        duration[chosen],
+        row[first][chosen],
+        row[member_chosen],
+        member_of[member_chosen],
+        late[member_chosen],
+        kind=kind[chosen],
+    )
+
+
+def _one_clock(run: Run, rows: LineRows, row: Int64Array, first: Int64Array) -> NDArray[np.bool_]:
+    """Instances whose members' clocks can be compared."""
+    component = np.array(
+        [run.clock.component[run.clock.domain_of(rank.rank)] for rank in rows.index.ranks]
+    )
+    of_member = component[rows.index.rank_index[row]]
+    same: NDArray[np.bool_] = np.minimum.reduceat(of_member, first) == np.maximum.reduceat(
+        of_member, first
+    )
+    return same
+
+
+def _parts_of(
+    rows: LineRows,
+    duration: Int64Array,
+    example: Int64Array,
+    row: Int64Array,
+    of: Int64Array,
+    late: Int64Array,
+    *,
+    kind: NDArray[np.int8] | None = None,
+    owner: NDArray[np.int32] | None = None,
+) -> TransferParts:
+    """Transfers of which ``example`` is one row each."""
+    release = np.zeros(len(duration), dtype=np.int64)
+    unasked = row[rows.issue[row] == ABSENT]
+    np.maximum.at(release, of[rows.issue[row] == ABSENT], rows.start_ns[unasked])
+    shared = np.full(len(duration), ABSENT, dtype=np.int32)
+    return TransferParts(
+        transfers=Transfers(
+            duration_ns=duration.astype(np.int64),
+            kind=(rows.kind[example] if kind is None else kind).astype(np.int8),
+            axis=rows.axis[example].astype(np.int32),
+            bytes=rows.bytes[example].astype(np.int64),
+            owner=shared if owner is None else owner,
+            is_joined=np.full(len(duration), owner is None),
+            release_ns=release,
+            is_needless=rows.is_needless[example],
+        ),
+        row=row,
+        of=of,
+        late=late,
+        asks=_NOTHING,
+        asks_of=_NOTHING,
+        goes_on=_NOTHING,
+        goes_on_of=_NOTHING,
+        sent=_NOTHING,
+        received=_NOTHING,
+    )
+
+
+def _single(rows: LineRows, joined_row: Int64Array) -> TransferParts:
+    """Timed rows without partners: they last as long as they did."""
+    alone = rows.inside & rows.is_timed
+    alone[joined_row] = False
+    row = np.flatnonzero(alone)
+    return _parts_of(
+        rows,
+        (rows.end_ns - rows.start_ns)[row],
+        row,
+        row,
+        np.arange(len(row), dtype=np.int64),
+        np.zeros(len(row), np.int64),
+        owner=rows.index.rank_index[row],
+    )
+
+
+# Messages that wait in a buffer -------------------------------------------------------------------
+
+
+def _sent(run: Run, rows: LineRows) -> TransferParts:
+    """Messages whose senders do not wait for their receivers: a transfer of either end."""
+    sender, receiver, group = _ends(run, rows)
+    through = rows.end_ns[sender] < rows.start_ns[receiver]
+    chosen = np.isin(group, np.unique(group[through]))
+    sender, receiver = sender[chosen], receiver[chosen]
+    number = np.arange(len(sender), dtype=np.int64)
+    arrives = np.maximum(rows.start_ns[receiver], rows.end_ns[sender])
+    row = np.concatenate((sender, receiver))
+    end_ns = np.concatenate((rows.end_ns[sender], rows.end_ns[receiver]))
+    begins = np.concatenate((rows.start_ns[sender], arrives))
+    parts = _parts_of(
+        rows,
+        np.maximum(end_ns - begins, 0),
+        row,
+        row,
+        np.arange(len(row), dtype=np.int64),
+        np.minimum(end_ns - begins, 0),
+        owner=rows.index.rank_index[row],
+    )
+    known = replace(parts.transfers, is_joined=np.ones(len(row), dtype=np.bool_))
+    return replace(parts, transfers=known, sent=number, received=number + len(number))
+
+
+def _ends(run: Run, rows: LineRows) -> tuple[Int64Array, Int64Array, NDArray[np.int32]]:
+    """Timed rows of sends and the receives that they were matched with, and their groups."""
+    members = rows.index.members(run.matches)
+    pairs = np.flatnonzero(np.isin(run.matches.kind, _MESSAGES) & (np.diff(members.offsets) == 2))
+    low = members.offsets[:-1][pairs]
+    ends = np.stack((members.row[low], members.row[low + 1]), axis=1)
+    sends = rows.kind[ends] == CollectiveKind.SEND
+    usable = (sends.sum(axis=1) == 1) & (rows.kind[ends] == CollectiveKind.RECV).any(axis=1)
+    usable &= rows.is_timed[ends].all(axis=1) & rows.inside[ends].any(axis=1)
+    usable &= _one_clock(run, rows, ends.ravel(), 2 * np.arange(len(ends), dtype=np.int64))
+    ends, sends = ends[usable], sends[usable]
+    return ends[sends], ends[~sends], run.matches.group[pairs[usable]]
+
+
+# Messages without transfer times -----------------------------------------------------------------
+
+
+def _blocked_in_messages(run: Run, rows: LineRows) -> list[TransferParts]:
+    """One transfer per time that a rank was blocked in sends and receives."""
+    own, partner = _partners(run, rows)
+    return [
+        _blocked_on_rank(run, rows, position, own, partner)
+        for position, line in enumerate(rows.lines)
+        if len(line.wait_end_ns)
+    ]
+
+
+def _partners(run: Run, rows: LineRows) -> tuple[Int64Array, Int64Array]:
+    """Rows of matched messages without transfer times, and the row of each other end."""
+    members = rows.index.members(run.matches)
+    pairs = np.flatnonzero(np.isin(run.matches.kind, _MESSAGES) & (np.diff(members.offsets) == 2))
+    first = members.row[members.offsets[:-1][pairs]]
+    second = members.row[members.offsets[:-1][pairs] + 1]
+    own, partner = np.concatenate((first, second)), np.concatenate((second, first))
+    usable = ~rows.is_timed[own] & ~rows.is_timed[partner]
+    return own[usable], partner[usable]
+
+
+def _blocked_on_rank(
+    run: Run, rows: LineRows, position: int, own: Int64Array, partner: Int64Array
+) -> TransferParts:
+    """Its waits: each is over after the messages that were ready before its end, not earlier."""
+    line, rank = rows.lines[position], rows.index.ranks[position].rank
+    start, end = (
+        run.clock.to_common(rank, time) - rows.epoch_ns
+        for time in (line.wait_start_ns, line.wait_end_ns)
+    )
+    mine = (rows.index.rank_index[own] == position) & (rows.issue[partner] != ABSENT)
+    own, partner = own[mine], partner[mine]
+    ready = np.maximum(rows.start_ns[own], rows.start_ns[partner])
+    wait = np.searchsorted(end, ready, side="left")
+    own, partner, ready = (part[wait < len(end)] for part in (own, partner, ready))
+    wait = wait[wait < len(end)]
+    begins = start.copy()
+    np.maximum.at(begins, wait, ready)
+    joined = np.zeros(len(end), dtype=np.bool_)
+    joined[wait] = True
+    resume = line.wait_resume + rows.base[position]
+    axis = np.full(len(end), ABSENT, dtype=np.int32)
+    axis[wait] = rows.axis[own]
+    return TransferParts(
+        transfers=Transfers(
+            duration_ns=np.maximum(end - begins, 0),
+            kind=np.full(len(end), CollectiveKind.SEND_RECV, np.int8),
+            axis=axis,
+            bytes=np.full(len(end), ABSENT, np.int64),
+            owner=np.full(len(end), position, np.int32),
+            is_joined=joined,
+            release_ns=np.zeros(len(end), np.int64),
+            is_needless=np.zeros(len(end), dtype=np.bool_),
+        ),
+        row=_NOTHING,
+        of=_NOTHING,
+        late=_NOTHING,
+        asks=np.concatenate((resume - 1, rows.issue[partner])),
+        asks_of=np.concatenate((np.arange(len(end), dtype=np.int64), wait)),
+        goes_on=resume,
+        goes_on_of=np.arange(len(end), dtype=np.int64),
+        sent=_NOTHING,
+        received=_NOTHING,
+    )

@@ -1,0 +1,124 @@
+"""What the step would take without a cause: the run as a graph, simulated, and simulated again.
+
+Source of the definitions of S, S_t, S_w, M_W and M_S: formula sheet, "What-if".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from distprof.replay import CycleError
+from distprof.sections.whatif.result import WhatIfResult
+from distprof.terms import StragglerPattern
+from distprof.units import format_ratio
+
+if TYPE_CHECKING:
+    from distprof.replay import Times
+    from distprof.run.run import Run
+    from distprof.sections.measure_run import Measurements
+    from distprof.sections.moe.result import MoeResult
+    from distprof.sections.stragglers.result import StragglersResult
+    from distprof.sections.whatif.trace_graph import TraceGraph
+
+__all__ = ["analyze_whatif"]
+
+LARGEST_ERROR = 0.1
+"""Model error from which on nothing is concluded from the simulation."""
+
+LEAST_MATCHED = 0.5
+"""Share of the collectives that must have found their partners."""
+
+
+def analyze_whatif(
+    run: Run, measured: Measurements, stragglers: StragglersResult, moe: MoeResult
+) -> WhatIfResult:
+    """Simulate the run as it was, and without each cause that it shows.
+
+    Args:
+        run: The recording: traces, or another tool's log of operations.
+        measured: What was measured rank by rank.
+        stragglers: Ranks named in it get a scenario of their own.
+        moe: Whether there are experts at all.
+
+    Returns:
+        The scenarios; without them, and with the reason in ``unavailable``, where the graph does
+        not come out at the measured step.
+    """
+    if run.operations is not None:
+        from distprof.sections.whatif.operations import simulate_operations
+
+        return simulate_operations(run.operations)
+    matched = run.matches.matched_ratio
+    if not measured.analyses:
+        return _nothing("no rank was measured")
+    if len(measured.analyses) > 1 and (matched is None or matched < LEAST_MATCHED):
+        share = format_ratio(matched or 0.0)
+        return _nothing(f"{share} of the collectives found their partners on other ranks")
+    named = {r.rank for r in stragglers.ranks if r.pattern is not StragglerPattern.NONE}
+    return _of_traces(run, measured, frozenset(named), has_experts=bool(moe.layers))
+
+
+def _of_traces(
+    run: Run, measured: Measurements, named: Set[int], *, has_experts: bool
+) -> WhatIfResult:
+    # They hold results of this module
+    from distprof.sections.whatif.critical_path import path_shares
+    from distprof.sections.whatif.delays import Sections
+    from distprof.sections.whatif.scenarios import scenarios
+    from distprof.sections.whatif.slowdowns import slowdowns
+    from distprof.sections.whatif.trace_graph import trace_graph
+
+    try:
+        graph = trace_graph(run, measured.analyses)
+    except CycleError as error:
+        return _nothing(f"matched collectives contradict each other: {error}")
+    if graph is None or not graph.measured_ns.sum():
+        return _nothing("the ranks have no windows in common")
+    times = graph.simulate()
+    base = _replayed(graph, times)
+    if base.error_ratio > LARGEST_ERROR:
+        off = format_ratio(base.error_ratio)
+        why = f"The simulated step is {off} off the measured one: too far to conclude anything."
+        return msgspec.structs.replace(base.result, unavailable=(why,))
+    replayed_ns = base.result.replayed_ns or 0
+    sections = Sections.of(graph, measured.analyses, has_experts=has_experts)
+    slow = slowdowns(graph, sections, measured.analyses, replayed_ns)
+    return msgspec.structs.replace(
+        base.result,
+        without=scenarios(graph, sections, measured.analyses, replayed_ns, named),
+        path=path_shares(graph, times, replayed_ns),
+        **({} if slow is None else slow.fields()),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Replayed:
+    """The run simulated as it was; ``error_ratio`` is the worse of step by step and as a whole."""
+
+    result: WhatIfResult
+    error_ratio: float
+
+
+def _replayed(graph: TraceGraph, times: Times) -> _Replayed:
+    spans = graph.window_ns(times)
+    whole = float(spans.mean() / graph.measured_ns.mean()) - 1
+    by_step = float(abs(spans / np.maximum(graph.measured_ns, 1) - 1).mean())
+    result = WhatIfResult(
+        source="traces",
+        num_operations=graph.graph.num_operations,
+        num_steps=graph.measured_ns.shape[1],
+        step_ns=round(graph.measured_ns.mean()),
+        replayed_ns=round(spans.mean()),
+        model_error_ratio=whole,
+        step_error_ratio=by_step,
+    )
+    return _Replayed(result=result, error_ratio=max(abs(whole), by_step))
+
+
+def _nothing(why: str) -> WhatIfResult:
+    return WhatIfResult(unavailable=(f"The step was not simulated: {why}.",))

@@ -1,0 +1,526 @@
+"""What waits for what in a step of pipeline- and data-parallel training, from a log of operations.
+
+Source of the dependencies: J. Lin et al., "Understanding Stragglers in Large Model Training Using
+What-if Analysis" (OSDI 2025), and the tables published with it; formula sheet, "What-if".
+
+On each worker operations of a stream run in order: computation, each direction of messages, and
+data-parallel collectives are a stream each. A message waits for the computation whose result it
+carries, a computation for the message it needs. Parameters are gathered before a chunk's first
+forward; after the last backward come layer-norm and embedding gradients, the reduce-scatter, the
+clip over all workers and the optimizer. Collectives and messages begin when their last member does.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distprof.replay import Graph
+from distprof.run.evidence import OperationLog
+from distprof.schema import Int64Array, Table
+
+__all__ = ["KINDS", "MESSAGES", "StepGraph", "StepRows", "graph_of", "lay_out"]
+
+KINDS = (
+    "forward-compute",
+    "backward-compute",
+    "forward-send",
+    "forward-recv",
+    "backward-send",
+    "backward-recv",
+    "params-all-gather",
+    "grads-reduce-scatter",
+    "separate-grads-all-reduce",
+    "layernorm-grads-all-reduce",
+    "embedding-grads-all-reduce",
+    "optimizer-clip-main-grad",
+    "optimizer",
+    "gc",
+)
+"""Kinds whose place in a step is known; ``StepRows.kind`` is an index into them."""
+
+MESSAGES = ("forward-send", "forward-recv", "backward-send", "backward-recv")
+
+RowIndex = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRows:
+    """n operations of one step, and when each ran in each of s steps.
+
+    Args:
+        steps: int64, shape ``(s,)``, step numbers.
+        kind: int64, shape ``(n,)``, index into KINDS.
+        lane: int64, shape ``(n,)``: worker, numbered ``dp_rank * num_stages + stage``.
+        worker: int64, shape ``(n,)``: the same, numbered without gaps.
+        rank: int64, shape ``(n,)``, as the log numbers it.
+        seq: int64, shape ``(n,)``.
+        chunk: int64, shape ``(n,)``, 0 where the log does not say.
+        micro_batch: int64, shape ``(n,)``, or absent.
+        start: int64 ns, shape ``(n, s)``.
+        end: int64 ns, shape ``(n, s)``.
+        num_stages: p.
+        notes: What was left out, one sentence each.
+    """
+
+    steps: Int64Array
+    kind: Int64Array
+    lane: Int64Array
+    worker: Int64Array
+    rank: Int64Array
+    seq: Int64Array
+    chunk: Int64Array
+    micro_batch: Int64Array
+    start: Int64Array
+    end: Int64Array
+    num_stages: int
+    notes: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+    @property
+    def stage(self) -> Int64Array:
+        """int64, shape ``(n,)``."""
+        return self.lane % self.num_stages
+
+    @property
+    def dp_rank(self) -> Int64Array:
+        """int64, shape ``(n,)``."""
+        return self.lane // self.num_stages
+
+    def of(self, *kinds: str) -> NDArray[np.bool_]:
+        """Mask of the operations of these kinds."""
+        return np.isin(self.kind, [KINDS.index(kind) for kind in kinds])
+
+
+def lay_out(log: OperationLog) -> StepRows | None:
+    """The log's operations step by step; None where it holds none whose place is known."""
+    table = log.operations
+    kind = _kind_codes(table)
+    known = np.flatnonzero(kind >= 0)
+    if len(known) == 0:
+        return None
+    notes = _unknown_kinds(table, kind)
+    num_stages = int(table["stage"].max()) + 1
+    place = np.maximum(table["stage"], 0).astype(np.int64)
+    lane = np.maximum(table["dp_rank"], 0).astype(np.int64) * max(num_stages, 1) + place
+    order = known[np.lexsort((table["seq"][known], kind[known], lane[known], table["step"][known]))]
+    keys = np.stack([lane[order], kind[order], table["seq"][order]], axis=1)
+    steps, rows, left_out = _alike(table["step"][order], keys)
+    if left_out:
+        notes.append(
+            "Steps left out because they have other operations than most: "
+            f"{left_out:,} of {left_out + len(steps):,}."
+        )
+    first, every = order[rows[:, 0]], order[rows]
+    return StepRows(
+        steps=steps,
+        kind=kind[first],
+        lane=lane[first],
+        worker=np.unique(lane[first], return_inverse=True)[1],
+        rank=table["rank"][first].astype(np.int64),
+        seq=table["seq"][first],
+        chunk=np.maximum(table["chunk"][first], 0).astype(np.int64),
+        micro_batch=table["micro_batch"][first].astype(np.int64),
+        start=table["start_ns"][every],
+        end=table["end_ns"][every],
+        num_stages=max(num_stages, 1),
+        notes=tuple(notes),
+    )
+
+
+def _kind_codes(table: Table) -> Int64Array:
+    """Per row the index into KINDS, -1 for other kinds."""
+    coded = table.coded("kind")
+    lookup = np.array([KINDS.index(v) if v in KINDS else -1 for v in coded.values], np.int64)
+    return lookup[coded.codes] if len(lookup) else np.empty(0, np.int64)
+
+
+def _unknown_kinds(table: Table, kind: Int64Array) -> list[str]:
+    unknown = table.coded("kind").take(kind < 0)
+    if not len(unknown):
+        return []
+    names = sorted({unknown.values[code] for code in np.unique(unknown.codes).tolist()})
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return [
+        "Operations left out because it is not known what waits for their kind: "
+        f"{len(unknown):,} of {len(table):,} ({', '.join(names[:5])}{more})."
+    ]
+
+
+def _alike(step: Int64Array, keys: Int64Array) -> tuple[Int64Array, RowIndex, int]:
+    """Steps with the commonest operations, their rows ``(n, s)``, and how many steps differ.
+
+    Args:
+        step: int64 per row, ascending.
+        keys: What operation each row is, in order within a step.
+    """
+    numbers, first = np.unique(step, return_index=True)
+    bounds = [*first.tolist(), len(step)]
+    signatures = [hash(keys[low:high].tobytes()) for low, high in pairwise(bounds)]
+    common, _ = Counter(signatures).most_common(1)[0]
+    chosen = np.array([i for i, sign in enumerate(signatures) if sign == common], np.int64)
+    length = bounds[chosen[0] + 1] - bounds[chosen[0]]
+    rows = first[chosen][np.newaxis, :] + np.arange(length)[:, np.newaxis]
+    return numbers[chosen], rows, len(numbers) - len(chosen)
+
+
+# What waits for what in a step of pipeline- and data-parallel training, from a log of operati ----
+
+EPS_NS = 50_000
+"""By how much clocks may be wrong when a message is told from one that was never sent."""
+
+_COMPUTE = ("forward-compute", "backward-compute")
+
+_AFTER = (
+    ("gc",),
+    ("layernorm-grads-all-reduce",),
+    ("embedding-grads-all-reduce",),
+    ("grads-reduce-scatter", "separate-grads-all-reduce"),
+    ("optimizer-clip-main-grad",),
+    ("optimizer",),
+)
+
+_ACROSS_DP = ("params-all-gather", "grads-reduce-scatter", "separate-grads-all-reduce")
+
+Edges = tuple[Int64Array, Int64Array]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepGraph:
+    """The graph of one step: n operations, then g meetings of those that begin together.
+
+    Args:
+        graph: n + g nodes.
+        group: int64, shape ``(n,)``: the meeting of each operation, -1 for none.
+        waits: Edges between operations: what each waits for, and which operation it is.
+        edge_of: int64 per edge of ``graph``: its place in ``waits``, -1 for the edge out of a
+            meeting.
+        notes: What did not fit, one sentence each.
+    """
+
+    graph: Graph
+    group: Int64Array
+    waits: Edges
+    edge_of: Int64Array
+    notes: tuple[str, ...] = ()
+
+    @property
+    def num_groups(self) -> int:
+        """How many meetings, g."""
+        return self.graph.num_operations - len(self.group)
+
+
+def graph_of(rows: StepRows) -> StepGraph:
+    """What waits for what, by the order of operations in the first step.
+
+    Raises:
+        CycleError: If the order of the log contradicts the dependencies.
+    """
+    compute = _in_order(rows, rows.of(*_COMPUTE))
+    message_edges, pairs, num_unpaired = _messages(rows)
+    edges = [
+        _chain(rows, compute),
+        *message_edges,
+        _first_backward_messages(rows, compute),
+        _chain(rows, _in_order(rows, rows.of("params-all-gather", "grads-reduce-scatter"))),
+        _gathers(rows),
+        *_after_last_compute(rows, compute),
+    ]
+    if not rows.of(*MESSAGES).any():
+        edges.append(_hand_overs(rows))
+    source = np.concatenate([edge[0] for edge in edges])
+    target = np.concatenate([edge[1] for edge in edges])
+    group = _groups(rows, pairs)
+    notes = []
+    if num_unpaired:
+        notes.append(f"Messages per step without a partner in the log: {num_unpaired:,}.")
+    return _with_meetings(len(rows), group, (source, target), tuple(notes))
+
+
+def _with_meetings(num: int, group: Int64Array, waits: Edges, notes: tuple[str, ...]) -> StepGraph:
+    """Operations of a group wait, through their meeting, for whatever any of them waits for."""
+    source, target = waits
+    members = np.flatnonzero(group >= 0)
+    met = group[target]
+    num_groups = int(group.max(initial=-1)) + 1
+    graph = Graph.of(
+        num + num_groups,
+        np.concatenate([source, num + group[members]]),
+        np.concatenate([np.where(met >= 0, num + met, target), members]),
+    )
+    edge_of = np.concatenate([np.arange(len(source)), np.full(len(members), -1)])
+    return StepGraph(graph=graph, group=group, waits=waits, edge_of=edge_of, notes=notes)
+
+
+# Order --------------------------------------------------------------------------------------------
+
+
+def _in_order(rows: StepRows, mask: NDArray[np.bool_]) -> Int64Array:
+    """Operations of a mask, worker by worker, in order of their start in the first step."""
+    chosen = np.flatnonzero(mask)
+    names = np.argsort(np.argsort(np.array(KINDS)))[rows.kind[chosen]]
+    start = rows.start[chosen, 0]
+    return chosen[np.lexsort((names, rows.seq[chosen], start, rows.lane[chosen]))]
+
+
+def _chain(rows: StepRows, ordered: Int64Array) -> Edges:
+    """Each operation waits for the one before it on the same worker."""
+    same = rows.lane[ordered[1:]] == rows.lane[ordered[:-1]]
+    return ordered[:-1][same], ordered[1:][same]
+
+
+def _number_in(lane: Int64Array) -> Int64Array:
+    """Number of each row within its worker; rows of a worker stand together."""
+    first = np.flatnonzero(np.diff(lane, prepend=-1))
+    return np.arange(len(lane)) - np.repeat(first, np.diff(np.append(first, len(lane))))
+
+
+def _first_of(key: Int64Array) -> Int64Array:
+    """Positions of the first row of each key; equal keys stand together."""
+    return np.flatnonzero(np.diff(key, prepend=-1))
+
+
+def _joined(left: Int64Array, right: Int64Array) -> Edges:
+    """Positions in both of the keys that both have; keys are distinct on each side."""
+    _, a, b = np.intersect1d(left, right, assume_unique=True, return_indices=True)
+    return a, b
+
+
+# Messages -----------------------------------------------------------------------------------------
+
+
+def _messages(rows: StepRows) -> tuple[list[Edges], list[Edges], int]:
+    """Edges of sends and receives, pairs that begin together, and how many lack a partner."""
+    edges: list[Edges] = []
+    pairs: list[Edges] = []
+    num_unpaired = 0
+    for way, step in (("forward", 1), ("backward", -1)):
+        real = {}
+        for side in ("send", "recv"):
+            messages = _in_order(rows, rows.of(f"{way}-{side}"))
+            edges.append(_chain(rows, messages))
+            matched, real[side] = _matched(rows, messages, way, is_send=side == "send")
+            edges += matched
+        sends, receives = real["send"], real["recv"]
+        a, b = _joined(_keys(rows, sends, step), _keys(rows, receives, 0))
+        pairs.append((sends[a], receives[b]))
+        num_unpaired += len(sends) + len(receives) - 2 * len(a)
+    return edges, pairs, num_unpaired
+
+
+def _keys(rows: StepRows, messages: Int64Array, step: int) -> Int64Array:
+    """Where a message arrives and which of the messages there it is."""
+    lane, stages = rows.lane[messages], rows.num_stages
+    there = lane // stages * stages + (lane % stages + step) % stages
+    return there * (len(rows) + 1) + _number_in(lane)
+
+
+def _matched(
+    rows: StepRows, messages: Int64Array, way: str, *, is_send: bool
+) -> tuple[list[Edges], Int64Array]:
+    """Edges between messages and computation, and the messages that really went somewhere.
+
+    A log may hold messages that were never sent: before the first result, after the last need, or
+    off either end of the model.
+    """
+    compute = _in_order(rows, rows.of(f"{way}-compute"))
+    by_seq = compute[np.lexsort((rows.seq[compute], rows.lane[compute]))]
+    launched = messages[_is_launched(rows, messages, compute, is_send=is_send)]
+    goes_on = _goes_on(rows, by_seq, way, is_send=is_send)
+    number = _partner_numbers(rows, launched, by_seq, goes_on, is_send=is_send)
+    count = np.bincount(rows.worker[by_seq], minlength=int(rows.worker.max()) + 1)
+    has_partner = number < count[rows.worker[launched]]
+    launched, number = launched[has_partner], number[has_partner]
+    if len(launched) == 0:
+        return [], launched
+    place = (np.cumsum(count) - count)[rows.worker[launched]] + number
+    partner = by_seq[place]
+    sent = launched[goes_on[place]]
+    if is_send:
+        return [(partner, launched)], sent
+    later = number > 0
+    return [(launched, partner), (by_seq[place[later] - 1], launched[later])], sent
+
+
+def _partner_numbers(
+    rows: StepRows,
+    launched: Int64Array,
+    compute: Int64Array,
+    goes_on: NDArray[np.bool_],
+    *,
+    is_send: bool,
+) -> Int64Array:
+    """Which of its worker's computations each message belongs to.
+
+    Logs of interleaved schedules hold a message for every computation, also off the ends of the
+    model, the first receive sometimes missing; or they hold those only that go somewhere.
+    """
+    num_workers = int(rows.worker.max()) + 1
+    worker, of_compute = rows.worker[launched], rows.worker[compute]
+    messages, all_of, real = (
+        np.bincount(workers, minlength=num_workers)
+        for workers in (worker, of_compute, of_compute[goes_on])
+    )
+    number = _number_in(worker)
+    only_real = (messages == real) & (messages < all_of)
+    if not is_send:
+        number = number + ((messages + 1 == all_of) & ~only_real)[worker]
+    chosen = only_real[worker]
+    among_real = _number_in(of_compute)[goes_on]
+    first = (np.cumsum(real) - real)[worker[chosen]]
+    number[chosen] = among_real[first + number[chosen]]
+    return number
+
+
+def _is_launched(
+    rows: StepRows, messages: Int64Array, compute: Int64Array, *, is_send: bool
+) -> NDArray[np.bool_]:
+    num_workers = int(rows.worker.max()) + 1
+    worker, of_compute = rows.worker[messages], rows.worker[compute]
+    if is_send:
+        first = np.full(num_workers, np.iinfo(np.int64).max)
+        np.minimum.at(first, of_compute, rows.end[compute, 0])
+        launched: NDArray[np.bool_] = rows.end[messages, 0] >= first[worker] - EPS_NS
+        return launched
+    last = np.full(num_workers, np.iinfo(np.int64).min // 2)
+    np.maximum.at(last, of_compute, rows.start[compute, 0])
+    launched = rows.start[messages, 0] <= last[worker] + EPS_NS
+    return launched
+
+
+def _goes_on(rows: StepRows, compute: Int64Array, way: str, *, is_send: bool) -> NDArray[np.bool_]:
+    """Whether the model has a chunk where the message goes to or comes from."""
+    num_chunks = (int(rows.chunk.max(initial=0)) + 1) * rows.num_stages
+    step = 1 if (way == "forward") == is_send else -1
+    there = rows.chunk[compute] * rows.num_stages + rows.stage[compute] + step
+    return (there >= 0) & (there < num_chunks)
+
+
+def _first_backward_messages(rows: StepRows, compute: Int64Array) -> Edges:
+    """A worker's first backward messages wait for the forward two before its first backward."""
+    number = _number_in(rows.lane[compute])
+    backward = np.flatnonzero(rows.of("backward-compute")[compute])
+    first = backward[_first_of(rows.lane[compute[backward]])]
+    first = first[number[first] >= 2]
+    before = compute[first - 2]
+    source, target = [], []
+    for kind in ("backward-recv", "backward-send"):
+        messages = _in_order(rows, rows.of(kind))
+        opening = messages[_first_of(rows.lane[messages])]
+        a, b = _joined(rows.lane[before], rows.lane[opening])
+        source.append(before[a])
+        target.append(opening[b])
+    return np.concatenate(source), np.concatenate(target)
+
+
+def _hand_overs(rows: StepRows) -> Edges:
+    """Where no messages are logged, chunks of the model wait for each other directly."""
+    dp_rank, batches = rows.dp_rank, int(rows.micro_batch.max(initial=0)) + 2
+    place = rows.chunk * rows.num_stages + rows.stage
+    num_places = int(place.max(initial=0)) + 2
+    source, target = [], []
+    for way, step in (("forward", 1), ("backward", -1)):
+        chosen = np.flatnonzero(rows.of(f"{way}-compute") & (rows.micro_batch >= 0))
+        micro = dp_rank[chosen] * batches + rows.micro_batch[chosen]
+        here = micro * (num_places + 1) + place[chosen] + 1
+        if len(np.unique(here)) < len(here):
+            continue  # parts of one computation: which of them hands on is not known
+        a, b = _joined(here + step, here)
+        source.append(chosen[a])
+        target.append(chosen[b])
+    empty = np.empty(0, np.int64)
+    return np.concatenate([empty, *source]), np.concatenate([empty, *target])
+
+
+# Data parallelism and the end of the step ---------------------------------------------------------
+
+
+def _chunk_key(rows: StepRows, chosen: Int64Array) -> Int64Array:
+    return rows.lane[chosen] * (int(rows.chunk.max(initial=0)) + 1) + rows.chunk[chosen]
+
+
+def _extreme(rows: StepRows, chosen: Int64Array, by: Int64Array) -> Int64Array:
+    """Of each worker's chunk, the operation with the least ``by`` (aligned with ``chosen``)."""
+    chosen = chosen[np.lexsort((by, _chunk_key(rows, chosen)))]
+    return chosen[_first_of(_chunk_key(rows, chosen))]
+
+
+def _gathers(rows: StepRows) -> Edges:
+    """A chunk's first forward waits for the last gather of its parameters."""
+    gathers = np.flatnonzero(rows.of("params-all-gather"))
+    forward = np.flatnonzero(rows.of("forward-compute"))
+    last = _extreme(rows, gathers, -rows.seq[gathers])
+    first = _extreme(rows, forward, rows.start[forward, 0])
+    a, b = _joined(_chunk_key(rows, last), _chunk_key(rows, first))
+    return last[a], first[b]
+
+
+def _after_last_compute(rows: StepRows, compute: Int64Array) -> list[Edges]:
+    """What follows the last computation of a worker, one after another.
+
+    Where gradients of whole chunks are reduced while others are computed (there is a separate
+    all-reduce then), the reduce-scatters have their place beside the computation.
+    """
+    overlaps = bool(rows.of("separate-grads-all-reduce").any())
+    phase = np.full(len(KINDS), -1)
+    for number, kinds in enumerate(_AFTER):
+        phase[[KINDS.index(kind) for kind in kinds]] = number
+    if overlaps:
+        phase[KINDS.index("grads-reduce-scatter")] = -1
+    tail = np.flatnonzero(phase[rows.kind] >= 0)
+    tail = tail[np.lexsort((rows.seq[tail], phase[rows.kind[tail]], rows.lane[tail]))]
+    latest = compute[np.lexsort((-rows.end[compute, 0], rows.lane[compute]))]
+    last = latest[_first_of(rows.lane[latest])]
+    edges = [_chain(rows, tail), _to_first(rows, last, tail)]
+    if overlaps:
+        scatters = np.flatnonzero(rows.of("grads-reduce-scatter"))
+        backward = np.flatnonzero(rows.of("backward-compute"))
+        done = _extreme(rows, backward, -rows.end[backward, 0])
+        begins = _extreme(rows, scatters, rows.seq[scatters])
+        a, b = _joined(_chunk_key(rows, done), _chunk_key(rows, begins))
+        closing = scatters[np.lexsort((-rows.seq[scatters], rows.lane[scatters]))]
+        closing = closing[_first_of(rows.lane[closing])]
+        after = tail[rows.kind[tail] != KINDS.index("gc")]
+        edges += [(done[a], begins[b]), _to_first(rows, closing, after)]
+    return edges
+
+
+def _to_first(rows: StepRows, source: Int64Array, ordered: Int64Array) -> Edges:
+    """From one operation of each worker to the first of that worker's in order."""
+    first = ordered[_first_of(rows.lane[ordered])]
+    a, b = _joined(rows.lane[source], rows.lane[first])
+    return source[a], first[b]
+
+
+# Meetings -----------------------------------------------------------------------------------------
+
+
+def _groups(rows: StepRows, pairs: list[Edges]) -> Int64Array:
+    """Per operation its meeting, -1 where it begins alone."""
+    stages, seq = rows.num_stages, rows.seq
+    wide = int(seq.max(initial=0)) + 1
+    group = np.full(len(rows), -1, dtype=np.int64)
+    used = 0
+    for kind in _ACROSS_DP:  # all workers of a stage
+        used = _number(group, rows.of(kind), rows.stage * wide + seq, used)
+    used = _number(group, rows.of("optimizer-clip-main-grad"), seq, used)
+    ends = rows.of("embedding-grads-all-reduce") & np.isin(rows.stage, (0, stages - 1))
+    used = _number(group, ends, rows.dp_rank * wide + seq, used)
+    for first, second in pairs:
+        numbers = used + np.arange(len(first))
+        group[first], group[second] = numbers, numbers
+        used += len(first)
+    return group
+
+
+def _number(group: Int64Array, mask: NDArray[np.bool_], key: Int64Array, used: int) -> int:
+    """Give operations of a mask that share a key one number; returns the numbers used so far."""
+    distinct, index = np.unique(key[mask], return_inverse=True)
+    group[mask] = used + index
+    return used + len(distinct)

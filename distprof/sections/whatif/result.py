@@ -1,0 +1,139 @@
+"""What the step would take without a cause: the run as a graph, simulated, and simulated again.
+
+Source of the definitions of S, S_t, S_w, M_W and M_S: formula sheet, "What-if".
+"""
+
+from __future__ import annotations
+
+from distprof.sections.base import Record, Result
+
+__all__ = [
+    "KindSlowdown",
+    "PathShare",
+    "Scenario",
+    "StageSlowdown",
+    "StepSlowdown",
+    "WhatIfResult",
+    "WorkerSlowdown",
+]
+
+
+class Scenario(Record, frozen=True, kw_only=True):
+    """The step simulated without one cause.
+
+    Args:
+        what: Stable key, for example ``rank 3``, ``stage-imbalance``, ``launch-gaps``: what rules
+            name in ``Draft.without``.
+        title: What is different, for people.
+        step_ns: Simulated step.
+        recoverable_ns: The step as it is, simulated, less this; never below 0.
+        ranks: Whose operations were changed; empty for all.
+    """
+
+    what: str
+    title: str
+    step_ns: int
+    recoverable_ns: int
+    ranks: tuple[int, ...] = ()
+
+
+class KindSlowdown(Record, frozen=True, kw_only=True):
+    """S_t: the step with all ideal but this kind of operation, over the ideal step."""
+
+    kind: str
+    slowdown: float
+
+
+class WorkerSlowdown(Record, frozen=True, kw_only=True):
+    """S_w: the smaller of the slow-downs by the worker's data-parallel row and pipeline stage."""
+
+    rank: int
+    dp_rank: int | None
+    stage: int | None
+    slowdown: float
+
+
+class StageSlowdown(Record, frozen=True, kw_only=True):
+    """The step with all ideal but this pipeline stage, over the ideal step.
+
+    Args:
+        stage: Index along the pipeline.
+        ranks: Its workers.
+        slowdown: At least about 1; below 1 for a stage that is faster than the mean of all.
+        compute_ns: Mean computation of a worker of the stage, per step.
+    """
+
+    stage: int
+    ranks: tuple[int, ...]
+    slowdown: float
+    compute_ns: int
+
+
+class StepSlowdown(Record, frozen=True, kw_only=True):
+    """One step, simulated without launch delays, over the ideal step."""
+
+    step: int
+    slowdown: float
+
+
+class PathShare(Record, frozen=True, kw_only=True):
+    """Part of the critical path, mean per step.
+
+    Args:
+        rank: Whose operations; None for what several ranks do together.
+        kind: ``compute``, ``transfer``, ``wait``, ``launch`` or ``other``.
+        name: Class of kernel or collective, for example ``all_reduce dp``; empty for all.
+        ns_per_step: Time on the path.
+        share_ratio: Of the whole path.
+    """
+
+    rank: int | None
+    kind: str
+    name: str
+    ns_per_step: int
+    share_ratio: float
+
+
+class WhatIfResult(Result, frozen=True, kw_only=True):
+    """The simulated step, and what it would be otherwise; all None where it could not be simulated.
+
+    Args:
+        source: What the graph was made of: ``traces`` or ``operations``.
+        num_operations: In the graph.
+        num_steps: Steps that the figures are means over.
+        step_ns: Mean measured step.
+        replayed_ns: Mean simulated step, nothing changed.
+        model_error_ratio: Simulated over measured, less 1.
+        step_error_ratio: The same of each rank's steps, mean of the absolute values.
+        ideal_ns: Mean step with every operation as long as the mean of its peers.
+        slowdown: S = simulated without launch delays, over ideal.
+        without: By what they recover, most first.
+        kinds: S_t, largest first.
+        workers: S_w, largest first.
+        m_w: Share of the slow-down that the slowest 3 % of the workers explain.
+        m_s: Share that the last pipeline stage explains.
+        path: Critical path, largest share first.
+        stages: Slow-down by pipeline stage, in order of stages.
+        steps: Slowest steps, slowest first.
+        micro_batch_correlation: Of the lengths of forward and backward of a micro-batch, each over
+            the mean of its stage: near 1 where it is the data (sequence lengths) that differ.
+    """
+
+    source: str | None = None
+    num_operations: int | None = None
+    num_steps: int | None = None
+    step_ns: int | None = None
+    replayed_ns: int | None = None
+    model_error_ratio: float | None = None
+    step_error_ratio: float | None = None
+    ideal_ns: int | None = None
+    slowdown: float | None = None
+    without: tuple[Scenario, ...] = ()
+    kinds: tuple[KindSlowdown, ...] = ()
+    workers: tuple[WorkerSlowdown, ...] = ()
+    m_w: float | None = None
+    m_s: float | None = None
+    path: tuple[PathShare, ...] = ()
+    stages: tuple[StageSlowdown, ...] = ()
+    steps: tuple[StepSlowdown, ...] = ()
+    micro_batch_correlation: float | None = None

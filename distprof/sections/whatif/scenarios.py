@@ -1,0 +1,393 @@
+"""The step without a cause: durations of a traced run changed, and the run simulated again.
+
+What scenarios recover does not add up: what is no longer waited for on one rank may be waited for
+on another, and two causes may hide each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distprof.schema import ABSENT, Int64Array
+from distprof.sections.context import Own, RankAnalysis
+from distprof.sections.whatif.delays import Sections, evened, mean_of_peers, median_of_others
+from distprof.sections.whatif.result import Scenario
+from distprof.sections.whatif.trace_graph import TraceGraph
+from distprof.terms import CollectiveKind, MeshAxis
+from distprof.units import format_bytes
+
+__all__ = ["Change", "affordable", "scenarios", "step_times"]
+
+MIN_RANK_RATIO = 0.005
+"""Share of the step from which on a single rank is worth a scenario."""
+
+ALIKE_RATIO = 0.02
+"""Differences of work between pipeline stages that no other split would take away."""
+
+MAX_RANKS = 32
+MAX_CLASSES = 12
+SMALL_BYTES = 500_000
+_BEST = 90  # percentile of bandwidth that counts as the best seen: single ones may be clock errors
+_CELLS = 4_000_000  # numbers of a simulation in memory at once
+_MOST_CELLS = 8_000_000  # numbers of all simulations of single ranks together
+_ON_THE_WAY = (MeshAxis.TP, MeshAxis.CP, MeshAxis.EP, MeshAxis.PP)
+_HIDEABLE = (
+    CollectiveKind.ALL_REDUCE,
+    CollectiveKind.ALL_GATHER,
+    CollectiveKind.REDUCE_SCATTER,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """What is different; None for what stays.
+
+    Args:
+        what: Stable key.
+        title: For people.
+        ranks: Whose operations are changed; empty for all.
+        own_ns: Per segment.
+        transfer_ns: Per transfer.
+        delay_ns: Per edge.
+        most_ns: What it recovers at most, for a reason that the graph does not hold.
+    """
+
+    what: str
+    title: str
+    ranks: tuple[int, ...] = ()
+    own_ns: Int64Array | None = None
+    transfer_ns: Int64Array | None = None
+    delay_ns: Int64Array | None = None
+    most_ns: int | None = None
+
+
+def scenarios(
+    graph: TraceGraph,
+    sections: Sections,
+    analyses: Mapping[int, RankAnalysis],
+    replayed_ns: int,
+    named: Collection[int] = (),
+) -> tuple[Scenario, ...]:
+    """All scenarios that fit the run, by what they recover, most first.
+
+    Args:
+        graph: The run.
+        sections: Its ranks beside each other.
+        analyses: By global rank.
+        replayed_ns: Mean simulated step, nothing changed.
+        named: Ranks that get a scenario of their own, however little they cost.
+    """
+    changes = [
+        *_idle(graph, sections),
+        *_late_ranks(graph, sections, replayed_ns, named),
+        *_imbalance(graph, sections, analyses),
+        *_transfers(graph, sections, analyses),
+    ]
+    steps = step_times(graph, changes)
+    found = [
+        _scenario(change, step_ns, replayed_ns)
+        for change, step_ns in zip(changes, steps, strict=True)
+    ]
+    least = MIN_RANK_RATIO * replayed_ns
+    kept = [
+        scenario
+        for scenario in found
+        if scenario.recoverable_ns >= least
+        or not scenario.ranks
+        or set(scenario.ranks) & set(named)
+    ]
+    return tuple(sorted(kept, key=lambda scenario: (-scenario.recoverable_ns, scenario.what)))
+
+
+def _scenario(change: Change, step_ns: int, replayed_ns: int) -> Scenario:
+    recovered = max(replayed_ns - step_ns, 0)
+    if change.most_ns is not None:
+        recovered = min(recovered, change.most_ns)
+    return Scenario(
+        what=change.what,
+        title=change.title,
+        step_ns=replayed_ns - recovered,
+        recoverable_ns=recovered,
+        ranks=change.ranks,
+    )
+
+
+def step_times(graph: TraceGraph, changes: Sequence[Change]) -> list[int]:
+    """Mean step of each change, ns; several are simulated at once, as far as memory allows."""
+    height = max(_CELLS // max(graph.graph.num_operations, 1), 1)
+    result: list[int] = []
+    for low in range(0, len(changes), height):
+        chosen = changes[low : low + height]
+        own = graph.own_ns.sum(axis=1)
+        delays = None
+        if any(change.delay_ns is not None for change in chosen):
+            delays = _columns([change.delay_ns for change in chosen], graph.delay_ns)
+        times = graph.simulate(
+            _columns([change.own_ns for change in chosen], own),
+            _columns([change.transfer_ns for change in chosen], graph.transfers.duration_ns),
+            delays,
+        )
+        result += np.rint(graph.window_ns(times).mean(axis=(0, 1))).astype(np.int64).tolist()
+    return result
+
+
+def _columns(given: Sequence[Int64Array | None], usual: Int64Array) -> Int64Array:
+    return np.stack([usual if values is None else values for values in given], axis=1)
+
+
+# Own time ----------------------------------------------------------------------------------------
+
+
+_PARTS = (
+    ("launch-gaps", Own.HOST, "the host never launches late"),
+    ("input", Own.INPUT, "nobody waits for input"),
+    ("sync-calls", Own.SYNC, "no call synchronises with the device"),
+    ("copies", Own.COPY, "computation hides all copies"),
+)
+
+
+def _idle(graph: TraceGraph, sections: Sections) -> Iterator[Change]:
+    """Parts of own time gone."""
+    own = graph.own_ns.sum(axis=1)
+    for what, column, title in _PARTS:
+        if graph.own_ns[:, column].any():
+            yield Change(what=what, title=title, own_ns=own - graph.own_ns[:, column])
+    waits = graph.own_ns[:, Own.INPUT]
+    if waits.any() and sections.has_peers:
+        even = _no_longer_than(sections, waits, median_target(sections, waits))
+        title = "no rank waits longer for input than its peers"
+        yield Change(what="uneven-input", title=title, own_ns=own - waits + even)
+
+
+def median_target(sections: Sections, values: Int64Array) -> NDArray[np.float64]:
+    """What each section takes on the median of the rank's peers."""
+    return sections.targets(sections.totals(values), median_of_others)
+
+
+def _no_longer_than(
+    sections: Sections, values: Int64Array, target: NDArray[np.float64]
+) -> Int64Array:
+    totals = sections.totals(values)
+    return sections.scaled(values, totals, np.minimum(totals, target))
+
+
+def _late_ranks(
+    graph: TraceGraph, sections: Sections, replayed_ns: int, named: Collection[int]
+) -> Iterator[Change]:
+    """Ranks as fast as the median of their peers: all of them, and each that is worth it."""
+    own = graph.own_ns.sum(axis=1)
+    if len(graph.ranks) < 2:
+        return
+    even = _as_peers(graph, sections)
+    title = "every rank is as fast as the median of its peers, section by section"
+    yield Change(what="late ranks", title=title, own_ns=even)
+    num_windows = graph.opens.shape[1]
+    excess = np.bincount(graph.owner, weights=own - even) / max(num_windows, 1)
+    worth = [
+        position
+        for position in np.argsort(-excess, kind="stable").tolist()
+        if excess[position] >= MIN_RANK_RATIO * replayed_ns or graph.ranks[position] in named
+    ]
+    for position in worth[: min(MAX_RANKS, affordable(graph))]:
+        rank = graph.ranks[position]
+        yield Change(
+            what=f"rank {rank}",
+            title=f"rank {rank} is as fast as the median of its peers",
+            ranks=(rank,),
+            own_ns=np.where(graph.owner == position, even, own),
+        )
+
+
+def affordable(graph: TraceGraph) -> int:
+    """How many ranks can be looked at one by one in a time that suits the size of the run."""
+    return max(_MOST_CELLS // max(graph.graph.num_operations, 1), 8)
+
+
+def _as_peers(graph: TraceGraph, sections: Sections) -> Int64Array:
+    """Own time no longer than the median of peers; of ranks without peers only idle time.
+
+    What a pipeline stage computes nobody else does, but it need not idle longer than others.
+    """
+    own = graph.own_ns.sum(axis=1)
+    even = _no_longer_than(sections, own, median_target(sections, own))
+    alone = np.isin(graph.owner, [group[0] for group in sections.peers if len(group) == 1])
+    if not alone.any():
+        return even
+    idle = own - graph.own_ns[:, Own.COMPUTATION] - graph.own_ns[:, Own.COPY]
+    windows = sections.by_window(idle)
+    most = np.minimum(windows, median_of_others(windows))
+    ratio = np.divide(most, windows, out=np.ones_like(most), where=windows > 0)
+    less = np.rint(idle * (1 - sections.of_windows(ratio))).astype(np.int64)
+    return np.where(alone, own - less, even)
+
+
+def _imbalance(
+    graph: TraceGraph, sections: Sections, analyses: Mapping[int, RankAnalysis]
+) -> Iterator[Change]:
+    own = graph.own_ns.sum(axis=1)
+    balanced = _balanced_stages(graph, sections, analyses)
+    if balanced is not None:
+        title = "no pipeline stage works more or less than the others"
+        yield Change(what="stage-imbalance", title=title, own_ns=balanced)
+    if not sections.has_peers:
+        return
+    work = graph.own_ns[:, Own.COMPUTATION]
+    totals = sections.totals(work)
+    even_work = sections.scaled(work, totals, sections.targets(totals, evened))
+    title = "no rank computes longer than its peers in all sections alike"
+    yield Change(what="even-work", title=title, own_ns=own - work + even_work)
+    if sections.is_expert.any():
+        totals = sections.totals(own)
+        mean = sections.targets(totals, mean_of_peers)
+        even = sections.scaled(own, totals, np.where(sections.is_expert, mean, totals))
+        title = "every rank's experts take as long as the mean of the ranks"
+        yield Change(what="expert-imbalance", title=title, own_ns=even)
+
+
+def _balanced_stages(
+    graph: TraceGraph, sections: Sections, analyses: Mapping[int, RankAnalysis]
+) -> Int64Array | None:
+    """Own time where work inside the marks of stages is the mean over positions."""
+    held: dict[tuple[int, ...], list[int]] = {}
+    for position, rank in enumerate(graph.ranks):
+        stages = analyses[rank].stage_numbers
+        held.setdefault(stages, []).append(position)
+    if len(held) < 2 or () in held or not graph.stage_ns.any():
+        return None
+    work = sections.by_window(graph.stage_ns)
+    level = _levelled(np.array([work[rows].mean() for rows in held.values()]))
+    factor = np.ones(len(graph.ranks))
+    for rows, of_position in zip(held.values(), level, strict=True):
+        factor[rows] = of_position
+    more = np.rint(graph.stage_ns * (factor[graph.owner] - 1)).astype(np.int64)
+    balanced: Int64Array = graph.own_ns.sum(axis=1) + more
+    return balanced
+
+
+def _levelled(work: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Factors on the work of positions: what some have beyond the usual is spread over all.
+
+    What differs by less than devices of one make do is left as it is.
+    """
+    usual = float(np.median(work))
+    beyond = np.where(abs(work - usual) > ALIKE_RATIO * usual, work - usual, 0.0)
+    factors: NDArray[np.float64] = (work - beyond + beyond.mean()) / np.maximum(work, 1)
+    return factors
+
+
+# Transfers ---------------------------------------------------------------------------------------
+
+
+def _transfers(
+    graph: TraceGraph, sections: Sections, analyses: Mapping[int, RankAnalysis]
+) -> Iterator[Change]:
+    """Communication that costs nothing, or less; only of what could be matched."""
+    transfers = graph.transfers
+    joined = transfers.is_joined
+    yield from _overlap(graph, analyses)
+    if not (joined & (transfers.duration_ns > 0)).any():
+        return
+    yield _free(graph, joined, "exposed transfer", "moving data takes no time")
+    if len(graph.ranks) > 1:
+        even = _as_peers(graph, sections)
+        title = "moving data takes no time, and no rank is later than its peers"
+        yield _free(graph, joined, "communication", title, own_ns=even)
+    for number, name in enumerate(graph.axis_names):
+        along = joined & (transfers.axis == number)
+        if (along & (transfers.duration_ns > 0)).any():
+            yield _free(graph, along, f"axis {name}", f"{name} moves its data in no time")
+    needless = joined & transfers.is_needless
+    if needless.any():
+        title = "gradients of micro-batches before the last of an update take no time"
+        yield _free(graph, needless, "repeated gradients", title)
+    small = joined & (transfers.bytes >= 0) & (transfers.bytes < SMALL_BYTES)
+    if small.any():
+        title = f"collectives of less than {format_bytes(SMALL_BYTES)} take no time"
+        yield _free(graph, small, "small collectives", title)
+    yield from _classes(graph)
+
+
+def _overlap(graph: TraceGraph, analyses: Mapping[int, RankAnalysis]) -> Iterator[Change]:
+    """Collectives hidden that need not be waited for at once.
+
+    Of a rank alone all count, though waiting for ranks that were not recorded is among them: what
+    is hidden is hidden, whichever it is.
+    """
+    known = graph.transfers
+    among = known.is_joined if len(graph.ranks) > 1 else np.ones(len(known), dtype=np.bool_)
+    hideable = among & np.isin(known.kind, _HIDEABLE) & ~_on_the_way(graph)
+    if (hideable & (known.duration_ns > 0)).any():
+        title = "computation that runs alone hides collectives that it does not wait for at once"
+        yield _free(graph, hideable, "overlap", title, most_ns=_alone(analyses, graph))
+
+
+def _classes(graph: TraceGraph) -> Iterator[Change]:
+    transfers = graph.transfers
+    for label, members in graph.classes()[:MAX_CLASSES]:
+        title = f"{label} moves its data in no time"
+        yield _free(graph, members, f"collectives {label}", title)
+        faster = _at_best_speed(transfers.duration_ns, transfers.bytes, members)
+        if faster is not None:
+            yield Change(
+                what=f"hardware {label}",
+                title=f"{label} always at the best bandwidth seen at its size or above",
+                transfer_ns=faster,
+            )
+
+
+def _free(
+    graph: TraceGraph,
+    chosen: NDArray[np.bool_],
+    what: str,
+    title: str,
+    *,
+    own_ns: Int64Array | None = None,
+    most_ns: int | None = None,
+) -> Change:
+    """These transfers take no time, nor do members of them end later than others."""
+    of_edge = graph.edge_transfer
+    freed = (of_edge != ABSENT) & chosen[np.maximum(of_edge, 0)]
+    return Change(
+        what=what,
+        title=title,
+        own_ns=own_ns,
+        transfer_ns=np.where(chosen, 0, graph.transfers.duration_ns),
+        delay_ns=np.where(freed, np.minimum(graph.delay_ns, 0), graph.delay_ns),
+        most_ns=most_ns,
+    )
+
+
+def _on_the_way(graph: TraceGraph) -> NDArray[np.bool_]:
+    """Transfers along axes whose results the next computation needs."""
+    names = [name in _ON_THE_WAY for name in graph.axis_names]
+    axis = graph.transfers.axis
+    return np.array([*names, False], dtype=np.bool_)[axis]
+
+
+def _alone(analyses: Mapping[int, RankAnalysis], graph: TraceGraph) -> int:
+    """Computation beside which nothing is communicated, mean per rank and window."""
+    alone = [
+        analyses[rank].overlap.computation_ns - analyses[rank].overlap.overlapped_ns
+        for rank in graph.ranks
+    ]
+    return int(sum(alone) / graph.measured_ns.size)
+
+
+def _at_best_speed(
+    duration_ns: Int64Array, size: Int64Array, chosen: NDArray[np.bool_]
+) -> Int64Array | None:
+    """Durations at the best bandwidth seen at a size or above; None where no size is known."""
+    rows = np.flatnonzero(chosen & (size > 0) & (duration_ns > 0))
+    if len(rows) < 2:
+        return None
+    sizes, inverse = np.unique(size[rows], return_inverse=True)
+    speed = size[rows] / duration_ns[rows]
+    best = np.array([np.percentile(speed[inverse == i], _BEST) for i in range(len(sizes))])
+    best = np.maximum.accumulate(best[::-1])[::-1]
+    faster = duration_ns.copy()
+    faster[rows] = np.minimum(duration_ns[rows], np.rint(size[rows] / best[inverse]))
+    return faster

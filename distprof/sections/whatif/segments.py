@@ -1,0 +1,271 @@
+"""The main line of a rank: its own time, cut where it asks for communication and waits for it.
+
+A rank goes on with its own work until it cannot without a collective or a message; while it is
+blocked no own time passes. Cuts are the moments at which it asked for communication (a collective
+started on it, a message was posted) and at which it went on after waiting; between two cuts lies a
+*segment* of own time, told apart by what it was spent on. How long the rank was blocked is not
+kept: that follows from the others, and is what a simulation has to find.
+
+A device's streams and a CPU's threads make one line together, as in the breakdown of a step: own
+time is what exposed communication leaves. Exposed communication after which nothing ends (work
+began again while a collective still ran) blocked nobody: it is own time, spent idle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distprof.intervals import EMPTY, Intervals, clip, covered, intersect, subtract, union
+from distprof.run.tables import RankTables, intervals_of
+from distprof.schema import ABSENT, Int64Array
+from distprof.sections.context import MainLine, Own
+from distprof.sections.idle.measure import IdleCauses
+from distprof.sections.time.measure import Timeline
+from distprof.terms import ActivityKind, IdleCause
+
+__all__ = ["StageLine", "main_line"]
+
+
+QUEUED_NS = 20_000
+"""A collective that starts this soon after another on its stream may have been ready before."""
+
+_CAUSES = {Own.HOST: IdleCause.HOST, Own.INPUT: IdleCause.INPUT, Own.SYNC: IdleCause.SYNC}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageLine:
+    """What a rank's pipeline stages do, own clock.
+
+    Args:
+        slots: When they work; disjoint, in order.
+        needed_ns: int64 per row of COLLECTIVES: when they go on only with it, had it come in time;
+            ABSENT where that is not known.
+    """
+
+    slots: Intervals
+    needed_ns: Int64Array
+
+
+def main_line(
+    tables: RankTables,
+    windows: Intervals,
+    timeline: Timeline,
+    causes: IdleCauses | None,
+    stages: StageLine | None = None,
+    *,
+    lag_ns: int = 0,
+) -> MainLine | None:
+    """Cut one rank's analysed time; linear in the rank's rows but for sorting them.
+
+    Args:
+        tables: The rank's tables.
+        windows: Analysed windows, in order, disjoint; time between them belongs to the line too.
+        timeline: The sets of its activities.
+        causes: Idle time by cause; None where it is not known.
+        stages: What the rank's pipeline stages do, None without marks.
+        lag_ns: How long after the rank went on a collective's end may be noted at most.
+
+    Returns:
+        The line; None without windows.
+    """
+    if windows.size == 0:
+        return None
+    line = int(windows.start[0]), int(windows.end[-1])
+    collectives = tables.collectives
+    asked = _asked(tables, causes)
+    end = collectives["end_ns"]
+    issued = (asked >= line[0]) & (asked < line[1])
+    ended = collectives["is_timed"] & (end > line[0]) & (end <= line[1])
+    stretches = clip(timeline.exposed_comm, *line)
+    exposed, went_on, blocked = _blocked(asked, end, ended, stretches, lag_ns)
+    waits = clip(timeline.message_wait, *line)
+    blocked = union(Intervals(*map(np.concatenate, zip(blocked, waits, strict=True))))
+    resumed_ns = np.where(exposed, went_on, _end_of_window(end, windows))
+    hidden = np.zeros(len(end), np.bool_)
+    if stages is not None:
+        needed = stages.needed_ns
+        hidden = ended & ~exposed & (needed >= end) & (needed <= line[1])
+        resumed_ns = np.where(hidden, needed, resumed_ns)
+    hard = np.concatenate((*windows, resumed_ns[exposed | hidden], waits.end))
+    cuts = _Cuts.of(hard, asked[issued])
+    own = _own_time(cuts, blocked, timeline, causes.causes if causes else {})
+    # After asking for something a rank may wait at once: no segment lies between
+    dropped = cuts.is_soft & (own.sum(axis=1) == 0)
+    of_stages = EMPTY if stages is None else intersect(stages.slots, timeline.computation)
+    stage_ns = covered(cuts.spans, of_stages)[~dropped]
+    cuts, own = cuts.without(dropped, own)
+    return MainLine(
+        start_ns=line[0],
+        own_ns=own,
+        stage_ns=stage_ns,
+        issue=_where(issued, cuts.before_soft(asked)),
+        resume=_where(ended, cuts.after_hard(resumed_ns)),
+        exposed=exposed,
+        wait_start_ns=waits.start,
+        wait_end_ns=waits.end,
+        wait_resume=cuts.after_hard(waits.end),
+        opens=cuts.after_hard(windows.start),
+        closes=cuts.after_hard(windows.end),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Cuts:
+    """Moments in order, twice their time and one more for those at which only something is asked.
+
+    At the same time going on comes before asking. Times count from ``origin_ns``, as twice the time
+    since the epoch may be too large a number. ``segment`` is what each cut opens.
+    """
+
+    origin_ns: int
+    keys: Int64Array
+    segment: Int64Array
+
+    @staticmethod
+    def of(hard_ns: Int64Array, soft_ns: Int64Array) -> _Cuts:
+        origin = int(hard_ns[0])
+        keys = np.unique(np.concatenate(((hard_ns - origin) * 2, (soft_ns - origin) * 2 + 1)))
+        return _Cuts(origin_ns=origin, keys=keys, segment=np.arange(len(keys), dtype=np.int64))
+
+    @property
+    def is_soft(self) -> NDArray[np.bool_]:
+        soft: NDArray[np.bool_] = (self.keys & 1) == 1
+        return soft
+
+    @property
+    def spans(self) -> Intervals:
+        """From each cut to the next; nothing after the last."""
+        time = (self.keys >> 1) + self.origin_ns
+        return Intervals(time, np.concatenate((time[1:], time[-1:])))
+
+    def without(self, dropped: NDArray[np.bool_], own: Int64Array) -> tuple[_Cuts, Int64Array]:
+        """Cuts whose segments are joined to those before them."""
+        segment = np.cumsum(~dropped) - 1
+        return replace(self, segment=segment), own[~dropped]
+
+    def before_soft(self, time: Int64Array) -> Int64Array:
+        """The segment that ends where something is asked for."""
+        at = np.searchsorted(self.keys, (time - self.origin_ns) * 2 + 1)
+        before: Int64Array = self.segment[np.clip(at - 1, 0, len(self.keys) - 1)]
+        return before
+
+    def after_hard(self, time: Int64Array) -> Int64Array:
+        """The segment that starts at a moment of going on."""
+        at = np.searchsorted(self.keys, (time - self.origin_ns) * 2)
+        after: Int64Array = self.segment[np.minimum(at, len(self.keys) - 1)]
+        return after
+
+
+def _asked(tables: RankTables, causes: IdleCauses | None) -> Int64Array:
+    """When the rank was ready for each collective: as it started, unless it was queued.
+
+    One that starts as the one before it on its stream ends may have been ready long before: when
+    the computation launched before it was done, and it was launched itself.
+    """
+    collectives = tables.collectives
+    start, end = intervals_of(collectives)
+    enqueue, stream = collectives["enqueue_ns"], collectives["stream"]
+    order = np.lexsort((start, stream))
+    before, after = order[:-1], order[1:]
+    since = start[after] - end[before]
+    follows = (stream[before] == stream[after]) & (stream[before] != ABSENT)
+    follows &= (since >= 0) & (since <= QUEUED_NS)
+    queued = np.zeros(len(start), dtype=np.bool_)
+    queued[after[follows]] = True
+    queued &= (enqueue != ABSENT) & (enqueue <= start)
+    if causes is None or not queued.any():
+        return start
+    ready = np.maximum(enqueue, _done_before(tables, causes, enqueue))
+    return np.where(queued, np.minimum(ready, start), start)
+
+
+def _done_before(tables: RankTables, causes: IdleCauses, launched_ns: Int64Array) -> Int64Array:
+    """When all computation was done that had been launched before each moment."""
+    launches, activity = causes.launches, tables.activity
+    rows = np.flatnonzero(launches.known & (activity["kind"] == ActivityKind.COMPUTATION))
+    if len(rows) == 0:
+        return launched_ns
+    rows = rows[np.argsort(launches.start[rows], kind="stable")]
+    done = np.maximum.accumulate(activity["end_ns"][rows])
+    at = np.searchsorted(launches.start[rows], launched_ns) - 1
+    return np.where(at < 0, launched_ns, done[np.maximum(at, 0)])
+
+
+def _blocked(
+    asked: Int64Array,
+    end: Int64Array,
+    ended: NDArray[np.bool_],
+    stretches: Intervals,
+    lag_ns: int,
+) -> tuple[NDArray[np.bool_], Int64Array, Intervals]:
+    """Rows that end while nothing hides them, when the rank went on, and until when it could not.
+
+    A stretch blocks up to the last end in it. Threads of a backend may note an end a little after
+    the rank went on: what no end explains of a stretch is blocked until the first that follows
+    within the lag, if that is sooner than the unexplained time is long.
+    """
+    if stretches.size == 0:
+        return np.zeros(len(end), np.bool_), end, EMPTY
+    at = np.searchsorted(stretches.start, end, side="left") - 1
+    exposed = ended & (at >= 0) & (end <= stretches.end[np.maximum(at, 0)])
+    last = stretches.start.copy()
+    np.maximum.at(last, at[exposed], end[exposed])
+    went_on = end.copy()
+    row, stretch = _noted_late(asked, end, ended, stretches, last, lag_ns)
+    exposed[row] = True
+    went_on[row] = last[stretch] = stretches.end[stretch]
+    return exposed, went_on, Intervals(stretches.start, last)
+
+
+def _noted_late(
+    asked: Int64Array,
+    end: Int64Array,
+    ended: NDArray[np.bool_],
+    stretches: Intervals,
+    last: Int64Array,
+    lag_ns: int,
+) -> tuple[Int64Array, Int64Array]:
+    """Rows whose end was noted late, and the stretches that they ended; each row one at most."""
+    rows = np.flatnonzero(ended)
+    rows = rows[np.argsort(end[rows], kind="stable")]
+    stretch = np.flatnonzero(last < stretches.end)
+    at = np.searchsorted(end[rows], stretches.end[stretch], side="right")
+    stretch, at = stretch[at < len(rows)], at[at < len(rows)]
+    since, row = stretches.end[stretch], rows[at]
+    late = end[row] - since
+    fits = (late <= np.minimum(lag_ns, since - last[stretch])) & (asked[row] < since)
+    row, stretch = row[fits], stretch[fits]
+    is_last = np.append(row[1:] != row[:-1], np.ones(min(len(row), 1), np.bool_))
+    return row[is_last], stretch[is_last]
+
+
+def _end_of_window(time: Int64Array, windows: Intervals) -> Int64Array:
+    at = np.searchsorted(windows.end, time, side="left")
+    ends: Int64Array = windows.end[np.minimum(at, windows.size - 1)]
+    return ends
+
+
+def _own_time(
+    cuts: _Cuts,
+    blocked: Intervals,
+    timeline: Timeline,
+    causes: Mapping[IdleCause, Intervals],
+) -> Int64Array:
+    """Own time between cuts by what it was spent on; what nothing explains is other."""
+    spans = cuts.spans
+    own = np.zeros((spans.size, len(Own)), dtype=np.int64)
+    own[:, Own.COMPUTATION] = covered(spans, timeline.computation)
+    own[:, Own.COPY] = covered(spans, timeline.exposed_copy)
+    for column, cause in _CAUSES.items():
+        own[:, column] = covered(spans, subtract(causes.get(cause, EMPTY), blocked))
+    free = spans.end - spans.start - covered(spans, blocked)
+    own[:, Own.OTHER] = np.maximum(free - own.sum(axis=1), 0)
+    return own
+
+
+def _where(known: NDArray[np.bool_], segment: Int64Array) -> Int64Array:
+    return np.where(known, segment, ABSENT).astype(np.int64)

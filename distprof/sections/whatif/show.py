@@ -1,0 +1,292 @@
+"""What the simulated step would take without each cause, and what its end waits for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from distprof.escape import short_ranks
+from distprof.sections.parts import window_word
+from distprof.sections.table import Bar, Cell, TableColumn, TableView, counted
+from distprof.sections.whatif.result import Scenario, WhatIfResult
+from distprof.sections.whatif.uneven import Cause, CauseKind, causes_of, limiting_stage
+from distprof.units import format_duration, format_ratio
+
+if TYPE_CHECKING:
+    from distprof.sections.report import Report
+
+__all__ = ["operations_verdict", "path_table", "slowdown_table", "whatif_table"]
+
+MAX_SHOWN = 10
+
+SMALL_RATIO = 0.001
+
+_PARTLY = ("axis ", "small collectives", "collectives ")
+"""Scenarios that are part of others."""
+
+_PART_OF_KIND = {
+    "compute": "computation",
+    "transfer": "exposed_transfer",
+    "wait": "exposed_wait",
+}
+
+
+def whatif_table(report: Report, *, show_all: bool) -> TableView | None:
+    """Scenarios by what they recover."""
+    result = report.whatif
+    if result.source != "traces" or not result.without or not result.replayed_ns:
+        return None
+    replayed = result.replayed_ns
+    worth = result.without if show_all else _worth_showing(result.without, replayed)
+    shown = worth if show_all else worth[:MAX_SHOWN]
+    if not shown:
+        return None
+    return TableView(
+        title="What if",
+        caption=f"{window_word(report)} simulated without each cause; gains do not add up",
+        columns=(
+            TableColumn(title="without", left=True),
+            TableColumn(title=window_word(report)),
+            TableColumn(title="recovers"),
+            TableColumn(title="share"),
+            TableColumn(title="that is", left=True, wrap=True, wide_only=True),
+        ),
+        rows=tuple(
+            (
+                scenario.what,
+                format_duration(scenario.step_ns),
+                format_duration(scenario.recoverable_ns),
+                format_ratio(scenario.recoverable_ns / replayed),
+                scenario.title,
+            )
+            for scenario in shown
+        ),
+        notes=_notes(result, len(worth) - len(shown)),
+    )
+
+
+def _worth_showing(without: tuple[Scenario, ...], replayed_ns: int) -> tuple[Scenario, ...]:
+    """Those that recover anything; of several that recover the same, the one that says most."""
+    by_gain: dict[int, Scenario] = {}
+    for scenario in without:
+        known = by_gain.setdefault(scenario.recoverable_ns, scenario)
+        if known.what.startswith(_PARTLY) and not scenario.what.startswith(_PARTLY):
+            by_gain[scenario.recoverable_ns] = scenario
+    return tuple(s for gain, s in by_gain.items() if gain >= SMALL_RATIO * replayed_ns)
+
+
+def _notes(result: WhatIfResult, num_left_out: int) -> tuple[str, ...]:
+    notes = [f"and {num_left_out} more: shown by --all"] if num_left_out > 0 else []
+    if result.model_error_ratio is not None and result.num_steps is not None:
+        notes.append(
+            f"nothing changed, the simulation is {format_ratio(abs(result.model_error_ratio))} off "
+            f"the measured mean of {counted(result.num_steps, 'step')}"
+        )
+    if result.slowdown is not None:
+        text = f"{result.slowdown:.3f} times the step of ranks that are all alike"
+        slowest = result.workers[:1]
+        if result.m_w is not None and slowest:
+            text += (
+                f"; {format_ratio(result.m_w)} of the difference is explained by the slowest "
+                f"ranks, first rank {slowest[0].rank}"
+            )
+        if result.m_s is not None:
+            text += f", {format_ratio(result.m_s)} by the last stage"
+        notes.append(text)
+    return tuple(notes)
+
+
+def path_table(report: Report, *, show_all: bool) -> TableView | None:
+    """The critical path by rank and class."""
+    result = report.whatif
+    if result.source != "traces" or not result.path:
+        return None
+    shown = result.path if show_all else result.path[:MAX_SHOWN]
+    rows: list[tuple[Cell, ...]] = [
+        (
+            "several" if share.rank is None else str(share.rank),
+            share.kind,
+            share.name,
+            format_duration(share.ns_per_step),
+            format_ratio(share.share_ratio),
+            Bar(ratio=min(max(share.share_ratio, 0.0), 1.0), key=_key(share.kind)),
+        )
+        for share in shown
+    ]
+    left_out = len(result.path) - len(shown)
+    return TableView(
+        title="Critical path",
+        caption=f"what the end of the {window_word(report)} waits for, mean",
+        columns=(
+            TableColumn(title="rank", left=True),
+            TableColumn(title="what", left=True),
+            TableColumn(title="of", left=True, stretch=True),
+            TableColumn(title="time"),
+            TableColumn(title="share"),
+            TableColumn(title="", left=True),
+        ),
+        rows=tuple(rows),
+        notes=(f"and {left_out} smaller ones: shown by --all",) if left_out else (),
+    )
+
+
+def _key(kind: str) -> str:
+    """Part of a step whose colour a kind has."""
+    return _PART_OF_KIND.get(kind, "idle_host")
+
+
+# Slow-down of a logged job by stage, kind of operation and worker --------------------------------
+
+MAX_KINDS_SHOWN = 4
+
+MAX_WORKERS_SHOWN = 4
+
+MAX_STAGES_SHOWN = 16
+
+
+def slowdown_table(report: Report, *, show_all: bool) -> TableView | None:
+    """Which stages, kinds and workers lengthen the step; for logs of operations only."""
+    whatif = report.whatif
+    if whatif.source != "operations" or whatif.slowdown is None:
+        return None
+    rows = tuple(_rows(whatif, show_all=show_all))
+    return TableView(
+        title="Slow-down",
+        caption="of a step in which only this is as it was; what making it ideal saves",
+        columns=(
+            TableColumn(title="what", left=True, stretch=True),
+            TableColumn(title="slow-down"),
+            TableColumn(title="saves"),
+            TableColumn(title="computes per step"),
+        ),
+        rows=rows,
+        strong=frozenset({0}),
+    )
+
+
+def _rows(whatif: WhatIfResult, *, show_all: bool) -> Iterator[tuple[str, str, str, str]]:
+    saved = {scenario.what: scenario.recoverable_ns for scenario in whatif.without}
+    lost = (whatif.replayed_ns or 0) - (whatif.ideal_ns or 0)
+    yield "everything", _beyond(whatif.slowdown), _saves(lost), ""
+    last = max((stage.stage for stage in whatif.stages), default=None)
+    stages = sorted(whatif.stages, key=lambda stage: -stage.slowdown)
+    for stage in stages if show_all else stages[:MAX_STAGES_SHOWN]:
+        plural = "" if len(stage.ranks) == 1 else "s"
+        name = f"stage {stage.stage} (rank{plural} {short_ranks(stage.ranks, 24)})"
+        key = "last-stage" if stage.stage == last else f"stage {stage.stage}"
+        computes = format_duration(stage.compute_ns)
+        yield name, _beyond(stage.slowdown), _saves(saved.get(key)), computes
+    for kind in whatif.kinds if show_all else whatif.kinds[:MAX_KINDS_SHOWN]:
+        yield kind.kind, _beyond(kind.slowdown), _saves(saved.get(f"kind {kind.kind}")), ""
+    for worker in whatif.workers if show_all else whatif.workers[:MAX_WORKERS_SHOWN]:
+        name = f"rank {worker.rank} (dp_rank {worker.dp_rank}, stage {worker.stage})"
+        yield name, _beyond(worker.slowdown), _saves(saved.get(f"rank {worker.rank}")), ""
+
+
+def _saves(ns: int | None) -> str:
+    """What a step saves; empty where that is less than anything worth a scenario."""
+    return format_duration(ns) if ns is not None and ns > 0 else ""
+
+
+def _beyond(slowdown: float | None) -> str:
+    if slowdown is None:
+        return "–"
+    beyond = slowdown - 1
+    if abs(beyond) < 0.0005:
+        return "none"
+    return f"+{format_ratio(beyond)}" if beyond > 0 else f"−{format_ratio(-beyond)}"
+
+
+# The first lines of a report on a log of operations, which holds no trace ------------------------
+
+MIN_SLOWDOWN = 1.03
+
+MIN_SHARE = 0.25
+
+NEARLY_ALL = 0.8
+
+_ACTIONS = {
+    CauseKind.WORKERS: "take their machines out and test them",
+    CauseKind.STAGES: "move layers from it to the others",
+    CauseKind.DATA: "give micro-batches sequences of equal work",
+    CauseKind.STALLS: "look for stalls such as garbage collection and other work on the hosts",
+    CauseKind.TRANSFERS: "look at the network of its members",
+}
+
+
+def operations_verdict(report: Report) -> tuple[str, tuple[str, ...]] | None:
+    """The verdict and the numbers behind it; None for a report on anything else."""
+    whatif = report.whatif
+    if whatif.source != "operations" or whatif.slowdown is None:
+        return None
+    if whatif.slowdown < MIN_SLOWDOWN:
+        beyond = format_ratio(max(0.0, whatif.slowdown - 1))
+        line = f"Operations are even: steps take {beyond} longer than if all were equally long."
+        return line, (_model_sentence(whatif),)
+    causes = causes_of(whatif, MIN_SHARE)
+    beyond = format_ratio(whatif.slowdown - 1)
+    cause = _subject(whatif, causes[0]) if causes else "no single cause explains it"
+    action = f": {_ACTIONS[causes[0].kind]}" if causes else ""
+    line = f"Steps take {beyond} longer than with even operations; {cause}{action}."
+    why = (_shares_sentence(whatif), _steps_sentence(whatif), _model_sentence(whatif))
+    return line, tuple(sentence for sentence in why if sentence)
+
+
+def _subject(whatif: WhatIfResult, cause: Cause) -> str:
+    if cause.kind is CauseKind.WORKERS:
+        ranks = cause.scenario.ranks
+        plural = "" if len(ranks) == 1 else "s"
+        named = f"rank{plural} {short_ranks(ranks)}"
+        return f"{named} explain{'' if plural else 's'} {_part(cause.share)}"
+    if cause.kind is CauseKind.STAGES:
+        longest = limiting_stage(whatif)
+        named = "an uneven pipeline" if longest is None else f"stage {longest.stage}"
+        return f"{named} explains {_part(cause.share)}"
+    if cause.kind is CauseKind.DATA:
+        return f"unequal sequences explain {_part(cause.share)}"
+    if cause.kind is CauseKind.TRANSFERS:
+        return f"{cause.scenario.what.removeprefix('kind ')} explains {_part(cause.share)}"
+    return f"micro-batches that vary without a pattern explain {_part(cause.share)}"
+
+
+def _part(share: float) -> str:
+    """How much of the slow-down, in words: causes overlap, so that a large part is all."""
+    return "it" if share >= NEARLY_ALL else f"{format_ratio(share)} of it"
+
+
+def _shares_sentence(whatif: WhatIfResult) -> str:
+    """M_S and M_W in words."""
+    parts = []
+    if whatif.m_s is not None:
+        parts.append(f"the last pipeline stage explains {_share(whatif.m_s)}")
+    if whatif.m_w is not None:
+        parts.append(f"the slowest 3 % of the workers {_share(whatif.m_w)}")
+    if not parts:
+        return ""
+    text = ", ".join(parts) + " of the slow-down (shares overlap, and may exceed 100 %)."
+    return text[0].upper() + text[1:]
+
+
+def _share(share: float) -> str:
+    return format_ratio(share) if share >= 0 else "nothing"
+
+
+def _steps_sentence(whatif: WhatIfResult) -> str:
+    if not whatif.steps or whatif.ideal_ns is None:
+        return ""
+    worst = whatif.steps[0]
+    return (
+        f"An ideal step takes {format_duration(whatif.ideal_ns)}; the slowest, step "
+        f"{worst.step:,}, {format_ratio(worst.slowdown - 1)} longer."
+    )
+
+
+def _model_sentence(whatif: WhatIfResult) -> str:
+    if whatif.model_error_ratio is None:
+        return ""
+    error = format_ratio(abs(whatif.model_error_ratio))
+    way = "shorter" if whatif.model_error_ratio < 0 else "longer"
+    return (
+        f"The simulated step is {error} {way} than the measured one: what was launched late is "
+        "left out."
+    )

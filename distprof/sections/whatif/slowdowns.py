@@ -1,0 +1,240 @@
+"""How much slower a run is than if peers were alike, and which kinds and workers make it so.
+
+Ideal is every section as long as the mean of its peers, part by part, and every transfer as long as
+the median of its class and size. Idle time is part of a section: in a trace it is measured, where
+a log of operations knows only that nothing ran.
+
+Source:
+    Formula sheet, "What-if": S, S_t, S_w, M_W, M_S.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from math import ceil
+from typing import Any
+
+import numpy as np
+
+from distprof.schema import Int64Array
+from distprof.sections.context import Own, RankAnalysis
+from distprof.sections.whatif.delays import Sections
+from distprof.sections.whatif.result import KindSlowdown, WorkerSlowdown
+from distprof.sections.whatif.scenarios import Change, affordable, step_times
+from distprof.sections.whatif.trace_graph import TraceGraph
+
+__all__ = ["Slowdowns", "slowdowns"]
+
+EXPLAINED_FROM = 1.03
+"""Below this slow-down there is nothing to attribute."""
+
+SLOWEST_RATIO = 0.03
+MAX_WORKERS = 256
+
+_NAMES = {
+    Own.COMPUTATION: "computation",
+    Own.COPY: "copies",
+    Own.HOST: "idle: host late",
+    Own.INPUT: "idle: input",
+    Own.SYNC: "idle: synchronising call",
+    Own.OTHER: "idle: other",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slowdowns:
+    """The figures as :class:`distprof.sections.whatif.result.WhatIfResult` has them."""
+
+    ideal_ns: int
+    slowdown: float
+    kinds: tuple[KindSlowdown, ...]
+    workers: tuple[WorkerSlowdown, ...]
+    m_w: float | None
+    m_s: float | None
+
+    def fields(self) -> dict[str, Any]:
+        """By the names of the result's fields."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ideal:
+    own_ns: Int64Array  # as in the graph
+    transfer_ns: Int64Array
+
+
+def slowdowns(
+    graph: TraceGraph, sections: Sections, analyses: Mapping[int, RankAnalysis], replayed_ns: int
+) -> Slowdowns | None:
+    """Of a traced run; None where no rank has peers, or there is nothing to compare.
+
+    Args:
+        graph: The run.
+        sections: Its ranks beside each other.
+        analyses: By global rank, for the pipeline stages that they hold.
+        replayed_ns: Mean simulated step, nothing changed.
+    """
+    if not sections.has_peers:
+        return None
+    ideal = _Ideal(
+        own_ns=np.stack([sections.mean(graph.own_ns[:, column]) for column in Own], axis=1),
+        transfer_ns=_median_transfers(graph),
+    )
+    kinds = _kinds(graph, ideal)
+    rows = _rows(graph, analyses, ideal)
+    workers = [_only(graph, ideal, keep) for keep in rows.masks]
+    (ideal_ns, *steps) = step_times(graph, [_only(graph, ideal, []), *kinds.values(), *workers])
+    if ideal_ns <= 0:
+        return None
+    by_kind = zip(kinds, steps, strict=False)
+    by_row = [step / ideal_ns for step in steps[len(kinds) :]]
+    of_workers = rows.workers(graph, by_row)
+    m_w, m_s = _explained(graph, ideal, rows, of_workers, replayed_ns, ideal_ns)
+    return Slowdowns(
+        ideal_ns=ideal_ns,
+        slowdown=replayed_ns / ideal_ns,
+        kinds=tuple(
+            KindSlowdown(kind=kind, slowdown=step / ideal_ns)
+            for kind, step in sorted(by_kind, key=lambda item: (-item[1], item[0]))
+        ),
+        workers=of_workers,
+        m_w=m_w,
+        m_s=m_s,
+    )
+
+
+def _median_transfers(graph: TraceGraph) -> Int64Array:
+    """Joined transfers as long as the median of their class and size."""
+    known = graph.transfers
+    result = known.duration_ns.copy()
+    rows = np.flatnonzero(known.is_joined)
+    if len(rows) == 0:
+        return result
+    keys = np.stack([column[rows] for column in (known.kind, known.axis, known.bytes)], axis=1)
+    _, inverse = np.unique(keys, axis=0, return_inverse=True)
+    order = np.argsort(inverse.ravel(), kind="stable")
+    parts = np.split(rows[order], np.cumsum(np.bincount(inverse.ravel()))[:-1])
+    for part in parts:
+        result[part] = int(np.median(known.duration_ns[part]))
+    return result
+
+
+def _kinds(graph: TraceGraph, ideal: _Ideal) -> dict[str, Change]:
+    """All ideal but one kind of own time, or one class of transfers."""
+    own = ideal.own_ns.sum(axis=1)
+    changes: dict[str, Change] = {}
+    for column, name in _NAMES.items():
+        actual = graph.own_ns[:, column]
+        if actual.any():
+            kept = own - ideal.own_ns[:, column] + actual
+            changes[name] = Change(
+                what=name, title=name, own_ns=kept, transfer_ns=ideal.transfer_ns
+            )
+    for label, members in graph.classes()[:12]:
+        kept = np.where(members, graph.transfers.duration_ns, ideal.transfer_ns)
+        changes[label] = Change(what=label, title=label, own_ns=own, transfer_ns=kept)
+    return changes
+
+
+def _only(graph: TraceGraph, ideal: _Ideal, positions: Sequence[int]) -> Change:
+    """All ideal but own time of these ranks."""
+    kept = np.isin(graph.owner, list(positions))
+    own = np.where(kept, graph.own_ns.sum(axis=1), ideal.own_ns.sum(axis=1))
+    return Change(what="", title="", own_ns=own, transfer_ns=ideal.transfer_ns)
+
+
+def _all_but(graph: TraceGraph, ideal: _Ideal, positions: Sequence[int]) -> Change:
+    """As it is, but these ranks ideal."""
+    fixed = np.isin(graph.owner, list(positions))
+    own = np.where(fixed, ideal.own_ns.sum(axis=1), graph.own_ns.sum(axis=1))
+    return Change(what="", title="", own_ns=own)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _WorkerRows:
+    """Sets of ranks that are kept as they are: data-parallel rows, then stages.
+
+    Args:
+        masks: Positions of each set.
+        row: Data-parallel row of each rank.
+        stage: Pipeline stage of each rank; None without a pipeline.
+        num_rows: Sets that are rows.
+    """
+
+    masks: tuple[tuple[int, ...], ...]
+    row: tuple[int, ...]
+    stage: tuple[int, ...] | None
+    num_rows: int
+
+    def workers(self, graph: TraceGraph, by_set: Sequence[float]) -> tuple[WorkerSlowdown, ...]:
+        found = []
+        for position, rank in enumerate(graph.ranks):
+            if self.row[position] >= self.num_rows:
+                continue
+            slow = by_set[self.row[position]]
+            stage = self.stage[position] if self.stage is not None else None
+            if stage is not None:
+                slow = min(slow, by_set[self.num_rows + stage])
+            dp_rank = None if stage is None else self.row[position]
+            found.append(WorkerSlowdown(rank=rank, dp_rank=dp_rank, stage=stage, slowdown=slow))
+        return tuple(sorted(found, key=lambda worker: (-worker.slowdown, worker.rank)))
+
+
+def _rows(graph: TraceGraph, analyses: Mapping[int, RankAnalysis], ideal: _Ideal) -> _WorkerRows:
+    """Rows and stages: the n-th ranks of all stages are one row; else each rank is its own."""
+    held: dict[tuple[int, ...], list[int]] = {}
+    for position, rank in enumerate(graph.ranks):
+        key = analyses[rank].stage_numbers
+        held.setdefault(key, []).append(position)
+    stages = [held[key] for key in sorted(held)]
+    number = len(graph.ranks)
+    if len(stages) < 2 or () in held or len({len(ranks) for ranks in stages}) > 1:
+        return _alone(graph, ideal)
+    row, stage = [0] * number, [0] * number
+    for i, ranks in enumerate(stages):
+        for j, position in enumerate(ranks):
+            row[position], stage[position] = j, i
+    dp_rows = tuple(zip(*stages, strict=True))
+    return _WorkerRows(
+        masks=(*dp_rows, *map(tuple, stages)),
+        row=tuple(row),
+        stage=tuple(stage),
+        num_rows=len(dp_rows),
+    )
+
+
+def _alone(graph: TraceGraph, ideal: _Ideal) -> _WorkerRows:
+    """Each rank its own row; of more than can be simulated, those furthest beyond their peers."""
+    excess = graph.own_ns.sum(axis=1) - ideal.own_ns.sum(axis=1)
+    beyond = np.bincount(graph.owner, weights=excess, minlength=len(graph.ranks))
+    order = np.argsort(-beyond, kind="stable")
+    most = min(MAX_WORKERS, affordable(graph))
+    row = np.empty(len(order), dtype=np.int64)
+    row[order] = np.arange(len(order))
+    chosen = tuple((position,) for position in order[:most].tolist())
+    return _WorkerRows(masks=chosen, row=tuple(row.tolist()), stage=None, num_rows=len(chosen))
+
+
+def _explained(
+    graph: TraceGraph,
+    ideal: _Ideal,
+    rows: _WorkerRows,
+    workers: Sequence[WorkerSlowdown],
+    replayed_ns: int,
+    ideal_ns: int,
+) -> tuple[float | None, float | None]:
+    """M_W and M_S: what of the slow-down the slowest workers, and the last stage, explain."""
+    if replayed_ns < EXPLAINED_FROM * ideal_ns:
+        return None, None
+    position = {rank: i for i, rank in enumerate(graph.ranks)}
+    slowest = workers[: max(ceil(SLOWEST_RATIO * len(workers)), 1)]
+    changes = [_all_but(graph, ideal, [position[worker.rank] for worker in slowest])]
+    if rows.stage is not None:
+        last = max(rows.stage)
+        of_last = [i for i, stage in enumerate(rows.stage) if stage == last]
+        changes.append(_all_but(graph, ideal, of_last))
+    shares = [
+        (replayed_ns - step) / (replayed_ns - ideal_ns) for step in step_times(graph, changes)
+    ]
+    return shares[0], shares[1] if len(shares) > 1 else None

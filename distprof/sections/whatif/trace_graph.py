@@ -1,0 +1,233 @@
+"""A traced run as a graph of dependencies, simulated to the measured steps.
+
+Operations are the segments of every rank's main line, one after another
+(:mod:`distprof.sections.whatif.segments`), and what is transferred between ranks: a collective
+starts when the last member has asked for it and no earlier one on its stream is still running, and
+a rank that needs it goes on after its end. So waiting comes out of the simulation, and shrinks or
+moves when durations change.
+
+A transfer lasts from the last member's start to the first member's end; members that end later do
+so by a delay. A collective that could not be matched lasts as long as it did on its rank. Of
+messages without transfer times only the time at which ranks were blocked is known: they are, from
+when both ends had been posted, until the rank went on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distprof.join.matched import RowIndex
+from distprof.replay import Graph, Times, simulate
+from distprof.run.run import Run
+from distprof.schema import ABSENT, Int64Array
+from distprof.sections.context import RankAnalysis
+from distprof.sections.whatif.line_rows import LineRows, TransferParts, Transfers, transfers_of
+from distprof.sections.whatif.segments import QUEUED_NS
+from distprof.terms import CollectiveKind
+
+__all__ = ["TraceGraph", "trace_graph"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceGraph:
+    """A run of P ranks and W windows as S segments and J transfers.
+
+    Args:
+        ranks: Global ranks.
+        owner: int32 per segment, position of its rank.
+        own_ns: int64, shape ``(S, len(Own))``.
+        stage_ns: int64 per segment, computation inside the marks of pipeline stages.
+        transfers: What happens between ranks.
+        axis_names: Mesh axes or group descriptions.
+        graph: What waits for what; nodes are segments, then transfers.
+        delay_ns: int64 per edge.
+        edge_transfer: int64 per edge, the transfer whose end it passes on; ABSENT for others.
+        release_ns: int64 per node.
+        opens: int64, shape ``(P, W)``, the segment that each window starts with.
+        closes: int64, the segment that starts at its end.
+        measured_ns: int64, shape ``(P, W)``, lengths of the windows.
+        asked_segment: int64 per collective of the lines, in order of rank and start: the segment
+            after which it was asked for.
+        asked_kind: int8, its kind.
+        asked_axis: int32, its axis.
+        asked_bytes: int64, its size.
+    """
+
+    ranks: tuple[int, ...]
+    owner: NDArray[np.int32]
+    own_ns: Int64Array
+    stage_ns: Int64Array
+    transfers: Transfers
+    axis_names: tuple[str, ...]
+    graph: Graph
+    delay_ns: Int64Array
+    edge_transfer: Int64Array
+    release_ns: Int64Array
+    opens: Int64Array
+    closes: Int64Array
+    measured_ns: Int64Array
+    asked_segment: Int64Array
+    asked_kind: NDArray[np.int8]
+    asked_axis: NDArray[np.int32]
+    asked_bytes: Int64Array
+
+    @property
+    def num_segments(self) -> int:
+        """S."""
+        return len(self.owner)
+
+    def label(self, transfer: int) -> str:
+        """Kind and axis of a transfer, for example ``all_reduce dp``."""
+        kind = CollectiveKind(int(self.transfers.kind[transfer])).label
+        axis = int(self.transfers.axis[transfer])
+        return f"{kind} {self.axis_names[axis]}" if axis != ABSENT else kind
+
+    def classes(self) -> list[tuple[str, NDArray[np.bool_]]]:
+        """Joined transfers by kind and axis, as masks over transfers; most time first."""
+        known = self.transfers
+        code = known.kind.astype(np.int64) * (len(self.axis_names) + 1) + known.axis + 1
+        rows = np.flatnonzero(known.is_joined)
+        codes, first, inverse = np.unique(code[rows], return_index=True, return_inverse=True)
+        total = np.bincount(inverse, weights=known.duration_ns[rows], minlength=len(codes))
+        order = [i for i in np.argsort(-total, kind="stable").tolist() if total[i] > 0]
+        return [
+            (self.label(int(rows[first[i]])), (code == codes[i]) & known.is_joined) for i in order
+        ]
+
+    def simulate(
+        self,
+        own_ns: Int64Array | None = None,
+        transfer_ns: Int64Array | None = None,
+        delay_ns: Int64Array | None = None,
+    ) -> Times:
+        """When everything happens; what is not given is as recorded.
+
+        Args:
+            own_ns: Own time per segment, all kinds together, shape ``(S,)`` or ``(S, k)``.
+            transfer_ns: Per transfer, shape ``(J,)`` or ``(J, k)``.
+            delay_ns: Per edge, shape ``(E,)`` or ``(E, k)``.
+        """
+        own = self.own_ns.sum(axis=1) if own_ns is None else own_ns
+        transfer = self.transfers.duration_ns if transfer_ns is None else transfer_ns
+        width = max(own.shape[1:], transfer.shape[1:], key=len)
+        if width:
+            own, transfer = (
+                np.broadcast_to(part if part.ndim > 1 else part[:, None], (len(part), *width))
+                for part in (own, transfer)
+            )
+        return simulate(
+            self.graph,
+            np.concatenate((own, transfer)),
+            delay=self.delay_ns if delay_ns is None else delay_ns,
+            release=self.release_ns,
+        )
+
+    def window_ns(self, times: Times) -> Int64Array:
+        """Length of each window as simulated, shape ``(P, W)`` or ``(P, W, k)``."""
+        spans: Int64Array = times.start[self.closes] - times.start[self.opens]
+        return spans
+
+
+def trace_graph(run: Run, analyses: Mapping[int, RankAnalysis]) -> TraceGraph | None:
+    """The graph of the analysed windows.
+
+    Args:
+        run: The recording, with matches and clock alignment.
+        analyses: By global rank; each with a main line, of equally many windows.
+
+    Returns:
+        None without any window.
+
+    Raises:
+        CycleError: If what was matched contradicts itself.
+    """
+    lines = {rank: analysis.line for rank, analysis in analyses.items() if analysis.line}
+    num_windows = {len(line.opens) for line in lines.values()}
+    if len(num_windows) != 1:
+        return None
+    index = RowIndex.of(run, {rank: analyses[rank] for rank in lines})
+    rows = LineRows.of(run, index, [lines[rank.rank] for rank in index.ranks], analyses)
+    return _assemble(rows, transfers_of(run, rows), analyses)
+
+
+# The graph ---------------------------------------------------------------------------------------
+
+
+def _assemble(
+    rows: LineRows, parts: TransferParts, analyses: Mapping[int, RankAnalysis]
+) -> TraceGraph:
+    num_segments = int(rows.base[-1])
+    issue, resume = rows.issue[parts.row], rows.resume[parts.row]
+    asks, goes_on = issue != ABSENT, resume != ABSENT
+    follower, leader, leader_late = _stream_order(rows, parts)
+    chain = np.setdiff1d(np.arange(1, num_segments, dtype=np.int64), rows.base, assume_unique=True)
+    none = np.full(len(chain), ABSENT, dtype=np.int64)
+    edges = (
+        # source, target, delay, transfer whose end it passes on
+        (chain - 1, chain, 0 * chain, none),
+        *(
+            (source, num_segments + of, 0 * of, np.full(len(of), ABSENT, np.int64))
+            for source, of in ((issue[asks], parts.of[asks]), (parts.asks, parts.asks_of))
+        ),
+        (num_segments + leader, num_segments + follower, leader_late, leader),
+        (num_segments + parts.sent, num_segments + parts.received, 0 * parts.sent, parts.sent),
+        (
+            num_segments + parts.of[goes_on],
+            resume[goes_on],
+            parts.late[goes_on],
+            parts.of[goes_on],
+        ),
+        (num_segments + parts.goes_on_of, parts.goes_on, 0 * parts.goes_on, parts.goes_on_of),
+    )
+    source, target, delay, transfer = (
+        np.concatenate(column).astype(np.int64) for column in zip(*edges, strict=True)
+    )
+    release = np.zeros(num_segments + len(parts.transfers), dtype=np.int64)
+    release[rows.base[:-1]] = rows.begin_ns
+    release[num_segments:] = parts.transfers.release_ns
+    asked = np.flatnonzero(rows.issue != ABSENT)
+    ranks = tuple(rank.rank for rank in rows.index.ranks)
+    return TraceGraph(
+        ranks=ranks,
+        owner=np.repeat(np.arange(len(ranks), dtype=np.int32), np.diff(rows.base)),
+        own_ns=np.concatenate([line.own_ns for line in rows.lines]),
+        stage_ns=np.concatenate([line.stage_ns for line in rows.lines]),
+        transfers=parts.transfers,
+        axis_names=rows.axis_names,
+        graph=Graph.of(len(release), source, target),
+        delay_ns=delay,
+        edge_transfer=transfer,
+        release_ns=release,
+        opens=np.stack([line.opens for line in rows.lines]) + rows.base[:-1, None],
+        closes=np.stack([line.closes for line in rows.lines]) + rows.base[:-1, None],
+        measured_ns=np.array([[s.span_ns for s in analyses[r].steps] for r in ranks], np.int64),
+        asked_segment=rows.issue[asked],
+        asked_kind=rows.kind[asked],
+        asked_axis=rows.axis[asked],
+        asked_bytes=rows.bytes[asked],
+    )
+
+
+def _stream_order(
+    rows: LineRows, parts: TransferParts
+) -> tuple[Int64Array, Int64Array, Int64Array]:
+    """Transfers that follow another on a member's stream, that one, and its delay there.
+
+    Where the rank asked for the later one after going on from the earlier, its line says so.
+    """
+    rank = rows.index.rank_index[parts.row].astype(np.int64)
+    stream = rows.stream[parts.row]
+    order = np.lexsort((rows.start_ns[parts.row], stream, rank))
+    before, after = order[:-1], order[1:]
+    same = (rank[before] == rank[after]) & (stream[before] == stream[after])
+    row_before, row_after = parts.row[before], parts.row[after]
+    same &= (rows.end_ns[row_before] <= rows.start_ns[row_after]) & (stream[before] != ABSENT)
+    known = rows.exposed[row_before] & (rows.resume[row_before] <= rows.issue[row_after])
+    kept = same & ~known & (parts.of[before] != parts.of[after])
+    pause = (rows.start_ns[row_after] - rows.end_ns[row_before])[kept]
+    pause = np.where(pause <= QUEUED_NS, pause, 0)
+    return parts.of[after[kept]], parts.of[before[kept]], parts.late[before[kept]] + pause

@@ -1,0 +1,1 @@
+"""What commands do besides analysing one recording, one folder each."""

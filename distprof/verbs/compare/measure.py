@@ -1,0 +1,459 @@
+"""Two runs side by side: step time, its parts, kernels, collectives, findings, circumstances."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import comb
+
+import numpy as np
+
+from distprof.artefacts.summary_file import StepParts, SummaryFile
+from distprof.run.fingerprint import differences, unlike
+from distprof.sections.collectives.result import CollectiveClass, CollectivesResult
+from distprof.sections.kernels.result import KernelRow, KernelsResult
+from distprof.units import NS_PER_S
+from distprof.verbs.compare.result import (
+    CollectiveChange,
+    ComparedRun,
+    Comparison,
+    FindingChange,
+    FingerprintChange,
+    KernelChange,
+    PartChange,
+    State,
+    StepChange,
+    Trend,
+)
+
+__all__ = [
+    "FoundProblem",
+    "Side",
+    "compare",
+    "compare_collectives",
+    "compare_kernels",
+    "compare_steps",
+    "median_interval",
+    "part_changes",
+    "state_of",
+]
+
+ALIKE_RATIO = 0.02
+"""Times that differ by less than this count as alike."""
+
+_REST = "other"
+
+
+def compare_kernels(
+    first: KernelsResult, second: KernelsResult, windows: tuple[int, int]
+) -> tuple[KernelChange, ...]:
+    """Every kernel of either table, largest change first.
+
+    Args:
+        first: Kernel table of one run.
+        second: Of the other.
+        windows: Ranks times steps that each table adds up.
+    """
+    mine, theirs = _by_name(first), _by_name(second)
+    folded = _is_folded(first), _is_folded(second)
+    changes = [
+        _change(key, mine.get(key), theirs.get(key), windows, folded)
+        for key in dict.fromkeys((*mine, *theirs))
+    ]
+    return tuple(sorted(changes, key=lambda change: (-abs(change.change_ns), change.name)))
+
+
+def state_of(first_ns: float | None, second_ns: float | None) -> State:
+    """What became of something that takes time; None where it is not there."""
+    if first_ns is None:
+        return "appeared"
+    if second_ns is None:
+        return "vanished"
+    if abs(second_ns - first_ns) <= ALIKE_RATIO * first_ns:
+        return "alike"
+    return "slower" if second_ns > first_ns else "faster"
+
+
+def _by_name(table: KernelsResult) -> dict[tuple[str, str], KernelRow]:
+    return {(row.kind, row.name): row for row in table.kernels if row.kind != _REST}
+
+
+def _is_folded(table: KernelsResult) -> bool:
+    return any(row.kind == _REST for row in table.kernels)
+
+
+def _change(
+    key: tuple[str, str],
+    mine: KernelRow | None,
+    theirs: KernelRow | None,
+    windows: tuple[int, int],
+    folded: tuple[bool, bool],
+) -> KernelChange:
+    kind, name = key
+    first_ns = mine.total_ns // max(1, windows[0]) if mine else None
+    second_ns = theirs.total_ns // max(1, windows[1]) if theirs else None
+    unlisted = (mine is None and folded[0]) or (theirs is None and folded[1])
+    return KernelChange(
+        name=name,
+        kind=kind,
+        state="unlisted" if unlisted else state_of(first_ns, second_ns),
+        first_ns=first_ns,
+        second_ns=second_ns,
+        first_count=mine.count / max(1, windows[0]) if mine else None,
+        second_count=theirs.count / max(1, windows[1]) if theirs else None,
+        first_median_ns=mine.median_ns if mine else None,
+        second_median_ns=theirs.median_ns if theirs else None,
+        change_ns=0 if unlisted else (second_ns or 0) - (first_ns or 0),
+    )
+
+
+# Collectives that are exposed for longer, for shorter, appeared or vanished ----------------------
+
+_Key = tuple[str, str, int | None]
+
+
+def compare_collectives(
+    first: CollectivesResult, second: CollectivesResult
+) -> tuple[CollectiveChange, ...]:
+    """Every class of either run, largest change of exposed time first.
+
+    Where groups of an axis have unlike sizes in the two runs, its classes of all sizes are added
+    up: shards of other groups have other sizes.
+    """
+    resized = _resized(first, second)
+    mine, theirs = _by_key(first, resized), _by_key(second, resized)
+    changes = [
+        _class_change(key, mine.get(key, ()), theirs.get(key, ()), first, second)
+        for key in dict.fromkeys((*mine, *theirs))
+    ]
+    return tuple(sorted(changes, key=lambda change: (-abs(change.change_ns), change.kind)))
+
+
+def _axis(row: CollectiveClass) -> str:
+    return row.axis or row.group
+
+
+def _resized(first: CollectivesResult, second: CollectivesResult) -> frozenset[str]:
+    """Axes of which the two runs have groups of unlike sizes."""
+    sizes: list[dict[str, set[int | None]]] = [{}, {}]
+    for place, result in enumerate((first, second)):
+        for row in result.classes:
+            sizes[place].setdefault(_axis(row), set()).add(row.group_size)
+    shared = set(sizes[0]) & set(sizes[1])
+    return frozenset(axis for axis in shared if sizes[0][axis] != sizes[1][axis])
+
+
+def _by_key(
+    result: CollectivesResult, resized: frozenset[str]
+) -> dict[_Key, list[CollectiveClass]]:
+    found: dict[_Key, list[CollectiveClass]] = {}
+    for row in result.classes:
+        axis = _axis(row)
+        size = None if axis in resized else row.bytes
+        found.setdefault((row.kind, axis, size), []).append(row)
+    return found
+
+
+def _class_change(
+    key: _Key,
+    mine: Sequence[CollectiveClass],
+    theirs: Sequence[CollectiveClass],
+    first: CollectivesResult,
+    second: CollectivesResult,
+) -> CollectiveChange:
+    kind, axis, size = key
+    first_ns, second_ns = _total(mine, "exposed_ns"), _total(theirs, "exposed_ns")
+    known = (not mine or first_ns is not None) and (not theirs or second_ns is not None)
+    return CollectiveChange(
+        kind=kind,
+        axis=axis,
+        bytes=size,
+        state=state_of(
+            (first_ns or 0) if mine else None,
+            (second_ns or 0) if theirs else None,
+        )
+        if known
+        else "unlisted",
+        first_exposed_ns=first_ns,
+        second_exposed_ns=second_ns,
+        first_wait_ns=_total(mine, "exposed_wait_ns"),
+        second_wait_ns=_total(theirs, "exposed_wait_ns"),
+        first_count=_count(mine, first),
+        second_count=_count(theirs, second),
+        first_busbw_bytes_per_s=_bandwidth(mine),
+        second_busbw_bytes_per_s=_bandwidth(theirs),
+        change_ns=(second_ns or 0) - (first_ns or 0) if known else 0,
+    )
+
+
+def _total(rows: Sequence[CollectiveClass], field: str) -> int | None:
+    """Sum per step; None where any class does not know it."""
+    values = [getattr(row, f"{field}_per_step") for row in rows]
+    return None if not values or None in values else sum(values)
+
+
+def _count(rows: Sequence[CollectiveClass], result: CollectivesResult) -> float | None:
+    return sum(row.count for row in rows) / max(1, result.num_steps) if rows else None
+
+
+def _bandwidth(rows: Sequence[CollectiveClass]) -> float | None:
+    return rows[0].busbw_bytes_per_s if len(rows) == 1 else None
+
+
+# Whether one run's steps are longer than the other's, or chance explains it ----------------------
+
+_CONFIDENCE = 0.95
+
+
+def compare_steps(first: Sequence[int], second: Sequence[int]) -> StepChange:
+    """Medians, their intervals, and whether these are apart.
+
+    Two 95 % intervals that do not overlap are apart by more than chance at well below one percent.
+    Steps of one run are taken as independent; what differs from run to run is not in them:
+    ``distprof check`` repeats runs for that.
+
+    Args:
+        first: Durations of steps, ns.
+        second: The same of the other run.
+    """
+    mine, theirs = _median(first), _median(second)
+    low, high = median_interval(first) or (None, None)
+    other_low, other_high = median_interval(second) or (None, None)
+    change = theirs - mine if mine is not None and theirs is not None else None
+    return StepChange(
+        first_ns=mine,
+        first_low_ns=low,
+        first_high_ns=high,
+        second_ns=theirs,
+        second_low_ns=other_low,
+        second_high_ns=other_high,
+        change_ns=change,
+        change_ratio=change / mine if change is not None and mine else None,
+        trend=_trend(low, high, other_low, other_high),
+    )
+
+
+def median_interval(values: Sequence[int]) -> tuple[int, int] | None:
+    """The 95 % interval of the median by order statistics; None where six values are not there.
+
+    Args:
+        values: Independent measurements of any distribution.
+
+    Source:
+        The number of values below the median is binomial (Conover, "Practical Nonparametric
+        Statistics", 3.2).
+    """
+    place = _place(len(values))
+    if place is None:
+        return None
+    ordered = sorted(values)
+    return ordered[place], ordered[-1 - place]
+
+
+def part_changes(first: StepParts, second: StepParts) -> tuple[tuple[str, int, int, int], ...]:
+    """Part, time in the first step, in the second, and the change; changes add up exactly."""
+    names = [name for name in StepParts.__struct_fields__ if name != "span_ns"]
+    return tuple(
+        (
+            name.removesuffix("_ns"),
+            getattr(first, name),
+            getattr(second, name),
+            getattr(second, name) - getattr(first, name),
+        )
+        for name in names
+    )
+
+
+@lru_cache(maxsize=1024)
+def _place(count: int) -> int | None:
+    """How many values may lie outside on each side, so that the interval still holds 95 %."""
+    if count > _LARGE:
+        spread = _NORMAL * np.sqrt(count) / 2
+        return int(np.floor(count / 2 - spread))
+    tail, place = 0.0, -1
+    for below in range(count // 2):
+        tail += comb(count, below) / 2**count
+        if tail > (1 - _CONFIDENCE) / 2:
+            break
+        place = below
+    return place if place >= 0 else None
+
+
+_LARGE = 400
+
+_NORMAL = 1.96
+
+
+def _median(values: Sequence[int]) -> int | None:
+    return int(np.median(values)) if len(values) else None
+
+
+def _trend(
+    low: int | None, high: int | None, other_low: int | None, other_high: int | None
+) -> Trend:
+    if low is None or high is None or other_low is None or other_high is None:
+        return "unknown"
+    if other_low > high:
+        return "slower"
+    return "faster" if other_high < low else "alike"
+
+
+# Two runs side by side: step time, its parts, kernels, collectives, findings, circumstances ------
+
+
+@dataclass(frozen=True, slots=True)
+class FoundProblem:
+    """What a rule found: its code, its name, and the cost of each of its findings."""
+
+    code: str
+    name: str
+    cost_ns_per_step: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """One of the two runs.
+
+    Args:
+        summary: Its figures.
+        kernels: Its kernel table.
+        num_windows: Ranks times steps that the kernel table adds up.
+        collectives: Its classes of collectives.
+        problems: What rules found in it.
+    """
+
+    summary: SummaryFile
+    kernels: KernelsResult
+    num_windows: int
+    collectives: CollectivesResult
+    problems: tuple[FoundProblem, ...] = ()
+
+
+def compare(first: Side, second: Side, *, version: str) -> Comparison:
+    """What changed from the first run to the second.
+
+    Args:
+        first: What is compared with.
+        second: What is compared.
+        version: Of distprof.
+
+    Returns:
+        Changes, largest first; the changes of the parts add up to that of the traced step.
+    """
+    steps = _comparable_steps(first.summary, second.summary)
+    forbidding = unlike(first.summary.fingerprint, second.summary.fingerprint)
+    found = differences(first.summary.fingerprint, second.summary.fingerprint)
+    windows = first.num_windows, second.num_windows
+    return Comparison(
+        distprof_version=version,
+        first=_run(first.summary),
+        second=_run(second.summary),
+        is_alike=not forbidding,
+        differences=tuple(
+            FingerprintChange(
+                field=one.field,
+                group=one.group,
+                first=one.first,
+                second=one.second,
+                forbids=one in forbidding,
+            )
+            for one in found
+        ),
+        step=compare_steps(*steps),
+        parts=_parts(first.summary, second.summary),
+        kernels=compare_kernels(first.kernels, second.kernels, windows),
+        collectives=compare_collectives(first.collectives, second.collectives),
+        findings=_findings(first.problems, second.problems),
+        unavailable=_missing(first.summary, second.summary),
+    )
+
+
+def _comparable_steps(
+    first: SummaryFile, second: SummaryFile
+) -> tuple[Sequence[int], Sequence[int]]:
+    """Steps of both; traced and other steps are not compared with each other."""
+    if first.is_traced == second.is_traced:
+        return first.step_ns, second.step_ns
+    return _traced(first), _traced(second)
+
+
+def _traced(summary: SummaryFile) -> Sequence[int]:
+    if summary.is_traced or summary.parts is None:
+        return summary.step_ns if summary.is_traced else ()
+    return (summary.parts.span_ns,)
+
+
+def _run(summary: SummaryFile) -> ComparedRun:
+    unit, per_step = "tokens", summary.tokens_per_step
+    if per_step is None:
+        unit, per_step = "samples", summary.samples_per_step
+    mean_ns = sum(summary.step_ns) / len(summary.step_ns) if summary.step_ns else None
+    rate = per_step * NS_PER_S / mean_ns if per_step is not None and mean_ns else None
+    return ComparedRun(
+        source=summary.source,
+        world_size=summary.fingerprint.world_size,
+        device=summary.fingerprint.device,
+        workload=summary.fingerprint.workload,
+        git_commit=summary.git_commit,
+        num_steps=len(summary.step_ns),
+        is_traced=summary.is_traced,
+        throughput_per_s=rate,
+        throughput_unit=unit if rate is not None else "",
+        peak_memory_bytes=summary.peak_memory_bytes,
+    )
+
+
+def _parts(first: SummaryFile, second: SummaryFile) -> tuple[PartChange, ...]:
+    if first.parts is None or second.parts is None:
+        return ()
+    return tuple(
+        PartChange(part=part, first_ns=mine, second_ns=theirs, change_ns=change)
+        for part, mine, theirs, change in part_changes(first.parts, second.parts)
+    )
+
+
+def _findings(
+    first: Sequence[FoundProblem], second: Sequence[FoundProblem]
+) -> tuple[FindingChange, ...]:
+    """By rule: new ones, then those of both, then those that are gone; the dearest first."""
+    costs = _costs(first), _costs(second)
+    names = {problem.code: problem.name for problem in (*first, *second)}
+    changes = [
+        FindingChange(
+            code=code,
+            name=name,
+            state="new" if code not in costs[0] else "gone" if code not in costs[1] else "both",
+            first_cost_ns_per_step=costs[0].get(code),
+            second_cost_ns_per_step=costs[1].get(code),
+        )
+        for code, name in names.items()
+    ]
+    order = ("new", "both", "gone")
+    return tuple(sorted(changes, key=lambda c: (order.index(c.state), -_size(c), c.code)))
+
+
+def _costs(problems: Sequence[FoundProblem]) -> dict[str, int | None]:
+    """Cost by rule: its dearest finding, since several of one rule may be about the same time."""
+    costs: dict[str, int | None] = {}
+    for problem in problems:
+        known = [c for c in (costs.get(problem.code), problem.cost_ns_per_step) if c is not None]
+        costs[problem.code] = max(known, default=None)
+    return costs
+
+
+def _size(change: FindingChange) -> int:
+    return max(change.first_cost_ns_per_step or 0, change.second_cost_ns_per_step or 0)
+
+
+def _missing(first: SummaryFile, second: SummaryFile) -> tuple[str, ...]:
+    found = []
+    if first.is_traced != second.is_traced:
+        found.append(
+            "One run has steps without a profiler and the other has traced ones alone: "
+            "the traced steps of both are compared."
+        )
+    without = [one.source for one in (first, second) if one.parts is None]
+    if without:
+        found.append(f"{' and '.join(without)} has no steps with traces: no split of the change.")
+    return tuple(found)

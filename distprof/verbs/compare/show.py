@@ -1,0 +1,371 @@
+"""A comparison's verdict, sentences and tables, before somebody draws them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
+
+from distprof.documents.page import Page, page_reporters
+from distprof.formats import RenderOptions
+from distprof.sections.report import Report
+from distprof.sections.table import TableColumn, TableView, counted
+from distprof.units import format_bandwidth, format_bytes, format_duration, format_ratio
+from distprof.verbs.compare.measure import FoundProblem, Side, compare
+from distprof.verbs.compare.result import (
+    CollectiveChange,
+    ComparedRun,
+    Comparison,
+    KernelChange,
+    PartChange,
+    StepChange,
+)
+from distprof.verbs.summaries import summarize_report
+from distprof.version import __version__
+
+__all__ = [
+    "COMPARISON_REPORTERS",
+    "PARTS",
+    "compare_reports",
+    "comparison_headline",
+    "comparison_sentences",
+    "comparison_tables",
+    "comparison_verdict",
+    "signed",
+]
+
+_FEW = 8
+
+_LEAST_RATIO = 0.001  # of the step: smaller changes are left out of the short tables
+
+PARTS = {
+    "computation": "computation",
+    "exposed_transfer": "exposed transfer",
+    "exposed_wait": "waiting for late ranks",
+    "bubble": "pipeline bubble",
+    "unsplit_comm": "exposed communication",
+    "host": "idle: host",
+    "input": "idle: input",
+    "copy": "exposed copies",
+    "other": "other",
+}
+"""Part of a step to its name for people."""
+
+T = TypeVar("T")
+
+
+def signed(ns: float | None) -> str:
+    """A change of time with its sign, for example ``+78.0 ms``; ``–`` for None."""
+    if ns is None:
+        return "–"
+    return f"{'+' if ns >= 0 else '−'}{format_duration(abs(ns))}"
+
+
+def comparison_verdict(comparison: Comparison) -> str:
+    """Whether the second run is slower, by how much, and what most of it is."""
+    step = comparison.step
+    if step.first_ns is None or step.second_ns is None:
+        return f"Step times cannot be compared: {_without_steps(comparison)} has no steps."
+    first, second = format_duration(step.first_ns), format_duration(step.second_ns)
+    took = f"{second} per step instead of {first}"
+    ratio = format_ratio(abs(step.change_ratio)) if step.change_ratio is not None else "–"
+    if step.change_ratio is not None and step.change_ratio > 1:
+        ratio = f"{step.change_ratio:.1f} ×"
+    if step.trend == "alike":
+        return f"No difference beyond chance: {took} ({_sign(step)}{ratio})."
+    word = "slower" if (step.change_ns or 0) > 0 else "faster"
+    doubt = "" if step.trend != "unknown" else ", by too few steps to tell it from chance"
+    return f"The second run is {ratio} {word}{doubt}: {took}{_main_cause(comparison)}."
+
+
+def _without_steps(comparison: Comparison) -> str:
+    step = comparison.step
+    lacking = [
+        run.source
+        for run, ns in ((comparison.first, step.first_ns), (comparison.second, step.second_ns))
+        if ns is None
+    ]
+    return " and ".join(lacking)
+
+
+def _sign(step: StepChange) -> str:
+    return "+" if (step.change_ns or 0) >= 0 else "−"
+
+
+def _main_cause(comparison: Comparison) -> str:
+    """The part that explains most of the change, where one explains at least a third of it."""
+    whole = sum(part.change_ns for part in comparison.parts)
+    if not whole:
+        return ""
+    named = [part for part in comparison.parts if part.part != "other"]
+    most = max(named, key=lambda part: part.change_ns / whole)
+    if most.change_ns / whole < 1 / 3:
+        return ""
+    share = f"{signed(most.change_ns)} of {signed(whole)}"
+    return f"; {PARTS.get(most.part, most.part)} makes {share}"
+
+
+def comparison_headline(comparison: Comparison) -> str:
+    """Both runs in half a sentence."""
+    return f"first: {_named(comparison.first)} · second: {_named(comparison.second)}"
+
+
+def _named(run: ComparedRun) -> str:
+    ranks = counted(run.world_size, "rank") if run.world_size else ""
+    commit = f"commit {run.git_commit[:12]}" if run.git_commit else ""
+    facts = ", ".join(fact for fact in (ranks, run.device, commit) if fact)
+    return f"{run.source} ({facts})" if facts else run.source
+
+
+def comparison_sentences(comparison: Comparison) -> Iterator[str]:
+    """Whether it is like for like, how sure it is, throughput and memory."""
+    forbidding = [one for one in comparison.differences if one.forbids]
+    if forbidding:
+        named = "; ".join(f"{d.field} {_or(d.first)} → {_or(d.second)}" for d in forbidding[:4])
+        more = f" and {len(forbidding) - 4} more" if len(forbidding) > 4 else ""
+        yield f"Not like for like: {named}{more}. Step times say little of the code then."
+    elif not comparison.differences:
+        yield "Like for like, as far as both runs tell: same hardware, job and software."
+    else:
+        yield (
+            "Hardware and job are the same, as far as both runs tell; "
+            f"{counted(len(comparison.differences), 'difference')} of software."
+        )
+    yield _certainty(comparison)
+    throughput = _throughput(comparison)
+    if throughput:
+        yield throughput
+    memory = (comparison.first.peak_memory_bytes, comparison.second.peak_memory_bytes)
+    if None not in memory:
+        yield f"Peak memory: {format_bytes(memory[0])} → {format_bytes(memory[1])}."
+    yield from comparison.unavailable
+
+
+def _certainty(comparison: Comparison) -> str:
+    step, runs = comparison.step, (comparison.first, comparison.second)
+    traced = "traced steps" if any(run.is_traced for run in runs) else "steps without a profiler"
+    if step.trend == "unknown":
+        return f"Medians of {runs[0].num_steps} and {runs[1].num_steps} {traced}."
+    intervals = (
+        f"{format_duration(step.first_low_ns)} to {format_duration(step.first_high_ns)} and "
+        f"{format_duration(step.second_low_ns)} to {format_duration(step.second_high_ns)}"
+    )
+    return (
+        f"Medians of {runs[0].num_steps} and {runs[1].num_steps} {traced}, 95 % intervals "
+        f"{intervals}. One run each: what differs from run to run is not in them "
+        "(distprof check repeats runs)."
+    )
+
+
+def _throughput(comparison: Comparison) -> str:
+    first, second = comparison.first, comparison.second
+    if first.throughput_per_s is None or second.throughput_per_s is None:
+        return ""
+    if first.throughput_unit != second.throughput_unit:
+        return ""
+    return (
+        f"Throughput: {first.throughput_per_s:,.0f} → {second.throughput_per_s:,.0f} "
+        f"{first.throughput_unit}/s."
+    )
+
+
+def _or(text: str) -> str:
+    return text or "not set"
+
+
+def comparison_tables(comparison: Comparison, *, show_all: bool) -> Iterator[TableView]:
+    """Parts of the step, collectives, kernels, findings, circumstances."""
+    if comparison.parts:
+        yield _parts_table(comparison.parts)
+    least = 0 if show_all else _LEAST_RATIO * (comparison.step.first_ns or 0)
+    changed = [c for c in comparison.collectives if abs(c.change_ns) > least or show_all]
+    if changed:
+        yield _collectives_table(_some(changed, show_all=show_all), len(changed))
+    kernels = [k for k in comparison.kernels if abs(k.change_ns) > least or show_all]
+    if kernels:
+        yield _kernels_table(_some(kernels, show_all=show_all), len(kernels))
+    if comparison.findings:
+        yield _findings_table(comparison)
+    if comparison.differences:
+        yield _differences_table(comparison)
+
+
+def _some(rows: Sequence[T], *, show_all: bool) -> Sequence[T]:
+    return rows if show_all else rows[:_FEW]
+
+
+def _more(shown: int, total: int) -> tuple[str, ...]:
+    return (f"and {total - shown} more: --all",) if total > shown else ()
+
+
+def _parts_table(parts: Sequence[PartChange]) -> TableView:
+    there = [part for part in parts if part.first_ns or part.second_ns]
+    rows = [
+        (
+            PARTS.get(part.part, part.part),
+            format_duration(part.first_ns),
+            format_duration(part.second_ns),
+            signed(part.change_ns),
+        )
+        for part in there
+    ]
+    sums = [sum(getattr(p, name) for p in parts) for name in ("first_ns", "second_ns")]
+    rows.append(
+        ("sum", format_duration(sums[0]), format_duration(sums[1]), signed(sums[1] - sums[0]))
+    )
+    return TableView(
+        title="Where the difference lies",
+        caption="mean traced step of the mean rank",
+        columns=(
+            TableColumn(title="part", left=True),
+            TableColumn(title="first"),
+            TableColumn(title="second"),
+            TableColumn(title="change"),
+        ),
+        rows=tuple(rows),
+        strong=frozenset({len(rows) - 1}),
+    )
+
+
+def _collectives_table(rows: Sequence[CollectiveChange], total: int) -> TableView:
+    return TableView(
+        title="Collectives",
+        caption="exposed time per rank and step",
+        columns=(
+            TableColumn(title="collective", left=True),
+            TableColumn(title="axis", left=True),
+            TableColumn(title="size"),
+            TableColumn(title="first"),
+            TableColumn(title="second"),
+            TableColumn(title="change"),
+            TableColumn(title="", left=True),
+            TableColumn(title="busbw", wide_only=True),
+            TableColumn(title="then", wide_only=True),
+        ),
+        rows=tuple(
+            (
+                row.kind,
+                row.axis or "–",
+                "all" if row.bytes is None else format_bytes(row.bytes),
+                format_duration(row.first_exposed_ns),
+                format_duration(row.second_exposed_ns),
+                signed(row.change_ns),
+                row.state,
+                format_bandwidth(row.first_busbw_bytes_per_s),
+                format_bandwidth(row.second_busbw_bytes_per_s),
+            )
+            for row in rows
+        ),
+        notes=_more(len(rows), total),
+    )
+
+
+def _kernels_table(rows: Sequence[KernelChange], total: int) -> TableView:
+    return TableView(
+        title="Kernels",
+        caption="time per rank and step",
+        columns=(
+            TableColumn(title="kernel", left=True, stretch=True),
+            TableColumn(title="first"),
+            TableColumn(title="second"),
+            TableColumn(title="change"),
+            TableColumn(title="", left=True),
+            TableColumn(title="calls", wide_only=True),
+            TableColumn(title="then", wide_only=True),
+        ),
+        rows=tuple(
+            (
+                row.name,
+                format_duration(row.first_ns),
+                format_duration(row.second_ns),
+                signed(row.change_ns),
+                row.state,
+                _calls(row.first_count),
+                _calls(row.second_count),
+            )
+            for row in rows
+        ),
+        notes=_more(len(rows), total),
+    )
+
+
+def _calls(count: float | None) -> str:
+    return "–" if count is None else f"{count:,.4g}"
+
+
+def _findings_table(comparison: Comparison) -> TableView:
+    return TableView(
+        title="Findings",
+        caption="cost per step",
+        columns=(
+            TableColumn(title="rule", left=True),
+            TableColumn(title="", left=True),
+            TableColumn(title="first"),
+            TableColumn(title="second"),
+        ),
+        rows=tuple(
+            (
+                f"{change.code} {change.name}",
+                change.state,
+                "" if change.state == "new" else format_duration(change.first_cost_ns_per_step),
+                "" if change.state == "gone" else format_duration(change.second_cost_ns_per_step),
+            )
+            for change in comparison.findings
+        ),
+    )
+
+
+def _differences_table(comparison: Comparison) -> TableView:
+    return TableView(
+        title="What else is not the same",
+        columns=(
+            TableColumn(title="", left=True),
+            TableColumn(title="first", left=True, wrap=True),
+            TableColumn(title="second", left=True, wrap=True),
+        ),
+        rows=tuple((d.field, _or(d.first), _or(d.second)) for d in comparison.differences),
+    )
+
+
+# Two runs side by side, as text, Markdown and JSON -----------------------------------------------
+
+
+def compare_reports(
+    first: Report, second: Report, *, names: tuple[str, str] | None = None
+) -> Comparison:
+    """What changed from the first run to the second.
+
+    Args:
+        first: What is compared with.
+        second: What is compared.
+        names: How the user calls them; by default where they come from.
+    """
+    mine, theirs = names or (first.run.source, second.run.source)
+    return compare(_side(first, mine), _side(second, theirs), version=__version__)
+
+
+def _side(report: Report, name: str) -> Side:
+    from msgspec.structs import replace
+
+    return Side(
+        summary=replace(summarize_report(report), source=name),
+        kernels=report.kernels,
+        num_windows=report.waterfall.num_ranks * report.waterfall.num_steps,
+        collectives=report.collectives,
+        problems=tuple(
+            FoundProblem(found.code, found.name, found.cost_ns_per_step)
+            for found in report.findings
+        ),
+    )
+
+
+def _page(comparison: Comparison, options: RenderOptions) -> Page:
+    return Page(
+        verdict=comparison_verdict(comparison),
+        headline=comparison_headline(comparison),
+        sentences=tuple(comparison_sentences(comparison)),
+        tables=tuple(comparison_tables(comparison, show_all=options.show_all)),
+    )
+
+
+COMPARISON_REPORTERS = page_reporters(_page)
+"""Name of a format to what writes a comparison in it."""

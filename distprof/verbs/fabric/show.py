@@ -1,0 +1,221 @@
+"""A fabric profile's verdict, headline and tables, before somebody draws them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from distprof.artefacts.fabric_file import FabricCurve, FabricFile, FabricFit, FabricPoint
+from distprof.documents.page import Page, page_reporters
+from distprof.formats import RenderOptions
+from distprof.sections.table import TableColumn, TableView, counted
+from distprof.units import format_bandwidth, format_bytes, format_duration, format_ratio
+
+__all__ = ["FABRIC_REPORTERS", "fabric_headline", "fabric_tables", "fabric_verdict", "fabric_words"]
+
+_LOOSE_RATIO = 0.2
+
+_BUMP_RATIO = 1.0
+
+_PREFERRED = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+
+
+def fabric_verdict(profile: FabricFile) -> str:
+    """The most telling curve in one sentence."""
+    if not profile.curves:
+        return "Nothing was measured."
+    curve = min(profile.curves, key=_rank_of)
+    best = _best(curve)
+    reaches = (
+        f"{curve.kind} over {_where(curve)} reaches {format_bandwidth(best.busbw_bytes_per_s)}"
+    )
+    at = f" bus bandwidth, at {format_bytes(best.bytes)}"
+    if curve.fit is None:
+        return f"{reaches}{at}."
+    return f"{reaches}{at}; below {format_bytes(curve.fit.crossover_bytes)} it is bound by latency."
+
+
+def _rank_of(curve: FabricCurve) -> tuple[int, int]:
+    place = _PREFERRED.index(curve.kind) if curve.kind in _PREFERRED else len(_PREFERRED)
+    return place, -curve.group_size
+
+
+def _best(curve: FabricCurve) -> FabricPoint:
+    return max(curve.points, key=lambda p: p.busbw_bytes_per_s)
+
+
+def fabric_headline(profile: FabricFile) -> str:
+    """Where it comes from, in half a sentence."""
+    ranks = counted(profile.world_size, "rank") if profile.world_size is not None else ""
+    hosts = counted(len(set(profile.hosts)), "host") if profile.hosts else ""
+    parts = (profile.origin, profile.device, profile.backend, ranks, hosts, profile.source)
+    return " · ".join(part for part in parts if part)
+
+
+def fabric_words(profile: FabricFile) -> Iterator[str]:
+    """What else to know, one sentence each: fits that are loose, and the profile's own notes."""
+    refused: dict[str, list[str]] = {}
+    for curve in profile.curves:
+        if curve.fit is None:
+            refused.setdefault(curve.refusal, []).append(_name(curve))
+            continue
+        if curve.fit.residual_ratio > _LOOSE_RATIO or curve.fit.worst_ratio > _BUMP_RATIO:
+            yield _loose(curve, curve.fit)
+    for why, names in refused.items():
+        yield f"No α and β for {'; '.join(dict.fromkeys(names))}: {why}."
+    yield from profile.notes
+
+
+def _loose(curve: FabricCurve, fit: FabricFit) -> str:
+    return (
+        f"{_name(curve)} follows no one line: its times are {format_ratio(fit.residual_ratio)} "
+        f"off in the median, {format_ratio(fit.worst_ratio)} at {format_bytes(fit.worst_bytes)}. "
+        "Protocols that change with the size do that, and so does another job on the machine."
+    )
+
+
+def fabric_tables(profile: FabricFile, *, show_all: bool) -> Iterator[TableView]:
+    """α and β, then bandwidth by size; with ``show_all`` every point with its spread."""
+    if any(curve.fit for curve in profile.curves):
+        yield _fit_table(profile)
+    if show_all or len(profile.curves) == 1:
+        yield from (_point_table(curve) for curve in profile.curves)
+        return
+    groups = dict.fromkeys(_group(curve) for curve in profile.curves)
+    for group in groups:
+        yield _size_table([curve for curve in profile.curves if _group(curve) == group])
+
+
+def _group(curve: FabricCurve) -> tuple[int, int | None]:
+    return curve.group_size, curve.num_nodes
+
+
+def _fit_table(profile: FabricFile) -> TableView:
+    return TableView(
+        title="Latency and bandwidth",
+        caption="fitted: time = steps · α + bus factor · bytes · β",
+        columns=(
+            TableColumn(title="collective", left=True),
+            TableColumn(title="over", left=True, wide_only=True),
+            TableColumn(title="α per step"),
+            TableColumn(title="95 %", left=True, wide_only=True),
+            TableColumn(title="1/β"),
+            TableColumn(title="95 %", left=True, wide_only=True),
+            TableColumn(title="crossover"),
+            TableColumn(title="residual"),
+            TableColumn(title="steps"),
+        ),
+        rows=tuple(_fit_row(curve, curve.fit) for curve in profile.curves if curve.fit is not None),
+        notes=(
+            "Steps are those of a ring. Below the crossover latency takes longer than transfer. The"
+            " residual is how far times are off the fit, in the median.",
+        ),
+    )
+
+
+def _fit_row(curve: FabricCurve, fit: FabricFit) -> tuple[str, ...]:
+    alpha = f"{format_duration(fit.alpha_low_ns)} to {format_duration(fit.alpha_high_ns)}"
+    low, high = fit.bandwidth_low_bytes_per_s / 1e9, fit.bandwidth_high_bytes_per_s / 1e9
+    return (
+        _short(curve),
+        _where(curve),
+        format_duration(fit.alpha_ns),
+        alpha,
+        format_bandwidth(fit.bandwidth_bytes_per_s),
+        f"{low:.3g} to {high:.3g}",
+        format_bytes(fit.crossover_bytes),
+        format_ratio(fit.residual_ratio),
+        str(fit.num_steps),
+    )
+
+
+def _size_table(curves: Sequence[FabricCurve]) -> TableView:
+    """Sizes down, collectives across."""
+    speeds = [{p.bytes: p.busbw_bytes_per_s for p in curve.points} for curve in curves]
+    sizes = sorted({size for speed in speeds for size in speed})
+    return TableView(
+        title=f"Bus bandwidth over {_where(curves[0])}",
+        caption="GB/s, by size of the full buffer",
+        columns=(
+            TableColumn(title="size"),
+            *(TableColumn(title=_short(curve)) for curve in curves),
+        ),
+        rows=tuple(
+            (format_bytes(size), *(_gigabytes(speed.get(size)) for speed in speeds))
+            for size in sizes
+        ),
+        notes=("Times and spread: --all.",),
+    )
+
+
+def _gigabytes(bytes_per_s: float | None) -> str:
+    return "–" if bytes_per_s is None else format_bandwidth(bytes_per_s).removesuffix(" GB/s")
+
+
+def _point_table(curve: FabricCurve) -> TableView:
+    return TableView(
+        title=_name(curve),
+        caption="median of rounds" if any(p.low_ns for p in curve.points) else "",
+        columns=(
+            TableColumn(title="size"),
+            TableColumn(title="time"),
+            TableColumn(title="quickest", wide_only=True),
+            TableColumn(title="slowest", wide_only=True),
+            TableColumn(title="algbw"),
+            TableColumn(title="busbw"),
+            TableColumn(title="off the fit"),
+        ),
+        rows=tuple(
+            (
+                format_bytes(p.bytes),
+                format_duration(p.time_ns),
+                format_duration(p.low_ns),
+                format_duration(p.high_ns),
+                format_bandwidth(p.algbw_bytes_per_s),
+                format_bandwidth(p.busbw_bytes_per_s),
+                _off(curve, p),
+            )
+            for p in curve.points
+        ),
+    )
+
+
+def _off(curve: FabricCurve, p: FabricPoint) -> str:
+    """How much longer than fitted; minus where shorter."""
+    fit = curve.fit
+    if fit is None:
+        return "–"
+    start = fit.num_steps * fit.alpha_ns
+    ratio = p.time_ns / (start * (1 + p.bytes / max(fit.crossover_bytes, 1))) - 1
+    return f"{'+' if ratio >= 0 else '−'}{abs(100 * ratio):.0f} %"
+
+
+def _short(curve: FabricCurve) -> str:
+    return f"{curve.kind}, in place" if curve.in_place else curve.kind
+
+
+def _name(curve: FabricCurve) -> str:
+    return f"{_short(curve)}, {_where(curve)}"
+
+
+def _where(curve: FabricCurve) -> str:
+    ranks = counted(curve.group_size, "rank")
+    if curve.num_nodes is None:
+        return ranks
+    nodes = "one node" if curve.num_nodes == 1 else f"{curve.num_nodes} nodes"
+    return f"{ranks} in {nodes}" if curve.num_nodes == 1 else f"{ranks} across {nodes}"
+
+
+# A fabric profile as text, Markdown and JSON -----------------------------------------------------
+
+
+def _page(profile: FabricFile, options: RenderOptions) -> Page:
+    return Page(
+        verdict=fabric_verdict(profile),
+        headline=fabric_headline(profile),
+        sentences=tuple(fabric_words(profile)),
+        tables=tuple(fabric_tables(profile, show_all=options.show_all)),
+    )
+
+
+FABRIC_REPORTERS = page_reporters(_page)
+"""Name of a format to what writes a profile in it."""

@@ -1,0 +1,298 @@
+"""Baselines: read, write, accept new sessions, acknowledge losses."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from distprof.artefacts.baseline_file import (
+    BASELINE_SCHEMA,
+    Acknowledged,
+    BaselineFile,
+    BaselineSession,
+)
+from distprof.artefacts.summary_file import StepParts, SummaryFile
+from distprof.errors import InputError, SchemaError
+from distprof.run.fingerprint import unlike
+from distprof.verbs.gate.metrics import METRICS, efficiency_ratio, find_metric, values_of
+
+__all__ = [
+    "MAX_BYTES",
+    "MOST_REPEATS",
+    "MOST_SESSIONS",
+    "accepted",
+    "acknowledge",
+    "acknowledgement",
+    "baseline_json",
+    "baseline_values",
+    "make_baseline",
+    "mean_parts",
+    "read_baseline",
+    "session_of",
+    "unlike_baseline",
+]
+
+MAX_BYTES = 4 << 20
+MOST_REPEATS = 100
+"""Of a session; a file that is reviewed stays small."""
+MOST_SESSIONS = 100
+"""Of a baseline, for the same reason; the bootstrap of all of them stays small too."""
+
+_DIGITS = 9  # significant; more only make a review longer
+
+
+def read_baseline(path: str) -> BaselineFile:
+    """Read a baseline.
+
+    Raises:
+        SchemaError: If it is a document of another kind or version.
+        InputError: If it is missing, cut off, or holds what no run can have measured.
+    """
+    try:
+        with Path(path).open("rb") as stream:
+            data = stream.read(MAX_BYTES + 1)
+    except (OSError, ValueError) as error:
+        raise InputError(
+            path,
+            expected="a baseline as distprof check --update-baseline writes it",
+            found=getattr(error, "strerror", None) or str(error),
+            fix="make one from runs that are fine: distprof check RUN --baseline FILE"
+            " --update-baseline",
+        ) from error
+    if len(data) > MAX_BYTES:
+        raise _bad(path, f"more than {MAX_BYTES >> 20} MiB")
+    _check_schema(path, data)
+    try:
+        baseline = msgspec.json.decode(data, type=BaselineFile)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise _bad(path, str(error)[:200]) from error
+    wrong = _nonsense(baseline)
+    if wrong:
+        raise _bad(path, wrong)
+    return baseline
+
+
+def _check_schema(path: str, data: bytes) -> None:
+    try:
+        document = msgspec.json.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise _bad(path, f"no whole JSON document: {str(error)[:150]}") from error
+    schema = document.get("schema") if isinstance(document, dict) else None
+    if schema != BASELINE_SCHEMA:
+        raise SchemaError(
+            path,
+            expected=f'"schema": "{BASELINE_SCHEMA}"',
+            found=f'"schema": "{str(schema)[:60]}"' if schema else "no schema",
+            fix="make it anew: distprof check … --update-baseline",
+        )
+
+
+def _bad(path: str, found: str) -> InputError:
+    return InputError(
+        path,
+        expected="a baseline as distprof check --update-baseline writes it",
+        found=found,
+        fix="make it anew, or restore it from version control",
+    )
+
+
+def _nonsense(baseline: BaselineFile) -> str:
+    """What no run can have measured; empty if nothing."""
+    if not baseline.sessions:
+        return "no session"
+    if not 1 <= baseline.window <= MOST_SESSIONS:
+        return f"a window of {baseline.window} sessions"
+    if len(baseline.sessions) > MOST_SESSIONS:
+        return f"{len(baseline.sessions)} sessions, more than {MOST_SESSIONS}"
+    for session in baseline.sessions:
+        for name, values in session.values.items():
+            if len(values) > MOST_REPEATS:
+                return f"{len(values)} repeats of {name[:60]} in one session"
+            metric = find_metric(name)
+            least = 0.0 if metric is None or metric.scale == "difference" else math.ulp(0.0)
+            if any(not math.isfinite(value) or value < least for value in values):
+                return f"a value of {name[:60]} that no run can have"
+    for each in baseline.acknowledged:
+        if not 0 <= each.up_to < 1:
+            return f"an acknowledged loss of {each.up_to} of {each.metric[:60]}"
+    return ""
+
+
+def baseline_json(baseline: BaselineFile) -> bytes:
+    """The document, indented and with sorted keys, so that a review shows what changed."""
+    return msgspec.json.format(msgspec.json.encode(baseline, order="sorted"), indent=2) + b"\n"
+
+
+def session_of(
+    repeats: Sequence[SummaryFile], small: Sequence[SummaryFile] = ()
+) -> BaselineSession:
+    """One session of repeats of the same run.
+
+    Args:
+        repeats: Of the run that is guarded.
+        small: Of a run on fewer ranks, for the efficiency: one per repeat; further ones of either
+            are left out of it.
+
+    Raises:
+        ValueError: If there are none, too many, or they are unlike each other.
+    """
+    if not 1 <= len(repeats) <= MOST_REPEATS:
+        raise ValueError(f"{len(repeats)} repeats: a session has 1 to {MOST_REPEATS}")
+    for repeat in repeats[1:]:
+        wrong = unlike(repeats[0].fingerprint, repeat.fingerprint, is_gate=True)
+        if wrong:
+            told = "; ".join(difference.sentence for difference in wrong)
+            raise ValueError(f"repeats are unlike each other: {told}")
+    ordered = sorted(repeats, key=lambda repeat: repeat.created_ns)
+    each = [values_of(repeat) for repeat in ordered]
+    _add_efficiency(each, sorted(small, key=lambda repeat: repeat.created_ns), ordered)
+    names = dict.fromkeys(name for values in each for name in values)
+    return BaselineSession(
+        git_commit=ordered[-1].git_commit,
+        created_ns=ordered[-1].created_ns,
+        values={name: tuple(_short(v[name]) for v in each if name in v) for name in names},
+        parts=mean_parts(ordered),
+    )
+
+
+def mean_parts(repeats: Sequence[SummaryFile]) -> StepParts | None:
+    """The mean traced step of repeats, its parts still an exact sum; None without traces."""
+    found = [repeat.parts for repeat in repeats if repeat.parts is not None]
+    if not found:
+        return None
+    names = [name for name in StepParts.__struct_fields__ if name not in ("span_ns", "other_ns")]
+    mean = {name: sum(getattr(parts, name) for parts in found) // len(found) for name in names}
+    span = sum(parts.span_ns for parts in found) // len(found)
+    return StepParts(span_ns=span, other_ns=span - sum(mean.values()), **mean)
+
+
+def _add_efficiency(
+    each: list[dict[str, float]], small: Sequence[SummaryFile], large: Sequence[SummaryFile]
+) -> None:
+    for values, one, other in zip(each, small, large, strict=False):
+        efficiency = efficiency_ratio(one, other)
+        if efficiency is not None:
+            values["efficiency"] = efficiency
+
+
+def make_baseline(
+    repeats: Sequence[SummaryFile],
+    small: Sequence[SummaryFile] = (),
+    *,
+    distprof_version: str,
+    window: int = 8,
+) -> BaselineFile:
+    """A first baseline.
+
+    Raises:
+        ValueError: As :func:`session_of`, and for a window that is none.
+    """
+    if not 1 <= window <= MOST_SESSIONS:
+        raise ValueError(f"a window of {window} sessions: it is from 1 to {MOST_SESSIONS}")
+    session = session_of(repeats, small)
+    return BaselineFile(
+        distprof_version=distprof_version,
+        fingerprint=repeats[-1].fingerprint,
+        small_world_size=_world_size(small),
+        window=window,
+        sessions=(session,),
+    )
+
+
+def accepted(
+    baseline: BaselineFile,
+    repeats: Sequence[SummaryFile],
+    small: Sequence[SummaryFile] = (),
+    *,
+    distprof_version: str,
+    window: int | None = None,
+) -> BaselineFile:
+    """The baseline with one more session; the oldest beyond its window fall out.
+
+    Acknowledged losses that have run out by then fall out too. Unlike repeats begin a new baseline:
+    figures of other machines do not mix.
+
+    Args:
+        baseline: Before.
+        repeats: As :func:`session_of`.
+        small: As :func:`session_of`.
+        distprof_version: Of the writer.
+        window: Sessions that are kept from now on; None for as many as before.
+
+    Raises:
+        ValueError: As :func:`session_of`.
+    """
+    session, window = session_of(repeats, small), window or baseline.window
+    kept = () if unlike_baseline(baseline, repeats, small) else baseline.sessions
+    return BaselineFile(
+        distprof_version=distprof_version,
+        fingerprint=repeats[-1].fingerprint,
+        small_world_size=_world_size(small) or (baseline.small_world_size if kept else None),
+        window=window,
+        sessions=(*kept, session)[-window:],
+        acknowledged=tuple(
+            each
+            for each in baseline.acknowledged
+            if each.until_ns is None or each.until_ns > session.created_ns
+        ),
+    )
+
+
+def unlike_baseline(
+    baseline: BaselineFile, repeats: Sequence[SummaryFile], small: Sequence[SummaryFile] = ()
+) -> tuple[str, ...]:
+    """What forbids to compare repeats with a baseline, each as half a sentence."""
+    found = unlike(baseline.fingerprint, repeats[-1].fingerprint, is_gate=True)
+    told = [difference.sentence for difference in found]
+    before, after = baseline.small_world_size, _world_size(small)
+    if before is not None and after is not None and before != after:
+        told.append(f"the smaller size is {before} in one and {after} in the other")
+    return tuple(told)
+
+
+def _world_size(small: Sequence[SummaryFile]) -> int | None:
+    return small[-1].fingerprint.world_size if small else None
+
+
+def acknowledge(baseline: BaselineFile, loss: Acknowledged) -> BaselineFile:
+    """The baseline with a loss accepted; it replaces an earlier one of the same metric.
+
+    Raises:
+        ValueError: If no metric has that name, the loss is negative, or no reason is given.
+    """
+    if find_metric(loss.metric) is None:
+        names = ", ".join(metric.name for metric in METRICS)
+        raise ValueError(f"no metric {loss.metric!r}: choose from {names}")
+    if not 0 <= loss.up_to < 1:
+        raise ValueError(f"an acknowledged loss of {loss.up_to}: it is from 0 up and below 1")
+    if not loss.reason.strip():
+        raise ValueError("an acknowledged loss needs a reason")
+    others = [each for each in baseline.acknowledged if each.metric != loss.metric]
+    return msgspec.structs.replace(baseline, acknowledged=(*others, loss))
+
+
+def acknowledgement(baseline: BaselineFile, metric: str, now_ns: int) -> Acknowledged | None:
+    """What is accepted of a metric now: a loss up to ``up_to`` fails nothing."""
+    for each in baseline.acknowledged:
+        if each.metric == metric and (each.until_ns is None or now_ns < each.until_ns):
+            return each
+    return None
+
+
+def baseline_values(baseline: BaselineFile, metric: str) -> tuple[list[float], list[int]]:
+    """Values of all sessions and, for each, the number of its session: what ``decide`` takes."""
+    values: list[float] = []
+    sessions: list[int] = []
+    for number, session in enumerate(baseline.sessions):
+        found = session.values.get(metric, ())
+        values += found
+        sessions += [number] * len(found)
+    return values, sessions
+
+
+def _short(value: float) -> float:
+    """Nine digits, whole where it is whole: a nanosecond in a second, and short to read."""
+    return float(f"{value:.{_DIGITS}g}")

@@ -1,0 +1,311 @@
+"""A gate's verdict on a run: every metric against its baseline, and what explains a loss."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from distprof.artefacts.baseline_file import BaselineFile, BaselineSession
+from distprof.artefacts.summary_file import Fingerprint, StepParts
+from distprof.verbs.gate.baseline import acknowledgement, baseline_values
+from distprof.verbs.gate.decide import ALPHA, Decision, decide
+from distprof.verbs.gate.metrics import METRICS, Metric
+
+__all__ = [
+    "CHECK_SCHEMA",
+    "CheckResult",
+    "GateSettings",
+    "MetricCheck",
+    "PartLoss",
+    "fails",
+    "judge",
+]
+
+CHECK_SCHEMA = "distprof.check/1"
+
+State = Literal["passed", "regressed", "improved", "inconclusive", "acknowledged"]
+_WORST = ("regressed", "inconclusive", "acknowledged", "passed", "improved")
+
+
+class MetricCheck(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One metric.
+
+    Args:
+        metric: Its name.
+        label: For people.
+        unit: ``ns``, ``B`` or ``ratio``.
+        state: Of :class:`~distprof.verbs.gate.decide.Decision`; ``acknowledged`` where the loss is one
+            that the baseline accepts.
+        scale: ``ratio``: ``change`` is candidate over baseline; ``difference``: their difference.
+        baseline: Median of the baseline's repeats.
+        candidate: Median of the candidate's.
+        change: Estimate.
+        low: Lower end of its 95 % interval; None where there are too few repeats for one.
+        high: Upper end.
+        p: Of the rank test.
+        tolerance: Accepted loss.
+        num_baseline: Repeats.
+        num_candidate: Repeats.
+        needed_repeats: More repeats that would decide; None where decided, or where none would.
+        is_gated: Whether it decides the outcome; others are shown.
+        why: One sentence.
+        assumes: What is taken for granted; empty if nothing.
+        reason: Why a loss is accepted; empty unless acknowledged.
+    """
+
+    metric: str
+    label: str
+    unit: str
+    state: State
+    scale: str
+    baseline: float
+    candidate: float
+    change: float
+    low: float | None
+    high: float | None
+    p: float
+    tolerance: float
+    num_baseline: int
+    num_candidate: int
+    needed_repeats: int | None
+    is_gated: bool
+    why: str
+    assumes: str = ""
+    reason: str = ""
+
+
+class PartLoss(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A part of the mean traced step; changes add up to that of the step."""
+
+    part: str
+    baseline_ns: int
+    candidate_ns: int
+    change_ns: int
+
+
+class CheckResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The gate's answer.
+
+    Args:
+        schema: Of this document.
+        distprof_version: Who made it.
+        state: The worst of the gated metrics.
+        baseline: File of the baseline, or what else was compared with.
+        baseline_commit: Newest commit of the baseline; empty where unknown.
+        candidate_commit: Of the code that ran.
+        fingerprint: Of the candidate.
+        unlike: What forbids to compare, where the user allowed it all the same.
+        metrics: Those known of both.
+        parts: Where the change of the traced step lies; empty without traces of both.
+        needed_repeats: More repeats that would decide all gated metrics; None where they are
+            decided, or no reasonable number would.
+        not_checked: Metrics that were asked for and that one side lacks, with the reason.
+        notes: What is taken for granted, and what else to know, one sentence each.
+        inconclusive_fails: Whether too few repeats are to count as a failure.
+    """
+
+    schema: str = CHECK_SCHEMA
+    distprof_version: str
+    state: State
+    baseline: str
+    baseline_commit: str
+    candidate_commit: str
+    fingerprint: Fingerprint
+    unlike: tuple[str, ...] = ()
+    metrics: tuple[MetricCheck, ...] = ()
+    parts: tuple[PartLoss, ...] = ()
+    needed_repeats: int | None = None
+    not_checked: dict[str, str] = {}
+    notes: tuple[str, ...] = ()
+    inconclusive_fails: bool = False
+
+    @property
+    def is_failed(self) -> bool:
+        """Whether a change is to be stopped."""
+        return fails(self.state, inconclusive_fails=self.inconclusive_fails)
+
+
+def fails(state: State, *, inconclusive_fails: bool) -> bool:
+    """Whether a state stops a change."""
+    return state == "regressed" or (state == "inconclusive" and inconclusive_fails)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateSettings:
+    """How runs are held against a baseline.
+
+    Args:
+        metrics: Those that decide; empty for those that do so by themselves.
+        tolerance: Metric to its tolerance, where that is not the usual one.
+        session_noise: How much step time and efficiency are known to differ from session to
+            session, as a relative standard deviation; None if unknown. Used while the baseline has
+            too few sessions to tell.
+        is_paired: Whether repeats of both were measured in turns.
+        inconclusive_fails: Whether too few repeats are to count as a failure.
+        alpha: Level of the rank test.
+    """
+
+    metrics: Sequence[str] = ()
+    tolerance: Mapping[str, float] = field(default_factory=dict)
+    session_noise: float | None = None
+    is_paired: bool = False
+    inconclusive_fails: bool = False
+    alpha: float = ALPHA
+
+
+def judge(
+    baseline: BaselineFile,
+    candidate: BaselineSession,
+    *,
+    source: str,
+    fingerprint: Fingerprint,
+    version: str,
+    now_ns: int,
+    settings: GateSettings | None = None,
+    unlike: Sequence[str] = (),
+) -> CheckResult:
+    """Hold one session of repeats against a baseline.
+
+    Args:
+        baseline: What is compared with.
+        candidate: The session.
+        source: The baseline, for people.
+        fingerprint: Of the candidate.
+        version: Of distprof.
+        now_ns: For acknowledged losses that run out, ns since the epoch.
+        settings: None for the usual ones.
+        unlike: What forbids to compare and was allowed.
+    """
+    settings = settings or GateSettings()
+    wanted = settings.metrics or [metric.name for metric in METRICS if metric.decides]
+    found = {
+        metric.name: _check(metric, baseline, candidate, settings, now_ns) for metric in METRICS
+    }
+    checks = [
+        msgspec.structs.replace(check, is_gated=name in wanted)
+        for name, check in found.items()
+        if not isinstance(check, str)
+    ]
+    deciding = [check for check in checks if check.is_gated]
+    needed = [check.needed_repeats for check in deciding if check.state == "inconclusive"]
+    known = [number for number in needed if number is not None]
+    return CheckResult(
+        distprof_version=version,
+        state=min((check.state for check in deciding), key=_WORST.index, default="inconclusive"),
+        baseline=source,
+        baseline_commit=baseline.sessions[-1].git_commit,
+        candidate_commit=candidate.git_commit,
+        fingerprint=fingerprint,
+        unlike=tuple(unlike),
+        metrics=tuple(checks),
+        parts=_parts(baseline, candidate),
+        needed_repeats=max(known, default=None) if len(known) == len(needed) else None,
+        not_checked={
+            name: why
+            for name, why in found.items()
+            if isinstance(why, str)
+            and (name in settings.metrics or (name in wanted and _has(baseline, name)))
+        },
+        notes=tuple(
+            dict.fromkeys(f"Assumed: {check.assumes}" for check in deciding if check.assumes)
+        ),
+        inconclusive_fails=settings.inconclusive_fails,
+    )
+
+
+def _check(
+    metric: Metric,
+    baseline: BaselineFile,
+    candidate: BaselineSession,
+    settings: GateSettings,
+    now_ns: int,
+) -> MetricCheck | str:
+    """The metric's verdict, or why there is none."""
+    before, sessions = baseline_values(baseline, metric.name)
+    after = candidate.values.get(metric.name, ())
+    if not before or not after:
+        return f"the {'runs do' if before else 'baseline does'} not have it"
+    tolerance = settings.tolerance.get(metric.name, metric.tolerance)
+    is_paired = settings.is_paired and len(before) == len(after)
+
+    noise = settings.session_noise if metric.decides and not is_paired else None
+
+    def decided(tolerance: float) -> Decision:
+        return decide(
+            before,
+            after,
+            tolerance=tolerance,
+            better=metric.better,
+            scale=metric.scale,
+            is_paired=is_paired,
+            sessions=None if is_paired else sessions,
+            session_noise=noise,
+            can_repeat_baseline=is_paired,
+            alpha=settings.alpha,
+        )
+
+    found = decided(tolerance)
+    loss = acknowledgement(baseline, metric.name, now_ns)
+    state: State = found.state
+    if loss is not None and loss.up_to > tolerance:
+        state = _as_acknowledged(found, decided(loss.up_to))
+    return MetricCheck(
+        metric=metric.name,
+        label=metric.label,
+        unit={"step_time": "ns", "memory": "B"}.get(metric.name, "ratio"),
+        state=state,
+        scale=metric.scale,
+        baseline=float(np.median(before)),
+        candidate=float(np.median(after)),
+        change=found.change,
+        low=found.low,
+        high=found.high,
+        p=found.p,
+        tolerance=tolerance,
+        num_baseline=found.num_baseline,
+        num_candidate=found.num_candidate,
+        needed_repeats=found.needed_repeats if state == "inconclusive" else None,
+        is_gated=True,
+        why=found.why,
+        assumes=found.assumes,
+        reason=loss.reason if loss is not None and state == "acknowledged" else "",
+    )
+
+
+def _has(baseline: BaselineFile, metric: str) -> bool:
+    return any(session.values.get(metric) for session in baseline.sessions)
+
+
+def _as_acknowledged(found: Decision, accepting: Decision) -> State:
+    """A loss that somebody accepts fails nothing, unless it is clearly larger than that.
+
+    Args:
+        found: By the usual tolerance.
+        accepting: By the accepted loss as tolerance.
+    """
+    if found.state in ("passed", "improved") or accepting.state == "regressed":
+        return found.state
+    is_within = found.state == "regressed" or accepting.state != "inconclusive"
+    return "acknowledged" if is_within else "inconclusive"
+
+
+def _parts(baseline: BaselineFile, candidate: BaselineSession) -> tuple[PartLoss, ...]:
+    """The newest session with traces, and the candidate."""
+    before = next((s.parts for s in reversed(baseline.sessions) if s.parts is not None), None)
+    after = candidate.parts
+    if before is None or after is None:
+        return ()
+    names = [name for name in StepParts.__struct_fields__ if name != "span_ns"]
+    return tuple(
+        PartLoss(
+            part=name.removesuffix("_ns"),
+            baseline_ns=getattr(before, name),
+            candidate_ns=getattr(after, name),
+            change_ns=getattr(after, name) - getattr(before, name),
+        )
+        for name in names
+    )

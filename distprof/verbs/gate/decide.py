@@ -1,0 +1,520 @@
+"""Has this change made it slower? A decision from repeats, or how many more it takes.
+
+A difference counts when two things agree: the whole bootstrap interval of the change lies beyond
+the tolerance, and a rank test finds the repeats in an order that chance seldom makes. The interval
+says how large the change is, the rank test guards it where repeats are few or wild.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from distprof.costs.repeats import (
+    Interval,
+    Level,
+    compare_pairs,
+    compare_repeats,
+    pseudo_median,
+    student_quantile,
+)
+
+__all__ = [
+    "ALPHA",
+    "EARLY_ALPHA",
+    "FEWEST_SESSIONS",
+    "LEVEL",
+    "NOT_BY_REPEATS",
+    "SESSIONS_DIFFER",
+    "SHORT_BASELINE",
+    "UNKNOWN_NOISE",
+    "UNKNOWN_SESSIONS",
+    "Better",
+    "Decision",
+    "Scale",
+    "State",
+    "aligned_ranks",
+    "decide",
+    "least_pairs",
+    "least_repeats",
+    "mann_whitney",
+]
+
+Floats = NDArray[np.float64]
+
+_MOST_EXACT = 60
+"""Values on both sides together up to which all orders are counted."""
+
+
+def mann_whitney(first: ArrayLike, second: ArrayLike) -> float:
+    """Chance that ``second`` ranks so high if both are drawn from the same; one-sided.
+
+    Counted over all ways to choose which of the values (as they are, ties with their mean rank)
+    belong to ``second``; beyond 60 values by the normal approximation with correction for ties.
+
+    Args:
+        first: One value per repeat.
+        second: The same; 1.0 is returned where a side is empty.
+
+    Source:
+        Mann and Whitney, "On a test of whether one of two random variables is stochastically
+        larger than the other" (1947).
+    """
+    a, b = np.asarray(first, np.float64), np.asarray(second, np.float64)
+    if not len(a) or not len(b):
+        return 1.0
+    ranks = _doubled_ranks(np.concatenate([a, b]))
+    seen = int(ranks[len(a) :].sum())
+    if len(ranks) > _MOST_EXACT:
+        return _normal_tail(seen, ranks, len(b))
+    ways = _ways_to_choose(ranks, len(b))
+    return float(ways[seen:].sum() / ways.sum())
+
+
+def aligned_ranks(first: ArrayLike, second: ArrayLike) -> float:
+    """Chance that ``second`` ranks so high if it makes no difference which of a pair is which.
+
+    One-sided and exact: counted over all ways to exchange the two of each pair. What drifts is
+    taken off first, as the median of the means of the five nearest pairs, which such an exchange
+    leaves as it is. Then all values are ranked together, so that a pair of which one run was struck
+    by something counts for less than others, where among signed ranks it would outvote them.
+
+    Args:
+        first: One value per pair, in order of time.
+        second: As many; 1.0 is returned for none.
+
+    Source:
+        Hodges and Lehmann, "Rank methods for combination of independent experiments in analysis of
+        variance" (1962).
+    """
+    pairs = np.stack([np.asarray(first, np.float64), np.asarray(second, np.float64)])
+    if not pairs.shape[1]:
+        return 1.0
+    ranks = _doubled_ranks((pairs - _local(pairs.mean(axis=0))).ravel()).reshape(2, -1)
+    lead = ranks[1] - ranks[0]
+    scores, seen = np.abs(lead), int(lead[lead > 0].sum())
+    if len(scores) > _MOST_EXACT:
+        deviation = math.sqrt(float(np.sum(scores.astype(np.float64) ** 2))) / 2
+        return _upper_tail((seen - 1 - scores.sum() / 2) / max(deviation, 1e-9))
+    ways = np.ones(1)
+    for score in scores.tolist():
+        longer = np.zeros(len(ways) + score)
+        longer[: len(ways)] += ways
+        longer[score:] += ways
+        ways = longer
+    return float(ways[seen:].sum() / ways.sum())
+
+
+def _local(means: Floats) -> Floats:
+    """Median of each value and up to two neighbours on either side."""
+    around = np.pad(means, 2, constant_values=np.nan)
+    windows = np.lib.stride_tricks.sliding_window_view(around, 5)
+    return np.asarray(np.nanmedian(windows, axis=1))
+
+
+def least_repeats(alpha: float, fixed: int | None = None) -> int:
+    """Repeats with which :func:`mann_whitney` can reach ``alpha`` at all.
+
+    Args:
+        alpha: Its level.
+        fixed: Repeats of the side that gets no more; None where both get as many. A million is
+            returned where even that does not do.
+    """
+    for count in range(1, 1_000):
+        if 1 / math.comb(count + (fixed or count), count) <= alpha:
+            return count
+    return 1_000_000
+
+
+def least_pairs(alpha: float) -> int:
+    """Pairs with which :func:`aligned_ranks` can reach ``alpha`` at all."""
+    return math.ceil(-math.log2(alpha))
+
+
+def _doubled_ranks(values: Floats) -> NDArray[np.int64]:
+    """Twice the rank from 1, so that the mean rank of ties is whole."""
+    ordered = np.sort(values)
+    below = np.searchsorted(ordered, values, side="left")
+    return np.asarray(below + np.searchsorted(ordered, values, side="right") + 1, np.int64)
+
+
+def _ways_to_choose(ranks: NDArray[np.int64], count: int) -> Floats:
+    """In how many ways ``count`` of the ranks have each sum; float64, exact enough for shares."""
+    ways = np.zeros((count + 1, int(np.sort(ranks)[-count:].sum()) + 1))
+    ways[0, 0] = 1
+    for rank in ranks.tolist():
+        ways[1:, rank:] += ways[:-1, : ways.shape[1] - rank].copy()
+    return np.asarray(ways[count])
+
+
+def _normal_tail(seen: int, ranks: NDArray[np.int64], count: int) -> float:
+    """By mean and variance of the sum of ``count`` of the doubled ranks, drawn without return."""
+    total = len(ranks)
+    deviation = math.sqrt(
+        count * (total - count) / (total - 1) * float(ranks.astype(np.float64).var())
+    )
+    if deviation == 0:
+        return 1.0
+    return _upper_tail((seen - 1 - count * float(ranks.mean())) / deviation)
+
+
+def _upper_tail(z: float) -> float:
+    return math.erfc(z / math.sqrt(2)) / 2
+
+
+# Has this change made it slower? A decision from repeats, or how many more it takes --------------
+
+State = Literal["passed", "regressed", "improved", "inconclusive"]
+
+Better = Literal["lower", "higher"]
+
+Scale = Literal["ratio", "difference"]
+
+ALPHA = 0.01
+"""Level of the rank test, one-sided. It is exact, so false alarms of one look stay below it
+whatever the noise; a look that may only pass a change, and not fail it, adds none."""
+
+EARLY_ALPHA = 0.001
+"""For looks while more repeats may still come: so strict that the last one can keep ``ALPHA``
+(Haybittle and Peto's rule); each adds no more than this to its false alarms."""
+
+LEVEL: Level = 90
+"""Of the interval: each end is passed by chance in 5 of 100 cases, and only one of them counts."""
+
+FEWEST_SESSIONS = 3
+"""Sessions of a baseline from which on their spread is known well enough to be counted."""
+
+UNKNOWN_NOISE = 0.15
+"""Standard deviation of sessions where nobody knows it. Only a loss that is far beyond it is told
+from a session's; shared machines are seldom worse."""
+
+UNKNOWN_SESSIONS = (
+    "The repeats differ beyond the tolerance, but so may any two sessions: measure both sides in"
+    f" turns, gather {FEWEST_SESSIONS} sessions in the baseline, or say how much sessions differ."
+)
+"""Why a clear difference from one or two stored sessions decides nothing."""
+
+SHORT_BASELINE = (
+    "The baseline has a single repeat, which tells nothing of chance: accept more of them."
+)
+"""Why no number of repeats decides anything against it."""
+
+SESSIONS_DIFFER = (
+    "Sessions differ by as much, whatever the number of repeats: measure both sides in turns, or"
+    " accept more sessions into the baseline."
+)
+"""Why no number of repeats in one session decides it."""
+
+NOT_BY_REPEATS = (SHORT_BASELINE, UNKNOWN_SESSIONS, SESSIONS_DIFFER)
+"""Reasons that more repeats do not remove; each says what does."""
+
+_ASSUMES_CALM = "nothing drifted between the baseline's session and this one."
+
+_ASSUMES_NOISE = f"sessions of this machine differ by {UNKNOWN_NOISE:.0%} at most (one deviation)."
+
+_MOST_NEEDED = 200  # more repeats than anybody makes: then no number is promised
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What the repeats say.
+
+    Args:
+        state: ``passed``: any loss is within tolerance. ``regressed`` and ``improved``: beyond it.
+            ``inconclusive``: the interval holds the tolerance, or the rank test does not agree.
+        change: Candidate over baseline, or candidate less baseline on the scale ``difference``.
+        low: Lower end of its 90 % interval; None where there are too few repeats for one.
+        high: Upper end.
+        p: Of the rank test in the direction of the change.
+        tolerance: That was asked for.
+        num_baseline: Repeats.
+        num_candidate: Repeats.
+        needed_repeats: More of the candidate (and of the baseline, where both can be run) that
+            would decide, by what the spread is now; None where decided, or where no reasonable
+            number would do.
+        why: One sentence.
+        assumes: What the decision takes for granted, one sentence; empty if nothing.
+    """
+
+    state: State
+    change: float
+    low: float | None
+    high: float | None
+    p: float
+    tolerance: float
+    num_baseline: int
+    num_candidate: int
+    needed_repeats: int | None
+    why: str
+    assumes: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Sessions:
+    """When the baseline's repeats were made, and how far another session may be off.
+
+    Args:
+        keys: One per repeat.
+        noise: Known standard deviation; None if unknown.
+        can_blame: Whether a change may be told from a session's: pairs, enough sessions, or a
+            noise that is known. Else only what is beyond ``UNKNOWN_NOISE`` may.
+    """
+
+    keys: tuple[object, ...]
+    noise: float | None
+    can_blame: bool
+
+    @classmethod
+    def of(
+        cls,
+        keys: Sequence[object] | None,
+        noise: float | None,
+        count: int,
+        *,
+        is_paired: bool,
+    ) -> _Sessions:
+        if is_paired and (keys is not None or noise is not None):
+            raise ValueError("pairs are measured side by side: sessions do not matter to them")
+        if keys is not None and len(keys) != count:
+            raise ValueError(f"{len(keys)} sessions for {count} repeats of the baseline")
+        if noise is not None and not 0 <= noise < math.inf:
+            raise ValueError(f"sessions cannot differ by {noise}")
+        known = tuple(keys) if keys is not None else (None,) * count
+        enough = len(set(known)) >= FEWEST_SESSIONS
+        return cls(known, noise, can_blame=is_paired or enough or noise is not None)
+
+    def centres(self, values: Floats) -> Floats:
+        """Of each session."""
+        members: dict[object, list[float]] = {}
+        for key, value in zip(self.keys, values.tolist(), strict=True):
+            members.setdefault(key, []).append(value)
+        return np.array([float(pseudo_median(each)) for each in members.values()])
+
+    @property
+    def margin(self) -> float:
+        """How far beyond the tolerance a difference must be to be blamed."""
+        if self.can_blame:
+            return 0.0
+        count = len(set(self.keys))
+        return student_quantile(1e9, 98) * UNKNOWN_NOISE * math.sqrt(1 + 1 / count)
+
+    def spread(self, centres: Floats) -> float:
+        """How far one more session may be from these by chance; exceeded in 1 of 100 either way.
+
+        The rank test is no guard here, as the repeats of a session are alike.
+        """
+        count = len(centres)
+        if count >= FEWEST_SESSIONS:
+            wide = student_quantile(count - 1, 98) * float(centres.std(ddof=1))
+        else:
+            wide = student_quantile(1e9, 98) * (self.noise or 0.0)
+        return wide * math.sqrt(1 + 1 / count)
+
+
+@dataclass(frozen=True, slots=True)
+class _Evidence:
+    """Changes as "worse is positive", on the scale on which they add: logarithms for ratios."""
+
+    worse: Interval
+    p_worse: float
+    p_better: float
+    limit: float
+    alpha: float
+    fewest: int
+    num_growing: int
+    num_fixed: int | None
+    margin: float
+    spread: float
+
+
+def decide(
+    baseline: Sequence[ArrayLike],
+    candidate: Sequence[ArrayLike],
+    *,
+    tolerance: float,
+    better: Better = "lower",
+    scale: Scale = "ratio",
+    is_paired: bool = False,
+    sessions: Sequence[object] | None = None,
+    session_noise: float | None = None,
+    can_repeat_baseline: bool = True,
+    alpha: float = ALPHA,
+    seed: int = 0,
+) -> Decision:
+    """Compare repeats of a candidate with those of a baseline.
+
+    Args:
+        baseline: One array per repeat: its steps, or the one figure that was kept of it. Of steps
+            the median counts; they are not resampled, as steps of one run share its luck.
+        candidate: The same.
+        tolerance: Loss that is accepted: 0.02 for 2 %, or on the scale ``difference`` in the unit
+            of the values.
+        better: Which direction is an improvement.
+        scale: ``ratio`` for times and sizes; ``difference`` for shares, which may be near 0.
+        is_paired: Whether repeat i of both was measured side by side, taking turns, so that what
+            drifts cancels.
+        sessions: Of each repeat of the baseline, when or where it was measured, any key. From three
+            sessions on, what differs between them is no change: the candidate is taken for one more
+            session. None for a single session. Not with ``is_paired``.
+        session_noise: How much sessions are known to differ, as a standard deviation (relative on
+            the scale ``ratio``), where the baseline has fewer than three; 0 for a machine that is
+            known to stay as it is. None if unknown: then a change may be a session's, and is
+            inconclusive unless far beyond ``UNKNOWN_NOISE``. Not with ``is_paired``.
+        can_repeat_baseline: Whether more repeats of the baseline can be made too.
+        alpha: Level of the rank test.
+        seed: Of the bootstrap; the same input gives the same decision.
+
+    Raises:
+        ValueError: If a side is empty, a value is not finite (or not positive on the scale
+            ``ratio``), the tolerance is negative or takes everything, pairs are incomplete, or
+            there is not one session per repeat.
+    """
+    a, b = _values(baseline, scale, "baseline"), _values(candidate, scale, "candidate")
+    _check(tolerance, scale, a, b, is_paired=is_paired)
+    between = _Sessions.of(sessions, session_noise, len(a), is_paired=is_paired)
+    sign = 1.0 if better == "lower" else -1.0
+    below, above = (np.log(a), np.log(b)) if scale == "ratio" else (a, b)
+    change = _interval(below, above, between, is_paired=is_paired, seed=seed)
+    worse = change if sign > 0 else Interval(-change.value, -change.high, -change.low)
+    p_worse, p_better = _ranks(sign * below, sign * above, is_paired=is_paired)
+    fixed = None if can_repeat_baseline else len(a)
+    evidence = _Evidence(
+        worse=worse,
+        p_worse=p_worse,
+        p_better=p_better,
+        limit=_limit(tolerance, better, scale),
+        alpha=alpha,
+        fewest=least_pairs(alpha) if is_paired else least_repeats(alpha, fixed),
+        num_growing=len(b) if fixed else min(len(a), len(b)),
+        num_fixed=fixed,
+        margin=between.margin,
+        spread=0.0 if is_paired else between.spread(between.centres(below)),
+    )
+    state, needed, why = _judge(evidence)
+    ends = [_shown(end, scale) for end in (change.low, change.high)]
+    return Decision(
+        state=state,
+        change=_plain(change.value, scale),
+        low=ends[0],
+        high=ends[1],
+        p=min(p_worse, p_better),
+        tolerance=tolerance,
+        num_baseline=len(a),
+        num_candidate=len(b),
+        needed_repeats=needed,
+        why=why,
+        assumes=_assumed(state, between),
+    )
+
+
+def _assumed(state: State, between: _Sessions) -> str:
+    if between.can_blame or state == "inconclusive":
+        return ""
+    return _ASSUMES_CALM if state == "passed" else _ASSUMES_NOISE
+
+
+def _values(repeats: Sequence[ArrayLike], scale: Scale, name: str) -> Floats:
+    """One figure per repeat."""
+    arrays = [np.atleast_1d(np.asarray(repeat, np.float64)) for repeat in repeats]
+    if not arrays or any(not array.size for array in arrays):
+        raise ValueError(f"the {name} has no repeats, or one without values")
+    if not all(np.isfinite(array).all() for array in arrays):
+        raise ValueError(f"the {name} holds values that are not finite")
+    if scale == "ratio" and any((array <= 0).any() for array in arrays):
+        raise ValueError(f"the {name} holds values that are not positive: they have no ratio")
+    return np.array([float(np.median(array)) for array in arrays])
+
+
+def _check(tolerance: float, scale: Scale, a: Floats, b: Floats, *, is_paired: bool) -> None:
+    if is_paired and len(a) != len(b):
+        raise ValueError(f"{len(a)} and {len(b)} repeats are no pairs")
+    if not 0 <= tolerance < (1 if scale == "ratio" else math.inf):
+        raise ValueError(f"tolerance {tolerance}: it must be from 0 up, and below 1 for a ratio")
+
+
+def _limit(tolerance: float, better: Better, scale: Scale) -> float:
+    """The tolerated loss where changes add: 5 % slower is a time × 1.05, or a rate × 0.95."""
+    if scale == "difference":
+        return tolerance
+    return math.log1p(tolerance) if better == "lower" else -math.log1p(-tolerance)
+
+
+def _interval(
+    below: Floats, above: Floats, between: _Sessions, *, is_paired: bool, seed: int
+) -> Interval:
+    if is_paired:
+        return compare_pairs(below, above, level=LEVEL, seed=seed)
+    within = compare_repeats(below, above, level=LEVEL, seed=seed)
+    centres = between.centres(below)
+    spread = between.spread(centres)
+    if not spread:
+        return within
+    value = float(pseudo_median(above) - pseudo_median(centres))
+    return Interval(value, min(within.low, value - spread), max(within.high, value + spread))
+
+
+def _ranks(below: Floats, above: Floats, *, is_paired: bool) -> tuple[float, float]:
+    """Chances of so large a loss, and of so large a gain, if nothing changed."""
+    if is_paired:
+        return aligned_ranks(below, above), aligned_ranks(above, below)
+    return mann_whitney(below, above), mann_whitney(above, below)
+
+
+def _judge(evidence: _Evidence) -> tuple[State, int | None, str]:
+    """State, needed repeats, and why."""
+    worse, limit = evidence.worse, evidence.limit
+    for state, is_beyond, p in (
+        ("regressed", worse.low > limit, evidence.p_worse),
+        ("improved", worse.high < -limit, evidence.p_better),
+    ):
+        if is_beyond and p <= evidence.alpha:
+            far = worse.low - limit if state == "regressed" else -limit - worse.high
+            if far < evidence.margin:
+                return "inconclusive", None, UNKNOWN_SESSIONS
+            side = "a loss" if state == "regressed" else "a gain"
+            why = f"The whole interval is {side} beyond the tolerance, and the rank test agrees."
+            return ("regressed" if state == "regressed" else "improved"), None, why
+    if worse.high <= limit:
+        return "passed", None, "Any loss in the interval is within the tolerance."
+    if evidence.num_fixed == 1:
+        return "inconclusive", None, SHORT_BASELINE
+    is_few = evidence.num_growing < evidence.fewest
+    if not is_few and abs(worse.value - limit) <= evidence.spread:
+        return "inconclusive", None, SESSIONS_DIFFER
+    needed = _needed(evidence)
+    if is_few:
+        return "inconclusive", needed, "There are too few repeats for any conclusion."
+    if worse.low > limit:
+        return "inconclusive", needed, "The interval is beyond the tolerance; ranks are not."
+    return "inconclusive", needed, "The interval holds both losses beyond the tolerance and none."
+
+
+def _needed(evidence: _Evidence) -> int | None:
+    """Intervals narrow with the root of repeats: how many more leave the tolerance outside.
+
+    Below the number from which ranks can tell anything the estimate is not trusted to say never.
+    """
+    now, worse = evidence.num_growing, evidence.worse
+    lacking = max(evidence.fewest - now, 0)
+    if math.isinf(worse.low):
+        return lacking or 1
+    distance = abs(worse.value - evidence.limit)
+    half = worse.high - worse.value if worse.value < evidence.limit else worse.value - worse.low
+    if distance == 0 or half / distance > math.sqrt(_MOST_NEEDED):
+        return lacking or None
+    total = max(math.ceil(now * (half / distance) ** 2), now + max(lacking, 1))
+    return total - now if total <= _MOST_NEEDED else (lacking or None)
+
+
+def _shown(end: float, scale: Scale) -> float | None:
+    return None if math.isinf(end) else _plain(end, scale)
+
+
+def _plain(value: float, scale: Scale) -> float:
+    """Back from logarithms, where changes are ratios; a float holds no more than e^709."""
+    return math.exp(min(max(value, -700.0), 700.0)) if scale == "ratio" else value

@@ -1,0 +1,149 @@
+"""What the gate looks at, and which way is better."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from distprof.artefacts.summary_file import SummaryFile
+from distprof.verbs.gate.decide import Better, Scale
+
+__all__ = ["METRICS", "Metric", "efficiency_ratio", "find_metric", "values_of"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """One figure of a run.
+
+    Args:
+        name: In configuration, baselines and reports.
+        label: For people.
+        better: Which direction is an improvement.
+        scale: Times and sizes by ratio; shares, which may be near 0, by difference.
+        tolerance: Loss that is accepted unless told otherwise.
+        read: Its value in a summary, None where not known.
+        decides: Whether it does so unless a user names others. The parts of a step explain its
+            time; each is noisier than the whole, and all of them together cry wolf more often.
+    """
+
+    name: str
+    label: str
+    better: Better
+    scale: Scale
+    tolerance: float
+    read: Callable[[SummaryFile], float | None]
+    decides: bool = False
+
+
+def _step_time(summary: SummaryFile) -> float | None:
+    return statistics.median(summary.step_ns) if summary.step_ns else None
+
+
+METRICS = (
+    Metric(
+        name="step_time",
+        label="step time",
+        better="lower",
+        scale="ratio",
+        tolerance=0.02,
+        read=_step_time,
+        decides=True,
+    ),
+    Metric(
+        name="efficiency",
+        label="scaling efficiency",
+        better="higher",
+        scale="ratio",
+        tolerance=0.02,
+        read=lambda _: None,  # of a pair of sizes: efficiency_ratio
+        decides=True,
+    ),
+    Metric(
+        name="overlap",
+        label="overlap of communication",
+        better="higher",
+        scale="difference",
+        tolerance=0.05,
+        read=lambda summary: summary.overlap_ratio,
+    ),
+    Metric(
+        name="exposed_communication",
+        label="exposed communication",
+        better="lower",
+        scale="difference",
+        tolerance=0.02,
+        read=lambda summary: summary.exposed_comm_ratio,
+    ),
+    Metric(
+        name="bubble",
+        label="pipeline bubble",
+        better="lower",
+        scale="difference",
+        tolerance=0.02,
+        read=lambda summary: summary.bubble_ratio,
+    ),
+    Metric(
+        name="imbalance",
+        label="cost of imbalance",
+        better="lower",
+        scale="difference",
+        tolerance=0.02,
+        read=lambda summary: summary.imbalance_ratio,
+    ),
+    Metric(
+        name="memory",
+        label="peak memory",
+        better="lower",
+        scale="ratio",
+        tolerance=0.02,
+        read=lambda summary: summary.peak_memory_bytes,
+    ),
+)
+"""Every metric, in the order in which it is shown."""
+
+
+def find_metric(name: str) -> Metric | None:
+    """The metric of that name."""
+    return next((metric for metric in METRICS if metric.name == name), None)
+
+
+def values_of(summary: SummaryFile) -> dict[str, float]:
+    """Metric to value, without those that are not known or that no run can have."""
+    found = ((metric, metric.read(summary)) for metric in METRICS)
+    return {
+        metric.name: float(value)
+        for metric, value in found
+        if value is not None
+        and math.isfinite(value)
+        and (value > 0 or (metric.scale == "difference" and value == 0))
+    }
+
+
+def efficiency_ratio(small: SummaryFile, large: SummaryFile) -> float | None:
+    """Work per rank and time of the large run over that of the small one.
+
+    Work is tokens, else samples. Where neither is known, every rank is taken to have the same work
+    in both runs (weak scaling). None where a step time or a size is not known.
+    """
+    rates = [_rank_rate(run, _work_field(small, large)) for run in (small, large)]
+    if rates[0] is None or rates[1] is None:
+        return None
+    return rates[1] / rates[0]
+
+
+def _work_field(small: SummaryFile, large: SummaryFile) -> str:
+    for field in ("tokens_per_step", "samples_per_step"):
+        if getattr(small, field) and getattr(large, field):
+            return field
+    return ""
+
+
+def _rank_rate(summary: SummaryFile, field: str) -> float | None:
+    """Work per rank and ns; each rank's work is 1 where it is not known."""
+    step, ranks = _step_time(summary), summary.fingerprint.world_size
+    if not step or step <= 0 or not ranks:
+        return None
+    work = float(getattr(summary, field)) / ranks if field else 1.0
+    return work / step

@@ -1,0 +1,304 @@
+"""A gate's verdict, sentences and tables, before somebody draws them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from xml.etree import ElementTree
+
+from distprof.documents.page import Page, page_reporters
+from distprof.escape import plain
+from distprof.formats import RenderOptions
+from distprof.sections.table import TableColumn, TableView, counted
+from distprof.units import format_bytes, format_duration, format_ratio
+from distprof.verbs.compare.show import PARTS, signed
+from distprof.verbs.gate.check import CheckResult, MetricCheck, fails
+from distprof.verbs.gate.decide import LEVEL, NOT_BY_REPEATS
+from distprof.verbs.gate.metrics import find_metric
+
+__all__ = [
+    "CHECK_REPORTERS",
+    "amount",
+    "change_text",
+    "check_headline",
+    "check_sentences",
+    "check_tables",
+    "check_verdict",
+]
+
+_WORDS = {
+    "passed": "Passed",
+    "regressed": "Regressed",
+    "improved": "Improved",
+    "inconclusive": "Inconclusive",
+    "acknowledged": "Passed with an acknowledged loss",
+}
+
+
+_NOTABLE = {"regressed": "worse", "improved": "better"}
+
+
+def check_verdict(result: CheckResult) -> str:
+    """What came out, and the metrics that decided it."""
+    deciding = [check for check in result.metrics if check.is_gated]
+    if not deciding:
+        return "Inconclusive: the runs and the baseline have no metric in common that decides."
+    worst = [check for check in deciding if check.state == result.state]
+    said = "; ".join(f"{check.label} {change_text(check)}" for check in worst[:3])
+    advice = f" {_advice(result, worst)}" if result.state == "inconclusive" else ""
+    return f"{_WORDS[result.state]}: {said}.{advice}"
+
+
+def _advice(result: CheckResult, undecided: list[MetricCheck]) -> str:
+    """What would decide it."""
+    for reason in NOT_BY_REPEATS:
+        if any(check.why == reason for check in undecided):
+            return reason
+    if result.needed_repeats is None:
+        return "No reasonable number of repeats would decide it: make the runs steadier."
+    return f"Run {counted(result.needed_repeats, 'more repeat')}."
+
+
+def change_text(check: MetricCheck) -> str:
+    """Change with its interval, for example ``+4.2 % (3.1 to 5.4), tolerance 2.00 %``."""
+    points = " points" if check.scale == "difference" else " %"
+    change = amount(check.change, check.scale)
+    ends = ""
+    if check.low is not None and check.high is not None and _is_telling(check):
+        ends = f" ({amount(check.low, check.scale)} to {amount(check.high, check.scale)})"
+    return f"{change}{points}{ends}, tolerance {100 * check.tolerance:.3g}{points}"
+
+
+def _is_telling(check: MetricCheck) -> bool:
+    """A thousandfold interval only says that there are too few repeats."""
+    low, high = check.low or 0.0, check.high or 0.0
+    return high <= 4 * low if check.scale == "ratio" else high - low <= 1
+
+
+def amount(value: float | None, scale: str) -> str:
+    """A change in percent, or in points of a share, with its sign; ``–`` for None."""
+    if value is None:
+        return "–"
+    percent = 100 * (value - 1 if scale == "ratio" else value)
+    if abs(percent) < 0.005:
+        return "±0"
+    size = f"{abs(percent):.3g}" if abs(percent) < 999.5 else f"{abs(percent):,.0f}"
+    return f"{'+' if percent >= 0 else '−'}{size}"
+
+
+def check_headline(result: CheckResult) -> str:
+    """What was compared with what, in half a sentence."""
+    known = [check for check in result.metrics if check.is_gated] or list(result.metrics)
+    repeats = (
+        f"{counted(known[0].num_candidate, 'repeat')} against {known[0].num_baseline}"
+        if known
+        else ""
+    )
+    commits = " against ".join(
+        dict.fromkeys(
+            f"commit {commit[:12]}"
+            for commit in (result.candidate_commit, result.baseline_commit)
+            if commit
+        )
+    )
+    facts = (result.baseline, repeats, commits, result.fingerprint.device)
+    return " · ".join(fact for fact in facts if fact)
+
+
+def check_sentences(result: CheckResult) -> Iterator[str]:
+    """What explains a loss, what is taken for granted, what could not be looked at."""
+    whole = sum(part.change_ns for part in result.parts)
+    if result.state in ("regressed", "inconclusive", "acknowledged") and whole > 0:
+        causes = sorted(result.parts, key=lambda part: -part.change_ns)
+        named = [part for part in causes if part.change_ns > 0.1 * whole][:3]
+        told = ", ".join(f"{PARTS[part.part]} {signed(part.change_ns)}" for part in named)
+        yield f"The traced step takes {signed(whole)}: {told}."
+    for check in result.metrics:
+        if check.state == "acknowledged":
+            yield f"The loss of {check.label} is acknowledged: {check.reason.rstrip('.')}."
+    for difference in result.unlike:
+        yield f"Not like for like, and allowed: {difference}."
+    yield from result.notes
+    for name, why in result.not_checked.items():
+        yield f"{name} was not checked: {why}."
+
+
+def check_tables(result: CheckResult, *, show_all: bool) -> Iterator[TableView]:
+    """Metrics that decide, those that are only shown, then where the traced step's change lies."""
+    del show_all
+    deciding = [check for check in result.metrics if check.is_gated]
+    others = [check for check in result.metrics if not check.is_gated]
+    if deciding:
+        yield _deciding_table(deciding)
+    if others:
+        yield _shown_table(others)
+    if any(part.change_ns for part in result.parts):
+        yield _parts_table(result)
+
+
+_FIGURES = (
+    TableColumn(title="metric", left=True),
+    TableColumn(title="baseline"),
+    TableColumn(title="now"),
+    TableColumn(title="change"),
+    TableColumn(title=f"{LEVEL} % interval", left=True),
+)
+
+
+def _figures(check: MetricCheck) -> tuple[str, ...]:
+    return (
+        check.metric,
+        _value(check.baseline, check.unit),
+        _value(check.candidate, check.unit),
+        amount(check.change, check.scale) + (" %" if check.scale == "ratio" else " pt"),
+        _interval(check),
+    )
+
+
+def _deciding_table(checks: list[MetricCheck]) -> TableView:
+    return TableView(
+        title="What decides",
+        caption="medians of repeats",
+        columns=(
+            *_FIGURES,
+            TableColumn(title="tolerance"),
+            TableColumn(title="p", wide_only=True),
+            TableColumn(title="", left=True),
+        ),
+        rows=tuple(
+            (*_figures(check), f"{100 * check.tolerance:.3g}", f"{check.p:.2g}", check.state)
+            for check in checks
+        ),
+    )
+
+
+def _shown_table(checks: list[MetricCheck]) -> TableView:
+    return TableView(
+        title="Shown only",
+        caption="--metrics makes them decide",
+        columns=(*_FIGURES, TableColumn(title="", left=True)),
+        rows=tuple((*_figures(check), _NOTABLE.get(check.state, "")) for check in checks),
+    )
+
+
+def _interval(check: MetricCheck) -> str:
+    if check.low is None or check.high is None or not _is_telling(check):
+        return ""
+    return f"{amount(check.low, check.scale)} to {amount(check.high, check.scale)}"
+
+
+def _value(value: float, unit: str) -> str:
+    if unit == "ns":
+        return format_duration(value)
+    return format_bytes(value) if unit == "B" else format_ratio(value)
+
+
+def _parts_table(result: CheckResult) -> TableView:
+    there = [part for part in result.parts if part.baseline_ns or part.candidate_ns]
+    rows = [
+        (
+            PARTS[part.part],
+            format_duration(part.baseline_ns),
+            format_duration(part.candidate_ns),
+            signed(part.change_ns),
+        )
+        for part in there
+    ]
+    return TableView(
+        title="Where the difference lies",
+        caption="mean traced step",
+        columns=(
+            TableColumn(title="part", left=True),
+            TableColumn(title="baseline"),
+            TableColumn(title="now"),
+            TableColumn(title="change"),
+        ),
+        rows=tuple(rows),
+    )
+
+
+# A gate's answer as text, Markdown and JSON, and for the machines of CI: JUnit and benchmarks ----
+
+
+def _page(result: CheckResult, options: RenderOptions) -> Page:
+    return Page(
+        verdict=check_verdict(result),
+        headline=check_headline(result),
+        sentences=tuple(check_sentences(result)),
+        tables=tuple(check_tables(result, show_all=options.show_all)),
+    )
+
+
+def _junit(result: CheckResult, _: RenderOptions) -> str:
+    """A test case per metric that decides; where too few repeats pass, they are skipped."""
+    deciding = [check for check in result.metrics if check.is_gated]
+    suite = ElementTree.Element("testsuite", name="distprof check")
+    for check in deciding:
+        said = _clean(f"{check.label}: {change_text(check)}. {check.why}")
+        outcome = _outcome(check, result)
+        case = _case(suite, check.metric)
+        if outcome == "system-out":
+            ElementTree.SubElement(case, outcome).text = said
+        else:
+            ElementTree.SubElement(case, outcome, message=said)
+    for name, why in result.not_checked.items():
+        ElementTree.SubElement(_case(suite, name), "skipped", message=_clean(why))
+    counts = {"failures": len(suite.findall("*/failure")), "errors": 0}
+    counts |= {"tests": len(suite), "skipped": len(suite.findall("*/skipped"))}
+    suites = ElementTree.Element("testsuites")
+    suites.append(suite)
+    for element in (suite, suites):
+        element.attrib |= {name: str(count) for name, count in counts.items()}
+    ElementTree.indent(suites)
+    return ElementTree.tostring(suites, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def _case(suite: ElementTree.Element, name: str) -> ElementTree.Element:
+    return ElementTree.SubElement(
+        suite, "testcase", classname="distprof.check", name=_clean(name), time="0"
+    )
+
+
+def _outcome(check: MetricCheck, result: CheckResult) -> str:
+    if fails(check.state, inconclusive_fails=result.inconclusive_fails):
+        return "failure"
+    return "skipped" if check.state == "inconclusive" else "system-out"
+
+
+def _clean(text: str) -> str:
+    """Without characters that XML cannot hold."""
+    return plain(text)
+
+
+def _benchmarks(result: CheckResult, _: RenderOptions) -> str:
+    """What github-action-benchmark reads as ``customSmallerIsBetter``.
+
+    Shares of which more is better are given as what is missing of 1.
+    """
+    return json.dumps([_benchmark(check) for check in result.metrics], indent=1) + "\n"
+
+
+def _benchmark(check: MetricCheck) -> dict[str, object]:
+    metric = find_metric(check.metric)
+    value, name = check.candidate, check.label
+    if metric is not None and metric.better == "higher":
+        value, name = 1 - value, f"lack of {check.label}"
+    if check.unit == "ns":
+        value, unit = value / 1e6, "ms"
+    elif check.unit == "B":
+        value, unit = value / 1e6, "MB"
+    else:
+        value, unit = 100 * value, "%"
+    found: dict[str, object] = {"name": name, "unit": unit, "value": round(value, 6)}
+    if check.low is not None and check.high is not None:
+        ends = [amount(end, check.scale) for end in (check.low, check.high)]
+        found["range"] = f"{ends[0]} to {ends[1]} {'%' if check.scale == 'ratio' else 'points'}"
+    return {**found, "extra": f"{check.state}: {change_text(check)}"}
+
+
+CHECK_REPORTERS: dict[str, Callable[[CheckResult, RenderOptions], str]] = {
+    **page_reporters(_page),
+    "junit": _junit,
+    "benchmark": _benchmarks,
+}
+"""Name of a format to what writes a gate's answer in it."""

@@ -1,0 +1,477 @@
+"""A metric over commits: repeats of a commit make a point, and points say where it changed.
+
+Each point is held against the points before it as a run is against its baseline, every commit being
+a session. Where one counts as a change, a new level begins with it: later points are compared with
+that level, so that a loss is marked once, at the commit that brought it, and its repair as well.
+
+A commit with too few repeats of its own may be confirmed by those after it, as long as each is
+beyond the tolerance in the same direction: then commits are compared, and not their repeats.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from distprof.artefacts.summary_file import Fingerprint, SummaryFile
+from distprof.costs.repeats import compare_pairs, pseudo_median
+from distprof.run.fingerprint import differences
+from distprof.verbs.gate.decide import FEWEST_SESSIONS, Decision, decide
+from distprof.verbs.gate.metrics import METRICS, Metric
+
+__all__ = [
+    "HISTORY_METRICS",
+    "HISTORY_SCHEMA",
+    "History",
+    "HistoryPoint",
+    "HistorySeries",
+    "by_series",
+    "find_history_metric",
+    "series_of",
+    "trace_metric",
+    "unit_of",
+]
+
+HISTORY_SCHEMA = "distprof.history/1"
+
+State = Literal["first", "passed", "regressed", "improved", "inconclusive"]
+_LEAD = 3  # windows that are judged before the first point that is shown
+_UNITS = {"step_time": "ns", "memory": "B", "throughput": "/s", "energy": "J"}
+
+
+def _throughput(summary: SummaryFile) -> float | None:
+    """Tokens, else samples, of all ranks in a second of the median step."""
+    work = summary.tokens_per_step or summary.samples_per_step
+    if not work or not summary.step_ns:
+        return None
+    step = float(np.median(summary.step_ns))
+    return 1e9 * work / step if step > 0 else None
+
+
+HISTORY_METRICS = (
+    *(metric for metric in METRICS if metric.name != "efficiency"),  # that is of a pair of sizes
+    Metric(
+        name="throughput",
+        label="throughput",
+        better="higher",
+        scale="ratio",
+        tolerance=0.02,
+        read=_throughput,
+    ),
+    Metric(
+        name="mfu",
+        label="model FLOP utilisation",
+        better="higher",
+        scale="ratio",
+        tolerance=0.02,
+        read=lambda summary: summary.mfu_ratio,
+    ),
+    Metric(
+        name="energy",
+        label="energy per step",
+        better="lower",
+        scale="ratio",
+        tolerance=0.02,
+        read=lambda summary: summary.energy_per_step_j,
+    ),
+)
+"""What a history can show."""
+
+
+class HistoryPoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """All runs of one commit.
+
+    Args:
+        commit: Of the code; empty where unknown. Such runs are one point per label, else each one.
+        label: Of its newest run.
+        created_ns: When its first run ended, ns since the epoch.
+        num_runs: Repeats.
+        value: Their median, in the unit of the metric.
+        low: Lower end of the 95 % interval of their centre; None with fewer than two repeats.
+        high: Upper end.
+        state: ``first`` where nothing came before it; else as
+            :class:`~distprof.verbs.gate.decide.Decision` has it.
+        change: Against the points before it, a ratio or a difference; None for the first.
+        change_low: Lower end of its 90 % interval; None where there are too few repeats.
+        change_high: Upper end.
+        num_before: Points that it is held against.
+        num_after: Later points that confirmed it.
+        needed_repeats: More repeats that would decide it; None where decided, or none would.
+        why: Of the state, one sentence.
+        software: Versions and variables that are not those of the point before; only where the
+            state is ``regressed`` or ``improved``.
+    """
+
+    commit: str
+    label: str
+    created_ns: int
+    num_runs: int
+    value: float
+    low: float | None = None
+    high: float | None = None
+    state: State = "first"
+    change: float | None = None
+    change_low: float | None = None
+    change_high: float | None = None
+    num_before: int = 0
+    num_after: int = 0
+    needed_repeats: int | None = None
+    why: str = ""
+    software: tuple[str, ...] = ()
+
+
+class HistorySeries(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One job on one kind of hardware.
+
+    Args:
+        key: Same for runs that may be compared; 12 hexadecimal digits.
+        fingerprint: Of its newest run.
+        points: In order of time.
+        num_earlier: Points before these, not shown.
+        num_without: Runs that do not have the metric.
+    """
+
+    key: str
+    fingerprint: Fingerprint
+    points: tuple[HistoryPoint, ...] = ()
+    num_earlier: int = 0
+    num_without: int = 0
+
+
+class History(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A metric over commits.
+
+    Args:
+        schema: Of this document.
+        distprof_version: Who made it.
+        source: Folder or URL of the history.
+        metric: Its name.
+        label: For people.
+        unit: ``ns``, ``B``, ``/s``, ``J`` or ``ratio``.
+        better: Which direction is an improvement: ``lower`` or ``higher``.
+        scale: ``ratio``: changes are quotients; ``difference``: differences.
+        tolerance: Loss that is accepted.
+        window: Points that one is held against, at most.
+        series: The one with the newest run first.
+        notes: What else to know, one sentence each.
+    """
+
+    schema: str = HISTORY_SCHEMA
+    distprof_version: str
+    source: str
+    metric: str
+    label: str
+    unit: str
+    better: str
+    scale: str
+    tolerance: float
+    window: int
+    series: tuple[HistorySeries, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Commit:
+    """Runs of one commit that have the metric, oldest first, and their values."""
+
+    runs: tuple[SummaryFile, ...]
+    values: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Judged:
+    decision: Decision
+    num_before: int
+    num_after: int = 0
+
+
+def find_history_metric(name: str) -> Metric | None:
+    """The metric of that name."""
+    return next((metric for metric in HISTORY_METRICS if metric.name == name), None)
+
+
+def unit_of(metric: Metric) -> str:
+    """``ns``, ``B``, ``/s``, ``J`` or ``ratio``."""
+    return _UNITS.get(metric.name, "ratio")
+
+
+def series_of(print_: Fingerprint) -> str:
+    """Same for the same hardware, job and configuration; software may differ."""
+    known = msgspec.to_builtins(print_)
+    kept = {name: value for name, value in known.items() if name not in ("versions", "environment")}
+    kept["config"] = {
+        name: value for name, value in known["config"].items() if not name.startswith("probes.")
+    }
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def by_series(summaries: Sequence[SummaryFile]) -> dict[str, list[SummaryFile]]:
+    """Runs of each series, oldest first; the series with the newest run first."""
+    found: dict[str, list[SummaryFile]] = {}
+    for summary in sorted(summaries, key=lambda one: one.created_ns):
+        found.setdefault(series_of(summary.fingerprint), []).append(summary)
+    return dict(sorted(found.items(), key=lambda item: -item[1][-1].created_ns))
+
+
+def trace_metric(
+    series: Mapping[str, Sequence[SummaryFile]],
+    metric: Metric,
+    *,
+    source: str,
+    version: str,
+    tolerance: float | None = None,
+    window: int = 8,
+    last: int | None = None,
+    notes: Sequence[str] = (),
+) -> History:
+    """Follow a metric over the commits of each series.
+
+    Args:
+        series: As :func:`by_series` makes them.
+        metric: One of :data:`HISTORY_METRICS`.
+        source: Folder or URL of the history.
+        version: Of distprof.
+        tolerance: Loss that is accepted; None for the metric's own.
+        window: Points that one is held against, at most.
+        last: Newest points of each series to show; None for all.
+        notes: What to pass on.
+
+    Raises:
+        ValueError: If the window or ``last`` is below 1.
+    """
+    if window < 1 or (last is not None and last < 1):
+        raise ValueError("a window and a number of points are at least 1")
+    accepted = metric.tolerance if tolerance is None else tolerance
+    return History(
+        distprof_version=version,
+        source=source,
+        metric=metric.name,
+        label=metric.label,
+        unit=unit_of(metric),
+        better=metric.better,
+        scale=metric.scale,
+        tolerance=accepted,
+        window=window,
+        series=tuple(
+            _one_series(key, runs, metric, accepted, window, last) for key, runs in series.items()
+        ),
+        notes=tuple(notes),
+    )
+
+
+def _one_series(
+    key: str,
+    runs: Sequence[SummaryFile],
+    metric: Metric,
+    tolerance: float,
+    window: int,
+    last: int | None,
+) -> HistorySeries:
+    commits = _commits(runs, metric)
+    first = max(len(commits) - last, 0) if last is not None else 0
+    begin = max(first - _LEAD * window, 0)
+    judged = _judged(commits[begin:], metric, tolerance, window, num_unshown=first - begin)
+    points = tuple(
+        _point(commits[i], commits[i - 1] if i else None, judged[i - begin], metric)
+        for i in range(first, len(commits))
+    )
+    return HistorySeries(
+        key=key,
+        fingerprint=runs[-1].fingerprint,
+        points=points,
+        num_earlier=first,
+        num_without=len(runs) - sum(len(commit.values) for commit in commits),
+    )
+
+
+def _commits(runs: Sequence[SummaryFile], metric: Metric) -> list[_Commit]:
+    """Runs by commit, in order of each commit's first run."""
+    found: dict[object, list[tuple[SummaryFile, float]]] = {}
+    for number, run in enumerate(runs):
+        value = metric.read(run)
+        if value is not None and _can_be(float(value), metric):
+            key = run.git_commit or (run.label and ("label", run.label)) or number
+            found.setdefault(key, []).append((run, float(value)))
+    return [
+        _Commit(runs=tuple(run for run, _ in each), values=tuple(value for _, value in each))
+        for each in found.values()
+    ]
+
+
+def _can_be(value: float, metric: Metric) -> bool:
+    return math.isfinite(value) and (value > 0 or (metric.scale == "difference" and value == 0))
+
+
+def _judged(
+    commits: Sequence[_Commit],
+    metric: Metric,
+    tolerance: float,
+    window: int,
+    *,
+    num_unshown: int = 0,
+) -> list[_Judged | None]:
+    """What the commits before say of each; None for the first.
+
+    Of the ``num_unshown`` first ones only changes matter; those that cannot be one are None too.
+    """
+    found: list[_Judged | None] = []
+    start, noise = 0, None
+    for i in range(len(commits)):
+        before = commits[max(start, i - window) : i]
+        if not before or (i < num_unshown and _is_near(before, commits[i], metric, tolerance)):
+            found.append(None)
+            continue
+        judged = _judge(before, commits[i : i + window], metric, tolerance, noise)
+        found.append(judged)
+        if judged.decision.state in ("regressed", "improved"):
+            noise = _noise(before, metric) if len(before) >= FEWEST_SESSIONS else noise
+            start = i  # a new level, which is as noisy as the one before
+    return found
+
+
+def _is_near(before: Sequence[_Commit], this: _Commit, metric: Metric, tolerance: float) -> bool:
+    """Whether it lies within the tolerance, however one takes the middle: then it is no change."""
+    centre = pseudo_median(_additive(this.values, metric))
+    pooled = [value for commit in before for value in commit.values]
+    middles = (pooled, [_centre(commit, metric) for commit in before])
+    changes = [float(centre - pseudo_median(_additive(each, metric))) for each in middles]
+    return max(map(abs, changes)) < (
+        math.log1p(tolerance) if metric.scale == "ratio" else tolerance
+    )
+
+
+def _judge(
+    before: Sequence[_Commit],
+    these: Sequence[_Commit],
+    metric: Metric,
+    tolerance: float,
+    noise: float | None,
+) -> _Judged:
+    """The first of ``these``; with those after it, where they confirm what it alone leaves open."""
+    alone = _decide(before, these[0], metric, tolerance, noise)
+    direction = _direction(alone, metric, tolerance)
+    if alone.state == "inconclusive" and direction:
+        for count in range(2, len(these) + 1):
+            later = _decide(before, these[count - 1], metric, tolerance, noise)
+            if _direction(later, metric, tolerance) != direction:
+                break
+            together = _decide_commits(before, these[:count], metric, tolerance)
+            if together.state in ("regressed", "improved"):
+                return _Judged(decision=together, num_before=len(before), num_after=count - 1)
+    return _Judged(decision=alone, num_before=len(before))
+
+
+def _decide(
+    before: Sequence[_Commit],
+    this: _Commit,
+    metric: Metric,
+    tolerance: float,
+    noise: float | None,
+) -> Decision:
+    """By repeats: the commits before are sessions, and this is one more."""
+    return decide(
+        [value for commit in before for value in commit.values],
+        this.values,
+        tolerance=tolerance,
+        better=metric.better,
+        scale=metric.scale,
+        sessions=[number for number, commit in enumerate(before) for _ in commit.values],
+        session_noise=noise,
+        can_repeat_baseline=False,
+    )
+
+
+def _decide_commits(
+    before: Sequence[_Commit], these: Sequence[_Commit], metric: Metric, tolerance: float
+) -> Decision:
+    """By commits: the centre of each is one value, in which what sessions differ is contained."""
+    return decide(
+        [_centre(commit, metric) for commit in before],
+        [_centre(commit, metric) for commit in these],
+        tolerance=tolerance,
+        better=metric.better,
+        scale=metric.scale,
+        session_noise=0.0,
+        can_repeat_baseline=False,
+    )
+
+
+def _direction(decision: Decision, metric: Metric, tolerance: float) -> int:
+    """1 where the estimate is worse by more than the tolerance, −1 where it is better, else 0."""
+    change = math.log(decision.change) if metric.scale == "ratio" else decision.change
+    worse = change if metric.better == "lower" else -change
+    limit = math.log1p(tolerance) if metric.scale == "ratio" else tolerance
+    return (worse > limit) - (worse < -limit)
+
+
+def _noise(commits: Sequence[_Commit], metric: Metric) -> float:
+    """Standard deviation of their centres; relative where changes are quotients."""
+    centres = [_centre(commit, metric) for commit in commits]
+    return float(np.std(_additive(centres, metric), ddof=1))
+
+
+def _centre(commit: _Commit, metric: Metric) -> float:
+    centre = float(pseudo_median(_additive(commit.values, metric)))
+    return math.exp(centre) if metric.scale == "ratio" else centre
+
+
+def _additive(values: Sequence[float], metric: Metric) -> list[float]:
+    return [math.log(value) if metric.scale == "ratio" else value for value in values]
+
+
+def _point(
+    commit: _Commit, earlier: _Commit | None, judged: _Judged | None, metric: Metric
+) -> HistoryPoint:
+    low, high = _interval(commit.values, metric)
+    point = HistoryPoint(
+        commit=commit.runs[0].git_commit,
+        label=commit.runs[-1].label,
+        created_ns=commit.runs[0].created_ns,
+        num_runs=len(commit.values),
+        value=float(np.median(commit.values)),
+        low=low,
+        high=high,
+    )
+    if judged is None:
+        return point
+    found = judged.decision
+    is_change = found.state in ("regressed", "improved")
+    return msgspec.structs.replace(
+        point,
+        state=found.state,
+        change=found.change,
+        change_low=found.low,
+        change_high=found.high,
+        num_before=judged.num_before,
+        num_after=judged.num_after,
+        needed_repeats=found.needed_repeats,
+        why=found.why,
+        software=tuple(_software(earlier, commit)) if is_change and earlier else (),
+    )
+
+
+def _interval(values: Sequence[float], metric: Metric) -> tuple[float | None, float | None]:
+    """95 % interval of the centre of repeats; nothing for fewer than two."""
+    if len(values) < 2:
+        return None, None
+    data = np.asarray(_additive(values, metric))
+    around = compare_pairs(np.zeros(len(data)), data)
+    ends = (around.low, around.high)
+    if metric.scale == "ratio":
+        ends = (math.exp(max(ends[0], -700.0)), math.exp(min(ends[1], 700.0)))
+    return ends
+
+
+def _software(earlier: _Commit, commit: _Commit) -> Iterator[str]:
+    before, now = earlier.runs[-1].fingerprint, commit.runs[0].fingerprint
+    for difference in differences(before, now):
+        if difference.group == "software":
+            first, second = difference.first or "not set", difference.second or "not set"
+            yield f"{difference.field}: {first} → {second}"

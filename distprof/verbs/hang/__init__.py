@@ -1,0 +1,1 @@
+"""Who is missing where a job is stuck."""

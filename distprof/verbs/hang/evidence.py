@@ -1,0 +1,491 @@
+"""Finding the dumps of a job in a folder, and the logs and stacks beside them.
+
+Dumps are told by their content; whose they are, by the folder of the rank or the last
+number in the file's name: ``_dump_3``, ``nccl_trace_rank_3``, ``fr_rank3.gz``,
+``rank00003/flight.json``.
+"""
+
+from __future__ import annotations
+
+import gzip
+import re
+import zlib
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from distprof.artefacts import FLIGHT_FILE, STACKS_FILE
+from distprof.errors import DistprofError, InputError
+from distprof.ingest.executor import Outcome, Progress, map_each, running
+from distprof.ingest.flight.recorder import MAX_BYTES, looks_like_dump, parse_flight
+from distprof.ingest.job.files import Folder
+from distprof.ingest.job.run_directory import find_run_directory, open_run_directory
+from distprof.run.flight import FlightDump
+from distprof.units import name_ranks
+from distprof.verbs.hang.result import HangEvidence, LogLine
+
+__all__ = [
+    "DumpFile",
+    "LogFile",
+    "calls_of_stacks",
+    "find_files",
+    "read_dump",
+    "read_evidence",
+    "scan_log",
+]
+
+MAX_LINES = 50
+
+MAX_TEXT = 300
+
+MAX_HEAD_BYTES = 1 << 22
+
+MAX_TAIL_BYTES = 1 << 24
+
+MAX_CALLS = 30
+
+_PATTERNS: tuple[tuple[str, re.Pattern[bytes]], ...] = tuple(
+    (about, re.compile(pattern))
+    for about, pattern in (
+        (
+            "timeout",
+            rb"(?i)watchdog caught|collective operation timeout|WorkNCCL\(SeqNum|Timed out waiting"
+            rb"|heartbeat monitor timed out|watchdog got stuck",
+        ),
+        (
+            "device",
+            rb"\bXid\b|NVRM:|uncorrectable ECC|ECC error|CUDA error|cudaError[A-Z]|fell off the bus"
+            rb"|HIP error|GPU hang|unspecified launch failure",
+        ),
+        (
+            "peer",
+            rb"(?i)connection (?:closed by peer|reset by peer|refused)|ncclRemoteError"
+            rb"|remote process exited|peer may have crashed|socketProgress",
+        ),
+        (
+            "nccl",
+            rb"NCCL WARN|ncclSystemError|ncclInternalError|ncclUnhandledCudaError"
+            rb"|Got completion from peer|IBV_WC_|NET/\w+.{0,40}(?:error|fail)",
+        ),
+        (
+            "error",
+            rb"out of memory|OutOfMemoryError|oom[-_]kill|Killed process|Segmentation fault"
+            rb"|Fatal Python error|^\w*(?:Error|Exception): ",
+        ),
+    )
+)
+
+_ANY = re.compile(
+    rb"(?i)watchdog|timed? ?out|nccl ?(?:warn|[a-z]*error)|cuda ?error|hip error|\bxid\b|nvrm"
+    rb"|\becc\b"
+    rb"|connection|exited|crashed|completion|net/|memory|oom|fault|fatal|(?:error|exception): "
+    rb"|fell off|gpu hang|launch failure|killed|socketprogress|ibv_wc|WorkNCCL"
+)
+
+_RANK = re.compile(rb"\[?\b[Rr]ank[ :=]?(\d{1,7})\]?")
+
+_NOISE = re.compile(rb"NCCL INFO|NCCL TRACE|DEBUG")
+
+_STACK_FRAME = re.compile(r'^\s+File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<name>.*)$')
+
+_LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib/python\d|^<frozen")
+
+_STACK_THREAD = re.compile(r"^(?:Current t|T)hread 0x[0-9a-f]+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogFile:
+    """A log to be scanned. Picklable, so that another process can read it.
+
+    Args:
+        folder: Where it is.
+        name: Its name there.
+        shown: What to call it.
+        rank: Whose it is, None when its place does not tell.
+    """
+
+    folder: Folder
+    name: str
+    shown: str
+    rank: int | None
+
+
+def scan_log(log: LogFile) -> tuple[LogLine, ...]:
+    """Lines that tell of trouble, alike ones once; of a large file its beginning and its end.
+
+    Returns:
+        The first lines found, in order; none where the file cannot be read.
+    """
+    found: list[LogLine] = []
+    seen: set[tuple[str, bytes]] = set()
+    for number, line in _lines(log):
+        about = _about(line)
+        key = (about, re.sub(rb"\d+", b"0", line[:200]))
+        if not about or key in seen:
+            continue
+        seen.add(key)
+        text = line.strip().decode("utf-8", "replace")[:MAX_TEXT]
+        found.append(
+            LogLine(rank=_rank(line, log.rank), file=log.shown, line=number, about=about, text=text)
+        )
+        if len(found) == MAX_LINES:
+            break
+    return tuple(found)
+
+
+def _lines(log: LogFile) -> Iterator[tuple[int, bytes]]:
+    """Numbered lines; those between head and tail of a large file are left out."""
+    size = log.folder.size(log.name) or 0
+    number = 0
+    try:
+        with log.folder.open(log.name) as stream:
+            while line := stream.readline(1 << 16):
+                number += 1
+                if _ANY.search(line):
+                    yield number, line
+                at = stream.tell()
+                if MAX_HEAD_BYTES < at < size - MAX_TAIL_BYTES:
+                    stream.seek(size - MAX_TAIL_BYTES)
+                    stream.readline(1 << 16)
+    except OSError:
+        return
+
+
+def _about(line: bytes) -> str:
+    if _NOISE.search(line):
+        return ""
+    return next((about for about, pattern in _PATTERNS if pattern.search(line)), "")
+
+
+def _rank(line: bytes, rank: int | None) -> int | None:
+    if rank is not None:
+        return rank
+    match = _RANK.search(line)
+    return int(match[1]) if match else None
+
+
+def calls_of_stacks(text: str) -> tuple[str, ...]:
+    """The training thread's calls in a dump of Python's fault handler, innermost first.
+
+    Python prints the main thread last; threads without Python code are left out. Calls inside
+    libraries are left out where there are others.
+    """
+    threads: list[list[tuple[str, bool]]] = []
+    for line in text.splitlines():
+        if _STACK_THREAD.match(line):
+            threads.append([])
+        elif threads and (match := _STACK_FRAME.match(line)) and len(threads[-1]) < MAX_CALLS:
+            path = match["file"]
+            call = f"{match['name']} ({path.rpartition('/')[2]}:{match['line']})"[:MAX_TEXT]
+            threads[-1].append((call, _LIBRARY.search(path) is None))
+    calls = next((calls for calls in reversed(threads) if calls), [])
+    has_own = any(is_own for _, is_own in calls)
+    return tuple(call for call, is_own in calls if is_own or not has_own)
+
+
+# Finding the dumps of a job in a folder, and the logs and stacks beside them ---------------------
+
+MAX_FILES = 200_000
+
+MAX_DEPTH = 4
+
+MAX_LOGS = 4_096
+
+MAX_WORLD = 1 << 20
+
+_HEAD_BYTES = 4_096
+
+_FEW = 8  # fewer dumps are read here: a pool of processes would cost more than it brings
+
+_MOST_NAMED = 5
+
+_RANK_FOLDER = re.compile(r"^rank[_-]?(\d{1,7})$")
+
+_STEM = re.compile(r"(?:\.(?:json|pickle|pkl|bin|dat|gz))+$")
+
+_RANK_WORD = re.compile(r"rank[_-]?(\d{1,7})(?!\d)")
+
+_LAST_NUMBER = re.compile(r"(?<!\d)(\d{1,7})$")
+
+_LOG = re.compile(r"\.(?:log|out|err)$|^(?:stdout|stderr)$|^nccl.*\.txt$")
+
+_NOT_DUMPS = re.compile(
+    r"\.(?:jsonl|log|out|err|txt|parquet|toml|py|md|html)(?:\.gz)?$|^report\.json$"
+)
+
+_SKIPPED = frozenset(("cache", ".git", "__pycache__"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DumpFile:
+    """A file that may be a dump. Picklable, so that another process can read it.
+
+    Args:
+        folder: Where it is.
+        name: Its name there.
+        shown: What to call it, relative to the source.
+        rank: Whose it is.
+        is_certain: Whether its name alone says that it is a dump.
+    """
+
+    folder: Folder
+    name: str
+    shown: str
+    rank: int
+    is_certain: bool = False
+
+
+def read_evidence(
+    source: str, *, executor: str = "process", progress: Progress | None = None
+) -> HangEvidence:
+    """Read all dumps of a folder, and the logs and stacks beside them.
+
+    Args:
+        source: A folder of dumps, a run directory, or one dump.
+        executor: Where dumps are read when there are many.
+        progress: Called with the number of dumps read and of all.
+
+    Raises:
+        InputError: If there is no dump that can be read.
+    """
+    root, dumps, logs, stacks = find_files(source)
+    if not dumps:
+        raise _nothing(source)
+    with running(executor if len(dumps) > _FEW else "serial") as pool:
+        outcomes = map_each(pool, read_dump, dumps, progress)
+    notes: list[str] = []
+    good = _chosen(dumps, outcomes, source, notes)
+    return _with_run(
+        HangEvidence(
+            source=source,
+            dumps=good,
+            log_lines=_scanned(logs),
+            stacks={rank: calls for rank, calls in _stacks(stacks) if calls},
+            notes=tuple(notes),
+        ),
+        root,
+    )
+
+
+def find_files(
+    source: str,
+) -> tuple[Folder, list[DumpFile], list[LogFile], list[tuple[int, Folder]]]:
+    """The folder, and in it dumps, logs, and folders of ranks that hold stacks."""
+    path = source.rstrip("/") or source
+    root = Folder(path if "://" in path else str(Path(path).expanduser()))
+    dumps: list[DumpFile] = []
+    logs: list[LogFile] = []
+    stacks: list[tuple[int, Folder]] = []
+    if not root.names() and "://" not in path and Path(root.path).is_file():
+        file = Path(root.path)
+        dump = _dump_file(Folder(str(file.parent)), file.name, file.name, None)
+        return Folder(str(file.parent)), [dump or _alone(file)], [], []
+    for folder, name, shown in _walk(root):
+        rank = _folder_rank(folder)
+        if name == STACKS_FILE and rank is not None:
+            stacks.append((rank, folder))
+        elif _LOG.search(name):
+            logs.append(
+                LogFile(folder=folder, name=name, shown=shown, rank=_log_rank(folder, name))
+            )
+        elif (dump := _dump_file(folder, name, shown, rank)) is not None:
+            dumps.append(dump)
+    return root, sorted(dumps, key=lambda dump: (dump.rank, dump.shown)), logs, stacks
+
+
+def _walk(root: Folder) -> Iterator[tuple[Folder, str, str]]:
+    """Every file, with its folder and its path within the source; bounded in depth and number."""
+    ahead: list[tuple[Folder, str, int]] = [(root, "", 0)]
+    count = 0
+    while ahead:
+        folder, prefix, depth = ahead.pop()
+        for name in folder.names():
+            count += 1
+            if count > MAX_FILES:
+                return
+            if folder.size(name) is not None:
+                yield folder, name, f"{prefix}{name}"
+            elif depth < MAX_DEPTH and name not in _SKIPPED:
+                ahead.append((folder.child(name), f"{prefix}{name}/", depth + 1))
+
+
+def _folder_rank(folder: Folder) -> int | None:
+    match = _RANK_FOLDER.match(folder.name)
+    return int(match[1]) if match else None
+
+
+def _log_rank(folder: Folder, name: str) -> int | None:
+    own = _folder_rank(folder)
+    match = _RANK_WORD.search(name)
+    return own if own is not None else int(match[1]) if match else None
+
+
+def _dump_file(folder: Folder, name: str, shown: str, rank: int | None) -> DumpFile | None:
+    """A dump by its name; else by a number in its name and the start of its content."""
+    if rank is not None and name in (FLIGHT_FILE, f"{FLIGHT_FILE}.gz"):
+        return DumpFile(folder=folder, name=name, shown=shown, rank=rank, is_certain=True)
+    if _NOT_DUMPS.search(name):
+        return None
+    stem = _STEM.sub("", name)
+    match = _RANK_WORD.search(stem) or _LAST_NUMBER.search(stem)
+    number = int(match[1]) if match else rank
+    if number is None or not looks_like_dump(_head(folder, name)):
+        return None
+    return DumpFile(folder=folder, name=name, shown=shown, rank=number)
+
+
+def _alone(file: Path) -> DumpFile:
+    return DumpFile(
+        folder=Folder(str(file.parent)), name=file.name, shown=file.name, rank=0, is_certain=True
+    )
+
+
+def _head(folder: Folder, name: str) -> bytes:
+    try:
+        with folder.open(name) as stream:
+            head = stream.read(_HEAD_BYTES)
+            if head[:2] == b"\x1f\x8b":
+                stream.seek(0)
+                with gzip.GzipFile(fileobj=stream) as unpacked:
+                    head = unpacked.read(_HEAD_BYTES)
+    except (OSError, EOFError, zlib.error):
+        return b""
+    return head
+
+
+def read_dump(file: DumpFile) -> FlightDump:
+    """Read one dump.
+
+    Raises:
+        InputError: If it cannot be used.
+    """
+    try:
+        data = file.folder.read(file.name, MAX_BYTES)
+    except OSError as error:
+        raise InputError(
+            file.shown, expected="a readable file", found=error.strerror or str(error)
+        ) from error
+    dump = parse_flight(data, rank=file.rank, source=file.shown)
+    return replace(dump, written_ns=_written_ns(file))
+
+
+def _written_ns(file: DumpFile) -> int | None:
+    if not file.folder.is_local:
+        return None
+    try:
+        return Path(file.folder.path, file.name).stat().st_mtime_ns
+    except OSError:
+        return None
+
+
+def _chosen(
+    files: Sequence[DumpFile],
+    outcomes: Sequence[Outcome[FlightDump]],
+    source: str,
+    notes: list[str],
+) -> tuple[FlightDump, ...]:
+    """The newest dump of each rank; what cannot be read is noted."""
+    by_rank: dict[int, list[FlightDump]] = defaultdict(list)
+    broken: list[tuple[DumpFile, str]] = []
+    for file, outcome in zip(files, outcomes, strict=True):
+        if outcome.result is not None:
+            by_rank[file.rank].append(outcome.result)
+        elif outcome.failure is not None:
+            broken.append((file, _reason(outcome.failure.error)))
+    if not by_rank:
+        raise _unreadable(source, broken)
+    for file, reason in broken[:_MOST_NAMED]:
+        notes.append(f"{file.shown} is not read: {reason}.")
+    if len(broken) > _MOST_NAMED:
+        notes.append(f"{len(broken) - _MOST_NAMED:,} more files are not read.")
+    several = [rank for rank, dumps in by_rank.items() if len(dumps) > 1]
+    if several:
+        notes.append(f"Several dumps of {name_ranks(several)}: the newest of each is used.")
+    return tuple(max(by_rank[rank], key=_newest) for rank in sorted(by_rank))
+
+
+def _newest(dump: FlightDump) -> tuple[int, str]:
+    created = dump.entries["created_ns"]
+    return (int(created.max()) if len(created) else 0), dump.source
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, InputError):
+        return error.found
+    return str(error) if isinstance(error, DistprofError) else type(error).__name__
+
+
+def _unreadable(source: str, broken: Sequence[tuple[DumpFile, str]]) -> InputError:
+    file, reason = broken[0]
+    more = f" ({len(broken)} files in all)" if len(broken) > 1 else ""
+    return InputError(
+        source,
+        expected="dumps of torch's Flight Recorder",
+        found=f"{file.shown}: {reason}{more}",
+        fix="dump again: TORCH_FR_DUMP_TEMP_FILE says where to; or distprof attach RUN --flight",
+    )
+
+
+def _nothing(source: str) -> InputError:
+    return InputError(
+        source,
+        expected="dumps of torch's Flight Recorder, such as nccl_trace_rank_0 or "
+        f"rank00000/{FLIGHT_FILE}",
+        found="none" if Folder(source).names() else "no such folder, or nothing in it",
+        fix="set TORCH_FR_BUFFER_SIZE=2000 and TORCH_NCCL_DUMP_ON_TIMEOUT=1 before the run; of a "
+        "job that runs under distprof: distprof attach RUN --flight",
+    )
+
+
+def _scanned(logs: Sequence[LogFile]) -> tuple[LogLine, ...]:
+    lines = [line for log in logs[:MAX_LOGS] for line in scan_log(log)]
+    order = sorted(
+        lines, key=lambda line: (line.rank is None, line.rank or 0, line.file, line.line)
+    )
+    return tuple(order)
+
+
+def _stacks(folders: Sequence[tuple[int, Folder]]) -> Iterator[tuple[int, tuple[str, ...]]]:
+    for rank, folder in folders:
+        try:
+            text = folder.read(STACKS_FILE, 1 << 24).decode("utf-8", "replace")
+        except OSError:
+            continue
+        yield rank, calls_of_stacks(text)
+
+
+def _sane(world_size: int | None) -> int | None:
+    """The size of a job, None where it cannot be one."""
+    return world_size if world_size is not None and 0 < world_size <= MAX_WORLD else None
+
+
+def _with_run(evidence: HangEvidence, root: Folder) -> HangEvidence:
+    """What a run directory says of the job: its size, hosts, and how its ranks ended."""
+    try:
+        found = find_run_directory(root.path)
+    except InputError:
+        return evidence
+    if found is None:
+        return evidence
+    job = open_run_directory(found)
+    failed = {e.rank: f"{e.kind}: {' '.join(e.message.split())[:200]}" for e in reversed(job.errors)
+              if not e.is_peer_loss}  # fmt: skip
+    for entry in job.job.ranks:
+        ended = entry.exit
+        if ended and ended.signal and not ended.by_launcher and entry.rank not in failed:
+            failed[entry.rank] = f"its process ended by {ended.signal}"
+    told = {line.rank for line in evidence.log_lines if line.about in ("peer", "timeout")}
+    lost = tuple(
+        LogLine(rank=e.rank, file="error.json", line=1, about="peer", text=e.message[:300])
+        for e in job.errors
+        if e.is_peer_loss and e.rank not in told
+    )
+    return replace(
+        evidence,
+        world_size=_sane(job.job.world_size),
+        hosts={entry.rank: entry.host for entry in job.job.ranks if entry.host},
+        failed=failed,
+        log_lines=(*lost, *evidence.log_lines),
+        has_ended_well=job.job.outcome == "completed",
+    )

@@ -1,0 +1,334 @@
+"""Process groups across ranks: who is a member, and how far each member came.
+
+A group is known by its name and its members, because split groups share a name. The recorder keeps
+progress by the number that a group has within a process; numbers are given in the order in which
+groups are made, and so are names where they are numbers: that is how the two are joined on a rank
+whose ring holds no entry of a group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from distprof.run.flight import FlightDump, FlightState, GroupStatus
+from distprof.schema import Int64Array
+from distprof.verbs.hang.result import Cadence
+
+__all__ = ["JobGroup", "Member", "cadence", "job_groups"]
+
+_DEFAULT = ("default_pg", "0", "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """How far one rank came in one group.
+
+    Args:
+        rank: Global rank.
+        dump: Its dump.
+        collectives: int64, rows of its entries that are collectives of this group, by launch.
+        seq: int64, their sequence numbers.
+        pending: bool, whether each had not completed when the rank dumped.
+        messages: int64, rows of messages that had not completed.
+        enqueued: Latest collective launched, None when not known.
+        completed: Latest collective known to have completed, None when not known.
+        tells_completion: Whether its backend says so at all; gloo does not.
+    """
+
+    rank: int
+    dump: FlightDump
+    collectives: Int64Array
+    seq: Int64Array
+    pending: np.typing.NDArray[np.bool_]
+    messages: Int64Array
+    enqueued: int | None
+    completed: int | None
+    tells_completion: bool
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether its ring goes back to the start of the job, so that what it lacks never was."""
+        record = self.dump.entries["record"]
+        return len(record) > 0 and int(record[0]) == 0
+
+    def row_of(self, seq: int) -> int | None:
+        """The row of its collective ``seq``; None where the ring does not hold it."""
+        at = np.flatnonzero(self.seq == seq)
+        return int(self.collectives[at[0]]) if len(at) else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobGroup:
+    """One process group of the job.
+
+    Args:
+        name: Its name.
+        description: What its maker calls it, empty when nothing.
+        ranks: Global ranks of all members, ascending.
+        members: Those that dumped, by rank.
+        knows_ranks: Whether a dump says who the members are; else they are those seen.
+    """
+
+    name: str
+    description: str
+    ranks: tuple[int, ...]
+    members: Mapping[int, Member] = field(default_factory=dict)
+    knows_ranks: bool = True
+
+    @property
+    def silent(self) -> tuple[int, ...]:
+        """Members that left no dump."""
+        return tuple(rank for rank in self.ranks if rank not in self.members)
+
+    @property
+    def label(self) -> str:
+        """For people: the description, else the name."""
+        return self.description or f"group {self.name or '(unnamed)'}"
+
+
+_Key = tuple[str, tuple[int, ...]]
+
+
+def job_groups(dumps: Sequence[FlightDump], world_size: int | None = None) -> list[JobGroup]:
+    """Every group that a dump names, ordered by name and members.
+
+    Args:
+        dumps: One per rank.
+        world_size: Of the job, where it is known otherwise: makes absent ranks known.
+    """
+    parts: dict[_Key, list[tuple[FlightDump, str]]] = {}
+    loose: dict[str, list[FlightDump]] = {}
+    descriptions: dict[tuple[str, int], str] = {}
+    for dump in dumps:
+        members = {group.name: group.ranks for group in dump.groups}
+        for name, description in _names(dump).items():
+            descriptions[name, dump.rank] = description
+            ranks = _ranks_of(name, description, members)
+            if ranks and dump.rank in ranks:
+                parts.setdefault((name, ranks), []).append((dump, description))
+            else:
+                loose.setdefault(name, []).append(dump)
+    _settle(loose, parts, descriptions, world_size)
+    joined = _names_of_numbers(dumps)
+    return [
+        _job_group(key, found, joined, known=key[1] != () and key[0] not in loose)
+        for key, found in sorted(parts.items())
+    ]
+
+
+def _names(dump: FlightDump) -> dict[str, str]:
+    """Names of the groups of a rank to their descriptions."""
+    told = {group.name: group.description for group in dump.groups}
+    names, texts = dump.entries.coded("group"), dump.entries.coded("description")
+    if len(dump.entries):
+        codes, first = np.unique(names.codes, return_index=True)
+        for code, row in zip(codes.tolist(), first.tolist(), strict=True):
+            name = names.values[code]
+            told[name] = told.get(name) or texts.values[texts.codes[row]]
+    if "" in told and any(told.get(name) == "default_pg" or name == "0" for name in told):
+        del told[""]  # gloo calls the default group so in one place and "0" in another
+    return told
+
+
+def _ranks_of(
+    name: str, description: str, members: Mapping[str, tuple[int, ...]]
+) -> tuple[int, ...]:
+    if name in members:
+        return members[name]
+    if description in _DEFAULT and "" in members:
+        return members[""]
+    return ()
+
+
+def _settle(
+    loose: dict[str, list[FlightDump]],
+    parts: dict[_Key, list[tuple[FlightDump, str]]],
+    descriptions: Mapping[tuple[str, int], str],
+    world_size: int | None,
+) -> None:
+    """Groups whose members no dump tells: those seen; the default group is the whole world."""
+    for name, dumps in list(loose.items()):
+        left = []
+        for dump in dumps:
+            homes = [key for key in parts if key[0] == name and dump.rank in key[1]]
+            if len(homes) == 1:
+                parts[homes[0]].append((dump, descriptions[name, dump.rank]))
+            else:
+                left.append(dump)
+        if not left:
+            del loose[name]
+            continue
+        seen = {dump.rank for dump in left}
+        told = [descriptions[name, dump.rank] for dump in left]
+        if world_size and any(text in _DEFAULT[:1] for text in told):
+            seen |= set(range(world_size))
+        parts[name, tuple(sorted(seen))] = list(zip(left, told, strict=True))
+
+
+def _names_of_numbers(dumps: Sequence[FlightDump]) -> dict[int, dict[int, str]]:
+    """For each rank, number of a group within the process to the group's name."""
+    by_entry = {dump.rank: _from_entries(dump) for dump in dumps}
+    result = {}
+    for dump in dumps:
+        known = dict(by_entry[dump.rank])
+        by_order = _from_order(dump)
+        if all(by_order.get(number, name) == name for number, name in known.items()):
+            known = {**by_order, **known}
+        if not known and len(dump.status) == 1 and len(dump.groups) <= 1:
+            known = dict.fromkeys(dump.status, "0")
+        result[dump.rank] = known
+    return result
+
+
+def _from_entries(dump: FlightDump) -> dict[int, str]:
+    numbers, names = dump.entries["pg"], dump.entries.coded("group")
+    found, first = np.unique(numbers, return_index=True)
+    return {
+        int(number): names.values[names.codes[row]]
+        for number, row in zip(found, first, strict=True)
+        if number >= 0
+    }
+
+
+def _from_order(dump: FlightDump) -> dict[int, str]:
+    """Numbers and names in the order in which groups were made; nothing where counts differ."""
+    names = [group.name for group in dump.groups]
+    if len(names) != len(dump.status) or not all(name.isdecimal() for name in names):
+        return {}
+    ordered = sorted(names, key=lambda name: (len(name), name))
+    return dict(zip(sorted(dump.status), ordered, strict=True))
+
+
+def _job_group(
+    key: _Key,
+    found: Sequence[tuple[FlightDump, str]],
+    joined: Mapping[int, Mapping[int, str]],
+    *,
+    known: bool,
+) -> JobGroup:
+    name, ranks = key
+    rows = {dump.rank: _rows(dump, name) for dump, _ in found}
+    has_messages = any(bool(dump.entries["is_p2p"][rows[dump.rank]].any()) for dump, _ in found)
+    members = {
+        dump.rank: _member(
+            dump,
+            rows[dump.rank],
+            None if has_messages else _status(dump, name, joined[dump.rank]),
+        )
+        for dump, _ in found
+    }
+    return JobGroup(
+        name=name,
+        description=next((text for _, text in found if text), ""),
+        ranks=ranks,
+        members=members,
+        knows_ranks=known,
+    )
+
+
+def _rows(dump: FlightDump, name: str) -> Int64Array:
+    return np.flatnonzero(dump.entries.coded("group").equals(name))
+
+
+def _status(dump: FlightDump, name: str, names: Mapping[int, str]) -> GroupStatus | None:
+    """Progress by the recorder's own count.
+
+    In a group that also sends messages the count mixes two sequences, and is not asked for.
+    """
+    numbers = [number for number, known in names.items() if known == name]
+    found = [dump.status[number] for number in numbers if number in dump.status]
+    return found[0] if len(found) == 1 else None
+
+
+def _member(dump: FlightDump, rows: Int64Array, status: GroupStatus | None) -> Member:
+    entries = dump.entries
+    is_message = entries["is_p2p"][rows]
+    gloo = [value.startswith("gloo") for value in entries.coded("name").values]
+    is_gloo = bool(entries.coded("name").take(rows).where(gloo).any()) if len(rows) else False
+    done = (entries["state"] == FlightState.COMPLETED) | entries["retired"]
+    if is_gloo:
+        done = np.zeros(len(entries), dtype=np.bool_)
+    collectives = rows[~is_message & (entries["seq"][rows] >= 0)]
+    seq = entries["seq"][collectives]
+    messages = rows[is_message]
+    latest = int(seq.max()) if len(seq) else None
+    finished = seq[done[collectives]]
+    completed = None if is_gloo else _most(status.completed if status else None, finished)
+    return Member(
+        rank=dump.rank,
+        dump=dump,
+        collectives=collectives,
+        seq=seq,
+        pending=~done[collectives],
+        messages=messages[~done[messages]],
+        enqueued=_most(status.enqueued, seq) if status else latest,
+        completed=completed,
+        tells_completion=not is_gloo,
+    )
+
+
+def _most(told: int | None, seen: Int64Array) -> int | None:
+    known = [told] if told is not None else []
+    known += [int(seen.max())] if len(seen) else []
+    return max(known, default=None)
+
+
+# How often equal collectives come: what a recorder tells of a healthy job ------------------------
+
+_MOST_GROUPS = 200
+
+_LEAST = 3  # two intervals
+
+
+def cadence(groups: Sequence[JobGroup]) -> tuple[Cadence, ...]:
+    """For each group, the collective that comes most often, and the time from one to the next."""
+    found = (_of_group(group) for group in groups[:_MOST_GROUPS])
+    return tuple(item for item in found if item is not None)
+
+
+def _of_group(group: JobGroup) -> Cadence | None:
+    counts: dict[tuple[str, str], int] = {}
+    for member in group.members.values():
+        for spelling, rows in _classes(member).items():
+            counts[spelling] = counts.get(spelling, 0) + len(rows)
+    if not counts:
+        return None
+    name, shape = max(counts, key=lambda key: (counts[key], key))
+    gaps = [_gaps(member, (name, shape)) for member in group.members.values()]
+    joined = np.concatenate(gaps)
+    if counts[name, shape] < _LEAST or len(joined) < _LEAST - 1:
+        return None
+    return Cadence(
+        group=group.name,
+        description=group.description,
+        name=name,
+        shape=shape,
+        count=counts[name, shape],
+        period_ns=int(np.median(joined)),
+        longest_ns=int(joined.max()),
+    )
+
+
+def _classes(member: Member) -> dict[tuple[str, str], Int64Array]:
+    """Equal collectives of one rank: name and sizes to their rows."""
+    entries, rows = member.dump.entries, member.collectives
+    names, shapes = entries.coded("name"), entries.coded("shape")
+    keys = names.codes[rows].astype(np.int64) * (len(shapes.values) + 1) + shapes.codes[rows]
+    order = np.argsort(keys, kind="stable")
+    starts = np.flatnonzero(np.diff(keys[order]) != 0) + 1
+    parts = np.split(rows[order], starts)
+    return {
+        (names.values[names.codes[part[0]]], shapes.values[shapes.codes[part[0]]]): part
+        for part in parts
+        if len(part)
+    }
+
+
+def _gaps(member: Member, spelling: tuple[str, str]) -> Int64Array:
+    """Times between one launch and the next, where both are known and in the ring."""
+    rows = _classes(member).get(spelling, np.empty(0, np.int64))
+    created = np.sort(member.dump.entries["created_ns"][rows])
+    return np.diff(created[created > 0])

@@ -1,0 +1,389 @@
+"""Does a job hang, in what, and because of whom: from what each rank's recorder last saw."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from distprof.run.flight import FlightDump
+from distprof.schema import ABSENT
+from distprof.terms import CollectiveKind, Confidence
+from distprof.units import NS_PER_S, name_ranks
+from distprof.verbs.hang.groups import JobGroup, Member, cadence, job_groups
+from distprof.verbs.hang.mismatch import mismatch_point
+from distprof.verbs.hang.points import (
+    Point,
+    behind_point,
+    has_moved_on,
+    message_points,
+    roots_of,
+    silent_point,
+    unfinished_point,
+    waits,
+)
+from distprof.verbs.hang.result import (
+    GroupProgress,
+    HangEvidence,
+    HangKind,
+    HangReport,
+    HangState,
+    RankPosition,
+    StackOfRanks,
+    StuckOperation,
+)
+from distprof.verbs.hang.words import words
+
+__all__ = ["Diagnosis", "diagnose"]
+
+_MOST_NOTES = 20
+_FRESH_NS = NS_PER_S // 2
+_STALE_NS = 30 * NS_PER_S
+_TROUBLE = ("timeout", "peer", "device")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """What was concluded, before it is put into words.
+
+    Args:
+        state: Whether the job hangs.
+        point: The first divergent operation.
+        culprits: Ranks that the others wait for.
+        in_circle: Whether they wait for each other.
+        points: Every point, the first of each group.
+        groups: Every group.
+        unfinished: Of the same group, what all launched and some did not finish.
+        messages: Messages that one side has not posted.
+    """
+
+    state: HangState
+    point: Point | None = None
+    culprits: tuple[int, ...] = ()
+    in_circle: bool = False
+    points: tuple[Point, ...] = ()
+    groups: tuple[JobGroup, ...] = ()
+    unfinished: Point | None = None
+    messages: tuple[Point, ...] = ()
+
+
+def diagnose(evidence: HangEvidence, *, version: str) -> HangReport:
+    """Put dumps and logs together.
+
+    Args:
+        evidence: What was read.
+        version: Of this program, for the report.
+    """
+    groups = job_groups(evidence.dumps, evidence.world_size)
+    found = _concluded(groups, evidence)
+    said = words(found, evidence)
+    graph = _graph(found)
+    return HangReport(
+        distprof_version=version,
+        source=evidence.source,
+        state=found.state,
+        verdict=said.verdict,
+        kind=_kind(found),
+        confidence=_confidence(found, evidence),
+        operation=_operation(found),
+        culprits=found.culprits,
+        hosts=_hosts(found.culprits, evidence.hosts),
+        why=said.why,
+        alternatives=said.alternatives,
+        next_steps=said.next_steps,
+        dumps=tuple(dump.rank for dump in evidence.dumps),
+        missing_dumps=_missing(evidence, groups),
+        groups=_progress(found),
+        ranks=tuple(_position(dump, evidence, graph) for dump in evidence.dumps),
+        log_lines=evidence.log_lines,
+        stacks=_folded(evidence.stacks),
+        cadence=cadence(groups),
+        notes=_notes(evidence),
+    )
+
+
+def _graph(found: Diagnosis) -> dict[int, set[int]]:
+    """Rank to those it waits for; messages count only where no collective tells."""
+    if found.state is not HangState.STUCK:
+        return {}
+    graph = waits(found.points)
+    by_message = waits(found.messages)
+    settled = graph.keys() | set(found.culprits)
+    return graph | {rank: blamed for rank, blamed in by_message.items() if rank not in settled}
+
+
+def _concluded(groups: Sequence[JobGroup], evidence: HangEvidence) -> Diagnosis:
+    """The first thing that explains why ranks wait, from the surest kind to the least."""
+    mismatches = _found(mismatch_point(group) for group in groups)
+    behind = _found(behind_point(group) for group in groups)
+    unfinished = _found(unfinished_point(group) for group in groups)
+    messages = tuple(point for group in groups for point in message_points(group))
+    if any(has_moved_on(point) for point in behind):
+        return Diagnosis(state=HangState.NO_HANG, groups=tuple(groups))
+    silent = _found(silent_point(group) for group in groups if _may_wait(group, evidence))
+    for points in ((*behind, *mismatches), silent, messages):
+        found = _rooted(points, mismatches, groups)
+        if found is not None and not _is_fresh(found, evidence):
+            return _with_side(found, unfinished, messages)
+        if found is not None:
+            return Diagnosis(state=HangState.IN_FLIGHT, groups=tuple(groups))
+    return _all_launched(unfinished, groups, evidence)
+
+
+def _may_wait(group: JobGroup, evidence: HangEvidence) -> bool:
+    """Whether members that dumped may wait for those that did not.
+
+    Gloo does not tell what has completed: then something else must tell that the job has stopped.
+    """
+    if evidence.has_ended_well:
+        return False
+    is_told = any(member.tells_completion for member in group.members.values())
+    return is_told or bool(evidence.failed or evidence.world_size) or _has_trouble(evidence)
+
+
+def _found(points: object) -> tuple[Point, ...]:
+    return tuple(point for point in points if point is not None)  # type: ignore[attr-defined]
+
+
+def _rooted(
+    points: Sequence[Point], mismatches: Sequence[Point], groups: Sequence[JobGroup]
+) -> Diagnosis | None:
+    """The point where the hang began, and the ranks that the others wait for there."""
+    if not points:
+        return None
+    roots, in_circle = roots_of([point for point in points if point not in mismatches])
+    first = min(mismatches, key=_when, default=None)
+    blaming = [point for point in points if set(point.blamed) & set(roots)] or list(points)
+    point = min(blaming, key=_when)
+    if first is not None and _when(first) <= _when(point):
+        point, roots, in_circle = first, first.missing, False
+    culprits = tuple(rank for rank in roots if in_circle or rank in point.blamed)
+    return Diagnosis(
+        state=HangState.STUCK,
+        point=point,
+        culprits=culprits or point.blamed,
+        in_circle=in_circle,
+        points=tuple(points),
+        groups=tuple(groups),
+    )
+
+
+def _when(point: Point) -> tuple[int, bool, str, tuple[int, ...]]:
+    """In order of launch; of one launch, differences in kind before what follows from them."""
+    return point.first_ns, point.kind is HangKind.NEVER_LAUNCHED, point.group.name, point.missing
+
+
+def _with_side(
+    found: Diagnosis, unfinished: Sequence[Point], messages: tuple[Point, ...]
+) -> Diagnosis:
+    """What else is known of the same group and of the ranks blamed."""
+    point = found.point
+    same = [p for p in unfinished if point is not None and p.group is point.group and p.missing]
+    return Diagnosis(
+        state=found.state,
+        point=point,
+        culprits=found.culprits,
+        in_circle=found.in_circle,
+        points=found.points,
+        groups=found.groups,
+        unfinished=same[0] if same else None,
+        messages=messages,
+    )
+
+
+def _is_fresh(found: Diagnosis, evidence: HangEvidence) -> bool:
+    """Whether dumps were written right after the operation began: then nobody has waited yet."""
+    point = found.point
+    if point is None or point.example is None or evidence.failed or _has_trouble(evidence):
+        return False
+    if point.kind is not HangKind.NEVER_LAUNCHED:
+        return False
+    dumps = [point.group.members[rank].dump for rank in point.waiting]
+    ages = [dump.written_ns - point.first_ns for dump in dumps if dump.written_ns is not None]
+    return bool(ages) and 0 <= max(ages) < _FRESH_NS
+
+
+def _has_trouble(evidence: HangEvidence) -> bool:
+    return any(line.about in _TROUBLE for line in evidence.log_lines)
+
+
+def _all_launched(
+    unfinished: Sequence[Point], groups: Sequence[JobGroup], evidence: HangEvidence
+) -> Diagnosis:
+    """Everybody launched the same: a running job, unless something has waited for long."""
+    if not unfinished or evidence.has_ended_well:
+        return Diagnosis(state=HangState.NO_HANG, groups=tuple(groups))
+    first = min(unfinished, key=_when)
+    newest = max((_newest(dump) for dump in evidence.dumps), default=0)
+    waited = newest - first.first_ns > _STALE_NS
+    is_stuck = waited or _has_trouble(evidence)
+    return Diagnosis(
+        state=HangState.STUCK if is_stuck else HangState.IN_FLIGHT,
+        point=first,
+        culprits=first.missing if is_stuck else (),
+        points=tuple(unfinished),
+        groups=tuple(groups),
+    )
+
+
+def _newest(dump: FlightDump) -> int:
+    created = dump.entries["created_ns"]
+    return int(created.max()) if len(created) else 0
+
+
+def _kind(found: Diagnosis) -> HangKind | None:
+    if found.state is not HangState.STUCK or found.point is None:
+        return None
+    return HangKind.MUTUAL_WAIT if found.in_circle else found.point.kind
+
+
+def _confidence(found: Diagnosis, evidence: HangEvidence) -> Confidence | None:
+    """Measured where dumps show who is missing, and a log, an exit or a stack agrees."""
+    if found.state is not HangState.STUCK or found.point is None:
+        return None
+    told = evidence.failed.keys() | evidence.stacks.keys()
+    agrees = _has_trouble(evidence) or bool(set(found.culprits) & told)
+    is_seen = bool(found.point.missing) and not found.in_circle
+    return Confidence.MEASURED if agrees and is_seen else Confidence.INFERRED
+
+
+def _hosts(ranks: Sequence[int], hosts: Mapping[int, str]) -> tuple[str, ...]:
+    return tuple(sorted({hosts[rank] for rank in ranks if hosts.get(rank)}))
+
+
+def _missing(evidence: HangEvidence, groups: Sequence[JobGroup]) -> tuple[int, ...]:
+    expected = set(range(evidence.world_size or 0))
+    expected |= {rank for group in groups for rank in group.ranks}
+    return tuple(sorted(expected - {dump.rank for dump in evidence.dumps}))
+
+
+def _operation(found: Diagnosis) -> StuckOperation | None:
+    point = found.point
+    if point is None:
+        return None
+    group, launched = point.group, set(point.waiting)
+    if point.kind not in (HangKind.NEVER_LAUNCHED,):
+        launched |= set(point.missing)
+    told = _Entry(point)
+    return StuckOperation(
+        group=group.name,
+        description=group.description,
+        group_ranks=group.ranks,
+        seq=point.seq,
+        name=told.text("name"),
+        kind=CollectiveKind(told.number("kind") or 0).label,
+        shape=told.text("shape"),
+        dtype=told.text("in_dtype"),
+        launched=tuple(sorted(launched)),
+        missing=point.missing,
+        unknown=point.silent,
+        launched_ns=told.number("created_ns"),
+        timeout_ms=told.number("timeout_ms"),
+        frame=told.text("frame"),
+        others=point.others,
+    )
+
+
+class _Entry:
+    """The entry that shows a point, column by column; nothing where no ring holds it."""
+
+    def __init__(self, point: Point) -> None:
+        self.member: Member | None = None
+        self.row = 0
+        if point.example is not None:
+            self.member, self.row = point.example
+
+    def text(self, name: str) -> str:
+        """A name; empty when not known."""
+        if self.member is None:
+            return ""
+        column = self.member.dump.entries.coded(name)
+        return str(column.values[column.codes[self.row]])
+
+    def number(self, name: str) -> int | None:
+        """A number; None when not known."""
+        if self.member is None:
+            return None
+        value = int(self.member.dump.entries[name][self.row])
+        return None if value == ABSENT else value
+
+
+def _progress(found: Diagnosis) -> tuple[GroupProgress, ...]:
+    at = {id(point.group): point for point in reversed(found.points)}
+    first = found.point.group if found.point else None
+    if found.point is not None:
+        at[id(first)] = found.point
+    rows = [(_one_progress(group, at.get(id(group))), group is first) for group in found.groups]
+    rows.sort(key=lambda row: (not row[1], not row[0].behind, not row[0].pending))
+    return tuple(row for row, _ in rows)
+
+
+def _one_progress(group: JobGroup, point: Point | None) -> GroupProgress:
+    known = [m.enqueued for m in group.members.values() if m.enqueued is not None]
+    high = max(known, default=None)
+    behind = [m.rank for m in group.members.values() if m.enqueued is not None and high is not None
+              and m.enqueued < high]  # fmt: skip
+    pending = sum(
+        int(m.pending.sum()) + len(m.messages) for m in group.members.values() if m.tells_completion
+    )
+    return GroupProgress(
+        group=group.name,
+        description=group.description,
+        ranks=group.ranks,
+        lowest_seq=min(known, default=None),
+        highest_seq=high,
+        behind=tuple(sorted(behind)),
+        unknown=group.silent,
+        pending=pending,
+        waits_on=_Entry(point).text("name") if point else "",
+        waits_seq=point.seq if point else None,
+    )
+
+
+def _position(
+    dump: FlightDump, evidence: HangEvidence, graph: Mapping[int, set[int]]
+) -> RankPosition:
+    entries = dump.entries
+    last = len(entries) - 1
+    calls = evidence.stacks.get(dump.rank, ())
+
+    def text(name: str) -> str:
+        column = entries.coded(name)
+        return str(column.values[column.codes[last]]) if last >= 0 else ""
+
+    def number(name: str) -> int | None:
+        value = int(entries[name][last]) if last >= 0 else ABSENT
+        return None if value == ABSENT else value
+
+    return RankPosition(
+        rank=dump.rank,
+        host=evidence.hosts.get(dump.rank, "") or dump.host,
+        source=dump.source,
+        entries=len(entries),
+        last_name=text("name"),
+        last_group=text("description") or text("group"),
+        last_seq=number("p2p_seq" if last >= 0 and bool(entries["is_p2p"][last]) else "seq"),
+        last_ns=number("created_ns"),
+        waits_for=tuple(sorted(graph.get(dump.rank, ()))),
+        call=calls[0] if calls else text("frame"),
+    )
+
+
+def _folded(stacks: Mapping[int, tuple[str, ...]]) -> tuple[StackOfRanks, ...]:
+    """Ranks that stand in the same calls together, the rarest first."""
+    alike: dict[tuple[str, ...], list[int]] = defaultdict(list)
+    for rank in sorted(stacks):
+        alike[stacks[rank]].append(rank)
+    found = [StackOfRanks(ranks=tuple(ranks), calls=calls) for calls, ranks in alike.items()]
+    return tuple(sorted(found, key=lambda item: (len(item.ranks), item.ranks)))
+
+
+def _notes(evidence: HangEvidence) -> tuple[str, ...]:
+    """Notes of dumps, alike ones together."""
+    alike: dict[str, list[int]] = defaultdict(list)
+    for dump in evidence.dumps:
+        for note in dump.notes:
+            alike[note].append(dump.rank)
+    told = [f"{name_ranks(ranks)}: {note}" for note, ranks in alike.items()]
+    more = (f"{len(told) - _MOST_NOTES:,} more notes of dumps.",) if len(told) > _MOST_NOTES else ()
+    return (*evidence.notes, *told[:_MOST_NOTES], *more)

@@ -1,0 +1,310 @@
+"""A summary as a row of the table ``history``, and rows as a Parquet file."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from distprof.artefacts.summary_file import SummaryFile
+from distprof.documents.saved import write_atomically
+from distprof.errors import InputError
+from distprof.verbs.gate.timeline import series_of
+
+__all__ = [
+    "COLUMNS",
+    "FILE_NAME",
+    "MERGED_NAME",
+    "Store",
+    "file_name",
+    "merged_name",
+    "parquet_of",
+    "row_of",
+    "summaries_in",
+    "table_of",
+]
+
+COLUMNS: dict[str, str] = {
+    "created_ns": "int64",
+    "git_commit": "string",
+    "label": "string",
+    "source": "string",
+    "series": "string",
+    "workload": "string",
+    "strategy": "string",
+    "device": "string",
+    "backend": "string",
+    "world_size": "int64",
+    "num_nodes": "int64",
+    "step_ns": "int64",
+    "num_steps": "int64",
+    "is_traced": "bool",
+    "tokens_per_step": "float64",
+    "samples_per_step": "float64",
+    "overlap_ratio": "float64",
+    "exposed_comm_ratio": "float64",
+    "bubble_ratio": "float64",
+    "imbalance_ratio": "float64",
+    "expert_imbalance_ratio": "float64",
+    "mfu_ratio": "float64",
+    "peak_memory_bytes": "int64",
+    "energy_per_step_j": "float64",
+    "versions": "string",
+    "summary": "string",
+}
+"""Columns and their types; ``step_ns`` is the median step, ``summary`` the whole as JSON.
+
+``series`` is the same for runs of the same job on the same hardware: what may be compared.
+"""
+
+_LARGEST = 2**63 - 1
+
+_HALVES = re.compile("[\ud800-\udfff]")
+
+
+def row_of(summary: SummaryFile) -> dict[str, Any]:
+    """A summary as one row."""
+    figures = {
+        name: getattr(summary, name)
+        for name in COLUMNS
+        if name in SummaryFile.__struct_fields__ and name != "step_ns"
+    }
+    print_ = summary.fingerprint
+    job = {name: getattr(print_, name) for name in COLUMNS if hasattr(print_, name)}
+    row = {
+        **figures,
+        **job,
+        "series": series_of(print_),
+        "step_ns": int(np.median(summary.step_ns)) if summary.step_ns else None,
+        "num_steps": len(summary.step_ns),
+        "versions": json.dumps(print_.versions, sort_keys=True),
+        "summary": _json(summary),
+    }
+    return {name: _storable(row.get(name)) for name in COLUMNS}
+
+
+def _json(summary: SummaryFile) -> str:
+    """The whole; halves of surrogate pairs, from names that are no UTF-8, are spelled out."""
+    try:
+        return msgspec.json.encode(summary).decode()
+    except UnicodeEncodeError:
+        text = json.dumps(msgspec.to_builtins(summary), ensure_ascii=False)
+        return _HALVES.sub(lambda half: f"\\\\u{ord(half.group()):04x}", text)
+
+
+def _storable(value: Any) -> Any:
+    """What Parquet can hold: no half of a surrogate pair, no number beyond 64 bits."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, int) and not -_LARGEST <= value <= _LARGEST:
+        return None
+    return value
+
+
+def file_name(row: dict[str, Any]) -> str:
+    """Of the file with this row alone: its time and content."""
+    return f"{max(row['created_ns'] or 0, 0):020d}-{_digest([row['summary']])}.parquet"
+
+
+def merged_name(rows: Iterable[dict[str, Any]]) -> str:
+    """Of the file with these rows."""
+    return f"merged-{_digest(row['summary'] for row in rows)}.parquet"
+
+
+def _digest(texts: Iterable[str]) -> str:
+    content = hashlib.sha256()
+    for text in texts:
+        content.update(text.encode())
+        content.update(b"\0")
+    return content.hexdigest()[:24]
+
+
+def table_of(rows: list[dict[str, Any]]) -> Any:
+    """Rows as a table of pyarrow with :data:`COLUMNS`."""
+    import pyarrow as pa
+
+    types = {
+        "string": pa.string(),
+        "int64": pa.int64(),
+        "float64": pa.float64(),
+        "bool": pa.bool_(),
+    }
+    schema = pa.schema([(name, types[kind]) for name, kind in COLUMNS.items()])
+    return pa.Table.from_pylist(rows, schema=schema)
+
+
+def parquet_of(rows: list[dict[str, Any]]) -> bytes:
+    """A Parquet file.
+
+    Statistics and dictionaries would be most of a file of one row, and most of the time to read it.
+    """
+    import pyarrow.parquet as pq
+
+    out = io.BytesIO()
+    pq.write_table(
+        table_of(rows),
+        out,
+        compression="zstd",
+        use_dictionary=False,
+        write_statistics=False,
+        store_schema=False,
+    )
+    return out.getvalue()
+
+
+def summaries_in(data: bytes) -> set[str]:
+    """The column ``summary`` of a file; empty where it is damaged, which its readers say."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        column = pq.ParquetFile(io.BytesIO(data)).read(["summary"]).column("summary")
+    except (pa.ArrowException, OSError, KeyError, ValueError):
+        return set()
+    return set(column.to_pylist())
+
+
+# Where a history lies: a folder, or any URL that fsspec knows ------------------------------------
+
+FILE_NAME = re.compile(r"\d{20}-[0-9a-f]{24}\.parquet")
+"""Of one summary: when it ended, and its content."""
+
+MERGED_NAME = re.compile(r"merged-[0-9a-f]{24}\.parquet")
+"""Of many summaries that were put together."""
+
+_HARMLESS = ("README", "README.md", "desktop.ini", "lost+found")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Store:
+    """One place.
+
+    Args:
+        folder: As the user named it.
+        path: Within ``system``; a local path without one.
+        system: File system of fsspec; None for local folders.
+    """
+
+    folder: str
+    path: str
+    system: Any = None
+
+    @classmethod
+    def at(cls, folder: str) -> Store:
+        """The place that a user names.
+
+        Raises:
+            InputError: If nothing reads such URLs here.
+        """
+        if "://" not in folder:
+            return cls(folder=folder, path=str(Path(folder).expanduser()))
+        import fsspec
+        from fsspec.implementations.local import LocalFileSystem
+
+        try:
+            system, path = fsspec.core.url_to_fs(folder)
+        except Exception as error:  # each file system has errors of its own
+            raise _unusable(folder, error) from error
+        if isinstance(system, LocalFileSystem):
+            return cls(folder=folder, path=str(path))
+        return cls(folder=folder, path=str(path).rstrip("/"), system=system)
+
+    def names(self) -> tuple[list[str], list[str]]:
+        """Files of a history in order of their names, and whatever else lies there.
+
+        Raises:
+            InputError: If the place cannot be looked into.
+        """
+        try:
+            found = sorted(self._listed())
+        except FileNotFoundError:
+            found = []
+        except Exception as error:  # each file system has errors of its own
+            raise _unusable(self.folder, error) from error
+        mine = [name for name in found if FILE_NAME.fullmatch(name) or MERGED_NAME.fullmatch(name)]
+        known = {*mine, *_HARMLESS}
+        return mine, [name for name in found if name not in known and not name.startswith(".")]
+
+    def put(self, name: str, data: bytes) -> bool:
+        """Write one file; False where it is there already.
+
+        Raises:
+            InputError: If it cannot be written.
+        """
+        try:
+            if self.system is None:
+                return self._put_local(Path(self.path, name), data)
+            if self.system.exists(f"{self.path}/{name}"):
+                return False
+            self.system.makedirs(self.path, exist_ok=True)
+            self.system.pipe_file(f"{self.path}/{name}", data)
+        except Exception as error:  # each file system has errors of its own
+            raise _unusable(self.folder, error) from error
+        return True
+
+    def get(self, name: str) -> bytes | None:
+        """What a file holds; None where it is gone, as others may put files together.
+
+        Raises:
+            InputError: If it cannot be read.
+        """
+        try:
+            if self.system is None:
+                return Path(self.path, name).read_bytes()
+            return bytes(self.system.cat_file(f"{self.path}/{name}"))
+        except FileNotFoundError:
+            return None
+        except Exception as error:  # each file system has errors of its own
+            raise _unusable(self.folder, error) from error
+
+    def remove(self, name: str) -> None:
+        """Remove one file; another may have done so.
+
+        Raises:
+            InputError: If it may not be removed.
+        """
+        try:
+            if self.system is None:
+                Path(self.path, name).unlink(missing_ok=True)
+            else:
+                self.system.rm_file(f"{self.path}/{name}")
+        except FileNotFoundError:
+            return
+        except Exception as error:  # each file system has errors of its own
+            raise _unusable(self.folder, error) from error
+
+    def address(self, name: str) -> str:
+        """The file as DuckDB opens it."""
+        if self.system is None:
+            return str(Path(self.path, name))
+        return str(self.system.unstrip_protocol(f"{self.path}/{name}"))
+
+    def _listed(self) -> list[str]:
+        if self.system is None:
+            return [entry.name for entry in Path(self.path).iterdir()]
+        self.system.invalidate_cache()
+        return [str(name).rpartition("/")[2] for name in self.system.ls(self.path, detail=False)]
+
+    def _put_local(self, file: Path, data: bytes) -> bool:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if file.exists():
+            return False
+        write_atomically(file, data)
+        return True
+
+
+def _unusable(folder: str, error: Exception) -> InputError:
+    return InputError(
+        folder,
+        expected="a folder or URL that holds, or can hold, a history",
+        found=getattr(error, "strerror", None) or str(error) or type(error).__name__,
+        fix="choose another with --history",
+    )

@@ -1,0 +1,439 @@
+"""A history's verdict, sentences and tables, before somebody draws them."""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import io
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from distprof.artefacts.summary_file import Fingerprint
+from distprof.documents.page import Page, page_reporters
+from distprof.escape import plain, shorten
+from distprof.formats import RenderOptions
+from distprof.sections.table import Drawing, TableColumn, TableView, counted
+from distprof.units import NS_PER_S, format_bytes, format_duration, format_ratio
+from distprof.verbs.gate.show import amount
+from distprof.verbs.gate.timeline import History, HistoryPoint, HistorySeries
+from distprof.version import __version__
+
+__all__ = [
+    "ANSWER_REPORTERS",
+    "ANSWER_SCHEMA",
+    "HISTORY_REPORTERS",
+    "HistoryAnswer",
+    "answer_of",
+    "day",
+    "history_sentences",
+    "history_tables",
+    "history_verdict",
+    "metric_text",
+    "point_name",
+    "series_name",
+    "state_shown",
+]
+
+_MARKED = ("regressed", "improved")
+
+_STATES = {
+    "regressed": "a regression",
+    "improved": "an improvement",
+    "open": "beyond the tolerance, which may be chance",
+}
+
+_MOST_TOLD = 5
+
+_COMMIT_DIGITS = 10
+
+_MAX_NAME = 24
+
+_MAX_JOB = 48
+
+_WIDEST = 4.0  # an interval whose ends are further apart tells nothing: two repeats, for example
+
+
+def history_verdict(history: History) -> str:
+    """How many changes there are, and what the newest commit is."""
+    points = [point for series in history.series for point in series.points]
+    if not points:
+        return f"No run in this history tells its {history.label}."
+    counts = [sum(point.state == state for point in points) for state in _MARKED]
+    commits = counted(len(points), "point")
+    told = [
+        counted(count, noun)
+        for count, noun in zip(counts, ("regression", "improvement"), strict=True)
+        if count
+    ]
+    changes = " and ".join(told) if told else "no change beyond chance and tolerance"
+    if all(point.state == "first" for point in points):
+        return f"{history.label}: {commits}, and nothing before to compare with."
+    if len(history.series) > 1:
+        return f"{history.label}: {changes} in {commits} of {len(history.series)} series."
+    return f"{history.label}: {changes} in {commits}. {_newest(history, points[-1])}"
+
+
+def _newest(history: History, point: HistoryPoint) -> str:
+    value = f"The newest, {point_name(point)}, has {metric_text(point.value, history.unit)}"
+    if point.state == "first":
+        return f"{value}; nothing came before it."
+    said = _STATES.get(state_shown(history, point), "no change seen, by too few repeats")
+    if point.state == "passed":
+        said = "within tolerance"
+    return f"{value}, {_change(history, point)} against what came before: {said}."
+
+
+def state_shown(history: History, point: HistoryPoint) -> str:
+    """``regressed``, ``improved``, ``open`` for a change beyond tolerance that may be chance."""
+    if point.state in _MARKED:
+        return point.state
+    if point.state != "inconclusive" or point.change is None:
+        return ""
+    least, most = 1 - history.tolerance, 1 + history.tolerance
+    if history.scale == "difference":
+        least, most = -history.tolerance, history.tolerance
+    return "" if least <= point.change <= most else "open"
+
+
+def history_sentences(history: History) -> Iterator[str]:
+    """The newest changes, what is still open, and what is not known."""
+    yield from _changes_told(history)
+    for series in history.series:
+        last = series.points[-1] if series.points else None
+        if last is not None and state_shown(history, last) == "open":
+            more = last.needed_repeats
+            needs = f"; {counted(more, 'more repeat')} would decide" if more else ""
+            why = _lower_first(last.why)
+            yield f"{point_name(last)} is open{_of(history, series)}: {why}{needs}."
+    lacking = sum(series.num_without for series in history.series)
+    if lacking:
+        yield f"{counted(lacking, 'run')} {'does' if lacking == 1 else 'do'} not have the metric."
+    yield from history.notes
+
+
+def _changes_told(history: History) -> Iterator[str]:
+    marked = [
+        (point, before, series)
+        for series in history.series
+        for before, point in zip((None, *series.points), series.points, strict=False)
+        if point.state in _MARKED
+    ]
+    marked.sort(key=lambda each: -each[0].created_ns)
+    for point, before, series in marked[:_MOST_TOLD]:
+        values = metric_text(point.value, history.unit)
+        if before is not None:
+            values = f"{metric_text(before.value, history.unit)} → {values}"
+        after = (
+            f", confirmed by the {counted(point.num_after, 'point')} after it"
+            if point.num_after
+            else ""
+        )
+        software = f"; {', '.join(point.software)}" if point.software else ""
+        yield (
+            f"{point.state.capitalize()} at {point_name(point)} ({day(point.created_ns)})"
+            f"{_of(history, series)}: {_change(history, point)}, {values}{after}{software}."
+        )
+    if len(marked) > _MOST_TOLD:
+        yield f"{counted(len(marked) - _MOST_TOLD, 'earlier change')} in the tables."
+
+
+def _of(history: History, series: HistorySeries) -> str:
+    return f" in {series_name(series.fingerprint)}" if len(history.series) > 1 else ""
+
+
+def _lower_first(sentence: str) -> str:
+    return sentence[:1].lower() + sentence[1:].removesuffix(".")
+
+
+def history_tables(history: History, *, show_all: bool) -> Iterator[TableView]:
+    """A table of each series, a row of it a point, and a drawing of its value."""
+    del show_all  # what is in the history was asked for
+    for series in history.series:
+        if series.points:
+            yield _series_table(history, series)
+
+
+def _series_table(history: History, series: HistorySeries) -> TableView:
+    notes = _scale_notes(history, series)
+    return TableView(
+        title=series_name(series.fingerprint),
+        caption=f"{history.label} over commits, series {series.key}",
+        columns=(
+            TableColumn(title="commit", left=True),
+            TableColumn(title="date", left=True),
+            TableColumn(title="runs"),
+            TableColumn(title="median"),
+            TableColumn(title="95 %", left=True, wide_only=True),
+            TableColumn(title="change"),
+            TableColumn(title="", left=True),
+            TableColumn(title="", left=True),
+        ),
+        rows=tuple(
+            (
+                point_name(point),
+                day(point.created_ns),
+                str(point.num_runs),
+                metric_text(point.value, history.unit),
+                _interval(point, history.unit),
+                _short_change(history, point),
+                state_shown(history, point),
+                _drawing(point, *_ends(series.points)),
+            )
+            for point in series.points
+        ),
+        notes=notes,
+        strong=frozenset(i for i, point in enumerate(series.points) if point.state in _MARKED),
+    )
+
+
+def _scale_notes(history: History, series: HistorySeries) -> tuple[str, ...]:
+    low, high = (metric_text(end, history.unit) for end in _ends(series.points))
+    notes = [f"drawn from {low} at the left to {high} at the right"] if low != high else []
+    if any(state_shown(history, point) == "open" for point in series.points):
+        notes.append("open: beyond the tolerance, but it may be chance; more repeats would tell")
+    if series.num_earlier:
+        notes.append(f"{counted(series.num_earlier, 'earlier point')} not shown: --last N or --all")
+    return tuple(notes)
+
+
+def _ends(points: Sequence[HistoryPoint]) -> tuple[float, float]:
+    """Of what is drawn: medians, and intervals that tell something."""
+    values = [point.value for point in points]
+    for point in points:
+        if point.low is not None and point.high is not None and _is_telling(point):
+            values += [point.low, point.high]
+    return min(values), max(values)
+
+
+def _is_telling(point: HistoryPoint) -> bool:
+    low, high = point.low, point.high
+    return low is not None and high is not None and high <= _WIDEST * max(low, 0) + 1e-9
+
+
+def _drawing(point: HistoryPoint, least: float, most: float) -> Drawing:
+    """The median as a block, its interval as dots around it."""
+
+    def place(value: float, cells: int) -> int:
+        share = (value - least) / (most - least) if most > least else 0.0
+        return min(max(round(share * (cells - 1)), 0), cells - 1)
+
+    def draw(room: int) -> str:
+        line = [" "] * room
+        if point.low is not None and point.high is not None and _is_telling(point):
+            for cell in range(place(point.low, room), place(point.high, room) + 1):
+                line[cell] = "·"
+        line[place(point.value, room)] = "█" if point.state in _MARKED else "▒"
+        return "".join(line).rstrip()
+
+    return Drawing(draw)
+
+
+def _interval(point: HistoryPoint, unit: str) -> str:
+    if point.low is None or point.high is None or not _is_telling(point):
+        return ""
+    return f"{metric_text(point.low, unit)} to {metric_text(point.high, unit)}"
+
+
+def _short_change(history: History, point: HistoryPoint) -> str:
+    if point.change is None:
+        return ""
+    return f"{amount(point.change, history.scale)}{_percent(history)}"
+
+
+def _change(history: History, point: HistoryPoint) -> str:
+    """With its interval, for example ``+5.1 % (3.9 to 6.3)``."""
+    low, high = point.change_low, point.change_high
+    ends = ""
+    if low is not None and high is not None:
+        ends = f" ({amount(low, history.scale)} to {amount(high, history.scale)})"
+    return f"{_short_change(history, point)}{ends}"
+
+
+def _percent(history: History) -> str:
+    return " %" if history.scale == "ratio" else " points"
+
+
+def series_name(print_: Fingerprint) -> str:
+    """What a series is of, for people: job, ranks, device."""
+    job = print_.strategy or print_.workload or "unknown job"
+    ranks = counted(print_.world_size, "rank") if print_.world_size else ""
+    where = " of ".join(part for part in (ranks, print_.device) if part)
+    return " on ".join(part for part in (shorten(job, _MAX_JOB), where) if part)
+
+
+def point_name(point: HistoryPoint) -> str:
+    """The commit's first digits, with a plus where it was changed; else its label, or its time."""
+    if not point.commit:
+        return shorten(point.label, _MAX_NAME) or _time(point.created_ns, "run of %H:%M")
+    digits, _, dirty = point.commit.partition("+")
+    return shorten(digits[:_COMMIT_DIGITS] + ("+" if dirty else ""), _MAX_NAME)
+
+
+def day(ns: int) -> str:
+    """The date (UTC); ``–`` for a time that no calendar has."""
+    return _time(ns, "%Y-%m-%d")
+
+
+def _time(ns: int, form: str) -> str:
+    try:
+        then = datetime.datetime.fromtimestamp(ns // NS_PER_S, tz=datetime.UTC)
+    except (OverflowError, ValueError, OSError):
+        return "–"
+    return then.strftime(form)
+
+
+def metric_text(value: float, unit: str) -> str:
+    """A value with its unit."""
+    if unit == "ns":
+        return format_duration(value)
+    if unit == "B":
+        return format_bytes(value)
+    if unit == "ratio":
+        return format_ratio(value)
+    if value >= 1e6:
+        return f"{value:,.3g}{unit}" if unit == "/s" else f"{value:,.3g} {unit}"
+    number = f"{value:,.0f}" if value >= 1e3 else f"{value:.3g}"
+    return f"{number}{unit}" if unit == "/s" else f"{number} {unit}"
+
+
+# A history, and answers to queries of it, as text, Markdown, JSON and CSV ------------------------
+
+ANSWER_SCHEMA = "distprof.history-answer/1"
+
+_FEW_ROWS = 50
+
+_MAX_CELL = 40
+
+_LARGEST = 2**63 - 1
+
+
+class HistoryAnswer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What SQL said.
+
+    Args:
+        schema: Of this document.
+        distprof_version: Who made it.
+        source: Folder or URL of the history.
+        columns: Their names.
+        rows: One value per column; what JSON does not have (dates, decimals) is text.
+        notes: What was left out, one sentence each.
+    """
+
+    schema: str = ANSWER_SCHEMA
+    distprof_version: str
+    source: str
+    columns: tuple[str, ...] = ()
+    rows: tuple[tuple[Any, ...], ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def answer_of(
+    source: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], notes: Sequence[str]
+) -> HistoryAnswer:
+    """The answer to a query.
+
+    Args:
+        source: Folder or URL of the history.
+        columns: Their names.
+        rows: As the data base gives them.
+        notes: What was left out.
+    """
+    return HistoryAnswer(
+        distprof_version=__version__,
+        source=source,
+        columns=tuple(columns),
+        rows=tuple(tuple(_simple(value) for value in row) for row in rows),
+        notes=tuple(notes),
+    )
+
+
+def _simple(value: Any) -> Any:
+    """As JSON has it."""
+    if value is None or isinstance(value, bool | str | float):
+        return value
+    if isinstance(value, int):
+        return value if -_LARGEST <= value <= _LARGEST else str(value)
+    if isinstance(value, list | tuple):
+        return [_simple(each) for each in value]
+    if isinstance(value, dict):
+        return {str(key): _simple(each) for key, each in value.items()}
+    return str(value)
+
+
+def _history_page(history: History, options: RenderOptions) -> Page:
+    return Page(
+        verdict=history_verdict(history),
+        headline=history.source,
+        sentences=tuple(history_sentences(history)),
+        tables=tuple(history_tables(history, show_all=options.show_all)),
+    )
+
+
+def _answer_page(answer: HistoryAnswer, options: RenderOptions) -> Page:
+    tables = (_answer_table(answer, show_all=options.show_all),) if answer.rows else ()
+    return Page(
+        verdict=f"{counted(len(answer.rows), 'row')}.",
+        headline=answer.source,
+        sentences=answer.notes,
+        tables=tables,
+    )
+
+
+def _answer_table(answer: HistoryAnswer, *, show_all: bool) -> TableView:
+    rows = answer.rows if show_all else answer.rows[:_FEW_ROWS]
+    left = [not _is_number(column) for column in zip(*rows, strict=True)]
+    more = len(answer.rows) - len(rows)
+    return TableView(
+        title="Answer",
+        columns=tuple(
+            TableColumn(title=shorten(name, _MAX_CELL) or " ", left=words)
+            for name, words in zip(answer.columns, left, strict=True)
+        ),
+        rows=tuple(tuple(shorten(_shown(value), _MAX_CELL) for value in row) for row in rows),
+        notes=(f"{counted(more, 'more row')}: --all",) if more else (),
+    )
+
+
+def _is_number(column: Sequence[Any]) -> bool:
+    return all(
+        value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+        for value in column
+    )
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, list | dict):
+        return msgspec.json.encode(value).decode()
+    return str(value)
+
+
+def _csv(answer: HistoryAnswer, _: RenderOptions) -> str:
+    """One line per row; control characters in text are spelled out."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow([plain(name) for name in answer.columns])
+    for row in answer.rows:
+        writer.writerow([_csv_cell(value) for value in row])
+    return out.getvalue()
+
+
+def _csv_cell(value: Any) -> Any:
+    if isinstance(value, list | dict):
+        return msgspec.json.encode(value).decode()
+    return plain(value) if isinstance(value, str) else value
+
+
+HISTORY_REPORTERS = page_reporters(_history_page)
+"""Name of a format to what writes a history in it."""
+
+ANSWER_REPORTERS: dict[str, Callable[[HistoryAnswer, RenderOptions], str]] = {
+    **page_reporters(_answer_page),
+    "csv": _csv,
+}
+"""Name of a format to what writes an answer in it."""

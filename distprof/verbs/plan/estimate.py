@@ -1,0 +1,376 @@
+"""Time of a step under a layout: computation, communication by axis, bubble, optimizer.
+
+Source:
+    Formula sheet, "Collectives", "Volume per training step", "Pipeline bubble",
+    "Computation and communication".
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from distprof.costs import parallelism as volumes
+from distprof.costs.collectives import collective_time
+from distprof.costs.pipeline import bubble_fraction, bubble_overhead
+from distprof.costs.roofline import flop_utilisation, regime, ridge
+from distprof.terms import CollectiveKind
+from distprof.verbs.plan.cluster import Path
+from distprof.verbs.plan.footprint import footprint, stage_parameters
+from distprof.verbs.plan.layout import Layout
+from distprof.verbs.plan.question import Question
+from distprof.verbs.plan.result import AxisCost, Estimate, MemoryParts, TierPosition
+
+__all__ = ["estimate"]
+
+_ELEMENT = 2
+_OPTIMIZER_BYTES = 30
+"""Read: gradient 2, master 4, moments 8; written: master 4, moments 8, weight 2; two more passes
+over the gradient for its norm, 2."""
+_NS = 1e9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Work:
+    """Computation of one micro-batch on the slowest stage of one rank, in seconds."""
+
+    forward_s: float
+    backward_s: float
+    attention_s: float
+    layers: int
+
+    @property
+    def total_s(self) -> float:
+        return self.forward_s + self.backward_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Axis:
+    """Communication of one axis; ``each`` is per micro-batch, ``once`` per step."""
+
+    axis: str
+    ranks: int
+    path: Path
+    sent: float
+    time_s: float
+    exposed_each_s: float = 0.0
+    exposed_once_s: float = 0.0
+
+
+def estimate(question: Question, layout: Layout, memory: MemoryParts | None = None) -> Estimate:
+    """What a layout costs.
+
+    Args:
+        question: Model, cluster, batch.
+        layout: One to which nothing is to be objected.
+        memory: Its footprint, where it is known already.
+    """
+    work = _work(question, layout)
+    axes = tuple(_axes(question, layout, work))
+    each = work.total_s + sum(axis.exposed_each_s for axis in axes)
+    overhead = bubble_overhead(layout.pp, layout.micro_batches, layout.virtual_stages)
+    pipeline = layout.micro_batches * each
+    optimizer = _optimizer_s(question, layout)
+    bubble = pipeline * overhead
+    step = pipeline + bubble + optimizer + sum(axis.exposed_once_s for axis in axes)
+    tokens = question.batch * question.sequence
+    needed = tokens * _flop_per_token(question)
+    peak, gpus = question.cluster.gpu.bf16_flops, question.cluster.num_gpus
+    repeated = 4 / 3 if layout.recomputation == "full" else 1.0
+    mfu = flop_utilisation(needed, step, gpus, peak)
+    return Estimate(
+        layout=layout,
+        memory=memory or footprint(question, layout),
+        step_ns=round(step * _NS),
+        compute_ns=round(layout.micro_batches * work.total_s * _NS),
+        bubble_ns=round(bubble * _NS),
+        optimizer_ns=round(optimizer * _NS),
+        bubble_fraction=bubble_fraction(layout.pp, layout.micro_batches, layout.virtual_stages),
+        axes=tuple(_cost(axis, layout) for axis in axes),
+        tiers=tuple(_tiers(axes, needed * repeated / gpus, peak)),
+        mfu=mfu,
+        hfu=mfu * repeated,
+        tokens_per_s=tokens / step,
+    )
+
+
+def _flop_per_token(question: Question) -> float:
+    """Of the whole model, forward and backward, attention causal; nothing for looking up tokens."""
+    model = question.model
+    blocks = model.layers * _block_flop_per_token(question)
+    return blocks + 6 * model.head_parameters
+
+
+def _block_flop_per_token(question: Question) -> float:
+    model = question.model
+    attention = model.attention_flop_per_token(question.sequence)
+    return 6 * model.block_compute_parameters + attention
+
+
+def _work(question: Question, layout: Layout) -> _Work:
+    """Of the first stages, or of the last with its logits, whichever is longer."""
+    model = question.model
+    layers = math.ceil(model.layers / layout.pp)
+    last = layers if layout.pp == 1 else model.layers // layout.pp
+    block = _block_flop_per_token(question)
+    repeated = 4 / 3 if layout.recomputation == "full" else 1.0
+    flop = max(layers * block * repeated, last * block * repeated + 6 * model.head_parameters)
+    tokens = layout.micro_batch * question.sequence / layout.cp
+    speed = question.cluster.gpu.bf16_flops * question.compute_efficiency
+    seconds = tokens * flop / layout.tp / speed
+    attention = layers * model.attention_flop_per_token(question.sequence)
+    forward = seconds / (4 if layout.recomputation == "full" else 3)
+    return _Work(
+        forward_s=forward,
+        backward_s=seconds - forward,
+        attention_s=tokens * attention / layout.tp / speed,
+        layers=layers,
+    )
+
+
+def _axes(question: Question, layout: Layout, work: _Work) -> Iterator[_Axis]:
+    if layout.tp > 1:
+        yield _tensor(question, layout, work)
+    if layout.cp > 1:
+        yield _context(question, layout, work)
+    if layout.ep > 1:
+        yield _experts(question, layout, work)
+    if layout.pp > 1:
+        yield _pipeline(question, layout)
+    if layout.replicas > 1:
+        yield from _data(question, layout, work)
+
+
+def _tensor(question: Question, layout: Layout, work: _Work) -> _Axis:
+    """Full recomputation runs a block's forward, and its two all-reduces, once more."""
+    path = question.cluster.path(layout.tp, 1)
+    tokens = question.sequence // layout.cp
+    hidden = question.model.hidden
+    again = 1.5 if layout.recomputation == "full" else 1.0
+    size = layout.micro_batch * tokens * hidden * _ELEMENT
+    once = _time(CollectiveKind.ALL_REDUCE, layout.tp, size, path)
+    each = 4 * work.layers * again * once
+    sent = volumes.tensor_parallel_bytes(layout.tp, layout.micro_batch, tokens, hidden)
+    return _Axis(
+        axis="tp",
+        ranks=layout.tp,
+        path=path,
+        sent=sent * work.layers * again * layout.micro_batches,
+        time_s=each * layout.micro_batches,
+        exposed_each_s=each,
+    )
+
+
+def _context(question: Question, layout: Layout, work: _Work) -> _Axis:
+    model = question.model
+    path = question.cluster.path(layout.cp, layout.tp)
+    width = model.heads * model.size_of_value if model.latent else _kv_width(question, layout)
+    width = width // layout.tp if model.latent else width
+    sent = (
+        volumes.ring_attention_bytes(layout.cp, layout.micro_batch, question.sequence, width)
+        * work.layers
+    )
+    hops = 3 * (layout.cp - 1) * work.layers
+    each = sent / path.link_bandwidth + hops * path.latency_s
+    return _Axis(
+        axis="cp",
+        ranks=layout.cp,
+        path=path,
+        sent=sent * layout.micro_batches,
+        time_s=each * layout.micro_batches,
+        exposed_each_s=max(0.0, each - work.attention_s),
+    )
+
+
+def _kv_width(question: Question, layout: Layout) -> int:
+    """Keys of one rank; where there are fewer heads than ranks they are repeated."""
+    model = question.model
+    return max(1, model.kv_heads // layout.tp) * model.size_of_head
+
+
+def _experts(question: Question, layout: Layout, work: _Work) -> _Axis:
+    """What leaves the fast domain goes over each GPU's own link, beside what stays."""
+    model = question.model
+    path = question.cluster.path(layout.ep, layout.tp * layout.cp)
+    tokens = layout.micro_batch * question.sequence / layout.cp / layout.tp
+    layers = work.layers * model.expert_layers / model.layers
+    again = 1.5 if layout.recomputation == "full" else 1.0
+    sent = volumes.expert_parallel_bytes(layout.ep, model.top_k, tokens, model.hidden)
+    sent *= layers * again
+    leaving = 1.0
+    if path.tier == "inter-node":
+        leaving = (layout.ep - path.per_domain) / (layout.ep - 1)
+    hops = 4 * layers * again * (layout.ep - 1)
+    each = sent * leaving / path.link_bandwidth + hops * path.latency_s
+    return _Axis(
+        axis="ep",
+        ranks=layout.ep,
+        path=path,
+        sent=sent * layout.micro_batches,
+        time_s=each * layout.micro_batches,
+        exposed_each_s=each,
+    )
+
+
+def _pipeline(question: Question, layout: Layout) -> _Axis:
+    stride = question.cluster.num_gpus // layout.pp
+    path = question.cluster.path(layout.pp, stride)
+    tokens = question.sequence // layout.cp
+    sent = volumes.pipeline_bytes(layout.micro_batch, tokens, question.model.hidden)
+    sent = sent / layout.tp * layout.virtual_stages
+    each = sent / path.link_bandwidth + 2 * layout.virtual_stages * path.latency_s
+    return _Axis(
+        axis="pp",
+        ranks=layout.pp,
+        path=path,
+        sent=sent * layout.micro_batches,
+        time_s=each * layout.micro_batches,
+        exposed_once_s=each * (layout.pp - 1) / layout.virtual_stages,
+    )
+
+
+def _data(question: Question, layout: Layout, work: _Work) -> Iterator[_Axis]:
+    """Gradients, and weights where they are sharded; all of dense and expert parameters."""
+    dense, experts = stage_parameters(question.model, layout, last=False)
+    stride = layout.tp
+    groups = [(layout.replicas, stride, dense)]
+    own = layout.replicas // layout.ep
+    if layout.ep > 1 and own > 1:
+        groups.append((own, stride * layout.ep, experts))
+    elif layout.ep == 1:
+        groups = [(layout.replicas, stride, dense + experts)]
+    parts = [part for group in groups for part in _synchronised(question, layout, work, *group)]
+    for name in dict.fromkeys(part.axis for part in parts):
+        yield _together([part for part in parts if part.axis == name])
+
+
+def _together(parts: list[_Axis]) -> _Axis:
+    """Dense and expert parameters, one after the other; the larger group gives its name."""
+    largest = max(parts, key=lambda part: part.ranks)
+    return dataclasses.replace(
+        largest,
+        sent=sum(part.sent for part in parts),
+        time_s=sum(part.time_s for part in parts),
+        exposed_each_s=sum(part.exposed_each_s for part in parts),
+        exposed_once_s=sum(part.exposed_once_s for part in parts),
+    )
+
+
+def _synchronised(
+    question: Question, layout: Layout, work: _Work, ranks: int, stride: int, parameters: float
+) -> Iterator[_Axis]:
+    if layout.zero_stage == 3:
+        yield from _sharded(question, layout, work, ranks, stride, parameters)
+        return
+    path = question.cluster.path(ranks, stride)
+    one_way = _time(CollectiveKind.REDUCE_SCATTER, ranks, parameters * _ELEMENT, path)
+    # sharded gradients do not wait for the last micro-batch
+    times = layout.micro_batches if layout.zero_stage == 2 else 1
+    behind = max(0.0, one_way - work.backward_s)
+    if layout.zero_stage == 0:
+        exposed = max(0.0, 2 * one_way - work.backward_s)
+    else:
+        exposed = max(0.0, one_way - work.forward_s)
+    yield _Axis(
+        axis="dp",
+        ranks=ranks,
+        path=path,
+        sent=volumes.data_parallel_bytes(ranks, parameters) / 2 * (1 + times),
+        time_s=one_way * (1 + times),
+        exposed_each_s=behind if layout.zero_stage == 2 else 0.0,
+        exposed_once_s=exposed + (behind if layout.zero_stage == 1 else 0.0),
+    )
+
+
+def _sharded(
+    question: Question, layout: Layout, work: _Work, ranks: int, stride: int, parameters: float
+) -> Iterator[_Axis]:
+    """FSDP, and the replicas of HSDP."""
+    shards = min(ranks, max(1, layout.num_shards * ranks // layout.replicas))
+    replicas = ranks // shards
+    is_flat = layout.sharding == "fsdp"
+    if shards > 1:
+        name = "dp" if is_flat else "dp-shard"
+        yield _gathered(question, layout, work, name, (shards, stride), parameters)
+    if replicas > 1:
+        path = question.cluster.path(replicas, stride * shards)
+        size = parameters * _ELEMENT / shards
+        beside = _time(CollectiveKind.ALL_REDUCE, replicas, size, path)
+        yield _Axis(
+            axis="dp" if is_flat else "dp-replicate",
+            ranks=replicas,
+            path=path,
+            sent=volumes.data_parallel_bytes(replicas, parameters / shards),
+            time_s=beside,
+            exposed_once_s=max(0.0, beside - work.backward_s),
+        )
+
+
+def _gathered(
+    question: Question,
+    layout: Layout,
+    work: _Work,
+    name: str,
+    group: tuple[int, int],
+    parameters: float,
+) -> _Axis:
+    """Every micro-batch gathers twice and scatters once; the first gather hides nowhere."""
+    shards, stride = group
+    path = question.cluster.path(shards, stride)
+    size = parameters * _ELEMENT / work.layers
+    layer = _time(CollectiveKind.ALL_GATHER, shards, size, path)
+    ahead, back = work.layers * layer, 2 * work.layers * layer
+    exposed = layer + max(0.0, ahead - work.forward_s) + max(0.0, back - work.backward_s)
+    return _Axis(
+        axis=name,
+        ranks=shards,
+        path=path,
+        sent=volumes.fully_sharded_bytes(shards, parameters) * layout.micro_batches,
+        time_s=(ahead + back) * layout.micro_batches,
+        exposed_each_s=exposed,
+    )
+
+
+def _optimizer_s(question: Question, layout: Layout) -> float:
+    """Bound by memory: every parameter's state is read and written once."""
+    dense, experts = stage_parameters(question.model, layout, last=False)
+    shards = layout.num_shards
+    own = dense / shards + experts / max(1, shards // layout.ep)
+    return own * _OPTIMIZER_BYTES / question.cluster.gpu.memory_bandwidth
+
+
+def _time(kind: CollectiveKind, ranks: int, num_bytes: float, path: Path) -> float:
+    return collective_time(
+        kind,
+        ranks,
+        num_bytes,
+        alpha_s=path.latency_s,
+        bandwidth=path.bandwidth,
+        algorithm="recursive",
+    )
+
+
+def _cost(axis: _Axis, layout: Layout) -> AxisCost:
+    exposed = layout.micro_batches * axis.exposed_each_s + axis.exposed_once_s
+    return AxisCost(
+        axis=axis.axis,
+        ranks=axis.ranks,
+        tier=axis.path.tier,
+        sent_bytes=round(axis.sent),
+        time_ns=round(axis.time_s * _NS),
+        exposed_ns=round(exposed * _NS),
+    )
+
+
+def _tiers(axes: tuple[_Axis, ...], flop: float, peak: float) -> Iterator[TierPosition]:
+    """Each tier with the bandwidth that its axes get."""
+    for tier in ("scale-up", "inter-node"):
+        on_it = [axis for axis in axes if axis.path.tier == tier and axis.sent > 0]
+        if on_it:
+            sent = sum(axis.sent for axis in on_it)
+            needed = sum(axis.sent / axis.path.bandwidth for axis in on_it)
+            bend = ridge(peak, sent / needed)
+            position = regime(flop / sent, bend)
+            yield TierPosition(tier=tier, flop_per_byte=flop / sent, ridge=bend, regime=position)

@@ -1,0 +1,331 @@
+"""A job's configuration as its own program reads it: what it says of model, batch and layout.
+
+Read are this program's own TOML, torchtitan's TOML, Megatron's arguments (a command line or script)
+and DeepSpeed's JSON. What is not read is named, and nothing is guessed from it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from distprof.errors import InputError
+from distprof.verbs.plan.layout import LAYOUT_KEYS, Layout, parse_layout
+
+__all__ = ["JobFile", "layout_of", "num_gpus_of", "read_job_file"]
+
+_LARGEST = 4_000_000
+
+_OWN = {
+    "model.name": "model",
+    **{
+        f"model.{key}": f"shape.{key}"
+        for key in (
+            "layers", "hidden", "heads", "kv_heads", "ffn", "vocabulary", "experts", "top_k",
+            "expert_ffn",
+        )
+    },
+    "model.params": "params",
+    "cluster.gpus": "gpus",
+    "cluster.gpu": "gpu",
+    "cluster.gpus_per_node": "gpus_per_node",
+    "cluster.inter_node": "inter_node",
+    "training.batch": "batch",
+    "training.sequence": "sequence",
+    **{
+        f"layout.{key}": key
+        for key in (
+            "dp", "tp", "pp", "cp", "ep", "shards", "micro-batch", "micro-batches", "stages",
+            "sharding", "recomputation",
+        )
+    },
+}  # fmt: skip
+
+_TORCHTITAN = {
+    "model.name": "family",
+    "model.flavor": "flavor",
+    "training.local_batch_size": "local_batch",
+    "training.batch_size": "local_batch",
+    "training.global_batch_size": "batch",
+    "training.seq_len": "sequence",
+    "parallelism.data_parallel_replicate_degree": "replicate",
+    "parallelism.data_parallel_shard_degree": "shard",
+    "parallelism.tensor_parallel_degree": "tp",
+    "parallelism.pipeline_parallel_degree": "pp",
+    "parallelism.pipeline_parallel_microbatch_size": "micro-batch",
+    "parallelism.context_parallel_degree": "cp",
+    "parallelism.expert_parallel_degree": "ep",
+    "activation_checkpoint.mode": "recomputation",
+}
+
+_MEGATRON = {
+    "nproc-per-node": "gpus_per_node",
+    "nnodes": "nodes",
+    "tensor-model-parallel-size": "tp",
+    "pipeline-model-parallel-size": "pp",
+    "context-parallel-size": "cp",
+    "expert-model-parallel-size": "ep",
+    "num-virtual-stages-per-pipeline-rank": "stages",
+    "num-layers-per-virtual-pipeline-stage": "layers_per_stage",
+    "micro-batch-size": "micro-batch",
+    "global-batch-size": "batch",
+    "seq-length": "sequence",
+    "num-layers": "shape.layers",
+    "hidden-size": "shape.hidden",
+    "num-attention-heads": "shape.heads",
+    "num-query-groups": "shape.kv_heads",
+    "ffn-hidden-size": "shape.ffn",
+    "vocab-size": "shape.vocabulary",
+    "num-experts": "shape.experts",
+    "moe-router-topk": "shape.top_k",
+    "moe-ffn-hidden-size": "shape.expert_ffn",
+    "recompute-granularity": "recomputation",
+    "use-distributed-optimizer": "zero-1",
+    "use-torch-fsdp2": "fsdp",
+    "use-megatron-fsdp": "fsdp",
+    "recompute-activations": "recompute",
+    "swiglu": "gated",
+}
+
+_FLAGS = frozenset({"zero-1", "fsdp", "recompute", "gated"})
+
+_DEEPSPEED = {
+    "train_batch_size": "batch",
+    "train_micro_batch_size_per_gpu": "micro-batch",
+    "gradient_accumulation_steps": "micro-batches",
+    "zero_optimization.stage": "stage",
+    "tensor_parallel.autotp_size": "tp",
+}
+
+_ZERO = {0: "ddp", 1: "zero-1", 2: "zero-2", 3: "fsdp"}
+
+_WORDS = frozenset({"model", "gpu", "inter_node", "sharding", "recomputation", "family", "flavor"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFile:
+    """What a configuration says.
+
+    Args:
+        source: The file.
+        kind: Whose configuration it is.
+        values: By our names: those of layouts, ``batch``, ``sequence``, ``gpus``, ``shape.*`` …
+        not_read: Keys of which nothing was taken.
+    """
+
+    source: str
+    kind: str
+    values: Mapping[str, Any] = field(default_factory=dict)
+    not_read: tuple[str, ...] = ()
+
+    def number(self, name: str) -> int | None:
+        """A number of the file; None where it says none."""
+        value = self.values.get(name)
+        return value if isinstance(value, int) else None
+
+
+def read_job_file(path: Path) -> JobFile:
+    """Read a configuration, by its content.
+
+    Raises:
+        InputError: If it cannot be read, or is none of the kinds that are known.
+    """
+    source = str(path)
+    try:
+        with path.open("rb") as stream:
+            text = stream.read(_LARGEST + 1).decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise _unreadable(source, str(error)) from error
+    if len(text) > _LARGEST:
+        raise _unreadable(source, f"more than {_LARGEST:,} bytes")
+    kind, keys, found = _parse(text, source)
+    return _taken(source, kind, keys, found)
+
+
+def _parse(text: str, source: str) -> tuple[str, Mapping[str, str], dict[str, Any]]:
+    if re.search(r"--[a-z]+-model-parallel-size|--num-layers|--hidden-size", text):
+        return "Megatron arguments", _MEGATRON, _arguments(text, source)
+    is_json = text.lstrip().startswith("{")
+    load: Callable[[str], Any] = json.loads if is_json else tomllib.loads
+    try:
+        flat = _flat(load(text))
+    except (ValueError, RecursionError) as error:
+        raise _unreadable(
+            source, f"neither Megatron arguments nor JSON nor TOML: {error}"
+        ) from error
+    if is_json:
+        return "DeepSpeed", _DEEPSPEED, flat
+    if any(key.startswith("layout.") for key in flat):
+        return "distprof", _OWN, flat
+    if any(key.startswith("parallelism.") for key in flat):
+        return "torchtitan", _TORCHTITAN, flat
+    raise _unreadable(source, "TOML with neither [layout] nor [parallelism]")
+
+
+def _flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            found.update(_flat(value, f"{before}{key}."))
+        else:
+            found[f"{before}{key}"] = value
+    return found
+
+
+def _arguments(text: str, source: str) -> dict[str, Any]:
+    """Options of a command line, the last one wins; a flag is True."""
+    try:
+        words = shlex.split(text.replace("\\\n", " "), comments=True)
+    except ValueError as error:
+        raise _unreadable(source, str(error)) from error
+    found: dict[str, Any] = {}
+    for word, after in zip_longest(words, words[1:], fillvalue=""):
+        if not word.startswith("--") or word == "--":
+            continue
+        name, has_value, value = word[2:].replace("_", "-").partition("=")
+        if not has_value and after and not after.startswith("--"):
+            value = after
+        if _MEGATRON.get(name) in _FLAGS or not value:
+            found[name] = True
+        else:
+            found[name] = int(value) if re.fullmatch(r"-?[0-9]{1,18}", value) else value
+    return found
+
+
+def _taken(source: str, kind: str, keys: Mapping[str, str], found: Mapping[str, Any]) -> JobFile:
+    values: dict[str, Any] = {}
+    not_read: list[str] = []
+    for key, value in found.items():
+        name = keys.get(key)
+        if name is None or not _is_sound(name, value):
+            not_read.append(key if name is None else f"{key} ({str(value)[:40]})")
+        elif value != -1:
+            values[name] = value
+    return JobFile(source=source, kind=kind, values=_ours(kind, values), not_read=tuple(not_read))
+
+
+def _is_sound(name: str, value: object) -> bool:
+    """A word where one belongs, else a number; ``auto`` and shell variables are neither."""
+    if name in _WORDS:
+        return isinstance(value, str) and "$" not in value
+    if name in _FLAGS:
+        return isinstance(value, bool)
+    if name == "params":
+        return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+    if not isinstance(value, int) or isinstance(value, bool):
+        return False
+    return value == -1 or (0 if name == "stage" else 1) <= value <= 10**9
+
+
+def _ours(kind: str, values: dict[str, Any]) -> dict[str, Any]:
+    """The same in the words of our layouts."""
+    if kind == "torchtitan":
+        return _of_torchtitan(values)
+    if kind == "Megatron arguments":
+        return _of_megatron(values)
+    if kind == "DeepSpeed" and "stage" in values:
+        stage = values.pop("stage")
+        if stage in _ZERO:
+            values["sharding"] = _ZERO[stage]
+    return values
+
+
+def _of_torchtitan(values: dict[str, Any]) -> dict[str, Any]:
+    ours = dict(values)
+    family, flavor = ours.pop("family", None), ours.pop("flavor", None)
+    if family and flavor:
+        ours["model"] = f"{family}-{flavor}".lower()
+    if ours.get("recomputation") == "none":
+        ours["recomputation"] = "selective"  # scores are not kept: it uses flash attention
+    local = ours.get("local_batch")
+    if ours.get("pp", 1) == 1:
+        ours.pop("micro-batch", None)
+        if local:
+            ours["micro-batch"] = local
+    return ours
+
+
+def _of_megatron(values: dict[str, Any]) -> dict[str, Any]:
+    ours = {key: value for key, value in values.items() if key not in _FLAGS}
+    ours["gated"] = bool(values.get("gated"))
+    ours["sharding"] = "fsdp" if "fsdp" in values else "zero-1" if "zero-1" in values else "ddp"
+    per_stage = ours.pop("layers_per_stage", None)
+    layers = ours.get("shape.layers")
+    if per_stage and layers and "stages" not in ours:
+        ours["stages"] = max(1, layers // (ours.get("pp", 1) * per_stage))
+    if "nodes" in ours and "gpus_per_node" in ours:
+        ours["gpus"] = ours["nodes"] * ours["gpus_per_node"]
+    return ours
+
+
+def _unreadable(source: str, found: str) -> InputError:
+    return InputError(
+        source,
+        expected="a layout: own TOML with [layout], torchtitan TOML, Megatron arguments or"
+        " DeepSpeed JSON",
+        found=found[:200],
+    )
+
+
+# The layout that a configuration file means on a cluster of a given size -------------------------
+
+
+def num_gpus_of(file: JobFile) -> int | None:
+    """Ranks that the file says or implies; None where it leaves that to the launcher."""
+    said = file.number("gpus")
+    batch, micro = file.number("batch"), file.number("micro-batch")
+    if said is not None or batch is None or micro is None or file.kind != "DeepSpeed":
+        return said
+    steps = file.number("micro-batches")
+    if steps is None or batch % (micro * steps):
+        return None
+    return batch // (micro * steps) * (file.number("tp") or 1)
+
+
+def layout_of(file: JobFile, *, num_gpus: int, batch: int | None = None) -> tuple[Layout, int]:
+    """The layout, and the sequences of a step.
+
+    Args:
+        file: As read.
+        num_gpus: Of the cluster.
+        batch: Instead of the file's; where neither says it, what micro-batches make.
+
+    Raises:
+        UsageError: If a value is none that layouts know.
+    """
+    values = {key: file.values[key] for key in LAYOUT_KEYS if key in file.values}
+    others = 1
+    for axis in ("tp", "pp", "cp"):
+        others *= file.number(axis) or 1
+    if file.kind == "torchtitan":
+        values |= _torchtitan(file, max(1, num_gpus // others))
+    values.setdefault("dp", max(1, num_gpus // others))
+    sequences = batch or file.number("batch") or _sequences(file, int(values["dp"]))
+    text = ",".join(f"{key}={value}" for key, value in values.items())
+    return parse_layout(text, num_gpus=num_gpus, batch=sequences), sequences
+
+
+def _torchtitan(file: JobFile, rest: int) -> dict[str, int | str]:
+    """Replicas times shards; a mesh of one shard is DDP, of several replicas HSDP."""
+    replicas = file.number("replicate") or 1
+    shards = file.number("shard") or max(1, rest // replicas)
+    divided = shards * (file.number("cp") or 1)
+    mesh: dict[str, int | str] = {"dp": replicas * shards}
+    if divided == 1:
+        return {**mesh, "sharding": "ddp"}
+    if replicas == 1:
+        return {**mesh, "sharding": "fsdp"}
+    return {**mesh, "sharding": "hsdp", "shards": divided}
+
+
+def _sequences(file: JobFile, dp: int) -> int:
+    local = file.number("local_batch")
+    each = (file.number("micro-batch") or 1) * (file.number("micro-batches") or 1)
+    return dp * (local or each)

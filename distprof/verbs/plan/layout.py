@@ -1,0 +1,258 @@
+"""How a job is divided among ranks, and what forbids a division."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from distprof.costs.transformer import Recomputation, Transformer
+from distprof.errors import UsageError
+from distprof.verbs.plan.cluster import Cluster
+
+__all__ = ["LAYOUT_KEYS", "Layout", "Objection", "Sharding", "objections", "parse_layout"]
+
+Sharding = Literal["ddp", "zero-1", "zero-2", "fsdp", "hsdp"]
+
+_STAGE = {"ddp": 0, "zero-1": 1, "zero-2": 2, "fsdp": 3, "hsdp": 3}
+_RECOMPUTATION = ("none", "selective", "full")
+_NUMBERS = {
+    "dp": "dp",
+    "tp": "tp",
+    "pp": "pp",
+    "cp": "cp",
+    "ep": "ep",
+    "shards": "shards",
+    "micro-batch": "micro_batch",
+    "micro-batches": "micro_batches",
+    "stages": "virtual_stages",
+}
+LAYOUT_KEYS = (*_NUMBERS, "sharding", "recomputation")
+"""What a layout may be written with."""
+
+_LONG_ENOUGH = 8192
+_MOST = 10**7
+
+
+class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One way to divide a job. Ranks lie tensor, context, expert, data, pipeline: first is nearest.
+
+    Args:
+        dp: Replicas of the data: data-parallel ranks of one tensor, context and pipeline rank.
+        tp: Tensor-parallel ranks, with sequence parallelism where more than one.
+        pp: Stages' ranks.
+        cp: Ranks that share a sequence (ring attention).
+        ep: Ranks among which experts are spread, taken from the data-parallel ones.
+        sharding: What data- and context-parallel ranks divide of the model's state.
+        shards: Ranks among which, for ``hsdp``; 0 for all of them.
+        micro_batch: Sequences of one micro-batch.
+        micro_batches: Of a step.
+        virtual_stages: Stages of each pipeline rank.
+        recomputation: Of activations; ``selective`` stands for flash attention too.
+    """
+
+    dp: int = 1
+    tp: int = 1
+    pp: int = 1
+    cp: int = 1
+    ep: int = 1
+    sharding: Sharding = "ddp"
+    shards: int = 0
+    micro_batch: int = 1
+    micro_batches: int = 1
+    virtual_stages: int = 1
+    recomputation: Recomputation = "selective"
+
+    @property
+    def num_gpus(self) -> int:
+        """Ranks it takes."""
+        return self.dp * self.tp * self.pp * self.cp
+
+    @property
+    def replicas(self) -> int:
+        """Ranks that hold the same part of the dense model."""
+        return self.dp * self.cp
+
+    @property
+    def num_shards(self) -> int:
+        """Ranks that divide what is sharded."""
+        if self.sharding == "ddp":
+            return 1
+        return self.shards if self.sharding == "hsdp" and self.shards else self.replicas
+
+    @property
+    def zero_stage(self) -> int:
+        """What is sharded, as ZeRO counts it."""
+        return _STAGE[self.sharding]
+
+    @property
+    def batch(self) -> int:
+        """Sequences of a step."""
+        return self.dp * self.micro_batch * self.micro_batches
+
+    @property
+    def text(self) -> str:
+        """As ``--layout`` takes it."""
+        parts = [f"{axis}={getattr(self, axis)}" for axis in ("dp", "tp", "pp", "cp", "ep")]
+        kept = [part for part in parts if not part.endswith("=1") or part.startswith("dp")]
+        kept.append(f"sharding={self.sharding}")
+        if self.sharding == "hsdp":
+            kept.append(f"shards={self.shards}")
+        kept.append(f"micro-batch={self.micro_batch}")
+        if self.virtual_stages > 1:
+            kept.append(f"stages={self.virtual_stages}")
+        kept.append(f"recomputation={self.recomputation}")
+        return ",".join(kept)
+
+
+class Objection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Why a layout cannot be, or should not.
+
+    Args:
+        kind: The reason in a few words, the same for all layouts it concerns.
+        message: The reason with this layout's numbers.
+    """
+
+    kind: str
+    message: str
+
+
+def parse_layout(text: str, *, num_gpus: int, batch: int) -> Layout:
+    """A layout as written, ``tp=8,pp=4,sharding=zero-1``; what is left out follows or is 1.
+
+    Args:
+        text: Pairs of :data:`LAYOUT_KEYS` and values.
+        num_gpus: Of the cluster, from which ``dp`` follows.
+        batch: Sequences of a step, from which ``micro-batches`` follows.
+
+    Raises:
+        UsageError: If a key is unknown, a value is wrong, or nothing whole follows.
+    """
+    values: dict[str, int | str] = {}
+    for part in text.split(","):
+        key, _, value = (piece.strip() for piece in part.partition("="))
+        values.update(_value(key, value))
+    sizes = {axis: int(values.get(axis, 1)) for axis in ("tp", "pp", "cp")}
+    others = sizes["tp"] * sizes["pp"] * sizes["cp"]
+    values.setdefault("dp", max(1, num_gpus // others))
+    per_batch = int(values["dp"]) * int(values.get("micro_batch", 1))
+    values.setdefault("micro_batches", max(1, batch // per_batch))
+    if values.get("sharding") == "hsdp" and "shards" not in values:
+        raise UsageError("sharding=hsdp needs shards=N, the ranks that divide the state")
+    if "shards" in values and values.get("sharding") != "hsdp":
+        raise UsageError("shards=N is for sharding=hsdp: the others divide among all ranks")
+    return msgspec.convert(values, Layout)
+
+
+def _value(key: str, value: str) -> dict[str, int | str]:
+    if key in _NUMBERS:
+        if not value.isdecimal() or not 1 <= int(value) <= _MOST:
+            raise UsageError(f"layout: {key} must be a number from 1, not {value!r}")
+        return {_NUMBERS[key]: int(value)}
+    choices = {"sharding": tuple(_STAGE), "recomputation": _RECOMPUTATION}
+    if key not in choices:
+        raise UsageError(f"layout: unknown key {key!r}; known are {', '.join(LAYOUT_KEYS)}")
+    if value not in choices[key]:
+        raise UsageError(f"layout: {key} is one of {', '.join(choices[key])}, not {value!r}")
+    return {key: value}
+
+
+def objections(
+    layout: Layout, model: Transformer, cluster: Cluster, *, batch: int, sequence: int
+) -> list[Objection]:
+    """What forbids a layout, memory apart; the first is the one to name."""
+    checks = (
+        _ranks(layout, cluster),
+        *_tensor(layout, model, cluster),
+        _stages(layout, model),
+        _sequence(layout, sequence),
+        *_experts(layout, model),
+        _shards(layout),
+        _batch(layout, batch),
+        *_micro_batches(layout),
+    )
+    return [Objection(kind=kind, message=message) for kind, message in filter(None, checks)]
+
+
+_Reason = tuple[str, str] | None
+
+
+def _ranks(layout: Layout, cluster: Cluster) -> _Reason:
+    if layout.num_gpus == cluster.num_gpus:
+        return None
+    product = f"dp {layout.dp} × tp {layout.tp} × pp {layout.pp} × cp {layout.cp}"
+    return (
+        "ranks do not add up",
+        f"{product} is {layout.num_gpus:,} ranks, not {cluster.num_gpus:,}",
+    )
+
+
+def _tensor(layout: Layout, model: Transformer, cluster: Cluster) -> tuple[_Reason, ...]:
+    tp, kv = layout.tp, model.kv_heads
+    heads: _Reason = None
+    if model.heads % tp:
+        heads = ("heads not divisible", f"tp {tp} does not divide {model.heads} heads")
+    elif model.latent is None and kv % tp and tp % kv:
+        heads = ("heads not divisible", f"tp {tp} and {kv} key/value heads do not divide")
+    across: _Reason = None
+    if tp > cluster.per_node or cluster.per_node % tp:
+        across = (
+            "tensor parallelism leaves the fast domain",
+            f"tp {tp} does not lie within nodes of {cluster.per_node} GPUs",
+        )
+    return heads, across
+
+
+def _stages(layout: Layout, model: Transformer) -> _Reason:
+    stages = layout.pp * layout.virtual_stages
+    if stages <= model.layers:
+        return None
+    return "more stages than layers", f"{stages} stages for {model.layers} layers"
+
+
+def _sequence(layout: Layout, sequence: int) -> _Reason:
+    cp = layout.cp
+    if cp > 1 and (sequence % (2 * cp) or sequence // cp < _LONG_ENOUGH):
+        kind = "sequence too short to share"
+        return kind, f"cp {cp} leaves {sequence // cp:,} of {sequence:,} tokens to a rank"
+    return None
+
+
+def _experts(layout: Layout, model: Transformer) -> tuple[_Reason, ...]:
+    ep = layout.ep
+    if ep == 1:
+        return ()
+    if not model.experts or model.experts % ep:
+        return (("experts not divisible", f"ep {ep} does not divide {model.experts} experts"),)
+    if layout.dp % ep:
+        return (("experts not divisible", f"ep {ep} does not divide dp {layout.dp}"),)
+    return ()
+
+
+def _shards(layout: Layout) -> _Reason:
+    if layout.sharding == "hsdp" and (not layout.shards or layout.replicas % layout.shards):
+        message = f"{layout.shards} shards do not divide {layout.replicas} data-parallel ranks"
+        return "shards not divisible", message
+    return None
+
+
+def _batch(layout: Layout, batch: int) -> _Reason:
+    if layout.batch == batch:
+        return None
+    parts = f"dp {layout.dp} × {layout.micro_batch} a micro-batch × {layout.micro_batches}"
+    return (
+        "batch not divisible",
+        f"{parts} is {layout.batch:,} sequences, the batch is {batch:,}",
+    )
+
+
+def _micro_batches(layout: Layout) -> tuple[_Reason, ...]:
+    few: _Reason = None
+    if layout.micro_batches < layout.pp:
+        kind = "too few micro-batches"
+        few = (kind, f"{layout.micro_batches} micro-batches do not fill {layout.pp} stages")
+    uneven: _Reason = None
+    if layout.virtual_stages > 1 and (layout.pp < 2 or layout.micro_batches % layout.pp):
+        message = f"{layout.micro_batches} micro-batches on {layout.pp} ranks cannot interleave"
+        uneven = ("micro-batches not divisible", message)
+    return few, uneven

@@ -1,0 +1,69 @@
+"""# configuration-beyond-memory
+
+## What it detects
+Weights, gradients, optimizer state and activations of a layout take more memory than a GPU has.
+
+## Why it costs time
+The job ends in the first step, out of memory, or somewhere later if only a long sequence is too
+much.
+
+## Evidence needed
+A configuration that `distprof plan --lint` reads, the number of GPUs, and the model's shape (from
+the file or the command line). Layouts that cannot run for another reason are not judged.
+
+## How the cost is computed
+It is not: the job would not start, so no step is lost to it. The finding is *modelled*.
+
+## How to fix
+Where state alone is too much: shard it (zero-1, FSDP), or divide the model by tp and pp. Where
+state fits: a smaller micro-batch, full recomputation, or more tp.
+
+## Example
+```text
+configuration-beyond-memory: Does not fit: 126 GB a GPU, of which 108 GB are state; 72.0 GB are
+usable.
+```
+
+## When it is wrong
+With offloading, 8-bit optimizers, fp8 weights or activations on the host, none of which is
+modelled. `--reserve` sets what stays free.
+
+## Sources
+Formula sheet, "Memory".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from distprof.rules.base import Draft, Limits, rule
+from distprof.terms import Confidence, Severity
+from distprof.units import format_bytes
+from distprof.verbs.plan.configuration import ConfigurationResult
+
+
+@rule(code="CFG111", severity=Severity.ERROR, since="0.1.0", needs=(ConfigurationResult,))
+def check(configuration: ConfigurationResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001 - all checks take limits
+    """Yield one finding for the layout."""
+    memory, usable = configuration.memory, configuration.usable_bytes
+    if memory is None or memory.total_bytes <= usable:
+        return
+    state = memory.weights_bytes + memory.gradients_bytes + memory.optimizer_bytes
+    yield Draft(
+        message=(
+            f"Does not fit: {format_bytes(memory.total_bytes)} a GPU, of which "
+            f"{format_bytes(state)} are state; {format_bytes(usable)} are usable."
+        ),
+        fix=_fix(configuration, state),
+        cost_ns_per_step=None,
+        confidence=Confidence.MODELLED,
+        evidence=("configuration.memory", "configuration.usable_bytes"),
+    )
+
+
+def _fix(configuration: ConfigurationResult, state_bytes: int) -> str:
+    if state_bytes <= configuration.usable_bytes:
+        return "Use a smaller micro-batch, full recomputation, or more tp."
+    if configuration.layout.sharding == "ddp":
+        return "Shard the state: zero-1, or fsdp."
+    return "Shard more of the state, or divide the model by tp and pp."

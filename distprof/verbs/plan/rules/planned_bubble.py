@@ -1,0 +1,68 @@
+"""# planned-bubble
+
+## What it detects
+A pipeline is filled, but by formula more than a tenth of its time is bubble.
+
+## Why it costs time
+While the first micro-batches come in and the last go out, stages have nothing to do: (P − 1)/(v · M
++ P − 1) of the time, with v stages a rank.
+
+## Evidence needed
+A configuration that `distprof plan --lint` reads, the number of GPUs, and the model's shape (from
+the file or the command line). Layouts that cannot run for another reason are not judged.
+
+## How the cost is computed
+Modelled: the bubble of the estimated step, of which fewer stages or more micro-batches leave a
+part.
+
+## How to fix
+More micro-batches (a smaller micro-batch, a larger batch), several stages a rank (interleaving), or
+fewer pipeline ranks.
+
+## Example
+```text
+planned-bubble: 19.0 % of the pipeline is bubble with 64 micro-batches on 16 ranks.
+```
+
+## When it is wrong
+With zero-bubble schedules or DualPipe, which are not modelled here.
+
+## Sources
+Formula sheet, "Pipeline bubble" and "Anti-patterns" (bubble above 10 %).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from distprof.rules.base import Draft, Limit, Limits, rule
+from distprof.terms import Confidence, Severity
+from distprof.units import format_ratio
+from distprof.verbs.plan.configuration import ConfigurationResult
+
+
+@rule(
+    code="CFG112",
+    severity=Severity.WARNING,
+    since="0.1.0",
+    needs=(ConfigurationResult,),
+    limits={"max_bubble_ratio": Limit(0.10, "share of the pipeline's time that may be bubble")},
+)
+def check(configuration: ConfigurationResult, limits: Limits) -> Iterator[Draft]:
+    """Yield one finding for the layout."""
+    costs = configuration.estimate
+    if costs is None or costs.bubble_fraction <= limits["max_bubble_ratio"]:
+        return
+    layout = configuration.layout
+    if layout.micro_batches < layout.pp:  # pipeline-hardly-filled says so
+        return
+    yield Draft(
+        message=(
+            f"{format_ratio(costs.bubble_fraction)} of the pipeline is bubble with "
+            f"{layout.micro_batches} micro-batches on {layout.pp} ranks."
+        ),
+        fix="Use more micro-batches, several stages a rank, or fewer ranks.",
+        cost_ns_per_step=costs.bubble_ns,
+        confidence=Confidence.MODELLED,
+        evidence=("configuration.estimate",),
+    )

@@ -1,0 +1,59 @@
+"""# planned-sharding-without-need
+
+## What it detects
+Weights are sharded although the whole state fits into each GPU's memory.
+
+## Why it costs time
+FSDP sends three times the model per micro-batch, DDP twice per step: 1.5 times as much, and on the
+way of forward and backward.
+
+## Evidence needed
+A configuration that `distprof plan --lint` reads, the number of GPUs, and the model's shape (from
+the file or the command line). Layouts that cannot run for another reason are not judged.
+
+## How the cost is computed
+It is not: what is hidden behind computation costs nothing. `distprof plan --layout` compares both.
+
+## How to fix
+DDP, or ZeRO-1 where the optimizer's state is what takes memory.
+
+## Example
+```text
+planned-sharding-without-need: Weights are sharded although the whole state fits.
+```
+
+## When it is wrong
+Where memory is wanted for larger micro-batches or less recomputation.
+
+## Sources
+Formula sheet, "Volume per training step" and "Anti-patterns" (FSDP where DDP would fit).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from distprof.rules.base import Draft, Limit, Limits, rule
+from distprof.terms import Confidence, Severity
+from distprof.verbs.plan.configuration import ConfigurationResult
+
+
+@rule(
+    code="CFG115",
+    severity=Severity.INFO,
+    since="0.1.0",
+    needs=(ConfigurationResult,),
+    limits={"room_ratio": Limit(0.9, "share of usable memory that unsharded state may fill")},
+)
+def check(configuration: ConfigurationResult, limits: Limits) -> Iterator[Draft]:
+    """Yield one finding for the layout."""
+    plain = configuration.plain_bytes
+    if plain is None or plain > limits["room_ratio"] * configuration.usable_bytes:
+        return
+    yield Draft(
+        message="Weights are sharded although the whole state fits.",
+        fix="Use ddp or zero-1: a third less is sent.",
+        cost_ns_per_step=None,
+        confidence=Confidence.MODELLED,
+        evidence=("configuration.plain_bytes", "configuration.usable_bytes"),
+    )

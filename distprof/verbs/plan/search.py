@@ -1,0 +1,246 @@
+"""All layouts of a job: those that can be, by step time, and why the others cannot."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from distprof.units import format_bytes
+from distprof.verbs.plan.estimate import estimate
+from distprof.verbs.plan.footprint import footprint
+from distprof.verbs.plan.layout import Layout, Objection, objections
+from distprof.verbs.plan.question import Question, assumptions
+from distprof.verbs.plan.result import (
+    ClusterFacts,
+    Estimate,
+    MemoryParts,
+    ModelFacts,
+    Plan,
+    Rejection,
+)
+
+__all__ = ["judge_layout", "make_plan"]
+
+_TENSOR_LIMIT = 2
+_MICRO_BATCHES = (1, 2, 4, 8)
+_VIRTUAL = (1, 2, 4)
+_CONTEXTS = (1, 2, 4, 8, 16)
+_SHARDINGS = ("ddp", "zero-1", "zero-2", "fsdp", "hsdp")
+_RECOMPUTATIONS = ("selective", "full")
+
+
+@dataclass(slots=True)
+class _Refused:
+    """Counts reasons, and keeps the first example of each."""
+
+    count: dict[str, int] = field(default_factory=dict)
+    example: dict[str, str] = field(default_factory=dict)
+
+    def add(self, objection: Objection) -> None:
+        self.count[objection.kind] = self.count.get(objection.kind, 0) + 1
+        self.example.setdefault(objection.kind, objection.message)
+
+    def ranked(self) -> tuple[Rejection, ...]:
+        order = sorted(self.count, key=lambda kind: (-self.count[kind], kind))
+        return tuple(
+            Rejection(reason=kind, count=self.count[kind], example=self.example[kind])
+            for kind in order
+        )
+
+
+def make_plan(question: Question, *, version: str = "", most: int = 10) -> Plan:
+    """Look at every layout.
+
+    Args:
+        question: Model, cluster, batch.
+        version: Of the program.
+        most: Layouts to keep, the fastest.
+    """
+    refused = _Refused()
+    found = list(_fitting(question, refused))
+    found.sort(key=_by_time)
+    return _plan(
+        question,
+        version,
+        best=tuple(found[:most]),
+        considered=len(found) + sum(refused.count.values()),
+        fitting=len(found),
+        rejections=refused.ranked(),
+    )
+
+
+def judge_layout(question: Question, layout: Layout, *, version: str = "") -> Plan:
+    """One layout alone: its costs, and what is to be said against it."""
+    against = _against(question, layout)
+    memory = footprint(question, layout)
+    if not against:
+        against = [o for o in (_too_large(question, layout, memory),) if o is not None]
+        best: tuple[Estimate, ...] = (estimate(question, layout, memory),)
+    else:
+        best = ()
+    return _plan(
+        question,
+        version,
+        best=best,
+        considered=1,
+        fitting=0 if against else 1,
+        objections=tuple(objection.message for objection in against),
+    )
+
+
+def _by_time(found: Estimate) -> tuple[float, int, str]:
+    """The faster, then the simpler."""
+    layout = found.layout
+    axes = sum(getattr(layout, axis) > 1 for axis in ("tp", "pp", "cp", "ep"))
+    simple = axes + layout.zero_stage + layout.virtual_stages
+    return found.step_ns, simple, layout.text
+
+
+def _against(question: Question, layout: Layout) -> list[Objection]:
+    return objections(
+        layout,
+        question.model,
+        question.cluster,
+        batch=question.batch,
+        sequence=question.sequence,
+    )
+
+
+def _too_large(question: Question, layout: Layout, memory: MemoryParts) -> Objection | None:
+    if memory.total_bytes <= question.usable_bytes:
+        return None
+    where = layout.text.replace(",", ", ")
+    needed, free = format_bytes(memory.total_bytes), format_bytes(question.usable_bytes)
+    return Objection(kind="memory", message=f"{where} needs {needed} a GPU, {free} are usable")
+
+
+def _fitting(question: Question, refused: _Refused) -> Iterator[Estimate]:
+    for bare in _meshes(question, refused):
+        for layout in _variants(question, bare, refused):
+            memory = footprint(question, layout)
+            objection = _too_large(question, layout, memory)
+            if objection is None:
+                yield estimate(question, layout, memory)
+            else:
+                refused.add(objection)
+
+
+def _divisors(number: int) -> list[int]:
+    small = [size for size in range(1, math.isqrt(number) + 1) if number % size == 0]
+    return sorted({*small, *(number // size for size in small)})
+
+
+def _meshes(question: Question, refused: _Refused) -> Iterator[Layout]:
+    """Axes alone; what cannot be is refused before anything else is varied."""
+    model, cluster = question.model, question.cluster
+    gpus = cluster.num_gpus
+    for tp in (size for size in _divisors(gpus) if size <= _TENSOR_LIMIT * cluster.per_node):
+        for pp in _divisors(gpus // tp):
+            for cp in (size for size in _CONTEXTS if gpus // (tp * pp) % size == 0):
+                dp = gpus // (tp * pp * cp)
+                choices = _divisors(dp) if model.experts else [1]
+                for ep in (size for size in choices if size <= max(1, model.experts)):
+                    mesh = Layout(
+                        dp=dp, tp=tp, pp=pp, cp=cp, ep=ep,
+                        micro_batches=max(pp, question.batch // dp),
+                    )  # fmt: skip
+                    against = [o for o in _against(question, mesh) if o.kind in _OF_MESH]
+                    if not against:
+                        yield mesh
+                        continue
+                    refused.add(against[0])
+                    if against[0].kind in _OF_STAGES:
+                        break
+
+
+_OF_STAGES = (
+    "heads not divisible",
+    "tensor parallelism leaves the fast domain",
+    "more stages than layers",
+    "sequence too short to share",
+)
+_OF_MESH = (*_OF_STAGES, "experts not divisible")
+
+
+def _variants(question: Question, mesh: Layout, refused: _Refused) -> Iterator[Layout]:
+    """Micro-batches, stages, sharding, recomputation of one mesh."""
+    for layout in _batches(question, mesh, refused):
+        for sharding, shards in _shardings(question, layout):
+            for recomputation in _RECOMPUTATIONS:
+                yield _replace(
+                    layout, sharding=sharding, shards=shards, recomputation=recomputation
+                )
+
+
+def _batches(question: Question, mesh: Layout, refused: _Refused) -> Iterator[Layout]:
+    for micro_batch in _MICRO_BATCHES:
+        number = max(1, question.batch // (mesh.dp * micro_batch))
+        for stages in _VIRTUAL if mesh.pp > 1 else (1,):
+            layout = _replace(
+                mesh, micro_batch=micro_batch, micro_batches=number, virtual_stages=stages
+            )
+            against = _against(question, layout)
+            if not against:
+                yield layout
+            else:
+                refused.add(against[0])
+
+
+def _shardings(question: Question, layout: Layout) -> Iterator[tuple[str, int]]:
+    """Sharding needs replicas; hybrid shards one fast domain, and needs several."""
+    within = min(question.cluster.per_node // layout.tp, layout.replicas)
+    for sharding in _SHARDINGS:
+        if sharding == "ddp" or (layout.replicas > 1 and sharding != "hsdp"):
+            yield sharding, 0
+        elif 1 < within < layout.replicas and layout.replicas % within == 0:
+            yield sharding, within
+
+
+def _replace(layout: Layout, **changes: object) -> Layout:
+    from msgspec.structs import replace
+
+    return replace(layout, **changes)
+
+
+def _plan(
+    question: Question,
+    version: str,
+    *,
+    best: tuple[Estimate, ...],
+    considered: int,
+    fitting: int,
+    rejections: tuple[Rejection, ...] = (),
+    objections: tuple[str, ...] = (),
+) -> Plan:
+    model, cluster = question.model, question.cluster
+    return Plan(
+        version=version,
+        model=ModelFacts(
+            name=model.name,
+            parameters=model.parameters,
+            active_parameters=model.active_parameters,
+            layers=model.layers,
+            hidden=model.hidden,
+            heads=model.heads,
+            experts=model.experts,
+        ),
+        cluster=ClusterFacts(
+            gpu=cluster.gpu.title,
+            num_gpus=cluster.num_gpus,
+            gpus_per_node=cluster.per_node,
+            peak_flops=cluster.gpu.bf16_flops,
+            memory_bytes=round(cluster.gpu.memory_bytes),
+            usable_bytes=round(question.usable_bytes),
+            scale_up_bandwidth=cluster.gpu.scale_up_bandwidth,
+            inter_node_bandwidth=cluster.link.bandwidth,
+        ),
+        batch=question.batch,
+        sequence=question.sequence,
+        considered=considered,
+        fitting=fitting,
+        best=best,
+        rejections=rejections,
+        objections=objections,
+        assumptions=assumptions(question),
+    )

@@ -1,0 +1,203 @@
+"""A plan's verdict and tables, before somebody draws them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from distprof.documents.page import Page, page_reporters
+from distprof.formats import RenderOptions
+from distprof.sections.table import TableColumn, TableView, counted
+from distprof.units import format_bandwidth, format_bytes, format_duration, format_ratio
+from distprof.verbs.plan.result import Estimate, MemoryParts, Plan
+
+__all__ = ["PLAN_REPORTERS", "headline", "plan_tables", "reasons", "verdict"]
+
+_FEW = 10
+
+_MEMORY = {
+    "weights_bytes": "weights",
+    "gradients_bytes": "gradients",
+    "optimizer_bytes": "optimizer",
+    "gathered_bytes": "gathered blocks",
+    "activations_bytes": "activations",
+    "logits_bytes": "logits",
+}
+
+
+def verdict(plan: Plan) -> str:
+    """The best layout, or that there is none, in a sentence."""
+    if plan.objections:
+        return f"This layout cannot be: {plan.objections[0]}."
+    if not plan.best:
+        most = plan.rejections[0].reason if plan.rejections else "nothing to choose from"
+        return f"No layout fits: of {counted(plan.considered, 'layout')} most fail for {most}."
+    best = plan.best[0]
+    costs = f"{format_duration(best.step_ns)} a step, MFU {format_ratio(best.mfu)}"
+    room = f"{format_bytes(best.memory.total_bytes)} of {format_bytes(plan.cluster.usable_bytes)}"
+    return f"{best.layout.text}: {costs}, {room} of memory."
+
+
+def headline(plan: Plan) -> str:
+    """What was planned for."""
+    model, cluster = plan.model, plan.cluster
+    size = f"{model.parameters / 1e9:,.1f} B parameters"
+    if model.active_parameters != model.parameters:
+        size += f", {model.active_parameters / 1e9:,.1f} B active"
+    nodes = f"{cluster.num_gpus:,} {cluster.gpu}, {cluster.gpus_per_node} a node"
+    links = (
+        f"{format_bandwidth(cluster.scale_up_bandwidth)} within,"
+        f" {format_bandwidth(cluster.inter_node_bandwidth)} between nodes a GPU"
+    )
+    batch = f"{counted(plan.batch, 'sequence')} of {plan.sequence:,} tokens a step"
+    return f"{model.name}, {size} · {nodes}, {links} · {batch} · modelled"
+
+
+def reasons(plan: Plan) -> Iterator[str]:
+    """Why this verdict, a sentence each."""
+    yield from (f"Also: {text}." for text in plan.objections[1:])
+    if not plan.best:
+        return
+    best = plan.best[0]
+    parts = {
+        "computation": best.compute_ns,
+        "exposed communication": best.exposed_ns,
+        "bubble": best.bubble_ns,
+        "optimizer": best.optimizer_ns,
+    }
+    shares = [f"{format_ratio(ns / best.step_ns)} {name}" for name, ns in parts.items() if ns > 0]
+    yield f"The step is {', '.join(shares)}."
+    for position in best.tiers:
+        yield (
+            f"Over {position.tier} links {position.flop_per_byte:,.0f} FLOP are computed per byte,"
+            f" the ridge is {position.ridge:,.0f}: {position.regime}."
+        )
+    if plan.considered > 1:
+        yield f"{plan.fitting:,} of {counted(plan.considered, 'layout')} can be."
+
+
+def plan_tables(plan: Plan, *, show_all: bool) -> Iterator[TableView]:
+    """Layouts, memory, communication, reasons of rejection; those that there are."""
+    if len(plan.best) > 1:
+        yield _layout_table(plan, show_all=show_all)
+    if plan.best:
+        yield _memory_table(plan.best[0])
+    if plan.best and plan.best[0].axes:
+        yield _axis_table(plan.best[0])
+    if plan.rejections:
+        yield _rejection_table(plan)
+
+
+def _layout_table(plan: Plan, *, show_all: bool) -> TableView:
+    chosen = plan.best if show_all else plan.best[:_FEW]
+    return TableView(
+        title="Layouts",
+        caption="fastest first; mb is sequences in a micro-batch, V stages a rank",
+        columns=(
+            TableColumn(title="dp"),
+            TableColumn(title="tp"),
+            TableColumn(title="pp"),
+            TableColumn(title="cp"),
+            TableColumn(title="ep"),
+            TableColumn(title="sharding", left=True),
+            TableColumn(title="recompute", left=True),
+            TableColumn(title="mb×number"),
+            TableColumn(title="step"),
+            TableColumn(title="MFU"),
+            TableColumn(title="memory"),
+            TableColumn(title="bubble", wide_only=True),
+            TableColumn(title="exposed", wide_only=True),
+            TableColumn(title="V", wide_only=True),
+        ),
+        rows=tuple(_layout_row(found) for found in chosen),
+        strong=frozenset({0}),
+    )
+
+
+def _layout_row(found: Estimate) -> tuple[str, ...]:
+    layout = found.layout
+    sharding = layout.sharding + (f" {layout.shards}" if layout.shards else "")
+    return (
+        *(str(size) for size in (layout.dp, layout.tp, layout.pp, layout.cp, layout.ep)),
+        sharding,
+        layout.recomputation,
+        f"{layout.micro_batch}×{layout.micro_batches}",
+        format_duration(found.step_ns),
+        format_ratio(found.mfu),
+        format_bytes(found.memory.total_bytes),
+        format_ratio(found.bubble_fraction),
+        format_duration(found.exposed_ns),
+        str(layout.virtual_stages),
+    )
+
+
+def _memory_table(found: Estimate) -> TableView:
+    memory: MemoryParts = found.memory
+    rows = [(label, getattr(memory, key)) for key, label in _MEMORY.items()]
+    shown = [(label, format_bytes(size)) for label, size in rows if size]
+    return TableView(
+        title="Memory",
+        caption="of the fullest GPU, first or last stage",
+        columns=(TableColumn(title="part", left=True), TableColumn(title="size")),
+        rows=(*shown, ("all", format_bytes(memory.total_bytes))),
+        strong=frozenset({len(shown)}),
+    )
+
+
+def _axis_table(found: Estimate) -> TableView:
+    return TableView(
+        title="Communication",
+        caption="of one rank and step",
+        columns=(
+            TableColumn(title="axis", left=True),
+            TableColumn(title="ranks"),
+            TableColumn(title="links", left=True),
+            TableColumn(title="sent"),
+            TableColumn(title="time"),
+            TableColumn(title="exposed"),
+        ),
+        rows=tuple(
+            (
+                axis.axis,
+                f"{axis.ranks:,}",
+                axis.tier,
+                format_bytes(axis.sent_bytes),
+                format_duration(axis.time_ns),
+                format_duration(axis.exposed_ns),
+            )
+            for axis in found.axes
+        ),
+    )
+
+
+def _rejection_table(plan: Plan) -> TableView:
+    return TableView(
+        title="Rejected",
+        caption="a choice that fails already counts once, not with all its variants",
+        columns=(
+            TableColumn(title="layouts"),
+            TableColumn(title="reason", left=True),
+            TableColumn(title="for example", left=True, wrap=True),
+        ),
+        rows=tuple(
+            (f"{rejected.count:,}", rejected.reason, rejected.example)
+            for rejected in plan.rejections
+        ),
+    )
+
+
+# A plan as text, Markdown and JSON ---------------------------------------------------------------
+
+
+def _page(plan: Plan, options: RenderOptions) -> Page:
+    return Page(
+        verdict=verdict(plan),
+        headline=headline(plan),
+        sentences=tuple(reasons(plan)),
+        tables=tuple(plan_tables(plan, show_all=options.show_all)),
+        remarks=plan.assumptions,
+        remarks_title="Assumed",
+    )
+
+
+PLAN_REPORTERS = page_reporters(_page)
+"""Name of a format to what writes a plan in it."""

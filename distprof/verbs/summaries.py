@@ -1,0 +1,255 @@
+"""From what a user names to summaries: reports, run directories, traces, saved summaries.
+
+A run is analysed only where no report of it lies there; what is compared are its figures.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from distprof.artefacts import REPORT_FILE, REPORT_SCHEMA, RUN_FILE
+from distprof.artefacts.summary_file import SUMMARY_SCHEMA, Fingerprint, StepParts, SummaryFile
+from distprof.errors import DistprofError, InputError
+from distprof.ingest.kinds.measurements import fits_measurements, read_measurements
+from distprof.sections.job.result import JobFault
+from distprof.sections.report import Report
+
+__all__ = ["load_summaries", "open_report", "summarize_report"]
+
+_MAX_BYTES = 1 << 26  # of a file of summaries
+
+_HEAD_BYTES = 400
+
+
+def load_summaries(sources: Sequence[str | os.PathLike[str]]) -> tuple[SummaryFile, ...]:
+    """One summary per run that the sources hold, in their order.
+
+    Args:
+        sources: Each a saved report, a run directory, a folder of run directories, a trace or
+            folder of traces, a file of summaries (one, or a list), or a table of ranks and
+            times (:mod:`distprof.ingest.kinds.measurements`).
+
+    Raises:
+        InputError: If a source cannot be read.
+    """
+    found: list[SummaryFile] = []
+    for source in sources:
+        found += _summaries_of(os.fspath(source))
+    return tuple(found)
+
+
+def open_report(source: str | os.PathLike[str]) -> Report:
+    """The report of a run: the saved one where there is one, else made now.
+
+    Args:
+        source: A saved report, a run directory, or whatever :func:`distprof.analyze` takes.
+
+    Raises:
+        InputError: If it cannot be read.
+    """
+    from distprof.api import analyze
+    from distprof.documents.saved import load_report
+
+    path = Path(source)
+    if path.is_file() and _says(path, REPORT_SCHEMA):
+        return load_report(path)
+    if _has_fresh_report(path):
+        try:
+            return load_report(path)
+        except DistprofError:  # of another version: the run itself is there
+            return analyze(source)
+    return analyze(source)
+
+
+def _summaries_of(source: str) -> list[SummaryFile]:
+    from distprof.verbs.summaries import summarize_report
+
+    path = Path(source)
+    if path.is_file() and _says(path, SUMMARY_SCHEMA):
+        return _read_summaries(path)
+    if path.is_file() and fits_measurements(source):
+        return list(read_measurements(source))
+    return [summarize_report(open_report(run)) for run in _runs_inside(path) or [source]]
+
+
+def _runs_inside(path: Path) -> Sequence[str | Path]:
+    """Run directories in a folder that is none itself, by name."""
+    try:
+        if not path.is_dir() or (path / RUN_FILE).exists():
+            return []
+        return [inner for inner in sorted(path.iterdir()) if (inner / RUN_FILE).is_file()]
+    except OSError:
+        return []
+
+
+def _has_fresh_report(path: Path) -> bool:
+    """Whether a run directory holds a report that was made after the run had ended."""
+    report, run = path / REPORT_FILE, path / RUN_FILE
+    try:
+        return report.is_file() and report.stat().st_mtime_ns >= run.stat().st_mtime_ns
+    except (OSError, ValueError):
+        return False
+
+
+def _says(path: Path, schema: str) -> bool:
+    try:
+        with path.open("rb") as stream:
+            return f'"{schema}"'.encode() in stream.read(_HEAD_BYTES)
+    except (OSError, ValueError):
+        return False
+
+
+def _read_summaries(path: Path) -> list[SummaryFile]:
+    expected = f'one or several summaries with "schema": "{SUMMARY_SCHEMA}"'
+    fix = "make it again with: distprof scale --save-summaries FILE"
+    try:
+        if path.stat().st_size > _MAX_BYTES:
+            raise InputError(str(path), expected=expected, found="a file too large for that")
+        data = json.loads(path.read_bytes())
+        found = data if isinstance(data, list) else [data]
+        read = msgspec.convert(found, list[SummaryFile])
+    except (OSError, ValueError, msgspec.ValidationError, RecursionError) as error:
+        raise InputError(str(path), expected=expected, found=str(error), fix=fix) from error
+    other = next((one.schema for one in read if one.schema != SUMMARY_SCHEMA), None)
+    if other is not None:
+        raise InputError(str(path), expected=expected, found=f'"schema": "{other}"', fix=fix)
+    return read
+
+
+# The few figures of a report that are compared between runs, sizes and commits -------------------
+
+_CPU = "cpu"
+
+
+def summarize_report(report: Report, *, label: str = "") -> SummaryFile:
+    """A report as baselines, histories and sweeps keep it.
+
+    Args:
+        report: Of one run.
+        label: For people; empty for none.
+    """
+    job, log, printed = report.job, report.step_log, report.training_log
+    plain, traced = log.plain_ns, _traced_steps(report)
+    return SummaryFile(
+        distprof_version=report.distprof_version,
+        source=report.run.source,
+        label=label,
+        git_commit=job.git_commit,
+        created_ns=job.ended_ns or job.started_ns or time.time_ns(),
+        fingerprint=_fingerprint(report),
+        step_ns=plain or traced or printed.steady_ns,
+        is_traced=bool(traced) and not plain,
+        tokens_per_step=_known(log.tokens_per_step, printed.tokens_per_step),
+        samples_per_step=_known(log.samples_per_step, printed.global_batch_size),
+        parts=_parts(report),
+        overlap_ratio=_overlap(report),
+        exposed_comm_ratio=_exposed(report),
+        bubble_ratio=_highest(group.bubble_fraction for group in report.pipeline.groups),
+        imbalance_ratio=_imbalance(report),
+        expert_imbalance_ratio=_highest(layer.max_over_mean for layer in report.moe.layers),
+        mfu_ratio=report.efficiency.mfu_ratio,
+        energy_per_step_j=report.telemetry.energy_per_step_j,
+        peak_memory_bytes=_peak_memory(report),
+    )
+
+
+def _fingerprint(report: Report) -> Fingerprint:
+    run, job, printed = report.run, report.job, report.training_log
+    return Fingerprint(
+        world_size=run.world_size or printed.world_size,
+        num_nodes=len(run.nodes) or None,
+        device=_device(report),
+        backend=run.backend,
+        workload=job.workload or " ".join(job.command),
+        strategy=run.strategy or "",
+        mesh=run.mesh or printed.mesh,
+        config={**job.config, **_injected(job.faults)},
+        versions={**run.versions, "distprof": report.distprof_version},
+        environment=job.environment,
+    )
+
+
+def _known(logged: float | None, printed: float | None) -> float | None:
+    """What probes recorded, else what the training program printed."""
+    return printed if logged is None else logged
+
+
+def _device(report: Report) -> str:
+    """For CPU ranks with the processors' model: otherwise two machines would seem to be alike."""
+    device = report.run.device
+    if device != _CPU:
+        return device
+    models = sorted({host.processor for host in report.settings.hosts if host.processor})
+    return f"{device} ({', '.join(models)})" if models else device
+
+
+def _injected(faults: Sequence[JobFault]) -> dict[str, str]:
+    """Faults are part of what was run."""
+    return {"faults": ", ".join(fault.text for fault in faults)} if faults else {}
+
+
+def _traced_steps(report: Report) -> tuple[int, ...]:
+    """Analysed steps, each as long as on the median rank."""
+    by_step: dict[int, list[int]] = {}
+    for row in report.breakdown.steps:
+        by_step.setdefault(row.step, []).append(row.span_ns)
+    if report.step_time.median_ns is None:
+        return ()
+    return tuple(int(np.median(by_step[step])) for step in sorted(by_step))
+
+
+def _parts(report: Report) -> StepParts | None:
+    """The mean step of the mean rank, rounded so that the parts still add up to it."""
+    total, falls = report.waterfall.all, report.waterfall
+    if total is None or report.step_time.median_ns is None:
+        return None
+    share = max(1, falls.num_ranks * falls.num_steps)
+    is_pipeline = bool(report.pipeline.groups) or "pp" in report.run.mesh
+    message_wait = total.exposed_p2p_wait_ns // share
+    parts = {
+        "computation_ns": total.computation_ns // share,
+        "exposed_transfer_ns": total.exposed_transfer_ns // share,
+        "exposed_wait_ns": total.exposed_wait_ns // share + (0 if is_pipeline else message_wait),
+        "bubble_ns": message_wait if is_pipeline else 0,
+        "unsplit_comm_ns": total.exposed_comm_unsplit_ns // share,
+        "host_ns": (total.idle_host_ns + total.idle_sync_ns) // share,
+        "input_ns": total.idle_input_ns // share,
+        "copy_ns": total.exposed_copy_ns // share,
+    }
+    span = total.span_ns // share
+    return StepParts(span_ns=span, other_ns=span - sum(parts.values()), **parts)
+
+
+def _overlap(report: Report) -> float | None:
+    rows = report.overlap.ranks
+    communication = sum(row.communication_ns for row in rows)
+    return sum(row.overlapped_ns for row in rows) / communication if communication else None
+
+
+def _exposed(report: Report) -> float | None:
+    rows = report.breakdown.ranks
+    span = sum(row.span_ns for row in rows)
+    return sum(row.exposed_comm_ns for row in rows) / span if span else None
+
+
+def _imbalance(report: Report) -> float | None:
+    slowdown = report.whatif.slowdown
+    return None if slowdown is None else slowdown - 1
+
+
+def _peak_memory(report: Report) -> int | None:
+    rows = report.memory.ranks
+    device = [row.peak_allocated_bytes for row in rows if row.peak_allocated_bytes is not None]
+    host = [row.peak_rss_bytes for row in rows if row.peak_rss_bytes is not None]
+    return max(device or host, default=None)
+
+
+def _highest(values: Iterable[float | None]) -> float | None:
+    return max((value for value in values if value is not None), default=None)

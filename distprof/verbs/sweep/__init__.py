@@ -1,0 +1,1 @@
+"""Scaling: runs of several sizes, and where efficiency goes."""

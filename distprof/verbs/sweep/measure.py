@@ -1,0 +1,330 @@
+"""Efficiency over the number of ranks, with its uncertainty, its causes and the laws it follows.
+
+Formula sheet, "Scaling": throughput X is work of all ranks per time; the speed-up over the baseline
+of b ranks is X_N / X_b and its efficiency that over N / b. For the same work this is t_b·b/(t_N·N),
+for the same work per rank t_b/t_N.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distprof.artefacts.summary_file import StepParts, SummaryFile
+from distprof.costs.repeats import Interval, compare_pairs, compare_repeats, step_interval
+from distprof.costs.scaling import (
+    LAWS,
+    Law,
+    NoScalingFitError,
+    ScalingFit,
+    fit_scaling,
+    throughput_speedup,
+)
+from distprof.terms import MeshAxis
+from distprof.units import NS_PER_S
+from distprof.verbs.sweep.result import (
+    CAUSES,
+    Mode,
+    ScalingLaw,
+    ScalingLoss,
+    ScalingParameter,
+    ScalingPrediction,
+    ScalingResult,
+    ScalingSize,
+)
+from distprof.verbs.sweep.runs import Sweep, SweepError, gather
+
+__all__ = ["analyze_scaling", "mean_parts", "scaled", "split_loss", "transfer_ns"]
+
+
+def mean_parts(runs: Sequence[SummaryFile]) -> StepParts | None:
+    """Parts of all traced repeats added up; None where no repeat has sound ones."""
+    found = [run.parts for run in runs if run.parts is not None and _is_sound(run.parts)]
+    if not found:
+        return None
+    fields = StepParts.__struct_fields__
+    return StepParts(**{field: sum(getattr(part, field) for part in found) for field in fields})
+
+
+def scaled(parts: StepParts, step_ns: int) -> StepParts:
+    """The same shares of another step; whole ns that add up to it exactly."""
+    factor = Fraction(step_ns, parts.span_ns)
+    values = {field: int(getattr(parts, field) * factor) for field in CAUSES}
+    values["other_ns"] += step_ns - sum(values.values())
+    return StepParts(span_ns=step_ns, **values)
+
+
+def split_loss(
+    base: StepParts, parts: StepParts, ideal_step_ns: int, step_ns: int
+) -> tuple[ScalingLoss, ...]:
+    """The step beyond the ideal one by cause; the sum is exact.
+
+    Args:
+        base: Of the baseline.
+        parts: Of this size.
+        ideal_step_ns: The step at the baseline's efficiency.
+        step_ns: The step.
+    """
+    before, after = scaled(base, ideal_step_ns), scaled(parts, step_ns)
+    lost = {field: getattr(after, field) - getattr(before, field) for field in CAUSES}
+    return tuple(
+        ScalingLoss(cause=cause, lost_ns=lost[field], ratio=lost[field] / step_ns)
+        for field, cause in CAUSES.items()
+    )
+
+
+def transfer_ns(runs: Sequence[SummaryFile], parts: StepParts) -> int | None:
+    """Transfers of a step, hidden ones included; None where unknown, or nothing was exposed.
+
+    Exposed communication is the share 1 − overlap of all communication, waiting included.
+    """
+    overlaps = [run.overlap_ratio for run in runs if run.parts is not None]
+    known = [overlap for overlap in overlaps if overlap is not None and 0 <= overlap < 1]
+    exposed = parts.exposed_transfer_ns + parts.unsplit_comm_ns
+    blocked = exposed + parts.exposed_wait_ns + parts.bubble_ns
+    if not known or exposed <= 0:
+        return None
+    overlap = sum(known) / len(known)
+    return round(exposed + blocked * overlap / (1 - overlap))
+
+
+def _is_sound(parts: StepParts) -> bool:
+    """Whether they add up to a step, and none is negative."""
+    values = [int(getattr(parts, field)) for field in CAUSES]
+    return parts.span_ns > 0 and min(values) >= 0 and sum(values) == parts.span_ns
+
+
+# Efficiency over the number of ranks, with its uncertainty, its causes and the laws it follow ----
+
+_EXTRAPOLATED = (2, 4, 8)
+
+_DATA_AXES = (MeshAxis.DP, MeshAxis.DP_REPLICATE, MeshAxis.DP_SHARD, MeshAxis.WORLD)
+
+Floats = NDArray[np.float64]
+
+
+def analyze_scaling(
+    summaries: Iterable[SummaryFile],
+    *,
+    mode: Mode | None = None,
+    baseline_ranks: int | None = None,
+) -> ScalingResult:
+    """Compare runs of several sizes.
+
+    Args:
+        summaries: One per run, several per size where it was repeated.
+        mode: Weak or strong; None to conclude it from the work per step.
+        baseline_ranks: What is called efficiency 1; None for the smallest size.
+
+    Returns:
+        The sweep; where it is none, only a sentence in ``unavailable``.
+    """
+    try:
+        sweep = gather(summaries, mode)
+    except SweepError as reason:
+        return ScalingResult(unavailable=(str(reason),))
+    base = min(sweep.runs) if baseline_ranks is None else baseline_ranks
+    if base not in sweep.runs:
+        found = ", ".join(map(str, sweep.runs))
+        why = f"No run has {base} ranks, which was to be the baseline; there are {found}."
+        return ScalingResult(unavailable=(why,))
+    sizes = tuple(_size(sweep, base, ranks) for ranks in sweep.runs)
+    laws, refused = _laws(sweep, base)
+    return ScalingResult(
+        mode=sweep.mode,
+        how=sweep.how,
+        unit=sweep.unit,
+        baseline_ranks=base,
+        sizes=sizes,
+        laws=laws,
+        unavailable=(*sweep.left_out, *refused, *_lacking(sweep, sizes)),
+    )
+
+
+def _steps(runs: Sequence[SummaryFile]) -> Floats:
+    """Median step of each repeat, ns."""
+    return np.array([float(np.median(run.step_ns)) for run in runs])
+
+
+def _size(sweep: Sweep, base: int, ranks: int) -> ScalingSize:
+    runs = sweep.runs[ranks]
+    step, is_between = _step(runs)
+    base_step = _step(sweep.runs[base])[0].value
+    throughput = sweep.work[ranks] / step.value * NS_PER_S
+    ideal = ranks / base
+    speedup = throughput_speedup(sweep.work[base] / base_step * NS_PER_S, throughput)
+    low, high = (None, None) if ranks == base else _efficiency_ends(sweep, base, ranks)
+    step_ns = max(round(step.value), 1)
+    ideal_ns = max(round(base_step * base * sweep.work[ranks] / (sweep.work[base] * ranks)), 1)
+    lost: dict[str, Any] = (
+        {} if ranks == base else _losses(sweep.runs[base], runs, ideal_ns, step_ns)
+    )
+    return ScalingSize(
+        num_ranks=ranks,
+        num_repeats=len(runs),
+        num_steps=sum(len(run.step_ns) for run in runs),
+        step_ns=step_ns,
+        step_low_ns=_end(step.low),
+        step_high_ns=_end(step.high),
+        work_per_step=sweep.work[ranks] if sweep.has_work else None,
+        throughput_per_s=throughput,
+        speedup=speedup,
+        ideal_speedup=ideal,
+        efficiency=speedup / ideal,
+        efficiency_low=low,
+        efficiency_high=high,
+        is_between_runs=is_between,
+        is_traced=any(run.is_traced for run in runs),
+        ideal_step_ns=ideal_ns,
+        lost_ns=step_ns - ideal_ns,
+        is_data_parallel=_is_data_parallel(runs),
+        run_step_ns=tuple(round(step) for step in _steps(runs)),
+        **lost,
+        **_traced(runs, step_ns),
+    )
+
+
+def _step(runs: Sequence[SummaryFile]) -> tuple[Interval, bool]:
+    """Centre and interval over repeats, else over the steps of the only run."""
+    if len(runs) == 1:
+        return step_interval(runs[0].step_ns), False
+    logs = np.log(_steps(runs))
+    centre = compare_pairs(np.zeros(len(runs)), logs)
+    return Interval(*(math.exp(end) for end in (centre.value, centre.low, centre.high))), True
+
+
+def _efficiency_ends(sweep: Sweep, base: int, ranks: int) -> tuple[float | None, float | None]:
+    """95 % interval of the efficiency: ratio of steps times the ratio of work per rank."""
+    before, after = sweep.runs[base], sweep.runs[ranks]
+    share = sweep.work[ranks] * base / (sweep.work[base] * ranks)
+    if min(len(before), len(after)) > 1:
+        change = compare_repeats(np.log(_steps(after)), np.log(_steps(before)))
+        return share * math.exp(change.low), share * math.exp(change.high)
+    first, second = _step(before)[0], _step(after)[0]
+    if math.isinf(first.low) or math.isinf(second.low):
+        return None, None
+    value = math.log(first.value / second.value)
+    below = math.hypot(math.log(first.value / first.low), math.log(second.high / second.value))
+    above = math.hypot(math.log(first.high / first.value), math.log(second.value / second.low))
+    return share * math.exp(value - below), share * math.exp(value + above)
+
+
+def _end(value: float) -> int | None:
+    return None if math.isinf(value) else round(value)
+
+
+def _losses(
+    base: Sequence[SummaryFile], runs: Sequence[SummaryFile], ideal_ns: int, step_ns: int
+) -> dict[str, Any]:
+    before, after = mean_parts(base), mean_parts(runs)
+    if before is None or after is None:
+        return {}
+    return {"losses": split_loss(before, after, ideal_ns, step_ns)}
+
+
+def _traced(runs: Sequence[SummaryFile], step_ns: int) -> dict[str, Any]:
+    """What the traces add, scaled to the step."""
+    total = mean_parts(runs)
+    if total is None:
+        return {}
+    parts: StepParts = scaled(total, step_ns)
+    number = sum(run.parts is not None for run in runs)
+    return {
+        "traced_ratio": total.span_ns / number / step_ns,
+        "computation_ns": parts.computation_ns,
+        "transfer_ns": transfer_ns(runs, parts),
+        "exposed_transfer_ns": parts.exposed_transfer_ns + parts.unsplit_comm_ns,
+    }
+
+
+def _is_data_parallel(runs: Sequence[SummaryFile]) -> bool | None:
+    mesh = runs[-1].fingerprint.mesh
+    if not mesh:
+        return None
+    return all(size <= 1 or axis in _DATA_AXES for axis, size in mesh.items())
+
+
+def _laws(sweep: Sweep, base: int) -> tuple[tuple[ScalingLaw, ...], list[str]]:
+    """Fitted laws, and why others are not."""
+    ranks: list[int] = []
+    throughput: list[float] = []
+    for number, runs in sweep.runs.items():
+        ranks += [number] * len(runs)
+        throughput += (sweep.work[number] / _steps(runs) * NS_PER_S).tolist()
+    fitted: list[ScalingLaw] = []
+    refused: list[str] = []
+    for law in LAWS:
+        if law == ("amdahl" if sweep.mode == "weak" else "gustafson"):
+            continue  # it speaks of the other kind of scaling
+        try:
+            fit = fit_scaling(law, ranks, throughput)
+        except NoScalingFitError as reason:
+            refused.append(f"{str(reason)[0].upper()}{str(reason)[1:]}.")
+            continue
+        fitted.append(_law(law, fit, sorted(sweep.runs), base))
+    return tuple(fitted), refused
+
+
+def _law(law: Law, fit: ScalingFit, sizes: Sequence[int], base: int) -> ScalingLaw:
+    peak = fit.peak
+    beyond = [factor * sizes[-1] for factor in _EXTRAPOLATED]
+    return ScalingLaw(
+        law=law,
+        parameters=tuple(
+            ScalingParameter(name=name, value=p.value, low=p.low, high=_finite(p.high))
+            for name, p in zip(fit.names, fit.parameters, strict=True)
+        ),
+        residual_ratio=fit.residual_ratio,
+        peak_ranks=peak.value if peak else None,
+        peak_low=peak.low if peak else None,
+        peak_high=_finite(peak.high) if peak else None,
+        predictions=tuple(
+            _prediction(fit, ranks, base, is_extrapolated=ranks > sizes[-1])
+            for ranks in (*sizes, *beyond)
+        ),
+        notes=fit.notes,
+    )
+
+
+def _prediction(
+    fit: ScalingFit, ranks: int, base: int, *, is_extrapolated: bool
+) -> ScalingPrediction:
+    interval = fit.relative_efficiency(ranks, base)
+    return ScalingPrediction(
+        num_ranks=ranks,
+        efficiency=interval.value,
+        low=interval.low,
+        high=interval.high,
+        is_extrapolated=is_extrapolated,
+    )
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _ranks(sizes: Sequence[str]) -> str:
+    """For example ``1 and 4 ranks``."""
+    *others, last = sizes
+    if others:
+        return f"{', '.join(others)} and {last} ranks"
+    return "1 rank" if last == "1" else f"{last} ranks"
+
+
+def _lacking(sweep: Sweep, sizes: Sequence[ScalingSize]) -> list[str]:
+    lacking = []
+    single = [str(size.num_ranks) for size in sizes if not size.is_between_runs]
+    if single:
+        lacking.append(
+            f"A single run on {_ranks(single)}: intervals there are of its steps, and other runs"
+            " may differ by more."
+        )
+    bare = [str(ranks) for ranks, runs in sweep.runs.items() if mean_parts(runs) is None]
+    if bare:
+        lacking.append(f"No traced parts on {_ranks(bare)}: no causes of what is lost.")
+    return lacking

@@ -1,0 +1,41 @@
+"""Sizes of a sweep that a rule can judge."""
+
+from __future__ import annotations
+
+from distprof.rules.base import InsufficientEvidenceError
+from distprof.units import format_ratio
+from distprof.verbs.sweep.result import ScalingResult, ScalingSize
+
+__all__ = ["between", "larger_sizes", "lowest", "size_of"]
+
+
+def larger_sizes(scaling: ScalingResult) -> list[ScalingSize]:
+    """Sizes beyond the baseline, ascending.
+
+    Raises:
+        InsufficientEvidenceError: If there are none.
+    """
+    base = scaling.baseline_ranks
+    sizes = [size for size in scaling.sizes if base is not None and size.num_ranks > base]
+    if not sizes:
+        why = "; ".join(scaling.unavailable)
+        raise InsufficientEvidenceError("no size beyond the baseline" + (f": {why}" if why else ""))
+    return sizes
+
+
+def size_of(scaling: ScalingResult, num_ranks: int | None) -> ScalingSize | None:
+    """The size with so many ranks."""
+    return next((size for size in scaling.sizes if size.num_ranks == num_ranks), None)
+
+
+def lowest(size: ScalingSize) -> float:
+    """The efficiency that is certain: the lower end, or the figure where nothing tells."""
+    return size.efficiency if size.efficiency_low is None else size.efficiency_low
+
+
+def between(size: ScalingSize) -> str:
+    """For example ``72.0 % (70.1 % to 73.9 %)``."""
+    if size.efficiency_low is None or size.efficiency_high is None:
+        return format_ratio(size.efficiency)
+    ends = f"{format_ratio(size.efficiency_low)} to {format_ratio(size.efficiency_high)}"
+    return f"{format_ratio(size.efficiency)} ({ends})"

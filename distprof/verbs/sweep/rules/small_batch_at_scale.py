@@ -1,0 +1,100 @@
+"""# small-batch-at-scale
+
+## What it detects
+In data-parallel training, each rank's batch is so small that a step transfers gradients for longer
+than it computes, and the transfers show.
+
+## Why it costs time
+A step sends each gradient once, however many tokens it was computed from, so that transfer stays
+while computation shrinks with the batch of a rank. Below the critical batch not even perfect
+overlap can hide it.
+
+## Evidence needed
+A trace of the largest size with both exposed and hidden communication, and the mesh, which must
+have no axis but those of data parallelism: the traffic of others grows with the batch.
+
+## How the cost is computed
+Transfers that hide behind nothing, of one step. All of it could be hidden at the critical batch: it
+is the batch of a rank times transfer over computation.
+
+## How to fix
+More work per rank and step: a larger batch, or micro-batches whose gradients are accumulated
+without reducing each. Or use fewer ranks, gradients of half the size, or a faster network.
+
+## Example
+```text
+small-batch-at-scale: On 64 ranks a step computes for 40.0 ms and transfers for 90.0 ms, of which
+52.0 ms are exposed: 2,048 tokens per rank are below the critical 4,608.
+```
+
+## When it is wrong
+Sharded weights are gathered once per micro-batch, so that accumulation does not save all of it.
+Small collectives are bound by latency rather than by bytes; then fewer and larger buckets do more.
+A larger batch may need other hyperparameters.
+
+## Sources
+Formula sheet, "Computation and communication" (regimes, critical batch).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from distprof.costs.roofline import critical_batch
+from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
+from distprof.terms import Confidence, Severity
+from distprof.units import format_duration
+from distprof.verbs.sweep.result import ScalingResult, ScalingSize
+from distprof.verbs.sweep.rules._shared import larger_sizes
+
+
+@rule(
+    code="SCA104",
+    severity=Severity.WARNING,
+    since="0.1.0",
+    needs=(ScalingResult,),
+    limits={
+        "position_ratio": Limit(0.8, "computation over transfer below which transfers bound"),
+        "exposed_ratio": Limit(0.1, "exposed transfer of the step before it is worth a finding"),
+    },
+)
+def check(scaling: ScalingResult, limits: Limits) -> Iterator[Draft]:
+    """Yield the largest size, if its batch is below the critical one."""
+    size = larger_sizes(scaling)[-1]
+    if size.exposed_transfer_ns is None or size.computation_ns is None:
+        raise InsufficientEvidenceError(f"no traced parts of {size.num_ranks} ranks")
+    if size.is_data_parallel is None:
+        raise InsufficientEvidenceError(f"the mesh of the run on {size.num_ranks} ranks is unknown")
+    if not size.is_data_parallel or size.transfer_ns is None or size.computation_ns <= 0:
+        return
+    position = size.computation_ns / size.transfer_ns
+    if position >= limits["position_ratio"]:
+        return
+    if size.exposed_transfer_ns < limits["exposed_ratio"] * size.step_ns:
+        return
+    yield Draft(
+        message=(
+            f"On {size.num_ranks} ranks a step computes for"
+            f" {format_duration(size.computation_ns)} and transfers for"
+            f" {format_duration(size.transfer_ns)}, of which"
+            f" {format_duration(size.exposed_transfer_ns)} are exposed: {_batch(size, scaling)}."
+        ),
+        fix=(
+            "Give each rank more work per step: a larger batch, or micro-batches whose gradients"
+            " are accumulated without reducing each."
+        ),
+        cost_ns_per_step=size.exposed_transfer_ns,
+        confidence=Confidence.INFERRED,
+        evidence=("scaling.sizes",),
+    )
+
+
+def _batch(size: ScalingSize, scaling: ScalingResult) -> str:
+    """The batch against the critical one; without units where work is not known."""
+    assert size.computation_ns is not None
+    assert size.transfer_ns is not None
+    batch = (size.work_per_step or size.num_ranks) / size.num_ranks
+    critical = critical_batch(batch, size.computation_ns, size.transfer_ns)
+    if size.work_per_step is None:
+        return f"the critical batch is {critical / batch:.3g} times that of a rank"
+    return f"{batch:,.0f} {scaling.unit} per rank are below the critical {critical:,.0f}"

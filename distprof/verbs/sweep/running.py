@@ -1,0 +1,300 @@
+"""Make the runs of a sweep, each by a ``distprof`` of its own, and go on where it stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from distprof.artefacts import RUN_FILE
+from distprof.artefacts.run_file import RunFile
+from distprof.artefacts.sweep_file import SWEEP_FILE, SWEEP_SCHEMA, SweepFile, SweepRun
+from distprof.errors import InputError, UsageError
+from distprof.verbs.sweep.child import Ended, locked, run_child
+from distprof.verbs.sweep.plan import MAX_RANKS, MAX_RUNS
+
+__all__ = [
+    "Outcome",
+    "Progress",
+    "configuration_of",
+    "finished_runs",
+    "load_sweep",
+    "make_runs",
+    "save_sweep",
+]
+
+_FINE = (0, 1)  # 1: findings
+_VERBS = (("run",), ("capture",))
+_FOLDER = re.compile(r"[\w\-]{1,100}", re.ASCII)
+_MAX_BYTES = 1 << 24
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far a sweep has come.
+
+    Args:
+        number: Of the run that is going on, from 1.
+        total: Runs.
+        run: For people, for example ``2 ranks, repeat 1``.
+        elapsed_s: For how long this run has been going on; 0 when it is about to start.
+        left_s: Until the end of the sweep, judged by the runs that are done; None before the first.
+    """
+
+    number: int
+    total: int
+    run: str
+    elapsed_s: float
+    left_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How a sweep ended.
+
+    Args:
+        sweep: With the state of each run.
+        exit_code: 0 where every run is done, else that of the run which failed.
+        why: What the failed run said, its last lines; empty without one.
+    """
+
+    sweep: SweepFile
+    exit_code: int = 0
+    why: str = ""
+
+    @property
+    def num_done(self) -> int:
+        """Runs that are done."""
+        return sum(run.state == "done" for run in self.sweep.runs)
+
+
+def load_sweep(folder: Path) -> SweepFile | None:
+    """The sweep in a folder; None where there is none.
+
+    Raises:
+        InputError: If its file cannot be read, or is of another version.
+    """
+    file = folder / SWEEP_FILE
+    if not file.exists():
+        return None
+    try:
+        found = msgspec.json.decode(_bytes_of(file), type=SweepFile)
+        _check_runs(found)
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(
+            str(file),
+            expected=f'a sweep with "schema": "{SWEEP_SCHEMA}"',
+            found=str(error),
+            fix="its runs are whole: distprof scale --from FOLDER, or start again in a new folder",
+        ) from error
+    if found.schema != SWEEP_SCHEMA:
+        raise InputError(
+            str(file),
+            expected=f'"schema": "{SWEEP_SCHEMA}"',
+            found=f'"schema": "{found.schema}"',
+            fix="use the version of distprof that wrote it, or start again in a new folder",
+        )
+    return found
+
+
+def _bytes_of(file: Path) -> bytes:
+    if file.stat().st_size > _MAX_BYTES:
+        raise ValueError(f"more than {_MAX_BYTES:,} bytes")
+    return file.read_bytes()
+
+
+def _check_runs(sweep: SweepFile) -> None:
+    """Refuse what no sweep of ours says: folders of runs are removed, and their arguments run."""
+    for run in sweep.runs:
+        if not _FOLDER.fullmatch(run.folder):
+            raise ValueError(f"a run in the folder {run.folder[:60]!r}")
+        if run.arguments[:1] not in _VERBS:
+            raise ValueError(f"a run with the arguments {run.arguments[:3]!r}")
+        if not (1 <= run.ranks <= MAX_RANKS and 0 <= run.repeat < MAX_RUNS):
+            raise ValueError(f"a run on {run.ranks} ranks, repeat {run.repeat}")
+
+
+def save_sweep(folder: Path, sweep: SweepFile) -> None:
+    """Write how far it has come, whole or not at all."""
+    data = msgspec.json.format(msgspec.json.encode(sweep), indent=1) + b"\n"
+    temporary = folder / f".{SWEEP_FILE}.new"
+    try:
+        temporary.write_bytes(data)
+        temporary.replace(folder / SWEEP_FILE)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise InputError(
+            str(folder / SWEEP_FILE),
+            expected="a folder that can be written",
+            found=error.strerror or str(error),
+            fix="free some space, or name another folder with --sweep; what is done stays",
+        ) from error
+
+
+def configuration_of(arguments: Sequence[str]) -> dict[str, Any]:
+    """The whole configuration that arguments of ``distprof run`` mean.
+
+    Raises:
+        UsageError: With what the workload says is wrong about them.
+    """
+    done = subprocess.run(
+        [*_DISTPROF, *arguments, "--dry-run"], capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        said = done.stderr.strip().removeprefix("Error: ").partition("\nTry:")[0]
+        raise UsageError(said or f"distprof {' '.join(arguments)} ends with {done.returncode}")
+    return tomllib.loads(done.stdout)
+
+
+def finished_runs(folder: Path, sweep: SweepFile) -> tuple[Path, ...]:
+    """Run directories of the runs that are done, in the order of the sweep."""
+    return tuple(folder / run.folder for run in sweep.runs if run.state == "done")
+
+
+def make_runs(folder: Path, sweep: SweepFile, *, say: Callable[[Progress], None]) -> Outcome:
+    """Make every run that is not done yet.
+
+    A run that was cut off is made again; a run that failed ends the sweep, and is tried again when
+    the sweep is taken up. What is done stays, also where the sweep's own program was killed before
+    it could write that down.
+
+    Args:
+        folder: Of the sweep; it exists.
+        sweep: Its plan, or how far it has come.
+        say: Told before each run, and about every second while it goes on.
+
+    Raises:
+        InputError: If the folder cannot be written, or another program is making its runs.
+        KeyboardInterrupt: When the user stops it; what is done is kept.
+    """
+    with locked(folder) as lock:
+        sweep = _with_what_is_done(folder, sweep)
+        save_sweep(folder, sweep)
+        for number, run in enumerate(sweep.runs):
+            if run.state == "done":
+                continue
+            ended = _make(folder / run.folder, run, lock, _teller(sweep, number, say))
+            is_done = ended.exit_code in _FINE and _is_complete(folder / run.folder)
+            changed = replace(
+                run,
+                state="done" if is_done else "failed",
+                exit_code=ended.exit_code,
+                took_s=round(ended.took_s, 3) if is_done else None,
+            )
+            sweep = replace(sweep, runs=(*sweep.runs[:number], changed, *sweep.runs[number + 1 :]))
+            save_sweep(folder, sweep)
+            if not is_done:
+                return Outcome(sweep=sweep, exit_code=ended.exit_code or 3, why=ended.said)
+    return Outcome(sweep=sweep)
+
+
+_DISTPROF = (sys.executable, "-m", "distprof")
+
+
+def _with_what_is_done(folder: Path, sweep: SweepFile) -> SweepFile:
+    """States by what lies in the folder: runs that were lost wait, those that ended are done."""
+    written = load_sweep(folder)
+    before = {run.folder: run for run in written.runs} if written else {}
+    return replace(
+        sweep, runs=tuple(_as_found(folder, run, before.get(run.folder)) for run in sweep.runs)
+    )
+
+
+def _as_found(folder: Path, run: SweepRun, before: SweepRun | None) -> SweepRun:
+    if before is None or before.arguments != run.arguments:  # what lies there is another run
+        return replace(run, state="waiting")
+    is_done = before.state != "failed" and _is_complete(folder / run.folder)
+    return replace(before, state="done" if is_done else "waiting")
+
+
+def _teller(
+    sweep: SweepFile, number: int, say: Callable[[Progress], None]
+) -> Callable[[float], None]:
+    """Tells how far the sweep is while a run goes on."""
+
+    def tell(elapsed_s: float) -> None:
+        say(
+            Progress(
+                number=number + 1,
+                total=len(sweep.runs),
+                run=_named(sweep.runs[number]),
+                elapsed_s=elapsed_s,
+                left_s=_left_s(sweep, number, elapsed_s),
+            )
+        )
+
+    return tell
+
+
+def _left_s(sweep: SweepFile, number: int, elapsed_s: float) -> float | None:
+    """Runs to come, each as long as those of its size, or as all where there is none yet."""
+    took: dict[int, list[float]] = {}
+    for run in sweep.runs:
+        if run.state == "done" and run.took_s is not None:
+            took.setdefault(run.ranks, []).append(run.took_s)
+    if not took:
+        return None
+    by_size = {ranks: sum(times) / len(times) for ranks, times in took.items()}
+    usual = sum(by_size.values()) / len(by_size)
+    going, *others = [run for run in sweep.runs[number:] if run.state != "done"]
+    left = max(by_size.get(going.ranks, usual) - elapsed_s, 0.0)
+    return left + sum(by_size.get(run.ranks, usual) for run in others)
+
+
+def _named(run: SweepRun) -> str:
+    ranks = f"{run.ranks:,} rank{'' if run.ranks == 1 else 's'}"
+    return f"{ranks}, repeat {run.repeat + 1}"
+
+
+def _make(
+    run_dir: Path, run: SweepRun, lock: Sequence[int], tell: Callable[[float], None]
+) -> Ended:
+    """One run, to its end."""
+    _clear(run_dir)
+    tell(0.0)
+    verb, *others = run.arguments
+    return run_child([*_DISTPROF, verb, *_into(verb, run_dir, others)], keep_open=lock, beat=tell)
+
+
+def _clear(run_dir: Path) -> None:
+    """Remove what a run left that was cut off, or failed.
+
+    Raises:
+        InputError: If it cannot be removed.
+    """
+    try:
+        if run_dir.exists():
+            shutil.rmtree(run_dir)
+    except OSError as error:
+        raise InputError(
+            str(run_dir),
+            expected="a folder that can be removed: the run in it was cut off, or failed",
+            found=error.strerror or str(error),
+            fix="remove it, or name another folder with --sweep",
+        ) from error
+
+
+def _into(verb: str, run_dir: Path, others: Sequence[str]) -> list[str]:
+    out = ["-o", str(run_dir), "--quiet"]
+    if verb == "capture":  # its own options end at the program
+        return ["-o", str(run_dir), *others]
+    return [*others, *out]
+
+
+def _is_complete(run_dir: Path) -> bool:
+    try:
+        job = msgspec.json.decode((run_dir / RUN_FILE).read_bytes(), type=RunFile)
+    except (OSError, ValueError, RecursionError):
+        return False
+    return job.outcome == "completed"

@@ -1,0 +1,171 @@
+"""Summaries of runs, gathered by size: which can be used, how much work they do, weak or strong."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from distprof.artefacts.summary_file import SummaryFile
+from distprof.verbs.sweep.result import Mode
+
+__all__ = ["Sweep", "SweepError", "gather"]
+
+_ALIKE = 0.02
+"""Work per step that differs by less is the same: batches are rounded to ranks."""
+
+_MOST_RANKS = 10**8
+_LONGEST_NS = 10**17  # three years
+_LEAST_WORK, _MOST_WORK = 1e-9, 1e18  # beyond, a figure is damaged
+
+_FIELDS = {"tokens": "tokens_per_step", "samples": "samples_per_step"}
+
+
+class SweepError(ValueError):
+    """These runs are no sweep; the message says why, one sentence."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sweep:
+    """Runs of several sizes.
+
+    Args:
+        runs: Ranks to its repeats, ascending; in order of time.
+        work: Ranks to work per step of all ranks, in ``unit``; by the mode where it is not known.
+        unit: ``tokens``, ``samples`` or ``steps``.
+        has_work: Whether work was read from the runs.
+        mode: Weak or strong.
+        how: How that is known.
+        left_out: One sentence for each that could not be used.
+    """
+
+    runs: dict[int, tuple[SummaryFile, ...]]
+    work: dict[int, float]
+    unit: str
+    has_work: bool
+    mode: Mode
+    how: str
+    left_out: tuple[str, ...]
+
+
+def gather(summaries: Iterable[SummaryFile], mode: Mode | None) -> Sweep:
+    """Group runs by size.
+
+    Args:
+        summaries: Any order, several per size.
+        mode: As told; None to conclude it from the work per step.
+
+    Raises:
+        SweepError: If there are fewer than two sizes, or work neither stays nor grows with ranks,
+            or nothing tells whether it does.
+    """
+    runs, left_out = _by_size(summaries)
+    if len(runs) < 2:
+        found = "no run with steps and a size"
+        if runs:
+            ranks = next(iter(runs))
+            found = f"only {'1 rank' if ranks == 1 else f'{ranks} ranks'}"
+        why = f"Scaling takes runs of two sizes at least, found {found}."
+        raise SweepError(" ".join((why, *left_out)))
+    unit = _unit(runs)
+    if not unit:
+        if mode is None:
+            raise SweepError(
+                "Nothing tells whether each rank keeps its work (weak) or all share it (strong):"
+                " neither tokens nor samples per step are known. Say which."
+            )
+        work = {ranks: float(ranks) if mode == "weak" else 1.0 for ranks in runs}
+        return Sweep(
+            runs=runs,
+            work=work,
+            unit="steps",
+            has_work=False,
+            mode=mode,
+            how=f"Told: {mode}.",
+            left_out=tuple(left_out),
+        )
+    work = _work(runs, unit)
+    found_mode, how = _mode(work, unit, mode)
+    return Sweep(
+        runs=runs,
+        work=work,
+        unit=unit,
+        has_work=True,
+        mode=found_mode,
+        how=how,
+        left_out=tuple(left_out),
+    )
+
+
+def _by_size(
+    summaries: Iterable[SummaryFile],
+) -> tuple[dict[int, tuple[SummaryFile, ...]], list[str]]:
+    found: dict[int, list[SummaryFile]] = {}
+    left_out: list[str] = []
+    for number, run in enumerate(summaries, 1):
+        name = run.label or run.source or f"run {number}"
+        ranks = run.fingerprint.world_size
+        if ranks is None or not 1 <= ranks <= _MOST_RANKS:
+            left_out.append(f"{name} does not say how many ranks it had.")
+        elif not run.step_ns:
+            left_out.append(f"{name} has no steady step.")
+        elif min(run.step_ns) <= 0:
+            left_out.append(f"{name} has a step that took {min(run.step_ns)} ns.")
+        elif max(run.step_ns) > _LONGEST_NS:
+            left_out.append(f"{name} has a step of more than three years.")
+        else:
+            found.setdefault(ranks, []).append(run)
+    ordered = {
+        ranks: tuple(sorted(found[ranks], key=lambda run: run.created_ns))
+        for ranks in sorted(found)
+    }
+    return ordered, left_out
+
+
+def _unit(runs: dict[int, tuple[SummaryFile, ...]]) -> str:
+    """What every run counts; empty if nothing."""
+    for unit, field in _FIELDS.items():
+        values = [getattr(run, field) for repeats in runs.values() for run in repeats]
+        if all(value is not None and _LEAST_WORK <= value <= _MOST_WORK for value in values):
+            return unit
+    return ""
+
+
+def _work(runs: dict[int, tuple[SummaryFile, ...]], unit: str) -> dict[int, float]:
+    work = {}
+    for ranks, repeats in runs.items():
+        values = [float(getattr(run, _FIELDS[unit])) for run in repeats]
+        work[ranks] = statistics.median(values)
+        if max(values) > (1 + _ALIKE) * min(values):
+            raise SweepError(
+                f"Repeats on {ranks} ranks differ in work: {min(values):g} to {max(values):g}"
+                f" {unit} per step."
+            )
+    return work
+
+
+def _mode(work: dict[int, float], unit: str, told: Mode | None) -> tuple[Mode, str]:
+    is_strong = _is_constant(list(work.values()))
+    is_weak = _is_constant([value / ranks for ranks, value in work.items()])
+    found: Mode | None = "strong" if is_strong else "weak" if is_weak else None
+    if told is not None:
+        how = f"Told: {told}."
+        if found != told:
+            how += f" Yet {unit} per step are {_listed(work)}."
+        return told, how
+    if found is None:
+        raise SweepError(
+            f"Work per step neither stays nor grows with ranks: {_listed(work)} {unit}."
+            " Say whether that is weak or strong scaling."
+        )
+    who = "all ranks together have" if found == "strong" else "a rank has"
+    told_of = f"{who} the same number of {unit} per step at every size"
+    return found, f"{found.capitalize()} scaling: {told_of}."
+
+
+def _is_constant(values: Sequence[float]) -> bool:
+    return max(values) <= (1 + _ALIKE) * min(values)
+
+
+def _listed(work: dict[int, float]) -> str:
+    return ", ".join(f"{value:g} on {ranks}" for ranks, value in work.items())

@@ -1,0 +1,382 @@
+"""A sweep's verdict, sentences and tables, before somebody draws them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from distprof.artefacts.summary_file import Fingerprint
+from distprof.costs.scaling import LAW_NAMES
+from distprof.sections.table import Bar, Cell, Drawing, TableColumn, TableView, counted
+from distprof.units import format_duration, format_ratio
+from distprof.verbs.compare.show import signed
+from distprof.verbs.sweep.result import (
+    CAUSES,
+    ScalingLaw,
+    ScalingLoss,
+    ScalingPrediction,
+    ScalingResult,
+    ScalingSize,
+)
+
+__all__ = [
+    "LAWS",
+    "follows",
+    "scaling_headline",
+    "scaling_sentences",
+    "scaling_tables",
+    "scaling_verdict",
+]
+
+LAWS = {"amdahl": "Amdahl", "gustafson": "Gustafson", "usl": "USL"}
+"""Law to its short name."""
+
+_PARAMETERS = {"serial": "s", "sigma": "σ", "kappa": "κ"}
+_GLYPHS = {
+    "exposed transfer": "▓",
+    "imbalance and stragglers": "▒",
+    "pipeline bubble": "▞",
+    "exposed communication, not split": "▓",
+    "host": "░",
+    "input": "·",
+    "copies": "▚",
+    "computation grew": "█",
+    "other": "-",
+}
+_MOST_SIZES = 6
+_WIDEST = 4.0  # an interval whose ends are further apart tells nothing: two repeats, for example
+_VAGUE = 0.3  # nor does an efficiency that may be anything over a third of the scale
+_NEAR = 0.02  # a law that is further off beside the noise is not continued
+_UNSTEADY = 1.25  # repeats further apart than this are no calm machine's
+_LEAST_SHARE = 0.0005  # of the step: causes below are shown together
+
+
+def scaling_verdict(scaling: ScalingResult) -> str:
+    """Efficiency at the largest size, and where most of the loss goes."""
+    if not scaling.sizes:
+        return "No sweep: " + (" ".join(scaling.unavailable) or "there are no runs.")
+    largest = scaling.sizes[-1]
+    step, ideal = format_duration(largest.step_ns), format_duration(largest.ideal_step_ns)
+    verdict = (
+        f"{counted(largest.num_ranks, 'rank')} reach {_efficiency(largest)} of the efficiency of "
+        f"{scaling.baseline_ranks} ({scaling.mode} scaling): a step takes {step}, at full "
+        f"efficiency {ideal}"
+    )
+    main = _main_loss(largest)
+    if main is None:
+        return f"{verdict}."
+    if main.lost_ns > largest.lost_ns:
+        return f"{verdict}; {main.cause}: {signed(main.lost_ns)}, while other parts shrank."
+    lost = f"{signed(main.lost_ns)} of the {signed(largest.lost_ns)} lost"
+    return f"{verdict}; {main.cause}: {lost}."
+
+
+def _efficiency(size: ScalingSize) -> str:
+    ends = _telling(size.efficiency_low, size.efficiency_high)
+    return f"{format_ratio(size.efficiency)}{f' ({ends} %)' if ends else ''}"
+
+
+def _telling(low: float | None, high: float | None) -> str:
+    """An interval in percent; empty where it is so wide that it tells nothing."""
+    if low is None or high is None or high > _WIDEST * low:
+        return ""
+    return f"{100 * low:.1f} to {100 * high:.1f}"
+
+
+def _main_loss(size: ScalingSize) -> ScalingLoss | None:
+    """The cause of at least a third of the loss; None where there is none."""
+    most = max(size.losses, key=lambda loss: loss.lost_ns, default=None)
+    if most is None or size.lost_ns <= 0 or 3 * most.lost_ns < size.lost_ns:
+        return None
+    return most
+
+
+def scaling_headline(scaling: ScalingResult, print_: Fingerprint, source: str) -> str:
+    """Where it comes from, in half a sentence."""
+    runs = counted(sum(size.num_repeats for size in scaling.sizes), "run")
+    facts = (print_.strategy or print_.workload, print_.device, print_.backend, runs, source)
+    return " · ".join(fact for fact in facts if fact)
+
+
+def scaling_sentences(scaling: ScalingResult) -> Iterator[str]:
+    """What kind of scaling it is, what it extrapolates to, and what is not known."""
+    if not scaling.sizes:
+        return
+    yield scaling.how
+    yield from _unsteady(scaling.sizes)
+    yield from _beyond(scaling)
+    yield from scaling.unavailable
+
+
+def _unsteady(sizes: Sequence[ScalingSize]) -> Iterator[str]:
+    """The size whose repeats differ most, where that is much."""
+    spread = {
+        size.num_ranks: (min(size.run_step_ns), max(size.run_step_ns))
+        for size in sizes
+        if len(size.run_step_ns) > 1
+    }
+    if not spread:
+        return
+    ranks = max(spread, key=lambda ranks: spread[ranks][1] / spread[ranks][0])
+    least, most = spread[ranks]
+    if most > _UNSTEADY * least:
+        yield (
+            f"Runs differ much: a step on {counted(ranks, 'rank')} took {format_duration(least)} "
+            f"in one and {format_duration(most)} in another. Other work on the machine, or a job "
+            "that varies: repeat it where it is calm, or more often."
+        )
+
+
+def _beyond(scaling: ScalingResult) -> Iterator[str]:
+    """What the law that fits best says of more ranks; why not, where none does."""
+    if not scaling.laws:
+        return
+    largest = scaling.sizes[-1]
+    following = [law for law in scaling.laws if follows(law, largest)]
+    if following:
+        best = min(following, key=lambda law: law.residual_ratio)
+        yield from _extrapolation(best, largest.num_ranks)
+        return
+    fitted = " and ".join(
+        f"{format_ratio(at.efficiency)} by {LAW_NAMES.get(law.law, law.law)}"
+        for law in scaling.laws
+        if (at := _at(law, largest.num_ranks))
+    )
+    yield (
+        f"No law follows these runs: {format_ratio(largest.efficiency)} were measured on "
+        f"{counted(largest.num_ranks, 'rank')}, the fits give {fitted}. So nothing is said of more "
+        "ranks."
+    )
+
+
+def follows(law: ScalingLaw, largest: ScalingSize) -> bool:
+    """Whether a law comes near what was measured at the largest size, where it is continued."""
+    at = _at(law, largest.num_ranks)
+    if at is None or law.notes:
+        return False
+    low, high = largest.efficiency_low, largest.efficiency_high
+    noise = 0.0 if low is None or high is None else (high - low) / 2
+    return abs(at.efficiency - largest.efficiency) <= noise + _NEAR * largest.efficiency
+
+
+def _at(law: ScalingLaw, num_ranks: int) -> ScalingPrediction | None:
+    return next((one for one in law.predictions if one.num_ranks == num_ranks), None)
+
+
+def _extrapolation(law: ScalingLaw, largest: int) -> Iterator[str]:
+    """What the law promises, as far as the measurements pin it down."""
+    beyond = [one for one in law.predictions if one.is_extrapolated]
+    certain = [one for one in beyond if one.high - max(one.low, 0) < _VAGUE]
+    if beyond and not certain:
+        yield (
+            f"These runs do not tell what comes beyond {counted(largest, 'rank')}: on "
+            f"{beyond[0].num_ranks:,} the efficiency may be {_ends(beyond[0])}. More repeats or "
+            "sizes narrow that."
+        )
+        return
+    if certain:
+        told = "; ".join(f"{one.num_ranks:,} ranks {_interval(one)}" for one in certain)
+        yield (
+            f"If it goes on by {LAW_NAMES.get(law.law, law.law)}: {told}. The intervals hold the "
+            "error of the measurements, not that of the law."
+        )
+    yield from _peak(law, largest)
+
+
+def _peak(law: ScalingLaw, largest: int) -> Iterator[str]:
+    if law.peak_ranks is None:
+        return
+    peak = max(round(law.peak_ranks), 1)
+    low = max(round(law.peak_low or 1), 1)
+    upto = f"{low:,} to {law.peak_high:,.0f}" if law.peak_high is not None else f"{low:,} or more"
+    where = "" if peak <= largest else ", beyond what was measured"
+    yield f"By that law the job is at its fastest on {counted(peak, 'rank')} ({upto}){where}."
+
+
+def _interval(one: ScalingPrediction) -> str:
+    return f"{format_ratio(one.efficiency)} ({_ends(one)})"
+
+
+def _ends(one: ScalingPrediction) -> str:
+    low, high = format_ratio(max(one.low, 0)), format_ratio(one.high)
+    return f"{low.removesuffix(' %')} to {high}"
+
+
+def scaling_tables(scaling: ScalingResult, *, show_all: bool) -> Iterator[TableView]:
+    """Sizes, losses drawn and in numbers, laws."""
+    if not scaling.sizes:
+        return
+    yield _sizes_table(scaling)
+    lossy = [size for size in scaling.sizes if size.losses]
+    if lossy:
+        yield _drawn_table(lossy)
+        yield _losses_table(lossy, show_all=show_all)
+    if scaling.laws:
+        yield _laws_table(scaling.laws)
+        followed = [law for law in scaling.laws if follows(law, scaling.sizes[-1])]
+        yield from _extrapolation_table(followed)
+
+
+def _sizes_table(scaling: ScalingResult) -> TableView:
+    unit = scaling.unit
+    return TableView(
+        title="Efficiency",
+        caption=f"{scaling.mode} scaling, over {scaling.baseline_ranks}; 95 % intervals",
+        columns=(
+            TableColumn(title="ranks"),
+            TableColumn(title="runs", wide_only=True),
+            TableColumn(title="step"),
+            TableColumn(title="95 %", left=True, wide_only=True),
+            TableColumn(title=f"{unit}/s"),
+            TableColumn(title="speed-up"),
+            TableColumn(title="efficiency"),
+            TableColumn(title="95 %", left=True),
+            TableColumn(title="", left=True),
+        ),
+        rows=tuple(_size_row(size) for size in scaling.sizes),
+        notes=tuple(_size_notes(scaling.sizes)),
+    )
+
+
+def _size_notes(sizes: Sequence[ScalingSize]) -> Iterator[str]:
+    if any(size.is_traced for size in sizes):
+        yield "Steps under a profiler: longer than they are without it."
+    if any(
+        size.efficiency_low is not None and not _telling(size.efficiency_low, size.efficiency_high)
+        for size in sizes
+    ):
+        yield (
+            "Intervals so wide that they tell nothing are left out: the repeats are too few, or "
+            "too unlike."
+        )
+
+
+def _size_row(size: ScalingSize) -> tuple[Cell, ...]:
+    low, high = size.step_low_ns, size.step_high_ns
+    is_known = low is not None and high is not None and high <= _WIDEST * low
+    step = f"{format_duration(low)} to {format_duration(high)}" if is_known else ""
+    ends = _telling(size.efficiency_low, size.efficiency_high)
+    return (
+        f"{size.num_ranks:,}",
+        str(size.num_repeats),
+        format_duration(size.step_ns),
+        step,
+        _rate(size.throughput_per_s),
+        f"{size.speedup:.2f} of {size.ideal_speedup:g}",
+        format_ratio(size.efficiency),
+        ends,
+        Bar(ratio=min(size.efficiency, 1.0), key="computation"),
+    )
+
+
+def _rate(per_s: float) -> str:
+    return f"{per_s:,.0f}" if per_s >= 1_000 else f"{per_s:.4g}"
+
+
+def _drawn_table(sizes: Sequence[ScalingSize]) -> TableView:
+    """A line per size: efficiency, and what is lost to each cause, as shares of the step."""
+    used = {loss.cause for size in sizes for loss in size.losses if loss.ratio > 0.005}
+    legend = "  ".join(f"{glyph} {cause}" for cause, glyph in _GLYPHS.items() if cause in used)
+    return TableView(
+        title="Where the efficiency goes",
+        caption="a step as one line: # at full efficiency, then what is lost",
+        columns=(TableColumn(title="ranks"), TableColumn(title="", left=True)),
+        rows=tuple((f"{size.num_ranks:,}", Drawing(_drawing(size))) for size in sizes),
+        notes=(legend,) if legend else (),
+    )
+
+
+def _drawing(size: ScalingSize) -> Callable[[int], str]:
+    def draw(width: int) -> str:
+        line, done = "", 0.0
+        shares = [("#", min(size.efficiency, 1.0))]
+        shares += [(_GLYPHS.get(loss.cause, "?"), max(loss.ratio, 0.0)) for loss in size.losses]
+        whole = sum(share for _, share in shares) or 1.0
+        for glyph, share in shares:
+            done += share / whole
+            line += glyph * (round(done * width) - len(line))
+        return line
+
+    return draw
+
+
+def _losses_table(sizes: Sequence[ScalingSize], *, show_all: bool) -> TableView:
+    """Causes down, sizes across; columns add up to what is lost."""
+    shown = sizes if show_all else sizes[-_MOST_SIZES:]
+    lost = [{loss.cause: loss for loss in size.losses} for size in shown]
+    used = [name for name in CAUSES.values() if any(of[name].lost_ns for of in lost)]
+    small = [] if show_all else [name for name in used if _is_small(name, lost)]
+    rows = [_loss_row(name, [[of[name]] for of in lost]) for name in used if name not in small]
+    if small:
+        title = small[0] if len(small) == 1 else f"{len(small)} smaller ones"
+        rows.append(_loss_row(title, [[of[name] for name in small] for of in lost]))
+    rows.append(_loss_row("lost", [size.losses for size in shown]))
+    largest = counted(shown[-1].num_ranks, "rank")
+    return TableView(
+        title="What is lost, by cause",
+        caption="share of the step by number of ranks; the parts add up",
+        columns=(
+            TableColumn(title="", left=True),
+            *(TableColumn(title=f"{size.num_ranks:,}") for size in shown),
+            TableColumn(title=f"on {largest}"),
+        ),
+        rows=tuple(rows),
+        strong=frozenset({len(rows) - 1}),
+        notes=("Parts are of traced steps, scaled to the steps without a profiler.",),
+    )
+
+
+def _is_small(cause: str, lost: Sequence[dict[str, ScalingLoss]]) -> bool:
+    return all(abs(of[cause].ratio) < _LEAST_SHARE for of in lost)
+
+
+def _loss_row(title: str, lost: Sequence[Sequence[ScalingLoss]]) -> tuple[str, ...]:
+    """The share of the step at each size, and the time at the last."""
+    shares = [sum(loss.ratio for loss in losses) for losses in lost]
+    return (
+        title,
+        *(f"{100 * share:.1f} %".replace("-0.0", "0.0").replace("-", "−") for share in shares),
+        signed(sum(loss.lost_ns for loss in lost[-1])),
+    )
+
+
+def _laws_table(laws: Sequence[ScalingLaw]) -> TableView:
+    return TableView(
+        title="Laws",
+        caption="fitted to all runs; off by: median distance of a run",
+        columns=(
+            TableColumn(title="law", left=True),
+            TableColumn(title="parameters, 95 % intervals", left=True, wrap=True),
+            TableColumn(title="off by"),
+        ),
+        rows=tuple(
+            (
+                LAWS.get(law.law, law.law),
+                ", ".join(_parameter(p.name, p.value, p.low, p.high) for p in law.parameters),
+                format_ratio(law.residual_ratio),
+            )
+            for law in laws
+        ),
+        notes=tuple(dict.fromkeys(note for law in laws for note in law.notes)),
+    )
+
+
+def _extrapolation_table(laws: Sequence[ScalingLaw]) -> Iterator[TableView]:
+    beyond = [[one for one in law.predictions if one.is_extrapolated] for law in laws]
+    if not beyond or not all(beyond):
+        return
+    yield TableView(
+        title="Beyond what was measured",
+        caption="efficiency by each law; 95 % intervals of the measurements' error alone",
+        columns=(
+            TableColumn(title="ranks"),
+            *(TableColumn(title=LAWS.get(law.law, law.law), left=True) for law in laws),
+        ),
+        rows=tuple(
+            (f"{ones[0].num_ranks:,}", *map(_interval, ones)) for ones in zip(*beyond, strict=True)
+        ),
+    )
+
+
+def _parameter(name: str, value: float, low: float, high: float | None) -> str:
+    upto = f"{high:.3g}" if high is not None else "∞"
+    return f"{_PARAMETERS.get(name, name)} {value:.3g} ({low:.3g} to {upto})"
