@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from distprof.rules.page import Page, parse_page
 from distprof.sections.base import Record
@@ -27,10 +27,24 @@ Limits: TypeAlias = Mapping[str, float]
 Check: TypeAlias = Callable[..., "Iterator[Draft]"]
 
 
-class Evidence(Protocol):
-    """What a rule judges: a result of an analyzer, or a configuration."""
+class Evidence:
+    """What a rule judges: a result of a section or verb, or a configuration."""
 
-    subject: ClassVar[Subject]
+    __slots__ = ()
+
+    subject: ClassVar[Subject] = Subject.RUN
+    has_own_steps: ClassVar[bool] = False
+    """Whether it counts per step of its own, whatever steps traces mark."""
+
+    @property
+    def marks_steps(self) -> bool:
+        """False where it shows that the recording has no steps: costs per step are unknown then."""
+        return True
+
+    @property
+    def recoverable_ns(self) -> Mapping[str, int]:
+        """Key of a simulated scenario to the step time, ns, that comes back in it."""
+        return {}
 
 
 class InsufficientEvidenceError(Exception):

@@ -17,9 +17,6 @@ from distprof.rules.base import (
     Rule,
 )
 from distprof.rules.registry import catalogue, find_rule
-from distprof.sections.time.result import StepTimeResult
-from distprof.sections.training_log.result import TrainingLogResult
-from distprof.sections.whatif.result import WhatIfResult
 from distprof.terms import Severity
 
 __all__ = ["Judged", "RuleOutcome", "in_order", "run_rules"]
@@ -140,7 +137,7 @@ def run_rules(
     by_type: dict[type[Evidence], Evidence] = {type(result): result for result in results}
     changed = _resolve(overrides or {})
     known = catalogue()
-    recoverable = _recoverable(by_type)
+    recoverable = {key: ns for one in by_type.values() for key, ns in one.recoverable_ns.items()}
     judged: list[Judged] = []
     skipped = [NotChecked(code="PLUGIN", name=name, why=why) for name, why in known.failures]
     for rule in _on_subject(known.rules if rules is None else rules, by_type):
@@ -150,7 +147,7 @@ def run_rules(
         judged += [Judged(rule, draft, recoverable.get(draft.without)) for draft in drafts]
         if why:
             skipped.append(NotChecked(code=rule.code, name=rule.name, why=why))
-    has_steps = _has_steps(by_type)
+    has_steps = all(result.marks_steps for result in by_type.values())
     findings = tuple(_finding(item, has_steps=has_steps) for item in in_order(judged))
     return RuleOutcome(findings, tuple(skipped))
 
@@ -197,22 +194,10 @@ def _resolve(overrides: Overrides) -> dict[str, dict[str, float]]:
     return changed
 
 
-def _has_steps(by_type: Mapping[type[Evidence], Evidence]) -> bool:
-    step_time = by_type.get(StepTimeResult)
-    return not isinstance(step_time, StepTimeResult) or step_time.median_ns is not None
-
-
-def _recoverable(by_type: Mapping[type[Evidence], Evidence]) -> dict[str, int]:
-    """Key of a what-if scenario to the step time that it recovers."""
-    whatif = by_type.get(WhatIfResult)
-    scenarios = whatif.without if isinstance(whatif, WhatIfResult) else ()
-    return {scenario.what: scenario.recoverable_ns for scenario in scenarios}
-
-
 def _finding(judged: Judged, *, has_steps: bool) -> Finding:
     rule, draft = judged.rule, judged.draft
     # what a training program's log costs is per iteration of that log, whatever traces mark
-    has_cost = has_steps or TrainingLogResult in rule.needs
+    has_cost = has_steps or any(need.has_own_steps for need in rule.needs)
     return Finding(
         code=rule.code,
         name=rule.name,

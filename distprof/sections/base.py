@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from distprof.terms import Subject
+from distprof.rules.base import Evidence
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -25,14 +25,12 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """
 
 
-class Result(Record, frozen=True, kw_only=True):
+class Result(Record, Evidence, frozen=True, kw_only=True):
     """The answer of one analyzer.
 
     Args:
         unavailable: What could not be measured and why, one sentence each.
     """
-
-    subject: ClassVar[Subject] = Subject.RUN
 
     unavailable: tuple[str, ...] = ()
 

@@ -108,7 +108,7 @@ class Report(Record, frozen=True, kw_only=True):
         Raises:
             InputError: If the file cannot be written.
         """
-        return documents("saved:save_report")(self, path)
+        return Path(documents("saved:save_report")(self, path))
 
     def __str__(self) -> str:
         """The whole report as text, 100 columns wide."""

@@ -76,6 +76,11 @@ class StepTimeResult(Result, frozen=True, kw_only=True):
     source: StepSource
     note: str
 
+    @property
+    def marks_steps(self) -> bool:
+        """Whether anything marks steps: a whole capture is none."""
+        return self.median_ns is not None
+
 
 # The lost-time waterfall: a step as an exact sum of its causes -----------------------------------
 

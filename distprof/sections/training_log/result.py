@@ -7,6 +7,8 @@ Source: formula sheet, "Pipeline bubble", for what a pipeline idles at best.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import msgspec
 
 from distprof.sections.base import Record, Result
@@ -85,6 +87,8 @@ class TrainingLogResult(Result, frozen=True, kw_only=True):
         num_unknown: Lines with the sign of a report that could not be understood.
         num_restarts: How often the numbers of iterations go back.
     """
+
+    has_own_steps: ClassVar[bool] = True
 
     origin: str = ""
     num_reports: int = 0

@@ -5,6 +5,8 @@ Source of the definitions of S, S_t, S_w, M_W and M_S: formula sheet, "What-if".
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from distprof.sections.base import Record, Result
 
 __all__ = [
@@ -137,3 +139,8 @@ class WhatIfResult(Result, frozen=True, kw_only=True):
     stages: tuple[StageSlowdown, ...] = ()
     steps: tuple[StepSlowdown, ...] = ()
     micro_batch_correlation: float | None = None
+
+    @property
+    def recoverable_ns(self) -> Mapping[str, int]:
+        """Key of each scenario to the step time that comes back in it."""
+        return {scenario.what: scenario.recoverable_ns for scenario in self.without}

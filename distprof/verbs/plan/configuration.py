@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 
+from distprof.rules.base import Evidence
 from distprof.terms import Severity, Subject
 from distprof.verbs.plan.layout import Layout, Objection, objections
 from distprof.verbs.plan.result import Estimate, MemoryParts
@@ -37,7 +38,9 @@ _CAN_RUN = frozenset(
 """Objections to what can run all the same."""
 
 
-class ConfigurationResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ConfigurationResult(
+    msgspec.Struct, Evidence, frozen=True, kw_only=True, forbid_unknown_fields=True
+):
     """A layout, what is against it, and what it takes; modelled, since nothing has run.
 
     Args:
