@@ -26,8 +26,8 @@ from distprof.rules.registry import find_rule
 from distprof.sections.measure_run import measure
 from distprof.sections.moe.measure import analyze_moe
 from distprof.sections.moe.routing import combine_routing, measure_routing
-from tests.analyzers.moe.moe_job import MoeJob, Simulated, balanced, hot, simulate_moe, step_ns
 from tests.rules.samples import collectives
+from tests.sections.moe.moe_job import MoeJob, Simulated, balanced, hot, simulate_moe, step_ns
 
 RULES = ("MOE101", "MOE102", "MOE103", "MOE104", "MOE105")
 NEAR = 0.1

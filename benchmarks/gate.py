@@ -4,8 +4,8 @@
 
     python -m benchmarks.gate --trials 2000
 
-The noise is described in ``tests/gate/noise.py``. ``own`` is the share of its variance that is not
-shared by two runs side by side. The rest of the lines is power that nothing can exceed: the normal
+The noise is described in ``tests/verbs/gate/noise.py``. ``own`` is the share of its variance that is
+not shared by two runs side by side. The rest of the lines is power that nothing can exceed: the normal
 test with known deviation, without outliers and without any tolerance.
 """
 
@@ -17,7 +17,14 @@ from collections.abc import Callable
 from statistics import NormalDist
 
 from distprof.verbs.gate.decide import ALPHA
-from tests.gate.noise import Noise, asv_rule, looking_gate, paired_gate, single_point, stored_gate
+from tests.verbs.gate.noise import (
+    Noise,
+    asv_rule,
+    looking_gate,
+    paired_gate,
+    single_point,
+    stored_gate,
+)
 
 Trial = Callable[[float, int], str]
 LOSS = 0.05

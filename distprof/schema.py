@@ -7,19 +7,31 @@ it. Strings are dictionary-encoded (:class:`Coded`). A missing integer is :data:
 
 from __future__ import annotations
 
+import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["ABSENT", "Coded", "Column", "Int64Array", "Table", "TableSchema"]
+__all__ = [
+    "ABSENT",
+    "Coded",
+    "Column",
+    "Int64Array",
+    "Record",
+    "Table",
+    "TableSchema",
+    "records_to_pandas",
+]
 
 Int64Array: TypeAlias = NDArray[np.int64]
+
 DType = Literal["int64", "int32", "int8", "float64", "bool", "category"]
 
 ABSENT = -1
@@ -247,3 +259,40 @@ def _to_series(column: Column, values: NDArray[Any] | Coded) -> Any:
     if column.nullable and values.dtype.kind == "i":
         return pd.arrays.IntegerArray(values.astype(np.int64), values == ABSENT)
     return values
+
+
+# What every analyzer's result has in common ------------------------------------------------------
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One row of a result: plain numbers and names, written to ``report.json`` as it is.
+
+    Times are int ns, sizes int bytes, ratios 0 to 1. None means not known; it is never 0.
+    """
+
+
+def records_to_pandas(records: Sequence[Record], kind: type[Record]) -> pd.DataFrame:
+    """Records as a frame, a column per field, typed even when there are none.
+
+    Integers that may be None become ``Int64`` with ``NA``, other numbers stay as they are.
+    """
+    import pandas as pd
+
+    hints = typing.get_type_hints(kind)
+    return pd.DataFrame(
+        {
+            name: pd.Series([getattr(r, name) for r in records], dtype=_pandas_dtype(hints[name]))
+            for name in kind.__struct_fields__
+        }
+    )
+
+
+def _pandas_dtype(hint: Any) -> str:
+    members = set(typing.get_args(hint)) or {hint}
+    if members == {int}:
+        return "int64"
+    if members == {float}:
+        return "float64"
+    if members == {int, type(None)}:
+        return "Int64"
+    return "float64" if members == {float, type(None)} else "object"

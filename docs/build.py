@@ -15,14 +15,13 @@ from pathlib import Path
 
 from distprof.cli.reference import command_line_page
 from distprof.documents.schema import SCHEMA_FILE, report_schema_page, report_schema_text
-from distprof.documents.verb_schemas import verb_schema_texts
 from distprof.rules.base import Rule
 from distprof.rules.registry import all_rules
 from distprof.run.records import RECORD_TABLES
 from distprof.run.tables import TABLES
 from distprof.schema import ABSENT, Column, TableSchema
 from distprof.verbs.hang.show import HANG_SCHEMA_FILE, hang_schema_page, hang_schema_text
-from distprof.verbs.plan.schemas import plan_schema_texts
+from distprof.verbs.schemas import plan_schema_texts, verb_schema_texts
 from docs.run_directory import run_directory_page, schema_files
 
 __all__ = ["columns_page", "main", "pages", "rule_page", "rules_index", "stale"]

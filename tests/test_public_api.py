@@ -11,7 +11,7 @@ import pytest
 
 import distprof
 from distprof.formats import RenderOptions, find_reporter
-from tests.report.samples import NASTY, nasty, single_rank, straggler
+from tests.documents.samples import NASTY, nasty, single_rank, straggler
 
 GLOO = str(Path(__file__).parent / "golden" / "kineto" / "gloo-ddp-2ranks")
 HEAVY = ("numpy", "pandas", "pyarrow", "rich", "msgspec", "fsspec", "torch", "click")

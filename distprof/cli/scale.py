@@ -286,7 +286,7 @@ def _keep(summaries: tuple[SummaryFile, ...], file: str | None, *, quiet: bool) 
 def _draw(report: ScalingReport, file: str | None, *, quiet: bool) -> None:
     if file is None:
         return
-    from distprof.documents.plots import draw_scaling
+    from distprof.verbs.sweep.plots import draw_scaling
 
     draw_scaling(report.scaling, file)
     note(f"Wrote {file}", quiet=quiet)

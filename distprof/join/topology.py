@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distprof.artefacts.run_file import RunFile
-from distprof.ingest.metadata import axis_of
 from distprof.run.places import (
     MAX_WORLD_SIZE,
     coordinates_of,
@@ -22,7 +21,7 @@ from distprof.run.places import (
     world_size_of_job,
 )
 from distprof.run.run import Rank
-from distprof.run.topology import NodeOrigin, ProcessGroup, Topology
+from distprof.run.topology import NodeOrigin, ProcessGroup, Topology, axis_of
 from distprof.schema import Int64Array
 from distprof.terms import MeshAxis
 

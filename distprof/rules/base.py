@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeAlias
 
 from distprof.rules.page import Page, parse_page
-from distprof.sections.base import Record
+from distprof.schema import Record
 from distprof.terms import Confidence, Severity, Subject
 
 __all__ = [

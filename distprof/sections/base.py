@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import typing
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
-
-import msgspec
+from typing import TYPE_CHECKING
 
 from distprof.rules.base import Evidence
+from distprof.schema import Record, records_to_pandas
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Record", "Result", "records_to_pandas"]
+__all__ = ["Result"]
 
 _MAIN_TABLES = ("classes", "kernels", "ranks", "clocks")
-
-
-class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One row of a result: plain numbers and names, written to ``report.json`` as it is.
-
-    Times are int ns, sizes int bytes, ratios 0 to 1. None means not known; it is never 0.
-    """
 
 
 class Result(Record, Evidence, frozen=True, kw_only=True):
@@ -54,22 +45,6 @@ class Result(Record, Evidence, frozen=True, kw_only=True):
         return records_to_pandas(getattr(self, table), tables[table])
 
 
-def records_to_pandas(records: Sequence[Record], kind: type[Record]) -> pd.DataFrame:
-    """Records as a frame, a column per field, typed even when there are none.
-
-    Integers that may be None become ``Int64`` with ``NA``, other numbers stay as they are.
-    """
-    import pandas as pd
-
-    hints = typing.get_type_hints(kind)
-    return pd.DataFrame(
-        {
-            name: pd.Series([getattr(r, name) for r in records], dtype=_pandas_dtype(hints[name]))
-            for name in kind.__struct_fields__
-        }
-    )
-
-
 def _tables_of(kind: type[Result]) -> dict[str, type[Record]]:
     """Fields of ``kind`` that are tuples of records, with the records' type."""
     tables = {}
@@ -78,14 +53,3 @@ def _tables_of(kind: type[Result]) -> dict[str, type[Record]]:
         if arguments and isinstance(arguments[0], type) and issubclass(arguments[0], Record):
             tables[name] = arguments[0]
     return tables
-
-
-def _pandas_dtype(hint: Any) -> str:
-    members = set(typing.get_args(hint)) or {hint}
-    if members == {int}:
-        return "int64"
-    if members == {float}:
-        return "float64"
-    if members == {int, type(None)}:
-        return "Int64"
-    return "float64" if members == {float, type(None)} else "object"

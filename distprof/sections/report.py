@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from distprof.artefacts import REPORT_SCHEMA
 from distprof.formats import RenderOptions, documents
 from distprof.rules.base import Finding, NotChecked
-from distprof.sections.base import Record
+from distprof.schema import Record
 from distprof.sections.capture.result import CaptureResult
 from distprof.sections.collectives.result import CollectivesResult
 from distprof.sections.efficiency.result import EfficiencyResult

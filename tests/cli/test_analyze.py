@@ -17,7 +17,7 @@ from distprof.documents.saved import load_report
 from distprof.documents.schema import report_schema
 from distprof.errors import UsageError
 from distprof.sections import measure_run as measuring
-from tests.report.samples import straggler
+from tests.documents.samples import straggler
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "kineto"
 DLRM = str(GOLDEN / "dlrm-v100-8gpu")

@@ -11,7 +11,7 @@ import pytest
 
 from distprof.artefacts.summary_file import Fingerprint, SummaryFile
 from distprof.cli.app import main
-from distprof.documents.verb_schemas import shipped_verb_schema_text, verb_schema_texts
+from distprof.verbs.schemas import shipped_verb_schema_text, verb_schema_texts
 from distprof.verbs.sweep import running
 from distprof.verbs.sweep.running import load_sweep
 

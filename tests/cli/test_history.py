@@ -14,9 +14,9 @@ import msgspec
 import pytest
 
 from distprof.cli.app import main
-from distprof.documents.verb_schemas import shipped_verb_schema_text, verb_schema_texts
 from distprof.verbs.history.dataset import append, query, read
-from tests.history.samples import commits, summary
+from distprof.verbs.schemas import shipped_verb_schema_text, verb_schema_texts
+from tests.verbs.history.samples import commits, summary
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 RUN = str(GOLDEN / "job" / "gloo-hsdp-4ranks")
@@ -277,7 +277,7 @@ def test_without_duckdb_the_extra_is_named(capsys, history, monkeypatch):
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_long_query_can_be_stopped(history, number, code):
     program = (
-        "import sys, duckdb; from distprof.history import dataset\n"
+        "import sys, duckdb; from distprof.verbs.history import dataset\n"
         "from distprof.cli.app import main\n"
         "ask = dataset._asked\n"
         "def told(connection, sql, *more):\n"

@@ -19,7 +19,7 @@ from distprof.cli import app as application
 from distprof.cli.app import main
 from distprof.cli.reference import command_line_page
 from distprof.errors import InputError, MissingExtraError
-from tests.report.samples import many_ranks, straggler
+from tests.documents.samples import many_ranks, straggler
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 HEAVY = {"numpy", "pandas", "pyarrow", "torch", "rich", "msgspec", "fsspec"}

@@ -11,7 +11,7 @@ import pytest
 
 from distprof.artefacts.sweep_file import SWEEP_FILE
 from distprof.cli.app import main
-from distprof.documents.verb_schemas import shipped_verb_schema_text
+from distprof.verbs.schemas import shipped_verb_schema_text
 from distprof.verbs.sweep import running
 from distprof.verbs.sweep.child import locked
 
@@ -122,7 +122,7 @@ def test_a_run_that_fails_ends_it_with_4_and_nothing_is_lost(stand_in, capsys):
 def test_ctrl_c_is_told_to_the_run_and_the_sweep_goes_on_later(stand_in, capsys):
     (stand_in / "wait").touch()
     driver = (
-        "import sys; from distprof.sweep import running; from distprof.cli.app import main;"
+        "import sys; from distprof.verbs.sweep import running; from distprof.cli.app import main;"
         f"running._DISTPROF = (sys.executable, {str(stand_in / 'stand_in.py')!r});"
         "sys.exit(main(['scale', 'ddp', '--ranks', '1,2', '--repeats', '1', '--sweep', 's']))"
     )

@@ -146,9 +146,9 @@ def test_code_and_name_are_well_formed(rule):
 
 
 @each_rule
-def test_a_rule_lies_in_the_folder_of_its_family(rule):
-    module = rule.check.__module__
-    assert module == f"distprof.rules.{FAMILIES[rule.code[:3]]}.{rule.name.replace('-', '_')}"
+def test_a_rule_lies_in_the_folder_of_its_subject(rule):
+    name = rule.name.replace("-", "_")
+    assert re.fullmatch(rf"distprof\.(sections|verbs)\.\w+\.rules\.{name}", rule.check.__module__)
 
 
 @each_rule

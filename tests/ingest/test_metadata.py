@@ -2,9 +2,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distprof.ingest.metadata import axis_of, parse_ranks, read_metadata
+from distprof.ingest.metadata import parse_ranks, read_metadata
 from distprof.run.run import Device
-from distprof.run.topology import ProcessGroup
+from distprof.run.topology import ProcessGroup, axis_of
 from distprof.terms import MeshAxis
 
 WHOLE = {

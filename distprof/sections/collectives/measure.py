@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 from distprof.artefacts.fabric_file import FabricFile
 from distprof.costs.collectives import bus_factor
 from distprof.costs.fabric import expected_busbw
-from distprof.join.matched import Members, RowIndex, median_by_code, segment_median
 from distprof.join.waits import last_start_on_own_clock
 from distprof.run.run import Rank, Run
 from distprof.run.topology import ProcessGroup, Topology
 from distprof.schema import ABSENT, Int64Array
 from distprof.sections.collectives.result import CollectiveClass, CollectivesResult
 from distprof.sections.context import RankAnalysis
+from distprof.sections.matched import Members, RowIndex, median_by_code, segment_median
 from distprof.terms import CollectiveKind
 from distprof.units import NS_PER_S, format_bytes
 

@@ -7,7 +7,8 @@ ranks on clocks that can be compared; a member's own duration is neither.
 
 from __future__ import annotations
 
-from distprof.sections.base import Record, Result
+from distprof.schema import Record
+from distprof.sections.base import Result
 
 __all__ = ["CollectiveClass", "CollectivesResult"]
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from distprof.hardware.sheet import Gpu
 from distprof.run.places import coordinates_of
 from distprof.run.run import Run
-from distprof.sections.base import Record
+from distprof.schema import Record
 from distprof.sections.memory.result import MemoryResult
 from distprof.terms import MeshAxis
 

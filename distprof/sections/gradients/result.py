@@ -7,7 +7,8 @@ of the optimizer needs one.
 
 from __future__ import annotations
 
-from distprof.sections.base import Record, Result
+from distprof.schema import Record
+from distprof.sections.base import Result
 
 __all__ = ["GradientGroup", "GradientsResult"]
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from distprof.sections.base import Record, Result
+from distprof.schema import Record
+from distprof.sections.base import Result
 
 __all__ = [
     "JobError",

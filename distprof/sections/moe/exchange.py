@@ -19,11 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distprof.costs.moe import load_imbalance
-from distprof.join.matched import Members, RowIndex, by_size
 from distprof.run.run import Run
 from distprof.run.topology import ProcessGroup
 from distprof.schema import ABSENT, Coded, Int64Array
 from distprof.sections.context import RankAnalysis
+from distprof.sections.matched import Members, RowIndex, by_size
 from distprof.sections.moe.result import MoeExchange, MoePair
 from distprof.terms import CollectiveKind, MeshAxis
 

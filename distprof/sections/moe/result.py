@@ -7,7 +7,8 @@ Who computes it: :mod:`distprof.sections.moe.routing` (what the routers chose),
 
 from __future__ import annotations
 
-from distprof.sections.base import Record, Result
+from distprof.schema import Record
+from distprof.sections.base import Result
 
 __all__ = [
     "MoeDrift",

@@ -5,7 +5,8 @@ Source: the texts of NCCL 2.4 to 2.28 and RCCL. Nothing is timed but the initial
 
 from __future__ import annotations
 
-from distprof.sections.base import Record, Result
+from distprof.schema import Record
+from distprof.sections.base import Result
 
 __all__ = [
     "NcclChoices",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from distprof.sections.base import Record, Result
+from distprof.schema import Record
+from distprof.sections.base import Result
 
 __all__ = ["AxisOverlap", "OverlapResult", "RankOverlap"]
 

@@ -6,7 +6,8 @@ least busy rank works, so that a slow rank among several is not taken for an une
 
 from __future__ import annotations
 
-from distprof.sections.base import Record, Result
+from distprof.schema import Record
+from distprof.sections.base import Result
 from distprof.sections.pipeline.rows import PipelineGroup
 
 __all__ = ["PipelinePosition", "PipelineRank", "PipelineResult"]

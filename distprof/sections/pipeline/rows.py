@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from distprof.sections.base import Record
+from distprof.schema import Record
 from distprof.terms import Confidence
 
 __all__ = ["PictureRow", "PipelineGroup", "PipelinePrediction", "StageDetail"]

@@ -16,7 +16,7 @@ from distprof.run.machine import PATHS, Machine
 from distprof.run.nccl_log import NcclLog
 from distprof.run.run import Run
 from distprof.run.topology import ProcessGroup
-from distprof.sections.base import Record
+from distprof.schema import Record
 from distprof.sections.collectives.measure import group_label
 from distprof.terms import MeshAxis
 

@@ -11,7 +11,8 @@ Source:
 
 from __future__ import annotations
 
-from distprof.sections.base import Record, Result
+from distprof.schema import Record
+from distprof.sections.base import Result
 from distprof.sections.placement.nodes import CardPath
 
 __all__ = ["PlacedAxis", "PlacedMachine", "PlacedNode", "PlacementResult"]

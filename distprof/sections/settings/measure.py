@@ -13,7 +13,7 @@ import msgspec
 
 from distprof.artefacts.run_file import RunFile
 from distprof.artefacts.settings_file import LoaderSettings, SettingsFile
-from distprof.sections.base import Record
+from distprof.schema import Record
 from distprof.sections.context import RankAnalysis
 from distprof.sections.settings.result import (
     DdpSetup,

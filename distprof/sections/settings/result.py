@@ -6,7 +6,8 @@ are a difference between ranks.
 
 from __future__ import annotations
 
-from distprof.sections.base import Record, Result
+from distprof.schema import Record
+from distprof.sections.base import Result
 
 __all__ = [
     "DdpSetup",

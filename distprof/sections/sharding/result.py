@@ -9,7 +9,8 @@ after each.
 
 from __future__ import annotations
 
-from distprof.sections.base import Record, Result
+from distprof.schema import Record
+from distprof.sections.base import Result
 
 __all__ = ["ShardedAxis", "ShardingResult", "SharedStream", "TensorTraffic", "Variable"]
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from distprof.join.matched import segment_median
 from distprof.run.records import RankRecords
 from distprof.schema import Int64Array, Table
+from distprof.sections.matched import segment_median
 from distprof.sections.step_log.result import RankStepLog, StepLogResult
 from distprof.sections.step_log.stalls import find_periodic_stalls
 from distprof.units import NS_PER_S

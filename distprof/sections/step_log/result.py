@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import msgspec
 
-from distprof.sections.base import Record, Result
+from distprof.schema import Record
+from distprof.sections.base import Result
 from distprof.sections.step_log.stalls import PeriodicStall
 
 __all__ = ["RankStepLog", "StepLogResult"]

@@ -11,8 +11,7 @@ from math import exp, lgamma
 import numpy as np
 from numpy.typing import NDArray
 
-from distprof.schema import Int64Array
-from distprof.sections.base import Record
+from distprof.schema import Int64Array, Record
 
 __all__ = ["PeriodicStall", "find_periodic_stalls"]
 

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from distprof.join.matched import Members, RowIndex, by_size
 from distprof.join.waits import comparable_instances
 from distprof.run.run import ClockAlignment, Rank, Run
 from distprof.schema import ABSENT, Int64Array
 from distprof.sections.context import RankAnalysis
+from distprof.sections.matched import Members, RowIndex, by_size
 from distprof.sections.stragglers.held_stages import held_stages
 from distprof.sections.stragglers.inheritance import find_roots
 from distprof.terms import CollectiveKind

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from distprof.join.matched import Members, RowIndex, by_size
 from distprof.run.codes import distinct
 from distprof.run.run import Rank
 from distprof.schema import Int64Array
+from distprof.sections.matched import Members, RowIndex, by_size
 
 __all__ = ["INHERITED", "find_roots", "range_argmax"]
 

@@ -14,13 +14,12 @@ from dataclasses import dataclass
 import numpy as np
 from msgspec.structs import replace
 
-from distprof.join.matched import Members, RowIndex, segment_median
 from distprof.run.codes import distinct
 from distprof.run.run import Rank, Run
 from distprof.run.topology import ProcessGroup
-from distprof.schema import ABSENT, Int64Array
-from distprof.sections.base import Record
+from distprof.schema import ABSENT, Int64Array, Record
 from distprof.sections.context import RankAnalysis
+from distprof.sections.matched import Members, RowIndex, segment_median
 from distprof.terms import CollectiveKind
 
 __all__ = ["SlowLink", "find_slow_links"]

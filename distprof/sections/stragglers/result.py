@@ -7,7 +7,8 @@ known who came last. But a rank whose host stalls idles, and does not wait, long
 
 from __future__ import annotations
 
-from distprof.sections.base import Record, Result
+from distprof.schema import Record
+from distprof.sections.base import Result
 from distprof.sections.stragglers.links import SlowLink
 from distprof.sections.stragglers.sequences import SequenceImbalance
 from distprof.terms import StragglerCause, StragglerPattern

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from distprof.intervals import Intervals, covered, union
 from distprof.run.tables import intervals_of
-from distprof.schema import Int64Array, Table
-from distprof.sections.base import Record
+from distprof.schema import Int64Array, Record, Table
 from distprof.sections.context import RankAnalysis
 from distprof.sections.idle.pauses import HostPauses
 from distprof.sections.own_time import COMPUTATION, OwnTime

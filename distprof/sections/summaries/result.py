@@ -7,7 +7,8 @@ waiting. The shortest mean still holds what the last rank itself waits for in si
 
 from __future__ import annotations
 
-from distprof.sections.base import Record, Result
+from distprof.schema import Record
+from distprof.sections.base import Result
 
 __all__ = [
     "CollectiveSummaryResult",

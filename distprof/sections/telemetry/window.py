@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 
 from distprof.intervals import Intervals
 from distprof.run.records import NO_THROTTLING
-from distprof.schema import Int64Array, Table
-from distprof.sections.base import Record
+from distprof.schema import Int64Array, Record, Table
 from distprof.units import NS_PER_S
 
 __all__ = ["WindowSensors", "sensors_in", "throttling"]

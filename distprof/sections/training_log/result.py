@@ -11,7 +11,8 @@ from typing import ClassVar
 
 import msgspec
 
-from distprof.sections.base import Record, Result
+from distprof.schema import Record
+from distprof.sections.base import Result
 
 __all__ = ["SlowIteration", "TrainingLogResult", "TrainingTimer"]
 

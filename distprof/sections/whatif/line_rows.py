@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from distprof.join.matched import RowIndex
 from distprof.run.run import Rank, Run
 from distprof.schema import ABSENT, Int64Array
 from distprof.sections.context import MainLine, RankAnalysis
 from distprof.sections.gradients.measure import needless_rows
+from distprof.sections.matched import RowIndex
 from distprof.terms import CollectiveKind
 
 __all__ = ["LineRows", "TransferParts", "Transfers", "transfers_of"]

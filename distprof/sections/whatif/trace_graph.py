@@ -20,11 +20,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from distprof.join.matched import RowIndex
 from distprof.replay import Graph, Times, simulate
 from distprof.run.run import Run
 from distprof.schema import ABSENT, Int64Array
 from distprof.sections.context import RankAnalysis
+from distprof.sections.matched import RowIndex
 from distprof.sections.whatif.line_rows import LineRows, TransferParts, Transfers, transfers_of
 from distprof.sections.whatif.segments import QUEUED_NS
 from distprof.terms import CollectiveKind

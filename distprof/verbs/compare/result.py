@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from distprof.sections.base import Record, Result
+from distprof.schema import Record
+from distprof.sections.base import Result
 
 __all__ = [
     "COMPARISON_SCHEMA",

@@ -38,8 +38,8 @@ class MetricCheck(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         metric: Its name.
         label: For people.
         unit: ``ns``, ``B`` or ``ratio``.
-        state: Of :class:`~distprof.verbs.gate.decide.Decision`; ``acknowledged`` where the loss is one
-            that the baseline accepts.
+        state: Of :class:`~distprof.verbs.gate.decide.Decision`; ``acknowledged`` where the loss
+            is one that the baseline accepts.
         scale: ``ratio``: ``change`` is candidate over baseline; ``difference``: their difference.
         baseline: Median of the baseline's repeats.
         candidate: Median of the candidate's.

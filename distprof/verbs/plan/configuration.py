@@ -1,6 +1,6 @@
 """A layout that somebody is about to launch, held ready for the rules of configurations.
 
-The rules themselves are in :mod:`distprof.rules.configuration`, and :mod:`distprof.verbs.plan.lint` runs
+The rules themselves are in ``distprof/verbs/plan/rules``; :mod:`distprof.verbs.plan.lint` runs
 them.
 """
 

@@ -2,8 +2,8 @@
 
 from distprof.verbs.sweep.measure import analyze_scaling
 from distprof.verbs.sweep.result import ScalingResult
-from tests.analyzers.scaling.sweeps import parts, runs
 from tests.rules.samples import Results
+from tests.verbs.sweep.sweeps import parts, runs
 
 
 def results() -> Results:

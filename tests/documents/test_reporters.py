@@ -1,0 +1,275 @@
+"""Every reporter on every sample; golden text; nothing hostile gets through."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from distprof import formats
+from distprof.documents.markdown import MAX_BYTES
+from distprof.errors import UsageError
+from distprof.formats import RenderOptions, find_reporter, format_of_file, reporter_names
+from distprof.sections.report import Report
+from tests.documents.job_samples import SAMPLES, failed_job, hostile_job, reference_run, untraced
+from tests.documents.samples import (
+    MS,
+    NASTY,
+    capture,
+    finding,
+    healthy,
+    many_ranks,
+    nasty,
+    report_of,
+    straggler,
+    waterfall_of,
+)
+
+GOLDEN = Path(__file__).parent / "golden"
+CONTROL = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+COLOR = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def shown(report: Report, name: str = "text", **options: object) -> str:
+    return find_reporter(name)(report, RenderOptions(**options))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+@pytest.mark.parametrize("width", [80, 120])
+def test_text_is_as_agreed(name: str, width: int, golden: Callable[[Path, str], None]) -> None:
+    text = shown(SAMPLES[name](), width=width)
+    golden(GOLDEN / f"{name}-{width}.txt", text)
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_markdown_is_as_agreed(name: str, golden: Callable[[Path, str], None]) -> None:
+    golden(GOLDEN / f"{name}.md", shown(SAMPLES[name](), "md"))
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 120, 200])
+def test_no_line_is_wider_than_the_terminal(name: str, width: int) -> None:
+    lines = shown(SAMPLES[name](), width=width).splitlines()
+    assert max(map(len, lines)) <= width
+
+
+@pytest.mark.parametrize("name", sorted(SAMPLES))
+@pytest.mark.parametrize("width", [20, 40, 60, 72])
+def test_a_narrow_terminal_loses_columns_but_no_digit(name: str, width: int) -> None:
+    text = shown(SAMPLES[name](), width=width)
+    cut = re.findall(r"\s-?[\d,]+(?:\.\d*)?(?: [mµn]?s?| [kMGT]?B?|)…", text)
+    assert cut == []
+    assert "sha…" not in text
+
+
+def test_columns_without_room_are_named() -> None:
+    assert "no room for: " in shown(straggler(), width=40)
+    assert "no room for: " not in shown(straggler(), width=80)
+
+
+def test_a_long_collective_makes_no_slow_device() -> None:
+    report = straggler()
+    row = msgspec.structs.replace(
+        report.kernels.kernels[0], kind="communication", slowest_rank=7, spread=2.5
+    )
+    kernels = msgspec.structs.replace(report.kernels, kernels=(row,))
+    text = shown(msgspec.structs.replace(report, kernels=kernels))
+    assert "2.50 ×" not in text
+    as_computation = msgspec.structs.replace(row, kind="computation")
+    kernels = msgspec.structs.replace(report.kernels, kernels=(as_computation,))
+    assert "7 (2.50 ×)" in shown(msgspec.structs.replace(report, kernels=kernels))
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+@pytest.mark.parametrize("show_all", [False, True])
+@pytest.mark.parametrize("reporter", ["text", "json", "md"])
+def test_every_reporter_shows_every_sample(name: str, show_all: bool, reporter: str) -> None:
+    text = shown(SAMPLES[name](), reporter, show_all=show_all)
+    assert text.endswith("\n")
+    assert not text.endswith("\n\n")
+
+
+@pytest.mark.parametrize("reporter", ["text", "json", "md"])
+@pytest.mark.parametrize("report", [nasty(), hostile_job()], ids=["traces", "job"])
+@pytest.mark.parametrize("show_all", [False, True])
+def test_hostile_names_never_reach_the_reader_raw(
+    reporter: str, report: Report, show_all: bool
+) -> None:
+    text = shown(report, reporter, show_all=show_all)
+    assert not CONTROL.search(text)
+    assert NASTY not in text
+
+
+def test_hostile_names_add_no_style_to_coloured_text() -> None:
+    text = shown(nasty(), color=True, width=100)
+    assert not CONTROL.search(COLOR.sub("", text))
+    assert "[bold]b[/bold]" in COLOR.sub("", text)
+
+
+def test_hostile_names_stay_inside_their_markdown_cell() -> None:
+    text = shown(nasty(), "md") + shown(hostile_job(), "md", show_all=True)
+    assert "<script" not in text
+    for block in re.findall(r"(?:^\|.*\n)+", text, flags=re.M):
+        bars = {len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines()}
+        assert len(bars) == 1, block
+
+
+def test_text_without_colour_holds_no_escape_code() -> None:
+    assert "\x1b" not in shown(straggler(), color=False)
+    assert "\x1b[" in shown(straggler(), color=True)
+
+
+def test_the_verdict_is_the_first_line() -> None:
+    assert shown(straggler(), width=120).startswith("Waiting for rank 2 takes 31.0 % of each step")
+
+
+def test_shown_parts_of_a_step_add_up_to_the_shown_sum() -> None:
+    section = shown(straggler()).split("Where a step goes")[1].split("\n\n")[0]
+    times = [float(t) for t in re.findall(r"([\d.]+) ms", section)]
+    assert round(sum(times[:-1]), 2) == times[-1] == 22.3
+
+
+def test_five_findings_are_shown_and_the_rest_is_counted() -> None:
+    text = shown(many_ranks(), saved_as="out/report.json")
+    assert text.count("fix:") == 5
+    assert "and 3 more: distprof report out/report.json --all" in text
+    assert shown(many_ranks(), show_all=True).count("fix:") == 8
+
+
+def test_more_than_twelve_ranks_are_folded_and_outliers_kept() -> None:
+    section = shown(many_ranks()).split("Breakdown by rank")[1].split("\n\n")[0]
+    first_words = [line.split()[0] for line in section.splitlines()[2:]]
+    assert first_words == ["min", "median", "max", "37"]
+
+
+def test_all_ranks_are_shown_on_request() -> None:
+    section = shown(many_ranks(), show_all=True).split("Breakdown by rank")[1].split("\n\n")[0]
+    assert len(section.splitlines()) == 2 + 64
+
+
+def test_unknown_is_a_dash_and_never_zero() -> None:
+    text = shown(SAMPLES["single-rank"]())
+    row = next(line for line in text.splitlines() if line.strip().startswith("all_reduce"))
+    assert row.split()[-3:] == ["–", "–", "–"]
+
+
+def test_rules_with_the_same_reason_share_a_line() -> None:
+    text = shown(straggler(), width=120)
+    assert "TEL101 clocks-throttled, TEL102 device-too-hot  no device telemetry" in text
+
+
+def test_markdown_stays_below_the_limit_of_a_comment() -> None:
+    findings = tuple(finding(f"COM{i}", message="x|" * 5_000) for i in range(40))
+    ranks = [waterfall_of(r, computation_ns=10 * MS + r) for r in range(12)]
+    huge = report_of(ranks, findings=findings)
+    text = shown(huge, "md")
+    assert len(text.encode()) < MAX_BYTES
+
+
+def test_what_does_not_fit_into_markdown_is_said_to_be_missing() -> None:
+    findings = tuple(finding(f"COM{i}", message="<" * 990, fix="<" * 990) for i in range(5))
+    from tests.documents.samples import all_reduce, kernels
+
+    classes = tuple(all_reduce(group="|" * 119, axis=None) for _ in range(8))
+    base = straggler()
+    report = report_of(
+        list(base.waterfall.ranks),
+        findings=findings,
+        kernels=kernels(),
+        capture=base.capture.__class__(
+            **{
+                **{f: getattr(base.capture, f) for f in base.capture.__struct_fields__},
+                "notes": tuple(f"{i}" + "<" * 990 for i in range(40)),
+            }
+        ),
+        collectives=base.collectives.__class__(num_ranks=8, num_steps=10, classes=classes),
+    )
+    text = shown(report, "md")
+    assert len(text.encode()) < MAX_BYTES
+    assert "does not fit" in text
+    assert "does not fit" not in shown(report, "md", show_all=True)
+
+
+def test_a_note_that_is_cut_says_so() -> None:
+    ranks = [waterfall_of(0, computation_ns=MS)]
+    report = report_of(ranks, capture=capture((0,), notes=("word " * 200,)))
+    assert "word…" in shown(report)
+
+
+def test_many_notes_are_cut_and_counted_unless_all_are_asked_for() -> None:
+    notes = tuple(f"Rank {i} was damaged." for i in range(40))
+    ranks = [waterfall_of(0, computation_ns=MS)]
+    report = report_of(ranks, capture=capture((0,), notes=notes))
+    assert "and 28 more" in shown(report)
+    assert "Rank 39 was damaged" not in shown(report)
+    assert "Rank 39 was damaged" in shown(report, show_all=True)
+
+
+def test_a_note_is_said_once_and_starts_with_a_capital_but_paths_stay_as_they_are() -> None:
+    notes = ("one thing.", "One thing", "a/b.json is odd.", "windows were found so")
+    ranks = [waterfall_of(0, computation_ns=MS)]
+    text = shown(report_of(ranks, capture=capture((0,), notes=notes)))
+    assert text.count("One thing") == 1
+    assert "· a/b.json is odd\n" in text
+
+
+def test_a_healthy_report_says_that_there_are_no_findings() -> None:
+    assert "Findings  none" in shown(healthy())
+    assert "**Findings:** none" in shown(healthy(), "md")
+
+
+def test_formats_are_found_by_name_and_by_file_ending() -> None:
+    assert reporter_names() == ("text", "json", "md")
+    assert format_of_file("out/REPORT.MD") == "md"
+    assert format_of_file("report") is None
+    with pytest.raises(UsageError, match="choose from text, json, md"):
+        find_reporter("html")
+
+
+def test_another_package_can_add_a_format(monkeypatch: pytest.MonkeyPatch) -> None:
+    point = EntryPoint("short", f"{__name__}:one_line", formats.ENTRY_POINT_GROUP)
+    monkeypatch.setattr(formats, "entry_points", lambda group: [point])
+    monkeypatch.setattr(EntryPoint, "load", lambda self: one_line)
+    assert reporter_names()[-1] == "short"
+    assert shown(healthy(), "short") == "8 ranks\n"
+
+
+def one_line(report: Report, options: RenderOptions) -> str:
+    return f"{len(report.run.ranks)} ranks\n"
+
+
+def test_a_failed_jobs_report_begins_with_what_happened() -> None:
+    assert shown(failed_job()).startswith("Rank 1 was killed (SIGKILL) after step 14.\n")
+    assert shown(failed_job(), "md").startswith("### Rank 1 was killed (SIGKILL) after step 14.\n")
+
+
+def test_faults_and_what_probes_cost_are_said_before_any_number() -> None:
+    text = shown(reference_run(), width=120)
+    assert "injected on purpose: routing-skew=0:4\n" in text.split("Findings")[0]
+    assert "tracing 4.10 % of a step (2.00 % to 6.30 %)" in text.split("Findings")[0]
+    assert "always-on probes 0.30 % of a step (−0.20 % to 0.80 %)" in text.split("Findings")[0]
+
+
+def test_peers_of_a_failed_rank_are_one_line_and_their_words_shown_on_request() -> None:
+    assert "lost a peer" in shown(failed_job())
+    assert "Connection closed" not in shown(failed_job())
+    assert "Connection closed" in shown(failed_job(), show_all=True)
+
+
+def test_a_run_without_traces_tells_its_step_log() -> None:
+    text = shown(untraced(), width=200)
+    assert text.startswith(
+        "A step takes 46.0 ms (median of 22 steps), 23.0 % of it waiting for input. "
+        "No rank was traced (ranks 0-1: always-on mode)"
+    )
+    assert "2 ranks, none traced · 30 steps logged" in text
+
+
+def test_probes_that_cannot_work_here_are_no_news() -> None:
+    assert "no NVIDIA driver" not in shown(reference_run())
+    assert "no NVIDIA driver" in shown(reference_run(), show_all=True)
+    assert "7 of 27 lost (rank 1)" in shown(reference_run())

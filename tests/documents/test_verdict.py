@@ -1,0 +1,245 @@
+"""The verdict names what dominates, its share of the step, and the way out."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from distprof.sections.idle.result import IdleResult
+from distprof.sections.report import Report
+from distprof.sections.stragglers.result import RankStraggler, StragglersResult
+from distprof.sections.verdict import judge
+from distprof.terms import StepSource, StragglerCause, StragglerPattern
+from tests.documents.job_samples import JOB, SAMPLES, failed_job
+from tests.documents.samples import (
+    MS,
+    capture,
+    capture_only,
+    cpu_only,
+    empty,
+    healthy,
+    idle,
+    many_ranks,
+    report_of,
+    run_info,
+    single_rank,
+    straggler,
+    waterfall_of,
+)
+
+
+def two_ranks(**parts_ns: int) -> Report:
+    return report_of([waterfall_of(rank, **parts_ns) for rank in range(2)])
+
+
+def test_a_persistent_straggler_is_named_with_its_cost_and_cause() -> None:
+    assert judge(straggler()).line == (
+        "Waiting for rank 2 takes 31.0 % of each step (6.91 ms of 22.3 ms); "
+        "its device runs the same kernels slower: check clocks and heat."
+    )
+
+
+def test_a_straggler_with_more_work_gets_the_advice_to_balance() -> None:
+    assert judge(many_ranks()).line == (
+        "Waiting for rank 37 takes 23.9 % of each step (5.98 ms of 25.0 ms); "
+        "it has more to compute: balance the work."
+    )
+
+
+def test_waiting_without_a_clear_culprit_blames_nobody() -> None:
+    report = two_ranks(computation_ns=600 * MS, exposed_wait_ns=400 * MS)
+    line = judge(report).line
+    assert "whichever rank comes last takes 40.0 % of each step (40.0 ms of 100 ms)" in line
+    assert "no single rank is to blame" in line
+
+
+def test_a_rank_that_costs_less_than_half_of_the_waiting_is_not_blamed_alone() -> None:
+    waits = [waterfall_of(r, computation_ns=600 * MS, exposed_wait_ns=400 * MS) for r in range(4)]
+    minor = RankStraggler(
+        rank=3,
+        lost_ns_per_step=10 * MS,
+        share_of_step_ratio=0.1,
+        late_ratio=0.3,
+        pattern=StragglerPattern.TRANSIENT,
+        cause=StragglerCause.UNKNOWN,
+        confidence=0.5,
+    )
+    report = report_of(waits, stragglers=stragglers_result(minor))
+    assert "no single rank is to blame" in judge(report).line
+
+
+def test_two_ranks_of_like_cost_are_named_together() -> None:
+    waits = [waterfall_of(r, computation_ns=600 * MS, exposed_wait_ns=400 * MS) for r in range(4)]
+    rows = [
+        RankStraggler(
+            rank=rank,
+            lost_ns_per_step=lost * MS,
+            share_of_step_ratio=lost / 100,
+            late_ratio=0.5,
+            pattern=StragglerPattern.PERSISTENT,
+            cause=StragglerCause.UNKNOWN,
+            confidence=0.9,
+        )
+        for rank, lost in ((1, 24), (2, 20))
+    ]
+    report = report_of(waits, stragglers=stragglers_result(*rows))
+    assert judge(report).line.startswith("Waiting for ranks 1-2 takes 40.0 % of each step")
+
+
+def test_a_healthy_run_is_dominated_by_computation() -> None:
+    assert judge(healthy()).line == (
+        "Computation dominates (91.9 % of each step): no other part takes more than "
+        "3.57 % (exposed transfer)."
+    )
+
+
+def test_pure_computation_needs_no_runner_up() -> None:
+    line = judge(two_ranks(computation_ns=100 * MS)).line
+    assert line == "Computation takes 100 % of each step: only faster kernels would shorten it."
+
+
+def test_a_single_rank_cannot_tell_waiting_from_transfer() -> None:
+    verdict = judge(single_rank())
+    assert verdict.line == (
+        "Communication that nothing hides takes 35.9 % of each step (8.00 ms of 22.3 ms): "
+        "one rank alone cannot tell waiting from transfer, record the others too."
+    )
+    assert "Ranks 1-7 were not recorded." in verdict.why
+
+
+def test_without_step_marks_times_are_per_capture_and_that_is_said() -> None:
+    verdict = judge(capture_only())
+    assert "31.0 % of the whole capture (310 ms of 1.00 s)" in verdict.line
+    assert verdict.why[-1] == (
+        "No step marks were found, so the whole capture counts as one window."
+    )
+
+
+def test_a_capture_window_that_was_asked_for_is_not_called_a_lack_of_marks() -> None:
+    ranks = [waterfall_of(0, computation_ns=MS)]
+    report = report_of(
+        ranks, num_steps=1, source=StepSource.CAPTURE, capture=capture((0,), steps=(3, 4))
+    )
+    assert judge(report).why[-1] == "As asked, the whole capture counts as one window."
+
+
+def test_input_bound_cpu_run_is_told_to_load_earlier() -> None:
+    assert judge(cpu_only()).line == (
+        "Waiting for input takes 43.7 % of each step (10.0 ms of 22.9 ms): "
+        "load batches earlier and with more workers."
+    )
+
+
+def test_nothing_measured_says_why() -> None:
+    verdict = judge(empty())
+    assert verdict.line == "Nothing could be measured: The trace holds no device activity."
+    assert verdict.part == ""
+
+
+@pytest.mark.parametrize(
+    ("within_launch", "advice"),
+    [(0, "look at the gaps in a timeline."), (300 * MS, "most of it lies in CUDA graphs")],
+)
+def test_idle_inside_graph_launches_is_told_from_other_idle(
+    within_launch: int, advice: str
+) -> None:
+    ranks = [waterfall_of(0, computation_ns=600 * MS, idle_unknown_ns=400 * MS)]
+    idle_rank = msgspec.structs.replace(idle(ranks[0]), within_launch_ns=within_launch)
+    report = report_of(ranks, idle=IdleResult(ranks=(idle_rank,), sync_calls=()))
+    assert advice in judge(report).line
+
+
+def test_without_host_rows_the_advice_is_to_record_them() -> None:
+    ranks = [waterfall_of(0, computation_ns=600 * MS, idle_unknown_ns=400 * MS)]
+    report = report_of(ranks, idle=IdleResult(ranks=(), sync_calls=()))
+    assert "record host activities too" in judge(report).line
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        "exposed_transfer",
+        "exposed_wait",
+        "exposed_p2p_wait",
+        "exposed_comm_unsplit",
+        "exposed_copy",
+        "idle_host",
+        "idle_sync",
+        "idle_input",
+        "idle_comm_wait",
+        "idle_unknown",
+    ],
+)
+def test_every_part_can_dominate(part: str) -> None:
+    report = two_ranks(**{"computation_ns": 600 * MS, f"{part}_ns": 400 * MS})
+    verdict = judge(report)
+    assert verdict.part == part
+    assert "40.0 % of each step (40.0 ms of 100 ms)" in verdict.line
+
+
+def test_a_loss_below_five_percent_does_not_dominate() -> None:
+    below = two_ranks(computation_ns=951 * MS, exposed_copy_ns=49 * MS)
+    above = two_ranks(computation_ns=949 * MS, exposed_copy_ns=51 * MS)
+    assert judge(below).part == "computation"
+    assert judge(above).part == "exposed_copy"
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_the_verdict_is_one_sentence_and_why_is_short(name: str) -> None:
+    verdict = judge(SAMPLES[name]())
+    assert verdict.line.endswith(".")
+    assert "\n" not in verdict.line
+    assert len(verdict.why) <= 5
+
+
+def test_a_run_of_one_rank_is_complete() -> None:
+    report = report_of(
+        [waterfall_of(0, computation_ns=600 * MS, exposed_comm_unsplit_ns=400 * MS)],
+        run=run_info((0,), world_size=1),
+    )
+    assert "record the others" not in judge(report).line
+
+
+def stragglers_result(*rows: RankStraggler) -> StragglersResult:
+    return StragglersResult(
+        ranks=rows,
+        steps=(),
+        pattern=rows[0].pattern,
+        lost_ns_per_step=sum(row.lost_ns_per_step for row in rows),
+        num_judged=100,
+        num_below_residual=0,
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "line"),
+    [
+        ({"failure": None}, "The job failed; which rank failed first is not known."),
+        (
+            {"failure": None, "outcome": "interrupted"},
+            "The job was interrupted after step 14.",
+        ),
+        (
+            {"failure": None, "outcome": "running"},
+            "The job was still running, or its launcher was killed; its last step on record is 14.",
+        ),
+    ],
+)
+def test_how_a_job_ended_comes_first_then_what_was_measured(
+    fields: dict[str, object], line: str
+) -> None:
+    report = failed_job()
+    report = msgspec.structs.replace(report, job=msgspec.structs.replace(report.job, **fields))
+    verdict = judge(report)
+    assert verdict.line == line
+    assert verdict.why[0] == judge(msgspec.structs.replace(report, job=JOB)).line
+
+
+def test_a_host_between_operators_is_no_idle_device() -> None:
+    report = two_ranks(computation_ns=600 * MS, idle_unknown_ns=400 * MS)
+    report = msgspec.structs.replace(report, run=run_info((0, 1), device="cpu"))
+    assert judge(report).line == (
+        "Between operators, in Python or blocked, the host spends 40.0 % of each step "
+        "(40.0 ms of 100 ms): use fewer, larger operators; record stacks to see what runs between "
+        "them."
+    )

@@ -1,0 +1,212 @@
+"""Fabric profiles: nccl-tests output with its known figures, our own files, nonsense refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from importlib.resources import files
+from pathlib import Path
+
+import jsonschema
+import msgspec
+import pytest
+
+from distprof.artefacts.fabric_file import FabricFile
+from distprof.costs.fabric import expected_busbw
+from distprof.errors import InputError
+from distprof.ingest.kinds.fabric import read_fabric
+from distprof.terms import CollectiveKind
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "nccl-tests"
+
+
+def busbw(profile: FabricFile, size: int, *, in_place: bool = False) -> float:
+    """GB/s."""
+    curve = next(c for c in profile.curves if c.in_place == in_place)
+    return next(p.busbw_bytes_per_s for p in curve.points if p.bytes == size) / 1e9
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "ranks", "nodes", "device", "sizes"),
+    [
+        ("aks-ndv4-16gpu-allreduce-rdma.log", "all_reduce", 16, None, "", 16),
+        ("mlperf-v4.0-h100-8gpu-allreduce.log", "all_reduce", 8, 1, "NVIDIA H100 80GB HBM3", 6),
+        ("mlperf-v5.0-b200-8gpu-allreduce.txt", "all_reduce", 8, 1, "NVIDIA B200", 1),
+        ("mlperf-v5.0-b200-8gpu-alltoall-uint32.txt", "all_to_all", 8, 1, "NVIDIA B200", 3),
+        ("superbench-a100-40gb-8gpu-allgather.log", "all_gather", 8, 1, "A100-SXM4-40GB", 29),
+        ("superbench-a100-40gb-8gpu-allreduce.log", "all_reduce", 8, 1, "A100-SXM4-40GB", 32),
+        ("superbench-a100-40gb-8gpu-broadcast.log", "broadcast", 8, 1, "A100-SXM4-40GB", 32),
+    ],
+)
+def test_every_published_output_is_read_whole(name, kind, ranks, nodes, device, sizes):
+    profile = read_fabric(str(GOLDEN / name))
+    assert profile.origin == "nccl-tests"
+    assert profile.device == device
+    assert [c.in_place for c in profile.curves] == [False, True]
+    for curve in profile.curves:
+        assert (curve.kind, curve.group_size, curve.num_nodes) == (kind, ranks, nodes)
+        assert len(curve.points) == sizes
+
+
+def test_every_bandwidth_is_the_one_printed():
+    """Ours come from times, sizes and bus factors; the printed ones are rounded to 0.01 GB/s."""
+    for path in sorted(GOLDEN.iterdir()):
+        profile = read_fabric(str(path))
+        rows = [line.split() for line in path.read_text().splitlines()]
+        rows = [row for row in rows if len(row) >= 11 and row[0].isdigit() and row[0] != "0"]
+        assert rows
+        for row in rows:
+            for in_place, cell in ((False, row[-6]), (True, row[-2])):
+                ours = busbw(profile, int(row[0]), in_place=in_place)
+                assert ours == pytest.approx(float(cell), rel=2e-3, abs=0.0051)
+
+
+def test_the_facts_known_of_each():
+    aks = read_fabric(str(GOLDEN / "aks-ndv4-16gpu-allreduce-rdma.log"))
+    assert round(busbw(aks, 8589934592)) == 187
+    assert round(busbw(aks, 134217728, in_place=True)) == 114
+    assert any("unknown number of nodes" in note for note in aks.notes)
+    h100 = read_fabric(str(GOLDEN / "mlperf-v4.0-h100-8gpu-allreduce.log"))
+    assert round(busbw(h100, 704643072), 1) == 458.5
+    assert h100.curves[0].points[0].num_iterations == 20
+    assert "transfer alone" in h100.curves[0].refusal
+    a100 = read_fabric(str(GOLDEN / "superbench-a100-40gb-8gpu-allreduce.log"))
+    assert round(busbw(a100, 8589934592)) == 235
+    assert a100.notes == ("2 rows without bytes or time were left out.",)
+
+
+def test_a_whole_sweep_of_a_node_gives_latency_and_bandwidth():
+    curve = read_fabric(str(GOLDEN / "superbench-a100-40gb-8gpu-allreduce.log")).curves[0]
+    assert curve.fit is not None
+    assert curve.fit.alpha_ns * curve.fit.num_steps == pytest.approx(35_000, rel=0.1)
+    assert curve.fit.bandwidth_bytes_per_s == pytest.approx(230e9, rel=0.05)
+    assert curve.fit.worst_ratio > 0.5  # between 0.5 and 10 MB NCCL changes protocol
+
+
+def test_the_better_half_is_what_is_expected():
+    profile = read_fabric(str(GOLDEN / "mlperf-v5.0-b200-8gpu-allreduce.txt"))
+    speed = expected_busbw(
+        profile, CollectiveKind.ALL_REDUCE, group_size=8, num_nodes=1, num_bytes=40160460
+    )
+    assert speed == pytest.approx(406.3e9, rel=1e-3)
+
+
+def test_a_profile_fits_the_shipped_schema_and_nonsense_does_not():
+    schema = json.loads((files("distprof.artefacts") / "schema" / "fabric.schema.json").read_text())
+    profile = read_fabric(str(GOLDEN / "superbench-a100-40gb-8gpu-broadcast.log"))
+    document = json.loads(msgspec.json.encode(profile))
+    jsonschema.validate(document, schema)
+    document["curves"][0]["points"][0]["time_ns"] = "soon"
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(document, schema)
+
+
+def test_our_own_profile_comes_back_as_it_was(tmp_path):
+    profile = read_fabric(str(GOLDEN / "superbench-a100-40gb-8gpu-broadcast.log"))
+    file = tmp_path / "fabric.json"
+    file.write_bytes(msgspec.json.encode(profile))
+    again = read_fabric(str(file))
+    assert msgspec.structs.replace(again, source=profile.source) == profile
+
+
+@pytest.mark.parametrize("name", ["log.txt", "all_gather_and_more.txt"])
+def test_a_launcher_s_prefixes_and_other_words_do_no_harm(tmp_path, name):
+    text = (GOLDEN / "superbench-a100-40gb-8gpu-broadcast.log").read_text()
+    lines = [f"[1,0]<stdout>:{line}" for line in ["mpirun ./broadcast_perf", *text.splitlines()]]
+    file = tmp_path / name
+    file.write_text("NCCL INFO x\r\n".join(f"{line}\r\n" for line in lines))
+    curve = read_fabric(str(file)).curves[0]
+    assert (curve.kind, len(curve.points)) == ("broadcast", 32)
+
+
+def test_several_tests_of_one_log_are_several_curves(tmp_path):
+    text = (GOLDEN / "mlperf-v4.0-h100-8gpu-allreduce.log").read_text()
+    other = (GOLDEN / "mlperf-v5.0-b200-8gpu-alltoall-uint32.txt").read_text()
+    file = tmp_path / "all.log"
+    file.write_text(text + other)
+    kinds = [curve.kind for curve in read_fabric(str(file)).curves]
+    assert kinds == ["all_reduce", "all_reduce", "all_to_all", "all_to_all"]
+
+
+def test_wrong_values_are_told(tmp_path):
+    file = tmp_path / "all_reduce.log"
+    text = (GOLDEN / "mlperf-v5.0-b200-8gpu-allreduce.txt").read_text()
+    file.write_text(text.replace("389.23      0", "389.23     17"))
+    assert any("wrong values" in note for note in read_fabric(str(file)).notes)
+
+
+def test_a_nameless_table_is_told_by_its_ratio_or_asked_about(tmp_path):
+    text = (GOLDEN / "superbench-a100-40gb-8gpu-allreduce.log").read_text()
+    file = tmp_path / "log.txt"
+    file.write_text(text)
+    assert read_fabric(str(file)).curves[0].kind == "all_reduce"
+    file.write_text((GOLDEN / "superbench-a100-40gb-8gpu-allgather.log").read_text())
+    with pytest.raises(InputError, match="rename the file after the test"):
+        read_fabric(str(file))
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "no row"),
+        (b"\xff\xfe\x00garbage", "no row"),
+        (b'{"schema": "distprof.run/1"}', "missing required field"),
+        (b'{"schema": "distprof.fabric/9", "origin": "x", "curves": []}', "distprof.fabric/9"),
+        (b"{" * 100_000, "malformed"),
+        (
+            b'{"schema":"distprof.fabric/1","origin":"x","curves":[{"kind":"os.system",'
+            b'"group_size":2,"points":[]}]}',
+            "no machine can have",
+        ),
+        (
+            b'{"schema":"distprof.fabric/1","origin":"x","curves":[{"kind":"reduce","group_size":2,'
+            b'"points":[{"bytes":0,"time_ns":1,"algbw_bytes_per_s":1,"busbw_bytes_per_s":1}]}]}',
+            "no machine can have",
+        ),
+    ],
+)
+def test_what_is_no_profile_is_refused_with_a_sentence(tmp_path, content, says):
+    file = tmp_path / "x.json"
+    file.write_bytes(content)
+    with pytest.raises(InputError, match=says):
+        read_fabric(str(file))
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(InputError, match="No such file"):
+        read_fabric(str(tmp_path / "absent.json"))
+
+
+def test_no_damage_causes_anything_but_a_refusal(tmp_path):
+    chance = random.Random(5)
+    file = tmp_path / "all_reduce.log"
+    texts = [path.read_bytes() for path in sorted(GOLDEN.iterdir())]
+    texts.append(
+        msgspec.json.encode(read_fabric(str(GOLDEN / "mlperf-v5.0-b200-8gpu-allreduce.txt")))
+    )
+    for _ in range(300):
+        data = bytearray(chance.choice(texts))
+        for _ in range(chance.randint(1, 30)):
+            data[chance.randrange(len(data))] = chance.randrange(256)
+        file.write_bytes(bytes(data[: chance.randint(1, len(data))]))
+        try:
+            profile = read_fabric(str(file))
+        except InputError:
+            continue
+        assert all(p.time_ns > 0 for curve in profile.curves for p in curve.points)
+
+
+@pytest.mark.corpus
+def test_the_tables_of_real_logs_with_prefixes_are_read():
+    folder = os.environ.get("DISTPROF_CORPUS")
+    if not folder:
+        pytest.skip("DISTPROF_CORPUS names no folder")
+    log = Path(folder).parent / "logs" / "nccl" / "2.9.9-a100-p4d-efa-2node-16gpu.log"
+    if not log.is_file():
+        pytest.skip(f"{log} is not there")
+    curve = read_fabric(str(log)).curves[0]
+    assert (curve.kind, curve.group_size, curve.num_nodes, curve.tier) == (
+        "all_reduce", 16, 2, "across",
+    )  # fmt: skip
+    assert len(curve.points) == 30

@@ -1,0 +1,81 @@
+"""Why a rank is late, where its probes saw it and the trace does not."""
+
+import numpy as np
+import pytest
+
+from distprof.run.run import ClockAlignment
+from distprof.sections.idle.pauses import HostPauses
+from distprof.sections.measure_run import measure
+from distprof.sections.stragglers.measure import analyze_stragglers
+from distprof.terms import CollectiveKind, StragglerCause, StragglerPattern
+from tests.builders import RankBuilder, make_run
+from tests.sections.joined import join_by_seq
+
+NUM_STEPS = 12
+LATE = 1
+
+
+def run_of_two():
+    """Rank 1 starts its collective 600 of 1,000 late in each step, and the trace shows no cause."""
+    ranks = []
+    for rank in range(2):
+        builder = RankBuilder(rank)
+        for step in range(NUM_STEPS):
+            low = 1_000 * step
+            builder.step(step, low, low + 1_000).kernel("gemm", low, low + 100)
+            start = low + (800 if rank == LATE else 200)
+            builder.comm(
+                "nccl", start, low + 900, ranks=(0, 1), seq=step, kind=CollectiveKind.ALL_REDUCE
+            )
+        ranks.append(builder.rank())
+    matches, _ = join_by_seq(ranks)
+    clock = ClockAlignment(
+        domains=((0, 1),),
+        names=("vm",),
+        offset_ns=np.zeros(1),
+        drift_ratio=np.zeros(1),
+        reference_ns=0,
+        residual_ns=np.array([5_000_000]),
+        component=np.zeros(1, np.int32),
+        within_ns=np.array([10]),
+    )
+    return make_run(ranks, steps=range(NUM_STEPS), matches=matches, clock=clock)
+
+
+def first(pauses):
+    run = run_of_two()
+    found = measure(run)
+    result = analyze_stragglers(run, found.analyses, found.step_time, found.kernels, pauses)
+    return result.ranks[0]
+
+
+def test_ranks_of_one_host_are_judged_by_its_clock_and_not_by_the_residual_across_hosts():
+    late = first(None)
+    assert (late.rank, late.pattern) == (LATE, StragglerPattern.PERSISTENT)
+
+
+@pytest.mark.parametrize(
+    ("field", "cause", "word"),
+    [
+        ("gc_ns", StragglerCause.LATE_HOST, "garbage collection"),
+        ("input_ns", StragglerCause.LATE_INPUT, "input phase"),
+    ],
+)
+def test_what_probes_saw_of_the_late_rank_is_its_cause(field, cause, word):
+    pauses = {
+        rank: HostPauses(**{field: dict.fromkeys(range(NUM_STEPS), 550 if rank == LATE else 20)})
+        for rank in range(2)
+    }
+    late = first(pauses)
+    assert late.cause is cause
+    assert any(word in text for text in late.evidence)
+
+
+def test_what_every_rank_has_alike_is_no_cause():
+    pauses = {rank: HostPauses(gc_ns=dict.fromkeys(range(NUM_STEPS), 550)) for rank in range(2)}
+    assert not any("garbage" in text for text in first(pauses).evidence)
+
+
+def test_what_one_rank_did_not_record_is_compared_with_nobody():
+    pauses = {LATE: HostPauses(gc_ns=dict.fromkeys(range(NUM_STEPS), 550)), 0: HostPauses()}
+    assert not any("garbage" in text for text in first(pauses).evidence)

@@ -1,0 +1,319 @@
+"""The dataset of summaries: what is added is there, whatever happens beside it."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from distprof.errors import InputError, MissingExtraError
+from distprof.verbs.history import dataset
+from distprof.verbs.history.dataset import append, compact, count_files, query, read
+from distprof.verbs.history.rows import COLUMNS, parquet_of, row_of
+from tests.verbs.history.samples import START_NS, summary
+
+WRITERS, APPENDS = 8, 50
+
+_WRITE = f"""
+import sys
+from distprof.verbs.history.dataset import append
+from tests.verbs.history.samples import summary
+folder, writer = sys.argv[1], int(sys.argv[2])
+for number in range({APPENDS}):
+    append(folder, [summary(1_000 * writer + number + 1, day=writer, number=number)])
+"""
+_WRITE_FOR_EVER = """
+import itertools, sys
+from distprof.verbs.history.dataset import append
+from tests.verbs.history.samples import summary
+for number in itertools.count():
+    append(sys.argv[1], [summary(number + 1, number=number)])
+    print(number, flush=True)
+"""
+
+
+@pytest.fixture(params=["path", "file", "memory"])
+def folder(request, tmp_path):
+    """A place of each kind, with nothing there."""
+    import fsspec
+
+    if request.param == "memory":
+        yield "memory://history/of/mine"
+        fsspec.filesystem("memory").store.clear()
+        fsspec.filesystem("memory").pseudo_dirs[:] = [""]
+    else:
+        yield f"file://{tmp_path}/new/history" if request.param == "file" else str(tmp_path / "h")
+
+
+def _start(code, *arguments):
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[3],
+    )
+
+
+def test_what_was_added_comes_back_oldest_first(folder):
+    later, earlier = summary(3, day=2, label="b"), summary(5, day=1, peak_memory_bytes=7)
+    assert append(folder, [later, earlier]) == 2
+    assert read(folder) == ((earlier, later), ())
+
+
+def test_a_run_is_there_once_however_often_it_is_added(folder):
+    assert append(folder, [summary(1)]) == 1
+    assert append(folder, [summary(1), summary(2)]) == 1
+    assert len(read(folder)[0]) == 2
+
+
+def test_sql_sees_a_row_per_run(folder):
+    append(folder, [summary(10, commit="a"), summary(30, commit="a", number=1), summary(50, day=1)])
+    columns, rows, notes = query(
+        folder, "SELECT git_commit, sum(step_ns) AS s FROM history GROUP BY 1 ORDER BY 2"
+    )
+    assert columns == ["git_commit", "s"]
+    assert rows == [("a", 40), ("c0", 50)]
+    assert notes == ()
+    assert query(folder, "SELECT * FROM history LIMIT 0")[0] == list(COLUMNS)
+    assert query(folder, " ")[:2] == ([], [])
+
+
+def test_files_have_the_columns_that_the_table_has(tmp_path):
+    append(str(tmp_path), [summary(7)])
+    (file,) = tmp_path.iterdir()
+    row = pq.ParquetFile(file).read().to_pylist()[0]
+    assert list(row) == list(COLUMNS)
+    assert (row["step_ns"], row["workload"], row["world_size"]) == (7, "ddp", 8)
+
+
+def test_putting_files_together_loses_nothing(folder):
+    runs = [summary(value, number=value) for value in range(1, 8)]
+    append(folder, runs[:5])
+    assert compact(folder) == (5, 5)
+    assert count_files(folder) == 1
+    assert append(folder, runs) == 2  # those that are in the merged file are known
+    assert compact(folder) == (3, 7)
+    assert compact(folder) == (0, 7)
+    assert read(folder) == (tuple(runs), ())
+    assert query(folder, "SELECT count(*) FROM history")[1] == [(7,)]
+
+
+def test_one_who_was_stopped_between_writing_and_removing_has_doubled_nothing(
+    tmp_path, monkeypatch
+):
+    folder = str(tmp_path)
+    append(folder, [summary(1), summary(2)])
+    monkeypatch.setattr(dataset.Store, "remove", lambda *_: None)
+    compact(folder)
+    assert count_files(folder) == 3
+    assert len(read(folder)[0]) == 2
+    assert query(folder, "SELECT count(*) FROM history")[1] == [(2,)]
+
+
+def test_fields_of_a_later_version_survive(tmp_path):
+    row = row_of(summary(1))
+    text = row["summary"].replace('"label"', '"of_later":5,"label"')
+    (tmp_path / f"{START_NS:020d}-{'0' * 24}.parquet").write_bytes(
+        parquet_of([{**row, "summary": text}])
+    )
+    compact(str(tmp_path))
+    assert query(str(tmp_path), "SELECT count(*) FROM history")[1] == [(1,)]
+    (file,) = tmp_path.iterdir()
+    assert '"of_later":5' in pq.ParquetFile(file).read().to_pylist()[0]["summary"]
+
+
+@pytest.mark.slow
+def test_writers_at_the_same_time_lose_nothing_even_while_files_are_put_together(tmp_path):
+    folder = str(tmp_path / "history")
+    writers = [_start(_WRITE, folder, number) for number in range(WRITERS)]
+    counts = []
+    while any(writer.poll() is None for writer in writers):
+        if Path(folder).is_dir() and count_files(folder) > 60:
+            compact(folder)
+            counts.append(len(read(folder)[0]))
+    assert [writer.communicate()[0] for writer in writers] == [""] * WRITERS
+    assert [writer.returncode for writer in writers] == [0] * WRITERS
+    runs, notes = read(folder)
+    assert len(runs) == WRITERS * APPENDS
+    assert len({run.step_ns for run in runs}) == WRITERS * APPENDS
+    assert notes == ()
+    assert counts == sorted(counts)  # nothing that was there is ever missed
+
+
+@pytest.mark.skipif(os.name == "nt", reason="kills by a signal")
+def test_a_writer_that_is_killed_leaves_no_broken_file(tmp_path):
+    for _ in range(2):
+        with _start(_WRITE_FOR_EVER, tmp_path) as writer:
+            written = int(writer.stdout.readline()) + 1
+            writer.send_signal(signal.SIGKILL)
+        runs, notes = read(str(tmp_path))
+        assert len(runs) >= written
+        assert notes == ()
+
+
+@pytest.mark.parametrize("data", [b"", b"PAR1", b"no parquet at all", "cut", "columns", "types"])
+def test_a_damaged_file_is_named_and_left_out(tmp_path, data):
+    append(str(tmp_path), [summary(1)])
+    name = f"{START_NS:020d}-{'f' * 24}.parquet"
+    if data == "cut":
+        data = parquet_of([row_of(summary(2))])[:-9]
+    elif data == "columns":
+        import pyarrow as pa
+
+        pq.write_table(pa.table({"a": [1]}), tmp_path / name)
+    elif data == "types":
+        import pyarrow as pa
+
+        pq.write_table(pa.table({"summary": [5]}), tmp_path / name)
+    if isinstance(data, bytes):
+        (tmp_path / name).write_bytes(data)
+    runs, notes = read(str(tmp_path))
+    assert [run.step_ns for run in runs] == [(1,)]
+    assert len(notes) == 1
+    assert name in notes[0]
+    assert query(str(tmp_path), "SELECT count(*) FROM history")[1:] == ([(1,)], notes)
+    compact(str(tmp_path))
+    assert (tmp_path / name).exists()  # for whoever can mend it
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "no JSON",
+        '{"schema": "distprof.summary/1"}',
+        '{"schema": "distprof.summary/9", "distprof_version": "1", "created_ns": 3}',
+        '{"distprof_version": "1", "created_ns": "soon"}',
+        "[" * 100_000,
+    ],
+)
+def test_a_row_that_is_no_summary_is_named_and_left_out(tmp_path, text):
+    append(str(tmp_path), [summary(1)])
+    name = f"{START_NS:020d}-{'f' * 24}.parquet"
+    (tmp_path / name).write_bytes(parquet_of([{**row_of(summary(2)), "summary": text}]))
+    runs, notes = read(str(tmp_path))
+    assert len(runs) == 1
+    assert name in notes[0]
+
+
+def test_files_that_are_not_the_historys_are_left_alone(tmp_path):
+    (tmp_path / "README.md").write_text("what this is")
+    append(str(tmp_path), [summary(1)])
+    (tmp_path / "other.parquet").write_bytes(b"mine")
+    runs, notes = read(str(tmp_path))
+    assert len(runs) == 1
+    assert notes == ("other.parquet and whatever else is no file of a history is left out.",)
+    compact(str(tmp_path))
+    assert (tmp_path / "other.parquet").read_bytes() == b"mine"
+
+
+def test_a_folder_of_another_kind_is_refused(tmp_path):
+    (tmp_path / "run.json").write_text("{}")
+    with pytest.raises(InputError, match=r"other files, for example run\.json"):
+        append(str(tmp_path), [summary(1)])
+    with pytest.raises(InputError, match=r"other files, for example run\.json"):
+        read(str(tmp_path))
+    assert [file.name for file in tmp_path.iterdir()] == ["run.json"]
+
+
+def test_where_nothing_is_the_way_out_is_told(folder):
+    for ask in (read, compact, lambda place: query(place, "SELECT 1")):
+        with pytest.raises(InputError, match="distprof history add"):
+            ask(folder)
+
+
+@pytest.mark.parametrize("place", ["nothing://there", "file", "file/below", "\0"])
+def test_a_place_that_cannot_be_one_is_refused(tmp_path, monkeypatch, place):
+    monkeypatch.chdir(tmp_path)
+    Path("file").write_text("mine")
+    with pytest.raises(InputError, match="--history"):
+        append(place, [summary(1)])
+
+
+def test_without_duckdb_the_extra_is_named(tmp_path, monkeypatch):
+    append(str(tmp_path), [summary(1)])
+    compact(str(tmp_path))
+    monkeypatch.setitem(sys.modules, "duckdb", None)
+    for ask in (read, lambda place: query(place, "SELECT 1")):
+        with pytest.raises(MissingExtraError, match="history"):
+            ask(str(tmp_path))
+    assert append(str(tmp_path), [summary(1), summary(2)]) == 1  # that needs none
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT * FROM read_text('{file}')",
+        "SELECT * FROM read_csv('{file}')",
+        "SELECT * FROM '{file}'",
+        "SELECT * FROM glob('{folder}/*')",
+        "COPY history TO '{folder}/out.csv'",
+        "EXPORT DATABASE '{folder}/out'",
+        "ATTACH '{folder}/out.db'",
+        "SET enable_external_access = true",
+        "INSTALL httpfs",
+        "LOAD httpfs",
+        "SELECT * FROM 'https://localhost/a.csv'",
+        "SELECT * FROM summaries",
+        "SELECT * FROM runs",
+        "SELECT nothing FROM history",
+        "SELEC",
+    ],
+)
+def test_sql_reaches_nothing_but_the_table(tmp_path, sql):
+    folder = tmp_path / "history"
+    append(str(folder), [summary(1)])
+    secret = tmp_path / "secret.csv"
+    secret.write_text("a,b\n1,2\n")
+    with pytest.raises(InputError, match="SQL of DuckDB"):
+        query(str(folder), sql.format(file=secret, folder=tmp_path))
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["history", "secret.csv"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"label": "\ud800\x1b[31m\n", "source": "\udcff"},
+        {"commit": "'; DROP TABLE history; --"},
+        {"peak_memory_bytes": 2**63 + 5},
+        {"tokens_per_step": float("inf"), "overlap_ratio": float("nan")},
+    ],
+)
+def test_absurd_values_are_kept_or_left_empty(tmp_path, fields):
+    assert append(str(tmp_path), [summary(1, **fields)]) == 1
+    runs, notes = read(str(tmp_path))
+    assert len(runs) == 1
+    assert notes == ()
+    assert len(query(str(tmp_path), "SELECT * FROM history")[1]) == 1
+
+
+def test_a_run_without_steps_has_no_step(tmp_path):
+    append(str(tmp_path), [msgspec.structs.replace(summary(1), step_ns=())])
+    assert query(str(tmp_path), "SELECT step_ns, num_steps FROM history")[1] == [(None, 0)]
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    texts=st.lists(st.text(st.characters(exclude_categories=["Cs"])), min_size=4, max_size=4),
+    steps=st.lists(st.integers(0, 2**63 - 1), max_size=3),
+    share=st.none() | st.floats(allow_nan=False, allow_infinity=False),
+    created=st.integers(-(2**62), 2**62),
+)
+def test_any_summary_comes_back_as_it_was(tmp_path_factory, texts, steps, share, created):
+    folder = str(tmp_path_factory.mktemp("history"))
+    commit, label, source, name = texts
+    one = msgspec.structs.replace(
+        summary(1, commit=commit, label=label, source=source, overlap_ratio=share),
+        step_ns=tuple(steps),
+        created_ns=created,
+        fingerprint=msgspec.structs.replace(summary().fingerprint, config={name: commit}),
+    )
+    append(folder, [one])
+    assert read(folder) == ((one,), ())
+    compact(folder)
+    assert read(folder) == ((one,), ())
