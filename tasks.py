@@ -19,7 +19,6 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent
 VENV = ROOT / ".venv"
 BIN = VENV / ("Scripts" if os.name == "nt" else "bin")
-PACKAGES = ("distprof", "probes", "reference_runs")
 GATE_BASELINE = "benchmarks/gate-baseline.json"
 GATE_RUN = (
     "ddp --ranks 2 --device cpu --compute sleep --forward-ms 40 --backward-ms 80"

@@ -4,9 +4,9 @@
 
     python -m benchmarks.gate --trials 2000
 
-The noise is described in ``tests/verbs/gate/noise.py``. ``own`` is the share of its variance that is
-not shared by two runs side by side. The rest of the lines is power that nothing can exceed: the normal
-test with known deviation, without outliers and without any tolerance.
+The noise is described in ``tests/verbs/gate/noise.py``. ``own`` is the share of its variance that
+is not shared by two runs side by side. The rest of the lines is power that nothing can exceed:
+the normal test with known deviation, without outliers and without any tolerance.
 """
 
 from __future__ import annotations

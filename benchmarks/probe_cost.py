@@ -32,8 +32,7 @@ WARM_UP = 20
 def train(contestant: Contestant, steps: int, step_ms: float) -> None:
     """Run one contestant; prints CPU seconds and wall seconds of a step."""
     import torch
-
-    from probes import ProbeOptions, session
+    from distprof_probes import ProbeOptions, session
 
     torch.set_num_threads(1)
     model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(8)))

@@ -152,7 +152,8 @@ _INTRODUCTION = f"""\
 
 <!-- generated: python -m docs.build --write -->
 
-`distprof run`, `distprof capture` and `probes.session` write it, `distprof analyze` reads it:
+`distprof run`, `distprof capture` and `distprof_probes.session` write it, `distprof analyze` reads
+it:
 
 ```text
 RUN/

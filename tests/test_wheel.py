@@ -38,8 +38,8 @@ def test_wheel_holds_the_three_packages_and_nothing_else(wheel: Path) -> None:
 def test_every_data_file_of_the_packages_is_shipped(wheel: Path) -> None:
     shipped = set(zipfile.ZipFile(wheel).namelist())
     expected = {
-        str(path.relative_to(ROOT))
-        for package in ("distprof", "probes", "reference_runs")
+        str(path.relative_to((ROOT / package).parent))
+        for package in ("distprof", "probes/distprof_probes", "reference_runs/distprof_runs")
         for path in (ROOT / package).rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import metadata, util
 from pathlib import Path
@@ -24,7 +24,6 @@ __all__ = ["Check", "doctor"]
 
 _REQUIRED = ("click", "fsspec", "msgspec", "numpy", "pandas", "pyarrow", "rich")
 _EXTRAS = {"run": "torch", "hta": "hta", "dask": "distributed"}
-_OWN_PACKAGES = ("distprof", "probes", "reference_runs")
 _FEW_FREE_BYTES = 2 * 10**9
 
 
@@ -62,7 +61,6 @@ def all_checks() -> Iterator[Check]:
     parts: tuple[Callable[[], Iterator[Check]], ...] = (
         _versions,
         _extras,
-        _foreign_packages,
         _plugins,
         _cache,
         _device,
@@ -96,27 +94,6 @@ def _extras() -> Iterator[Check]:
         else:
             fix = f"pip install 'distprof[{extra}]'"
             yield Check(name=f"extra {extra}", state="absent", found=f"no module {module}", fix=fix)
-
-
-def _foreign_packages() -> Iterator[Check]:
-    yield from foreign_packages(metadata.packages_distributions())
-
-
-def foreign_packages(distributions: Mapping[str, list[str]]) -> Iterator[Check]:
-    """Whether another distribution installs a package under one of our names.
-
-    Args:
-        distributions: Import name to the distributions that bring it.
-    """
-    for package in _OWN_PACKAGES:
-        others = sorted(set(distributions.get(package, [])) - {"distprof"})
-        if others:
-            yield Check(
-                name=f"package {package}",
-                state="problem",
-                found=f"also installed by {', '.join(others)}",
-                fix=f"pip uninstall {others[0]}, or use separate environments",
-            )
 
 
 def _plugins() -> Iterator[Check]:

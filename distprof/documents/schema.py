@@ -118,7 +118,8 @@ _INTRODUCTION = f"""\
 `report.json` has `"schema": "{REPORT_SCHEMA}"`. Its JSON Schema (draft 2020-12) ships with the
 package as `distprof/documents/schemas/report.schema.json`. Every field is always written; `null`
 means not known and is never 0. Names ending in `_ns` are integer nanoseconds, `bytes` are bytes
-(decimal prefixes when shown), `_ratio` is 0 to 1. A change of a field's meaning changes the schema's number.
+(decimal prefixes when shown), `_ratio` is 0 to 1. A change of a
+field's meaning changes the schema's number.
 """
 
 

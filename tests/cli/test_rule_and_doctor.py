@@ -9,7 +9,7 @@ import pytest
 
 from distprof.cli import doctor as clinic
 from distprof.cli.app import main
-from distprof.cli.doctor import Check, cache_check, foreign_packages
+from distprof.cli.doctor import Check, cache_check
 from distprof.rules.registry import all_rules
 
 CODE = all_rules()[0].code
@@ -82,16 +82,6 @@ def test_a_missing_requirement_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> 
     assert {check.state for check in clinic._versions() if check.found == "not installed"} == {
         "problem"
     }
-
-
-def test_a_foreign_package_of_our_name_is_a_problem() -> None:
-    (check,) = foreign_packages({"probes": ["distprof", "probes-of-others"], "click": ["click"]})
-    assert check.state == "problem"
-    assert "probes-of-others" in check.found
-
-
-def test_own_packages_are_no_problem() -> None:
-    assert list(foreign_packages({"probes": ["distprof"], "distprof": ["distprof"]})) == []
 
 
 def test_a_cache_says_where_and_how_large(tmp_path: Path) -> None:

@@ -98,6 +98,6 @@ def test_other_endings_and_places_that_do_not_exist_are_refused(tmp_path):
 
 
 def test_without_matplotlib_the_extra_is_named(monkeypatch):
-    monkeypatch.setattr(plots, "find_spec", lambda _: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(MissingExtraError, match="plot"):
         check_plot("a.svg")

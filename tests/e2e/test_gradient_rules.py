@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from distprof_runs.emulated_nodes import why_not
 
-from reference_runs.emulated_nodes import why_not
 from tests.e2e.jobs import Job, RunOnce
 
 REASON = why_not()

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from distprof_runs.emulated_nodes import why_not
 
-from reference_runs.emulated_nodes import why_not
 from tests.e2e.jobs import Job, RunOnce
 
 REASON = why_not()

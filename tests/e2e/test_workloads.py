@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner
+from distprof_runs.cli import run
+from distprof_runs.configuration import Configuration
+from distprof_runs.model_parallel_options import CpOptions, PpOptions, ThreeDOptions
+from distprof_runs.options import WorkloadOptions
 
 import distprof
 from distprof.join.instances import step_labels
 from distprof.run.run import Run
 from distprof.terms import CollectiveKind
-from reference_runs.cli import run
-from reference_runs.configuration import Configuration
-from reference_runs.model_parallel_options import CpOptions, PpOptions, ThreeDOptions
-from reference_runs.options import WorkloadOptions
 from tests.e2e.jobs import Job, RunOnce
 from tests.e2e.workload_cases import (
     ALL,

@@ -10,12 +10,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from distprof_runs.alone import losses_alone
+from distprof_runs.configuration import Configuration
+from distprof_runs.model import MoeSettings
+from distprof_runs.model_parallel_options import MoeOptions, ThreeDOptions
+
 from distprof.artefacts import RANK_DIR_FORMAT
 from distprof.terms import CollectiveKind
-from reference_runs.alone import losses_alone
-from reference_runs.configuration import Configuration
-from reference_runs.model import MoeSettings
-from reference_runs.model_parallel_options import MoeOptions, ThreeDOptions
 from tests.e2e.jobs import Job
 from tests.reference_runs.volumes import Routing, expected_volumes
 

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
+from distprof_probes.options import ProbeOptions
+from distprof_probes.probe import Probe
+from distprof_probes.session import Session
 
 from distprof.artefacts import RANK_FILE, STEPS_FILE
 from distprof.artefacts.rank_file import RankFile
 from distprof.artefacts.records import StepRecord
 from distprof.artefacts.run_file import ProbeStatus
-from probes.options import ProbeOptions
-from probes.probe import Probe
-from probes.session import Session
 
 QUIET = ProbeOptions(mode="always-on", measure_overhead=False)
 

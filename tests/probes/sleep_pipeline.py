@@ -16,14 +16,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from distprof_probes.options import ProbeOptions
+from distprof_probes.pipeline_marks import PipelineMarksProbe
+from distprof_probes.session import Session
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining import schedules as torch_schedules
 from torch.profiler import ProfilerActivity, profile
-
-from probes.options import ProbeOptions
-from probes.pipeline_marks import PipelineMarksProbe
-from probes.session import Session
 
 FORWARD_S = 0.030
 HALF_BACKWARD_S = 0.030

@@ -6,9 +6,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-
-from probes.environment import allowed_environment, git_commit, placement, versions
-from probes.peer_loss import is_peer_loss
+from distprof_probes.environment import allowed_environment, git_commit, placement, versions
+from distprof_probes.peer_loss import is_peer_loss
 
 TORCHRUN = {
     "RANK": "5",

@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from distprof_probes.flight_recorder import merge_dumps
 
-from probes.flight_recorder import merge_dumps
 from tests.probes.sessions import status_of
 
 PROGRAM = """
 import os, sys
 os.environ.update(MASTER_ADDR="127.0.0.1", RANK="0", WORLD_SIZE="1")
-import probes
-options = probes.ProbeOptions(measure_overhead=False, flight_entries={entries})
-with probes.session({run_dir!r}, options=options) as session:
+import distprof_probes
+options = distprof_probes.ProbeOptions(measure_overhead=False, flight_entries={entries})
+with distprof_probes.session({run_dir!r}, options=options) as session:
     import torch, torch.distributed as dist
     store = dist.HashStore()
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
@@ -71,8 +71,8 @@ def test_the_traced_steps_are_covered_however_long_the_job_goes_on(tmp_path: Pat
 
 def test_without_a_process_group_there_is_nothing_to_dump(tmp_path: Path) -> None:
     program = f"""
-import probes, torch
-with probes.session({str(tmp_path)!r}) as session:
+import distprof_probes, torch
+with distprof_probes.session({str(tmp_path)!r}) as session:
     session.step()
 """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=240)

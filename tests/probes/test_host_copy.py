@@ -10,7 +10,7 @@ from tests.probes.sessions import open_session, steps_of
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: pip install 'distprof[run]'")
 
-from probes.host_copy import _MARK, HostCopy  # noqa: E402  # after the check for torch
+from distprof_probes.host_copy import _MARK, HostCopy  # noqa: E402  # after the check for torch
 
 needs_gpu = [
     pytest.mark.gpu,

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from distprof_probes.loader_log import MAX_LOADERS, LoaderLog, checksum_of
 
 from distprof.artefacts.settings_file import LoaderSettings
-from probes.loader_log import MAX_LOADERS, LoaderLog, checksum_of
 
 torch = pytest.importorskip("torch")
 data = torch.utils.data

@@ -7,18 +7,17 @@ from typing import Any
 
 import msgspec
 import pytest
+from distprof_probes.moe_routing import MoeRoutingProbe
+from distprof_probes.options import ProbeOptions
+from distprof_probes.session import Session
 
 from distprof.artefacts.records import MoeRecord
-from probes.moe_routing import MoeRoutingProbe
-from probes.options import ProbeOptions
-from probes.session import Session
 
 torch = pytest.importorskip("torch")
 
+from distprof_runs.model import MixtureOfExperts, MoeSettings, Transformer  # noqa: E402
+from distprof_runs.options import ModelOptions  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
-
-from reference_runs.model import MixtureOfExperts, MoeSettings, Transformer  # noqa: E402
-from reference_runs.options import ModelOptions  # noqa: E402
 
 OPTIONS = ProbeOptions(measure_overhead=False)
 MODEL = ModelOptions(layers=2, hidden=8, heads=2, kv_heads=2, ffn=16, sequence=4, vocabulary=16)

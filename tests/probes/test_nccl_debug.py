@@ -6,11 +6,11 @@ import os
 from pathlib import Path
 
 import pytest
+from distprof_probes.nccl_debug import SUBSYSTEMS, NcclDebugProbe
+from distprof_probes.options import ProbeOptions
+from distprof_probes.session import Session
 
 from distprof.artefacts.run_file import ProbeStatus
-from probes.nccl_debug import SUBSYSTEMS, NcclDebugProbe
-from probes.options import ProbeOptions
-from probes.session import Session
 
 OPTIONS = ProbeOptions(measure_overhead=False)
 

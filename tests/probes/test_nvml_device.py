@@ -7,9 +7,7 @@ from typing import Any
 
 import pynvml
 import pytest
-
-from distprof.artefacts.records import NvmlRecord
-from probes.nvml_device import (
+from distprof_probes.nvml_device import (
     SLOW_FIELDS,
     DeviceHint,
     DeviceLostError,
@@ -18,6 +16,8 @@ from probes.nvml_device import (
     device_hint,
     find_device,
 )
+
+from distprof.artefacts.records import NvmlRecord
 from tests.probes.fake_nvml import FakeGpu, FakeNvml
 
 A = FakeGpu(uuid="GPU-aaaa", bus_id="00000000:1B:00.0")

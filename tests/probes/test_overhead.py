@@ -8,11 +8,11 @@ from itertools import combinations
 from statistics import NormalDist
 
 import pytest
+from distprof_probes.options import ProbeOptions
+from distprof_probes.overhead import OverheadMeter, paired_interval, shift_interval
+from distprof_probes.plan import Plan, make_plan
 
 from distprof.artefacts.run_file import Overhead
-from probes.options import ProbeOptions
-from probes.overhead import OverheadMeter, paired_interval, shift_interval
-from probes.plan import Plan, make_plan
 
 STEP_NS = 200_000_000
 TRIALS = 400

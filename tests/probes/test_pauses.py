@@ -10,12 +10,12 @@ from typing import Any
 
 import msgspec
 import pytest
+from distprof_probes.options import ProbeOptions
+from distprof_probes.pauses import PausesProbe
+from distprof_probes.session import Session
 
 from distprof.artefacts.records import Pause
 from distprof.artefacts.run_file import ProbeStatus
-from probes.options import ProbeOptions
-from probes.pauses import PausesProbe
-from probes.session import Session
 
 torch_data = pytest.importorskip("torch.utils.data")
 

@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from distprof_probes.options import ProbeOptions
+from distprof_probes.pipeline_marks import PipelineMarksProbe
+from distprof_probes.session import Session
 
 from distprof.intervals import total, union
-from probes.options import ProbeOptions
-from probes.pipeline_marks import PipelineMarksProbe
-from probes.session import Session
 from tests.probes.sleep_pipeline import ATTEMPTS, MICRO_BATCHES
 
 OPTIONS = ProbeOptions(measure_overhead=False)
@@ -95,9 +95,9 @@ LATE = """
 import sys
 from pathlib import Path
 import torch
-from probes.options import ProbeOptions
-from probes.pipeline_marks import PipelineMarksProbe
-from probes.session import Session
+from distprof_probes.options import ProbeOptions
+from distprof_probes.pipeline_marks import PipelineMarksProbe
+from distprof_probes.session import Session
 
 options = ProbeOptions(measure_overhead=False)
 session = Session(Path(sys.argv[1]), options=options, probes=[PipelineMarksProbe()])

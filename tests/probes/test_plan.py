@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from distprof_probes.options import ProbeOptions
+from distprof_probes.plan import make_plan
 from hypothesis import given
 from hypothesis import strategies as st
-
-from probes.options import ProbeOptions
-from probes.plan import make_plan
 
 options = st.builds(
     ProbeOptions,

@@ -6,8 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-
-from probes.processors import Processors
+from distprof_probes.processors import Processors
 
 if not hasattr(os, "sched_getaffinity"):
     pytest.skip("only Linux says which processors a process may use", allow_module_level=True)

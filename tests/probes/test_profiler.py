@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from distprof_probes.options import ProbeOptions
+from distprof_probes.session import Session
 
-from probes.options import ProbeOptions
-from probes.session import Session
 from tests.probes.sessions import open_session, rank_file_of, status_of, steps_of
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: pip install 'distprof[run]'")
 
-from probes.profiler import ProfilerProbe  # noqa: E402  # after the check for torch
-from probes.trace_file import save_trace  # noqa: E402
+from distprof_probes.profiler import ProfilerProbe  # noqa: E402  # after the check for torch
+from distprof_probes.trace_file import save_trace  # noqa: E402
 
 OPTIONS = ProbeOptions(start_step=3, num_steps=2, warmup=2, measure_overhead=False)
 
@@ -191,7 +191,7 @@ def test_recording_stops_before_it_holds_too_much(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     memory = iter(range(0, 10**12, 10**8))
-    monkeypatch.setattr("probes.profiler.resident_bytes", lambda: next(memory))
+    monkeypatch.setattr("distprof_probes.profiler.resident_bytes", lambda: next(memory))
     options = ProbeOptions(
         start_step=1, num_steps=50, warmup=1, measure_overhead=False, max_growth_mb=150
     )
@@ -285,9 +285,9 @@ def test_a_tool_that_holds_cupti_makes_it_unavailable(
 
 def test_torch_prints_nothing_of_its_own(tmp_path: Path) -> None:
     program = f"""
-import probes, torch
-options = probes.ProbeOptions(start_step=3, num_steps=2, measure_overhead=False)
-with probes.session({str(tmp_path)!r}, options=options) as session:
+import distprof_probes, torch
+options = distprof_probes.ProbeOptions(start_step=3, num_steps=2, measure_overhead=False)
+with distprof_probes.session({str(tmp_path)!r}, options=options) as session:
     for _ in range(6):
         torch.ones(3).sum()
         session.step()
@@ -342,7 +342,7 @@ def test_a_disk_that_is_full_when_saving_disables_the_probe_only(
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("probes.profiler.save_trace", full)
+    monkeypatch.setattr("distprof_probes.profiler.save_trace", full)
     with open_session(tmp_path, [ProfilerProbe()], options=OPTIONS) as session:
         train(session, 8)
 
@@ -354,7 +354,7 @@ def test_a_disk_that_is_full_when_saving_disables_the_probe_only(
 def test_renaming_a_cut_step_works_across_chunks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("probes.trace_file._CHUNK_BYTES", 7)
+    monkeypatch.setattr("distprof_probes.trace_file._CHUNK_BYTES", 7)
     lines = [b'  {"name": "ProfilerStep#%d", "cat": "kernel"},\n' % step for step in (1, 12, 2)]
     saved = save_trace(
         Export(b"{[\n" + b"".join(lines) + b"]}"), tmp_path / "trace.json.gz", cut_step=2
@@ -391,7 +391,7 @@ def losses(session: Session | None) -> list[float]:
 
 
 def test_the_loss_is_the_same_to_the_last_bit_with_all_probes_and_without(tmp_path: Path) -> None:
-    from probes import session as open_all
+    from distprof_probes import session as open_all
 
     without = losses(None)
     with open_all(tmp_path, options=ProbeOptions()) as session:
@@ -405,7 +405,7 @@ def test_the_loss_is_the_same_to_the_last_bit_with_all_probes_and_without(tmp_pa
 
 
 def test_analyze_reads_what_a_session_wrote(tmp_path: Path) -> None:
-    from probes import session as open_all
+    from distprof_probes import session as open_all
 
     with open_all(tmp_path, options=OPTIONS) as session:
         losses(session)

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from distprof_probes.records import RecordWriter, drain, write_atomically
 from hypothesis import given
 from hypothesis import strategies as st
 
 from distprof.artefacts.records import Header
-from probes.records import RecordWriter, drain, write_atomically
 
 
 class Number(msgspec.Struct, frozen=True):
@@ -203,7 +203,7 @@ def test_a_deferred_record_keeps_its_place_and_is_written_when_its_value_has_com
 def test_a_deferred_record_is_written_without_its_value_at_the_end(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("probes.records._PATIENCE_S", 0.0)
+    monkeypatch.setattr("distprof_probes.records._PATIENCE_S", 0.0)
     log = writer(file)
     log.put(Late())
     log.close(timeout_s=30.0)

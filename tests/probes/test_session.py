@@ -8,15 +8,15 @@ import sys
 import threading
 from pathlib import Path
 
+import distprof_probes
 import msgspec
 import pytest
+from distprof_probes.options import ProbeOptions
+from distprof_probes.probe import Unavailable, Yielded
 
-import probes
 from distprof.artefacts.rank_file import ErrorFile
 from distprof.artefacts.run_file import RunFile
 from distprof.errors import UsageError
-from probes.options import ProbeOptions
-from probes.probe import Unavailable, Yielded
 from tests.probes.sessions import (
     QUIET,
     Clock,
@@ -217,13 +217,13 @@ def test_a_session_may_be_closed_twice_and_used_after(tmp_path: Path) -> None:
         pass
 
     assert len(steps_of(tmp_path)) == 1
-    assert probes.current() is None
+    assert distprof_probes.current() is None
 
 
 def test_a_program_that_forgets_to_close_leaves_whole_files(tmp_path: Path) -> None:
     program = f"""
-import probes
-session = probes.session({str(tmp_path)!r})
+import distprof_probes
+session = distprof_probes.session({str(tmp_path)!r})
 for _ in range(3):
     session.step(loss=1.0)
 """
@@ -237,8 +237,8 @@ for _ in range(3):
 def test_without_torch_a_session_keeps_its_step_log_and_imports_nothing(tmp_path: Path) -> None:
     program = f"""
 import sys
-import probes
-with probes.session({str(tmp_path)!r}) as session:
+import distprof_probes
+with distprof_probes.session({str(tmp_path)!r}) as session:
     for _ in range(20):
         with session.phase("forward"):
             session.step(loss=1.0)
@@ -362,7 +362,7 @@ def test_why_overhead_has_no_figure_is_noted(tmp_path: Path) -> None:
 @pytest.mark.parametrize("mode", ["off", "always-on", "window"])
 def test_modes_and_switches_turn_probes_off_with_a_reason(tmp_path: Path, mode: str) -> None:
     options = ProbeOptions(mode=mode, nvml=False, profile_ranks="1-3")  # type: ignore[arg-type]
-    with probes.session(tmp_path, options=options) as session:
+    with distprof_probes.session(tmp_path, options=options) as session:
         session.step()
 
     states = {item.name: (item.state, item.reason) for item in rank_file_of(tmp_path).probes}
@@ -377,7 +377,7 @@ def test_a_second_session_in_one_process_leaves_the_first_alone(tmp_path: Path) 
     witness = Witness()
     with open_session(tmp_path / "first", [witness]) as first:
         with open_session(tmp_path / "second", [Witness()]) as second:
-            assert probes.current() is first
+            assert distprof_probes.current() is first
             second.step()
         first.step()
 
@@ -419,7 +419,7 @@ def test_a_directory_that_vanishes_is_said_and_training_goes_on(tmp_path: Path) 
 def test_a_queue_that_is_full_drops_and_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("probes.records.FLUSH_PERIOD_S", 3600.0)
+    monkeypatch.setattr("distprof_probes.records.FLUSH_PERIOD_S", 3600.0)
     options = msgspec.structs.replace(QUIET, queue_records=2)
     with open_session(tmp_path, options=options) as session:
         for _ in range(5):
@@ -439,7 +439,7 @@ def test_options_come_from_the_launcher_by_default(
 ) -> None:
     options = ProbeOptions(mode="off", num_steps=7)
     monkeypatch.setenv("DISTPROF_PROBES", options.to_json())
-    with probes.session(tmp_path) as session:
+    with distprof_probes.session(tmp_path) as session:
         assert session.options == options
 
 
@@ -449,7 +449,7 @@ def test_options_that_cannot_be_read_are_refused(
 ) -> None:
     monkeypatch.setenv("DISTPROF_PROBES", text)
     with pytest.raises(UsageError, match="DISTPROF_PROBES"):
-        probes.session(tmp_path)
+        distprof_probes.session(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -471,4 +471,4 @@ def test_profiled_ranks(text: str, ranks: set[int]) -> None:
 @pytest.mark.parametrize("text", ["some", "1-", "-1", "1;2", ""])
 def test_a_misspelt_list_of_ranks_is_refused_at_once(tmp_path: Path, text: str) -> None:
     with pytest.raises(UsageError, match="profile_ranks"):
-        probes.session(tmp_path, options=ProbeOptions(profile_ranks=text))
+        distprof_probes.session(tmp_path, options=ProbeOptions(profile_ranks=text))

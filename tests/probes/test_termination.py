@@ -15,8 +15,8 @@ from tests.probes.sessions import rank_file_of, steps_of
 
 PROGRAM = """
 import sys, time
-import probes
-session = probes.session({run_dir!r}, options=probes.ProbeOptions(mode="always-on"))
+from distprof_probes import ProbeOptions, session as opened
+session = opened({run_dir!r}, options=ProbeOptions(mode="always-on"))
 session.close_on_sigterm()
 with session:
     session.step(loss=1.0)

@@ -19,16 +19,16 @@ from typing import Any
 import msgspec
 import torch
 import torch.distributed as dist
+from distprof_runs.alone import batches_of
+from distprof_runs.configuration import Configuration
+from distprof_runs.join import Place, arrange
+from distprof_runs.model import MixtureOfExperts
+from distprof_runs.workload import Trainer, build
 from torch.distributed.distributed_c10d import _resolve_process_group
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from distprof.errors import UsageError
-from reference_runs.alone import batches_of
-from reference_runs.configuration import Configuration
-from reference_runs.join import Place, arrange
-from reference_runs.model import MixtureOfExperts
-from reference_runs.workload import Trainer, build
 
 TINY = {"hidden": 64, "heads": 4, "kv_heads": 4, "ffn": 128, "sequence": 16, "vocabulary": 64}
 """Sizes of the model in tests: milliseconds per step."""

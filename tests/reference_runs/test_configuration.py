@@ -7,13 +7,13 @@ from typing import Any
 
 import msgspec
 import pytest
+from distprof_runs.configuration import Configuration
+from distprof_runs.faults import parse_fault
+from distprof_runs.options import DdpOptions, ModelOptions, TrainingOptions
+from distprof_runs.registry import WORKLOADS
 
 from distprof.artefacts.run_file import RunFile
 from distprof.errors import UsageError
-from reference_runs.configuration import Configuration
-from reference_runs.faults import parse_fault
-from reference_runs.options import DdpOptions, ModelOptions, TrainingOptions
-from reference_runs.registry import WORKLOADS
 
 
 @pytest.mark.parametrize("name", WORKLOADS)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import itertools
 
 import torch
-
-from reference_runs.data import make_batch
-from reference_runs.options import ModelOptions
-from reference_runs.workload import Batch
+from distprof_runs.data import make_batch
+from distprof_runs.options import ModelOptions
+from distprof_runs.workload import Batch
 
 MODEL = ModelOptions(sequence=16, vocabulary=50).resolved()
 

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Mapping
 
 import pytest
+from distprof_runs.alone import losses_alone
 
-from reference_runs.alone import losses_alone
 from tests.reference_runs.ranks import Seen, Variant, run_variants
 
 pytestmark = pytest.mark.distributed

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from distprof_runs.emulated_nodes import EmulatedNodes, Link, why_not
 
 from distprof.errors import UsageError
-from reference_runs.emulated_nodes import EmulatedNodes, Link, why_not
 
 REASON = why_not()
 pytestmark = [

@@ -5,15 +5,15 @@ from __future__ import annotations
 import contextlib
 
 import pytest
+from distprof_runs.faults import FAULTS, check_faults, link_of, parse_fault
+from distprof_runs.options import DdpOptions, WorkloadOptions
+from distprof_runs.registry import WORKLOADS
+from distprof_runs.settings import resolve
 from hypothesis import given
 from hypothesis import strategies as st
 
 from distprof.artefacts.run_file import Fault
 from distprof.errors import UsageError
-from reference_runs.faults import FAULTS, check_faults, link_of, parse_fault
-from reference_runs.options import DdpOptions, WorkloadOptions
-from reference_runs.registry import WORKLOADS
-from reference_runs.settings import resolve
 
 DDP = DdpOptions()
 PP, MOE = WORKLOADS["pp"].options(), WORKLOADS["moe"].options()

@@ -14,16 +14,15 @@ from typing import Any, cast
 
 import pytest
 import torch
+from distprof_runs import injection
+from distprof_runs.faults import parse_fault
+from distprof_runs.injection import GC_EVERY, Injection
+from distprof_runs.model import MixtureOfExperts, MoeSettings, Transformer, initialise
+from distprof_runs.options import ModelOptions, TrainingOptions
+from distprof_runs.sleep import SleepBlock, make_blocks_sleep
+from distprof_runs.slowdown import Slowdown
+from distprof_runs.workload import Batch, Job, Phases
 from torch import Tensor, nn
-
-from reference_runs import injection
-from reference_runs.faults import parse_fault
-from reference_runs.injection import GC_EVERY, Injection
-from reference_runs.model import MixtureOfExperts, MoeSettings, Transformer, initialise
-from reference_runs.options import ModelOptions, TrainingOptions
-from reference_runs.sleep import SleepBlock, make_blocks_sleep
-from reference_runs.slowdown import Slowdown
-from reference_runs.workload import Batch, Job, Phases
 
 SMALL = ModelOptions(
     layers=2, hidden=16, heads=2, kv_heads=2, ffn=16, sequence=4, vocabulary=8

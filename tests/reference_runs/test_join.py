@@ -9,14 +9,14 @@ from math import prod
 
 import pytest
 import torch
+from distprof_runs import join as joining
+from distprof_runs.join import Place, _backend, coordinates_of, join
+from distprof_runs.options import DdpOptions, FsdpOptions, TrainingOptions
 from hypothesis import given
 from hypothesis import strategies as st
 from torch._C._distributed_c10d import HashStore, TCPStore
 
 from distprof.errors import UsageError
-from reference_runs import join as joining
-from reference_runs.join import Place, _backend, coordinates_of, join
-from reference_runs.options import DdpOptions, FsdpOptions, TrainingOptions
 
 
 def test_the_last_axis_varies_fastest() -> None:

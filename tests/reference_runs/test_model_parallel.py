@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import pytest
 import torch
+from distprof_runs.alone import losses_alone
+from distprof_runs.model import MoeSettings
+from distprof_runs.model_parallel_options import MoeOptions, ThreeDOptions
+from distprof_runs.options import WorkloadOptions
 
 from distprof.terms import CollectiveKind
-from reference_runs.alone import losses_alone
-from reference_runs.model import MoeSettings
-from reference_runs.model_parallel_options import MoeOptions, ThreeDOptions
-from reference_runs.options import WorkloadOptions
 from tests.reference_runs.ranks import Call, Seen, Variant, run_variants
 from tests.reference_runs.volumes import Volume, add_up, expected_volumes, members_along
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-
-from distprof.errors import UsageError
-from reference_runs.configuration import Configuration
-from reference_runs.model_parallel_options import (
+from distprof_runs.configuration import Configuration
+from distprof_runs.model_parallel_options import (
     CpOptions,
     MoeOptions,
     PpOptions,
     ThreeDOptions,
     TpOptions,
 )
-from reference_runs.options import ModelOptions, TrainingOptions, WorkloadOptions
+from distprof_runs.options import ModelOptions, TrainingOptions, WorkloadOptions
+
+from distprof.errors import UsageError
 
 MODEL = ModelOptions().resolved()  # 4 layers, 8 heads, ffn 1024, sequence 128, vocabulary 1024
 MANY = TrainingOptions(micro_batches=8)

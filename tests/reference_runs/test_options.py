@@ -6,11 +6,7 @@ from dataclasses import fields
 from math import prod
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-
-from distprof.errors import UsageError
-from reference_runs.options import (
+from distprof_runs.options import (
     PRESETS,
     DdpOptions,
     FsdpOptions,
@@ -20,7 +16,11 @@ from reference_runs.options import (
     choices_of,
     help_of,
 )
-from reference_runs.registry import WORKLOADS
+from distprof_runs.registry import WORKLOADS
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distprof.errors import UsageError
 
 MODEL = ModelOptions().resolved()
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from distprof_runs.pipeline_plan import SCHEDULES, plan_pipeline
 from hypothesis import given
 from hypothesis import strategies as st
 
 from distprof.errors import UsageError
-from reference_runs.pipeline_plan import SCHEDULES, plan_pipeline
 
 
 def test_one_stage_for_each_rank_with_one_boundary_less_than_ranks() -> None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import torch
+from distprof_runs.ring_attention import local_positions
 from hypothesis import given
 from hypothesis import strategies as st
-
-from reference_runs.ring_attention import local_positions
 
 
 def test_contiguous_ranks_have_one_piece_each() -> None:

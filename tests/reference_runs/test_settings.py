@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from distprof_probes.environment import Placement
+from distprof_runs.as_rank import _first_of, torch_variables
+from distprof_runs.cli import run
+from distprof_runs.preparation import described, is_rank_already
+from distprof_runs.registry import WORKLOADS
+from distprof_runs.settings import LaunchOptions, Settings, read_settings_file, resolve, to_toml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from distprof.errors import InputError, UsageError
-from probes.environment import Placement
-from reference_runs.as_rank import _first_of, torch_variables
-from reference_runs.cli import run
-from reference_runs.preparation import described, is_rank_already
-from reference_runs.registry import WORKLOADS
-from reference_runs.settings import LaunchOptions, Settings, read_settings_file, resolve, to_toml
 
 
 def dry(*arguments: str) -> Result:
@@ -214,7 +214,7 @@ def test_mpi_over_several_hosts_must_be_told_where_to_meet(
 
 
 def test_help_needs_no_torch() -> None:
-    program = "import sys, reference_runs.cli; sys.exit('torch' in sys.modules)"
+    program = "import sys, distprof_runs.cli; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 

@@ -5,23 +5,23 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-
-from distprof.costs.collectives import bus_factor
-from distprof.terms import CollectiveKind
-from reference_runs.model_parallel_options import (
+from distprof_runs.model_parallel_options import (
     CpOptions,
     MoeOptions,
     PpOptions,
     ThreeDOptions,
     TpOptions,
 )
-from reference_runs.options import (
+from distprof_runs.options import (
     DdpOptions,
     FsdpOptions,
     ModelOptions,
     TrainingOptions,
     WorkloadOptions,
 )
+
+from distprof.costs.collectives import bus_factor
+from distprof.terms import CollectiveKind
 from tests.reference_runs.volumes import Volume, expected_volumes, num_parameters
 
 # B = 2, S = 8, H = 16, 4 heads, F = 32, V = 64, L = 4: an activation has 2·8·16·4 = 1024 bytes.

@@ -10,13 +10,12 @@ from typing import Any, cast
 
 import pytest
 import torch
+from distprof_runs.configuration import Configuration
+from distprof_runs.injection import Injection
+from distprof_runs.options import DdpOptions, ModelOptions, TrainingOptions
+from distprof_runs.worker import train
+from distprof_runs.workload import Batch, Job, Phases
 from torch import Tensor, nn
-
-from reference_runs.configuration import Configuration
-from reference_runs.injection import Injection
-from reference_runs.options import DdpOptions, ModelOptions, TrainingOptions
-from reference_runs.worker import train
-from reference_runs.workload import Batch, Job, Phases
 
 CONFIGURATION = Configuration(
     workload=DdpOptions(),

@@ -12,22 +12,23 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from distprof.terms import CollectiveKind
-from reference_runs.model_parallel_options import (
+from distprof_runs.model_parallel_options import (
     CpOptions,
     MoeOptions,
     PpOptions,
     ThreeDOptions,
     TpOptions,
 )
-from reference_runs.options import (
+from distprof_runs.options import (
     DdpOptions,
     FsdpOptions,
     ModelOptions,
     TrainingOptions,
     WorkloadOptions,
 )
-from reference_runs.pipeline_plan import PipelinePlan
+from distprof_runs.pipeline_plan import PipelinePlan
+
+from distprof.terms import CollectiveKind
 
 __all__ = ["Volume", "add_up", "expected_volumes", "members_along", "num_parameters"]
 

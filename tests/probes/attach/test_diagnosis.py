@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from distprof_probes.attach.diagnosis import notes_of, why_nothing
 
 from distprof.artefacts.records import DiaryLine
 from distprof.artefacts.run_file import Exit
-from probes.attach.diagnosis import notes_of, why_nothing
 
 
 def _line(event: Any, **about: Any) -> DiaryLine:

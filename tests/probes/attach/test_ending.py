@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[3]
 
 PROLOGUE = """
 import ctypes, os, signal, sys, threading
-from probes.attach import ending
+from distprof_probes.attach import ending
 ending.PATIENCE_S = 0.2
 def finish(error):
     print("kept", type(error).__name__, flush=True)

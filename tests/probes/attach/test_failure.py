@@ -6,11 +6,11 @@ import signal
 from pathlib import Path
 
 import pytest
+from distprof_probes.attach.failure import Watch, outcome_of, rank_ends
+from distprof_probes.attach.launch import Ending
+from distprof_probes.job.evidence import RankEvidence
 
 from distprof.artefacts.run_file import Exit
-from probes.attach.failure import Watch, outcome_of, rank_ends
-from probes.attach.launch import Ending
-from probes.job.evidence import RankEvidence
 
 FINE = Ending(exit=Exit(code=0, ended_ns=9))
 

@@ -8,14 +8,14 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from distprof_probes.attach.launch import check_program, shell_code
 
 from distprof.artefacts.run_file import Exit
 from distprof.errors import UsageError
-from probes.attach.launch import check_program, shell_code
 
 RUNNER = """
 import os, sys
-from probes.attach.launch import run_program, shell_code
+from distprof_probes.attach.launch import run_program, shell_code
 command = sys.argv[1:]
 looks = []
 ending = run_program(command[0], command, os.environ, meanwhile=lambda: looks.append(1))

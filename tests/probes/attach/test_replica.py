@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 
 import pytest
+from distprof_probes.attach.replica import parse_mesh, parse_ranks, replica_ranks
 from hypothesis import given
 from hypothesis import strategies as st
 
 from distprof.errors import UsageError
-from probes.attach.replica import parse_mesh, parse_ranks, replica_ranks
 
 
 def test_one_whole_replica_and_the_first_rank_of_each_other() -> None:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from distprof_probes.attach.stacks import (
+    Frame,
+    Stack,
+    fold,
+    own_frame,
+    parse_stacks,
+    training_stack,
+)
 from hypothesis import given
 from hypothesis import strategies as st
-
-from probes.attach.stacks import Frame, Stack, fold, own_frame, parse_stacks, training_stack
 
 DUMP = """\
 Current thread 0x00007faabb7fe6c0 (most recent call first):

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+from distprof_probes.attach.step_clock import PATIENCE, StepClock
 from hypothesis import given
 from hypothesis import strategies as st
-
-from probes.attach.step_clock import PATIENCE, StepClock
 
 
 class Adam:

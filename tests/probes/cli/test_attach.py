@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from distprof_probes.attach.ranks import look, remove_sockets
 
-from probes.attach.ranks import look, remove_sockets
 from tests.probes.cli.runs import LIMIT_S, SCRIPTS, TORCHRUN, capture_command, environment
 
 pytestmark = pytest.mark.distributed

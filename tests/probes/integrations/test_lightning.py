@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from distprof_probes.options import ProbeOptions
 
-from probes.options import ProbeOptions
 from tests.probes.integrations.written import content, names, steps
 
 torch = pytest.importorskip("torch")
@@ -61,7 +61,7 @@ def _loader(batches: int = 6) -> Any:
 
 def _trainer(package: str, run: Path, **options: Any) -> Any:
     pl = importlib.import_module(package)
-    callback = importlib.import_module("probes.integrations.lightning").DistprofCallback
+    callback = importlib.import_module("distprof_probes.integrations.lightning").DistprofCallback
     quiet = {
         "logger": False,
         "enable_checkpointing": False,

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from distprof_probes.options import ProbeOptions
 
-from probes.options import ProbeOptions
 from tests.probes.integrations.written import content, names, steps
 
 torch = pytest.importorskip("torch")
@@ -35,7 +35,7 @@ class Texts(torch.utils.data.Dataset[Any]):
 
 
 def _trainer(folder: Path, **options: Any) -> Any:
-    callback = importlib.import_module("probes.integrations.transformers").DistprofCallback
+    callback = importlib.import_module("distprof_probes.integrations.transformers").DistprofCallback
     config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=32, n_positions=8)
     torch.manual_seed(0)
     chosen = {
@@ -130,7 +130,7 @@ def test_the_losses_are_the_same_without_the_callback(tmp_path: Path) -> None:
     for number, with_callback in enumerate((True, False)):
         trainer = _trainer(tmp_path / str(number))
         if not with_callback:
-            module = importlib.import_module("probes.integrations.transformers")
+            module = importlib.import_module("distprof_probes.integrations.transformers")
             trainer.remove_callback(module.DistprofCallback)
         trainer.train()
         losses.append(_logged(trainer))

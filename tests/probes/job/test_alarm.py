@@ -11,11 +11,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from distprof_probes.job.alarm import Alarm
+from distprof_probes.job.directory import read_run_file, write_run_file
+from distprof_probes.job.supervise import Patience, Phase, Supervisor
 
 from distprof.artefacts.run_file import RunFile
-from probes.job.alarm import Alarm
-from probes.job.directory import read_run_file, write_run_file
-from probes.job.supervise import Patience, Phase, Supervisor
 
 PATIENCE = Patience(suspicion_s=60, stall_s=60, drain_s=0, end_s=60)
 

@@ -3,20 +3,20 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
-from distprof.artefacts.rank_file import RankFile
-from distprof.artefacts.run_file import Exit, Failure, RunFile
-from distprof.errors import InputError, SchemaError, UsageError
-from probes.job.directory import (
+from distprof_probes.job.directory import (
     new_run_directory,
     rank_directory,
     read_run_file,
     write_run_file,
 )
-from probes.job.evidence import RankEvidence
-from probes.job.finish import conclude
-from probes.job.other_hosts import agreed_directory, evidence_of_others, leave_word
-from probes.job.telling import plain
+from distprof_probes.job.evidence import RankEvidence
+from distprof_probes.job.finish import conclude
+from distprof_probes.job.other_hosts import agreed_directory, evidence_of_others, leave_word
+from distprof_probes.job.telling import plain
+
+from distprof.artefacts.rank_file import RankFile
+from distprof.artefacts.run_file import Exit, Failure, RunFile
+from distprof.errors import InputError, SchemaError, UsageError
 
 RUN = RunFile(
     distprof_version="1", kind="run", command=("distprof", "run", "ddp"), started_ns=1, world_size=2

@@ -6,13 +6,13 @@ import random
 from typing import Any
 
 import pytest
+from distprof_probes.job.evidence import RankEvidence
+from distprof_probes.job.failure import first_cause
 from hypothesis import given
 from hypothesis import strategies as st
 
 from distprof.artefacts.rank_file import ErrorFile
 from distprof.artefacts.run_file import Exit
-from probes.job.evidence import RankEvidence
-from probes.job.failure import first_cause
 
 S = 10**9
 RESET = "[third_party/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:4242"

@@ -4,12 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
+from distprof_probes.job import memory_killer
+from distprof_probes.job.memory_killer import KillCounts, who_struck
+from distprof_probes.job.progress import StepTail
 from hypothesis import given
 from hypothesis import strategies as st
-
-from probes.job import memory_killer
-from probes.job.memory_killer import KillCounts, who_struck
-from probes.job.progress import StepTail
 
 
 def line(step: int, start_ns: int, end_ns: int, tokens: int | None = None) -> str:

@@ -13,10 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-
-from probes.job import rank_process
-from probes.job.interrupts import Interrupts
-from probes.job.supervise import Patience, Phase, Supervisor
+from distprof_probes.job import rank_process
+from distprof_probes.job.interrupts import Interrupts
+from distprof_probes.job.supervise import Patience, Phase, Supervisor
 
 QUICK = Patience(suspicion_s=0.5, stall_s=1.5, first_step_s=60, drain_s=0.3, end_s=0.6)
 
@@ -245,7 +244,7 @@ def test_a_rank_ends_with_its_launcher(tmp_path: Path) -> None:
     launcher = f"""
 import os, subprocess, sys, time
 from pathlib import Path
-from probes.job import rank_process
+from distprof_probes.job import rank_process
 program = [sys.executable, "-c", "import os, time; print(os.getpid(), flush=True); time.sleep(60)"]
 command = rank_process.command(Path({str(tmp_path)!r}), program)
 subprocess.Popen(command, env={{**os.environ, "RANK": "0"}}, start_new_session=True)
@@ -275,7 +274,7 @@ def _wait(reached: Callable[[], bool]) -> None:
 
 
 def test_evidence_survives_half_written_files(tmp_path: Path) -> None:
-    from probes.job.evidence import rank_evidence
+    from distprof_probes.job.evidence import rank_evidence
 
     folder = tmp_path / "rank00003"
     folder.mkdir()

@@ -1,0 +1,138 @@
+"""The ranks of a run directory as they are at this moment."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from distprof.artefacts import ATTACH_FILE, RANK_FILE, STEPS_FILE
+from distprof.artefacts.rank_file import AttachFile, RankFile
+from distprof_probes.job.process import ProcessState, process_state
+from distprof_probes.job.progress import StepTail
+
+__all__ = ["LivingRank", "look", "remove_sockets"]
+
+_MAX_FILE_BYTES = 16 * 2**20
+SOCKET_PREFIX = "distprof-"
+_RANK_DIR = re.compile(r"^rank(\d+)$")
+
+_File = TypeVar("_File", AttachFile, RankFile)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LivingRank:
+    """One rank, seen from outside.
+
+    Args:
+        rank: Global rank.
+        folder: Its directory.
+        host: Where it runs; empty when unknown.
+        pid: Process id there, None when unknown.
+        is_here: Whether that is this host.
+        process: Its process now, None when it is gone, or elsewhere.
+        has_ended: Whether it said itself that it ended.
+        socket: Where it can be asked; empty when it cannot.
+        why_not: Why it cannot be asked.
+        last_step: Last step completed, None before the first.
+        progressed_ns: End of that step, ns since the epoch.
+    """
+
+    rank: int
+    folder: Path
+    host: str = ""
+    pid: int | None = None
+    is_here: bool = True
+    process: ProcessState | None = None
+    has_ended: bool = False
+    socket: str = ""
+    why_not: str = ""
+    last_step: int | None = None
+    progressed_ns: int | None = None
+
+    @property
+    def can_be_asked(self) -> bool:
+        """Whether asking makes sense; a stopped process would not answer."""
+        return bool(self.is_here and self.process and self.socket and not self.is_stopped)
+
+    @property
+    def is_stopped(self) -> bool:
+        """Stopped by SIGSTOP, by job control or by a debugger."""
+        return self.process is not None and self.process.letter in "Tt"
+
+
+def look(run_dir: Path) -> list[LivingRank]:
+    """Every rank that has a directory, ascending."""
+    found = []
+    for folder in run_dir.iterdir():
+        match = _RANK_DIR.match(folder.name)
+        if match is not None and folder.is_dir():
+            found.append(_look_at(folder, int(match[1])))
+    return sorted(found, key=lambda rank: rank.rank)
+
+
+def remove_sockets(run_dir: Path) -> None:
+    """Remove what ranks of this host that ended without order have left; those alive are spared."""
+    for rank in look(run_dir):
+        if rank.is_here and rank.process is None and rank.socket:
+            _remove(Path(rank.socket))
+
+
+def _remove(path: Path) -> None:
+    """Only a socket, and only its folder if that is ours and empty: the name is from a file."""
+    with contextlib.suppress(OSError):
+        if path.is_socket() and path.parent.name.startswith(SOCKET_PREFIX):
+            path.unlink()
+            path.parent.rmdir()
+
+
+def _look_at(folder: Path, rank: int) -> LivingRank:
+    attach = _read(folder / ATTACH_FILE, AttachFile)
+    said = _read(folder / RANK_FILE, RankFile)
+    tail = StepTail(folder / STEPS_FILE)
+    tail.read()
+    host = (attach.host if attach else "") or (said.host if said else "")
+    pid = attach.pid if attach else said.pid if said else None
+    is_here = host in ("", socket.gethostname())
+    return LivingRank(
+        rank=rank,
+        folder=folder,
+        host=host,
+        pid=pid,
+        is_here=is_here,
+        process=_process(pid, attach) if is_here else None,
+        has_ended=said is not None and said.ended_ns is not None,
+        socket=attach.socket if attach else "",
+        why_not=_why_not(attach),
+        last_step=tail.last_step,
+        progressed_ns=tail.ended_ns,
+    )
+
+
+def _process(pid: int | None, attach: AttachFile | None) -> ProcessState | None:
+    """Its process; None if it is gone, and another one has its number by now."""
+    state = process_state(pid) if pid is not None else None
+    if state is None or state.letter == "Z":
+        return None
+    expected = attach.started_ticks if attach else 0
+    return state if expected in (0, state.started_ticks) else None
+
+
+def _why_not(attach: AttachFile | None) -> str:
+    if attach is None:
+        return "it was started without --attach"
+    return attach.reason
+
+
+def _read(file: Path, kind: type[_File]) -> _File | None:
+    try:
+        if file.stat().st_size > _MAX_FILE_BYTES:
+            return None
+        return msgspec.json.decode(file.read_bytes(), type=kind)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return None

@@ -1,0 +1,149 @@
+"""The socket through which ``distprof attach`` reaches a rank, even one that hangs.
+
+torch's worker server (``torch.distributed.debug``) answers on a C++ thread of its own, so it does
+so while the training thread is stuck in a collective or in a loop. It listens on a unix socket in a
+directory that only this user may enter; never on TCP.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+import os
+import shutil
+import socket
+import stat
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from distprof.artefacts import ATTACH_FILE
+from distprof.artefacts.rank_file import AttachFile
+from distprof_probes.attach.ranks import SOCKET_PREFIX
+from distprof_probes.job.process import process_state
+from distprof_probes.probe import Probe, Unavailable
+from distprof_probes.records import write_atomically
+
+if TYPE_CHECKING:
+    from distprof_probes.session import Session
+
+__all__ = ["WorkerServerProbe", "socket_folder"]
+
+MAX_SOCKET_PATH = 107  # bytes: sizeof(sockaddr_un.sun_path) - 1 on Linux
+_QUIET = 2  # c10's log level ERROR
+
+
+class WorkerServerProbe(Probe):
+    """Opens the socket, and says in ``attach.json`` where it is. Costs nothing until asked."""
+
+    name = "attach"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._folder: Path | None = None
+        self._pid = 0
+
+    def start(self, session: Session) -> None:
+        """Open the socket.
+
+        Raises:
+            Unavailable: Without torch, or with one that has no worker server.
+        """
+        try:
+            path = self._listen(session.run_dir, session.rank)
+        except Unavailable as unavailable:
+            _write(session, AttachFile(**_self(session.rank), reason=unavailable.reason))
+            raise
+        _write(session, AttachFile(**_self(session.rank), socket=str(path)))
+
+    def stop(self) -> None:
+        """Remove the socket; its thread sleeps until the process ends."""
+        folder, self._folder = self._folder, None
+        if folder is not None and os.getpid() == self._pid:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _listen(self, run_dir: Path, rank: int) -> Path:
+        server = _worker_server()
+        self._folder, self._pid = socket_folder(run_dir, rank), os.getpid()
+        path = self._folder / "s"
+        path.unlink(missing_ok=True)
+        try:
+            with _quiet_log():
+                started = server(str(path))
+        except (RuntimeError, OSError) as error:
+            self.stop()
+            raise Unavailable(f"torch's worker server does not start: {error}") from None
+        path.chmod(stat.S_IRUSR | stat.S_IWUSR)
+        # Kept for ever: its destructor would print, and wait for requests, while Python ends.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(started))
+        return path
+
+
+def socket_folder(run_dir: Path, rank: int) -> Path:
+    """A new directory of mode 0700 whose path is short enough for a socket in it.
+
+    A run directory may be deep or on a network file system, where sockets do not work.
+
+    Raises:
+        Unavailable: If there is no place for it.
+    """
+    job = hashlib.sha256(str(run_dir).encode()).hexdigest()[:8]
+    for base in (os.environ.get("XDG_RUNTIME_DIR", ""), tempfile.gettempdir(), "/tmp"):
+        if not base or len(os.fsencode(base)) > MAX_SOCKET_PATH - 60:
+            continue
+        with contextlib.suppress(OSError):
+            return Path(tempfile.mkdtemp(prefix=f"{SOCKET_PREFIX}{job}-{rank}-", dir=base))
+    raise Unavailable("no folder for a socket: XDG_RUNTIME_DIR and /tmp cannot be written")
+
+
+def _worker_server() -> Any:
+    """The class of torch."""
+    if "torch" not in sys.modules:
+        raise Unavailable("the program does not use torch")
+    try:
+        import torch.distributed.debug._handlers  # noqa: F401 - it registers what is answered
+        from torch._C._distributed_c10d import _WorkerServer
+    except ImportError:
+        raise Unavailable(
+            "this torch has no worker server: version 2.10 or newer is needed"
+        ) from None
+    return _WorkerServer
+
+
+@contextlib.contextmanager
+def _quiet_log() -> Iterator[None]:
+    """Without torch's line about its new server: what the program prints stays as it was."""
+    import torch
+
+    try:
+        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
+        level = ctypes.c_int.in_dll(library, "FLAGS_caffe2_log_level")
+    except (OSError, ValueError):  # another build of torch: the line appears
+        yield
+        return
+    before = level.value
+    level.value = max(before, _QUIET)
+    try:
+        yield
+    finally:
+        level.value = before
+
+
+def _self(rank: int) -> dict[str, Any]:
+    state = process_state(os.getpid())
+    return {
+        "rank": rank,
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "started_ticks": state.started_ticks if state else 0,
+    }
+
+
+def _write(session: Session, file: AttachFile) -> None:
+    with contextlib.suppress(OSError):
+        write_atomically(session.rank_dir / ATTACH_FILE, msgspec.json.encode(file))

@@ -1,0 +1,84 @@
+"""One capture for each rank, as under ``srun distprof capture``: what they tell each other.
+
+The capture of rank 0 concludes and reports. The others leave word of how their ranks ended, and one
+whose rank failed stays until the report is there, since mpirun ends all processes as soon as one
+fails. Nobody ends another's program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from distprof_probes.attach.launch import Ending
+from distprof_probes.attach.ranks import look
+from distprof_probes.environment import Placement, placement
+from distprof_probes.job.alarm import ANSWER_S, Alarm
+from distprof_probes.job.evidence import RankEvidence
+from distprof_probes.job.other_hosts import evidence_of_others, leave_word
+
+__all__ = ["SharedJob"]
+
+_OTHERS_S = 60.0
+_STAY_S = 10.0
+_INTERRUPTED_S = 2.0  # launchers that end a job have little patience
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedJob:
+    """This capture's part in a job that may have several.
+
+    Args:
+        run_dir: The run directory, the same for all.
+        place: Of this process by its launcher's word.
+    """
+
+    run_dir: Path
+    place: Placement
+
+    @classmethod
+    def of(cls, run_dir: Path) -> SharedJob:
+        """As the environment has it."""
+        return cls(run_dir=run_dir, place=placement())
+
+    def own_rank(self, ending: Ending) -> int | None:
+        """The rank that the captured program itself was; None if it started ranks, or was none."""
+        if self.place.origin == "alone":
+            return None
+        pids = {each.rank: each.pid for each in look(self.run_dir) if each.is_here}
+        return self.place.rank if pids.get(self.place.rank) == ending.pid else None
+
+    def hear(self, ending: Ending) -> list[RankEvidence]:
+        """On rank 0: how the ranks of other captures ended, those that told.
+
+        Args:
+            ending: How the own program ended.
+        """
+        if self.own_rank(ending) is None:
+            return []
+        patience_s = ANSWER_S if ending.exit.code or ending.exit.signal else _OTHERS_S
+        patience_s = _INTERRUPTED_S if ending.was_interrupted else patience_s
+        others = range(1, self.place.world_size or 1)
+        heard = evidence_of_others(self.run_dir, others, patience_s=patience_s)
+        return [each for each in heard if each.exit is not None]
+
+    def leave(self, ending: Ending, seen: Sequence[RankEvidence]) -> None:
+        """On other ranks: tell how this one ended, and stay for the report if it ended badly.
+
+        Args:
+            ending: How the own program ended.
+            seen: What is known of the ranks on this host.
+        """
+        own = self.own_rank(ending)
+        if own is None:
+            return
+        leave_word(self.run_dir, [each for each in seen if each.rank == own])
+        if ending.exit.code != 0 and not ending.was_interrupted:
+            alarm = Alarm(self.run_dir)
+            alarm.ring()
+            alarm.wait_for_the_end(conclude_s=_STAY_S)
+
+    def over(self) -> None:
+        """On rank 0: the report is there, the others may go."""
+        Alarm(self.run_dir).silence()

@@ -1,0 +1,237 @@
+"""``distprof attach``: look into a running or hung job."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from distprof.artefacts import RUN_FILE
+from distprof.errors import InputError
+from distprof.units import name_ranks
+from distprof_probes.attach.ranks import LivingRank, look
+
+if TYPE_CHECKING:
+    from distprof_probes.attach.actions import Answers
+    from distprof_probes.attach.stacks import Stack
+
+__all__ = ["attach"]
+
+_INPUT = 3
+_MAX_FRAMES_SHOWN = 30
+
+
+@click.command()
+@click.argument("run_dir", metavar="DIR", type=click.Path(path_type=Path))
+@click.option("--stacks", is_flag=True, help="Python stacks of every rank, alike ones folded.")
+@click.option("--flight", is_flag=True, help="Save the Flight Recorder of every rank.")
+@click.option(
+    "--profile",
+    "seconds",
+    type=click.FloatRange(min=0.01, max=600),
+    metavar="SECONDS",
+    help="Trace every rank for so long, now, and report.",
+)
+@click.option("--ranks", metavar="0-3,8", help="Only these ranks; by default all.")
+@click.option(
+    "-o",
+    "--out",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Where --profile goes; by default beside DIR.",
+)
+@click.option("--no-report", is_flag=True, help="With --profile: only record.")
+def attach(
+    run_dir: Path,
+    stacks: bool,
+    flight: bool,
+    seconds: float | None,
+    ranks: str | None,
+    out: Path | None,
+    no_report: bool,
+) -> int:
+    """Look into a running or hung job: where each rank is, and what it is doing.
+
+    DIR is the run directory that distprof capture or distprof run named at the start. Ranks are
+    asked on this host, also while they hang in a collective or in your own code.
+
+    \b
+      distprof attach runs/mine                 state of every rank
+      distprof attach runs/mine --stacks        Python stacks, alike ones folded
+      distprof attach runs/mine --profile 2     trace two seconds, now
+    """  # noqa: D301 - click reads it
+    found = _chosen(_all_ranks(run_dir), ranks)
+    able = [rank for rank in found if rank.can_be_asked]
+    asked = stacks or flight or seconds is not None
+    if not asked:
+        _show_state(found, able)
+    if stacks:
+        _show_stacks(able)
+    if flight:
+        _show_flight(able)
+    code = 0 if able else _INPUT
+    if seconds is not None and able:
+        code = _show_profile(run_dir, able, seconds, out, with_report=not no_report)
+    _show_others(run_dir, found, verbose=asked)
+    return code
+
+
+def _all_ranks(run_dir: Path) -> list[LivingRank]:
+    folder = run_dir.parent if run_dir.name == RUN_FILE else run_dir
+    found = look(folder.resolve()) if folder.is_dir() else []
+    if not found:
+        raise InputError(
+            str(run_dir),
+            expected="the run directory of a job under distprof run or distprof capture",
+            found="no rank has written there" if folder.is_dir() else "no such folder",
+            fix="name the folder that was printed when the job started",
+        )
+    return found
+
+
+def _chosen(found: list[LivingRank], ranks: str | None) -> list[LivingRank]:
+    if ranks is None:
+        return found
+    from distprof_probes.attach.replica import parse_ranks
+
+    wanted = set(parse_ranks(ranks, option="--ranks"))
+    return [rank for rank in found if rank.rank in wanted]
+
+
+def _show_state(found: Sequence[LivingRank], able: Sequence[LivingRank]) -> None:
+    from distprof_probes.attach.actions import ask_stacks
+
+    answers = ask_stacks(able)
+    now_ns = time.time_ns()
+    rows: list[tuple[str, ...]] = [
+        ("rank", "host", "pid", "state", "last step", "ago", "where it is")
+    ]
+    rows += [_row(rank, answers, now_ns) for rank in found]
+    for line in _table(rows):
+        click.echo(line)
+
+
+def _row(rank: LivingRank, answers: Answers[Stack], now_ns: int) -> tuple[str, ...]:
+    from distprof_probes.attach.stacks import own_frame
+
+    stack = answers.given.get(rank.rank)
+    frame = own_frame(stack) if stack else None
+    where = str(frame) if frame else answers.missing.get(rank.rank, rank.why_not)
+    return (
+        str(rank.rank),
+        rank.host or "?",
+        "?" if rank.pid is None else str(rank.pid),
+        _state(rank),
+        "none" if rank.last_step is None else str(rank.last_step),
+        _ago(rank.progressed_ns, now_ns),
+        where if rank.process else "",
+    )
+
+
+def _state(rank: LivingRank) -> str:
+    if not rank.is_here:
+        return "on another host"
+    if rank.process is None:
+        return "ended" if rank.has_ended else "gone"
+    meaning = {"T": "stopped (T)", "t": "traced (t)", "D": "waits for the kernel (D)"}
+    return meaning.get(rank.process.letter, f"alive ({rank.process.letter})")
+
+
+def _ago(then_ns: int | None, now_ns: int) -> str:
+    return "" if then_ns is None else f"{max(now_ns - then_ns, 0) / 1e9:.1f} s"
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    shown = [[_plain(cell) for cell in row] for row in rows]
+    widths = [max(len(row[place]) for row in shown) for place in range(len(rows[0]))]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in shown
+    ]
+
+
+def _show_stacks(able: Sequence[LivingRank]) -> None:
+    from distprof_probes.attach.actions import save_stacks
+    from distprof_probes.attach.stacks import fold
+
+    answers = save_stacks(able)
+    for ranks, stack in fold(answers.given):
+        click.echo(f"{name_ranks(ranks)}:")
+        for frame in stack.frames[:_MAX_FRAMES_SHOWN]:
+            line = "?" if frame.line is None else frame.line
+            click.echo(_plain(f"    {frame.name}  {frame.file}:{line}"))
+        if len(stack.frames) > _MAX_FRAMES_SHOWN:
+            click.echo(f"    and {len(stack.frames) - _MAX_FRAMES_SHOWN} more calls")
+    if answers.given:
+        click.echo("All threads: stacks.txt in each rank's folder.")
+    _show_missing(answers.missing)
+
+
+def _show_flight(able: Sequence[LivingRank]) -> None:
+    from distprof_probes.attach.actions import save_flight
+
+    answers = save_flight(able)
+    if answers.given:
+        total = sum(answers.given.values())
+        named = name_ranks(answers.given)
+        click.echo(f"{total} collectives of {named}: flight.json in each rank's folder.")
+    _show_missing(answers.missing)
+
+
+def _show_profile(
+    run_dir: Path,
+    able: Sequence[LivingRank],
+    seconds: float,
+    out: Path | None,
+    *,
+    with_report: bool,
+) -> int:
+    from distprof_probes.attach.actions import profile
+    from distprof_probes.job.finish import report
+
+    folder, answers = profile(run_dir.resolve(), able, seconds=seconds, out=out)
+    _show_missing(answers.missing)
+    if not answers.given:
+        click.echo("No rank gave a trace.", err=True)
+        return _INPUT
+    click.echo(f"Traced {name_ranks(answers.given)} in {folder}", err=True)
+    return report(folder) if with_report else 0
+
+
+def _show_missing(missing: dict[int, str]) -> None:
+    by_reason: dict[str, list[int]] = {}
+    for rank, why in missing.items():
+        by_reason.setdefault(why, []).append(rank)
+    for why, ranks in by_reason.items():
+        click.echo(_plain(f"{name_ranks(ranks)}: {why}"), err=True)
+
+
+def _show_others(run_dir: Path, found: Sequence[LivingRank], *, verbose: bool) -> None:
+    """Ranks that could not be asked, and what to do about it."""
+    elsewhere: dict[str, list[int]] = {}
+    for rank in found:
+        if not rank.is_here:
+            elsewhere.setdefault(rank.host, []).append(rank.rank)
+    for host, ranks in elsewhere.items():
+        command = f"ssh {shlex.quote(host)} distprof attach {shlex.quote(str(run_dir.resolve()))}"
+        click.echo(_plain(f"{name_ranks(ranks)} on another host: {command}"), err=True)
+    if verbose:
+        here = [rank for rank in found if rank.is_here and not rank.can_be_asked]
+        _show_missing({rank.rank: _why_silent(rank) for rank in here})
+
+
+def _why_silent(rank: LivingRank) -> str:
+    if rank.process is None:
+        return "it has ended" if rank.has_ended else "its process is gone"
+    if rank.is_stopped:
+        return f"it is stopped and answers nothing; kill -CONT {rank.pid} lets it go on"
+    return rank.why_not or "it cannot be asked"
+
+
+def _plain(text: str) -> str:
+    """Names come from the job and are not trusted: no control character reaches the terminal."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)

@@ -1,0 +1,286 @@
+"""``distprof capture``: any training program under probes, without a change to its code."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+import msgspec
+
+from distprof.artefacts.run_file import Coverage, Exit, RunFile
+from distprof.errors import UsageError
+from distprof_probes.attach.replica import parse_mesh, parse_ranks, replica_ranks
+from distprof_probes.options import ProbeOptions
+
+__all__ = ["capture"]
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+_SWITCHES = {
+    "shapes": "Record the shapes of operators' inputs.",
+    "stacks": "Record Python stacks; costs several percent of a step.",
+    "profile_memory": "Record every allocation.",
+    "nvml": "Sample the GPU's sensors.",
+    "nccl_debug": "Let NCCL write its log to a file per rank.",
+    "memory": "Record memory at the end of each step.",
+    "flight_recorder": "Save torch's Flight Recorder after the window and on errors.",
+    "pauses": "Record garbage collections and waits for the data loader.",
+    "settings": "Read how data loaders, modules and optimizers are set up.",
+    "pipeline_marks": "Mark the work of pipeline stages in the trace.",
+    "clock": "Exchange time stamps with rank 0.",
+    "measure_overhead": "Leave some steps alone and compare.",
+    "attach": "Open a socket per rank for distprof attach.",
+}
+_NOTHING_RECORDED = 3
+
+
+def _switches(command: _Command) -> _Command:
+    """One ``--name/--no-name`` for each probe that can be switched."""
+    defaults = ProbeOptions()
+    for name, text in reversed(_SWITCHES.items()):
+        flag = name.replace("_", "-")
+        command = click.option(
+            f"--{flag}/--no-{flag}", name, default=getattr(defaults, name), help=text
+        )(command)
+    return command
+
+
+@click.command(context_settings={"allow_interspersed_args": False})
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.option(
+    "-o", "--out", type=click.Path(path_type=Path), metavar="DIR", help="The run directory to make."
+)
+@click.option(
+    "--mode",
+    type=click.Choice(["window", "always-on", "off"]),
+    default="window",
+    show_default=True,
+    help="Trace some steps; never trace; or keep the step log only.",
+)
+@click.option(
+    "--start-step",
+    type=click.IntRange(min=-1),
+    default=-1,
+    help="First step traced; by default soon after the start.",
+)
+@click.option(
+    "--steps",
+    "--profile-steps",
+    "num_steps",
+    type=click.IntRange(min=1),
+    default=ProbeOptions().num_steps,
+    show_default=True,
+    help="Steps traced.",
+)
+@click.option(
+    "--profile-ranks",
+    default="all",
+    show_default=True,
+    metavar="all|replica|0,8-15",
+    help="Ranks traced. replica: one whole replica of the model and one rank of each other.",
+)
+@click.option(
+    "--mesh",
+    default="",
+    metavar="pp=2,dp=4,tp=2",
+    help="The job's device mesh, slowest axis first.",
+)
+@_switches
+@click.option("--format", "format_name", metavar="text|json|md", help="How to show the report.")
+@click.option(
+    "--fail-on",
+    type=click.Choice(["error", "warning", "info"]),
+    help="Exit with 1 if there are findings of this severity or above.",
+)
+@click.option("--no-report", is_flag=True, help="Only record.")
+def capture(
+    command: tuple[str, ...],
+    out: Path | None,
+    profile_ranks: str,
+    mesh: str,
+    format_name: str | None,
+    fail_on: str | None,
+    no_report: bool,
+    **probes: Any,
+) -> int:
+    """Run a training program under probes, and report where its steps' time went.
+
+    Its code stays as it is: steps are found by the optimizer. What it prints, signals and its exit
+    code pass through.
+
+    \b
+      distprof capture -- torchrun --nproc-per-node 8 train.py --lr 3e-4
+      distprof capture --start-step 100 --steps 4 -o runs/mine -- python train.py
+    """  # noqa: D301 - click reads it
+    from distprof_probes.attach.launch import check_program
+    from distprof_probes.attach.shared_job import SharedJob
+
+    program = check_program(command)
+    sizes = parse_mesh(mesh) if mesh else {}
+    coverage = _coverage(profile_ranks, sizes)
+    options = ProbeOptions(**probes, profile_ranks=_as_option(coverage))
+    run_dir = _new_run(out, command, options, sizes, coverage)
+    if not _is_first_launcher(command):
+        return _run(program, command, run_dir, options)
+    _say(f"Recording in {run_dir}")
+    try:
+        code = _run(program, command, run_dir, options)
+        return code if no_report else _report(run_dir, format_name, fail_on, code)
+    finally:
+        SharedJob.of(run_dir).over()
+
+
+def _coverage(asked: str, mesh: dict[str, int]) -> Coverage:
+    if asked == "all":
+        return Coverage()
+    if asked == "replica":
+        if not mesh:
+            raise UsageError(
+                "--profile-ranks replica: say how the ranks are arranged, for example"
+                " --mesh pp=2,dp=4,tp=2"
+            )
+        return Coverage(profiled_ranks=replica_ranks(mesh), text=asked)
+    return Coverage(profiled_ranks=parse_ranks(asked), text=asked)
+
+
+def _as_option(coverage: Coverage) -> str:
+    ranks = coverage.profiled_ranks
+    return "all" if ranks is None else ",".join(str(rank) for rank in ranks)
+
+
+def _new_run(
+    out: Path | None,
+    command: Sequence[str],
+    options: ProbeOptions,
+    mesh: dict[str, int],
+    coverage: Coverage,
+) -> Path:
+    """The run directory, with its run.json; another launcher's, where that one came first."""
+    from distprof_probes.environment import placement
+    from distprof_probes.job.directory import DEFAULT_FOLDER, new_run_directory, write_run_file
+    from distprof_probes.job.other_hosts import agreed_directory, job_name
+
+    def describe() -> RunFile:
+        return _description(command, options, mesh, coverage)
+
+    is_first, name, place = _is_first_launcher(command), _name_of(command), placement()
+    is_alone = place.origin == "alone" or place.world_size == 1
+    if is_alone and is_first:
+        run_dir = new_run_directory(out, f"capture-{name}")
+        write_run_file(run_dir, describe())
+        return run_dir
+    if out is None and (is_alone or not job_name()):
+        raise UsageError("one capture on each node or rank: give all the same new folder with -o")
+    folder = out or DEFAULT_FOLDER / f"capture-{name}-{job_name()}"
+    return agreed_directory(folder, is_first=is_first, describe=describe)
+
+
+def _description(
+    command: Sequence[str], options: ProbeOptions, mesh: dict[str, int], coverage: Coverage
+) -> RunFile:
+    from distprof_probes.environment import allowed_environment, git_commit, tool_version, versions
+
+    return RunFile(
+        distprof_version=tool_version(),
+        kind="capture",
+        command=tuple(command),
+        config={"probes": msgspec.to_builtins(options)},
+        mesh=mesh,
+        versions=versions(),
+        git_commit=git_commit(Path.cwd()),
+        environment=allowed_environment(),
+        started_ns=time.time_ns(),
+        coverage=coverage,
+    )
+
+
+def _is_first_launcher(command: Sequence[str]) -> bool:
+    """Whether this capture describes the run: the only one, or that of the first node or rank."""
+    from distprof_probes.environment import placement
+
+    place = placement()
+    if place.origin != "alone":
+        return place.rank == 0
+    words = [part for word in command for part in word.split("=", 1)]
+    nodes = [value for flag, value in pairwise(words) if flag in ("--node-rank", "--node_rank")]
+    return not nodes or nodes[0] == "0"
+
+
+def _name_of(command: Sequence[str]) -> str:
+    """The script's name: the first argument that ends in .py; else the module or the program."""
+    script = next((part for part in command if part.endswith(".py")), "")
+    modules = [name for flag, name in pairwise(command) if flag in ("-m", "--module")]
+    return Path(script).stem or (modules[-1] if modules else Path(command[0]).name)
+
+
+def _run(program: str, command: Sequence[str], run_dir: Path, options: ProbeOptions) -> int:
+    """Run the program, and conclude run.json.
+
+    Returns:
+        Its exit code; 3 if it ended well but nothing was recorded.
+    """
+    from distprof_probes.attach.diagnosis import notes_of, why_nothing
+    from distprof_probes.attach.diary import read_diary
+    from distprof_probes.attach.environment import captured_environment
+    from distprof_probes.attach.failure import Watch, outcome_of, rank_ends
+    from distprof_probes.attach.launch import run_program, shell_code
+    from distprof_probes.attach.ranks import look, remove_sockets
+    from distprof_probes.attach.shared_job import SharedJob
+    from distprof_probes.job.finish import conclude
+
+    watch = Watch(run_dir)
+    environment = captured_environment(os.environ, run_dir, options)
+    ending = run_program(program, command, environment, meanwhile=watch.look)
+    remove_sockets(run_dir)
+    diary = read_diary(run_dir)
+    has_steps = any(rank.last_step is not None for rank in look(run_dir))
+    nothing = "" if has_steps else why_nothing(diary)
+    notes = notes_of(diary, ending.exit) + ([f"No step: {nothing}."] if nothing else [])
+    is_first, job = _is_first_launcher(command), SharedJob.of(run_dir)
+    own, told = job.own_rank(ending), job.hear(ending) if is_first else []
+    evidence = rank_ends(run_dir, ending, watch, own=own, told=told)
+    if is_first:
+        outcome, failure = outcome_of(ending, evidence)
+        ends = {each.rank: each.exit for each in evidence if each.exit is not None}
+        known = {rank: end for rank, end in ends.items() if end.ended_ns is not None}
+        conclude(run_dir, outcome=outcome, exits=known, failure=failure, notes=notes)
+    else:
+        job.leave(ending, evidence)
+    code = shell_code(ending.exit)
+    if nothing and code:
+        _say(f"The program ended with {_way(ending.exit)}, and no step was recorded.")
+    elif nothing:
+        _say(f"No step was recorded: {nothing}")
+        return _NOTHING_RECORDED
+    return code
+
+
+def _way(ended: Exit) -> str:
+    return ended.signal or f"exit code {ended.code}"
+
+
+def _report(run_dir: Path, format_name: str | None, fail_on: str | None, code: int) -> int:
+    """Show the report; the program's own exit code comes first."""
+    from distprof_probes.job.finish import report
+
+    arguments = ["--format", format_name] if format_name else []
+    arguments += ["--fail-on", fail_on] if fail_on else []
+    reported = report(run_dir, arguments) if _has_evidence(run_dir) else 0
+    _say(f"The run is in {run_dir}")
+    return code or reported
+
+
+def _has_evidence(run_dir: Path) -> bool:
+    return any(run_dir.glob("rank[0-9]*"))
+
+
+def _say(text: str) -> None:
+    """One line on stderr: stdout is the program's, then the report's."""
+    shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    print(f"distprof: {shown}", file=sys.stderr, flush=True)  # noqa: T201

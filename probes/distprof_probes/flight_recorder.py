@@ -1,0 +1,113 @@
+"""torch's Flight Recorder: which collectives each rank enqueued, in which group and order."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from distprof.artefacts import FLIGHT_FILE
+from distprof_probes.environment import versions
+from distprof_probes.probe import Tracer, Unavailable
+from distprof_probes.records import write_atomically
+
+if TYPE_CHECKING:
+    from distprof_probes.session import Session
+
+__all__ = ["FlightRecorder", "merge_dumps"]
+
+_SIZE_VARIABLES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
+
+
+class FlightRecorder(Tracer):
+    """Writes ``flight.json``, in torch's own format: after the window, on errors, or at the end.
+
+    The recorder is a ring. What a later dump no longer holds is kept from the one after the window,
+    so that the file covers both the traced steps and the end.
+    """
+
+    name = "flight_recorder"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._session: Session
+        self._dump: dict[str, Any] | None = None
+        self._had_group = False
+
+    def start(self, session: Session) -> None:
+        """Let the ring be large enough for the window; works before the first process group."""
+        self._session = session
+        if not any(name in os.environ for name in _SIZE_VARIABLES):
+            os.environ[_size_variable()] = str(session.options.flight_entries)
+        self._had_group = _is_initialized()
+        if self._had_group:
+            self.remark = "the process group was made before the session: its ring is torch's own"
+
+    def between_steps(self, next_step: int) -> bool:
+        """Dump when the window is over."""
+        self._had_group = self._had_group or _is_initialized()
+        traced = self._session.plan.traced
+        return bool(traced) and next_step == traced.stop and self._save()
+
+    def failed(self) -> None:
+        """Dump: the last collective that each rank enqueued tells who stopped first."""
+        self._save()
+
+    def stop(self) -> None:
+        """Dump, if nothing was dumped yet."""
+        if self._dump is None and not self._save():
+            raise Unavailable("no collective was recorded: there was no process group")
+
+    def _save(self) -> bool:
+        if not (self._had_group or _is_initialized()):
+            return False  # asking would make an empty recorder
+        dump = _dumper()
+        if dump is None:
+            return False
+        now = json.loads(dump())
+        if not now.get("entries"):
+            return False
+        self._dump = merge_dumps(self._dump, now)
+        self.num_records = len(self._dump["entries"])
+        write_atomically(self._session.rank_dir / FLIGHT_FILE, json.dumps(self._dump).encode())
+        return True
+
+
+def merge_dumps(before: dict[str, Any] | None, now: dict[str, Any]) -> dict[str, Any]:
+    """``now``, with those entries of ``before`` in front that the ring has lost since.
+
+    Args:
+        before: An earlier dump of the same process, or None.
+        now: The later one.
+    """
+    if before is None:
+        return now
+    known = {entry.get("record_id") for entry in now["entries"]}
+    lost = [entry for entry in before["entries"] if entry.get("record_id") not in known]
+    return {**now, "entries": [*lost, *now["entries"]]}
+
+
+def _size_variable() -> str:
+    """Torch 2.9 renamed it and warns of the old name."""
+    major, minor = (int(part) for part in versions().get("torch", "2.9").split(".")[:2])
+    new, old = _SIZE_VARIABLES
+    return new if (major, minor) >= (2, 9) else old
+
+
+def _is_initialized() -> bool:
+    dist = sys.modules.get("torch.distributed")
+    return dist is not None and dist.is_available() and dist.is_initialized()
+
+
+def _dumper() -> Callable[[], bytes | str] | None:
+    """Torch's own function; None without torch.distributed."""
+    module = sys.modules.get("torch._C._distributed_c10d")
+    if module is None:
+        return None
+    for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json"):
+        function: Callable[[], bytes | str] | None = getattr(module, name, None)
+        if function is not None:
+            return function
+    raise Unavailable("this torch has no Flight Recorder that writes JSON")

@@ -1,0 +1,94 @@
+"""One job, several launchers: when a rank fails, each of them is to know.
+
+The ranks find out by themselves, but late: NCCL waits for its timeout, and a rank that stands still
+makes nobody fail but the others. A file in the run directory is quicker, and needs no connection
+that could be lost itself. Where hosts do not share the folder, each ends its own ranks as before.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from distprof.errors import InputError
+from distprof_probes.job.directory import read_run_file
+from distprof_probes.job.supervise import Phase, Supervisor
+
+__all__ = ["ANSWER_S", "Alarm"]
+
+ANSWER_S = 15.0
+"""Within this time after the alarm a living launcher has ended its ranks and left word."""
+
+_LISTEN_EVERY_S = 1.0
+_LOOK_S = 0.1
+_REPORT_S = 300.0
+
+
+@dataclass(slots=True)
+class Alarm:
+    """A file that is there from the first trouble until the first launcher is done with the job.
+
+    Args:
+        run_dir: The run directory.
+    """
+
+    run_dir: Path
+    _listened_s: float = field(default=-_LISTEN_EVERY_S, init=False)
+    _is_told: bool = field(default=False, init=False)
+
+    @property
+    def _file(self) -> Path:
+        return self.run_dir / ".trouble"
+
+    def serve(self, supervisor: Supervisor) -> None:
+        """Tell the others of trouble here, and the supervisor of trouble elsewhere."""
+        if supervisor.phase is not Phase.RUNNING:
+            if not (self._is_told or supervisor.is_sound or supervisor.is_interrupted):
+                self.ring()
+            return
+        now_s = time.monotonic()
+        if now_s - self._listened_s >= _LISTEN_EVERY_S:
+            self._listened_s = now_s
+            if self.is_ringing:
+                supervisor.trouble_elsewhere()
+
+    @property
+    def is_ringing(self) -> bool:
+        """Whether somebody has seen trouble."""
+        return self._file.exists()
+
+    def ring(self) -> None:
+        """Tell the others, unless the job has been concluded."""
+        self._is_told = True
+        if self._is_running():
+            try:
+                self._file.touch()
+            except OSError:  # a full disk: they find out by themselves
+                return
+
+    def silence(self) -> None:
+        """The first launcher is done; the others need not wait any more."""
+        self._file.unlink(missing_ok=True)
+
+    def wait_for_the_end(self, *, conclude_s: float = 2 * ANSWER_S) -> None:
+        """Let the first launcher conclude and report.
+
+        mpirun and torchrun end all processes as soon as one of them fails, the one that reports
+        among them: so whoever failed stays until the report is there.
+
+        Args:
+            conclude_s: How long to wait for run.json to be concluded.
+        """
+        started_s = time.monotonic()
+        while self.is_ringing:
+            limit_s = conclude_s if self._is_running() else _REPORT_S
+            if time.monotonic() - started_s > limit_s:
+                return
+            time.sleep(_LOOK_S)
+
+    def _is_running(self) -> bool:
+        try:
+            return read_run_file(self.run_dir).outcome == "running"
+        except InputError:
+            return False

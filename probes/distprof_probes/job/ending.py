@@ -1,0 +1,109 @@
+"""From the last rank's end to the exit code: conclude, tell, report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from distprof.artefacts.run_file import Failure, Outcome
+from distprof.errors import InputError
+from distprof_probes.job.evidence import RankEvidence
+from distprof_probes.job.finish import conclude, report
+from distprof_probes.job.interrupts import Interrupts
+from distprof_probes.job.supervise import Supervisor
+from distprof_probes.job.telling import say, tell_failure, tell_where
+
+__all__ = ["JOB_FAILED", "Wishes", "end_job"]
+
+JOB_FAILED = 4
+"""Exit code of a job in which a rank failed, whatever its report finds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wishes:
+    """What the user said about the report.
+
+    Args:
+        out: The run directory, None for a new one under ``runs``.
+        format_name: How the report is shown, None for text.
+        fail_on: Severity of findings that makes the exit code 1, None for none.
+        no_report: Record only.
+        quiet: Nothing on stderr but errors.
+    """
+
+    out: Path | None = None
+    format_name: str | None = None
+    fail_on: str | None = None
+    no_report: bool = False
+    quiet: bool = False
+
+    @property
+    def arguments(self) -> list[str]:
+        """The same wishes for another ``distprof run``, without the directory."""
+        return [*self.report_arguments, *(["--no-report"] if self.no_report else [])]
+
+    @property
+    def report_arguments(self) -> list[str]:
+        """For ``distprof analyze``."""
+        arguments = ["--quiet"] if self.quiet else []
+        arguments += ["--format", self.format_name] if self.format_name else []
+        return arguments + (["--fail-on", self.fail_on] if self.fail_on else [])
+
+
+def end_job(
+    run_dir: Path,
+    supervisor: Supervisor,
+    interrupts: Interrupts,
+    wishes: Wishes,
+    *,
+    problem: str = "",
+    elsewhere: Sequence[RankEvidence] = (),
+) -> int:
+    """Write the end into run.json, say what failed, and show the report.
+
+    Args:
+        run_dir: The run directory.
+        supervisor: Has seen the ranks of this host to their end.
+        interrupts: Whether the user ended the job; released when run.json is complete.
+        wishes: About the report.
+        problem: Why the launcher itself could not go on; empty if it could.
+        elsewhere: What is known of ranks on other hosts.
+
+    Returns:
+        The exit code: 0, the report's own, 4 for a failed job, 130 or 143 when interrupted.
+    """
+    failure = supervisor.failure(elsewhere)
+    if failure is None and problem:
+        failure = Failure(
+            rank=None, kind="unknown", message=problem, detected_ns=supervisor.clock_ns()
+        )
+    outcome: Outcome = "failed" if failure else "completed"
+    if failure is None and interrupts.signal is not None:
+        outcome = "interrupted"
+    exits = {**supervisor.exits, **{e.rank: e.exit for e in elsewhere if e.exit is not None}}
+    try:
+        run = conclude(
+            run_dir, outcome=outcome, exits=exits, failure=failure, notes=supervisor.notes
+        )
+    except InputError as error:  # a full disk: the report can still be made of what is there
+        say(f"Error: {error}")
+        run = None
+    if failure is not None:
+        tell_failure(run_dir, failure)
+    interrupts.release()
+    has_record = bool(exits) and not wishes.no_report
+    code = _reported(run_dir, wishes) if has_record else 0
+    if run is not None and not wishes.quiet:
+        tell_where(run, run_dir, has_report=has_record and code in (0, 1))
+    if failure is not None:
+        return JOB_FAILED
+    return interrupts.exit_code if interrupts.signal is not None else code
+
+
+def _reported(run_dir: Path, wishes: Wishes) -> int:
+    """The report's exit code; interrupting the report is no failure of the job."""
+    try:
+        return report(run_dir, wishes.report_arguments)
+    except KeyboardInterrupt:
+        return 130

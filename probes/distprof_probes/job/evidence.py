@@ -1,0 +1,151 @@
+"""What a launcher knows of each rank when it has to say who failed first."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from distprof.artefacts import ERROR_FILE, FLIGHT_FILE, OUTPUT_FILE, STACKS_FILE, STEPS_FILE
+from distprof.artefacts.rank_file import ErrorFile
+from distprof.artefacts.run_file import Exit
+from distprof_probes.job.directory import rank_directory
+from distprof_probes.job.progress import StepTail
+
+__all__ = [
+    "RankEvidence",
+    "last_lines",
+    "latest_collective",
+    "main_stack",
+    "rank_evidence",
+    "read_error",
+    "where_it_is",
+]
+
+_TAIL_BYTES = 16 * 2**10
+_MAX_JSON_BYTES = 64 * 2**20
+_FRAME = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+) in (?P<name>.+)$')
+_NOT_OWN = ("/torch/", "<frozen", "/threading.py", "/distprof_probes/")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankEvidence:
+    """What is known of one rank.
+
+    Args:
+        rank: Global rank.
+        exit: How its process ended, None while it lives or when nobody saw it.
+        alive_until_ns: The last look that found it alive, ns since the epoch.
+        told_to_end_ns: When the launcher asked it to end, None if it never did.
+        error: What its Python code said, None when it said nothing.
+        state: Letter of its process's state when trouble was seen, before anything was stopped.
+        last_step: Last step it completed, None before the first.
+        progressed_ns: End of that step.
+        last_collective: Sequence number of the last collective of the default group it had
+            enqueued, by the Flight Recorder; None when unknown.
+        output: The end of what it printed.
+        where: ``function (file:line)`` it was in when trouble was seen; empty when unknown.
+        struck_by: Where the out-of-memory killer was seen at work during the job.
+        is_lost: Whether its launcher, on another host, should have told how it ended and did not.
+    """
+
+    rank: int
+    exit: Exit | None = None
+    alive_until_ns: int | None = None
+    told_to_end_ns: int | None = None
+    error: ErrorFile | None = None
+    state: str = ""
+    last_step: int | None = None
+    progressed_ns: int | None = None
+    last_collective: int | None = None
+    output: str = ""
+    where: str = ""
+    struck_by: Literal["", "group", "machine"] = ""
+    is_lost: bool = False
+
+
+def rank_evidence(run_dir: Path, rank: int, **seen: Any) -> RankEvidence:
+    """What the rank's directory holds, with what the launcher has ``seen`` itself.
+
+    Args:
+        run_dir: The run directory.
+        rank: Global rank.
+        seen: Other fields of :class:`RankEvidence`.
+    """
+    folder = rank_directory(run_dir, rank)
+    tail = StepTail(folder / STEPS_FILE)
+    tail.read()
+    return RankEvidence(
+        rank=rank,
+        error=read_error(folder / ERROR_FILE),
+        last_step=tail.last_step,
+        progressed_ns=tail.ended_ns,
+        last_collective=latest_collective(folder / FLIGHT_FILE),
+        output="\n".join(last_lines(folder / OUTPUT_FILE, 60)),
+        where=where_it_is(folder / STACKS_FILE),
+        **seen,
+    )
+
+
+def read_error(file: Path) -> ErrorFile | None:
+    """What error.json says; None when there is none, or half of one."""
+    try:
+        return msgspec.json.decode(_bounded(file), type=ErrorFile)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+def latest_collective(file: Path) -> int | None:
+    """Sequence number of the last collective that the default group had enqueued.
+
+    Every rank belongs to the default group, so its numbers compare; of Flight Recorder's fields on
+    gloo this one is reliable, state and completion times are not.
+    """
+    try:
+        dump = msgspec.json.decode(_bounded(file))
+        status = dump["pg_status"]["0"]["last_enqueued_collective"]
+        return int(status)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError, ValueError):
+        return None
+
+
+def last_lines(file: Path, number: int) -> list[str]:
+    """The last lines of a text file, at most 16 KiB of them; empty when there is none."""
+    try:
+        with file.open("rb") as stream:
+            stream.seek(max(stream.seek(0, 2) - _TAIL_BYTES, 0))
+            text = stream.read().decode("utf-8", "replace")
+    except OSError:
+        return []
+    return text.splitlines()[-number:]
+
+
+def where_it_is(file: Path) -> str:
+    """The innermost frame of the user's own code in the last Python stack of a rank."""
+    frames = [frame for line in main_stack(file) if (frame := _FRAME.match(line)) is not None]
+    own = next((f for f in frames if not any(part in f["file"] for part in _NOT_OWN)), None)
+    shown = own or (frames[0] if frames else None)
+    return f"{shown['name']} ({Path(shown['file']).name}:{shown['line']})" if shown else ""
+
+
+def main_stack(file: Path) -> list[str]:
+    """The frames of the main thread in the last stacks of a rank, innermost first.
+
+    The main thread is the oldest, which :mod:`faulthandler` names last.
+    """
+    frames: list[str] = []
+    for line in last_lines(file, 400):
+        if line.startswith(("Current thread", "Thread 0x")):
+            frames = []
+        elif line.startswith("  File "):
+            frames.append(line)
+    return frames
+
+
+def _bounded(file: Path) -> bytes:
+    if file.stat().st_size > _MAX_JSON_BYTES:
+        raise OSError(f"{file} is too large")
+    return file.read_bytes()

@@ -1,0 +1,346 @@
+"""Who failed first.
+
+When one rank goes, all others fail within moments, each with an error of its own, and a rank that
+hangs makes everybody fail but itself. So an elastic launcher, which blames the first process to
+end, is often wrong. Here a rank is blamed by its own evidence only: an exception that does not
+speak of other ranks, a signal from outside, an exit too early, or standing still while the others
+waited for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from distprof.artefacts.run_file import Failure, FailureKind
+from distprof_probes.job.evidence import RankEvidence
+from distprof_probes.peer_loss import is_peer_loss
+
+__all__ = ["first_cause"]
+
+_OUT_OF_MEMORY = ("OutOfMemoryError", "MemoryError")
+_OUT_OF_MEMORY_TEXTS = ("out of memory", "DefaultCPUAllocator: can't allocate", "Cannot allocate")
+_CRASHES = frozenset({"SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE"})
+_CAME_BACK_NS = 10**9
+_MAX_MESSAGE = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suspicion:
+    """One thing that went wrong by itself.
+
+    Args:
+        when_ns: Not later than this, ns since the epoch.
+        rank: To whom.
+        kind: What.
+        message: One sentence, with the evidence.
+        step: Last step that rank completed.
+    """
+
+    when_ns: int
+    rank: int
+    kind: FailureKind
+    message: str
+    step: int | None
+
+
+def first_cause(
+    evidence: Sequence[RankEvidence],
+    *,
+    num_steps: int | None = None,
+    detected_ns: int | None = None,
+    is_interrupted: bool = False,
+) -> Failure | None:
+    """The rank that failed first and what happened to it.
+
+    Args:
+        evidence: One per rank that this launcher knows, any order.
+        num_steps: How many steps each rank was to make, None when unknown.
+        detected_ns: When trouble was seen, ns since the epoch.
+        is_interrupted: Whether the user ended the job: no rank is then blamed for not finishing.
+
+    Returns:
+        None if nothing went wrong. ``rank`` is None if something did, but the evidence does not
+        tell to whom first.
+    """
+    own = [s for each in evidence for s in _own_trouble(each)]
+    if not is_interrupted and (
+        num_steps is not None or not own
+    ):  # without a goal, leaving early is the weakest reason
+        own += _early_leavers(evidence, num_steps)
+    if own:
+        return _failure(min(own, key=lambda s: (s.when_ns, s.rank)), detected_ns)
+    if is_interrupted or not any(_suffered(each) for each in evidence):
+        return None
+    still = _lost(evidence) or _standing_still(evidence, detected_ns)
+    return _failure(still, detected_ns) if still else _untold(evidence, detected_ns)
+
+
+def _failure(cause: Suspicion, detected_ns: int | None) -> Failure:
+    return Failure(
+        rank=cause.rank,
+        kind=cause.kind,
+        message=cause.message,
+        step=cause.step,
+        detected_ns=detected_ns,
+    )
+
+
+def _own_trouble(each: RankEvidence) -> Iterable[Suspicion]:
+    """What went wrong on this rank without another rank's doing."""
+    rules: tuple[Callable[[RankEvidence], Suspicion | None], ...] = (_raised, _struck, _quit)
+    return [cause for rule in rules if (cause := rule(each)) is not None]
+
+
+def _raised(each: RankEvidence) -> Suspicion | None:
+    """An exception that is neither another rank's absence nor our own request to end."""
+    error = each.error
+    if error is None or error.is_peer_loss or is_peer_loss(error.message):
+        return None
+    if each.told_to_end_ns is not None and error.time_ns >= each.told_to_end_ns:
+        return None
+    text = _one_line(error.message)
+    if _speaks_of_memory(error.kind, error.message):
+        kind: FailureKind = "out_of_memory"
+        message = f"rank {each.rank} ran out of memory {_when(each)}: {error.kind}: {text}"
+    else:
+        kind = "exception"
+        message = f"rank {each.rank} raised {error.kind} {_when(each)}" + (
+            f": {text}" if text else ""
+        )
+    return Suspicion(
+        when_ns=error.time_ns, rank=each.rank, kind=kind, message=message, step=each.last_step
+    )
+
+
+def _struck(each: RankEvidence) -> Suspicion | None:
+    """A signal that this launcher did not send."""
+    end = each.exit
+    if end is None or not end.signal or end.by_launcher or each.error is not None:
+        return None
+    if end.signal == "SIGABRT" and is_peer_loss(each.output):
+        return None  # NCCL's watchdog and gloo abort the process that lost another
+    # An abort may follow another rank's end at once; what comes from outside has no such excuse,
+    # so it counts from the last moment the process was seen alive.
+    seen_ns = each.alive_until_ns if end.signal != "SIGABRT" else end.ended_ns
+    kind, what = _signal_meaning(each, end.signal)
+    return Suspicion(
+        when_ns=seen_ns or end.ended_ns or 0,
+        rank=each.rank,
+        kind=kind,
+        message=f"rank {each.rank} {what.format(when=_on_record(each))}",
+        step=each.last_step,
+    )
+
+
+def _signal_meaning(each: RankEvidence, name: str) -> tuple[FailureKind, str]:
+    if name == "SIGKILL" and each.struck_by == "group":
+        return "out_of_memory", (
+            "was killed (SIGKILL){when}: the kernel's out-of-memory killer struck in this job's"
+            " control group meanwhile"
+        )
+    if name == "SIGKILL" and each.struck_by == "machine":
+        return "out_of_memory", (
+            "was killed (SIGKILL){when}, probably by the kernel's out-of-memory killer, which"
+            " struck on this machine meanwhile"
+        )
+    if name in _CRASHES:
+        return "killed", f"crashed ({name}){{when}}"
+    if name == "SIGABRT":
+        return "killed", "aborted (SIGABRT){when}"
+    return "killed", f"was killed ({name}){{when}}"
+
+
+def _quit(each: RankEvidence) -> Suspicion | None:
+    """An exit code other than 0 without a word in error.json."""
+    end = each.exit
+    if end is None or not end.code or end.by_launcher or each.error is not None:
+        return None
+    if is_peer_loss(each.output):
+        return None
+    last = _last_line(each.output)
+    is_traceback = "Traceback (most recent call last)" in each.output
+    kind: FailureKind = "exception" if is_traceback else "exited"
+    if is_traceback and _speaks_of_memory(last, last):
+        kind = "out_of_memory"
+    words = f": {last}" if last else " and said nothing"
+    return Suspicion(
+        when_ns=each.alive_until_ns or end.ended_ns or 0,
+        rank=each.rank,
+        kind=kind,
+        message=f"rank {each.rank} left with exit code {end.code} {_when(each)}{words}",
+        step=each.last_step,
+    )
+
+
+def _early_leavers(evidence: Sequence[RankEvidence], num_steps: int | None) -> list[Suspicion]:
+    """Ranks that left in good order, with exit code 0, before their work was done."""
+    found = []
+    for each in evidence:
+        end = each.exit
+        if end is None or end.code != 0 or end.by_launcher or each.error is not None:
+            continue
+        if _is_done(each, evidence, num_steps):
+            continue
+        goal = f" of {num_steps}" if num_steps is not None else ""
+        when = f"after step {each.last_step}{goal}" if each.last_step is not None else _when(each)
+        found.append(
+            Suspicion(
+                when_ns=each.alive_until_ns or end.ended_ns or 0,
+                rank=each.rank,
+                kind="exited",
+                message=f"rank {each.rank} left with exit code 0 {when}, before its work was done",
+                step=each.last_step,
+            )
+        )
+    return found
+
+
+def _is_done(each: RankEvidence, evidence: Sequence[RankEvidence], num_steps: int | None) -> bool:
+    """By the number of steps where it is known, else if no other rank came to harm."""
+    if num_steps is not None:
+        return each.last_step is not None and each.last_step + 1 >= num_steps
+    return not any(_suffered(other) for other in evidence)
+
+
+def _suffered(each: RankEvidence) -> bool:
+    """Whether the rank did not end well, for whatever reason."""
+    end = each.exit
+    return (
+        each.error is not None
+        or each.told_to_end_ns is not None
+        or (end is not None and (bool(end.signal) or bool(end.code)))
+    )
+
+
+def _lost(evidence: Sequence[RankEvidence]) -> Suspicion | None:
+    """A rank that went together with the launcher that watched it."""
+    lost = [each for each in evidence if each.is_lost and each.error is None]
+    if not lost or len(lost) == len(evidence):
+        return None
+    first = min(lost, key=lambda each: (each.progressed_ns or 0, each.rank))
+    also = [str(each.rank) for each in lost if each is not first]
+    text = f"rank {first.rank} was lost together with its launcher, neither of which says how it"
+    text += f" ended: both were killed or their node went down{_on_record(first)}"
+    text += f"; so were ranks {', '.join(also[:8])}" if also else ""
+    return Suspicion(
+        when_ns=first.progressed_ns or 0,
+        rank=first.rank,
+        kind="killed",
+        message=text,
+        step=first.last_step,
+    )
+
+
+def _standing_still(evidence: Sequence[RankEvidence], detected_ns: int | None) -> Suspicion | None:
+    """The rank for which the others waited."""
+    silent = [each for each in evidence if not _lost_a_peer(each) and not _left(each)]
+    stopped = [each for each in silent if each.state in ("T", "t")]
+    if stopped:
+        return _still(stopped, evidence, "stopped", detected_ns)
+    if silent and len(silent) < len(evidence):
+        return _still(_furthest_behind(silent), evidence, "hung", detected_ns)
+    behind = _furthest_behind(evidence)
+    if len(behind) < len(evidence):
+        return _still(behind, evidence, "hung", detected_ns)
+    late = _came_back_late(evidence)
+    return _still([late], evidence, "hung", detected_ns) if late else None
+
+
+def _lost_a_peer(each: RankEvidence) -> bool:
+    if each.error is not None:
+        before = each.told_to_end_ns is None or each.error.time_ns < each.told_to_end_ns
+        return before and (each.error.is_peer_loss or is_peer_loss(each.error.message))
+    end = each.exit
+    own_end = end is not None and not end.by_launcher and (bool(end.signal) or bool(end.code))
+    return own_end and is_peer_loss(each.output)
+
+
+def _left(each: RankEvidence) -> bool:
+    return each.exit is not None and each.exit.code == 0 and not each.exit.by_launcher
+
+
+def _furthest_behind(evidence: Sequence[RankEvidence]) -> list[RankEvidence]:
+    """Those with the fewest collectives enqueued, else with the fewest steps completed."""
+    counts = [each.last_collective for each in evidence]
+    if None not in counts and len(set(counts)) > 1:
+        least = min(count for count in counts if count is not None)
+        return [each for each in evidence if each.last_collective == least]
+    steps = [-1 if each.last_step is None else each.last_step for each in evidence]
+    return [each for each, step in zip(evidence, steps, strict=True) if step == min(steps)]
+
+
+def _came_back_late(evidence: Sequence[RankEvidence]) -> RankEvidence | None:
+    """A rank that met the loss of its peers long after they had given up waiting for it."""
+    times = sorted((e.error.time_ns, e.rank, e) for e in evidence if e.error is not None)
+    if len(times) < 2 or times[-1][0] - times[-2][0] < _CAME_BACK_NS:
+        return None
+    return times[-1][2]
+
+
+def _still(
+    found: Sequence[RankEvidence],
+    evidence: Sequence[RankEvidence],
+    kind: FailureKind,
+    detected_ns: int | None,
+) -> Suspicion:
+    first = min(found, key=lambda each: (each.progressed_ns or 0, each.rank))
+    others = len(evidence) > len(found)
+    what = "was stopped (by SIGSTOP or a debugger)" if kind == "stopped" else "made no progress"
+    text = f"rank {first.rank} {what}{_for_how_long(first, detected_ns)} {_when(first)}"
+    text += " while the others waited for it" if others else ""
+    text += f"; it was in {first.where}" if first.where else ""
+    also = [str(each.rank) for each in found if each is not first]
+    text += f"; so were ranks {', '.join(also[:8])}" if also else ""
+    return Suspicion(
+        when_ns=detected_ns or 0, rank=first.rank, kind=kind, message=text, step=first.last_step
+    )
+
+
+def _for_how_long(each: RankEvidence, detected_ns: int | None) -> str:
+    if detected_ns is None or each.progressed_ns is None or detected_ns <= each.progressed_ns:
+        return ""
+    return f" for {(detected_ns - each.progressed_ns) / 1e9:.0f} s"
+
+
+def _untold(evidence: Sequence[RankEvidence], detected_ns: int | None) -> Failure:
+    """Something happened, and nobody's evidence is better than another's."""
+    steps = {each.last_step for each in evidence}
+    lost = any(_lost_a_peer(each) for each in evidence)
+    if lost:
+        message = "ranks lost one another, and no rank's evidence says who went first"
+    else:
+        message = "no rank made progress any more, and all had come equally far"
+    return Failure(
+        rank=None,
+        kind="unknown" if lost else "hung",
+        message=message,
+        step=steps.pop() if len(steps) == 1 else None,
+        detected_ns=detected_ns,
+    )
+
+
+def _speaks_of_memory(kind: str, text: str) -> bool:
+    return any(name in kind for name in _OUT_OF_MEMORY) or any(
+        words in text for words in _OUT_OF_MEMORY_TEXTS
+    )
+
+
+def _when(each: RankEvidence) -> str:
+    return "before its first step" if each.last_step is None else f"after step {each.last_step}"
+
+
+def _on_record(each: RankEvidence) -> str:
+    """For a process that had no time to write its last lines."""
+    if each.last_step is None:
+        return " before any step on record"
+    return f"; its last step on record is {each.last_step}"
+
+
+def _one_line(text: str) -> str:
+    line = next((line.strip() for line in text.splitlines() if line.strip()), "")
+    return line if len(line) <= _MAX_MESSAGE else line[: _MAX_MESSAGE - 1] + "…"
+
+
+def _last_line(text: str) -> str:
+    return _one_line(next((line for line in reversed(text.splitlines()) if line.strip()), ""))

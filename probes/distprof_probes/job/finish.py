@@ -1,0 +1,116 @@
+"""The end of a job: run.json says how it went, and the report follows at once."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from distprof.artefacts import RANK_FILE, RANK_SCHEMA
+from distprof.artefacts.rank_file import RankFile, with_ranks
+from distprof.artefacts.run_file import Exit, Failure, Outcome, RankEntry, RunFile
+from distprof_probes.job.directory import read_run_file, write_run_file
+
+__all__ = ["analyze_command", "conclude", "rank_files", "report"]
+
+_MAX_RANK_FILE_BYTES = 16 * 2**20
+
+
+def conclude(
+    run_dir: Path,
+    *,
+    outcome: Outcome,
+    exits: Mapping[int, Exit],
+    failure: Failure | None = None,
+    notes: Sequence[str] = (),
+    ended_ns: int | None = None,
+) -> RunFile:
+    """Write the end into run.json, with what the ranks say of themselves.
+
+    Args:
+        run_dir: The run directory; its run.json was written at the start.
+        outcome: How the job ended.
+        exits: Rank to how its process ended.
+        failure: Who failed first.
+        notes: Sentences to add.
+        ended_ns: ns since the epoch; now, if None.
+
+    Returns:
+        What was written.
+
+    Raises:
+        InputError: If run.json is missing, broken, or cannot be replaced.
+    """
+    run = read_run_file(run_dir)
+    found, broken = rank_files(run_dir)
+    run = _with_exits(with_ranks(run, found), exits)
+    lost = [f"{len(broken)} rank.json could not be read: {broken[0]}."] if broken else []
+    concluded = msgspec.structs.replace(
+        run,
+        outcome=outcome,
+        failure=failure,
+        ended_ns=time.time_ns() if ended_ns is None else ended_ns,
+        notes=tuple(dict.fromkeys([*run.notes, *notes, *lost])),
+    )
+    write_run_file(run_dir, concluded)
+    return concluded
+
+
+def rank_files(run_dir: Path) -> tuple[list[RankFile], list[str]]:
+    """The rank.json of every rank, and the names of those that cannot be read."""
+    found, broken = [], []
+    for file in sorted(run_dir.glob(f"rank[0-9]*/{RANK_FILE}")):
+        rank = _rank_file(file)
+        if rank is None:
+            broken.append(f"{file.parent.name}/{file.name}")
+        else:
+            found.append(rank)
+    return found, broken
+
+
+def _rank_file(file: Path) -> RankFile | None:
+    try:
+        if file.stat().st_size > _MAX_RANK_FILE_BYTES:
+            return None
+        rank = msgspec.json.decode(file.read_bytes(), type=RankFile)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    return rank if rank.schema == RANK_SCHEMA else None
+
+
+def _with_exits(run: RunFile, exits: Mapping[int, Exit]) -> RunFile:
+    entries = {entry.rank: entry for entry in run.ranks}
+    for rank, end in exits.items():
+        entry = entries.get(rank, RankEntry(rank=rank))
+        entries[rank] = msgspec.structs.replace(entry, exit=end)
+    return msgspec.structs.replace(run, ranks=tuple(entries[rank] for rank in sorted(entries)))
+
+
+def analyze_command(run_dir: Path, arguments: Sequence[str] = ()) -> list[str]:
+    """The command that reports on the run."""
+    return [sys.executable, "-m", "distprof", "analyze", str(run_dir), *arguments]
+
+
+def report(run_dir: Path, arguments: Sequence[str] = ()) -> int:
+    """Analyse the run and show the report on this terminal.
+
+    A process of its own: what analyses and what measures share no code, so a fault in one costs
+    nothing in the other.
+
+    Args:
+        run_dir: The run directory.
+        arguments: Further ones for ``distprof analyze``.
+
+    Returns:
+        Its exit code.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    below = Path.cwd() in run_dir.parents  # the report names the folder: the shorter the better
+    shown = run_dir.relative_to(Path.cwd()) if below else run_dir
+    finished = subprocess.run(analyze_command(shown, arguments), check=False)
+    return finished.returncode

@@ -1,0 +1,93 @@
+"""Ctrl-C and SIGTERM while a job runs: once for an orderly end, twice for one at once."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Any
+
+from distprof_probes.job.supervise import Supervisor
+
+__all__ = ["Interrupts"]
+
+_ONE_REQUEST_S = 3.0
+"""SLURM ends the step and then the job, so that SIGTERM comes twice; only a person's Ctrl-C means
+more when it is repeated at once."""
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Interrupts:
+    """Counts interruptions instead of raising them wherever the launcher happens to be.
+
+    Used as a context manager; handlers from before are put back at its end. Before any rank is
+    watched there is nothing to end in order, so an interruption raises ``KeyboardInterrupt``.
+
+    Args:
+        say: Called with one line for the user at each step.
+    """
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self.signal: signal.Signals | None = None
+        self.has_ranks = False
+        self._say = say
+        self._count = 0
+        self._served = 0
+        self._noted_s = 0.0
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Interrupts:
+        """Take the signals over."""
+        self._before = {number: signal.getsignal(number) for number in _SIGNALS}
+        self.install()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Give them back."""
+        self.release()
+
+    def release(self) -> None:
+        """Give the signals back now: what follows may be interrupted as any program."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before = {}
+
+    def install(self) -> None:
+        """Take the signals (again): torch's launcher sets handlers of its own when it starts."""
+        for number in _SIGNALS:
+            if self._before[number] is not signal.SIG_IGN:  # as under nohup
+                signal.signal(number, self._note)
+
+    @property
+    def exit_code(self) -> int:
+        """What a shell expects of an interrupted program."""
+        return 143 if self.signal is signal.SIGTERM else 130
+
+    def serve(self, supervisor: Supervisor) -> None:
+        """Act upon what has come since the last call."""
+        while self._served < self._count:
+            self._served += 1
+            if self._served == 1:
+                self._say("stopping the ranks; once more to stop at once")
+                supervisor.interrupt()
+            else:
+                supervisor.kill()
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        del frame
+        now_s = time.monotonic()
+        is_repeat = self._count > 0 and number != signal.SIGINT
+        if is_repeat and now_s - self._noted_s < _ONE_REQUEST_S:
+            return
+        self._noted_s = now_s
+        self.signal = self.signal or signal.Signals(number)
+        self._count += 1
+        if not self.has_ranks and self._count == 1:
+            raise KeyboardInterrupt

@@ -1,0 +1,49 @@
+"""A rank's Python program, ready to show its stacks.
+
+``python -m distprof_probes.job.rank_main MODULE`` runs the module as the main program.
+
+On SIGUSR1 the stacks of all threads are added to ``stacks.txt`` in the rank's directory. The C code
+of :mod:`faulthandler` writes them, so that it works while the main thread waits inside a library.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import runpy
+import sys
+from pathlib import Path
+
+from distprof.artefacts import STACKS_FILE
+from distprof_probes.job.directory import rank_directory
+from distprof_probes.job.supervise import STACKS_SIGNAL
+
+__all__ = ["write_stacks_on_signal"]
+
+
+def write_stacks_on_signal(run_dir: Path, rank: int) -> None:
+    """Have this process add its Python stacks to stacks.txt whenever it is asked to.
+
+    Args:
+        run_dir: The run directory.
+        rank: Global rank of this process.
+    """
+    folder = rank_directory(run_dir, rank)
+    folder.mkdir(parents=True, exist_ok=True)
+    stream = (folder / STACKS_FILE).open("a")  # stays open as long as the process lives
+    faulthandler.register(STACKS_SIGNAL, file=stream, all_threads=True, chain=False)
+
+
+def main() -> None:
+    """Be ready, then be the module."""
+    try:
+        write_stacks_on_signal(Path(os.environ["DISTPROF_RUN_DIR"]), int(os.environ["RANK"]))
+    except OSError:  # a full disk costs the stacks, not the job
+        sys.stderr.write("stacks cannot be written\n")
+    module = sys.argv[1]
+    sys.argv = sys.argv[1:]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()

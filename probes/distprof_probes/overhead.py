@@ -1,0 +1,187 @@
+"""What the probes cost, measured: the same job's steps with and without them, compared.
+
+Always-on probes: neighbouring blocks of steps, one with the probes and one in which every probe
+rests, in the order with, without, without, with. The median of the paired differences has a
+distribution-free interval: the order statistics between which the true median lies with at least
+95 % probability whatever the distribution of the noise (sign test inverted; Conover, Practical
+Nonparametric Statistics, 3.2). It needs six pairs; with fewer no figure is given.
+
+Tracing: the traced steps against the untraced ones around them. The median of all differences
+between one of each, and the interval from the rank-sum test inverted (Hodges and Lehmann 1963;
+Conover 5.4), exact for so few steps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import median
+
+from distprof.artefacts.run_file import Overhead
+from distprof_probes.plan import Plan
+
+__all__ = ["OverheadMeter", "paired_interval", "shift_interval"]
+
+CONFIDENCE = 0.95
+_WIDE_RATIO = 0.2  # of a step
+_NUM_AROUND = 8  # untraced steps compared, on each side of the window
+
+
+def paired_interval(differences: Sequence[float]) -> tuple[float, float] | None:
+    """Interval that holds the median of ``differences`` with 95 % confidence; None if too few."""
+    count = len(differences)
+    tail, below = 0.0, -1  # P(X <= below) for X ~ Binomial(count, 1/2)
+    while below + 1 < count:
+        more = tail + math.comb(count, below + 1) / 2**count
+        if more > (1 - CONFIDENCE) / 2:
+            break
+        tail, below = more, below + 1
+    if below < 0:
+        return None
+    ordered = sorted(differences)
+    return ordered[below], ordered[count - 1 - below]
+
+
+def shift_interval(first: Sequence[float], second: Sequence[float]) -> tuple[float, float] | None:
+    """Interval that holds the shift of ``first`` over ``second`` with 95 % confidence.
+
+    Args:
+        first: Independent values.
+        second: Independent values of the same distribution but for a shift.
+
+    Returns:
+        None if there are too few for any interval.
+    """
+    ordered = sorted(a - b for a in first for b in second)
+    ways = _rank_sum_ways(len(first), len(second))
+    total = math.comb(len(first) + len(second), len(first))
+    tail, below = 0, -1
+    while below + 1 < len(ways) and tail + ways[below + 1] <= total * (1 - CONFIDENCE) / 2:
+        below += 1
+        tail += ways[below]
+    if below < 0 or not ordered:
+        return None
+    return ordered[below], ordered[len(ordered) - 1 - below]
+
+
+def _rank_sum_ways(m: int, n: int) -> list[int]:
+    """In how many orders of m + n values the Mann-Whitney U statistic is 0, 1, …, m·n.
+
+    These are the coefficients of the Gaussian binomial: product of
+    (1 - q^(n+i)) / (1 - q^i) over i from 1 to m.
+    """
+    size = m * n + 1
+    ways = [1] + [0] * (size - 1)
+    for i in range(1, m + 1):
+        for k in range(size - 1, n + i - 1, -1):
+            ways[k] -= ways[k - n - i]
+        for k in range(i, size):
+            ways[k] += ways[k - i]
+    return ways
+
+
+class OverheadMeter:
+    """Collects the durations of steps and compares them.
+
+    Args:
+        plan: Which steps are paired.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._last_needed = max(
+            [without.stop for _, without in plan.pairs]
+            + [with_.stop for with_, _ in plan.pairs]
+            + [plan.traced.stop + 1 + _NUM_AROUND if plan.traced else 0]
+        )
+        self._durations: dict[int, int] = {}
+
+    def record(self, step: int, duration_ns: int) -> None:
+        """A step ended; the time includes what probes did in it."""
+        if step < self._last_needed:
+            self._durations[step] = duration_ns
+
+    def always_on(self) -> Overhead | str:
+        """Cost of the always-on probes, or why there is no figure."""
+        pairs = self._complete_pairs()
+        if not self._plan.pairs:
+            return "overhead was not measured: it was not asked for, or there was no room"
+        differences = [with_ - without for with_, without in pairs]
+        interval = paired_interval(differences)
+        if interval is None:
+            return f"overhead was not measured: {len(pairs)} pairs of blocks; 6 are needed"
+        base = median(without for _, without in pairs)
+        if _is_meaningless(median(differences), interval, base):
+            return f"overhead was not measured: steps vary too much ({_percent(interval, base)})"
+        block = len(self._plan.pairs[0][0])
+        return Overhead(
+            mode="always_on",
+            method=f"blocks of {_steps(block)} with, without, without, with probes; median of"
+            " paired differences, interval from order statistics",
+            ratio=median(differences) / base,
+            low=interval[0] / base,
+            high=interval[1] / base,
+            num_pairs=len(pairs),
+            step_ns=round(base / block),
+        )
+
+    def tracing(self, traced: Sequence[int]) -> Overhead | str:
+        """Cost of torch.profiler, or why there is no figure.
+
+        Args:
+            traced: Steps that were recorded.
+        """
+        recorded = [self._durations[step] for step in traced if step in self._durations]
+        around = [self._durations[step] for step in self._around()]
+        interval = shift_interval(recorded, around)
+        if interval is None:
+            return (
+                f"the cost of tracing was not measured: {len(recorded)} traced steps and"
+                f" {len(around)} untraced ones around them are too few"
+            )
+        base = median(around)
+        shift = median(a - b for a in recorded for b in around)
+        if _is_meaningless(shift, interval, base):
+            return (
+                "the cost of tracing was not measured: steps vary too much"
+                f" ({_percent(interval, base)})"
+            )
+        return Overhead(
+            mode="tracing",
+            method=f"{len(recorded)} traced steps against {len(around)} untraced ones around them;"
+            " median of all differences, interval from rank sums",
+            ratio=shift / base,
+            low=interval[0] / base,
+            high=interval[1] / base,
+            num_pairs=min(len(recorded), len(around)),
+            step_ns=round(base),
+        )
+
+    def _complete_pairs(self) -> list[tuple[int, int]]:
+        return [
+            (self._sum(with_), self._sum(without))
+            for with_, without in self._plan.pairs
+            if all(step in self._durations for block in (with_, without) for step in block)
+        ]
+
+    def _sum(self, steps: range) -> int:
+        return sum(self._durations[step] for step in steps)
+
+    def _around(self) -> list[int]:
+        window = self._plan.traced
+        quiet = [step for step in sorted(self._durations) if self._plan.is_quiet(step)]
+        before = [step for step in quiet if step < window.start][-_NUM_AROUND:]
+        return before + [step for step in quiet if step >= window.stop][:_NUM_AROUND]
+
+
+def _is_meaningless(middle: float, interval: tuple[float, float], base: float) -> bool:
+    """Whether the interval is both wide and wider than what it surrounds."""
+    return interval[1] - interval[0] > max(_WIDE_RATIO * base, abs(middle))
+
+
+def _percent(interval: tuple[float, float], base: float) -> str:
+    return f"the interval is {100 * interval[0] / base:.0f} % to {100 * interval[1] / base:.0f} %"
+
+
+def _steps(count: int) -> str:
+    return "1 step" if count == 1 else f"{count} steps"

@@ -1,0 +1,280 @@
+"""The probes of a session together: made, called within a guard, and asked for their state."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from inspect import isclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from distprof.artefacts.run_file import ProbeStatus
+from distprof_probes.options import ProbeOptions
+from distprof_probes.probe import Probe, Tracer, Unavailable, Yielded
+from distprof_probes.step_log import StepLog
+
+if TYPE_CHECKING:
+    from distprof_probes.session import Session
+
+__all__ = ["Panel"]
+
+State = Literal["on", "off", "unavailable", "yielded", "failed"]
+
+_log = logging.getLogger("distprof.probes")
+
+# Name of the probe, its option, its module. NCCL's environment must be set before anything else.
+_PROBES: tuple[tuple[str, str, str], ...] = (
+    ("nccl_debug", "nccl_debug", "distprof_probes.nccl_debug"),
+    ("memory", "memory", "distprof_probes.memory"),
+    ("nvml", "nvml", "distprof_probes.nvml"),
+    ("pauses", "pauses", "distprof_probes.pauses"),
+    ("settings", "settings", "distprof_probes.settings"),
+    ("pipeline_marks", "pipeline_marks", "distprof_probes.pipeline_marks"),
+    ("moe_routing", "moe_routing", "distprof_probes.moe_routing"),
+    ("clock", "clock", "distprof_probes.clock"),
+    ("flight_recorder", "flight_recorder", "distprof_probes.flight_recorder"),
+    ("attach", "attach", "distprof_probes.attach.server"),
+    ("profiler", "", "distprof_probes.profiler"),
+)
+
+
+class _Slot:
+    """A probe and what became of it."""
+
+    def __init__(
+        self, name: str, probe: Probe | None, state: State = "on", reason: str = ""
+    ) -> None:
+        self.name = name
+        self.probe = probe
+        self.state: State = state
+        self.reason = reason
+
+    @property
+    def is_on(self) -> bool:
+        return self.probe is not None and self.state == "on"
+
+    def status(self) -> ProbeStatus:
+        try:
+            own = self.probe.status() if self.probe else ProbeStatus(name=self.name, state="on")
+        except Exception as error:
+            own = ProbeStatus(name=self.name, state="failed", reason=_sentence(error))
+        if self.state == "on":
+            return own
+        return msgspec.structs.replace(own, state=self.state, reason=self.reason)
+
+
+class Panel:
+    """All probes of a session.
+
+    Args:
+        session: Whose they are.
+        given: Instead of the probes that the options ask for; the step log is always there.
+
+    Attributes:
+        step_log: The step log; None when it could not start.
+    """
+
+    def __init__(self, session: Session, given: Sequence[Probe] | None) -> None:
+        self._session = session
+        self._given = given
+        self._slots: list[_Slot] = []
+        self._refusal = ""
+        self.step_log: StepLog | None = None
+        self._watchers: tuple[_Slot, ...] = ()
+        self._tracers: tuple[_Slot, ...] = ()
+        self._phase_watchers: tuple[_Slot, ...] = ()
+
+    def start(self) -> None:
+        """Make the probes and start them; those that cannot work say so and are left out."""
+        if self._refusal:
+            return
+        log = _Slot(StepLog.name, StepLog())
+        self._slots = [log, *self._made()]
+        for slot in self._slots:
+            if slot.is_on:
+                self._call(slot, "start", self._session)
+        if log.is_on:
+            self.step_log = log.probe  # type: ignore[assignment]
+        self._sort()
+
+    def turn_off(self, reason: str) -> None:
+        """End all probes for this reason; those not yet made are never made."""
+        self._refusal = reason
+        if not self._slots:
+            names = [StepLog.name, *(name for name, _, _ in _PROBES)]
+            self._slots = [_Slot(name, None, "off", reason) for name in names]
+        for slot in self._slots:
+            if slot.is_on:
+                self._end(slot, "failed", reason)
+        self._sort()
+
+    # Called at each step, from the training thread ------------------------------------------------
+
+    def step_started(self, step: int) -> None:
+        """A step begins in which probes watch."""
+        for slot in self._watchers:
+            self._call(slot, "step_started", step)
+        for slot in self._tracers:
+            self._call(slot, "step_started", step)
+
+    def end_mark(self, step: int) -> bool:
+        """Close the step's mark in the trace; whether the step was recorded."""
+        recorded = [self._call(slot, "end_mark", step) for slot in self._tracers]
+        return any(recorded)
+
+    def step_ended(self, step: int) -> None:
+        """A step ends in which probes watched."""
+        for slot in self._watchers:
+            self._call(slot, "step_ended", step)
+
+    def between_steps(self, next_step: int) -> bool:
+        """Let the tracers start, stop and save; whether that took time."""
+        took_long = [self._call(slot, "between_steps", next_step) for slot in self._tracers]
+        return any(took_long)
+
+    def phase_ended(self, name: str, start_ns: int, end_ns: int) -> None:
+        """Tell those who want to know of phases."""
+        for slot in self._phase_watchers:
+            self._call(slot, "phase_ended", name, start_ns, end_ns)
+
+    def open_mark(self, name: str) -> list[AbstractContextManager[Any]]:
+        """Begin a mark in the trace, if one is being recorded, for :meth:`close_mark`."""
+        marks = [self._call(slot, "open_mark", name) for slot in self._tracers]
+        return [mark for mark in marks if mark is not None]
+
+    def close_mark(self, marks: list[AbstractContextManager[Any]]) -> None:
+        """End a mark in the trace."""
+        for mark in marks:
+            try:
+                mark.__exit__(None, None, None)
+            except Exception as error:
+                self._session.note(f"a mark in the trace was not closed: {_sentence(error)}")
+
+    def pause(self) -> None:
+        """Silence all probes that are not tracers."""
+        for slot in self._watchers:
+            self._call(slot, "pause")
+
+    def resume(self) -> None:
+        """Let them watch again."""
+        for slot in self._watchers:
+            self._call(slot, "resume")
+
+    def call_by_name(self, name: str, method: str, *args: Any, **keywords: Any) -> None:
+        """Call a method that only this probe has; nothing if it is not on."""
+        for slot in self._slots:
+            if slot.name == name and slot.is_on:
+                self._call(slot, method, *args, **keywords)
+
+    # Ending ---------------------------------------------------------------------------------------
+
+    def failed(self) -> None:
+        """Training stopped with an exception: tracers save what helps."""
+        for slot in self._tracers:
+            self._call(slot, "failed")
+
+    def stop(self) -> None:
+        """End all probes and close their files."""
+        for slot in self._slots:
+            if slot.is_on:
+                self._end(slot, "on", "")
+        self._watchers = self._tracers = self._phase_watchers = ()
+        self.step_log = None
+
+    def status(self) -> tuple[ProbeStatus, ...]:
+        """What each probe did so far."""
+        return tuple(slot.status() for slot in self._slots)
+
+    @property
+    def traced_steps(self) -> tuple[int, ...]:
+        """Steps that were recorded from beginning to end."""
+        steps = [getattr(slot.probe, "traced_steps", ()) for slot in self._slots]
+        return tuple(sorted({step for some in steps for step in some}))
+
+    # The guard ------------------------------------------------------------------------------------
+
+    def _call(self, slot: _Slot, method: str, *args: Any, **keywords: Any) -> Any:
+        try:
+            return getattr(slot.probe, method)(*args, **keywords)
+        except Yielded as why:
+            self._end(slot, "yielded", why.reason)
+        except Unavailable as why:
+            self._end(slot, "unavailable", why.reason)
+        except Exception as error:
+            self._end(slot, "failed", f"{method}: {_sentence(error)}")
+        self._sort()
+        return None
+
+    def _end(self, slot: _Slot, state: State, reason: str) -> None:
+        probe = slot.probe
+        slot.state, slot.reason = state, reason
+        if state == "failed":
+            _log.warning("distprof: probe %s stopped, training goes on: %s", slot.name, reason)
+        if probe is None:
+            return
+        try:
+            probe.stop()
+        except Unavailable as why:  # it only now knows that there was nothing to record
+            slot.state, slot.reason = "unavailable", why.reason
+        except Exception as error:
+            if state == "on":
+                slot.state, slot.reason = "failed", f"stop: {_sentence(error)}"
+        if probe.writer is not None:
+            probe.writer.close()
+
+    def _sort(self) -> None:
+        on = [slot for slot in self._slots if slot.is_on]
+        self._tracers = tuple(slot for slot in on if isinstance(slot.probe, Tracer))
+        self._watchers = tuple(slot for slot in on if not isinstance(slot.probe, Tracer))
+        self._phase_watchers = tuple(
+            slot
+            for slot in self._watchers
+            if slot.probe and type(slot.probe).phase_ended is not Probe.phase_ended
+        )
+        if self.step_log is not None and not self._slots[0].is_on:
+            self.step_log = None
+
+    def _made(self) -> list[_Slot]:
+        if self._given is not None:
+            return [_Slot(probe.name, probe) for probe in self._given]
+        return [self._make(name, option, module) for name, option, module in _PROBES]
+
+    def _make(self, name: str, option: str, module: str) -> _Slot:
+        options = self._session.options
+        why_not = _why_off(options, option, self._session.rank)
+        if why_not:
+            return _Slot(name, None, "off", why_not)
+        try:
+            return _Slot(name, _probe_in(module))
+        except ImportError as error:
+            return _Slot(name, None, "unavailable", f"cannot be imported: {error}")
+
+
+def _why_off(options: ProbeOptions, option: str, rank: int) -> str:
+    if options.mode == "off":
+        return "mode is off"
+    if option:
+        return "" if getattr(options, option) else "not asked for"
+    if options.mode != "window":
+        return f"mode is {options.mode}"
+    return "" if options.profiles(rank) else f"traced ranks are {options.profile_ranks}"
+
+
+def _probe_in(module: str) -> Probe:
+    """The probe that a module defines: its only subclass of :class:`Probe`."""
+    loaded = importlib.import_module(module)
+    found = [
+        value
+        for value in vars(loaded).values()
+        if isclass(value) and issubclass(value, Probe) and value.__module__ == module
+    ]
+    if len(found) != 1:
+        raise ImportError(f"{module} defines {len(found)} probes instead of one")
+    return found[0]()
+
+
+def _sentence(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"

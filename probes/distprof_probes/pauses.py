@@ -1,0 +1,192 @@
+"""Time that training loses to Python's garbage collector and to waiting for the data loader.
+
+Garbage collections shorter than 0.1 ms are counted and summed, not listed: there are hundreds in a
+second and none matters. Waits for a ``DataLoader`` are those of the training thread, from asking
+for a batch to having it, including the start of an epoch (where workers are started). Inside
+``session.phase("input")`` they are left out: the phase is in ``steps.jsonl`` already, so that the
+input time of a step is the sum of both files.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from distprof.artefacts import PAUSES_FILE
+from distprof.artefacts.records import Pause
+from distprof_probes.probe import Probe
+
+if TYPE_CHECKING:
+    from distprof_probes.session import Session
+
+__all__ = ["SHORTEST_NS", "PausesProbe"]
+
+SHORTEST_NS = 100_000
+
+_Function = Callable[..., Any]
+
+
+class PausesProbe(Probe):
+    """Writes ``pauses.jsonl``.
+
+    Args:
+        clock: Epoch nanoseconds.
+    """
+
+    name = "pauses"
+
+    def __init__(self, clock: Callable[[], int] = time.time_ns) -> None:
+        super().__init__()
+        self._clock = clock
+        self._session: Session | None = None
+        self._collecting_since: int | None = None
+        self._num_short = 0
+        self._short_ns = 0
+        self._loader = _LoaderWaits(clock)
+
+    def start(self, session: Session) -> None:
+        """Listen to the garbage collector and to data loaders."""
+        self._session = session
+        about = {"shortest_ns": SHORTEST_NS}
+        self.open_writer(session, PAUSES_FILE, "distprof.pauses/1", about)
+        self._loader.thread = threading.get_ident()
+        self.resume()
+
+    def step_ended(self, step: int) -> None:
+        """Write the waits of the step."""
+        self._loader.install()  # torch may have been imported only now
+        self._write_waits(step)
+
+    def phase_ended(self, name: str, start_ns: int, end_ns: int) -> None:
+        """Forget the waits that an input phase holds."""
+        if name == "input":
+            self._loader.waits = [
+                (start, end)
+                for start, end in self._loader.waits
+                if start < start_ns or end > end_ns
+            ]
+
+    def pause(self) -> None:
+        """Listen to nothing."""
+        if self._on_collection in gc.callbacks:
+            gc.callbacks.remove(self._on_collection)
+        self._collecting_since = None
+        self._loader.remove()
+
+    def resume(self) -> None:
+        """Listen again."""
+        if self._on_collection not in gc.callbacks:
+            gc.callbacks.append(self._on_collection)
+        self._loader.active = True
+        self._loader.install()
+
+    def stop(self) -> None:
+        """Write what is left."""
+        self.pause()
+        if self._session is not None:
+            self._write_waits(self._session.current_step)
+
+    def _on_collection(self, phase: str, info: dict[str, int]) -> None:
+        """Called by the interpreter before and after each collection, in whichever thread it runs.
+
+        Between any two bytecodes, that is: nothing here may take a lock (``put`` takes none).
+        """
+        if phase == "start":
+            self._collecting_since = self._clock()
+            return
+        start, self._collecting_since = self._collecting_since, None
+        if start is None or self.writer is None or self._session is None:
+            return
+        end = self._clock()
+        if end - start < SHORTEST_NS:
+            self._count_short(end - start)
+            return
+        self.writer.put(
+            Pause(
+                kind="gc",
+                start_ns=start,
+                end_ns=end,
+                step=self._session.current_step,
+                generation=info.get("generation"),
+                num_collected=info.get("collected"),
+            )
+        )
+
+    def _count_short(self, duration_ns: int) -> None:
+        self._num_short += 1
+        self._short_ns += duration_ns
+        self.remark = (
+            f"{self._num_short} garbage collections under {SHORTEST_NS / 1e6:g} ms are not listed"
+            f" ({self._short_ns / 1e6:.1f} ms in all)"
+        )
+
+    def _write_waits(self, step: int) -> None:
+        waits, self._loader.waits = self._loader.waits, []
+        for start, end in waits:
+            if self.writer is not None:
+                self.writer.put(Pause(kind="input", start_ns=start, end_ns=end, step=step))
+
+
+class _LoaderWaits:
+    """Times the training thread's calls of DataLoader and its iterators.
+
+    Args:
+        clock: Epoch nanoseconds.
+
+    Attributes:
+        waits: Start and end of each, of the step in progress.
+        thread: The training thread.
+        active: Whether to listen.
+    """
+
+    def __init__(self, clock: Callable[[], int]) -> None:
+        self.waits: list[tuple[int, int]] = []
+        self.thread = threading.get_ident()
+        self.active = False
+        self._clock = clock
+        self._installed: list[tuple[type, str, _Function, _Function]] = []
+        self._inside = False  # a loader over a loader waits once
+
+    def install(self) -> None:
+        """Wrap torch's classes, once torch has them."""
+        module = sys.modules.get("torch.utils.data.dataloader")
+        if module is None or self._installed or not self.active:
+            return
+        for owner_name, name in (("DataLoader", "__iter__"), ("_BaseDataLoaderIter", "__next__")):
+            owner = getattr(module, owner_name, None)
+            if owner is None or name not in vars(owner):
+                continue  # another torch: less is seen, nothing breaks
+            original = vars(owner)[name]
+            timed = self._timed(original)
+            setattr(owner, name, timed)
+            self._installed.append((owner, name, original, timed))
+
+    def remove(self) -> None:
+        """Undo it, unless somebody has wrapped the same since."""
+        self.active = False
+        for owner, name, original, timed in self._installed:
+            if vars(owner)[name] is timed:
+                setattr(owner, name, original)
+        self._installed.clear()
+
+    def _timed(self, original: _Function) -> _Function:
+        @functools.wraps(original)
+        def timed(loader: Any) -> Any:
+            if not self.active or self._inside or threading.get_ident() != self.thread:
+                return original(loader)
+            self._inside = True
+            start = self._clock()
+            try:
+                return original(loader)
+            finally:
+                end = self._clock()
+                self._inside = False
+                if end - start >= SHORTEST_NS:
+                    self.waits.append((start, end))
+
+        return timed

@@ -1,0 +1,407 @@
+"""A session: the probes of one rank, from the first step to the last.
+
+The session is the only part that training code touches. Nothing that happens in it reaches
+training: an exception in a probe disables the probe, one in the session itself the session, and
+both are written to ``rank.json``.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from distprof.artefacts import RANK_DIR_FORMAT
+from distprof.artefacts.run_file import Overhead, ProbeStatus
+from distprof_probes.environment import placement
+from distprof_probes.options import ProbeOptions, options_from_environment
+from distprof_probes.overhead import OverheadMeter
+from distprof_probes.panel import Panel
+from distprof_probes.plan import make_plan
+from distprof_probes.probe import Probe
+from distprof_probes.rank_file import mesh_of
+from distprof_probes.records import drain
+from distprof_probes.session_files import SessionFiles, outcome_of
+from distprof_probes.termination import Terminated, close_on_sigterm
+
+__all__ = ["Session", "current", "session"]
+
+_log = logging.getLogger("distprof.probes")
+_CLOSING_S = 60.0  # how long saving may take in the main thread after SIGTERM
+_DRAIN_S = 0.02  # how long the last record of a block may hold up the next
+_active: Session | None = None
+
+Clock = Callable[[], int]
+
+
+def session(
+    out: str | os.PathLike[str],
+    *,
+    options: ProbeOptions | None = None,
+    rank: int | None = None,
+    world_size: int | None = None,
+    mesh: Any = None,
+    coordinates: Mapping[str, int] | None = None,
+) -> Session:
+    """Watch this process's training from now on.
+
+    Args:
+        out: The run directory, the same for all ranks; made if it is missing.
+        options: Which probes work and when, the same for all ranks; by default those that a
+            launcher passed in the environment.
+        rank: Global rank; by default as torchrun, SLURM or MPI say, else 0.
+        world_size: Ranks of the job, likewise.
+        mesh: Mesh axis to size, slowest varying first, or a torch ``DeviceMesh``.
+        coordinates: This rank's index along each axis; not needed with a ``DeviceMesh``.
+
+    Returns:
+        The session: a context manager, or to be ended with :meth:`Session.close`.
+
+    Raises:
+        UsageError: If the options cannot be read. Nothing else is ever raised.
+    """
+    chosen = options if options is not None else options_from_environment()
+    chosen.profiles(0)  # a misspelt list of ranks is the caller's to know, at once
+    return Session(
+        Path(out),
+        options=chosen,
+        rank=rank,
+        world_size=world_size,
+        mesh=mesh,
+        coordinates=coordinates,
+    )
+
+
+def current() -> Session | None:
+    """The session that is open in this process, if any."""
+    return _active if _active is not None and _active.is_open else None
+
+
+class Session:
+    """One rank's probes; made by :func:`session`.
+
+    Attributes:
+        run_dir: The run directory.
+        rank_dir: This rank's directory in it.
+        rank: Global rank.
+        placement: Where this rank runs.
+        options: As given.
+        mesh: Sizes and this rank's coordinates, as far as known.
+        plan: Which step does what.
+        current_step: Number of the running step, from 0.
+        is_open: Until :meth:`close`.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        *,
+        options: ProbeOptions,
+        rank: int | None = None,
+        world_size: int | None = None,
+        mesh: Any = None,
+        coordinates: Mapping[str, int] | None = None,
+        probes: list[Probe] | None = None,
+        clock: Clock = time.time_ns,
+        timer: Clock = time.perf_counter_ns,
+    ) -> None:
+        place = placement()
+        if rank is not None:
+            place = replace(place, rank=rank)
+        if world_size is not None:
+            place = replace(place, world_size=world_size)
+        self.run_dir = run_dir
+        self.placement = place
+        self.rank = place.rank
+        self.rank_dir = run_dir / RANK_DIR_FORMAT.format(rank=self.rank)
+        self.options = options
+        self.plan = make_plan(options, is_traced=options.profiles(self.rank))
+        self.current_step = 0
+        self.is_open = True
+        self.mesh = mesh_of(mesh, coordinates)
+        self._clock, self._timer = clock, timer
+        self._pid = os.getpid()
+        self._thread: int | None = None
+        self._is_paused = False
+        self._has_given_up = False
+        self._closing = threading.Lock()
+        self._closed = threading.Event()
+        self._last_ns = self._step_start_ns = clock()
+        self._files = SessionFiles(run_dir, self.rank_dir, place, self.mesh, self._last_ns)
+        self._meter = OverheadMeter(self.plan)
+        self._panel = Panel(self, probes)
+        self._begin()
+
+    # What training calls ------------------------------------------------------------------------
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        """Time inside belongs to a part of the step.
+
+        Args:
+            name: ``input``, ``forward``, ``backward``, ``optimizer``, or your own; may be nested,
+                and repeated within a step.
+        """
+        return self._phase(name)
+
+    def step(
+        self, *, loss: Any = None, tokens: int | None = None, samples: int | None = None
+    ) -> None:
+        """A step (one optimizer update) ends here, and the next begins.
+
+        Args:
+            loss: A number or a tensor of one element on any device; nothing waits for a GPU.
+            tokens: Tokens that this rank trained on in the step.
+            samples: Samples, likewise.
+        """
+        if not self._is_ours("step"):
+            return
+        try:
+            self._end_step(loss, tokens, samples)
+        except Exception as error:
+            self._give_up(error)
+
+    def watch(self, *modules: Any) -> None:
+        """Watch the routing of the mixture-of-experts layers in ``modules``."""
+        self._panel.call_by_name("moe_routing", "watch", *modules)
+
+    def record_routing(
+        self,
+        layer: str | int,
+        tokens_per_expert: Any,
+        *,
+        num_tokens: int,
+        top_k: int,
+        micro_batch: int | None = None,
+        capacity: int | None = None,
+        dropped: Any = 0,
+        aux_loss: Any = None,
+    ) -> None:
+        """Record where one micro-batch's tokens went in one layer.
+
+        Args:
+            layer: Index or name of the layer.
+            tokens_per_expert: Assignments to each of all experts: numbers, or a tensor.
+            num_tokens: Tokens routed.
+            top_k: Experts per token.
+            micro_batch: Index within the step; counted per layer when None.
+            capacity: Most assignments that an expert takes, None without a limit.
+            dropped: Assignments over capacity, a number or a tensor.
+            aux_loss: Load-balancing loss, a number or a tensor.
+        """
+        if self._is_paused:
+            return
+        self._panel.call_by_name(
+            "moe_routing",
+            "record_routing",
+            layer,
+            tokens_per_expert,
+            num_tokens=num_tokens,
+            top_k=top_k,
+            micro_batch=micro_batch,
+            capacity=capacity,
+            dropped=dropped,
+            aux_loss=aux_loss,
+        )
+
+    def note(self, text: str) -> None:
+        """Add a sentence to ``rank.json``; the same one is kept once."""
+        self._files.note(text)
+
+    def close(self, error: BaseException | None = None) -> None:
+        """End: stop the probes and write everything. Safe to call twice.
+
+        Args:
+            error: Why training stopped, when it did not stop by itself.
+        """
+        if os.getpid() != self._pid or not self._closing.acquire(blocking=False):
+            return
+        try:
+            self._end(error)
+        except Exception as failure:
+            _log.warning("distprof: closing the session failed: %s", failure)
+        finally:
+            self.is_open = False
+            self._closed.set()
+            atexit.unregister(self.close)
+
+    def close_on_sigterm(self) -> None:
+        """On SIGTERM close in order, even while the main thread hangs in a collective, and exit.
+
+        For programs whose main thread is theirs to decide about; by default signals are left alone.
+        """
+        close_on_sigterm(self._close_from_elsewhere)
+
+    def _close_from_elsewhere(self) -> None:
+        self.close(Terminated())
+        self._closed.wait(_CLOSING_S)
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close(error)
+
+    # Beginning ------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        global _active  # one session per process: two would trace each other
+        other = current()
+        if other is not None:
+            self.note(f"another session was open in this process ({other.run_dir}): probes are off")
+            self._panel.turn_off(f"another session is open in this process: {other.run_dir}")
+        else:
+            _active = self
+        atexit.register(self.close)
+        try:
+            self.rank_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            self._give_up(error)
+            return
+        self._panel.start()
+        self._files.begin(self.options, self.status())
+        self._guarded_boundary()
+
+    def _guarded_boundary(self) -> None:
+        try:
+            self._switch_probes(0)
+            self._panel.between_steps(0)
+            self._mark = self._timer()
+            if not self._is_paused:
+                self._panel.step_started(0)
+            self._step_start_ns = self._now()
+        except Exception as error:
+            self._give_up(error)
+
+    # A step ---------------------------------------------------------------------------------------
+
+    def _end_step(self, loss: Any, tokens: int | None, samples: int | None) -> None:
+        step, end_ns = self.current_step, self._now()
+        is_traced = self._panel.end_mark(step)
+        self._step_log_write(step, end_ns, loss, tokens, samples, is_traced)
+        if not self._is_paused:
+            self._panel.step_ended(step)
+            if step + 1 in self.plan.paused:
+                drain(_DRAIN_S)  # what was recorded is written at the cost of the step it is from
+        self._meter.record(step, self._timer() - self._mark)
+        self.current_step = step + 1
+        self._switch_probes(step + 1)
+        took_long = self._panel.between_steps(step + 1)
+        self._step_start_ns = self._now() if took_long else end_ns
+        self._mark = self._timer()
+        if not self._is_paused:
+            self._panel.step_started(step + 1)
+
+    def _step_log_write(
+        self,
+        step: int,
+        end_ns: int,
+        loss: Any,
+        tokens: int | None,
+        samples: int | None,
+        is_traced: bool,
+    ) -> None:
+        log = self._panel.step_log
+        if log is not None:
+            log.write(
+                step=step,
+                start_ns=self._step_start_ns,
+                end_ns=end_ns,
+                loss=loss,
+                tokens=tokens,
+                samples=samples,
+                is_traced=is_traced,
+                is_probed=not self._is_paused,
+            )
+
+    def _switch_probes(self, step: int) -> None:
+        should_pause = step in self.plan.paused
+        if should_pause and not self._is_paused:
+            self._panel.pause()
+        elif self._is_paused and not should_pause:
+            self._panel.resume()
+        self._is_paused = should_pause
+
+    @contextmanager
+    def _phase(self, name: str) -> Iterator[None]:
+        if self._is_paused or not self._is_ours("phase"):
+            yield
+            return
+        start_ns = self._now()
+        mark = self._panel.open_mark(name)
+        try:
+            yield
+        finally:
+            self._panel.close_mark(mark)
+            if self.is_open and not self._is_paused:
+                self._panel.phase_ended(name, start_ns, self._now())
+
+    def _is_ours(self, what: str) -> bool:
+        """Whether the caller is the thread that trains, in the process that does."""
+        if not self.is_open or self._has_given_up or os.getpid() != self._pid:
+            return False
+        thread = threading.get_ident()
+        if self._thread is None:
+            self._thread = thread
+        if thread != self._thread:
+            self.note(f"{what}() was called from a second thread: ignored there")
+            return False
+        return True
+
+    def _now(self) -> int:
+        """Wall clock, ns since the epoch, never going back (the system's may be set back)."""
+        self._last_ns = max(self._last_ns, self._clock())
+        return self._last_ns
+
+    # Ending ---------------------------------------------------------------------------------------
+
+    def _end(self, error: BaseException | None) -> None:
+        global _active
+        if self._is_paused:
+            self._panel.resume()
+            self._is_paused = False
+        outcome = outcome_of(error)
+        if error is not None and outcome == "failed":
+            self._files.error(error, self.current_step - 1)
+        if outcome != "completed":
+            self._panel.failed()
+        self._panel.stop()
+        if _active is self:
+            _active = None
+        overhead = self._overhead()  # before the files: it may add notes
+        self._files.end(outcome, self.status(), overhead, self._now())
+
+    def _overhead(self) -> tuple[Overhead, ...]:
+        """What was measured; why something was not goes to the notes."""
+        asked = [self._meter.always_on()] if self.plan.pairs else []
+        if self._panel.traced_steps:
+            asked.append(self._meter.tracing(self._panel.traced_steps))
+        for answer in asked:
+            if isinstance(answer, str):
+                self.note(answer)
+        return tuple(answer for answer in asked if not isinstance(answer, str))
+
+    def status(self) -> tuple[ProbeStatus, ...]:
+        """What each probe did so far."""
+        return self._panel.status()
+
+    def _give_up(self, error: Exception) -> None:
+        """The session itself broke: training goes on without it."""
+        self._has_given_up = True
+        self.note(f"the session stopped: {type(error).__name__}: {error}")
+        _log.warning(
+            "distprof: probes stopped, training goes on: %s: %s", type(error).__name__, error
+        )
+        self._panel.turn_off(f"the session stopped: {error}")

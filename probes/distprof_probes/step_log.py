@@ -1,0 +1,112 @@
+"""The step log: when each step began and ended, its phases, and what training said of it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+
+from distprof.artefacts import STEPS_FILE
+from distprof.artefacts.records import Phase, StepRecord
+from distprof_probes.host_copy import HostCopy
+from distprof_probes.probe import Probe
+
+__all__ = ["StepLog"]
+
+
+class StepLog(Probe):
+    """Writes ``steps.jsonl``. It works in every step; in those left alone it records no phases."""
+
+    name = "step_log"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._phases: list[Phase] = []
+
+    def start(self, session: Any) -> None:
+        """Open the file."""
+        self.open_writer(session, STEPS_FILE, "distprof.steps/1")
+
+    def phase_ended(self, name: str, start_ns: int, end_ns: int) -> None:
+        """Keep the phase for the record of the running step."""
+        self._phases.append(Phase(name, start_ns, end_ns))
+
+    def write(
+        self,
+        *,
+        step: int,
+        start_ns: int,
+        end_ns: int,
+        loss: Any,
+        tokens: int | None,
+        samples: int | None,
+        is_traced: bool,
+        is_probed: bool,
+    ) -> None:
+        """Write the record of the step that ended.
+
+        Args:
+            step: Its number.
+            start_ns: Its start, ns since the epoch.
+            end_ns: Its end.
+            loss: A number, a tensor of one element on any device, or None.
+            tokens: Of this rank.
+            samples: Of this rank.
+            is_traced: Whether the profiler recorded it.
+            is_probed: Whether probes watched it.
+        """
+        phases, self._phases = self._phases, []
+        record = StepRecord(
+            step=step,
+            start_ns=start_ns,
+            end_ns=end_ns,
+            phases=_within(phases, start_ns, end_ns),
+            tokens=tokens,
+            samples=samples,
+            num_micro_batches=sum(phase.name == "forward" for phase in phases) or None,
+            is_traced=is_traced,
+            is_probed=is_probed,
+        )
+        if self.writer is not None:
+            self.writer.put(self._with_loss(record, loss))
+
+    def _with_loss(self, record: StepRecord, loss: Any) -> StepRecord | _LossToCome:
+        if loss is None:
+            return record
+        if not hasattr(loss, "detach"):
+            return self._finite(record, float(loss))
+        if loss.numel() != 1:
+            self.remark = f"loss of step {record.step} has {loss.numel()} elements: not recorded"
+            return record
+        copy = HostCopy(loss)
+        if copy.is_ready():
+            return self._finite(record, copy.values()[0])
+        return _LossToCome(self, record, copy)
+
+    def _finite(self, record: StepRecord, loss: float) -> StepRecord:
+        if math.isfinite(loss):
+            return msgspec.structs.replace(record, loss=loss)
+        self.remark = self.remark or f"the loss was {loss} first in step {record.step}"
+        return record
+
+
+class _LossToCome:
+    """A step's record that waits for its loss."""
+
+    def __init__(self, log: StepLog, record: StepRecord, copy: HostCopy) -> None:
+        self._log = log
+        self._record = record
+        self._copy = copy
+
+    def resolve(self, *, is_last_chance: bool) -> StepRecord | None:
+        """The record once the loss has come; without it at the last chance."""
+        if self._copy.is_ready():
+            return self._log._finite(self._record, self._copy.values()[0])
+        return self._record if is_last_chance else None
+
+
+def _within(phases: list[Phase], start_ns: int, end_ns: int) -> tuple[Phase, ...]:
+    """Phases in order of time; one that began before the step is cut at its start."""
+    inside = (Phase(p.name, max(p.start_ns, start_ns), min(p.end_ns, end_ns)) for p in phases)
+    return tuple(sorted(inside, key=lambda p: (p.start_ns, -p.end_ns)))

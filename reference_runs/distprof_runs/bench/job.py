@@ -1,0 +1,181 @@
+"""One benchmark, from the user's wishes to the saved profile, what it says, and the exit code."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+from distprof_probes.environment import Placement, placement
+from distprof_probes.job.ending import JOB_FAILED
+from distprof_probes.job.interrupts import Interrupts
+from distprof_probes.job.supervise import Patience, Supervisor
+from distprof_probes.job.telling import say, shown_path, tell_failure
+from distprof_probes.options import RUN_DIR_VARIABLE
+
+from distprof.artefacts.fabric_file import FABRIC_FILE
+from distprof.errors import MissingExtraError, UsageError
+from distprof_runs.bench.plan import PLAN_VARIABLE, Plan
+from distprof_runs.preparation import check_port, is_rank_already, on_this_machine
+from distprof_runs.settings import Settings
+from distprof_runs.starting import run_ranks
+
+__all__ = ["Showing", "run_bench", "show"]
+
+_WORKER = (sys.executable, "-m", "distprof_probes.job.rank_main", "distprof_runs.bench.worker")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Showing:
+    """What the user said about the profile.
+
+    Args:
+        out: Where it is kept; None for nowhere.
+        force: Whether a file may be replaced.
+        arguments: For ``distprof fabric``.
+        quiet: Nothing on stderr but errors.
+    """
+
+    out: Path | None = None
+    force: bool = False
+    arguments: tuple[str, ...] = ()
+    quiet: bool = False
+
+    def check(self) -> None:
+        """Refuse before the work what would fail after it.
+
+        Raises:
+            UsageError: If the file exists or its folder does not.
+        """
+        if self.out is None:
+            return
+        if self.out.is_dir() or (self.out.exists() and not self.force):
+            raise UsageError(f"{self.out} exists: add --force to replace it, or name another file")
+        if not self.out.parent.is_dir():
+            raise UsageError(f"{self.out.parent} is no folder: make it first")
+
+
+def run_bench(settings: Settings, plan: Plan, showing: Showing) -> int:
+    """Measure, save, show.
+
+    Args:
+        settings: Of which only the launching and the device count.
+        plan: What to measure.
+        showing: What becomes of it.
+
+    Returns:
+        The exit code: 0, 4 for a failed job, 130 or 143 when interrupted.
+
+    Raises:
+        UsageError: If it cannot run here as asked.
+    """
+    if importlib.util.find_spec("torch") is None:
+        raise MissingExtraError("distprof bench", "run")
+    place, launch = placement(), settings.launch
+    if is_rank_already(settings, place):
+        return _as_rank(plan, showing, place)
+    if launch.world_size < 2:
+        raise UsageError("one rank has nobody to talk to: --ranks 2 or more")
+    if launch.this_node == 0:
+        showing.check()
+        if launch.rdzv_endpoint:
+            check_port(launch.rdzv_endpoint)
+    settings = on_this_machine(settings, quiet=showing.quiet)
+    device = settings.configuration.training.device
+    plan = msgspec.structs.replace(plan, device=device)
+    sizes = plan.sizes(launch.world_size, "cuda" if device == "cuda" else "cpu")
+    ranks = f"{launch.world_size} {device.upper()} ranks"
+    say(f"{len(plan.kinds)} collectives of {len(sizes)} sizes on {ranks}", quiet=showing.quiet)
+    folder = Path(tempfile.mkdtemp(prefix="distprof-bench-"))
+    code = _launched(folder, settings, plan, showing)
+    if code != JOB_FAILED:  # what the ranks printed is needed then
+        shutil.rmtree(folder, ignore_errors=True)
+    return code
+
+
+def _launched(folder: Path, settings: Settings, plan: Plan, showing: Showing) -> int:
+    """Start this node's ranks, see them to their end, and on the first node show the profile."""
+    result = folder / FABRIC_FILE
+    plan = msgspec.structs.replace(plan, result=str(result))
+    supervisor = Supervisor(folder, Patience.of(plan.timeout_s))
+    with Interrupts(lambda text: say(text, quiet=showing.quiet)) as interrupts:
+        problem = run_ranks(
+            _WORKER,
+            run_dir=folder,
+            environment={RUN_DIR_VARIABLE: str(folder), PLAN_VARIABLE: _text(plan)},
+            launch=settings.launch,
+            supervisor=supervisor,
+            interrupts=interrupts,
+        )
+        failure = supervisor.failure()
+        if failure is not None or problem:
+            if failure is not None:
+                tell_failure(folder, failure)
+            say(problem or f"What the ranks printed is in {shown_path(folder)}")
+            return JOB_FAILED
+        if interrupts.signal is not None:
+            return interrupts.exit_code
+    if settings.launch.this_node != 0:
+        return 0
+    return _deliver(result, showing)
+
+
+def _text(plan: Plan) -> str:
+    return msgspec.json.encode(plan).decode()
+
+
+def _as_rank(plan: Plan, showing: Showing, place: Placement) -> int:
+    """Be one rank of a job that torchrun, srun or mpirun has launched; rank 0 shows."""
+    from distprof_runs.as_rank import torch_variables
+
+    if (place.world_size or 1) < 2:
+        raise UsageError("one rank has nobody to talk to: launch 2 or more")
+    if place.rank == 0:
+        showing.check()
+    with tempfile.TemporaryDirectory(prefix="distprof-bench-") as folder:
+        result = Path(folder) / FABRIC_FILE
+        plan = msgspec.structs.replace(plan, result=str(result))
+        told = {**os.environ, **torch_variables(place), PLAN_VARIABLE: _text(plan)}
+        command = [sys.executable, "-m", "distprof_runs.bench.worker"]
+        ended = subprocess.run(command, env=told, check=False)
+        if ended.returncode != 0:
+            return ended.returncode if ended.returncode in (2, 130) else JOB_FAILED
+        return _deliver(result, showing) if place.rank == 0 else 0
+
+
+def _deliver(result: Path, showing: Showing) -> int:
+    """Keep the profile where the user wants it, and show it."""
+    if showing.out is None:  # nobody can open the file afterwards: it is not to be named
+        with result.open("rb") as profile:
+            return show(Path("-"), showing.arguments, profile)
+    partial = showing.out.with_name(f".{showing.out.name}.partial")
+    try:
+        shutil.copyfile(result, partial)
+        partial.replace(showing.out)
+    except OSError as error:
+        raise UsageError(f"{showing.out} cannot be written: {error.strerror}") from error
+    code = show(showing.out, showing.arguments)
+    shown = shown_path(showing.out)
+    say(f"Wrote {shown}. Next: distprof analyze RUN --fabric {shown}", quiet=showing.quiet)
+    return code
+
+
+def show(file: Path, arguments: Sequence[str] = (), profile: BinaryIO | None = None) -> int:
+    """Show a profile on this terminal, as ``distprof fabric`` does, in a process of its own.
+
+    Args:
+        file: The profile, ``-`` where it comes from ``profile``.
+        arguments: Of ``distprof fabric``.
+        profile: What that process reads as standard input.
+    """
+    sys.stdout.flush()
+    command = [sys.executable, "-m", "distprof", "fabric", str(file), *arguments]
+    return subprocess.run(command, stdin=profile, check=False).returncode

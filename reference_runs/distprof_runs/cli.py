@@ -1,0 +1,310 @@
+"""``distprof run``: a reference run of one kind of parallelism, and its report.
+
+Its options are made from the dataclasses in :mod:`distprof_runs.options`; torch is imported when a
+job starts, not for ``--help``.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import re
+from collections.abc import Sequence
+from dataclasses import Field, fields
+from pathlib import Path
+from typing import Any
+
+import click
+from distprof_probes.options import ProbeOptions
+
+from distprof_runs.options import ModelOptions, TrainingOptions, choices_of, help_of
+from distprof_runs.registry import WORKLOADS
+from distprof_runs.settings import LaunchOptions, read_settings_file, resolve, to_toml
+
+__all__ = ["run"]
+
+_TYPES: dict[str, click.ParamType[Any] | type] = {"int": int, "float": float, "str": str}
+_PROBE_FLAGS = {"num_steps": "profile-steps", "warmup": "profile-warmup"}
+_DEPENDS = {"num_steps": "a third of the steps, 4 to 10"}
+_PROBES_SHOWN = (
+    "mode",
+    "start_step",
+    "num_steps",
+    "warmup",
+    "profile_ranks",
+    "stacks",
+    "shapes",
+    "profile_memory",
+    "nvml",
+    "nccl_debug",
+    "memory",
+    "flight_recorder",
+    "pauses",
+    "settings",
+    "pipeline_marks",
+    "moe_routing",
+    "clock",
+    "measure_overhead",
+    "max_growth_mb",
+)
+
+
+class GroupedOption(click.Option):
+    """An option that knows its section: of the help, and of the configuration.
+
+    Args:
+        section: Heading in the help.
+        key: ``(section, name)`` in the configuration; None for options of the command itself.
+    """
+
+    def __init__(
+        self, *args: Any, section: str, key: tuple[str, str] | None = None, **kwargs: Any
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self.section = section
+        self.key = key
+
+
+class GroupedCommand(click.Command):
+    """A command whose help shows options under headings."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """One list per heading, in order of the options."""
+        rows: dict[str, list[tuple[str, str]]] = {}
+        for option in self.get_params(ctx):
+            record = option.get_help_record(ctx)
+            if record is not None:
+                rows.setdefault(getattr(option, "section", "Other"), []).append(record)
+        for section, entries in rows.items():
+            with formatter.section(section):
+                formatter.write_dl(entries)
+
+
+class Workloads(click.Group):
+    """The workloads as commands, each made when it is called for: they have many options."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """All of them, in the registry's order."""
+        del ctx
+        return list(WORKLOADS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The one of that name."""
+        del ctx
+        return _command(cmd_name) if cmd_name in WORKLOADS else None
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does; a name that is none is answered with those that are."""
+        if args and args[0] not in WORKLOADS and not args[0].startswith("-"):
+            near = difflib.get_close_matches(args[0], WORKLOADS, n=1, cutoff=0.4)
+            hint = f": did you mean {near[0]}?" if near else f": {', '.join(WORKLOADS)}"
+            raise click.UsageError(f"there is no workload {args[0]!r}{hint}", ctx)
+        return super().resolve_command(ctx, args)
+
+
+@click.group(
+    cls=Workloads,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="Exit codes: 0 fine, 1 findings at or above --fail-on, 2 wrong usage, 3 bad input,"
+    " 4 the job failed (its report still comes), 130 interrupted.",
+)
+def run() -> None:
+    """Run a small training of one kind of parallelism under probes, and report on it.
+
+    \b
+      distprof run ddp --ranks 2 --device cpu
+      distprof run fsdp --gpus 8 --preset 1b -o runs/fsdp
+    """  # noqa: D301 - click reads it
+
+
+def _command(workload: str) -> click.Command:
+    kind = WORKLOADS[workload].options
+    params = [
+        *_fields(LaunchOptions, "launch", "Launching"),
+        *_fields(kind, workload, f"The workload {workload}"),
+        *_fields(ModelOptions, "model", "Model"),
+        *_fields(TrainingOptions, "training", "Training"),
+        *_probe_options(),
+        *_other_options(),
+    ]
+
+    def call(**values: Any) -> int:
+        return _run(workload, values)
+
+    return GroupedCommand(
+        workload,
+        params=params,
+        callback=call,
+        help=f"{kind.summary[0].upper()}{kind.summary[1:]}.",
+        short_help=kind.summary,
+        context_settings={"show_default": False},
+    )
+
+
+def _fields(kind: type, section: str, heading: str) -> list[click.Parameter]:
+    return [_from_field(option, section, heading) for option in fields(kind)]
+
+
+def _from_field(option: Field[Any], section: str, heading: str) -> click.Parameter:
+    return _option(
+        option.name,
+        str(option.type),
+        option.default,
+        help_of(option),
+        choices_of(option),
+        key=(section, option.name),
+        heading=heading,
+    )
+
+
+def _probe_options() -> list[click.Parameter]:
+    """Options of the probes, explained by :class:`distprof_probes.options.ProbeOptions`."""
+    texts = _argument_texts(inspect.getdoc(ProbeOptions) or "")
+    defaults = ProbeOptions()
+    return [
+        _option(
+            name,
+            type(getattr(defaults, name)).__name__,
+            getattr(defaults, name),
+            texts.get(name, ""),
+            ("window", "always-on", "off") if name == "mode" else (),
+            key=("probes", name),
+            heading="Probes",
+            flag=_PROBE_FLAGS.get(name),
+        )
+        for name in _PROBES_SHOWN
+    ]
+
+
+def _argument_texts(docstring: str) -> dict[str, str]:
+    """What a Google-style docstring says of each argument, on one line."""
+    _, _, part = docstring.partition("Args:\n")
+    entries = re.split(r"^ {4}(\w+): ", part, flags=re.MULTILINE)
+    pairs = zip(entries[1::2], entries[2::2], strict=True)
+    return {name: _sentence(text) for name, text in pairs}
+
+
+def _sentence(text: str) -> str:
+    line = re.sub(r":\w+:`([^`]*)`|``([^`]*)``", r"\1\2", " ".join(text.split())).rstrip(".")
+    return line[:1].lower() + line[1:]
+
+
+def _option(
+    name: str,
+    kind: str,
+    default: Any,
+    text: str,
+    choices: Sequence[str],
+    *,
+    key: tuple[str, str],
+    heading: str,
+    flag: str | None = None,
+) -> click.Parameter:
+    """One option that stays None unless it was typed, so that a file's value can stand."""
+    flag = flag or name.replace("_", "-")
+    shown = "" if default in ("", -1) else f"  [{_DEPENDS.get(name) or _shown(default)}]"
+    common: dict[str, Any] = {
+        "default": None,
+        "help": f"{text[:1].upper()}{text[1:]}.{shown}",
+        "section": heading,
+        "key": key,
+    }
+    if kind == "bool":
+        off = flag.removeprefix("no-") if flag.startswith("no-") else f"no-{flag}"
+        return GroupedOption([f"--{flag}/--{off}", f"of__{key[0]}__{name}"], **common)
+    type_ = click.Choice(list(choices)) if choices else _TYPES[kind]
+    return GroupedOption([f"--{flag}", f"of__{key[0]}__{name}"], type=type_, **common)
+
+
+def _shown(default: Any) -> str:
+    if isinstance(default, bool):
+        return "on" if default else "off"
+    return f"{default:g}" if isinstance(default, float) else str(default)
+
+
+def _other_options() -> list[click.Parameter]:
+    """What concerns the command rather than the run."""
+    faults = "Faults"
+    report = "Configuration and report"
+    severities = ["error", "warning", "info"]
+    return [
+        GroupedOption(
+            ["--fault", "faults"],
+            multiple=True,
+            metavar="KIND=TARGET:AMOUNT",
+            help="Injure the run on purpose, for example slow-rank=1:1.5; may be repeated.",
+            section=faults,
+        ),
+        GroupedOption(
+            ["--config"],
+            type=click.Path(path_type=Path),
+            metavar="FILE",
+            help="TOML file with the same options; what is typed wins.",
+            section=report,
+        ),
+        GroupedOption(
+            ["--dry-run"],
+            is_flag=True,
+            help="Print the whole configuration as such a file, and stop.",
+            section=report,
+        ),
+        GroupedOption(
+            ["-o", "--out"],
+            type=click.Path(path_type=Path),
+            metavar="DIR",
+            help="The run directory.  [runs/WORKLOAD-TIME]",
+            section=report,
+        ),
+        GroupedOption(
+            ["--format", "format_name"],
+            metavar="text|json|md",
+            help="How the report is shown.  [text]",
+            section=report,
+        ),
+        GroupedOption(
+            ["--fail-on"],
+            type=click.Choice(severities),
+            help="Exit with 1 if a finding is at least this severe.",
+            section=report,
+        ),
+        GroupedOption(["--no-report"], is_flag=True, help="Record only.", section=report),
+        GroupedOption(
+            ["-q", "--quiet"], is_flag=True, help="Nothing on stderr but errors.", section=report
+        ),
+        GroupedOption(
+            ["--debug"],
+            is_flag=True,
+            is_eager=True,
+            expose_value=False,
+            callback=_remember_debug,
+            help="Show where an unexpected error happened.",
+            section=report,
+        ),
+    ]
+
+
+def _remember_debug(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    del param
+    if ctx.obj is not None:  # what the program `distprof` knows of this call
+        ctx.obj.debug = value
+
+
+def _run(workload: str, values: dict[str, Any]) -> int:
+    config, faults = values.pop("config"), values.pop("faults")
+    given: dict[str, dict[str, Any]] = {"faults": {"inject": list(faults)} if faults else {}}
+    for name in [name for name in values if name.startswith("of__")]:
+        _, section, option = name.split("__")
+        value = values.pop(name)
+        if value is not None:
+            given.setdefault(section, {})[option] = value
+    settings = resolve(workload, read_settings_file(config) if config else {}, given)
+    if values.pop("dry_run"):
+        click.echo(to_toml(settings), nl=False)
+        return 0
+    from distprof_probes.job.ending import Wishes
+
+    from distprof_runs.job import run_job
+
+    return run_job(settings, Wishes(**values))

@@ -1,0 +1,51 @@
+"""A bar over the job's steps: on stderr, only for a terminal, and it leaves no trace."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from distprof_probes.job.supervise import Progress
+
+__all__ = ["job_progress"]
+
+
+@contextmanager
+def job_progress(num_steps: int, *, quiet: bool) -> Iterator[Callable[[Progress], None]]:
+    """Yield what draws the job's progress, or does nothing where nobody watches.
+
+    Args:
+        num_steps: Steps each rank is to make.
+        quiet: Draw nothing.
+    """
+    if quiet or not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bar
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}"),
+        TimeElapsedColumn(),
+    )
+    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("starting ranks", total=num_steps, rate="")
+
+        def show(progress: Progress) -> None:
+            bar.update(
+                task,
+                completed=progress.num_steps,
+                description="steps" if progress.num_steps else "starting ranks",
+                rate=_rate(progress.tokens_per_s),
+            )
+
+        yield show
+
+
+def _rate(tokens_per_s: float | None) -> str:
+    return "" if tokens_per_s is None else f"{tokens_per_s:,.0f} tokens/s"

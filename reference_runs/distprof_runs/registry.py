@@ -1,0 +1,35 @@
+"""The reference runs by name. Free of torch: a workload's module is imported when it is built."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from distprof_runs.model_parallel_options import (
+    CpOptions,
+    MoeOptions,
+    PpOptions,
+    ThreeDOptions,
+    TpOptions,
+)
+from distprof_runs.options import DdpOptions, FsdpOptions, WorkloadOptions
+
+__all__ = ["WORKLOADS", "Entry"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One workload: its options and the module whose ``build`` makes its trainer."""
+
+    options: type[WorkloadOptions]
+    module: str
+
+
+WORKLOADS: dict[str, Entry] = {
+    "ddp": Entry(options=DdpOptions, module="distprof_runs.ddp"),
+    "fsdp": Entry(options=FsdpOptions, module="distprof_runs.fsdp"),
+    "tp": Entry(options=TpOptions, module="distprof_runs.tp"),
+    "pp": Entry(options=PpOptions, module="distprof_runs.pp"),
+    "moe": Entry(options=MoeOptions, module="distprof_runs.moe"),
+    "cp": Entry(options=CpOptions, module="distprof_runs.cp"),
+    "3d": Entry(options=ThreeDOptions, module="distprof_runs.three_d"),
+}

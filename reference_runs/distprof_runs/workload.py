@@ -1,0 +1,112 @@
+"""What a workload is: a function that builds one rank's share of a parallel training."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from distprof_runs.options import ModelOptions, TrainingOptions, WorkloadOptions
+from distprof_runs.registry import WORKLOADS
+
+__all__ = ["Batch", "Job", "Phases", "Trainer", "build"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """One micro-batch of this rank.
+
+    Args:
+        tokens: int64, shape ``(batch, sequence)``.
+        targets: int64, shape ``(batch, sequence)``: the next token of each.
+    """
+
+    tokens: Tensor
+    targets: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What a rank knows of the job it is part of.
+
+    Args:
+        rank: Global rank.
+        world_size: Ranks of the job.
+        local_rank: Index on this node.
+        device: Where this rank computes.
+        dtype: Of computation; weights and optimizer state stay float32.
+        timeout: Of collectives; groups made later need it too.
+        mesh: Device mesh with the axes of ``options.mesh(world_size)``; also for one rank.
+    """
+
+    rank: int
+    world_size: int
+    local_rank: int
+    device: torch.device
+    dtype: torch.dtype
+    timeout: timedelta
+    mesh: DeviceMesh
+
+    def axis(self, name: str) -> int:
+        """This rank's index along a mesh axis; 0 if the mesh lacks it."""
+        names = self.mesh.mesh_dim_names or ()
+        return self.mesh.get_local_rank(name) if name in names else 0
+
+
+class Phases(Protocol):
+    """Marks parts of a step; :class:`distprof_probes.Session` is one."""
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        """Time inside belongs to ``input``, ``forward``, ``backward`` or ``optimizer``."""
+        ...
+
+
+class Trainer(Protocol):
+    """One rank's share of a parallel training."""
+
+    @property
+    def modules(self) -> Sequence[nn.Module]:
+        """The parts of the model on this rank, of which faults and probes find the blocks."""
+        ...
+
+    @property
+    def data_index(self) -> int:
+        """Which part of the global batch this rank trains on."""
+        ...
+
+    @property
+    def num_data_parts(self) -> int:
+        """In how many parts the global batch is split (data-parallel size)."""
+        ...
+
+    def train_step(self, micro_batches: Sequence[Batch], phases: Phases) -> Tensor | None:
+        """One optimizer update.
+
+        Returns:
+            Mean loss over this rank's own tokens, detached; None where this rank has no loss (a
+            pipeline's other stages). No collective is made for it.
+        """
+        ...
+
+
+def build(
+    job: Job, model: ModelOptions, training: TrainingOptions, options: WorkloadOptions
+) -> Trainer:
+    """The trainer of the workload that ``options`` belong to.
+
+    Args:
+        job: This rank's place.
+        model: Resolved sizes.
+        training: Common options.
+        options: Options of the workload.
+    """
+    module = importlib.import_module(WORKLOADS[options.name].module)
+    trainer: Trainer = module.build(job, model, training, options)
+    return trainer
