@@ -305,6 +305,6 @@ def _run(workload: str, values: dict[str, Any]) -> int:
         return 0
     from distprof_probes.job.ending import Wishes
 
-    from distprof_runs.job import run_job
+    from distprof_runs.launching.job import run_job
 
     return run_job(settings, Wishes(**values))

@@ -17,7 +17,7 @@ from distprof_probes.options import ProbeOptions
 from distprof.artefacts.run_file import Fault
 from distprof.errors import InputError, UsageError
 from distprof_runs.configuration import Configuration
-from distprof_runs.faults import SLOW_LINK, parse_fault
+from distprof_runs.faults.orders import SLOW_LINK, parse_fault
 from distprof_runs.options import ModelOptions, TrainingOptions
 from distprof_runs.registry import WORKLOADS
 

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 from distprof_runs.configuration import Configuration
-from distprof_runs.faults import parse_fault
+from distprof_runs.faults.orders import parse_fault
 from distprof_runs.options import DdpOptions, ModelOptions, TrainingOptions
 from distprof_runs.registry import WORKLOADS
 

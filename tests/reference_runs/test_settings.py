@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 from distprof_probes.environment import Placement
-from distprof_runs.as_rank import _first_of, torch_variables
 from distprof_runs.cli import run
-from distprof_runs.preparation import described, is_rank_already
+from distprof_runs.launching.as_rank import _first_of, torch_variables
+from distprof_runs.launching.preparation import described, is_rank_already
 from distprof_runs.registry import WORKLOADS
 from distprof_runs.settings import LaunchOptions, Settings, read_settings_file, resolve, to_toml
 from hypothesis import given

@@ -24,9 +24,9 @@ from distprof_probes.options import RUN_DIR_VARIABLE
 from distprof.artefacts.fabric_file import FABRIC_FILE
 from distprof.errors import MissingExtraError, UsageError
 from distprof_runs.bench.plan import PLAN_VARIABLE, Plan
-from distprof_runs.preparation import check_port, is_rank_already, on_this_machine
+from distprof_runs.launching.preparation import check_port, is_rank_already, on_this_machine
+from distprof_runs.launching.starting import run_ranks
 from distprof_runs.settings import Settings
-from distprof_runs.starting import run_ranks
 
 __all__ = ["Showing", "run_bench", "show"]
 
@@ -134,7 +134,7 @@ def _text(plan: Plan) -> str:
 
 def _as_rank(plan: Plan, showing: Showing, place: Placement) -> int:
     """Be one rank of a job that torchrun, srun or mpirun has launched; rank 0 shows."""
-    from distprof_runs.as_rank import torch_variables
+    from distprof_runs.launching.as_rank import torch_variables
 
     if (place.world_size or 1) < 2:
         raise UsageError("one rank has nobody to talk to: launch 2 or more")
