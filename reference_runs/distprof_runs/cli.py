@@ -303,8 +303,8 @@ def _run(workload: str, values: dict[str, Any]) -> int:
     if values.pop("dry_run"):
         click.echo(to_toml(settings), nl=False)
         return 0
-    from distprof_probes.job.ending import Wishes
+    from distprof_probes.job.ending import ReportOptions
 
     from distprof_runs.launching.job import run_job
 
-    return run_job(settings, Wishes(**values))
+    return run_job(settings, ReportOptions(**values))

@@ -133,7 +133,7 @@ def capture(
         code = _run(program, command, run_dir, options)
         return code if no_report else _report(run_dir, format_name, fail_on, code)
     finally:
-        SharedJob.of(run_dir).over()
+        SharedJob.of(run_dir).release_others()
 
 
 def _coverage(asked: str, mesh: dict[str, int]) -> Coverage:
@@ -243,7 +243,7 @@ def _run(program: str, command: Sequence[str], run_dir: Path, options: ProbeOpti
     nothing = "" if has_steps else why_nothing(diary)
     notes = notes_of(diary, ending.exit) + ([f"No step: {nothing}."] if nothing else [])
     is_first, job = _is_first_launcher(command), SharedJob.of(run_dir)
-    own, told = job.own_rank(ending), job.hear(ending) if is_first else []
+    own, told = job.own_rank(ending), job.other_endings(ending) if is_first else []
     evidence = rank_ends(run_dir, ending, watch, own=own, told=told)
     if is_first:
         outcome, failure = outcome_of(ending, evidence)
@@ -251,7 +251,7 @@ def _run(program: str, command: Sequence[str], run_dir: Path, options: ProbeOpti
         known = {rank: end for rank, end in ends.items() if end.ended_ns is not None}
         conclude(run_dir, outcome=outcome, exits=known, failure=failure, notes=notes)
     else:
-        job.leave(ending, evidence)
+        job.report_own_ending(ending, evidence)
     code = shell_code(ending.exit)
     if nothing and code:
         _say(f"The program ended with {_way(ending.exit)}, and no step was recorded.")

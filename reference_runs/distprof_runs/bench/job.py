@@ -1,4 +1,4 @@
-"""One benchmark, from the user's wishes to the saved profile, what it says, and the exit code."""
+"""One benchmark, from the user's options to the saved profile, what it says, and the exit code."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ import msgspec
 from distprof_probes.environment import Placement, placement
 from distprof_probes.job.ending import JOB_FAILED
 from distprof_probes.job.interrupts import Interrupts
+from distprof_probes.job.messages import print_failure, say, shown_path
 from distprof_probes.job.supervise import Patience, Supervisor
-from distprof_probes.job.telling import say, shown_path, tell_failure
 from distprof_probes.options import RUN_DIR_VARIABLE
 
 from distprof.artefacts.fabric_file import FABRIC_FILE
@@ -118,7 +118,7 @@ def _launched(folder: Path, settings: Settings, plan: Plan, showing: Showing) ->
         failure = supervisor.failure()
         if failure is not None or problem:
             if failure is not None:
-                tell_failure(folder, failure)
+                print_failure(folder, failure)
             say(problem or f"What the ranks printed is in {shown_path(folder)}")
             return JOB_FAILED
         if interrupts.signal is not None:

@@ -17,20 +17,25 @@ from distprof_probes.environment import Placement
 from distprof_probes.job import rank_process
 from distprof_probes.job.alarm import ANSWER_S, Alarm
 from distprof_probes.job.directory import DEFAULT_FOLDER
-from distprof_probes.job.ending import JOB_FAILED, Wishes, end_job
+from distprof_probes.job.ending import JOB_FAILED, ReportOptions, end_job
 from distprof_probes.job.interrupts import Interrupts
+from distprof_probes.job.messages import say
 from distprof_probes.job.other_hosts import (
     agreed_directory,
     evidence_of_others,
     job_name,
-    leave_word,
+    report_endings,
 )
 from distprof_probes.job.supervise import Phase, Supervisor
-from distprof_probes.job.telling import say
 
 from distprof.errors import UsageError
-from distprof_runs.launching.job import supervisor_of
-from distprof_runs.launching.preparation import WORKER, check, described, rank_environment
+from distprof_runs.launching.preparation import (
+    WORKER,
+    check,
+    described,
+    rank_environment,
+    supervisor_of,
+)
 from distprof_runs.launching.progress import job_progress
 from distprof_runs.settings import Settings
 
@@ -41,12 +46,12 @@ _DEFAULT_PORT = 29500
 _FIRST_PORT, _NUM_PORTS = 16_384, 16_000
 
 
-def run_as_rank(settings: Settings, wishes: Wishes, place: Placement) -> int:
+def run_as_rank(settings: Settings, report_options: ReportOptions, place: Placement) -> int:
     """Be one rank of a job that something else has launched.
 
     Args:
         settings: What is run; launching options play no part.
-        wishes: How rank 0 reports.
+        report_options: How rank 0 reports.
         place: Who this process is.
 
     Returns:
@@ -57,10 +62,10 @@ def run_as_rank(settings: Settings, wishes: Wishes, place: Placement) -> int:
     """
     environment = torch_variables(place)
     check(settings, place.world_size or 1)
-    run_dir = _agreed_directory(settings, wishes, place)
+    run_dir = _agreed_directory(settings, report_options, place)
     supervisor = supervisor_of(run_dir, settings)
     alarm = Alarm(run_dir)
-    quiet = wishes.quiet or place.rank != 0
+    quiet = report_options.quiet or place.rank != 0
     with Interrupts(lambda text: say(text, quiet=quiet)) as interrupts:
         command = rank_process.command(run_dir, WORKER)
         told = {**os.environ, **environment, **rank_environment(run_dir, settings)}
@@ -79,14 +84,14 @@ def run_as_rank(settings: Settings, wishes: Wishes, place: Placement) -> int:
         if place.rank != 0:
             return _leave(run_dir, supervisor, interrupts, alarm)
         try:
-            return _conclude(run_dir, settings, supervisor, interrupts, wishes, place)
+            return _conclude(run_dir, settings, supervisor, interrupts, report_options, place)
         finally:
             alarm.silence()
 
 
 def _leave(run_dir: Path, supervisor: Supervisor, interrupts: Interrupts, alarm: Alarm) -> int:
     """Tell rank 0 how this rank ended."""
-    leave_word(run_dir, supervisor.evidence())
+    report_endings(run_dir, supervisor.evidence())
     if supervisor.is_sound:
         return 0
     if interrupts.signal is not None:
@@ -100,7 +105,7 @@ def _conclude(
     settings: Settings,
     supervisor: Supervisor,
     interrupts: Interrupts,
-    wishes: Wishes,
+    report_options: ReportOptions,
     place: Placement,
 ) -> int:
     """On rank 0: hear the others and end the job."""
@@ -108,7 +113,7 @@ def _conclude(
     patience_s = settings.configuration.training.group_timeout_s if is_sound else ANSWER_S
     others = set(range(place.world_size or 1)) - {0}
     elsewhere = evidence_of_others(run_dir, others, patience_s=patience_s)
-    return end_job(run_dir, supervisor, interrupts, wishes, elsewhere=elsewhere)
+    return end_job(run_dir, supervisor, interrupts, report_options, elsewhere=elsewhere)
 
 
 def torch_variables(place: Placement) -> dict[str, str]:
@@ -169,20 +174,20 @@ def _port() -> int:
     return _FIRST_PORT + number % _NUM_PORTS
 
 
-def _agreed_directory(settings: Settings, wishes: Wishes, place: Placement) -> Path:
+def _agreed_directory(settings: Settings, report_options: ReportOptions, place: Placement) -> Path:
     """The run directory, the same on each rank; rank 0 describes the run in it.
 
     Raises:
         UsageError: If nothing here names it.
     """
     name = job_name()
-    if wishes.out is None and not name:
+    if report_options.out is None and not name:
         raise UsageError(
             "name a new folder with -o: every rank must know it, and nothing here names the job"
         )
     workload = settings.configuration.workload.name
     return agreed_directory(
-        wishes.out or DEFAULT_FOLDER / f"{workload}-{name}",
+        report_options.out or DEFAULT_FOLDER / f"{workload}-{name}",
         is_first=place.rank == 0,
         describe=lambda: described(settings, place.world_size or 1),
     )

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 
 from distprof_probes.job.directory import new_run_directory
-from distprof_probes.job.ending import Wishes
+from distprof_probes.job.ending import ReportOptions
 
 from distprof.artefacts.run_file import Fault
 from distprof.errors import UsageError
@@ -35,12 +35,12 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _PORT = 29500  # each node has all ports of its own
 
 
-def run_on_emulated_nodes(settings: Settings, wishes: Wishes) -> int:
+def run_on_emulated_nodes(settings: Settings, report_options: ReportOptions) -> int:
     """Make the nodes, run the job on them, and take the nodes away.
 
     Args:
         settings: What is run; ``launch.emulate_nodes`` says on how many nodes.
-        wishes: How it is reported.
+        report_options: How it is reported.
 
     Returns:
         The first node's exit code.
@@ -51,7 +51,7 @@ def run_on_emulated_nodes(settings: Settings, wishes: Wishes) -> int:
     launch = settings.launch
     check(settings, launch.world_size)
     link = _link(settings.configuration.faults)
-    run_dir = new_run_directory(wishes.out, settings.configuration.workload.name)
+    run_dir = new_run_directory(report_options.out, settings.configuration.workload.name)
     with (
         EmulatedNodes(launch.emulate_nodes, link) as nodes,
         tempfile.TemporaryDirectory(prefix="distprof-") as folder,
@@ -59,7 +59,7 @@ def run_on_emulated_nodes(settings: Settings, wishes: Wishes) -> int:
         file = Path(folder) / "run.toml"
         file.write_text(to_toml(replace(settings, launch=_of_a_node(settings, nodes))))
         commands = [
-            nodes.command(node, _command(settings, wishes, file, run_dir, node))
+            nodes.command(node, _command(settings, report_options, file, run_dir, node))
             for node in range(nodes.num_nodes)
         ]
         environment = {**os.environ, **nodes.environment, **_QUIET, COMMAND_VARIABLE: _typed()}
@@ -88,10 +88,12 @@ def _of_a_node(settings: Settings, nodes: EmulatedNodes) -> LaunchOptions:
     return replace(settings.launch, nodes=nodes.num_nodes, rdzv_endpoint=endpoint)
 
 
-def _command(settings: Settings, wishes: Wishes, file: Path, run_dir: Path, node: int) -> list[str]:
+def _command(
+    settings: Settings, report_options: ReportOptions, file: Path, run_dir: Path, node: int
+) -> list[str]:
     workload = settings.configuration.workload.name
     command = [sys.executable, "-m", "distprof", "run", workload, "--config", str(file)]
-    command += ["--node-rank", str(node), "-o", str(run_dir), *wishes.arguments]
+    command += ["--node-rank", str(node), "-o", str(run_dir), *report_options.arguments]
     return command if node == 0 else [*command, "--quiet"]
 
 

@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass
 from datetime import timedelta
 
-from distprof_probes.job.telling import say
+from distprof_probes.job.messages import say
 from torch.distributed import (  # type: ignore[attr-defined]  # documented there
     DistError,
     PrefixStore,

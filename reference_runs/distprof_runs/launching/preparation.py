@@ -18,7 +18,8 @@ from distprof_probes.environment import (
     tool_version,
     versions,
 )
-from distprof_probes.job.telling import say
+from distprof_probes.job.messages import say
+from distprof_probes.job.supervise import Patience, Supervisor
 from distprof_probes.options import OPTIONS_VARIABLE, RUN_DIR_VARIABLE, ProbeOptions
 
 from distprof.artefacts.run_file import Coverage, RunFile
@@ -35,6 +36,7 @@ __all__ = [
     "is_rank_already",
     "on_this_machine",
     "rank_environment",
+    "supervisor_of",
 ]
 
 COMMAND_VARIABLE = "DISTPROF_COMMAND"
@@ -172,3 +174,9 @@ def _coverage(probes: ProbeOptions, world_size: int) -> Coverage:
 def rank_environment(run_dir: Path, settings: Settings) -> dict[str, str]:
     """What ranks are told; all the rest stands in run.json."""
     return {RUN_DIR_VARIABLE: str(run_dir), OPTIONS_VARIABLE: settings.probes.to_json()}
+
+
+def supervisor_of(run_dir: Path, settings: Settings) -> Supervisor:
+    """The supervisor that suits the run."""
+    training = settings.configuration.training
+    return Supervisor(run_dir, Patience.of(training.group_timeout_s), num_steps=training.steps)

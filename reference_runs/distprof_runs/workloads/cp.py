@@ -1,8 +1,8 @@
 """Context parallelism: every rank holds all weights and a share of each sequence.
 
 Only attention looks beyond a rank's own tokens: keys and values go around a ring, or heads are
-exchanged for tokens (:mod:`distprof_runs.workloads.sequence_attention`). DistributedDataParallel averages
-the gradients over the ranks, as each minimises the mean loss of its own tokens.
+exchanged for tokens (:mod:`distprof_runs.workloads.sequence_attention`). DistributedDataParallel
+averages the gradients over the ranks, as each minimises the mean loss of its own tokens.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Causal attention over a sequence that is split among ranks: keys and values go around a ring.
+"""Causal attention over a sequence that is split among ranks: ring attention and Ulysses.
 
-Each rank keeps the queries of its own tokens. Key and value blocks make P - 1 hops, so that every
-rank meets every block once; the parts are merged exactly through their log-sum-exps. Backward, the
-same blocks go around again and their gradients follow one hop behind, so a gradient block also
-makes P - 1 hops and ends at home: forward P - 1 messages per rank, backward 2 (P - 1), each of
-2 · batch · key/value heads · tokens/P · head size elements.
+In a ring, each rank keeps the queries of its own tokens. Key and value blocks make P - 1 hops, so
+that every rank meets every block once; the parts are merged exactly through their log-sum-exps.
+Backward, the same blocks go around again and their gradients follow one hop behind, so a gradient
+block also makes P - 1 hops and ends at home: forward P - 1 messages per rank, backward 2 (P - 1),
+each of 2 · batch · key/value heads · tokens/P · head size elements.
 
 Scores of one pair of blocks are held at a time, in float32.
 
@@ -230,7 +230,13 @@ def _for_each_query_head(key_value: Tensor, heads: int) -> Tensor:
 
 
 class UlyssesAttention:
-    """What :attr:`distprof_runs.workloads.model.Attention.attend` becomes under Ulysses.
+    """Ulysses: from tokens of all heads to heads of all tokens, and back.
+
+    Four all-to-alls per attention forward (query, key, value, output) and four backward, each of
+    this rank's share of that tensor. Takes the place of
+    :attr:`distprof_runs.workloads.model.Attention.attend`.
+
+    Source: Jacobs et al. 2023, "DeepSpeed Ulysses".
 
     Args:
         group: The context-parallel ranks; their number divides both kinds of heads.

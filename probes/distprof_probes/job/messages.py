@@ -12,7 +12,7 @@ from distprof.artefacts.run_file import Failure, RunFile
 from distprof_probes.job.directory import rank_directory
 from distprof_probes.job.evidence import last_lines, main_stack, read_error
 
-__all__ = ["plain", "say", "shown_path", "tell_failure", "tell_where"]
+__all__ = ["plain", "print_failure", "print_next_steps", "say", "shown_path"]
 
 _LINES = 12
 _PLUMBING = ('"<frozen ', "/distprof_probes/job/rank_main.py")
@@ -47,7 +47,7 @@ def shown_path(path: Path) -> str:
     return shlex.quote(min(relative, str(path), key=len))
 
 
-def tell_failure(run_dir: Path, failure: Failure) -> None:
+def print_failure(run_dir: Path, failure: Failure) -> None:
     """What happened first, and the last words of the rank to whom it happened."""
     say(f"The job failed: {failure.message}.")
     if failure.rank is None:
@@ -70,7 +70,7 @@ def _last_words(folder: Path, failure: Failure) -> list[str]:
     return error.traceback.splitlines()[-_LINES:] if error and is_its_own else []
 
 
-def tell_where(run: RunFile, run_dir: Path, *, has_report: bool) -> None:
+def print_next_steps(run: RunFile, run_dir: Path, *, has_report: bool) -> None:
     """Where everything is, and the two commands most useful next."""
     folder = shown_path(run_dir)
     analyze = f"distprof analyze {folder} --format md -o report.md"
