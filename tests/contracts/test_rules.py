@@ -1,12 +1,10 @@
 """What every rule must be: documented, named, exampled, and right about its own fixtures."""
 
-import importlib.util
 import re
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
 
-from distprof.rules.base import Rule
 from distprof.rules.engine import run_rules
 from distprof.rules.page import HEADINGS
 from distprof.rules.registry import all_rules
@@ -37,23 +35,12 @@ from distprof.sections.whatif.result import WhatIfResult
 from distprof.terms import Confidence
 from distprof.verbs.plan.configuration import ConfigurationResult
 from distprof.verbs.sweep.result import ScalingResult
+from tests.rules.fixtures import fixture
 
-ROOT = Path(__file__).parents[2]
 RULES = all_rules()
-FAMILIES = {
-    "COM": "communication",
-    "STR": "stragglers",
-    "HST": "host",
-    "INP": "input",
-    "MEM": "memory",
-    "CAP": "capture",
-    "PIP": "pipeline",
-    "MOE": "moe",
-    "NET": "network",
-    "TEL": "telemetry",
-    "CFG": "configuration",
-    "SCA": "scaling",
-}
+FAMILIES = frozenset(
+    {"COM", "STR", "HST", "INP", "MEM", "CAP", "PIP", "MOE", "NET", "TEL", "CFG", "SCA"}
+)
 
 COSTS_NO_TIME = {
     "tensor-cores-unused",
@@ -120,17 +107,6 @@ SECTIONS = {
 each_rule = pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 
 
-def fixture_of(rule: Rule, which: str):
-    folder = ROOT / "tests" / "rules" / FAMILIES[rule.code[:3]] / rule.name.replace("-", "_")
-    path = folder / f"{which}.py"
-    spec = importlib.util.spec_from_file_location(f"{rule.code}_{which}", path)
-    assert spec is not None, f"{path} is missing"
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.results().values()
-
-
 def test_there_are_rules_and_their_codes_and_names_are_unique():
     assert len(RULES) >= 15
     assert len({rule.code for rule in RULES}) == len(RULES)
@@ -140,6 +116,7 @@ def test_there_are_rules_and_their_codes_and_names_are_unique():
 @each_rule
 def test_code_and_name_are_well_formed(rule):
     assert re.fullmatch(r"[A-Z]{3}[1-9]\d\d", rule.code)
+    assert rule.code[:3] in FAMILIES
     assert re.fullmatch(r"[a-z]+(-[a-z]+)*", rule.name)
     assert rule.code not in RETIRED
     assert re.fullmatch(r"\d+\.\d+\.\d+", rule.since)
@@ -179,21 +156,28 @@ def test_limits_are_numbers_with_a_meaning(rule):
 
 @each_rule
 def test_the_bad_fixture_fires_this_rule_and_no_other(rule):
-    outcome = run_rules(fixture_of(rule, "bad"), rules=RULES, debug=True)
+    outcome = run_rules(fixture(rule, "bad"), rules=RULES, debug=True)
     assert {finding.code for finding in outcome.findings} == {rule.code}
     assert outcome.not_checked == ()
 
 
 @each_rule
 def test_the_good_fixture_fires_no_rule(rule):
-    outcome = run_rules(fixture_of(rule, "good"), rules=RULES, debug=True)
+    outcome = run_rules(fixture(rule, "good"), rules=RULES, debug=True)
     assert outcome.findings == ()
     assert outcome.not_checked == ()
 
 
+@pytest.mark.parametrize("which", ["bad", "good"])
+def test_a_rule_without_a_fixture_is_told_which_function_is_missing(which):
+    nameless = replace(RULES[0], name="no-such-rule")
+    with pytest.raises(LookupError, match=rf"fixtures\.\w+\.{which}_no_such_rule\(\)"):
+        fixture(nameless, which)
+
+
 @each_rule
 def test_a_finding_is_a_readable_statement_with_cost_and_fix(rule):
-    for finding in run_rules(fixture_of(rule, "bad"), rules=RULES).findings:
+    for finding in run_rules(fixture(rule, "bad"), rules=RULES).findings:
         assert re.fullmatch(r"[A-Z0-9].*\.", finding.message)
         assert "None" not in finding.message
         assert "nan" not in finding.message
