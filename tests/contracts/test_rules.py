@@ -1,5 +1,7 @@
 """What every rule must be: documented, named, exampled, and right about its own fixtures."""
 
+import importlib
+import inspect
 import re
 from dataclasses import replace
 
@@ -41,35 +43,6 @@ RULES = all_rules()
 FAMILIES = frozenset(
     {"COM", "STR", "HST", "INP", "MEM", "CAP", "PIP", "MOE", "NET", "TEL", "CFG", "SCA"}
 )
-
-COSTS_NO_TIME = {
-    "tensor-cores-unused",
-    "uneven-memory",
-    "memory-nearly-full",
-    "needless-accumulation",
-    "low-mfu",
-    "dead-experts",
-    "dropped-tokens",
-    "forced-nccl-settings",
-    "shared-memory-inside-node",
-    "tensor-parallelism-without-sequence-parallelism",
-    "unused-network-cards",
-    "far-network-card",
-    "uneven-ranks-per-node",
-    "uneven-nccl-settings",
-    "late-rank-by-summary",
-    "input-not-ready",
-    "device-errors",
-    "hot-device",
-    "inactive-nvlinks",
-    "energy-spent-waiting",
-    "sampler-without-set-epoch",
-    "unsharded-data",
-    "oversubscribed-threads",
-    "superlinear-scaling",
-}
-"""Besides those on the recording itself: what is lost is quality of the model, or no source has
-times for it."""
 
 SECTIONS = {
     "configuration": ConfigurationResult,
@@ -123,9 +96,11 @@ def test_code_and_name_are_well_formed(rule):
 
 
 @each_rule
-def test_a_rule_lies_in_the_folder_of_its_subject(rule):
-    name = rule.name.replace("-", "_")
-    assert re.fullmatch(rf"distprof\.(sections|verbs)\.\w+\.rules\.{name}", rule.check.__module__)
+def test_a_rule_lies_in_the_folder_of_its_subject_in_a_file_of_its_own_or_in_a_table(rule):
+    folder, _, file = rule.check.__module__.rpartition(".")
+    assert re.fullmatch(r"distprof\.(sections|verbs)\.\w+\.rules", folder)
+    table = getattr(importlib.import_module(rule.check.__module__), "RULES", ())
+    assert file == rule.name.replace("-", "_") or rule in table
 
 
 @each_rule
@@ -136,8 +111,15 @@ def test_the_page_has_all_headings_in_order_and_says_something_under_each(rule):
 
 
 @each_rule
-def test_the_example_is_a_block_that_begins_with_the_name(rule):
-    assert re.match(rf"```text\n{rule.name}: .{{30,}}\n```$", rule.doc.sections["Example"], re.S)
+def test_the_example_is_a_block_with_what_the_rule_says_of_its_bad_fixture(rule):
+    headings = re.findall(r"^## (.+)$", rule.page, re.M)
+    assert headings == [*HEADINGS[:5], "Example", *HEADINGS[5:], "Limits"]
+    example = re.search(r"\n## Example\n\n```text\n(.*?)\n```\n", rule.page, re.S)
+    assert example is not None
+    assert all(len(line) <= 100 for line in example[1].splitlines())
+    findings = run_rules(fixture(rule, "bad"), rules=[rule]).findings
+    said = " ".join(f"{rule.name}: {finding.message}" for finding in findings)
+    assert " ".join(example[1].split()) == " ".join(said.split())
 
 
 @each_rule
@@ -188,13 +170,24 @@ def test_a_finding_is_a_readable_statement_with_cost_and_fix(rule):
             assert section in SECTIONS
             assert not key or key in SECTIONS[section].__struct_fields__
         assert finding.docs == f"reference/rules/{rule.name}.md"
-        assert finding.cost_ns_per_step is None or finding.cost_ns_per_step >= 0
         if rule.code.startswith("CFG"):
             assert finding.confidence is Confidence.MODELLED
-        elif rule.code.startswith("CAP") or rule.name in COSTS_NO_TIME:
-            assert finding.cost_ns_per_step is None
+
+
+@each_rule
+def test_findings_have_a_cost_unless_the_rule_says_that_it_costs_no_time(rule):
+    for finding in run_rules(fixture(rule, "bad"), rules=RULES).findings:
+        if rule.costs_time:
+            assert finding.cost_ns_per_step is not None
+            assert finding.cost_ns_per_step > 0
         else:
-            assert finding.cost_ns_per_step
+            assert finding.cost_ns_per_step is None
+
+
+@each_rule
+def test_a_rule_that_costs_no_time_never_computes_a_cost(rule):
+    source = inspect.getsource(importlib.import_module(rule.check.__module__))
+    assert rule.costs_time or "cost_ns_per_step=" not in source
 
 
 @each_rule
