@@ -16,12 +16,14 @@ from pathlib import Path
 from distprof.cli.reference import command_line_page
 from distprof.documents.schema import SCHEMA_FILE, report_schema_page, report_schema_text
 from distprof.rules.base import Rule
+from distprof.rules.page import EXAMPLES_FILE
 from distprof.rules.registry import all_rules
 from distprof.run.records import RECORD_TABLES
 from distprof.run.tables import TABLES
 from distprof.schema import ABSENT, Column, TableSchema
 from distprof.verbs.hang.show import HANG_SCHEMA_FILE, hang_schema_page, hang_schema_text
 from distprof.verbs.schemas import plan_schema_texts, verb_schema_texts
+from docs.rule_examples import examples_text, rule_examples
 from docs.run_directory import run_directory_page, schema_files
 
 __all__ = ["columns_page", "main", "pages", "rule_page", "rules_index", "stale"]
@@ -34,9 +36,11 @@ FORMULAS = ROOT / "docs" / "concepts" / "formulas.md"
 def pages() -> Iterator[tuple[Path, str]]:
     """Every generated page: where it lies and what it must say."""
     rules = all_rules()
+    examples = rule_examples(rules)
+    yield EXAMPLES_FILE, examples_text(examples)
     yield REFERENCE / "rules" / "README.md", rules_index(rules)
     for rule in rules:
-        yield REFERENCE / "rules" / f"{rule.name}.md", rule_page(rule)
+        yield REFERENCE / "rules" / f"{rule.name}.md", rule_page(rule, examples[rule.code])
     yield REFERENCE / "columns.md", columns_page((*TABLES, *RECORD_TABLES))
     yield REFERENCE / "command-line.md", command_line_page()
     yield ROOT / "distprof" / "documents" / "schemas" / SCHEMA_FILE, report_schema_text()
@@ -51,9 +55,14 @@ def pages() -> Iterator[tuple[Path, str]]:
     yield REFERENCE / "run-directory.md", run_directory_page()
 
 
-def rule_page(rule: Rule) -> str:
-    """The rule's page; sections of the formula sheet that its sources cite are links."""
-    page, heading, sources = rule.page.partition("\n## Sources\n")
+def rule_page(rule: Rule, example: Sequence[str]) -> str:
+    """The rule's page; sections of the formula sheet that its sources cite are links.
+
+    Args:
+        rule: Which.
+        example: What it says about its bad fixture, a message each.
+    """
+    page, heading, sources = rule.page_with(example).partition("\n## Sources\n")
     if "Formula sheet" in sources:
         for title in re.findall(r"^## (.+)$", FORMULAS.read_text(encoding="utf-8"), re.MULTILINE):
             link = f"../../concepts/formulas.md#{title.lower().replace(' ', '-')}"

@@ -1,7 +1,8 @@
 """Which rules exist: those in the ``rules`` folder of each subject, and those of plug-ins.
 
-A plug-in declares an entry point in the group ``distprof.rules`` that names a rule module (with its
-rule in ``check``), a :class:`~distprof.rules.base.Rule`, or an iterable of them.
+A rule module holds one rule in ``check``, or a table of them in ``RULES``. A plug-in declares an
+entry point in the group ``distprof.rules`` that names such a module, a
+:class:`~distprof.rules.base.Rule`, or an iterable of them.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ def _own_rules() -> Iterator[Rule]:
 
 def _rules_in(loaded: object) -> Iterator[Rule]:
     if isinstance(loaded, ModuleType):
-        loaded = getattr(loaded, "check", None)
+        loaded = getattr(loaded, "RULES", None) or getattr(loaded, "check", None)
     if isinstance(loaded, Rule):
         yield loaded
     elif isinstance(loaded, Iterable):

@@ -23,13 +23,6 @@ cost, balance experts and embedding tables), start Python's garbage collector on
 same step (`gc.disable()` and `gc.collect()` every N steps), pin host processes to cores, and
 remove synchronising calls that only some ranks make.
 
-## Example
-```text
-arrival-skew-bound-collectives: 12.4 % of each step (2.77 ms of 22.3 ms) is waiting for late members
-and no rank is to blame for most of it; all_reduce in dp_replicate waits 2.10 ms per step and
-transfers 0.40 ms.
-```
-
 ## When it is wrong
 Where the clock residual is large, small waits are noise; the share that could not be judged is in
 the straggler section.

@@ -24,13 +24,6 @@ it is fast: look for collectives of several groups that share a link at the same
 computation that takes the multiprocessors NCCL needs, for NCCL settings that differ from the
 benchmark's (`NCCL_ALGO`, `NCCL_PROTO`, `NCCL_NET`), and for ranks placed in another order.
 
-## Example
-```text
-below-fabric-bandwidth: 12.3 % of each step (2.74 ms of 22.3 ms) is transfer beyond what this
-network can do: all_reduce in dp (26.2 MB) moves at 30.6 GB/s bus bandwidth, the fabric profile
-reaches 117 GB/s.
-```
-
 ## When it is wrong
 A profile measured with idle machines knows no computation beside communication, which slows both
 by a tenth or two; the limit leaves room for that. A profile of other machines says nothing.

@@ -24,12 +24,6 @@ by one in a hook. FSDP: wrap whole transformer blocks instead of single layers. 
 tensors, or group calls with `torch.distributed._coalescing_manager`; reduce metrics once per
 logging interval, not per step.
 
-## Example
-```text
-tiny-collectives: 161 small collectives per step and rank (most of them all_reduce in dp_replicate
-(4.10 kB)) take 3.20 ms of exposed time; together they move 1.30 MB.
-```
-
 ## When it is wrong
 Small messages hidden behind computation cost nothing, and are not reported. Barriers and scalar
 reductions that gradient clipping or loss scaling needs cannot be merged with gradients.

@@ -25,12 +25,6 @@ straddle nodes. If it is not: send less. Reduce gradients in bf16, accumulate wi
 the micro-batch, shard inside the node (HSDP) instead of across nodes, keep tensor and expert
 parallelism inside the NVLink domain.
 
-## Example
-```text
-transfer-bound-collectives: 28.0 % of each step (6.24 ms of 22.3 ms) is transfer that no computation
-is left to hide; all_gather in dp_shard (135 MB) moves at 38.2 GB/s bus bandwidth.
-```
-
 ## When it is wrong
 Small messages are bound by latency: their bandwidth is low on any network (`tiny-collectives`).
 Where several collectives share a link each one looks slow, and the link is not.

@@ -23,13 +23,6 @@ Larger micro-batches, up to the factor in the message. Where memory or convergen
 fewer data-parallel ranks (more tensor or pipeline parallelism), accumulation with `no_sync` (one
 reduction for several backwards), 16-bit or compressed gradients, hybrid sharding.
 
-## Example
-```text
-small-batch-for-data-parallelism: reducing 51.1 MB of float32 gradients takes 14.0 ms, backward
-6.00 ms: 28.6 % of each step (8.00 ms of 28.0 ms) cannot be hidden. With 2.33 times the samples per
-micro-batch (1,195 tokens instead of 512) it could.
-```
-
 ## When it is wrong
 Where something slows the transfers: compare with `below-fabric-bandwidth` and the rules on NCCL's
 network before changing the batch. On CPUs that communicate and compute with the same cores.

@@ -22,12 +22,6 @@ that runs with no communication beside it. An upper bound: other causes may stan
 Unset it, or set 8 (the default) to 32. Where tensor parallelism needs it on Hopper and before, and
 parameters are sharded too, compare both ways.
 
-## Example
-```text
-single-device-connection: CUDA_DEVICE_MAX_CONNECTIONS=1, and 12.4 % of each step (2.77 ms of
-22.3 ms) is exposed transfer of sharded parameters in dp_shard (8 ranks).
-```
-
 ## When it is wrong
 Where exposed transfer has another cause, such as `no-parameter-prefetch`; nothing in a trace shows
 the queue itself.

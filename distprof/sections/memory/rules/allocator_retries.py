@@ -20,12 +20,6 @@ Leave room: a smaller micro-batch, more sharding, selective recomputation. Again
 set `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`, pad sequences to a few lengths, and do not
 call `empty_cache` in the loop.
 
-## Example
-```text
-allocator-retries: The allocator of 2 ranks ran out of memory and retried 14 times in the second
-half of the steps: 3.1 % of each step (12.0 ms of 387 ms).
-```
-
 ## When it is wrong
 Where the step log holds other long steps too (checkpoints, evaluation) that coincide with retries,
 part of the time is theirs.

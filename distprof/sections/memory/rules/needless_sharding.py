@@ -22,12 +22,6 @@ what the fullest device holds, and 16 bytes per parameter for what it does not h
 DistributedDataParallel, or ZeRO-1 for the optimizer's part of the memory at no more bytes; or keep
 FSDP and leave weights gathered after the forward (`reshard_after_forward=False`).
 
-## Example
-```text
-needless-sharding: Weights are gathered 2 times in each step although the whole state fits: 31.0 GB
-of 80 GB, modelled. Gathers are exposed for 6.1 % of each step (12.1 ms of 198 ms).
-```
-
 ## When it is wrong
 A larger micro-batch may be worth more than the bytes. Parameters, gradients or moments in another
 precision than 16 bytes together make the state smaller or larger than modelled.

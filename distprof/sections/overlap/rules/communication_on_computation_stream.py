@@ -23,13 +23,6 @@ collectives run on the current stream since PyTorch 2.8. Or let the wrapper do i
 `fully_shard`, Megatron's `--overlap-grad-reduce` and `--overlap-param-gather` have streams of their
 own. Code of one's own: `with torch.cuda.stream(side):` and events in both directions.
 
-## Example
-```text
-communication-on-computation-stream: 96 collectives of dp_shard per step (100 % of them) run on a
-stream that computes: 12.4 % of each step (2.77 ms of 22.3 ms) is transfer that cannot be hidden
-there.
-```
-
 ## When it is wrong
 Where nothing is left to compute meanwhile, as for the norm of all gradients; such are small.
 

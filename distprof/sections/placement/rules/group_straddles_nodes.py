@@ -21,12 +21,6 @@ exposed: an upper bound. None without a time line.
 Choose a size of the axis that divides the ranks of a node, or use as many ranks per node as a
 multiple of it.
 
-## Example
-```text
-group-straddles-nodes: Groups of dp_shard (4 ranks next to each other) would fit into a node of 6
-ranks, but some span 2 nodes: 12.0 % of each step (2.40 ms of 20.0 ms) is their exposed transfer.
-```
-
 ## When it is wrong
 Where the fast fabric spans nodes and distprof does not know it: say so with `[topology]
 gpus_per_domain`.

@@ -27,13 +27,6 @@ FSDP2 (`fully_shard`): wrap each transformer block, keep the implicit prefetch (
 `backward_prefetch=BackwardPrefetch.BACKWARD_PRE`. DeepSpeed: `stage3_prefetch_bucket_size`,
 `overlap_comm`. Megatron: `--overlap-param-gather`. It takes the memory of one more unit.
 
-## Example
-```text
-no-parameter-prefetch: 2.00 % of the parameters that dp_shard (8 ranks) shares are gathered beside
-computation: 18.2 % of each step (4.06 ms of 22.3 ms) is gathering, 34 times 16.8 MB, that nothing
-hides.
-```
-
 ## When it is wrong
 Where computation of a unit is so short that a prefetched gather, begun in time, is past it at once;
 where memory has no room for a second unit. Units of a few kilobytes are left to `tiny-collectives`.

@@ -25,13 +25,6 @@ A mesh of two axes: `init_device_mesh("cuda", (nodes, ranks_per_node),
 mesh_dim_names=("dp_replicate", "dp_shard"))`, given to `fully_shard`. Reference run: `distprof run
 fsdp --replicas NODES`.
 
-## Example
-```text
-sharding-across-nodes: the groups of dp_shard span 2 nodes with 2 ranks on each: 410 ms of each step
-(31.0 %) is their exposed transfer. Sharded inside nodes, a rank would send 15.7 MB between nodes
-per step instead of 94.4 MB.
-```
-
 ## When it is wrong
 Where a replica does not fit into one node's memory: HSDP holds 16N/g bytes of model state per rank
 instead of 16N/P. Where the network is as fast as the links inside a node.
