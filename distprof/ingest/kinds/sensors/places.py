@@ -46,8 +46,9 @@ class Places:
                     by_index[node, index] = rank
                 else:
                     by_uuid[name] = rank
+        log = run.get(NcclLog)
         return Places(
-            by_bus=_bus_ids(run.nccl) if run.nccl is not None else {},
+            by_bus=_bus_ids(log) if log is not None else {},
             by_index=by_index,
             by_uuid=by_uuid,
             nodes=tuple(nodes),

@@ -13,7 +13,7 @@ from distprof.ingest.assemble import assemble_run
 from distprof.ingest.kinds.sensors.collect import Collector, Identity
 from distprof.ingest.kinds.sensors.join import Recorded, find_zone, with_device_log
 from distprof.ingest.kinds.sensors.places import Places
-from distprof.run.device_log import DeviceEvent
+from distprof.run.device_log import DeviceEvent, DeviceLog
 from distprof.run.nccl_log import NcclCommunicator, NcclLog, NcclMember, NcclProcess
 from distprof.run.records import RankRecords
 from distprof.run.run import Device
@@ -158,7 +158,7 @@ def test_nccls_log_joins_by_bus_id_even_where_numbers_differ():
         processes=processes,
         communicators=(NcclCommunicator(name="x", num_ranks=4, members=members),),
     )
-    places = Places.of(replace(run, nccl=nccl))
+    places = Places.of(run.having(nccl))
     assert places.rank_of("node-1", 0, "00000000:12:00.0", "") == 2
 
 
@@ -199,7 +199,7 @@ def test_an_error_on_a_bus_id_is_of_the_rank_whose_sensors_name_it(is_first, hos
     logs = [sensors.result(), kernel.result()]
     for log in logs if is_first else reversed(logs):
         run = with_device_log(run, log)
-    assert [event.rank for event in run.devices.events] == [2]
+    assert [event.rank for event in run.get(DeviceLog).events] == [2]
 
 
 def test_errors_of_another_time_are_left_out_and_counted():
