@@ -168,7 +168,7 @@ def _fabric(fabric: Source | None, settings: Config) -> FabricFile | None:
     file = os.fspath(fabric) if fabric is not None else settings.fabric
     if not file:
         return None
-    from distprof.ingest.kinds.fabric import read_fabric
+    from distprof.ingest.fabric import read_fabric
 
     return read_fabric(file)
 

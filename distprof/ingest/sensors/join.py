@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from distprof.ingest.kinds.sensors.places import Places
+from distprof.ingest.sensors.places import Places
 from distprof.run.device_log import (
     Clock,
     DeviceEvent,

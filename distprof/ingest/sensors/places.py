@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from distprof.ingest.kinds.sensors.values import bus_id, whole
+from distprof.ingest.sensors.collect import bus_id, whole
 from distprof.run.nccl_log import NcclLog
 from distprof.run.run import Rank, Run
 
