@@ -6,6 +6,7 @@ Memory stays bounded whatever a line or an archive holds.
 from __future__ import annotations
 
 import gzip
+import os
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ from typing import BinaryIO, cast
 
 from distprof.ingest.job.files import Folder
 
-__all__ = ["DAMAGE", "Blocks", "beginning", "opened", "read_some"]
+__all__ = ["DAMAGE", "Blocks", "beginning", "opened", "paths_of_logs", "read_some"]
 
 DAMAGE = (OSError, EOFError, zlib.error, ValueError)
 """What reading damaged bytes may raise."""
@@ -24,6 +25,31 @@ BLOCK_BYTES = 1 << 20
 MAX_LINE_BYTES = 1 << 17
 MAX_BYTES = 1 << 38
 """Unpacked; a small file of gzip can hold more than a day's work."""
+
+
+_TRACES = (".json", ".json.gz")
+
+
+def paths_of_logs(source: str, most: int) -> list[str]:
+    """The source itself, or all files in a folder and its folders, by name.
+
+    Args:
+        source: Path or URL.
+        most: A folder with more files holds something else; so does one with a trace: no file.
+
+    Raises:
+        OSError: If the folder cannot be read.
+    """
+    if "://" in source or not Path(source).expanduser().is_dir():
+        return [source]
+    files: list[str] = []
+    for parent, folders, names in os.walk(Path(source).expanduser()):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in sorted(names):
+            if name.lower().endswith(_TRACES) or len(files) >= most:
+                return []
+            files.append(str(Path(parent, name)))
+    return sorted(files)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from distprof_runs.bench.plan import KINDS
 from distprof_runs.launching.emulated_nodes import EmulatedNodes, Link, why_not
 
 from distprof.artefacts.fabric_file import FabricCurve, FabricFile
-from distprof.ingest.kinds.fabric import read_fabric
+from distprof.ingest.fabric import read_fabric
 
 pytestmark = pytest.mark.distributed
 REASON = why_not()

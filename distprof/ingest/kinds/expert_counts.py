@@ -21,9 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distprof.errors import InputError
+from distprof.ingest.source import Source
 from distprof.run.evidence import ExpertCounts
 
-__all__ = ["fits_expert_counts", "read_expert_counts"]
+__all__ = ["SOURCE", "fits_expert_counts", "read_expert_counts"]
 
 MAX_BYTES = 64_000_000
 MAX_COUNT = 1 << 53
@@ -190,3 +191,12 @@ def _kind(value: Any) -> str:
 
 def _refuse(source: str, found: str) -> NoReturn:
     raise InputError(source, expected=_FORMS, found=found, fix=_FIX)
+
+
+SOURCE = Source(
+    place=10,
+    origin="table of expert counts",
+    fits=fits_expert_counts,
+    read=read_expert_counts,
+    notes="assumed",
+)

@@ -17,12 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distprof.errors import InputError, UsageError
+from distprof.ingest.source import Source
 from distprof.run.evidence import OPERATIONS, OperationLog
 from distprof.schema import ABSENT, Coded, Int64Array, Table
 
 __all__ = [
     "COLUMNS",
     "ORIGIN",
+    "SOURCE",
     "JobSizes",
     "find_sizes",
     "fits_operation_table",
@@ -506,3 +508,12 @@ def _step_lengths(operations: Table) -> dict[int, int]:
     last = np.zeros(len(steps), dtype=np.int64)
     np.maximum.at(last, index, operations["end_ns"])
     return dict(zip(steps.tolist(), last.tolist(), strict=True))
+
+
+SOURCE = Source(
+    place=20,
+    origin=ORIGIN,
+    fits=fits_operation_table,
+    read=read_operation_table,
+    notes="assumed",
+)

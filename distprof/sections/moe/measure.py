@@ -116,8 +116,8 @@ def analyze_moe(
     Source:
         Formula sheet, "Mixture of experts".
     """
-    if run.expert_counts is not None:
-        return analyze_counts(run.expert_counts)
+    if (counts := run.get(ExpertCounts)) is not None:
+        return analyze_counts(counts)
     has_log = any(log.calls is not None for log in routing)
     groups = find_exchanges(run, analyses, wait_ends)
     groups = tuple(group for group in groups if group.is_expert or (has_log and group.may_be))

@@ -41,7 +41,7 @@ def analyze_nccl(run: Run) -> NcclResult:
     Returns:
         The result; empty with a reason where there is no log.
     """
-    log = run.nccl
+    log = run.get(NcclLog)
     if log is None:
         why = f"{NO_LOG[:1].upper()}{NO_LOG[1:]}."
         return NcclResult(is_missing=_uses_nccl(run), unavailable=(why,))

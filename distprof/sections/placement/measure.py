@@ -27,6 +27,7 @@ from distprof.sections.placement.nodes import (
     card_paths,
     find_domains,
     groups_by_axis,
+    machines_of,
     nodes_of,
     world_size_of,
 )
@@ -64,7 +65,7 @@ def analyze_placement(
     groups = groups_by_axis(run)
     machines = tuple(
         PlacedMachine(host=m.host, num_gpus=len(m.gpus), islands=m.islands, cards=m.cards)
-        for m in run.machines
+        for m in machines_of(run)
     )
     cards = card_paths(run, nodes)
     if not nodes:

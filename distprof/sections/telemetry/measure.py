@@ -150,7 +150,7 @@ _SXM = (
 
 def with_devices(result: TelemetryResult, run: Run) -> TelemetryResult:
     """The result with what files beside the recording tell; as it was without such a file."""
-    log = run.devices
+    log = run.get(DeviceLog)
     is_told = bool(result.ranks or (log is not None and log.series))
     is_missing = not is_told and any(_has_sensors(rank.device.name) for rank in run.ranks)
     if log is None:

@@ -55,7 +55,7 @@ def analyze_training_log(run: Run) -> TrainingLogResult:
     Returns:
         The result; empty, with a reason, where there is no log.
     """
-    log = run.training_log
+    log = run.get(TrainingLog)
     if log is None:
         return TrainingLogResult(
             unavailable=("No log of a training program was read (--with train.log).",)

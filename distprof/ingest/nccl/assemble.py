@@ -6,9 +6,9 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 
-from distprof.ingest.kinds.nccl.communicators import Communicators
-from distprof.ingest.kinds.nccl.lines import Said, Splitter
-from distprof.ingest.kinds.nccl.messages import (
+from distprof.ingest.nccl.communicators import Communicators
+from distprof.ingest.nccl.lines import Said, Splitter
+from distprof.ingest.nccl.messages import (
     CUT,
     KNOWN,
     UNKNOWN,
@@ -174,7 +174,7 @@ class Assembler:
         """One text.
 
         Args:
-            said: As :class:`~distprof.ingest.kinds.nccl.lines.Splitter` yields it.
+            said: As :class:`~distprof.ingest.nccl.lines.Splitter` yields it.
             rank: Global rank whose file it is, None where the file does not tell.
         """
         who, level, text = said

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from distprof.ingest.kinds.sensors.places import Places
+from distprof.ingest.sensors.places import Places
 from distprof.run.device_log import (
     Clock,
     DeviceEvent,
@@ -202,10 +202,10 @@ def with_device_log(run: Run, log: DeviceLog) -> Run:
     gaps += _unplaced(timed, places.nodes)
     if others:
         gaps.append(Gap(what="assumed", message=_not_of_the_job(others)))
-    before = (run.devices,) if run.devices is not None else ()
+    before = run.get(DeviceLog)
+    logs = [merged] if before is None else [before, merged]
     return replace(
-        run,
-        devices=_known_by_sensors(DeviceLog.merged([*before, merged])),
+        run.having(_known_by_sensors(DeviceLog.merged(logs))),
         records={**run.records, **_records(run, joined)},
         gaps=(*run.gaps, *gaps),
     )

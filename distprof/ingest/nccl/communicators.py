@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from distprof.ingest.kinds.nccl.messages import (
+from distprof.ingest.nccl.messages import (
     Channels,
     Connection,
     Event,

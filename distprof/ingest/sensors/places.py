@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from distprof.ingest.kinds.sensors.values import bus_id, whole
+from distprof.ingest.sensors.collect import bus_id, whole
 from distprof.run.nccl_log import NcclLog
 from distprof.run.run import Rank, Run
 
@@ -46,8 +46,9 @@ class Places:
                     by_index[node, index] = rank
                 else:
                     by_uuid[name] = rank
+        log = run.get(NcclLog)
         return Places(
-            by_bus=_bus_ids(run.nccl) if run.nccl is not None else {},
+            by_bus=_bus_ids(log) if log is not None else {},
             by_index=by_index,
             by_uuid=by_uuid,
             nodes=tuple(nodes),

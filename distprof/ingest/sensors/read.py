@@ -6,91 +6,60 @@ lines between): each line goes to the reader whose mark it bears, else to the ta
 
 from __future__ import annotations
 
-import os
 import zlib
 from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import BinaryIO
 
 from distprof.errors import InputError
-from distprof.ingest.kinds.sensors.collect import Collector
-from distprof.ingest.kinds.sensors.dmon import Dmon, dmon_header
-from distprof.ingest.kinds.sensors.errors import FABRIC, KERNEL, take_fabric_line, take_kernel_line
-from distprof.ingest.kinds.sensors.monitor import MARK, NvlinkStatus, take_monitor_line
-from distprof.ingest.kinds.sensors.prometheus import PREFIX, Scrapes
-from distprof.ingest.kinds.sensors.query_csv import QueryCsv, has_sensors, header_of, is_headless
-from distprof.ingest.log_files import DAMAGE, beginning, opened
+from distprof.ingest.log_files import DAMAGE, opened
+from distprof.ingest.sensors.collect import Collector
+from distprof.ingest.sensors.messages import (
+    FABRIC,
+    KERNEL,
+    MARK,
+    PREFIX,
+    NvlinkStatus,
+    Scrapes,
+    take_fabric_line,
+    take_kernel_line,
+    take_monitor_line,
+)
+from distprof.ingest.sensors.tables import (
+    Dmon,
+    QueryCsv,
+    dmon_header,
+    has_sensors,
+    header_of,
+    is_headless,
+)
 from distprof.run.device_log import DeviceLog
 
-__all__ = ["fits_device_log", "read_device_log"]
+__all__ = ["EXPECTED", "content_of", "read_file"]
 
-MAX_FILES = 10_000
 MAX_LINE_BYTES = 1 << 18
 MAX_BYTES = 1 << 36
 """Unpacked; a small file of gzip can hold more than a day's work."""
 
-_SNIFFED_BYTES = 1 << 20
 _SNIFFED_LINES = 20_000
 _BLOCK_BYTES = 1 << 20
-_OTHER_KINDS = (".json", ".json.gz", ".pkl", ".parquet", ".tar", ".zip", ".py", ".toml", ".md")
-_TRACES = (".json", ".json.gz")
-_WORDS = (b"NCCL INFO", b"NCCL WARN", b"traceEvents", b'"distprof.')  # of other kinds of files
-_EXPECTED = (
+EXPECTED = (
     "sensors or errors of devices: nvidia-smi --query-gpu as csv, nvidia-smi dmon, dcgmi dmon, "
     "metrics of DCGM's exporter, SuperBench's monitor, nvidia-smi nvlink --status, a log of the "
     "kernel or of the fabric manager"
 )
 
 
-def fits_device_log(source: str) -> bool:
-    """Whether a source is such a file, or a folder with such files and no trace."""
-    try:
-        if _is_folder(source):
-            return bool(_logs_of_folder(source))
-        return _is_log(source)
-    except (OSError, ValueError, ImportError):
-        return False
-
-
-def read_device_log(source: str) -> DeviceLog:
-    """Read a file, or all such files of a folder.
+def read_file(path: str, shown: str) -> DeviceLog:
+    """Read one file, up to damage if there is any.
 
     Args:
-        source: Path or fsspec URL of a file, gzipped or not, or a folder on this machine.
+        path: Path or fsspec URL of a file, gzipped or not.
+        shown: What to call it.
 
     Raises:
-        InputError: If it cannot be opened, or holds nothing of the kind.
+        InputError: If it cannot be opened, or its columns have no names.
     """
-    is_folder = _is_folder(source)
-    paths = _logs_of_folder(source) if is_folder else [source]
-    root = str(Path(source).expanduser()) if is_folder else str(PurePosixPath(source).parent)
-    log = DeviceLog.merged([_read(path, _shown(path, root)) for path in paths])
-    if not (log.series or log.events or log.links or _is_known(paths)):
-        raise InputError(
-            source,
-            expected=_EXPECTED,
-            found="; ".join(log.notes) or f"{log.num_lines:,} lines without any of it",
-            fix="name what one of these tools wrote, as it wrote it",
-        )
-    return log
-
-
-def _is_folder(source: str) -> bool:
-    return "://" not in source and Path(source).expanduser().is_dir()
-
-
-def _is_known(paths: list[str]) -> bool:
-    """Whether a log is of the kind, though nothing went wrong in it."""
-    return any(_verdict(beginning(path, _SNIFFED_BYTES)) == "errors" for path in paths)
-
-
-def _shown(path: str, root: str) -> str:
-    """The path inside of what the user named."""
-    shown = PurePosixPath(path)
-    return str(shown.relative_to(root)) if shown.is_relative_to(root) else shown.name
-
-
-def _read(path: str, shown: str) -> DeviceLog:
     collector = Collector(shown, _written_ns(path))
     dispatcher = _Dispatcher(collector)
     try:
@@ -108,7 +77,7 @@ def _read(path: str, shown: str) -> DeviceLog:
         text = " ".join(str(error).split())
         if collector.num_lines == 0:
             raise InputError(
-                path, expected=_EXPECTED, found=text, fix="name a file that can be read"
+                path, expected=EXPECTED, found=text, fix="name a file that can be read"
             ) from error
         collector.notes.append(f"{collector.file} is read up to its damage: {text}.")
     dispatcher.close()
@@ -218,16 +187,8 @@ def _lines(stream: BinaryIO, collector: Collector) -> Iterator[str]:
     collector.notes.append(f"{collector.file} is read up to {MAX_BYTES >> 30} GiB.")
 
 
-def _is_log(path: str) -> bool:
-    if path.lower().endswith(_OTHER_KINDS):
-        return False
-    return bool(_verdict(beginning(path, _SNIFFED_BYTES)))
-
-
-def _verdict(start: bytes) -> str:
+def content_of(start: bytes) -> str:
     """``samples``, ``errors`` or nothing, by the marks in a file's beginning."""
-    if b"\0" in start[:4096] or any(word in start for word in _WORDS):
-        return ""
     text = start.decode("utf-8", "replace")
     if KERNEL in text:
         return "errors"
@@ -255,15 +216,3 @@ def _kind(line: str, *, is_first: bool) -> str:
     if names is not None:
         return "samples" if has_sensors(names) else ""
     return "samples" if is_first and "," in line and is_headless(line) else ""
-
-
-def _logs_of_folder(source: str) -> list[str]:
-    """Such files in a folder and its folders; none where it holds a trace."""
-    files: list[str] = []
-    for parent, folders, names in os.walk(Path(source).expanduser()):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for name in sorted(names):
-            if name.lower().endswith(_TRACES) or len(files) >= MAX_FILES:
-                return []
-            files.append(str(Path(parent, name)))
-    return [path for path in sorted(files) if _is_log(path)]
