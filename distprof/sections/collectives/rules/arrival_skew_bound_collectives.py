@@ -37,7 +37,12 @@ from collections.abc import Iterator
 
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
 from distprof.sections.collectives.result import CollectiveClass, CollectivesResult
-from distprof.sections.shares import collective_label, mean_step, only_messages, split_classes
+from distprof.sections.collectives.rules._shared import (
+    collective_label,
+    only_messages,
+    split_classes,
+)
+from distprof.sections.shares import mean_step
 from distprof.sections.stragglers.result import StragglersResult
 from distprof.sections.time.result import StepTimeResult, WaterfallResult
 from distprof.terms import Severity, StragglerPattern
@@ -78,11 +83,12 @@ def check(
     if not bound or step.ratio(cost) < limits["min_step_ratio"]:
         return
     worst = max(bound, key=_wait)
+    transfer = format_duration(worst.exposed_transfer_ns_per_step)
     yield Draft(
         message=(
             f"{step.share(cost)} is waiting for late members that no named rank accounts for: "
             f"{collective_label(worst)} waits {format_duration(_wait(worst))} per {step.word} and "
-            f"transfers {format_duration(_transfer(worst))}.{_suspect(stragglers)}"
+            f"transfers {transfer}.{_suspect(stragglers)}"
         ),
         fix=(
             "Equalise the work of the ranks (packing, expert and table balance), run garbage "
@@ -99,12 +105,8 @@ def _wait(record: CollectiveClass) -> int:
     return record.exposed_wait_ns_per_step or 0
 
 
-def _transfer(record: CollectiveClass) -> int:
-    return (record.exposed_ns_per_step or 0) - _wait(record)
-
-
 def _is_bound(record: CollectiveClass, factor: float) -> bool:
-    return _wait(record) > 0 and _wait(record) >= factor * _transfer(record)
+    return _wait(record) > 0 and _wait(record) >= factor * record.exposed_transfer_ns_per_step
 
 
 def _suspect(stragglers: StragglersResult) -> str:

@@ -39,7 +39,12 @@ from collections.abc import Iterator
 
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
 from distprof.sections.gradients.result import GradientGroup, GradientsResult
-from distprof.sections.gradients.rules._shared import exposed_once_ns, gradient_groups, name_of
+from distprof.sections.gradients.rules._shared import (
+    NO_BACKWARD,
+    exposed_once_ns,
+    gradient_groups,
+    name_of,
+)
 from distprof.sections.shares import WIDER_TRANSFER, mean_step
 from distprof.sections.step_log.result import StepLogResult
 from distprof.sections.time.result import StepTimeResult, WaterfallResult
@@ -109,9 +114,7 @@ def _tokens(group: GradientGroup, step_log: StepLogResult, factor: float) -> str
 def _times(group: GradientGroup) -> tuple[int, int]:
     """Transfer of a reduction, computation of a backward, ns."""
     if group.backward_ns is None:
-        raise InsufficientEvidenceError(
-            "the trace lacks the launches that would show when backward begins"
-        )
+        raise InsufficientEvidenceError(NO_BACKWARD)
     if group.transfer_ns is None:
         raise InsufficientEvidenceError(
             "transfer and waiting could not be told apart: gradients were not matched across ranks"

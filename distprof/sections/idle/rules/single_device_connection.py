@@ -39,7 +39,7 @@ from distprof.rules.base import Draft, Limit, Limits, rule
 from distprof.sections.overlap.result import OverlapResult
 from distprof.sections.sharding.result import ShardingResult
 from distprof.sections.sharding.rules._shared import gather_transfer, moved_by, scatter_transfer
-from distprof.sections.shares import mean_step
+from distprof.sections.shares import alone_ns, mean_step
 from distprof.sections.time.result import StepTimeResult, WaterfallResult
 from distprof.terms import Confidence, Severity
 
@@ -66,7 +66,7 @@ def check(
     if not sharding.axes or sharding.device == "cpu" or sharding.variable(_VARIABLE) != "1":
         return
     step = mean_step(waterfall, step_time)
-    alone = step.mean(sum(rank.computation_ns - rank.overlapped_ns for rank in overlap.ranks))
+    alone = alone_ns(step, overlap)
     cost = min(
         sum(gather_transfer(axis) + scatter_transfer(axis) for axis in sharding.axes),
         alone,

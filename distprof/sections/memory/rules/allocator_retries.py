@@ -35,7 +35,7 @@ from collections.abc import Iterator
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
 from distprof.sections.efficiency.result import EfficiencyResult
 from distprof.sections.memory.result import MemoryResult
-from distprof.sections.same_machine import measured_memory
+from distprof.sections.memory.rules._shared import measured_memory
 from distprof.sections.step_log.result import StepLogResult
 from distprof.terms import Severity
 from distprof.units import format_duration, format_ratio

@@ -37,7 +37,7 @@ from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits,
 from distprof.sections.efficiency.measure import NO_MODEL
 from distprof.sections.efficiency.result import EfficiencyResult
 from distprof.sections.memory.result import MemoryResult
-from distprof.sections.same_machine import sized_memory
+from distprof.sections.memory.rules._shared import sized_memory
 from distprof.sections.shares import mean_step
 from distprof.sections.time.result import StepTimeResult, WaterfallResult
 from distprof.terms import Confidence, Severity

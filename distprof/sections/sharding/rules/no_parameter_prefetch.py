@@ -49,7 +49,7 @@ from distprof.sections.sharding.rules._shared import (
     gather_transfer,
     moved_by,
 )
-from distprof.sections.shares import WIDER_TRANSFER, MeanStep, mean_step
+from distprof.sections.shares import WIDER_TRANSFER, MeanStep, alone_ns, mean_step
 from distprof.sections.time.result import StepTimeResult, WaterfallResult
 from distprof.terms import Severity
 from distprof.units import format_bytes, format_ratio
@@ -82,7 +82,7 @@ def check(
     if not sharding.axes:
         return
     step = mean_step(waterfall, step_time)
-    alone = sum(rank.computation_ns - rank.overlapped_ns for rank in overlap.ranks)
+    alone = alone_ns(step, overlap)
     for axis in sharding.axes:
         if axis.ahead_ratio is None:
             continue
@@ -90,7 +90,7 @@ def check(
             continue
         if (axis.gather_bytes_median or limits["min_unit_bytes"]) < limits["min_unit_bytes"]:
             continue
-        cost = min(gather_transfer(axis), step.mean(alone))
+        cost = min(gather_transfer(axis), alone)
         if step.ratio(cost) < limits["min_step_ratio"]:
             continue
         yield Draft(

@@ -35,7 +35,8 @@ from dataclasses import dataclass, field
 
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limits, rule
 from distprof.sections.telemetry.result import DeviceError, TelemetryResult
-from distprof.sections.telemetry.rules._shared import NO_SENSORS, meaning_of
+from distprof.sections.telemetry.rules._shared import NO_SENSORS
+from distprof.sections.telemetry.rules._xid_errors import meaning_of
 from distprof.terms import Confidence, Severity
 from distprof.units import name_ranks
 

@@ -35,6 +35,7 @@ from distprof.sections.telemetry.result import TelemetryResult
 from distprof.sections.telemetry.rules._shared import (
     Unit,
     by_kind,
+    evidence_of,
     median_of,
     medians_of_others,
     named,
@@ -83,7 +84,7 @@ def check(telemetry: TelemetryResult, limits: Limits) -> Iterator[Draft]:
             Confidence.MEASURED if all(unit.is_sure for unit in found) else Confidence.INFERRED
         ),
         ranks=ranks_of(found),
-        evidence=("telemetry.ranks" if ranks_of(found) else "telemetry.devices",),
+        evidence=evidence_of(found),
     )
 
 

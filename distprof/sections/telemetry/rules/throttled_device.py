@@ -41,6 +41,7 @@ from distprof.sections.telemetry.rules._shared import (
     Unit,
     by_kind,
     cost_of,
+    evidence_of,
     median_of,
     medians_of_others,
     named,
@@ -113,7 +114,7 @@ def check(
             cost_ns_per_step=cost,
             confidence=confidence,
             ranks=ranks_of(found),
-            evidence=("telemetry.ranks" if ranks_of(found) else "telemetry.devices",),
+            evidence=evidence_of(found),
             without=without,
         )
 

@@ -1,4 +1,4 @@
-"""What rules on memory and efficiency need alike, or the reason why they cannot judge."""
+"""Ranks whose device memory rules can judge, or the reason why they cannot."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from distprof.sections.shares import collective_label, only_messages
+from distprof.sections.collectives.rules._shared import collective_label, only_messages
 from tests.rules.samples import collective_class, collectives
 
 
