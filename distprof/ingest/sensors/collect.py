@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distprof.artefacts.throttling import throttle_reasons
-from distprof.run.device_log import Clock, DeviceEvent, DeviceLinks, DeviceLog, DeviceSeries
+from distprof.run.logs import Clock, DeviceEvent, DeviceLinks, DeviceLog, DeviceSeries
 from distprof.run.records import NO_THROTTLING, TELEMETRY
 from distprof.schema import ABSENT, Coded, Table
 from distprof.units import NS_PER_S
@@ -157,7 +157,7 @@ _LARGEST = float(1 << 53)
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a row says of its device, as in :class:`~distprof.run.device_log.DeviceSeries`."""
+    """What a row says of its device, as in :class:`~distprof.run.logs.DeviceSeries`."""
 
     host: str = ""
     index: int | None = None

@@ -11,7 +11,7 @@ from typing import TypeVar
 import numpy as np
 
 from distprof.ingest.sensors.places import Places
-from distprof.run.device_log import (
+from distprof.run.logs import (
     Clock,
     DeviceEvent,
     DeviceLinks,

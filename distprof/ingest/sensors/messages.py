@@ -22,7 +22,7 @@ from distprof.ingest.sensors.collect import (
     time_of,
     whole,
 )
-from distprof.run.device_log import Clock, DeviceEvent, DeviceLinks
+from distprof.run.logs import Clock, DeviceEvent, DeviceLinks
 from distprof.units import NS_PER_MS, NS_PER_S
 
 __all__ = [

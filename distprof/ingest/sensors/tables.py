@@ -21,7 +21,7 @@ from distprof.ingest.sensors.collect import (
     time_of,
     whole,
 )
-from distprof.run.device_log import Clock
+from distprof.run.logs import Clock
 from distprof.run.records import NO_THROTTLING
 from distprof.units import NS_PER_S
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from distprof.run.training_log import Float64Array, TrainingFacts, TrainingLog
+from distprof.run.logs import Float64Array, TrainingFacts, TrainingLog
 from distprof.schema import ABSENT, Int64Array
 from distprof.units import NS_PER_MS, NS_PER_S
 

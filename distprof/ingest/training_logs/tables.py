@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from distprof.errors import InputError
-from distprof.ingest.log_files import DAMAGE, Blocks, opened
+from distprof.ingest.files import DAMAGE, Blocks, opened
 from distprof.ingest.training_logs.grammar import MAX_SECONDS, Grammar, Row, s_to_ns, to_float
 
 __all__ = ["ColumnsGrammar", "GoldenValues", "find_columns"]
