@@ -1,4 +1,8 @@
-"""Files of a run directory, on this machine or behind an fsspec URL, all of them untrusted."""
+"""Bytes of files that are read, on this machine or behind an fsspec URL, all of them untrusted.
+
+Files of a run directory are read whole, up to a size; logs, gzipped or not, in blocks that end
+where lines end, so that memory stays bounded whatever a line or an archive holds.
+"""
 
 from __future__ import annotations
 
@@ -113,7 +117,7 @@ class Folder:
         return system, str(path)
 
 
-# Bytes of logs: files or URLs, gzipped or not, in blocks that end where lines end ----------------
+# Logs ---------------------------------------------------------------------------------------------
 
 DAMAGE = (OSError, EOFError, zlib.error, ValueError)
 """What reading damaged bytes may raise."""

@@ -1,4 +1,16 @@
-"""Robust estimates: a middle, a line, and values on a graph from differences along its edges."""
+"""What is known of the ranks' clocks beside the alignment, and the robust estimates that it uses.
+
+Matching learns who shares a clock and how far others are apart while it works. Stamps that ranks
+exchanged check the alignment or take its place: ends of collectives and stamps are independent
+evidence. Collectives end at one moment only as far as their library makes them: over gloo ranks
+notice the end milliseconds apart, where a stamp is right within half of its way there and back. So
+the smaller uncertainty wins, where both agree within theirs; clocks that no collective connects are
+related by stamps alone; and where stamps and collectives contradict each other, collectives stay
+and the contradiction is said.
+
+Source: D. Mills et al., RFC 5905 (NTP), section 8: the offset of two clocks is right within half of
+the delay; of several exchanges those of least delay are best.
+"""
 
 from __future__ import annotations
 
@@ -212,7 +224,7 @@ def components_of(count: int, edges: Int64Array) -> NDArray[np.int64]:
     return label
 
 
-# What matching knows of the clocks of ranks while it works: who shares one, how far others ar ----
+# Offsets between clocks, as matching learns them --------------------------------------------------
 
 SAME_CLOCK_NS = 50 * NS_PER_US  # devices of one host agree like that
 
@@ -294,7 +306,7 @@ class ClockLinks:
         return Expectation(usual_error_ns=np.inf)
 
 
-# Clocks by time stamps that ranks exchanged, as a check of the alignment or in its place ---------
+# Time stamps --------------------------------------------------------------------------------------
 
 _FAR_NS = 120_000_000_000  # exchanges farther from the capture than this say less than nearer ones
 

@@ -1,4 +1,8 @@
-"""Joining rows by process group and sequence number."""
+"""Which communication rows of different ranks are one collective.
+
+Where every rank numbers its operations, by process group and sequence number, if their times do not
+refute that; the rest by order (:mod:`.by_order`).
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ from distprof.join.clocks import SEPARATE_NS, ClockLinks
 from distprof.join.instances import (
     MESSAGES,
     SAME_BYTES,
-    Found,
+    MatchBuilder,
     Rows,
     gather_rows,
     matches_of,
@@ -30,7 +34,13 @@ from distprof.schema import Int64Array
 from distprof.terms import CollectiveKind, MatchMethod
 from distprof.units import fold_ranks, name_ranks
 
-__all__ = ["Doubts", "all_ranks_number", "check_numbers", "match_by_sequence", "match_collectives"]
+__all__ = [
+    "NumberConflicts",
+    "all_ranks_number",
+    "check_numbers",
+    "match_by_sequence",
+    "match_collectives",
+]
 
 _SAMPLES = 32  # instances looked at per group
 
@@ -38,7 +48,7 @@ _OVERRULES = 2 * CLEAR  # numbers are good evidence themselves
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Doubts:
+class NumberConflicts:
     """Groups whose numbers and times do not go together, with the ranks that show it.
 
     Args:
@@ -62,7 +72,7 @@ class _Link:
 
 def check_numbers(
     rows: Rows, order: Int64Array, first: Int64Array, keep: Int64Array, clocks: ClockLinks
-) -> Doubts:
+) -> NumberConflicts:
     """Compare what the ends of equally numbered collectives say of the clocks with itself.
 
     Args:
@@ -72,22 +82,22 @@ def check_numbers(
         keep: Instances to look at, by position in ``first``.
         clocks: Takes what is learnt.
     """
-    doubts = Doubts(refuted={}, odd={})
+    conflicts = NumberConflicts(refuted={}, odd={})
     for link in _links(rows, order, first, keep):
         a, b = clocks.clock_of(link.first), clocks.clock_of(link.second)
         expected = clocks.expected(a, b)
         off = abs(link.offset_ns - expected.offset_ns)
         if not np.isinf(expected.usual_error_ns) and off > SEPARATE_NS:
             if _is_refuted(rows, link, off, clocks):
-                doubts.refuted.setdefault(link.group, set()).update((link.first, link.second))
+                conflicts.refuted.setdefault(link.group, set()).update((link.first, link.second))
                 continue
             if a == b:
                 clocks.separate(link.second)
                 b = clocks.clock_of(link.second)
             elif clocks.knows(a, b) and off > 10 * expected.usual_error_ns:
-                doubts.odd.setdefault(link.group, set()).update((link.first, link.second))
+                conflicts.odd.setdefault(link.group, set()).update((link.first, link.second))
         clocks.learn(a, b, link.offset_ns)
-    return doubts
+    return conflicts
 
 
 def _links(rows: Rows, order: Int64Array, first: Int64Array, keep: Int64Array) -> Iterator[_Link]:
@@ -156,7 +166,7 @@ def _rows_of(rows: Rows, group: int, rank: int) -> Int64Array:
     return own
 
 
-# Joining rows by process group and sequence number -----------------------------------------------
+# By sequence number -------------------------------------------------------------------------------
 
 _MIN_TO_CONTRADICT = 4  # shared numbers: fewer that disagree are single faults
 
@@ -186,7 +196,7 @@ def match_by_sequence(
     groups: Sequence[ProcessGroup],
     present: Int64Array,
     clocks: ClockLinks,
-    found: Found,
+    found: MatchBuilder,
     *,
     are_sure: bool = False,
 ) -> Int64Array:
@@ -244,23 +254,23 @@ def _refuted_groups(
     keep: NDArray[np.bool_],
     groups: Sequence[ProcessGroup],
     clocks: ClockLinks,
-    found: Found,
+    found: MatchBuilder,
 ) -> list[int]:
     """Groups whose numbers times refute; says so, and which others are odd."""
-    doubts = check_numbers(rows, order, first, np.flatnonzero(keep), clocks)
-    for number, ranks in doubts.refuted.items():
+    conflicts = check_numbers(rows, order, first, np.flatnonzero(keep), clocks)
+    for number, ranks in conflicts.refuted.items():
         found.misnumbered.update(ranks)
         found.notes.append(
             f"Sequence numbers of group {name_of(groups[number])} pair collectives of "
             f"{name_ranks(ranks)} that do not end together: they are matched by their order."
         )
-    for number, ranks in doubts.odd.items():
+    for number, ranks in conflicts.odd.items():
         found.misnumbered.update(ranks)
         found.notes.append(
             f"Collectives of group {name_of(groups[number])} tell another offset between the "
             f"clocks of {name_ranks(ranks)} than those of other groups."
         )
-    return list(doubts.refuted)
+    return list(conflicts.refuted)
 
 
 def _contradicting_groups(
@@ -340,7 +350,7 @@ def _num_in_common_window(rows: Rows, index: Int64Array) -> int:
     return int((((seq >= start[group]) & (seq <= stop[group])) | disjoint[group]).sum())
 
 
-# Which communication rows of different ranks are one collective ----------------------------------
+# All ways of matching -----------------------------------------------------------------------------
 
 
 def match_collectives(
@@ -364,7 +374,7 @@ def match_collectives(
         return CollectiveMatches.none()
     rows = gather_rows(ranks, groups)
     present = _present_members(rows, ranks, groups)
-    found, clocks = Found(), ClockLinks(ranks, nodes)
+    found, clocks = MatchBuilder(), ClockLinks(ranks, nodes)
     message = np.isin(rows.kind, MESSAGES)
     shared = present[rows.group] >= 2 if len(rows.group) else np.zeros(0, np.bool_)
     collective = np.flatnonzero(shared & ~message)

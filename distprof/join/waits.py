@@ -1,4 +1,7 @@
-"""Columns of matched collectives, gathered from the tables of many ranks."""
+"""When the last member of each matched collective started, on every member's own clock.
+
+And columns of matched collectives, gathered from the tables of many ranks, that this needs.
+"""
 
 from __future__ import annotations
 
@@ -114,7 +117,7 @@ def member_to_common(
     return own_ns - correction
 
 
-# When the last member of each matched collective started, on every member's own clock ------------
+# Arrivals -----------------------------------------------------------------------------------------
 
 _WAITS_FOR_ALL = [kind for kind in CollectiveKind if kind.is_symmetric or kind.is_point_to_point]
 

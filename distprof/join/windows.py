@@ -1,4 +1,8 @@
-"""Which of the files read belong to one run: each rank once, all of one job, of one recording."""
+"""What of a recording is analysed: files of one run, and the steps that every rank has whole.
+
+Files belong to one run where each is another rank, all are of one job, and of one recording. The
+ranks' captures may overlap in part only.
+"""
 
 from __future__ import annotations
 
@@ -178,7 +182,7 @@ def _files(ranks: Sequence[Rank]) -> str:
     return ", ".join(paths[:_MAX_NAMED]) + (f" and {more} more files" if more > 0 else "")
 
 
-# Which steps every rank recorded completely, and how much of their captures the ranks share ------
+# Steps that the profiler's start disturbs ---------------------------------------------------------
 
 _TIMES_USUAL = 10
 
@@ -281,7 +285,7 @@ def _step_of(matches: CollectiveMatches, ranks: Sequence[Rank], instance: int) -
     return max(set(known), key=known.count) if known else int(NO_STEP)
 
 
-# Which steps every rank recorded completely, and how much of their captures the ranks share ------
+# Steps and captures -------------------------------------------------------------------------------
 
 _WAY_OUT = (
     "start and stop the profiler at the same step on every rank, for example with "

@@ -1,7 +1,8 @@
-"""Operations of a job as a tool logged them: no trace, one row per operation of one worker.
+"""What other tools say of a job without its traces, each a type that a run is asked for.
 
-A table of a what-if study, or the timeline that a pipeline's own timers wrote. Times are int64 ns;
-whether ranks share a clock is said beside them.
+Operations as a tool logged them (a table of a what-if study, or the timeline that a pipeline's own
+timers wrote), tokens per expert, collectives by rank, readiness of input, and how the devices of a
+machine are joined. Times are int64 ns; whether ranks share a clock is said beside them.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class OperationLog:
     notes: tuple[str, ...] = ()
 
 
-# Tokens per expert that somebody counted, without a trace or a routing log -----------------------
+# Tokens per expert --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +99,7 @@ class ExpertCounts:
     notes: tuple[str, ...] = ()
 
 
-# What other tools tell in tables, without a time line: collectives by rank, readiness of inpu ----
+# Tables without a time line -----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +159,7 @@ class InputReadiness:
     notes: tuple[str, ...] = ()
 
 
-# How the devices of one machine are joined: GPUs, network cards, and the paths between them ------
+# Machines -----------------------------------------------------------------------------------------
 
 PATHS = ("PIX", "PXB", "PHB", "NODE", "SYS")
 """Paths over PCIe, shortest first: one bridge, several, the host bridge, a NUMA node, sockets."""

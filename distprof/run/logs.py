@@ -1,4 +1,8 @@
-"""What NCCL's own logs tell of a job: communicators, rings, transports, settings, warnings."""
+"""What logs beside a recording say of a job, each a type that a run is asked for.
+
+NCCL's own log (communicators, rings, transports, settings, warnings), sensors and errors of devices
+that tools other than the probes recorded, and what a training program printed of its iterations.
+"""
 
 from __future__ import annotations
 
@@ -233,7 +237,7 @@ class NcclLog:
         return max((c.num_ranks for c in self.communicators), default=None)
 
 
-# What tools other than the probes recorded of devices: sensors over time, errors, links ----------
+# Devices ------------------------------------------------------------------------------------------
 
 Clock: TypeAlias = Literal["epoch", "local", "day", "none"]
 """What times of a series are: ns since the epoch; the same of a local clock whose zone the file
@@ -367,7 +371,7 @@ def name_of_device(host: str, index: int | None, bus_id: str, uuid: str) -> str:
     return f"{device} of {host}" if host else device
 
 
-# What a training program printed of its own iterations, whoever wrote the program ----------------
+# Training programs --------------------------------------------------------------------------------
 
 Float64Array = NDArray[np.float64]
 

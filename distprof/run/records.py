@@ -218,7 +218,7 @@ class RecordSource(Protocol):
         ...
 
 
-# What torch's Flight Recorder knows of one rank: operations launched, groups, their progress -----
+# Flight Recorder: operations launched, groups, their progress -------------------------------------
 
 
 class FlightState(IntEnum):

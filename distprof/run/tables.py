@@ -159,7 +159,7 @@ def intervals_of(table: Table) -> Intervals:
     return Intervals(table["start_ns"], table["end_ns"])
 
 
-# Small codes for integers of many rows, without sorting the rows ---------------------------------
+# Small codes for integers of many rows, without sorting the rows ----------------------------------
 
 Number = TypeVar("Number", bound=np.integer[Any])
 
@@ -212,7 +212,7 @@ def order_of_codes(codes: Int64Array, count: int) -> Int64Array:
     return order
 
 
-# Which host call launched a device activity: the join by correlation id --------------------------
+# Which host call launched a device activity: the join by correlation id ---------------------------
 
 NO_THREAD = -1
 

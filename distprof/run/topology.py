@@ -1,4 +1,7 @@
-"""Who takes part: ranks, nodes, process groups and mesh axes."""
+"""Who takes part: ranks, nodes, process groups and mesh axes.
+
+By what traces say, or by the run.json of a job.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +70,7 @@ class Topology:
         return next((name for name, ranks in self.nodes.items() if rank in ranks), None)
 
 
-# What a Kineto file says about its rank, its groups, its device and its software -----------------
+# Mesh axes by the names of groups -----------------------------------------------------------------
 
 # Descriptions of process groups to mesh axes; the first match decides. Megatron-LM's names end in
 # _GROUP, DeviceMesh's begin with mesh_; vLLM and SGLang use the bare axis.
@@ -116,7 +119,7 @@ def axis_of(
     return MeshAxis.WORLD if members is not None and members == world else None
 
 
-# Where ranks of a job run, and which mesh axis a process group spans, by what run.json says ------
+# The job as run.json describes it -----------------------------------------------------------------
 
 MAX_WORLD_SIZE = 1 << 18  # more ranks than any job has; larger numbers are nonsense
 

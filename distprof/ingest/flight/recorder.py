@@ -214,7 +214,7 @@ def _known(number: int) -> int | None:
     return number if 0 <= number < LARGEST else None
 
 
-# The Flight Recorder's dump of one rank: which collectives it asked for, in which group ----------
+# The dump of a rank in a run directory ------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,7 @@
-"""run.json and what the ranks say of themselves: one description of the job."""
+"""run.json and what the ranks say of themselves: one description of the job.
+
+It adds to the ranks that were traced, and stands for those that were not.
+"""
 
 from __future__ import annotations
 
@@ -231,7 +234,7 @@ def _started(folder: Folder) -> int:
     return found.started_ns if found else 0
 
 
-# What a run directory adds to the ranks that were traced, and says of those that were not --------
+# Ranks with and without a trace -------------------------------------------------------------------
 
 _PROFILER = "profiler"
 

@@ -1,4 +1,4 @@
-"""Mend the text of one event that is no valid JSON.
+"""Events that the usual decoders cannot read, one by one, mended where they are broken.
 
 What real traces contain: quotes that were not escaped (a range named ``forward "x"``), ``nan`` and
 ``inf`` printed as numbers, raw control characters, single backslashes of Windows paths, bytes that
@@ -180,7 +180,7 @@ def as_text(value: Any) -> str:
         return clean_text(str(value)[:1000])
 
 
-# Events one by one, whatever their types, mended where they are broken. Slow, rarely needed ------
+# Events of unusual types --------------------------------------------------------------------------
 
 
 @dataclass(slots=True)

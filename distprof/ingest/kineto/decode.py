@@ -1,4 +1,9 @@
-"""Columns filled from decoded events: host rows, device rows, communication rows."""
+"""A chunk of bytes to columns: the one function that a compiled kernel could replace.
+
+The usual chunk is decoded by one call into typed structs, and columns are filled from those: host
+rows, device rows, communication rows. A chunk with unusual types goes event by event
+(:mod:`.damage`); a chunk that is no JSON at all is cut up by :mod:`.reader`.
+"""
 
 from __future__ import annotations
 
@@ -225,7 +230,7 @@ def _fill(column: Int64Array, value: Callable[[int], int]) -> None:
         column[row] = value(row)
 
 
-# A chunk of bytes to columns: the one function that a compiled kernel could replace --------------
+# Chunks -------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True, kw_only=True)

@@ -1,8 +1,17 @@
-"""The trace's words for categories, translated once.
+"""What is read of an event, the words it may use, and its times as exact int64 nanoseconds.
 
-Spellings come from Kineto's ``ActivityType.cpp`` and, for the capitalised ones, from the traces
-that PyTorch 1.8 wrote. A category that is not listed keeps the trace's own word and is host work,
-even when its arguments name a stream: compiled Triton operators carry ``stream: 0`` on the host.
+Spellings of categories come from Kineto's ``ActivityType.cpp`` and, for the capitalised ones, from
+the traces that PyTorch 1.8 wrote. A category that is not listed keeps the trace's own word and is
+host work, even when its arguments name a stream: compiled Triton operators carry ``stream: 0`` on
+the host.
+
+Kineto writes microseconds with three decimals. A double holds them exactly enough below 2**43 us,
+which times relative to ``baseTimeNanoseconds`` never reach; absolute times with decimals do, and
+are converted from their text.
+
+Fields are in the order Kineto writes them, because the decoder guesses the next field first.
+Arguments of collectives are sparse and read in a second pass (:mod:`.comm`): each field here costs
+time on every event.
 """
 
 from __future__ import annotations
@@ -119,7 +128,7 @@ def normalise(category: str) -> str:
     return HOST_WORDS.get(category, category)
 
 
-# Trace times to exact int64 nanoseconds ----------------------------------------------------------
+# Times --------------------------------------------------------------------------------------------
 
 EXACT_BELOW_US = 2.0**43
 """From here on neighbouring doubles are 2 ns apart."""
@@ -187,7 +196,7 @@ def _equally_long_to_ns(group: Sequence[Any], length: int) -> Int64Array:
     return np.array([text_to_ns(str(memoryview(text), "ascii")) for text in group], np.int64)
 
 
-# What msgspec reads of an event, and the decoders that do it -------------------------------------
+# Decoders -----------------------------------------------------------------------------------------
 
 NO_DURATION = -1.0
 

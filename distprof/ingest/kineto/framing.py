@@ -1,4 +1,9 @@
-"""What stands between two events of a file."""
+"""Where the events of a file are: windows of whole events, and the text around them.
+
+A cut between two events is guessed from the text that separates them and proved by parsing: a
+prefix closed with ``]`` is a JSON array only if the cut was between two elements. So no tokenizer
+is needed, and any layout works.
+"""
 
 from __future__ import annotations
 
@@ -91,7 +96,7 @@ class Boundary:
         return otherwise
 
 
-# Where the events of a file are: windows of whole events, and the text around them ---------------
+# Windows of whole events --------------------------------------------------------------------------
 
 WINDOW_BYTES = 2 << 20
 """Text decoded at once: what it decodes to then still lies in the processor's cache."""

@@ -1,4 +1,4 @@
-"""Dictionaries that give strings codes while a file is read."""
+"""What parsing one Kineto file yields, before anything is concluded from it."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def _kind(word: str) -> int:
     return int(DEVICE_KINDS.get(word, HOST))
 
 
-# What parsing one Kineto file yields, before anything is concluded from it -----------------------
+# The whole file -----------------------------------------------------------------------------------
 
 COMM_ARGS = TableSchema(
     name="comm_args",

@@ -1,4 +1,4 @@
-"""Columns of chunks, gathered to tables."""
+"""One Kineto file to exact tables, in bounded memory, whatever its layout and damage."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def _table(schema: TableSchema, columns: Columns, texts: Mapping[str, Symbols]) 
     return Table(schema, finished)
 
 
-# What can be had of a window that is no JSON array -----------------------------------------------
+# A window that is no JSON array: what can be salvaged ---------------------------------------------
 
 _GROUP = 256
 
@@ -233,7 +233,7 @@ def _is_object(text: bytes) -> bool:
     return True
 
 
-# One Kineto file to exact tables, in bounded memory, whatever its layout and damage --------------
+# The file -----------------------------------------------------------------------------------------
 
 _LARGEST_KEPT_BYTES = 16 << 20
 

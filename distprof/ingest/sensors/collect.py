@@ -1,4 +1,7 @@
-"""Cells of sensor files to numbers: units, what is not known, reasons, bus ids, times."""
+"""How cells of sensor files become numbers, and where readers put them, in bounded memory.
+
+Cells hold units, words for what is not known, reasons of throttling, bus ids, and times.
+"""
 
 from __future__ import annotations
 
@@ -135,7 +138,7 @@ def time_of(text: str) -> tuple[int, Clock] | None:
     return (ns, clock) if 0 <= ns < LAST_NS else None
 
 
-# Where readers of sensor files put what they find, in bounded memory -----------------------------
+# Samples of one file ------------------------------------------------------------------------------
 
 MAX_SAMPLES = 20_000_000
 """Of all devices together."""

@@ -1,4 +1,7 @@
-"""What every grammar of a training log has in common: signs to look for, and what it gathers."""
+"""What every grammar of a training log has in common, and the log that the best of them makes.
+
+A grammar has signs to look for, and gathers rows, timers and facts.
+"""
 
 from __future__ import annotations
 
@@ -218,7 +221,7 @@ def stamp_s(text: bytes) -> float | None:
     return (moment - datetime(1970, 1, 1)).total_seconds() + fraction
 
 
-# From what each grammar gathered to one training log: the way of writing that tells most ---------
+# The log ------------------------------------------------------------------------------------------
 
 _AXES = ("tp", "pp", "dp", "cp", "ep")
 

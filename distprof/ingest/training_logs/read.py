@@ -31,7 +31,7 @@ _SMALL = 1 << 16
 
 
 def grammars() -> tuple[Grammar, ...]:
-    """All of them; of equally telling ones the first is taken."""
+    """All of them; the first of those that find as much is taken."""
     return (
         MegatronGrammar(),
         DeepSpeedGrammar(),
