@@ -16,18 +16,19 @@ from distprof.ingest.assemble import assemble_run
 from distprof.ingest.cache import is_temporary
 from distprof.ingest.discovery import Discovery, TraceFile, discover
 from distprof.ingest.executor import Outcome, map_each, running
-from distprof.ingest.job.describe import describe_rank, with_flight
-from distprof.ingest.job.files import Folder
+from distprof.ingest.files import Folder
 from distprof.ingest.job.run_directory import (
     RunDirectory,
+    describe_rank,
     find_run_directory,
     open_run_directory,
+    with_flight,
 )
 from distprof.ingest.kinds.nccl_log import read_rank_logs
 from distprof.ingest.rank import IngestOptions, ingest_rank
 from distprof.ingest.source import open_source
-from distprof.join.same_run import same_run
-from distprof.run.nccl_log import NcclLog
+from distprof.join.windows import same_run
+from distprof.run.logs import NcclLog
 from distprof.run.run import Gap, Rank, Run
 from distprof.schema import ABSENT
 from distprof.units import name_ranks

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from distprof.run.evidence import OperationLog
-from distprof.run.nccl_log import NcclLog
+from distprof.run.logs import NcclLog
 from distprof.run.run import Rank, Run
 from distprof.run.topology import ProcessGroup
 from distprof.sections.report import GroupInfo, RunInfo

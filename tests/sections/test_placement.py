@@ -14,14 +14,7 @@ import distprof
 from distprof.config import TopologyConfig
 from distprof.hardware import load_sheet
 from distprof.ingest.kinds.machine import parse_machines
-from distprof.run.nccl_log import (
-    NcclCard,
-    NcclCommunicator,
-    NcclEdge,
-    NcclLog,
-    NcclMember,
-    NcclProcess,
-)
+from distprof.run.logs import NcclCard, NcclCommunicator, NcclEdge, NcclLog, NcclMember, NcclProcess
 from distprof.run.run import Device, Run
 from distprof.run.topology import ProcessGroup
 from distprof.sections.collectives.result import CollectivesResult

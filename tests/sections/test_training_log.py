@@ -9,7 +9,7 @@ import pytest
 from distprof.api import analyze, open_run
 from distprof.ingest.assemble import assemble_run
 from distprof.ingest.training_logs.read import read_training_log
-from distprof.run.training_log import TrainingFacts, TrainingLog
+from distprof.run.logs import TrainingFacts, TrainingLog
 from distprof.sections.training_log.measure import analyze_training_log
 from distprof.sections.verdict import judge
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path, PurePosixPath
 
 from distprof.errors import InputError
-from distprof.ingest.log_files import beginning, paths_of_logs
+from distprof.ingest.files import beginning, paths_of_logs
 from distprof.ingest.source import Source
-from distprof.run.device_log import DeviceLog
+from distprof.run.logs import DeviceLog
 from distprof.run.run import Run
 
 __all__ = ["SOURCE", "fits_device_log", "read_device_log"]

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distprof.errors import InputError
-from distprof.ingest.log_files import DAMAGE, beginning, opened, read_some
+from distprof.ingest.files import DAMAGE, beginning, opened, read_some
 from distprof.ingest.source import Source
 from distprof.run.evidence import InputReadiness
 

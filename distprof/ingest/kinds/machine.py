@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from distprof.errors import InputError
-from distprof.ingest.log_files import DAMAGE, opened
+from distprof.ingest.files import DAMAGE, opened
 from distprof.ingest.source import Source, keep
-from distprof.run.machine import Machine, Machines
+from distprof.run.evidence import Machine, Machines
 from distprof.run.run import Run
 
 __all__ = ["SOURCE", "fits_machine", "parse_machines", "read_machine"]

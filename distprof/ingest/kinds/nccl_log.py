@@ -10,10 +10,10 @@ from collections.abc import Mapping
 
 from distprof.errors import InputError
 from distprof.ingest.discovery import rank_in_name
+from distprof.ingest.files import DAMAGE, opened, paths_of_logs, read_some
 from distprof.ingest.kinds import training_log
-from distprof.ingest.log_files import DAMAGE, opened, paths_of_logs, read_some
 from distprof.ingest.source import Source
-from distprof.run.nccl_log import NcclLog
+from distprof.run.logs import NcclLog
 from distprof.run.run import Run
 
 __all__ = ["SOURCE", "fits_nccl_log", "read_nccl_log", "read_rank_logs"]

@@ -131,8 +131,6 @@ def _size(path: Path, key: str, value: str) -> int:
     return int(value)
 
 
-# Operation tables of what-if straggler studies: a Parquet file, one row per operation of a wo ----
-
 ORIGIN = "operation table"
 
 COLUMNS = (

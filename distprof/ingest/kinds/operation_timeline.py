@@ -16,8 +16,8 @@ import msgspec
 import numpy as np
 
 from distprof.errors import InputError
+from distprof.ingest.files import DAMAGE, beginning, opened, read_some
 from distprof.ingest.kinds.operation_table import JobSizes, log_of_columns
-from distprof.ingest.log_files import DAMAGE, beginning, opened, read_some
 from distprof.ingest.source import Source
 from distprof.run.evidence import OperationLog
 from distprof.schema import Coded

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from distprof.ingest.log_files import DAMAGE, opened, read_some
+from distprof.ingest.files import DAMAGE, opened, read_some
 from distprof.ingest.source import Source
-from distprof.run.training_log import TrainingLog
+from distprof.run.logs import TrainingLog
 
 __all__ = ["SNIFFED_BYTES", "SOURCE", "fits_training_log"]
 

@@ -1,1 +1,1 @@
-"""Nccl."""
+"""Readers of NCCL's logs: lines, messages, and the communicators that they make."""

@@ -1,4 +1,4 @@
-"""From what processes said, text by text, to one :class:`~distprof.run.nccl_log.NcclLog`."""
+"""From what processes said, text by text, to one :class:`~distprof.run.logs.NcclLog`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from distprof.ingest.nccl.messages import (
     Version,
     parse,
 )
-from distprof.run.nccl_log import NcclCard, NcclChoice, NcclLog, NcclProcess, NcclWarning
+from distprof.run.logs import NcclCard, NcclChoice, NcclLog, NcclProcess, NcclWarning
 
 __all__ = ["Assembler"]
 

@@ -20,7 +20,7 @@ from distprof.ingest.nccl.messages import (
     Timing,
     Trees,
 )
-from distprof.run.nccl_log import NcclCommunicator, NcclEdge, NcclMember
+from distprof.run.logs import NcclCommunicator, NcclEdge, NcclMember
 
 __all__ = ["Communicators"]
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from distprof.ingest.log_files import read_some
+from distprof.ingest.files import read_some
 
 __all__ = ["Lines", "Said", "Splitter"]
 

@@ -1,4 +1,7 @@
-"""Cells of sensor files to numbers: units, what is not known, reasons, bus ids, times."""
+"""How cells of sensor files become numbers, and where readers put them, in bounded memory.
+
+Cells hold units, words for what is not known, reasons of throttling, bus ids, and times.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distprof.artefacts.throttling import throttle_reasons
-from distprof.run.device_log import Clock, DeviceEvent, DeviceLinks, DeviceLog, DeviceSeries
+from distprof.run.logs import Clock, DeviceEvent, DeviceLinks, DeviceLog, DeviceSeries
 from distprof.run.records import NO_THROTTLING, TELEMETRY
 from distprof.schema import ABSENT, Coded, Table
 from distprof.units import NS_PER_S
@@ -135,7 +138,7 @@ def time_of(text: str) -> tuple[int, Clock] | None:
     return (ns, clock) if 0 <= ns < LAST_NS else None
 
 
-# Where readers of sensor files put what they find, in bounded memory -----------------------------
+# Samples of one file ------------------------------------------------------------------------------
 
 MAX_SAMPLES = 20_000_000
 """Of all devices together."""
@@ -157,7 +160,7 @@ _LARGEST = float(1 << 53)
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a row says of its device, as in :class:`~distprof.run.device_log.DeviceSeries`."""
+    """What a row says of its device, as in :class:`~distprof.run.logs.DeviceSeries`."""
 
     host: str = ""
     index: int | None = None

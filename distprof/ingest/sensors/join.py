@@ -11,7 +11,7 @@ from typing import TypeVar
 import numpy as np
 
 from distprof.ingest.sensors.places import Places
-from distprof.run.device_log import (
+from distprof.run.logs import (
     Clock,
     DeviceEvent,
     DeviceLinks,
@@ -129,7 +129,7 @@ def _name(shift_ns: int) -> str:
     return f"UTC{'+' if minutes > 0 else '-'}{hours:02d}:{rest:02d}"
 
 
-# Sensors of devices beside a recording: which rank each is of, and when its samples were take ----
+# The join -----------------------------------------------------------------------------------------
 
 _Placed = TypeVar("_Placed", DeviceSeries, DeviceEvent, DeviceLinks)
 

@@ -1,6 +1,14 @@
-"""Errors of devices in logs of the kernel (``NVRM: Xid``) and of the fabric manager.
+"""Sensor files of one message per line or block, and the errors that drivers log.
 
-Source: NVIDIA, "XID Errors"; "Fabric Manager for NVIDIA NVSwitch Systems", log levels.
+- logs of the kernel (``NVRM: Xid``) and of the fabric manager. Source: NVIDIA, "XID Errors";
+  "Fabric Manager for NVIDIA NVSwitch Systems", log levels
+- SuperBench's monitor: a JSON object per sample, with keys such as ``gpu_usage:0``. Source:
+  microsoft/superbenchmark, ``superbench/monitor/record.py``
+- ``nvidia-smi nvlink --status``: speed of each link of each GPU, or that it is inactive
+- DCGM's exporter: one scrape, or many one after another. A scrape ends where a metric of a device
+  comes again. Its time is what the lines say (milliseconds since the epoch, as Prometheus writes
+  them), or a comment with a number before it, in seconds since the epoch: ``date +'# %s.%N'``.
+  Source: field names of DCGM (``DCGM_FI_DEV_…``), Prometheus' text format
 """
 
 from __future__ import annotations
@@ -22,7 +30,7 @@ from distprof.ingest.sensors.collect import (
     time_of,
     whole,
 )
-from distprof.run.device_log import Clock, DeviceEvent, DeviceLinks
+from distprof.run.logs import Clock, DeviceEvent, DeviceLinks
 from distprof.units import NS_PER_MS, NS_PER_S
 
 __all__ = [
@@ -143,7 +151,7 @@ def _parsed(text: str, form: str) -> int | None:
     return ns if 0 <= ns < LAST_NS else None
 
 
-# SuperBench's monitor: a JSON object per sample, with keys such as ``gpu_usage:0`` ---------------
+# SuperBench's monitor -----------------------------------------------------------------------------
 
 MARK = '"gpu_'
 
@@ -188,7 +196,7 @@ def _is_text(said: dict[str, Any], key: str) -> bool:
     return isinstance(said.get(key), str)
 
 
-# ``nvidia-smi nvlink --status``: speed of each link of each GPU, or that it is inactive ----------
+# ``nvidia-smi nvlink --status`` -------------------------------------------------------------------
 
 _GPU_HEADING = re.compile(r"GPU (\d{1,4}): (.{1,200}) \(UUID: (\S{1,80})\)\s*")
 
@@ -240,7 +248,7 @@ class NvlinkStatus:
         self._gpu, self._speeds = None, {}
 
 
-# What DCGM's exporter serves: one scrape, or many one after another ------------------------------
+# DCGM's exporter ----------------------------------------------------------------------------------
 
 PREFIX = "DCGM_FI_"
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from distprof.ingest.sensors.collect import bus_id, whole
-from distprof.run.nccl_log import NcclLog
+from distprof.run.logs import NcclLog
 from distprof.run.run import Rank, Run
 
 __all__ = ["Places"]

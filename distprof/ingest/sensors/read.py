@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from distprof.errors import InputError
-from distprof.ingest.log_files import DAMAGE, opened
+from distprof.ingest.files import DAMAGE, opened
 from distprof.ingest.sensors.collect import Collector
 from distprof.ingest.sensors.messages import (
     FABRIC,
@@ -33,7 +33,7 @@ from distprof.ingest.sensors.tables import (
     header_of,
     is_headless,
 )
-from distprof.run.device_log import DeviceLog
+from distprof.run.logs import DeviceLog
 
 __all__ = ["EXPECTED", "content_of", "read_file"]
 

@@ -1,7 +1,11 @@
-"""``nvidia-smi dmon`` and ``dcgmi dmon``: columns of text under headers that repeat.
+"""Sensor files that are tables: ``nvidia-smi dmon``, ``dcgmi dmon``, ``nvidia-smi --query-gpu``.
+
+The monitors write columns of text under headers that repeat; a query writes CSV, and its header
+says which column is what.
 
 Source: ``nvidia-smi dmon --help`` (groups ``-s pucvmet``, times by ``-o DT``); short names of
-DCGM's fields in ``dcgm_fields.c``.
+DCGM's fields in ``dcgm_fields.c``; ``nvidia-smi --help-query-gpu`` (names before and after driver
+535, which renamed ``clocks_throttle_reasons`` to ``clocks_event_reasons``).
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ from distprof.ingest.sensors.collect import (
     time_of,
     whole,
 )
-from distprof.run.device_log import Clock
+from distprof.run.logs import Clock
 from distprof.run.records import NO_THROTTLING
 from distprof.units import NS_PER_S
 
@@ -166,7 +170,7 @@ class Dmon:
         return ",".join(name for name, value in told if value) or NO_THROTTLING
 
 
-# ``nvidia-smi --query-gpu=… --format=csv``: the header says which column is what -----------------
+# ``nvidia-smi --query-gpu=… --format=csv`` --------------------------------------------------------
 
 # Column of TELEMETRY to the names it may have, best first, and what its plain number is counted in.
 _COLUMNS: tuple[tuple[str, tuple[str, ...], float], ...] = (

@@ -1,1 +1,1 @@
-"""Training logs."""
+"""Readers of training programs' logs: one grammar per way of writing."""

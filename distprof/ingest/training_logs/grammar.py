@@ -1,4 +1,7 @@
-"""What every grammar of a training log has in common: signs to look for, and what it gathers."""
+"""What every grammar of a training log has in common, and the log that the best of them makes.
+
+A grammar has signs to look for, and gathers rows, timers and facts.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from distprof.run.training_log import Float64Array, TrainingFacts, TrainingLog
+from distprof.run.logs import Float64Array, TrainingFacts, TrainingLog
 from distprof.schema import ABSENT, Int64Array
 from distprof.units import NS_PER_MS, NS_PER_S
 
@@ -218,7 +221,7 @@ def stamp_s(text: bytes) -> float | None:
     return (moment - datetime(1970, 1, 1)).total_seconds() + fraction
 
 
-# From what each grammar gathered to one training log: the way of writing that tells most ---------
+# The log ------------------------------------------------------------------------------------------
 
 _AXES = ("tp", "pp", "dp", "cp", "ep")
 

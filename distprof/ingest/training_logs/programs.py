@@ -1,6 +1,8 @@
-"""Megatron-LM's lines: iterations, timers in their old and their present form, arguments.
+"""Lines of frameworks and small training programs: one report per iteration, timers, arguments.
 
-::
+Megatron-LM, whose timers have an old and a present form. It divides them by the iterations since
+its last report, so they are of one iteration. Ranks write to one terminal: what another wrote
+before or behind a report is left aside::
 
      iteration       20/    1000 | elapsed time per iteration (ms): 1354.9 | …
     time (ms) | forward-compute: 306.62 | forward-recv: 527.58 | …
@@ -8,8 +10,18 @@
         forward-compute ................................: (306.62, 310.00)
       pipeline_model_parallel_size .................... 4
 
-Megatron divides timers by the iterations since its last report, so they are of one iteration.
-Ranks write to one terminal: what another wrote before or behind a report is left aside.
+DeepSpeed: steps of its pipeline engine, its throughput timer, its breakdown::
+
+    steps: 10 loss: 4.5012 iter time (s): 0.470 samples/sec: 8.505
+    epoch=0/micro_step=10/global_step=10, RunningAvgSamplesPerSec=12.1, CurrSamplesPerSec=12.3, …
+    [… [Rank 0] rank=0 time (ms) | fwd: 21.10 | bwd: 40.02 | step: 9.11
+
+Small programs, and torchtitan::
+
+    step:1/1845 train_time:73ms step_avg:73.23ms
+    iter 100: loss 3.1250, time 123.45ms, mfu 34.50%
+    step   10/1000 | loss 9.80 (+nanz)| norm 2.2 | 210.11 ms | 45.1% bf16 MFU | 249 tok/s
+    [titan] 2026-01-01 12:00:00,123 - root - INFO - step: 10  loss: 7.9  memory: …  tps: 7,411  …
 """
 
 from __future__ import annotations
@@ -172,7 +184,7 @@ def _named(pairs: list[tuple[bytes, bytes]]) -> dict[str, int]:
     return {name: ns for name, ns in found.items() if ns is not None}
 
 
-# DeepSpeed's lines: steps of its pipeline engine, its throughput timer, its breakdown ------------
+# DeepSpeed ----------------------------------------------------------------------------------------
 
 _STEPS = re.compile(
     rb"steps: (\d{1,15}) loss: (\S{1,30}) iter time \(s\): ("
@@ -251,7 +263,7 @@ class DeepSpeedGrammar(Grammar):
             self.notes.append(_NOTE)
 
 
-# One line per step, as small training programs print them, and torchtitan ------------------------
+# One line per step --------------------------------------------------------------------------------
 
 _SPEEDRUN = re.compile(
     rb"step:(\d{1,15})/\d{1,15} ([^\n]{0,80}?)train_time:(" + NUMBER + rb")ms step_avg:"

@@ -7,7 +7,7 @@ lines without one cost next to nothing. The grammar that finds most is taken.
 from __future__ import annotations
 
 from distprof.errors import InputError
-from distprof.ingest.log_files import DAMAGE, Blocks, opened, read_some
+from distprof.ingest.files import DAMAGE, Blocks, opened, read_some
 from distprof.ingest.training_logs.grammar import Grammar, best_of, to_log
 from distprof.ingest.training_logs.programs import (
     DeepSpeedGrammar,
@@ -22,7 +22,7 @@ from distprof.ingest.training_logs.tables import (
     GoldenValues,
 )
 from distprof.ingest.training_logs.trainers import BarGrammar, MllogGrammar, TrainerGrammar
-from distprof.run.training_log import TrainingLog
+from distprof.run.logs import TrainingLog
 
 __all__ = ["grammars", "holds_iterations", "read_training_log"]
 
@@ -31,7 +31,7 @@ _SMALL = 1 << 16
 
 
 def grammars() -> tuple[Grammar, ...]:
-    """All of them; of equally telling ones the first is taken."""
+    """All of them; the first of those that find as much is taken."""
     return (
         MegatronGrammar(),
         DeepSpeedGrammar(),

@@ -1,8 +1,12 @@
-"""Plain tables of steps: CSV with a header, or one JSON object per line.
+"""Logs that are tables of steps: CSV with a header, JSON lines, or one JSON object of series.
 
 A column ``step`` (``iteration``, ``iter``, ``global_step``) and one of times (``step_time``,
 ``iter_time``, ``iteration_time``, ``duration``), with ``_ms``, ``_s``, ``_us`` or ``_ns``
-behind it.
+behind it. Series by iteration are as Megatron-LM keeps them for its tests, times in seconds; values
+that are no numbers are counted::
+
+    {"iteration-time": {"start_step": 1, "step_interval": 5, "values": {"1": "nan", "5": 17.1}},
+     "lm loss": {…}}
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from distprof.errors import InputError
-from distprof.ingest.log_files import DAMAGE, Blocks, opened
+from distprof.ingest.files import DAMAGE, Blocks, opened
 from distprof.ingest.training_logs.grammar import MAX_SECONDS, Grammar, Row, s_to_ns, to_float
 
 __all__ = ["ColumnsGrammar", "GoldenValues", "find_columns"]
@@ -133,7 +137,7 @@ def _float(value: Any) -> float | None:
     return to_float(text.encode("utf-8", "replace")) if len(text) < 64 else None
 
 
-# Series of a training by iteration, as Megatron-LM keeps them of its tests: a JSON object --------
+# Series by iteration ------------------------------------------------------------------------------
 
 MAX_BYTES = 256_000_000
 

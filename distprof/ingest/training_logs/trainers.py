@@ -1,10 +1,14 @@
-"""Hugging Face's Trainer, and progress bars, in which programs that print no times show them.
+"""Logs of trainers that report totals and losses rather than the times of iterations.
 
-::
+Hugging Face's Trainer, and progress bars, in which programs that print no times show them::
 
     {'loss': 2.31, 'grad_norm': 1.2, 'learning_rate': 5e-05, 'epoch': 0.01}
     {'train_runtime': 123.4, 'train_samples_per_second': 10.1, 'train_steps_per_second': 1.26, …}
      45%|████▌     | 4500/10000 [1:20:10<1:37:59, 1.07s/it]
+
+MLPerf's lines, ``:::MLLOG {"time_ms": …, "key": "train_loss", "value": …, "metadata": {…}}``.
+Losses come with the number of samples so far: their distance in time is that of as many iterations
+as their samples make. Some programs print throughput too.
 """
 
 from __future__ import annotations
@@ -138,7 +142,7 @@ class BarGrammar(Grammar):
         )
 
 
-# MLPerf's lines: ``:::MLLOG {"time_ms": …, "key": "train_loss", "value": …, "metadata": {…}}` ----
+# MLPerf -------------------------------------------------------------------------------------------
 
 _LINE = re.compile(rb":::MLLOG (\{[^\n]{1,20000})")
 

@@ -12,8 +12,8 @@ import msgspec
 import numpy as np
 
 from distprof.run.evidence import ExpertCounts
-from distprof.run.places import coordinates_of
 from distprof.run.run import Run
+from distprof.run.topology import coordinates_of
 from distprof.schema import Int64Array
 from distprof.sections.context import RankAnalysis
 from distprof.sections.moe.calls import label_calls

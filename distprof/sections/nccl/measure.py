@@ -9,7 +9,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-from distprof.run.nccl_log import NcclCommunicator, NcclEdge, NcclLog
+from distprof.run.logs import NcclCommunicator, NcclEdge, NcclLog
 from distprof.run.run import Run
 from distprof.sections.nccl.result import (
     NcclChoices,

@@ -12,8 +12,8 @@ import numpy as np
 from distprof.config import TopologyConfig
 from distprof.hardware.recognise import recognise_gpu
 from distprof.hardware.sheet import Gpu, Sheet
-from distprof.run.machine import PATHS, Machine, Machines
-from distprof.run.nccl_log import NcclLog
+from distprof.run.evidence import PATHS, Machine, Machines
+from distprof.run.logs import NcclLog
 from distprof.run.run import Run
 from distprof.run.topology import ProcessGroup
 from distprof.schema import Record

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from distprof.hardware import load_sheet
 from distprof.intervals import EMPTY, Intervals
-from distprof.run.device_log import DeviceEvent, DeviceLinks, DeviceLog, name_of_device
+from distprof.run.logs import DeviceEvent, DeviceLinks, DeviceLog, name_of_device
 from distprof.run.records import RankRecords
 from distprof.run.run import Run
 from distprof.schema import Int64Array, Table

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from distprof.rules.base import InsufficientEvidenceError
-from distprof.run.device_log import name_of_device
+from distprof.run.logs import name_of_device
 from distprof.sections.stragglers.result import StragglersResult
 from distprof.sections.telemetry.result import RankTelemetry, TelemetryResult
 from distprof.sections.telemetry.window import WindowSensors

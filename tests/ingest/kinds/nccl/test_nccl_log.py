@@ -30,7 +30,7 @@ from distprof.ingest.nccl.messages import (
     Version,
     parse,
 )
-from distprof.run.nccl_log import NcclLog
+from distprof.run.logs import NcclLog
 
 INIT = "comm 0x7f01 rank {rank} nranks 2 cudaDev {rank} busId {rank}000 - Init COMPLETE"
 

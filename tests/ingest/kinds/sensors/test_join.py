@@ -13,8 +13,14 @@ from distprof.ingest.assemble import assemble_run
 from distprof.ingest.sensors.collect import Collector, Identity
 from distprof.ingest.sensors.join import Recorded, find_zone, with_device_log
 from distprof.ingest.sensors.places import Places
-from distprof.run.device_log import DeviceEvent, DeviceLog
-from distprof.run.nccl_log import NcclCommunicator, NcclLog, NcclMember, NcclProcess
+from distprof.run.logs import (
+    DeviceEvent,
+    DeviceLog,
+    NcclCommunicator,
+    NcclLog,
+    NcclMember,
+    NcclProcess,
+)
 from distprof.run.records import RankRecords
 from distprof.run.run import Device
 from distprof.terms import StragglerCause

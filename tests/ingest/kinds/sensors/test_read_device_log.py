@@ -16,7 +16,7 @@ from distprof.errors import InputError
 from distprof.ingest.kinds.device_log import fits_device_log, read_device_log
 from distprof.ingest.sensors.collect import Collector
 from distprof.ingest.sensors.read import _Dispatcher, _HeadlessError
-from distprof.run.device_log import DeviceLog
+from distprof.run.logs import DeviceLog
 
 GOLDEN = Path(__file__).parents[3] / "golden"
 GPU = GOLDEN / "gpu"

@@ -11,11 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from distprof.errors import InputError
+from distprof.ingest.files import MAX_LINE_BYTES, Blocks
 from distprof.ingest.kinds.training_log import fits_training_log
-from distprof.ingest.log_files import MAX_LINE_BYTES, Blocks
 from distprof.ingest.training_logs.grammar import MAX_ROWS, Grammar
 from distprof.ingest.training_logs.read import grammars, read_training_log
-from distprof.run.training_log import TrainingLog
+from distprof.run.logs import TrainingLog
 from distprof.schema import ABSENT
 
 PIECES = (
