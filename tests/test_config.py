@@ -19,7 +19,7 @@ def test_patterns_and_limits_are_read(tmp_path):
     config = load_config(path)
     (pattern,) = config.communication.patterns
     assert (pattern.match, pattern.library) == ("acme_sum", "acme")
-    assert pattern.kind is CollectiveKind.ALL_REDUCE
+    assert pattern.operation is CollectiveKind.ALL_REDUCE
     assert config.communication.exclude == ("local_all_reduce",)
     assert config.limits == {"COM101": {"min_overlap_ratio": 0.25}}
     assert config.source == str(path)
