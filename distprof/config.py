@@ -189,9 +189,7 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 class ModelConfig(ModelShape, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What is trained, for FLOP and MFU."""
 
-    preset: Annotated[str, option("A published model.", expects="the name of a model")] | None = (
-        None
-    )
+    preset: Annotated[str, option("Published model.", expects="a model's name")] | None = None
     parameters: Annotated[float, option("Parameters of the model.", ge=1, le=10**15)] | None = None
     sequence: Annotated[int, _count("Tokens of a sequence.")] | None = None
     batch: Annotated[int, _count("Sequences of a step, all ranks together.")] | None = None

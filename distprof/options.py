@@ -1,4 +1,4 @@
-"""Options, declared once: what a struct says of its fields makes command line, TOML, run.json, docs.
+"""Options, declared once: a struct makes the command line, checks TOML and explains both.
 
 ::
 
@@ -44,41 +44,29 @@ _PLAIN: dict[type[inspect.Type], tuple[str, type]] = {
 def option(
     text: str,
     *,
-    ge: float | None = None,
-    gt: float | None = None,
-    le: float | None = None,
-    lt: float | None = None,
-    min_length: int | None = None,
     choices: Sequence[str] = (),
     expects: str = "",
     flag: str = "",
     metavar: str = "",
+    **bounds: Any,
 ) -> msgspec.Meta:
-    """What a field is, for ``Annotated[type, option(…)]``.
+    """Explanation and bounds of a field, the second argument of its ``Annotated``.
 
     Args:
         text: Help: one sentence, with its full stop.
-        ge: Smallest value.
-        gt: Value that it must be above.
-        le: Largest value.
-        lt: Value that it must be below.
-        min_length: Fewest characters of a text.
         choices: Texts that are allowed, where no ``Literal`` can list them.
         expects: What a message says was expected, in place of what the type is called.
         flag: Name on the command line, without dashes; by default the field's.
         metavar: What stands for the value in help.
+        bounds: As :class:`msgspec.Meta` takes them: ge, gt, le, lt, min_length.
     """
-    return msgspec.Meta(
-        description=text,
-        ge=ge,
-        gt=gt,
-        le=le,
-        lt=lt,
-        min_length=min_length,
-        pattern=f"^({'|'.join(choices)})$" if choices else None,
-        extra_json_schema={"enum": list(choices)} if choices else None,
-        extra={"expects": expects or _one_of(choices), "flag": flag, "metavar": metavar},
-    )
+    if choices:
+        bounds |= {
+            "pattern": f"^({'|'.join(choices)})$",
+            "extra_json_schema": {"enum": list(choices)},
+        }
+    said = {"expects": expects or _one_of(choices), "flag": flag, "metavar": metavar}
+    return msgspec.Meta(description=text, extra=said, **bounds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,24 +103,25 @@ class Option:
         off = self.flag.removeprefix("no-") if self.flag.startswith("no-") else f"no-{self.flag}"
         return f"--{self.flag}/--{off}"
 
-    def click_attributes(self) -> dict[str, Any]:
-        """What click is told: type, help, metavar; no default, so that None is "not typed"."""
-        attributes: dict[str, Any] = {"default": None, "help": self.help}
-        if self.value_type is not bool:
-            attributes["type"] = self._click_type()
-        if self.metavar:
-            attributes["metavar"] = self.metavar
-        return attributes
+    def click_attributes(self, *, with_range: bool = True) -> dict[str, Any]:
+        """What click is told: type, help, metavar; no default, so that None is "not typed".
 
-    def _click_type(self) -> Any:
+        Args:
+            with_range: Whether click shows and checks the bounds; :func:`convert` always does.
+        """
         import click
 
+        attributes: dict[str, Any] = {"default": None, "help": self.help}
+        if self.metavar:
+            attributes["metavar"] = self.metavar
         if self.choices:
-            return click.Choice(self.choices)
-        if self.low is None and self.high is None:
-            return self.value_type
-        kind = click.IntRange if self.value_type is int else click.FloatRange
-        return kind(self.low, self.high)
+            attributes["type"] = click.Choice(self.choices)
+        elif with_range and (self.low is not None or self.high is not None):
+            kind: Any = click.IntRange if self.value_type is int else click.FloatRange
+            attributes["type"] = kind(self.low, self.high)
+        elif self.value_type is not bool:
+            attributes["type"] = self.value_type
+        return attributes
 
 
 def options_of(kind: type[msgspec.Struct]) -> tuple[Option, ...]:
