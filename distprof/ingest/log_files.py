@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, cast
 
+from distprof.errors import UsageError
 from distprof.ingest.job.files import Folder
 
 __all__ = ["DAMAGE", "Blocks", "beginning", "opened", "read_some"]
@@ -82,7 +83,7 @@ def beginning(source: str, size: int, *, endings: tuple[str, ...] = ()) -> bytes
     try:
         with opened(source) as stream:
             return read_some(stream, size)[0]
-    except (*DAMAGE, ImportError):
+    except (*DAMAGE, UsageError):  # of a protocol that nothing here reads
         return b""
 
 
