@@ -12,9 +12,13 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from distprof.cli.reference import command_line_page
-from distprof.documents.schema import SCHEMA_FILE, report_schema_page, report_schema_text
+from distprof.config import CONFIG_FILE, ConfigFile
+from distprof.documents.schema import DIALECT, SCHEMA_FILE, report_schema_page, report_schema_text
 from distprof.rules.base import Rule
 from distprof.rules.page import EXAMPLES_FILE
 from distprof.rules.registry import all_rules
@@ -51,8 +55,38 @@ def pages() -> Iterator[tuple[Path, str]]:
         yield ROOT / "distprof" / "documents" / "schemas" / file, text
     for file, text in verb_schema_texts():
         yield ROOT / "distprof" / "documents" / "schemas" / file, text
+    yield ROOT / "distprof" / "documents" / "schemas" / "config.schema.json", config_schema_text()
     yield from schema_files()
     yield REFERENCE / "run-directory.md", run_directory_page()
+
+
+def config_schema_text() -> str:
+    """JSON Schema of ``distprof.toml``, for editors that complete and check TOML by one."""
+    (root,), definitions = msgspec.json.schema_components([ConfigFile])
+    for definition in definitions.values():
+        definition["description"] = " ".join(definition["description"].split())
+        definition["properties"] = {
+            name: _toml_value(value) for name, value in definition["properties"].items()
+        }
+    schema = {
+        "$schema": DIALECT,
+        "$id": "urn:distprof:distprof.config/1",
+        "title": CONFIG_FILE,
+        **root,
+        "$defs": definitions,
+    }
+    return msgspec.json.format(msgspec.json.encode(schema), indent=2).decode() + "\n"
+
+
+def _toml_value(value: dict[str, Any]) -> dict[str, Any]:
+    """A key's schema as TOML has it: there is no null, and a table that is absent has no value."""
+    given = [each for each in value.get("anyOf", ()) if each != {"type": "null"}]
+    said = given[0] if len(given) == 1 else value
+    return {key: part for key, part in said.items() if key != "default" or not _is_table(part)}
+
+
+def _is_table(value: object) -> bool:
+    return isinstance(value, dict | list)
 
 
 def rule_page(rule: Rule, example: Sequence[str]) -> str:

@@ -13,7 +13,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import BinaryIO, cast
+
+from distprof.errors import UsageError
+from distprof.remote import file_system
 
 __all__ = [
     "DAMAGE",
@@ -60,7 +63,7 @@ class Folder:
         try:
             if self.is_local:
                 return sorted(entry.name for entry in Path(self.path).iterdir())
-            system, path = self._remote()
+            system, path = file_system(self.path)
             return sorted(str(n).rstrip("/").rpartition("/")[2] for n in system.ls(path, False))
         except (OSError, ValueError):
             return []
@@ -71,7 +74,7 @@ class Folder:
             if self.is_local:
                 path = Path(self.path, name)
                 return path.stat().st_size if path.is_file() else None
-            system, path_there = self.child(name)._remote()
+            system, path_there = file_system(self.child(name).path)
             info = system.info(path_there)
             return int(info["size"]) if info.get("type") == "file" else None
         except (OSError, ValueError, TypeError, KeyError):
@@ -90,7 +93,7 @@ class Folder:
             with Path(self.path, name).open("rb") as stream:
                 yield stream
             return
-        system, path = self.child(name)._remote()
+        system, path = file_system(self.child(name).path)
         with system.open(path, "rb") as stream:
             yield stream
 
@@ -106,15 +109,6 @@ class Folder:
         if len(data) > limit:
             raise TooLargeError(27, f"more than {limit:,} bytes", name)
         return data
-
-    def _remote(self) -> tuple[Any, str]:
-        import fsspec
-
-        try:
-            system, path = fsspec.core.url_to_fs(self.path)
-        except ImportError as error:
-            raise OSError(f"this kind of URL needs another package: {error}") from error
-        return system, str(path)
 
 
 # Logs ---------------------------------------------------------------------------------------------
@@ -211,7 +205,7 @@ def beginning(source: str, size: int, *, endings: tuple[str, ...] = ()) -> bytes
     try:
         with opened(source) as stream:
             return read_some(stream, size)[0]
-    except (*DAMAGE, ImportError):
+    except (*DAMAGE, UsageError):  # of a protocol that nothing here reads
         return b""
 
 

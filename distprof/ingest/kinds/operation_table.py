@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from distprof.errors import InputError, UsageError
+from distprof.errors import InputError
 from distprof.ingest.source import Source
+from distprof.remote import file_system
 from distprof.run.evidence import OPERATIONS, OperationLog
 from distprof.schema import ABSENT, Coded, Int64Array, Table
 
@@ -276,14 +277,11 @@ def _opened(path: str) -> Any:
     """The file, or what a URL names, open for reading."""
     if "://" not in path:
         return Path(path).open("rb")
-    import fsspec
-
     try:
-        return fsspec.open(path, "rb").open()
-    except ImportError as error:
-        raise UsageError(f"{path}: this kind of URL needs another package: {error}") from error
+        system, place = file_system(path)
     except ValueError as error:
         raise OSError(str(error)) from error
+    return system.open(place, "rb")
 
 
 def _check_size(path: str, file: Any) -> None:

@@ -225,7 +225,7 @@ def _initialised(nvml: Any) -> Any:
         try:
             nvml = importlib.import_module("pynvml")
         except ImportError:
-            raise Unavailable("no module pynvml: pip install nvidia-ml-py") from None
+            raise Unavailable("no module pynvml: pip install 'distprof[run]'") from None
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:

@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
+import msgspec
 from distprof_probes.job.directory import new_run_directory
 from distprof_probes.job.ending import ReportOptions
 
@@ -85,7 +86,7 @@ def _link(faults: tuple[Fault, ...]) -> Link:
 
 def _of_a_node(settings: Settings, nodes: EmulatedNodes) -> LaunchOptions:
     endpoint = f"{nodes.address(0)}:{_PORT}"
-    return replace(settings.launch, nodes=nodes.num_nodes, rdzv_endpoint=endpoint)
+    return msgspec.structs.replace(settings.launch, nodes=nodes.num_nodes, rdzv_endpoint=endpoint)
 
 
 def _command(
