@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from distprof.artefacts.summary_file import SummaryFile
     from distprof.verbs.gate.metrics import Metric
-    from distprof.verbs.gate.timeline import History
+    from distprof.verbs.history.timeline import History
 
 __all__ = ["history"]
 
@@ -217,7 +217,7 @@ def _marked(summary: SummaryFile, label: str | None, commit: str | None) -> Summ
 
 
 def _metric(name: str) -> Metric:
-    from distprof.verbs.gate.timeline import HISTORY_METRICS, find_history_metric
+    from distprof.verbs.history.timeline import HISTORY_METRICS, find_history_metric
 
     metric = find_history_metric(name)
     if metric is None:
@@ -234,8 +234,8 @@ def _chosen(
     Raises:
         UsageError: If there are none, with those that there are.
     """
-    from distprof.verbs.gate.timeline import by_series
     from distprof.verbs.history.show import series_name
+    from distprof.verbs.history.timeline import by_series
 
     series = by_series(summaries)
     chosen = {
@@ -280,7 +280,7 @@ def _traced(
     notes: tuple[str, ...],
 ) -> History:
     from distprof.config import load_config
-    from distprof.verbs.gate.timeline import trace_metric
+    from distprof.verbs.history.timeline import trace_metric
     from distprof.version import __version__
 
     settings = load_config(None).check

@@ -15,9 +15,8 @@ from distprof.errors import UsageError
 
 if TYPE_CHECKING:
     from distprof.costs.transformer import Transformer
-    from distprof.verbs.plan.cluster import Cluster
     from distprof.verbs.plan.job_file import JobFile
-    from distprof.verbs.plan.question import Question
+    from distprof.verbs.plan.question import Cluster, Question
     from distprof.verbs.plan.result import Plan
 
 __all__ = ["plan"]
@@ -234,7 +233,7 @@ def _model(options: dict[str, Any]) -> tuple[Transformer, int]:
 def _cluster(options: dict[str, Any]) -> Cluster:
     from distprof.config import CONFIG_FILE, load_config
     from distprof.hardware import load_sheet
-    from distprof.verbs.plan.cluster import Cluster, inter_node_link
+    from distprof.verbs.plan.question import Cluster, inter_node_link
 
     if options["gpus"] is None:
         raise UsageError("how many GPUs? Add --gpus N")

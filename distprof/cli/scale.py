@@ -18,8 +18,7 @@ from distprof.errors import UsageError
 if TYPE_CHECKING:
     from distprof.artefacts.summary_file import SummaryFile
     from distprof.artefacts.sweep_file import SweepFile
-    from distprof.verbs.sweep.document import ScalingReport
-    from distprof.verbs.sweep.result import Mode
+    from distprof.verbs.sweep.result import Mode, ScalingReport
 
 __all__ = ["scale"]
 
@@ -92,7 +91,7 @@ def scale(
     output = Output(**{name: options.pop(name) for name in Output.__dataclass_fields__})
     output.check()
     _check_files(options, force=output.force)
-    from distprof.verbs.sweep.document import SCALING_REPORTERS
+    from distprof.verbs.sweep.show import SCALING_REPORTERS
 
     check_format(SCALING_REPORTERS, output, what="a sweep")
     if sources and program:
@@ -214,7 +213,8 @@ def _show(
     options: dict[str, Any],
 ) -> int:
     from distprof.config import load_config
-    from distprof.verbs.sweep.document import SCALING_REPORTERS, report_scaling
+    from distprof.verbs.sweep.measure import report_scaling
+    from distprof.verbs.sweep.show import SCALING_REPORTERS
 
     sweeps = {source: sweep for source in sources if (sweep := _sweep_in(source))}
     summaries = _summaries(sources, sweeps, quiet=output.quiet)

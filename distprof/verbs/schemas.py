@@ -17,11 +17,11 @@ from distprof.artefacts.summary_file import SUMMARY_SCHEMA, SummaryFile
 from distprof.documents.schema import DIALECT, describe, document_schema
 from distprof.verbs.compare.result import COMPARISON_SCHEMA, Comparison
 from distprof.verbs.gate.check import CHECK_SCHEMA, CheckResult
-from distprof.verbs.gate.timeline import HISTORY_SCHEMA, History
 from distprof.verbs.history.show import ANSWER_SCHEMA, HistoryAnswer
+from distprof.verbs.history.timeline import HISTORY_SCHEMA, History
 from distprof.verbs.plan.configuration import LINT_SCHEMA, Lint
 from distprof.verbs.plan.result import PLAN_SCHEMA, Plan
-from distprof.verbs.sweep.document import SCALING_SCHEMA, ScalingReport
+from distprof.verbs.sweep.result import SCALING_SCHEMA, ScalingReport
 
 __all__ = [
     "plan_schema",

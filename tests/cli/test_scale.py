@@ -13,7 +13,7 @@ from distprof.artefacts.sweep_file import SWEEP_FILE
 from distprof.cli.app import main
 from distprof.verbs.schemas import shipped_verb_schema_text
 from distprof.verbs.sweep import running
-from distprof.verbs.sweep.child import locked
+from distprof.verbs.sweep.running import locked
 
 ROOT = Path(__file__).parents[2]
 

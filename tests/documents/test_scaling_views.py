@@ -10,8 +10,9 @@ from rich.cells import cell_len
 
 from distprof.artefacts.summary_file import Fingerprint, StepParts
 from distprof.formats import RenderOptions
-from distprof.verbs.sweep.document import SCALING_REPORTERS, ScalingReport, report_scaling
-from distprof.verbs.sweep.result import CAUSES
+from distprof.verbs.sweep.measure import report_scaling
+from distprof.verbs.sweep.result import CAUSES, ScalingReport
+from distprof.verbs.sweep.show import SCALING_REPORTERS
 from tests.verbs.sweep.sweeps import MS, parts, runs
 
 ALONE = parts(computation=90, host=6, other=4)

@@ -17,7 +17,7 @@ import numpy as np
 from distprof.artefacts.summary_file import SummaryFile
 from distprof.documents.saved import write_atomically
 from distprof.errors import InputError
-from distprof.verbs.gate.timeline import series_of
+from distprof.verbs.history.timeline import series_of
 
 __all__ = [
     "COLUMNS",

@@ -17,7 +17,7 @@ from distprof.formats import RenderOptions
 from distprof.sections.table import Drawing, TableColumn, TableView, counted
 from distprof.units import NS_PER_S, format_bytes, format_duration, format_ratio
 from distprof.verbs.gate.show import amount
-from distprof.verbs.gate.timeline import History, HistoryPoint, HistorySeries
+from distprof.verbs.history.timeline import History, HistoryPoint, HistorySeries
 from distprof.version import __version__
 
 __all__ = [

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from distprof.hardware import load_sheet
 from distprof.sections.efficiency.models import preset, preset_sequence
-from distprof.verbs.plan.cluster import Cluster
 from distprof.verbs.plan.configuration import ConfigurationResult, configured
 from distprof.verbs.plan.layout import parse_layout
-from distprof.verbs.plan.question import Question
+from distprof.verbs.plan.question import Cluster, Question
 
 Results = dict[type[ConfigurationResult], ConfigurationResult]
 
