@@ -8,7 +8,7 @@ import click
 
 from distprof.cli.app import ExitCode
 from distprof.cli.options import debug_option, output_options, output_options_with
-from distprof.cli.output import Output, check_format, check_free, deliver, note
+from distprof.cli.output import Output, check_free, deliver, note
 from distprof.errors import UsageError
 
 if TYPE_CHECKING:
@@ -113,10 +113,9 @@ def show(
       distprof history show --series 3f9a --plot history.svg
     """  # noqa: D301 - click reads it
     output = Output(**output_options)
-    output.check()
-    from distprof.verbs.history.show import HISTORY_REPORTERS
+    from distprof.verbs.history.show import HISTORY
 
-    check_format(HISTORY_REPORTERS, output, what="a history")
+    output.check(HISTORY)
     _check_plot(plot, force=output.force)
     metric, place = _metric(name), _place(folder)
     from distprof.verbs.history.dataset import read
@@ -133,7 +132,7 @@ def show(
         notes=notes,
     )
     _draw(result, plot, quiet=output.quiet)
-    deliver(HISTORY_REPORTERS, result, output, what="a history")
+    deliver(HISTORY, result, output)
     return ExitCode.FINE
 
 
@@ -151,14 +150,13 @@ def query(sql: str, folder: str | None, **output_options: Any) -> int:
         FROM history WHERE workload = 'ddp' GROUP BY git_commit" --format csv
     """  # noqa: D301 - click reads it
     output = Output(**output_options)
-    output.check()
     from distprof.verbs.history.dataset import query as ask
-    from distprof.verbs.history.show import ANSWER_REPORTERS, answer_of
+    from distprof.verbs.history.show import ANSWER, answer_of
 
-    check_format(ANSWER_REPORTERS, output, what="an answer")
+    output.check(ANSWER)
     place = _place(folder)
     columns, rows, notes = ask(place, sql)
-    deliver(ANSWER_REPORTERS, answer_of(place, columns, rows, notes), output, what="an answer")
+    deliver(ANSWER, answer_of(place, columns, rows, notes), output)
     return ExitCode.FINE
 
 

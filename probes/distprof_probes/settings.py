@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from distprof.artefacts import SETTINGS_FILE
+from distprof.artefacts.files import write_atomically
 from distprof.artefacts.settings_file import DdpSettings, SettingsFile, ThreadSettings
 from distprof_probes.loader_log import LoaderLog
 from distprof_probes.probe import Tracer
 from distprof_probes.processors import Processors
-from distprof_probes.records import write_atomically
 from distprof_probes.torch_objects import (
     Found,
     ddp_settings,

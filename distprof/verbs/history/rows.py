@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from distprof.artefacts.files import write_atomically
 from distprof.artefacts.summary_file import SummaryFile
-from distprof.documents.saved import write_atomically
 from distprof.errors import InputError
 from distprof.verbs.history.timeline import series_of
 

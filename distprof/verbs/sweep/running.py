@@ -26,12 +26,15 @@ import msgspec
 from msgspec.structs import replace
 
 from distprof.artefacts import RUN_FILE
+from distprof.artefacts.files import write_atomically
 from distprof.artefacts.run_file import RunFile
 from distprof.artefacts.sweep_file import SWEEP_FILE, SWEEP_SCHEMA, SweepFile, SweepRun
+from distprof.documents.document import Document
 from distprof.errors import InputError, UsageError
 from distprof.verbs.sweep.plan import MAX_RANKS, MAX_RUNS
 
 __all__ = [
+    "SWEEP",
     "Ended",
     "Outcome",
     "Progress",
@@ -186,8 +189,6 @@ _VERBS = (("run",), ("capture",))
 
 _FOLDER = re.compile(r"[\w\-]{1,100}", re.ASCII)
 
-_MAX_BYTES = 1 << 24
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
@@ -228,6 +229,19 @@ class Outcome:
         return sum(run.state == "done" for run in self.sweep.runs)
 
 
+SWEEP = Document(
+    kind=SweepFile,
+    schema=SWEEP_SCHEMA,
+    noun="a sweep",
+    file="a sweep as distprof scale writes it",
+    title=f"distprof {SWEEP_FILE}",
+    again="its runs are whole: distprof scale --from FOLDER, or start again in a new folder",
+    indent=1,
+    is_whole=False,
+    max_bytes=1 << 24,
+)
+
+
 def load_sweep(folder: Path) -> SweepFile | None:
     """The sweep in a folder; None where there is none.
 
@@ -237,53 +251,30 @@ def load_sweep(folder: Path) -> SweepFile | None:
     file = folder / SWEEP_FILE
     if not file.exists():
         return None
-    try:
-        found = msgspec.json.decode(_bytes_of(file), type=SweepFile)
-        _check_runs(found)
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(
-            str(file),
-            expected=f'a sweep with "schema": "{SWEEP_SCHEMA}"',
-            found=str(error),
-            fix="its runs are whole: distprof scale --from FOLDER, or start again in a new folder",
-        ) from error
-    if found.schema != SWEEP_SCHEMA:
-        raise InputError(
-            str(file),
-            expected=f'"schema": "{SWEEP_SCHEMA}"',
-            found=f'"schema": "{found.schema}"',
-            fix="use the version of distprof that wrote it, or start again in a new folder",
-        )
-    return found
+    sweep = SWEEP.load(file)
+    wrong = _nonsense(sweep)
+    if wrong:
+        raise InputError(str(file), expected=SWEEP.file, found=wrong, fix=SWEEP.again)
+    return sweep
 
 
-def _bytes_of(file: Path) -> bytes:
-    if file.stat().st_size > _MAX_BYTES:
-        raise ValueError(f"more than {_MAX_BYTES:,} bytes")
-    return file.read_bytes()
-
-
-def _check_runs(sweep: SweepFile) -> None:
-    """Refuse what no sweep of ours says: folders of runs are removed, and their arguments run."""
+def _nonsense(sweep: SweepFile) -> str:
+    """What no sweep of ours says, or empty: folders of runs are removed, their arguments run."""
     for run in sweep.runs:
         if not _FOLDER.fullmatch(run.folder):
-            raise ValueError(f"a run in the folder {run.folder[:60]!r}")
+            return f"a run in the folder {run.folder[:60]!r}"
         if run.arguments[:1] not in _VERBS:
-            raise ValueError(f"a run with the arguments {run.arguments[:3]!r}")
+            return f"a run with the arguments {run.arguments[:3]!r}"
         if not (1 <= run.ranks <= MAX_RANKS and 0 <= run.repeat < MAX_RUNS):
-            raise ValueError(f"a run on {run.ranks} ranks, repeat {run.repeat}")
+            return f"a run on {run.ranks} ranks, repeat {run.repeat}"
+    return ""
 
 
 def save_sweep(folder: Path, sweep: SweepFile) -> None:
     """Write how far it has come, whole or not at all."""
-    data = msgspec.json.format(msgspec.json.encode(sweep), indent=1) + b"\n"
-    temporary = folder / f".{SWEEP_FILE}.new"
     try:
-        temporary.write_bytes(data)
-        temporary.replace(folder / SWEEP_FILE)
+        write_atomically(folder / SWEEP_FILE, SWEEP.encode(sweep))
     except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
         raise InputError(
             str(folder / SWEEP_FILE),
             expected="a folder that can be written",

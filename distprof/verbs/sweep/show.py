@@ -6,13 +6,15 @@ from collections.abc import Callable, Iterator, Sequence
 
 from distprof.artefacts.summary_file import Fingerprint
 from distprof.costs.scaling import LAW_NAMES
-from distprof.documents.page import Page, page_reporters
+from distprof.documents.document import Document
+from distprof.documents.page import Page
 from distprof.formats import RenderOptions
 from distprof.sections.table import Bar, Cell, Drawing, TableColumn, TableView, counted
 from distprof.units import format_duration, format_ratio
 from distprof.verbs.compare.show import signed
 from distprof.verbs.sweep.result import (
     CAUSES,
+    SCALING_SCHEMA,
     ScalingLaw,
     ScalingLoss,
     ScalingPrediction,
@@ -23,7 +25,7 @@ from distprof.verbs.sweep.result import (
 
 __all__ = [
     "LAWS",
-    "SCALING_REPORTERS",
+    "SCALING",
     "follows",
     "scaling_headline",
     "scaling_sentences",
@@ -403,5 +405,11 @@ def _page(report: ScalingReport, options: RenderOptions) -> Page:
     )
 
 
-SCALING_REPORTERS = page_reporters(_page)
-"""Name of a format to what writes a sweep in it."""
+SCALING = Document(
+    kind=ScalingReport,
+    schema=SCALING_SCHEMA,
+    noun="a sweep",
+    title="distprof scale",
+    again="make it again with: distprof scale --from DIR --format json",
+    page=_page,
+)
