@@ -52,7 +52,8 @@ BASELINE = Document(
     noun="a baseline",
     title="distprof check --update-baseline",
     file="a baseline as distprof check --update-baseline writes it",
-    again="make it anew with distprof check … --update-baseline, or restore it from version control",
+    again="make it anew with distprof check … --update-baseline, or restore it from version"
+    " control",
     absent="make one from runs that are fine: distprof check RUN --baseline FILE --update-baseline",
     order="sorted",
     max_bytes=4 << 20,
