@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import typing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from distprof.rules.base import Evidence
 from distprof.schema import Record, records_to_pandas
@@ -22,6 +22,9 @@ class Result(Record, Evidence, frozen=True, kw_only=True):
     Args:
         unavailable: What could not be measured and why, one sentence each.
     """
+
+    needs_traces: ClassVar[bool] = False
+    """Whether only traces show it: a run of another tool's log gives that as the reason."""
 
     unavailable: tuple[str, ...] = ()
 
