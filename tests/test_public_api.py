@@ -27,6 +27,7 @@ def loaded_after(statement: str) -> set[str]:
 
 def test_exported_members_are_these() -> None:
     assert distprof.__all__ == [
+        "Config",
         "DistprofError",
         "Finding",
         "InputError",
@@ -35,9 +36,14 @@ def test_exported_members_are_these() -> None:
         "UsageError",
         "__version__",
         "analyze",
+        "check",
+        "compare",
+        "hang",
         "load_report",
         "open_run",
+        "plan",
     ]
+    assert dir(distprof) == distprof.__all__
 
 
 @pytest.mark.parametrize("name", distprof.__all__)

@@ -10,7 +10,7 @@ from distprof.cli.output import check_free, note
 from distprof.errors import UsageError
 
 if TYPE_CHECKING:
-    from distprof.cli.repeats import Sizes
+    from distprof.verbs.gate.repeats import Sizes
 
 __all__ = ["accept_loss", "accept_runs", "assigned", "check_writable", "metric_names"]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,22 +19,18 @@ from distprof.cli.app import ExitCode
 from distprof.cli.options import debug_option, output_options_with
 from distprof.cli.output import Output, check_format, deliver, note
 from distprof.cli.repeats import (
-    are_in_turns,
-    baseline_of,
     load_sizes,
     make_repeats,
     new_place,
     repeat_until,
-    session_of_sizes,
 )
-from distprof.errors import InputError, UsageError
+from distprof.errors import UsageError
 
 if TYPE_CHECKING:
-    from distprof.artefacts.baseline_file import BaselineFile
     from distprof.artefacts.summary_file import SummaryFile
-    from distprof.cli.repeats import Sizes
     from distprof.config import CheckConfig
     from distprof.verbs.gate.check import CheckResult
+    from distprof.verbs.gate.repeats import Sizes
 
 __all__ = ["check"]
 
@@ -239,6 +234,8 @@ def _checked(
             return code
         sources = (str(place),)
     sizes = load_sizes(sources)
+    from distprof.verbs.gate.repeats import session_of_sizes
+
     session_of_sizes(sizes)  # says what is wrong with the runs
     _remember(tuple(run for runs in sizes for run in runs), settings.history, quiet=output.quiet)
     if options["update_baseline"]:
@@ -270,61 +267,17 @@ def _make(place: Path, settings: CheckConfig, options: dict[str, Any], *, quiet:
 def _judged(
     sizes: Sizes, settings: CheckConfig, options: dict[str, Any], *, alpha: float | None = None
 ) -> CheckResult:
-    from distprof.verbs.gate.baseline import read_baseline
-    from distprof.verbs.gate.check import GateSettings, judge
-    from distprof.verbs.gate.decide import ALPHA
-    from distprof.version import __version__
+    from distprof.verbs.gate.repeats import judge_sizes
 
-    source = options["baseline"] or ", ".join(options["against"])
     others = load_sizes(options["against"]) if options["against"] else None
-    baseline = baseline_of(others) if others else read_baseline(source)
-    session = session_of_sizes(sizes)
-    unlike = _unlike(source, baseline, sizes, allow=options["allow_unlike"])
-    is_paired = others is not None and are_in_turns(others[1], sizes[1])
-    result = judge(
-        baseline,
-        session,
-        source=source,
-        fingerprint=sizes[1][-1].fingerprint,
-        version=__version__,
-        now_ns=time.time_ns(),
-        settings=GateSettings(
-            metrics=settings.metrics,
-            tolerance=settings.tolerance,
-            session_noise=settings.session_noise,
-            is_paired=is_paired,
-            inconclusive_fails=settings.inconclusive_fails,
-            alpha=ALPHA if alpha is None else alpha,
-        ),
-        unlike=unlike,
+    return judge_sizes(
+        sizes,
+        others,
+        source=options["baseline"] or ", ".join(options["against"]),
+        settings=settings,
+        allow_unlike=options["allow_unlike"],
+        alpha=alpha,
     )
-    return result if is_paired or others is None else _not_in_turns(result)
-
-
-def _unlike(source: str, baseline: BaselineFile, sizes: Sizes, *, allow: bool) -> tuple[str, ...]:
-    """What differs and was allowed."""
-    from distprof.verbs.gate.baseline import unlike_baseline
-
-    told = unlike_baseline(baseline, sizes[1], sizes[0])
-    if told and not allow:
-        more = f"; and {len(told) - 4} more" if len(told) > 4 else ""
-        raise InputError(
-            source,
-            expected="a baseline of the same hardware, job and software",
-            found="; ".join(told[:4]) + more,
-            fix="make a baseline here (--update-baseline with a new FILE), or --allow-unlike",
-        )
-    return told
-
-
-def _not_in_turns(result: CheckResult) -> CheckResult:
-    import msgspec
-
-    said = (
-        "By their times the runs of both sides were not made in turns, one each, so that drift"
-        " between them may look like a change."
-    )
-    return msgspec.structs.replace(result, notes=(*result.notes, said))
 
 
 def _remember(runs: tuple[SummaryFile, ...], history: str, *, quiet: bool) -> None:

@@ -5,134 +5,33 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from distprof.cli.output import note
-from distprof.errors import InputError, UsageError
+from distprof.errors import UsageError
 
 if TYPE_CHECKING:
-    from distprof.artefacts.baseline_file import BaselineFile, BaselineSession
-    from distprof.artefacts.summary_file import SummaryFile
     from distprof.artefacts.sweep_file import SweepFile
+    from distprof.verbs.gate.repeats import Sizes
 
 __all__ = [
-    "Sizes",
-    "are_in_turns",
-    "baseline_of",
     "load_sizes",
     "make_repeats",
     "new_place",
     "repeat_until",
-    "session_of_sizes",
-    "sizes_of",
 ]
-
-Runs: TypeAlias = "tuple[SummaryFile, ...]"
-Sizes: TypeAlias = tuple[Runs, Runs]
-"""Runs of the smaller size, none where there is one; and of the larger, which is guarded."""
 
 
 def load_sizes(sources: Sequence[str]) -> Sizes:
     """Runs as a user names them, by size.
 
     Raises:
-        InputError: If one cannot be read, or as :func:`sizes_of`.
+        InputError: If one cannot be read, or as :func:`distprof.verbs.gate.repeats.sizes_of`.
     """
     from distprof.cli.source import summaries_of
+    from distprof.verbs.gate.repeats import sizes_of
 
     return sizes_of(summaries_of(sources))
-
-
-def sizes_of(runs: Runs) -> Sizes:
-    """Runs by size.
-
-    Raises:
-        InputError: If runs have no steps, come twice, or have more than two sizes.
-    """
-    without = next((run.source for run in runs if not run.step_ns), None)
-    if not runs or without is not None:
-        raise InputError(
-            without or "the runs",
-            expected="repeats with steps",
-            found="a run without any" if runs else "no run at all",
-            fix="check repeats of the same job, for example those of distprof check --run",
-        )
-    _refuse_twice(runs)
-    sizes = sorted({run.fingerprint.world_size or 0 for run in runs})
-    if len(sizes) > 2:
-        raise InputError(
-            ", ".join(run.source for run in runs[:3]),
-            expected="repeats of one size, or of two for the scaling efficiency",
-            found=f"runs on {', '.join(map(str, sizes))} ranks",
-            fix="name runs of two sizes; distprof scale looks at more",
-        )
-    large = tuple(run for run in runs if (run.fingerprint.world_size or 0) == sizes[-1])
-    return tuple(run for run in runs if run not in large), large
-
-
-def _refuse_twice(runs: Runs) -> None:
-    """A run that counts twice would make chance look smaller than it is."""
-    seen: dict[tuple[int, ...], str] = {}
-    for run in runs:
-        if len(run.step_ns) < 2:  # a row of a table: figures may well be the same
-            continue
-        key = (run.created_ns, *run.step_ns)
-        if key in seen:
-            raise InputError(
-                run.source,
-                expected="every run once",
-                found=f"the run of {seen[key]} again",
-                fix="name each run, or the folder that holds it, once",
-            )
-        seen[key] = run.source
-
-
-def session_of_sizes(sizes: Sizes) -> BaselineSession:
-    """The repeats as one session.
-
-    Raises:
-        InputError: If they are unlike each other.
-    """
-    from distprof.verbs.gate.baseline import session_of
-
-    try:
-        return session_of(sizes[1], sizes[0])
-    except ValueError as error:
-        raise _unlike(sizes, error) from error
-
-
-def baseline_of(sizes: Sizes) -> BaselineFile:
-    """The repeats as a baseline of one session, to compare others with.
-
-    Raises:
-        InputError: If they are unlike each other.
-    """
-    from distprof.verbs.gate.baseline import make_baseline
-    from distprof.version import __version__
-
-    try:
-        return make_baseline(sizes[1], sizes[0], distprof_version=__version__)
-    except ValueError as error:
-        raise _unlike(sizes, error) from error
-
-
-def _unlike(sizes: Sizes, error: ValueError) -> InputError:
-    return InputError(
-        ", ".join(run.source for run in sizes[1][:3]),
-        expected="repeats of the same run",
-        found=str(error),
-        fix="check runs of one job on one machine at a time",
-    )
-
-
-def are_in_turns(first: Runs, second: Runs) -> bool:
-    """Whether runs of both sides ended one by one in pairs, as what drifts cancels only so."""
-    if len(first) != len(second):
-        return False
-    ended = sorted([(run.created_ns, 0) for run in first] + [(run.created_ns, 1) for run in second])
-    sides = [side for _, side in ended]
-    is_known = len({at for at, _ in ended}) == len(ended)
-    return is_known and all(a != b for a, b in zip(sides[::2], sides[1::2], strict=True))
 
 
 def make_repeats(text: str, place: Path, *, repeats: int, quiet: bool) -> tuple[SweepFile, int]:
