@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Result"]
 
+_FIGURES = 4
+"""Figures that stand for a result without tables."""
+
 _MAIN_TABLES = ("classes", "kernels", "ranks", "clocks")
 
 
@@ -27,6 +30,22 @@ class Result(Record, Evidence, frozen=True, kw_only=True):
     """Whether only traces show it: a run of another tool's log gives that as the reason."""
 
     unavailable: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        """One line, in place of thousands of rows: how long tables are, else the first figures."""
+        held = {name: getattr(self, name) for name in self.__struct_fields__}
+        tables = [
+            f"{len(value)} {name}"
+            for name, value in held.items()
+            if isinstance(value, tuple) and value and name != "unavailable"
+        ]
+        figures = [
+            f"{name}={value!r}"
+            for name, value in held.items()
+            if isinstance(value, int | float) and not isinstance(value, bool)
+        ]
+        shown = ", ".join(tables or figures[:_FIGURES]) or "nothing measured"
+        return f"<{type(self).__name__}: {shown}>"
 
     def to_pandas(self, table: str = "") -> pd.DataFrame:
         """One of the result's tables as a frame, a column per field.
