@@ -27,7 +27,7 @@ from distprof.join.waits import last_start_on_own_clock
 from distprof.run.run import Rank, Run
 from distprof.schema import ABSENT, Int64Array
 from distprof.sections.collectives.measure import analyze_collectives
-from distprof.sections.context import RankAnalysis
+from distprof.sections.context import RankAnalyses, RankAnalysis
 from distprof.sections.kernels.result import KernelsResult
 from distprof.sections.overlap.result import RankOverlap
 from distprof.sections.stragglers.measure import analyze_stragglers
@@ -89,7 +89,9 @@ def measure(ranks: list[Rank], num_collectives: int) -> dict[str, Any]:
     num_steps = max(num_collectives // STEP_LENGTH, 1)
     run: Run = timed("assemble", lambda: assemble_run("made up", ranks))
     waits = timed("waits", lambda: last_start_on_own_clock(run.matches, run.clock, run.ranks))
-    analyses = {r.rank: made_up(r, waits[r.rank], num_steps) for r in run.ranks}
+    analyses = RankAnalyses(
+        by_rank={r.rank: made_up(r, waits[r.rank], num_steps) for r in run.ranks}, wait_ends=waits
+    )
     step_time = StepTimeResult(
         num_steps=num_steps,
         median_ns=STEP_NS,

@@ -23,8 +23,8 @@ from distprof.ingest.assemble import assemble_run
 from distprof.rules.base import Finding
 from distprof.rules.engine import run_rules
 from distprof.rules.registry import find_rule
-from distprof.sections.measure_run import measure
-from distprof.sections.moe.measure import analyze_moe
+from distprof.sections.measure_run import measure_run
+from distprof.sections.moe.measure import with_exchanges
 from distprof.sections.moe.routing import combine_routing, measure_routing
 from tests.rules.samples import collectives
 from tests.sections.moe.moe_job import MoeJob, Simulated, balanced, hot, simulate_moe, step_ns
@@ -62,11 +62,10 @@ def findings_of(simulated: Simulated) -> tuple[Finding, ...]:
         builder.groups = [group for group in simulated.groups if number in group.ranks]
         ranks.append(builder.rank(host=f"node{number}"))
     run = assemble_run("simulated", ranks, ())
-    measured = measure(run)
     logs = [measure_routing(simulated.records(rank)) for rank in sorted(simulated.builders)]
     routing = [log for log in logs if log is not None]
     logged = combine_routing(routing, {})
-    moe = analyze_moe(run, measured.analyses, measured.wait_ends, logged, routing)
+    moe = with_exchanges(run, measure_run(run), logged, routing)
     return run_rules([moe, collectives()], rules=[find_rule(code) for code in RULES]).findings
 
 

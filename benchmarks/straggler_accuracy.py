@@ -18,9 +18,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from distprof.ingest.assemble import assemble_run
-from distprof.sections.measure_run import measure
+from distprof.sections.kernels.measure import analyze_kernels
+from distprof.sections.measure_run import measure_run
 from distprof.sections.stragglers.measure import analyze_stragglers
 from distprof.sections.stragglers.result import StragglersResult
+from distprof.sections.time.measure import analyze_step_time
 from distprof.terms import StragglerCause, StragglerPattern
 from tests.simulator import (
     Collective,
@@ -156,8 +158,9 @@ CASES: tuple[Callable[[int], Case], ...] = (
 def analyse(job: SimulatedJob) -> StragglersResult:
     """From recording to stragglers."""
     run = assemble_run("simulated", job.run().to_ranks())
-    measured = measure(run)
-    return analyze_stragglers(run, measured.analyses, measured.step_time, measured.kernels)
+    analyses = measure_run(run)
+    step_time, kernels = analyze_step_time(run, analyses), analyze_kernels(analyses)
+    return analyze_stragglers(run, analyses, step_time, kernels)
 
 
 def verdict(case: Case, result: StragglersResult) -> tuple[bool, bool]:

@@ -20,13 +20,16 @@ from distprof.version import __version__
 
 if TYPE_CHECKING:
     from distprof.api import analyze, open_run
+    from distprof.config import Config
     from distprof.documents.saved import load_report
     from distprof.errors import DistprofError, InputError, UsageError
     from distprof.rules.base import Finding
     from distprof.run.run import Run
     from distprof.sections.report import Report
+    from distprof.verbs.functions import check, compare, hang, plan
 
 __all__ = [
+    "Config",
     "DistprofError",
     "Finding",
     "InputError",
@@ -35,11 +38,16 @@ __all__ = [
     "UsageError",
     "__version__",
     "analyze",
+    "check",
+    "compare",
+    "hang",
     "load_report",
     "open_run",
+    "plan",
 ]
 
 _HOMES = {
+    "Config": "distprof.config",
     "DistprofError": "distprof.errors",
     "InputError": "distprof.errors",
     "UsageError": "distprof.errors",
@@ -49,6 +57,10 @@ _HOMES = {
     "analyze": "distprof.api",
     "load_report": "distprof.documents.saved",
     "open_run": "distprof.api",
+    "check": "distprof.verbs.functions",
+    "compare": "distprof.verbs.functions",
+    "hang": "distprof.verbs.functions",
+    "plan": "distprof.verbs.functions",
 }
 
 
@@ -62,4 +74,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return list(__all__)

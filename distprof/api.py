@@ -10,15 +10,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from distprof.run.run import Run
-from distprof.sections.base import Result
-from distprof.sections.measure_records import RecordResults
-from distprof.sections.measure_run import Measurements
-from distprof.sections.report import Report
-from distprof.sections.run_info import describe_run
 from distprof.version import __version__
 
 if TYPE_CHECKING:
@@ -26,11 +21,7 @@ if TYPE_CHECKING:
 
     from distprof.artefacts.fabric_file import FabricFile
     from distprof.config import Config
-    from distprof.intervals import Intervals
-    from distprof.sections.collectives.result import CollectivesResult
-    from distprof.sections.efficiency.result import EfficiencyResult
-    from distprof.sections.placement.result import PlacementResult
-    from distprof.sections.telemetry.result import TelemetryResult
+    from distprof.sections.report import Report
 
 __all__ = ["Progress", "analyze", "open_run"]
 
@@ -130,34 +121,45 @@ def analyze(
         InputError: If nothing could be read.
         UsageError: If an option or the configuration is wrong.
     """
+    from distprof.hardware import load_sheet
     from distprof.ingest.executor import running
     from distprof.rules.engine import run_rules
+    from distprof.sections.efficiency.known_model import known_model
+    from distprof.sections.engine import Inputs, resolve
     from distprof.sections.measure_records import measure_records
-    from distprof.sections.measure_run import measure
+    from distprof.sections.measure_run import measure_run
+    from distprof.sections.report import Report
+    from distprof.sections.run_info import describe_run
     from distprof.sections.untraced import explain_untraced
 
     settings = _config(config)
     profile = _fabric(fabric, settings)
-    _check_model(settings)
+    known_model(None, settings.model, settings.source)  # wrong settings fail before any work
+    sheet = load_sheet(settings.hardware, settings.source)
     run = run_or_path
     if not isinstance(run, Run):
         run = open_run(run, config=settings, executor=executor, progress=progress)
     with running(_suitable(executor, run)) as pool:
         mapper = _RankMapper(pool, progress, debug=debug)
-        measured = measure(run, executor=mapper, window=window)
-        recorded = measure_records(
-            run,
-            executor=_RankMapper(pool, None, debug=debug),
-            windows=_windows(run, measured),
-        )
-    results = explain_untraced(run, _results(run, measured, recorded, profile))
-    results["placement"] = _placement(run, settings, results)
-    results["efficiency"] = _efficiency(run, settings, results)
+        analyses = measure_run(run, executor=mapper, window=window)
+        quiet = _RankMapper(pool, None, debug=debug)
+        windows = analyses.windows_of(run.records)
+        records = measure_records(run, executor=quiet, windows=windows)
+    inputs = Inputs(
+        run=run,
+        analyses=analyses,
+        records=records,
+        fabric=profile,
+        sheet=sheet,
+        topology=settings.topology,
+        model=known_model(run.job, settings.model, settings.source),
+    )
+    results: dict[str, Any] = explain_untraced(run, resolve(Report, inputs))
     outcome = run_rules(results.values(), settings.limits, debug=debug)
     return Report(
         distprof_version=__version__,
-        run=describe_run(run, num_steps=measured.step_time.num_steps),
-        **results,  # type: ignore[arg-type]  # each under the name of its field
+        run=describe_run(run, num_steps=results["step_time"].num_steps),
+        **results,
         findings=outcome.findings,
         not_checked=outcome.not_checked,
     )
@@ -171,146 +173,6 @@ def _fabric(fabric: Source | None, settings: Config) -> FabricFile | None:
     from distprof.ingest.fabric import read_fabric
 
     return read_fabric(file)
-
-
-def _collectives(run: Run, measured: Measurements, profile: FabricFile | None) -> CollectivesResult:
-    """The class table, with what a fabric profile expects."""
-    from distprof.sections.collectives.measure import analyze_collectives, with_expectations
-
-    result = analyze_collectives(run, measured.analyses, measured.wait_ends)
-    if profile is None:
-        return result
-    is_cpu = any(analysis.is_cpu for analysis in measured.analyses.values())
-    return with_expectations(result, profile, is_cpu=is_cpu)
-
-
-def _check_model(settings: Config) -> None:
-    """Refuse a model or hardware that contradicts itself before any work."""
-    if settings.model:
-        from distprof.sections.efficiency.known_model import known_model
-
-        known_model(None, settings.model, settings.source)
-    if settings.hardware:
-        from distprof.hardware import load_sheet
-
-        load_sheet(settings.hardware, settings.source)
-
-
-def _placement(run: Run, settings: Config, results: Mapping[str, Any]) -> PlacementResult:
-    """Where groups lie, on domains by the configuration or the hardware sheet."""
-    from distprof.hardware import load_sheet
-    from distprof.sections.placement.measure import analyze_placement
-
-    sheet = load_sheet(settings.hardware, settings.source)
-    return analyze_placement(run, results["collectives"], settings.topology, sheet)
-
-
-def _efficiency(run: Run, settings: Config, results: Mapping[str, Any]) -> EfficiencyResult:
-    """FLOP and memory against the hardware sheet, with the model that run.json or the user names.
-
-    Raises:
-        UsageError: If the configuration's model or hardware contradicts itself.
-    """
-    from distprof.hardware import load_sheet
-    from distprof.sections.efficiency.known_model import known_model
-    from distprof.sections.efficiency.measure import analyze_efficiency
-
-    return analyze_efficiency(
-        run,
-        known_model(run.job, settings.model, settings.source),
-        load_sheet(settings.hardware, settings.source),
-        step_log=results["step_log"],
-        step_time=results["step_time"],
-        memory=results["memory"],
-        waterfall=results["waterfall"],
-        collectives=results["collectives"],
-        sharding=results["sharding"],
-    )
-
-
-def _windows(run: Run, measured: Measurements) -> dict[int, Intervals]:
-    """Rank to its analysed steps, on its own clock.
-
-    A rank that was not traced has the steps of the first that was: they begin and end together, and
-    sensors are sampled farther apart than clocks of hosts are.
-    """
-    from distprof.intervals import Intervals
-
-    windows = {
-        rank: Intervals(analysis.window_start_ns, analysis.window_end_ns)
-        for rank, analysis in measured.analyses.items()
-    }
-    first = next(iter(windows.values()), None)
-    return windows if first is None else {**dict.fromkeys(run.records, first), **windows}
-
-
-def _telemetry(run: Run, measured: Measurements, recorded: RecordResults) -> TelemetryResult:
-    """Sensors, with what files beside the recording tell, and the energy of a step."""
-    from distprof.sections.telemetry.measure import with_devices, with_energy
-
-    telemetry = with_devices(recorded.telemetry, run)
-    world_size = run.topology.world_size
-    return with_energy(telemetry, measured.waterfall, recorded.step_log, world_size)
-
-
-def _results(
-    run: Run, measured: Measurements, recorded: RecordResults, profile: FabricFile | None
-) -> dict[str, Result]:
-    """Every analyzer's result, by the report's field."""
-    from distprof.sections.capture.measure import analyze_capture
-    from distprof.sections.gradients.measure import analyze_gradients
-    from distprof.sections.job.measure import analyze_job
-    from distprof.sections.moe.measure import analyze_moe
-    from distprof.sections.nccl.measure import analyze_nccl
-    from distprof.sections.pipeline.measure import analyze_pipeline
-    from distprof.sections.settings.measure import with_traces
-    from distprof.sections.sharding.measure import analyze_sharding
-    from distprof.sections.stragglers.measure import analyze_stragglers
-    from distprof.sections.stragglers.messages import analyze_messages
-    from distprof.sections.summaries.measure import (
-        analyze_collective_summary,
-        analyze_input_readiness,
-    )
-    from distprof.sections.training_log.measure import analyze_training_log
-    from distprof.sections.whatif.measure import analyze_whatif
-
-    stragglers = analyze_stragglers(
-        run,
-        measured.analyses,
-        measured.step_time,
-        measured.kernels,
-        recorded.host,
-        telemetry=recorded.telemetry,
-        wait_ends=measured.wait_ends,
-    )
-    moe = analyze_moe(run, measured.analyses, measured.wait_ends, recorded.moe, recorded.routing)
-    return {
-        "capture": analyze_capture(run),
-        "step_time": measured.step_time,
-        "breakdown": measured.breakdown,
-        "overlap": measured.overlap,
-        "collectives": _collectives(run, measured, profile),
-        "stragglers": stragglers,
-        "messages": analyze_messages(measured.analyses),
-        "nccl": analyze_nccl(run),
-        "gradients": analyze_gradients(run, measured.analyses),
-        "sharding": analyze_sharding(run, measured.analyses, profile),
-        "pipeline": analyze_pipeline(run, measured.analyses),
-        "idle": measured.idle,
-        "kernels": measured.kernels,
-        "waterfall": measured.waterfall,
-        "job": analyze_job(run),
-        "whatif": analyze_whatif(run, measured, stragglers, moe),
-        "step_log": recorded.step_log,
-        "memory": recorded.memory,
-        "telemetry": _telemetry(run, measured, recorded),
-        "moe": moe,
-        "pauses": recorded.pauses,
-        "training_log": analyze_training_log(run),
-        "collective_summary": analyze_collective_summary(run),
-        "input_readiness": analyze_input_readiness(run),
-        "settings": with_traces(recorded.settings, measured.analyses),
-    }
 
 
 class _RankMapper:

@@ -13,7 +13,8 @@ import distprof
 from distprof.formats import RenderOptions, find_reporter
 from tests.documents.samples import NASTY, nasty, single_rank, straggler
 
-GLOO = str(Path(__file__).parent / "golden" / "kineto" / "gloo-ddp-2ranks")
+GOLDEN = Path(__file__).parent / "golden"
+GLOO = str(GOLDEN / "kineto" / "gloo-ddp-2ranks")
 HEAVY = ("numpy", "pandas", "pyarrow", "rich", "msgspec", "fsspec", "torch", "click")
 
 
@@ -27,6 +28,7 @@ def loaded_after(statement: str) -> set[str]:
 
 def test_exported_members_are_these() -> None:
     assert distprof.__all__ == [
+        "Config",
         "DistprofError",
         "Finding",
         "InputError",
@@ -35,9 +37,14 @@ def test_exported_members_are_these() -> None:
         "UsageError",
         "__version__",
         "analyze",
+        "check",
+        "compare",
+        "hang",
         "load_report",
         "open_run",
+        "plan",
     ]
+    assert dir(distprof) == distprof.__all__
 
 
 @pytest.mark.parametrize("name", distprof.__all__)
@@ -118,6 +125,39 @@ def test_a_run_and_a_report_are_one_line_in_a_shell() -> None:
     assert "Waiting for rank 2 takes" in shown
     assert len(repr(nasty()).splitlines()) == 1
     assert NASTY not in repr(nasty())
+
+
+def test_a_result_is_one_short_line_in_a_shell() -> None:
+    report = straggler()
+    assert repr(report.breakdown) == "<BreakdownResult: 8 ranks, 8 steps>"
+    assert repr(report.step_time).startswith("<StepTimeResult: num_steps=10, median_ns=22300000")
+    assert repr(single_rank().moe) == "<MoeResult: nothing measured>"
+
+
+def test_findings_are_a_frame() -> None:
+    frame = straggler().findings_to_pandas()
+    assert frame["code"].tolist() == [finding.code for finding in straggler().findings]
+    assert frame["cost_ns_per_step"].dtype == "Int64"
+    assert len(single_rank().findings_to_pandas()) == len(single_rank().findings)
+
+
+def test_verbs_are_functions() -> None:
+    comparison = distprof.compare(straggler(), straggler())
+    assert comparison.distprof_version == distprof.__version__
+    stuck = distprof.hang(GOLDEN / "flight" / "gloo-ddp-3ranks-hang", executor="serial")
+    assert stuck.state.value == "stuck"
+    found = distprof.plan("llama3-8b", gpus=16, most=3)
+    assert found.fitting > 0
+    assert len(found.best) == 3
+    with pytest.raises(distprof.UsageError, match="no part of a shape: depth"):
+        distprof.plan(gpus=16, shape={"depth": 3})
+
+
+def test_runs_are_checked_against_others() -> None:
+    with pytest.raises(distprof.UsageError, match="baseline=, or against="):
+        distprof.check([GLOO])
+    result = distprof.check([GLOO], against=[GLOO], config=distprof.Config())
+    assert not result.is_failed
 
 
 def test_a_printed_report_is_the_text_report() -> None:

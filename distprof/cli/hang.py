@@ -56,10 +56,7 @@ def _report(source: str, executor: str, *, quiet: bool) -> HangReport:
 
     import_numpy()  # before anything else does
     from distprof.cli.progress import progress_bar
-    from distprof.verbs.hang.evidence import read_evidence
-    from distprof.verbs.hang.measure import diagnose
-    from distprof.version import __version__
+    from distprof.verbs.functions import hang as diagnosed
 
     with progress_bar("reading dumps", quiet=quiet) as progress:
-        evidence = read_evidence(source, executor=executor, progress=progress)
-    return diagnose(evidence, version=__version__)
+        return diagnosed(source, executor=executor, progress=progress)

@@ -15,20 +15,14 @@ from distprof.errors import UsageError
 from distprof.options import click_options, options_of
 
 if TYPE_CHECKING:
-    from distprof.costs.transformer import Transformer
     from distprof.verbs.plan.job_file import JobFile
-    from distprof.verbs.plan.question import Cluster, Question
-    from distprof.verbs.plan.result import Plan
 
 __all__ = ["plan"]
 
 _AT_LEAST_ONE = click.IntRange(1, 10**9)
 _SHARE = click.FloatRange(0, 1)
-_TOKENS = 4 * 2**20
-_DEFAULT_SEQUENCE = 4096
 _FEW, _MANY = 10, 100
 _SHAPE_KEYS = ModelShape.__struct_fields__
-_GPU, _PER_NODE, _LINK = "h100", 8, "ndr"
 
 
 @click.command()
@@ -114,23 +108,11 @@ def plan(**options: Any) -> int:
     output.check(PLAN)
     if options["lint"] is not None:
         return _lint(options, output)
-    found = _plan(options, most=_MANY if output.show_all else _FEW)
+    from distprof.verbs.functions import plan_of
+
+    found = plan_of(options, most=_MANY if output.show_all else _FEW)
     deliver(PLAN, found, output)
     return ExitCode.FINE if found.fitting else ExitCode.FINDINGS
-
-
-def _plan(options: dict[str, Any], *, most: int) -> Plan:
-    from distprof.verbs.plan.layout import parse_layout
-    from distprof.verbs.plan.search import judge_layout, make_plan
-    from distprof.version import __version__
-
-    question = _question(options)
-    if options["layout"] is None:
-        return make_plan(question, version=__version__, most=most)
-    layout = parse_layout(
-        options["layout"], num_gpus=question.cluster.num_gpus, batch=question.batch
-    )
-    return judge_layout(question, layout, version=__version__)
 
 
 def _lint(options: dict[str, Any], output: Output) -> int:
@@ -139,6 +121,7 @@ def _lint(options: dict[str, Any], output: Output) -> int:
     from distprof.terms import Severity
     from distprof.verbs.plan.job_file import layout_of, num_gpus_of, read_job_file
     from distprof.verbs.plan.lint import LINT, check_layout
+    from distprof.verbs.plan.question import question_of
     from distprof.version import __version__
 
     if options["layout"] is not None:
@@ -148,7 +131,7 @@ def _lint(options: dict[str, Any], output: Output) -> int:
     if merged["gpus"] is None:
         raise UsageError(f"{file.source} does not say how many GPUs: add --gpus")
     layout, batch = layout_of(file, num_gpus=merged["gpus"], batch=options["batch"])
-    question = _question({**merged, "batch": batch})
+    question = question_of({**merged, "batch": batch})
     limits = load_config().limits
     found = check_layout(question, layout, file, version=__version__, limits=limits)
     deliver(LINT, found, output)
@@ -171,53 +154,3 @@ def _merged(options: dict[str, Any], file: JobFile, num_gpus: int | None) -> dic
     if merged["model"] is None:
         merged |= {key: file.values.get(f"shape.{key}") for key in _SHAPE_KEYS}
     return merged
-
-
-def _question(options: dict[str, Any]) -> Question:
-    from distprof.verbs.plan.question import Question
-
-    model, sequence = _model(options)
-    sequence = options["sequence"] or sequence
-    return Question(
-        model=model,
-        cluster=_cluster(options),
-        batch=options["batch"] or max(1, _TOKENS // sequence),
-        sequence=sequence,
-        compute_efficiency=options["compute_efficiency"],
-        reserve_ratio=options["reserve"],
-        fp32_gradients=options["fp32_gradients"],
-    )
-
-
-def _model(options: dict[str, Any]) -> tuple[Transformer, int]:
-    """The shape, and the sequence that goes with it."""
-    from distprof.sections.efficiency.models import preset, preset_sequence, shape_from
-
-    shape = {key: options[key] for key in _SHAPE_KEYS}
-    given = [key for key in (*_SHAPE_KEYS, "params") if options[key] is not None]
-    if options["model"] is None:
-        is_gated = options.get("gated", True)
-        model = shape_from(shape, params=options["params"], is_gated=is_gated)
-        return model, _DEFAULT_SEQUENCE
-    if given:
-        spelled = given[0].replace("_", "-")
-        raise UsageError(f"--model and --{spelled}: a published model has its own shape")
-    return preset(options["model"]), preset_sequence(options["model"])
-
-
-def _cluster(options: dict[str, Any]) -> Cluster:
-    from distprof.config import CONFIG_FILE, load_config
-    from distprof.hardware import load_sheet
-    from distprof.verbs.plan.question import Cluster, inter_node_link
-
-    if options["gpus"] is None:
-        raise UsageError("how many GPUs? Add --gpus N")
-    config = load_config()
-    sheet = load_sheet(config.hardware, config.source or CONFIG_FILE)
-    return Cluster(
-        gpu=sheet.gpu(options["gpu"] or _GPU),
-        num_gpus=options["gpus"],
-        per_node=options["gpus_per_node"] or _PER_NODE,
-        link=inter_node_link(options["inter_node"] or _LINK, sheet),
-        link_efficiency=options["link_efficiency"],
-    )

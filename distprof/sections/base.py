@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import typing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from distprof.rules.base import Evidence
 from distprof.schema import Record, records_to_pandas
@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 __all__ = ["Result"]
+
+_FIGURES = 4
+"""Figures that stand for a result without tables."""
 
 _MAIN_TABLES = ("classes", "kernels", "ranks", "clocks")
 
@@ -23,7 +26,26 @@ class Result(Record, Evidence, frozen=True, kw_only=True):
         unavailable: What could not be measured and why, one sentence each.
     """
 
+    needs_traces: ClassVar[bool] = False
+    """Whether only traces show it: a run of another tool's log gives that as the reason."""
+
     unavailable: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        """One line, in place of thousands of rows: how long tables are, else the first figures."""
+        held = {name: getattr(self, name) for name in self.__struct_fields__}
+        tables = [
+            f"{len(value)} {name}"
+            for name, value in held.items()
+            if isinstance(value, tuple) and value and name != "unavailable"
+        ]
+        figures = [
+            f"{name}={value!r}"
+            for name, value in held.items()
+            if isinstance(value, int | float) and not isinstance(value, bool)
+        ]
+        shown = ", ".join(tables or figures[:_FIGURES]) or "nothing measured"
+        return f"<{type(self).__name__}: {shown}>"
 
     def to_pandas(self, table: str = "") -> pd.DataFrame:
         """One of the result's tables as a frame, a column per field.

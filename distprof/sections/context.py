@@ -1,23 +1,30 @@
-"""What the analysis of one rank needs to know about the others, and what it hands back."""
+"""What analyzers work on: measurements of each rank alone, from its trace and from its probes."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from distprof.artefacts.run_file import RunFile
 from distprof.intervals import Intervals
 from distprof.schema import Int64Array
 from distprof.sections.idle.result import RankIdle
+from distprof.sections.job.result import NO_RUN_DIRECTORY
 from distprof.sections.overlap.result import AxisOverlap, RankOverlap
 from distprof.sections.time.result import RankWaterfall, StepBreakdown
+from distprof.units import name_ranks
 
 __all__ = [
     "KernelStats",
     "MainLine",
     "Own",
+    "ProbeRecords",
+    "RankAnalyses",
     "RankAnalysis",
     "RankContext",
     "RankGradients",
@@ -311,3 +318,92 @@ class RankAnalysis:
     def stage_numbers(self) -> tuple[int, ...]:
         """Pipeline stages that it holds by their marks, ascending; empty without marks."""
         return tuple(mark.stage for mark in self.stages)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RankAnalyses(Mapping[int, RankAnalysis]):
+    """The analysis of every rank that could be measured, by global rank, ascending.
+
+    Args:
+        by_rank: The analyses.
+        wait_ends: By global rank, when the last member of each collective started, own clock
+            (:func:`distprof.join.waits.last_start_on_own_clock`).
+        num_windows: Windows per rank that were analysed: steps, or 1 for the whole capture.
+        window: Whether the windows are steps or the whole capture.
+        unavailable: Which ranks were left out and why, one sentence each.
+    """
+
+    by_rank: Mapping[int, RankAnalysis]
+    wait_ends: Mapping[int, Int64Array] = field(default_factory=dict)
+    num_windows: int = 1
+    window: Literal["steps", "capture"] = "steps"
+    unavailable: tuple[str, ...] = ()
+
+    @staticmethod
+    def of(analyses: Iterable[RankAnalysis], *, num_windows: int = 1) -> RankAnalyses:
+        """These analyses, of which nothing was matched."""
+        by_rank = {analysis.rank: analysis for analysis in analyses}
+        return RankAnalyses(by_rank=by_rank, num_windows=num_windows)
+
+    def __getitem__(self, rank: int) -> RankAnalysis:
+        return self.by_rank[rank]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.by_rank)
+
+    def __len__(self) -> int:
+        return len(self.by_rank)
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether the host's threads are what was measured on any rank."""
+        return any(analysis.is_cpu for analysis in self.values())
+
+    def windows_of(self, ranks: Iterable[int]) -> dict[int, Intervals]:
+        """Rank to its analysed windows, own clock.
+
+        A rank that was not traced has the windows of the first that was: they begin and end
+        together, and sensors are sampled farther apart than clocks of hosts are.
+        """
+        windows = {
+            rank: Intervals(analysis.window_start_ns, analysis.window_end_ns)
+            for rank, analysis in self.items()
+        }
+        first = next(iter(windows.values()), None)
+        return windows if first is None else {**dict.fromkeys(ranks, first), **windows}
+
+
+_Found = TypeVar("_Found")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeRecords:
+    """What probes recorded beside the traces, measured rank by rank.
+
+    Args:
+        found: Type of a measurement to rank to it, ranks ascending.
+        job: What says which probes ran; None for bare traces.
+        notes: What was damaged, one sentence each.
+    """
+
+    found: Mapping[type, Mapping[int, Any]] = field(default_factory=dict)
+    job: RunFile | None = None
+    notes: tuple[str, ...] = ()
+
+    def of(self, kind: type[_Found]) -> Mapping[int, _Found]:
+        """Rank to its measurement; ranks that have none are left out."""
+        return self.found.get(kind, {})
+
+    def why(self, probe: str, found: Collection[Any]) -> tuple[str, ...]:
+        """Reasons of ranks on which the probe did not work; empty where it worked or is unknown."""
+        if self.job is None:
+            return () if found else (NO_RUN_DIRECTORY,)
+        reasons: dict[str, list[int]] = {}
+        for entry in self.job.ranks:
+            for status in entry.probes:
+                if status.name == probe and status.state != "on":
+                    why = status.reason.rstrip(".") or f"the probe was {status.state}"
+                    reasons.setdefault(why, []).append(entry.rank)
+        if reasons:
+            return tuple(f"{why} ({name_ranks(ranks)})" for why, ranks in reasons.items())
+        return () if found else ("nothing was recorded",)

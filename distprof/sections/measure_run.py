@@ -1,4 +1,4 @@
-"""Measure a run: each rank alone, then all ranks combined."""
+"""Measure every rank of a run alone, inside the windows that all of them share."""
 
 from __future__ import annotations
 
@@ -14,25 +14,15 @@ from numpy.typing import NDArray
 from distprof.errors import DistprofError
 from distprof.intervals import EMPTY, Intervals
 from distprof.join.waits import last_start_on_own_clock
-from distprof.run.evidence import OperationLog
 from distprof.run.run import Rank, Run, TableSource
 from distprof.run.tables import intervals_of
 from distprof.run.topology import ProcessGroup, Topology
 from distprof.schema import ABSENT, Int64Array, Table
-from distprof.sections.context import RankAnalysis, RankContext
-from distprof.sections.idle.measure import combine_idle
-from distprof.sections.idle.result import IdleResult
-from distprof.sections.kernels.measure import combine_kernels
-from distprof.sections.kernels.result import KernelsResult
+from distprof.sections.context import RankAnalyses, RankAnalysis, RankContext
 from distprof.sections.measure_rank import capture_window, measure_rank
-from distprof.sections.overlap.measure import combine_overlap
-from distprof.sections.overlap.result import OverlapResult
-from distprof.sections.time.measure import combine_breakdown, combine_waterfall, step_times
-from distprof.sections.time.result import BreakdownResult, StepTimeResult, WaterfallResult
-from distprof.terms import StepSource
 from distprof.units import fold_ranks
 
-__all__ = ["UNKNOWN_AXIS", "Mapper", "Measurements", "Progress", "measure"]
+__all__ = ["UNKNOWN_AXIS", "Mapper", "Progress", "measure_run"]
 
 UNKNOWN_AXIS = "unknown"
 Progress = Callable[[int, int], None]
@@ -45,30 +35,6 @@ class Mapper(Protocol):
     def map(self, fn: Callable[..., Any], /, *iterables: Iterable[Any]) -> Iterator[Any]:
         """Apply ``fn`` to each item."""
         ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measurements:
-    """What was measured rank by rank, combined, and the analyses that cross-rank questions need.
-
-    Args:
-        analyses: By global rank, ascending; ranks that could not be measured are left out.
-        wait_ends: By global rank, when the last member of each collective started
-            (:func:`distprof.join.waits.last_start_on_own_clock`).
-        num_windows: Windows per rank that were analysed: steps, or 1 for the whole capture.
-        window: Whether the windows are steps or the whole capture.
-    """
-
-    step_time: StepTimeResult
-    breakdown: BreakdownResult
-    overlap: OverlapResult
-    idle: IdleResult
-    kernels: KernelsResult
-    waterfall: WaterfallResult
-    analyses: Mapping[int, RankAnalysis]
-    wait_ends: Mapping[int, Int64Array]
-    num_windows: int
-    window: Literal["steps", "capture"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,13 +51,13 @@ class _Job:
         return self.context.rank
 
 
-def measure(
+def measure_run(
     run: Run,
     *,
     executor: Mapper | None = None,
     progress: Progress | None = None,
     window: Literal["steps", "capture"] = "steps",
-) -> Measurements:
+) -> RankAnalyses:
     """Measure every rank of a run inside the analysed windows.
 
     Args:
@@ -103,7 +69,7 @@ def measure(
             capture where nothing marks steps; ``capture`` always the whole capture.
 
     Returns:
-        Measurements; a rank whose tables cannot be read is a sentence in ``unavailable``.
+        The analyses; a rank whose tables cannot be read is a sentence in ``unavailable``.
     """
     by_step = window == "steps" and bool(run.window.steps)
     wait_ends = last_start_on_own_clock(run.matches, run.clock, run.ranks)
@@ -111,18 +77,12 @@ def measure(
     outcomes = _map(jobs, executor, progress)
     analyses = [outcome for outcome in outcomes if isinstance(outcome, RankAnalysis)]
     unavailable += [outcome for outcome in outcomes if isinstance(outcome, str)]
-    num_windows = len(run.window.steps) if by_step else 1
-    return Measurements(
-        step_time=_step_times(run, by_step, {analysis.rank for analysis in analyses}),
-        breakdown=combine_breakdown(analyses, unavailable),
-        overlap=combine_overlap(analyses),
-        idle=combine_idle(analyses, num_windows),
-        kernels=combine_kernels(analyses),
-        waterfall=combine_waterfall(analyses, num_windows),
-        analyses={analysis.rank: analysis for analysis in analyses},
+    return RankAnalyses(
+        by_rank={analysis.rank: analysis for analysis in analyses},
         wait_ends=wait_ends,
-        num_windows=num_windows,
+        num_windows=len(run.window.steps) if by_step else 1,
         window="steps" if by_step else "capture",
+        unavailable=tuple(unavailable),
     )
 
 
@@ -263,27 +223,3 @@ def _axis_label(groups: _Groups, name: str, ranks: str, description: str) -> str
         return group.axis.value
     said = description or (group.description if group is not None else "")
     return said if said and said != "undefined" else UNKNOWN_AXIS
-
-
-# Steps --------------------------------------------------------------------------------------------
-
-
-def _step_times(run: Run, by_step: bool, measured: set[int]) -> StepTimeResult:
-    ranks = [rank for rank in run.ranks if rank.rank in measured]
-    operations = run.get(OperationLog)
-    if operations is not None and operations.step_ns:
-        return step_times(
-            np.array([list(operations.step_ns.values())], np.int64),
-            source=StepSource.OPERATIONS,
-            note="Steps from the first start to the last end of their operations.",
-        )
-    if not by_step or not ranks:
-        return step_times(
-            np.empty((0, 0), np.int64),
-            source=StepSource.CAPTURE,
-            note="The whole capture is one window.",
-            unavailable=("Step times are not known: the whole capture was taken as one window.",),
-        )
-    spans = [_step_windows(rank, run.window.steps)[1] for rank in ranks]
-    durations = np.array([window.end - window.start for window in spans])
-    return step_times(durations, source=ranks[0].step_source, note=ranks[0].step_note)

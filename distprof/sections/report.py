@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from distprof.artefacts import REPORT_SCHEMA
 from distprof.formats import RenderOptions, documents
 from distprof.rules.base import Finding, NotChecked
-from distprof.schema import Record
+from distprof.schema import Record, records_to_pandas
 from distprof.sections.capture.result import CaptureResult
 from distprof.sections.collectives.result import CollectivesResult
 from distprof.sections.efficiency.result import EfficiencyResult
@@ -34,6 +34,7 @@ from distprof.sections.training_log.result import TrainingLogResult
 from distprof.sections.whatif.result import WhatIfResult
 
 if TYPE_CHECKING:
+    import pandas as pd
     from rich.console import Console, ConsoleOptions, RenderResult
 
 __all__ = ["GroupInfo", "Report", "RunInfo"]
@@ -109,6 +110,10 @@ class Report(Record, frozen=True, kw_only=True):
             InputError: If the file cannot be written.
         """
         return Path(documents("saved:save_report")(self, path))
+
+    def findings_to_pandas(self) -> pd.DataFrame:
+        """The findings as a frame, a row each in the report's order, a column per field."""
+        return records_to_pandas(self.findings, Finding)
 
     def __str__(self) -> str:
         """The whole report as text, 100 columns wide."""

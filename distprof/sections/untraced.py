@@ -11,18 +11,6 @@ from distprof.sections.base import Result
 
 __all__ = ["explain_untraced"]
 
-NEED_TRACES = (
-    "capture",
-    "breakdown",
-    "overlap",
-    "collectives",
-    "stragglers",
-    "messages",
-    "idle",
-    "kernels",
-    "waterfall",
-)
-
 
 def explain_untraced(run: Run, results: Mapping[str, Result]) -> dict[str, Result]:
     """The results, with one reason where only traces could tell; unchanged for a run with traces.
@@ -36,7 +24,7 @@ def explain_untraced(run: Run, results: Mapping[str, Result]) -> dict[str, Resul
         f"The source is {_article(run.origin)} {run.origin}: what only traces show is not measured."
     )
     return {
-        name: msgspec.structs.replace(result, unavailable=(why,)) if name in NEED_TRACES else result
+        name: msgspec.structs.replace(result, unavailable=(why,)) if result.needs_traces else result
         for name, result in results.items()
     }
 

@@ -9,11 +9,11 @@ import numpy as np
 
 from distprof.run.run import ClockAlignment, CollectiveMatches, Rank, Run
 from distprof.run.topology import ProcessGroup
-from distprof.sections.measure_run import Measurements, measure
 from distprof.sections.stragglers.measure import analyze_stragglers
 from distprof.sections.stragglers.result import StragglersResult
 from distprof.terms import CollectiveKind, MatchMethod
 from tests.builders import make_run
+from tests.sections.measured import Measured, measure
 from tests.simulator import Recording
 
 
@@ -96,7 +96,7 @@ def joined_run(recording: Recording, *, residual_ns: int = 5_000) -> Run:
     return run
 
 
-def stragglers_of(run: Run) -> tuple[StragglersResult, Measurements]:
+def stragglers_of(run: Run) -> tuple[StragglersResult, Measured]:
     """The analysis under test, on real measurements."""
     measured = measure(run)
     result = analyze_stragglers(run, measured.analyses, measured.step_time, measured.kernels)

@@ -1,16 +1,21 @@
-"""Measure a rank that was built by hand, without making a run of it."""
+"""Measure a rank that was built by hand, or a run, and ask for its sections by name."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from distprof.intervals import Intervals
+from distprof.run.run import Run
 from distprof.run.tables import RankTables, intervals_of
 from distprof.schema import ABSENT
-from distprof.sections.context import RankAnalysis, RankContext
+from distprof.sections.context import RankAnalyses, RankAnalysis, RankContext
+from distprof.sections.engine import analyzer_of, sections_of
 from distprof.sections.measure_rank import capture_window, measure_rank
+from distprof.sections.measure_run import measure_run
+from distprof.sections.report import Report
 from tests.builders import RankBuilder
 
 
@@ -47,3 +52,21 @@ def measured(
         is_capture=windows is None and not len(tables.steps),
     )
     return measure_rank(tables, context)
+
+
+class Measured:
+    """A run whose ranks were measured: ``step_time``, ``overlap`` and others of them alone."""
+
+    def __init__(self, run: Run, analyses: RankAnalyses) -> None:
+        self._run = run
+        self.analyses = analyses
+
+    def __getattr__(self, name: str) -> Any:
+        analyzer = analyzer_of(sections_of(Report)[name])
+        known = {Run: self._run, RankAnalyses: self.analyses}
+        return analyzer.make(**{key: known[need] for key, need in analyzer.needs.items()})
+
+
+def measure(run: Run, **options: Any) -> Measured:
+    """Measure every rank of a run."""
+    return Measured(run, measure_run(run, **options))

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from distprof.sections.time.measure import combine_breakdown, step_times
+from distprof.sections.context import RankAnalyses
+from distprof.sections.time.measure import analyze_breakdown, step_times
 from distprof.terms import StepSource
 from tests.builders import RankBuilder
 from tests.sections.measured import measured
@@ -74,7 +75,7 @@ def test_activities_of_no_length_count_nothing():
 
 def test_ranks_add_up_their_steps():
     rank = RankBuilder(5).step(3, 0, 50).step(4, 50, 120).kernel("gemm", 40, 70)
-    result = combine_breakdown([measured(rank)])
+    result = analyze_breakdown(RankAnalyses.of([measured(rank)]))
     assert [parts(row) for row in result.ranks] == [(120, 30, 0, 0, 90)]
     assert [row.rank for row in result.ranks] == [5]
 

@@ -6,10 +6,10 @@ import pytest
 from distprof.run.run import ClockAlignment
 from distprof.run.topology import ProcessGroup
 from distprof.sections.collectives.measure import analyze_collectives
-from distprof.sections.measure_run import measure
 from distprof.terms import CollectiveKind, MeshAxis
 from tests.builders import RankBuilder, make_run
 from tests.sections.joined import join_by_seq, joined_run
+from tests.sections.measured import measure
 from tests.simulator import Collective, Compute, SimulatedJob, SlowDevice
 
 MS, US = 1_000_000, 1_000

@@ -10,10 +10,10 @@ import distprof
 from distprof.run.topology import ProcessGroup
 from distprof.sections.gradients.measure import analyze_gradients, needless_rows
 from distprof.sections.gradients.traffic import DDP_FORWARD, SEARCH
-from distprof.sections.measure_run import measure
 from distprof.terms import CollectiveKind, MeshAxis
 from tests.builders import RankBuilder, make_run
 from tests.sections.joined import join_by_seq
+from tests.sections.measured import measure
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "kineto"
 AUTOGRAD = "100/200"

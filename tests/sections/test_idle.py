@@ -5,7 +5,8 @@ One kernel ends at 100 µs, the next starts at 300 µs; what the host did meanwh
 
 import pytest
 
-from distprof.sections.idle.measure import combine_idle
+from distprof.sections.context import RankAnalyses
+from distprof.sections.idle.measure import analyze_idle
 from distprof.terms import IdleCause
 from tests.builders import RankBuilder
 from tests.sections.measured import measured
@@ -311,7 +312,7 @@ def test_a_graph_launch_is_one_launch_and_gaps_inside_it_are_told():
     idle = analysis.idle
     assert (idle.unknown_ns, idle.within_launch_ns) == (40_000, 40_000)
     assert idle.late_launch_ratio == 1.0  # two launches, both while the device was idle
-    assert "CUDA graphs" in combine_idle([analysis], num_steps=1).unavailable[0]
+    assert "CUDA graphs" in analyze_idle(RankAnalyses.of([analysis])).unavailable[0]
 
 
 @pytest.mark.parametrize(("call", "within_ns"), [("cudaGraphLaunch", 50_000), ("cudaX", 0)])
@@ -329,7 +330,7 @@ def test_without_host_rows_no_cause_is_given():
     analysis = measured(rank)
     assert analysis.idle is None
     assert analysis.waterfall.idle_unknown_ns == 10
-    result = combine_idle([analysis], num_steps=1)
+    result = analyze_idle(RankAnalyses.of([analysis]))
     assert result.ranks == ()
     assert "rank 3" in result.unavailable[0]
 
@@ -339,5 +340,5 @@ def test_synchronising_calls_are_means_over_ranks_and_steps():
     first.sync("cudaStreamSynchronize", *us(10, 30)).sync("cudaStreamSynchronize", *us(50, 70))
     second = RankBuilder(1).kernel("a", *us(0, 400), launched=us(-9, -8))
     analyses = [measured(r, windows=[us(0, 200), us(200, 400)]) for r in (first, second)]
-    (call,) = combine_idle(analyses, num_steps=2).sync_calls
+    (call,) = analyze_idle(RankAnalyses.of(analyses, num_windows=2)).sync_calls
     assert (call.ranks, call.count_per_step, call.blocked_ns_per_step) == ((0,), 0.5, 10_000)

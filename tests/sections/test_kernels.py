@@ -1,6 +1,7 @@
 """Kernels: statistics by name on one rank, the table of all ranks, and ranks compared."""
 
-from distprof.sections.kernels.measure import TABLE_LIMIT, combine_kernels
+from distprof.sections.context import RankAnalyses
+from distprof.sections.kernels.measure import TABLE_LIMIT, analyze_kernels
 from distprof.terms import ActivityKind
 from tests.builders import RankBuilder
 from tests.sections.measured import measured
@@ -18,7 +19,7 @@ def rank_of(number: int, **durations: list[int]) -> RankBuilder:
 
 
 def combined(*ranks: RankBuilder):
-    return combine_kernels([measured(rank) for rank in ranks])
+    return analyze_kernels(RankAnalyses.of(measured(rank) for rank in ranks))
 
 
 # One rank -----------------------------------------------------------------------------------------
@@ -93,7 +94,7 @@ def test_a_long_table_is_folded_and_nothing_is_lost():
 
 
 def test_no_ranks_have_no_kernels():
-    result = combine_kernels([])
+    result = analyze_kernels(RankAnalyses.of([]))
     assert (result.categories, result.kernels, result.ranks) == ((), (), ())
 
 

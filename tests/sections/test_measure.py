@@ -12,9 +12,10 @@ from distprof.errors import InputError
 from distprof.run.run import CollectiveMatches
 from distprof.run.tables import RankTables
 from distprof.run.topology import ProcessGroup
-from distprof.sections.measure_run import UNKNOWN_AXIS, measure
+from distprof.sections.measure_run import UNKNOWN_AXIS
 from distprof.terms import CollectiveKind, MatchMethod, MeshAxis, StepSource
 from tests.builders import RankBuilder, make_run
+from tests.sections.measured import measure
 
 TP = ProcessGroup(
     name="1", description="mesh_tp", ranks=(0, 1), size=2, backend="nccl", axis=MeshAxis.TP
@@ -56,7 +57,7 @@ def test_a_run_is_measured_in_its_common_steps():
     ranks = [builder.rank(step_note="by hand") for builder in two_ranks()]
     result = measure(make_run(ranks, steps=[3, 4], matches=matched_in_order(2, 2), groups=[TP]))
     assert sorted(result.analyses) == [0, 1]
-    assert (result.window, result.num_windows) == ("steps", 2)
+    assert (result.analyses.window, result.analyses.num_windows) == ("steps", 2)
     assert (result.step_time.num_steps, result.step_time.median_ns) == (2, 100)
     assert (result.step_time.source, result.step_time.note) == (
         StepSource.PROFILER_STEP,
@@ -89,7 +90,7 @@ def test_only_the_wanted_steps_count():
 def test_the_whole_capture_can_be_asked_for():
     """From the first kernel at 5 to the last end at 180; nothing is said about step times."""
     result = measure(make_run([two_ranks()[0].rank()], steps=[3, 4]), window="capture")
-    assert (result.window, result.num_windows) == ("capture", 1)
+    assert (result.analyses.window, result.analyses.num_windows) == ("capture", 1)
     assert result.breakdown.ranks[0].span_ns == 175
     assert result.step_time.median_ns is None
     assert "whole capture" in result.step_time.unavailable[0]
@@ -97,7 +98,7 @@ def test_the_whole_capture_can_be_asked_for():
 
 def test_without_common_steps_the_whole_capture_is_analysed():
     result = measure(make_run([two_ranks()[0].rank()]))
-    assert result.window == "capture"
+    assert result.analyses.window == "capture"
     assert result.breakdown.ranks[0].span_ns == 175
 
 

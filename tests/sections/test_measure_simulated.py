@@ -1,9 +1,9 @@
-"""Measurements against jobs whose truth is known: waits, input stalls, slow devices, overlap."""
+"""Measured against jobs whose truth is known: waits, input stalls, slow devices, overlap."""
 
 import pytest
 
 from distprof.ingest.assemble import assemble_run
-from distprof.sections.measure_run import Measurements, measure
+from tests.sections.measured import Measured, measure
 from tests.simulator import (
     Collective,
     Compute,
@@ -20,7 +20,7 @@ PLAIN_STEP = (Input(), Compute(ns=4 * MS), Collective(), Compute(ns=2 * MS), Col
 TOLERANCE_NS = 10_000  # per collective: the ends of members jitter by 2 µs, and so do clocks
 
 
-def simulated(**job) -> tuple[Recording, Measurements]:
+def simulated(**job) -> tuple[Recording, Measured]:
     recording = SimulatedJob(**job).run()
     return recording, measure(assemble_run("simulated", recording.to_ranks()))
 

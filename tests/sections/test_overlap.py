@@ -1,6 +1,7 @@
 """Overlap: per rank, per axis, and what a collective leaves uncovered."""
 
-from distprof.sections.overlap.measure import combine_overlap
+from distprof.sections.context import RankAnalyses
+from distprof.sections.overlap.measure import analyze_overlap
 from tests.builders import RankBuilder
 from tests.sections.measured import measured
 
@@ -66,11 +67,13 @@ def test_communication_without_a_record_counts_for_the_rank_and_for_no_axis():
 def test_axes_add_up_over_the_ranks_that_have_them():
     first = RankBuilder(0).comm("tp", 0, 30).kernel("gemm", 0, 10)
     second = RankBuilder(1).comm("tp", 0, 50).comm("dp", 60, 70)
-    result = combine_overlap(
-        [
-            measured(first, windows=[(0, 100)], axis=["tp"]),
-            measured(second, windows=[(0, 100)], axis=["tp", "dp"]),
-        ]
+    result = analyze_overlap(
+        RankAnalyses.of(
+            [
+                measured(first, windows=[(0, 100)], axis=["tp"]),
+                measured(second, windows=[(0, 100)], axis=["tp", "dp"]),
+            ]
+        )
     )
     assert [(axis.axis, axis.ranks, *parts(axis)) for axis in result.axes] == [
         ("dp", (1,), 10, 0, 10),

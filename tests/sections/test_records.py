@@ -13,11 +13,11 @@ from distprof.ingest.assemble import assemble_run
 from distprof.ingest.job.rank_folder import RankFolder
 from distprof.ingest.job.run_directory import open_run_directory
 from distprof.sections.idle.pauses import host_pauses, measure_pauses
-from distprof.sections.job.measure import NO_RUN_DIRECTORY
+from distprof.sections.job.result import NO_RUN_DIRECTORY
 from distprof.sections.measure_records import measure_records
-from distprof.sections.memory.measure import measure_memory
+from distprof.sections.memory.measure import analyze_memory, measure_memory
 from distprof.sections.moe.routing import combine_routing, measure_routing
-from distprof.sections.step_log.measure import combine_step_logs, measure_step_log
+from distprof.sections.step_log.measure import analyze_step_log, combine_step_logs, measure_step_log
 from distprof.sections.telemetry.measure import measure_telemetry
 from tests.job_folders import MS, START_NS, JobFolder
 
@@ -304,7 +304,7 @@ def test_damage_is_said_once_for_all_ranks_that_have_it(job):
         job.steps(rank, [10, 10])
         with (job.rank_dir(rank) / STEPS_FILE).open("a") as stream:
             stream.write("{oops\n")
-    assert measured(job).step_log.unavailable == (
+    assert analyze_step_log(measured(job)).unavailable == (
         "ranks 0-1: 1 line is damaged in steps.jsonl and left out.",
     )
 
@@ -313,8 +313,8 @@ def test_bare_traces_have_no_records_and_say_so():
     from tests.builders import RankBuilder, make_run
 
     found = measure_records(make_run([RankBuilder(0).rank()]))
-    assert found.step_log.ranks == ()
-    assert found.memory.unavailable == (NO_RUN_DIRECTORY,)
+    assert analyze_step_log(found).ranks == ()
+    assert analyze_memory(found).unavailable == (NO_RUN_DIRECTORY,)
 
 
 def test_counts_of_long_logs_stay_exact(job):

@@ -18,8 +18,8 @@ from distprof.ingest.open import open_run
 from distprof.ingest.rank import IngestOptions
 from distprof.run.run import Run
 from distprof.run.tables import intervals_of
-from distprof.sections.measure_run import Measurements, measure
 from distprof.terms import ActivityKind
+from tests.sections.measured import Measured, measure
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "kineto"
 EXACT_ENOUGH = 1e-3
@@ -55,7 +55,7 @@ def kernel_span_ms(run: Run) -> float:
     return ms(int(end[kernels].max() - start[kernels].min()))
 
 
-def kernel_idle_ms(run: Run, measured: Measurements) -> float:
+def kernel_idle_ms(run: Run, measured: Measured) -> float:
     """Our idle time turned into the references' definition."""
     (row,) = measured.breakdown.ranks
     beyond_kernels = ms(row.span_ns) - kernel_span_ms(run)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from distprof.artefacts.fabric_file import FabricCurve, FabricFile, FabricFit
 from distprof.run.topology import ProcessGroup
+from distprof.sections.context import RankAnalyses
 from distprof.sections.sharding.measure import analyze_sharding
 from distprof.sections.sharding.result import ShardingResult
 from distprof.terms import CollectiveKind, MeshAxis
@@ -65,7 +66,7 @@ def recorded(
             stream=stream,
         )
     analysis = measured(rank, axis=[axis] * len(asked))
-    return analyze_sharding(make_run([rank.rank()]), {0: analysis})
+    return analyze_sharding(make_run([rank.rank()]), RankAnalyses.of([analysis]))
 
 
 def test_a_step_of_zero_3_gathers_twice_and_reduces_once():
@@ -171,7 +172,7 @@ def test_sizes_that_are_not_known_are_not_guessed():
     for number, (kind, _) in enumerate(operations(UNITS)):
         rank.comm("nccl", 10 * number, 10 * number + 5, kind=kind)
     analysis = measured(rank, axis=["dp_shard"] * 12)
-    (axis,) = analyze_sharding(make_run([rank.rank()]), {0: analysis}).axes
+    (axis,) = analyze_sharding(make_run([rank.rank()]), RankAnalyses.of([analysis])).axes
     assert (axis.gather_bytes_per_step, axis.gather_bytes_median) == (None, None)
     assert (axis.gather_passes, axis.scatter_passes, axis.group_size) == (None, 1, None)
     assert axis.ahead_ratio == 0.0
@@ -193,7 +194,7 @@ def test_a_fabric_profile_tells_the_start_up_of_a_gather(device, start_up):
     run = make_run([rank.rank()], groups=[group])
     nodes = {"node0": (0, 1, 2, 3)}
     run = replace(run, topology=replace(run.topology, nodes=nodes))
-    analyses = {0: measured(rank, axis=["dp_shard"] * 12)}
+    analyses = RankAnalyses.of([measured(rank, axis=["dp_shard"] * 12)])
     (axis,) = analyze_sharding(run, analyses, profile(device)).axes
     assert axis.latency_ns_per_gather == start_up  # three steps of a ring of four
     assert axis.num_nodes == 1

@@ -2,7 +2,8 @@
 
 import msgspec
 
-from distprof.sections.time.measure import combine_waterfall
+from distprof.sections.context import RankAnalyses
+from distprof.sections.time.measure import analyze_waterfall
 from distprof.terms import CollectiveKind
 from tests.builders import RankBuilder
 from tests.sections.measured import measured
@@ -67,12 +68,13 @@ def test_everything_adds_up_to_the_span():
 
 def test_ranks_add_up():
     first = measured(RankBuilder(0).comm("nccl", 0, 10), wait_end=[4]).waterfall
-    result = combine_waterfall(
-        [
-            measured(RankBuilder(0).comm("nccl", 0, 10), wait_end=[4]),
-            measured(RankBuilder(1).comm("nccl", 4, 10), wait_end=[4]),
-        ],
-        num_steps=1,
+    result = analyze_waterfall(
+        RankAnalyses.of(
+            [
+                measured(RankBuilder(0).comm("nccl", 0, 10), wait_end=[4]),
+                measured(RankBuilder(1).comm("nccl", 4, 10), wait_end=[4]),
+            ]
+        )
     )
     assert result.ranks[0] == first
     assert result.all is not None
@@ -82,4 +84,4 @@ def test_ranks_add_up():
 
 
 def test_no_ranks_have_no_sum():
-    assert combine_waterfall([], num_steps=3).all is None
+    assert analyze_waterfall(RankAnalyses.of([], num_windows=3)).all is None

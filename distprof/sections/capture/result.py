@@ -38,6 +38,8 @@ class CaptureResult(Result, frozen=True, kw_only=True):
     that member may have come last, and what looks like transfer may be waiting for it.
     """
 
+    needs_traces = True
+
     world_size: int | None
     ranks_present: tuple[int, ...]
     ranks_missing: tuple[int, ...]

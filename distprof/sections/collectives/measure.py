@@ -18,12 +18,11 @@ from numpy.typing import NDArray
 from distprof.artefacts.fabric_file import FabricFile
 from distprof.costs.collectives import bus_factor
 from distprof.costs.fabric import expected_busbw
-from distprof.join.waits import last_start_on_own_clock
 from distprof.run.run import Rank, Run
 from distprof.run.topology import ProcessGroup, Topology
 from distprof.schema import ABSENT, Int64Array
 from distprof.sections.collectives.result import CollectiveClass, CollectivesResult
-from distprof.sections.context import RankAnalysis
+from distprof.sections.context import RankAnalyses, RankAnalysis
 from distprof.sections.matched import Members, RowIndex, median_by_code, segment_median
 from distprof.terms import CollectiveKind
 from distprof.units import NS_PER_S, format_bytes
@@ -46,22 +45,26 @@ _ONE_SENDER = frozenset(
 
 
 def analyze_collectives(
-    run: Run,
-    analyses: Mapping[int, RankAnalysis],
-    wait_ends: Mapping[int, Int64Array] | None = None,
+    run: Run, analyses: RankAnalyses, profile: FabricFile | None = None
 ) -> CollectivesResult:
-    """The class table over the analysed steps.
+    """The class table over the analysed steps, with what a fabric profile expects.
 
     Args:
         run: The recording.
         analyses: Per-rank analyses by rank; ranks without one take no part.
-        wait_ends: What :func:`last_start_on_own_clock` gives for the run, where it is known
-            already.
+        profile: Of the machines that the run was on; None where none is known.
 
     Returns:
         Classes by exposed time, most first. ``unavailable`` says where waiting and transfer could
         not be told apart.
     """
+    result = _class_table(run, analyses)
+    if profile is None:
+        return result
+    return with_expectations(result, profile, is_cpu=analyses.is_cpu)
+
+
+def _class_table(run: Run, analyses: RankAnalyses) -> CollectivesResult:
     index = RowIndex.of(run, analyses)
     num_steps = max((len(analyses[rank.rank].steps) for rank in index.ranks), default=0)
     if len(index) == 0:
@@ -81,10 +84,8 @@ def analyze_collectives(
         ]
     )
     keys.fold_sizes()
-    if wait_ends is None:
-        wait_ends = last_start_on_own_clock(run.matches, run.clock, run.ranks)
     class_code = np.asarray(keys.class_of_unit, dtype=np.int32)[unit]
-    rows = _rows(index, analyses, class_code, unit, wait_ends, size)
+    rows = _rows(index, analyses, class_code, unit, analyses.wait_ends, size)
     instances = _instances(rows, members)
     classes = _classes(run, keys, rows, instances, len(index.ranks) * max(num_steps, 1))
     return CollectivesResult(

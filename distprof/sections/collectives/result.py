@@ -59,6 +59,8 @@ class CollectiveClass(Record, frozen=True, kw_only=True):
 class CollectivesResult(Result, frozen=True, kw_only=True):
     """Class table, most exposed time first."""
 
+    needs_traces = True
+
     num_ranks: int
     num_steps: int
     classes: tuple[CollectiveClass, ...]

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from distprof.run.run import Run
 from distprof.run.topology import Topology
 from distprof.schema import ABSENT, Int64Array
-from distprof.sections.context import RankAnalysis, RankGradients
+from distprof.sections.context import RankAnalyses, RankAnalysis, RankGradients
 from distprof.sections.gradients.result import GradientGroup, GradientsResult
 
 __all__ = ["analyze_gradients", "needless_rows"]
@@ -30,7 +30,7 @@ _ALIKE = 0.01
 """Reductions whose bytes differ by less carry the same gradients."""
 
 
-def analyze_gradients(run: Run, analyses: Mapping[int, RankAnalysis]) -> GradientsResult:
+def analyze_gradients(run: Run, analyses: RankAnalyses) -> GradientsResult:
     """Put together what the ranks reduce.
 
     Args:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from distprof.intervals import EMPTY, Intervals, covered, intersect, reach, subtract, union
 from distprof.run.tables import NO_THREAD, Launches, RankTables, intervals_of, join_launches
 from distprof.schema import ABSENT, Int64Array, Table
-from distprof.sections.context import RankAnalysis, SyncStats
+from distprof.sections.context import RankAnalyses, RankAnalysis, SyncStats
 from distprof.sections.idle.gaps import (
     LATENCY_LIMIT_NS,
     Gaps,
@@ -20,24 +20,30 @@ from distprof.sections.idle.gaps import (
     find_gaps,
     rows_by_thread,
 )
+from distprof.sections.idle.pauses import analyze_pauses
 from distprof.sections.idle.result import IdleResult, RankIdle, SyncCall
 from distprof.sections.idle.sync_blame import blame_calls, sync_stats
 from distprof.sections.time.measure import Timeline
 from distprof.terms import IdleCause
 from distprof.units import name_ranks
 
-__all__ = ["INPUT_RANGES", "WAIT_CALLS", "IdleCauses", "attribute_idle", "combine_idle"]
+__all__ = [
+    "INPUT_RANGES",
+    "WAIT_CALLS",
+    "IdleCauses",
+    "analyze_idle",
+    "analyze_pauses",
+    "attribute_idle",
+]
 
 IN_GRAPH_RATIO = 0.2  # of the idle time, from which on a reader must know
 
 
-def combine_idle(
-    analyses: Sequence[RankAnalysis], num_steps: int, unavailable: Sequence[str] = ()
-) -> IdleResult:
+def analyze_idle(analyses: RankAnalyses) -> IdleResult:
     """All ranks whose idle time could be attributed, and their synchronising calls."""
-    blind = [analysis.rank for analysis in analyses if analysis.idle is None]
-    known = [analysis for analysis in analyses if analysis.idle is not None]
-    notes = tuple(unavailable)
+    blind = [rank for rank, analysis in analyses.items() if analysis.idle is None]
+    known = [analysis for analysis in analyses.values() if analysis.idle is not None]
+    notes: tuple[str, ...] = ()
     if blind:
         notes += (
             f"Idle time has no cause on {name_ranks(blind)}: "
@@ -51,7 +57,7 @@ def combine_idle(
         )
     return IdleResult(
         ranks=tuple(analysis.idle for analysis in known if analysis.idle is not None),
-        sync_calls=_combine_calls(known, num_steps),
+        sync_calls=_combine_calls(known, analyses.num_windows),
         unavailable=notes,
     )
 

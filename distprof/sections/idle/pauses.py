@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,9 +11,10 @@ from distprof.intervals import Intervals, union
 from distprof.run.records import RankRecords
 from distprof.run.tables import intervals_of
 from distprof.schema import Table
+from distprof.sections.context import ProbeRecords
 from distprof.sections.idle.result import PausesResult, RankPauses
 
-__all__ = ["HostPauses", "combine_pauses", "host_pauses", "measure_pauses"]
+__all__ = ["HostPauses", "analyze_pauses", "host_pauses", "measure_pauses"]
 
 MAX_STEPS = 4_096
 """Of each rank, the last steps whose pauses are kept one by one."""
@@ -83,9 +84,10 @@ def _by_step(rows: Table) -> dict[int, int]:
     return dict([(step, ns) for step, ns in times if step >= 0][-MAX_STEPS:])
 
 
-def combine_pauses(ranks: Sequence[RankPauses], unavailable: Sequence[str] = ()) -> PausesResult:
-    """All ranks."""
-    return PausesResult(ranks=tuple(ranks), unavailable=tuple(unavailable))
+def analyze_pauses(records: ProbeRecords) -> PausesResult:
+    """All ranks whose pauses were watched."""
+    ranks = tuple(records.of(RankPauses).values())
+    return PausesResult(ranks=ranks, unavailable=records.why("pauses", ranks))
 
 
 def _of_kind(records: RankRecords, kind: str) -> tuple[int, int, int | None]:

@@ -44,6 +44,8 @@ class SyncCall(Record, frozen=True, kw_only=True):
 class IdleResult(Result, frozen=True, kw_only=True):
     """Idle time by cause, and the calls that drained the device's queue."""
 
+    needs_traces = True
+
     ranks: tuple[RankIdle, ...]
     sync_calls: tuple[SyncCall, ...]
 

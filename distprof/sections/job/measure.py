@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from distprof.artefacts.run_file import Overhead, RankEntry, RunFile
 from distprof.run.run import Run
 from distprof.sections.job.result import (
+    NO_RUN_DIRECTORY,
     JobError,
     JobExit,
     JobFailure,
@@ -18,9 +19,7 @@ from distprof.sections.job.result import (
 )
 from distprof.units import name_ranks
 
-__all__ = ["NO_RUN_DIRECTORY", "analyze_job"]
-
-NO_RUN_DIRECTORY = "the traces come without a run directory (run.json)"
+__all__ = ["analyze_job"]
 
 _MAX_ERRORS = 16
 

@@ -8,6 +8,7 @@ from distprof.schema import Record
 from distprof.sections.base import Result
 
 __all__ = [
+    "NO_RUN_DIRECTORY",
     "JobError",
     "JobExit",
     "JobFailure",
@@ -16,6 +17,8 @@ __all__ = [
     "ProbeOverhead",
     "ProbeState",
 ]
+
+NO_RUN_DIRECTORY = "the traces come without a run directory (run.json)"
 
 
 class JobFailure(Record, frozen=True, kw_only=True):

@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 from distprof.run.tables import distinct
 from distprof.schema import Int64Array, Table
-from distprof.sections.context import KernelStats, RankAnalysis
+from distprof.sections.context import KernelStats, RankAnalyses, RankAnalysis
 from distprof.sections.kernels.result import CategoryTime, KernelRow, KernelsResult, RankSpeed
 from distprof.terms import ActivityKind
 
-__all__ = ["combine_kernels", "kernel_stats"]
+__all__ = ["analyze_kernels", "kernel_stats"]
 
 TABLE_LIMIT = 200
 
@@ -40,20 +40,17 @@ class _Cells:
     num_ranks: Int64Array  # entries of each kernel
 
 
-def combine_kernels(
-    analyses: Sequence[RankAnalysis], unavailable: Sequence[str] = ()
-) -> KernelsResult:
+def analyze_kernels(analyses: RankAnalyses) -> KernelsResult:
     """The kernel table of all ranks, and how fast each rank runs what the others run too.
 
     At most :data:`TABLE_LIMIT` kernels are listed; one row stands for the rest. A median of an even
     number of ranks is the lower one: of two ranks, the faster is the measure.
     """
-    cells = _cells_of(analyses)
+    cells = _cells_of(list(analyses.values()))
     return KernelsResult(
         categories=_categories(cells),
         kernels=_kernel_rows(cells),
         ranks=_rank_speeds(cells),
-        unavailable=tuple(unavailable),
     )
 
 

@@ -45,6 +45,8 @@ class RankSpeed(Record, frozen=True, kw_only=True):
 class KernelsResult(Result, frozen=True, kw_only=True):
     """Kernel table, longest total first."""
 
+    needs_traces = True
+
     categories: tuple[CategoryTime, ...]
     kernels: tuple[KernelRow, ...]
     ranks: tuple[RankSpeed, ...]

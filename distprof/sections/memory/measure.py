@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from distprof.run.records import RankRecords
 from distprof.schema import Int64Array
+from distprof.sections.context import ProbeRecords
 from distprof.sections.memory.result import MemoryResult, RankMemory
 
-__all__ = ["combine_memory", "measure_memory"]
+__all__ = ["analyze_memory", "measure_memory"]
 
 _FEWEST = 8
 """Samples below which nothing is said of how memory develops."""
@@ -35,9 +34,10 @@ def measure_memory(records: RankRecords) -> RankMemory | None:
     )
 
 
-def combine_memory(ranks: Sequence[RankMemory], unavailable: Sequence[str] = ()) -> MemoryResult:
-    """All ranks."""
-    return MemoryResult(ranks=tuple(ranks), unavailable=tuple(unavailable))
+def analyze_memory(records: ProbeRecords) -> MemoryResult:
+    """All ranks that have counters."""
+    ranks = tuple(records.of(RankMemory).values())
+    return MemoryResult(ranks=ranks, unavailable=records.why("memory", ranks))
 
 
 def _highest(values: Int64Array) -> int | None:

@@ -121,7 +121,7 @@ def find_exchanges(
     Args:
         run: The recording.
         analyses: By global rank.
-        wait_ends: By global rank, as :class:`distprof.sections.measure_run.Measurements` has them.
+        wait_ends: By global rank, as :class:`distprof.sections.context.RankAnalyses` has them.
 
     Returns:
         Groups in the order of the topology; those in which nothing could be matched are left out.

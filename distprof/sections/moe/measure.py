@@ -14,16 +14,15 @@ import numpy as np
 from distprof.run.evidence import ExpertCounts
 from distprof.run.run import Run
 from distprof.run.topology import coordinates_of
-from distprof.schema import Int64Array
-from distprof.sections.context import RankAnalysis
+from distprof.sections.context import ProbeRecords, RankAnalyses, RankAnalysis
 from distprof.sections.moe.calls import label_calls
 from distprof.sections.moe.exchange import GroupExchanges, exchange_of, find_exchanges, pairs_of
 from distprof.sections.moe.load import ALL_TO_ALL_SIZES, Totals, measure_load
 from distprof.sections.moe.placement import placement_of_log, row_of_experts
 from distprof.sections.moe.result import MoeLayer, MoePlacement, MoeResult
-from distprof.sections.moe.routing import Routing, layer_of_counts
+from distprof.sections.moe.routing import Routing, combine_routing, layer_of_counts
 
-__all__ = ["analyze_counts", "analyze_moe"]
+__all__ = ["analyze_moe", "with_exchanges"]
 
 EXPERT_COUNTS = "expert counts"
 
@@ -31,7 +30,7 @@ MAX_PLACED_EXPERTS = 100_000
 """Counts of all parts and layers beyond which placements are sought for one size only."""
 
 
-def analyze_counts(counts: ExpertCounts) -> MoeResult:
+def _of_counts(counts: ExpertCounts) -> MoeResult:
     """Load of every layer in every part of the data, and of ranks that would share its experts.
 
     Args:
@@ -97,19 +96,22 @@ def _of(part: str) -> str:
 MAX_PAIR_RANKS = 64
 
 
-def analyze_moe(
-    run: Run,
-    analyses: Mapping[int, RankAnalysis],
-    wait_ends: Mapping[int, Int64Array],
-    logged: MoeResult,
-    routing: Sequence[Routing],
+def analyze_moe(run: Run, analyses: RankAnalyses, records: ProbeRecords) -> MoeResult:
+    """How uneven experts and the ranks that hold them are, and what that costs."""
+    routing = tuple(records.of(Routing).values())
+    places = coordinates_of(run.job) if run.job else {}
+    logged = combine_routing(routing, places, records.why("moe_routing", routing))
+    return with_exchanges(run, analyses, logged, routing)
+
+
+def with_exchanges(
+    run: Run, analyses: RankAnalyses, logged: MoeResult, routing: Sequence[Routing]
 ) -> MoeResult:
-    """How uneven experts and the ranks that hold them are, and what that costs.
+    """What routers chose, joined with what the ranks that hold the experts did.
 
     Args:
         run: The recording.
         analyses: By global rank.
-        wait_ends: By global rank, when the last member of each collective started.
         logged: What :func:`distprof.sections.moe.routing.combine_routing` found.
         routing: Of the ranks that logged theirs.
 
@@ -117,9 +119,9 @@ def analyze_moe(
         Formula sheet, "Mixture of experts".
     """
     if (counts := run.get(ExpertCounts)) is not None:
-        return analyze_counts(counts)
+        return _of_counts(counts)
     has_log = any(log.calls is not None for log in routing)
-    groups = find_exchanges(run, analyses, wait_ends)
+    groups = find_exchanges(run, analyses, analyses.wait_ends)
     groups = tuple(group for group in groups if group.is_expert or (has_log and group.may_be))
     places = coordinates_of(run.job) if run.job else {}
     if not groups:

@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 from distprof.intervals import Intervals, covered, intersect, union
 from distprof.run.tables import distinct, intervals_of
 from distprof.schema import Table
-from distprof.sections.context import RankAnalysis
+from distprof.sections.context import RankAnalyses
 from distprof.sections.overlap.result import AxisOverlap, OverlapResult, RankOverlap
 from distprof.sections.time.measure import Timeline
 
-__all__ = ["combine_overlap", "overlap_by_axis", "rank_overlap"]
+__all__ = ["analyze_overlap", "overlap_by_axis", "rank_overlap"]
 
 
 def rank_overlap(rank: int, windows: Intervals, timeline: Timeline) -> RankOverlap:
@@ -59,18 +59,15 @@ def overlap_by_axis(
     )
 
 
-def combine_overlap(
-    analyses: Sequence[RankAnalysis], unavailable: Sequence[str] = ()
-) -> OverlapResult:
+def analyze_overlap(analyses: RankAnalyses) -> OverlapResult:
     """All ranks, and each axis added up over the ranks that communicate along it."""
     by_axis: dict[str, list[AxisOverlap]] = {}
-    for analysis in analyses:
+    for analysis in analyses.values():
         for axis in analysis.axes:
             by_axis.setdefault(axis.axis, []).append(axis)
     return OverlapResult(
-        ranks=tuple(analysis.overlap for analysis in analyses),
+        ranks=tuple(analysis.overlap for analysis in analyses.values()),
         axes=tuple(_add_up(by_axis[name]) for name in sorted(by_axis)),
-        unavailable=tuple(unavailable),
     )
 
 

@@ -39,5 +39,7 @@ class AxisOverlap(Record, frozen=True, kw_only=True):
 class OverlapResult(Result, frozen=True, kw_only=True):
     """Overlap; source: formula sheet, "Measured from traces": |K ∩ C| / |C|."""
 
+    needs_traces = True
+
     ranks: tuple[RankOverlap, ...]
     axes: tuple[AxisOverlap, ...]

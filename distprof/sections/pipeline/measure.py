@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from distprof.run.evidence import OperationLog
 from distprof.run.run import ClockAlignment, Run
 from distprof.schema import ABSENT
-from distprof.sections.context import RankAnalysis, StageSlots
+from distprof.sections.context import RankAnalyses, RankAnalysis, StageSlots
 from distprof.sections.own_time import chance_of_mean, over_peers
 from distprof.sections.pipeline.groups import PipelineSlots, groups_of
 from distprof.sections.pipeline.marks import UNKNOWN_STAGE
@@ -130,7 +130,7 @@ NO_MARKS = "no marks of pipeline stages in the traces"
 NO_STAGES = "the log names no pipeline stages with forward and backward passes"
 
 
-def analyze_pipeline(run: Run, analyses: Mapping[int, RankAnalysis]) -> PipelineResult:
+def analyze_pipeline(run: Run, analyses: RankAnalyses) -> PipelineResult:
     """Work, waiting and bubble of a run's pipelines.
 
     Args:

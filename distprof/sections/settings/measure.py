@@ -14,7 +14,7 @@ import msgspec
 from distprof.artefacts.run_file import RunFile
 from distprof.artefacts.settings_file import LoaderSettings, SettingsFile
 from distprof.schema import Record
-from distprof.sections.context import RankAnalysis
+from distprof.sections.context import ProbeRecords, RankAnalyses, RankAnalysis
 from distprof.sections.settings.result import (
     DdpSetup,
     FsdpSetup,
@@ -25,11 +25,18 @@ from distprof.sections.settings.result import (
     SettingsResult,
 )
 
-__all__ = ["combine_settings", "with_traces"]
+__all__ = ["analyze_settings", "combine_settings", "with_traces"]
 
 _MAX_CPUS = 1 << 14
 
 _Setup = TypeVar("_Setup", bound=Record)
+
+
+def analyze_settings(records: ProbeRecords, analyses: RankAnalyses) -> SettingsResult:
+    """What the ranks' objects say, and what their traces show of it."""
+    files = tuple(records.of(SettingsFile).values())
+    said = combine_settings(files, records.job, records.why("settings", files))
+    return with_traces(said, analyses)
 
 
 def combine_settings(

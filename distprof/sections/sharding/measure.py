@@ -9,15 +9,10 @@ after each.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
-
+from distprof.artefacts.fabric_file import FabricFile
+from distprof.run.run import Run
+from distprof.sections.context import RankAnalyses
 from distprof.sections.sharding.result import ShardingResult, Variable
-
-if TYPE_CHECKING:
-    from distprof.artefacts.fabric_file import FabricFile
-    from distprof.run.run import Run
-    from distprof.sections.context import RankAnalysis
 
 __all__ = ["analyze_sharding"]
 
@@ -25,7 +20,7 @@ _VARIABLES = ("CUDA_DEVICE_MAX_CONNECTIONS", "NCCL_")
 
 
 def analyze_sharding(
-    run: Run, analyses: Mapping[int, RankAnalysis], profile: FabricFile | None = None
+    run: Run, analyses: RankAnalyses, profile: FabricFile | None = None
 ) -> ShardingResult:
     """What sharded parameters and tensor parallelism move, and when.
 
@@ -44,8 +39,7 @@ def analyze_sharding(
     from distprof.sections.sharding.traffic import sharded_axes, shared_streams, tensor_traffic
 
     traffic = [traffic_of(analyses[r.rank], r) for r in run.ranks if r.rank in analyses]
-    is_cpu = any(analysis.is_cpu for analysis in analyses.values())
-    if profile is not None and (profile.device == "cpu") != is_cpu:
+    if profile is not None and (profile.device == "cpu") != analyses.is_cpu:
         profile = None
     known = run.job.environment if run.job is not None else {}
     axes = sharded_axes(traffic, run.topology, profile)

@@ -13,12 +13,13 @@ from numpy.typing import NDArray
 
 from distprof.run.records import RankRecords
 from distprof.schema import Int64Array, Table
+from distprof.sections.context import ProbeRecords
 from distprof.sections.matched import segment_median
 from distprof.sections.step_log.result import RankStepLog, StepLogResult
 from distprof.sections.step_log.stalls import find_periodic_stalls
 from distprof.units import NS_PER_S
 
-__all__ = ["StepLog", "combine_step_logs", "measure_step_log"]
+__all__ = ["StepLog", "analyze_step_log", "combine_step_logs", "measure_step_log"]
 
 MAX_STEPS_COMPARED = 20_000
 """Of each rank, the last steps that are joined across ranks: bounds what ranks hand over."""
@@ -83,6 +84,12 @@ def measure_step_log(records: RankRecords) -> StepLog | None:
         is_plain=plain[kept],
         is_traced=traced[kept],
     )
+
+
+def analyze_step_log(records: ProbeRecords) -> StepLogResult:
+    """All ranks together; says too what of any record was damaged."""
+    logs = tuple(records.of(StepLog).values())
+    return combine_step_logs(logs, (*records.notes, *records.why("step_log", logs)))
 
 
 def combine_step_logs(logs: Sequence[StepLog], unavailable: Sequence[str] = ()) -> StepLogResult:

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distprof.schema import Int64Array
-from distprof.sections.context import RankAnalysis
+from distprof.sections.context import RankAnalyses, RankAnalysis
 from distprof.sections.idle.pauses import HostPauses
-from distprof.sections.kernels.measure import combine_kernels
+from distprof.sections.kernels.measure import analyze_kernels
 from distprof.sections.kernels.result import KernelsResult, RankSpeed
 from distprof.sections.own_time import HOST, INPUT, OwnTime
 from distprof.sections.stragglers.sequences import SequenceImbalance
@@ -232,7 +232,9 @@ def _speeds(
     kernels: KernelsResult,
 ) -> KernelsResult:
     """How fast kernels are beside the peers' alone: other stages do other work."""
-    return kernels if len(among) == len(analyses) else combine_kernels(list(among.values()))
+    return (
+        kernels if len(among) == len(analyses) else analyze_kernels(RankAnalyses.of(among.values()))
+    )
 
 
 COLLECTING = "garbage collection"

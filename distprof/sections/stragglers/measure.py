@@ -14,10 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from msgspec.structs import replace
 
-from distprof.join.waits import last_start_on_own_clock
 from distprof.run.run import Run
-from distprof.schema import Int64Array
-from distprof.sections.context import RankAnalysis
+from distprof.sections.context import ProbeRecords, RankAnalyses, RankAnalysis
 from distprof.sections.idle.pauses import HostPauses
 from distprof.sections.kernels.result import KernelsResult
 from distprof.sections.own_time import COMPUTATION, OwnTime
@@ -25,6 +23,7 @@ from distprof.sections.stragglers.arrivals import Blame, judge_arrivals
 from distprof.sections.stragglers.causes import Cause, find_cause
 from distprof.sections.stragglers.held_stages import held_stages
 from distprof.sections.stragglers.links import find_slow_links
+from distprof.sections.stragglers.messages import analyze_messages
 from distprof.sections.stragglers.patterns import Verdict, find_patterns, proven_by_own_time
 from distprof.sections.stragglers.replicas import blame_of_pipelines
 from distprof.sections.stragglers.result import RankStraggler, StepBlame, StragglersResult
@@ -33,7 +32,7 @@ from distprof.sections.telemetry.result import TelemetryResult
 from distprof.sections.time.result import StepTimeResult
 from distprof.terms import StragglerCause, StragglerPattern
 
-__all__ = ["analyze_stragglers"]
+__all__ = ["analyze_messages", "analyze_stragglers"]
 
 USUAL_SPREAD = 0.018
 """Share of the step by which equal devices differ in what they compute."""
@@ -53,13 +52,11 @@ class _Evidence:
 
 def analyze_stragglers(
     run: Run,
-    analyses: Mapping[int, RankAnalysis],
+    analyses: RankAnalyses,
     step_time: StepTimeResult,
     kernels: KernelsResult,
-    pauses: Mapping[int, HostPauses] | None = None,
-    *,
+    records: ProbeRecords | None = None,
     telemetry: TelemetryResult | None = None,
-    wait_ends: Mapping[int, Int64Array] | None = None,
 ) -> StragglersResult:
     """Blame, pattern and cause per rank.
 
@@ -68,26 +65,25 @@ def analyze_stragglers(
         analyses: Per-rank analyses by rank.
         step_time: For the typical step; without steps the capture stands for it.
         kernels: For telling a slow device from more work.
-        pauses: What probes recorded of each rank's training thread, None without probes.
+        records: What probes recorded of each rank's training thread, None without probes.
         telemetry: Sensors of the devices, for why one is slow.
-        wait_ends: What :func:`last_start_on_own_clock` gives for the run, where it is known
-            already.
 
     Returns:
         All analysed ranks, dearest first. A rank that is not worth naming has pattern ``none``.
     """
+    pauses = records.of(HostPauses) if records is not None else {}
     step_numbers = _step_numbers(analyses)
     blame = judge_arrivals(run, analyses, len(step_numbers))
     own_time = OwnTime.of(analyses, held_stages(analyses, run))
     mean_step = _mean_step(analyses)
-    sequences = find_sequence_imbalance(analyses, own_time, pauses or {}, mean_step)
+    sequences = find_sequence_imbalance(analyses, own_time, pauses, mean_step)
     if blame.num_judged == 0:
         return replace(_nobody(_why_nothing(run, analyses, blame)), sequences=sequences)
     known = _Evidence(
         analyses=analyses,
         kernels=kernels,
         own_time=own_time,
-        pauses=pauses or {},
+        pauses=pauses,
         telemetry=telemetry or TelemetryResult(),
         sequences=sequences,
     )
@@ -96,8 +92,6 @@ def analyze_stragglers(
         _straggler(position, blame, verdicts.get(position), known)
         for position in range(len(blame.ranks))
     ]
-    if wait_ends is None:
-        wait_ends = last_start_on_own_clock(run.matches, run.clock, run.ranks)
     return StragglersResult(
         ranks=tuple(sorted(ranks, key=lambda record: (-record.lost_ns_per_step, record.rank))),
         steps=_step_blame(blame, step_numbers),
@@ -105,7 +99,7 @@ def analyze_stragglers(
         lost_ns_per_step=sum(record.lost_ns_per_step for record in ranks),
         num_judged=blame.num_judged,
         num_below_residual=blame.num_below_residual,
-        links=find_slow_links(run, analyses, wait_ends, mean_step),
+        links=find_slow_links(run, analyses, analyses.wait_ends, mean_step),
         sequences=sequences,
         unavailable=_unavailable(blame),
     )

@@ -7,11 +7,9 @@ known who came last. But a rank whose host stalls idles, and does not wait, long
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 
-from distprof.sections.context import RankAnalysis
+from distprof.sections.context import RankAnalyses
 from distprof.sections.own_time import HOST, OwnTime
 from distprof.sections.stragglers.result import MessageRank, MessagesResult
 
@@ -20,7 +18,7 @@ __all__ = ["analyze_messages"]
 NO_MESSAGES = "nobody waits in sends and receives"
 
 
-def analyze_messages(analyses: Mapping[int, RankAnalysis]) -> MessagesResult:
+def analyze_messages(analyses: RankAnalyses) -> MessagesResult:
     """Who idles while others wait for messages.
 
     Args:

@@ -43,6 +43,8 @@ class MessagesResult(Result, frozen=True, kw_only=True):
         step_ns: Mean step that the times are parts of, None where there is none.
     """
 
+    needs_traces = True
+
     ranks: tuple[MessageRank, ...] = ()
     step_ns: int | None = None
 
@@ -96,6 +98,8 @@ class StragglersResult(Result, frozen=True, kw_only=True):
     is to blame. ``sequences``: computation that differs by sequence lengths, None where it does
     not, or where nothing tells.
     """
+
+    needs_traces = True
 
     ranks: tuple[RankStraggler, ...]
     steps: tuple[StepBlame, ...]

@@ -16,6 +16,7 @@ from distprof.run.logs import DeviceEvent, DeviceLinks, DeviceLog, name_of_devic
 from distprof.run.records import RankRecords
 from distprof.run.run import Run
 from distprof.schema import Int64Array, Table
+from distprof.sections.context import ProbeRecords
 from distprof.sections.step_log.result import StepLogResult
 from distprof.sections.telemetry.result import (
     DeviceError,
@@ -29,7 +30,7 @@ from distprof.sections.time.result import RankWaterfall, WaterfallResult
 from distprof.units import NS_PER_S, name_ranks
 
 __all__ = [
-    "combine_telemetry",
+    "analyze_telemetry",
     "measure_device",
     "measure_telemetry",
     "with_devices",
@@ -91,11 +92,13 @@ def measure_device(
     )
 
 
-def combine_telemetry(
-    ranks: Sequence[RankTelemetry], unavailable: Sequence[str] = ()
+def analyze_telemetry(
+    run: Run, records: ProbeRecords, waterfall: WaterfallResult, step_log: StepLogResult
 ) -> TelemetryResult:
-    """All ranks."""
-    return TelemetryResult(ranks=tuple(ranks), unavailable=tuple(unavailable))
+    """Sensors of all ranks, what files beside the recording tell, and the energy of a step."""
+    ranks = tuple(records.of(RankTelemetry).values())
+    sensed = TelemetryResult(ranks=ranks, unavailable=records.why("nvml", ranks))
+    return with_energy(with_devices(sensed, run), waterfall, step_log, run.topology.world_size)
 
 
 def _known(values: NDArray[Any]) -> NDArray[Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -10,9 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distprof.intervals import EMPTY, Intervals, complement, covered, intersect, subtract, union
+from distprof.run.evidence import OperationLog
+from distprof.run.run import Run
 from distprof.run.tables import intervals_of
 from distprof.schema import ABSENT, Int64Array, Table
-from distprof.sections.context import RankAnalysis
+from distprof.sections.context import RankAnalyses
 from distprof.sections.idle.result import RankIdle
 from distprof.sections.time.result import (
     BreakdownResult,
@@ -26,9 +28,10 @@ from distprof.terms import ActivityKind, CollectiveKind, StepSource
 
 __all__ = [
     "Timeline",
+    "analyze_breakdown",
+    "analyze_step_time",
+    "analyze_waterfall",
     "break_down",
-    "combine_breakdown",
-    "combine_waterfall",
     "rank_waterfall",
     "step_times",
     "timeline_of",
@@ -115,16 +118,35 @@ def break_down(
     )
 
 
-def combine_breakdown(
-    analyses: Iterable[RankAnalysis], unavailable: Sequence[str] = ()
-) -> BreakdownResult:
-    """All ranks' steps, and each rank's steps added up."""
+def analyze_breakdown(analyses: RankAnalyses) -> BreakdownResult:
+    """All ranks' steps, and each rank's steps added up; says which ranks could not be measured."""
     steps: list[StepBreakdown] = []
     ranks: list[RankBreakdown] = []
-    for analysis in analyses:
+    for analysis in analyses.values():
         steps.extend(analysis.steps)
         ranks.append(_add_up(analysis.rank, analysis.steps))
-    return BreakdownResult(ranks=tuple(ranks), steps=tuple(steps), unavailable=tuple(unavailable))
+    return BreakdownResult(ranks=tuple(ranks), steps=tuple(steps), unavailable=analyses.unavailable)
+
+
+def analyze_step_time(run: Run, analyses: RankAnalyses) -> StepTimeResult:
+    """Step durations of the ranks that were measured, or as a log of operations says them."""
+    operations = run.get(OperationLog)
+    if operations is not None and operations.step_ns:
+        return step_times(
+            np.array([list(operations.step_ns.values())], np.int64),
+            source=StepSource.OPERATIONS,
+            note="Steps from the first start to the last end of their operations.",
+        )
+    if analyses.window == "capture" or not analyses:
+        return step_times(
+            np.empty((0, 0), np.int64),
+            source=StepSource.CAPTURE,
+            note="The whole capture is one window.",
+            unavailable=("Step times are not known: the whole capture was taken as one window.",),
+        )
+    first = run.rank(next(iter(analyses)))
+    durations = [one.window_end_ns - one.window_start_ns for one in analyses.values()]
+    return step_times(np.array(durations), source=first.step_source, note=first.step_note)
 
 
 def step_times(
@@ -223,17 +245,14 @@ def rank_waterfall(
     )
 
 
-def combine_waterfall(
-    analyses: Sequence[RankAnalysis], num_steps: int, unavailable: Sequence[str] = ()
-) -> WaterfallResult:
+def analyze_waterfall(analyses: RankAnalyses) -> WaterfallResult:
     """Each rank's waterfall and their sum."""
-    ranks = tuple(analysis.waterfall for analysis in analyses)
+    ranks = tuple(analysis.waterfall for analysis in analyses.values())
     return WaterfallResult(
         num_ranks=len(ranks),
-        num_steps=num_steps,
+        num_steps=analyses.num_windows,
         ranks=ranks,
         all=_sum_of_parts(ranks) if ranks else None,
-        unavailable=tuple(unavailable),
     )
 
 

@@ -63,6 +63,8 @@ class RankWaterfall(Record, frozen=True, kw_only=True):
 class BreakdownResult(Result, frozen=True, kw_only=True):
     """Exclusive split of the analysed time; source: formula sheet, "Measured from traces"."""
 
+    needs_traces = True
+
     ranks: tuple[RankBreakdown, ...]
     steps: tuple[StepBreakdown, ...]
 
@@ -88,6 +90,8 @@ class StepTimeResult(Result, frozen=True, kw_only=True):
 
 class WaterfallResult(Result, frozen=True, kw_only=True):
     """Per rank, and all ranks added up; divide by ``num_ranks * num_steps`` for a mean step."""
+
+    needs_traces = True
 
     num_ranks: int
     num_steps: int

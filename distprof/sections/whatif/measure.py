@@ -14,16 +14,16 @@ import numpy as np
 
 from distprof.replay import CycleError
 from distprof.run.evidence import OperationLog
+from distprof.run.run import Run
+from distprof.sections.context import RankAnalyses
+from distprof.sections.moe.result import MoeResult
+from distprof.sections.stragglers.result import StragglersResult
 from distprof.sections.whatif.result import WhatIfResult
 from distprof.terms import StragglerPattern
 from distprof.units import format_ratio
 
 if TYPE_CHECKING:
     from distprof.replay import Times
-    from distprof.run.run import Run
-    from distprof.sections.measure_run import Measurements
-    from distprof.sections.moe.result import MoeResult
-    from distprof.sections.stragglers.result import StragglersResult
     from distprof.sections.whatif.trace_graph import TraceGraph
 
 __all__ = ["analyze_whatif"]
@@ -36,13 +36,13 @@ LEAST_MATCHED = 0.5
 
 
 def analyze_whatif(
-    run: Run, measured: Measurements, stragglers: StragglersResult, moe: MoeResult
+    run: Run, analyses: RankAnalyses, stragglers: StragglersResult, moe: MoeResult
 ) -> WhatIfResult:
     """Simulate the run as it was, and without each cause that it shows.
 
     Args:
         run: The recording: traces, or another tool's log of operations.
-        measured: What was measured rank by rank.
+        analyses: By global rank; ranks without one take no part.
         stragglers: Ranks named in it get a scenario of their own.
         moe: Whether there are experts at all.
 
@@ -55,17 +55,17 @@ def analyze_whatif(
 
         return simulate_operations(operations)
     matched = run.matches.matched_ratio
-    if not measured.analyses:
+    if not analyses:
         return _nothing("no rank was measured")
-    if len(measured.analyses) > 1 and (matched is None or matched < LEAST_MATCHED):
+    if len(analyses) > 1 and (matched is None or matched < LEAST_MATCHED):
         share = format_ratio(matched or 0.0)
         return _nothing(f"{share} of the collectives found their partners on other ranks")
     named = {r.rank for r in stragglers.ranks if r.pattern is not StragglerPattern.NONE}
-    return _of_traces(run, measured, frozenset(named), has_experts=bool(moe.layers))
+    return _of_traces(run, analyses, frozenset(named), has_experts=bool(moe.layers))
 
 
 def _of_traces(
-    run: Run, measured: Measurements, named: Set[int], *, has_experts: bool
+    run: Run, analyses: RankAnalyses, named: Set[int], *, has_experts: bool
 ) -> WhatIfResult:
     # They hold results of this module
     from distprof.sections.whatif.critical_path import path_shares
@@ -75,7 +75,7 @@ def _of_traces(
     from distprof.sections.whatif.trace_graph import trace_graph
 
     try:
-        graph = trace_graph(run, measured.analyses)
+        graph = trace_graph(run, analyses)
     except CycleError as error:
         return _nothing(f"matched collectives contradict each other: {error}")
     if graph is None or not graph.measured_ns.sum():
@@ -87,11 +87,11 @@ def _of_traces(
         why = f"The simulated step is {off} off the measured one: too far to conclude anything."
         return msgspec.structs.replace(base.result, unavailable=(why,))
     replayed_ns = base.result.replayed_ns or 0
-    sections = Sections.of(graph, measured.analyses, has_experts=has_experts)
-    slow = slowdowns(graph, sections, measured.analyses, replayed_ns)
+    sections = Sections.of(graph, analyses, has_experts=has_experts)
+    slow = slowdowns(graph, sections, analyses, replayed_ns)
     return msgspec.structs.replace(
         base.result,
-        without=scenarios(graph, sections, measured.analyses, replayed_ns, named),
+        without=scenarios(graph, sections, analyses, replayed_ns, named),
         path=path_shares(graph, times, replayed_ns),
         **({} if slow is None else slow.fields()),
     )

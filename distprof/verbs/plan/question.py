@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
+from distprof.config import CONFIG_FILE, ModelShape, load_config
 from distprof.costs.transformer import Transformer
 from distprof.errors import UsageError
-from distprof.hardware import Gpu, Link, Sheet, parse_bandwidth
+from distprof.hardware import Gpu, Link, Sheet, load_sheet, parse_bandwidth
 from distprof.hardware.sheet import SCALE_UP_LATENCY_S
+from distprof.sections.efficiency.models import preset, preset_sequence, shape_from
 
-__all__ = ["Cluster", "Path", "Question", "assumptions", "inter_node_link"]
+__all__ = ["SHAPE", "Cluster", "Path", "Question", "assumptions", "inter_node_link", "question_of"]
+
+SHAPE = ModelShape.__struct_fields__
+"""What gives a model its shape, as an option of ``distprof plan`` each."""
 
 _DEFAULT_LATENCY_S = 5e-6
+_TOKENS = 4 * 2**20
+_DEFAULT_SEQUENCE = 4096
+_GPU, _PER_NODE, _LINK = "h100", 8, "ndr"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,3 +174,50 @@ def assumptions(question: Question) -> tuple[str, ...]:
     if question.model.experts:
         said.append("Tokens are routed evenly; every expert is divided like a dense MLP by tp.")
     return tuple(said)
+
+
+def question_of(options: Mapping[str, Any]) -> Question:
+    """The question that options of ``distprof plan`` ask, each under its name; None is not said.
+
+    Raises:
+        UsageError: If they contradict each other, or leave out the number of GPUs.
+    """
+    model, sequence = _model(options)
+    sequence = options["sequence"] or sequence
+    return Question(
+        model=model,
+        cluster=_cluster(options),
+        batch=options["batch"] or max(1, _TOKENS // sequence),
+        sequence=sequence,
+        compute_efficiency=options["compute_efficiency"],
+        reserve_ratio=options["reserve"],
+        fp32_gradients=options["fp32_gradients"],
+    )
+
+
+def _model(options: Mapping[str, Any]) -> tuple[Transformer, int]:
+    """The shape, and the sequence that goes with it."""
+    shape = {key: options[key] for key in SHAPE}
+    given = [key for key in (*SHAPE, "params") if options[key] is not None]
+    if options["model"] is None:
+        is_gated = options.get("gated", True)
+        model = shape_from(shape, params=options["params"], is_gated=is_gated)
+        return model, _DEFAULT_SEQUENCE
+    if given:
+        spelled = given[0].replace("_", "-")
+        raise UsageError(f"--model and --{spelled}: a published model has its own shape")
+    return preset(options["model"]), preset_sequence(options["model"])
+
+
+def _cluster(options: Mapping[str, Any]) -> Cluster:
+    if options["gpus"] is None:
+        raise UsageError("how many GPUs? Add --gpus N")
+    config = load_config()
+    sheet = load_sheet(config.hardware, config.source or CONFIG_FILE)
+    return Cluster(
+        gpu=sheet.gpu(options["gpu"] or _GPU),
+        num_gpus=options["gpus"],
+        per_node=options["gpus_per_node"] or _PER_NODE,
+        link=inter_node_link(options["inter_node"] or _LINK, sheet),
+        link_efficiency=options["link_efficiency"],
+    )

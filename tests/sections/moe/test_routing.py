@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from distprof.run.records import ROUTING, STEP_LOG, RankRecords
 from distprof.schema import ABSENT
+from distprof.sections.context import RankAnalyses
 from distprof.sections.moe import routing as moe_routing
-from distprof.sections.moe.measure import analyze_moe
+from distprof.sections.moe.measure import with_exchanges
 from distprof.sections.moe.placement import placement_of_log
 from distprof.sections.moe.routing import combine_routing, measure_routing
 from tests.builders import RankBuilder, make_run, table_of
@@ -176,12 +177,14 @@ def test_without_an_expert_axis_or_all_its_logs_ranks_are_not_compared():
 def test_a_log_beside_traces_without_all_to_alls_says_that_no_time_is_known():
     builder = RankBuilder(0).kernel("gemm", 0, 10).step(0, 0, 10)
     log = measure_routing(records([(0, "0", [4, 2, 1, 1])]))
-    moe = analyze_moe(make_run([builder.rank()]), {}, {}, combine_routing([log], {}), [log])
+    moe = with_exchanges(
+        make_run([builder.rank()]), RankAnalyses.of([]), combine_routing([log], {}), [log]
+    )
     assert moe.layers
     assert moe.lost_ns_per_step is None
     assert any("could be joined" in text for text in moe.unavailable)
 
 
 def test_without_log_traces_or_counts_there_is_nothing():
-    moe = analyze_moe(make_run([]), {}, {}, combine_routing([], {}, ("why",)), [])
+    moe = with_exchanges(make_run([]), RankAnalyses.of([]), combine_routing([], {}, ("why",)), [])
     assert (moe.layers, moe.placement, moe.origin, moe.unavailable) == ((), (), None, ("why",))

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from distprof.rules.engine import run_rules
 from distprof.rules.registry import find_rule
-from distprof.sections.measure_run import measure
-from distprof.sections.moe.measure import analyze_moe
+from distprof.sections.moe.measure import with_exchanges
 from distprof.sections.moe.result import MoeResult
 from distprof.sections.moe.routing import combine_routing, measure_routing
 from distprof.terms import MeshAxis
 from tests.rules.samples import collectives
+from tests.sections.measured import measure
 from tests.sections.moe.moe_job import (
     TOKEN_BYTES,
     MoeJob,
@@ -38,7 +38,7 @@ def analysed(simulated, *, log=True, present=None, change=None):
     records = [change(found) for found in records] if change else records
     routing = [measure_routing(found) for found in records]
     logged = combine_routing(routing, {}, () if log else ("no log",))
-    return analyze_moe(run, measured.analyses, measured.wait_ends, logged, routing)
+    return with_exchanges(run, measured.analyses, logged, routing)
 
 
 def fired(moe, rule):

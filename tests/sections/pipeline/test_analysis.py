@@ -2,6 +2,7 @@
 
 import pytest
 
+from distprof.sections.context import RankAnalyses
 from distprof.sections.pipeline.measure import NO_MARKS, analyze_pipeline
 from distprof.sections.stragglers.messages import analyze_messages
 from distprof.terms import ActivityKind
@@ -33,7 +34,7 @@ def rank_of(number, *, stages, batches=2, steps=3, idle=0):
 
 
 def pipeline_of(*ranks):
-    return analyze_pipeline(make_run([]), {rank.rank: rank for rank in ranks})
+    return analyze_pipeline(make_run([]), RankAnalyses.of(ranks))
 
 
 def test_without_marks_there_is_no_pipeline():
@@ -113,7 +114,7 @@ def test_on_a_device_its_own_marks_count():
 
 def test_the_rank_whose_host_stalls_while_others_wait_for_messages():
     ranks = [rank_of(rank, stages={rank: 100}, idle=300 if rank == 1 else 0) for rank in range(3)]
-    result = analyze_messages({rank.rank: rank for rank in ranks})
+    result = analyze_messages(RankAnalyses.of(ranks))
     assert result.step_ns == 1_000
     assert [rank.wait_ns_per_step for rank in result.ranks] == [100, 100, 100]
     late = {rank.rank: rank.late_ns_per_step for rank in result.ranks}
@@ -124,5 +125,5 @@ def test_the_rank_whose_host_stalls_while_others_wait_for_messages():
 
 def test_without_waiting_for_messages_there_is_nothing_to_say():
     analysis = measured(RankBuilder(0).step(0, 0, 10).kernel("gemm", 0, 5))
-    assert analyze_messages({0: analysis}).ranks == ()
-    assert analyze_messages({}).ranks == ()
+    assert analyze_messages(RankAnalyses.of([analysis])).ranks == ()
+    assert analyze_messages(RankAnalyses.of([])).ranks == ()

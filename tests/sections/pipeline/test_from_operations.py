@@ -7,6 +7,7 @@ import pytest
 
 import distprof
 from distprof.run.evidence import OPERATIONS, OperationLog
+from distprof.sections.context import RankAnalyses
 from distprof.sections.pipeline.measure import NO_STAGES, analyze_pipeline
 from distprof.sections.pipeline.sources import pipelines_of_log
 from distprof.terms import Confidence, SlotKind
@@ -43,7 +44,7 @@ ONE = (
 
 
 def pipeline_of(log):
-    return analyze_pipeline(make_run([]).having(log), {})
+    return analyze_pipeline(make_run([]).having(log), RankAnalyses.of([]))
 
 
 def test_a_log_by_hand_has_its_bubble_and_messages():
@@ -94,7 +95,7 @@ def test_a_log_without_stages_has_no_pipeline():
 
 def test_a_real_timeline():
     run = distprof.open_run(str(GOLDEN / "pipeline" / "primus-pp8-8gpu"))
-    (group,) = analyze_pipeline(run, {}).groups
+    (group,) = analyze_pipeline(run, RankAnalyses.of([])).groups
     assert (group.schedule, group.stages, group.num_micro_batches) == ("1f1b", 8, 16)
     assert group.ideal_bubble_fraction == pytest.approx(7 / 23)
     assert sum(getattr(group, part) for part in PARTS) == group.idle_ns
@@ -107,7 +108,7 @@ def test_a_real_timeline():
 def test_a_real_operation_table_whose_last_stage_is_too_long():
     pytest.importorskip("pyarrow")
     run = distprof.open_run(str(GOLDEN / "straggler" / "bytedance-ST"))
-    (group,) = analyze_pipeline(run, {}).groups
+    (group,) = analyze_pipeline(run, RankAnalyses.of([])).groups
     assert (group.schedule, group.limiting_stage, len(group.replicas)) == ("1f1b", 3, 2)
     assert group.ideal_bubble_fraction == pytest.approx(3 / 7)
     causes = {part: getattr(group, part) for part in PARTS[1:]}
@@ -121,7 +122,7 @@ def test_all_iterations_of_the_real_timeline():
     if not corpus:
         pytest.skip("DISTPROF_CORPUS names no folder of real traces")
     run = distprof.open_run(str(Path(corpus) / "pipeline" / "primus-pp8-8gpu"))
-    (group,) = analyze_pipeline(run, {}).groups
+    (group,) = analyze_pipeline(run, RankAnalyses.of([])).groups
     assert group.num_steps == 19
     assert group.bubble_fraction == pytest.approx(0.356, abs=0.001)
     assert sum(getattr(group, part) for part in PARTS) == group.idle_ns

@@ -7,11 +7,12 @@ import pytest
 
 from distprof.run.run import ClockAlignment
 from distprof.run.topology import ProcessGroup
-from distprof.sections.measure_run import measure
+from distprof.sections.context import RankAnalyses
 from distprof.sections.pipeline.measure import analyze_pipeline
 from distprof.sections.pipeline.sources import SOURCE
 from distprof.terms import CollectiveKind, Confidence, MeshAxis
 from tests.builders import RankBuilder, make_run
+from tests.sections.measured import measure
 
 # 1F1B on two ranks, two micro-batches; forward 10, backward 20: a bubble of one slot of each.
 ORDER = (
@@ -213,5 +214,5 @@ def test_links_that_carry_unequal_numbers_are_no_pipeline():
 
 def test_a_run_whose_analyses_are_missing_says_so():
     run = make_run([rank_of(0, 0)], steps=(0,))
-    assert analyze_pipeline(run, {}).unavailable
-    assert analyze_pipeline(replace(run, ranks=()), {}).unavailable
+    assert analyze_pipeline(run, RankAnalyses.of([])).unavailable
+    assert analyze_pipeline(replace(run, ranks=()), RankAnalyses.of([])).unavailable

@@ -15,8 +15,9 @@ import pytest
 from distprof.costs.pipeline import bubble_fraction
 from distprof.costs.schedules import SCHEDULES, orders
 from distprof.ingest.open import open_run
-from distprof.sections.measure_run import measure
+from distprof.sections.context import RankAnalyses
 from distprof.sections.pipeline.measure import analyze_pipeline
+from tests.sections.measured import measure
 from tests.simulator.pipeline_job import PipelineJob
 
 US = 1_000
@@ -287,6 +288,6 @@ def test_timelines_of_the_ranks_own_timers_give_the_same_bubble(tmp_path, schedu
     job = job_of(order, forward=5 * MS, inputs=4 * MS, weight=3 * MS, message_ns=100 * US)
     recording = replace(job, num_steps=3).run()
     recording.write_timeline(tmp_path)
-    (group,) = analyze_pipeline(open_run(str(tmp_path)), {}).groups
+    (group,) = analyze_pipeline(open_run(str(tmp_path)), RankAnalyses.of([])).groups
     assert group.schedule == schedule
     assert group.bubble_fraction == pytest.approx(recording.truth().bubble_fraction, abs=0.001)

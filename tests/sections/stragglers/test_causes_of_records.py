@@ -4,12 +4,13 @@ import numpy as np
 import pytest
 
 from distprof.run.run import ClockAlignment
+from distprof.sections.context import ProbeRecords
 from distprof.sections.idle.pauses import HostPauses
-from distprof.sections.measure_run import measure
 from distprof.sections.stragglers.measure import analyze_stragglers
 from distprof.terms import CollectiveKind, StragglerCause, StragglerPattern
 from tests.builders import RankBuilder, make_run
 from tests.sections.joined import join_by_seq
+from tests.sections.measured import measure
 
 NUM_STEPS = 12
 LATE = 1
@@ -45,7 +46,13 @@ def run_of_two():
 def first(pauses):
     run = run_of_two()
     found = measure(run)
-    result = analyze_stragglers(run, found.analyses, found.step_time, found.kernels, pauses)
+    result = analyze_stragglers(
+        run,
+        found.analyses,
+        found.step_time,
+        found.kernels,
+        ProbeRecords(found={HostPauses: pauses}),
+    )
     return result.ranks[0]
 
 

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distprof.ingest.assemble import assemble_run
-from distprof.sections.measure_run import measure
 from distprof.sections.stragglers.measure import analyze_stragglers
 from distprof.terms import StragglerPattern
+from tests.sections.measured import measure
 from tests.simulator import Collective, Compute, Input, SimulatedJob, SlowDevice, SlowLink
 
 MS = 1_000_000

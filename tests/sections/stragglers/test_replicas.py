@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 
 from distprof.ingest.assemble import assemble_run
-from distprof.sections.measure_run import measure
 from distprof.sections.stragglers.held_stages import held_stages
 from distprof.sections.stragglers.measure import analyze_stragglers
 from distprof.terms import StragglerCause, StragglerPattern
+from tests.sections.measured import measure
 from tests.simulator import GarbageCollection, LateInput, Marked, SlowDevice
 from tests.simulator.shapes import pipeline
 

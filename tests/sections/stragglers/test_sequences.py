@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 
 from distprof.ingest.assemble import assemble_run
-from distprof.sections.idle.pauses import host_pauses
-from distprof.sections.measure_run import measure
+from distprof.sections.context import ProbeRecords
+from distprof.sections.idle.pauses import HostPauses, host_pauses
 from distprof.sections.stragglers.measure import analyze_stragglers
 from distprof.sections.stragglers.sequences import ATTENTION
 from distprof.terms import StragglerCause, StragglerPattern
+from tests.sections.measured import measure
 from tests.simulator import SlowDevice, rotating
 from tests.simulator.shapes import Shape, long_documents
 
@@ -24,7 +25,13 @@ def stragglers_of(job, *, with_log=True):
     found = measure(run)
     records = recording.to_records() if with_log else {}
     pauses = {rank: host_pauses(source.load()) for rank, source in records.items()}
-    return analyze_stragglers(run, found.analyses, found.step_time, found.kernels, pauses)
+    return analyze_stragglers(
+        run,
+        found.analyses,
+        found.step_time,
+        found.kernels,
+        ProbeRecords(found={HostPauses: pauses}),
+    )
 
 
 def documents(seed=1, *, packed, spread):

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from distprof.sections.measure_run import measure
+from distprof.sections.context import RankAnalyses
 from distprof.sections.stragglers.arrivals import judge_arrivals
 from distprof.sections.stragglers.inheritance import range_argmax
 from distprof.sections.stragglers.measure import analyze_stragglers
@@ -13,6 +13,7 @@ from distprof.sections.stragglers.patterns import chance_of_share
 from distprof.terms import CollectiveKind, StragglerCause, StragglerPattern
 from tests.builders import RankBuilder, identity_clock, make_run
 from tests.sections.joined import join_by_seq, joined_run, stragglers_of, without_ranks
+from tests.sections.measured import measure
 from tests.simulator import (
     Collective,
     Compute,
@@ -115,7 +116,7 @@ def test_grouped_send_and_receive_of_many_is_an_all_to_all():
 
 def judge(run):
     measured = measure(run)
-    return judge_arrivals(run, measured.analyses, measured.num_windows)
+    return judge_arrivals(run, measured.analyses, measured.analyses.num_windows)
 
 
 def test_a_single_rank_accuses_nobody_and_says_why():
@@ -127,7 +128,7 @@ def test_a_single_rank_accuses_nobody_and_says_why():
 def test_no_ranks_at_all_is_no_failure():
     run = by_hand([1, 2])
     measured = measure(run)
-    result = analyze_stragglers(run, {}, measured.step_time, measured.kernels)
+    result = analyze_stragglers(run, RankAnalyses.of([]), measured.step_time, measured.kernels)
     assert result.ranks == ()
 
 
@@ -232,7 +233,10 @@ def test_missing_members_lower_confidence_and_are_said():
 def test_a_rank_that_could_not_be_measured_is_a_missing_member():
     run = by_hand([100, 200, 400, 800])
     measured = measure(run)
-    left = {rank: a for rank, a in measured.analyses.items() if rank != 3}
+    left = RankAnalyses(
+        by_rank={rank: a for rank, a in measured.analyses.items() if rank != 3},
+        wait_ends=measured.analyses.wait_ends,
+    )
     result = analyze_stragglers(run, left, measured.step_time, measured.kernels)
     assert [record.rank for record in result.ranks] == [2, 0, 1]
     assert any("lack a member" in text for text in result.unavailable)

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 import distprof
 from distprof.ingest.assemble import assemble_run
 from distprof.run.run import Run
-from distprof.sections.measure_run import measure
 from distprof.sections.moe.result import MoeResult
 from distprof.sections.stragglers.measure import analyze_stragglers
 from distprof.sections.whatif.measure import analyze_whatif
@@ -20,6 +19,7 @@ from distprof.sections.whatif.result import WhatIfResult
 from distprof.sections.whatif.trace_graph import TraceGraph, trace_graph
 from distprof.terms import CollectiveKind
 from tests.builders import RankBuilder, make_run
+from tests.sections.measured import measure
 from tests.simulator import (
     Collective,
     Compute,
@@ -72,7 +72,7 @@ def graph_of(run: Run) -> TraceGraph:
 def whatif_of(run: Run) -> WhatIfResult:
     measured = measure(run)
     stragglers = analyze_stragglers(run, measured.analyses, measured.step_time, measured.kernels)
-    return analyze_whatif(run, measured, stragglers, MoeResult())
+    return analyze_whatif(run, measured.analyses, stragglers, MoeResult())
 
 
 def recovered(result: WhatIfResult) -> dict[str, int]:

@@ -6,7 +6,7 @@ from distprof.rules.base import InsufficientEvidenceError
 from distprof.sections.efficiency.device_memory import DeviceMemory
 from distprof.sections.efficiency.measure import CPU
 from distprof.sections.efficiency.result import EfficiencyResult
-from distprof.sections.job.measure import NO_RUN_DIRECTORY
+from distprof.sections.job.result import NO_RUN_DIRECTORY
 from distprof.sections.memory.result import MemoryResult
 
 __all__ = ["measured_memory", "sized_memory"]

@@ -1,0 +1,171 @@
+"""Makes the sections of a report: each by its analyzer, from what its parameters ask for.
+
+The result type ``distprof.sections.<subject>.result.X`` is made by the function ``analyze_...`` of
+``distprof.sections.<subject>.measure`` whose return annotation is ``X``. Its parameters are known
+by their types alone: a field of :class:`Inputs`, or the result of another section. So a section is
+a folder and a field of :class:`~distprof.sections.report.Report`.
+
+An analyzer is pure: it takes no path and reads no file. Its module is imported when its result is
+first asked for.
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from importlib import import_module
+from typing import Any
+
+from distprof.artefacts.fabric_file import FabricFile
+from distprof.config import TopologyConfig
+from distprof.costs.trained_model import TrainedModel
+from distprof.hardware.sheet import Sheet
+from distprof.run.run import Run
+from distprof.sections.base import Result
+from distprof.sections.context import ProbeRecords, RankAnalyses
+
+__all__ = ["Analyzer", "Inputs", "WiringError", "analyzer_of", "in_order", "resolve", "sections_of"]
+
+_PREFIX = "analyze_"
+
+
+class WiringError(TypeError):
+    """A result has no analyzer, or one asks for what nobody makes: a mistake in distprof."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inputs:
+    """What analyzers may ask for beside results of other sections, by type.
+
+    Args:
+        run: The recording.
+        analyses: Every rank by its trace.
+        records: Every rank by what its probes recorded.
+        fabric: Bandwidth that the network should reach; None where no profile is known.
+        sheet: What devices and links can do.
+        topology: Scale-up domains of the cluster.
+        model: What the job trains; None where nothing says.
+    """
+
+    run: Run
+    analyses: RankAnalyses
+    records: ProbeRecords
+    fabric: FabricFile | None
+    sheet: Sheet
+    topology: TopologyConfig
+    model: TrainedModel | None
+
+
+@dataclass(frozen=True, slots=True)
+class Analyzer:
+    """How a result is made.
+
+    Args:
+        make: The function.
+        needs: Its parameters and their types, without ``None``.
+    """
+
+    make: Callable[..., Result]
+    needs: Mapping[str, Any]
+
+
+def sections_of(report: type) -> dict[str, type[Result]]:
+    """Fields of a report that hold a result, with its type."""
+    hints = typing.get_type_hints(report)
+    return {name: kind for name, kind in hints.items() if _is_result(kind)}
+
+
+def analyzer_of(kind: type[Result]) -> Analyzer:
+    """The analyzer that makes a result of this type.
+
+    Raises:
+        WiringError: If its folder's ``measure`` module has not exactly one.
+    """
+    package, _, last = kind.__module__.rpartition(".")
+    module = import_module(f"{package}.measure" if last == "result" else kind.__module__)
+    found = [
+        (function, hints)
+        for name, function in inspect.getmembers(module, inspect.isfunction)
+        if name.startswith(_PREFIX)
+        and (hints := typing.get_type_hints(function)).get("return") is kind
+    ]
+    if len(found) != 1:
+        raise WiringError(
+            f"{module.__name__} must have one function {_PREFIX}… that returns {kind.__name__}, "
+            f"and has {len(found)}"
+        )
+    function, hints = found[0]
+    needs = {name: _without_none(hint) for name, hint in hints.items() if name != "return"}
+    return Analyzer(function, needs)
+
+
+def in_order(report: type, inputs: type = Inputs) -> Iterator[tuple[type[Result], Analyzer]]:
+    """Every result of a report and of what its analyzers need, each after those that it needs.
+
+    Raises:
+        WiringError: If an analyzer is missing, asks for what nobody makes, or for its own result.
+    """
+    given = {_without_none(hint) for hint in typing.get_type_hints(inputs).values()}
+    done: set[type[Result]] = set()
+
+    def visit(
+        kind: type[Result], above: tuple[type[Result], ...]
+    ) -> Iterator[tuple[type[Result], Analyzer]]:
+        if kind in done:
+            return
+        if kind in above:
+            circle = " needs ".join(one.__name__ for one in (*above[above.index(kind) :], kind))
+            raise WiringError(f"results need each other: {circle}")
+        analyzer = analyzer_of(kind)
+        for name, need in analyzer.needs.items():
+            if need in given:
+                continue
+            if not _is_result(need):
+                raise WiringError(
+                    f"{analyzer.make.__module__}.{analyzer.make.__name__}: nobody makes the "
+                    f"{need} that its parameter {name!r} asks for"
+                )
+            yield from visit(need, (*above, kind))
+        done.add(kind)
+        yield kind, analyzer
+
+    for kind in sections_of(report).values():
+        yield from visit(kind, ())
+
+
+def resolve(report: type, inputs: Any) -> dict[str, Result]:
+    """Make every section of a report.
+
+    Args:
+        report: The type whose fields say which sections there are.
+        inputs: A dataclass of what analyzers may ask for, usually :class:`Inputs`.
+
+    Returns:
+        Results by the report's field.
+
+    Raises:
+        WiringError: As :func:`in_order` does.
+    """
+    hints = typing.get_type_hints(type(inputs))
+    known: dict[Any, Any] = {
+        _without_none(hints[one.name]): getattr(inputs, one.name) for one in fields(inputs)
+    }
+    for kind, analyzer in in_order(report, type(inputs)):
+        arguments = {name: known[need] for name, need in analyzer.needs.items()}
+        known[kind] = analyzer.make(**arguments)
+    return {name: known[kind] for name, kind in sections_of(report).items()}
+
+
+def _is_result(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Result)
+
+
+def _without_none(hint: Any) -> Any:
+    """The type in ``X | None``; any other as it is."""
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        kinds = [kind for kind in typing.get_args(hint) if kind is not types.NoneType]
+        return kinds[0] if len(kinds) == 1 else hint
+    return hint

@@ -1,0 +1,199 @@
+"""The verbs as functions: what ``distprof.compare``, ``hang``, ``plan`` and ``check`` are."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    from distprof.config import Config
+    from distprof.sections.report import Report
+    from distprof.verbs.compare.result import Comparison
+    from distprof.verbs.gate.check import CheckResult
+    from distprof.verbs.hang.result import HangReport
+    from distprof.verbs.plan.result import Plan
+
+__all__ = ["check", "compare", "hang", "plan", "plan_of"]
+
+Source: TypeAlias = "str | os.PathLike[str]"
+
+
+def compare(first: Report | Source, second: Report | Source) -> Comparison:
+    """What changed from one run to another, and where the difference of their steps lies.
+
+    Args:
+        first: What is compared with: a report, a saved one, a run directory or traces.
+        second: What is compared, likewise.
+
+    Raises:
+        InputError: If one cannot be read.
+    """
+    from distprof.sections.report import Report
+    from distprof.verbs.compare.show import compare_reports
+    from distprof.verbs.summaries import open_report
+
+    reports = [one if isinstance(one, Report) else open_report(one) for one in (first, second)]
+    names = [
+        one.run.source if isinstance(one, Report) else os.fspath(one) for one in (first, second)
+    ]
+    return compare_reports(reports[0], reports[1], names=(names[0], names[1]))
+
+
+def hang(
+    source: Source,
+    *,
+    executor: str = "process",
+    progress: Callable[[int, int], None] | None = None,
+) -> HangReport:
+    """In which operation a job is stuck, and which ranks the others wait for.
+
+    Args:
+        source: A folder of dumps of torch's Flight Recorder, a run directory, or one dump.
+        executor: Where dumps are read when there are many: ``process``, ``process:N``, ``serial``.
+        progress: Called with the number of dumps read and of all.
+
+    Raises:
+        InputError: If there is no dump that can be read.
+    """
+    from distprof.verbs.hang.evidence import read_evidence
+    from distprof.verbs.hang.measure import diagnose
+    from distprof.version import __version__
+
+    evidence = read_evidence(os.fspath(source), executor=executor, progress=progress)
+    return diagnose(evidence, version=__version__)
+
+
+def check(
+    runs: Sequence[Source],
+    *,
+    baseline: Source | None = None,
+    against: Sequence[Source] = (),
+    config: Config | Source | None = None,
+    allow_unlike: bool = False,
+) -> CheckResult:
+    """Whether runs are slower than a baseline by more than chance and tolerance explain.
+
+    Args:
+        runs: Repeats of one job: run directories, saved reports, summaries or a sweep's folder.
+        baseline: File of the baseline; or name other runs.
+        against: Runs to compare with instead.
+        config: For metrics and tolerances; None for the nearest ``distprof.toml``.
+        allow_unlike: Compare other hardware, jobs or software too.
+
+    Raises:
+        InputError: If something cannot be read, or is unlike.
+        UsageError: If neither or both of ``baseline`` and ``against`` are given.
+    """
+    from distprof.config import Config, load_config
+    from distprof.errors import UsageError
+    from distprof.verbs.gate.baseline import read_baseline
+    from distprof.verbs.gate.check import GateSettings
+    from distprof.verbs.gate.repeats import judge_runs, sizes_of
+    from distprof.verbs.summaries import load_summaries
+
+    if (baseline is None) == (not against):
+        raise UsageError("name what to compare with: baseline=, or against=")
+    if not isinstance(config, Config):
+        config = load_config(None if config is None else os.fspath(config))
+    names = [os.fspath(one) for one in ([baseline] if baseline is not None else against)]
+    source, guarded = ", ".join(names), config.check
+    return judge_runs(
+        sizes_of(load_summaries(runs)),
+        sizes_of(load_summaries(against)) if against else read_baseline(source),
+        source=source,
+        settings=GateSettings(
+            metrics=guarded.metrics,
+            tolerance=guarded.tolerance,
+            session_noise=guarded.session_noise,
+            inconclusive_fails=guarded.inconclusive_fails,
+        ),
+        allow_unlike=allow_unlike,
+    )
+
+
+def plan(
+    model: str | None = None,
+    *,
+    gpus: int,
+    gpu: str | None = None,
+    gpus_per_node: int | None = None,
+    inter_node: str | None = None,
+    sequence: int | None = None,
+    batch: int | None = None,
+    layout: str | None = None,
+    params: float | None = None,
+    shape: Mapping[str, int] | None = None,
+    compute_efficiency: float = 0.6,
+    link_efficiency: float = 0.8,
+    reserve: float = 0.1,
+    fp32_gradients: bool = False,
+    most: int = 10,
+) -> Plan:
+    """Which layouts fit a model on a cluster, and what each costs; everything is modelled.
+
+    Args:
+        model: A published model, for example ``llama3-70b``; or give ``params`` or ``shape``.
+        gpus: Of the job.
+        gpu: Kind of GPU; None for h100.
+        gpus_per_node: GPUs of one fast (NVLink) domain; None for 8.
+        inter_node: Between nodes, per GPU and direction: ``50GB/s`` or a name; None for ndr.
+        sequence: Tokens of a sequence; None for the model's, or 4096.
+        batch: Sequences of one step, all ranks; None for 4 Mi tokens.
+        layout: Judge this layout alone, for example ``tp=8,pp=4``.
+        params: Parameters, where the model has no name.
+        shape: ``layers``, ``hidden``, ``heads`` and others of
+            :data:`distprof.verbs.plan.question.SHAPE`, where it has none.
+        compute_efficiency: Share of the dense peak that kernels reach.
+        link_efficiency: Share of their bandwidth that links reach.
+        reserve: Share of memory that stays free.
+        fp32_gradients: Whether gradients are accumulated in fp32.
+        most: Layouts that the plan lists.
+
+    Raises:
+        UsageError: If they contradict each other, or name what is not known.
+    """
+    from distprof.errors import UsageError
+    from distprof.verbs.plan.question import SHAPE
+
+    given = dict(shape or {})
+    unknown = sorted(set(given) - set(SHAPE))
+    if unknown:
+        raise UsageError(f"no part of a shape: {', '.join(unknown)}; there are {', '.join(SHAPE)}")
+    options = {
+        "model": model,
+        "gpus": gpus,
+        "gpu": gpu,
+        "gpus_per_node": gpus_per_node,
+        "inter_node": inter_node,
+        "sequence": sequence,
+        "batch": batch,
+        "layout": layout,
+        "params": params,
+        "compute_efficiency": compute_efficiency,
+        "link_efficiency": link_efficiency,
+        "reserve": reserve,
+        "fp32_gradients": fp32_gradients,
+        **{name: given.get(name) for name in SHAPE},
+    }
+    return plan_of(options, most=most)
+
+
+def plan_of(options: Mapping[str, Any], *, most: int) -> Plan:
+    """The plan that options of ``distprof plan`` ask for, each under its name.
+
+    Raises:
+        UsageError: As :func:`distprof.verbs.plan.question.question_of`.
+    """
+    from distprof.verbs.plan.layout import parse_layout
+    from distprof.verbs.plan.question import question_of
+    from distprof.verbs.plan.search import judge_layout, make_plan
+    from distprof.version import __version__
+
+    question = question_of(options)
+    if options["layout"] is None:
+        return make_plan(question, version=__version__, most=most)
+    layout = parse_layout(
+        options["layout"], num_gpus=question.cluster.num_gpus, batch=question.batch
+    )
+    return judge_layout(question, layout, version=__version__)
