@@ -12,13 +12,16 @@ from distprof.artefacts.records import MemoryRecord, MoeRecord, NvmlRecord, Paus
 from distprof.ingest.assemble import assemble_run
 from distprof.ingest.job.rank_folder import RankFolder
 from distprof.ingest.job.run_directory import open_run_directory
+from distprof.sections.context import RankAnalyses
 from distprof.sections.idle.pauses import host_pauses, measure_pauses
 from distprof.sections.job.result import NO_RUN_DIRECTORY
 from distprof.sections.measure_records import measure_records
 from distprof.sections.memory.measure import analyze_memory, measure_memory
 from distprof.sections.moe.routing import combine_routing, measure_routing
 from distprof.sections.step_log.measure import analyze_step_log, combine_step_logs, measure_step_log
-from distprof.sections.telemetry.measure import measure_telemetry
+from distprof.sections.telemetry.measure import analyze_telemetry, measure_telemetry
+from distprof.sections.time.measure import analyze_waterfall
+from tests.builders import RankBuilder, make_run
 from tests.job_folders import MS, START_NS, JobFolder
 
 
@@ -292,11 +295,12 @@ def test_pauses_that_were_not_watched_are_unknown(job):
 def test_a_probe_that_could_not_work_says_why_in_its_result(job):
     job.probe("nvml", "unavailable", "no NVML library: there is no NVIDIA driver here")
     found = measured(job.steps(0, [10, 10]).steps(1, [10, 10]))
-    assert found.telemetry.ranks == ()
-    assert found.telemetry.unavailable == (
-        "no NVML library: there is no NVIDIA driver here (ranks 0-1)",
-    )
-    assert found.step_log.unavailable == ()
+    step_log = analyze_step_log(found)
+    waterfall = analyze_waterfall(RankAnalyses.of([]))
+    telemetry = analyze_telemetry(make_run([]), found, waterfall, step_log)
+    assert telemetry.ranks == ()
+    assert telemetry.unavailable == ("no NVML library: there is no NVIDIA driver here (ranks 0-1)",)
+    assert step_log.unavailable == ()
 
 
 def test_damage_is_said_once_for_all_ranks_that_have_it(job):
@@ -310,8 +314,6 @@ def test_damage_is_said_once_for_all_ranks_that_have_it(job):
 
 
 def test_bare_traces_have_no_records_and_say_so():
-    from tests.builders import RankBuilder, make_run
-
     found = measure_records(make_run([RankBuilder(0).rank()]))
     assert analyze_step_log(found).ranks == ()
     assert analyze_memory(found).unavailable == (NO_RUN_DIRECTORY,)
