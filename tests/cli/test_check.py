@@ -255,8 +255,8 @@ def test_wrong_use_is_said_before_any_work(capsys, words, said):
     ("content", "said"),
     [
         (None, "--update-baseline"),
-        (b"", "no whole JSON document"),
-        (b'{"schema": "distprof.baseline/1", ', "no whole JSON document"),
+        (b"", "an empty file"),
+        (b'{"schema": "distprof.baseline/1", ', "damaged or other JSON"),
         (b'{"schema": "distprof.baseline/2"}', "distprof.baseline/2"),
         (b'{"schema": "distprof.report/1"}', "distprof.report/1"),
     ],
