@@ -268,23 +268,16 @@ def _expected(kind: inspect.Type) -> str:
         return "a list"
     if isinstance(kind, inspect.UnionType):  # a whole number or any other
         return "a number"
-    name, _ = _PLAIN[type(kind)]
-    return (
-        f"{name}{_bounds(kind)}" if isinstance(kind, inspect.IntType | inspect.FloatType) else name
-    )
+    bounds = _bounds(kind) if isinstance(kind, inspect.IntType | inspect.FloatType) else ""
+    return _PLAIN[type(kind)][0] + bounds
 
 
 def _bounds(kind: inspect.IntType | inspect.FloatType) -> str:
     if kind.ge is not None and kind.le is not None:
         return f" from {kind.ge:,} to {kind.le:,}"
-    words = (
-        ("of at least", kind.ge),
-        ("above", kind.gt),
-        ("of at most", kind.le),
-        ("below", kind.lt),
-    )
-    said = " and ".join(f"{word} {bound:,}" for word, bound in words if bound is not None)
-    return f" {said}" if said else ""
+    said = {"of at least": kind.ge, "above": kind.gt, "of at most": kind.le, "below": kind.lt}
+    words = [f"{word} {bound:,}" for word, bound in said.items() if bound is not None]
+    return f" {' and '.join(words)}" if words else ""
 
 
 def _one_of(choices: Sequence[Any]) -> str:

@@ -15,11 +15,12 @@ import click
 from distprof_probes.options import ProbeOptions
 
 from distprof.options import Option, options_of
+from distprof.terms import Severity
 from distprof_runs.options import ModelOptions, TrainingOptions
 from distprof_runs.registry import WORKLOADS
 from distprof_runs.settings import LaunchOptions, read_settings_file, resolve, to_toml
 
-__all__ = ["run"]
+__all__ = ["remember_debug", "run"]
 
 _DEPENDS = {"num_steps": "a third of the steps, 4 to 10"}
 _PROBES_SHOWN = (
@@ -174,7 +175,6 @@ def _other_options() -> list[click.Parameter]:
     """What concerns the command rather than the run."""
     faults = "Faults"
     report = "Configuration and report"
-    severities = ["error", "warning", "info"]
     return [
         GroupedOption(
             ["--fault", "faults"],
@@ -211,7 +211,7 @@ def _other_options() -> list[click.Parameter]:
         ),
         GroupedOption(
             ["--fail-on"],
-            type=click.Choice(severities),
+            type=click.Choice([severity.value for severity in Severity]),
             help="Exit with 1 if a finding is at least this severe.",
             section=report,
         ),
@@ -224,14 +224,15 @@ def _other_options() -> list[click.Parameter]:
             is_flag=True,
             is_eager=True,
             expose_value=False,
-            callback=_remember_debug,
+            callback=remember_debug,
             help="Show where an unexpected error happened.",
             section=report,
         ),
     ]
 
 
-def _remember_debug(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+def remember_debug(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    """Let the program that called know that errors shall show where they happened."""
     del param
     if ctx.obj is not None:  # what the program `distprof` knows of this call
         ctx.obj.debug = value

@@ -16,6 +16,7 @@ import msgspec
 from distprof.artefacts.run_file import Coverage, Exit, RunFile
 from distprof.errors import UsageError
 from distprof.options import click_options, options_of
+from distprof.terms import Severity
 from distprof_probes.attach.replica import parse_mesh, parse_ranks, replica_ranks
 from distprof_probes.options import ProbeOptions
 
@@ -102,7 +103,7 @@ def _switches(command: _Command) -> _Command:
 @click.option("--format", "format_name", metavar="text|json|md", help="How to show the report.")
 @click.option(
     "--fail-on",
-    type=click.Choice(["error", "warning", "info"]),
+    type=click.Choice([severity.value for severity in Severity]),
     help="Exit with 1 if there are findings of this severity or above.",
 )
 @click.option("--no-report", is_flag=True, help="Only record.")

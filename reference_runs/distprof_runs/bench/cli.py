@@ -10,18 +10,13 @@ import click
 from distprof.errors import UsageError
 from distprof.options import click_options, options_of
 from distprof_runs.bench.plan import KINDS, Plan, parse_kinds, parse_size
+from distprof_runs.cli import remember_debug
 from distprof_runs.settings import LaunchOptions, resolve
 
 __all__ = ["bench"]
 
 _DEFAULTS = Plan()
 _LAUNCH = [each for each in options_of(LaunchOptions) if each.name != "emulate_nodes"]
-
-
-def _remember_debug(ctx: click.Context, param: click.Parameter, value: bool) -> None:
-    del param
-    if ctx.obj is not None:  # what the program `distprof` knows of this call
-        ctx.obj.debug = value
 
 
 @click.command(
@@ -73,7 +68,7 @@ def _remember_debug(ctx: click.Context, param: click.Parameter, value: bool) -> 
     is_flag=True,
     is_eager=True,
     expose_value=False,
-    callback=_remember_debug,
+    callback=remember_debug,
     help="Show where an unexpected error happened.",
 )
 def bench(**values: Any) -> int:
