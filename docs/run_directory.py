@@ -137,7 +137,7 @@ SWEEP = Format(
     kinds=(SweepFile,),
     about="The runs of a sweep, and how far it has come: the folder of `distprof scale`.",
 )
-"""Beside run directories."""
+"""Files outside run directories."""
 
 _OTHERS = (
     (artefacts.TRACE_FILE, "Kineto trace, as `torch.profiler` writes it."),
@@ -164,7 +164,7 @@ RUN/
 ```
 
 run.json is written when the job starts and again when it ends. Every file of a rank is optional:
-what is missing is reported as missing. Other files may lie there and are not read.
+what is missing is reported as missing. Other files may be there and are not read.
 `{artefacts.DIARY_FILE}` and `{artefacts.ATTACH_FILE}` are the probes' own and may change any time.
 
 """
@@ -210,7 +210,7 @@ def schema_of(format_: Format) -> dict[str, Any]:
 
 
 def schema_files() -> Iterator[tuple[Path, str]]:
-    """Every shipped schema: where it lies and what it says."""
+    """Every shipped schema: its path and its text."""
     for format_ in (*SCHEMAS, FABRIC, SWEEP):
         text = msgspec.json.format(msgspec.json.encode(schema_of(format_)), indent=2).decode()
         yield SCHEMA_FOLDER / f"{format_.name}.schema.json", f"{text}\n"
