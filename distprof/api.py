@@ -69,7 +69,7 @@ def open_run(
         use_cache: Whether parsed tables are reused and kept.
         config: A configuration or its file; None for the nearest ``distprof.toml``.
         evidence: Logs and tables that go with the recording, each of any kind in
-            :mod:`distprof.ingest.evidence`.
+            :mod:`distprof.ingest.source`.
         progress: Told after each rank.
 
     Returns:
@@ -79,9 +79,9 @@ def open_run(
         InputError: If nothing could be read, or with ``strict`` if anything is damaged.
         UsageError: If an option is wrong.
     """
-    from distprof.ingest.evidence import with_evidence
     from distprof.ingest.open import open_run as ingest
     from distprof.ingest.rank import IngestOptions
+    from distprof.ingest.source import with_evidence
 
     options = IngestOptions(
         rows=rows,
@@ -168,7 +168,7 @@ def _fabric(fabric: Source | None, settings: Config) -> FabricFile | None:
     file = os.fspath(fabric) if fabric is not None else settings.fabric
     if not file:
         return None
-    from distprof.ingest.kinds.fabric import read_fabric
+    from distprof.ingest.fabric import read_fabric
 
     return read_fabric(file)
 

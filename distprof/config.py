@@ -22,7 +22,8 @@
     preset = "llama3-8b"
     batch = 512
 
-Unknown keys are errors: a misspelt limit must not be ignored in silence.
+The structs below are the whole of it: they check the file, and the JSON Schema that editors use is
+made from them. Unknown keys are errors: a misspelt limit must not be ignored in silence.
 """
 
 from __future__ import annotations
@@ -31,19 +32,23 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+import msgspec
 
 from distprof.errors import UsageError
+from distprof.options import convert, option
 from distprof.terms import CollectiveKind
 
 __all__ = [
     "CONFIG_FILE",
-    "MODEL_KEYS",
     "CheckConfig",
     "CommunicationConfig",
     "Config",
+    "ConfigFile",
+    "ModelConfig",
+    "ModelShape",
     "NamePattern",
     "TopologyConfig",
     "find_config",
@@ -54,109 +59,185 @@ __all__ = [
 
 CONFIG_FILE = "distprof.toml"
 
-_COUNTS = (
-    "layers", "hidden", "heads", "kv_heads", "ffn", "vocabulary", "experts", "top_k", "expert_ffn",
-    "sequence", "batch",
-)  # fmt: skip
-_CHOICES = {
-    "precision": ("bf16", "fp16", "fp8", "fp32"),
-    "recomputation": ("none", "selective", "full"),
-}
-MODEL_KEYS = ("preset", "parameters", *_COUNTS, "gated", *_CHOICES)
-"""What the table ``[model]`` may hold."""
-
-_MOST = 10**15
+_KINDS = {kind.label: kind for kind in CollectiveKind}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NamePattern:
-    """Names that are communication.
+def _count(text: str) -> msgspec.Meta:
+    """A number of things in a model, for example its layers."""
+    return option(text, ge=1, le=10**9, metavar="N")
 
-    Args:
-        match: Regular expression, searched for in the name.
-        library: Who runs it, for example ``nccl``.
-        kind: The operation; None to read it from the name.
+
+class NamePattern(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Names that are communication."""
+
+    match: Annotated[
+        str,
+        option(
+            "Regular expression, searched for in the name.",
+            min_length=1,
+            expects="a regular expression",
+        ),
+    ]
+    library: Annotated[str, option("Who runs it, for example nccl.")] = ""
+    kind: Annotated[
+        str, option("The operation; empty to read it from the name.", choices=["", *_KINDS])
+    ] = ""
+
+    def __post_init__(self) -> None:
+        """Refuse a regular expression that is none."""
+        _check_regex(self.match)
+
+    @property
+    def operation(self) -> CollectiveKind | None:
+        """The operation; None to read it from the name."""
+        return _KINDS.get(self.kind)
+
+
+class CommunicationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Names that are communication, and names that only look like it."""
+
+    patterns: Annotated[
+        tuple[NamePattern, ...], option("Tried in order, the first match decides.")
+    ] = ()
+    exclude: Annotated[
+        tuple[Annotated[str, option("A name.", min_length=1, expects="a regular expression")], ...],
+        option("Regular expressions of names that are computation."),
+    ] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse regular expressions that are none."""
+        for text in self.exclude:
+            _check_regex(text)
+
+
+class TopologyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Scale-up domains: sets of GPUs that a fast fabric such as NVLink joins."""
+
+    gpus_per_domain: (
+        Annotated[
+            int,
+            option("GPUs of one domain, in order of ranks; by default by the device's name.", ge=1),
+        ]
+        | None
+    ) = None
+    domains: Annotated[
+        Mapping[str, tuple[str, ...]],
+        option("Name of a domain to its nodes, by name or pattern (rack1-*)."),
+    ] = msgspec.field(default_factory=dict)
+
+
+class CheckConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What ``distprof check`` guards."""
+
+    metrics: Annotated[
+        tuple[str, ...],
+        option("Metrics that decide; by default step time and scaling efficiency."),
+    ] = ()
+    tolerance: Annotated[
+        Mapping[str, Annotated[float, option("Accepted loss.", ge=0, lt=1)]],
+        option("Metric to the loss that is accepted: 0.03 is 3 % of a time, 3 points of a share."),
+    ] = msgspec.field(default_factory=dict)
+    inconclusive_fails: Annotated[
+        bool, option("Whether too few repeats for a conclusion fail the check.")
+    ] = False
+    session_noise: (
+        Annotated[
+            float,
+            option(
+                "How much step time and efficiency differ from session to session of the machine,"
+                " as a standard deviation: 0.03 is 3 %.",
+                ge=0,
+                lt=1,
+            ),
+        ]
+        | None
+    ) = None
+    window: Annotated[int, option("Sessions that a baseline keeps.", ge=1, le=100)] = 8
+    history: Annotated[
+        str,
+        option(
+            "Folder or URL to which every checked run is added; a folder is relative to this file.",
+            expects="a folder or URL",
+        ),
+    ] = ""
+
+
+class ModelShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the shape of a transformer may be given by, besides its number of parameters.
+
+    The same on the command line of ``distprof plan`` and in the table ``[model]``.
     """
 
-    match: str
-    library: str = ""
-    kind: CollectiveKind | None = None
+    layers: Annotated[int, _count("Blocks.")] | None = None
+    hidden: Annotated[int, _count("Hidden size.")] | None = None
+    heads: Annotated[int, _count("Heads of queries.")] | None = None
+    kv_heads: Annotated[int, _count("Heads of keys and values; by default as many.")] | None = None
+    ffn: (
+        Annotated[
+            int, _count("Width of the MLP; by default 8/3 of hidden, or what parameters leave.")
+        ]
+        | None
+    ) = None
+    vocabulary: Annotated[int, _count("Tokens known; by default 32000.")] | None = None
+    experts: Annotated[int, _count("Routed experts of a layer.")] | None = None
+    top_k: Annotated[int, _count("Experts per token.")] | None = None
+    expert_ffn: Annotated[int, _count("Width of an expert; by default that of the MLP.")] | None = (
+        None
+    )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommunicationConfig:
-    """Names that are communication, and names that only look like it.
+class ModelConfig(ModelShape, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is trained, for FLOP and MFU."""
+
+    preset: Annotated[str, option("Published model.", expects="a model's name")] | None = None
+    parameters: Annotated[float, option("Parameters of the model.", ge=1, le=10**15)] | None = None
+    sequence: Annotated[int, _count("Tokens of a sequence.")] | None = None
+    batch: Annotated[int, _count("Sequences of a step, all ranks together.")] | None = None
+    gated: Annotated[bool, option("Whether MLPs have a gate.")] = True
+    precision: Annotated[Literal["bf16", "fp16", "fp8", "fp32"], option("Of matrix products.")] = (
+        "bf16"
+    )
+    recomputation: Annotated[
+        Literal["none", "selective", "full"], option("Activations computed again in backward.")
+    ] = "none"
+
+
+class ConfigFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What ``distprof.toml`` may hold."""
+
+    communication: Annotated[
+        CommunicationConfig,
+        option("How communication is recognised, beyond what ships with distprof."),
+    ] = CommunicationConfig()
+    limits: Annotated[
+        Mapping[str, Mapping[str, int | float]],
+        option("Rule code to the limits it overrides, by name: distprof rule CODE shows them."),
+    ] = msgspec.field(default_factory=dict)
+    hardware: Annotated[
+        Mapping[str, Any],
+        option("GPUs and links that the hardware sheet lacks: [hardware.gpus.NAME], .links.NAME."),
+    ] = msgspec.field(default_factory=dict)
+    fabric: Annotated[
+        str,
+        option(
+            "Fabric profile that runs are held against, relative to this file.",
+            expects="the name of a file",
+        ),
+    ] = ""
+    model: Annotated[ModelConfig, option("What is trained, for FLOP and MFU.")] | None = None
+    topology: Annotated[TopologyConfig, option("Scale-up domains of the cluster.")] = (
+        TopologyConfig()
+    )
+    check: Annotated[CheckConfig, option("What distprof check guards.")] = CheckConfig()
+
+
+class Config(ConfigFile, frozen=True, kw_only=True):
+    """What ``distprof.toml`` says, its file names relative to the working directory.
 
     Args:
-        patterns: Tried in order, the first match decides.
-        exclude: Regular expressions of names that are computation.
-    """
-
-    patterns: tuple[NamePattern, ...] = ()
-    exclude: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TopologyConfig:
-    """Scale-up domains: sets of GPUs that a fast fabric such as NVLink joins.
-
-    Args:
-        gpus_per_domain: GPUs of one domain, in order of ranks; None to go by the device's name.
-        domains: Name of a domain to its nodes, by name or pattern (``rack1-*``); empty for none.
-    """
-
-    gpus_per_domain: int | None = None
-    domains: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckConfig:
-    """What ``distprof check`` guards.
-
-    Args:
-        metrics: Those that decide; empty for step time and scaling efficiency.
-        tolerance: Metric to the loss that is accepted: 0.03 is 3 % of a time, or 3 points of a
-            share.
-        inconclusive_fails: Whether too few repeats for a conclusion fail the check.
-        session_noise: How much step time and efficiency differ from session to session of the
-            machine, as a standard deviation: 0.03 is 3 %. None if unknown.
-        window: Sessions that a baseline keeps.
-        history: Folder or URL to which every checked run is added, a folder relative to the
-            configuration's; empty for none.
-    """
-
-    metrics: tuple[str, ...] = ()
-    tolerance: Mapping[str, float] = field(default_factory=dict)
-    inconclusive_fails: bool = False
-    session_noise: float | None = None
-    window: int = 8
-    history: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Config:
-    """What ``distprof.toml`` says.
-
-    Args:
-        communication: How communication is recognised, beyond what ships with distprof.
-        limits: Rule code to the limits it overrides, by name.
-        hardware: GPUs and links that the hardware sheet lacks, as written; the sheet reads them
-            (:func:`distprof.hardware.load_sheet`).
-        fabric: File of the fabric profile that runs are held against; empty for none.
-        model: What is trained, for FLOP and MFU: keys of :data:`MODEL_KEYS`, each of its type
-            (:mod:`distprof.sections.efficiency.known_model` makes a shape of them).
-        topology: Scale-up domains of the cluster.
-        check: What ``distprof check`` guards.
         source: The file it was read from, empty for the defaults.
     """
 
-    communication: CommunicationConfig = field(default_factory=CommunicationConfig)
-    limits: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    hardware: Mapping[str, Any] = field(default_factory=dict)
-    fabric: str = ""
-    model: Mapping[str, Any] = field(default_factory=dict)
-    topology: TopologyConfig = field(default_factory=TopologyConfig)
-    check: CheckConfig = field(default_factory=CheckConfig)
     source: str = ""
 
 
@@ -192,76 +273,17 @@ def parse_config(values: Mapping[str, Any], source: str) -> Config:
     """The configuration that a parsed TOML document says.
 
     Raises:
-        UsageError: If a key is unknown or a value has the wrong type; the message names both.
+        UsageError: If a key is unknown or a value is none that it takes; the message names both.
     """
-    known = ("communication", "limits", "hardware", "fabric", "model", "topology", "check")
-    _refuse_unknown(values, known, source, "")
-    return Config(
-        communication=parse_communication(
-            _table(values.get("communication", {}), source, "communication"), source
+    said = convert(values, ConfigFile, f"{source}: ")
+    history = said.check.history
+    relative = {
+        "fabric": _beside(said.fabric, source),
+        "check": msgspec.structs.replace(
+            said.check, history=history if "://" in history else _beside(history, source)
         ),
-        limits=_limits(_table(values.get("limits", {}), source, "limits"), source),
-        hardware=_table(values.get("hardware", {}), source, "hardware"),
-        fabric=_beside(values.get("fabric", ""), source),
-        model=_model(_table(values.get("model", {}), source, "model"), source),
-        topology=_topology(_table(values.get("topology", {}), source, "topology"), source),
-        check=_check(_table(values.get("check", {}), source, "check"), source),
-        source=source,
-    )
-
-
-def _topology(values: Mapping[str, Any], source: str) -> TopologyConfig:
-    _refuse_unknown(values, ("gpus_per_domain", "domains"), source, "topology")
-    size = values.get("gpus_per_domain")
-    if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
-        raise UsageError(f"{source}: topology.gpus_per_domain must be a whole number above 0")
-    domains = _table(values.get("domains", {}), source, "topology.domains")
-    for name, nodes in domains.items():
-        if not isinstance(nodes, list) or not all(isinstance(node, str) for node in nodes):
-            raise UsageError(f"{source}: topology.domains.{name} must be a list of nodes' names")
-    return TopologyConfig(
-        gpus_per_domain=size, domains={name: tuple(nodes) for name, nodes in domains.items()}
-    )
-
-
-def _check(values: Mapping[str, Any], source: str) -> CheckConfig:
-    """The table ``[check]``; names of metrics are checked by the gate, which knows them."""
-    known = ("metrics", "tolerance", "inconclusive_fails", "session_noise", "window", "history")
-    _refuse_unknown(values, known, source, "check")
-    metrics = values.get("metrics", [])
-    if not isinstance(metrics, list) or not all(isinstance(name, str) for name in metrics):
-        raise UsageError(f"{source}: check.metrics must be a list of names")
-    tolerance = _table(values.get("tolerance", {}), source, "check.tolerance")
-    for name, value in tolerance.items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
-            raise UsageError(f"{source}: check.tolerance.{name} must be from 0 up and below 1")
-    fails, history = values.get("inconclusive_fails", False), values.get("history", "")
-    if not isinstance(fails, bool) or not isinstance(history, str):
-        raise UsageError(
-            f"{source}: check.inconclusive_fails is true or false, check.history a folder or URL"
-        )
-    noise, window = values.get("session_noise"), values.get("window", 8)
-    if noise is not None:
-        noise = float(_number(noise, source, "check.session_noise"))
-        if not 0 <= noise < 1:
-            raise UsageError(f"{source}: check.session_noise must be from 0 up and below 1")
-    if isinstance(window, bool) or not isinstance(window, int) or not 1 <= window <= 100:
-        raise UsageError(f"{source}: check.window must be a whole number from 1 to 100")
-    return CheckConfig(
-        metrics=tuple(metrics),
-        tolerance={name: float(value) for name, value in tolerance.items()},
-        inconclusive_fails=fails,
-        session_noise=noise,
-        window=window,
-        history=history if "://" in history else _beside(history, source),
-    )
-
-
-def _beside(value: object, source: str) -> str:
-    """A file named in the configuration: relative to it."""
-    if not isinstance(value, str):
-        raise UsageError(f"{source}: fabric must be the name of a file, not {value!r}")
-    return str(Path(source).parent / value) if value else ""
+    }
+    return Config(**{**msgspec.structs.asdict(said), **relative}, source=source)
 
 
 def parse_communication(values: Mapping[str, Any], source: str) -> CommunicationConfig:
@@ -270,107 +292,16 @@ def parse_communication(values: Mapping[str, Any], source: str) -> Communication
     Raises:
         UsageError: If a key is unknown, a regular expression is invalid or a kind does not exist.
     """
-    where = "communication"
-    _refuse_unknown(values, ("patterns", "exclude"), source, where)
-    patterns = values.get("patterns", [])
-    exclude = values.get("exclude", [])
-    if not isinstance(patterns, list) or not isinstance(exclude, list):
-        raise UsageError(f"{source}: {where}.patterns and {where}.exclude must be lists")
-    return CommunicationConfig(
-        patterns=tuple(_pattern(pattern, source) for pattern in patterns),
-        exclude=tuple(_regex(text, source, f"{where}.exclude") for text in exclude),
-    )
+    return convert(values, CommunicationConfig, f"{source}: ")
 
 
-def _pattern(value: object, source: str) -> NamePattern:
-    where = "communication.patterns"
-    table = _table(value, source, where)
-    _refuse_unknown(table, ("match", "library", "kind"), source, where)
-    library = table.get("library", "")
-    if not isinstance(library, str):
-        raise UsageError(f"{source}: {where}: library must be text, not {library!r}")
-    return NamePattern(
-        match=_regex(table.get("match"), source, where),
-        library=library,
-        kind=_kind(table.get("kind", ""), source, where),
-    )
+def _beside(file: str, source: str) -> str:
+    """A file named in the configuration: relative to it."""
+    return str(Path(source).parent / file) if file else ""
 
 
-def _kind(value: object, source: str, where: str) -> CollectiveKind | None:
-    if value == "":
-        return None
-    labels = {kind.label: kind for kind in CollectiveKind}
-    if not isinstance(value, str) or value not in labels:
-        raise UsageError(f"{source}: {where}: kind {value!r} is none of {', '.join(labels)}")
-    return labels[value]
-
-
-def _regex(value: object, source: str, where: str) -> str:
-    if not isinstance(value, str) or not value:
-        raise UsageError(f"{source}: {where}: expected a regular expression, found {value!r}")
+def _check_regex(text: str) -> None:
     try:
-        re.compile(value)
+        re.compile(text)
     except re.error as error:
-        raise UsageError(
-            f"{source}: {where}: {value!r} is no regular expression: {error}"
-        ) from None
-    return value
-
-
-def _model(values: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """The table ``[model]``, every value of its type; counts are whole numbers above 0."""
-    _refuse_unknown(values, MODEL_KEYS, source, "model")
-    for key, value in values.items():
-        where = f"{source}: [model] {key}"
-        if key in _CHOICES:
-            if value not in _CHOICES[key]:
-                raise UsageError(f"{where}: {value!r} is none of {', '.join(_CHOICES[key])}")
-        elif key == "preset":
-            if not isinstance(value, str):
-                raise UsageError(f"{where} must be the name of a model, not {value!r}")
-        elif key == "gated":
-            if not isinstance(value, bool):
-                raise UsageError(f"{where} must be true or false, not {value!r}")
-        elif not _is_count(value, whole=key in _COUNTS):
-            raise UsageError(f"{where} must be a number above 0, not {value!r}")
-    return dict(values)
-
-
-def _is_count(value: object, *, whole: bool) -> bool:
-    if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
-        return False
-    return 0 < value <= _MOST
-
-
-def _limits(values: Mapping[str, Any], source: str) -> dict[str, dict[str, float]]:
-    limits: dict[str, dict[str, float]] = {}
-    for code, table in values.items():
-        where = f"limits.{code}"
-        limits[code] = {
-            name: _number(value, source, f"{where}.{name}")
-            for name, value in _table(table, source, where).items()
-        }
-    return limits
-
-
-def _number(value: object, source: str, where: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise UsageError(f"{source}: {where} must be a number, not {value!r}")
-    return value
-
-
-def _table(value: object, source: str, where: str) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping):
-        raise UsageError(f"{source}: {where} must be a table, not {value!r}")
-    return value
-
-
-def _refuse_unknown(
-    values: Mapping[str, Any], known: tuple[str, ...], source: str, where: str
-) -> None:
-    unknown = [key for key in values if key not in known]
-    if unknown:
-        place = f"[{where}] " if where else ""
-        raise UsageError(
-            f"{source}: {place}unknown key {unknown[0]!r}; known are {', '.join(known)}"
-        )
+        raise ValueError(f"{text!r} is no regular expression: {error}") from None

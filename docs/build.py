@@ -12,16 +12,22 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from distprof.cli.reference import command_line_page
-from distprof.documents.schema import SCHEMA_FILE, report_schema_page, report_schema_text
+from distprof.config import CONFIG_FILE, ConfigFile
+from distprof.documents.schema import DIALECT, SCHEMA_FILE, report_schema_page, report_schema_text
 from distprof.rules.base import Rule
+from distprof.rules.page import EXAMPLES_FILE
 from distprof.rules.registry import all_rules
 from distprof.run.records import RECORD_TABLES
 from distprof.run.tables import TABLES
 from distprof.schema import ABSENT, Column, TableSchema
 from distprof.verbs.hang.show import HANG_SCHEMA_FILE, hang_schema_page, hang_schema_text
 from distprof.verbs.schemas import plan_schema_texts, verb_schema_texts
+from docs.rule_examples import examples_text, rule_examples
 from docs.run_directory import run_directory_page, schema_files
 
 __all__ = ["columns_page", "main", "pages", "rule_page", "rules_index", "stale"]
@@ -34,9 +40,11 @@ FORMULAS = ROOT / "docs" / "concepts" / "formulas.md"
 def pages() -> Iterator[tuple[Path, str]]:
     """Every generated page: its path and its text."""
     rules = all_rules()
+    examples = rule_examples(rules)
+    yield EXAMPLES_FILE, examples_text(examples)
     yield REFERENCE / "rules" / "README.md", rules_index(rules)
     for rule in rules:
-        yield REFERENCE / "rules" / f"{rule.name}.md", rule_page(rule)
+        yield REFERENCE / "rules" / f"{rule.name}.md", rule_page(rule, examples[rule.code])
     yield REFERENCE / "columns.md", columns_page((*TABLES, *RECORD_TABLES))
     yield REFERENCE / "command-line.md", command_line_page()
     yield ROOT / "distprof" / "documents" / "schemas" / SCHEMA_FILE, report_schema_text()
@@ -47,13 +55,48 @@ def pages() -> Iterator[tuple[Path, str]]:
         yield ROOT / "distprof" / "documents" / "schemas" / file, text
     for file, text in verb_schema_texts():
         yield ROOT / "distprof" / "documents" / "schemas" / file, text
+    yield ROOT / "distprof" / "documents" / "schemas" / "config.schema.json", config_schema_text()
     yield from schema_files()
     yield REFERENCE / "run-directory.md", run_directory_page()
 
 
-def rule_page(rule: Rule) -> str:
-    """The rule's page; sections of the formula sheet that its sources cite are links."""
-    page, heading, sources = rule.page.partition("\n## Sources\n")
+def config_schema_text() -> str:
+    """JSON Schema of ``distprof.toml``, for editors that complete and check TOML by one."""
+    (root,), definitions = msgspec.json.schema_components([ConfigFile])
+    for definition in definitions.values():
+        definition["description"] = " ".join(definition["description"].split())
+        definition["properties"] = {
+            name: _toml_value(value) for name, value in definition["properties"].items()
+        }
+    schema = {
+        "$schema": DIALECT,
+        "$id": "urn:distprof:distprof.config/1",
+        "title": CONFIG_FILE,
+        **root,
+        "$defs": definitions,
+    }
+    return msgspec.json.format(msgspec.json.encode(schema), indent=2).decode() + "\n"
+
+
+def _toml_value(value: dict[str, Any]) -> dict[str, Any]:
+    """A key's schema as TOML has it: there is no null, and a table that is absent has no value."""
+    given = [each for each in value.get("anyOf", ()) if each != {"type": "null"}]
+    said = given[0] if len(given) == 1 else value
+    return {key: part for key, part in said.items() if key != "default" or not _is_table(part)}
+
+
+def _is_table(value: object) -> bool:
+    return isinstance(value, dict | list)
+
+
+def rule_page(rule: Rule, example: Sequence[str]) -> str:
+    """The rule's page; sections of the formula sheet that its sources cite are links.
+
+    Args:
+        rule: Which.
+        example: What it says about its bad fixture, a message each.
+    """
+    page, heading, sources = rule.page_with(example).partition("\n## Sources\n")
     if "Formula sheet" in sources:
         for title in re.findall(r"^## (.+)$", FORMULAS.read_text(encoding="utf-8"), re.MULTILINE):
             link = f"../../concepts/formulas.md#{title.lower().replace(' ', '-')}"

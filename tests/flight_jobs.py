@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from distprof.ingest.flight.recorder import parse_flight
-from distprof.run.flight import FlightDump
+from distprof.run.records import FlightDump
 from distprof.verbs.hang.measure import diagnose
 from distprof.verbs.hang.result import HangEvidence, HangReport
 

@@ -1,3 +1,7 @@
+import json
+from importlib.resources import files
+
+import jsonschema
 import pytest
 
 from distprof.config import CONFIG_FILE, Config, find_config, load_config, parse_config
@@ -19,7 +23,7 @@ def test_patterns_and_limits_are_read(tmp_path):
     config = load_config(path)
     (pattern,) = config.communication.patterns
     assert (pattern.match, pattern.library) == ("acme_sum", "acme")
-    assert pattern.kind is CollectiveKind.ALL_REDUCE
+    assert pattern.operation is CollectiveKind.ALL_REDUCE
     assert config.communication.exclude == ("local_all_reduce",)
     assert config.limits == {"COM101": {"min_overlap_ratio": 0.25}}
     assert config.source == str(path)
@@ -151,3 +155,80 @@ def test_the_gate_is_set_up_as_written():
 def test_what_the_gate_cannot_be_told_is_refused(values):
     with pytest.raises(UsageError, match="check"):
         parse_config({"check": values}, "distprof.toml")
+
+
+SCHEMA = json.loads(
+    (files("distprof.documents") / "schemas" / "config.schema.json").read_text("utf-8")
+)
+EVERYTHING = {
+    "fabric": "fabric.json",
+    "communication": {
+        "patterns": [{"match": "acme_ring_sum", "library": "acme", "kind": "all_reduce"}],
+        "exclude": ["my_local_all_reduce"],
+    },
+    "limits": {"COM101": {"overlap_ratio": 0.6}},
+    "hardware": {"links": {"fast": {"gb_per_s": 100}}},
+    "model": {"preset": "llama3-8b", "batch": 512, "precision": "fp8"},
+    "topology": {"gpus_per_domain": 72, "domains": {"rack": ["n1", "n2-*"]}},
+    "check": {"metrics": ["step_time"], "tolerance": {"step_time": 0.03}, "window": 3},
+}
+
+
+def test_the_schema_for_editors_knows_every_key_with_its_explanation():
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+    jsonschema.validate(EVERYTHING, SCHEMA)
+    assert parse_config(EVERYTHING, "distprof.toml").check.window == 3
+    assert set(SCHEMA["$defs"]["ConfigFile"]["properties"]) == set(EVERYTHING)
+    for definition in SCHEMA["$defs"].values():
+        for value in definition["properties"].values():
+            assert "description" in value or "$ref" in value
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"limit": {}},
+        {"source": "x"},
+        {"communication": {"patterns": [{"match": "x", "kind": "allreduce"}]}},
+        {"communication": {"patterns": [{}]}},
+        {"limits": {"COM101": {"x": "much"}}},
+        {"fabric": 3},
+        {"topology": {"gpus_per_domain": 0}},
+        {"check": {"tolerance": {"step_time": 1}}},
+        {"check": {"window": 101}},
+        {"model": {"layers": 0}},
+        {"model": {"precision": "fp7"}},
+        {"model": {"gated": 1}},
+    ],
+)
+def test_the_schema_for_editors_refuses_what_distprof_refuses(values):
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(values, SCHEMA)
+    with pytest.raises(UsageError):
+        parse_config(values, "distprof.toml")
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (
+            {"check": {"tolerances": {}}},
+            "check.tolerances is unknown: did you mean tolerance? Known are metrics, tolerance, ",
+        ),
+        (
+            {"check": {"window": 101}},
+            "check.window must be a whole number from 1 to 100, not 101",
+        ),
+        (
+            {"communication": {"patterns": [{"match": "x"}, {"match": "("}]}},
+            "communication.patterns[1]: '(' is no regular expression",
+        ),
+        ({"communication": {"patterns": [{}]}}, "communication.patterns[0].match is missing"),
+        ({"model": {"precision": "fp7"}}, "model.precision must be one of bf16, fp16, fp8, fp32"),
+        ({"limits": {"COM101": {"x": "much"}}}, "limits.COM101.x must be a number, not 'much'"),
+    ],
+)
+def test_a_message_names_the_key_what_was_expected_and_what_was_found(values, said):
+    with pytest.raises(UsageError) as caught:
+        parse_config(values, "distprof.toml")
+    assert str(caught.value).startswith(f"distprof.toml: {said}")

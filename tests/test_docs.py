@@ -228,7 +228,7 @@ def test_every_page_is_reached_from_the_index():
 
 
 def test_sources_of_a_rule_lead_to_the_formula_sheet():
-    page = rule_page(find_rule("COM105"))
+    page = rule_page(find_rule("COM105"), ("An example.",))
     assert '["Collectives"](../../concepts/formulas.md#collectives)' in page
     assert '["Anti-patterns"](../../concepts/formulas.md#anti-patterns)' in page
 

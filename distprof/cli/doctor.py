@@ -23,7 +23,14 @@ from distprof.version import __version__
 __all__ = ["Check", "doctor"]
 
 _REQUIRED = ("click", "fsspec", "msgspec", "numpy", "pandas", "pyarrow", "rich")
-_EXTRAS = {"run": "torch", "hta": "hta", "dask": "distributed"}
+_EXTRAS = {
+    "run": "torch",
+    "hta": "hta",
+    "dask": "distributed",
+    "s3": "s3fs",
+    "gcs": "gcsfs",
+    "http": "aiohttp",
+}
 _FEW_FREE_BYTES = 2 * 10**9
 
 
@@ -135,7 +142,11 @@ def _device() -> Iterator[Check]:
     """NVML through its own binding; analysing needs no device, so its absence is no problem."""
     try:
         import pynvml  # type: ignore[import-untyped]
-
+    except ImportError:
+        found = "no module pynvml; only telemetry needs it"
+        yield Check(name="nvml", state="absent", found=found, fix="pip install 'distprof[run]'")
+        return
+    try:
         pynvml.nvmlInit()
     except Exception as error:  # the binding raises its own types, or OSError from the loader
         reason = str(error) or type(error).__name__

@@ -30,7 +30,7 @@ def fabric(file: str, **output_options: Any) -> int:
     """  # noqa: D301 - click reads it
     output = Output(**output_options)
     output.check()
-    from distprof.ingest.kinds.fabric import read_fabric
+    from distprof.ingest.fabric import read_fabric
     from distprof.verbs.fabric.show import FABRIC_REPORTERS
 
     deliver(FABRIC_REPORTERS, read_fabric(file), output, what="a fabric")

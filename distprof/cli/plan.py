@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from distprof.cli.app import ExitCode
 from distprof.cli.options import debug_option, output_options
 from distprof.cli.output import Output, check_format, deliver
+from distprof.config import ModelShape
 from distprof.errors import UsageError
+from distprof.options import click_options, options_of
 
 if TYPE_CHECKING:
     from distprof.costs.transformer import Transformer
@@ -22,80 +23,22 @@ if TYPE_CHECKING:
 
 __all__ = ["plan"]
 
-Command = TypeVar("Command", bound=Callable[..., Any])
-
 _AT_LEAST_ONE = click.IntRange(1, 10**9)
 _SHARE = click.FloatRange(0, 1)
 _TOKENS = 4 * 2**20
 _DEFAULT_SEQUENCE = 4096
 _FEW, _MANY = 10, 100
+_SHAPE_KEYS = ModelShape.__struct_fields__
 _GPU, _PER_NODE, _LINK = "h100", 8, "ndr"
-_SHAPE = {
-    "layers": "Blocks.",
-    "hidden": "Hidden size.",
-    "heads": "Heads of queries.",
-    "kv_heads": "Heads of keys and values; by default as many.",
-    "ffn": "Width of the MLP; by default 8/3 of hidden, or what --params leaves.",
-    "vocabulary": "Tokens known; by default 32000.",
-    "experts": "Routed experts of a layer.",
-    "top_k": "Experts per token.",
-    "expert_ffn": "Width of an expert; by default that of the MLP.",
-}
-
-
-def _shape_options(command: Command) -> Command:
-    for name, text in reversed(_SHAPE.items()):
-        spelled = f"--{name.replace('_', '-')}"
-        command = click.option(spelled, type=_AT_LEAST_ONE, metavar="N", help=text)(command)
-    return command
-
-
-def _cluster_options(command: Command) -> Command:
-    options = (
-        click.option("--gpus", type=click.IntRange(1, 10**6), metavar="N", help="Of the job."),
-        click.option("--gpu", metavar="NAME", help="Kind of GPU; by default h100."),
-        click.option(
-            "--gpus-per-node",
-            type=_AT_LEAST_ONE,
-            metavar="N",
-            help="GPUs of one fast (NVLink) domain; by default 8.",
-        ),
-        click.option(
-            "--inter-node",
-            metavar="LINK",
-            help="Between nodes, per GPU and direction: 50GB/s, 400Gb/s or a name; by default ndr.",
-        ),
-        click.option(
-            "--compute-efficiency",
-            type=_SHARE,
-            default=0.6,
-            show_default=True,
-            help="Share of the dense peak that kernels reach.",
-        ),
-        click.option(
-            "--link-efficiency",
-            type=_SHARE,
-            default=0.8,
-            show_default=True,
-            help="Share of their bandwidth that links reach.",
-        ),
-        click.option(
-            "--reserve",
-            type=_SHARE,
-            default=0.1,
-            show_default=True,
-            help="Share of memory that stays free.",
-        ),
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
 
 
 @click.command()
 @click.option("--model", metavar="NAME", help="A published model, for example llama3-70b.")
 @click.option("--params", type=click.FloatRange(1), metavar="N", help="Parameters, e.g. 70e9.")
-@_shape_options
+@click_options(
+    options_of(ModelShape),
+    ffn={"help": "Width of the MLP; by default 8/3 of hidden, or what --params leaves."},
+)
 @click.option(
     "--sequence", type=_AT_LEAST_ONE, metavar="TOKENS", help="By default the model's, or 4096."
 )
@@ -105,7 +48,40 @@ def _cluster_options(command: Command) -> Command:
     metavar="SEQUENCES",
     help="Of one step, all ranks; by default 4 Mi tokens.",
 )
-@_cluster_options
+@click.option("--gpus", type=click.IntRange(1, 10**6), metavar="N", help="Of the job.")
+@click.option("--gpu", metavar="NAME", help="Kind of GPU; by default h100.")
+@click.option(
+    "--gpus-per-node",
+    type=_AT_LEAST_ONE,
+    metavar="N",
+    help="GPUs of one fast (NVLink) domain; by default 8.",
+)
+@click.option(
+    "--inter-node",
+    metavar="LINK",
+    help="Between nodes, per GPU and direction: 50GB/s, 400Gb/s or a name; by default ndr.",
+)
+@click.option(
+    "--compute-efficiency",
+    type=_SHARE,
+    default=0.6,
+    show_default=True,
+    help="Share of the dense peak that kernels reach.",
+)
+@click.option(
+    "--link-efficiency",
+    type=_SHARE,
+    default=0.8,
+    show_default=True,
+    help="Share of their bandwidth that links reach.",
+)
+@click.option(
+    "--reserve",
+    type=_SHARE,
+    default=0.1,
+    show_default=True,
+    help="Share of memory that stays free.",
+)
 @click.option("--fp32-gradients", is_flag=True, help="Gradients are accumulated in fp32.")
 @click.option(
     "--layout", metavar="tp=8,pp=4,…", help="Judge this layout alone instead of all there are."
@@ -191,11 +167,11 @@ def _merged(options: dict[str, Any], file: JobFile, num_gpus: int | None) -> dic
     merged = {**options, "gated": file.values.get("gated", True)}
     for key, value in {**said, "gpus": num_gpus}.items():
         merged[key] = value if merged[key] is None else merged[key]
-    if options["model"] is not None or any(options[key] is not None for key in _SHAPE):
+    if options["model"] is not None or any(options[key] is not None for key in _SHAPE_KEYS):
         return merged
     merged["model"] = file.values.get("model")
     if merged["model"] is None:
-        merged |= {key: file.values.get(f"shape.{key}") for key in _SHAPE}
+        merged |= {key: file.values.get(f"shape.{key}") for key in _SHAPE_KEYS}
     return merged
 
 
@@ -219,8 +195,8 @@ def _model(options: dict[str, Any]) -> tuple[Transformer, int]:
     """The shape, and the sequence that goes with it."""
     from distprof.sections.efficiency.models import preset, preset_sequence, shape_from
 
-    shape = {key: options[key] for key in _SHAPE}
-    given = [key for key in (*_SHAPE, "params") if options[key] is not None]
+    shape = {key: options[key] for key in _SHAPE_KEYS}
+    given = [key for key in (*_SHAPE_KEYS, "params") if options[key] is not None]
     if options["model"] is None:
         is_gated = options.get("gated", True)
         model = shape_from(shape, params=options["params"], is_gated=is_gated)

@@ -24,7 +24,7 @@ __all__ = [
     "pseudo_median",
     "step_interval",
     "student_quantile",
-    "tamed",
+    "winsorized",
 ]
 
 RESAMPLES = 2_000
@@ -111,7 +111,7 @@ def compare_repeats(
     Source:
         Hesterberg, "What Teachers Should Know About the Bootstrap" (2015), section 5.
     """
-    a, b = tamed(first), tamed(second)
+    a, b = winsorized(first), winsorized(second)
     value = float(pseudo_median(b) - pseudo_median(a))
     if min(len(a), len(b)) < 2:
         return Interval(value, -math.inf, math.inf)
@@ -134,7 +134,7 @@ def compare_pairs(
         level: How often the interval holds the truth.
         seed: Of the bootstrap.
     """
-    change = tamed(np.asarray(second, np.float64) - np.asarray(first, np.float64))
+    change = winsorized(np.asarray(second, np.float64) - np.asarray(first, np.float64))
     value = float(pseudo_median(change))
     if len(change) < 2:
         return Interval(value, -math.inf, math.inf)
@@ -143,7 +143,7 @@ def compare_pairs(
     return _around(value, spread * wide, level)
 
 
-def tamed(values: ArrayLike) -> Floats:
+def winsorized(values: ArrayLike) -> Floats:
     """Values of which outliers are drawn in to 3.5 standard deviations, told by the median.
 
     In a resample an outlier comes two or three times and would move any centre. Fewer than

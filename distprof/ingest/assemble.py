@@ -7,19 +7,17 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from distprof.errors import InputError
-from distprof.ingest.job.describe import missing_ranks, trace_gaps
 from distprof.ingest.job.rank_folder import read_clock_stamps
-from distprof.ingest.job.run_directory import RunDirectory
+from distprof.ingest.job.run_directory import RunDirectory, missing_ranks, trace_gaps
 from distprof.join.alignment import align_clocks, check_causality
-from distprof.join.clock_stamps import clock_of_stamps, with_stamps
+from distprof.join.clocks import clock_of_stamps, with_stamps
 from distprof.join.instances import NO_STEP, step_labels
 from distprof.join.matching import match_collectives
-from distprof.join.members import positions_of
 from distprof.join.topology import build_topology
+from distprof.join.waits import positions_of
 from distprof.join.windows import find_window
-from distprof.run.places import MAX_WORLD_SIZE
 from distprof.run.run import CaptureWindow, ClockAlignment, CollectiveMatches, Gap, Rank, Run
-from distprof.run.topology import Topology
+from distprof.run.topology import MAX_WORLD_SIZE, Topology
 from distprof.units import fold_ranks, format_ratio, name_ranks
 
 __all__ = ["assemble_run"]

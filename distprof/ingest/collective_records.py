@@ -28,9 +28,7 @@ from distprof.ingest.collective_sizes import (
 )
 from distprof.ingest.communication import Classifier, is_wait
 from distprof.ingest.group_columns import GroupColumns, Membership
-from distprof.run.codes import distinct
-from distprof.run.launches import join_launches
-from distprof.run.tables import COLLECTIVES
+from distprof.run.tables import COLLECTIVES, distinct, join_launches
 from distprof.schema import ABSENT, Coded, Int64Array, Table
 from distprof.terms import ActivityKind, CollectiveKind, Origin
 

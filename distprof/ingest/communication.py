@@ -154,7 +154,7 @@ def _compiled(patterns: Sequence[NamePattern]) -> _Compiled:
 def _first_match(patterns: _Compiled, name: str) -> Verdict | None:
     for compiled, pattern in patterns:
         if compiled.search(name):
-            kind = pattern.kind if pattern.kind is not None else collective_kind(name)
+            kind = pattern.operation if pattern.operation is not None else collective_kind(name)
             return Verdict(is_communication=True, kind=kind, library=pattern.library)
     return None
 

@@ -13,7 +13,8 @@ from typing import Any, BinaryIO
 
 from distprof import artefacts
 from distprof.artefacts import CACHE_DIR
-from distprof.errors import InputError, UsageError
+from distprof.errors import InputError
+from distprof.remote import file_system
 from distprof.run.run import Gap
 
 __all__ = ["Discovery", "TraceFile", "discover", "open_trace", "rank_in_name"]
@@ -142,9 +143,9 @@ def open_trace(trace: TraceFile) -> Iterator[str | BinaryIO]:
     if trace.is_local:
         yield trace.path
         return
-    file_system, path = _file_system(trace.path)
+    system, path = _file_system(trace.path)
     try:
-        stream = file_system.open(path, "rb")
+        stream = system.open(path, "rb")
     except (OSError, ValueError) as error:
         raise _unreadable(trace.path, error) from error
     with stream:
@@ -182,19 +183,17 @@ def _may_be_trace(name: str) -> bool:
 
 
 def _discover_url(source: str, *, may_be_empty: bool) -> Discovery:
-    file_system, path = _file_system(source)
+    system, path = _file_system(source)
     try:
-        if file_system.isfile(path):
+        if system.isfile(path):
             trace = TraceFile(path=source, name_rank=rank_in_name(path))
             return Discovery(source=source, folder=None, traces=(trace,))
-        if any(sign in path for sign in "*?["):
-            names = file_system.glob(path)
-        else:
-            names = file_system.find(path)
+        is_glob = any(sign in path for sign in "*?[")
+        names = system.glob(path) if is_glob else system.find(path)
     except (OSError, ValueError) as error:
         raise _unreadable(source, error) from error
     traces = [
-        TraceFile(path=file_system.unstrip_protocol(name), name_rank=rank_in_name(name))
+        TraceFile(path=system.unstrip_protocol(name), name_rank=rank_in_name(name))
         for name in map(str, names)
         if _may_be_trace(PurePosixPath(name).name)
         and CACHE_DIR not in PurePosixPath(name).parts[:-1]
@@ -203,15 +202,10 @@ def _discover_url(source: str, *, may_be_empty: bool) -> Discovery:
 
 
 def _file_system(url: str) -> tuple[Any, str]:
-    import fsspec
-
     try:
-        file_system, path = fsspec.core.url_to_fs(url)
-    except ImportError as error:
-        raise UsageError(f"{url}: this kind of URL needs another package: {error}") from error
+        return file_system(url)
     except (ValueError, OSError) as error:
         raise _unreadable(url, error) from error
-    return file_system, str(path)
 
 
 def _unreadable(source: str, error: Exception) -> InputError:

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from distprof.ingest.communication import Classifier, collective_kind
 from distprof.intervals import Intervals
-from distprof.run.codes import distinct
-from distprof.run.tables import ACTIVITY
+from distprof.run.tables import ACTIVITY, distinct
 from distprof.schema import ABSENT, Coded, Int64Array, Table
 from distprof.terms import ActivityKind
 

@@ -16,18 +16,19 @@ from distprof.ingest.assemble import assemble_run
 from distprof.ingest.cache import is_temporary
 from distprof.ingest.discovery import Discovery, TraceFile, discover
 from distprof.ingest.executor import Outcome, map_each, running
-from distprof.ingest.job.describe import describe_rank, with_flight
-from distprof.ingest.job.files import Folder
+from distprof.ingest.files import Folder
 from distprof.ingest.job.run_directory import (
     RunDirectory,
+    describe_rank,
     find_run_directory,
     open_run_directory,
+    with_flight,
 )
 from distprof.ingest.kinds.nccl_log import read_rank_logs
-from distprof.ingest.other_kinds import open_other
 from distprof.ingest.rank import IngestOptions, ingest_rank
-from distprof.join.same_run import same_run
-from distprof.run.nccl_log import NcclLog
+from distprof.ingest.source import open_source
+from distprof.join.windows import same_run
+from distprof.run.logs import NcclLog
 from distprof.run.run import Gap, Rank, Run
 from distprof.schema import ABSENT
 from distprof.units import name_ranks
@@ -52,7 +53,7 @@ def open_run(
 
     Args:
         source: A trace, a folder or glob of traces, a run directory, a log of another tool
-            (:mod:`distprof.ingest.other_kinds`), or an fsspec URL.
+            (:mod:`distprof.ingest.source`), or an fsspec URL.
         options: How traces are read.
         executor: Where: ``serial``, ``process``, ``process:N``, ``dask://HOST:PORT``, or an
             executor of ``concurrent.futures``, which stays open.
@@ -67,7 +68,7 @@ def open_run(
             is damaged and ``options.strict`` is set.
         UsageError: If the executor does not exist or does not answer.
     """
-    other = open_other(source)
+    other = open_source(source)
     if other is not None:
         return other
     place = find_run_directory(source)
@@ -98,7 +99,8 @@ def open_run(
         )
     run = assemble_run(source, kept, (*found.gaps, *gaps, *left_out), directory)
     if directory is not None:
-        run = replace(run, nccl=_nccl_logs(directory, wanted))
+        log = _nccl_logs(directory, wanted)
+        run = run if log is None else run.having(log)
     return run if wanted is None else _as_chosen(run, wanted)
 
 

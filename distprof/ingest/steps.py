@@ -16,9 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distprof.intervals import Intervals, union
-from distprof.run.codes import distinct
-from distprof.run.launches import join_launches
-from distprof.run.tables import STEPS
+from distprof.run.tables import STEPS, distinct, join_launches
 from distprof.schema import ABSENT, Coded, Int64Array, Table
 from distprof.terms import ActivityKind, StepSource
 

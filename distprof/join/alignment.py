@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from distprof.join.members import domain_of_ranks, member_column, member_to_common, timed_instances
-from distprof.join.robust import components_of, fit_line, location, pooled_scale, solve_graph
-from distprof.run.codes import distinct, encode, order_of_codes
+from distprof.join.clocks import components_of, fit_line, location, pooled_scale, solve_graph
+from distprof.join.waits import domain_of_ranks, member_column, member_to_common, timed_instances
 from distprof.run.run import ClockAlignment, CollectiveMatches, Rank
+from distprof.run.tables import distinct, encode, order_of_codes
 from distprof.schema import ABSENT, Int64Array
 from distprof.terms import CollectiveKind
 from distprof.units import format_duration

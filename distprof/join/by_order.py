@@ -1,4 +1,12 @@
-"""Joining rows by their order within a process group, sends and receives within a pair of ranks."""
+"""Joining rows by their order within a process group, sends and receives within a pair of ranks.
+
+The shift of one rank's sequence against another's is chosen first (:mod:`.shifts`); where
+operations of either are missing in the other, the longest common subsequence near that shift
+decides.
+
+Source: longest common subsequence by E. W. Myers, "An O(ND) Difference Algorithm and Its
+Variations", Algorithmica 1, 1986, here with pairs allowed only where their times agree too.
+"""
 
 from __future__ import annotations
 
@@ -8,21 +16,184 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from distprof.join.clock_links import SEPARATE_NS, ClockLinks
-from distprof.join.instances import Found, Rows, name_of, same_as_before
-from distprof.join.shifts import Choice, Operations, best_shift, operations_of
-from distprof.join.subsequence import Pairing, pair
-from distprof.run.codes import distinct
+from distprof.join.clocks import SEPARATE_NS, ClockLinks
+from distprof.join.instances import NO_STEP, MatchBuilder, Rows, name_of, same_as_before
+from distprof.join.shifts import (
+    MARGIN,
+    Choice,
+    Operations,
+    best_shift,
+    compatible,
+    most_frequent,
+    operations_of,
+    typical_gap,
+)
+from distprof.run.tables import distinct
 from distprof.run.topology import ProcessGroup
 from distprof.schema import Int64Array
 from distprof.terms import CollectiveKind, MatchMethod
 from distprof.units import name_ranks
 
-__all__ = ["GroupStrands", "match_by_order", "match_messages"]
+__all__ = ["Clock", "GroupMerge", "Pairing", "match_by_order", "match_messages", "pair"]
+
+MAX_EDITS = 500  # differences after which two sequences are not called the same
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clock:
+    """The second clock minus the first, over time, and what a pair may be off."""
+
+    reference_ns: int
+    offset_ns: int
+    drift_ratio: float
+    tolerance_ns: float
+
+    def expected(self, own_ns: Int64Array) -> Int64Array:
+        """Where ends on the first clock lie on the second."""
+        drift = self.drift_ratio * (own_ns - self.reference_ns)
+        moved: Int64Array = own_ns + self.offset_ns + np.rint(drift).astype(np.int64)
+        return moved
+
+    def agrees(
+        self, a: Operations, b: Operations, i: Int64Array, j: Int64Array
+    ) -> NDArray[np.bool_]:
+        """Whether two operations can have ended at the same time, where that tells."""
+        off = np.abs(b.end_ns[j] - self.expected(a.end_ns[i]))
+        possible: NDArray[np.bool_] = (off <= self.tolerance_ns) | ~a.is_timed[i] | ~b.is_timed[j]
+        return possible
+
+    def is_steady(self, a: Operations, b: Operations, i: Int64Array, j: Int64Array) -> bool:
+        """Whether pairs agree throughout: one that does not is noise, two in a row are a loss."""
+        off = ~self.agrees(a, b, i, j)
+        return not (off[1:] & off[:-1]).any()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pairing:
+    """Positions in two sequences that belong together, both ascending.
+
+    Args:
+        first: Positions in the one.
+        second: Positions in the other.
+        low: First position of ``first``'s sequence that the other's window covers.
+        high: One past the last such position.
+        clock: How the clocks relate.
+    """
+
+    first: Int64Array
+    second: Int64Array
+    low: int
+    high: int
+    clock: Clock
+
+
+def pair(a: Operations, b: Operations, shift: int) -> Pairing:
+    """Pair the operations of two ranks at and near a shift of one against the other.
+
+    Args:
+        a: The one.
+        b: The other.
+        shift: Position in ``b`` minus position in ``a``, at which some operations are compatible.
+    """
+    low, high = max(0, -shift), min(len(a), len(b) - shift)
+    i = np.arange(low, high)
+    fits = compatible(a, b, i, i + shift)
+    clock = _fit_clock(a, b, i[fits], shift)
+    if fits.all() and clock.is_steady(a, b, i, i + shift):
+        return Pairing(first=i, second=i + shift, low=low, high=high, clock=clock)
+    first, second = _common_subsequence(a, b, shift, clock)
+    if 2 * len(first) < fits.sum():  # ends too far apart to judge by: keep what the order says
+        first, second = i[fits], i[fits] + shift
+    return Pairing(first=first, second=second, low=low, high=high, clock=clock)
+
+
+def _fit_clock(a: Operations, b: Operations, i: Int64Array, shift: int) -> Clock:
+    """Offset and drift from pairs of which a part may be wrong: after a lost operation, all are."""
+    end = a.end_ns[i]
+    difference = b.end_ns[i + shift] - end
+    lag = max(1, len(i) // 8)  # long enough to see the drift, short enough to miss most losses
+    drift = 0.0
+    if len(i) > 8:
+        elapsed = np.maximum(end[lag:] - end[:-lag], 1)
+        drift = float(np.median((difference[lag:] - difference[:-lag]) / elapsed))
+    reference = int(end[0])
+    steady = difference - np.rint(drift * (end - reference)).astype(np.int64)
+    return Clock(
+        reference_ns=reference,
+        offset_ns=most_frequent(steady),
+        drift_ratio=drift,
+        tolerance_ns=typical_gap(a.end_ns) / 2,
+    )
+
+
+def _common_subsequence(
+    a: Operations, b: Operations, shift: int, clock: Clock
+) -> tuple[Int64Array, Int64Array]:
+    """Longest common subsequence near ``shift`` of operations that can have ended together."""
+    low, high = max(0, -shift), min(len(a), len(b) - shift)
+    start_a, start_b = max(0, low - MARGIN), max(0, low + shift - MARGIN)
+    part_a = a.part(start_a, high + MARGIN)
+    part_b = b.part(start_b, high + shift + MARGIN)
+    pairs = np.array(_edit_trace(part_a, part_b, clock), dtype=np.int64).reshape(-1, 2)
+    return pairs[:, 0] + start_a, pairs[:, 1] + start_b
+
+
+def _edit_trace(a: Operations, b: Operations, clock: Clock) -> list[tuple[int, int]]:
+    """Myers' greedy algorithm; gives up, with no pair, beyond MAX_EDITS differences."""
+    token_a, token_b = a.token.tolist(), b.token.tolist()
+    end_a, end_b = clock.expected(a.end_ns).tolist(), b.end_ns.tolist()
+    step_a, step_b = a.step.tolist(), b.step.tolist()
+    timed_a, timed_b = a.is_timed.tolist(), b.is_timed.tolist()
+    tolerance = clock.tolerance_ns
+
+    def same(i: int, j: int) -> bool:
+        if token_a[i] != token_b[j]:
+            return False
+        if step_a[i] != step_b[j] and NO_STEP not in (step_a[i], step_b[j]):
+            return False
+        together = abs(end_b[j] - end_a[i]) <= tolerance
+        return bool(together or not (timed_a[i] and timed_b[j]))
+
+    reach = {1: 0}
+    history: list[dict[int, int]] = []
+    for edits in range(min(len(a) + len(b), MAX_EDITS) + 1):
+        history.append(dict(reach))
+        for diagonal in range(-edits, edits + 1, 2):
+            down = diagonal == -edits or (
+                diagonal != edits and reach[diagonal - 1] < reach[diagonal + 1]
+            )
+            i = reach[diagonal + 1] if down else reach[diagonal - 1] + 1
+            j = i - diagonal
+            while i < len(token_a) and j < len(token_b) and same(i, j):
+                i, j = i + 1, j + 1
+            reach[diagonal] = i
+            if i >= len(token_a) and j >= len(token_b):
+                return _walk_back(history, len(token_a), len(token_b))
+    return []
+
+
+def _walk_back(history: list[dict[int, int]], i: int, j: int) -> list[tuple[int, int]]:
+    pairs = []
+    for edits in range(len(history) - 1, -1, -1):
+        reach = history[edits]
+        diagonal = i - j
+        down = diagonal == -edits or (
+            diagonal != edits and reach[diagonal - 1] < reach[diagonal + 1]
+        )
+        before = diagonal + 1 if down else diagonal - 1
+        start_i, start_j = reach[before], reach[before] - before
+        while i > start_i and j > start_j:
+            i, j = i - 1, j - 1
+            pairs.append((i, j))
+        i, j = start_i, start_j
+    return pairs[::-1]
+
+
+# Sequences of several ranks, merged ---------------------------------------------------------------
 
 
 @dataclass(slots=True)
-class _Strand:
+class _MergedSequence:
     """Ranks whose operations are paired with those of the first of them.
 
     Args:
@@ -42,13 +213,13 @@ class _Strand:
     high: int
 
     @classmethod
-    def of_rank(cls, rank: int, ops: Operations, clock: int) -> _Strand:
+    def of_rank(cls, rank: int, ops: Operations, clock: int) -> _MergedSequence:
         everything = np.arange(len(ops))
         members = {rank: (everything, everything)}
         return cls(ops, clock, members, np.ones(len(ops)), 0, len(ops))
 
-    def take(self, other: _Strand, pairing: Pairing) -> None:
-        """Let another strand's members join, as its first rank is paired with this one's."""
+    def take(self, other: _MergedSequence, pairing: Pairing) -> None:
+        """Let another sequence's members join, as its first rank is paired with this one's."""
         here = np.full(len(other.ops), -1, np.int64)
         here[pairing.second] = pairing.first
         for rank, (there, own) in other.members.items():
@@ -59,7 +230,7 @@ class _Strand:
         self.low = max(self.low, pairing.low, other.low - shift)
         self.high = min(self.high, pairing.high, other.high - shift)
 
-    def _average(self, other: _Strand, pairing: Pairing) -> None:
+    def _average(self, other: _MergedSequence, pairing: Pairing) -> None:
         """Mean ends, where the two agree; one that is far off would spoil the other."""
         first, second = pairing.first, pairing.second
         off = other.ops.end_ns[second] - pairing.clock.expected(self.ops.end_ns[first])
@@ -73,31 +244,31 @@ class _Strand:
 
 
 @dataclass(slots=True)
-class GroupStrands:
+class GroupMerge:
     """The ranks of a group on their way to being joined.
 
     Args:
-        main: The strand with the most operations, which the others join.
-        waiting: Strands that have not joined yet.
+        main: The sequence with the most operations, which the others join.
+        waiting: Sequences that have not joined yet.
         unfit: Ranks that fit at no shift, as of the last try.
     """
 
-    main: _Strand
-    waiting: list[_Strand]
+    main: _MergedSequence
+    waiting: list[_MergedSequence]
     unfit: set[int] = field(default_factory=set)
     _tried_at: tuple[int, int] = (-1, -1)
 
     @classmethod
-    def of_ranks(cls, operations: Mapping[int, Operations], clocks: ClockLinks) -> GroupStrands:
-        """Start with one strand per clock, or several where it is unclear how they belong."""
+    def of_ranks(cls, operations: Mapping[int, Operations], clocks: ClockLinks) -> GroupMerge:
+        """Start with one sequence per clock, or several where it is unclear how they belong."""
         by_clock: dict[int, list[int]] = {}
         for rank in sorted(operations, key=lambda rank: (-len(operations[rank]), rank)):
             by_clock.setdefault(clocks.clock_of(rank), []).append(rank)
-        strands = []
+        sequences = []
         for ranks in by_clock.values():
-            strands.extend(_braid(ranks, operations, clocks))
-        strands.sort(key=lambda strand: (-len(strand.ops), min(strand.members)))
-        return cls(strands[0], strands[1:])
+            sequences.extend(_merge_ranks(ranks, operations, clocks))
+        sequences.sort(key=lambda sequence: (-len(sequence.ops), min(sequence.members)))
+        return cls(sequences[0], sequences[1:])
 
     def advance(self, clocks: ClockLinks) -> bool:
         """Let join what is clear by now; whether any did."""
@@ -112,61 +283,65 @@ class GroupStrands:
         return len(self.main.members), clocks.num_links
 
     def _round(self, clocks: ClockLinks) -> bool:
-        choices = [self._choice(strand, clocks) for strand in self.waiting]
+        choices = [self._choice(sequence, clocks) for sequence in self.waiting]
         self.unfit = {
             rank
-            for strand, choice in zip(self.waiting, choices, strict=True)
+            for sequence, choice in zip(self.waiting, choices, strict=True)
             if choice is None
-            for rank in strand.members
+            for rank in sequence.members
         }
         still = []
-        for strand, choice in zip(self.waiting, choices, strict=True):
-            if choice is None or not _is_sure(self.main, strand, choice, clocks):
-                still.append(strand)
+        for sequence, choice in zip(self.waiting, choices, strict=True):
+            if choice is None or not _is_sure(self.main, sequence, choice, clocks):
+                still.append(sequence)
                 continue
-            self.main.take(strand, pair(self.main.ops, strand.ops, choice.shift))
-            clocks.learn(self.main.clock, strand.clock, choice.offset_ns)
+            self.main.take(sequence, pair(self.main.ops, sequence.ops, choice.shift))
+            clocks.learn(self.main.clock, sequence.clock, choice.offset_ns)
         joined = len(still) < len(self.waiting)
         self.waiting = still
         return joined
 
-    def _choice(self, strand: _Strand, clocks: ClockLinks) -> Choice | None:
-        expected = clocks.expected(self.main.clock, strand.clock)
-        return best_shift(self.main.ops, strand.ops, expected)
+    def _choice(self, sequence: _MergedSequence, clocks: ClockLinks) -> Choice | None:
+        expected = clocks.expected(self.main.clock, sequence.clock)
+        return best_shift(self.main.ops, sequence.ops, expected)
 
 
-def _braid(
+def _merge_ranks(
     ranks: list[int], operations: Mapping[int, Operations], clocks: ClockLinks
-) -> list[_Strand]:
+) -> list[_MergedSequence]:
     """Join ranks of one clock, the one with the most operations first."""
-    strands = [_Strand.of_rank(rank, operations[rank], clocks.clock_of(rank)) for rank in ranks]
-    main, apart = strands[0], []
-    for rank, strand in zip(ranks[1:], strands[1:], strict=True):
-        choice = best_shift(main.ops, strand.ops, clocks.expected(main.clock, strand.clock))
+    sequences = [
+        _MergedSequence.of_rank(rank, operations[rank], clocks.clock_of(rank)) for rank in ranks
+    ]
+    main, apart = sequences[0], []
+    for rank, sequence in zip(ranks[1:], sequences[1:], strict=True):
+        choice = best_shift(main.ops, sequence.ops, clocks.expected(main.clock, sequence.clock))
         if choice is None or not choice.is_clear:
-            apart.append(strand)
+            apart.append(sequence)
         elif abs(choice.offset_ns) > SEPARATE_NS:
             clocks.separate(rank)
-            strand.clock = clocks.clock_of(rank)
-            clocks.learn(main.clock, strand.clock, choice.offset_ns)
-            apart.append(strand)
+            sequence.clock = clocks.clock_of(rank)
+            clocks.learn(main.clock, sequence.clock, choice.offset_ns)
+            apart.append(sequence)
         else:
-            main.take(strand, pair(main.ops, strand.ops, choice.shift))
+            main.take(sequence, pair(main.ops, sequence.ops, choice.shift))
     return [main, *apart]
 
 
-def _is_sure(main: _Strand, strand: _Strand, choice: Choice, clocks: ClockLinks) -> bool:
+def _is_sure(
+    main: _MergedSequence, sequence: _MergedSequence, choice: Choice, clocks: ClockLinks
+) -> bool:
     """Whether a choice is clear and does not contradict what is known of the clocks."""
     if not choice.is_clear:
         return False
-    if not clocks.knows(main.clock, strand.clock):
+    if not clocks.knows(main.clock, sequence.clock):
         return True
-    expected = clocks.expected(main.clock, strand.clock)
+    expected = clocks.expected(main.clock, sequence.clock)
     off = abs(choice.offset_ns - expected.offset_ns)
     return off <= max(SEPARATE_NS, 10 * expected.usual_error_ns)
 
 
-# Joining rows by their order within a process group, sends and receives within a pair of rank ----
+# Groups -------------------------------------------------------------------------------------------
 
 # Grouped messages are a collective where all members have as many of them: an all-to-all.
 _EVEN_COUNT_RATIO = 0.75
@@ -178,7 +353,7 @@ def match_by_order(
     clocks: ClockLinks,
     groups: Sequence[ProcessGroup],
     present: Int64Array,
-    found: Found,
+    found: MatchBuilder,
 ) -> None:
     """Join rows by their order within each process group.
 
@@ -193,7 +368,7 @@ def match_by_order(
         present: How many ranks of the run are in each group.
         found: Takes what is found.
     """
-    parts: list[tuple[str, dict[int, Int64Array], GroupStrands]] = []
+    parts: list[tuple[str, dict[int, Int64Array], GroupMerge]] = []
     for group in distinct(rows.group[index]).tolist():
         of_group = index[rows.group[index] == group]
         by_rank = _split_by(rows.rank[of_group], of_group)
@@ -204,14 +379,14 @@ def match_by_order(
                 "the trace does not tell who exchanged with whom."
             )
         if len(by_rank) >= 2:
-            strands = GroupStrands.of_ranks(
+            merge = GroupMerge.of_ranks(
                 dict(zip(by_rank, operations_of(rows, list(by_rank.values())), strict=True)), clocks
             )
-            parts.append((name_of(groups[group]), by_rank, strands))
-    while any(strands.advance(clocks) for _, _, strands in parts):
-        pass  # at least one more strand has joined: there are ever fewer
-    for name, by_rank, strands in parts:
-        _conclude(name, by_rank, strands, found)
+            parts.append((name_of(groups[group]), by_rank, merge))
+    while any(merge.advance(clocks) for _, _, merge in parts):
+        pass  # at least one more sequence has joined: there are ever fewer
+    for name, by_rank, merge in parts:
+        _conclude(name, by_rank, merge, found)
 
 
 def _split_by(values: NDArray[np.int32], index: Int64Array) -> dict[int, Int64Array]:
@@ -234,18 +409,18 @@ def _without_uneven_messages(
 
 
 def _conclude(
-    name: str, by_rank: dict[int, Int64Array], strands: GroupStrands, found: Found
+    name: str, by_rank: dict[int, Int64Array], merge: GroupMerge, found: MatchBuilder
 ) -> None:
-    """Join what meets in one operation of the main strand; say which ranks stay out."""
-    main = strands.main
-    waiting = {rank for strand in strands.waiting for rank in strand.members}
+    """Join what meets in one operation of the main sequence; say which ranks stay out."""
+    main = merge.main
+    waiting = {rank for sequence in merge.waiting for rank in sequence.members}
     reference = next(iter(main.members))
-    if lost := waiting & strands.unfit:
+    if lost := waiting & merge.unfit:
         found.notes.append(
             f"Group {name}: the operations of {name_ranks(lost)} fit those of rank "
             f"{reference} at no shift."
         )
-    if unclear := waiting - strands.unfit:
+    if unclear := waiting - merge.unfit:
         found.ambiguous.update(unclear)
         found.notes.append(
             f"Group {name}: the operations of {name_ranks(unclear)} fit those of rank "
@@ -259,7 +434,7 @@ def _conclude(
     _join(np.concatenate(slots), np.concatenate(members), len(main.ops), found)
 
 
-def _join(slot: Int64Array, member: Int64Array, num_slots: int, found: Found) -> None:
+def _join(slot: Int64Array, member: Int64Array, num_slots: int, found: MatchBuilder) -> None:
     """Members with one slot are one instance; rows are numbered rank by rank, so sort by them."""
     order = np.lexsort((member, slot))
     slot, member = slot[order], member[order]
@@ -267,10 +442,10 @@ def _join(slot: Int64Array, member: Int64Array, num_slots: int, found: Found) ->
     found.add(member[sizes[slot] >= 2], sizes[sizes >= 2], MatchMethod.SUBSEQUENCE)
 
 
-# --- messages -------------------------------------------------------------------------------------
+# Messages -----------------------------------------------------------------------------------------
 
 
-def match_messages(rows: Rows, index: Int64Array, clocks: ClockLinks, found: Found) -> None:
+def match_messages(rows: Rows, index: Int64Array, clocks: ClockLinks, found: MatchBuilder) -> None:
     """Join the sends of each rank with the receives of each other rank.
 
     Args:
@@ -321,7 +496,7 @@ def _match_channel(
     ends: tuple[Int64Array, Int64Array],
     channel: tuple[int, int],
     clocks: ClockLinks,
-    found: Found,
+    found: MatchBuilder,
 ) -> bool:
     """Pair the sends of one rank with the receives of another; False where it is unclear how."""
     sides = [

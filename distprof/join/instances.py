@@ -18,7 +18,7 @@ __all__ = [
     "MESSAGES",
     "NO_STEP",
     "SAME_BYTES",
-    "Found",
+    "MatchBuilder",
     "Rows",
     "gather_rows",
     "matches_of",
@@ -141,7 +141,7 @@ SAME_BYTES = (
 MESSAGES = (CollectiveKind.SEND, CollectiveKind.RECV)
 
 
-class Found:
+class MatchBuilder:
     """Instances found so far: members as positions in the rows, instance after instance.
 
     ``ambiguous`` holds the ranks of which rows stay unmatched because they fit in several ways,
@@ -179,7 +179,7 @@ def same_as_before(*columns: NDArray[np.int64] | NDArray[np.int32]) -> NDArray[n
 
 
 def matches_of(
-    rows: Rows, groups: Sequence[ProcessGroup], present: Int64Array, found: Found
+    rows: Rows, groups: Sequence[ProcessGroup], present: Int64Array, found: MatchBuilder
 ) -> CollectiveMatches:
     """What was found, in order of time.
 

@@ -1,27 +1,356 @@
 """Which communication rows of different ranks are one collective.
 
-Rows with sequence numbers are joined by them; rows without by order (:mod:`.subsequence`); sends
-with receives by order within a pair of ranks. Every step is a sort over the rows of all ranks.
+Where every rank numbers its operations, by process group and sequence number, if their times do not
+refute that; the rest by order (:mod:`.by_order`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from distprof.join.by_number import all_ranks_number, match_by_sequence
 from distprof.join.by_order import match_by_order, match_messages
-from distprof.join.clock_links import ClockLinks
-from distprof.join.instances import MESSAGES, Found, Rows, gather_rows, matches_of
-from distprof.join.members import positions_of
-from distprof.run.codes import encode
+from distprof.join.clocks import SEPARATE_NS, ClockLinks
+from distprof.join.instances import (
+    MESSAGES,
+    SAME_BYTES,
+    MatchBuilder,
+    Rows,
+    gather_rows,
+    matches_of,
+    name_of,
+    same_as_before,
+)
+from distprof.join.shifts import CLEAR, TIMED, Expectation, best_shift, operations_of, typical_gap
+from distprof.join.waits import positions_of
 from distprof.run.run import CollectiveMatches, Rank
+from distprof.run.tables import distinct, encode
 from distprof.run.topology import ProcessGroup
 from distprof.schema import Int64Array
-from distprof.units import fold_ranks
+from distprof.terms import CollectiveKind, MatchMethod
+from distprof.units import fold_ranks, name_ranks
 
-__all__ = ["match_collectives"]
+__all__ = [
+    "NumberConflicts",
+    "all_ranks_number",
+    "check_numbers",
+    "match_by_sequence",
+    "match_collectives",
+]
+
+_SAMPLES = 32  # instances looked at per group
+
+_OVERRULES = 2 * CLEAR  # numbers are good evidence themselves
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NumberConflicts:
+    """Groups whose numbers and times do not go together, with the ranks that show it.
+
+    Args:
+        refuted: Times show clearly that the numbers pair wrong operations.
+        odd: Offsets of clocks differ from what other groups tell, but no other pairing is clear.
+    """
+
+    refuted: dict[int, set[int]]
+    odd: dict[int, set[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Link:
+    """Median difference of ends of two ranks over collectives of equal number."""
+
+    group: int
+    first: int
+    second: int
+    offset_ns: float
+
+
+def check_numbers(
+    rows: Rows, order: Int64Array, first: Int64Array, keep: Int64Array, clocks: ClockLinks
+) -> NumberConflicts:
+    """Compare what the ends of equally numbered collectives say of the clocks with itself.
+
+    Args:
+        rows: The rows of all ranks.
+        order: Rows sorted by group and number.
+        first: Where each instance begins in ``order``.
+        keep: Instances to look at, by position in ``first``.
+        clocks: Takes what is learnt.
+    """
+    conflicts = NumberConflicts(refuted={}, odd={})
+    for link in _links(rows, order, first, keep):
+        a, b = clocks.clock_of(link.first), clocks.clock_of(link.second)
+        expected = clocks.expected(a, b)
+        off = abs(link.offset_ns - expected.offset_ns)
+        if not np.isinf(expected.usual_error_ns) and off > SEPARATE_NS:
+            if _is_refuted(rows, link, off, clocks):
+                conflicts.refuted.setdefault(link.group, set()).update((link.first, link.second))
+                continue
+            if a == b:
+                clocks.separate(link.second)
+                b = clocks.clock_of(link.second)
+            elif clocks.knows(a, b) and off > 10 * expected.usual_error_ns:
+                conflicts.odd.setdefault(link.group, set()).update((link.first, link.second))
+        clocks.learn(a, b, link.offset_ns)
+    return conflicts
+
+
+def _links(rows: Rows, order: Int64Array, first: Int64Array, keep: Int64Array) -> Iterator[_Link]:
+    """Links of each group's ranks with the first rank of a sample of its instances."""
+    timed = keep[np.isin(rows.kind[order[first[keep]]], TIMED)]
+    chosen = _sample_per_group(rows.group[order[first[timed]]], timed)
+    begin = first[chosen]
+    sizes = np.append(first, len(order))[chosen + 1] - begin
+    inside = np.repeat(np.cumsum(sizes) - sizes, sizes)
+    member = order[np.arange(len(inside)) - inside + np.repeat(begin, sizes)]
+    leader = np.repeat(order[begin], sizes)
+    difference = rows.end_ns[member] - rows.end_ns[leader]
+    group, one, other = rows.group[member], rows.rank[leader], rows.rank[member]
+    by_link = np.lexsort((difference, other, one, group))
+    by_link = by_link[one[by_link] != other[by_link]]
+    if not len(by_link):
+        return
+    keys = np.stack((group[by_link], one[by_link], other[by_link]))
+    starts = np.flatnonzero(np.append(True, (keys[:, 1:] != keys[:, :-1]).any(axis=0)))
+    counts = np.diff(np.append(starts, len(by_link)))
+    for start, count in zip(starts.tolist(), counts.tolist(), strict=True):
+        median = difference[by_link[start + count // 2]]
+        number, leading, following = keys[:, start].tolist()
+        yield _Link(number, leading, following, float(median))
+
+
+def _sample_per_group(group: NDArray[np.int32], instances: Int64Array) -> Int64Array:
+    """Some instances of each group, evenly spread; ``group`` comes in runs."""
+    if not len(group):
+        return instances
+    starts = np.flatnonzero(np.append(True, group[1:] != group[:-1]))
+    counts = np.diff(np.append(starts, len(group)))
+    parts = [
+        start + np.unique(np.linspace(0, count - 1, min(count, _SAMPLES)).astype(np.int64))
+        for start, count in zip(starts.tolist(), counts.tolist(), strict=True)
+    ]
+    return instances[np.concatenate(parts)]
+
+
+def _is_refuted(rows: Rows, link: _Link, off_ns: float, clocks: ClockLinks) -> bool:
+    """Whether the two ranks' operations clearly fit at another shift than the numbers say.
+
+    What other groups tell of the clocks does not count here: their numbers may be the wrong ones.
+    """
+    parts = [_rows_of(rows, link.group, rank) for rank in (link.first, link.second)]
+    a, b = operations_of(rows, parts)
+    if off_ns < typical_gap(a.end_ns) / 2:
+        return False  # no other shift is nearer
+    _, in_a, in_b = np.intersect1d(rows.seq[parts[0]], rows.seq[parts[1]], return_indices=True)
+    same = clocks.clock_of(link.first) == clocks.clock_of(link.second)
+    expected = clocks.expected(*map(clocks.clock_of, (link.first, link.second)))
+    choice = best_shift(a, b, expected if same else Expectation())
+    return (
+        choice is not None
+        and choice.log_odds >= _OVERRULES
+        and choice.shift not in set((in_b - in_a).tolist())
+    )
+
+
+def _rows_of(rows: Rows, group: int, rank: int) -> Int64Array:
+    """Numbered rows of a rank in a group; rows are kept rank by rank."""
+    low, high = np.searchsorted(rows.rank, np.array([rank, rank + 1], rows.rank.dtype))
+    index = np.arange(low, high)
+    numbered = (rows.group[index] == group) & (rows.seq[index] >= 0)
+    own: Int64Array = index[numbered & ~np.isin(rows.kind[index], MESSAGES)]
+    return own
+
+
+# By sequence number -------------------------------------------------------------------------------
+
+_MIN_TO_CONTRADICT = 4  # shared numbers: fewer that disagree are single faults
+
+
+def all_ranks_number(rows: Rows, index: Int64Array) -> NDArray[np.bool_]:
+    """Whether, in the row's group, each rank that has rows has rows with numbers."""
+    has_number = rows.seq[index] >= 0
+    if has_number.all():
+        return has_number
+    group_of_pair, pair = _pairs(rows, index)
+    numbers = np.zeros(len(group_of_pair), np.bool_)
+    numbers[pair[has_number]] = True
+    without = distinct(group_of_pair[~numbers])
+    return ~np.isin(rows.group[index], without)
+
+
+def _pairs(rows: Rows, index: Int64Array) -> tuple[Int64Array, Int64Array]:
+    """Pairs of group and rank: the group of each pair, and the pair of each row."""
+    ranks, rank = encode(rows.rank[index])
+    pairs, pair = encode(rows.group[index] * np.int64(len(ranks)) + rank)
+    return pairs // max(1, len(ranks)), pair
+
+
+def match_by_sequence(
+    rows: Rows,
+    index: Int64Array,
+    groups: Sequence[ProcessGroup],
+    present: Int64Array,
+    clocks: ClockLinks,
+    found: MatchBuilder,
+    *,
+    are_sure: bool = False,
+) -> Int64Array:
+    """Join rows by their numbers.
+
+    Args:
+        rows: The rows of all ranks.
+        index: Those to join, ascending; all have numbers.
+        groups: Groups of the run's topology.
+        present: How many ranks of the run are in each group.
+        clocks: Takes what ends of equal numbers tell.
+        found: Takes what is found.
+        are_sure: Numbers are not held against times. So it is with gloo, whose numbers are the
+            Flight Recorder's own and whose members end a collective at different times.
+
+    Returns:
+        The rows of groups whose numbers mean nothing: they contradict each other too often, or the
+        times.
+    """
+    if len(index) == 0:
+        return index
+    order, first = _runs_of_sequence(rows, index)
+    sizes = np.diff(np.append(first, len(order)))
+    group = rows.group[order[first]]
+    bad = ~_members_agree(rows, order, first) & (sizes >= 2)
+    useless = _contradicting_groups(group, sizes >= 2, bad, len(groups))
+    for number in np.flatnonzero(useless).tolist():
+        found.notes.append(
+            f"Sequence numbers of group {name_of(groups[number])} are not the same on all ranks: "
+            "its collectives are matched by their order."
+        )
+    bad &= ~useless[group]
+    if bad.any():
+        found.notes.append(
+            f"{int(bad.sum())} of {int((sizes >= 2).sum())} collectives with equal group and "
+            "sequence number differ in kind or bytes between ranks: not matched."
+        )
+    # grouped messages carry numbers that not every member counts: all members or none
+    grouped = rows.kind[order[first]] == CollectiveKind.SEND_RECV
+    keep = (sizes >= 2) & ~bad & ~useless[group] & (~grouped | (sizes == present[group]))
+    if not are_sure:
+        refuted = _refuted_groups(rows, order, first, keep, groups, clocks, found)
+        useless[refuted] = True
+    keep &= ~useless[group]
+    found.add(order[np.repeat(keep, sizes)], sizes[keep], MatchMethod.SEQUENCE)
+    by_order = useless[rows.group[index]]
+    found.num_candidates += _num_in_common_window(rows, index[~by_order])
+    return index[by_order]
+
+
+def _refuted_groups(
+    rows: Rows,
+    order: Int64Array,
+    first: Int64Array,
+    keep: NDArray[np.bool_],
+    groups: Sequence[ProcessGroup],
+    clocks: ClockLinks,
+    found: MatchBuilder,
+) -> list[int]:
+    """Groups whose numbers times refute; says so, and which others are odd."""
+    conflicts = check_numbers(rows, order, first, np.flatnonzero(keep), clocks)
+    for number, ranks in conflicts.refuted.items():
+        found.misnumbered.update(ranks)
+        found.notes.append(
+            f"Sequence numbers of group {name_of(groups[number])} pair collectives of "
+            f"{name_ranks(ranks)} that do not end together: they are matched by their order."
+        )
+    for number, ranks in conflicts.odd.items():
+        found.misnumbered.update(ranks)
+        found.notes.append(
+            f"Collectives of group {name_of(groups[number])} tell another offset between the "
+            f"clocks of {name_ranks(ranks)} than those of other groups."
+        )
+    return list(conflicts.refuted)
+
+
+def _contradicting_groups(
+    group: NDArray[np.int32], shared: NDArray[np.bool_], bad: NDArray[np.bool_], count: int
+) -> NDArray[np.bool_]:
+    """Groups of which most shared numbers are of different operations, as after a restart."""
+    num_shared = np.bincount(group[shared], minlength=count)
+    num_bad = np.bincount(group[bad], minlength=count)
+    most: NDArray[np.bool_] = (2 * num_bad > num_shared) & (num_shared >= _MIN_TO_CONTRADICT)
+    return most
+
+
+def _runs_of_sequence(rows: Rows, index: Int64Array) -> tuple[Int64Array, Int64Array]:
+    """Rows sorted by group, number, occurrence and rank; and where each such run begins."""
+    order = index[np.lexsort((rows.seq[index], rows.group[index]))]
+    # the sort is stable: within a run, rows are still rank by rank and in order of start
+    group, seq, rank = rows.group[order], rows.seq[order], rows.rank[order]
+    same = same_as_before(group, seq)
+    again = same & same_as_before(rank)
+    if again.any():  # operations coalesced under one number: the first with the first, and so on
+        occurrence = _position_in_run(again)
+        by_occurrence = np.lexsort((rank, occurrence, seq, group))
+        order = order[by_occurrence]
+        same = same_as_before(group[by_occurrence], seq[by_occurrence], occurrence[by_occurrence])
+    return order, np.flatnonzero(~same)
+
+
+def _position_in_run(same_as_before: NDArray[np.bool_]) -> Int64Array:
+    """0, 1, 2, … within each run of entries that continue the one before."""
+    index = np.arange(len(same_as_before), dtype=np.int64)
+    begin = np.maximum.accumulate(np.where(same_as_before, 0, index))
+    position: Int64Array = index - begin
+    return position
+
+
+def _members_agree(rows: Rows, order: Int64Array, first: Int64Array) -> NDArray[np.bool_]:
+    """Whether the members of each run agree in kind and bytes, as far as both are known."""
+    kind = rows.kind[order]
+    agree = _one_value(kind, kind != CollectiveKind.UNKNOWN, first)
+    size = rows.bytes[order]
+    agree &= _one_value(size, (size >= 0) & np.isin(kind, SAME_BYTES), first)
+    return agree
+
+
+def _one_value(
+    values: NDArray[Any], known: NDArray[np.bool_], first: Int64Array
+) -> NDArray[np.bool_]:
+    """Whether the known values of each run are all the same."""
+    limits = np.iinfo(values.dtype)
+    low = np.minimum.reduceat(np.where(known, values, limits.max), first)
+    high = np.maximum.reduceat(np.where(known, values, limits.min), first)
+    same: NDArray[np.bool_] = low >= high
+    return same
+
+
+def _num_in_common_window(rows: Rows, index: Int64Array) -> int:
+    """Rows whose number every rank of the group with numbers has in its window.
+
+    A number outside another rank's window cannot have a partner there. Where windows share
+    nothing, all rows count: none was matched that should have been.
+    """
+    if len(index) == 0:
+        return 0
+    which, pair = _pairs(rows, index)
+    seq = rows.seq[index]
+    low = np.full(len(which), np.iinfo(np.int64).max)
+    high = np.full(len(which), np.iinfo(np.int64).min)
+    np.minimum.at(low, pair, seq)
+    np.maximum.at(high, pair, seq)
+    groups, group_of_pair = encode(which)
+    start = np.full(len(groups), np.iinfo(np.int64).min)
+    stop = np.full(len(groups), np.iinfo(np.int64).max)
+    np.maximum.at(start, group_of_pair, low)
+    np.minimum.at(stop, group_of_pair, high)
+    disjoint = start > stop
+    group = group_of_pair[pair]
+    return int((((seq >= start[group]) & (seq <= stop[group])) | disjoint[group]).sum())
+
+
+# All ways of matching -----------------------------------------------------------------------------
 
 
 def match_collectives(
@@ -45,7 +374,7 @@ def match_collectives(
         return CollectiveMatches.none()
     rows = gather_rows(ranks, groups)
     present = _present_members(rows, ranks, groups)
-    found, clocks = Found(), ClockLinks(ranks, nodes)
+    found, clocks = MatchBuilder(), ClockLinks(ranks, nodes)
     message = np.isin(rows.kind, MESSAGES)
     shared = present[rows.group] >= 2 if len(rows.group) else np.zeros(0, np.bool_)
     collective = np.flatnonzero(shared & ~message)

@@ -380,11 +380,11 @@ def _candidates(a: Operations, b: Operations, expected: Expectation) -> list[_Fi
     if not fits:
         return []
     longest = max(fit.num_tried for fit in fits)
-    telling = longest / 2 if longest <= 2 * MIN_PAIRS else MIN_PAIRS + 1
+    conclusive = longest / 2 if longest <= 2 * MIN_PAIRS else MIN_PAIRS + 1
     tight = [
         fit
         for fit in fits
-        if fit.has_no_misfit and (fit.num_tried >= telling or not expected.is_vague)
+        if fit.has_no_misfit and (fit.num_tried >= conclusive or not expected.is_vague)
     ]
     if any(fit.count >= MIN_EXACT and 2 * fit.count >= longest for fit in tight):
         fits = tight

@@ -13,15 +13,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distprof.artefacts.run_file import RunFile
-from distprof.run.places import (
+from distprof.run.run import Rank
+from distprof.run.topology import (
     MAX_WORLD_SIZE,
+    NodeOrigin,
+    ProcessGroup,
+    Topology,
+    axis_of,
     coordinates_of,
     nodes_of_job,
     with_axis,
     world_size_of_job,
 )
-from distprof.run.run import Rank
-from distprof.run.topology import NodeOrigin, ProcessGroup, Topology, axis_of
 from distprof.schema import Int64Array
 from distprof.terms import MeshAxis
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeAlias
 
-from distprof.rules.page import Page, parse_page
+from distprof.rules.page import Page, examples, parse_page
 from distprof.schema import Record
 from distprof.terms import Confidence, Severity, Subject
 
@@ -66,7 +66,8 @@ class Draft:
     Args:
         message: One or two sentences with numbers and units.
         fix: What to do, one or two sentences.
-        cost_ns_per_step: Step time that could be recovered, an upper bound; None when unknown.
+        cost_ns_per_step: Step time that could be recovered, an upper bound; None when unknown, and
+            always of a rule that says ``costs_time=False``.
         confidence: What the statement rests on.
         ranks: Ranks concerned; empty for all.
         steps: Steps concerned; empty for all analysed ones.
@@ -81,7 +82,7 @@ class Draft:
 
     message: str
     fix: str
-    cost_ns_per_step: int | None
+    cost_ns_per_step: int | None = None
     confidence: Confidence = Confidence.MEASURED
     ranks: tuple[int, ...] = ()
     steps: tuple[int, ...] = ()
@@ -102,6 +103,8 @@ class Rule:
         since: First version that has it.
         needs: Result types, in the order in which the check takes them.
         limits: Thresholds by name.
+        costs_time: False where no finding has a cost: what is lost is memory, energy or the
+            model's quality, or no source has times for it.
         doc: The page, parsed from the module's docstring.
         check: Called with one result per type in ``needs``, then the limits.
     """
@@ -112,6 +115,7 @@ class Rule:
     since: str
     needs: tuple[type[Evidence], ...]
     limits: Mapping[str, Limit] = field(default_factory=dict)
+    costs_time: bool = True
     doc: Page
     check: Check
 
@@ -127,8 +131,16 @@ class Rule:
 
     @property
     def page(self) -> str:
-        """The rule's page, Markdown."""
-        return _page_of(self)
+        """The rule's page, Markdown, with the example that is shipped."""
+        return self.page_with(examples().get(self.code, ()))
+
+    def page_with(self, messages: Sequence[str]) -> str:
+        """The rule's page, Markdown, with these messages of it as the example."""
+        facts = f"`{self.code}` · {self.severity.value} · since {self.since}"
+        sections = self.doc.with_example(self.name, messages).sections
+        parts = [f"# {self.name}", facts]
+        parts += [f"## {heading}\n\n{text}" for heading, text in sections.items()]
+        return "\n\n".join([*parts, _limits_section(self)]) + "\n"
 
     @property
     def docs(self) -> str:
@@ -143,11 +155,12 @@ def rule(
     since: str,
     needs: tuple[type[Evidence], ...],
     limits: Mapping[str, Limit] | None = None,
+    costs_time: bool = True,
 ) -> Callable[[Check], Rule]:
     """Turn a check function into a :class:`Rule`.
 
     The rule's name is that of its module and its page is the module's docstring, so each rule is
-    one module.
+    one module. Rules that differ in a few words only are rows of one module's ``RULES`` instead.
     """
 
     def decorate(check: Check) -> Rule:
@@ -159,20 +172,12 @@ def rule(
             since=since,
             needs=needs,
             limits=dict(limits or {}),
+            costs_time=costs_time,
             doc=parse_page(scope["__doc__"] or ""),
             check=check,
         )
 
     return decorate
-
-
-def _page_of(rule: Rule) -> str:
-    """The rule's page in Markdown: title, facts, sections, limits."""
-    facts = f"`{rule.code}` · {rule.severity.value} · since {rule.since}"
-    parts = [f"# {rule.name}", facts]
-    parts += [f"## {name}\n\n{text}" for name, text in rule.doc.sections.items()]
-    parts.append(_limits_section(rule))
-    return "\n\n".join(parts) + "\n"
 
 
 def _limits_section(rule: Rule) -> str:
@@ -184,9 +189,6 @@ def _limits_section(rule: Rule) -> str:
     head = "| limit | default | meaning |\n|---|---|---|\n"
     how = f"Change them in `distprof.toml` under `[limits.{rule.code}]`."
     return "## Limits\n\n" + head + "\n".join(rows) + "\n\n" + how
-
-
-# What a rule yields ------------------------------------------------------------------------------
 
 
 class Finding(Record, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""Runs the rules over the results of one analysis."""
+"""Runs the rules over the results of one analysis, and puts what they find in order."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ from distprof.terms import Severity
 
 __all__ = ["Judged", "RuleOutcome", "in_order", "run_rules"]
 
+Overrides = Mapping[str, Mapping[str, float]]
+
 EXPLAINED = 0.8
 """Share of a wide finding's cost from which a narrower one leaves nothing to say."""
 
@@ -28,6 +30,14 @@ MOSTLY = 0.5
 """Share from which the narrower one comes first, though it costs less."""
 
 _Order = tuple[float, int, str]
+
+
+@dataclass(frozen=True, slots=True)
+class RuleOutcome:
+    """Findings, dearest first, and the rules that could not judge."""
+
+    findings: tuple[Finding, ...]
+    not_checked: tuple[NotChecked, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,73 +49,30 @@ class Judged:
     recoverable_ns: int | None
 
     @property
+    def severity(self) -> Severity:
+        """The rule's, unless the check said otherwise."""
+        return self.draft.severity or self.rule.severity
+
+    @property
     def order(self) -> _Order:
-        """What findings are sorted by."""
+        """What findings are sorted by: errors without a cost first, then the dearest."""
         cost = self.draft.cost_ns_per_step if self.recoverable_ns is None else self.recoverable_ns
-        severity = self.draft.severity or self.rule.severity
-        if cost is None and severity is Severity.ERROR:
-            return (-math.inf, -severity.rank, self.rule.code)
-        return (math.inf if cost is None else -cost, -severity.rank, self.rule.code)
+        if cost is not None:
+            first: float = -cost
+        else:
+            first = -math.inf if self.severity is Severity.ERROR else math.inf
+        return (first, -self.severity.rank, self.rule.code)
 
+    def explains(self, wide: Judged) -> bool:
+        """Whether it names the reason for time that a finding as severe at most counts too.
 
-def in_order(judged: Iterable[Judged]) -> list[Judged]:
-    """The findings worth showing: errors without a cost, then the dearest first.
-
-    A finding that is mostly explained by a narrower one comes right after it at the earliest.
-    """
-    items = list(judged)
-    placed: list[tuple[_Order, int, _Order, Judged]] = []
-    for item in items:
-        share, narrower = _best_explanation(item, items)
-        if share >= EXPLAINED:
-            continue
-        after = narrower is not None and share >= MOSTLY and narrower.order > item.order
-        place = narrower.order if after and narrower is not None else item.order
-        placed.append((place, int(after), item.order, item))
-    return [item for *_, item in sorted(placed, key=lambda entry: entry[:3])]
-
-
-def _best_explanation(wide: Judged, items: Sequence[Judged]) -> tuple[float, Judged | None]:
-    """The dearest finding that counts a part of this one's time, and the share that it counts.
-
-    The largest part and not their sum: narrow findings may count the same time twice. A finding
-    that is less severe explains nothing away.
-    """
-    whole = wide.draft.cost_ns_per_step
-    if not whole:
-        return 0.0, None
-    best = max(
-        (item for item in items if _explains(item, wide)),
-        key=lambda item: item.draft.cost_ns_per_step or 0,
-        default=None,
-    )
-    return (0.0 if best is None else (best.draft.cost_ns_per_step or 0) / whole), best
-
-
-def _explains(narrow: Judged, wide: Judged) -> bool:
-    """Two that claim to explain each other explain nothing: neither may take both away."""
-    return (
-        wide.rule.code in narrow.draft.explains
-        and narrow.rule.code not in wide.draft.explains
-        and _severity(narrow).rank >= _severity(wide).rank
-    )
-
-
-def _severity(item: Judged) -> Severity:
-    return item.draft.severity or item.rule.severity
-
-
-# Runs the rules over the results of one analysis -------------------------------------------------
-
-Overrides = Mapping[str, Mapping[str, float]]
-
-
-@dataclass(frozen=True, slots=True)
-class RuleOutcome:
-    """Findings, dearest first, and the rules that could not judge."""
-
-    findings: tuple[Finding, ...]
-    not_checked: tuple[NotChecked, ...]
+        Two that claim to explain each other explain nothing: neither may take both away.
+        """
+        return (
+            wide.rule.code in self.draft.explains
+            and self.rule.code not in wide.draft.explains
+            and self.severity.rank >= wide.severity.rank
+        )
 
 
 def run_rules(
@@ -201,7 +168,7 @@ def _finding(judged: Judged, *, has_steps: bool) -> Finding:
     return Finding(
         code=rule.code,
         name=rule.name,
-        severity=draft.severity or rule.severity,
+        severity=judged.severity,
         confidence=draft.confidence,
         message=draft.message,
         ranks=draft.ranks,
@@ -212,3 +179,35 @@ def _finding(judged: Judged, *, has_steps: bool) -> Finding:
         docs=rule.docs,
         recoverable_ns=judged.recoverable_ns if has_steps else None,
     )
+
+
+def in_order(judged: Iterable[Judged]) -> list[Judged]:
+    """The findings worth showing: errors without a cost, then the dearest first.
+
+    A finding whose cost is mostly explained by a narrower one comes after that one. Where hardly
+    anything else remains of it, it is left out.
+    """
+    items = list(judged)
+    placed: list[tuple[_Order, bool, _Order, Judged]] = []
+    for item in items:
+        narrower, share = _best_explanation(item, items)
+        if share >= EXPLAINED:
+            continue
+        place = item.order
+        if narrower is not None and share >= MOSTLY:
+            place = max(place, narrower.order)
+        placed.append((place, place > item.order, item.order, item))
+    return [item for *_, item in sorted(placed, key=lambda entry: entry[:3])]
+
+
+def _best_explanation(wide: Judged, items: Sequence[Judged]) -> tuple[Judged | None, float]:
+    """The dearest finding that counts a part of this one's time, and the share that it counts.
+
+    The largest part and not their sum: narrow findings may count the same time twice.
+    """
+    whole = wide.draft.cost_ns_per_step
+    narrower = [item for item in items if item.explains(wide)]
+    if not whole or not narrower:
+        return None, 0.0
+    best = max(narrower, key=lambda item: item.draft.cost_ns_per_step or 0)
+    return best, (best.draft.cost_ns_per_step or 0) / whole

@@ -1,11 +1,17 @@
-"""The text of a rule's page, parsed from the rule's docstring."""
+"""The text of a rule's page: the rule's docstring, and as an example what the rule really says."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+import textwrap
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 
-__all__ = ["HEADINGS", "Page", "parse_page"]
+import msgspec
+
+__all__ = ["EXAMPLES_FILE", "HEADINGS", "Page", "examples", "parse_page"]
 
 HEADINGS = (
     "What it detects",
@@ -13,11 +19,19 @@ HEADINGS = (
     "Evidence needed",
     "How the cost is computed",
     "How to fix",
-    "Example",
     "When it is wrong",
     "Sources",
 )
-"""The headings of every page, in order."""
+"""The headings that an author writes, in order."""
+
+EXAMPLES_FILE = Path(__file__).with_name("examples.json")
+"""Code of a rule to its messages about its bad fixture; generated, like the pages."""
+
+_EXAMPLE, _BEFORE_EXAMPLE = "Example", "How to fix"
+
+_WIDTH = 100
+
+_NUMBER_AND_UNIT = re.compile(r"(?<=\d) (?=\S)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +49,18 @@ class Page:
         end = flat.find(". ")
         return flat if end < 0 else flat[: end + 1]
 
+    def with_example(self, name: str, messages: Sequence[str]) -> Page:
+        """The page with a section that shows a rule's messages; as it is where there are none."""
+        if not messages:
+            return self
+        lines = "\n".join(_filled(f"{name}: {message}") for message in messages)
+        sections: dict[str, str] = {}
+        for heading, text in self.sections.items():
+            sections[heading] = text
+            if heading == _BEFORE_EXAMPLE:
+                sections[_EXAMPLE] = f"```text\n{lines}\n```"
+        return Page(self.title, sections)
+
 
 def parse_page(text: str) -> Page:
     """Split Markdown into its ``#`` title and ``##`` sections. Nothing is required here."""
@@ -49,3 +75,16 @@ def parse_page(text: str) -> Page:
         else:
             current.append(line)
     return Page(title, {name: "\n".join(lines).strip() for name, lines in sections.items()})
+
+
+@cache
+def examples() -> Mapping[str, Sequence[str]]:
+    """Code of each of distprof's own rules to its example, a message each."""
+    return msgspec.json.decode(EXAMPLES_FILE.read_bytes(), type=dict[str, tuple[str, ...]])
+
+
+def _filled(text: str) -> str:
+    """Lines of a page's width, a number never apart from its unit."""
+    tied = _NUMBER_AND_UNIT.sub("\N{NO-BREAK SPACE}", text)
+    lines = textwrap.fill(tied, _WIDTH, break_long_words=False, break_on_hyphens=False)
+    return lines.replace("\N{NO-BREAK SPACE}", " ")

@@ -1,7 +1,8 @@
 """Which rules exist: those in the ``rules`` folder of each subject, and those of plug-ins.
 
-A plug-in declares an entry point in the group ``distprof.rules`` that names a rule module (with its
-rule in ``check``), a :class:`~distprof.rules.base.Rule`, or an iterable of them.
+A rule module holds one rule in ``check``, or a table of them in ``RULES``. A plug-in declares an
+entry point in the group ``distprof.rules`` that names such a module, a
+:class:`~distprof.rules.base.Rule`, or an iterable of them.
 """
 
 from __future__ import annotations
@@ -21,7 +22,15 @@ from distprof.errors import UsageError
 from distprof.rules.base import Rule
 from distprof.rules.retired import RETIRED
 
-__all__ = ["ENTRY_POINT_GROUP", "Catalogue", "all_rules", "catalogue", "collect", "find_rule"]
+__all__ = [
+    "ENTRY_POINT_GROUP",
+    "Catalogue",
+    "all_rules",
+    "catalogue",
+    "collect",
+    "find_rule",
+    "own_rules",
+]
 
 ENTRY_POINT_GROUP = "distprof.rules"
 
@@ -61,7 +70,7 @@ def find_rule(code_or_name: str) -> Rule:
 @cache
 def catalogue() -> Catalogue:
     """Own rules and those of plug-ins, found once per process."""
-    return collect(_own_rules(), metadata.entry_points(group=ENTRY_POINT_GROUP))
+    return collect(own_rules(), metadata.entry_points(group=ENTRY_POINT_GROUP))
 
 
 def collect(own: Iterable[Rule], plugins: Iterable[metadata.EntryPoint]) -> Catalogue:
@@ -84,22 +93,22 @@ def collect(own: Iterable[Rule], plugins: Iterable[metadata.EntryPoint]) -> Cata
     return Catalogue(tuple(found[code] for code in sorted(found)), tuple(failures))
 
 
-def _own_rules() -> Iterator[Rule]:
+def own_rules() -> Iterator[Rule]:
     """Rules of every section and verb: found by looking, imported by name.
 
     By name, because a rule judges results, and results know nothing of rules.
     """
     for place in _PLACES:
         for folder in sorted(Path(distprof.__file__).parent.joinpath(place).glob("*/rules")):
-            package = f"distprof.{place}.{folder.parent.name}.rules"
-            for module in pkgutil.iter_modules([str(folder)], f"{package}."):
+            package = importlib.import_module(f"distprof.{place}.{folder.parent.name}.rules")
+            for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
                 if not module.name.rpartition(".")[2].startswith("_"):
                     yield from _rules_in(importlib.import_module(module.name))
 
 
 def _rules_in(loaded: object) -> Iterator[Rule]:
     if isinstance(loaded, ModuleType):
-        loaded = getattr(loaded, "check", None)
+        loaded = getattr(loaded, "RULES", None) or getattr(loaded, "check", None)
     if isinstance(loaded, Rule):
         yield loaded
     elif isinstance(loaded, Iterable):

@@ -1,12 +1,14 @@
-"""Operations of a job as a tool logged them: no trace, one row per operation of one worker.
+"""What other tools say of a job without its traces, each a type that a run is asked for.
 
-A table of a what-if study, or the timeline that a pipeline's own timers wrote. Times are int64 ns;
-whether ranks share a clock is said beside them.
+Operations as a tool logged them (a table of a what-if study, or the timeline that a pipeline's own
+timers wrote), tokens per expert, collectives by rank, readiness of input, and how the devices of a
+machine are joined. Times are int64 ns; whether ranks share a clock is said beside them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,10 +18,14 @@ from distprof.schema import Column, Int64Array, Table, TableSchema
 from distprof.terms import CollectiveKind
 
 __all__ = [
+    "ACROSS_SOCKETS",
     "OPERATIONS",
+    "PATHS",
     "CollectiveSummary",
     "ExpertCounts",
     "InputReadiness",
+    "Machine",
+    "Machines",
     "OperationLog",
     "SummaryClass",
 ]
@@ -71,7 +77,7 @@ class OperationLog:
     notes: tuple[str, ...] = ()
 
 
-# Tokens per expert that somebody counted, without a trace or a routing log -----------------------
+# Tokens per expert --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +99,7 @@ class ExpertCounts:
     notes: tuple[str, ...] = ()
 
 
-# What other tools tell in tables, without a time line: collectives by rank, readiness of inpu ----
+# Tables without a time line -----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,4 +156,88 @@ class InputReadiness:
     time_s: Int64Array
     ranks: tuple[int, ...]
     ratio: NDArray[np.float64]
+    notes: tuple[str, ...] = ()
+
+
+# Machines -----------------------------------------------------------------------------------------
+
+PATHS = ("PIX", "PXB", "PHB", "NODE", "SYS")
+"""Paths over PCIe, shortest first: one bridge, several, the host bridge, a NUMA node, sockets."""
+
+ACROSS_SOCKETS = "SYS"
+
+_NVLINK = re.compile(r"NV\d{1,3}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """One machine, or several that are alike.
+
+    Args:
+        host: Host name; empty where the source does not tell.
+        gpus: GPUs as the driver calls them, in its order: ``GPU0``, …
+        cards: Network cards by their own names, for example ``mlx5_0``; as the driver calls them
+            (``NIC0``) where the source does not tell.
+        links: Path from each device (GPUs, then cards) to each, as ``NV18``, ``PIX``, ``SYS``;
+            ``X`` to itself, empty where not told. Square.
+        cpus: Processors next to each GPU, for example ``0-55``; empty where not told.
+        numa: NUMA nodes next to each GPU; empty where not told.
+    """
+
+    host: str
+    gpus: tuple[str, ...]
+    cards: tuple[str, ...]
+    links: tuple[tuple[str, ...], ...]
+    cpus: tuple[str, ...]
+    numa: tuple[str, ...]
+
+    def between(self, first: int, second: int) -> str:
+        """Path between two devices, numbered as in ``links``."""
+        return self.links[first][second]
+
+    def path_to_card(self, gpu: int, card: int) -> str:
+        """Path between a GPU and a card, each by its own number."""
+        return self.between(gpu, len(self.gpus) + card)
+
+    def nearest_cards(self, gpu: int) -> tuple[str, tuple[int, ...]]:
+        """The shortest path to any card, and the cards at its end; empty where none is known."""
+        paths = [self.path_to_card(gpu, card) for card in range(len(self.cards))]
+        best = next((path for path in PATHS if path in paths), "")
+        return best, tuple(c for c, path in enumerate(paths) if best and path == best)
+
+    @property
+    def islands(self) -> tuple[tuple[int, ...], ...]:
+        """GPUs that NVLink joins, directly or by others, ascending; each GPU is in one of them."""
+        left, found = set(range(len(self.gpus))), []
+        while left:
+            island = self._reached(min(left))
+            left -= island
+            found.append(tuple(sorted(island)))
+        return tuple(found)
+
+    def _reached(self, start: int) -> set[int]:
+        """GPUs that NVLink joins with ``start``."""
+        reached, front = {start}, [start]
+        while front:
+            gpu = front.pop()
+            near = self._linked(gpu) - reached
+            reached |= near
+            front += near
+        return reached
+
+    def _linked(self, gpu: int) -> set[int]:
+        others: Iterable[int] = range(len(self.gpus))
+        return {other for other in others if _NVLINK.fullmatch(self.between(gpu, other))}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machines:
+    """What a file tells of machines.
+
+    Args:
+        machines: In order of appearance.
+        notes: What was damaged or assumed, one sentence each.
+    """
+
+    machines: tuple[Machine, ...]
     notes: tuple[str, ...] = ()

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from distprof.artefacts.rank_file import ErrorFile
 from distprof.artefacts.run_file import RunFile
-from distprof.run.device_log import DeviceLog
-from distprof.run.evidence import CollectiveSummary, ExpertCounts, InputReadiness, OperationLog
-from distprof.run.machine import Machine
-from distprof.run.nccl_log import NcclLog
 from distprof.run.records import RecordSource
 from distprof.run.tables import RankTables
 from distprof.run.topology import ProcessGroup, Topology
-from distprof.run.training_log import TrainingLog
 from distprof.schema import Int64Array, Table
 from distprof.terms import StepSource
 from distprof.units import name_ranks
@@ -34,6 +29,8 @@ __all__ = [
     "Run",
     "TableSource",
 ]
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -325,14 +322,9 @@ class Run:
             not traced.
         errors: Why Python code of ranks stopped, in order of time.
         run_dir: The run directory, empty for bare traces.
-        operations: Operations as another tool logged them; None for traces.
-        expert_counts: Tokens per expert as somebody counted them; None for traces.
-        nccl: What NCCL's logs tell; None without one.
-        training_log: What the training program printed of its iterations; None without a log.
-        collective_summary: Durations of collectives by rank, as another tool summed them up.
-        input_readiness: How ready ranks' input was over time, as another tool measured it.
-        devices: What sensor files and logs of drivers tell; None without one.
-        machines: How devices of the nodes are joined, as the user showed it; empty without.
+        origin: What kind of log or table the source is, for people; empty for traces and run
+            directories.
+        evidence: What logs and tables say, each by its type, at most one of each: see :meth:`get`.
     """
 
     source: str
@@ -346,14 +338,8 @@ class Run:
     records: Mapping[int, RecordSource] = field(default_factory=dict)
     errors: tuple[ErrorFile, ...] = ()
     run_dir: str = ""
-    operations: OperationLog | None = None
-    expert_counts: ExpertCounts | None = None
-    nccl: NcclLog | None = None
-    training_log: TrainingLog | None = None
-    collective_summary: CollectiveSummary | None = None
-    input_readiness: InputReadiness | None = None
-    devices: DeviceLog | None = None
-    machines: tuple[Machine, ...] = ()
+    origin: str = ""
+    evidence: Mapping[type, Any] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         """One line: the ranks hold whole tables."""
@@ -381,6 +367,14 @@ class Run:
             if candidate.rank == rank:
                 return candidate
         raise ValueError(f"rank {rank} is not part of this run")
+
+    def get(self, kind: type[_T]) -> _T | None:
+        """The evidence of that type, for example ``NcclLog``; None where there is none."""
+        return self.evidence.get(kind)
+
+    def having(self, content: object) -> Run:
+        """This run with a piece of evidence, which replaces one of the same type."""
+        return replace(self, evidence={**self.evidence, type(content): content})
 
     def to_hta(
         self,

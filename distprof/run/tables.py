@@ -3,14 +3,35 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from distprof.intervals import Intervals
-from distprof.schema import Column, Table, TableSchema
+from distprof.schema import ABSENT, Column, Int64Array, Table, TableSchema
 
-__all__ = ["ACTIVITY", "COLLECTIVES", "HOST", "STEPS", "TABLES", "RankTables", "intervals_of"]
+__all__ = [
+    "ACTIVITY",
+    "CALL_CATEGORIES",
+    "COLLECTIVES",
+    "HOST",
+    "NO_THREAD",
+    "STEPS",
+    "TABLES",
+    "Launches",
+    "RankTables",
+    "distinct",
+    "encode",
+    "intervals_of",
+    "join_launches",
+    "order_of_codes",
+]
 
 _START = Column(name="start_ns", dtype="int64", unit="ns", doc="Start on the rank's own clock.")
+
 _END = Column(name="end_ns", dtype="int64", unit="ns", doc="End; never before the start.")
+
 _CORRELATION = Column(
     name="correlation",
     dtype="int64",
@@ -136,3 +157,131 @@ class RankTables:
 def intervals_of(table: Table) -> Intervals:
     """The rows of a table as intervals, in row order."""
     return Intervals(table["start_ns"], table["end_ns"])
+
+
+# Small codes for integers of many rows, without sorting the rows ----------------------------------
+
+Number = TypeVar("Number", bound=np.integer[Any])
+
+_SMALL_TABLE = 1 << 10
+
+_MAX_TABLE = 1 << 24  # entries of a table that is looked up instead of sorting
+
+
+def distinct(values: NDArray[Number]) -> NDArray[Number]:
+    """Distinct integers, ascending.
+
+    As ``np.unique(values)``, which imports ``numpy.ma`` when it is first called: a tenth of the
+    start of a process.
+    """
+    if len(values) == 0:
+        return values
+    if values.min() >= 0 and values.max() < 8 * len(values) + _SMALL_TABLE:
+        used = np.zeros(int(values.max()) + 1, np.bool_)
+        used[values] = True
+        return np.flatnonzero(used).astype(values.dtype)
+    ordered = np.sort(values)
+    result: NDArray[Number] = ordered[np.append(True, ordered[1:] != ordered[:-1])]
+    return result
+
+
+def encode(values: NDArray[Any]) -> tuple[Int64Array, Int64Array]:
+    """Distinct values, ascending, and for each row which of them it has.
+
+    As ``np.unique(values, return_inverse=True)``, in linear time where values are small and not
+    negative, as ranks, groups and pairs of them are.
+    """
+    if len(values) == 0 or values.min() < 0 or values.max() >= _MAX_TABLE:
+        distinct, code = np.unique(values, return_inverse=True)
+        return distinct.astype(np.int64), code.astype(np.int64)
+    used = np.zeros(int(values.max()) + 1, np.bool_)
+    used[values] = True
+    table = np.cumsum(used, dtype=np.int64) - 1
+    return np.flatnonzero(used).astype(np.int64), table[values]
+
+
+def order_of_codes(codes: Int64Array, count: int) -> Int64Array:
+    """Rows sorted by their code, stably.
+
+    Args:
+        codes: int64, 0 to ``count - 1``.
+        count: How many there are; up to 65,536, sorting takes linear time.
+    """
+    small = codes.astype(np.uint16) if count <= 1 << 16 else codes
+    order: Int64Array = np.argsort(small, kind="stable")
+    return order
+
+
+# Which host call launched a device activity: the join by correlation id ---------------------------
+
+NO_THREAD = -1
+
+CALL_CATEGORIES = ("runtime", "driver")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launches:
+    """The launch call of each activity; arrays as long as the activities.
+
+    Args:
+        known: Whether the launch is on record. The other columns hold ABSENT where it is not.
+        row: Row of the call in HOST.
+        start: Start of the call.
+        end: End of the call.
+        thread: Code of the calling thread in HOST's ``thread`` column.
+    """
+
+    known: NDArray[np.bool_]
+    row: Int64Array
+    start: Int64Array
+    end: Int64Array
+    thread: NDArray[np.int32]
+
+
+def join_launches(correlation: Int64Array, host: Table) -> Launches:
+    """Find each activity's launch call.
+
+    Several calls may carry one correlation id (a runtime call and the driver call inside it): the
+    earliest is the launch. Several activities may share a call, as in a graph launch. Ids of 0 and
+    less join nothing: profilers write them where they know none.
+
+    Args:
+        correlation: Correlation id of each device activity.
+        host: HOST table, at least its runtime and driver calls.
+    """
+    calls = _calls_by_correlation(host)
+    ids = host["correlation"][calls]
+    if len(ids) == 0:
+        return _nothing_known(len(correlation))
+    at = np.searchsorted(ids, correlation, side="left")
+    hit = np.minimum(at, len(ids) - 1)
+    known = (correlation > 0) & (ids[hit] == correlation)
+    row = np.where(known, calls[hit], ABSENT)
+    return Launches(
+        known=known,
+        row=row,
+        start=np.where(known, host["start_ns"][row], ABSENT),
+        end=np.where(known, host["end_ns"][row], ABSENT),
+        thread=np.where(known, host.coded("thread").codes[row], NO_THREAD).astype(np.int32),
+    )
+
+
+def _calls_by_correlation(host: Table) -> Int64Array:
+    """Rows of HOST that are calls with an id, in order of id, then start."""
+    is_call = host.coded("category").isin(CALL_CATEGORIES)
+    rows = np.flatnonzero(is_call & (host["correlation"] > 0))
+    ids = host["correlation"][rows]
+    if len(ids) > 1 and not (ids[1:] > ids[:-1]).all():
+        rows = rows[np.lexsort((host["start_ns"][rows], ids))]
+    return rows
+
+
+def _nothing_known(size: int) -> Launches:
+    absent = np.full(size, ABSENT, dtype=np.int64)
+    return Launches(
+        known=np.zeros(size, dtype=np.bool_),
+        row=absent,
+        start=absent,
+        end=absent,
+        thread=np.full(size, NO_THREAD, dtype=np.int32),
+    )

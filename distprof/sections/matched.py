@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from distprof.run.codes import distinct
 from distprof.run.run import CollectiveMatches, Rank, Run
+from distprof.run.tables import distinct
 from distprof.schema import Int64Array
 from distprof.sections.context import RankAnalysis
 

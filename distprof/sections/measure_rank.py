@@ -6,8 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distprof.intervals import EMPTY, Intervals, covered, subtract, union
-from distprof.run.codes import encode
-from distprof.run.tables import RankTables, intervals_of
+from distprof.run.tables import RankTables, encode, intervals_of
 from distprof.schema import ABSENT, Int64Array, Table
 from distprof.sections.context import MainLine, RankAnalysis, RankContext, StageSlots
 from distprof.sections.gradients.traffic import gradient_traffic

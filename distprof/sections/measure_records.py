@@ -9,9 +9,9 @@ from typing import Any
 from distprof.artefacts.run_file import RunFile
 from distprof.artefacts.settings_file import SettingsFile
 from distprof.intervals import EMPTY, Intervals
-from distprof.run.places import coordinates_of
 from distprof.run.records import RecordSource
 from distprof.run.run import Run
+from distprof.run.topology import coordinates_of
 from distprof.sections.idle.pauses import HostPauses, combine_pauses, host_pauses, measure_pauses
 from distprof.sections.idle.result import PausesResult, RankPauses
 from distprof.sections.job.measure import NO_RUN_DIRECTORY

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from distprof.errors import DistprofError
 from distprof.intervals import EMPTY, Intervals
 from distprof.join.waits import last_start_on_own_clock
+from distprof.run.evidence import OperationLog
 from distprof.run.run import Rank, Run, TableSource
 from distprof.run.tables import intervals_of
 from distprof.run.topology import ProcessGroup, Topology
@@ -269,9 +270,10 @@ def _axis_label(groups: _Groups, name: str, ranks: str, description: str) -> str
 
 def _step_times(run: Run, by_step: bool, measured: set[int]) -> StepTimeResult:
     ranks = [rank for rank in run.ranks if rank.rank in measured]
-    if run.operations is not None and run.operations.step_ns:
+    operations = run.get(OperationLog)
+    if operations is not None and operations.step_ns:
         return step_times(
-            np.array([list(run.operations.step_ns.values())], np.int64),
+            np.array([list(operations.step_ns.values())], np.int64),
             source=StepSource.OPERATIONS,
             note="Steps from the first start to the last end of their operations.",
         )

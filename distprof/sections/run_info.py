@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from distprof.run.evidence import OperationLog
+from distprof.run.logs import NcclLog
 from distprof.run.run import Rank, Run
 from distprof.run.topology import ProcessGroup
 from distprof.sections.report import GroupInfo, RunInfo
@@ -36,14 +38,16 @@ def describe_run(run: Run, *, num_steps: int) -> RunInfo:
 
 def _world_size(run: Run) -> int | None:
     """As the traces say; of a run without any, as the log of operations does."""
-    told = run.topology.world_size or (run.operations.world_size if run.operations else None)
-    return told or (run.nccl.world_size if run.nccl else None)
+    operations, log = run.get(OperationLog), run.get(NcclLog)
+    told = run.topology.world_size or (operations.world_size if operations else None)
+    return told or (log.world_size if log else None)
 
 
 def _mesh_of(run: Run) -> dict[str, int]:
     if run.job and run.job.mesh:
         return dict(run.job.mesh)
-    return dict(run.operations.mesh) if run.operations else _mesh(run.topology.groups)
+    operations = run.get(OperationLog)
+    return dict(operations.mesh) if operations else _mesh(run.topology.groups)
 
 
 def _device(run: Run) -> str:
@@ -85,7 +89,8 @@ def _groups(groups: Iterable[ProcessGroup]) -> tuple[GroupInfo, ...]:
 
 def _nccl_version(run: Run) -> dict[str, str]:
     """As NCCL's log has it, whole versions before such as were cut."""
-    versions = list(run.nccl.versions) if run.nccl else []
+    log = run.get(NcclLog)
+    versions = list(log.versions) if log else []
     whole = [v for v in versions if not any(o != v and o.startswith(v) for o in versions)]
     return {"nccl": ", ".join(whole[:4])} if whole else {}
 

@@ -6,24 +6,20 @@ from dataclasses import dataclass
 
 from distprof.rules.base import InsufficientEvidenceError
 from distprof.sections.capture.result import CaptureResult
-from distprof.sections.collectives.result import CollectiveClass, CollectivesResult
 from distprof.sections.overlap.result import OverlapResult
 from distprof.sections.time.result import RankWaterfall, StepTimeResult, WaterfallResult
-from distprof.terms import CollectiveKind, MeshAxis
-from distprof.units import format_bytes, format_duration, format_ratio
+from distprof.units import format_duration, format_ratio
 
 __all__ = [
     "WIDER_TRANSFER",
     "WIDER_WAIT",
     "MeanStep",
-    "collective_label",
+    "alone_ns",
     "has_all_members",
     "hideable_ns",
     "mean_step",
-    "only_messages",
-    "split_classes",
+    "mean_step_if_timed",
 ]
-
 
 MOST_INCOMPLETE_RATIO = 0.5
 """From here on transfer and waiting for missing ranks are not told apart."""
@@ -102,6 +98,14 @@ def mean_step(waterfall: WaterfallResult, step_time: StepTimeResult) -> MeanStep
     )
 
 
+def mean_step_if_timed(waterfall: WaterfallResult, step_time: StepTimeResult) -> MeanStep | None:
+    """The mean step; None where nothing was timed, as in NCCL's log alone."""
+    try:
+        return mean_step(waterfall, step_time)
+    except InsufficientEvidenceError:
+        return None
+
+
 def has_all_members(capture: CaptureResult) -> bool:
     """Whether transfer can be trusted: else it may be waiting for ranks that are not recorded."""
     return (capture.incomplete_ratio or 0.0) <= MOST_INCOMPLETE_RATIO
@@ -113,33 +117,9 @@ def hideable_ns(step: MeanStep, overlap: OverlapResult) -> int:
     No more than the exposed transfer, and no more than the computation without communication
     beside it: the part beyond is bound by the network however well the program overlaps.
     """
-    alone = sum(rank.computation_ns - rank.overlapped_ns for rank in overlap.ranks)
-    return min(step.exposed_transfer_ns, step.mean(alone))
+    return min(step.exposed_transfer_ns, alone_ns(step, overlap))
 
 
-_POINT_TO_POINT = frozenset(kind.label for kind in CollectiveKind if kind.is_point_to_point)
-
-
-def split_classes(collectives: CollectivesResult) -> list[CollectiveClass]:
-    """Classes whose waiting and transfer are told apart; not send and recv.
-
-    Waiting in a pipeline's messages is its bubble, and no matter of late ranks.
-    """
-    return [
-        record
-        for record in collectives.classes
-        if record.kind not in _POINT_TO_POINT and record.exposed_wait_ns_per_step is not None
-    ]
-
-
-def only_messages(collectives: CollectivesResult) -> bool:
-    """Whether nothing but send and recv was recorded."""
-    return all(record.kind in _POINT_TO_POINT for record in collectives.classes)
-
-
-def collective_label(record: CollectiveClass) -> str:
-    """For example ``all_reduce in dp_shard (26.2 MB)``: the axis, or the group where none says."""
-    name = record.group if record.axis in (None, MeshAxis.WORLD) else record.axis
-    group = f" in {name}" if name else ""
-    size = f" ({format_bytes(record.bytes)})" if record.bytes is not None else ""
-    return f"{record.kind}{group}{size}"
+def alone_ns(step: MeanStep, overlap: OverlapResult) -> int:
+    """Computation without communication beside it, mean per step."""
+    return step.mean(sum(rank.computation_ns - rank.overlapped_ns for rank in overlap.ranks))

@@ -17,7 +17,7 @@ import numpy as np
 from distprof.artefacts import REPORT_FILE, REPORT_SCHEMA, RUN_FILE
 from distprof.artefacts.summary_file import SUMMARY_SCHEMA, Fingerprint, StepParts, SummaryFile
 from distprof.errors import DistprofError, InputError
-from distprof.ingest.kinds.measurements import fits_measurements, read_measurements
+from distprof.ingest.measurements import fits_measurements, read_measurements
 from distprof.sections.job.result import JobFault
 from distprof.sections.report import Report
 
@@ -34,7 +34,7 @@ def load_summaries(sources: Sequence[str | os.PathLike[str]]) -> tuple[SummaryFi
     Args:
         sources: Each a saved report, a run directory, a folder of run directories, a trace or
             folder of traces, a file of summaries (one, or a list), or a table of ranks and
-            times (:mod:`distprof.ingest.kinds.measurements`).
+            times (:mod:`distprof.ingest.measurements`).
 
     Raises:
         InputError: If a source cannot be read.

@@ -14,7 +14,7 @@ import msgspec
 from distprof.artefacts.run_file import ProbeStatus
 from distprof_probes.options import ProbeOptions
 from distprof_probes.probe import Probe, Tracer, Unavailable, Yielded
-from distprof_probes.step_log import StepLog
+from distprof_probes.probes.step_log import StepLog
 
 if TYPE_CHECKING:
     from distprof_probes.session import Session
@@ -27,17 +27,17 @@ _log = logging.getLogger("distprof.probes")
 
 # Name of the probe, its option, its module. NCCL's environment must be set before anything else.
 _PROBES: tuple[tuple[str, str, str], ...] = (
-    ("nccl_debug", "nccl_debug", "distprof_probes.nccl_debug"),
-    ("memory", "memory", "distprof_probes.memory"),
-    ("nvml", "nvml", "distprof_probes.nvml"),
-    ("pauses", "pauses", "distprof_probes.pauses"),
-    ("settings", "settings", "distprof_probes.settings"),
-    ("pipeline_marks", "pipeline_marks", "distprof_probes.pipeline_marks"),
-    ("moe_routing", "moe_routing", "distprof_probes.moe_routing"),
-    ("clock", "clock", "distprof_probes.clock"),
-    ("flight_recorder", "flight_recorder", "distprof_probes.flight_recorder"),
+    ("nccl_debug", "nccl_debug", "distprof_probes.probes.nccl_debug"),
+    ("memory", "memory", "distprof_probes.probes.memory"),
+    ("nvml", "nvml", "distprof_probes.probes.nvml"),
+    ("pauses", "pauses", "distprof_probes.probes.pauses"),
+    ("settings", "settings", "distprof_probes.probes.settings"),
+    ("pipeline_marks", "pipeline_marks", "distprof_probes.probes.pipeline_marks"),
+    ("moe_routing", "moe_routing", "distprof_probes.probes.moe_routing"),
+    ("clock", "clock", "distprof_probes.probes.clock"),
+    ("flight_recorder", "flight_recorder", "distprof_probes.probes.flight_recorder"),
     ("attach", "attach", "distprof_probes.attach.server"),
-    ("profiler", "", "distprof_probes.profiler"),
+    ("profiler", "", "distprof_probes.probes.profiler"),
 )
 
 

@@ -1,30 +1,26 @@
 """``distprof run``: a reference run of one kind of parallelism, and its report.
 
-Its options are made from the dataclasses in :mod:`distprof_runs.options`; torch is imported when a
+Its options are made from the structs in :mod:`distprof_runs.options`; torch is imported when a
 job starts, not for ``--help``.
 """
 
 from __future__ import annotations
 
 import difflib
-import inspect
-import re
-from collections.abc import Sequence
-from dataclasses import Field, fields
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 from distprof_probes.options import ProbeOptions
 
-from distprof_runs.options import ModelOptions, TrainingOptions, choices_of, help_of
+from distprof.options import Option, options_of
+from distprof_runs.options import ModelOptions, TrainingOptions
 from distprof_runs.registry import WORKLOADS
 from distprof_runs.settings import LaunchOptions, read_settings_file, resolve, to_toml
 
 __all__ = ["run"]
 
-_TYPES: dict[str, click.ParamType[Any] | type] = {"int": int, "float": float, "str": str}
-_PROBE_FLAGS = {"num_steps": "profile-steps", "warmup": "profile-warmup"}
 _DEPENDS = {"num_steps": "a third of the steps, 4 to 10"}
 _PROBES_SHOWN = (
     "mode",
@@ -122,16 +118,16 @@ def run() -> None:
 def _command(workload: str) -> click.Command:
     kind = WORKLOADS[workload].options
     params = [
-        *_fields(LaunchOptions, "launch", "Launching"),
-        *_fields(kind, workload, f"The workload {workload}"),
-        *_fields(ModelOptions, "model", "Model"),
-        *_fields(TrainingOptions, "training", "Training"),
-        *_probe_options(),
+        *_section("launch", "Launching", options_of(LaunchOptions)),
+        *_section(workload, f"The workload {workload}", options_of(kind)),
+        *_section("model", "Model", options_of(ModelOptions)),
+        *_section("training", "Training", options_of(TrainingOptions)),
+        *_section("probes", "Probes", _probe_options()),
         *_other_options(),
     ]
 
     def call(**values: Any) -> int:
-        return _run(workload, values)
+        return _run(workload, _given(params, values), values)
 
     return GroupedCommand(
         workload,
@@ -143,79 +139,29 @@ def _command(workload: str) -> click.Command:
     )
 
 
-def _fields(kind: type, section: str, heading: str) -> list[click.Parameter]:
-    return [_from_field(option, section, heading) for option in fields(kind)]
-
-
-def _from_field(option: Field[Any], section: str, heading: str) -> click.Parameter:
-    return _option(
-        option.name,
-        str(option.type),
-        option.default,
-        help_of(option),
-        choices_of(option),
-        key=(section, option.name),
-        heading=heading,
-    )
-
-
-def _probe_options() -> list[click.Parameter]:
-    """Options of the probes, explained by :class:`distprof_probes.options.ProbeOptions`."""
-    texts = _argument_texts(inspect.getdoc(ProbeOptions) or "")
-    defaults = ProbeOptions()
+def _section(name: str, heading: str, options: Iterable[Option]) -> list[GroupedOption]:
+    """Options of one section; each stays None unless it was typed, so a file's value can stand."""
     return [
-        _option(
-            name,
-            type(getattr(defaults, name)).__name__,
-            getattr(defaults, name),
-            texts.get(name, ""),
-            ("window", "always-on", "off") if name == "mode" else (),
-            key=("probes", name),
-            heading="Probes",
-            flag=_PROBE_FLAGS.get(name),
+        GroupedOption(
+            [each.spelling, each.name],
+            section=heading,
+            key=(name, each.name),
+            **{**each.click_attributes(with_range=False), "help": each.help + _default(each)},
         )
-        for name in _PROBES_SHOWN
+        for each in options
     ]
 
 
-def _argument_texts(docstring: str) -> dict[str, str]:
-    """What a Google-style docstring says of each argument, on one line."""
-    _, _, part = docstring.partition("Args:\n")
-    entries = re.split(r"^ {4}(\w+): ", part, flags=re.MULTILINE)
-    pairs = zip(entries[1::2], entries[2::2], strict=True)
-    return {name: _sentence(text) for name, text in pairs}
+def _probe_options() -> list[Option]:
+    """Those of the probes that are worth a line, in that order."""
+    known = {each.name: each for each in options_of(ProbeOptions)}
+    return [known[name] for name in _PROBES_SHOWN]
 
 
-def _sentence(text: str) -> str:
-    line = re.sub(r":\w+:`([^`]*)`|``([^`]*)``", r"\1\2", " ".join(text.split())).rstrip(".")
-    return line[:1].lower() + line[1:]
-
-
-def _option(
-    name: str,
-    kind: str,
-    default: Any,
-    text: str,
-    choices: Sequence[str],
-    *,
-    key: tuple[str, str],
-    heading: str,
-    flag: str | None = None,
-) -> click.Parameter:
-    """One option that stays None unless it was typed, so that a file's value can stand."""
-    flag = flag or name.replace("_", "-")
-    shown = "" if default in ("", -1) else f"  [{_DEPENDS.get(name) or _shown(default)}]"
-    common: dict[str, Any] = {
-        "default": None,
-        "help": f"{text[:1].upper()}{text[1:]}.{shown}",
-        "section": heading,
-        "key": key,
-    }
-    if kind == "bool":
-        off = flag.removeprefix("no-") if flag.startswith("no-") else f"no-{flag}"
-        return GroupedOption([f"--{flag}/--{off}", f"of__{key[0]}__{name}"], **common)
-    type_ = click.Choice(list(choices)) if choices else _TYPES[kind]
-    return GroupedOption([f"--{flag}", f"of__{key[0]}__{name}"], type=type_, **common)
+def _default(option: Option) -> str:
+    if option.default in ("", -1):
+        return ""
+    return f"  [{_DEPENDS.get(option.name) or _shown(option.default)}]"
 
 
 def _shown(default: Any) -> str:
@@ -291,20 +237,28 @@ def _remember_debug(ctx: click.Context, param: click.Parameter, value: bool) -> 
         ctx.obj.debug = value
 
 
-def _run(workload: str, values: dict[str, Any]) -> int:
+def _given(params: Sequence[click.Parameter], values: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Takes what was typed of the configuration out of ``values``, by section."""
+    given: dict[str, dict[str, Any]] = {}
+    for param in params:
+        if isinstance(param, GroupedOption) and param.key is not None:
+            section, name = param.key
+            value = values.pop(name)
+            if value is not None:
+                given.setdefault(section, {})[name] = value
+    return given
+
+
+def _run(workload: str, given: dict[str, dict[str, Any]], values: dict[str, Any]) -> int:
     config, faults = values.pop("config"), values.pop("faults")
-    given: dict[str, dict[str, Any]] = {"faults": {"inject": list(faults)} if faults else {}}
-    for name in [name for name in values if name.startswith("of__")]:
-        _, section, option = name.split("__")
-        value = values.pop(name)
-        if value is not None:
-            given.setdefault(section, {})[option] = value
+    if faults:
+        given["faults"] = {"inject": list(faults)}
     settings = resolve(workload, read_settings_file(config) if config else {}, given)
     if values.pop("dry_run"):
         click.echo(to_toml(settings), nl=False)
         return 0
-    from distprof_probes.job.ending import Wishes
+    from distprof_probes.job.ending import ReportOptions
 
-    from distprof_runs.job import run_job
+    from distprof_runs.launching.job import run_job
 
-    return run_job(settings, Wishes(**values))
+    return run_job(settings, ReportOptions(**values))

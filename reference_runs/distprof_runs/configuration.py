@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any, TypeVar
+from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
 from distprof.artefacts.run_file import Fault, RunFile
 from distprof.errors import UsageError
-from distprof_runs.options import ModelOptions, TrainingOptions, WorkloadOptions, choices_of
+from distprof.options import check_known, convert
+from distprof_runs.options import ModelOptions, TrainingOptions, WorkloadOptions
 from distprof_runs.registry import WORKLOADS
 
 __all__ = ["Configuration"]
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,9 +39,9 @@ class Configuration:
     def to_sections(self) -> dict[str, dict[str, Any]]:
         """Sections of run.json's ``config``, every value spelled out; faults stand beside it."""
         return {
-            "model": asdict(self.model.resolved()),
-            "training": asdict(self.training),
-            self.workload.name: self.workload.to_dict(),
+            "model": msgspec.structs.asdict(self.model.resolved()),
+            "training": msgspec.structs.asdict(self.training),
+            self.workload.name: msgspec.structs.asdict(self.workload),
             "probes": dict(self.probes),
         }
 
@@ -65,17 +64,16 @@ class Configuration:
         """
         if workload not in WORKLOADS:
             raise UsageError(f"there is no reference run {workload!r}: {', '.join(WORKLOADS)}")
-        allowed = ("model", "training", workload, "probes", "faults")
-        for name in sections:
-            if name not in allowed:
-                known = ", ".join(f"[{section}]" for section in allowed)
-                raise UsageError(f"section [{name}] is unknown; {workload} reads {known}")
         options = WORKLOADS[workload].options
-        training = {**options.training_defaults, **sections.get("training", {})}
+        for name in sections:
+            known = ("model", "training", workload, "probes", "faults")
+            check_known(f"section [{name}]", name, known)
+        given = {name: sections.get(name, {}) for name in ("model", "training", workload)}
+        training = {**options.training_defaults, **given["training"]}
         return cls(
-            workload=_options(options, workload, sections),
-            model=_options(ModelOptions, "model", sections),
-            training=_options(TrainingOptions, "training", {"training": training}),
+            workload=convert(given[workload], options, f"[{workload}] "),
+            model=convert(given["model"], ModelOptions, "[model] "),
+            training=convert(training, TrainingOptions, "[training] "),
             probes=dict(sections.get("probes", {})),
             faults=faults,
         )
@@ -84,18 +82,3 @@ class Configuration:
     def from_run_file(cls, run: RunFile) -> Configuration:
         """The configuration that a run was started with."""
         return cls.from_sections(run.workload, run.config, run.faults)
-
-
-def _options(kind: type[T], section: str, sections: Mapping[str, Mapping[str, Any]]) -> T:
-    given = dict(sections.get(section, {}))
-    known = {item.name: item for item in fields(kind)}  # type: ignore[arg-type]
-    for name, value in given.items():
-        if name not in known:
-            raise UsageError(f"[{section}] {name} is unknown; known are {', '.join(known)}")
-        choices = choices_of(known[name])
-        if choices and value not in choices:
-            raise UsageError(f"[{section}] {name} = {value!r}: choose one of {', '.join(choices)}")
-    try:
-        return msgspec.convert(given, kind)
-    except msgspec.ValidationError as error:
-        raise UsageError(f"[{section}] {error}") from error

@@ -2,35 +2,36 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from distprof.errors import UsageError
+from distprof.options import option
 from distprof_runs.options import (
     ModelOptions,
     Schedule,
     TrainingOptions,
     WorkloadOptions,
     divide,
-    option,
 )
 from distprof_runs.pipeline_plan import PipelinePlan, plan_pipeline
 
 __all__ = ["CpOptions", "MoeOptions", "PpOptions", "ThreeDOptions", "TpOptions"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TpOptions(WorkloadOptions):
+class TpOptions(WorkloadOptions, frozen=True, kw_only=True):
     """Options of ``tp``."""
 
     name = "tp"
     summary = "tensor parallelism: column and row parallel blocks, sequence and loss parallel"
 
-    sequence_parallel: bool = option(False, "keep norms and residuals sharded along the sequence")
-    loss_parallel: bool = option(False, "keep logits sharded along the vocabulary")
-    partial_norm_gradients: bool = option(
-        False, "anti-pattern: leave norm gradients unreduced, so that the optimizer reduces each"
-    )
+    sequence_parallel: Annotated[
+        bool, option("Keep norms and residuals sharded along the sequence.")
+    ] = False
+    loss_parallel: Annotated[bool, option("Keep logits sharded along the vocabulary.")] = False
+    partial_norm_gradients: Annotated[
+        bool,
+        option("Anti-pattern: leave norm gradients unreduced, so that the optimizer reduces each."),
+    ] = False
 
     def mesh(self, world_size: int) -> dict[str, int]:
         """One tensor-parallel axis."""
@@ -42,7 +43,7 @@ class TpOptions(WorkloadOptions):
 
     def check(self, model: ModelOptions, training: TrainingOptions, world_size: int) -> None:
         """Refuse sizes that do not divide, and an anti-pattern that has nothing to act on."""
-        WorkloadOptions.check(self, model, training, world_size)
+        super().check(model, training, world_size)
         _check_tensor_parallel(model, world_size)
         if self.sequence_parallel:
             _check_divides("sequence length", model.sequence, world_size)
@@ -57,17 +58,18 @@ class TpOptions(WorkloadOptions):
             raise UsageError("--partial-norm-gradients leaves no norm to clip: use one of the two")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PpOptions(WorkloadOptions):
+class PpOptions(WorkloadOptions, frozen=True, kw_only=True):
     """Options of ``pp``."""
 
     name = "pp"
     summary = "pipeline parallelism with each schedule that torch offers"
     training_defaults: ClassVar[dict[str, Any]] = {"micro_batches": 8}
 
-    schedule: Schedule = option("1f1b", "pipeline schedule")  # noqa: RUF009
-    virtual_stages: int = option(0, "stages per rank (0: 1, or 2 where the schedule wants more)")
-    split: str = option("", "blocks per stage, for example 2,3,3 (empty: even)")
+    schedule: Annotated[Schedule, option("Pipeline schedule.")] = "1f1b"
+    virtual_stages: Annotated[
+        int, option("Stages per rank (0: 1, or 2 where the schedule wants more).")
+    ] = 0
+    split: Annotated[str, option("Blocks per stage, for example 2,3,3 (empty: even).")] = ""
 
     def mesh(self, world_size: int) -> dict[str, int]:
         """One pipeline axis."""
@@ -94,22 +96,23 @@ class PpOptions(WorkloadOptions):
 
     def check(self, model: ModelOptions, training: TrainingOptions, world_size: int) -> None:
         """Refuse what the schedule cannot run."""
-        WorkloadOptions.check(self, model, training, world_size)
+        super().check(model, training, world_size)
         self.plan(model, training, world_size)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MoeOptions(WorkloadOptions):
+class MoeOptions(WorkloadOptions, frozen=True, kw_only=True):
     """Options of ``moe``."""
 
     name = "moe"
     summary = "expert parallelism: tokens sent to their experts and back by all-to-all"
 
-    experts: int = option(8, "experts per layer")
-    top_k: int = option(2, "experts per token")
-    capacity_factor: float = option(0.0, "tokens an expert takes / even share (0: no limit)")
-    aux_loss_weight: float = option(0.01, "weight of the load-balancing loss")
-    skew: float = option(0.0, "added to the router's logit of the first expert")
+    experts: Annotated[int, option("Experts per layer.")] = 8
+    top_k: Annotated[int, option("Experts per token.")] = 2
+    capacity_factor: Annotated[
+        float, option("Tokens an expert takes / even share (0: no limit).")
+    ] = 0.0
+    aux_loss_weight: Annotated[float, option("Weight of the load-balancing loss.")] = 0.01
+    skew: Annotated[float, option("Added to the router's logit of the first expert.")] = 0.0
 
     def mesh(self, world_size: int) -> dict[str, int]:
         """Experts spread over all ranks, which are data-parallel otherwise."""
@@ -121,25 +124,28 @@ class MoeOptions(WorkloadOptions):
 
     def check(self, model: ModelOptions, training: TrainingOptions, world_size: int) -> None:
         """Refuse experts that do not divide or do not suffice."""
-        WorkloadOptions.check(self, model, training, world_size)
+        super().check(model, training, world_size)
         _check_experts(self.experts, self.top_k, world_size)
         if self.capacity_factor < 0 or self.aux_loss_weight < 0:
             raise UsageError("--capacity-factor and --aux-loss-weight are 0 or more")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CpOptions(WorkloadOptions):
+class CpOptions(WorkloadOptions, frozen=True, kw_only=True):
     """Options of ``cp``."""
 
     name = "cp"
     summary = "context parallelism: ring attention or Ulysses"
 
-    method: Literal["ring", "ulysses"] = option("ring", "how attention sees the whole sequence")
-    zigzag: bool = option(
-        True,
-        "with --method ring: two pieces per rank, one from each end, so that a causal mask"
-        " leaves all the same work; off is the anti-pattern",
-    )
+    method: Annotated[
+        Literal["ring", "ulysses"], option("How attention sees the whole sequence.")
+    ] = "ring"
+    zigzag: Annotated[
+        bool,
+        option(
+            "With --method ring: two pieces per rank, one from each end, so that a"
+            " causal mask leaves all the same work; off is the anti-pattern."
+        ),
+    ] = True
 
     def mesh(self, world_size: int) -> dict[str, int]:
         """One context-parallel axis."""
@@ -151,7 +157,7 @@ class CpOptions(WorkloadOptions):
 
     def check(self, model: ModelOptions, training: TrainingOptions, world_size: int) -> None:
         """Refuse sequences or heads that do not divide."""
-        WorkloadOptions.check(self, model, training, world_size)
+        super().check(model, training, world_size)
         if self.method == "ring":
             _check_divides("sequence length", model.sequence, world_size * (1 + self.zigzag))
             return
@@ -160,25 +166,25 @@ class CpOptions(WorkloadOptions):
         _check_divides("number of key/value heads", model.kv_heads, world_size)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ThreeDOptions(WorkloadOptions):
+class ThreeDOptions(WorkloadOptions, frozen=True, kw_only=True):
     """Options of ``3d``."""
 
     name = "3d"
     summary = "any mesh of pipeline, data, sharding, tensor and expert parallelism"
     training_defaults: ClassVar[dict[str, Any]] = {"micro_batches": 4}
 
-    pp: int = option(2, "pipeline stages")
-    dp: int = option(1, "replicas")
-    fsdp: int = option(2, "shards (FSDP2); 0: what is left of the ranks")
-    tp: int = option(2, "tensor-parallel ranks")
-    ep: int = option(
-        1, "expert-parallel ranks: 1, or as many as shards, over which experts are spread"
-    )
-    schedule: Schedule = option("1f1b", "pipeline schedule")  # noqa: RUF009
-    order: str = option("pp,dp,fsdp,tp", "mesh order, slowest varying axis first")
-    experts: int = option(0, "experts per layer (0: dense)")
-    top_k: int = option(2, "experts per token")
+    pp: Annotated[int, option("Pipeline stages.")] = 2
+    dp: Annotated[int, option("Replicas.")] = 1
+    fsdp: Annotated[int, option("Shards (FSDP2); 0: what is left of the ranks.")] = 2
+    tp: Annotated[int, option("Tensor-parallel ranks.")] = 2
+    ep: Annotated[
+        int,
+        option("Expert-parallel ranks: 1, or as many as shards, over which experts are spread."),
+    ] = 1
+    schedule: Annotated[Schedule, option("Pipeline schedule.")] = "1f1b"
+    order: Annotated[str, option("Mesh order, slowest varying axis first.")] = "pp,dp,fsdp,tp"
+    experts: Annotated[int, option("Experts per layer (0: dense).")] = 0
+    top_k: Annotated[int, option("Experts per token.")] = 2
 
     def mesh(self, world_size: int) -> dict[str, int]:
         """The axes in the order asked for; axes of size 1 are left out."""
@@ -219,7 +225,7 @@ class ThreeDOptions(WorkloadOptions):
 
     def check(self, model: ModelOptions, training: TrainingOptions, world_size: int) -> None:
         """Refuse what one of the axes cannot do."""
-        WorkloadOptions.check(self, model, training, world_size)
+        super().check(model, training, world_size)
         shards = self.mesh(world_size).get("dp_shard", 1)
         if self.pp > 1:
             self.plan(model, training)

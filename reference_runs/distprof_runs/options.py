@@ -6,10 +6,12 @@ of the TOML file, and a value in run.json's ``config``.
 
 from __future__ import annotations
 
-from dataclasses import Field, dataclass, field, fields, replace
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
+
+import msgspec
 
 from distprof.errors import UsageError
+from distprof.options import option
 
 __all__ = [
     "PRESETS",
@@ -19,10 +21,7 @@ __all__ = [
     "Schedule",
     "TrainingOptions",
     "WorkloadOptions",
-    "choices_of",
     "divide",
-    "help_of",
-    "option",
 ]
 
 Schedule = Literal[
@@ -30,38 +29,19 @@ Schedule = Literal[
 ]
 
 
-def option(default: Any, text: str) -> Any:
-    """A field with its default and help, one line."""
-    return field(default=default, metadata={"help": text})
-
-
-def help_of(item: Field[Any]) -> str:
-    """What the option does, one line."""
-    return str(item.metadata["help"])
-
-
-def choices_of(item: Field[Any]) -> tuple[str, ...]:
-    """Allowed values of an option of ``Literal`` type; empty for others."""
-    text = str(item.type)
-    if text == "Schedule":
-        return tuple(Schedule.__args__)  # type: ignore[attr-defined]
-    if not text.startswith("Literal["):
-        return ()
-    return tuple(part.strip(" \"'") for part in text[len("Literal[") : -1].split(","))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelOptions:
+class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Size of the transformer. 0 means: as the preset has it."""
 
-    preset: str = option("tiny", "size of the model: tiny, small, 125m, 1b, 7b, 13b, 70b")
-    layers: int = option(0, "transformer blocks (0: the preset's)")
-    hidden: int = option(0, "hidden size")
-    heads: int = option(0, "attention heads")
-    kv_heads: int = option(0, "key and value heads (grouped-query attention)")
-    ffn: int = option(0, "inner size of the feed-forward layer")
-    sequence: int = option(0, "sequence length in tokens")
-    vocabulary: int = option(0, "vocabulary size")
+    preset: Annotated[str, option("Size of the model: tiny, small, 125m, 1b, 7b, 13b, 70b.")] = (
+        "tiny"
+    )
+    layers: Annotated[int, option("Transformer blocks (0: the preset's).")] = 0
+    hidden: Annotated[int, option("Hidden size.")] = 0
+    heads: Annotated[int, option("Attention heads.")] = 0
+    kv_heads: Annotated[int, option("Key and value heads (grouped-query attention).")] = 0
+    ffn: Annotated[int, option("Inner size of the feed-forward layer.")] = 0
+    sequence: Annotated[int, option("Sequence length in tokens.")] = 0
+    vocabulary: Annotated[int, option("Vocabulary size.")] = 0
 
     def resolved(self) -> ModelOptions:
         """The same with every 0 filled in from the preset.
@@ -76,7 +56,7 @@ class ModelOptions:
         chosen: dict[str, Any] = {
             name: getattr(self, name) or size for name, size in preset.items()
         }
-        result = replace(self, **chosen)
+        result = msgspec.structs.replace(self, **chosen)
         if result.hidden % result.heads or result.heads % result.kv_heads:
             raise UsageError(
                 f"hidden size {result.hidden}, {result.heads} heads and {result.kv_heads}"
@@ -110,34 +90,38 @@ PRESETS: dict[str, dict[str, int]] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingOptions:
+class TrainingOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What every workload has in common."""
 
-    steps: int = option(40, "optimizer steps")
-    batch: int = option(4, "sequences per micro-batch and data-parallel rank")
-    micro_batches: int = option(
-        1, "micro-batches per step: gradient accumulation, or a pipeline's (pp: 8, 3d: 4)"
-    )
-    precision: Literal["auto", "fp32", "bf16"] = option(
-        "auto", "auto: bf16 on CUDA devices, fp32 on CPU"
-    )
-    checkpoint_activations: bool = option(False, "recompute activations of each block in backward")
-    learning_rate: float = option(3e-4, "of AdamW")
-    clip_grad_norm: float = option(0.0, "clip the gradient's norm (0: do not)")
-    device: Literal["auto", "cuda", "cpu"] = option("auto", "auto: CUDA devices where there are")
-    seed: int = option(0, "of weights and data")
-    threads: int = option(1, "CPU threads of each rank")
-    group_timeout_s: float = option(60.0, "how long a collective may wait for a rank")
-    compute: Literal["real", "sleep"] = option(
-        "real", "sleep: blocks sleep for the times given, for exact ground truth"
-    )
-    forward_ms: float = option(5.0, "with --compute sleep: forward time of a block")
-    backward_ms: float = option(10.0, "with --compute sleep: backward time of a block")
+    steps: Annotated[int, option("Optimizer steps.")] = 40
+    batch: Annotated[int, option("Sequences per micro-batch and data-parallel rank.")] = 4
+    micro_batches: Annotated[
+        int,
+        option("Micro-batches per step: gradient accumulation, or a pipeline's (pp: 8, 3d: 4)."),
+    ] = 1
+    precision: Annotated[
+        Literal["auto", "fp32", "bf16"], option("Auto: bf16 on CUDA devices, fp32 on CPU.")
+    ] = "auto"
+    checkpoint_activations: Annotated[
+        bool, option("Recompute activations of each block in backward.")
+    ] = False
+    learning_rate: Annotated[float, option("Of AdamW.")] = 0.0003
+    clip_grad_norm: Annotated[float, option("Clip the gradient's norm (0: do not).")] = 0.0
+    device: Annotated[
+        Literal["auto", "cuda", "cpu"], option("Auto: CUDA devices where there are.")
+    ] = "auto"
+    seed: Annotated[int, option("Of weights and data.")] = 0
+    threads: Annotated[int, option("CPU threads of each rank.")] = 1
+    group_timeout_s: Annotated[float, option("How long a collective may wait for a rank.")] = 60.0
+    compute: Annotated[
+        Literal["real", "sleep"],
+        option("Sleep: blocks sleep for the times given, for exact ground truth."),
+    ] = "real"
+    forward_ms: Annotated[float, option("With --compute sleep: forward time of a block.")] = 5.0
+    backward_ms: Annotated[float, option("With --compute sleep: backward time of a block.")] = 10.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkloadOptions:
+class WorkloadOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base of the options that one workload adds.
 
     ``training_defaults`` replace defaults of :class:`TrainingOptions` in this workload.
@@ -183,26 +167,26 @@ class WorkloadOptions:
         del model, training, world_size
         return ()
 
-    def to_dict(self) -> dict[str, Any]:
-        """Every option with its value."""
-        return {item.name: getattr(self, item.name) for item in fields(self)}
 
-
-@dataclass(frozen=True, kw_only=True)
-class DdpOptions(WorkloadOptions):
+class DdpOptions(WorkloadOptions, frozen=True, kw_only=True):
     """Options of ``ddp``."""
 
     name = "ddp"
     summary = "DistributedDataParallel: gradients all-reduced in buckets during backward"
 
-    bucket_mb: float = option(1.0, "size of a gradient bucket (torch's default is 25)")
-    no_sync: bool = option(True, "reduce gradients only in the last micro-batch of a step")
-    static_graph: bool = option(False, "tell DDP that the graph never changes")
-    find_unused: bool = option(False, "search for parameters that took no part in each forward")
-    hook: Literal["none", "fp16", "bf16", "powersgd", "topk"] = option(
-        "none", "compress gradients on the wire"
+    bucket_mb: Annotated[float, option("Size of a gradient bucket (torch's default is 25).")] = 1.0
+    no_sync: Annotated[bool, option("Reduce gradients only in the last micro-batch of a step.")] = (
+        True
     )
-    topk_ratio: float = option(0.01, "with --hook topk: share of gradients sent")
+    static_graph: Annotated[bool, option("Tell DDP that the graph never changes.")] = False
+    find_unused: Annotated[
+        bool, option("Search for parameters that took no part in each forward.")
+    ] = False
+    hook: Annotated[
+        Literal["none", "fp16", "bf16", "powersgd", "topk"],
+        option("Compress gradients on the wire."),
+    ] = "none"
+    topk_ratio: Annotated[float, option("With --hook topk: share of gradients sent.")] = 0.01
 
     def mesh(self, world_size: int) -> dict[str, int]:
         """One data-parallel axis."""
@@ -210,7 +194,7 @@ class DdpOptions(WorkloadOptions):
 
     def check(self, model: ModelOptions, training: TrainingOptions, world_size: int) -> None:
         """Refuse buckets and shares that cannot be."""
-        WorkloadOptions.check(self, model, training, world_size)  # slots: no bare super()
+        super().check(model, training, world_size)
         if self.bucket_mb <= 0:
             raise UsageError(f"--bucket-mb {self.bucket_mb:g}: a bucket has a size above 0")
         if not 0 < self.topk_ratio <= 1:
@@ -221,22 +205,26 @@ class DdpOptions(WorkloadOptions):
         return "DDP" if self.hook == "none" else f"DDP ({self.hook} gradients)"
 
 
-@dataclass(frozen=True, kw_only=True)
-class FsdpOptions(WorkloadOptions):
+class FsdpOptions(WorkloadOptions, frozen=True, kw_only=True):
     """Options of ``fsdp``."""
 
     name = "fsdp"
     summary = "fully_shard (ZeRO-3, ZeRO-2, hybrid) and ZeroRedundancyOptimizer (ZeRO-1)"
 
-    zero: Literal["1", "2", "3"] = option(
-        "3", "what is sharded: 1 optimizer, 2 and gradients, 3 all"
-    )
-    replicas: int = option(1, "replicas of the shard group (hybrid sharding, HSDP)")
-    prefetch: bool = option(True, "gather the next block while this one computes")
-    no_sync: bool = option(
-        False, "reduce gradients in the last micro-batch only, for more memory (ZeRO-1 always does)"
-    )
-    flat: bool = option(False, "anti-pattern: one group for the whole model, nothing to prefetch")
+    zero: Annotated[
+        Literal["1", "2", "3"], option("What is sharded: 1 optimizer, 2 and gradients, 3 all.")
+    ] = "3"
+    replicas: Annotated[int, option("Replicas of the shard group (hybrid sharding, HSDP).")] = 1
+    prefetch: Annotated[bool, option("Gather the next block while this one computes.")] = True
+    no_sync: Annotated[
+        bool,
+        option(
+            "Reduce gradients in the last micro-batch only, for more memory (ZeRO-1 always does)."
+        ),
+    ] = False
+    flat: Annotated[
+        bool, option("Anti-pattern: one group for the whole model, nothing to prefetch.")
+    ] = False
 
     def mesh(self, world_size: int) -> dict[str, int]:
         """One sharding axis, or replicas of it."""
@@ -249,7 +237,7 @@ class FsdpOptions(WorkloadOptions):
 
     def check(self, model: ModelOptions, training: TrainingOptions, world_size: int) -> None:
         """Refuse hybrid sharding of the optimizer alone: it is not made."""
-        WorkloadOptions.check(self, model, training, world_size)  # slots: no bare super()
+        super().check(model, training, world_size)
         if self.zero == "1" and self.replicas > 1:
             raise UsageError("--replicas needs sharded parameters: use --zero 2 or --zero 3")
         if self.zero == "1" and self.flat:

@@ -25,11 +25,11 @@ class Entry:
 
 
 WORKLOADS: dict[str, Entry] = {
-    "ddp": Entry(options=DdpOptions, module="distprof_runs.ddp"),
-    "fsdp": Entry(options=FsdpOptions, module="distprof_runs.fsdp"),
-    "tp": Entry(options=TpOptions, module="distprof_runs.tp"),
-    "pp": Entry(options=PpOptions, module="distprof_runs.pp"),
-    "moe": Entry(options=MoeOptions, module="distprof_runs.moe"),
-    "cp": Entry(options=CpOptions, module="distprof_runs.cp"),
-    "3d": Entry(options=ThreeDOptions, module="distprof_runs.three_d"),
+    "ddp": Entry(options=DdpOptions, module="distprof_runs.workloads.ddp"),
+    "fsdp": Entry(options=FsdpOptions, module="distprof_runs.workloads.fsdp"),
+    "tp": Entry(options=TpOptions, module="distprof_runs.workloads.tp"),
+    "pp": Entry(options=PpOptions, module="distprof_runs.workloads.pp"),
+    "moe": Entry(options=MoeOptions, module="distprof_runs.workloads.moe"),
+    "cp": Entry(options=CpOptions, module="distprof_runs.workloads.cp"),
+    "3d": Entry(options=ThreeDOptions, module="distprof_runs.workloads.three_d"),
 }

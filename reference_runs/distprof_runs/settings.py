@@ -2,47 +2,42 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 import tomllib
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 import msgspec
 from distprof_probes.options import ProbeOptions
 
 from distprof.artefacts.run_file import Fault
 from distprof.errors import InputError, UsageError
+from distprof.options import check_known, convert, option
 from distprof_runs.configuration import Configuration
-from distprof_runs.faults import SLOW_LINK, parse_fault
-from distprof_runs.options import ModelOptions, TrainingOptions
-from distprof_runs.registry import WORKLOADS
+from distprof_runs.faults.orders import SLOW_LINK, parse_fault
+from distprof_runs.options import TrainingOptions
 
 __all__ = ["LaunchOptions", "Settings", "read_settings_file", "resolve", "to_toml"]
 
 Sections = Mapping[str, Mapping[str, Any]]
-T = TypeVar("T")
+_FIXED = ("model", "training", "launch", "probes", "faults")
+"""Sections of every workload's file, besides the one that has its name."""
 
 
-def _option(default: Any, text: str) -> Any:
-    return field(default=default, metadata={"help": text})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchOptions:
+class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How many ranks, and where. 0 means: not given."""
 
-    ranks: int = _option(0, "ranks on each node (2 if neither this nor --gpus is given)")
-    gpus: int = _option(0, "GPUs on each node, one rank on each")
-    nodes: int = _option(1, "nodes; run the same command on each")
-    node_rank: int = _option(-1, "number of this node, from 0 (-1: as SLURM counts)")
-    rdzv_endpoint: str = _option("", "HOST:PORT on the first node, where nodes meet")
-    emulate_nodes: int = _option(
-        0, "make so many nodes on this machine, out of network namespaces (needs root)"
-    )
+    ranks: Annotated[int, option("Ranks on each node (2 if neither this nor --gpus is given).")] = 0
+    gpus: Annotated[int, option("GPUs on each node, one rank on each.")] = 0
+    nodes: Annotated[int, option("Nodes; run the same command on each.")] = 1
+    node_rank: Annotated[int, option("Number of this node, from 0 (-1: as SLURM counts).")] = -1
+    rdzv_endpoint: Annotated[str, option("HOST:PORT on the first node, where nodes meet.")] = ""
+    emulate_nodes: Annotated[
+        int, option("Make so many nodes on this machine, out of network namespaces (needs root).")
+    ] = 0
 
     @property
     def ranks_per_node(self) -> int:
@@ -101,6 +96,12 @@ class LaunchOptions:
             )
 
 
+class FaultOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is injured on purpose."""
+
+    inject: Annotated[tuple[str, ...], option("Faults, for example slow-rank=1:1.5.")] = ()
+
+
 def _check_one_per_node(nodes: int) -> None:
     """Where SLURM numbers the nodes, it must have started as many launchers.
 
@@ -136,7 +137,7 @@ class Settings:
 
     def on_device(self, device: Literal["cuda", "cpu"]) -> Settings:
         """The same with ``auto`` decided."""
-        training = replace(self.configuration.training, device=device)
+        training = msgspec.structs.replace(self.configuration.training, device=device)
         return replace(self, configuration=replace(self.configuration, training=training))
 
 
@@ -175,23 +176,21 @@ def resolve(workload: str, file: Sections, given: Sections) -> Settings:
     Raises:
         UsageError: If something is unknown, contradicts itself or cannot run.
     """
-    names = known_names(workload)
-    for section, options in file.items():
-        _check_known(f"section [{section}]", section, names)
-        for name in options:
-            _check_known(f"[{section}] {name}", name, names[section])
-    merged = {name: {**file.get(name, {}), **given.get(name, {})} for name in names}
-    faults = tuple(parse_fault(str(text)) for text in merged.pop("faults").get("inject", ()))
-    launch = _convert("launch", merged.pop("launch"), LaunchOptions)
+    sections = (*_FIXED, workload)
+    for name in file:
+        check_known(f"section [{name}]", name, sections)
+    merged = {name: {**file.get(name, {}), **given.get(name, {})} for name in sections}
+    ordered = convert(merged.pop("faults"), FaultOptions, "[faults] ")
+    faults = tuple(parse_fault(text) for text in ordered.inject)
+    launch = convert(merged.pop("launch"), LaunchOptions, "[launch] ")
     launch.check()
     _check_link(faults, launch)
-    training = _convert("training", merged["training"], TrainingOptions)
-    _convert("model", merged["model"], ModelOptions).resolved()
-    merged["probes"].setdefault("total_steps", training.steps)
-    merged["probes"].setdefault("num_steps", traced_steps(training.steps))
-    probes = _convert("probes", merged["probes"], ProbeOptions)
+    steps = convert(merged["training"], TrainingOptions, "[training] ").steps
+    asked = {"total_steps": steps, "num_steps": traced_steps(steps), **merged["probes"]}
+    probes = convert(asked, ProbeOptions, "[probes] ")
     merged["probes"] = msgspec.to_builtins(probes)
     configuration = Configuration.from_sections(workload, merged, faults)
+    configuration.model.resolved()
     return Settings(configuration=configuration, probes=probes, launch=launch)
 
 
@@ -209,38 +208,11 @@ def _check_link(faults: Collection[Fault], launch: LaunchOptions) -> None:
             )
 
 
-def known_names(workload: str) -> dict[str, tuple[str, ...]]:
-    """Section to the names of its options."""
-    dataclasses = {
-        "model": ModelOptions,
-        "training": TrainingOptions,
-        workload: WORKLOADS[workload].options,
-        "launch": LaunchOptions,
-    }
-    names = {section: tuple(f.name for f in fields(c)) for section, c in dataclasses.items()}
-    return {**names, "probes": ProbeOptions.__struct_fields__, "faults": ("inject",)}
-
-
-def _check_known(what: str, name: str, known: Collection[str]) -> None:
-    if name in known:
-        return
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    way_out = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
-    raise UsageError(f"{what} is unknown: {way_out}")
-
-
-def _convert(section: str, values: Mapping[str, Any], kind: type[T]) -> T:
-    try:
-        return msgspec.convert(dict(values), kind)
-    except msgspec.ValidationError as error:
-        raise UsageError(f"[{section}] {error}") from error
-
-
 def to_toml(settings: Settings) -> str:
     """A file that asks for exactly this run, every default spelled out."""
     sections: dict[str, Mapping[str, Any]] = {
         **settings.configuration.to_sections(),
-        "launch": {f.name: getattr(settings.launch, f.name) for f in fields(LaunchOptions)},
+        "launch": msgspec.structs.asdict(settings.launch),
         "faults": {"inject": [fault.text for fault in settings.configuration.faults]},
     }
     blocks = (

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from distprof.cli.app import main
-from distprof.ingest.kinds.fabric import read_fabric
+from distprof.ingest.fabric import read_fabric
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "nccl-tests"
 ALL_REDUCE = str(GOLDEN / "superbench-a100-40gb-8gpu-allreduce.log")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,12 @@ def test_doctor_exits_with_1_when_there_is_a_problem(
     assert "\x1b" not in out
     assert "delete it" in out
     assert out.endswith("\n1 problem\n")
+
+
+def test_sensors_without_their_binding_name_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    (check,) = clinic._device()
+    assert (check.state, check.fix) == ("absent", "pip install 'distprof[run]'")
 
 
 def test_an_absent_extra_names_its_install_command(monkeypatch: pytest.MonkeyPatch) -> None:

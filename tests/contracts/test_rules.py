@@ -1,12 +1,12 @@
 """What every rule must be: documented, named, exampled, and right about its own fixtures."""
 
-import importlib.util
+import importlib
+import inspect
 import re
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
 
-from distprof.rules.base import Rule
 from distprof.rules.engine import run_rules
 from distprof.rules.page import HEADINGS
 from distprof.rules.registry import all_rules
@@ -37,52 +37,12 @@ from distprof.sections.whatif.result import WhatIfResult
 from distprof.terms import Confidence
 from distprof.verbs.plan.configuration import ConfigurationResult
 from distprof.verbs.sweep.result import ScalingResult
+from tests.rules.fixtures import fixture
 
-ROOT = Path(__file__).parents[2]
 RULES = all_rules()
-FAMILIES = {
-    "COM": "communication",
-    "STR": "stragglers",
-    "HST": "host",
-    "INP": "input",
-    "MEM": "memory",
-    "CAP": "capture",
-    "PIP": "pipeline",
-    "MOE": "moe",
-    "NET": "network",
-    "TEL": "telemetry",
-    "CFG": "configuration",
-    "SCA": "scaling",
-}
-
-COSTS_NO_TIME = {
-    "tensor-cores-unused",
-    "uneven-memory",
-    "memory-nearly-full",
-    "needless-accumulation",
-    "low-mfu",
-    "dead-experts",
-    "dropped-tokens",
-    "forced-nccl-settings",
-    "shared-memory-inside-node",
-    "tensor-parallelism-without-sequence-parallelism",
-    "unused-network-cards",
-    "far-network-card",
-    "uneven-ranks-per-node",
-    "uneven-nccl-settings",
-    "late-rank-by-summary",
-    "input-not-ready",
-    "device-errors",
-    "hot-device",
-    "inactive-nvlinks",
-    "energy-spent-waiting",
-    "sampler-without-set-epoch",
-    "unsharded-data",
-    "oversubscribed-threads",
-    "superlinear-scaling",
-}
-"""Besides those on the recording itself: what is lost is quality of the model, or no source has
-times for it."""
+FAMILIES = frozenset(
+    {"COM", "STR", "HST", "INP", "MEM", "CAP", "PIP", "MOE", "NET", "TEL", "CFG", "SCA"}
+)
 
 SECTIONS = {
     "configuration": ConfigurationResult,
@@ -120,17 +80,6 @@ SECTIONS = {
 each_rule = pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 
 
-def fixture_of(rule: Rule, which: str):
-    folder = ROOT / "tests" / "rules" / FAMILIES[rule.code[:3]] / rule.name.replace("-", "_")
-    path = folder / f"{which}.py"
-    spec = importlib.util.spec_from_file_location(f"{rule.code}_{which}", path)
-    assert spec is not None, f"{path} is missing"
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.results().values()
-
-
 def test_there_are_rules_and_their_codes_and_names_are_unique():
     assert len(RULES) >= 15
     assert len({rule.code for rule in RULES}) == len(RULES)
@@ -140,15 +89,18 @@ def test_there_are_rules_and_their_codes_and_names_are_unique():
 @each_rule
 def test_code_and_name_are_well_formed(rule):
     assert re.fullmatch(r"[A-Z]{3}[1-9]\d\d", rule.code)
+    assert rule.code[:3] in FAMILIES
     assert re.fullmatch(r"[a-z]+(-[a-z]+)*", rule.name)
     assert rule.code not in RETIRED
     assert re.fullmatch(r"\d+\.\d+\.\d+", rule.since)
 
 
 @each_rule
-def test_a_rule_lies_in_the_folder_of_its_subject(rule):
-    name = rule.name.replace("-", "_")
-    assert re.fullmatch(rf"distprof\.(sections|verbs)\.\w+\.rules\.{name}", rule.check.__module__)
+def test_a_rule_lies_in_the_folder_of_its_subject_in_a_file_of_its_own_or_in_a_table(rule):
+    folder, _, file = rule.check.__module__.rpartition(".")
+    assert re.fullmatch(r"distprof\.(sections|verbs)\.\w+\.rules", folder)
+    table = getattr(importlib.import_module(rule.check.__module__), "RULES", ())
+    assert file == rule.name.replace("-", "_") or rule in table
 
 
 @each_rule
@@ -159,8 +111,15 @@ def test_the_page_has_all_headings_in_order_and_says_something_under_each(rule):
 
 
 @each_rule
-def test_the_example_is_a_block_that_begins_with_the_name(rule):
-    assert re.match(rf"```text\n{rule.name}: .{{30,}}\n```$", rule.doc.sections["Example"], re.S)
+def test_the_example_is_a_block_with_what_the_rule_says_of_its_bad_fixture(rule):
+    headings = re.findall(r"^## (.+)$", rule.page, re.M)
+    assert headings == [*HEADINGS[:5], "Example", *HEADINGS[5:], "Limits"]
+    example = re.search(r"\n## Example\n\n```text\n(.*?)\n```\n", rule.page, re.S)
+    assert example is not None
+    assert all(len(line) <= 100 for line in example[1].splitlines())
+    findings = run_rules(fixture(rule, "bad"), rules=[rule]).findings
+    said = " ".join(f"{rule.name}: {finding.message}" for finding in findings)
+    assert " ".join(example[1].split()) == " ".join(said.split())
 
 
 @each_rule
@@ -179,21 +138,28 @@ def test_limits_are_numbers_with_a_meaning(rule):
 
 @each_rule
 def test_the_bad_fixture_fires_this_rule_and_no_other(rule):
-    outcome = run_rules(fixture_of(rule, "bad"), rules=RULES, debug=True)
+    outcome = run_rules(fixture(rule, "bad"), rules=RULES, debug=True)
     assert {finding.code for finding in outcome.findings} == {rule.code}
     assert outcome.not_checked == ()
 
 
 @each_rule
 def test_the_good_fixture_fires_no_rule(rule):
-    outcome = run_rules(fixture_of(rule, "good"), rules=RULES, debug=True)
+    outcome = run_rules(fixture(rule, "good"), rules=RULES, debug=True)
     assert outcome.findings == ()
     assert outcome.not_checked == ()
 
 
+@pytest.mark.parametrize("which", ["bad", "good"])
+def test_a_rule_without_a_fixture_is_told_which_function_is_missing(which):
+    nameless = replace(RULES[0], name="no-such-rule")
+    with pytest.raises(LookupError, match=rf"fixtures\.\w+\.{which}_no_such_rule\(\)"):
+        fixture(nameless, which)
+
+
 @each_rule
 def test_a_finding_is_a_readable_statement_with_cost_and_fix(rule):
-    for finding in run_rules(fixture_of(rule, "bad"), rules=RULES).findings:
+    for finding in run_rules(fixture(rule, "bad"), rules=RULES).findings:
         assert re.fullmatch(r"[A-Z0-9].*\.", finding.message)
         assert "None" not in finding.message
         assert "nan" not in finding.message
@@ -204,13 +170,24 @@ def test_a_finding_is_a_readable_statement_with_cost_and_fix(rule):
             assert section in SECTIONS
             assert not key or key in SECTIONS[section].__struct_fields__
         assert finding.docs == f"reference/rules/{rule.name}.md"
-        assert finding.cost_ns_per_step is None or finding.cost_ns_per_step >= 0
         if rule.code.startswith("CFG"):
             assert finding.confidence is Confidence.MODELLED
-        elif rule.code.startswith("CAP") or rule.name in COSTS_NO_TIME:
-            assert finding.cost_ns_per_step is None
+
+
+@each_rule
+def test_findings_have_a_cost_unless_the_rule_says_that_it_costs_no_time(rule):
+    for finding in run_rules(fixture(rule, "bad"), rules=RULES).findings:
+        if rule.costs_time:
+            assert finding.cost_ns_per_step is not None
+            assert finding.cost_ns_per_step > 0
         else:
-            assert finding.cost_ns_per_step
+            assert finding.cost_ns_per_step is None
+
+
+@each_rule
+def test_a_rule_that_costs_no_time_never_computes_a_cost(rule):
+    source = inspect.getsource(importlib.import_module(rule.check.__module__))
+    assert rule.costs_time or "cost_ns_per_step=" not in source
 
 
 @each_rule

@@ -11,10 +11,10 @@ from pathlib import Path
 import msgspec
 import pytest
 from distprof_runs.bench.plan import KINDS
-from distprof_runs.emulated_nodes import EmulatedNodes, Link, why_not
+from distprof_runs.launching.emulated_nodes import EmulatedNodes, Link, why_not
 
 from distprof.artefacts.fabric_file import FabricCurve, FabricFile
-from distprof.ingest.kinds.fabric import read_fabric
+from distprof.ingest.fabric import read_fabric
 
 pytestmark = pytest.mark.distributed
 REASON = why_not()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from distprof_runs.emulated_nodes import why_not
+from distprof_runs.launching.emulated_nodes import why_not
 
 from tests.e2e.jobs import Job, RunOnce
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from distprof_runs.emulated_nodes import why_not
+from distprof_runs.launching.emulated_nodes import why_not
 
 from tests.e2e.jobs import Job, RunOnce
 

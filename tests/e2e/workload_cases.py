@@ -10,10 +10,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from distprof_runs.alone import losses_alone
 from distprof_runs.configuration import Configuration
-from distprof_runs.model import MoeSettings
 from distprof_runs.model_parallel_options import MoeOptions, ThreeDOptions
+from distprof_runs.workloads.alone import losses_alone
+from distprof_runs.workloads.model import MoeSettings
 
 from distprof.artefacts import RANK_DIR_FORMAT
 from distprof.terms import CollectiveKind

@@ -151,7 +151,7 @@ def test_waiting_is_no_operation(text):
 
 def test_a_user_pattern_comes_before_those_that_ship():
     config = CommunicationConfig(
-        patterns=(NamePattern(match="reduce_kernel", library="own", kind=Kind.BROADCAST),),
+        patterns=(NamePattern(match="reduce_kernel", library="own", kind=Kind.BROADCAST.label),),
         exclude=("multimem",),
     )
     classifier = Classifier(config)

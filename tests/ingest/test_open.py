@@ -175,7 +175,7 @@ def test_other_patterns_do_not_find_the_tables_of_the_first(options):
     source = str(GOLDEN / "mi250-1gpu")
     (plain,) = open_run(source, options)
     assert len(plain.collectives) == 0
-    own = CommunicationConfig(patterns=(NamePattern(match="Cijk_", kind=Kind.ALL_REDUCE),))
+    own = CommunicationConfig(patterns=(NamePattern(match="Cijk_", kind=Kind.ALL_REDUCE.label),))
     (changed,) = open_run(source, IngestOptions(cache_dir=options.cache_dir, communication=own))
     assert len(changed.collectives) > 0
 

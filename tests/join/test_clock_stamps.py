@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distprof.join.clock_stamps import StampedClock, clock_of_stamps, with_stamps
+from distprof.join.clocks import StampedClock, clock_of_stamps, with_stamps
 from distprof.run.records import CLOCK_STAMPS
 from distprof.run.run import ClockAlignment
 from distprof.schema import ABSENT

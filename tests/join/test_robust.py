@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from distprof.join.robust import components_of, fit_line, location, pooled_scale, solve_graph
+from distprof.join.clocks import components_of, fit_line, location, pooled_scale, solve_graph
 
 
 def test_one_far_value_in_five_hardly_moves_the_middle():

@@ -1,6 +1,6 @@
 import pytest
 
-from distprof.join.same_run import same_run
+from distprof.join.windows import same_run
 from distprof.run.run import Quality
 from distprof.schema import ABSENT
 from tests.builders import RankBuilder

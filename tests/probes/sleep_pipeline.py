@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from distprof_probes.options import ProbeOptions
-from distprof_probes.pipeline_marks import PipelineMarksProbe
+from distprof_probes.probes.pipeline_marks import PipelineMarksProbe
 from distprof_probes.session import Session
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage

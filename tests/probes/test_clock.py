@@ -14,13 +14,13 @@ from typing import Any
 
 import msgspec
 import pytest
-from distprof_probes.clock import ClockProbe
-from distprof_probes.clock_exchange import Exchange, TimeServer, ask, best, connect
-from distprof_probes.clock_threads import Answerer, Asker, own_addresses
 from distprof_probes.options import ProbeOptions
+from distprof_probes.probes.clock import ClockProbe
+from distprof_probes.probes.clock_exchange import Exchange, TimeServer, ask, best, connect
+from distprof_probes.probes.clock_threads import Answerer, Asker, own_addresses
 from distprof_probes.records import RecordWriter
 from distprof_probes.session import Session
-from distprof_runs.emulated_nodes import EmulatedNodes, Link, why_not
+from distprof_runs.launching.emulated_nodes import EmulatedNodes, Link, why_not
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -301,7 +301,9 @@ def test_in_large_jobs_the_first_rank_of_each_host_asks(
     local_rank: int,
     asks: bool,
 ) -> None:
-    monkeypatch.setattr("distprof_probes.clock._process_group", lambda: (39, world_size, Shelf()))
+    monkeypatch.setattr(
+        "distprof_probes.probes.clock._process_group", lambda: (39, world_size, Shelf())
+    )
     environment = {
         "RANK": "39",
         "WORLD_SIZE": str(world_size),
@@ -324,10 +326,10 @@ import sys, time
 from datetime import timedelta
 from pathlib import Path
 import torch.distributed as dist
-from distprof_probes.clock import ClockProbe
+from distprof_probes.probes.clock import ClockProbe
 from distprof_probes.options import ProbeOptions
 from distprof_probes.session import Session
-from distprof_runs.emulated_nodes import EmulatedNodes, Link, why_not
+from distprof_runs.launching.emulated_nodes import EmulatedNodes, Link, why_not
 
 rank, size, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
 options = ProbeOptions(measure_overhead=False)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from distprof_probes.flight_recorder import merge_dumps
+from distprof_probes.probes.flight_recorder import merge_dumps
 
 from tests.probes.sessions import status_of
 

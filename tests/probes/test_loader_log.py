@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from distprof_probes.loader_log import MAX_LOADERS, LoaderLog, checksum_of
+from distprof_probes.probes.loader_log import MAX_LOADERS, LoaderLog, checksum_of
 
 from distprof.artefacts.settings_file import LoaderSettings
 

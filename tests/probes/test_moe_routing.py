@@ -7,16 +7,16 @@ from typing import Any
 
 import msgspec
 import pytest
-from distprof_probes.moe_routing import MoeRoutingProbe
 from distprof_probes.options import ProbeOptions
+from distprof_probes.probes.moe_routing import MoeRoutingProbe
 from distprof_probes.session import Session
 
 from distprof.artefacts.records import MoeRecord
 
 torch = pytest.importorskip("torch")
 
-from distprof_runs.model import MixtureOfExperts, MoeSettings, Transformer  # noqa: E402
 from distprof_runs.options import ModelOptions  # noqa: E402
+from distprof_runs.workloads.model import MixtureOfExperts, MoeSettings, Transformer  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 OPTIONS = ProbeOptions(measure_overhead=False)

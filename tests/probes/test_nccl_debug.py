@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 
 import pytest
-from distprof_probes.nccl_debug import SUBSYSTEMS, NcclDebugProbe
 from distprof_probes.options import ProbeOptions
+from distprof_probes.probes.nccl_debug import SUBSYSTEMS, NcclDebugProbe
 from distprof_probes.session import Session
 
 from distprof.artefacts.run_file import ProbeStatus

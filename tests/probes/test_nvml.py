@@ -10,9 +10,9 @@ from pathlib import Path
 import msgspec
 import pynvml
 import pytest
-from distprof_probes.nvml import NvmlProbe
-from distprof_probes.nvml_device import DeviceHint
 from distprof_probes.options import ProbeOptions
+from distprof_probes.probes.nvml import NvmlProbe
+from distprof_probes.probes.nvml_device import DeviceHint
 from distprof_probes.session import Session
 
 from distprof.artefacts.records import Header, NvmlRecord
@@ -183,7 +183,7 @@ def test_a_paused_sampler_leaves_the_driver_alone(tmp_path: Path) -> None:
 def test_a_driver_that_hangs_does_not_hold_up_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("distprof_probes.nvml.STOP_WITHIN_S", 0.05)
+    monkeypatch.setattr("distprof_probes.probes.nvml.STOP_WITHIN_S", 0.05)
     release = threading.Event()
 
     def hang(number: int) -> int | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pynvml
 import pytest
-from distprof_probes.nvml_device import (
+from distprof_probes.probes.nvml_device import (
     SLOW_FIELDS,
     DeviceHint,
     DeviceLostError,

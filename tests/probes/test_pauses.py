@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 from distprof_probes.options import ProbeOptions
-from distprof_probes.pauses import PausesProbe
+from distprof_probes.probes.pauses import PausesProbe
 from distprof_probes.session import Session
 
 from distprof.artefacts.records import Pause

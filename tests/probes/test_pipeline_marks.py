@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from distprof_probes.options import ProbeOptions
-from distprof_probes.pipeline_marks import PipelineMarksProbe
+from distprof_probes.probes.pipeline_marks import PipelineMarksProbe
 from distprof_probes.session import Session
 
 from distprof.intervals import total, union
@@ -96,7 +96,7 @@ import sys
 from pathlib import Path
 import torch
 from distprof_probes.options import ProbeOptions
-from distprof_probes.pipeline_marks import PipelineMarksProbe
+from distprof_probes.probes.pipeline_marks import PipelineMarksProbe
 from distprof_probes.session import Session
 
 options = ProbeOptions(measure_overhead=False)

@@ -20,8 +20,7 @@ from tests.probes.sessions import open_session, rank_file_of, status_of, steps_o
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: pip install 'distprof[run]'")
 
-from distprof_probes.profiler import ProfilerProbe  # noqa: E402  # after the check for torch
-from distprof_probes.trace_file import save_trace  # noqa: E402
+from distprof_probes.probes.profiler import ProfilerProbe, save_trace  # noqa: E402
 
 OPTIONS = ProbeOptions(start_step=3, num_steps=2, warmup=2, measure_overhead=False)
 
@@ -191,7 +190,7 @@ def test_recording_stops_before_it_holds_too_much(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     memory = iter(range(0, 10**12, 10**8))
-    monkeypatch.setattr("distprof_probes.profiler.resident_bytes", lambda: next(memory))
+    monkeypatch.setattr("distprof_probes.probes.memory.resident_bytes", lambda: next(memory))
     options = ProbeOptions(
         start_step=1, num_steps=50, warmup=1, measure_overhead=False, max_growth_mb=150
     )
@@ -342,7 +341,7 @@ def test_a_disk_that_is_full_when_saving_disables_the_probe_only(
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("distprof_probes.profiler.save_trace", full)
+    monkeypatch.setattr("distprof_probes.probes.profiler.save_trace", full)
     with open_session(tmp_path, [ProfilerProbe()], options=OPTIONS) as session:
         train(session, 8)
 
@@ -354,7 +353,7 @@ def test_a_disk_that_is_full_when_saving_disables_the_probe_only(
 def test_renaming_a_cut_step_works_across_chunks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("distprof_probes.trace_file._CHUNK_BYTES", 7)
+    monkeypatch.setattr("distprof_probes.probes.profiler._CHUNK_BYTES", 7)
     lines = [b'  {"name": "ProfilerStep#%d", "cat": "kernel"},\n' % step for step in (1, 12, 2)]
     saved = save_trace(
         Export(b"{[\n" + b"".join(lines) + b"]}"), tmp_path / "trace.json.gz", cut_step=2

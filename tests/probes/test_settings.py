@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from distprof_probes import torch_objects
-from distprof_probes.settings import SettingsProbe
+from distprof_probes.probes import torch_objects
+from distprof_probes.probes.settings import SettingsProbe
 
 from distprof.artefacts.settings_file import SettingsFile
 from tests.probes.sessions import open_session, status_of
@@ -242,7 +242,7 @@ def test_reading_belongs_to_no_step(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         now[0] += 80_000_000
         return found
 
-    monkeypatch.setattr("distprof_probes.settings.find", slow)
+    monkeypatch.setattr("distprof_probes.probes.torch_objects.find", slow)
     session = open_session(tmp_path, [SettingsProbe()], clock=lambda: now[0])  # type: ignore[arg-type]
     for _ in range(3):
         now[0] += 5_000_000

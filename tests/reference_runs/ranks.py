@@ -19,11 +19,11 @@ from typing import Any
 import msgspec
 import torch
 import torch.distributed as dist
-from distprof_runs.alone import batches_of
 from distprof_runs.configuration import Configuration
-from distprof_runs.join import Place, arrange
-from distprof_runs.model import MixtureOfExperts
-from distprof_runs.workload import Trainer, build
+from distprof_runs.launching.join import Place, arrange
+from distprof_runs.workloads.alone import batches_of
+from distprof_runs.workloads.model import MixtureOfExperts
+from distprof_runs.workloads.workload import Trainer, build
 from torch.distributed.distributed_c10d import _resolve_process_group
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode

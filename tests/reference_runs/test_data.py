@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 
 import torch
-from distprof_runs.data import make_batch
 from distprof_runs.options import ModelOptions
-from distprof_runs.workload import Batch
+from distprof_runs.workloads.data import make_batch
+from distprof_runs.workloads.workload import Batch
 
 MODEL = ModelOptions(sequence=16, vocabulary=50).resolved()
 

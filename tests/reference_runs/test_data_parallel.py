@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 import pytest
-from distprof_runs.alone import losses_alone
+from distprof_runs.workloads.alone import losses_alone
 
 from tests.reference_runs.ranks import Seen, Variant, run_variants
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from distprof_runs.emulated_nodes import EmulatedNodes, Link, why_not
+from distprof_runs.launching.emulated_nodes import EmulatedNodes, Link, why_not
 
 from distprof.errors import UsageError
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 
 import pytest
-from distprof_runs.faults import FAULTS, check_faults, link_of, parse_fault
+from distprof_runs.faults.orders import FAULTS, check_faults, link_of, parse_fault
 from distprof_runs.options import DdpOptions, WorkloadOptions
 from distprof_runs.registry import WORKLOADS
 from distprof_runs.settings import resolve

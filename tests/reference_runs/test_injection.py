@@ -14,14 +14,14 @@ from typing import Any, cast
 
 import pytest
 import torch
-from distprof_runs import injection
-from distprof_runs.faults import parse_fault
-from distprof_runs.injection import GC_EVERY, Injection
-from distprof_runs.model import MixtureOfExperts, MoeSettings, Transformer, initialise
+from distprof_runs.faults import injection
+from distprof_runs.faults.injection import GC_EVERY, Injection
+from distprof_runs.faults.orders import parse_fault
+from distprof_runs.faults.slowdown import Slowdown
 from distprof_runs.options import ModelOptions, TrainingOptions
-from distprof_runs.sleep import SleepBlock, make_blocks_sleep
-from distprof_runs.slowdown import Slowdown
-from distprof_runs.workload import Batch, Job, Phases
+from distprof_runs.workloads.model import MixtureOfExperts, MoeSettings, Transformer, initialise
+from distprof_runs.workloads.sleep import SleepBlock, make_blocks_sleep
+from distprof_runs.workloads.workload import Batch, Job, Phases
 from torch import Tensor, nn
 
 SMALL = ModelOptions(

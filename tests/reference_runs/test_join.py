@@ -9,8 +9,8 @@ from math import prod
 
 import pytest
 import torch
-from distprof_runs import join as joining
-from distprof_runs.join import Place, _backend, coordinates_of, join
+from distprof_runs.launching import join as joining
+from distprof_runs.launching.join import Place, _backend, coordinates_of, join
 from distprof_runs.options import DdpOptions, FsdpOptions, TrainingOptions
 from hypothesis import given
 from hypothesis import strategies as st

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from distprof_runs.model import Transformer, initialise, loss_of
 from distprof_runs.options import ModelOptions
+from distprof_runs.workloads.model import Transformer, initialise, loss_of
 
 SMALL = ModelOptions(
     layers=3, hidden=32, heads=4, kv_heads=2, ffn=48, sequence=8, vocabulary=40

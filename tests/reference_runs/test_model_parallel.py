@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import pytest
 import torch
-from distprof_runs.alone import losses_alone
-from distprof_runs.model import MoeSettings
 from distprof_runs.model_parallel_options import MoeOptions, ThreeDOptions
 from distprof_runs.options import WorkloadOptions
+from distprof_runs.workloads.alone import losses_alone
+from distprof_runs.workloads.model import MoeSettings
 
 from distprof.terms import CollectiveKind
 from tests.reference_runs.ranks import Call, Seen, Variant, run_variants

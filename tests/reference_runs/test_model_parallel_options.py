@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from distprof_runs.configuration import Configuration
 from distprof_runs.model_parallel_options import (
@@ -14,6 +12,7 @@ from distprof_runs.model_parallel_options import (
     TpOptions,
 )
 from distprof_runs.options import ModelOptions, TrainingOptions, WorkloadOptions
+from msgspec.structs import replace
 
 from distprof.errors import UsageError
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from math import prod
 
 import pytest
+from distprof_probes.options import ProbeOptions
 from distprof_runs.options import (
     PRESETS,
     DdpOptions,
@@ -13,14 +13,14 @@ from distprof_runs.options import (
     ModelOptions,
     TrainingOptions,
     WorkloadOptions,
-    choices_of,
-    help_of,
 )
 from distprof_runs.registry import WORKLOADS
+from distprof_runs.settings import LaunchOptions
 from hypothesis import given
 from hypothesis import strategies as st
 
 from distprof.errors import UsageError
+from distprof.options import options_of
 
 MODEL = ModelOptions().resolved()
 
@@ -112,12 +112,18 @@ def test_what_cannot_run_is_refused_with_a_way_out(
 
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_every_option_has_a_help_line_and_its_default_is_allowed(name: str) -> None:
-    options = WORKLOADS[name].options()
-    for option in (*fields(options), *fields(ModelOptions), *fields(TrainingOptions)):
-        assert len(help_of(option)) > 5
-    for option in fields(options):
-        choices = choices_of(option)
-        assert not choices or getattr(options, option.name) in choices
+    own = options_of(WORKLOADS[name].options)
+    for option in (*own, *options_of(ModelOptions), *options_of(TrainingOptions)):
+        assert len(option.help) > 5
+        assert not option.choices or option.default in option.choices
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_no_two_sections_have_an_option_of_one_name(name: str) -> None:
+    """Click passes each option by its name alone."""
+    sections = (LaunchOptions, WORKLOADS[name].options, ModelOptions, TrainingOptions, ProbeOptions)
+    names = [option.name for section in sections for option in options_of(section)]
+    assert len(names) == len({*names, "faults", "config", "dry_run", "out"}) - 4
 
 
 @pytest.mark.parametrize("name", WORKLOADS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from distprof_runs.ring_attention import local_positions
+from distprof_runs.workloads.sequence_attention import local_positions
 from hypothesis import given
 from hypothesis import strategies as st
 

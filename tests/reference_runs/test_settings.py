@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 from distprof_probes.environment import Placement
-from distprof_runs.as_rank import _first_of, torch_variables
 from distprof_runs.cli import run
-from distprof_runs.preparation import described, is_rank_already
+from distprof_runs.launching.as_rank import _first_of, torch_variables
+from distprof_runs.launching.preparation import described, is_rank_already
 from distprof_runs.registry import WORKLOADS
 from distprof_runs.settings import LaunchOptions, Settings, read_settings_file, resolve, to_toml
 from hypothesis import given
@@ -56,8 +56,8 @@ def test_flags_that_are_named_for_a_negative_turn_both_ways() -> None:
     [
         ({"trainig": {}}, r"section \[trainig\] is unknown: did you mean training\?"),
         ({"training": {"step": 3}}, r"\[training\] step is unknown: did you mean steps\?"),
-        ({"training": {"steps": "x"}}, r"\[training\] Expected `int`"),
-        ({"probes": {"mode": "loud"}}, r"\[probes\] Invalid enum value 'loud'"),
+        ({"training": {"steps": "x"}}, r"\[training\] steps must be a whole number, not 'x'"),
+        ({"probes": {"mode": "loud"}}, r"\[probes\] mode must be one of window, .* not 'loud'"),
         ({"ddp": {"hook": "fp8"}}, r"\[ddp\] hook"),
         ({"model": {"preset": "huge"}}, "there is no preset 'huge'"),
         ({"faults": {"inject": ["slow"]}}, "there is no fault 'slow'"),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from distprof_runs.model import Transformer, initialise
 from distprof_runs.options import ModelOptions, TrainingOptions
-from distprof_runs.sleep import SleepBlock, Sleeper, add_sleep, make_blocks_sleep
+from distprof_runs.workloads.model import Transformer, initialise
+from distprof_runs.workloads.sleep import SleepBlock, Sleeper, add_sleep, make_blocks_sleep
 
 SMALL = ModelOptions(
     layers=2, hidden=16, heads=2, kv_heads=2, ffn=16, sequence=4, vocabulary=8

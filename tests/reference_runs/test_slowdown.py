@@ -8,10 +8,10 @@ from statistics import median
 
 import pytest
 import torch
-from distprof_runs import slowdown as slow
-from distprof_runs.model import Transformer, initialise, loss_of
+from distprof_runs.faults import slowdown as slow
+from distprof_runs.faults.slowdown import Slowdown
 from distprof_runs.options import ModelOptions
-from distprof_runs.slowdown import Slowdown
+from distprof_runs.workloads.model import Transformer, initialise, loss_of
 
 MODEL = ModelOptions(
     layers=1, hidden=256, heads=4, kv_heads=4, ffn=512, sequence=128, vocabulary=256

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from distprof_runs.model_parallel_options import (
     CpOptions,
@@ -19,6 +17,7 @@ from distprof_runs.options import (
     TrainingOptions,
     WorkloadOptions,
 )
+from msgspec.structs import replace
 
 from distprof.costs.collectives import bus_factor
 from distprof.terms import CollectiveKind

@@ -11,10 +11,10 @@ from typing import Any, cast
 import pytest
 import torch
 from distprof_runs.configuration import Configuration
-from distprof_runs.injection import Injection
+from distprof_runs.faults.injection import Injection
+from distprof_runs.launching.worker import train
 from distprof_runs.options import DdpOptions, ModelOptions, TrainingOptions
-from distprof_runs.worker import train
-from distprof_runs.workload import Batch, Job, Phases
+from distprof_runs.workloads.workload import Batch, Job, Phases
 from torch import Tensor, nn
 
 CONFIGURATION = Configuration(

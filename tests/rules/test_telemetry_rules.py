@@ -19,7 +19,8 @@ from distprof.sections.telemetry.result import (
     RankTelemetry,
     TelemetryResult,
 )
-from distprof.sections.telemetry.rules._shared import meaning_of, medians_of_others
+from distprof.sections.telemetry.rules._shared import medians_of_others
+from distprof.sections.telemetry.rules._xid_errors import meaning_of
 from distprof.terms import Severity
 from tests.rules.samples import RANKS, healthy, telemetry
 

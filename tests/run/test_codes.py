@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from distprof.run.codes import distinct, encode, order_of_codes
+from distprof.run.tables import distinct, encode, order_of_codes
 
 
 @given(

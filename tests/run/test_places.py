@@ -1,8 +1,13 @@
 """Where ranks run, and along which axis a group lies."""
 
 from distprof.artefacts.run_file import RankEntry, RunFile
-from distprof.run.places import coordinates_of, nodes_of_job, with_axis, world_size_of_job
-from distprof.run.topology import ProcessGroup
+from distprof.run.topology import (
+    ProcessGroup,
+    coordinates_of,
+    nodes_of_job,
+    with_axis,
+    world_size_of_job,
+)
 from distprof.terms import MeshAxis
 
 

@@ -14,14 +14,7 @@ import distprof
 from distprof.config import TopologyConfig
 from distprof.hardware import load_sheet
 from distprof.ingest.kinds.machine import parse_machines
-from distprof.run.nccl_log import (
-    NcclCard,
-    NcclCommunicator,
-    NcclEdge,
-    NcclLog,
-    NcclMember,
-    NcclProcess,
-)
+from distprof.run.logs import NcclCard, NcclCommunicator, NcclEdge, NcclLog, NcclMember, NcclProcess
 from distprof.run.run import Device, Run
 from distprof.run.topology import ProcessGroup
 from distprof.sections.collectives.result import CollectivesResult
@@ -269,7 +262,7 @@ GPU1\tNV18\t X \tSYS\tPIX\t16-31
 
 
 def test_nodes_and_groups_of_a_log_alone():
-    result = analyze_placement(replace(job({}), nccl=log()), NOTHING)
+    result = analyze_placement(job({}).having(log()), NOTHING)
     assert result.origin == "NCCL's log"
     assert [(node.node, node.ranks) for node in result.nodes] == [
         ("node-1", (0, 1)),
@@ -281,7 +274,7 @@ def test_nodes_and_groups_of_a_log_alone():
 
 
 def test_a_card_farther_than_the_nearest_is_told_gpu_by_gpu():
-    run = replace(job({}), nccl=log(), machines=parse_machines(TOPO).machines)
+    run = job({}).having(log()).having(parse_machines(TOPO))
     first, second = analyze_placement(run, NOTHING).cards
     assert (first.nearest, first.path, first.used, first.used_path) == (
         ("mlx5_0",),
@@ -299,12 +292,12 @@ def test_a_card_farther_than_the_nearest_is_told_gpu_by_gpu():
 
 
 def test_processes_that_all_call_their_gpu_the_first_tell_no_used_card():
-    run = replace(job({}), nccl=log(device=0), machines=parse_machines(TOPO).machines)
+    run = job({}).having(log(device=0)).having(parse_machines(TOPO))
     assert [card.used for card in analyze_placement(run, NOTHING).cards] == [(), ()]
 
 
 def test_a_machine_that_is_not_of_the_job_is_left_out():
-    run = replace(job(blocks(2, 2)), machines=parse_machines(TOPO).machines)
+    run = job(blocks(2, 2)).having(parse_machines(TOPO))
     result = analyze_placement(run, NOTHING)
     assert result.cards == ()
     assert [machine.host for machine in result.machines] == ["node-1"]
@@ -312,9 +305,7 @@ def test_a_machine_that_is_not_of_the_job_is_left_out():
 
 def test_gpus_that_nvlink_does_not_join_are_said():
     text = TOPO.replace("NV18", "PHB")
-    result = analyze_placement(
-        replace(job({}), nccl=log(), machines=parse_machines(text).machines), NOTHING
-    )
+    result = analyze_placement(job({}).having(log()).having(parse_machines(text)), NOTHING)
     assert (
         "NVLink does not join all GPUs of node-1: 2 parts of 2 GPUs are joined by PCIe."
         in result.unavailable

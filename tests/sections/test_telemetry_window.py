@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distprof.ingest.kinds.sensors.collect import Collector, Identity
+from distprof.ingest.sensors.collect import Collector, Identity
 from distprof.intervals import Intervals
 from distprof.sections.step_log.result import StepLogResult
 from distprof.sections.stragglers.causes import sensed_difference

@@ -1,7 +1,6 @@
 """Figures of training logs: by hand, then what publishers and their data say of real ones."""
 
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +8,8 @@ import pytest
 
 from distprof.api import analyze, open_run
 from distprof.ingest.assemble import assemble_run
-from distprof.ingest.kinds.training_log import read_training_log
-from distprof.run.training_log import TrainingFacts, TrainingLog
+from distprof.ingest.training_logs.read import read_training_log
+from distprof.run.logs import TrainingFacts, TrainingLog
 from distprof.sections.training_log.measure import analyze_training_log
 from distprof.sections.verdict import judge
 
@@ -40,7 +39,7 @@ def log_of(duration_ms, **fields) -> TrainingLog:
 
 def result_of(log):
     run = assemble_run("train.log", (), (), may_be_empty=True)
-    return analyze_training_log(replace(run, training_log=log))
+    return analyze_training_log(run.having(log))
 
 
 def test_the_first_report_does_not_count():
@@ -179,7 +178,7 @@ def test_a_log_beside_traces_joins_them():
     traces = str(GOLDEN / "kineto" / "gloo-ddp-2ranks")
     log = str(LOGS / "megatron-tp4-pp4-mb4-v100.out.gz")
     run = open_run(traces, evidence=[log], use_cache=False)
-    assert run.training_log is not None
+    assert run.get(TrainingLog) is not None
     assert len(run) == 2
     assert analyze(run).training_log.num_reports == 20
 

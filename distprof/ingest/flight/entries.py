@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from distprof.ingest.communication import collective_kind
-from distprof.run.flight import FLIGHT, FlightState
+from distprof.run.records import FLIGHT, FlightState
 from distprof.schema import ABSENT, Coded, Int64Array, Table
 
 __all__ = ["BROKEN", "LARGEST", "MAX_TEXT", "EntriesError", "convert", "entries_table"]

@@ -13,11 +13,15 @@ import io
 import re
 import zlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from distprof.errors import InputError
+from distprof.ingest.files import Folder
 from distprof.ingest.flight.entries import (
     BROKEN,
     LARGEST,
@@ -27,12 +31,13 @@ from distprof.ingest.flight.entries import (
     entries_table,
 )
 from distprof.ingest.flight.safe_pickle import PickleRefused, read_pickle
-from distprof.run.flight import FlightDump, FlightGroup, GroupStatus
-from distprof.schema import ABSENT
+from distprof.run.records import FLIGHT, FlightDump, FlightGroup, GroupStatus
+from distprof.schema import ABSENT, Coded, Int64Array, Table
 
-__all__ = ["MAX_BYTES", "looks_like_dump", "parse_flight"]
+__all__ = ["MAX_BYTES", "FlightEntries", "looks_like_dump", "parse_flight", "read_flight"]
 
 MAX_BYTES = 1 << 28  # the ring of 2000 entries that is the default makes 1 MB, with frames 10
+
 MAX_MEMBERS = 1 << 20
 
 _DIGITS = re.compile(r"\d+")
@@ -207,3 +212,72 @@ def _status(value: Any, notes: list[str]) -> dict[int, GroupStatus]:
 
 def _known(number: int) -> int | None:
     return number if 0 <= number < LARGEST else None
+
+
+# The dump of a rank in a run directory ------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlightEntries:
+    """Collectives that one rank asked for, in order of time; messages are left out.
+
+    Args:
+        time_ns: int64, when it was asked for, ns since the epoch on the rank's own clock.
+        kind: int8, the CollectiveKind as executed: gloo runs a reduce-scatter as an all-reduce.
+        seq: int64, sequence number in its group, ABSENT where not told.
+        elements: int64, elements of the input, ABSENT where not told.
+        group: Name of its process group.
+        description: Description of its process group.
+        digest: Of the file, so that what is concluded from it can be cached.
+        notes: What was damaged, one sentence each.
+    """
+
+    time_ns: Int64Array
+    kind: NDArray[np.int8]
+    seq: Int64Array
+    elements: Int64Array
+    group: Coded
+    description: Coded
+    digest: str = ""
+    notes: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.time_ns)
+
+
+def read_flight(path: str) -> FlightEntries:
+    """Read the dump of a rank for its collectives.
+
+    Args:
+        path: Local path or URL.
+
+    Returns:
+        Its collectives; none, with a note, where the file cannot be used.
+    """
+    folder, _, name = path.rpartition("/")
+    try:
+        data = Folder(folder or ".").read(name, MAX_BYTES)
+    except OSError as error:
+        return _collectives(Table.empty(FLIGHT), "", (f"{name} is not read: {error.strerror}.",))
+    try:
+        dump = parse_flight(data, rank=0, source=name)
+    except InputError:
+        digest = hashlib.sha1(data, usedforsecurity=False).hexdigest()
+        return _collectives(Table.empty(FLIGHT), digest, (f"{name} is damaged and not used.",))
+    return _collectives(dump.entries, dump.digest, dump.notes)
+
+
+def _collectives(entries: Table, digest: str, notes: tuple[str, ...]) -> FlightEntries:
+    """Those entries that are collectives and were stamped, in order of time."""
+    rows = np.flatnonzero(~entries["is_p2p"] & (entries["created_ns"] > 0))
+    rows = rows[np.argsort(entries["created_ns"][rows], kind="stable")]
+    return FlightEntries(
+        time_ns=entries["created_ns"][rows],
+        kind=entries["kind"][rows],
+        seq=entries["seq"][rows],
+        elements=entries["in_elements"][rows],
+        group=entries.coded("group").take(rows),
+        description=entries.coded("description").take(rows),
+        digest=digest,
+        notes=notes,
+    )

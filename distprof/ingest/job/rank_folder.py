@@ -32,7 +32,7 @@ from distprof.artefacts.records import (
     StepRecord,
 )
 from distprof.artefacts.settings_file import SettingsFile
-from distprof.ingest.job.files import Folder
+from distprof.ingest.files import Folder
 from distprof.run.records import (
     CLOCK_STAMPS,
     MEMORY_LOG,

@@ -1,37 +1,48 @@
-"""run.json and what the ranks say of themselves: one description of the job."""
+"""run.json and what the ranks say of themselves: one description of the job.
+
+It adds to the ranks that were traced, and stands for those that were not.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
 import msgspec
 
-from distprof.artefacts import (
-    ERROR_FILE,
-    RANK_FILE,
-    RANK_SCHEMA,
-    RUN_FILE,
-    RUN_SCHEMA,
-)
+from distprof.artefacts import ERROR_FILE, FLIGHT_FILE, RANK_FILE, RANK_SCHEMA, RUN_FILE, RUN_SCHEMA
 from distprof.artefacts.rank_file import ErrorFile, RankFile, with_ranks
-from distprof.artefacts.run_file import RunFile
+from distprof.artefacts.run_file import RankEntry, RunFile
 from distprof.errors import InputError, SchemaError
-from distprof.ingest.job.files import Folder
+from distprof.ingest.discovery import TraceFile
+from distprof.ingest.files import Folder
 from distprof.ingest.job.rank_folder import RankFolder
-from distprof.run.run import Gap
-from distprof.units import name_ranks
+from distprof.run.run import Device, Gap, Rank
+from distprof.run.topology import world_size_of_job
+from distprof.units import fold_ranks, name_ranks
 
-__all__ = ["RunDirectory", "find_run_directory", "open_run_directory", "rank_of_folder"]
+__all__ = [
+    "RunDirectory",
+    "describe_rank",
+    "find_run_directory",
+    "missing_ranks",
+    "open_run_directory",
+    "rank_of_folder",
+    "trace_gaps",
+    "with_flight",
+]
 
 MAX_RUN_BYTES = 1 << 28  # of run.json: ten thousand ranks take some 20 MB
+
 MAX_RANK_BYTES = 1 << 24  # of rank.json and error.json
 
 _RANK_FOLDER = re.compile(r"^rank(\d{5,7})$")
+
 _MAX_NAMED = 5
+
 _T = TypeVar("_T")
 
 
@@ -221,3 +232,100 @@ def _started(folder: Folder) -> int:
 
     found, _ = _optional(folder, RUN_FILE, Started)
     return found.started_ns if found else 0
+
+
+# Ranks with and without a trace -------------------------------------------------------------------
+
+_PROFILER = "profiler"
+
+
+def with_flight(trace: TraceFile, directory: RunDirectory) -> TraceFile:
+    """The trace with the Flight Recorder's dump of its rank, where there is one."""
+    number = rank_of_folder(trace.path)
+    place = directory.records.get(number) if number is not None else None
+    if place is None or Folder(place.path).size(FLIGHT_FILE) is None:
+        return trace
+    return replace(trace, flight=Folder(place.path).child(FLIGHT_FILE).path)
+
+
+def describe_rank(rank: Rank, directory: RunDirectory, entries: Mapping[int, RankEntry]) -> Rank:
+    """The rank with what run.json says of it where its trace says nothing.
+
+    The folder that a trace lies in tells its rank: the launcher made it.
+
+    Args:
+        rank: As its trace has it.
+        directory: The run directory.
+        entries: What run.json says of each rank.
+    """
+    number = rank_of_folder(rank.path)
+    if number is not None and number in directory.records:
+        rank = replace(rank, rank=number, rank_origin="run.json")
+    entry = entries.get(rank.rank)
+    if entry is None:
+        return rank
+    return replace(
+        rank,
+        world_size=rank.world_size or world_size_of_job(directory.job),
+        host=rank.host or entry.host or None,
+        device=_device(rank, entry),
+    )
+
+
+def _device(rank: Rank, entry: RankEntry) -> Device:
+    return rank.device if rank.device.name else replace(rank.device, name=entry.device)
+
+
+def missing_ranks(missing: Sequence[int], world_size: int) -> Gap:
+    """Ranks of which no trace was found."""
+    return Gap(
+        what="missing-ranks",
+        message=f"{len(missing)} of {world_size} ranks have no trace "
+        f"({fold_ranks(missing)}): the last to arrive may be one of them.",
+        ranks=tuple(missing),
+    )
+
+
+def trace_gaps(ranks: Sequence[Rank], directory: RunDirectory) -> list[Gap]:
+    """Ranks without a trace: those that were not to have one, and those that should have."""
+    job = directory.job
+    traced = {rank.rank for rank in ranks}
+    everyone = set(directory.records) | {entry.rank for entry in job.ranks}
+    everyone |= set(range(world_size_of_job(job) or 0)) | traced
+    missing = everyone - traced
+    if not missing:
+        return []
+    reasons = _reasons(directory, missing)
+    why = "; ".join(f"{name_ranks(numbers)}: {text}" for text, numbers in reasons.items())
+    if not traced:
+        message = f"No rank was traced ({why})." if why else "No trace was written."
+        return [Gap(what="no-traces", message=message)]
+    chosen = job.coverage.profiled_ranks
+    wanted = everyone if chosen is None else everyone & set(chosen)
+    gaps = []
+    if wanted != everyone:
+        gaps.append(_chosen_ranks(wanted, everyone, job.coverage.text))
+    lost = sorted(missing & wanted)
+    if lost:
+        gap = missing_ranks(lost, len(everyone))
+        gaps.append(replace(gap, message=f"{gap.message} {why}." if why else gap.message))
+    return gaps
+
+
+def _chosen_ranks(wanted: set[int], everyone: set[int], asked: str) -> Gap:
+    return Gap(
+        what="chosen-ranks",
+        message=f"Only {name_ranks(wanted)} of {len(everyone)} were to be traced ({asked}).",
+        ranks=tuple(sorted(everyone - wanted)),
+    )
+
+
+def _reasons(directory: RunDirectory, ranks: set[int]) -> dict[str, list[int]]:
+    """Why the profiler of some of these ranks recorded nothing, by reason."""
+    found: dict[str, list[int]] = {}
+    for entry in directory.job.ranks:
+        status = next((probe for probe in entry.probes if probe.name == _PROFILER), None)
+        if entry.rank in ranks and status is not None and status.state != "on":
+            why = status.reason.rstrip(".") or f"the profiler was {status.state}"
+            found.setdefault(why, []).append(entry.rank)
+    return found

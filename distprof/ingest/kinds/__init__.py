@@ -1,1 +1,1 @@
-"""One module for each kind of input besides traces and run directories."""
+"""One module per kind of source, each with its ``SOURCE``; see :mod:`distprof.ingest.source`."""

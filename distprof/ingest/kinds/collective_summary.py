@@ -16,10 +16,11 @@ import numpy as np
 
 from distprof.errors import InputError
 from distprof.ingest.communication import collective_kind
-from distprof.ingest.log_files import DAMAGE, beginning, opened, read_some
+from distprof.ingest.files import DAMAGE, beginning, opened, read_some
+from distprof.ingest.source import Source
 from distprof.run.evidence import CollectiveSummary, SummaryClass
 
-__all__ = ["COLUMNS", "fits_collective_summary", "read_collective_summary"]
+__all__ = ["COLUMNS", "SOURCE", "fits_collective_summary", "read_collective_summary"]
 
 COLUMNS = ("rank", "Collective name", "dur_mean", "operation_count")
 MAX_BYTES = 128_000_000
@@ -135,3 +136,12 @@ def _refuse(source: str, found: str) -> NoReturn:
         found=found,
         fix="write the table again, for example with TraceLens' NCCL analysis",
     )
+
+
+SOURCE = Source(
+    place=90,
+    origin="table of collectives",
+    name="a table of collectives by rank",
+    fits=fits_collective_summary,
+    read=read_collective_summary,
+)

@@ -21,9 +21,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distprof.errors import InputError
+from distprof.ingest.source import Source
+from distprof.remote import file_system
 from distprof.run.evidence import ExpertCounts
 
-__all__ = ["fits_expert_counts", "read_expert_counts"]
+__all__ = ["SOURCE", "fits_expert_counts", "read_expert_counts"]
 
 MAX_BYTES = 64_000_000
 MAX_COUNT = 1 << 53
@@ -89,16 +91,15 @@ def _read(source: str, limit: int) -> bytes:
             raise OSError(f"{source} is no file")
         with path.open("rb") as stream:
             return stream.read(limit)
-    import fsspec
-
-    with fsspec.open(source, "rb") as remote:
+    system, place = file_system(source)
+    with system.open(place, "rb") as remote:
         return bytes(remote.read(limit))
 
 
 def _decode(source: str) -> Any:
     try:
         data = _read(source, MAX_BYTES + 1)
-    except (OSError, ValueError, ImportError) as error:
+    except (OSError, ValueError) as error:
         raise InputError(
             source, expected=_FORMS, found=f"cannot be read: {error}", fix="check path and rights"
         ) from error
@@ -190,3 +191,12 @@ def _kind(value: Any) -> str:
 
 def _refuse(source: str, found: str) -> NoReturn:
     raise InputError(source, expected=_FORMS, found=found, fix=_FIX)
+
+
+SOURCE = Source(
+    place=10,
+    origin="table of expert counts",
+    fits=fits_expert_counts,
+    read=read_expert_counts,
+    notes="assumed",
+)

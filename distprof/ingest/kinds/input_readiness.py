@@ -16,10 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distprof.errors import InputError
-from distprof.ingest.log_files import DAMAGE, beginning, opened, read_some
+from distprof.ingest.files import DAMAGE, beginning, opened, read_some
+from distprof.ingest.source import Source
 from distprof.run.evidence import InputReadiness
 
-__all__ = ["fits_input_readiness", "read_input_readiness"]
+__all__ = ["SOURCE", "fits_input_readiness", "read_input_readiness"]
 
 TIME = "event_time"
 MAX_BYTES = 64_000_000
@@ -104,3 +105,12 @@ def _refuse(source: str, found: str) -> NoReturn:
         found=found,
         fix="export the columns again, all of one length",
     )
+
+
+SOURCE = Source(
+    place=100,
+    origin="table of input's readiness",
+    name="readiness of input by rank",
+    fits=fits_input_readiness,
+    read=read_input_readiness,
+)

@@ -11,10 +11,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from distprof.errors import InputError
-from distprof.ingest.log_files import DAMAGE, opened
-from distprof.run.machine import Machine, Machines
+from distprof.ingest.files import DAMAGE, opened
+from distprof.ingest.source import Source, keep
+from distprof.run.evidence import Machine, Machines
+from distprof.run.run import Run
 
-__all__ = ["fits_machine", "parse_machines", "read_machine"]
+__all__ = ["SOURCE", "fits_machine", "parse_machines", "read_machine"]
 
 MAX_BYTES = 1 << 26
 MAX_DEVICES = 512
@@ -202,3 +204,23 @@ def _cell(cells: Sequence[str], index: int) -> str:
 def _read(source: str, most: int) -> bytes:
     with opened(source) as stream:
         return stream.read(most)
+
+
+def _join(run: Run, shown: Machines) -> Run:
+    """Of a host that two files show, the later one counts."""
+    before = run.get(Machines)
+    again = {machine.host for machine in shown.machines} - {""}
+    kept = [one for one in before.machines if one.host not in again] if before else []
+    both = Machines(machines=(*kept, *shown.machines), notes=shown.notes)
+    return keep(run, both, notes="damaged")
+
+
+SOURCE = Source(
+    place=70,
+    origin="output of nvidia-smi topo -m",
+    name="output of nvidia-smi topo -m",
+    fits=fits_machine,
+    read=read_machine,
+    notes="damaged",
+    join=_join,
+)

@@ -6,32 +6,31 @@ line. What is not understood is counted and some of it kept, so that nothing is 
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Mapping
-from pathlib import Path, PurePosixPath
+from collections.abc import Mapping
 
 from distprof.errors import InputError
 from distprof.ingest.discovery import rank_in_name
-from distprof.ingest.kinds.nccl.assemble import Assembler
-from distprof.ingest.kinds.nccl.lines import Lines, Splitter
-from distprof.ingest.log_files import DAMAGE, opened, read_some
-from distprof.run.nccl_log import NcclLog
+from distprof.ingest.files import DAMAGE, opened, paths_of_logs, read_some
+from distprof.ingest.kinds import training_log
+from distprof.ingest.source import Source
+from distprof.run.logs import NcclLog
+from distprof.run.run import Run
 
-__all__ = ["fits_nccl_log", "read_nccl_log", "read_rank_logs"]
+__all__ = ["SOURCE", "fits_nccl_log", "read_nccl_log", "read_rank_logs"]
 
 MAX_FILES = 20_000
+_MAX_FILES_ASKED = 8
+"""Of many ranks' logs, so many are asked whether they hold iterations too."""
+
 _SNIFFED_BYTES = 1 << 22
 _SIGNS = (b"NCCL INFO ", b"NCCL WARN ", b"NCCL version ", b"RCCL version ")
 _OTHER_KINDS = (".json", ".json.gz", ".jsonl", ".pkl", ".parquet", ".csv", ".tar", ".zip", ".py")
-_TRACES = (".json", ".json.gz")
 
 
 def fits_nccl_log(source: str) -> bool:
     """Whether a source is a log of NCCL, or a folder with such logs and no trace."""
     try:
-        if "://" not in source and Path(source).expanduser().is_dir():
-            return bool(_logs_of_folder(source))
-        return _is_log(source)
+        return any(_is_log(path) for path in paths_of_logs(source, MAX_FILES))
     except (OSError, ValueError, ImportError):
         return False
 
@@ -45,9 +44,11 @@ def read_nccl_log(source: str) -> NcclLog:
     Raises:
         InputError: If it cannot be opened or holds nothing of NCCL.
     """
-    is_folder = "://" not in source and Path(source).expanduser().is_dir()
-    paths = _logs_of_folder(source) if is_folder else [source]
-    log = _read({path: rank_in_name(path) if is_folder else None for path in paths})
+    paths = paths_of_logs(source, MAX_FILES)
+    if paths == [source]:
+        log = _read({source: None})
+    else:
+        log = _read({path: rank_in_name(path) for path in paths if _is_log(path)})
     if not (log.num_info or log.num_warn or log.versions):
         raise InputError(
             source,
@@ -69,6 +70,9 @@ def read_rank_logs(paths: Mapping[int, str]) -> NcclLog | None:
 
 
 def _read(paths: Mapping[str, int | None]) -> NcclLog:
+    from distprof.ingest.nccl.assemble import Assembler
+    from distprof.ingest.nccl.lines import Lines, Splitter
+
     assembler = Assembler()
     counts = {"lines": 0, "bytes": 0}
     notes: list[str] = []
@@ -76,7 +80,9 @@ def _read(paths: Mapping[str, int | None]) -> NcclLog:
         try:
             with opened(path) as stream:
                 lines = Lines(stream)
-                _take_all(lines, assembler, rank)
+                splitter = Splitter()
+                for some in lines:
+                    assembler.take_lines(some, splitter, rank)
         except DAMAGE as error:
             notes.append(f"{path} cannot be read: {' '.join(str(error).split())}.")
             continue
@@ -87,12 +93,6 @@ def _read(paths: Mapping[str, int | None]) -> NcclLog:
         if lines.num_shortened:
             notes.append(f"Lines of {path} longer than 64 KiB are cut: {lines.num_shortened:,}.")
     return assembler.result(tuple(paths), counts, notes)
-
-
-def _take_all(lines: Lines, assembler: Assembler, rank: int | None) -> None:
-    splitter = Splitter()
-    for some in lines:
-        assembler.take_lines(some, splitter, rank)
 
 
 def _is_log(path: str) -> bool:
@@ -106,18 +106,20 @@ def _is_log(path: str) -> bool:
     return any(sign in start for sign in _SIGNS) and not start.lstrip().startswith(b"{")
 
 
-def _logs_of_folder(source: str) -> list[str]:
-    """Logs in a folder and its folders; none where it holds a trace or is a run directory."""
-    files: list[str] = []
-    for path in _files(Path(source).expanduser()):
-        name = PurePosixPath(path).name.lower()
-        if name.endswith(_TRACES) or len(files) >= MAX_FILES:
-            return []
-        files.append(path)
-    return [path for path in sorted(files) if _is_log(path)]
+def _with_iterations(run: Run) -> Run:
+    """The run with what the training program printed among NCCL's lines, if it did."""
+    log = run.get(NcclLog)
+    files = log.files[:_MAX_FILES_ASKED] if log is not None else ()
+    found = next((path for path in files if training_log.SOURCE.fits(path)), None)
+    return run if found is None else training_log.SOURCE.joined(run, found)
 
 
-def _files(folder: Path) -> Iterable[str]:
-    for parent, folders, names in os.walk(folder):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        yield from (str(Path(parent, name)) for name in sorted(names))
+SOURCE = Source(
+    place=50,
+    origin="log of NCCL",
+    name="a log of NCCL",
+    fits=fits_nccl_log,
+    read=read_nccl_log,
+    notes="damaged",
+    complete=_with_iterations,
+)

@@ -16,13 +16,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from distprof.errors import InputError, UsageError
+from distprof.errors import InputError
+from distprof.ingest.source import Source
+from distprof.remote import file_system
 from distprof.run.evidence import OPERATIONS, OperationLog
 from distprof.schema import ABSENT, Coded, Int64Array, Table
 
 __all__ = [
     "COLUMNS",
     "ORIGIN",
+    "SOURCE",
     "JobSizes",
     "find_sizes",
     "fits_operation_table",
@@ -128,8 +131,6 @@ def _size(path: Path, key: str, value: str) -> int:
         )
     return int(value)
 
-
-# Operation tables of what-if straggler studies: a Parquet file, one row per operation of a wo ----
 
 ORIGIN = "operation table"
 
@@ -276,14 +277,11 @@ def _opened(path: str) -> Any:
     """The file, or what a URL names, open for reading."""
     if "://" not in path:
         return Path(path).open("rb")
-    import fsspec
-
     try:
-        return fsspec.open(path, "rb").open()
-    except ImportError as error:
-        raise UsageError(f"{path}: this kind of URL needs another package: {error}") from error
+        system, place = file_system(path)
     except ValueError as error:
         raise OSError(str(error)) from error
+    return system.open(place, "rb")
 
 
 def _check_size(path: str, file: Any) -> None:
@@ -506,3 +504,12 @@ def _step_lengths(operations: Table) -> dict[int, int]:
     last = np.zeros(len(steps), dtype=np.int64)
     np.maximum.at(last, index, operations["end_ns"])
     return dict(zip(steps.tolist(), last.tolist(), strict=True))
+
+
+SOURCE = Source(
+    place=20,
+    origin=ORIGIN,
+    fits=fits_operation_table,
+    read=read_operation_table,
+    notes="assumed",
+)

@@ -16,12 +16,13 @@ import msgspec
 import numpy as np
 
 from distprof.errors import InputError
+from distprof.ingest.files import DAMAGE, beginning, opened, read_some
 from distprof.ingest.kinds.operation_table import JobSizes, log_of_columns
-from distprof.ingest.log_files import DAMAGE, beginning, opened, read_some
+from distprof.ingest.source import Source
 from distprof.run.evidence import OperationLog
 from distprof.schema import Coded
 
-__all__ = ["ORIGIN", "fits_operation_timeline", "read_operation_timeline"]
+__all__ = ["ORIGIN", "SOURCE", "fits_operation_timeline", "read_operation_timeline"]
 
 ORIGIN = "timeline of operations"
 MAX_BYTES = 1_000_000_000
@@ -143,3 +144,12 @@ def _refuse(source: str, found: str) -> NoReturn:
         found=found,
         fix="analyse the operation table that the timeline was drawn from instead",
     )
+
+
+SOURCE = Source(
+    place=30,
+    origin=ORIGIN,
+    fits=fits_operation_timeline,
+    read=read_operation_timeline,
+    notes="assumed",
+)

@@ -18,10 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distprof.errors import InputError
+from distprof.ingest.source import Source
 from distprof.run.evidence import OPERATIONS, OperationLog
 from distprof.schema import Coded, Int64Array, Table
 
-__all__ = ["ORIGIN", "fits_pipeline_timeline", "read_pipeline_timeline"]
+__all__ = ["ORIGIN", "SOURCE", "fits_pipeline_timeline", "read_pipeline_timeline"]
 
 ORIGIN = "pipeline timeline"
 MAX_FILE_BYTES = 256_000_000
@@ -289,3 +290,12 @@ def _chunks(slots: int, num_ranks: int, virtual: int) -> tuple[Int64Array, Int64
 def _mesh(config: _Config, num_ranks: int) -> dict[str, int]:
     sizes = {"pp": num_ranks, "dp": config.dp_size, "tp": config.tp_size, "ep": config.ep_size}
     return {axis: size for axis, size in sizes.items() if size is not None and size > 0}
+
+
+SOURCE = Source(
+    place=40,
+    origin=ORIGIN,
+    fits=fits_pipeline_timeline,
+    read=read_pipeline_timeline,
+    notes="assumed",
+)

@@ -10,11 +10,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from distprof.ingest.kineto.boundary import Boundary
+from distprof.ingest.kineto.damage import as_int, as_text
 from distprof.ingest.kineto.events import DECODE_ANY, DECODE_RAW
-from distprof.ingest.kineto.parsed import COMM_ARGS
-from distprof.ingest.kineto.repair import as_int, as_text
-from distprof.ingest.kineto.symbols import Symbols, SymbolTable, compact
+from distprof.ingest.kineto.framing import Boundary
+from distprof.ingest.kineto.parsed import COMM_ARGS, Symbols, SymbolTable, compact
 from distprof.schema import ABSENT, Coded, Table
 
 __all__ = ["CommRow", "CommRows", "Wanted", "find_arguments"]

@@ -7,9 +7,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from distprof.ingest.kineto.boundary import Boundary
-from distprof.ingest.kineto.repair import repair_event
-from distprof.ingest.kineto.words import STEP_PREFIX
+from distprof.ingest.kineto.damage import repair_event
+from distprof.ingest.kineto.events import STEP_PREFIX
+from distprof.ingest.kineto.framing import Boundary
 
 __all__ = ["DeviceSearch", "parse_metadata"]
 

@@ -1,4 +1,13 @@
-"""What msgspec reads of an event, and the decoders that do it.
+"""What is read of an event, the words it may use, and its times as exact int64 nanoseconds.
+
+Spellings of categories come from Kineto's ``ActivityType.cpp`` and, for the capitalised ones, from
+the traces that PyTorch 1.8 wrote. A category that is not listed keeps the trace's own word and is
+host work, even when its arguments name a stream: compiled Triton operators carry ``stream: 0`` on
+the host.
+
+Kineto writes microseconds with three decimals. A double holds them exactly enough below 2**43 us,
+which times relative to ``baseTimeNanoseconds`` never reach; absolute times with decimals do, and
+are converted from their text.
 
 Fields are in the order Kineto writes them, because the decoder guesses the next field first.
 Arguments of collectives are sparse and read in a second pass (:mod:`.comm`): each field here costs
@@ -7,25 +16,40 @@ time on every event.
 
 from __future__ import annotations
 
+import re
 import threading
+from collections.abc import Sequence
+from decimal import ROUND_HALF_EVEN, Decimal, InvalidOperation
 from typing import Any, ClassVar, Literal
 
 import msgspec
+import numpy as np
 from msgspec import Raw, Struct
+from numpy.typing import NDArray
 
-from distprof.ingest.kineto.words import USUAL_CATEGORIES
-from distprof.schema import ABSENT
+from distprof.schema import ABSENT, Int64Array
+from distprof.terms import ActivityKind
+from distprof.units import NS_PER_US
 
 __all__ = [
+    "COMM_NAME",
     "DECODE_ANY",
     "DECODE_LOOSE",
     "DECODE_OBJECT",
     "DECODE_RAW",
+    "DEVICE_KINDS",
+    "HOST_WORDS",
+    "INVALID_NS",
+    "KEPT_OPERATOR_NAME",
+    "LARGEST_NS",
     "NO_ARGUMENTS",
     "NO_COLLECTIVE",
     "NO_DURATION",
     "NO_TIME",
+    "PYTHON_FRAME",
     "SOME_COLLECTIVE",
+    "STEP_PREFIX",
+    "USUAL_CATEGORIES",
     "Arguments",
     "Complete",
     "ExactComplete",
@@ -33,7 +57,146 @@ __all__ = [
     "Metadata",
     "UsualComplete",
     "decode_array",
+    "micros_to_ns",
+    "needs_text",
+    "normalise",
+    "text_to_ns",
+    "texts_to_ns",
 ]
+
+DEVICE_KINDS: dict[str, ActivityKind] = {
+    "kernel": ActivityKind.COMPUTATION,
+    "gpu_memcpy": ActivityKind.COPY,
+    "gpu_memset": ActivityKind.COPY,
+    "gpu_user_annotation": ActivityKind.ANNOTATION,
+}
+"""Categories of device rows after :func:`normalise`, and what such a row does."""
+
+HOST_WORDS: dict[str, str] = {
+    "cuda_runtime": "runtime",
+    "hip_runtime": "runtime",
+    "xpu_runtime": "runtime",
+    "mtia_runtime": "runtime",
+    "privateuse1_runtime": "runtime",
+    "cuda_driver": "driver",
+    "xpu_driver": "driver",
+    "privateuse1_driver": "driver",
+    "user_annotation": "annotation",
+    "cuda_sync": "sync",
+    # PyTorch 1.8 to 1.12
+    "Operator": "cpu_op",
+    "Runtime": "runtime",
+    "Kernel": "kernel",
+    "Memcpy": "gpu_memcpy",
+    "Memset": "gpu_memset",
+    "concurrent_kernel": "kernel",
+}
+"""The trace's word to ours."""
+
+PYTHON_FRAME = "python_function"
+"""Rows of this category are counted and dropped: they are most of a trace with stacks."""
+
+STEP_PREFIX = "ProfilerStep#"
+
+COMM_NAME = re.compile(
+    r"c10d::|_?c10d_functional::|symm_mem::|(gloo|nccl|xccl|ucc|mpi):|record_param_comms"
+)
+"""Matches (from the start) names of host rows that enter COMM_ARGS even without arguments."""
+
+KEPT_OPERATOR_NAME = re.compile(
+    r"(c10d::|_?c10d_functional::|gloo:|nccl:|record_param_comms|ProfilerStep#|Optimizer\.)"
+    r"|torch\.distributed\.ddp\.reducer::search_unused_parameters|.*[dD]ata[lL]oader",
+    re.DOTALL,
+)
+"""Matches (from the start) operators kept beside a host sink: analyses ask for no others."""
+
+
+USUAL_CATEGORIES = (
+    *HOST_WORDS,
+    *DEVICE_KINDS,
+    PYTHON_FRAME,
+    "cpu_op",
+    "cpu_instant_event",
+    "overhead",
+    "Trace",
+)
+"""The trace's words for categories of events with a duration; files with others take longer."""
+
+
+def normalise(category: str) -> str:
+    """Our word for the trace's category; the same word when it is not listed."""
+    return HOST_WORDS.get(category, category)
+
+
+# Times --------------------------------------------------------------------------------------------
+
+EXACT_BELOW_US = 2.0**43
+"""From here on neighbouring doubles are 2 ns apart."""
+
+LARGEST_NS = 4 * 10**18
+"""Times beyond this (the year 2096) are nonsense; a base of the same size can still be added."""
+
+INVALID_NS = np.iinfo(np.int64).min
+"""Stands for a time that could not be read."""
+
+_DECIMALS = 3
+
+
+def micros_to_ns(micros: NDArray[np.float64]) -> Int64Array:
+    """Microseconds as doubles to int64 ns; :data:`INVALID_NS` where not finite or absurd.
+
+    ``rint(us * 1000)`` would be off by 1 ns on a quarter of the events of a real trace.
+    """
+    usable = np.abs(micros) < LARGEST_NS / NS_PER_US  # False for NaN
+    if not usable.all():
+        micros = np.where(usable, micros, 0.0)
+    whole = np.floor(micros)
+    ns: Int64Array = whole.astype(np.int64) * NS_PER_US
+    ns += np.rint((micros - whole) * NS_PER_US).astype(np.int64)
+    if not usable.all():
+        ns[~usable] = INVALID_NS
+    return ns
+
+
+def needs_text(micros: NDArray[np.float64]) -> bool:
+    """Whether these times are too large for their decimals to survive in a double."""
+    large = np.abs(micros) >= EXACT_BELOW_US
+    return bool(large.any()) and bool((micros[large] != np.floor(micros[large])).any())
+
+
+def texts_to_ns(texts: Sequence[Any]) -> Int64Array:
+    """JSON number texts (bytes-like, in microseconds) to int64 ns, exactly."""
+    lengths = np.array([len(memoryview(text)) for text in texts], np.int64)
+    ns = np.empty(len(texts), np.int64)
+    for length in np.unique(lengths).tolist():
+        rows = np.flatnonzero(lengths == length)
+        group = [texts[row] for row in rows.tolist()]
+        ns[rows] = _equally_long_to_ns(group, length)
+    return ns
+
+
+def text_to_ns(text: str) -> int:
+    """One number in microseconds as text to ns, rounded half to even below a nanosecond."""
+    try:
+        ns = int((Decimal(text) * NS_PER_US).to_integral_value(ROUND_HALF_EVEN))
+    except (InvalidOperation, ValueError, OverflowError):
+        return int(INVALID_NS)
+    return ns if abs(ns) < LARGEST_NS else int(INVALID_NS)
+
+
+def _equally_long_to_ns(group: Sequence[Any], length: int) -> Int64Array:
+    digits = np.frombuffer(b"".join(group), np.uint8).reshape(len(group), length)
+    point = length - _DECIMALS - 1
+    if 0 < point < 16 and (digits[:, point] == ord(".")).all():
+        figures = np.delete(digits, point, axis=1) - np.uint8(ord("0"))
+        if (figures < 10).all():
+            powers = 10 ** np.arange(length - 2, -1, -1, dtype=np.int64)
+            exact: Int64Array = figures.astype(np.int64) @ powers
+            return exact
+    return np.array([text_to_ns(str(memoryview(text), "ascii")) for text in group], np.int64)
+
+
+# Decoders -----------------------------------------------------------------------------------------
 
 NO_DURATION = -1.0
 
@@ -147,7 +310,9 @@ def _union(*kinds: type[Struct]) -> Any:
 
 
 _USUAL = msgspec.json.Decoder(_union(UsualComplete, _MetMetadata, *_SKIPPED)).decode
+
 _FAST = msgspec.json.Decoder(_union(Complete, _MetMetadata, *_SKIPPED)).decode
+
 _EXACT = msgspec.json.Decoder(_union(ExactComplete, _MetMetadata, *_SKIPPED)).decode
 
 

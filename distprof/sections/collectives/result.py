@@ -50,6 +50,11 @@ class CollectiveClass(Record, frozen=True, kw_only=True):
     sent_bytes_per_step: float | None = None
     num_nodes: int | None = None
 
+    @property
+    def exposed_transfer_ns_per_step(self) -> int:
+        """Exposed time without waiting for late members, as far as that is known; mean per rank."""
+        return (self.exposed_ns_per_step or 0) - (self.exposed_wait_ns_per_step or 0)
+
 
 class CollectivesResult(Result, frozen=True, kw_only=True):
     """Class table, most exposed time first."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from distprof.hardware.sheet import Gpu
-from distprof.run.places import coordinates_of
 from distprof.run.run import Run
+from distprof.run.topology import coordinates_of
 from distprof.schema import Record
 from distprof.sections.memory.result import MemoryResult
 from distprof.terms import MeshAxis

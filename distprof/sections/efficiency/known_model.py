@@ -17,6 +17,7 @@ from pathlib import PurePath
 from typing import Any, cast, get_args
 
 from distprof.artefacts.run_file import RunFile
+from distprof.config import ModelConfig
 from distprof.costs.trained_model import Precision, TrainedModel
 from distprof.costs.transformer import Recomputation, Transformer
 from distprof.errors import UsageError
@@ -29,7 +30,7 @@ _SHARDED = "dp_shard"
 
 
 def known_model(
-    job: RunFile | None, table: Mapping[str, Any], source: str = "distprof.toml"
+    job: RunFile | None, table: ModelConfig | None, source: str = "distprof.toml"
 ) -> TrainedModel | None:
     """The model of a job; None where nothing says which it is.
 
@@ -38,7 +39,7 @@ def known_model(
 
     Args:
         job: run.json, None for bare traces.
-        table: ``[model]`` of the configuration, checked by :mod:`distprof.config`.
+        table: ``[model]`` of the configuration, None without one.
         source: The configuration's file, for messages.
 
     Raises:
@@ -46,7 +47,7 @@ def known_model(
     """
     if job is not None and job.kind == "run" and "model" in job.config:
         return _of_reference_run(job)
-    if not table:
+    if table is None:
         return None
     try:
         return _of_table(table, source)
@@ -59,15 +60,15 @@ def _in_toml(text: str) -> str:
     return text.replace("--model", "preset").replace("--params", "parameters").replace("--", "")
 
 
-def _of_table(table: Mapping[str, Any], source: str) -> TrainedModel:
+def _of_table(table: ModelConfig, source: str) -> TrainedModel:
     shape, name = _shape_of_table(table)
-    parameters = shape.parameters if shape else table.get("parameters")
+    parameters = shape.parameters if shape else table.parameters
     if parameters is None:
         raise UsageError("say which model it is: preset, parameters, or layers, hidden and heads")
-    sequence = table.get("sequence")
-    if sequence is None and "preset" in table:
-        sequence = preset_sequence(table["preset"])
-    batch = table.get("batch")
+    sequence = table.sequence
+    if sequence is None and table.preset is not None:
+        sequence = preset_sequence(table.preset)
+    batch = table.batch
     if batch is not None and sequence is None:
         raise UsageError("batch counts sequences: say how long one is with sequence")
     return TrainedModel(
@@ -78,22 +79,21 @@ def _of_table(table: Mapping[str, Any], source: str) -> TrainedModel:
         shape=shape,
         sequence=sequence,
         tokens_per_step=batch * sequence if batch is not None and sequence is not None else None,
-        precision=table.get("precision", "bf16"),
-        recomputation=table.get("recomputation", "none"),
+        precision=table.precision,
+        recomputation=table.recomputation,
     )
 
 
-def _shape_of_table(table: Mapping[str, Any]) -> tuple[Transformer | None, str]:
-    given = {key: table[key] for key in SHAPE_KEYS if key in table}
-    if "preset" in table:
-        if given or "parameters" in table:
+def _shape_of_table(table: ModelConfig) -> tuple[Transformer | None, str]:
+    given = {key: getattr(table, key) for key in SHAPE_KEYS if getattr(table, key) is not None}
+    if table.preset is not None:
+        if given or table.parameters is not None:
             also = next(iter(given), "parameters")
             raise UsageError(f"preset says the whole shape: leave out {also}, or the preset")
-        return preset(table["preset"]), table["preset"].strip().lower()
-    parameters = table.get("parameters")
+        return preset(table.preset), table.preset.strip().lower()
     if not given:
-        return None, f"{_short(parameters)} parameters" if parameters else ""
-    shape = shape_from(given, params=parameters, is_gated=table.get("gated", True))
+        return None, f"{_short(table.parameters)} parameters" if table.parameters else ""
+    shape = shape_from(given, params=table.parameters, is_gated=table.gated)
     return shape, f"{_short(shape.parameters)} parameters"
 
 

@@ -10,22 +10,13 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from distprof.config import ModelShape
 from distprof.costs.transformer import Latent, Transformer
 from distprof.errors import UsageError
 
 __all__ = ["SHAPE_KEYS", "preset", "preset_names", "preset_sequence", "shape_from"]
 
-SHAPE_KEYS = (
-    "layers",
-    "hidden",
-    "heads",
-    "kv_heads",
-    "ffn",
-    "vocabulary",
-    "experts",
-    "top_k",
-    "expert_ffn",
-)
+SHAPE_KEYS = ModelShape.__struct_fields__
 """What a shape may be given by, besides ``params``."""
 
 _DEFAULT_VOCABULARY = 32000

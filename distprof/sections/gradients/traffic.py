@@ -19,8 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distprof.intervals import EMPTY, Intervals, covered, subtract, union
-from distprof.run.launches import NO_THREAD, Launches, join_launches
-from distprof.run.tables import RankTables, intervals_of
+from distprof.run.tables import NO_THREAD, Launches, RankTables, intervals_of, join_launches
 from distprof.schema import ABSENT, Int64Array, Table
 from distprof.sections.context import RankContext, RankGradients
 from distprof.sections.time.measure import Timeline

@@ -10,9 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distprof.intervals import EMPTY, Intervals
-from distprof.run.codes import distinct
-from distprof.run.launches import NO_THREAD, Launches
-from distprof.run.tables import RankTables, intervals_of
+from distprof.run.tables import NO_THREAD, Launches, RankTables, distinct, intervals_of
 from distprof.schema import ABSENT, Int64Array, Table
 from distprof.sections.time.measure import Timeline
 from distprof.terms import ActivityKind

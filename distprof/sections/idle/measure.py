@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distprof.intervals import EMPTY, Intervals, covered, intersect, reach, subtract, union
-from distprof.run.launches import NO_THREAD, Launches, join_launches
-from distprof.run.tables import RankTables, intervals_of
+from distprof.run.tables import NO_THREAD, Launches, RankTables, intervals_of, join_launches
 from distprof.schema import ABSENT, Int64Array, Table
 from distprof.sections.context import RankAnalysis, SyncStats
 from distprof.sections.idle.gaps import (

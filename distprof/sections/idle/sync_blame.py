@@ -14,9 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from distprof.intervals import Intervals, covered
-from distprof.run.codes import distinct
-from distprof.run.launches import Launches
-from distprof.run.tables import intervals_of
+from distprof.run.tables import Launches, distinct, intervals_of
 from distprof.schema import Int64Array, Table
 from distprof.sections.context import SyncStats
 from distprof.sections.idle.gaps import Gaps, rows_by_thread

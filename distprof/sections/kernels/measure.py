@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from distprof.run.codes import distinct
+from distprof.run.tables import distinct
 from distprof.schema import Int64Array, Table
 from distprof.sections.context import KernelStats, RankAnalysis
 from distprof.sections.kernels.result import CategoryTime, KernelRow, KernelsResult, RankSpeed

@@ -12,8 +12,8 @@ import msgspec
 import numpy as np
 
 from distprof.run.evidence import ExpertCounts
-from distprof.run.places import coordinates_of
 from distprof.run.run import Run
+from distprof.run.topology import coordinates_of
 from distprof.schema import Int64Array
 from distprof.sections.context import RankAnalysis
 from distprof.sections.moe.calls import label_calls
@@ -116,8 +116,8 @@ def analyze_moe(
     Source:
         Formula sheet, "Mixture of experts".
     """
-    if run.expert_counts is not None:
-        return analyze_counts(run.expert_counts)
+    if (counts := run.get(ExpertCounts)) is not None:
+        return analyze_counts(counts)
     has_log = any(log.calls is not None for log in routing)
     groups = find_exchanges(run, analyses, wait_ends)
     groups = tuple(group for group in groups if group.is_expert or (has_log and group.may_be))

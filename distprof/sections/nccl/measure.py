@@ -9,7 +9,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-from distprof.run.nccl_log import NcclCommunicator, NcclEdge, NcclLog
+from distprof.run.logs import NcclCommunicator, NcclEdge, NcclLog
 from distprof.run.run import Run
 from distprof.sections.nccl.result import (
     NcclChoices,
@@ -41,7 +41,7 @@ def analyze_nccl(run: Run) -> NcclResult:
     Returns:
         The result; empty with a reason where there is no log.
     """
-    log = run.nccl
+    log = run.get(NcclLog)
     if log is None:
         why = f"{NO_LOG[:1].upper()}{NO_LOG[1:]}."
         return NcclResult(is_missing=_uses_nccl(run), unavailable=(why,))

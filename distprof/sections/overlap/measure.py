@@ -8,8 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distprof.intervals import Intervals, covered, intersect, union
-from distprof.run.codes import distinct
-from distprof.run.tables import intervals_of
+from distprof.run.tables import distinct, intervals_of
 from distprof.schema import Table
 from distprof.sections.context import RankAnalysis
 from distprof.sections.overlap.result import AxisOverlap, OverlapResult, RankOverlap

@@ -12,6 +12,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from distprof.run.evidence import OperationLog
 from distprof.run.run import ClockAlignment, Run
 from distprof.schema import ABSENT
 from distprof.sections.context import RankAnalysis, StageSlots
@@ -139,8 +140,8 @@ def analyze_pipeline(run: Run, analyses: Mapping[int, RankAnalysis]) -> Pipeline
     Source:
         Formula sheet, "Pipeline bubble": stage imbalance is maximum over mean stage time.
     """
-    if run.operations is not None:
-        groups = groups_of(pipelines_of_log(run.operations))
+    if (operations := run.get(OperationLog)) is not None:
+        groups = groups_of(pipelines_of_log(operations))
         return PipelineResult(groups=groups, unavailable=() if groups else (NO_STAGES,))
     groups = groups_of(pipelines_of(run, analyses))
     marked = {rank: a for rank, a in analyses.items() if a.stages and a.steps}

@@ -20,13 +20,14 @@ from numpy.typing import NDArray
 from distprof.config import TopologyConfig
 from distprof.hardware.sheet import Sheet
 from distprof.run.run import Run
-from distprof.sections.collectives.result import CollectiveClass, CollectivesResult
+from distprof.sections.collectives.result import CollectivesResult
 from distprof.sections.placement.nodes import (
     Domains,
     Group,
     card_paths,
     find_domains,
     groups_by_axis,
+    machines_of,
     nodes_of,
     world_size_of,
 )
@@ -64,7 +65,7 @@ def analyze_placement(
     groups = groups_by_axis(run)
     machines = tuple(
         PlacedMachine(host=m.host, num_gpus=len(m.gpus), islands=m.islands, cards=m.cards)
-        for m in run.machines
+        for m in machines_of(run)
     )
     cards = card_paths(run, nodes)
     if not nodes:
@@ -247,10 +248,6 @@ def _traffic(collectives: CollectivesResult, axis: str, size: int) -> _Traffic:
     exchange = [c for c in timed if c.kind == CollectiveKind.ALL_TO_ALL.label]
     return _Traffic(
         sent=sum(sent) if sent else None,
-        exposed=sum(map(_exposed_transfer, timed)) if timed else None,
-        exchange=sum(map(_exposed_transfer, exchange)) if timed else None,
+        exposed=sum(c.exposed_transfer_ns_per_step for c in timed) if timed else None,
+        exchange=sum(c.exposed_transfer_ns_per_step for c in exchange) if timed else None,
     )
-
-
-def _exposed_transfer(record: CollectiveClass) -> int:
-    return (record.exposed_ns_per_step or 0) - (record.exposed_wait_ns_per_step or 0)

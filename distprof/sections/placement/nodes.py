@@ -12,8 +12,8 @@ import numpy as np
 from distprof.config import TopologyConfig
 from distprof.hardware.recognise import recognise_gpu
 from distprof.hardware.sheet import Gpu, Sheet
-from distprof.run.machine import PATHS, Machine
-from distprof.run.nccl_log import NcclLog
+from distprof.run.evidence import PATHS, Machine, Machines
+from distprof.run.logs import NcclLog
 from distprof.run.run import Run
 from distprof.run.topology import ProcessGroup
 from distprof.schema import Record
@@ -27,6 +27,7 @@ __all__ = [
     "card_paths",
     "find_domains",
     "groups_by_axis",
+    "machines_of",
     "nodes_of",
     "world_size_of",
 ]
@@ -38,8 +39,8 @@ def nodes_of(run: Run) -> tuple[dict[str, tuple[int, ...]], str]:
     """Nodes in order of their first ranks, and how they were found."""
     found: Mapping[str, Iterable[int]] = run.topology.nodes
     origin: str = run.topology.node_origin
-    if not found and run.nccl is not None:
-        found, origin = _nodes_of_log(run.nccl), "NCCL's log"
+    if not found and (log := run.get(NcclLog)) is not None:
+        found, origin = _nodes_of_log(log), "NCCL's log"
     usable = {
         name: tuple(sorted({rank for rank in ranks if 0 <= rank < _MAX_RANK}))
         for name, ranks in found.items()
@@ -69,7 +70,14 @@ def _ranks_of_log(log: NcclLog) -> dict[int, int]:
 
 def world_size_of(run: Run) -> int | None:
     """Ranks of the job, None where nothing tells."""
-    return run.topology.world_size or (run.nccl.world_size if run.nccl is not None else None)
+    log = run.get(NcclLog)
+    return run.topology.world_size or (log.world_size if log is not None else None)
+
+
+def machines_of(run: Run) -> tuple[Machine, ...]:
+    """Machines that the user showed; empty where none was shown."""
+    shown = run.get(Machines)
+    return shown.machines if shown is not None else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +92,8 @@ class Group:
 def _groups(run: Run) -> list[Group]:
     """Groups of the traces; without any, communicators of NCCL's log."""
     groups = [Group(_label(g), len(g.ranks), g.ranks) for g in run.topology.groups if g.ranks]
-    return groups if groups or run.nccl is None else _groups_of_log(run.nccl)
+    log = run.get(NcclLog)
+    return groups if groups or log is None else _groups_of_log(log)
 
 
 def _groups_of_log(log: NcclLog) -> list[Group]:
@@ -176,7 +185,7 @@ def find_domains(
         return _across_hosts(nodes, gpu, gpu.gpus_per_domain)
     if gpu is not None and gpu.gpus_per_domain is not None:
         return Domains(nodes, f"{gpu.title}: a node is a domain", bandwidth)
-    if gpu is None and _is_joined(run.machines):
+    if gpu is None and _is_joined(machines_of(run)):
         return Domains(nodes, "NVLink by nvidia-smi topo -m: a node is a domain", bandwidth)
     notes = (_unknown(_device(run)),) if len(nodes) > 1 else ()
     return Domains(nodes, "nodes", bandwidth, notes)
@@ -286,17 +295,18 @@ def card_paths(run: Run, nodes: Mapping[str, Sequence[int]]) -> tuple[CardPath, 
         nodes: Nodes of the job; machines that are none of them are left out, unless no node is
             known at all.
     """
-    hosts = list(nodes) or [m.host for m in run.machines]
+    machines, log = machines_of(run), run.get(NcclLog)
+    hosts = list(nodes) or [machine.host for machine in machines]
     found: list[CardPath] = []
-    for machine in run.machines:
+    for machine in machines:
         if not machine.cards:
             continue
         if machine.host:
             if any(_is_same_host(machine.host, host) for host in hosts):
-                found += _of_machine(machine, machine.host, run.nccl)
-        elif len(run.machines) == 1 and len(hosts) == 1:
-            found += _of_machine(machine, hosts[0], run.nccl)
-        elif len(run.machines) == 1:
+                found += _of_machine(machine, machine.host, log)
+        elif len(machines) == 1 and len(hosts) == 1:
+            found += _of_machine(machine, hosts[0], log)
+        elif len(machines) == 1:
             found += _of_machine(machine, "", None)
     return tuple(found)
 

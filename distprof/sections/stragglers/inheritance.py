@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from distprof.run.codes import distinct
 from distprof.run.run import Rank
+from distprof.run.tables import distinct
 from distprof.schema import Int64Array
 from distprof.sections.matched import Members, RowIndex, by_size
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from msgspec.structs import replace
 
-from distprof.run.codes import distinct
 from distprof.run.run import Rank, Run
+from distprof.run.tables import distinct
 from distprof.run.topology import ProcessGroup
 from distprof.schema import ABSENT, Int64Array, Record
 from distprof.sections.context import RankAnalysis

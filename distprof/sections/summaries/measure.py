@@ -34,7 +34,7 @@ def analyze_collective_summary(run: Run) -> CollectiveSummaryResult:
     Args:
         run: The recording, or the table alone.
     """
-    summary = run.collective_summary
+    summary = run.get(CollectiveSummary)
     if summary is None:
         return CollectiveSummaryResult()
     made = [_class(summary, index) for index in range(len(summary.classes))]
@@ -138,7 +138,7 @@ def analyze_input_readiness(run: Run) -> InputReadinessResult:
     Args:
         run: The recording, or the readiness alone.
     """
-    told = run.input_readiness
+    told = run.get(InputReadiness)
     if told is None:
         return InputReadinessResult()
     ratio = told.ratio[:, np.isfinite(told.ratio).any(axis=0)]

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from distprof.hardware import load_sheet
 from distprof.intervals import EMPTY, Intervals
-from distprof.run.device_log import DeviceEvent, DeviceLinks, DeviceLog, name_of_device
+from distprof.run.logs import DeviceEvent, DeviceLinks, DeviceLog, name_of_device
 from distprof.run.records import RankRecords
 from distprof.run.run import Run
 from distprof.schema import Int64Array, Table
@@ -150,7 +150,7 @@ _SXM = (
 
 def with_devices(result: TelemetryResult, run: Run) -> TelemetryResult:
     """The result with what files beside the recording tell; as it was without such a file."""
-    log = run.devices
+    log = run.get(DeviceLog)
     is_told = bool(result.ranks or (log is not None and log.series))
     is_missing = not is_told and any(_has_sensors(rank.device.name) for rank in run.ranks)
     if log is None:

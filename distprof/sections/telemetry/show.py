@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from distprof.escape import shorten
-from distprof.run.device_log import name_of_device
+from distprof.run.logs import name_of_device
 from distprof.sections.table import Cell, TableColumn, TableView, counted, folded_ranks, number
 from distprof.sections.telemetry.result import DeviceTelemetry, RankTelemetry, TelemetryResult
 from distprof.sections.telemetry.window import WindowSensors

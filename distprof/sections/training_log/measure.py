@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distprof.costs.pipeline import bubble_fraction
+from distprof.run.logs import Float64Array, TrainingLog
 from distprof.run.run import Run
-from distprof.run.training_log import Float64Array, TrainingLog
 from distprof.schema import ABSENT, Int64Array
 from distprof.sections.training_log.result import SlowIteration, TrainingLogResult, TrainingTimer
 
@@ -55,7 +55,7 @@ def analyze_training_log(run: Run) -> TrainingLogResult:
     Returns:
         The result; empty, with a reason, where there is no log.
     """
-    log = run.training_log
+    log = run.get(TrainingLog)
     if log is None:
         return TrainingLogResult(
             unavailable=("No log of a training program was read (--with train.log).",)

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from distprof.replay import CycleError
+from distprof.run.evidence import OperationLog
 from distprof.sections.whatif.result import WhatIfResult
 from distprof.terms import StragglerPattern
 from distprof.units import format_ratio
@@ -49,10 +50,10 @@ def analyze_whatif(
         The scenarios; without them, and with the reason in ``unavailable``, where the graph does
         not come out at the measured step.
     """
-    if run.operations is not None:
+    if (operations := run.get(OperationLog)) is not None:
         from distprof.sections.whatif.operations import simulate_operations
 
-        return simulate_operations(run.operations)
+        return simulate_operations(operations)
     matched = run.matches.matched_ratio
     if not measured.analyses:
         return _nothing("no rank was measured")

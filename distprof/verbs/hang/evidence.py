@@ -18,10 +18,10 @@ from pathlib import Path
 from distprof.artefacts import FLIGHT_FILE, STACKS_FILE
 from distprof.errors import DistprofError, InputError
 from distprof.ingest.executor import Outcome, Progress, map_each, running
+from distprof.ingest.files import Folder
 from distprof.ingest.flight.recorder import MAX_BYTES, looks_like_dump, parse_flight
-from distprof.ingest.job.files import Folder
 from distprof.ingest.job.run_directory import find_run_directory, open_run_directory
-from distprof.run.flight import FlightDump
+from distprof.run.records import FlightDump
 from distprof.units import name_ranks
 from distprof.verbs.hang.result import HangEvidence, LogLine
 

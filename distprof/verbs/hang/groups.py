@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from distprof.run.flight import FlightDump, FlightState, GroupStatus
+from distprof.run.records import FlightDump, FlightState, GroupStatus
 from distprof.schema import Int64Array
 from distprof.verbs.hang.result import Cadence
 

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from distprof.run.flight import FlightDump
+from distprof.run.records import FlightDump
 from distprof.schema import ABSENT
 from distprof.terms import CollectiveKind, Confidence
 from distprof.units import NS_PER_S, name_ranks

@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from distprof.run.flight import FlightState
+from distprof.run.records import FlightState
 from distprof.terms import CollectiveKind
 from distprof.verbs.hang.groups import JobGroup, Member
 from distprof.verbs.hang.result import HangKind

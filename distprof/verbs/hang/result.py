@@ -7,7 +7,7 @@ from enum import StrEnum
 
 import msgspec
 
-from distprof.run.flight import FlightDump
+from distprof.run.records import FlightDump
 from distprof.terms import Confidence
 
 __all__ = [

@@ -16,7 +16,8 @@ import numpy as np
 
 from distprof.artefacts.summary_file import SummaryFile
 from distprof.documents.saved import write_atomically
-from distprof.errors import InputError
+from distprof.errors import DistprofError, InputError
+from distprof.remote import file_system
 from distprof.verbs.gate.timeline import series_of
 
 __all__ = [
@@ -202,15 +203,17 @@ class Store:
         """The place that a user names.
 
         Raises:
-            InputError: If nothing reads such URLs here.
+            UsageError: If nothing reads such URLs here; with the command that installs it.
+            InputError: If there are no such URLs.
         """
         if "://" not in folder:
             return cls(folder=folder, path=str(Path(folder).expanduser()))
-        import fsspec
         from fsspec.implementations.local import LocalFileSystem
 
         try:
-            system, path = fsspec.core.url_to_fs(folder)
+            system, path = file_system(folder)
+        except DistprofError:
+            raise
         except Exception as error:  # each file system has errors of its own
             raise _unusable(folder, error) from error
         if isinstance(system, LocalFileSystem):

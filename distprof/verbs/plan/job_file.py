@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from distprof.errors import InputError
+from distprof.sections.efficiency.models import SHAPE_KEYS
 from distprof.verbs.plan.layout import LAYOUT_KEYS, Layout, parse_layout
 
 __all__ = ["JobFile", "layout_of", "num_gpus_of", "read_job_file"]
@@ -25,13 +26,7 @@ _LARGEST = 4_000_000
 
 _OWN = {
     "model.name": "model",
-    **{
-        f"model.{key}": f"shape.{key}"
-        for key in (
-            "layers", "hidden", "heads", "kv_heads", "ffn", "vocabulary", "experts", "top_k",
-            "expert_ffn",
-        )
-    },
+    **{f"model.{key}": f"shape.{key}" for key in SHAPE_KEYS},
     "model.params": "params",
     "cluster.gpus": "gpus",
     "cluster.gpu": "gpu",

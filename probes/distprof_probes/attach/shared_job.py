@@ -16,7 +16,7 @@ from distprof_probes.attach.ranks import look
 from distprof_probes.environment import Placement, placement
 from distprof_probes.job.alarm import ANSWER_S, Alarm
 from distprof_probes.job.evidence import RankEvidence
-from distprof_probes.job.other_hosts import evidence_of_others, leave_word
+from distprof_probes.job.other_hosts import evidence_of_others, report_endings
 
 __all__ = ["SharedJob"]
 
@@ -49,7 +49,7 @@ class SharedJob:
         pids = {each.rank: each.pid for each in look(self.run_dir) if each.is_here}
         return self.place.rank if pids.get(self.place.rank) == ending.pid else None
 
-    def hear(self, ending: Ending) -> list[RankEvidence]:
+    def other_endings(self, ending: Ending) -> list[RankEvidence]:
         """On rank 0: how the ranks of other captures ended, those that told.
 
         Args:
@@ -63,7 +63,7 @@ class SharedJob:
         heard = evidence_of_others(self.run_dir, others, patience_s=patience_s)
         return [each for each in heard if each.exit is not None]
 
-    def leave(self, ending: Ending, seen: Sequence[RankEvidence]) -> None:
+    def report_own_ending(self, ending: Ending, seen: Sequence[RankEvidence]) -> None:
         """On other ranks: tell how this one ended, and stay for the report if it ended badly.
 
         Args:
@@ -73,12 +73,12 @@ class SharedJob:
         own = self.own_rank(ending)
         if own is None:
             return
-        leave_word(self.run_dir, [each for each in seen if each.rank == own])
+        report_endings(self.run_dir, [each for each in seen if each.rank == own])
         if ending.exit.code != 0 and not ending.was_interrupted:
             alarm = Alarm(self.run_dir)
             alarm.ring()
             alarm.wait_for_the_end(conclude_s=_STAY_S)
 
-    def over(self) -> None:
+    def release_others(self) -> None:
         """On rank 0: the report is there, the others may go."""
         Alarm(self.run_dir).silence()

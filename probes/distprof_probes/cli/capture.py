@@ -15,6 +15,7 @@ import msgspec
 
 from distprof.artefacts.run_file import Coverage, Exit, RunFile
 from distprof.errors import UsageError
+from distprof.options import click_options, options_of
 from distprof_probes.attach.replica import parse_mesh, parse_ranks, replica_ranks
 from distprof_probes.options import ProbeOptions
 
@@ -22,19 +23,25 @@ __all__ = ["capture"]
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
-_SWITCHES = {
+_SWITCHES = (
+    "shapes",
+    "stacks",
+    "profile_memory",
+    "nvml",
+    "nccl_debug",
+    "memory",
+    "flight_recorder",
+    "pauses",
+    "settings",
+    "pipeline_marks",
+    "clock",
+    "measure_overhead",
+    "attach",
+)
+_IN_SHORT = {
     "shapes": "Record the shapes of operators' inputs.",
-    "stacks": "Record Python stacks; costs several percent of a step.",
-    "profile_memory": "Record every allocation.",
-    "nvml": "Sample the GPU's sensors.",
-    "nccl_debug": "Let NCCL write its log to a file per rank.",
-    "memory": "Record memory at the end of each step.",
-    "flight_recorder": "Save torch's Flight Recorder after the window and on errors.",
     "pauses": "Record garbage collections and waits for the data loader.",
     "settings": "Read how data loaders, modules and optimizers are set up.",
-    "pipeline_marks": "Mark the work of pipeline stages in the trace.",
-    "clock": "Exchange time stamps with rank 0.",
-    "measure_overhead": "Leave some steps alone and compare.",
     "attach": "Open a socket per rank for distprof attach.",
 }
 _NOTHING_RECORDED = 3
@@ -42,13 +49,13 @@ _NOTHING_RECORDED = 3
 
 def _switches(command: _Command) -> _Command:
     """One ``--name/--no-name`` for each probe that can be switched."""
-    defaults = ProbeOptions()
-    for name, text in reversed(_SWITCHES.items()):
-        flag = name.replace("_", "-")
-        command = click.option(
-            f"--{flag}/--no-{flag}", name, default=getattr(defaults, name), help=text
-        )(command)
-    return command
+    known = {option.name: option for option in options_of(ProbeOptions)}
+    switches = [known[name] for name in _SWITCHES]
+    more = {
+        each.name: {"default": each.default, "help": _IN_SHORT.get(each.name, each.help)}
+        for each in switches
+    }
+    return click_options(switches, **more)(command)
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
@@ -133,7 +140,7 @@ def capture(
         code = _run(program, command, run_dir, options)
         return code if no_report else _report(run_dir, format_name, fail_on, code)
     finally:
-        SharedJob.of(run_dir).over()
+        SharedJob.of(run_dir).release_others()
 
 
 def _coverage(asked: str, mesh: dict[str, int]) -> Coverage:
@@ -243,7 +250,7 @@ def _run(program: str, command: Sequence[str], run_dir: Path, options: ProbeOpti
     nothing = "" if has_steps else why_nothing(diary)
     notes = notes_of(diary, ending.exit) + ([f"No step: {nothing}."] if nothing else [])
     is_first, job = _is_first_launcher(command), SharedJob.of(run_dir)
-    own, told = job.own_rank(ending), job.hear(ending) if is_first else []
+    own, told = job.own_rank(ending), job.other_endings(ending) if is_first else []
     evidence = rank_ends(run_dir, ending, watch, own=own, told=told)
     if is_first:
         outcome, failure = outcome_of(ending, evidence)
@@ -251,7 +258,7 @@ def _run(program: str, command: Sequence[str], run_dir: Path, options: ProbeOpti
         known = {rank: end for rank, end in ends.items() if end.ended_ns is not None}
         conclude(run_dir, outcome=outcome, exits=known, failure=failure, notes=notes)
     else:
-        job.leave(ending, evidence)
+        job.report_own_ending(ending, evidence)
     code = shell_code(ending.exit)
     if nothing and code:
         _say(f"The program ended with {_way(ending.exit)}, and no step was recorded.")

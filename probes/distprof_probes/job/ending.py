@@ -11,17 +11,17 @@ from distprof.errors import InputError
 from distprof_probes.job.evidence import RankEvidence
 from distprof_probes.job.finish import conclude, report
 from distprof_probes.job.interrupts import Interrupts
+from distprof_probes.job.messages import print_failure, print_next_steps, say
 from distprof_probes.job.supervise import Supervisor
-from distprof_probes.job.telling import say, tell_failure, tell_where
 
-__all__ = ["JOB_FAILED", "Wishes", "end_job"]
+__all__ = ["JOB_FAILED", "ReportOptions", "end_job"]
 
 JOB_FAILED = 4
 """Exit code of a job in which a rank failed, whatever its report finds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wishes:
+class ReportOptions:
     """What the user said about the report.
 
     Args:
@@ -40,7 +40,7 @@ class Wishes:
 
     @property
     def arguments(self) -> list[str]:
-        """The same wishes for another ``distprof run``, without the directory."""
+        """The same options for another ``distprof run``, without the directory."""
         return [*self.report_arguments, *(["--no-report"] if self.no_report else [])]
 
     @property
@@ -55,7 +55,7 @@ def end_job(
     run_dir: Path,
     supervisor: Supervisor,
     interrupts: Interrupts,
-    wishes: Wishes,
+    report_options: ReportOptions,
     *,
     problem: str = "",
     elsewhere: Sequence[RankEvidence] = (),
@@ -66,7 +66,7 @@ def end_job(
         run_dir: The run directory.
         supervisor: Has seen the ranks of this host to their end.
         interrupts: Whether the user ended the job; released when run.json is complete.
-        wishes: About the report.
+        report_options: About the report.
         problem: Why the launcher itself could not go on; empty if it could.
         elsewhere: What is known of ranks on other hosts.
 
@@ -90,20 +90,20 @@ def end_job(
         say(f"Error: {error}")
         run = None
     if failure is not None:
-        tell_failure(run_dir, failure)
+        print_failure(run_dir, failure)
     interrupts.release()
-    has_record = bool(exits) and not wishes.no_report
-    code = _reported(run_dir, wishes) if has_record else 0
-    if run is not None and not wishes.quiet:
-        tell_where(run, run_dir, has_report=has_record and code in (0, 1))
+    has_record = bool(exits) and not report_options.no_report
+    code = _reported(run_dir, report_options) if has_record else 0
+    if run is not None and not report_options.quiet:
+        print_next_steps(run, run_dir, has_report=has_record and code in (0, 1))
     if failure is not None:
         return JOB_FAILED
     return interrupts.exit_code if interrupts.signal is not None else code
 
 
-def _reported(run_dir: Path, wishes: Wishes) -> int:
+def _reported(run_dir: Path, report_options: ReportOptions) -> int:
     """The report's exit code; interrupting the report is no failure of the job."""
     try:
-        return report(run_dir, wishes.report_arguments)
+        return report(run_dir, report_options.report_arguments)
     except KeyboardInterrupt:
         return 130

@@ -25,9 +25,9 @@ from distprof_probes.job.directory import (
     write_run_file,
 )
 from distprof_probes.job.evidence import RankEvidence, rank_evidence
-from distprof_probes.job.telling import say
+from distprof_probes.job.messages import say
 
-__all__ = ["agreed_directory", "evidence_of_others", "job_name", "leave_word"]
+__all__ = ["agreed_directory", "evidence_of_others", "job_name", "report_endings"]
 
 _MEET_S = 30.0
 _LOOK_S = 0.05
@@ -83,7 +83,7 @@ def _own_directory(folder: Path) -> Path:
     return folder.resolve() if known else new_run_directory(folder, folder.name)
 
 
-def leave_word(run_dir: Path, ranks: Sequence[RankEvidence]) -> None:
+def report_endings(run_dir: Path, ranks: Sequence[RankEvidence]) -> None:
     """Tell the first launcher how ranks of this host ended; a full disk is said, not raised.
 
     Args:

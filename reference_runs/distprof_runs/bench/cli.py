@@ -2,35 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import click
 
 from distprof.errors import UsageError
+from distprof.options import click_options, options_of
 from distprof_runs.bench.plan import KINDS, Plan, parse_kinds, parse_size
-from distprof_runs.options import help_of
 from distprof_runs.settings import LaunchOptions, resolve
 
 __all__ = ["bench"]
 
 _DEFAULTS = Plan()
-_LAUNCH = [option for option in fields(LaunchOptions) if option.name != "emulate_nodes"]
-_KINDS = {"int": int, "str": str}
-
-
-def _launch_options(command: Any) -> Any:
-    """As ``distprof run`` takes them."""
-    for option in reversed(_LAUNCH):
-        text = help_of(option)
-        command = click.option(
-            f"--{option.name.replace('_', '-')}",
-            type=_KINDS[str(option.type)],
-            default=None,
-            help=f"{text[:1].upper()}{text[1:]}.",
-        )(command)
-    return command
+_LAUNCH = [each for each in options_of(LaunchOptions) if each.name != "emulate_nodes"]
 
 
 def _remember_debug(ctx: click.Context, param: click.Parameter, value: bool) -> None:
@@ -43,7 +28,7 @@ def _remember_debug(ctx: click.Context, param: click.Parameter, value: bool) -> 
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="Exit codes: 0 fine, 2 wrong usage, 3 bad input, 4 the ranks failed, 130 interrupted.",
 )
-@_launch_options
+@click_options(_LAUNCH)
 @click.option(
     "--device",
     type=click.Choice(["auto", "cuda", "cpu"]),

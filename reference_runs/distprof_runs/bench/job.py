@@ -1,4 +1,4 @@
-"""One benchmark, from the user's wishes to the saved profile, what it says, and the exit code."""
+"""One benchmark, from the user's options to the saved profile, what it says, and the exit code."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ import msgspec
 from distprof_probes.environment import Placement, placement
 from distprof_probes.job.ending import JOB_FAILED
 from distprof_probes.job.interrupts import Interrupts
+from distprof_probes.job.messages import print_failure, say, shown_path
 from distprof_probes.job.supervise import Patience, Supervisor
-from distprof_probes.job.telling import say, shown_path, tell_failure
 from distprof_probes.options import RUN_DIR_VARIABLE
 
 from distprof.artefacts.fabric_file import FABRIC_FILE
 from distprof.errors import MissingExtraError, UsageError
 from distprof_runs.bench.plan import PLAN_VARIABLE, Plan
-from distprof_runs.preparation import check_port, is_rank_already, on_this_machine
+from distprof_runs.launching.preparation import check_port, is_rank_already, on_this_machine
+from distprof_runs.launching.starting import run_ranks
 from distprof_runs.settings import Settings
-from distprof_runs.starting import run_ranks
 
 __all__ = ["Showing", "run_bench", "show"]
 
@@ -118,7 +118,7 @@ def _launched(folder: Path, settings: Settings, plan: Plan, showing: Showing) ->
         failure = supervisor.failure()
         if failure is not None or problem:
             if failure is not None:
-                tell_failure(folder, failure)
+                print_failure(folder, failure)
             say(problem or f"What the ranks printed is in {shown_path(folder)}")
             return JOB_FAILED
         if interrupts.signal is not None:
@@ -134,7 +134,7 @@ def _text(plan: Plan) -> str:
 
 def _as_rank(plan: Plan, showing: Showing, place: Placement) -> int:
     """Be one rank of a job that torchrun, srun or mpirun has launched; rank 0 shows."""
-    from distprof_runs.as_rank import torch_variables
+    from distprof_runs.launching.as_rank import torch_variables
 
     if (place.world_size or 1) < 2:
         raise UsageError("one rank has nobody to talk to: launch 2 or more")

@@ -23,10 +23,10 @@ from distprof.costs.fabric import fitted, point
 from distprof.terms import CollectiveKind
 from distprof_runs.bench.operations import Ranks, operation
 from distprof_runs.bench.plan import KINDS, PLAN_VARIABLE, Plan
-from distprof_runs.join import Place, join
+from distprof_runs.launching.join import Place, join
+from distprof_runs.launching.rank_process import run_and_leave
 from distprof_runs.options import DdpOptions, TrainingOptions
-from distprof_runs.rank_process import run_and_leave
-from distprof_runs.workload import Job
+from distprof_runs.workloads.workload import Job
 
 __all__ = ["main", "measure"]
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from distprof.errors import InputError
 from distprof.ingest.flight.recorder import looks_like_dump, parse_flight
-from distprof.run.flight import FlightDump, FlightState, GroupStatus
+from distprof.run.records import FlightDump, FlightState, GroupStatus
 from distprof.terms import CollectiveKind
 from tests.flight_jobs import GPU_ERROR, LOCK_GIL, START_NS, dump, message, op
 

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distprof.artefacts.records import MemoryRecord
+from distprof.ingest.files import Folder
 from distprof.ingest.job import rank_folder as lines
-from distprof.ingest.job.files import Folder
 from distprof.ingest.job.rank_folder import read_lines
 
 HEADER = b'{"schema":"distprof.memory/1","rank":0,"about":{"device":"A"}}\n'

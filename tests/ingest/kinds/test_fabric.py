@@ -15,7 +15,7 @@ import pytest
 from distprof.artefacts.fabric_file import FabricFile
 from distprof.costs.fabric import expected_busbw
 from distprof.errors import InputError
-from distprof.ingest.kinds.fabric import read_fabric
+from distprof.ingest.fabric import read_fabric
 from distprof.terms import CollectiveKind
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "nccl-tests"

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from distprof.errors import InputError
 from distprof.ingest.kinds.machine import fits_machine, parse_machines, read_machine
-from distprof.run.machine import Machine
+from distprof.run.evidence import Machine
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "machine" / "topo-m-8xh200-roce.txt"
 REAL = GOLDEN.read_text()

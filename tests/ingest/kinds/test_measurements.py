@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distprof.errors import InputError
-from distprof.ingest.kinds.measurements import fits_measurements, read_measurements
+from distprof.ingest.measurements import fits_measurements, read_measurements
 
 
 def table(tmp_path, text, name="m.csv"):

@@ -9,6 +9,7 @@ import pytest
 from distprof.errors import InputError
 from distprof.ingest.kinds.pipeline_timeline import fits_pipeline_timeline, read_pipeline_timeline
 from distprof.ingest.open import open_run
+from distprof.run.evidence import OperationLog
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "pipeline" / "primus-pp8-8gpu"
 REFERENCE = (36.4, 35.7, 31.7, 31.7, 29.2, 26.7, 26.2, 17.3)
@@ -129,6 +130,7 @@ def test_a_real_timeline_has_the_idle_shares_of_its_reference():
 
 def test_a_folder_of_timelines_opens_as_a_run():
     run = open_run(str(GOLDEN))
-    assert run.operations is not None
+    operations = run.get(OperationLog)
+    assert operations is not None
     assert len(run) == 0
-    assert dict(run.operations.mesh) == {"pp": 8, "dp": 1, "tp": 1, "ep": 1}
+    assert dict(operations.mesh) == {"pp": 8, "dp": 1, "tp": 1, "ep": 1}

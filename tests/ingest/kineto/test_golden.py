@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from distprof.ingest.kineto.damage import repair_event
+from distprof.ingest.kineto.events import DEVICE_KINDS, PYTHON_FRAME, normalise
 from distprof.ingest.kineto.reader import read_trace
-from distprof.ingest.kineto.repair import repair_event
-from distprof.ingest.kineto.words import DEVICE_KINDS, PYTHON_FRAME, normalise
 from tests.ingest.kineto.traces import rows_of, total_ns
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "kineto"

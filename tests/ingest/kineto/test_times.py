@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distprof.ingest.kineto.times import (
+from distprof.ingest.kineto.events import (
     INVALID_NS,
     micros_to_ns,
     needs_text,

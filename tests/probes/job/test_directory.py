@@ -11,8 +11,8 @@ from distprof_probes.job.directory import (
 )
 from distprof_probes.job.evidence import RankEvidence
 from distprof_probes.job.finish import conclude
-from distprof_probes.job.other_hosts import agreed_directory, evidence_of_others, leave_word
-from distprof_probes.job.telling import plain
+from distprof_probes.job.messages import plain
+from distprof_probes.job.other_hosts import agreed_directory, evidence_of_others, report_endings
 
 from distprof.artefacts.rank_file import RankFile
 from distprof.artefacts.run_file import Exit, Failure, RunFile
@@ -129,7 +129,7 @@ def test_the_first_host_hears_how_ranks_elsewhere_ended(tmp_path: Path) -> None:
         RankEvidence(rank=4, exit=Exit(code=143, by_launcher=True), told_to_end_ns=7, state="T"),
         RankEvidence(rank=5, state="S"),
     ]
-    leave_word(tmp_path, told)
+    report_endings(tmp_path, told)
     assert evidence_of_others(tmp_path, [2, 3, 4], patience_s=0.1) == told[:3]
 
 

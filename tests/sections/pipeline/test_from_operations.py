@@ -1,7 +1,6 @@
 """Pipelines of logs: a Megatron timeline, an operation table, and rows by hand."""
 
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -44,7 +43,7 @@ ONE = (
 
 
 def pipeline_of(log):
-    return analyze_pipeline(replace(make_run([]), operations=log), {})
+    return analyze_pipeline(make_run([]).having(log), {})
 
 
 def test_a_log_by_hand_has_its_bubble_and_messages():

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distprof.ingest.flight.recorder import parse_flight
-from distprof.run.flight import FlightDump
+from distprof.run.records import FlightDump
 from distprof.terms import Confidence
 from distprof.verbs.hang.measure import diagnose
 from distprof.verbs.hang.result import HangEvidence, HangKind, HangReport, HangState, LogLine

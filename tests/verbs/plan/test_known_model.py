@@ -35,7 +35,7 @@ def from_table(table, run=None):
 
 
 def test_a_reference_run_says_its_own_model():
-    model = known_model(job(), {})
+    model = known_model(job(), None)
     # 4 · (4·256² + 3·256·1024 + 2·256) + 256 + 2 · 1024·256
     assert (model.parameters, model.sequence, model.zero_stage) == (4_720_896, 128, 0)
     assert (model.source, model.recomputation) == ("run.json", "none")
@@ -49,13 +49,13 @@ def test_what_reference_runs_say_of_sharding_and_recomputation():
         mesh={"dp_shard": 8},
         world_size=8,
     )
-    model = known_model(sharded, {})
+    model = known_model(sharded, None)
     assert (model.zero_stage, model.shards) == (3, 8)
     assert (model.recomputation, model.precision) == ("full", "fp32")
 
 
 def test_experts_of_a_reference_run_are_counted():
-    model = known_model(job("moe", options={"experts": 8, "top_k": 2}), {})
+    model = known_model(job("moe", options={"experts": 8, "top_k": 2}), None)
     assert model.active_parameters < model.parameters
     assert model.shape.experts == 8
 
@@ -67,12 +67,12 @@ def test_run_json_comes_before_the_folders_configuration():
 def test_a_captured_job_takes_the_table():
     captured = job(kind="capture", config={}, workload="")
     assert from_table({"preset": "llama3-8b"}, captured).sequence == 8192
-    assert known_model(captured, {}) is None
-    assert known_model(None, {}) is None
+    assert known_model(captured, None) is None
+    assert known_model(None, None) is None
 
 
 def test_blocks_that_sleep_compute_nothing():
-    assert known_model(job(training={"compute": "sleep"}), {}) is None
+    assert known_model(job(training={"compute": "sleep"}), None) is None
 
 
 def test_a_table_of_parameters_alone():
@@ -109,7 +109,7 @@ def test_a_table_that_contradicts_itself_is_refused(table, said):
     [
         ({"modell": "x"}, "modell"),
         ({"preset": 3}, "name of a model"),
-        ({"layers": 0}, "layers must be a number above 0"),
+        ({"layers": 0}, "layers must be a whole number from 1"),
         ({"layers": 2.5}, "layers"),
         ({"parameters": True}, "parameters"),
         ({"precision": "fp4"}, "fp4"),
@@ -137,5 +137,5 @@ nonsense = st.one_of(
     workload=st.sampled_from(("ddp", "fsdp", "moe", "3d", "")),
 )
 def test_a_run_json_of_nonsense_is_a_model_or_none(model, training, options, workload):
-    found = known_model(job(workload, {**TINY, **model}, training, options), {})
+    found = known_model(job(workload, {**TINY, **model}, training, options), None)
     assert found is None or found.flop_per_token > 0

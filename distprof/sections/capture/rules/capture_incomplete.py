@@ -21,11 +21,6 @@ the files only after the profiler has finished writing them:
 `torch.profiler.profile(schedule=schedule( wait=2, warmup=3, active=5), on_trace_ready=…)`, then a
 barrier before the program ends.
 
-## Example
-```text
-capture-incomplete: ranks 4-7 of 8 are not in the recording.
-```
-
 ## When it is wrong
 Ranks left out on purpose: a few ranks of each pipeline stage may be enough for what you want to
 know.
@@ -53,6 +48,7 @@ from distprof.units import format_ratio, name_ranks
         "matched_ratio": Limit(0.95, "share of collectives that must find their partners"),
         "damaged_ratio": Limit(0.001, "share of events that may be given up as broken"),
     },
+    costs_time=False,
 )
 def check(capture: CaptureResult, limits: Limits) -> Iterator[Draft]:
     """Yield one finding that lists all that is missing."""
@@ -66,7 +62,6 @@ def check(capture: CaptureResult, limits: Limits) -> Iterator[Draft]:
             "Record all ranks of a replica over the same steps with one profiler schedule, and let "
             "the files be written before the job ends."
         ),
-        cost_ns_per_step=None,
         ranks=_concerned(capture),
         evidence=("capture",),
     )

@@ -17,12 +17,6 @@ There is no cost: the step takes no part in any number of the report.
 Give the profiler time to settle: `torch.profiler.schedule(wait=2, warmup=3, active=5)` and a
 barrier before the first active step.
 
-## Example
-```text
-capture-start-transient: step 10 is left out: its first collective waits for the last rank's
-profiler to start.
-```
-
 ## When it is wrong
 A real stall in the first recorded step looks the same. Record again with a longer warm-up: a real
 one comes back.
@@ -41,7 +35,9 @@ from distprof.terms import Confidence, Severity
 from distprof.units import fold_ranks
 
 
-@rule(code="CAP103", severity=Severity.INFO, since="0.1.0", needs=(CaptureResult,))
+@rule(
+    code="CAP103", severity=Severity.INFO, since="0.1.0", needs=(CaptureResult,), costs_time=False
+)
 def check(capture: CaptureResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001
     """Yield one finding for the run."""
     if not capture.transient_steps:
@@ -53,7 +49,6 @@ def check(capture: CaptureResult, limits: Limits) -> Iterator[Draft]:  # noqa: A
             "start."
         ),
         fix="Use torch.profiler.schedule with warmup=3 or more, and a barrier before it.",
-        cost_ns_per_step=None,
         confidence=Confidence.INFERRED,
         steps=capture.transient_steps,
         evidence=("capture.transient_steps",),

@@ -18,12 +18,6 @@ Start the profiler at the same *step* on all ranks (`schedule(wait, warmup, acti
 and a barrier before the first makes them begin together), not at a time of day or by a signal,
 and record at least three steps.
 
-## Example
-```text
-capture-windows-disjoint: no step is complete on all of the ranks 0-7: they share 0 % of the
-recorded time.
-```
-
 ## When it is wrong
 Ranks of different jobs or restarts in one folder look like this. So do pipelines whose stages
 count micro-batches as steps.
@@ -48,6 +42,7 @@ from distprof.units import fold_ranks, format_ratio
     since="0.1.0",
     needs=(CaptureResult,),
     limits={"overlap_ratio": Limit(0.5, "share of the recorded time that all ranks must share")},
+    costs_time=False,
 )
 def check(capture: CaptureResult, limits: Limits) -> Iterator[Draft]:
     """Yield one finding for the run."""
@@ -70,7 +65,6 @@ def check(capture: CaptureResult, limits: Limits) -> Iterator[Draft]:
             "Start the profiler at the same step on all ranks (torch.profiler.schedule after a "
             "barrier) and record at least three steps."
         ),
-        cost_ns_per_step=None,
         confidence=Confidence.MEASURED if lost_steps else Confidence.INFERRED,
         ranks=capture.ranks_present,
         evidence=("capture.steps", "capture.dropped_steps", "capture.window_overlap_ratio"),

@@ -23,13 +23,6 @@ cost, balance experts and embedding tables), start Python's garbage collector on
 same step (`gc.disable()` and `gc.collect()` every N steps), pin host processes to cores, and
 remove synchronising calls that only some ranks make.
 
-## Example
-```text
-arrival-skew-bound-collectives: 12.4 % of each step (2.77 ms of 22.3 ms) is waiting for late members
-and no rank is to blame for most of it; all_reduce in dp_replicate waits 2.10 ms per step and
-transfers 0.40 ms.
-```
-
 ## When it is wrong
 Where the clock residual is large, small waits are noise; the share that could not be judged is in
 the straggler section.
@@ -44,7 +37,12 @@ from collections.abc import Iterator
 
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
 from distprof.sections.collectives.result import CollectiveClass, CollectivesResult
-from distprof.sections.shares import collective_label, mean_step, only_messages, split_classes
+from distprof.sections.collectives.rules._shared import (
+    collective_label,
+    only_messages,
+    split_classes,
+)
+from distprof.sections.shares import mean_step
 from distprof.sections.stragglers.result import StragglersResult
 from distprof.sections.time.result import StepTimeResult, WaterfallResult
 from distprof.terms import Severity, StragglerPattern
@@ -85,11 +83,12 @@ def check(
     if not bound or step.ratio(cost) < limits["min_step_ratio"]:
         return
     worst = max(bound, key=_wait)
+    transfer = format_duration(worst.exposed_transfer_ns_per_step)
     yield Draft(
         message=(
             f"{step.share(cost)} is waiting for late members that no named rank accounts for: "
             f"{collective_label(worst)} waits {format_duration(_wait(worst))} per {step.word} and "
-            f"transfers {format_duration(_transfer(worst))}.{_suspect(stragglers)}"
+            f"transfers {transfer}.{_suspect(stragglers)}"
         ),
         fix=(
             "Equalise the work of the ranks (packing, expert and table balance), run garbage "
@@ -106,12 +105,8 @@ def _wait(record: CollectiveClass) -> int:
     return record.exposed_wait_ns_per_step or 0
 
 
-def _transfer(record: CollectiveClass) -> int:
-    return (record.exposed_ns_per_step or 0) - _wait(record)
-
-
 def _is_bound(record: CollectiveClass, factor: float) -> bool:
-    return _wait(record) > 0 and _wait(record) >= factor * _transfer(record)
+    return _wait(record) > 0 and _wait(record) >= factor * record.exposed_transfer_ns_per_step
 
 
 def _suspect(stragglers: StragglersResult) -> str:

@@ -24,13 +24,6 @@ it is fast: look for collectives of several groups that share a link at the same
 computation that takes the multiprocessors NCCL needs, for NCCL settings that differ from the
 benchmark's (`NCCL_ALGO`, `NCCL_PROTO`, `NCCL_NET`), and for ranks placed in another order.
 
-## Example
-```text
-below-fabric-bandwidth: 12.3 % of each step (2.74 ms of 22.3 ms) is transfer beyond what this
-network can do: all_reduce in dp (26.2 MB) moves at 30.6 GB/s bus bandwidth, the fabric profile
-reaches 117 GB/s.
-```
-
 ## When it is wrong
 A profile measured with idle machines knows no computation beside communication, which slows both
 by a tenth or two; the limit leaves room for that. A profile of other machines says nothing.
@@ -46,7 +39,8 @@ from collections.abc import Iterator
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
 from distprof.sections.capture.result import CaptureResult
 from distprof.sections.collectives.result import CollectiveClass, CollectivesResult
-from distprof.sections.shares import collective_label, has_all_members, mean_step
+from distprof.sections.collectives.rules._shared import collective_label
+from distprof.sections.shares import has_all_members, mean_step
 from distprof.sections.time.result import StepTimeResult, WaterfallResult
 from distprof.terms import Severity
 from distprof.units import format_bandwidth
@@ -110,6 +104,5 @@ def _is_slow(record: CollectiveClass, limits: Limits) -> bool:
 
 def _beyond_ns(record: CollectiveClass) -> int:
     """Exposed transfer that the expected bandwidth would save, mean per step."""
-    exposed = (record.exposed_ns_per_step or 0) - (record.exposed_wait_ns_per_step or 0)
     reached = (record.busbw_bytes_per_s or 0.0) / (record.expected_busbw_bytes_per_s or 1.0)
-    return max(round(exposed * (1 - reached)), 0)
+    return max(round(record.exposed_transfer_ns_per_step * (1 - reached)), 0)

@@ -17,11 +17,6 @@ All exposed transfer of the step: what remains of it on the right backend is a s
 `init_process_group("nccl")`, or `"cpu:gloo,cuda:nccl"` if objects are exchanged from the host too.
 If NCCL was avoided because it failed, its log (`NCCL_DEBUG=INFO`) says why.
 
-## Example
-```text
-cpu-backend-on-gpus: The ranks compute on NVIDIA A100-SXM4-80GB, their collectives run on gloo.
-```
-
 ## When it is wrong
 Where the process group is for control alone and gradients travel in a library of their own.
 

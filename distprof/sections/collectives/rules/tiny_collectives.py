@@ -24,12 +24,6 @@ by one in a hook. FSDP: wrap whole transformer blocks instead of single layers. 
 tensors, or group calls with `torch.distributed._coalescing_manager`; reduce metrics once per
 logging interval, not per step.
 
-## Example
-```text
-tiny-collectives: 161 small collectives per step and rank (most of them all_reduce in dp_replicate
-(4.10 kB)) take 3.20 ms of exposed time; together they move 1.30 MB.
-```
-
 ## When it is wrong
 Small messages hidden behind computation cost nothing, and are not reported. Barriers and scalar
 reductions that gradient clipping or loss scaling needs cannot be merged with gradients.
@@ -45,7 +39,8 @@ from collections.abc import Iterator
 
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
 from distprof.sections.collectives.result import CollectiveClass, CollectivesResult
-from distprof.sections.shares import WIDER_TRANSFER, collective_label, mean_step
+from distprof.sections.collectives.rules._shared import collective_label
+from distprof.sections.shares import WIDER_TRANSFER, mean_step
 from distprof.sections.time.result import StepTimeResult, WaterfallResult
 from distprof.terms import Confidence, Severity
 from distprof.units import format_bytes, format_duration
@@ -79,7 +74,7 @@ def check(
     per_step = sum(_per_rank(c, collectives) for c in small)
     if per_step <= limits["min_per_step"]:
         return
-    exposed = sum(_transfer(c) for c in small)
+    exposed = sum(c.exposed_transfer_ns_per_step for c in small)
     cost = int(exposed * (1 - 1 / per_step))
     if step.ratio(cost) < limits["min_step_ratio"]:
         return
@@ -110,7 +105,3 @@ def _per_rank(record: CollectiveClass, collectives: CollectivesResult) -> float:
     """
     share = (record.group_size or collectives.num_ranks) / max(collectives.num_ranks, 1)
     return record.count * min(share, 1) / max(collectives.num_steps, 1)
-
-
-def _transfer(record: CollectiveClass) -> int:
-    return (record.exposed_ns_per_step or 0) - (record.exposed_wait_ns_per_step or 0)

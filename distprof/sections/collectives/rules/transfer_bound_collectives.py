@@ -25,12 +25,6 @@ straddle nodes. If it is not: send less. Reduce gradients in bf16, accumulate wi
 the micro-batch, shard inside the node (HSDP) instead of across nodes, keep tensor and expert
 parallelism inside the NVLink domain.
 
-## Example
-```text
-transfer-bound-collectives: 28.0 % of each step (6.24 ms of 22.3 ms) is transfer that no computation
-is left to hide; all_gather in dp_shard (135 MB) moves at 38.2 GB/s bus bandwidth.
-```
-
 ## When it is wrong
 Small messages are bound by latency: their bandwidth is low on any network (`tiny-collectives`).
 Where several collectives share a link each one looks slow, and the link is not.
@@ -47,15 +41,13 @@ from collections.abc import Iterator
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
 from distprof.sections.capture.result import CaptureResult
 from distprof.sections.collectives.result import CollectiveClass, CollectivesResult
-from distprof.sections.overlap.result import OverlapResult
-from distprof.sections.shares import (
+from distprof.sections.collectives.rules._shared import (
     collective_label,
-    has_all_members,
-    hideable_ns,
-    mean_step,
     only_messages,
     split_classes,
 )
+from distprof.sections.overlap.result import OverlapResult
+from distprof.sections.shares import has_all_members, hideable_ns, mean_step
 from distprof.sections.time.result import StepTimeResult, WaterfallResult
 from distprof.terms import Severity
 from distprof.units import format_bandwidth, format_duration
@@ -99,10 +91,11 @@ def check(
         return
     if step.ratio(cost) < limits["min_step_ratio"]:
         return
+    largest = max(classes, key=lambda record: record.exposed_transfer_ns_per_step)
     yield Draft(
         message=(
             f"{step.share(cost)} is transfer that no computation is left to hide; "
-            f"{_speed(max(classes, key=_transfer))}."
+            f"{_speed(largest)}."
         ),
         fix=(
             "Compare the bus bandwidth with what distprof bench reaches on these machines. Far "
@@ -113,10 +106,6 @@ def check(
         evidence=("collectives.classes", "overlap.ranks", "waterfall.all"),
         without="exposed transfer",
     )
-
-
-def _transfer(record: CollectiveClass) -> int:
-    return (record.exposed_ns_per_step or 0) - (record.exposed_wait_ns_per_step or 0)
 
 
 def _speed(record: CollectiveClass) -> str:

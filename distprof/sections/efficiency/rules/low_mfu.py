@@ -21,12 +21,6 @@ Look where the rest goes. Where devices wait, begin with the dearest of the othe
 kernels are slow while they compute: larger matrices (micro-batch, sequence, less tensor
 parallelism), low precision, fused attention, compilation.
 
-## Example
-```text
-low-mfu: MFU is 31.2 %: of 989 TFLOP/s each device gives the model 309. Computing fills 62.0 % of
-each step, at 50.3 % of the peak; exposed communication takes 21.0 %.
-```
-
 ## When it is wrong
 A small model, or a mixture of many small experts, cannot fill a large device. FLOP are counted from
 the shape as dense transformers have it, attention as causal: with other layers the figure is as
@@ -70,6 +64,7 @@ _WORTH_NAMING_RATIO = 0.05
     since="0.1.0",
     needs=(EfficiencyResult, WaterfallResult, JobResult),
     limits={"mfu_ratio": Limit(0.40, "model FLOP utilisation from which on it is good")},
+    costs_time=False,
 )
 def check(
     efficiency: EfficiencyResult, waterfall: WaterfallResult, job: JobResult, limits: Limits
@@ -92,7 +87,6 @@ def check(
             "Begin with the dearest of the other findings; where kernels are slow, use larger"
             " matrices, low precision, fused attention, compilation."
         ),
-        cost_ns_per_step=None,
         evidence=("efficiency.mfu_ratio", "waterfall.all"),
     )
 

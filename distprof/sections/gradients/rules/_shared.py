@@ -7,7 +7,17 @@ from distprof.sections.gradients.result import GradientGroup, GradientsResult
 from distprof.terms import Confidence
 from distprof.units import format_bytes
 
-__all__ = ["exposed_once_ns", "gradient_groups", "is_late", "name_of", "sureness", "what"]
+__all__ = [
+    "NO_BACKWARD",
+    "exposed_once_ns",
+    "gradient_groups",
+    "is_late",
+    "name_of",
+    "sureness",
+    "what",
+]
+
+NO_BACKWARD = "the trace lacks the launches that would show when backward begins"
 
 LATE_RATIO = 0.9
 """Share of backward before the first bucket from which there is nothing left to hide behind."""
@@ -36,9 +46,7 @@ def is_late(group: GradientGroup) -> bool:
         InsufficientEvidenceError: If it is not known when backward begins.
     """
     if group.backward_ns is None or group.before_first_ns is None:
-        raise InsufficientEvidenceError(
-            "the trace lacks the launches that would show when backward begins"
-        )
+        raise InsufficientEvidenceError(NO_BACKWARD)
     return group.before_first_ns >= LATE_RATIO * group.backward_ns
 
 

@@ -24,13 +24,6 @@ Run forward and backward of all micro-batches but the last inside `with model.no
 (Hugging Face Accelerate: `accelerator.accumulate(model)`; Lightning does it by itself). The forward
 has to be inside too. `static_graph=True` needs one step without it first.
 
-## Example
-```text
-accumulation-without-no-sync: gradients are reduced 4 times before each update, for 4
-micro-batches: 18.2 % of each step (98.2 ms of 539 ms) is exposed transfer of reductions that are
-not needed.
-```
-
 ## When it is wrong
 Where memory forbids whole gradients beside their buckets (`no_sync` keeps both). Two backwards of
 unlike losses through the same module before one update, as of an adversarial training, look the

@@ -23,12 +23,6 @@ A communication hook: `model.register_comm_hook(None, default_hooks.bf16_compres
 bytes (on gloo: `fp16_compress_hook`), `powerSGD_hook` sends far less at the price of an
 approximation. Compare the loss over some hundred steps.
 
-## Example
-```text
-full-precision-gradients: 3.15 MB of float32 gradients over 2 nodes are reduced per update: 21.7 %
-of each step (32.7 ms of 150 ms) is their exposed transfer, of which 16 bits would save half.
-```
-
 ## When it is wrong
 Where buckets are bound by latency, half the bytes take more than half the time; buckets below 1 MB
 are left out for that reason. Where a model is known to need gradients in 32 bits (sums over

@@ -22,12 +22,6 @@ Lower `bucket_cap_mb` so that there are eight buckets or more; do not go below 1
 dominates (`tiny-collectives`). A huge layer at the beginning of the model (an embedding) fills the
 last bucket alone: tie or shard it, or freeze it. Megatron-Core: `--ddp-bucket-size`.
 
-## Example
-```text
-large-last-bucket: the last of 3 buckets holds 48.7 % of the gradients (51.1 MB): 6.10 % of each
-step (1.34 ms of 22.0 ms) is its exposed transfer.
-```
-
 ## When it is wrong
 Where the first layer is most of the model, and is needed whole. Where the transfer of the last
 bucket is latency rather than bytes, less comes back.

@@ -24,12 +24,6 @@ otherwise, the first 1 MB). Several: register modules in the order in which forw
 avoid `find_unused_parameters=True`, which keeps DDP from reordering buckets, and do not wait for
 reductions in hooks of gradients.
 
-## Example
-```text
-late-gradient-communication: all gradients are in one bucket, which is ready when backward has
-ended: 23.4 % of each step (25.2 ms of 108 ms) is exposed transfer that backward could have hidden.
-```
-
 ## When it is wrong
 Where only the first layers of a model are trained, their gradients are ready last whatever one
 does. Where backward is so short that nothing could hide beside it, see

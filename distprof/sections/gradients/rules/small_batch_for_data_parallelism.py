@@ -23,13 +23,6 @@ Larger micro-batches, up to the factor in the message. Where memory or convergen
 fewer data-parallel ranks (more tensor or pipeline parallelism), accumulation with `no_sync` (one
 reduction for several backwards), 16-bit or compressed gradients, hybrid sharding.
 
-## Example
-```text
-small-batch-for-data-parallelism: reducing 51.1 MB of float32 gradients takes 14.0 ms, backward
-6.00 ms: 28.6 % of each step (8.00 ms of 28.0 ms) cannot be hidden. With 2.33 times the samples per
-micro-batch (1,195 tokens instead of 512) it could.
-```
-
 ## When it is wrong
 Where something slows the transfers: compare with `below-fabric-bandwidth` and the rules on NCCL's
 network before changing the batch. On CPUs that communicate and compute with the same cores.
@@ -46,7 +39,12 @@ from collections.abc import Iterator
 
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
 from distprof.sections.gradients.result import GradientGroup, GradientsResult
-from distprof.sections.gradients.rules._shared import exposed_once_ns, gradient_groups, name_of
+from distprof.sections.gradients.rules._shared import (
+    NO_BACKWARD,
+    exposed_once_ns,
+    gradient_groups,
+    name_of,
+)
 from distprof.sections.shares import WIDER_TRANSFER, mean_step
 from distprof.sections.step_log.result import StepLogResult
 from distprof.sections.time.result import StepTimeResult, WaterfallResult
@@ -116,9 +114,7 @@ def _tokens(group: GradientGroup, step_log: StepLogResult, factor: float) -> str
 def _times(group: GradientGroup) -> tuple[int, int]:
     """Transfer of a reduction, computation of a backward, ns."""
     if group.backward_ns is None:
-        raise InsufficientEvidenceError(
-            "the trace lacks the launches that would show when backward begins"
-        )
+        raise InsufficientEvidenceError(NO_BACKWARD)
     if group.transfer_ns is None:
         raise InsufficientEvidenceError(
             "transfer and waiting could not be told apart: gradients were not matched across ranks"

@@ -23,12 +23,6 @@ warns once per run if the search found none unused. Where some never take part, 
 (`requires_grad_(False)`). Where it is always the same ones, `static_graph=True` learns them in the
 first step.
 
-## Example
-```text
-unused-parameter-search: DDP searches for unused parameters for 4.10 ms of each step; 1.84 % of each
-step (410 µs of 22.3 ms) is lost to that and to telling the other ranks.
-```
-
 ## When it is wrong
 Where parameters that take part differ from step to step, as with routed branches: then DDP needs
 the search, and this is its price.

@@ -20,12 +20,6 @@ What other ranks wait for it may be in a straggler finding too.
 After set-up call `gc.collect()` and `gc.freeze()`, so that long-lived objects are not looked at
 again. Then `gc.disable()`, and `gc.collect()` on all ranks in the same step, every some hundred.
 
-## Example
-```text
-garbage-collection-pauses: rank 1 spends 20.5 ms of each step (14.6 %) in Python's garbage
-collector; the longest of 6 collections takes 61.2 ms.
-```
-
 ## When it is wrong
 A short run has few collections: one long one weighs more than it would in a day of training.
 

@@ -20,12 +20,6 @@ Launch less: `torch.compile` (`mode="reduce-overhead"` uses CUDA graphs), CUDA g
 fused optimizers (`fused=True` or `foreach=True`), larger micro-batches. Launch faster: pin the
 process to cores near its GPU, keep Python work (logging, metrics, hooks) out of the step.
 
-## Example
-```text
-launch-bound-host: for 38.2 % of each step (84.1 ms of 220 ms) the device waits for the host to
-launch work; on rank 0, 61.0 % of launches found the device idle, the median kernel takes 6.1 µs.
-```
-
 ## When it is wrong
 The profiler itself slows launches, more with `with_stack=True`; compare with the step time
 without it. The first steps of a compiled program hold compilation.

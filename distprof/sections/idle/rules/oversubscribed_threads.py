@@ -20,12 +20,6 @@ None is given: no recording tells what the step would take with fewer threads.
 Set `OMP_NUM_THREADS` (or call `torch.set_num_threads`) to the processors of the host divided by its
 ranks, and pin each rank to its own (`torchrun --numa-binding`, `taskset`, `numactl`).
 
-## Example
-```text
-oversubscribed-threads: on node-1 4 ranks with 8 threads each share 16 processors, which are busy
-for 99.1 % of the time.
-```
-
 ## When it is wrong
 Ranks that take turns, as the stages of a pipeline do, may share processors; they are busy then only
 if something else runs there.
@@ -54,6 +48,7 @@ from distprof.units import format_ratio
         "threads_per_cpu": Limit(1.5, "threads of torch for each processor of a host"),
         "busy_ratio": Limit(0.85, "share of time for which the processors have to be busy"),
     },
+    costs_time=False,
 )
 def check(settings: SettingsResult, limits: Limits) -> Iterator[Draft]:
     """Yield one finding for the run, on its fullest host."""
@@ -76,7 +71,6 @@ def check(settings: SettingsResult, limits: Limits) -> Iterator[Draft]:
             "Set OMP_NUM_THREADS to the processors of the host divided by its ranks, and pin each "
             "rank to its own."
         ),
-        cost_ns_per_step=None,
         confidence=Confidence.INFERRED,
         ranks=tuple(sorted(rank for host in hosts for rank in host.ranks)),
         evidence=("settings.hosts",),

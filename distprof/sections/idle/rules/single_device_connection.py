@@ -22,12 +22,6 @@ that runs with no communication beside it. An upper bound: other causes may stan
 Unset it, or set 8 (the default) to 32. Where tensor parallelism needs it on Hopper and before, and
 parameters are sharded too, compare both ways.
 
-## Example
-```text
-single-device-connection: CUDA_DEVICE_MAX_CONNECTIONS=1, and 12.4 % of each step (2.77 ms of
-22.3 ms) is exposed transfer of sharded parameters in dp_shard (8 ranks).
-```
-
 ## When it is wrong
 Where exposed transfer has another cause, such as `no-parameter-prefetch`; nothing in a trace shows
 the queue itself.
@@ -45,7 +39,7 @@ from distprof.rules.base import Draft, Limit, Limits, rule
 from distprof.sections.overlap.result import OverlapResult
 from distprof.sections.sharding.result import ShardingResult
 from distprof.sections.sharding.rules._shared import gather_transfer, moved_by, scatter_transfer
-from distprof.sections.shares import mean_step
+from distprof.sections.shares import alone_ns, mean_step
 from distprof.sections.time.result import StepTimeResult, WaterfallResult
 from distprof.terms import Confidence, Severity
 
@@ -72,7 +66,7 @@ def check(
     if not sharding.axes or sharding.device == "cpu" or sharding.variable(_VARIABLE) != "1":
         return
     step = mean_step(waterfall, step_time)
-    alone = step.mean(sum(rank.computation_ns - rank.overlapped_ns for rank in overlap.ranks))
+    alone = alone_ns(step, overlap)
     cost = min(
         sum(gather_transfer(axis) + scatter_transfer(axis) for axis in sharding.axes),
         alone,

@@ -22,12 +22,6 @@ boolean masks, `torch.cuda.synchronize()`, `clip_grad_norm_` with `error_if_nonf
 metrics on the device and read them every N steps, copy with `non_blocking=True` from pinned
 memory, and let `torch.cuda.set_sync_debug_mode("warn")` name what remains.
 
-## Example
-```text
-synchronising-calls: for 9.17 % of each step (2.03 ms of 22.3 ms) the device idles after the host
-had waited for it: mostly cudaStreamSynchronize, 6.0 calls per step on ranks 0-7.
-```
-
 ## When it is wrong
 One synchronisation at the end of a step is harmless where the next step's first launches are
 quick. Some frameworks synchronise on purpose to bound memory.

@@ -22,12 +22,6 @@ and a larger `prefetch_factor`; copy with `non_blocking=True`. If workers cannot
 and tokenise ahead of time, larger shards, local cache in place of network storage, fewer samples
 per file.
 
-## Example
-```text
-input-bound: for 23.0 % of each step (49.2 ms of 214 ms) the device idles while the loop
-waits for data.
-```
-
 ## When it is wrong
 The first step of an epoch starts the workers; a recording of that step alone says nothing about
 the rest.

@@ -20,12 +20,6 @@ Where it is the same rank all the time: look at its machine, its storage and its
 rank changes: the loaders have no reserve; more workers, deeper prefetching, or samples packed so
 that batches take alike.
 
-## Example
-```text
-input-not-ready: The least ready rank has its input in time for 1.72 % of the time; it is mostly
-rank 4, then rank 2, then rank 4, then rank 0.
-```
-
 ## When it is wrong
 Readiness is counted over an interval; a short wait in each counts as much as a long one.
 
@@ -52,6 +46,7 @@ MAX_NAMED = 6
     since="0.1.0",
     needs=(InputReadinessResult,),
     limits={"job_ratio": Limit(0.9, "mean readiness that the least ready rank has to reach")},
+    costs_time=False,
 )
 def check(readiness: InputReadinessResult, limits: Limits) -> Iterator[Draft]:
     """Yield one finding for the ranks that are not ready."""
@@ -65,7 +60,6 @@ def check(readiness: InputReadinessResult, limits: Limits) -> Iterator[Draft]:
             f"of the time{_named(order)}."
         ),
         fix=_fix(order),
-        cost_ns_per_step=None,
         ranks=tuple(sorted(set(order))),
         evidence=("input_readiness.ranks", "input_readiness.periods"),
     )

@@ -23,12 +23,6 @@ Lower `num_workers` until all ranks' workers and training threads fit the proces
 do not keep up: decode ahead of time, use more processors for each GPU, or move decoding to the
 device.
 
-## Example
-```text
-loader-oversubscribed: for 18.3 % of each step (14.1 ms of 77.0 ms) the loop waits for data, while
-on node-1 64 loader workers of 8 ranks share 32 processors, which are busy for 97.3 % of the time.
-```
-
 ## When it is wrong
 Processors may be busy with another job's work. A container's quota of processor time is not looked
 at, only the processors that it may use.

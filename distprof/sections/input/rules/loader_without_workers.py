@@ -22,12 +22,6 @@ With enough workers nearly all of it is gone. `input-bound` counts the same time
 the wait is gone. If the dataset is in memory and a batch is only indexed, index whole batches at
 once instead (`__getitems__`, or a `batch_sampler` with `batch_size=None`).
 
-## Example
-```text
-loader-without-workers: for 40.3 % of each step (86.1 ms of 214 ms) the device idles while the
-training thread loads its batch itself: the data loader has no workers.
-```
-
 ## When it is wrong
 Loads that are slow because of the storage stay slow with workers, though beside the step. Datasets
 that hold open handles (databases, CUDA tensors) need care before workers can read them.

@@ -21,12 +21,6 @@ the same time among all copies.
 own, `tensor.pin_memory()` once, outside of the loop. Then copy one batch ahead on a stream of its
 own.
 
-## Example
-```text
-pageable-copies: for 1.99 % of each step (3.61 ms of 181 ms) nothing runs but copies from pageable
-host memory to the device, 2 of them in each step.
-```
-
 ## When it is wrong
 A batch that is made on the host in each step may have to be copied into pinned memory first, which
 takes time of the host.

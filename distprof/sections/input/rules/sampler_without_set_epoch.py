@@ -19,12 +19,6 @@ There is none: no time is lost.
 Call `loader.sampler.set_epoch(epoch)` at the beginning of each epoch, before the loader is
 iterated.
 
-## Example
-```text
-sampler-without-set-epoch: the DistributedSampler of 2 ranks drew the same order in each of 3
-epochs: set_epoch() was never called with another number.
-```
-
 ## When it is wrong
 A loader that is made to shuffle but read for evaluation only may repeat its order.
 
@@ -49,6 +43,7 @@ from distprof.units import name_ranks
     since="0.1.0",
     needs=(SettingsResult,),
     limits={"min_epochs": Limit(2.0, "epochs that have to have begun")},
+    costs_time=False,
 )
 def check(settings: SettingsResult, limits: Limits) -> Iterator[Draft]:
     """Yield one finding per kind of loader."""
@@ -64,7 +59,6 @@ def check(settings: SettingsResult, limits: Limits) -> Iterator[Draft]:
                 "Call loader.sampler.set_epoch(epoch) at the beginning of each epoch, before the "
                 "loader is iterated."
             ),
-            cost_ns_per_step=None,
             ranks=one.ranks,
             evidence=("settings.loaders",),
         )

@@ -19,12 +19,6 @@ bound, since a rank that would have waited for others anyway loses nothing.
 Look at what this rank reads: storage and size of its shard, `num_workers` and `prefetch_factor`,
 other processes on its cores, longer samples than elsewhere.
 
-## Example
-```text
-uneven-input: rank 1 waits 20.7 ms of each step (13.1 %) for its input, the median of its peers is
-186 µs.
-```
-
 ## When it is wrong
 In a pipeline only some stages need input: a stage that reads nothing waits for nothing.
 

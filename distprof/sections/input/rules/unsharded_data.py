@@ -20,12 +20,6 @@ None is given: no step would be shorter. What is lost is all the work of the oth
 Give the loader `sampler=DistributedSampler(dataset)`, with `set_epoch()` in each epoch, or divide
 an iterable dataset by rank and worker (`split_dataset_by_node`, `islice`).
 
-## Example
-```text
-unsharded-data: ranks 0-1 begin with the same batch of MyDataset (RandomSampler over all of it):
-replicas that read the same data learn no faster than one of them.
-```
-
 ## When it is wrong
 Benchmarks that feed one synthetic batch to all ranks on purpose. Ranks whose data differ only
 after the first 16 KiB of every tensor.
@@ -55,6 +49,7 @@ _SAME_DATA = frozenset((MeshAxis.TP, MeshAxis.PP, MeshAxis.CP, MeshAxis.EP))
     severity=Severity.ERROR,
     since="0.1.0",
     needs=(SettingsResult, CollectivesResult, MessagesResult),
+    costs_time=False,
 )
 def check(
     settings: SettingsResult,
@@ -81,7 +76,6 @@ def check(
                 "Give the loader sampler=DistributedSampler(dataset) and call set_epoch() in each "
                 "epoch, or divide an iterable dataset by rank and worker."
             ),
-            cost_ns_per_step=None,
             ranks=one.ranks,
             evidence=("settings.loaders", "settings.ddp", "settings.fsdp"),
         )

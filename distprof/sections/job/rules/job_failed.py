@@ -19,11 +19,6 @@ Read `output.log` and `error.json` in the folder of the rank that is named, and 
 rank hung. Out of memory: a smaller micro-batch, activation checkpointing, or more shards. A rank
 that was killed from outside: look at the scheduler's and the kernel's log of its host.
 
-## Example
-```text
-job-failed: rank 2 was killed (SIGKILL) after step 14.
-```
-
 ## When it is wrong
 Where somebody stopped the job on purpose with a signal that looks like a crash.
 
@@ -54,7 +49,13 @@ _FIXES = {
 _FIX = "Read error.json and output.log in the folder of that rank."
 
 
-@rule(code="CAP104", severity=Severity.ERROR, since="0.1.0", needs=(JobResult,), limits={})
+@rule(
+    code="CAP104",
+    severity=Severity.ERROR,
+    since="0.1.0",
+    needs=(JobResult,),
+    costs_time=False,
+)
 def check(job: JobResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001 - no limits
     """Yield one finding for a failed job."""
     if job.outcome != "failed":
@@ -69,7 +70,6 @@ def check(job: JobResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001 - 
     yield Draft(
         message=f"{message[:1].upper()}{message[1:]}.",
         fix=_FIXES.get(failure.kind, _FIX) if failure else _FIX,
-        cost_ns_per_step=None,
         ranks=(failure.rank,) if failure and failure.rank is not None else (),
         evidence=("job.failure", "job.exits", "job.errors"),
     )

@@ -18,11 +18,6 @@ There is no cost: a training without probes does not pay it.
 Trace fewer ranks (`--profile-ranks`), leave out stacks and memory (`--no-stacks`,
 `--no-profile-memory`), or trace fewer steps. For an always-on watch use `--mode always-on`.
 
-## Example
-```text
-probe-overhead: tracing makes a step 12.4 % longer (9.1 % to 15.0 %): shares are of slower steps.
-```
-
 ## When it is wrong
 Where the measured blocks differ for another reason: few steps, or a machine that others use too.
 The interval says how sure the figure is.
@@ -53,6 +48,7 @@ _MAKE = {"tracing": "makes", "always_on": "make"}
         "tracing_ratio": Limit(0.05, "share of the step that tracing may add"),
         "always_on_ratio": Limit(0.01, "share of the step that the always-on probes may add"),
     },
+    costs_time=False,
 )
 def check(job: JobResult, limits: Limits) -> Iterator[Draft]:
     """Yield one finding per mode whose cost is surely above its limit."""
@@ -76,7 +72,6 @@ def check(job: JobResult, limits: Limits) -> Iterator[Draft]:
                 "Trace fewer ranks or steps, without stacks and memory; use the step log's times "
                 "for how long a step takes."
             ),
-            cost_ns_per_step=None,
             ranks=overhead.ranks,
             evidence=("job.overhead", "step_log"),
         )

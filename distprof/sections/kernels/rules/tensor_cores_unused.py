@@ -20,12 +20,6 @@ says how much there is to gain.
 `torch.set_float32_matmul_precision("high")` for TF32 from Ampere on. Sizes in multiples of 8
 (bf16, fp16) or 4 (TF32).
 
-## Example
-```text
-tensor-cores-unused: 61.0 % of the time of computation kernels is fp32 matrix products
-(volta_sgemm_128x64_nn), which use no tensor cores of the V100 SXM.
-```
-
 ## When it is wrong
 Where fp32 is needed: some scientific models, losses and normalisations. Small products are bound by
 memory and gain little.
@@ -59,6 +53,7 @@ _LONGEST_NAME = 60
     limits={
         "single_precision_ratio": Limit(0.2, "share of kernel time that fp32 products may take")
     },
+    costs_time=False,
 )
 def check(efficiency: EfficiencyResult, kernels: KernelsResult, limits: Limits) -> Iterator[Draft]:
     """Yield one finding for the run."""
@@ -82,6 +77,5 @@ def check(efficiency: EfficiencyResult, kernels: KernelsResult, limits: Limits) 
             "Use autocast with bfloat16 (float16 on V100), or"
             ' torch.set_float32_matmul_precision("high") from Ampere on.'
         ),
-        cost_ns_per_step=None,
         evidence=("kernels.kernels", "efficiency.device"),
     )

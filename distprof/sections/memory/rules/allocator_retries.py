@@ -20,12 +20,6 @@ Leave room: a smaller micro-batch, more sharding, selective recomputation. Again
 set `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`, pad sequences to a few lengths, and do not
 call `empty_cache` in the loop.
 
-## Example
-```text
-allocator-retries: The allocator of 2 ranks ran out of memory and retried 14 times in the second
-half of the steps: 3.1 % of each step (12.0 ms of 387 ms).
-```
-
 ## When it is wrong
 Where the step log holds other long steps too (checkpoints, evaluation) that coincide with retries,
 part of the time is theirs.
@@ -41,7 +35,7 @@ from collections.abc import Iterator
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
 from distprof.sections.efficiency.result import EfficiencyResult
 from distprof.sections.memory.result import MemoryResult
-from distprof.sections.same_machine import measured_memory
+from distprof.sections.memory.rules._shared import measured_memory
 from distprof.sections.step_log.result import StepLogResult
 from distprof.terms import Severity
 from distprof.units import format_duration, format_ratio

@@ -20,11 +20,6 @@ stream of its own, one batch ahead. Offloading (optimizer, activations): prefetc
 larger copies, or offload less. Device to device: avoid `.contiguous()`, `torch.cat` and
 `.clone()` in the hot path.
 
-## Example
-```text
-memory-copy-bound: 8.4 % of each step (1.87 ms of 22.3 ms) is copies with nothing beside them.
-```
-
 ## When it is wrong
 Offloading that makes a model fit at all is worth its copies. A checkpoint in the recorded steps
 copies once, not each step.

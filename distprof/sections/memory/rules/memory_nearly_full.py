@@ -17,12 +17,6 @@ There is none: as long as it fits, it costs nothing.
 Leave a tenth free: a smaller micro-batch, more sharding, selective recomputation, a fused loss that
 keeps no logits. NCCL and the CUDA context need some GB outside of the allocator.
 
-## Example
-```text
-memory-nearly-full: Tensors fill 95.1 % of the 80 GB of the fullest device, on 1 of 8 ranks more
-than 90.0 %.
-```
-
 ## When it is wrong
 With fixed shapes and a job that has run long, what fits will go on fitting.
 
@@ -37,7 +31,7 @@ from collections.abc import Iterator
 from distprof.rules.base import Draft, Limit, Limits, rule
 from distprof.sections.efficiency.result import EfficiencyResult
 from distprof.sections.memory.result import MemoryResult
-from distprof.sections.same_machine import sized_memory
+from distprof.sections.memory.rules._shared import sized_memory
 from distprof.terms import Severity
 from distprof.units import format_bytes, format_ratio
 
@@ -48,6 +42,7 @@ from distprof.units import format_bytes, format_ratio
     since="0.1.0",
     needs=(EfficiencyResult, MemoryResult),
     limits={"allocated_ratio": Limit(0.90, "share of a device that tensors may fill")},
+    costs_time=False,
 )
 def check(efficiency: EfficiencyResult, memory: MemoryResult, limits: Limits) -> Iterator[Draft]:
     """Yield one finding for all ranks."""
@@ -64,7 +59,6 @@ def check(efficiency: EfficiencyResult, memory: MemoryResult, limits: Limits) ->
             f" {len(known)} ranks more than {format_ratio(limit)}."
         ),
         fix="Leave a tenth free: a smaller micro-batch, more sharding or selective recomputation.",
-        cost_ns_per_step=None,
         ranks=tuple(rank.rank for rank in full),
         evidence=("efficiency.memory",),
     )

@@ -18,12 +18,6 @@ There is none: what larger matrices gain depends on kernels that did not run.
 Double the micro-batch and halve their number: the batch of the optimizer stays the same, and so
 does the training.
 
-## Example
-```text
-needless-accumulation: Gradients are accumulated over 4 micro-batches, while the fullest device
-reserves 31.0 % of its 80 GB: micro-batches of twice the size fit.
-```
-
 ## When it is wrong
 What a device holds at most doubles with the micro-batch, so the size is no question. But sequences
 of unlike length may need the room in other steps, and layers that normalise over the micro-batch
@@ -40,7 +34,7 @@ from collections.abc import Iterator
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
 from distprof.sections.efficiency.result import EfficiencyResult
 from distprof.sections.memory.result import MemoryResult
-from distprof.sections.same_machine import sized_memory
+from distprof.sections.memory.rules._shared import sized_memory
 from distprof.terms import Confidence, Severity
 from distprof.units import format_bytes, format_ratio
 
@@ -51,6 +45,7 @@ from distprof.units import format_bytes, format_ratio
     since="0.1.0",
     needs=(EfficiencyResult, MemoryResult),
     limits={"reserved_ratio": Limit(0.45, "share of a device below which twice as much fits")},
+    costs_time=False,
 )
 def check(efficiency: EfficiencyResult, memory: MemoryResult, limits: Limits) -> Iterator[Draft]:
     """Yield one finding for the run."""
@@ -72,7 +67,6 @@ def check(efficiency: EfficiencyResult, memory: MemoryResult, limits: Limits) ->
             f" {format_bytes(fullest.capacity_bytes)}: micro-batches of twice the size fit."
         ),
         fix="Double the micro-batch and halve their number; the optimizer's batch stays the same.",
-        cost_ns_per_step=None,
         confidence=Confidence.INFERRED,
         evidence=("efficiency.num_micro_batches", "efficiency.memory"),
     )

@@ -20,12 +20,6 @@ of a GPT block, formula sheet, less what recomputation keeps).
 Recompute only as many blocks as the memory asks for, or only attention (selective recomputation,
 which fused attention does by itself); a larger micro-batch is the other use of free memory.
 
-## Example
-```text
-needless-recomputation: The forward of every block is computed twice (HFU 52.0 %, MFU 40.0 %) while
-41.0 GB of 80 GB are free: 70.0 % of the activations fit, modelled.
-```
-
 ## When it is wrong
 Layers that keep more than a transformer's block make the model of their activations too small. Long
 sequences in other steps may need the room.
@@ -43,7 +37,7 @@ from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits,
 from distprof.sections.efficiency.measure import NO_MODEL
 from distprof.sections.efficiency.result import EfficiencyResult
 from distprof.sections.memory.result import MemoryResult
-from distprof.sections.same_machine import sized_memory
+from distprof.sections.memory.rules._shared import sized_memory
 from distprof.sections.shares import mean_step
 from distprof.sections.time.result import StepTimeResult, WaterfallResult
 from distprof.terms import Confidence, Severity

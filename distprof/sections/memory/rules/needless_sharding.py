@@ -22,12 +22,6 @@ what the fullest device holds, and 16 bytes per parameter for what it does not h
 DistributedDataParallel, or ZeRO-1 for the optimizer's part of the memory at no more bytes; or keep
 FSDP and leave weights gathered after the forward (`reshard_after_forward=False`).
 
-## Example
-```text
-needless-sharding: Weights are gathered 2 times in each step although the whole state fits: 31.0 GB
-of 80 GB, modelled. Gathers are exposed for 6.1 % of each step (12.1 ms of 198 ms).
-```
-
 ## When it is wrong
 A larger micro-batch may be worth more than the bytes. Parameters, gradients or moments in another
 precision than 16 bytes together make the state smaller or larger than modelled.
@@ -43,8 +37,9 @@ from collections.abc import Iterator
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
 from distprof.sections.efficiency.result import EfficiencyResult
 from distprof.sections.memory.result import MemoryResult
-from distprof.sections.same_machine import sized_memory
+from distprof.sections.memory.rules._shared import sized_memory
 from distprof.sections.sharding.result import ShardedAxis, ShardingResult
+from distprof.sections.sharding.rules._shared import gather_transfer
 from distprof.sections.shares import mean_step
 from distprof.sections.time.result import StepTimeResult, WaterfallResult
 from distprof.terms import Confidence, Severity
@@ -84,7 +79,7 @@ def check(
     size = min(rank.capacity_bytes or 0 for rank in ranks)
     step = mean_step(waterfall, step_time)
     repeated = [axis for axis in sharding.axes if (axis.gather_passes or 0.0) >= _REPEATED]
-    exposed = sum(map(_exposed_ns, repeated))
+    exposed = sum(map(gather_transfer, repeated))
     if not repeated or whole > limits["filled_ratio"] * size:
         return
     if step.ratio(exposed) < limits["exposed_ratio"]:
@@ -96,15 +91,10 @@ def check(
             f" {format_bytes(size)}, modelled. Gathers are exposed for {step.share(exposed)}."
         ),
         fix="Use DistributedDataParallel, ZeRO-1, or FSDP with reshard_after_forward=False.",
-        cost_ns_per_step=round(sum(_exposed_ns(a) * _needless(a) for a in repeated)),
+        cost_ns_per_step=round(sum(gather_transfer(a) * _needless(a) for a in repeated)),
         confidence=Confidence.MODELLED,
         evidence=("efficiency.unsharded_bytes", "sharding.axes"),
     )
-
-
-def _exposed_ns(axis: ShardedAxis) -> int:
-    """Transfer that nothing hides, mean per rank and step; waiting belongs to late ranks."""
-    return axis.gather_exposed_ns_per_step - (axis.gather_wait_ns_per_step or 0)
 
 
 def _needless(axis: ShardedAxis) -> float:

@@ -18,12 +18,6 @@ Look what that rank keeps: losses or outputs gathered on rank 0, a checkpoint's 
 processes that opened its device by accident (`CUDA_VISIBLE_DEVICES`, `map_location`), longer
 sequences, more tokens for its experts.
 
-## Example
-```text
-uneven-memory: Rank 0 holds 71.0 GB, the median rank 52.3 GB: it fills 88.8 % of its device and
-limits the micro-batch of all.
-```
-
 ## When it is wrong
 Where sequences differ in length the fullest rank is another one in each step; then balance them.
 
@@ -40,7 +34,7 @@ from distprof.rules.base import Draft, Limit, Limits, rule
 from distprof.sections.efficiency.device_memory import DeviceMemory
 from distprof.sections.efficiency.result import EfficiencyResult
 from distprof.sections.memory.result import MemoryResult
-from distprof.sections.same_machine import sized_memory
+from distprof.sections.memory.rules._shared import sized_memory
 from distprof.terms import Severity
 from distprof.units import format_bytes, format_ratio
 
@@ -54,6 +48,7 @@ from distprof.units import format_bytes, format_ratio
         "over_median_ratio": Limit(1.25, "fullest rank of a stage over its median rank"),
         "allocated_ratio": Limit(0.6, "share of a device below which nobody is limited"),
     },
+    costs_time=False,
 )
 def check(efficiency: EfficiencyResult, memory: MemoryResult, limits: Limits) -> Iterator[Draft]:
     """Yield one finding per pipeline stage."""
@@ -82,7 +77,6 @@ def _judge(ranks: Sequence[DeviceMemory], limits: Limits) -> Iterator[Draft]:
             "Look what this rank keeps: gathered outputs, a copy of the state, other processes on"
             " its device, longer sequences, more tokens for its experts."
         ),
-        cost_ns_per_step=None,
         ranks=(fullest.rank,),
         evidence=("efficiency.memory",),
     )

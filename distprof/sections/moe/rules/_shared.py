@@ -1,7 +1,4 @@
-"""Loads that are uneven beyond luck, how to name their layers, and what share of a step they are.
-
-Private to this family: no rule.
-"""
+"""Loads that are uneven beyond luck, the names of their layers, and their share of a step."""
 
 from __future__ import annotations
 

@@ -19,12 +19,6 @@ Raise the weight of the load-balancing loss, or bias the router towards experts 
 (loss-free balancing); add noise to its logits early in training. An expert that died long ago may
 be initialised again from a busy one.
 
-## Example
-```text
-dead-experts: 4 of 64 experts of layer 15 (arxiv) get less than 1 % of the mean: experts 3, 9, 40,
-41.
-```
-
 ## When it is wrong
 Counts of one kind of text tell little about an expert for another kind: look at all of them.
 
@@ -51,6 +45,7 @@ _MOST_NAMED = 8
     since="0.1.0",
     needs=(MoeResult,),
     limits={"dead_ratio": Limit(0.05, "share of a layer's experts that is dead")},
+    costs_time=False,
 )
 def check(moe: MoeResult, limits: Limits) -> Iterator[Draft]:
     """Yield one finding for all layers with dead experts."""
@@ -75,7 +70,6 @@ def check(moe: MoeResult, limits: Limits) -> Iterator[Draft]:
             "Raise the weight of the load-balancing loss or bias the router towards experts with "
             "few tokens."
         ),
-        cost_ns_per_step=None,
         evidence=("moe.layers",),
     )
 

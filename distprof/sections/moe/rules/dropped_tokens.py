@@ -17,12 +17,6 @@ Not at all: dropping saves time, and what is lost is quality.
 Even out the routing first (`overloaded-expert`): weight of the load-balancing loss, a bias
 against busy experts. Then raise the capacity factor, or use a layer without capacity (dropless).
 
-## Example
-```text
-dropped-tokens: 12.5 % of the assignments of blocks.3.moe are dropped, 8.1 % in the mean of 12
-layers; its busiest expert gets 2.4 times the mean.
-```
-
 ## When it is wrong
 Some drops are planned: a capacity factor of 1 with a good balance drops a few per cent by chance.
 
@@ -47,6 +41,7 @@ from distprof.units import format_ratio
     since="0.1.0",
     needs=(MoeResult,),
     limits={"dropped_ratio": Limit(0.02, "share of a layer's assignments that is dropped")},
+    costs_time=False,
 )
 def check(moe: MoeResult, limits: Limits) -> Iterator[Draft]:
     """Yield one finding for all layers that drop."""
@@ -68,6 +63,5 @@ def check(moe: MoeResult, limits: Limits) -> Iterator[Draft]:
             f"{worst.max_over_mean:.1f} times the mean."
         ),
         fix="Even out the routing; then raise the capacity factor, or drop no tokens.",
-        cost_ns_per_step=None,
         evidence=("moe.layers",),
     )

@@ -25,12 +25,6 @@ Raise the weight of the load-balancing loss, or bias the router against busy exp
 balancing); add noise to its logits early in training; see that the router's initial weights are
 small. Place experts that are busy together on different ranks.
 
-## Example
-```text
-overloaded-expert: expert 2 gets 3.9 times the mean of all experts' tokens in 4 of 4 layers; the
-slowest rank's experts take 418 ms of each step longer than the mean.
-```
-
 ## When it is wrong
 Early in training routers are uneven by their initial weights; shared experts that see every token
 are no routing at all.

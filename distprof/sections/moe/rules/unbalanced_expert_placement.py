@@ -23,12 +23,6 @@ Place experts by their loads (an expert-parallel load balancer such as EPLB does
 by itself; `moe.placement` in the report holds a placement. Give the busiest experts replicas if
 one alone is more than a rank's share.
 
-## Example
-```text
-unbalanced-expert-placement: ranks that share experts are uneven in 14 of 18 layers, most in layer
-7 (github): 2.14 times the mean on the busiest of 8 ranks, 1.01 times if placed by measured loads.
-```
-
 ## When it is wrong
 If the routing drifts (`moe.drift`) a placement that fits now will not fit later. Moving experts
 moves their optimizer state too. The placement is judged by the loads that it was made of.

@@ -23,11 +23,6 @@ Receivers are uneven because of their experts: even out the routing, or place ex
 loads. Senders are uneven because they have unequal numbers of tokens: pack or pad sequences so
 that ranks hold as many.
 
-## Example
-```text
-uneven-all-to-all: rank 1 receives 2.3 times the mean of its group in dispatch (ranks 0-3).
-```
-
 ## When it is wrong
 With limits inside the node that differ between pairs of ranks, sizes alone do not tell which link
 is the slowest.

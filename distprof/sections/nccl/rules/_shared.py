@@ -1,4 +1,4 @@
-"""What rules on NCCL's logs share. Private to this family: no rule."""
+"""What rules on NCCL's logs share."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from distprof.rules.base import InsufficientEvidenceError
 from distprof.sections.collectives.result import CollectivesResult
 from distprof.sections.nccl.measure import NO_LOG
 from distprof.sections.nccl.result import NcclResult, NcclTransport
-from distprof.sections.shares import mean_step
+from distprof.sections.shares import mean_step_if_timed
 from distprof.sections.time.result import StepTimeResult, WaterfallResult
 
 __all__ = ["connections", "exposed_between_nodes", "has_log", "setting_of"]
@@ -55,14 +55,11 @@ def exposed_between_nodes(
 
     An upper bound of what a faster network recovers.
     """
-    try:
-        step = mean_step(waterfall, step_time)
-    except InsufficientEvidenceError:
+    step = mean_step_if_timed(waterfall, step_time)
+    if step is None:
         return None
     crossing = [c for c in collectives.classes if c.num_nodes is not None and c.num_nodes > 1]
-    exposed = sum(
-        (c.exposed_ns_per_step or 0) - (c.exposed_wait_ns_per_step or 0) for c in crossing
-    )
+    exposed = sum(c.exposed_transfer_ns_per_step for c in crossing)
     return min(exposed, step.exposed_transfer_ns) or None if crossing else None
 
 

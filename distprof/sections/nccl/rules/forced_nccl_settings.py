@@ -23,12 +23,6 @@ and without the variable does.
 Start one job without the variable and compare, best with `distprof bench`. If it must stay, say why
 beside it, with the version of NCCL that needs it.
 
-## Example
-```text
-forced-nccl-settings: NCCL_P2P_DISABLE=1 (no direct access between GPUs) and NCCL_ALGO=RING (the
-algorithm is forced) are set for NCCL by the environment.
-```
-
 ## When it is wrong
 Where the setting was measured to be better on these machines, or works around a known bug of this
 version; where `NCCL_IB_DISABLE=1` stands on machines that have no InfiniBand.
@@ -76,6 +70,7 @@ _WAYS: Mapping[str, tuple[tuple[str, ...], str]] = {
     severity=Severity.INFO,
     since="0.1.0",
     needs=(NcclResult, ShardingResult),
+    costs_time=False,
 )
 def check(nccl: NcclResult, sharding: ShardingResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001 - all checks take limits
     """Yield one finding for the run."""
@@ -98,7 +93,6 @@ def check(nccl: NcclResult, sharding: ShardingResult, limits: Limits) -> Iterato
             "Run once without, and compare with distprof bench; keep only what these machines and "
             "this version of NCCL need."
         ),
-        cost_ns_per_step=None,
         confidence=Confidence.MEASURED,
         severity=Severity.WARNING if named.keys() & _WAYS.keys() else None,
         evidence=("nccl.settings", "sharding.environment"),

@@ -20,12 +20,6 @@ Find out why NCCL did not take the fast network: `NET/IB : No device found` mean
 lacks the devices (`/dev/infiniband`) or the plug-in (libnccl-net.so for EFA, RDMA-SHARP, RCCL);
 `NCCL_IB_DISABLE=1` or `NCCL_NET=Socket` turn it off.
 
-## Example
-```text
-nccl-over-sockets: 640 of 640 connections between nodes go over TCP sockets (NET/Socket); NCCL found
-no device for IB.
-```
-
 ## When it is wrong
 Machines with Ethernet alone have nothing better. Then more sockets and threads for each connection
 (`NCCL_NSOCKS_PERTHREAD`, `NCCL_SOCKET_NTHREADS`) help.

@@ -19,12 +19,6 @@ bound of what GPUDirect recovers. From a log alone no cost is named.
 Load `nvidia-peermem` (or use DMA-BUF: Linux 5.12, open kernel modules, NCCL 2.13), and switch off
 ACS on PCIe switches. `NCCL_NET_GDR_LEVEL` raises the distance at which NCCL still uses it.
 
-## Example
-```text
-no-gpudirect: 40 of 40 connections between nodes use NET/IB without GPUDirect RDMA: every byte goes
-through the host's memory.
-```
-
 ## When it is wrong
 Some cards cannot do it (Omni-Path without its driver, virtual functions), and some GPUs neither
 (GeForce). Connections of rare operations weigh as much here as those of every step.

@@ -21,12 +21,6 @@ connection.
 Unset `NCCL_P2P_DISABLE`, raise `NCCL_P2P_LEVEL` (NVL < PIX < PXB < PHB < SYS), pass all GPUs of the
 node into the container, switch off ACS and, in virtual machines, set up peer access.
 
-## Example
-```text
-shared-memory-inside-node: 42 of 90 connections inside nodes go through the host's memory (SHM);
-NCCL_P2P_LEVEL is set to PIX.
-```
-
 ## When it is wrong
 Between the sockets of a PCIe machine shared memory can be faster than peer access, and somebody may
 have measured that before setting `NCCL_P2P_LEVEL`.
@@ -52,6 +46,7 @@ from distprof.terms import Confidence, Severity
     since="0.1.0",
     needs=(NcclResult,),
     limits={"shared_ratio": Limit(0.01, "share of connections inside nodes over shared memory")},
+    costs_time=False,
 )
 def check(nccl: NcclResult, limits: Limits) -> Iterator[Draft]:
     """Yield one finding for all nodes."""
@@ -64,7 +59,6 @@ def check(nccl: NcclResult, limits: Limits) -> Iterator[Draft]:
             f"(SHM); {_why(nccl)}."
         ),
         fix="Let GPUs reach each other: unset NCCL_P2P_DISABLE, raise NCCL_P2P_LEVEL, no ACS.",
-        cost_ns_per_step=None,
         confidence=Confidence.INFERRED,
         evidence=("nccl.transports", "nccl.settings"),
     )

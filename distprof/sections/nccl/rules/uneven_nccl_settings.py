@@ -19,11 +19,6 @@ Not at all: what unlike settings cost differs from nothing to the whole job.
 Set the environment in one place for all ranks (the launcher, `/etc/nccl.conf` in the image), and
 use one image.
 
-## Example
-```text
-uneven-nccl-settings: NCCL_ALGO is RING on 8 processes (node-1) and TREE on 8 (node-2).
-```
-
 ## When it is wrong
 Names of cards and interfaces (`NCCL_SOCKET_IFNAME`, `NCCL_IB_HCA`) and paths of files may differ
 between nodes: they are not compared.
@@ -46,7 +41,9 @@ _MOST_NAMED = 3
 _MOST_HOSTS = 3
 
 
-@rule(code="NET105", severity=Severity.WARNING, since="0.1.0", needs=(NcclResult,))
+@rule(
+    code="NET105", severity=Severity.WARNING, since="0.1.0", needs=(NcclResult,), costs_time=False
+)
 def check(nccl: NcclResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001 - one signature
     """Yield one finding for all settings."""
     if not has_log(nccl):
@@ -58,7 +55,6 @@ def check(nccl: NcclResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001 
     yield Draft(
         message=f"{'; '.join(told[:_MOST_NAMED])}{more}.",
         fix="Set the environment in one place for all ranks, and use one image.",
-        cost_ns_per_step=None,
         confidence=Confidence.INFERRED,
         evidence=("nccl.settings", "nccl.versions"),
     )

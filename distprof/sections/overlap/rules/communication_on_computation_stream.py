@@ -23,13 +23,6 @@ collectives run on the current stream since PyTorch 2.8. Or let the wrapper do i
 `fully_shard`, Megatron's `--overlap-grad-reduce` and `--overlap-param-gather` have streams of their
 own. Code of one's own: `with torch.cuda.stream(side):` and events in both directions.
 
-## Example
-```text
-communication-on-computation-stream: 96 collectives of dp_shard per step (100 % of them) run on a
-stream that computes: 12.4 % of each step (2.77 ms of 22.3 ms) is transfer that cannot be hidden
-there.
-```
-
 ## When it is wrong
 Where nothing is left to compute meanwhile, as for the norm of all gradients; such are small.
 
@@ -45,7 +38,7 @@ from collections.abc import Iterator
 from distprof.rules.base import Draft, Limit, Limits, rule
 from distprof.sections.overlap.result import OverlapResult
 from distprof.sections.sharding.result import ShardingResult
-from distprof.sections.shares import WIDER_TRANSFER, mean_step
+from distprof.sections.shares import WIDER_TRANSFER, alone_ns, mean_step
 from distprof.sections.time.result import StepTimeResult, WaterfallResult
 from distprof.terms import Confidence, Severity
 from distprof.units import format_ratio
@@ -71,7 +64,7 @@ def check(
     if not sharding.shared_streams:
         return
     step = mean_step(waterfall, step_time)
-    alone = step.mean(sum(rank.computation_ns - rank.overlapped_ns for rank in overlap.ranks))
+    alone = alone_ns(step, overlap)
     for one in sharding.shared_streams:
         cost = min(one.exposed_ns_per_step - (one.wait_ns_per_step or 0), alone)
         if step.ratio(cost) < limits["min_step_ratio"]:

@@ -29,12 +29,6 @@ accumulation with `no_sync`, HSDP instead of sharding across nodes), or move the
 inside the node. Mostly waiting in send and recv: more micro-batches or an interleaved pipeline
 schedule.
 
-## Example
-```text
-exposed-communication: 34.1 % of each step (7.60 ms of 22.3 ms) is communication that nothing hides:
-5.10 ms waiting for late ranks, 2.50 ms transfer.
-```
-
 ## When it is wrong
 A tiny test run has little to compute, and its share says nothing about the real one. A run of one
 step may hold the start-up of the communicator.

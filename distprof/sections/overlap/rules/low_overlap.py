@@ -27,12 +27,6 @@ block per unit. FSDP1: `forward_prefetch=True`, `backward_prefetch=BACKWARD_PRE`
 `limit_all_gathers=False` where memory allows. Tensor parallelism: asynchronous tensor parallelism
 or sequence parallelism.
 
-## Example
-```text
-low-overlap: 18.2 % of transfer is hidden behind computation: 6.10 ms is exposed, and computation
-that runs alone could hide all of it.
-```
-
 ## When it is wrong
 Where the data flow forbids overlap: an all-to-all whose result the next kernel needs, or the
 all-reduce of plain tensor parallelism. A GPU whose kernels already use all of its memory

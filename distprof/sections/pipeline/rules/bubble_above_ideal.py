@@ -23,12 +23,6 @@ lengths. Messages: keep neighbouring stages on one node or its nearest. Host: CU
 micro-batches, less Python between actions, garbage collection between steps. Collectives of other
 axes inside of slots (sharding, tensor parallelism) count there too where nothing hides them.
 
-## Example
-```text
-bubble-above-ideal: The pipeline of ranks 0-7 idles for 36.5 % of its time, its order explains
-27.8 %. Of the other 8.74 % (292 ms) most is lost to unequal stages (154 ms).
-```
-
 ## When it is wrong
 Where processes share cores or a device, the scheduler delays them; that counts as the host's. Under
 a profiler the host is slower than without.

@@ -22,12 +22,6 @@ Keep neighbouring stages on one node, or on nodes that are near each other. Send
 messages and overlap them with computation (`defer` receives, interleaved schedules send more
 often: fewer stages per rank send less).
 
-## Example
-```text
-exposed-pipeline-messages: The pipeline of ranks 0-3 waits for messages already sent for 4.10 % of
-its time (41.0 ms of 1.00 s).
-```
-
 ## When it is wrong
 Clocks that are off by as much as a message takes: look at the clock residual. On CPUs the receiving
 thread may be late itself.

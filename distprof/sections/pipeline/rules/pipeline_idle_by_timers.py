@@ -22,12 +22,6 @@ Where the ideal share is the larger part: more micro-batches (a larger batch, or
 micro-batches), several chunks per rank (interleaved 1F1B), or fewer stages. Where it is the smaller
 part: even out the stages, and look at messages between them.
 
-## Example
-```text
-pipeline-idle-by-timers: The last stage computes for 20.5 % of an iteration of 2.75 s: 4
-micro-batches on 16 stages leave 78.9 % idle at best, and 0.57 % is lost otherwise.
-```
-
 ## When it is wrong
 The timers are of one stage; where stages are unequal another one may compute longer. The
 optimizer's step and data parallelism's reductions count as idle here. The timer of the embedding's

@@ -25,12 +25,6 @@ More micro-batches, if the batch can be divided further: M of at least 4 P keeps
 20 %. Otherwise several stages per rank (interleaved 1F1B), or a schedule that fills the bubble with
 weight gradients (zero bubble, ZB-V).
 
-## Example
-```text
-too-few-micro-batches: The pipeline of ranks 0-3 fills and drains for 26.1 % of its time (926 ms
-of 3.55 s): 8 micro-batches on 4 ranks in order 1f1b.
-```
-
 ## When it is wrong
 Smaller micro-batches use a device less well, so that they take more than their share of the time,
 and more activations may have to be kept. A prediction knows nothing of either.

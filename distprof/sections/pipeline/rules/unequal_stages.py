@@ -23,12 +23,6 @@ Move blocks from the busiest stage to the others. Count the embedding with the f
 output layer and loss with the last: with a large vocabulary they weigh as much as several blocks.
 If the stages hold equal work, its device is slow: look at its clocks and its temperature.
 
-## Example
-```text
-unequal-stages: stage 1 (rank 1) works 81.5 ms on each micro-batch, the other stages' median is
-61.9 ms (32 % more); the pipeline waits for it for 29.5 ms of each step (7.5 %).
-```
-
 ## When it is wrong
 Stages that are uneven on purpose, because one of their devices has less memory or is of an older
 kind. Where many more processes than cores share a machine, the scheduler makes stages uneven.

@@ -19,12 +19,6 @@ per rank and step, at most all that is exposed: an upper bound.
 Number ranks node by node: `srun --distribution=block`, `mpirun --map-by slot`; torchrun
 always does.
 
-## Example
-```text
-cyclic-rank-order: Ranks are dealt out to 2 nodes in turn, so that groups of tp (4 ranks) span 2
-nodes instead of 1: 30.0 % of each step (6.00 ms of 20.0 ms) is their exposed transfer.
-```
-
 ## When it is wrong
 Where the mesh was made for this order. An axis that sends more and would then span more nodes keeps
 the rule silent.

@@ -22,12 +22,6 @@ bound, since an exchange inside nodes takes time too.
 Expert parallelism no wider than a node (or scale-up domain) where the experts fit; routing limited
 to few nodes per token; a hierarchical all-to-all (DeepEP, or the framework's in two stages).
 
-## Example
-```text
-expert-exchange-across-nodes: All-to-alls of ep (16 ranks, 8 on each of 2 nodes) cross nodes: 14.2 %
-of each step (3.10 ms of 21.8 ms) is their exposed transfer.
-```
-
 ## When it is wrong
 Where the fast fabric spans nodes and distprof does not know it: say so with `[topology]
 gpus_per_domain`. Where experts need more memory than a node has, only the way of exchange is open.

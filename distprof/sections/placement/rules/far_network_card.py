@@ -20,12 +20,6 @@ Let NCCL choose by the machine's topology: unset `NCCL_IB_HCA` lists that differ
 `NCCL_CROSS_NIC` and, in virtual machines, `NCCL_TOPO_FILE`. Where GPUs have no near card, the card
 belongs into another slot.
 
-## Example
-```text
-far-network-card: 2 of 8 GPUs of node-1 use a network card on another socket though a nearer one is
-there, for example GPU5: mlx5_0 (SYS) instead of mlx5_6 (PIX).
-```
-
 ## When it is wrong
 Where the nearest cards are for storage or have no cable. `nvidia-smi` names cards in the order of
 the host; a container with fewer devices may number its GPUs otherwise.
@@ -41,13 +35,19 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from distprof.rules.base import Draft, Limits, rule
-from distprof.run.machine import ACROSS_SOCKETS
+from distprof.run.evidence import ACROSS_SOCKETS
 from distprof.sections.placement.nodes import CardPath
 from distprof.sections.placement.result import PlacementResult
 from distprof.terms import Confidence, Severity
 
 
-@rule(code="NET109", severity=Severity.WARNING, since="0.1.0", needs=(PlacementResult,))
+@rule(
+    code="NET109",
+    severity=Severity.WARNING,
+    since="0.1.0",
+    needs=(PlacementResult,),
+    costs_time=False,
+)
 def check(placement: PlacementResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001
     """Yield one finding per machine."""
     if len(placement.nodes) < 2:
@@ -82,7 +82,6 @@ def _draft(gpus: Sequence[CardPath], message: str, severity: Severity) -> Draft:
             "Let NCCL choose cards by the topology (NCCL_IB_HCA, NCCL_CROSS_NIC, NCCL_TOPO_FILE), "
             "or give each socket its card."
         ),
-        cost_ns_per_step=None,
         confidence=Confidence.INFERRED,
         severity=severity,
         ranks=tuple(sorted(gpu.rank for gpu in gpus if gpu.rank is not None)),

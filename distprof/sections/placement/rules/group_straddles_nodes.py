@@ -21,12 +21,6 @@ exposed: an upper bound. None without a time line.
 Choose a size of the axis that divides the ranks of a node, or use as many ranks per node as a
 multiple of it.
 
-## Example
-```text
-group-straddles-nodes: Groups of dp_shard (4 ranks next to each other) would fit into a node of 6
-ranks, but some span 2 nodes: 12.0 % of each step (2.40 ms of 20.0 ms) is their exposed transfer.
-```
-
 ## When it is wrong
 Where the fast fabric spans nodes and distprof does not know it: say so with `[topology]
 gpus_per_domain`.
@@ -39,7 +33,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
+from distprof.rules.base import Draft, Limit, Limits, rule
 from distprof.sections.placement.result import PlacedAxis, PlacementResult
 from distprof.sections.placement.rules._shared import (
     EXPOSED_BY_NATURE,
@@ -47,7 +41,7 @@ from distprof.sections.placement.rules._shared import (
     exposed_ns,
     placed,
 )
-from distprof.sections.shares import WIDER_TRANSFER, MeanStep, mean_step
+from distprof.sections.shares import WIDER_TRANSFER, mean_step_if_timed
 from distprof.sections.time.result import StepTimeResult, WaterfallResult
 from distprof.terms import Confidence, Severity
 
@@ -76,7 +70,7 @@ def check(
     for axis in crossing(placement):
         if axis.axis in EXPOSED_BY_NATURE or not axis.could_fit:
             continue
-        step = _step(waterfall, step_time)
+        step = mean_step_if_timed(waterfall, step_time)
         cost = None if step is None else exposed_ns([axis], step)
         if step is not None and step.ratio(cost or 0) < limits["min_step_ratio"]:
             continue
@@ -98,14 +92,6 @@ def check(
             without=f"axis {axis.axis}",
             explains=WIDER_TRANSFER,
         )
-
-
-def _step(waterfall: WaterfallResult, step_time: StepTimeResult) -> MeanStep | None:
-    """The mean step; None where nothing was timed, as in NCCL's log alone."""
-    try:
-        return mean_step(waterfall, step_time)
-    except InsufficientEvidenceError:
-        return None
 
 
 def _apart(axis: PlacedAxis) -> str:

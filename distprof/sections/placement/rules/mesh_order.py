@@ -21,12 +21,6 @@ exposed: an upper bound, since the other axis then crosses nodes instead.
 Give the mesh its axes from least to most bandwidth: `init_device_mesh("cuda", (dp, tp),
 mesh_dim_names=("dp", "tp"))` puts `tp` between neighbouring ranks.
 
-## Example
-```text
-mesh-order: Groups of tp (4 ranks, 2 apart) span 2 nodes while those of dp (2 ranks) lie inside one:
-30.0 % of each step (6.00 ms of 20.0 ms) is exposed transfer of tp.
-```
-
 ## When it is wrong
 Where the fast fabric spans nodes and distprof does not know it: say so with `[topology]
 gpus_per_domain`. Where the inner axis sends more, the rule is silent, except for tensor

@@ -24,12 +24,6 @@ Keep T at or below the GPUs of a node, a divisor of them, and `tp` the innermost
 use pipeline stages or sharded data parallelism between nodes. Context parallelism may cross nodes
 where each block has enough attention to hide the next one's keys and values.
 
-## Example
-```text
-tp-across-nodes: Groups of tp (8 ranks) span 2 nodes: 38.0 % of each step (8.00 ms of 21.1 ms) is
-their exposed transfer.
-```
-
 ## When it is wrong
 Where the fast fabric spans nodes and distprof does not know it: say so with `[topology]
 gpus_per_domain`. Where each rank runs in a container with a host name of its own, although several

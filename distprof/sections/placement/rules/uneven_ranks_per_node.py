@@ -18,11 +18,6 @@ Not at all: how fast the job would be on even nodes cannot be read off this one.
 Start the same number of ranks on each node: `--nproc-per-node`, `--ntasks-per-node`. A world size
 that the ranks of a node divide.
 
-## Example
-```text
-uneven-ranks-per-node: The 12 ranks are on 2 nodes unevenly: 8 on node-1, 4 on node-2.
-```
-
 ## When it is wrong
 Where nodes differ on purpose, for example with unlike GPUs, and stages or experts are placed for
 it.
@@ -42,7 +37,13 @@ from distprof.sections.placement.rules._shared import crossing, placed
 from distprof.terms import Confidence, Severity
 
 
-@rule(code="NET110", severity=Severity.WARNING, since="0.1.0", needs=(PlacementResult,))
+@rule(
+    code="NET110",
+    severity=Severity.WARNING,
+    since="0.1.0",
+    needs=(PlacementResult,),
+    costs_time=False,
+)
 def check(placement: PlacementResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001
     """Yield one finding for the job, unless groups that straddle nodes say it more narrowly."""
     placed(placement, lambda _: True)
@@ -59,7 +60,6 @@ def check(placement: PlacementResult, limits: Limits) -> Iterator[Draft]:  # noq
             f"{sizes[most]} on {most}, {sizes[least]} on {least}."
         ),
         fix="Start the same number of ranks on each node (--nproc-per-node, --ntasks-per-node).",
-        cost_ns_per_step=None,
         confidence=Confidence.MEASURED,
         ranks=tuple(
             rank for node in placement.nodes if node.node in (most, least) for rank in node.ranks

@@ -19,12 +19,6 @@ Use more channels (`NCCL_MIN_NCHANNELS`, `NCCL_NCHANNELS_PER_NET_PEER`) or set `
 give NCCL the machine's topology where it runs in a virtual machine (`NCCL_TOPO_FILE`); look whether
 `NCCL_IB_HCA` leaves cards out.
 
-## Example
-```text
-unused-network-cards: On 4 of 4 hosts NCCL uses 2 of 4 network cards for 8 GPUs, for example on
-node-3: not used are hfi1_1:1, hfi1_2:1.
-```
-
 ## When it is wrong
 Cards for storage or management are not meant for NCCL (exclude them with `NCCL_IB_HCA`), and a
 communicator of few ranks may not need all. A log that was cut names only some connections.
@@ -51,6 +45,7 @@ _MOST_NAMED = 6
     since="0.1.0",
     needs=(NcclResult,),
     limits={"used_ratio": Limit(0.99, "share of the cards that could each serve a GPU")},
+    costs_time=False,
 )
 def check(nccl: NcclResult, limits: Limits) -> Iterator[Draft]:
     """Yield one finding for all hosts."""
@@ -72,7 +67,6 @@ def check(nccl: NcclResult, limits: Limits) -> Iterator[Draft]:
             "Use more channels or NCCL_CROSS_NIC=1, give NCCL the topology (NCCL_TOPO_FILE), and "
             "look at NCCL_IB_HCA."
         ),
-        cost_ns_per_step=None,
         confidence=Confidence.INFERRED,
         ranks=tuple(sorted(rank for host in found for rank in host.ranks)),
         evidence=("nccl.hosts",),

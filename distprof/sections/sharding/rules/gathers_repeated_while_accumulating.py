@@ -24,13 +24,6 @@ of the model stay on each rank. Gather once per step: `set_reshard_after_forward
 `set_reshard_after_backward(False)` in all but the last: whole parameters stay there too. Where
 memory has room, a larger micro-batch instead of accumulation costs no traffic at all.
 
-## Example
-```text
-gathers-repeated-while-accumulating: A step of dp_shard (8 ranks) gathers every parameter 8 times
-and reduces every gradient 4 times: 12.4 % of each step (2.77 ms of 22.3 ms) is exposed transfer
-beyond one micro-batch's.
-```
-
 ## When it is wrong
 Where memory holds neither whole gradients nor whole parameters, nor a larger micro-batch: then it
 is the price of the model's size, and it is why this is no warning. Pipelines run on micro-batches

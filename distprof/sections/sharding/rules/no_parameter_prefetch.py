@@ -27,13 +27,6 @@ FSDP2 (`fully_shard`): wrap each transformer block, keep the implicit prefetch (
 `backward_prefetch=BackwardPrefetch.BACKWARD_PRE`. DeepSpeed: `stage3_prefetch_bucket_size`,
 `overlap_comm`. Megatron: `--overlap-param-gather`. It takes the memory of one more unit.
 
-## Example
-```text
-no-parameter-prefetch: 2.00 % of the parameters that dp_shard (8 ranks) shares are gathered beside
-computation: 18.2 % of each step (4.06 ms of 22.3 ms) is gathering, 34 times 16.8 MB, that nothing
-hides.
-```
-
 ## When it is wrong
 Where computation of a unit is so short that a prefetched gather, begun in time, is past it at once;
 where memory has no room for a second unit. Units of a few kilobytes are left to `tiny-collectives`.
@@ -56,7 +49,7 @@ from distprof.sections.sharding.rules._shared import (
     gather_transfer,
     moved_by,
 )
-from distprof.sections.shares import WIDER_TRANSFER, MeanStep, mean_step
+from distprof.sections.shares import WIDER_TRANSFER, MeanStep, alone_ns, mean_step
 from distprof.sections.time.result import StepTimeResult, WaterfallResult
 from distprof.terms import Severity
 from distprof.units import format_bytes, format_ratio
@@ -89,7 +82,7 @@ def check(
     if not sharding.axes:
         return
     step = mean_step(waterfall, step_time)
-    alone = sum(rank.computation_ns - rank.overlapped_ns for rank in overlap.ranks)
+    alone = alone_ns(step, overlap)
     for axis in sharding.axes:
         if axis.ahead_ratio is None:
             continue
@@ -97,7 +90,7 @@ def check(
             continue
         if (axis.gather_bytes_median or limits["min_unit_bytes"]) < limits["min_unit_bytes"]:
             continue
-        cost = min(gather_transfer(axis), step.mean(alone))
+        cost = min(gather_transfer(axis), alone)
         if step.ratio(cost) < limits["min_step_ratio"]:
             continue
         yield Draft(

@@ -25,13 +25,6 @@ A mesh of two axes: `init_device_mesh("cuda", (nodes, ranks_per_node),
 mesh_dim_names=("dp_replicate", "dp_shard"))`, given to `fully_shard`. Reference run: `distprof run
 fsdp --replicas NODES`.
 
-## Example
-```text
-sharding-across-nodes: the groups of dp_shard span 2 nodes with 2 ranks on each: 410 ms of each step
-(31.0 %) is their exposed transfer. Sharded inside nodes, a rank would send 15.7 MB between nodes
-per step instead of 94.4 MB.
-```
-
 ## When it is wrong
 Where a replica does not fit into one node's memory: HSDP holds 16N/g bytes of model state per rank
 instead of 16N/P. Where the network is as fast as the links inside a node.
@@ -84,7 +77,9 @@ def check(
             "waiting and transfer of the sharding axis could not be told apart"
         )
     step = mean_step(waterfall, step_time)
-    exposed = sum(_exposed_transfer(record) for record in flat)  # may be so at the same time
+    exposed = sum(
+        record.exposed_transfer_ns_per_step for record in flat
+    )  # may be so at the same time
     cost = min(exposed, step.exposed_transfer_ns)
     if step.ratio(cost) < limits["min_step_ratio"]:
         return
@@ -110,10 +105,6 @@ def _spans_nodes(record: CollectiveClass) -> bool:
     """Whether a group crosses nodes though it has several ranks on each."""
     nodes, size = record.num_nodes, record.group_size
     return nodes is not None and size is not None and nodes > 1 and size >= 2 * nodes
-
-
-def _exposed_transfer(record: CollectiveClass) -> int:
-    return (record.exposed_ns_per_step or 0) - (record.exposed_wait_ns_per_step or 0)
 
 
 def _instead(flat: Sequence[CollectiveClass], nodes: int, size: int) -> str:

@@ -24,12 +24,6 @@ Give `fully_shard` whole transformer blocks instead of their layers (FSDP1: an
 `min_num_params`). DeepSpeed: a larger `stage3_prefetch_bucket_size` and
 `stage3_param_persistence_threshold`.
 
-## Example
-```text
-small-sharding-units: A pass over the parameters that dp_shard (8 ranks) shares is 120 gathers of
-1.05 MB: 5.38 % of each step (1.20 ms of 22.3 ms) would not be spent on them in units of 4.00 MB.
-```
-
 ## When it is wrong
 A small model has small blocks: with few of them, merging leaves nothing to overlap with. Below
 `min_units` it is therefore silent.

@@ -23,13 +23,6 @@ PyTorch: `SequenceParallel` for norms and dropout in the plan of `parallelize_mo
 `PrepareModuleInput` and row-wise outputs of `Shard(1)`. Megatron: `--sequence-parallel`. Then
 overlap: asynchronous tensor parallelism (`enable_async_tensor_parallel`), `--tp-comm-overlap`.
 
-## Example
-```text
-tensor-parallelism-without-sequence-parallelism: 8 ranks of tensor parallelism add up activations by
-64 all-reduces of 8.39 MB together in each step, and hardly anything is gathered or scattered:
-12.4 % of each step (2.77 ms of 22.3 ms) is exposed.
-```
-
 ## When it is wrong
 Inference on single tokens has no sequence to share. Short sequences make pieces too small to be
 worth it, and some models (odd sequence lengths, attention that needs whole sequences in the norms)
@@ -64,6 +57,7 @@ from distprof.units import format_bytes
         ),
         "min_step_ratio": Limit(0.05, "share of the step below which exposed time is not named"),
     },
+    costs_time=False,
 )
 def check(
     sharding: ShardingResult, waterfall: WaterfallResult, step_time: StepTimeResult, limits: Limits
@@ -86,7 +80,6 @@ def check(
             "parallelize_module, --sequence-parallel in Megatron; then its gathers and scatters "
             "can overlap with multiplications."
         ),
-        cost_ns_per_step=None,
         evidence=("sharding.tensor", "waterfall.all"),
     )
 

@@ -21,12 +21,6 @@ Save asynchronously (`torch.distributed.checkpoint.async_save`): copy to pinned 
 write behind the training. Let every rank write its own shards, to a local disk first. Save and
 evaluate as often as failures and decisions ask for, and no more; log scalars without synchronising.
 
-## Example
-```text
-periodic-stalls: Every 100 steps one takes 20.1 s longer than the median of 1.90 s, on all ranks
-(9 of 9 due, the first is step 99): 9.6 % of each step (201 ms of 2.10 s).
-```
-
 ## When it is wrong
 It is silent on what delays one rank alone, and on logs shorter than four periods. Work that is
 wanted (an evaluation) is no waste; its cost is still what is said.

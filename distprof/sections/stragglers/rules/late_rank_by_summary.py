@@ -20,12 +20,6 @@ others' mean exceeds the late rank's own by.
 Look at what the late rank does before its collectives: its clocks and temperature, work that only
 it does (logging, checkpoints, evaluation), its share of the batch. A trace of all ranks tells.
 
-## Example
-```text
-late-rank-by-summary: Rank 4 comes last: 65.2 % of the time in collectives is waiting, and 99.8 % of
-that is for it. In a mean reduce_scatter of 3.42 GB the others wait 34.7 ms for it.
-```
-
 ## When it is wrong
 Where a rank's kernels begin late for want of streams, or run on a copy of the data that others must
 still fetch, it is not slow. Means hide whether it is late always or very late now and then.
@@ -54,6 +48,7 @@ from distprof.units import format_bytes, format_duration, format_ratio
         "wait_ratio": Limit(0.2, "share of the time in collectives that may be waiting"),
         "blamed_ratio": Limit(0.8, "share of all waiting that has to be for one rank"),
     },
+    costs_time=False,
 )
 def check(
     summary: CollectiveSummaryResult, stragglers: StragglersResult, limits: Limits
@@ -74,7 +69,6 @@ def check(
             f"Look at what rank {late} does before its collectives: clocks, work that only it "
             "does, its share of the batch. A trace of all ranks tells which."
         ),
-        cost_ns_per_step=None,
         confidence=Confidence.INFERRED,
         ranks=(late,),
         evidence=("collective_summary.classes", "collective_summary.ranks"),

@@ -21,12 +21,6 @@ to wait for a message anyway loses less: it is an upper bound. The time is part 
 Look at the host of this rank: other processes on its cores, logging, checkpoints, garbage
 collection, work between steps that only this rank does.
 
-## Example
-```text
-messages-held-up: rank 2 idles for its host for 80.4 ms of each step (15.2 %) beyond its peers,
-and keeps others waiting for its messages.
-```
-
 ## When it is wrong
 Work on purpose that only one rank does between steps, for example logging on the last stage.
 

@@ -26,12 +26,6 @@ temperature, power cap, a failing card; take the node out. More work: balance da
 layers. Late input: its storage, its `num_workers`. Late host: core pinning, other processes on
 that host, Python's garbage collector.
 
-## Example
-```text
-persistent-straggler: the other ranks wait 2.23 ms of each step (14.8 %) for rank 1; its device is
-slow.
-```
-
 ## When it is wrong
 Unequal work on purpose (the last pipeline stage, a rank that also logs or evaluates) is a
 property of the program. Where ranks are missing from the capture, one of them may be later still.

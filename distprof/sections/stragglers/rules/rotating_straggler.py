@@ -21,12 +21,6 @@ Remove what stalls ranks at random: let garbage collection run on all ranks at t
 (`gc.disable()`, then `gc.collect()` every N steps), balance sequence lengths within each global
 batch, give data loader workers and NCCL threads their own cores, stop periodic host daemons.
 
-## Example
-```text
-rotating-straggler: in turn ranks 0-7 arrive far behind all others, which wait 2.00 ms of each step
-(13.3 %).
-```
-
 ## When it is wrong
 Few steps can look like rotation by accident. Imbalance of data that changes from step to step
 (mixture of experts, packed sequences) is real but is no fault of the machines.

@@ -23,13 +23,6 @@ Build batches of equal cost instead of equal numbers of samples or tokens: add u
 lengths, sort the documents of a global batch by it, and give the longest to the rank that has least
 so far. Bucketing by length does much of the same. Where documents are packed, cut the longest.
 
-## Example
-```text
-sequence-length-imbalance: in each step one rank computes 1.42 times the mean, by sequences that are
-longer than the others' (told by attention: it varies by 61 % between ranks, the rest by 1 %);
-4.05 ms of each step (18.9 %) would not be lost with even batches.
-```
-
 ## When it is wrong
 Attention that differs for another reason, such as caches of unlike sizes. Tokens that follow
 something else that takes time.

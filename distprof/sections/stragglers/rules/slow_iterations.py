@@ -21,12 +21,6 @@ evaluation, logging, garbage collection) and move it off the training thread. Wh
 look at input, the file system and the network at the named iterations; record sensors and logs of
 the machines.
 
-## Example
-```text
-slow-iterations: 551 of 9,528 iterations take more than 1.2 times as long as their neighbours, the
-longest 99.8 s instead of 12.0 s: together they add 2.92 % to the training.
-```
-
 ## When it is wrong
 Iterations of a program that works more now and then on purpose (longer sequences, more
 micro-batches) are slow here too, if neighbours are shorter.

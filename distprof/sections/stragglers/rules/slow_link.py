@@ -22,12 +22,6 @@ which protocol each rank uses; look at error counters, cable and link width (ibs
 nvlink -s, lspci -vv), measure with nccl-tests between these nodes alone, and swap the card or the
 cable.
 
-## Example
-```text
-slow-link: Transfers of ranks 2,6,10,14 are slow: all_reduce (67.1 MB, dp) takes 6.18 ms, 2.06 times
-as long as in 3 other groups; 3.18 ms of each step (19.5 %) is lost to it.
-```
-
 ## When it is wrong
 Other jobs on the same links. Groups that look alike but share a link with more traffic of the job
 itself, for example one network card for two ranks.

@@ -21,12 +21,6 @@ Look at what this rank does in the named steps: checkpoint or evaluation on one 
 garbage collection, a slow batch, a storage hiccup, a correctable network or memory error on its
 node.
 
-## Example
-```text
-transient-straggler: the other ranks wait 5.07 ms for rank 1 in step 14; over all steps that is
-507 µs per step (3.98 %). Why, the traces do not show.
-```
-
 ## When it is wrong
 With one or two recorded steps nobody can say whether lateness lasts; the evidence says so. The
 first step of a recording may hold the start of the profiler.

@@ -27,13 +27,6 @@ sequences of unequal length; give micro-batches equal attention work, not equal 
 Micro-batches that differ without such a pattern: garbage collection, other work on the hosts.
 Transfers: the network of the group named.
 
-## Example
-```text
-uneven-operations: steps take 17.9 % longer than with even operations; stage 3 (ranks 6-7) computes
-1.37 s per step, the mean of the other stages is 842 ms. Equal stages would save 293 ms of each step
-(13.5 %).
-```
-
 ## When it is wrong
 A stage that is longer on purpose, because others lack the memory. With one worker per stage a slow
 machine cannot be told from a stage that has more work. Operations that the table lacks

@@ -1,4 +1,4 @@
-"""What rules on sensors share: devices with or without a rank. Private to this family: no rule."""
+"""What rules on sensors share: devices with or without a rank."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from distprof.rules.base import InsufficientEvidenceError
-from distprof.run.device_log import name_of_device
+from distprof.run.logs import name_of_device
 from distprof.sections.stragglers.result import StragglersResult
 from distprof.sections.telemetry.result import RankTelemetry, TelemetryResult
 from distprof.sections.telemetry.window import WindowSensors
@@ -17,11 +17,10 @@ from distprof.units import name_ranks
 
 __all__ = [
     "NO_SENSORS",
-    "Meaning",
     "Unit",
     "by_kind",
     "cost_of",
-    "meaning_of",
+    "evidence_of",
     "median_of",
     "medians_of_others",
     "named",
@@ -116,6 +115,11 @@ def ranks_of(units: Sequence[Unit]) -> tuple[int, ...]:
     return tuple(sorted(unit.rank for unit in units if unit.rank is not None))
 
 
+def evidence_of(units: Sequence[Unit]) -> tuple[str, ...]:
+    """Where the report has what was measured of them."""
+    return ("telemetry.ranks" if ranks_of(units) else "telemetry.devices",)
+
+
 def median_of(
     units: Sequence[Unit], value: Callable[[WindowSensors | RankTelemetry], float | None]
 ) -> float | None:
@@ -168,91 +172,3 @@ def cost_of(
     sure = all(unit.is_sure for unit in units)
     without = f"rank {ranks[0]}" if len(ranks) == 1 and lost else ""
     return lost or None, without, Confidence.MEASURED if sure else Confidence.INFERRED
-
-
-# Well-known XID errors of GPUs: what they mean and what to do. Private to this family: no rul ----
-
-_RESET = (
-    "Drain the host, reset the GPU (nvidia-smi -r) or reboot; replace it if the error comes back."
-)
-
-_PROGRAM = (
-    "Run the program with compute-sanitizer, and with CUDA_LAUNCH_BLOCKING=1, to find the kernel; "
-    "if several programs have it on this GPU alone, run diagnostics (dcgmi diag -r 3)."
-)
-
-_LINK = (
-    "Reset all GPUs of the host and its switches; if it comes back, have links and boards checked."
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Meaning:
-    """What an XID means.
-
-    Args:
-        text: For people.
-        fix: What to do.
-        is_hardware: Whether the device, and not usually the program, is at fault.
-    """
-
-    text: str
-    fix: str
-    is_hardware: bool = True
-
-
-_MEANINGS = {
-    13: Meaning("a kernel did something illegal (graphics engine exception)", _PROGRAM, False),
-    31: Meaning("a kernel reached for memory that is not its own (page fault)", _PROGRAM, False),
-    43: Meaning("the GPU stopped a program's work, mostly for a fault of its own", _PROGRAM, False),
-    45: Meaning(
-        "a program's work was cleared away, as it died or after another error",
-        "Look for the error before it in the same log, and for who ended the program.",
-        False,
-    ),
-    48: Meaning(
-        "memory had an error of two bits that could not be corrected",
-        "Drain the host and reset the GPU, so that the row is remapped; replace it if rows run out "
-        "(nvidia-smi -q -d ROW_REMAPPER).",
-    ),
-    61: Meaning("the GPU's own controller stopped at a breakpoint or a warning", _RESET),
-    62: Meaning("the GPU's own controller halted", _RESET),
-    63: Meaning(
-        "a row of memory was remapped, or a page retired, after errors",
-        "Reset the GPU at the next chance, as only then it takes effect; watch if more follow.",
-    ),
-    64: Meaning(
-        "a row of memory could not be remapped, or a page not retired",
-        "Drain the host and reset the GPU; replace it if the error comes back.",
-    ),
-    74: Meaning("an NVLink had an error", _LINK),
-    79: Meaning(
-        "the GPU fell off the bus",
-        "Reboot the host; if it comes back, look at power, seating and PCIe, and replace the GPU.",
-    ),
-    92: Meaning(
-        "memory has many errors of single bits",
-        "Watch the GPU (nvidia-smi -q -d ECC), and have it replaced if the rate stays high.",
-    ),
-    94: Meaning(
-        "an error of memory that could not be corrected was contained in one program",
-        "Restart the program, and reset the GPU at the next chance.",
-    ),
-    95: Meaning(
-        "an error of memory could be neither corrected nor contained",
-        "Drain the host and reset the GPU at once: results of every program on it may be wrong.",
-    ),
-    119: Meaning("the GPU's system processor did not answer in time (GSP)", _RESET),
-    120: Meaning("the GPU's system processor had an error (GSP)", _RESET),
-}
-
-_UNKNOWN = Meaning(
-    "see NVIDIA's list of XID errors",
-    "Look the number up in NVIDIA's list of XID errors, and run dcgmi diag -r 3 on the host.",
-    False,
-)
-
-
-def meaning_of(number: int) -> Meaning:
-    """What a number means; of one that is not well known, where to look."""
-    return _MEANINGS.get(number, _UNKNOWN)

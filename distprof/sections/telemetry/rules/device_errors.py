@@ -20,12 +20,6 @@ Not at all: what an error costs depends on what it does to the job.
 By number. Of the program: compute-sanitizer. Of the device: drain the host, reset the GPU, replace
 it if the error comes back.
 
-## Example
-```text
-device-errors: XID 119 five times on GPU 00000000:9b:00.0: the GPU's system processor did not answer
-in time (GSP).
-```
-
 ## When it is wrong
 A kernel log without times may be of another job. XID 13, 31 and 43 are mostly faults of a program,
 but a failing GPU shows them too; XID 45 follows whatever ends a program.
@@ -41,7 +35,8 @@ from dataclasses import dataclass, field
 
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limits, rule
 from distprof.sections.telemetry.result import DeviceError, TelemetryResult
-from distprof.sections.telemetry.rules._shared import NO_SENSORS, meaning_of
+from distprof.sections.telemetry.rules._shared import NO_SENSORS
+from distprof.sections.telemetry.rules._xid_errors import meaning_of
 from distprof.terms import Confidence, Severity
 from distprof.units import name_ranks
 
@@ -63,6 +58,7 @@ class _Found:
     severity=Severity.WARNING,
     since="0.1.0",
     needs=(TelemetryResult,),
+    costs_time=False,
 )
 def check(telemetry: TelemetryResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001
     """Yield one finding per number of an error."""
@@ -79,7 +75,6 @@ def check(telemetry: TelemetryResult, limits: Limits) -> Iterator[Draft]:  # noq
                 "corrected, during the recording."
             ),
             fix=meaning_of(48).fix,
-            cost_ns_per_step=None,
             ranks=tuple(row.rank for row in wrong),
             evidence=("telemetry.ranks",),
             severity=Severity.ERROR,
@@ -120,7 +115,6 @@ def _xid_draft(number: int, found: _Found) -> Draft:
     return Draft(
         message=f"XID {number} {_times(found.count)} {where}: {meaning.text}{when}.",
         fix=meaning.fix,
-        cost_ns_per_step=None,
         confidence=Confidence.MEASURED if found.is_dated else Confidence.INFERRED,
         ranks=tuple(sorted(found.ranks)),
         evidence=("telemetry.errors" if found.devices else "telemetry.ranks",),
@@ -140,7 +134,6 @@ def _fabric_draft(error: DeviceError) -> Draft:
             "Look the number up in the fabric manager's guide, reset the host's GPUs and switches, "
             "and have the switch's board and cables checked if it comes back."
         ),
-        cost_ns_per_step=None,
         confidence=Confidence.INFERRED,
         evidence=("telemetry.errors",),
         severity=Severity.ERROR if is_fatal else None,

@@ -19,11 +19,6 @@ findings on stragglers, pipelines and collectives.
 Cure what ranks wait for, dearest first; until then a lower power cap on ranks that wait saves
 energy and costs no time.
 
-## Example
-```text
-energy-spent-waiting: Of 51.2 kJ per step, 11.8 kJ (23.0 %) is drawn while ranks wait for others.
-```
-
 ## When it is wrong
 Samples are too far apart to see what a device draws while it waits, so that its mean power is
 taken: waiting draws somewhat less than computing.
@@ -49,6 +44,7 @@ from distprof.units import format_ratio
     since="0.1.0",
     needs=(TelemetryResult,),
     limits={"waiting_ratio": Limit(0.15, "share of the energy that waiting may take")},
+    costs_time=False,
 )
 def check(telemetry: TelemetryResult, limits: Limits) -> Iterator[Draft]:
     """Yield one finding for the whole job."""
@@ -71,7 +67,6 @@ def check(telemetry: TelemetryResult, limits: Limits) -> Iterator[Draft]:
             "Cure what ranks wait for, dearest first; meanwhile a lower power cap on ranks that "
             "wait saves energy and costs no time."
         ),
-        cost_ns_per_step=None,
         confidence=Confidence.MODELLED,
         evidence=("telemetry.waiting_energy_ratio",),
     )

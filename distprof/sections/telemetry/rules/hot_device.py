@@ -18,11 +18,6 @@ Not at all: what heat costs by now is the cost of throttling, and of a rank that
 Compare the inlet temperature and fans of its host with others'; look for blocked air flow, a
 missing blank, a pump that failed; seat the heat sink again if one device alone is hot.
 
-## Example
-```text
-hot-device: The device of rank 5 gets 89 °C hot; the median of the others is 64 °C.
-```
-
 ## When it is wrong
 Limits differ by model: some run at 85 °C by design (`nvidia-smi -q -d TEMPERATURE` has them).
 Devices downstream in the air flow of a chassis are always hotter than those before them.
@@ -40,6 +35,7 @@ from distprof.sections.telemetry.result import TelemetryResult
 from distprof.sections.telemetry.rules._shared import (
     Unit,
     by_kind,
+    evidence_of,
     median_of,
     medians_of_others,
     named,
@@ -61,6 +57,7 @@ _LOWER_CLOCK = 0.97
         "hot_c": Limit(85, "degrees Celsius from which a device is hot"),
         "above_peers_c": Limit(8, "degrees above the others' median for a device that is slower"),
     },
+    costs_time=False,
 )
 def check(telemetry: TelemetryResult, limits: Limits) -> Iterator[Draft]:
     """Yield one finding for all hot devices."""
@@ -83,12 +80,11 @@ def check(telemetry: TelemetryResult, limits: Limits) -> Iterator[Draft]:
             "Compare inlet temperature, fans and air flow of the host with others'; seat the heat "
             "sink again where one device of a host alone is hot."
         ),
-        cost_ns_per_step=None,
         confidence=(
             Confidence.MEASURED if all(unit.is_sure for unit in found) else Confidence.INFERRED
         ),
         ranks=ranks_of(found),
-        evidence=("telemetry.ranks" if ranks_of(found) else "telemetry.devices",),
+        evidence=evidence_of(found),
     )
 
 

@@ -18,11 +18,6 @@ Not at all: it shows links, and not what was sent over them. Where collectives a
 Reset the GPUs and restart the fabric manager (`systemctl restart nvidia-fabricmanager`), look for
 XID 74 and errors of NVSwitches, and have the board checked if the link stays down.
 
-## Example
-```text
-inactive-nvlinks: GPU 3 of node-1 has 17 of 18 NVLinks at work (452 GB/s); others have 478 GB/s.
-```
-
 ## When it is wrong
 Machines of some clouds, and cards that plug into PCIe, have fewer links than the same chip
 elsewhere: then all GPUs are alike, and only those sold as SXM are compared with their sheet.
@@ -54,6 +49,7 @@ _MAX_NAMED = 4
         "peers_ratio": Limit(0.97, "bandwidth relative to the best GPU of the same kind"),
         "sheet_ratio": Limit(0.95, "bandwidth relative to what the kind of GPU has"),
     },
+    costs_time=False,
 )
 def check(telemetry: TelemetryResult, limits: Limits) -> Iterator[Draft]:
     """Yield one finding per kind of GPU."""
@@ -94,7 +90,6 @@ def _draft(found: Sequence[DeviceNvlink], best: float) -> Draft:
             "Reset the GPUs and restart the fabric manager, look for XID 74 and errors of "
             "NVSwitches in the host's logs, and have the board checked if links stay down."
         ),
-        cost_ns_per_step=None,
         ranks=tuple(sorted(links.rank for links in found if links.rank is not None)),
         evidence=("telemetry.nvlinks",),
     )

@@ -22,12 +22,6 @@ Heat: look at air flow, inlet temperature, fans, coolant, thermal paste. Power b
 slowdown: look at the power supply and its cables. A power cap on some devices: compare
 `nvidia-smi -q -d POWER`, and set one limit for all.
 
-## Example
-```text
-throttled-device: The device of rank 5 is slowed down by heat (hw_thermal_slowdown) in 84.0 % of the
-samples of the analysed steps, at a median clock of 1,185 MHz; the others' is 1,755 MHz.
-```
-
 ## When it is wrong
 A device at its power cap in most samples works as it is meant to if its peers are there too: that
 is no finding. Few samples say little, and a sample is a moment: raise the rate.
@@ -47,6 +41,7 @@ from distprof.sections.telemetry.rules._shared import (
     Unit,
     by_kind,
     cost_of,
+    evidence_of,
     median_of,
     medians_of_others,
     named,
@@ -119,7 +114,7 @@ def check(
             cost_ns_per_step=cost,
             confidence=confidence,
             ranks=ranks_of(found),
-            evidence=("telemetry.ranks" if ranks_of(found) else "telemetry.devices",),
+            evidence=evidence_of(found),
             without=without,
         )
 

@@ -18,11 +18,6 @@ do not wait for it, or where no rank is known.
 Reset application clocks (`nvidia-smi -rac`) and locked clocks (`nvidia-smi -rgc`), compare power
 limits, and switch persistence mode on. A device whose clock stays low is ill: take it out.
 
-## Example
-```text
-uneven-device-clocks: The device of rank 5 runs at 1,410 MHz, its peers at 1,755 MHz (19.7 % less).
-```
-
 ## When it is wrong
 A device with less to do may run slower because it can: see whether its rank is late. Devices of
 unlike kinds in one job have unlike clocks; ranks are taken to have one kind.
@@ -42,6 +37,7 @@ from distprof.sections.telemetry.rules._shared import (
     Unit,
     by_kind,
     cost_of,
+    evidence_of,
     median_of,
     medians_of_others,
     named,
@@ -115,6 +111,6 @@ def _draft(found: Sequence[Unit], peers: Sequence[Unit], stragglers: StragglersR
         cost_ns_per_step=cost,
         confidence=confidence,
         ranks=ranks_of(found),
-        evidence=("telemetry.ranks" if ranks_of(found) else "telemetry.devices",),
+        evidence=evidence_of(found),
         without=without,
     )

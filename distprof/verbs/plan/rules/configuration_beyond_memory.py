@@ -18,12 +18,6 @@ It is not: the job would not start, so no step is lost to it. The finding is *mo
 Where state alone is too much: shard it (zero-1, FSDP), or divide the model by tp and pp. Where
 state fits: a smaller micro-batch, full recomputation, or more tp.
 
-## Example
-```text
-configuration-beyond-memory: Does not fit: 126 GB a GPU, of which 108 GB are state; 72.0 GB are
-usable.
-```
-
 ## When it is wrong
 With offloading, 8-bit optimizers, fp8 weights or activations on the host, none of which is
 modelled. `--reserve` sets what stays free.
@@ -42,7 +36,13 @@ from distprof.units import format_bytes
 from distprof.verbs.plan.configuration import ConfigurationResult
 
 
-@rule(code="CFG111", severity=Severity.ERROR, since="0.1.0", needs=(ConfigurationResult,))
+@rule(
+    code="CFG111",
+    severity=Severity.ERROR,
+    since="0.1.0",
+    needs=(ConfigurationResult,),
+    costs_time=False,
+)
 def check(configuration: ConfigurationResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001 - all checks take limits
     """Yield one finding for the layout."""
     memory, usable = configuration.memory, configuration.usable_bytes
@@ -55,7 +55,6 @@ def check(configuration: ConfigurationResult, limits: Limits) -> Iterator[Draft]
             f"{format_bytes(state)} are state; {format_bytes(usable)} are usable."
         ),
         fix=_fix(configuration, state),
-        cost_ns_per_step=None,
         confidence=Confidence.MODELLED,
         evidence=("configuration.memory", "configuration.usable_bytes"),
     )

@@ -18,11 +18,6 @@ It is not: how much faster larger matrices are depends on kernels, which are not
 ## How to fix
 Double the micro-batch, and halve their number.
 
-## Example
-```text
-planned-accumulation-without-need: Gradients are accumulated although micro-batches of 2 fit.
-```
-
 ## When it is wrong
 Where memory is needed for what is not modelled: long sequences now and then, evaluation, fragments.
 
@@ -48,6 +43,7 @@ from distprof.verbs.plan.configuration import ConfigurationResult
     limits={
         "room_ratio": Limit(0.9, "share of usable memory that the larger micro-batch may fill")
     },
+    costs_time=False,
 )
 def check(configuration: ConfigurationResult, limits: Limits) -> Iterator[Draft]:
     """Yield one finding for the layout."""
@@ -59,7 +55,6 @@ def check(configuration: ConfigurationResult, limits: Limits) -> Iterator[Draft]
     yield Draft(
         message=f"Gradients are accumulated although micro-batches of {larger.micro_batch} fit.",
         fix="Double the micro-batch.",
-        cost_ns_per_step=None,
         confidence=Confidence.MODELLED,
         evidence=("configuration.larger_bytes", "configuration.usable_bytes"),
     )

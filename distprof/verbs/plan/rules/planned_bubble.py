@@ -19,11 +19,6 @@ part.
 More micro-batches (a smaller micro-batch, a larger batch), several stages a rank (interleaving), or
 fewer pipeline ranks.
 
-## Example
-```text
-planned-bubble: 19.0 % of the pipeline is bubble with 64 micro-batches on 16 ranks.
-```
-
 ## When it is wrong
 With zero-bubble schedules or DualPipe, which are not modelled here.
 

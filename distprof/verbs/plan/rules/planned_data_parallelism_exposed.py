@@ -20,12 +20,6 @@ the formula sheet.
 A larger batch, fewer data-parallel ranks (and more of the model's dimensions), accumulation, or
 hybrid sharding within nodes.
 
-## Example
-```text
-planned-data-parallelism-exposed: Data parallelism is exposed for 1.20 s of 2.10 s: too little is
-computed per rank.
-```
-
 ## When it is wrong
 Where links reach more than `--link-efficiency`, or gradients are compressed.
 

@@ -17,11 +17,6 @@ It is not: what is hidden behind computation costs nothing. `distprof plan --lay
 ## How to fix
 DDP, or ZeRO-1 where the optimizer's state is what takes memory.
 
-## Example
-```text
-planned-sharding-without-need: Weights are sharded although the whole state fits.
-```
-
 ## When it is wrong
 Where memory is wanted for larger micro-batches or less recomputation.
 
@@ -44,6 +39,7 @@ from distprof.verbs.plan.configuration import ConfigurationResult
     since="0.1.0",
     needs=(ConfigurationResult,),
     limits={"room_ratio": Limit(0.9, "share of usable memory that unsharded state may fill")},
+    costs_time=False,
 )
 def check(configuration: ConfigurationResult, limits: Limits) -> Iterator[Draft]:
     """Yield one finding for the layout."""
@@ -53,7 +49,6 @@ def check(configuration: ConfigurationResult, limits: Limits) -> Iterator[Draft]
     yield Draft(
         message="Weights are sharded although the whole state fits.",
         fix="Use ddp or zero-1: a third less is sent.",
-        cost_ns_per_step=None,
         confidence=Confidence.MODELLED,
         evidence=("configuration.plain_bytes", "configuration.usable_bytes"),
     )

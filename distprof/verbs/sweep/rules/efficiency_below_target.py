@@ -21,12 +21,6 @@ What the loss consists of says what to do: see the losses by cause, and the find
 `distprof analyze` on the largest run. Strong scaling always ends somewhere; then use fewer ranks,
 or let the batch grow with them.
 
-## Example
-```text
-efficiency-below-target: Weak scaling from 1 to 16 ranks has an efficiency of 61.2 % (60.3 % to
-62.0 %), below the 80.0 % that are asked for; it falls below at 8 ranks.
-```
-
 ## When it is wrong
 A baseline of one rank has no communication at all; where no rank alone can train the model anyway,
 a baseline of one node is fairer.

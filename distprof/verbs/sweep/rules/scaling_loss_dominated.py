@@ -21,12 +21,6 @@ Exposed transfer: overlap, fewer bytes, faster links, sharding inside a node. Im
 straggler. Bubble: more micro-batches. Host: fewer, larger kernels, compilation. Input: more
 workers. Computation that grew: work that every rank repeats, or smaller kernels.
 
-## Example
-```text
-scaling-loss-dominated: From 1 to 16 ranks 21.0 % of the step are lost (47.2 ms of 225 ms), and
-exposed transfer alone makes 81.3 % of that (38.4 ms).
-```
-
 ## When it is wrong
 Where the trace cannot tell waiting from transfer, the two are one cause. A profiler that slows
 launches stretches the host's part more than others.

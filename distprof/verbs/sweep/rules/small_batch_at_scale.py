@@ -21,12 +21,6 @@ is the batch of a rank times transfer over computation.
 More work per rank and step: a larger batch, or micro-batches whose gradients are accumulated
 without reducing each. Or use fewer ranks, gradients of half the size, or a faster network.
 
-## Example
-```text
-small-batch-at-scale: On 64 ranks a step computes for 40.0 ms and transfers for 90.0 ms, of which
-52.0 ms are exposed: 2,048 tokens per rank are below the critical 4,608.
-```
-
 ## When it is wrong
 Sharded weights are gathered once per micro-batch, so that accumulation does not save all of it.
 Small collectives are bound by latency rather than by bytes; then fewer and larger buckets do more.

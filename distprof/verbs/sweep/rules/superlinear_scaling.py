@@ -20,12 +20,6 @@ and recomputes, pages or allocates anew, whose share does not fit the caches, th
 while something else ran, or on other hardware. Choose a larger baseline, and repeat it in turns
 with the others.
 
-## Example
-```text
-superlinear-scaling: On 8 ranks the efficiency over 1 rank is 109 % (106 % to 112 %); computation of
-the same work is 12.0 % shorter there.
-```
-
 ## When it is wrong
 In strong scaling each rank's share gets smaller and may fit a cache at last: then it is true,
 although not a reason to expect more of the same.
@@ -51,6 +45,7 @@ from distprof.verbs.sweep.rules._shared import between, larger_sizes, lowest
     since="0.1.0",
     needs=(ScalingResult,),
     limits={"above_ratio": Limit(0.02, "efficiency beyond 1 that is put down to measurement")},
+    costs_time=False,
 )
 def check(scaling: ScalingResult, limits: Limits) -> Iterator[Draft]:
     """Yield one finding, for the size with the highest efficiency."""
@@ -69,7 +64,6 @@ def check(scaling: ScalingResult, limits: Limits) -> Iterator[Draft]:
             f"Analyse the baseline of {ranks} alone (memory, recomputation, other programs), repeat"
             " it in turns with the others, or choose a larger one."
         ),
-        cost_ns_per_step=None,
         evidence=("scaling.sizes",),
     )
 

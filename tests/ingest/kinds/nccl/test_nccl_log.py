@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distprof.errors import InputError
-from distprof.ingest.kinds.nccl.lines import MAX_LINE_BYTES, Splitter
-from distprof.ingest.kinds.nccl.messages import (
+from distprof.ingest.kinds.nccl_log import fits_nccl_log, read_nccl_log
+from distprof.ingest.nccl.lines import MAX_LINE_BYTES, Splitter
+from distprof.ingest.nccl.messages import (
     CUT,
     KNOWN,
     UNKNOWN,
@@ -29,8 +30,7 @@ from distprof.ingest.kinds.nccl.messages import (
     Version,
     parse,
 )
-from distprof.ingest.kinds.nccl_log import fits_nccl_log, read_nccl_log
-from distprof.run.nccl_log import NcclLog
+from distprof.run.logs import NcclLog
 
 INIT = "comm 0x7f01 rank {rank} nranks 2 cudaDev {rank} busId {rank}000 - Init COMPLETE"
 

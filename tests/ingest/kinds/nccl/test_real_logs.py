@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from distprof.ingest.kinds.nccl_log import fits_nccl_log, read_nccl_log
-from distprof.run.nccl_log import NcclLog
+from distprof.run.logs import NcclLog
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "nccl"
 

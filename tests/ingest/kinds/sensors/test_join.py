@@ -10,11 +10,17 @@ import pytest
 import distprof
 from distprof.artefacts.run_file import RankEntry, RunFile
 from distprof.ingest.assemble import assemble_run
-from distprof.ingest.kinds.sensors.collect import Collector, Identity
-from distprof.ingest.kinds.sensors.join import Recorded, find_zone, with_device_log
-from distprof.ingest.kinds.sensors.places import Places
-from distprof.run.device_log import DeviceEvent
-from distprof.run.nccl_log import NcclCommunicator, NcclLog, NcclMember, NcclProcess
+from distprof.ingest.sensors.collect import Collector, Identity
+from distprof.ingest.sensors.join import Recorded, find_zone, with_device_log
+from distprof.ingest.sensors.places import Places
+from distprof.run.logs import (
+    DeviceEvent,
+    DeviceLog,
+    NcclCommunicator,
+    NcclLog,
+    NcclMember,
+    NcclProcess,
+)
 from distprof.run.records import RankRecords
 from distprof.run.run import Device
 from distprof.terms import StragglerCause
@@ -69,7 +75,7 @@ def gaps_of(run, what):
 def test_devices_of_the_only_node_are_joined_by_their_number():
     run = simulated()
     joined = with_device_log(run, log_beside(run))
-    assert [series.rank for series in joined.devices.series] == [0, 1, 2, 3]
+    assert [series.rank for series in joined.get(DeviceLog).series] == [0, 1, 2, 3]
     records = joined.records[2].load()
     assert (records.rank, len(records.telemetry)) == (2, 30)
     assert records.about["telemetry"]["origin"] == "gpu.csv, GPU 2"
@@ -90,7 +96,7 @@ def test_samples_of_another_day_are_not_joined_and_it_is_said():
     joined = with_device_log(run, log_beside(run, shift=30 * 24 * HOUR))
     assert joined.records == run.records
     assert any("do not cover" in text for text in gaps_of(joined, "assumed"))
-    assert joined.devices.series == ()
+    assert joined.get(DeviceLog).series == ()
 
 
 def test_devices_that_the_job_does_not_use_are_left_out_and_it_is_said():
@@ -98,7 +104,7 @@ def test_devices_that_the_job_does_not_use_are_left_out_and_it_is_said():
     few = on_one_node(replace(run, ranks=run.ranks[:2]))
     joined = with_device_log(few, log_beside(run, throttled=(3,)))
     assert sorted(joined.records) == [0, 1]
-    assert {series.rank for series in joined.devices.series} == {0, 1}
+    assert {series.rank for series in joined.get(DeviceLog).series} == {0, 1}
     assert any("GPU 2, GPU 3" in text for text in gaps_of(joined, "assumed"))
 
 
@@ -158,7 +164,7 @@ def test_nccls_log_joins_by_bus_id_even_where_numbers_differ():
         processes=processes,
         communicators=(NcclCommunicator(name="x", num_ranks=4, members=members),),
     )
-    places = Places.of(replace(run, nccl=nccl))
+    places = Places.of(run.having(nccl))
     assert places.rank_of("node-1", 0, "00000000:12:00.0", "") == 2
 
 
@@ -199,7 +205,7 @@ def test_an_error_on_a_bus_id_is_of_the_rank_whose_sensors_name_it(is_first, hos
     logs = [sensors.result(), kernel.result()]
     for log in logs if is_first else reversed(logs):
         run = with_device_log(run, log)
-    assert [event.rank for event in run.devices.events] == [2]
+    assert [event.rank for event in run.get(DeviceLog).events] == [2]
 
 
 def test_errors_of_another_time_are_left_out_and_counted():
@@ -211,7 +217,7 @@ def test_errors_of_another_time_are_left_out_and_counted():
             DeviceEvent(file="dmesg.log", kind="xid", number=79, text="", t_ns=t_ns, clock=clock)
         )
     joined = with_device_log(run, collector.result())
-    assert len(joined.devices.events) == 2  # a local time may be of another zone
+    assert len(joined.get(DeviceLog).events) == 2  # a local time may be of another zone
     assert any("One error is of another time" in text for text in gaps_of(joined, "assumed"))
 
 

@@ -13,14 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distprof.errors import InputError
-from distprof.ingest.kinds.sensors.collect import Collector
-from distprof.ingest.kinds.sensors.read import (
-    _Dispatcher,
-    _HeadlessError,
-    fits_device_log,
-    read_device_log,
-)
-from distprof.run.device_log import DeviceLog
+from distprof.ingest.kinds.device_log import fits_device_log, read_device_log
+from distprof.ingest.sensors.collect import Collector
+from distprof.ingest.sensors.read import _Dispatcher, _HeadlessError
+from distprof.run.logs import DeviceLog
 
 GOLDEN = Path(__file__).parents[3] / "golden"
 GPU = GOLDEN / "gpu"

@@ -11,10 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from distprof.errors import InputError
-from distprof.ingest.kinds.training_log import _grammars, fits_training_log, read_training_log
-from distprof.ingest.kinds.training_logs.grammar import MAX_ROWS, Grammar
-from distprof.ingest.log_files import MAX_LINE_BYTES, Blocks
-from distprof.run.training_log import TrainingLog
+from distprof.ingest.files import MAX_LINE_BYTES, Blocks
+from distprof.ingest.kinds.training_log import fits_training_log
+from distprof.ingest.training_logs.grammar import MAX_ROWS, Grammar
+from distprof.ingest.training_logs.read import grammars, read_training_log
+from distprof.run.logs import TrainingLog
 from distprof.schema import ABSENT
 
 PIECES = (
@@ -112,7 +113,7 @@ def test_a_line_of_a_gigabyte_takes_no_memory():
 def test_no_line_takes_long_whatever_it_repeats(piece):
     block = (piece.replace(b"\n", b" ") * (MAX_LINE_BYTES // max(len(piece), 1)))[:MAX_LINE_BYTES]
     begin = time.process_time()
-    for grammar in _grammars():
+    for grammar in grammars():
         grammar.take(block + b"\n")
     assert time.process_time() - begin < 3
 
@@ -122,7 +123,7 @@ def test_reports_beyond_a_bound_are_not_kept():
         name = "many"
         signs = ()
 
-    from distprof.ingest.kinds.training_logs.grammar import Row
+    from distprof.ingest.training_logs.grammar import Row
 
     grammar = Many()
     row = Row(iteration=1)
@@ -143,8 +144,8 @@ def test_a_log_that_is_cut_inside_its_archive_is_read_up_to_there(tmp_path):
 
 
 def test_timers_beyond_a_bound_are_not_kept(monkeypatch):
-    monkeypatch.setattr("distprof.ingest.kinds.training_logs.grammar.MAX_TIMER_VALUES", 3)
-    grammar = _grammars()[0]
+    monkeypatch.setattr("distprof.ingest.training_logs.grammar.MAX_TIMER_VALUES", 3)
+    grammar = grammars()[0]
     for _ in range(4):
         grammar.take(b" iteration 1/ 9 | elapsed time per iteration (ms): 5.0 |\n")
         grammar.take(b"time (ms) | a: 1.0\n")

@@ -1,0 +1,262 @@
+"""Bytes of files that are read, on this machine or behind an fsspec URL, all of them untrusted.
+
+Files of a run directory are read whole, up to a size; logs, gzipped or not, in blocks that end
+where lines end, so that memory stays bounded whatever a line or an archive holds.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from distprof.errors import UsageError
+from distprof.remote import file_system
+
+__all__ = [
+    "DAMAGE",
+    "Blocks",
+    "Folder",
+    "TooLargeError",
+    "beginning",
+    "opened",
+    "paths_of_logs",
+    "read_some",
+]
+
+
+class TooLargeError(OSError):
+    """A file is larger than its kind can be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """A folder by its path or URL. Picklable, so that another process can read it.
+
+    Args:
+        path: Local path or fsspec URL.
+    """
+
+    path: str
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it is on this machine."""
+        return "://" not in self.path
+
+    @property
+    def name(self) -> str:
+        """The last part of the path."""
+        return self.path.rstrip("/").rpartition("/")[2]
+
+    def child(self, name: str) -> Folder:
+        """A folder or file inside."""
+        return Folder(f"{self.path.rstrip('/')}/{name}")
+
+    def names(self) -> list[str]:
+        """Names of what is inside, ascending; empty where it is no folder or cannot be read."""
+        try:
+            if self.is_local:
+                return sorted(entry.name for entry in Path(self.path).iterdir())
+            system, path = file_system(self.path)
+            return sorted(str(n).rstrip("/").rpartition("/")[2] for n in system.ls(path, False))
+        except (OSError, ValueError):
+            return []
+
+    def size(self, name: str) -> int | None:
+        """Bytes of the regular file ``name``; None where there is none."""
+        try:
+            if self.is_local:
+                path = Path(self.path, name)
+                return path.stat().st_size if path.is_file() else None
+            system, path_there = file_system(self.child(name).path)
+            info = system.info(path_there)
+            return int(info["size"]) if info.get("type") == "file" else None
+        except (OSError, ValueError, TypeError, KeyError):
+            return None
+
+    @contextmanager
+    def open(self, name: str) -> Iterator[BinaryIO]:
+        """The file ``name``, to be read.
+
+        Raises:
+            OSError: If it is no regular file or cannot be opened.
+        """
+        if self.size(name) is None:  # opening a pipe would wait for its writer
+            raise FileNotFoundError(2, "no such file", name)
+        if self.is_local:
+            with Path(self.path, name).open("rb") as stream:
+                yield stream
+            return
+        system, path = file_system(self.child(name).path)
+        with system.open(path, "rb") as stream:
+            yield stream
+
+    def read(self, name: str, limit: int) -> bytes:
+        """All of the file ``name``.
+
+        Raises:
+            TooLargeError: If it has more than ``limit`` bytes.
+            OSError: If it cannot be read.
+        """
+        with self.open(name) as stream:
+            data = stream.read(limit + 1)
+        if len(data) > limit:
+            raise TooLargeError(27, f"more than {limit:,} bytes", name)
+        return data
+
+
+# Logs ---------------------------------------------------------------------------------------------
+
+DAMAGE = (OSError, EOFError, zlib.error, ValueError)
+"""What reading damaged bytes may raise."""
+
+BLOCK_BYTES = 1 << 20
+
+MAX_LINE_BYTES = 1 << 17
+
+MAX_BYTES = 1 << 38
+"""Unpacked; a small file of gzip can hold more than a day's work."""
+
+
+_TRACES = (".json", ".json.gz")
+
+
+def paths_of_logs(source: str, most: int) -> list[str]:
+    """The source itself, or all files in a folder and its folders, by name.
+
+    Args:
+        source: Path or URL.
+        most: A folder with more files holds something else; so does one with a trace: no file.
+
+    Raises:
+        OSError: If the folder cannot be read.
+    """
+    if "://" in source or not Path(source).expanduser().is_dir():
+        return [source]
+    files: list[str] = []
+    for parent, folders, names in os.walk(Path(source).expanduser()):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in sorted(names):
+            if name.lower().endswith(_TRACES) or len(files) >= most:
+                return []
+            files.append(str(Path(parent, name)))
+    return sorted(files)
+
+
+@contextmanager
+def opened(path: str) -> Iterator[BinaryIO]:
+    """The bytes of a file or URL, unpacked.
+
+    Args:
+        path: Path or fsspec URL.
+    """
+    parent, _, name = (path if "://" in path else str(Path(path).expanduser())).rpartition("/")
+    folder = Folder(parent or ("/" if path.startswith("/") else "."))
+    with folder.open(name) as stream:
+        start = stream.read(2)
+        stream.seek(0)
+        if start == b"\x1f\x8b":
+            with gzip.GzipFile(fileobj=stream) as unpacked:
+                yield cast("BinaryIO", unpacked)
+        else:
+            yield stream
+
+
+def read_some(stream: BinaryIO, size: int) -> tuple[bytes, str]:
+    """Bytes up to a size, the end, or damage, and what the damage is.
+
+    An archive that is cut gives what comes before the cut, which one large read would lose.
+
+    Args:
+        stream: Where bytes come from.
+        size: As many, unless there are fewer.
+    """
+    parts: list[bytes] = []
+    left = size
+    read = getattr(stream, "read1", stream.read)
+    while left > 0:
+        try:
+            part = read(left)
+        except DAMAGE as error:
+            return b"".join(parts), " ".join(f"{error}".split()) or type(error).__name__
+        if not part:
+            break
+        parts.append(part)
+        left -= len(part)
+    return b"".join(parts), ""
+
+
+def beginning(source: str, size: int, *, endings: tuple[str, ...] = ()) -> bytes:
+    """The first bytes of a file, to tell its kind; empty where it cannot be read. Never raises.
+
+    Args:
+        source: Path or fsspec URL of a file, gzipped or not.
+        size: As many bytes, unless there are fewer.
+        endings: Of names that may be of the kind; a file of another name is not opened.
+    """
+    if endings and not source.lower().endswith(endings):
+        return b""
+    try:
+        with opened(source) as stream:
+            return read_some(stream, size)[0]
+    except (*DAMAGE, UsageError):  # of a protocol that nothing here reads
+        return b""
+
+
+@dataclass(slots=True)
+class Blocks:
+    """Blocks of whole lines; ends of lines are LF, CR LF or CR, and LF in what comes out.
+
+    A line longer than :data:`MAX_LINE_BYTES` comes in pieces.
+
+    Args:
+        stream: Where bytes come from.
+    """
+
+    stream: BinaryIO
+    num_lines: int = 0
+    num_bytes: int = 0
+    damage: str = ""
+
+    def __iter__(self) -> Iterator[bytes]:
+        rest = b""
+        for block in self._raw():
+            end = block.rfind(b"\n") + 1
+            if end:
+                self.num_lines += block.count(b"\n")
+                yield rest + block[:end]
+                rest = block[end:]
+            else:
+                rest += block
+            while len(rest) > MAX_LINE_BYTES:
+                yield rest[:MAX_LINE_BYTES]
+                rest = rest[MAX_LINE_BYTES:]
+        if rest:
+            self.num_lines += 1
+            yield rest
+
+    def _raw(self) -> Iterator[bytes]:
+        held = b""
+        while self.num_bytes <= MAX_BYTES:
+            block, self.damage = read_some(self.stream, BLOCK_BYTES)
+            if not block:
+                break
+            self.num_bytes += len(block)
+            if held or b"\r" in block:
+                block = held + block
+                held = block[-1:] if block.endswith(b"\r") else b""
+                block = block[: len(block) - len(held)]
+                block = block.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+            yield block
+            if self.damage:
+                break
+        else:
+            self.damage = f"it has more than {MAX_BYTES:,} bytes"
+        if held:
+            yield b"\n"

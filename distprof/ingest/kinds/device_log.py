@@ -1,0 +1,89 @@
+"""Files of sensors and errors of devices, as monitoring tools, drivers and kernels write them."""
+
+from __future__ import annotations
+
+from pathlib import Path, PurePosixPath
+
+from distprof.errors import InputError
+from distprof.ingest.files import beginning, paths_of_logs
+from distprof.ingest.source import Source
+from distprof.run.logs import DeviceLog
+from distprof.run.run import Run
+
+__all__ = ["SOURCE", "fits_device_log", "read_device_log"]
+
+MAX_FILES = 10_000
+_SNIFFED_BYTES = 1 << 20
+_OTHER_KINDS = (".json", ".json.gz", ".pkl", ".parquet", ".tar", ".zip", ".py", ".toml", ".md")
+_WORDS = (b"NCCL INFO", b"NCCL WARN", b"traceEvents", b'"distprof.')  # of other kinds of files
+
+
+def fits_device_log(source: str) -> bool:
+    """Whether a source is such a file, or a folder with such files and no trace."""
+    try:
+        return any(_content(path) for path in paths_of_logs(source, MAX_FILES))
+    except (OSError, ValueError, ImportError):
+        return False
+
+
+def read_device_log(source: str) -> DeviceLog:
+    """Read a file, or all such files of a folder.
+
+    Args:
+        source: Path or fsspec URL of a file, gzipped or not, or a folder on this machine.
+
+    Raises:
+        InputError: If it cannot be opened, or holds nothing of the kind.
+    """
+    from distprof.ingest.sensors.read import EXPECTED, read_file
+
+    paths = paths_of_logs(source, MAX_FILES)
+    root = str(PurePosixPath(source).parent)
+    if paths != [source]:
+        paths = [path for path in paths if _content(path)]
+        root = str(Path(source).expanduser())
+    log = DeviceLog.merged([read_file(path, _shown(path, root)) for path in paths])
+    is_empty = not (log.series or log.events or log.links)
+    if is_empty and all(_content(path) != "errors" for path in paths):
+        raise InputError(
+            source,
+            expected=EXPECTED,
+            found="; ".join(log.notes) or f"{log.num_lines:,} lines without any of it",
+            fix="name what one of these tools wrote, as it wrote it",
+        )
+    return log
+
+
+def _shown(path: str, root: str) -> str:
+    """The path inside of what the user named."""
+    shown = PurePosixPath(path)
+    return str(shown.relative_to(root)) if shown.is_relative_to(root) else shown.name
+
+
+def _content(path: str) -> str:
+    """``samples``, ``errors`` or nothing, by the file's name and its beginning."""
+    if path.lower().endswith(_OTHER_KINDS):
+        return ""
+    start = beginning(path, _SNIFFED_BYTES)
+    if not start or b"\0" in start[:4096] or any(word in start for word in _WORDS):
+        return ""
+    from distprof.ingest.sensors.read import content_of
+
+    return content_of(start)
+
+
+def _join(run: Run, log: DeviceLog) -> Run:
+    from distprof.ingest.sensors.join import with_device_log
+
+    return with_device_log(run, log)
+
+
+SOURCE = Source(
+    place=60,
+    origin="file of sensors or errors of devices",
+    name="sensors or errors of devices",
+    fits=fits_device_log,
+    read=read_device_log,
+    notes="damaged",
+    join=_join,
+)

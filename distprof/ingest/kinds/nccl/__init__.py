@@ -1,1 +1,0 @@
-"""NCCL's log: lines, messages and communicators."""

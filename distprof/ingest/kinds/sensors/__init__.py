@@ -1,1 +1,0 @@
-"""Sensors and errors of GPUs, as other tools log them."""

@@ -1,1 +1,0 @@
-"""How training programs print their iterations: one grammar for each way."""

@@ -1,0 +1,323 @@
+"""Events that the usual decoders cannot read, one by one, mended where they are broken.
+
+What real traces contain: quotes that were not escaped (a range named ``forward "x"``), ``nan`` and
+``inf`` printed as numbers, raw control characters, single backslashes of Windows paths, bytes that
+are not UTF-8, and halves of surrogate pairs. A mended event is counted, never silently accepted.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from distprof.ingest.kineto.events import (
+    DECODE_LOOSE,
+    INVALID_NS,
+    NO_ARGUMENTS,
+    NO_COLLECTIVE,
+    NO_DURATION,
+    SOME_COLLECTIVE,
+    Arguments,
+    Complete,
+    Loose,
+    Metadata,
+    MetadataArguments,
+    text_to_ns,
+)
+from distprof.schema import ABSENT
+
+__all__ = [
+    "NO_STREAM",
+    "PermissiveEvents",
+    "as_int",
+    "as_stream",
+    "as_text",
+    "clean_text",
+    "decode_permissively",
+    "repair_event",
+]
+
+_NOT_A_NUMBER = re.compile(r"(?<=[:\[,\s])[-+]?(?:nan|inf|infinity)(?=\s*[,}\]])", re.IGNORECASE)
+
+_LONE_BACKSLASH = re.compile(r'\\(?:(["\\/bfnrt]|u[0-9a-fA-F]{4})|)')
+
+_CLOSES_KEY = re.compile(r"\s*:")
+
+_CLOSES_VALUE = re.compile(r'\s*(?:\}|,\s*"[^"\n]*"\s*:)')
+
+_CLOSES_ITEM = re.compile(r"\s*[\],]")
+
+_LONGEST = 1 << 20
+
+
+def repair_event(text: bytes) -> dict[str, Any] | None:
+    """The event that ``text`` was meant to be, or None.
+
+    Args:
+        text: What stands between two event boundaries.
+    """
+    if len(text) > _LONGEST:
+        return None
+    decoded = text.decode("utf-8", "replace")
+    for mend in (_as_is, _mend_numbers, _mend_quotes):
+        decoded = mend(decoded)
+        event = _load(decoded)
+        if event is not None:
+            return event
+    return None
+
+
+def clean_text(text: str) -> str:
+    """``text`` without halves of surrogate pairs, which no table can hold."""
+    return text.encode("utf-8", "replace").decode("utf-8") if not text.isascii() else text
+
+
+def _load(text: str) -> dict[str, Any] | None:
+    try:
+        event = json.loads(text, strict=False)
+    except (ValueError, RecursionError):
+        return None
+    return event if isinstance(event, dict) else None
+
+
+def _as_is(text: str) -> str:
+    return text
+
+
+def _mend_numbers(text: str) -> str:
+    return _LONE_BACKSLASH.sub(_keep_escape, _NOT_A_NUMBER.sub("null", text))
+
+
+def _keep_escape(match: re.Match[str]) -> str:
+    return match[0] if match[1] else "\\\\"
+
+
+def _mend_quotes(text: str) -> str:
+    """Escape quotes inside strings: a quote ends a string only where JSON can go on after it."""
+    out: list[str] = []
+    opened: list[str] = []
+    position = 0
+    expects_key = False
+    while position < len(text):
+        char = text[position]
+        if char == '"':
+            closes = _CLOSES_KEY if expects_key else _closing(opened)
+            end = _end_of_string(text, position + 1, closes)
+            out.append('"' + _escape_quotes(text[position + 1 : end]) + '"')
+            position = end + 1
+            continue
+        if char in "{[":
+            opened.append(char)
+        elif char in "}]" and opened:
+            opened.pop()
+        if char in "{,:[":
+            expects_key = char in "{," and bool(opened) and opened[-1] == "{"
+        out.append(char)
+        position += 1
+    return "".join(out)
+
+
+def _closing(opened: list[str]) -> re.Pattern[str]:
+    return _CLOSES_ITEM if opened and opened[-1] == "[" else _CLOSES_VALUE
+
+
+def _end_of_string(text: str, start: int, closes: re.Pattern[str]) -> int:
+    position = start
+    while (position := text.find('"', position)) >= 0:
+        backslashes = position - len(text[start:position].rstrip("\\")) - start
+        if backslashes % 2 == 0 and closes.match(text, position + 1):
+            return position
+        position += 1
+    return len(text)
+
+
+def _escape_quotes(inner: str) -> str:
+    return re.sub(r'(\\.)|"', lambda match: match[1] or '\\"', inner, flags=re.DOTALL)
+
+
+# Values ------------------------------------------------------------------------------------------
+
+_LARGEST = 2**63 - 1
+
+NO_STREAM = 2**32 - 1
+"""How an unsigned writer prints stream -1."""
+
+
+def as_int(value: Any) -> int:
+    """An int64; ABSENT for what is no decimal integer or does not fit."""
+    if isinstance(value, str):
+        try:
+            value = int(value) if len(value) < 20 else ABSENT
+        except ValueError:
+            return ABSENT
+    elif isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if not isinstance(value, int) or isinstance(value, bool):
+        return ABSENT
+    return value if -_LARGEST <= value <= _LARGEST else ABSENT
+
+
+def as_stream(value: Any) -> int:
+    """A stream number; ABSENT for 2**32 - 1, for pointers such as ``0x0`` and for text."""
+    stream = as_int(value)
+    return ABSENT if stream == NO_STREAM or stream < 0 else stream
+
+
+def as_text(value: Any) -> str:
+    """A string as it is, other values as compact JSON, empty for None."""
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return clean_text(value)
+    try:
+        return msgspec.json.encode(value).decode()
+    except (msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError):
+        return clean_text(str(value)[:1000])
+
+
+# Events of unusual types --------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class PermissiveEvents:
+    """What came of a list of event texts.
+
+    Args:
+        rows: Complete events, typed as the usual decoder types them.
+        start_ns: Exact start of each.
+        arguments: All arguments of each.
+        metadata: Process and thread names.
+        num_repaired: Texts that had to be mended.
+        num_quarantined: Texts given up.
+        num_unusual: Events that the usual decoder would not take, but which needed no mending.
+        first_fault: The first text that was mended or given up.
+    """
+
+    rows: list[Complete] = field(default_factory=list)
+    start_ns: list[int] = field(default_factory=list)
+    arguments: list[Mapping[str, Any]] = field(default_factory=list)
+    metadata: list[Metadata] = field(default_factory=list)
+    num_repaired: int = 0
+    num_quarantined: int = 0
+    num_unusual: int = 0
+    first_fault: bytes | None = None
+
+
+def decode_permissively(texts: Iterable[bytes]) -> PermissiveEvents:
+    """Decode each text by itself."""
+    events = PermissiveEvents()
+    for text in texts:
+        event = _decode(text)
+        if event is None:
+            event = _repaired(text)
+            events.first_fault = events.first_fault or text
+            events.num_repaired += event is not None
+        if event is None or not _add(events, event):
+            events.first_fault = events.first_fault or text
+            events.num_quarantined += 1
+    return events
+
+
+def _decode(text: bytes) -> Loose | None:
+    try:
+        return DECODE_LOOSE(text)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def _repaired(text: bytes) -> Loose | None:
+    fields = repair_event(text)
+    if fields is None:
+        return None
+    known: dict[str, Any] = {name: fields.get(name) for name in Loose.__struct_fields__}
+    known["ts"] = msgspec.Raw(as_text(known["ts"]).encode())
+    return Loose(**known)
+
+
+def _add(events: PermissiveEvents, event: Loose) -> bool:
+    """Enter an event; False when it is not an event at all."""
+    if not isinstance(event.ph, str) or not event.ph:
+        return False
+    if event.ph == "M":
+        events.metadata.append(_metadata(event))
+    elif event.ph == "X":
+        start_ns = _start(event.ts)
+        if start_ns == INVALID_NS:
+            return False
+        row = _complete(event)
+        events.rows.append(row)
+        events.start_ns.append(start_ns)
+        events.arguments.append(event.args if isinstance(event.args, dict) else {})
+        events.num_unusual += _is_unusual(event)
+    return True
+
+
+def _complete(event: Loose) -> Complete:
+    return Complete(
+        name=as_text(event.name),
+        ts=0.0,
+        cat=as_text(event.cat),
+        pid=_identity(event.pid),
+        tid=_identity(event.tid),
+        dur=_duration(event.dur),
+        args=_arguments(event.args),
+    )
+
+
+def _arguments(args: Any) -> Arguments:
+    if not isinstance(args, dict):
+        return NO_ARGUMENTS
+    collective = args.get("Collective name")
+    return Arguments(
+        stream=as_stream(args.get("stream")),
+        correlation=as_int(args.get("correlation")),
+        device=as_int(args.get("device")),
+        bytes=as_int(args.get("bytes")),
+        collective=NO_COLLECTIVE if collective is None else SOME_COLLECTIVE,
+    )
+
+
+def _metadata(event: Loose) -> Metadata:
+    name = event.args.get("name") if isinstance(event.args, dict) else None
+    return Metadata(
+        name=as_text(event.name),
+        pid=_identity(event.pid),
+        tid=_identity(event.tid),
+        args=MetadataArguments(name=None if name is None else as_text(name)),
+    )
+
+
+def _is_unusual(event: Loose) -> bool:
+    """Whether the usual decoder refuses this event's types (an estimate that may be too high)."""
+    try:
+        msgspec.convert(
+            {"name": event.name, "cat": event.cat, "pid": event.pid, "tid": event.tid}
+            | {"args": event.args or {}, "dur": event.dur, "ts": 0.0},
+            Complete,
+        )
+    except msgspec.ValidationError:
+        return True
+    return bytes(event.ts).startswith(b'"')
+
+
+def _start(ts: msgspec.Raw) -> int:
+    text = bytes(ts).strip(b' "')
+    return text_to_ns(text.decode("ascii", "replace")) if len(text) < 64 else int(INVALID_NS)
+
+
+def _duration(value: Any) -> float:
+    try:
+        return float(value) if not isinstance(value, bool) else NO_DURATION
+    except (TypeError, ValueError, OverflowError):
+        return NO_DURATION
+
+
+def _identity(value: Any) -> int | str:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    return clean_text(as_text(value))

@@ -1,0 +1,358 @@
+"""From what processes said, text by text, to one :class:`~distprof.run.logs.NcclLog`."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+
+from distprof.ingest.nccl.communicators import Communicators
+from distprof.ingest.nccl.lines import Said, Splitter
+from distprof.ingest.nccl.messages import (
+    CUT,
+    KNOWN,
+    UNKNOWN,
+    Call,
+    Cards,
+    Choice,
+    Connection,
+    Event,
+    Marker,
+    Network,
+    PathTypes,
+    Setting,
+    Version,
+    parse,
+)
+from distprof.run.logs import NcclCard, NcclChoice, NcclLog, NcclProcess, NcclWarning
+
+__all__ = ["Assembler"]
+
+MAX_PROCESSES = 1 << 17
+MAX_VALUES = 1 << 12
+"""Different settings, warnings, choices and networks that are kept; further ones are counted."""
+
+_MAX_CACHED = 1 << 17
+_MAX_CACHED_BYTES = 400
+_MAX_UNKNOWN = 50
+_MAX_HEADS = 1 << 16
+_MAX_BAGGED = 1 << 18
+_MAX_TEXT = 300
+_NAME = re.compile(rb"\w{1,60}")
+_DIGITS = re.compile(r"0x[0-9a-f]+|\d+")
+_HARMLESS = re.compile(
+    r"\[Service thread\]|\[Proxy Service \d+\] Failed to execute operation Close|MSCCL\+\+: Cannot"
+)
+_FALLBACK = re.compile(
+    r"(?i)SHARP coll init|using (?:point-to-point|internal)|cannot initialize CollNet|falling back"
+    r"|fallback"
+)
+
+
+class Assembler:
+    """Takes texts in order and keeps what they tell, within bounds."""
+
+    def __init__(self) -> None:
+        self._processes: dict[tuple[bytes, int], int] = {}
+        self._told_ranks: dict[int, int] = {}
+        self._cache: dict[bytes, Event] = {}
+        self._communicators = Communicators()
+        self._heads: dict[bytes, int] = {}
+        self._names: list[tuple[bytes, int]] = []
+        self._odd = Splitter()
+        self._bags: dict[int, defaultdict[bytes, int]] = {}
+        self._num_bagged = 0
+        self._versions: dict[str, set[int]] = {}
+        self._settings: dict[str, dict[str, set[int]]] = {}
+        self._cards: dict[tuple[int, str], tuple[tuple[int, str, str], ...]] = {}
+        self._missing: dict[str, set[int]] = {}
+        self._networks: dict[str, set[int]] = {}
+        self._links: Counter[str] = Counter()
+        self._choices: Counter[tuple[str, int | None, str, str]] = Counter()
+        self._warnings: dict[str, tuple[str, Counter[int]]] = {}
+        self._counts: Counter[str] = Counter()
+        self._unknown: dict[str, None] = {}
+
+    def take_lines(self, lines: list[bytes], splitter: Splitter, rank: int | None) -> None:
+        """Lines of a file in order.
+
+        Nearly all lines of a large log are clean lines on channels and calls. These are only
+        counted here by what they say, and understood once for all that are alike.
+
+        Args:
+            lines: Without their ends.
+            splitter: That of the file.
+            rank: Global rank whose file it is, None where the file does not tell.
+        """
+        heads, bags = self._heads, self._bags
+        calls: dict[bytes, int] = {}
+        number = 0
+        for line in lines:
+            parts = line.split(b" NCCL INFO ")
+            if len(parts) != 2:
+                if b"CCL " in line:
+                    self._take_line(line, splitter, rank)
+                continue
+            head, text = parts
+            process = heads.get(head)
+            if process is None:
+                process = heads.get(head[head.rfind(b" ", 0, head.rfind(b" ")) + 1 :])
+            if process is None:
+                self._take_line(line, splitter, rank)
+                continue
+            if text[:8] == b"Channel ":
+                at = text.find(b" : ")
+                if at >= 0 and b" -> " in text:  # else a ring, or cut off
+                    bags[process][text[at:]] += 1
+                    number += 1
+                    continue
+            elif b": opCount " in text and b"NCCL " not in text:
+                name = text[: text.find(b":")]
+                calls[name] = calls.get(name, 0) + 1
+                continue
+            if b"CCL " in text or b"\x1b" in line:
+                self._take_line(line, splitter, rank)
+            else:  # of a process that is known, and nothing else on the line
+                self.take((self._names[process], b"INFO", text.strip()), rank)
+        self._count_calls(calls)
+        self._num_bagged += number
+        if self._num_bagged > _MAX_BAGGED:
+            self._empty_all()
+
+    def _take_line(self, line: bytes, splitter: Splitter, rank: int | None) -> None:
+        """A line in full; remembers what clean lines of the same process begin with."""
+        told = list(splitter.split(line))
+        for said in told:
+            self.take(said, rank)
+        if len(told) != 1 or told[0][0] is None or b"\x1b" in line:
+            return
+        head, mark, _ = line.partition(b" NCCL INFO ")
+        process = self._processes.get(told[0][0])
+        if mark and process is not None and len(head) < _MAX_CACHED_BYTES:
+            if len(self._heads) > _MAX_HEADS:
+                self._heads.clear()
+            self._heads[head[head.rfind(b" ", 0, head.rfind(b" ")) + 1 :]] = process
+            self._bags.setdefault(process, defaultdict(int))
+
+    def _count_calls(self, calls: dict[bytes, int]) -> None:
+        for name, number in calls.items():
+            self._counts["info"] += number
+            if _NAME.fullmatch(name):
+                self._choose((_text(name), None, "", ""), number)
+            else:
+                self._counts["cut"] += number
+
+    def _empty_all(self) -> None:
+        for process in self._bags:
+            self._empty(process)
+        self._num_bagged = 0
+
+    def _empty(self, process: int) -> None:
+        """Understand the channels of a process that were only counted."""
+        bag, self._bags[process] = self._bags[process], defaultdict(int)
+        for what, number in bag.items():
+            text = b"Channel 0/0" + what
+            if b"NCCL " in text or b"\x1b" in text:
+                self._take_odd(process, text, number)
+                continue
+            event = self._cache.get(text) or self._parse(text)
+            self._counts["info"] += number
+            if type(event) is Connection:
+                self._communicators.connect(process, event, number)
+            elif event is not KNOWN:
+                self._count_unknown(event, text, number)
+
+    def _take_odd(self, process: int, text: bytes, number: int) -> None:
+        """A channel's text with colours in it, or with a warning or version glued to it."""
+        host, pid = self._names[process]
+        line = b"%s:%d:0 [0] NCCL INFO %s" % (host, pid, text)
+        for said in list(self._odd.split(line)):
+            for _ in range(number):
+                self.take(said, None)
+
+    def take(self, said: Said, rank: int | None) -> None:
+        """One text.
+
+        Args:
+            said: As :class:`~distprof.ingest.nccl.lines.Splitter` yields it.
+            rank: Global rank whose file it is, None where the file does not tell.
+        """
+        who, level, text = said
+        process = self._process(who, rank) if who else -1
+        if self._bags.get(process):
+            self._empty(process)
+        if level == b"WARN":
+            self._counts["warn"] += 1
+            self._warn(process, text)
+            return
+        if level == b"INFO":
+            self._counts["info"] += 1
+        elif level != b"" and level != b"version":
+            return
+        event = self._cache.get(text)
+        if event is None:
+            event = self._parse(text)
+        if type(event) is Connection:
+            self._communicators.connect(process, event)
+        elif not isinstance(event, Marker):
+            self._keep(process, event)
+        elif event is UNKNOWN or event is CUT:
+            self._count_unknown(event, text, int(level == b"INFO"))
+
+    def result(
+        self, files: tuple[str, ...], counts: Mapping[str, int], notes: list[str]
+    ) -> NcclLog:
+        """Everything, once all texts were taken.
+
+        Args:
+            files: Files read.
+            counts: ``lines`` and ``bytes`` read.
+            notes: What was damaged.
+        """
+        self._empty_all()
+        communicators, edges = self._communicators.result()
+        ranks = {**self._communicators.world_ranks(communicators), **self._told_ranks}
+        if left := self._counts["left"] + self._communicators.num_left:
+            notes = [*notes, f"{left:,} texts beyond what is kept in memory are left out."]
+        return NcclLog(
+            files=files,
+            processes=tuple(
+                NcclProcess(host=_text(host), pid=pid, rank=ranks.get(index))
+                for (host, pid), index in self._processes.items()
+            ),
+            versions=_sorted(self._versions),
+            settings={name: _sorted(values) for name, values in sorted(self._settings.items())},
+            communicators=communicators,
+            edges=edges,
+            cards=self._all_cards(),
+            missing_networks=_sorted(self._missing),
+            networks=_sorted(self._networks),
+            links=tuple(sorted(self._links)),
+            choices=tuple(
+                NcclChoice(
+                    operation=name, num_bytes=size, algorithm=how, protocol=protocol, num_calls=n
+                )
+                for (name, size, how, protocol), n in self._choices.items()
+            ),
+            warnings=tuple(self._all_warnings()),
+            num_lines=counts["lines"],
+            num_bytes=counts["bytes"],
+            num_info=self._counts["info"],
+            num_warn=self._counts["warn"],
+            num_unknown=self._counts["unknown"],
+            num_cut=self._counts["cut"],
+            unknown=tuple(self._unknown),
+            notes=tuple(notes),
+        )
+
+    def _process(self, who: tuple[bytes, int], rank: int | None) -> int:
+        index = self._processes.get(who)
+        if index is None:
+            if len(self._processes) >= MAX_PROCESSES:
+                self._counts["left"] += 1
+                return -1
+            index = self._processes[who] = len(self._processes)
+            self._names.append(who)
+            self._odd.know(*who)
+        if rank is not None:
+            self._told_ranks[index] = rank
+        return index
+
+    def _parse(self, text: bytes) -> Event:
+        event = parse(text.decode("utf-8", "replace"))
+        if len(text) <= _MAX_CACHED_BYTES:
+            if len(self._cache) >= _MAX_CACHED:
+                self._cache.clear()
+            self._cache[text] = event
+        return event
+
+    def _keep(self, process: int, event: Event) -> None:
+        match event:
+            case Call(operation=name):
+                self._choose((name, None, "", ""))
+            case Choice():
+                self._choose((event.operation, event.num_bytes, event.algorithm, event.protocol))
+            case Version(text=text):
+                self._note(self._versions, text, process)
+            case Setting(name=name, value=value):
+                if name in self._settings or len(self._settings) < MAX_VALUES:
+                    self._note(self._settings.setdefault(name, {}), value, process)
+            case Network(name=name):
+                self._note(self._networks, name, process)
+            case Cards(network=network, cards=()):
+                self._note(self._missing, network, process)
+            case Cards(network=network, cards=cards):
+                self._cards[process, network] = cards
+            case PathTypes(inside=inside) if len(self._links) < MAX_VALUES:
+                self._links[inside] += 1
+            case _:
+                self._communicators.keep(process, event)
+
+    def _note(self, values: dict[str, set[int]], value: str, process: int) -> None:
+        if value not in values and len(values) >= MAX_VALUES:
+            self._counts["left"] += 1
+            return
+        values.setdefault(value, set()).add(process)
+
+    def _choose(self, key: tuple[str, int | None, str, str], number: int = 1) -> None:
+        if key in self._choices or len(self._choices) < MAX_VALUES:
+            self._choices[key] += number
+        else:
+            self._counts["left"] += number
+
+    def _warn(self, process: int, raw: bytes) -> None:
+        text = _text(raw)
+        key = _DIGITS.sub("0", text)
+        if key not in self._warnings:
+            if len(self._warnings) >= MAX_VALUES:
+                self._counts["left"] += 1
+                return
+            self._warnings[key] = (text, Counter())
+        self._warnings[key][1][process] += 1
+
+    def _count_unknown(self, event: Event, text: bytes, number: int) -> None:
+        if not number:  # a word of some program that is no version of NCCL
+            return
+        self._counts["cut" if event is CUT else "unknown"] += number
+        if event is not CUT and len(self._unknown) < _MAX_UNKNOWN:
+            self._unknown[_text(text)] = None
+
+    def _all_cards(self) -> tuple[NcclCard, ...]:
+        """Cards once for each host."""
+        hosts = [_text(host) for host, _ in self._processes]
+        found = {
+            (hosts[process] if process >= 0 else "", network, *card): None
+            for (process, network), cards in self._cards.items()
+            for card in cards
+        }
+        return tuple(
+            NcclCard(host=host, network=network, index=index, name=name, link=link)
+            for host, network, index, name, link in sorted(found)
+        )
+
+    def _all_warnings(self) -> list[NcclWarning]:
+        return [
+            NcclWarning(
+                text=text,
+                about=_about(text),
+                num_lines=sum(who.values()),
+                processes=tuple(sorted(p for p in who if p >= 0)),
+            )
+            for text, who in sorted(
+                self._warnings.values(), key=lambda kept: (-sum(kept[1].values()), kept[0])
+            )
+        ]
+
+
+def _about(text: str) -> str:
+    if _HARMLESS.search(text):
+        return "teardown" if "MSCCL" not in text else "fallback"
+    return "fallback" if _FALLBACK.search(text) else "problem"
+
+
+def _sorted(values: Mapping[str, set[int]]) -> dict[str, tuple[int, ...]]:
+    return {value: tuple(sorted(p for p in who if p >= 0)) for value, who in sorted(values.items())}
+
+
+def _text(raw: bytes) -> str:
+    return raw[:_MAX_TEXT].decode("utf-8", "replace")

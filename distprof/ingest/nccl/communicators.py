@@ -1,0 +1,316 @@
+"""Which ranks are in which communicator, and how they are connected.
+
+From 2.17 on every line of initialisation names the communicator's id. Before, a process prints a
+pointer of its own, after the connections were made: members are then gathered by size, and where
+there are several communicators of a size nobody can say whose members are whose.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+from distprof.ingest.nccl.messages import (
+    Channels,
+    Connection,
+    Event,
+    Initialised,
+    Nodes,
+    Ring,
+    Timing,
+    Trees,
+)
+from distprof.run.logs import NcclCommunicator, NcclEdge, NcclMember
+
+__all__ = ["Communicators"]
+
+MAX_EDGES = 1 << 20
+MAX_COMMUNICATORS = 1 << 17
+MAX_MEMBERS = 1 << 20
+MAX_PLACES = 1 << 22
+"""Ranks in rings and trees."""
+
+_NO_ONE = -1
+
+
+@dataclass(slots=True)
+class _Open:
+    """A communicator while the log is read."""
+
+    identity: str
+    num_ranks: int
+    members: dict[int, NcclMember] = field(default_factory=dict)
+    init_ns: int | None = None
+    channels: Channels | None = None
+    num_nodes: int | None = None
+    rings: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    trees: dict[int, dict[int, int]] = field(default_factory=lambda: defaultdict(dict))
+
+
+@dataclass(slots=True)
+class _Writer:
+    """What one process has said that belongs to a communicator that it has not named yet."""
+
+    current: int | None = None
+    ranks: dict[int, int] = field(default_factory=dict)  # communicator to own rank, latest last
+    pointers: dict[str, int] = field(default_factory=dict)
+    edges: dict[Connection, int] = field(default_factory=dict)
+    events: list[Event] = field(default_factory=list)
+
+
+class Communicators:
+    """Takes what is said of communicators, in order."""
+
+    def __init__(self) -> None:
+        self.num_left = 0
+        self._all: list[_Open] = []
+        self._by_identity: dict[tuple[str, int], int] = {}
+        self._by_size: dict[int, list[int]] = defaultdict(list)
+        self._first_free: dict[tuple[int, int], int] = {}
+        self._writers: dict[int, _Writer] = defaultdict(_Writer)
+        self._edges: dict[tuple[int | None, int, Connection], int] = defaultdict(int)
+        self._alike: dict[int, bool] = {}
+        self._num_waiting = 0
+        self._num_members = 0
+        self._num_places = 0
+
+    def connect(self, process: int, event: Connection, number: int = 1) -> None:
+        """Channels between two ranks.
+
+        Args:
+            process: Index of the process that says so.
+            event: One of the channels.
+            number: How many there are.
+        """
+        writer = self._writers[process]
+        if writer.current is not None and not event.pointer:
+            self._count_edge(self._fitting(writer, event), process, event, number)
+        elif event.pointer in writer.pointers:
+            self._count_edge(writer.pointers[event.pointer], process, event, number)
+        elif event in writer.edges:
+            writer.edges[event] += number
+        elif self._num_waiting < MAX_EDGES:
+            self._num_waiting += 1
+            writer.edges[event] = number
+        else:
+            self.num_left += number
+
+    def keep(self, process: int, event: Event) -> None:
+        """Anything else that is said of a communicator."""
+        writer = self._writers[process]
+        if isinstance(event, Initialised):
+            self._initialised(process, writer, event)
+        elif isinstance(event, Nodes):
+            self._describe(writer.pointers.get(event.pointer, writer.current), event)
+        elif isinstance(event, Timing):
+            self._describe(self._of_timing(writer, event), event)
+        elif writer.current is not None:
+            self._describe(writer.current, event)
+        elif len(writer.events) < 1000:
+            writer.events.append(event)
+
+    def result(self) -> tuple[tuple[NcclCommunicator, ...], tuple[NcclEdge, ...]]:
+        """Communicators in order of appearance, and their connections."""
+        for process, writer in self._writers.items():
+            self._flush(process, writer, None)
+        made = tuple(self._made(index, one) for index, one in enumerate(self._all))
+        edges = (
+            NcclEdge(
+                communicator=index,
+                process=None if process == _NO_ONE else process,
+                source=event.source,
+                target=event.target,
+                transport=event.transport,
+                has_gdr=event.has_gdr,
+                card=event.card,
+                direction=event.direction,
+                num_lines=number,
+            )
+            for (index, process, event), number in self._edges.items()
+        )
+        return made, tuple(edges)
+
+    def world_ranks(self, made: tuple[NcclCommunicator, ...]) -> dict[int, int]:
+        """Process to its rank in the largest communicator, where there is only one such rank."""
+        largest = max((one.num_ranks for one in made), default=0)
+        holders: dict[int, set[int]] = defaultdict(set)
+        for one in made:
+            for member in one.members if one.num_ranks == largest else ():
+                holders[member.rank].add(member.process)
+        told: dict[int, set[int]] = defaultdict(set)
+        for rank, processes in holders.items():
+            for process in processes:
+                told[process].add(rank if len(processes) == 1 else _NO_ONE)
+        return {
+            process: next(iter(ranks))
+            for process, ranks in told.items()
+            if len(ranks) == 1 and _NO_ONE not in ranks and process >= 0
+        }
+
+    def _initialised(self, process: int, writer: _Writer, event: Initialised) -> None:
+        index = writer.pointers.get(event.pointer)
+        if event.what in ("Destroy COMPLETE", "Abort COMPLETE"):
+            writer.pointers.pop(event.pointer, None)
+            return
+        if index is None or self._all[index].num_ranks != event.num_ranks:
+            index = self._place(process, event)
+        if index is None:
+            self.num_left += 1
+            return
+        one = self._all[index]
+        before = one.members.get(event.rank)
+        is_complete = event.what == "Init COMPLETE" or bool(before and before.is_complete)
+        self._num_members += before is None
+        one.members[event.rank] = NcclMember(
+            rank=event.rank,
+            process=process,
+            device=event.device,
+            bus_id=event.bus_id,
+            is_complete=is_complete,
+        )
+        writer.pointers[event.pointer] = index
+        writer.ranks.pop(index, None)
+        writer.ranks[index] = event.rank
+        self._flush(process, writer, index)
+        # Without an id nothing announces the next communicator: what follows waits for its name.
+        writer.current = index if event.identity else None
+
+    def _place(self, process: int, event: Initialised) -> int | None:
+        """The communicator that a process speaks of, a new one if need be."""
+        if event.identity:
+            key = (event.identity, event.num_ranks)
+            if key not in self._by_identity:
+                self._by_identity[key] = len(self._all)
+                return self._new(event)
+            index = self._by_identity[key]
+            holder = self._all[index].members.get(event.rank)
+            if holder is None or holder.process == process:
+                return index
+            self._by_identity[key] = len(self._all)  # another run, by chance of the same id
+            return self._new(event)
+        return self._place_by_size(event)
+
+    def _place_by_size(self, event: Initialised) -> int | None:
+        """The first communicator of that size in which the rank is free."""
+        same = self._by_size[event.num_ranks]
+        position = self._first_free.get((event.num_ranks, event.rank), 0)
+        self._first_free[event.num_ranks, event.rank] = position + 1
+        if position < len(same):
+            return same[position]
+        index = self._new(event)
+        if index is not None:
+            same.append(index)
+        return index
+
+    def _new(self, event: Initialised) -> int | None:
+        if len(self._all) >= MAX_COMMUNICATORS or self._num_members >= MAX_MEMBERS:
+            return None
+        self._all.append(_Open(event.identity, event.num_ranks))
+        return len(self._all) - 1
+
+    def _flush(self, process: int, writer: _Writer, index: int | None) -> None:
+        """Give what waited for a name to the communicator that was named."""
+        for event, number in writer.edges.items():
+            self._count_edge(self._fitting(writer, event, index), process, event, number)
+        self._num_waiting -= len(writer.edges)
+        writer.edges.clear()
+        for waiting in writer.events:
+            self._describe(index, waiting)
+        writer.events.clear()
+
+    def _fitting(self, writer: _Writer, event: Connection, named: int | None = None) -> int | None:
+        """The latest communicator in which the writer's own rank is an end of the connection."""
+        if event.pointer:
+            return writer.pointers.get(event.pointer)
+        candidates = [named] if named is not None else [*reversed(writer.ranks)][:64]
+        for index in candidates:
+            ends = {event.source, event.target} - {None}
+            own, size = writer.ranks.get(index), self._all[index].num_ranks
+            if own in ends and max(end for end in ends if end is not None) < size:
+                return index
+        return None
+
+    def _count_edge(
+        self, index: int | None, process: int, event: Connection, number: int = 1
+    ) -> None:
+        key = (index, process, event)
+        if key in self._edges or len(self._edges) < MAX_EDGES:
+            self._edges[key] += number
+        else:
+            self.num_left += number
+
+    def _of_timing(self, writer: _Writer, event: Timing) -> int | None:
+        for index in reversed(writer.ranks):
+            if (writer.ranks[index], self._all[index].num_ranks) == (event.rank, event.num_ranks):
+                return index
+        return None
+
+    def _describe(self, index: int | None, event: Event) -> None:
+        if index is None:
+            return
+        one = self._all[index]
+        match event:
+            case Timing(total_ns=total_ns):
+                one.init_ns = max(one.init_ns or 0, total_ns)
+            case Channels():
+                one.channels = event
+            case Nodes(num_nodes=num_nodes):
+                one.num_nodes = num_nodes
+            case Ring(channel=channel, ranks=ranks) if self._has_room(len(ranks)):
+                one.rings[channel] = ranks
+            case Trees(places=places) if self._has_room(len(places)):
+                for channel, rank, above in places:
+                    one.trees[channel][rank] = above
+
+    def _has_room(self, number: int) -> bool:
+        self._num_places += number
+        if self._num_places <= MAX_PLACES:
+            return True
+        self.num_left += 1
+        return False
+
+    def _made(self, index: int, one: _Open) -> NcclCommunicator:
+        everyone = set(range(one.num_ranks)) if one.rings and one.num_ranks < MAX_MEMBERS else set()
+        rings = [one.rings[c] for c in sorted(one.rings) if set(one.rings[c]) == everyone]
+        depths = (_depth(above, one.num_ranks) for _, above in sorted(one.trees.items()))
+        return NcclCommunicator(
+            name=one.identity or str(index),
+            num_ranks=one.num_ranks,
+            members=tuple(member for _, member in sorted(one.members.items())),
+            is_certain=bool(one.identity) or self._are_alike(one.num_ranks),
+            init_ns=one.init_ns,
+            num_channels=one.channels.collective if one.channels else None,
+            num_nvls_channels=one.channels.nvls if one.channels else None,
+            rings=tuple(rings),
+            tree_depths=tuple(depth for depth in depths if depth is not None),
+            num_nodes=one.num_nodes,
+        )
+
+    def _are_alike(self, num_ranks: int) -> bool:
+        """Whether all communicators of a size that have no id have the same members."""
+        if num_ranks not in self._alike:
+            first, *others = [self._all[index] for index in self._by_size[num_ranks]]
+            members = {rank: member.process for rank, member in first.members.items()}
+            self._alike[num_ranks] = all(
+                members.get(rank) == member.process
+                for other in others
+                for rank, member in other.members.items()
+            )
+        return self._alike[num_ranks]
+
+
+def _depth(above: dict[int, int], num_ranks: int) -> int | None:
+    """Steps from the root of a tree to its farthest rank; None where it is not complete."""
+    if len(above) != num_ranks or sum(up == _NO_ONE for up in above.values()) != 1:
+        return None
+    depth: dict[int, int] = {_NO_ONE: -1}
+    for rank in above:
+        path = []
+        while rank not in depth:
+            path.append(rank)
+            if len(path) > num_ranks or rank not in above:
+                return None
+            rank = above[rank]
+        first = depth[rank] + 1
+        depth.update({passed: first + i for i, passed in enumerate(reversed(path))})
+    return max(depth.values())

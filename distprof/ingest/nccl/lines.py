@@ -1,0 +1,169 @@
+"""Lines of a terminal or a file to what each process said, however they were mixed.
+
+NCCL writes ``host:pid:tid [device] NCCL INFO text`` (``… file.cc:12 NCCL WARN text``). Launchers
+put their own words before it, and where ranks write to one pipe a line may hold several of these.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import BinaryIO
+
+from distprof.ingest.files import read_some
+
+__all__ = ["Lines", "Said", "Splitter"]
+
+BLOCK_BYTES = 1 << 20
+MAX_LINE_BYTES = 1 << 16
+MAX_BYTES = 1 << 38
+"""Unpacked; a small file of gzip can hold more than a day's work."""
+
+_MAX_CACHED = 1 << 16
+_MAX_HEADER = 600
+_MARK = re.compile(
+    rb"NCCL (INFO|WARN|TRACE|ABORT)\b ?|(?<!INFO )(?<![A-Za-z_])(?:NCCL|RCCL) (version) "
+    rb"|(?<=\d)NCCL (version) "
+)
+_HOST = re.compile(rb"[A-Za-z0-9_][\w.\-]*$")
+_ESCAPES = re.compile(
+    rb"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]{0,500}(?:\x07|\x1b\\)|[@-Z\\-_])"
+)
+
+Said = tuple[tuple[bytes, int] | None, bytes, bytes]
+"""Process (host and id; None where the line names none), level (empty for a version), text."""
+
+
+@dataclass(slots=True)
+class Lines:
+    """Lines of a stream with bounded memory; ends of lines are LF, CR LF or CR.
+
+    Args:
+        stream: Where bytes come from.
+    """
+
+    stream: BinaryIO
+    num_lines: int = 0
+    num_bytes: int = 0
+    num_shortened: int = 0
+    damage: str = ""
+
+    def __iter__(self) -> Iterator[list[bytes]]:
+        """Lines by the block; blocks without a word of NCCL are only counted."""
+        rest = b""
+        is_shortened = False  # the line that goes on was too long, and its end is skipped
+        for block in self._blocks():
+            lines = block.split(b"\n")
+            self.num_lines += len(lines) - 1
+            if is_shortened and len(lines) == 1:
+                continue
+            if is_shortened:
+                del lines[0]
+                is_shortened = False
+            else:
+                lines[0] = rest + lines[0]
+            rest = lines.pop()
+            if len(rest) > MAX_LINE_BYTES:
+                lines.append(rest)
+                rest, is_shortened = b"", True
+            if b"CCL " in block or (lines and b"CCL " in lines[0]):
+                yield self._cut(lines)
+        if rest:
+            self.num_lines += 1
+            yield [rest]
+
+    def _cut(self, lines: list[bytes]) -> list[bytes]:
+        """The lines, those that are too long without their end."""
+        if max(map(len, lines), default=0) > MAX_LINE_BYTES:
+            self.num_shortened += sum(len(line) > MAX_LINE_BYTES for line in lines)
+            return [line[:MAX_LINE_BYTES] for line in lines]
+        return lines
+
+    def _blocks(self) -> Iterator[bytes]:
+        """Blocks of bytes with LF as the only end of lines."""
+        held = b""
+        while self.num_bytes <= MAX_BYTES:
+            block, damage = read_some(self.stream, BLOCK_BYTES)
+            self.damage = damage
+            if not block:
+                return
+            self.num_bytes += len(block)
+            if b"\r" in block or held:
+                block = held + block
+                held = block[-1:] if block.endswith(b"\r") else b""
+                block = block[: len(block) - len(held)]
+                block = block.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+            yield block
+            if damage:
+                return
+        self.damage = f"it has more than {MAX_BYTES:,} bytes"
+
+
+class Splitter:
+    """Takes lines apart into what processes said; learns names of hosts from clean lines."""
+
+    def __init__(self) -> None:
+        self._hosts: dict[int, bytes] = {}  # of each process id: the name that was seen first
+        self._cache: dict[bytes, tuple[tuple[bytes, int] | None, int]] = {}
+
+    def know(self, host: bytes, pid: int) -> None:
+        """Learn the host of a process."""
+        self._hosts[pid] = host
+
+    def split(self, line: bytes) -> Iterator[Said]:
+        """What processes said in one line, in order.
+
+        Args:
+            line: Without its end.
+        """
+        if b"\x1b" in line:
+            line = _ESCAPES.sub(b"", line)
+        process: tuple[bytes, int] | None = None
+        level, begin, end = b"", -1, 0
+        for mark in _MARK.finditer(line):
+            start = mark.start()
+            before, header = self._process(line[max(end, start - _MAX_HEADER) : start])
+            if begin >= 0:
+                yield process, level, line[begin : start - header].strip()
+            process, level = before, mark[1] or b""
+            begin, end = (mark.end() if level else start), mark.end()
+        if begin >= 0:
+            yield process, level, line[begin:].strip()
+
+    def _process(self, before: bytes) -> tuple[tuple[bytes, int] | None, int]:
+        """The process named at the end of what comes before a mark, and how long its header is."""
+        found = self._cache.get(before)
+        if found is None:
+            if len(self._cache) > _MAX_CACHED:
+                self._cache.clear()
+            found = self._cache[before] = self._parse(before)
+        return found
+
+    def _parse(self, before: bytes) -> tuple[tuple[bytes, int] | None, int]:
+        text = before.rstrip()
+        if not text.endswith(b"]"):  # a warning's place in the source lies between
+            text = text.rpartition(b" ")[0].rstrip()
+        head, _, device = text.rpartition(b"[")
+        words = head.split()
+        if not (device.endswith(b"]") and words):
+            return None, 0
+        parts = words[-1].rsplit(b":", 3)[-3:]
+        if len(parts) < 3 or not (parts[1].isdigit() and parts[2].isdigit()):
+            return None, 0
+        name = _HOST.search(parts[0])
+        if name is None or len(parts[1]) > 10:
+            return None, 0
+        pid = int(parts[1])
+        host = self._known(name[0], pid)
+        start = before.rfind(b":".join((host, parts[1], parts[2])))
+        return (host, pid), len(before) - max(start, 0)
+
+    def _known(self, name: bytes, pid: int) -> bytes:
+        """The host without what another process wrote right before it."""
+        first = self._hosts.setdefault(pid, name)
+        if name.endswith(first):
+            return first
+        if first.endswith(name):  # the first was glued to something
+            self._hosts[pid] = name
+        return name

@@ -1,0 +1,312 @@
+"""How cells of sensor files become numbers, and where readers put them, in bounded memory.
+
+Cells hold units, words for what is not known, reasons of throttling, bus ids, and times.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from array import array
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distprof.artefacts.throttling import throttle_reasons
+from distprof.run.logs import Clock, DeviceEvent, DeviceLinks, DeviceLog, DeviceSeries
+from distprof.run.records import NO_THROTTLING, TELEMETRY
+from distprof.schema import ABSENT, Coded, Table
+from distprof.units import NS_PER_S
+
+__all__ = [
+    "LAST_NS",
+    "Collector",
+    "Identity",
+    "Samples",
+    "bus_id",
+    "mask_of",
+    "number",
+    "reasons_of",
+    "time_of",
+    "whole",
+]
+
+MAX_VALUE = float(1 << 53)
+"""Larger numbers are no measurements, and floats would round them."""
+
+LAST_NS = 1 << 62
+"""Later times (of the year 2116) are none, and sums of two would not fit."""
+
+_NUMBER = re.compile(r"\s*([+-]?\d{1,20}(?:\.\d{0,12})?(?:[eE][+-]?\d{1,2})?)\s*(\S{0,6})")
+
+_BUS_ID = re.compile(
+    r"(?:([0-9a-fA-F]{4,8}):)?([0-9a-fA-F]{2}):([0-9a-fA-F]{2})(?:\.([0-7]))?(?![0-9a-fA-F:])"
+)
+
+_SCALES = {
+    "KiB": 1024.0,
+    "MiB": 1024.0**2,
+    "GiB": 1024.0**3,
+    "kW": 1e3,
+    "mW": 1e-3,
+    "GHz": 1e3,
+}
+
+_SLASHED = re.compile(r"(\d{4})/(\d\d)/(\d\d) (\d\d:\d\d:\d\d(?:\.\d{1,6})?)(.*)")
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def number(cell: str) -> float | None:
+    """The number of a cell such as ``77.71 W``, in W, MHz, bytes, or as it stands.
+
+    Returns:
+        None for ``[N/A]``, ``[Not Supported]``, ``-``, and whatever else is no number that a
+        sensor can give.
+    """
+    match = _NUMBER.match(cell)
+    if match is None:
+        return None
+    value = float(match[1]) * _SCALES.get(match[2], 1.0)
+    return value if math.isfinite(value) and abs(value) < MAX_VALUE else None
+
+
+def whole(cell: str) -> int | None:
+    """The number of a cell as a whole one that is not negative; None where it is none."""
+    value = number(cell)
+    return int(value) if value is not None and value >= 0 and value == int(value) else None
+
+
+def mask_of(cell: str) -> int | None:
+    """Bits such as ``0x0000000000000004`` or ``4``."""
+    text = cell.strip()
+    try:
+        bits = int(text, 16 if text[:2].lower() == "0x" else 10) if len(text) <= 20 else -1
+    except ValueError:
+        return None
+    return bits if 0 <= bits < 1 << 64 else None
+
+
+@lru_cache(maxsize=1024)
+def reasons_of(bits: int) -> str:
+    """Names of the reasons that slow a device down, joined by commas."""
+    return ",".join(throttle_reasons(bits)) or NO_THROTTLING
+
+
+@lru_cache(maxsize=4096)
+def bus_id(text: str) -> str:
+    """A PCI bus id in one spelling, ``00000000:9b:00.0``; empty where the text has none.
+
+    The kernel writes ``PCI:0000:9b:00``, nvidia-smi ``00000000:9B:00.0``, NCCL ``9b000``.
+    """
+    if re.fullmatch(r"[0-9a-fA-F]{4,11}", text):
+        bits = int(text, 16)
+        return f"{bits >> 20:08x}:{bits >> 12 & 255:02x}:{bits >> 4 & 255:02x}.{bits & 15:x}"
+    match = _BUS_ID.search(text)
+    if match is None:
+        return ""
+    domain, bus, device, function = match.groups()
+    return f"{int(domain or '0', 16):08x}:{bus}:{device}.{function or '0'}".lower()
+
+
+@lru_cache(maxsize=64)
+def time_of(text: str) -> tuple[int, Clock] | None:
+    """A time such as ``2026/07/03 22:10:46.109`` in ns, and what clock it is of.
+
+    One with a zone (``Z``, ``+02:00``) is of the epoch, one without is local.
+    """
+    text = text.strip()
+    match = _SLASHED.fullmatch(text)
+    if match is not None:
+        year, month, day, rest, zone = match.groups()
+        text = f"{year}-{month}-{day}T{rest}{zone.strip()}"
+    elif not text[:1].isdigit():
+        return None
+    try:
+        moment = datetime.fromisoformat(text.replace(",", ".", 1))
+    except ValueError:
+        return None
+    clock: Clock = "local" if moment.tzinfo is None else "epoch"
+    since = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - _EPOCH
+    ns = (since.days * 86_400 + since.seconds) * NS_PER_S + since.microseconds * 1_000
+    return (ns, clock) if 0 <= ns < LAST_NS else None
+
+
+# Samples of one file ------------------------------------------------------------------------------
+
+MAX_SAMPLES = 20_000_000
+"""Of all devices together."""
+
+MAX_DEVICES = 4_096
+
+MAX_EVENTS = 10_000
+
+MAX_NAME = 200
+
+_MAX_WORDS = 10_000
+
+_NUMBERS = tuple(c.name for c in TELEMETRY if c.name != "t_ns" and c.dtype in ("int64", "float64"))
+
+_WORDS = ("throttle_reasons", "xid")
+
+_LARGEST = float(1 << 53)
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What a row says of its device, as in :class:`~distprof.run.logs.DeviceSeries`."""
+
+    host: str = ""
+    index: int | None = None
+    uuid: str = ""
+    bus_id: str = ""
+    name: str = ""
+
+
+class Samples:
+    """Samples of one device, as compact arrays. A column that no row fills costs nothing."""
+
+    def __init__(self) -> None:
+        self._times = array("q")
+        self._numbers: dict[str, array[float]] = {}
+        self._words: dict[str, tuple[array[int], dict[str, int]]] = {}
+
+    def __len__(self) -> int:
+        return len(self._times)
+
+    def add(self, t_ns: int, values: Mapping[str, float | None], reasons: str = "") -> None:
+        """Add a row. Values of columns that it does not name are not known."""
+        count = len(self._times)
+        self._times.append(t_ns)
+        for name, value in values.items():
+            column = self._numbers.get(name)
+            if column is None:
+                column = self._numbers[name] = array("d")
+            if len(column) < count:
+                column.extend([np.nan] * (count - len(column)))
+            column.append(np.nan if value is None or not 0 <= value < _LARGEST else value)
+        if reasons:
+            self._say("throttle_reasons", count, reasons)
+
+    def _say(self, name: str, count: int, word: str) -> None:
+        codes, words = self._words.setdefault(name, (array("i"), {"": 0}))
+        if len(words) >= _MAX_WORDS and word not in words:
+            word = ""
+        codes.extend([0] * (count - len(codes)))
+        codes.append(words.setdefault(word[:MAX_NAME], len(words)))
+
+    def table(self) -> Table:
+        """TELEMETRY, ascending in time."""
+        count = len(self._times)
+        columns = {"t_ns": np.array(self._times, dtype=np.int64)}
+        for column in TELEMETRY:
+            if column.name in _NUMBERS:
+                columns[column.name] = self._column(column.name, column.dtype, count)
+        words = {name: self._coded(name, count) for name in _WORDS}
+        table = Table(TELEMETRY, {**columns, **words})
+        order = np.argsort(columns["t_ns"], kind="stable")
+        return table if (np.diff(columns["t_ns"]) >= 0).all() else table.take(order)
+
+    def _column(self, name: str, dtype: str, count: int) -> NDArray[Any]:
+        values = np.full(count, np.nan)
+        known = self._numbers.get(name)
+        if known is not None:
+            values[: len(known)] = known
+        if dtype == "float64":
+            return values
+        return np.where(np.isnan(values), ABSENT, np.rint(np.nan_to_num(values))).astype(np.int64)
+
+    def _coded(self, name: str, count: int) -> Coded:
+        codes, words = self._words.get(name, (array("i"), {"": 0}))
+        padded = np.zeros(count, np.int32)
+        padded[: len(codes)] = codes
+        return Coded(padded, tuple(words))
+
+
+@dataclass(slots=True)
+class Collector:
+    """Everything that one file tells.
+
+    Args:
+        file: Its name, for people.
+        written_ns: When it was last written, None where that is not known.
+    """
+
+    file: str
+    written_ns: int | None = None
+    num_lines: int = 0
+    num_samples: int = 0
+    num_events: int = 0
+    events: list[DeviceEvent] = field(default_factory=list)
+    links: list[DeviceLinks] = field(default_factory=list)
+    uuids: dict[str, str] = field(default_factory=dict)
+    left_out: Counter[str] = field(default_factory=Counter)
+    notes: list[str] = field(default_factory=list)
+    _samples: dict[tuple[Identity, Clock], Samples] = field(default_factory=dict)
+
+    def sample(
+        self,
+        device: Identity,
+        when: tuple[int, Clock] | None,
+        values: Mapping[str, float | None],
+        reasons: str = "",
+    ) -> None:
+        """Add a sample; without a time it gets its number."""
+        clock: Clock = when[1] if when else "none"
+        samples = self._samples.get((device, clock))
+        if self.num_samples >= MAX_SAMPLES or (
+            samples is None and len(self._samples) >= MAX_DEVICES
+        ):
+            self.left_out["samples beyond what is kept"] += 1
+            return
+        if samples is None:
+            samples = self._samples[device, clock] = Samples()
+        samples.add(when[0] if when else len(samples), values, reasons)
+        self.num_samples += 1
+
+    def event(self, event: DeviceEvent) -> None:
+        """Add an error."""
+        self.num_events += 1
+        if len(self.events) < MAX_EVENTS:
+            self.events.append(event)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was found."""
+        return not (self._samples or self.events or self.links)
+
+    def result(self) -> DeviceLog:
+        """The log, with what was left out as notes."""
+        series = tuple(
+            DeviceSeries(
+                file=self.file,
+                host=device.host,
+                index=device.index,
+                uuid=device.uuid,
+                bus_id=device.bus_id,
+                name=device.name,
+                clock=clock,
+                table=samples.table(),
+            )
+            for (device, clock), samples in self._samples.items()
+        )
+        notes = [*self.notes, *(f"{self.file}: {n:,} {what}." for what, n in self.left_out.items())]
+        if self.num_events > len(self.events):
+            notes.append(
+                f"{self.file} holds {self.num_events:,} errors; the first {MAX_EVENTS:,} are kept."
+            )
+        return DeviceLog(
+            files=(self.file,),
+            series=series,
+            events=tuple(self.events),
+            links=tuple(self.links),
+            num_lines=self.num_lines,
+            written_ns={} if self.written_ns is None else {self.file: self.written_ns},
+            notes=tuple(notes),
+        )

@@ -1,0 +1,391 @@
+"""Sensors of devices beside a recording: which rank each is of, and when its samples were taken."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import PurePosixPath
+from typing import TypeVar
+
+import numpy as np
+
+from distprof.ingest.sensors.places import Places
+from distprof.run.logs import (
+    Clock,
+    DeviceEvent,
+    DeviceLinks,
+    DeviceLog,
+    DeviceSeries,
+    name_of_device,
+)
+from distprof.run.records import RankRecords, RecordSource
+from distprof.run.run import Gap, Run
+from distprof.schema import Int64Array, Table
+from distprof.units import NS_PER_S, name_ranks
+
+__all__ = ["JoinedRecords", "Recorded", "Zone", "find_zone", "recorded", "with_device_log"]
+
+QUARTER_NS = 900 * NS_PER_S
+"""Zones differ from UTC by multiples of this."""
+
+_FARTHEST = 14 * 4  # quarters of an hour: no zone is farther from UTC
+
+_LEAST_SHARED = 0.5
+
+_SLACK_NS = 2 * NS_PER_S
+
+_WRITTEN_WITHIN_NS = 5 * NS_PER_S
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """The time that a recording covers, ns since the epoch."""
+
+    start_ns: int
+    end_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Zone:
+    """What to add to times, ns, and for people what was decided."""
+
+    shift_ns: int
+    text: str = ""
+
+
+def recorded(run: Run) -> Recorded | None:
+    """When the run was recorded: its traces, else its job; None where neither tells."""
+    ranks = [rank for rank in run.ranks if rank.has_epoch]
+    if ranks:
+        return Recorded(
+            min(rank.capture_start_ns for rank in ranks), max(rank.capture_end_ns for rank in ranks)
+        )
+    if run.job is not None and run.job.ended_ns is not None:
+        return Recorded(run.job.started_ns, run.job.ended_ns)
+    return None
+
+
+def find_zone(
+    clock: Clock, times: Sequence[Int64Array], when: Recorded, written_ns: int | None
+) -> Zone | None:
+    """The shift under which samples cover the recording.
+
+    Samples of a whole day cover a recording of a minute under many zones; then the one is taken
+    under which the file was last written when its last sample was taken.
+
+    Args:
+        clock: What the times are; not ``none``.
+        times: Of the series of one file, each ascending.
+        when: The recording.
+        written_ns: When the file was last written, None where that is not known.
+
+    Returns:
+        None where no zone fits, or several do.
+    """
+    times = [series for series in times if len(series)]
+    if not times:
+        return None
+    first = min(int(series[0]) for series in times)
+    last = max(int(series[-1]) for series in times)
+    slack = _SLACK_NS + 2 * _period(times)
+    if clock == "epoch":
+        return Zone(0) if _covers(first, last, 0, when, slack) else None
+    low = -(-(when.start_ns - slack - last) // QUARTER_NS)
+    high = (when.end_ns + slack - first) // QUARTER_NS
+    if clock == "local":
+        low, high = max(low, -_FARTHEST), min(high, _FARTHEST)
+    fitting = [
+        k * QUARTER_NS
+        for k in range(low, min(high, low + 10_000) + 1)
+        if _covers(first, last, k * QUARTER_NS, when, slack)
+    ]
+    if len(fitting) > 1 and written_ns is not None:
+        fitting = [s for s in fitting if abs(last + s - written_ns) < _WRITTEN_WITHIN_NS + slack]
+    if len(fitting) != 1:
+        return None
+    (shift,) = fitting
+    return Zone(shift, f"taken as local time of {_name(shift)}" if clock == "local" else "")
+
+
+def _covers(first: int, last: int, shift: int, when: Recorded, slack: int) -> bool:
+    start, end = first + shift - slack, last + shift + slack
+    shared = min(end, when.end_ns) - max(start, when.start_ns)
+    return shared >= _LEAST_SHARED * (when.end_ns - when.start_ns) and shared >= 0
+
+
+def _period(times: Sequence[Int64Array]) -> int:
+    """Time from one sample to the next, at most a minute."""
+    steps = [int(np.median(np.diff(series))) for series in times if len(series) > 1]
+    return min(max(steps, default=0), 60 * NS_PER_S)
+
+
+def _name(shift_ns: int) -> str:
+    """``UTC``, ``UTC+02:00``: times of that zone are less by its distance."""
+    minutes = -shift_ns // (60 * NS_PER_S)
+    if minutes == 0:
+        return "UTC"
+    hours, rest = divmod(abs(minutes), 60)
+    return f"UTC{'+' if minutes > 0 else '-'}{hours:02d}:{rest:02d}"
+
+
+# The join -----------------------------------------------------------------------------------------
+
+_Placed = TypeVar("_Placed", DeviceSeries, DeviceEvent, DeviceLinks)
+
+NEAR_NS = 3_600 * NS_PER_S
+"""An error this long before or after the recording is told with it."""
+
+_ANY_HOST = "*"
+
+_LOCAL_NS = 14 * 3_600 * NS_PER_S
+"""A local time is at most so far from UTC."""
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedRecords:
+    """A rank's records with sensors from a file, where its own probes recorded none.
+
+    Args:
+        rank: Global rank.
+        telemetry: TELEMETRY, on the rank's own clock.
+        origin: Where it comes from, for people.
+        own: The rank's own records; None for bare traces.
+    """
+
+    rank: int
+    telemetry: Table = field(repr=False)
+    origin: str
+    own: RecordSource | None = None
+
+    def load(self) -> RankRecords:
+        """Read the rank's own records and put the sensors beside them."""
+        own = self.own.load() if self.own is not None else RankRecords(rank=self.rank)
+        if len(own.telemetry):
+            return own
+        about = {**own.about, "telemetry": {"origin": self.origin}}
+        return replace(own, telemetry=self.telemetry, about=about)
+
+
+def with_device_log(run: Run, log: DeviceLog) -> Run:
+    """The run with what the files tell of its devices.
+
+    A series whose device cannot be told for sure is kept as that of a device without a rank. Left
+    out are series of another time, devices that the job does not use, and errors of long before or
+    after the recording; gaps say so.
+
+    Args:
+        run: The recording.
+        log: What was read.
+    """
+    places, when = Places.of(run), recorded(run)
+    hosts = {file: _host_in(file, places) for file in log.files}
+    series = [_placed(one, places, hosts) for one in log.series]
+    zones, notes = _zones(log, when)
+    timed = [
+        _timed(one, zones.get((one.file, one.clock)))
+        for one in series
+        if one.clock == "none" or (one.file, one.clock) in zones
+    ]
+    timed, others = _of_the_job(timed)
+    joined = [one for one in timed if one.rank is not None]
+    events = [_placed(event, places, hosts) for event in log.events]
+    near, notes_on_events = _near(events, when)
+    merged = replace(
+        log,
+        series=tuple(timed),
+        events=tuple(near),
+        links=tuple(_placed(links, places, hosts) for links in log.links),
+    )
+    gaps = [Gap(what="damaged", message=note) for note in log.notes]
+    gaps += [Gap(what="assumed", message=note) for note in (*notes, *notes_on_events)]
+    gaps += _unplaced(timed, places.nodes)
+    if others:
+        gaps.append(Gap(what="assumed", message=_not_of_the_job(others)))
+    before = run.get(DeviceLog)
+    logs = [merged] if before is None else [before, merged]
+    return replace(
+        run.having(_known_by_sensors(DeviceLog.merged(logs))),
+        records={**run.records, **_records(run, joined)},
+        gaps=(*run.gaps, *gaps),
+    )
+
+
+def _placed(one: _Placed, places: Places, hosts: dict[str, str]) -> _Placed:
+    """With its host, where the file's name tells it, and its rank."""
+    host = one.host or hosts.get(one.file, "")
+    bus = "" if isinstance(one, DeviceLinks) else one.bus_id
+    if isinstance(one, DeviceEvent) and one.kind == "fabric":
+        return replace(one, host=host)
+    return replace(one, host=host, rank=places.rank_of(host, one.index, bus, one.uuid))
+
+
+def _known_by_sensors(log: DeviceLog) -> DeviceLog:
+    """With the ranks of errors and links whose device a series with a rank names.
+
+    A kernel's log has bus ids alone, and nvidia-smi has them beside the number of the device.
+    """
+    ranks: dict[tuple[str, str], set[int]] = {}
+    for one in log.series:
+        for name in (one.bus_id, one.uuid):
+            if name and one.rank is not None:
+                ranks.setdefault((one.host or _ANY_HOST, name), set()).add(one.rank)
+                ranks.setdefault(("", name), set()).add(one.rank)
+
+    def rank_of(host: str, *names: str) -> int | None:
+        found = {
+            rank for name in names for at in {host, _ANY_HOST} for rank in ranks.get((at, name), ())
+        }
+        return found.pop() if len(found) == 1 else None
+
+    return replace(
+        log,
+        events=tuple(
+            replace(event, rank=rank_of(event.host, event.uuid, event.bus_id))
+            if event.rank is None and event.kind == "xid"
+            else event
+            for event in log.events
+        ),
+        links=tuple(
+            replace(one, rank=rank_of(one.host, one.uuid)) if one.rank is None else one
+            for one in log.links
+        ),
+    )
+
+
+def _host_in(file: str, places: Places) -> str:
+    """The node whose name stands in a file's name, where that is one alone."""
+    name = PurePosixPath(file).name
+    found = [
+        node
+        for node in places.nodes
+        if node and re.search(rf"(?<![A-Za-z0-9]){re.escape(node)}(?![A-Za-z0-9])", name)
+    ]
+    return found[0] if len(found) == 1 else ""
+
+
+def _zones(log: DeviceLog, when: Recorded | None) -> tuple[dict[tuple[str, str], Zone], list[str]]:
+    """File and clock to how its times relate to those of the recording."""
+    zones: dict[tuple[str, str], Zone] = {}
+    notes = []
+    for file, clock in dict.fromkeys((one.file, one.clock) for one in log.series):
+        if clock == "none":
+            notes.append(
+                f"Samples in {file} have no times: they are joined as figures of the whole job, "
+                "and not laid on the time line."
+            )
+            continue
+        times = [one.table["t_ns"] for one in log.series if (one.file, one.clock) == (file, clock)]
+        zone = find_zone(clock, times, when, log.written_ns.get(file)) if when else None
+        if zone is None:
+            notes.append(_no_zone(file, is_local=clock != "epoch", is_known=when is not None))
+            continue
+        zones[file, clock] = zone
+        if zone.text:
+            notes.append(
+                f"Times in {file} are {zone.text}, as its samples then cover the recording."
+            )
+    return zones, notes
+
+
+def _no_zone(file: str, *, is_local: bool, is_known: bool) -> str:
+    if not is_known:
+        return f"Samples in {file} are not joined: the recording does not tell when it was."
+    why = "in no time zone, or in several, do they" if is_local else "they do not"
+    fix = "; write the zone behind each time (Z, +02:00) if they are of it" if is_local else ""
+    return f"Samples in {file} are not joined: {why} cover the time of the recording{fix}."
+
+
+def _timed(one: DeviceSeries, zone: Zone | None) -> DeviceSeries:
+    """With times since the epoch; as it is where it has none."""
+    if zone is None:
+        return one
+    table = one.table.with_columns(t_ns=one.table["t_ns"] + zone.shift_ns)
+    return replace(one, table=table, clock="epoch")
+
+
+def _of_the_job(
+    series: Sequence[DeviceSeries],
+) -> tuple[list[DeviceSeries], list[DeviceSeries]]:
+    """Series that may be of the job, and those of hosts where all of its devices are known."""
+    known = {one.host for one in series if one.rank is not None}
+    kept = [one for one in series if one.rank is not None or one.host not in known]
+    return kept, [one for one in series if one.rank is None and one.host in known]
+
+
+def _not_of_the_job(others: Sequence[DeviceSeries]) -> str:
+    names = dict.fromkeys(
+        name_of_device(one.host, one.index, one.bus_id, one.uuid) for one in others
+    )
+    several = "devices" if len(names) > 1 else "device"
+    some = ", ".join(list(names)[:4]) + (", …" if len(names) > 4 else "")
+    return (
+        f"{len(names)} {several} of the sensor files ran no rank that is known ({some}): left out."
+    )
+
+
+def _records(run: Run, joined: Iterable[DeviceSeries]) -> dict[int, RecordSource]:
+    """Rank to its records with sensors: those with times first, of these the longest."""
+    best: dict[int, DeviceSeries] = {}
+    for one in joined:
+        if one.rank is None:
+            continue
+        known = best.get(one.rank)
+        if known is None or _worth(one) > _worth(known):
+            best[one.rank] = one
+    return {
+        rank: JoinedRecords(
+            rank=rank,
+            telemetry=one.table,
+            origin=f"{one.file}, {name_of_device(one.host, one.index, one.bus_id, one.uuid)}",
+            own=run.records.get(rank),
+        )
+        for rank, one in sorted(best.items())
+    }
+
+
+def _worth(one: DeviceSeries) -> tuple[bool, int]:
+    return one.clock != "none", len(one.table)
+
+
+def _near(events: list[DeviceEvent], when: Recorded | None) -> tuple[list[DeviceEvent], list[str]]:
+    """Errors that may be of the recording, and how many are not."""
+    near = [event for event in events if when is None or _is_near(event, when)]
+    far = len(events) - len(near)
+    if not far:
+        return near, []
+    several = f"{far:,} errors are" if far > 1 else "One error is"
+    return near, [f"{several} of another time than the recording, and left out."]
+
+
+def _is_near(event: DeviceEvent, when: Recorded) -> bool:
+    if event.t_ns is None:
+        return True
+    slack = NEAR_NS + (_LOCAL_NS if event.clock == "local" else 0)
+    return bool(when.start_ns - slack <= event.t_ns <= when.end_ns + slack)
+
+
+def _unplaced(series: Iterable[DeviceSeries], nodes: Sequence[str]) -> list[Gap]:
+    without = {
+        name_of_device(one.host, one.index, one.bus_id, one.uuid): one
+        for one in series
+        if one.rank is None
+    }
+    placed = {one.rank for one in series if one.rank is not None}
+    if not without:
+        return []
+    some = ", ".join(list(without)[:4]) + (", …" if len(without) > 4 else "")
+    several = "s" if len(without) > 1 else ""
+    with_rank = f"; {name_ranks(placed)} have theirs" if placed else ""
+    fix = ""
+    if len(nodes) > 1 and not any(one.host for one in without.values()):
+        fix = f": put the name of the node into that of its file (gpu.{nodes[0]}.csv)"
+    return [
+        Gap(
+            what="unplaced-devices",
+            message=(
+                f"Which rank ran on {len(without)} device{several} of the sensor files ({some}) is "
+                f"not known{with_rank}{fix}."
+            ),
+        )
+    ]

@@ -1,0 +1,396 @@
+"""Sensor files of one message per line or block, and the errors that drivers log.
+
+- logs of the kernel (``NVRM: Xid``) and of the fabric manager. Source: NVIDIA, "XID Errors";
+  "Fabric Manager for NVIDIA NVSwitch Systems", log levels
+- SuperBench's monitor: a JSON object per sample, with keys such as ``gpu_usage:0``. Source:
+  microsoft/superbenchmark, ``superbench/monitor/record.py``
+- ``nvidia-smi nvlink --status``: speed of each link of each GPU, or that it is inactive
+- DCGM's exporter: one scrape, or many one after another. A scrape ends where a metric of a device
+  comes again. Its time is what the lines say (milliseconds since the epoch, as Prometheus writes
+  them), or a comment with a number before it, in seconds since the epoch: ``date +'# %s.%N'``.
+  Source: field names of DCGM (``DCGM_FI_DEV_…``), Prometheus' text format
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from distprof.ingest.sensors.collect import (
+    LAST_NS,
+    Collector,
+    Identity,
+    bus_id,
+    number,
+    reasons_of,
+    time_of,
+    whole,
+)
+from distprof.run.logs import Clock, DeviceEvent, DeviceLinks
+from distprof.units import NS_PER_MS, NS_PER_S
+
+__all__ = [
+    "FABRIC",
+    "KERNEL",
+    "MARK",
+    "PREFIX",
+    "NvlinkStatus",
+    "Scrapes",
+    "take_fabric_line",
+    "take_kernel_line",
+    "take_monitor_line",
+]
+
+KERNEL = "NVRM: "
+
+_XID = re.compile(r"NVRM: Xid \(([^)]{1,80})\): (\d{1,6})\b,?\s*(.{0,400})")
+
+_GPU = re.compile(r"NVRM: GPU at (PCI:[0-9a-fA-F:.]{4,40}): (GPU-[0-9a-fA-F-]{8,40})")
+
+FABRIC = re.compile(
+    r"\[([A-Z][a-z]{2} \d\d \d{4} \d\d:\d\d:\d\d)\] \[([A-Z]{1,12})\] \[tid \d{1,20}\] (.{0,500})"
+)
+
+_SWITCH_ERROR = re.compile(r"error (\d{3,6})\b")
+
+_SWITCH = re.compile(r"pci bus id ([0-9a-fA-F:.]{5,20})")
+
+_BAD = {"ERROR", "CRITICAL", "FATAL"}
+
+_CTIME = re.compile(r"\[([A-Z][a-z]{2}) ([A-Z][a-z]{2}) +(\d{1,2}) (\d\d:\d\d:\d\d) (\d{4})\]")
+
+_SECONDS = re.compile(r"\[\s*(\d{1,10}\.\d{1,9})\]")
+
+_ISO = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d{1,6})?(?:Z|[+-]\d\d:?\d\d)?)\s+(\S+)?")
+
+_SYSLOG = re.compile(r"([A-Z][a-z]{2} +\d{1,2} \d\d:\d\d:\d\d) (\S{1,80}) kernel:")
+
+_HOST = re.compile(r"[A-Za-z0-9][\w.-]{0,80}")
+
+
+def take_kernel_line(line: str, collector: Collector) -> None:
+    """Read a line of the NVIDIA driver; those without an XID only tell which GPU is where."""
+    named = _GPU.search(line)
+    if named is not None and len(collector.uuids) < 100_000:
+        collector.uuids[bus_id(named[1])] = named[2]
+    found = _XID.search(line)
+    if found is None:
+        return
+    where = bus_id(found[1])
+    t_ns, clock, time, host = _kernel_time(line[: found.start()])
+    collector.event(
+        DeviceEvent(
+            file=collector.file,
+            kind="xid",
+            number=int(found[2]),
+            text=found[3].strip(),
+            t_ns=t_ns,
+            clock=clock,
+            time=time,
+            host=host,
+            bus_id=where,
+            uuid=collector.uuids.get(where, ""),
+        )
+    )
+
+
+def take_fabric_line(line: str, collector: Collector) -> None:
+    """Read a line of the fabric manager; those below an error are left alone."""
+    match = FABRIC.match(line)
+    if match is None or match[2] not in _BAD:
+        return
+    number, switch = _SWITCH_ERROR.search(match[3]), _SWITCH.search(match[3])
+    t_ns = _parsed(match[1], "%b %d %Y %H:%M:%S")
+    collector.event(
+        DeviceEvent(
+            file=collector.file,
+            kind="fabric",
+            number=int(number[1]) if number else None,
+            text=match[3].strip(),
+            t_ns=t_ns,
+            clock="none" if t_ns is None else "local",
+            time=match[1],
+            bus_id=bus_id(switch[1]) if switch else "",
+        )
+    )
+
+
+def _kernel_time(prefix: str) -> tuple[int | None, Clock, str, str]:
+    """Time, its clock, its text, and the host, from what stands before the driver's own words."""
+    iso = _ISO.match(prefix)
+    if iso is not None:
+        when = time_of(_with_colon(iso[1]))
+        host = iso[2] if iso[2] and _HOST.fullmatch(iso[2]) and iso[2] != "kernel" else ""
+        return (when[0] if when else None), (when[1] if when else "none"), iso[1], host
+    syslog = _SYSLOG.match(prefix)
+    if syslog is not None:
+        return None, "none", syslog[1], syslog[2] if _HOST.fullmatch(syslog[2]) else ""
+    ctime = _CTIME.search(prefix)
+    if ctime is not None:
+        t_ns = _parsed(f"{ctime[2]} {ctime[3]} {ctime[5]} {ctime[4]}", "%b %d %Y %H:%M:%S")
+        return t_ns, "none" if t_ns is None else "local", ctime[0].strip("[]"), ""
+    seconds = _SECONDS.search(prefix)
+    return None, "none", f"{seconds[1]} s after boot" if seconds else "", ""
+
+
+def _with_colon(text: str) -> str:
+    """``+0000`` as ``+00:00``."""
+    return re.sub(r"([+-]\d\d)(\d\d)$", r"\1:\2", text)
+
+
+def _parsed(text: str, form: str) -> int | None:
+    try:
+        moment = datetime.strptime(text, form).replace(tzinfo=UTC)
+    except ValueError:
+        return None
+    ns = int(moment.timestamp()) * NS_PER_S
+    return ns if 0 <= ns < LAST_NS else None
+
+
+# SuperBench's monitor -----------------------------------------------------------------------------
+
+MARK = '"gpu_'
+
+MAX_GPUS = 1_024
+
+_MONITOR_COLUMNS: dict[str, tuple[str, float]] = {
+    "gpu_usage": ("gpu_utilization_ratio", 0.01),
+    "gpu_temperature": ("temperature_c", 1),
+    "gpu_power": ("power_w", 1),
+    "gpu_mem_used": ("memory_used_bytes", 1),
+    "gpu_uncorrected_ecc": ("ecc_uncorrected", 1),
+}
+
+
+def take_monitor_line(line: str, collector: Collector) -> None:
+    """Read one sample of all GPUs of a host."""
+    try:
+        said: Any = msgspec.json.decode(line)
+    except (msgspec.DecodeError, RecursionError, UnicodeError):
+        said = None
+    when = time_of(said["time"]) if isinstance(said, dict) and _is_text(said, "time") else None
+    if when is None:
+        collector.left_out["samples that cannot be read are left out"] += 1
+        return
+    rows: dict[int, dict[str, float | None]] = {}
+    for key, value in said.items():
+        name, _, index = key.partition(":")
+        if (
+            name in _MONITOR_COLUMNS
+            and index.isdecimal()
+            and len(index) < 5
+            and int(index) < MAX_GPUS
+        ):
+            column, scale = _MONITOR_COLUMNS[name]
+            is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            rows.setdefault(int(index), {})[column] = value * scale if is_number else None
+    for gpu, values in rows.items():
+        collector.sample(Identity(index=gpu), when, values)
+
+
+def _is_text(said: dict[str, Any], key: str) -> bool:
+    return isinstance(said.get(key), str)
+
+
+# ``nvidia-smi nvlink --status`` -------------------------------------------------------------------
+
+_GPU_HEADING = re.compile(r"GPU (\d{1,4}): (.{1,200}) \(UUID: (\S{1,80})\)\s*")
+
+_LINK = re.compile(r"\s*Link (\d{1,3}): (?:<?(inactive)>?|(\d{1,5}(?:\.\d{1,6})?) GB/s)\s*", re.I)
+
+MAX_LINKS = 256
+
+
+class NvlinkStatus:
+    """Lines of the status; GPUs without a link line (no NVLink, MIG) are left out.
+
+    Args:
+        collector: Where links go.
+    """
+
+    def __init__(self, collector: Collector) -> None:
+        self._collector = collector
+        self._gpu: tuple[int, str, str] | None = None
+        self._speeds: dict[int, float | None] = {}
+
+    def take(self, line: str) -> bool:
+        """Read a line; False for one of something else."""
+        gpu = _GPU_HEADING.fullmatch(line)
+        if gpu is not None:
+            self.close()
+            self._gpu = (int(gpu[1]), gpu[2], gpu[3])
+            return True
+        link = _LINK.fullmatch(line)
+        if link is None or self._gpu is None:
+            return False
+        if int(link[1]) < MAX_LINKS:
+            self._speeds[int(link[1])] = float(link[3]) if link[3] else None
+        return True
+
+    def close(self) -> None:
+        """End the GPU that is open."""
+        if self._gpu is not None and self._speeds and len(self._collector.links) < 100_000:
+            index, name, uuid = self._gpu
+            self._collector.links.append(
+                DeviceLinks(
+                    file=self._collector.file,
+                    host="",
+                    index=index,
+                    uuid=uuid,
+                    name=name,
+                    gb_per_s=tuple(self._speeds[link] for link in sorted(self._speeds)),
+                )
+            )
+        self._gpu, self._speeds = None, {}
+
+
+# DCGM's exporter ----------------------------------------------------------------------------------
+
+PREFIX = "DCGM_FI_"
+
+_LINE = re.compile(r"(DCGM_FI_\w{1,100})\{([^}]{0,4000})\}\s+(\S{1,40})(?:\s+(\d{10,16}))?\s*")
+
+_LABEL = re.compile(r'(\w{1,60})="((?:[^"\\]|\\.){0,300})"')
+
+_COMMENT_TIME = re.compile(r"#\s*(\d{9,11}(?:\.\d{1,9})?)\s*")
+
+_MIB = 1024.0**2
+
+_METRIC_COLUMNS: dict[str, tuple[str, float]] = {
+    "DEV_SM_CLOCK": ("sm_clock_mhz", 1),
+    "DEV_MEM_CLOCK": ("memory_clock_mhz", 1),
+    "DEV_GPU_TEMP": ("temperature_c", 1),
+    "DEV_POWER_USAGE": ("power_w", 1),
+    "DEV_TOTAL_ENERGY_CONSUMPTION": ("energy_j", 1e-3),
+    "DEV_GPU_UTIL": ("gpu_utilization_ratio", 0.01),
+    "DEV_MEM_COPY_UTIL": ("memory_utilization_ratio", 0.01),
+    "DEV_FB_USED": ("memory_used_bytes", _MIB),
+    "DEV_ECC_DBE_VOL_TOTAL": ("ecc_uncorrected", 1),
+    "PROF_PCIE_TX_BYTES": ("pcie_tx_bytes_per_s", 1),
+    "PROF_PCIE_RX_BYTES": ("pcie_rx_bytes_per_s", 1),
+}
+
+_REASONS = ("DEV_CLOCK_THROTTLE_REASONS", "DEV_CLOCKS_EVENT_REASONS")
+
+_XID_METRIC = "DEV_XID_ERRORS"
+
+
+@dataclass(slots=True)
+class _Scrape:
+    """One device's lines of one scrape."""
+
+    seen: set[str] = field(default_factory=set)
+    values: dict[str, float | None] = field(default_factory=dict)
+    reasons: str = ""
+    when: tuple[int, Clock] | None = None
+
+
+class Scrapes:
+    """Lines of the exporter.
+
+    Args:
+        collector: Where samples go.
+    """
+
+    def __init__(self, collector: Collector) -> None:
+        self._collector = collector
+        self._open: dict[Identity, _Scrape] = {}
+        self._instances: dict[Identity, str] = {}
+        self._xids: dict[Identity, int] = {}
+        self._time: tuple[int, Clock] | None = None
+        self._labels: dict[str, tuple[Identity, str]] = {}
+
+    def comment(self, line: str) -> None:
+        """Take a comment: one with a number begins a scrape."""
+        match = _COMMENT_TIME.fullmatch(line)
+        if match is not None:
+            self.close()
+            seconds, _, rest = match[1].partition(".")
+            self._time = _known(int(seconds) * NS_PER_S + int(rest.ljust(9, "0")))
+
+    def take(self, line: str) -> None:
+        """Take one metric of one device."""
+        match = _LINE.fullmatch(line)
+        if match is None:
+            self._collector.left_out["lines of DCGM that cannot be read are left out"] += 1
+            return
+        metric, labels, text, time = match.groups()
+        device, instance = self._device(labels)
+        if self._instances.setdefault(device, instance) != instance:
+            return  # another instance of the same GPU (MIG), with the same sensors
+        name = metric[len(PREFIX) :]
+        scrape = self._open.get(device)
+        if scrape is None or name in scrape.seen:
+            if scrape is not None:
+                self._close(device, scrape)
+            scrape = self._open[device] = _Scrape(when=self._time)
+        scrape.seen.add(name)
+        if time is not None and scrape.when is None:
+            scrape.when = _known(int(time) * NS_PER_MS)
+        self._keep(device, scrape, name, number(text))
+
+    def close(self) -> None:
+        """End what is open."""
+        for device, scrape in self._open.items():
+            self._close(device, scrape)
+        self._open.clear()
+
+    def _keep(self, device: Identity, scrape: _Scrape, name: str, value: float | None) -> None:
+        if name in _METRIC_COLUMNS:
+            column, scale = _METRIC_COLUMNS[name]
+            scrape.values[column] = None if value is None else value * scale
+        elif name in _REASONS and value is not None and value >= 0:
+            scrape.reasons = reasons_of(int(value))
+        elif name == _XID_METRIC and value is not None:
+            self._xid(device, scrape, int(value))
+
+    def _xid(self, device: Identity, scrape: _Scrape, value: int) -> None:
+        """The metric holds the last error; it is news where it changes."""
+        before = self._xids.get(device)
+        self._xids[device] = value
+        if value <= 0 or value == before:
+            return
+        when = scrape.when if before is not None else None
+        since = "" if before is not None else ", of some time before the first scrape"
+        self._collector.event(
+            DeviceEvent(
+                file=self._collector.file,
+                kind="xid",
+                number=value,
+                text=f"{PREFIX}{_XID_METRIC} is {value}{since}",
+                t_ns=when[0] if when else None,
+                clock=when[1] if when else "none",
+                host=device.host,
+                bus_id=device.bus_id,
+                uuid=device.uuid,
+                index=device.index,
+            )
+        )
+
+    def _close(self, device: Identity, scrape: _Scrape) -> None:
+        if scrape.values or scrape.reasons:
+            self._collector.sample(device, scrape.when, scrape.values, scrape.reasons)
+
+    def _device(self, labels: str) -> tuple[Identity, str]:
+        found = self._labels.get(labels)
+        if found is None:
+            if len(self._labels) > 50_000:
+                self._labels.clear()
+            said: dict[str, str] = dict(_LABEL.findall(labels))
+            device = Identity(
+                host=said.get("Hostname") or said.get("hostname", ""),
+                index=whole(said.get("gpu", "")),
+                uuid=said.get("UUID") or said.get("uuid", ""),
+                bus_id=bus_id(said.get("pci_bus_id", "")),
+                name=said.get("modelName", ""),
+            )
+            found = self._labels[labels] = (device, said.get("GPU_I_ID", ""))
+        return found
+
+
+def _known(ns: int) -> tuple[int, Clock] | None:
+    return (ns, "epoch") if ns < LAST_NS else None

@@ -1,0 +1,173 @@
+"""Which rank runs on which device, by what a run and its companions tell."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from distprof.ingest.sensors.collect import bus_id, whole
+from distprof.run.logs import NcclLog
+from distprof.run.run import Rank, Run
+
+__all__ = ["Places"]
+
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where devices have ranks.
+
+    Args:
+        by_bus: Host and bus id to the rank there; from NCCL's log.
+        by_index: Node and number of the device as the driver counts, to the rank there.
+        by_uuid: UUID to the rank there; where ``CUDA_VISIBLE_DEVICES`` names devices so.
+        nodes: Names of the nodes; one that is empty where nobody names it.
+    """
+
+    by_bus: Mapping[tuple[str, str], int]
+    by_index: Mapping[tuple[str, int], int]
+    by_uuid: Mapping[str, int]
+    nodes: tuple[str, ...]
+
+    @staticmethod
+    def of(run: Run) -> Places:
+        """The places of a run's ranks."""
+        nodes = _nodes(run)
+        by_index: dict[tuple[str, int], int] = {}
+        by_uuid: dict[str, int] = {}
+        visible = _visible(run)
+        for node, local in nodes.items():
+            for position, rank in local.items():
+                name = visible[position] if position < len(visible) else str(position)
+                index = whole(name)
+                if index is not None:
+                    by_index[node, index] = rank
+                else:
+                    by_uuid[name] = rank
+        log = run.get(NcclLog)
+        return Places(
+            by_bus=_bus_ids(log) if log is not None else {},
+            by_index=by_index,
+            by_uuid=by_uuid,
+            nodes=tuple(nodes),
+        )
+
+    def rank_of(self, host: str, index: int | None, bus: str, uuid: str) -> int | None:
+        """The rank on a device; None where that is not known for sure.
+
+        Args:
+            host: As the file names it; empty where it does not, which is sure for one node only.
+            index: As the driver counts.
+            bus: PCI bus id.
+            uuid: Of the device.
+        """
+        if uuid in self.by_uuid:
+            return self.by_uuid[uuid]
+        if bus:
+            found = {
+                rank
+                for (at, there), rank in self.by_bus.items()
+                if there == bus and _same(at, host)
+            }
+            if len(found) == 1:
+                return found.pop()
+        node = self.node_named(host)
+        return None if node is None or index is None else self.by_index.get((node, index))
+
+    def node_named(self, host: str) -> str | None:
+        """The node that a host name means; the only one where none is named."""
+        if not host:
+            return self.nodes[0] if len(self.nodes) == 1 else None
+        named = [node for node in self.nodes if node and _same(node, host)]
+        if named:
+            return named[0] if len(named) == 1 else None
+        return self.nodes[0] if self.nodes == ("",) else None
+
+
+def _same(first: str, second: str) -> bool:
+    """Whether two host names may be of one host: with and without a domain."""
+    return not second or first == second or first.partition(".")[0] == second.partition(".")[0]
+
+
+def _nodes(run: Run) -> dict[str, dict[int, int]]:
+    """Node to the number of a process on it to its rank."""
+    if run.job is not None and any(entry.local_rank is not None for entry in run.job.ranks):
+        nodes: dict[str, dict[int, int]] = {}
+        names = {rank: node for node, ranks in run.topology.nodes.items() for rank in ranks}
+        for entry in run.job.ranks:
+            if entry.local_rank is not None:
+                name = names.get(entry.rank, entry.host)
+                nodes.setdefault(name, {})[entry.local_rank] = entry.rank
+        return nodes
+    counts = {rank.device.count for rank in run.ranks if rank.device.count}
+    size = counts.pop() if len(counts) == 1 else None
+    if run.topology.nodes:
+        size = size if _are_blocks(run.topology.nodes.values(), size) else None
+        is_named = run.topology.node_origin != "device_count"
+        return {
+            node if is_named else _unnamed(run, node): _local(ranks, size)
+            for node, ranks in run.topology.nodes.items()
+        }
+    ranks = [rank.rank for rank in run.ranks]
+    return {"": _local(ranks, size)} if _is_one_node(run.ranks) else {}
+
+
+def _unnamed(run: Run, node: str) -> str:
+    """A node that was concluded has a name of ours, which no file can know."""
+    return "" if len(run.topology.nodes) == 1 else node
+
+
+def _are_blocks(nodes: Iterable[Sequence[int]], size: int | None) -> bool:
+    """Whether each node has a block of its own of as many ranks as it has devices."""
+    if size is None:
+        return False
+    blocks = [{rank // size for rank in ranks} for ranks in nodes]
+    return all(len(block) == 1 for block in blocks) and len(set.union(*blocks)) == len(blocks)
+
+
+def _local(ranks: Sequence[int], size: int | None) -> dict[int, int]:
+    """Number on the node to rank, by the convention that ranks are numbered node by node.
+
+    Args:
+        ranks: Of the node, those that are known.
+        size: Devices of a node where ranks fill nodes in blocks, so that the numbers of ranks
+            that were not recorded stay free; None where they are counted.
+    """
+    if size is not None and len({rank // size for rank in ranks}) == 1:
+        return {rank % size: rank for rank in ranks}
+    return dict(enumerate(sorted(ranks)))
+
+
+def _is_one_node(ranks: Iterable[Rank]) -> bool:
+    """Whether ranks of unknown nodes must be of one: no more than a node has devices."""
+    ranks = list(ranks)
+    if not ranks:
+        return False
+    worlds = Counter(rank.world_size for rank in ranks)
+    world = worlds.most_common(1)[0][0] or len(ranks)
+    counts = [rank.device.count for rank in ranks if rank.device.count]
+    return world == 1 or (bool(counts) and world <= min(counts))
+
+
+def _visible(run: Run) -> list[str]:
+    """Devices as the processes see them, in order; empty where they see all."""
+    text = run.job.environment.get(_VISIBLE, "") if run.job is not None else ""
+    names = [name.strip() for name in text.split(",")]
+    return names if all(names) else []
+
+
+def _bus_ids(log: NcclLog) -> dict[tuple[str, str], int]:
+    """Host and bus id to rank, from the largest communicator, whose ranks are global ones."""
+    found: dict[tuple[str, str], int] = {}
+    size = log.world_size
+    for communicator in log.communicators:
+        for member in communicator.members:
+            process = log.processes[member.process]
+            rank = process.rank
+            if rank is None and communicator.num_ranks == size and communicator.is_certain:
+                rank = member.rank
+            if rank is not None and member.bus_id:
+                found.setdefault((process.host, bus_id(member.bus_id)), rank)
+    return found

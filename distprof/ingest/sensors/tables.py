@@ -1,0 +1,353 @@
+"""Sensor files that are tables: ``nvidia-smi dmon``, ``dcgmi dmon``, ``nvidia-smi --query-gpu``.
+
+The monitors write columns of text under headers that repeat; a query writes CSV, and its header
+says which column is what.
+
+Source: ``nvidia-smi dmon --help`` (groups ``-s pucvmet``, times by ``-o DT``); short names of
+DCGM's fields in ``dcgm_fields.c``; ``nvidia-smi --help-query-gpu`` (names before and after driver
+535, which renamed ``clocks_throttle_reasons`` to ``clocks_event_reasons``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from distprof.ingest.sensors.collect import (
+    Collector,
+    Identity,
+    bus_id,
+    mask_of,
+    number,
+    reasons_of,
+    time_of,
+    whole,
+)
+from distprof.run.logs import Clock
+from distprof.run.records import NO_THROTTLING
+from distprof.units import NS_PER_S
+
+__all__ = ["Dmon", "QueryCsv", "dmon_header", "has_sensors", "header_of", "is_headless"]
+
+_MB = 1e6
+
+_MIB = 1024.0**2
+
+_DAY_NS = 86_400 * NS_PER_S
+
+# Header of nvidia-smi to the column of TELEMETRY, and what its numbers are counted in.
+_SMI: dict[str, tuple[str, float]] = {
+    "pwr": ("power_w", 1),
+    "gtemp": ("temperature_c", 1),
+    "temp": ("temperature_c", 1),
+    "sm": ("gpu_utilization_ratio", 0.01),
+    "mem": ("memory_utilization_ratio", 0.01),
+    "mclk": ("memory_clock_mhz", 1),
+    "pclk": ("sm_clock_mhz", 1),
+    "fb": ("memory_used_bytes", _MIB),
+    "dbecc": ("ecc_uncorrected", 1),
+    "rxpci": ("pcie_rx_bytes_per_s", _MB),
+    "txpci": ("pcie_tx_bytes_per_s", _MB),
+}
+
+_DCGM: dict[str, tuple[str, float]] = {
+    "SMCLK": ("sm_clock_mhz", 1),
+    "MMCLK": ("memory_clock_mhz", 1),
+    "POWER": ("power_w", 1),
+    "TMPTR": ("temperature_c", 1),
+    "TOTEC": ("energy_j", 1e-3),
+    "GPUTL": ("gpu_utilization_ratio", 0.01),
+    "MCUTL": ("memory_utilization_ratio", 0.01),
+    "FBUSD": ("memory_used_bytes", _MIB),
+    "PCITX": ("pcie_tx_bytes_per_s", 1),
+    "PCIRX": ("pcie_rx_bytes_per_s", 1),
+    "EDVTL": ("ecc_uncorrected", 1),
+}
+
+_DCGM_REASONS = "DVCCTR"
+
+# What "-s v" tells of clocks: policies that held the device back, in % of the period and as a flag.
+_VIOLATIONS = {"pviol": "power_violation", "tviol": "thermal_violation"}
+
+_TIME = re.compile(r"(\d\d):(\d\d):(\d\d)")
+
+_DATE = re.compile(r"\d{8}")
+
+
+def dmon_header(line: str) -> list[str] | None:
+    """Names of columns; None for a line that is no header of names (that of units is none).
+
+    Neither is that of ``nvidia-smi pmon``, whose rows are processes.
+    """
+    names = line.replace("#", " ", 1).split()
+    if not names or len(names) > 200:
+        return None
+    if names[0].lower() == "entity":
+        return ["Entity", *names[1:]]
+    is_of_devices = "gpu" in names[:3] and "pid" not in names
+    return (
+        names
+        if is_of_devices and any(name in _SMI or name in _VIOLATIONS for name in names)
+        else None
+    )
+
+
+class Dmon:
+    """Rows under one header.
+
+    Args:
+        names: Of the columns.
+        collector: Where samples go.
+    """
+
+    def __init__(self, names: Sequence[str], collector: Collector) -> None:
+        self._names = list(names)
+        self._collector = collector
+        self._is_dcgm = names[0] == "Entity"
+        known = _DCGM if self._is_dcgm else _SMI
+        self._numbers = [(i, *known[name]) for i, name in enumerate(names) if name in known]
+        self._at = {name: i for i, name in enumerate(names)}
+        self._violations = [
+            (i, _VIOLATIONS[name]) for i, name in enumerate(names) if name in _VIOLATIONS
+        ]
+        self._day_ns = 0
+        self._last_ns = 0
+
+    def fits(self, names: Sequence[str]) -> bool:
+        """Whether this header is the same again, as dmon repeats it."""
+        return list(names) == self._names
+
+    def take(self, line: str) -> None:
+        """Read one row."""
+        cells = line.split()
+        if self._is_dcgm:
+            if cells[:1] != ["GPU"]:  # of a switch, a link, an instance; or the line of units
+                return
+            cells = cells[1:]
+        if len(cells) != len(self._names):
+            self._collector.left_out["rows with too few or too many cells are left out"] += 1
+            return
+        index = whole(cells[0 if self._is_dcgm else self._at["gpu"]])
+        when = self._when(cells)
+        if index is None or (when is None and "Time" in self._at):
+            self._collector.left_out["rows that cannot be read are left out"] += 1
+            return
+        values = {
+            column: None if (value := number(cells[i])) is None else value * scale
+            for i, column, scale in self._numbers
+        }
+        self._collector.sample(Identity(index=index), when, values, self._slowed_by(cells))
+
+    def _when(self, cells: list[str]) -> tuple[int, Clock] | None:
+        if "Time" not in self._at:
+            return None
+        time = cells[self._at["Time"]]
+        if "Date" in self._at:
+            date = cells[self._at["Date"]]
+            if _DATE.fullmatch(date) is None:
+                return None
+            return time_of(f"{date[:4]}-{date[4:6]}-{date[6:]}T{time}")
+        match = _TIME.fullmatch(time)
+        if match is None:
+            return None
+        hours, minutes, seconds = map(int, match.groups())
+        ns = (hours * 3600 + minutes * 60 + seconds) * NS_PER_S
+        if ns + _DAY_NS // 2 < self._last_ns:  # past midnight
+            self._day_ns += _DAY_NS
+        self._last_ns = ns
+        return self._day_ns + ns, "day"
+
+    def _slowed_by(self, cells: list[str]) -> str:
+        """Reasons joined by commas, empty where the row does not tell."""
+        if _DCGM_REASONS in self._at and self._is_dcgm:
+            bits = mask_of(cells[self._at[_DCGM_REASONS]])
+            return "" if bits is None else reasons_of(bits)
+        told = [(name, number(cells[i])) for i, name in self._violations]
+        if all(value is None for _, value in told):
+            return ""
+        return ",".join(name for name, value in told if value) or NO_THROTTLING
+
+
+# ``nvidia-smi --query-gpu=… --format=csv`` --------------------------------------------------------
+
+# Column of TELEMETRY to the names it may have, best first, and what its plain number is counted in.
+_COLUMNS: tuple[tuple[str, tuple[str, ...], float], ...] = (
+    ("sm_clock_mhz", ("clocks.current.sm", "clocks.sm", "clocks.current.graphics", "clocks.gr"), 1),
+    ("memory_clock_mhz", ("clocks.current.memory", "clocks.mem"), 1),
+    ("power_w", ("power.draw.instant", "power.draw", "power.draw.average"), 1),
+    ("temperature_c", ("temperature.gpu",), 1),
+    ("gpu_utilization_ratio", ("utilization.gpu",), 0.01),
+    ("memory_utilization_ratio", ("utilization.memory",), 0.01),
+    ("memory_used_bytes", ("memory.used",), 1024.0**2),
+    (
+        "ecc_uncorrected",
+        ("ecc.errors.uncorrected.volatile.total", "ecc.errors.uncorrected.volatile.dram"),
+        1,
+    ),
+)
+
+_REASONS = ("clocks_event_reasons.", "clocks_throttle_reasons.")
+
+_NO_REASON = ("supported", "active", "gpu_idle")
+
+_FIELD = re.compile(r"\s*([a-zA-Z][\w.]*)\s*(?:\[([^\]]*)\])?\s*")
+
+_ROW_TIME = re.compile(r"\d{4}/\d\d/\d\d \d\d:\d\d:\d\d\.\d{3}")
+
+_UNIT_CELL = re.compile(r"\s*\d+(?:\.\d+)? (?:W|MHz|MiB|%)\s*")
+
+_SENSORS = {name for _, names, _ in _COLUMNS for name in names}
+
+
+def header_of(line: str) -> list[str] | None:
+    """Names of columns; None for a line that is no header of a query."""
+    cells = line.split(",")
+    fields = [_FIELD.fullmatch(cell) for cell in cells]
+    if not all(fields) or len(cells) > 1_000:
+        return None
+    names = [match[1] for match in fields if match]
+    return names if has_sensors(names) or names[0] == "timestamp" else None
+
+
+def has_sensors(names: Sequence[str]) -> bool:
+    """Whether one of the columns is of a sensor."""
+    return any(name in _SENSORS or name.startswith(_REASONS) for name in names)
+
+
+def is_headless(line: str) -> bool:
+    """Whether a line looks like a row of such a query, which alone does not say what it means."""
+    cells = line.split(",")
+    is_timed = len(cells) > 2 and _ROW_TIME.fullmatch(cells[0].strip()) is not None
+    return is_timed or sum(_UNIT_CELL.fullmatch(cell) is not None for cell in cells) >= 2
+
+
+_MAX_CACHED = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Number:
+    """A column of numbers: where it is, and what a number without a unit is counted in.
+
+    Cells repeat, so that each distinct one is parsed once.
+    """
+
+    position: int
+    column: str
+    scale: float
+    cells: dict[str, float | None] = field(default_factory=dict)
+
+    def value(self, cell: str) -> float | None:
+        """Of one cell."""
+        if cell not in self.cells:
+            if len(self.cells) >= _MAX_CACHED:
+                self.cells.clear()
+            value = number(cell)
+            self.cells[cell] = value if value is None or "iB" in cell else value * self.scale
+        return self.cells[cell]
+
+
+class QueryCsv:
+    """Rows under one header.
+
+    Args:
+        names: Of the columns, as the header has them.
+        collector: Where samples go.
+    """
+
+    def __init__(self, names: Sequence[str], collector: Collector) -> None:
+        self._count = len(names)
+        self._collector = collector
+        at = {name: i for i, name in reversed(list(enumerate(names)))}
+        self._numbers = [
+            _Number(at[found], column, scale)
+            for column, known, scale in _COLUMNS
+            if (found := next((name for name in known if name in at), None)) is not None
+        ]
+        self._time = at.get("timestamp")
+        self._mask = next((at[f"{p}active"] for p in _REASONS if f"{p}active" in at), None)
+        self._flags = [
+            (i, name.rpartition(".")[2])
+            for i, name in enumerate(names)
+            if name.startswith(_REASONS) and name.rpartition(".")[2] not in _NO_REASON
+        ]
+        self._index = at.get("index")
+        self._texts = {
+            "uuid": next((at[n] for n in ("uuid", "gpu_uuid") if n in at), None),
+            "bus_id": next((at[n] for n in ("pci.bus_id", "gpu_bus_id") if n in at), None),
+            "name": next((at[n] for n in ("name", "gpu_name") if n in at), None),
+            "host": at.get("hostname"),
+        }
+        self.has_sensors = bool(self._numbers or self._mask is not None or self._flags)
+        self._devices: dict[tuple[str, ...], Identity] = {}
+        positions = [p for p in (self._index, *self._texts.values()) if p is not None]
+        self._identity: Callable[[list[str]], tuple[str, ...]] = lambda cells: tuple(
+            cells[p] for p in positions
+        )
+        if self.has_sensors and not any(
+            p is not None for p in (self._index, self._texts["uuid"], self._texts["bus_id"])
+        ):
+            collector.notes.append(
+                f"{collector.file} does not say which device a row is of: add index or uuid to "
+                "--query-gpu."
+            )
+
+    def take(self, line: str) -> None:
+        """Read one row; a row with too few or too many cells is counted and left out."""
+        if not self.has_sensors:
+            return
+        cells = line.split(",")
+        if len(cells) != self._count:
+            self._collector.left_out["rows with too few or too many cells are left out"] += 1
+            return
+        when = None
+        if self._time is not None:
+            when = time_of(cells[self._time])
+            if when is None:
+                self._collector.left_out["rows without a time that can be read are left out"] += 1
+                return
+        values = {n.column: n.value(cells[n.position]) for n in self._numbers}
+        self._collector.sample(self._device(cells), when, values, self._slowed_by(cells))
+
+    def _device(self, cells: list[str]) -> Identity:
+        key = self._identity(cells)
+        if key not in self._devices:
+            if len(self._devices) > 50_000:
+                self._devices.clear()
+            texts = {
+                name: _text(cells[position]) if position is not None else ""
+                for name, position in self._texts.items()
+            }
+            self._devices[key] = Identity(
+                host=texts["host"],
+                index=whole(cells[self._index]) if self._index is not None else None,
+                uuid=texts["uuid"],
+                bus_id=bus_id(texts["bus_id"]),
+                name=texts["name"],
+            )
+        return self._devices[key]
+
+    def _slowed_by(self, cells: list[str]) -> str:
+        """Reasons joined by commas, empty where the row does not tell."""
+        if self._mask is not None:
+            named = _named_reasons(cells[self._mask])
+            if named:
+                return named
+        told = {name: cells[position].strip() for position, name in self._flags}
+        if not any(value in ("Active", "Not Active") for value in told.values()):
+            return ""
+        return ",".join(n for n, value in told.items() if value == "Active") or NO_THROTTLING
+
+
+@lru_cache(maxsize=1024)
+def _named_reasons(cell: str) -> str:
+    """What a mask says, empty where it cannot be read."""
+    bits = mask_of(cell)
+    return "" if bits is None else reasons_of(bits)
+
+
+def _text(cell: str) -> str:
+    """A cell's text, empty for ``[N/A]`` and its like."""
+    text = cell.strip()[:200]
+    return "" if text.startswith("[") or text in ("N/A", "") else text

@@ -1,0 +1,1 @@
+"""Readers of training programs' logs: one grammar per way of writing."""

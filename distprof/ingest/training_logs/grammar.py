@@ -1,0 +1,388 @@
+"""What every grammar of a training log has in common, and the log that the best of them makes.
+
+A grammar has signs to look for, and gathers rows, timers and facts.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from distprof.run.logs import Float64Array, TrainingFacts, TrainingLog
+from distprof.schema import ABSENT, Int64Array
+from distprof.units import NS_PER_MS, NS_PER_S
+
+__all__ = [
+    "MAX_ROWS",
+    "NUMBER",
+    "Grammar",
+    "Row",
+    "TimerValues",
+    "best_of",
+    "ms_to_ns",
+    "s_to_ns",
+    "stamp_s",
+    "to_float",
+    "to_int",
+    "to_log",
+]
+
+MAX_ROWS = 500_000
+
+MAX_TIMERS = 200
+
+MAX_TIMER_VALUES = 4_000_000
+
+MAX_SECONDS = 1e7
+"""An iteration that lasts longer (four months) was written in another unit."""
+
+MAX_COUNT = 1 << 53
+
+NUMBER = rb"[-+]?(?:\d{1,25}(?:\.\d{0,25})?|\.\d{1,25})(?:[eE][-+]?\d{1,4})?"
+"""One way to match, whatever stands there: hostile lines cost no more than others."""
+
+_STAMP = re.compile(rb"(\d{4})-(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?")
+
+
+class Row(NamedTuple):
+    """One report on iterations.
+
+    Args:
+        iteration: Number of the last iteration that it is about, None where not told.
+        duration_ns: Of one iteration, None where not told.
+        span: Iterations that it is the mean of; None where only the numbers can tell.
+        samples_per_s: All ranks together.
+        tokens_per_s: All ranks together.
+        tokens_per_s_per_device: Of one device.
+        tflops: Per device.
+        loss: As printed.
+        rank: Rank that printed it, None where not told.
+        at_s: Time of the report, seconds since any moment, None where not told.
+    """
+
+    iteration: int | None
+    duration_ns: int | None = None
+    span: int | None = None
+    samples_per_s: float | None = None
+    tokens_per_s: float | None = None
+    tokens_per_s_per_device: float | None = None
+    tflops: float | None = None
+    loss: float | None = None
+    rank: int | None = None
+    at_s: float | None = None
+
+
+@dataclass(slots=True)
+class TimerValues:
+    """Values of one timer.
+
+    Args:
+        report: Indexes of the reports that they belong to, ascending.
+        ns: Per iteration.
+    """
+
+    report: array[int] = field(default_factory=lambda: array("q"))
+    ns: array[int] = field(default_factory=lambda: array("q"))
+
+
+@dataclass(slots=True)
+class Grammar:
+    """A way of writing that is looked for in every block of a log. Subclasses say how.
+
+    Args:
+        rows: Reports, in the order of the log.
+        timers: Of each timer, its values.
+        startup: Timers before the first report.
+        facts: What is said of the job, by the names of :class:`TrainingFacts`' fields and axes.
+        num_unknown: Lines with a sign that could not be understood.
+        rates: Throughput printed on its own, samples per second of all ranks together.
+        num_timer_lines: Lines with timers.
+        num_timer_values: Values of timers that are kept.
+        is_full: Whether more reports came than are kept.
+        is_of_slowest_ranks: Whether timers are of whichever rank was slowest in each.
+        notes: What was assumed.
+    """
+
+    rows: list[Row] = field(default_factory=list)
+    timers: dict[str, TimerValues] = field(default_factory=dict)
+    startup: dict[str, int] = field(default_factory=dict)
+    facts: dict[str, int] = field(default_factory=dict)
+    num_unknown: int = 0
+    num_timer_lines: int = 0
+    num_timer_values: int = 0
+    rates: list[float] = field(default_factory=list)
+    is_full: bool = False
+    is_of_slowest_ranks: bool = False
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """Whose words they are."""
+        raise NotImplementedError
+
+    @property
+    def signs(self) -> tuple[bytes, ...]:
+        """A block without any of these holds nothing of the grammar."""
+        raise NotImplementedError
+
+    def take(self, block: bytes) -> None:
+        """Gather from whole lines that hold a sign."""
+        raise NotImplementedError
+
+    def finish(self) -> None:
+        """Called after the last block."""
+
+    def add(self, row: Row) -> None:
+        """Keep a report, unless there are too many."""
+        if len(self.rows) >= MAX_ROWS:
+            self.is_full = True
+        else:
+            self.rows.append(row)
+
+    def add_timers(self, timers: Mapping[str, int]) -> None:
+        """Keep timers of the last report, or of the start."""
+        self.num_timer_lines += 1
+        index = len(self.rows) - 1
+        for name, ns in timers.items():
+            if index < 0:
+                if len(self.startup) < MAX_TIMERS:
+                    self.startup[name] = ns
+            elif name in self.timers or len(self.timers) < MAX_TIMERS:
+                self._add_timer(self.timers.setdefault(name, TimerValues()), index, ns)
+
+    def _add_timer(self, values: TimerValues, index: int, ns: int) -> None:
+        """The last value that belongs to a report counts."""
+        if values.report and values.report[-1] == index:
+            values.ns[-1] = ns
+        elif self.num_timer_values < MAX_TIMER_VALUES and not self.is_full:
+            values.report.append(index)
+            values.ns.append(ns)
+            self.num_timer_values += 1
+        else:
+            self.is_full = True
+
+
+def to_float(text: bytes | None) -> float | None:
+    """A finite number; None for anything else."""
+    if text is None:
+        return None
+    try:
+        value = float(text.replace(b",", b""))
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+def to_int(text: bytes | None) -> int | None:
+    """A count of a bearable size; None for anything else."""
+    if text is None or not 0 < len(text) < 20:
+        return None
+    try:
+        value = int(text.replace(b",", b""))
+    except ValueError:
+        return None
+    return value if 0 <= value < MAX_COUNT else None
+
+
+def ms_to_ns(value: float | None) -> int | None:
+    """Milliseconds as int ns; None where it cannot be a time of an iteration."""
+    if value is None or not 0 <= value < MAX_SECONDS * 1e3:
+        return None
+    return round(value * NS_PER_MS)
+
+
+def s_to_ns(value: float | None) -> int | None:
+    """Seconds as int ns; None where it cannot be a time of an iteration."""
+    if value is None or not 0 <= value < MAX_SECONDS:
+        return None
+    return round(value * NS_PER_S)
+
+
+def stamp_s(text: bytes) -> float | None:
+    """The last date and time in a text as seconds since 1970, zones left aside."""
+    stamps = list(_STAMP.finditer(text))
+    if not stamps:
+        return None
+    found = stamps[-1]
+    parts = [int(part) for part in found.groups()[:6]]
+    try:
+        moment = datetime(*parts)  # type: ignore[arg-type]
+    except ValueError:
+        return None
+    fraction = float(b"0." + found[7]) if found[7] else 0.0
+    return (moment - datetime(1970, 1, 1)).total_seconds() + fraction
+
+
+# The log ------------------------------------------------------------------------------------------
+
+_AXES = ("tp", "pp", "dp", "cp", "ep")
+
+_LARGEST = 1 << 31
+
+
+def best_of(grammars: Sequence[Grammar]) -> Grammar | None:
+    """The grammar with most timed reports, ties by their order; None where none has a report."""
+    told = [grammar for grammar in grammars if grammar.rows]
+    if not told:
+        return None
+    return max(told, key=lambda g: (_has_times(g), -grammars.index(g)))
+
+
+def to_log(
+    chosen: Grammar, others: Sequence[Grammar], files: Sequence[str], num_lines: int
+) -> TrainingLog:
+    """One log of what was chosen.
+
+    Args:
+        chosen: Whose reports are taken.
+        others: What else was gathered: rates and facts that the chosen one lacks.
+        files: Paths as the user named them.
+        num_lines: Lines of the files.
+    """
+    notes = [*chosen.notes, *_left_out(chosen, others)]
+    rows, kept = _of_one_rank(chosen.rows, notes)
+    rows = _timed_by_stamps(rows, notes)
+    timers = {name: _timer(values, kept, len(rows)) for name, values in chosen.timers.items()}
+    if chosen.is_full:
+        notes.append(f"Only the first reports are kept, {len(rows):,} of at most {MAX_ROWS:,}.")
+    iteration = _ints(row.iteration for row in rows)
+    return TrainingLog(
+        origin=chosen.name,
+        files=tuple(files),
+        iteration=iteration,
+        span=_spans(rows),
+        duration_ns=_ints(row.duration_ns for row in rows),
+        samples_per_s=_floats([row.samples_per_s for row in rows]),
+        tokens_per_s=_floats([row.tokens_per_s for row in rows]),
+        tokens_per_s_per_device=_floats([row.tokens_per_s_per_device for row in rows]),
+        tflops=_floats([row.tflops for row in rows]),
+        loss=_floats([row.loss for row in rows]),
+        printed_samples_per_s=_floats(_rates(chosen, others)),
+        timers=timers,
+        is_of_slowest_ranks=chosen.is_of_slowest_ranks,
+        startup=dict(chosen.startup),
+        facts=_facts(chosen, others),
+        num_lines=num_lines,
+        num_reports=len(chosen.rows) + chosen.num_timer_lines,
+        num_unknown=chosen.num_unknown,
+        num_restarts=int(np.sum(np.diff(iteration[iteration != ABSENT]) < 0)),
+        notes=tuple(notes),
+    )
+
+
+def _has_times(grammar: Grammar) -> tuple[bool, bool]:
+    """Times of many reports, else of any; or times of lines, from which they follow."""
+    timed = sum(row.duration_ns is not None for row in grammar.rows[:1_000])
+    stamped = sum(row.at_s is not None for row in grammar.rows[:1_000])
+    return max(timed, stamped) >= 3, max(timed, stamped) > 0
+
+
+def _left_out(chosen: Grammar, others: Sequence[Grammar]) -> list[str]:
+    told = [other.name for other in others if other.rows and other is not chosen]
+    if not told:
+        return []
+    return [f"Iterations are those of {chosen.name}; left aside: {', '.join(told)}."]
+
+
+def _of_one_rank(rows: Sequence[Row], notes: list[str]) -> tuple[list[Row], Int64Array]:
+    """Reports of one rank, and where each report of all went: ABSENT for those left aside."""
+    ranks = {row.rank for row in rows}
+    if len(ranks) < 2:
+        return list(rows), np.arange(len(rows), dtype=np.int64)
+    counts: dict[int | None, int] = {}
+    for row in rows:
+        counts[row.rank] = counts.get(row.rank, 0) + 1
+    rank = max(counts, key=lambda r: (counts[r], -(r if r is not None else _LARGEST)))
+    notes.append(f"Reports of {len(ranks):,} ranks: those of rank {rank} are taken.")
+    mine = np.fromiter((row.rank == rank for row in rows), bool, len(rows))
+    place = np.where(mine, np.cumsum(mine) - 1, ABSENT)
+    return [row for row in rows if row.rank == rank], place
+
+
+def _timed_by_stamps(rows: list[Row], notes: list[str]) -> list[Row]:
+    """Where lines have times and reports none, times of iterations by their differences."""
+    if any(row.duration_ns is not None for row in rows) or not any(r.at_s for r in rows):
+        return rows
+    notes.append("Times of iterations are differences of the times at which lines were written.")
+    timed = rows[:1]
+    for before, row in pairwise(rows):
+        ns, span = None, None
+        if None not in (before.at_s, row.at_s, before.iteration, row.iteration):
+            seconds = row.at_s - before.at_s  # type: ignore[operator]
+            span = row.iteration - before.iteration  # type: ignore[operator]
+            ns = round(seconds / span * 1e9) if span > 0 and 0 < seconds < 1e7 else None
+        timed.append(
+            Row(
+                iteration=row.iteration,
+                duration_ns=ns,
+                span=span if ns is not None else None,
+                tokens_per_s_per_device=row.tokens_per_s_per_device,
+                tflops=row.tflops,
+                loss=row.loss,
+            )
+        )
+    return timed
+
+
+def _spans(rows: Sequence[Row]) -> Int64Array:
+    """Iterations that each report is the mean of: as told, else by the numbers."""
+    number = _ints(row.iteration for row in rows)
+    steps = np.diff(number, prepend=number[:1])
+    usual = int(np.median(steps[steps > 0])) if (steps > 0).any() else 1
+    by_numbers = np.where((steps > 0) & (number != ABSENT), steps, usual)
+    told = _ints(row.span for row in rows)
+    spans: Int64Array = np.maximum(np.where(told > 0, told, by_numbers), 1)
+    return spans
+
+
+def _timer(values: TimerValues, kept: Int64Array, count: int) -> Int64Array:
+    column = np.full(count, ABSENT, np.int64)
+    place = kept[np.frombuffer(values.report, np.int64)]
+    column[place[place != ABSENT]] = np.frombuffer(values.ns, np.int64)[place != ABSENT]
+    return column
+
+
+def _rates(chosen: Grammar, others: Sequence[Grammar]) -> list[float]:
+    return next((g.rates for g in (chosen, *others) if g.rates), [])
+
+
+def _facts(chosen: Grammar, others: Sequence[Grammar]) -> TrainingFacts:
+    facts: dict[str, int] = {}
+    for grammar in (*others, chosen):
+        facts |= {name: n for name, n in grammar.facts.items() if 0 < n < _LARGEST}
+    return TrainingFacts(
+        world_size=facts.get("world_size"),
+        mesh={axis: facts[axis] for axis in _AXES if axis in facts},
+        num_micro_batches=facts.get("num_micro_batches") or _num_micro_batches(facts),
+        micro_batch_size=facts.get("micro_batch_size"),
+        global_batch_size=facts.get("global_batch_size"),
+        sequence_length=facts.get("sequence_length"),
+        virtual_stages=facts.get("virtual_stages"),
+    )
+
+
+def _num_micro_batches(facts: dict[str, int]) -> int | None:
+    """Of one pipeline: what each replica gets of the batch, in micro-batches."""
+    size, batch, dp = (facts.get(n) for n in ("micro_batch_size", "global_batch_size", "dp"))
+    if size is None or batch is None or dp is None or batch % (size * dp):
+        return None
+    return batch // (size * dp)
+
+
+def _ints(values: object) -> Int64Array:
+    return np.fromiter(
+        (ABSENT if value is None else value for value in values),  # type: ignore[attr-defined]
+        np.int64,
+    )
+
+
+def _floats(values: Sequence[float | None]) -> Float64Array:
+    return np.array([np.nan if value is None else value for value in values], np.float64)

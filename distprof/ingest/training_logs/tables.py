@@ -1,0 +1,221 @@
+"""Logs that are tables of steps: CSV with a header, JSON lines, or one JSON object of series.
+
+A column ``step`` (``iteration``, ``iter``, ``global_step``) and one of times (``step_time``,
+``iter_time``, ``iteration_time``, ``duration``), with ``_ms``, ``_s``, ``_us`` or ``_ns``
+behind it. Series by iteration are as Megatron-LM keeps them for its tests, times in seconds; values
+that are no numbers are counted::
+
+    {"iteration-time": {"start_step": 1, "step_interval": 5, "values": {"1": "nan", "5": 17.1}},
+     "lm loss": {…}}
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NoReturn
+
+import msgspec
+
+from distprof.errors import InputError
+from distprof.ingest.files import DAMAGE, Blocks, opened
+from distprof.ingest.training_logs.grammar import MAX_SECONDS, Grammar, Row, s_to_ns, to_float
+
+__all__ = ["ColumnsGrammar", "GoldenValues", "find_columns"]
+
+_STEPS = ("step", "iteration", "iter", "global_step", "steps")
+
+_TIMES = ("step_time", "iter_time", "iteration_time", "duration", "elapsed_time_per_iteration")
+
+_UNITS = {"_ns": 1.0, "_us": 1e3, "_ms": 1e6, "_s": 1e9, "_seconds": 1e9, "_sec": 1e9, "": 1e9}
+
+_LOSSES = ("loss", "train_loss", "lm_loss")
+
+_RANK = "rank"
+
+_MAX_HEADER = 1 << 16
+
+
+def find_columns(names: Sequence[Any]) -> tuple[str, str, float] | None:
+    """Columns of steps and times and ns per unit; None where either is missing.
+
+    Args:
+        names: Columns as the table names them.
+    """
+    plain = {str(name).strip().lower().replace("-", "_"): str(name) for name in names[:1_000]}
+    step = next((plain[name] for name in _STEPS if name in plain), None)
+    times = [(base + unit, factor) for base in _TIMES for unit, factor in _UNITS.items()]
+    time = next(((plain[name], factor) for name, factor in times if name in plain), None)
+    return None if step is None or time is None else (step, *time)
+
+
+class ColumnsGrammar(Grammar):
+    """A table of steps. Not looked for in blocks: the file is one, or it is not."""
+
+    @property
+    def name(self) -> str:
+        """Whose words they are."""
+        return "a table of steps"
+
+    def fits(self, start: bytes) -> bool:
+        """Whether a file that begins so is a table of steps."""
+        line = start[:_MAX_HEADER].lstrip(b"\xef\xbb\xbf \r\n").split(b"\n", 1)[0]
+        if line.startswith(b"{"):
+            first = _object(line)
+            return first is not None and find_columns(list(first)) is not None
+        return b"," in line and find_columns(_cells(line)) is not None
+
+    def read(self, blocks: Blocks) -> None:
+        """Gather all rows."""
+        header: list[str] = []
+        found: tuple[str, str, float] | None = None
+        for line in _lines(blocks):
+            if line.startswith(b"{"):
+                entry: Mapping[str, Any] | None = _object(line)
+                found = found or (None if entry is None else find_columns(list(entry)))
+            elif not header:
+                header = _cells(line)
+                found = find_columns(header)
+                continue
+            else:
+                entry = dict(zip(header, _cells(line), strict=False))
+            if entry is None or found is None:
+                self.num_unknown += 1
+            else:
+                self._take(entry, found)
+        if found is not None and not any(found[1].lower().endswith(u) for u in _UNITS if u):
+            self.notes.append(f"Times in the column {found[1]!r} are taken as seconds.")
+
+    def _take(self, entry: Mapping[str, Any], columns: tuple[str, str, float]) -> None:
+        step, time, factor = columns
+        value = _float(entry.get(time))
+        number = _float(entry.get(step))
+        if value is None or number is None or not 0 <= value * factor < MAX_SECONDS * 1e9:
+            self.num_unknown += 1
+            return
+        loss = next((_float(entry[name]) for name in _LOSSES if name in entry), None)
+        rank = _float(entry.get(_RANK))
+        self.add(
+            Row(
+                iteration=int(number) if 0 <= number < 1 << 53 else None,
+                duration_ns=round(value * factor),
+                span=1,
+                loss=loss,
+                rank=int(rank) if rank is not None and 0 <= rank < 1 << 31 else None,
+            )
+        )
+
+
+def _lines(blocks: Blocks) -> Iterator[bytes]:
+    for block in blocks:
+        for line in block.split(b"\n"):
+            if line.strip():
+                yield line.strip()
+
+
+def _cells(line: bytes) -> list[str]:
+    text = line.decode("utf-8", "replace").lstrip("\ufeff").replace("\0", "")
+    try:
+        return [cell.strip() for cell in next(csv.reader(io.StringIO(text)), [])]
+    except csv.Error:
+        return []
+
+
+def _object(line: bytes) -> dict[str, Any] | None:
+    try:
+        found = msgspec.json.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _float(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    text = str(value)
+    return to_float(text.encode("utf-8", "replace")) if len(text) < 64 else None
+
+
+# Series by iteration ------------------------------------------------------------------------------
+
+MAX_BYTES = 256_000_000
+
+
+_SERIES_OF_TIMES = ("iteration-time", "iteration_timing_avg", "iteration-time-s")
+
+_SERIES_OF_LOSSES = ("lm loss", "lm-loss")
+
+
+class GoldenValues(Grammar):
+    """Series by iteration."""
+
+    @property
+    def name(self) -> str:
+        """Whose words they are."""
+        return "the series of a Megatron-LM test"
+
+    def read(self, source: str) -> None:
+        """Gather all iterations.
+
+        Raises:
+            InputError: If it is no such object, or too large.
+        """
+        series = _decoded(source)
+        times = next((series[name] for name in _SERIES_OF_TIMES if name in series), None)
+        if times is None:
+            _refuse(
+                source,
+                f"no {_SERIES_OF_TIMES[0]!r} among {', '.join(sorted(map(str, series))[:10])}",
+            )
+        loss = dict(_values(next((series[n] for n in _SERIES_OF_LOSSES if n in series), None)))
+        for number, value in _values(times):
+            ns = s_to_ns(value)
+            if ns is None:
+                self.num_unknown += 1
+            else:
+                self.add(Row(iteration=number, duration_ns=ns, span=1, loss=loss.get(number)))
+        if self.num_unknown:
+            self.notes.append(f"Values that are no times are left out: {self.num_unknown:,}.")
+
+
+def _values(series: Any) -> list[tuple[int, float | None]]:
+    """Iterations and values, ascending; None for what is no number."""
+    values = series.get("values") if isinstance(series, dict) else None
+    if isinstance(values, list):
+        start, step = series.get("start_step"), series.get("step_interval")
+        first = start if isinstance(start, int) and 0 <= start < 1 << 40 else 0
+        gap = step if isinstance(step, int) and 0 < step < 1 << 20 else 1
+        values = {str(first + gap * i): value for i, value in enumerate(values)}
+    if not isinstance(values, dict):
+        return []
+    numbers = ((key, value) for key, value in values.items() if key.isdecimal() and len(key) < 16)
+    return sorted((int(key), float(value) if _is_number(value) else None) for key, value in numbers)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
+
+
+def _decoded(source: str) -> dict[str, Any]:
+    try:
+        with opened(source) as stream:
+            data = stream.read(MAX_BYTES + 1)
+    except DAMAGE as error:
+        _refuse(source, " ".join(f"{type(error).__name__}: {error}".split())[:200])
+    if len(data) > MAX_BYTES:
+        _refuse(source, f"more than {MAX_BYTES:,} bytes")
+    try:
+        found = msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        _refuse(source, " ".join(f"{error}".split())[:200])
+    return found if isinstance(found, dict) else {}
+
+
+def _refuse(source: str, found: str) -> NoReturn:
+    raise InputError(
+        source,
+        expected='series by iteration, {"iteration-time": {"values": {"5": 17.1, …}}, …}',
+        found=found,
+        fix="write the file again, or check that it is whole",
+    )

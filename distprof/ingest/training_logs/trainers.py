@@ -1,0 +1,255 @@
+"""Logs of trainers that report totals and losses rather than the times of iterations.
+
+Hugging Face's Trainer, and progress bars, in which programs that print no times show them::
+
+    {'loss': 2.31, 'grad_norm': 1.2, 'learning_rate': 5e-05, 'epoch': 0.01}
+    {'train_runtime': 123.4, 'train_samples_per_second': 10.1, 'train_steps_per_second': 1.26, …}
+     45%|████▌     | 4500/10000 [1:20:10<1:37:59, 1.07s/it]
+
+MLPerf's lines, ``:::MLLOG {"time_ms": …, "key": "train_loss", "value": …, "metadata": {…}}``.
+Losses come with the number of samples so far: their distance in time is that of as many iterations
+as their samples make. Some programs print throughput too.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from distprof.ingest.training_logs.grammar import NUMBER, Grammar, Row, s_to_ns, to_float
+
+__all__ = ["BarGrammar", "MllogGrammar", "TrainerGrammar"]
+
+_SUMMARY = re.compile(rb"\{[^{}\n]{0,400}?'train_runtime': [^{}\n]{0,800}\}")
+
+_PAIR = re.compile(rb"'([a-z_]{1,40})': '?(" + NUMBER + rb")'?[,}]")
+
+_BAR = re.compile(
+    rb"^([^\n%|]{0,120}?)(\d{1,3})%\|[^|\n]{0,300}\| *(\d{1,12})/(\d{1,12}) "
+    rb"\[(?:(\d{1,6}):)?(\d{1,2}):(\d\d)<[^,\]\n]{0,30}, *[\d.?]{1,12}(?:s/it|it/s)",
+    re.MULTILINE,
+)
+
+_MAX_BARS = 100
+
+_MIN_STEPS = 20
+
+_MIN_SECONDS = 50
+"""Bars show whole seconds: over as many, a mean is exact to two percent."""
+
+
+class TrainerGrammar(Grammar):
+    """The Trainer's summary: one mean over the whole training."""
+
+    @property
+    def name(self) -> str:
+        """Whose words they are."""
+        return "Hugging Face Trainer"
+
+    @property
+    def signs(self) -> tuple[bytes, ...]:
+        """A block without any of these holds nothing of the grammar."""
+        return (b"'train_runtime'",)
+
+    def take(self, block: bytes) -> None:
+        """Gather summaries."""
+        for text in _SUMMARY.findall(block):
+            values = {name: to_float(value) for name, value in _PAIR.findall(text)}
+            rate = values.get(b"train_steps_per_second")
+            if not rate or rate < 0:
+                self.num_unknown += 1
+                continue
+            self.add(
+                Row(
+                    iteration=None,
+                    duration_ns=s_to_ns(1 / rate),
+                    samples_per_s=values.get(b"train_samples_per_second"),
+                    loss=values.get(b"train_loss"),
+                )
+            )
+
+    def finish(self) -> None:
+        """Say what it is a mean of."""
+        self.notes.append("The time of an iteration is the Trainer's mean over the whole training.")
+
+
+@dataclass(slots=True)
+class _Bar:
+    """One bar by its total: where the present span began, and what it told so far."""
+
+    step: int
+    second: int
+    first_second: int
+    last_second: int
+    rows: list[Row] = field(default_factory=list)
+
+
+class BarGrammar(Grammar):
+    """The longest bar without a name: bars with one are downloads, maps, evaluations."""
+
+    _bars: dict[int, _Bar] | None = None
+
+    @property
+    def name(self) -> str:
+        """Whose words they are."""
+        return "a progress bar"
+
+    @property
+    def signs(self) -> tuple[bytes, ...]:
+        """A block without any of these holds nothing of the grammar."""
+        return (b"s/it", b"it/s")
+
+    def take(self, block: bytes) -> None:
+        """Follow each bar."""
+        if self._bars is None:
+            self._bars = {}
+        for before, _, step, total, hours, minutes, seconds in _BAR.findall(block):
+            if int(total) < _MIN_STEPS or before.rstrip().endswith(b":"):
+                continue
+            second = int(hours or 0) * 3600 + int(minutes) * 60 + int(seconds)
+            self._follow(self._bars, int(total), int(step), second)
+
+    def _follow(self, bars: dict[int, _Bar], total: int, step: int, second: int) -> None:
+        bar = bars.get(total)
+        if bar is None:
+            if len(bars) < _MAX_BARS:
+                bars[total] = _Bar(step, second, second, second)
+            return
+        if step < bar.step or second < bar.last_second:
+            bar.step, bar.second, bar.last_second = step, second, second
+            return
+        bar.last_second = second
+        span, passed = step - bar.step, second - bar.second
+        if span > 0 and passed >= _MIN_SECONDS:
+            if sum(len(one.rows) for one in bars.values()) < 100_000:
+                ns = s_to_ns(passed / span)
+                bar.rows.append(Row(iteration=step, duration_ns=ns, span=span))
+            bar.step, bar.second = step, second
+
+    def finish(self) -> None:
+        """Keep the bar that took longest."""
+        bars = list((self._bars or {}).values())
+        if bars:
+            longest = max(bars, key=lambda bar: bar.last_second - bar.first_second)
+            self.rows = longest.rows
+        self.notes.append(
+            "Times are those of a progress bar, means over spans of at least 50 s: single "
+            "iterations cannot be seen."
+        )
+
+
+# MLPerf -------------------------------------------------------------------------------------------
+
+_LINE = re.compile(rb":::MLLOG (\{[^\n]{1,20000})")
+
+_RATES = ("throughput", "imgs_sec", "samples_per_sec", "samples_per_second")
+
+_BREAKS = ("block_start", "block_stop", "eval_start", "eval_stop", "run_start", "run_stop")
+
+_MAX_RATES = 100_000
+
+_decoder = msgspec.json.Decoder()
+
+
+class MllogGrammar(Grammar):
+    """Reports of MLPerf's logging library."""
+
+    _before: tuple[float, float] | None = None  # seconds and samples of the last loss
+
+    @property
+    def name(self) -> str:
+        """Whose words they are."""
+        return "MLPerf logging"
+
+    @property
+    def signs(self) -> tuple[bytes, ...]:
+        """A block without any of these holds nothing of the grammar."""
+        return (b":::MLLOG",)
+
+    def take(self, block: bytes) -> None:
+        """Gather events."""
+        for text in _LINE.findall(block):
+            event = self._decoded(text)
+            if event is not None:
+                self._take_event(event)
+
+    def _decoded(self, text: bytes) -> dict[str, Any] | None:
+        """The event, without what other processes wrote behind it; None where it is broken."""
+        for end in (len(text), text.rfind(b"}") + 1, text.find(b"}}") + 2):
+            try:
+                event = _decoder.decode(text[:end])
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                continue
+            if isinstance(event, dict):
+                return event
+        self.num_unknown += 1
+        return None
+
+    def _take_event(self, event: dict[str, Any]) -> None:
+        key, value = event.get("key"), event.get("value")
+        metadata = event.get("metadata")
+        if not isinstance(metadata, dict):
+            metadata = {}
+        if key == "global_batch_size":
+            size = _number(value)
+            if size is not None and 1 <= size < 1 << 40:
+                self.facts["global_batch_size"] = int(size)
+        elif key in _BREAKS:
+            self._before = None
+        elif key == "train_loss":
+            self._take_loss(event.get("time_ms"), _number(value), metadata)
+        elif key == "tracked_stats" and isinstance(value, dict):
+            if "train_loss" in value:
+                self._take_loss(event.get("time_ms"), _number(value["train_loss"]), metadata)
+            self._take_rate(value)
+
+    def _take_rate(self, value: dict[str, Any]) -> None:
+        rate = next((_number(value[name]) for name in _RATES if name in value), None)
+        if rate is not None and rate > 0 and len(self.rates) < _MAX_RATES:
+            self.rates.append(rate)
+
+    def _take_loss(self, time_ms: Any, loss: float | None, metadata: dict[str, Any]) -> None:
+        at, samples = _number(time_ms), _number(metadata.get("samples_count"))
+        batch = self.facts.get("global_batch_size")
+        if at is None or samples is None or not batch:
+            return
+        before = self._before
+        self._before = (at / 1e3, samples)
+        if before is None:
+            return
+        seconds, count = at / 1e3 - before[0], samples - before[1]
+        if seconds <= 0 or count < batch:
+            return
+        span = count / batch
+        self.add(
+            Row(
+                iteration=round(samples / batch),
+                duration_ns=s_to_ns(seconds / span),
+                span=round(span),
+                samples_per_s=count / seconds,
+                loss=loss,
+            )
+        )
+
+    def finish(self) -> None:
+        """Where only throughput was printed, an iteration is a batch at that rate."""
+        batch = self.facts.get("global_batch_size")
+        if self.rows or not self.rates or not batch:
+            return
+        for rate in self.rates:
+            ns = s_to_ns(batch / rate)
+            self.add(Row(iteration=None, duration_ns=ns, samples_per_s=rate))
+        self.notes.append(
+            "Times of iterations are those of a global batch at the throughput that was printed."
+        )
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    number = float(value) if abs(value) < 1e300 else math.inf
+    return number if math.isfinite(number) else None

@@ -1,0 +1,428 @@
+"""What is known of the ranks' clocks beside the alignment, and the robust estimates that it uses.
+
+Matching learns who shares a clock and how far others are apart while it works. Stamps that ranks
+exchanged check the alignment or take its place: ends of collectives and stamps are independent
+evidence. Collectives end at one moment only as far as their library makes them: over gloo ranks
+notice the end milliseconds apart, where a stamp is right within half of its way there and back. So
+the smaller uncertainty wins, where both agree within theirs; clocks that no collective connects are
+related by stamps alone; and where stamps and collectives contradict each other, collectives stay
+and the contradiction is said.
+
+Source: D. Mills et al., RFC 5905 (NTP), section 8: the offset of two clocks is right within half of
+the delay; of several exchanges those of least delay are best.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distprof.join.shifts import Expectation
+from distprof.run.run import ClockAlignment, Rank
+from distprof.run.tables import distinct
+from distprof.schema import ABSENT, Int64Array, Table
+from distprof.units import NS_PER_US, format_duration
+
+__all__ = [
+    "ClockLinks",
+    "Line",
+    "StampedClock",
+    "clock_of_stamps",
+    "components_of",
+    "fit_line",
+    "location",
+    "pooled_scale",
+    "solve_graph",
+    "with_stamps",
+]
+
+Floats = NDArray[np.float64]
+
+_HUBER = 1.345  # 95 % efficiency on normal noise
+
+_MAD_TO_SIGMA = 1.4826
+
+_MIN_SCALE_NS = 1.0  # times are whole nanoseconds
+
+_ITERATIONS = 8
+
+_SETTLED = 1e-3  # of the scale: a smaller change is not worth another iteration
+
+_MIN_FOR_SLOPE = 8
+
+_MIN_ERROR = 1e-12
+
+_GRAPH_ITERATIONS = 50
+
+_GRAPH_SIGMAS = 3.0  # an edge that far from the others' opinion loses weight
+
+_MIN_WEIGHT = 1e-12  # keeps the equations solvable where a node hangs on a poor edge
+
+_CONVERGED = 0.01  # of the smallest error
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A fitted slope; its standard error is ``scale / leverage``.
+
+    Args:
+        slope: Of ``y`` over ``x``.
+        scale: Robust standard deviation of ``y`` around the line.
+        leverage: Root of the weighted sum of squares of ``x``; 0 where there is nothing to fit.
+    """
+
+    slope: float
+    scale: float
+    leverage: float
+
+
+def location(values: Floats) -> tuple[float, float]:
+    """Huber's estimate of the middle of ``values``, and their robust standard deviation.
+
+    Source: P. J. Huber, "Robust Estimation of a Location Parameter", 1964.
+    """
+    center = float(np.median(values))
+    for _ in range(_ITERATIONS):
+        before = center
+        weight, scale = _weights(values - center)
+        center = _mean(values, weight)
+        if abs(center - before) <= _SETTLED * scale:
+            break
+    _, scale = _weights(values - center)
+    return center, scale
+
+
+def fit_line(x: Int64Array, y: Int64Array) -> Line:
+    """Huber regression of ``y`` on ``x``, both int64 ns; no leverage with fewer than 8 points."""
+    if len(x) < _MIN_FOR_SLOPE or x.min() == x.max():
+        return Line(0.0, _MIN_SCALE_NS, 0.0)
+    u = (x - x[0]).astype(np.float64)
+    v = (y - y[0]).astype(np.float64)
+    weight, slope, length = np.ones(len(u)), 0.0, float(np.ptp(u))
+    # the first residuals are taken from a constant: weights must not follow a far outlier
+    residual = v - np.median(v)
+    for _ in range(_ITERATIONS):
+        before = slope
+        weight, scale = _weights(residual)
+        centred = u - _mean(u, weight)
+        slope = float((weight * centred * v).sum() / (weight * centred**2).sum())
+        residual = v - slope * centred
+        residual -= np.median(residual)
+        if abs(slope - before) * length <= _SETTLED * scale:
+            break
+    _, scale = _weights(residual)
+    return Line(slope, scale, float(np.sqrt((weight * (u - _mean(u, weight)) ** 2).sum())))
+
+
+def pooled_scale(scales: Floats, counts: Int64Array) -> float:
+    """The standard deviation that at least half of all values show, given those of their samples.
+
+    A handful of values can agree by chance: their own scale would claim a certainty they have not.
+    """
+    order = np.argsort(scales)
+    cumulated = np.cumsum(counts[order])
+    middle = int(np.searchsorted(cumulated, cumulated[-1] / 2))
+    return float(scales[order][middle])
+
+
+def _mean(values: Floats, weight: Floats) -> float:
+    return float((weight * values).sum() / weight.sum())
+
+
+def _weights(residual: Floats) -> tuple[Floats, float]:
+    """Huber weights and the scale they rest on."""
+    scale = max(_MAD_TO_SIGMA * float(np.median(np.abs(residual))), _MIN_SCALE_NS)
+    weight = np.minimum(1.0, _HUBER * scale / np.maximum(np.abs(residual), _MIN_SCALE_NS))
+    return weight, scale
+
+
+def solve_graph(
+    count: int, edges: Int64Array, difference: Floats, error: Floats
+) -> tuple[Floats, Floats]:
+    """Values of nodes from differences along edges: weighted robust least squares.
+
+    The lowest node of each connected component has the value 0.
+
+    Args:
+        count: Number of nodes.
+        edges: Shape ``(n, 2)``, lower node first.
+        difference: Value of the second node minus that of the first.
+        error: Standard error of each difference.
+
+    Returns:
+        Values and their standard errors, one per node; a node without edge has 0 and 0.
+    """
+    error = np.maximum(error, _MIN_ERROR)
+    value, value_error = np.zeros(count), np.zeros(count)
+    label = components_of(count, edges)
+    for component in distinct(label[edges[:, 0]]) if len(edges) else ():
+        nodes = np.flatnonzero(label == component)
+        inside = np.isin(edges[:, 0], nodes)
+        position = np.searchsorted(nodes, edges[inside])
+        solved = _solve_component(len(nodes), position, difference[inside], error[inside])
+        value[nodes], value_error[nodes] = solved
+    return value, value_error
+
+
+def _solve_component(
+    count: int, edges: Int64Array, difference: Floats, error: Floats
+) -> tuple[Floats, Floats]:
+    """Node 0 fixed at 0; edges that disagree with the rest are weighted down, as by Huber."""
+    scale = float(error.min())  # keeps the weights near one
+    weight = (scale / error) ** 2
+    robust, value = np.ones(len(edges)), np.zeros(count)
+    for _ in range(_GRAPH_ITERATIONS):
+        before = value
+        normal, right = _normal_equations(count, edges, weight * robust, difference)
+        value = np.concatenate(([0.0], np.linalg.solve(normal[1:, 1:], right[1:])))
+        residual = np.abs(difference - value[edges[:, 1]] + value[edges[:, 0]])
+        limit = _GRAPH_SIGMAS * np.maximum(error, np.median(residual))
+        robust = np.minimum(1.0, limit / np.maximum(residual, _MIN_ERROR))
+        # a tree leaves no residual
+        if len(edges) < count or np.abs(value - before).max() < _CONVERGED * scale:
+            break
+    normal, _ = _normal_equations(count, edges, weight * robust, difference)
+    variance = np.diag(np.linalg.inv(normal[1:, 1:])) * scale**2
+    return value, np.sqrt(np.concatenate(([0.0], np.maximum(variance, 0.0))))
+
+
+def _normal_equations(
+    count: int, edges: Int64Array, weight: Floats, difference: Floats
+) -> tuple[Floats, Floats]:
+    weight = np.maximum(weight, _MIN_WEIGHT)
+    normal, right = np.zeros((count, count)), np.zeros(count)
+    first, second = edges[:, 0], edges[:, 1]
+    np.add.at(normal, (first, first), weight)
+    np.add.at(normal, (second, second), weight)
+    np.add.at(normal, (first, second), -weight)
+    np.add.at(normal, (second, first), -weight)
+    np.add.at(right, second, weight * difference)
+    np.add.at(right, first, -weight * difference)
+    return normal, right
+
+
+def components_of(count: int, edges: Int64Array) -> NDArray[np.int64]:
+    """Connected components of a graph: for each node the lowest node it is connected with.
+
+    Args:
+        count: Number of nodes.
+        edges: Shape ``(n, 2)``.
+    """
+    label = np.arange(count)
+    while len(edges):
+        low = np.minimum(label[edges[:, 0]], label[edges[:, 1]])
+        new = label.copy()
+        np.minimum.at(new, edges[:, 0], low)
+        np.minimum.at(new, edges[:, 1], low)
+        new = new[new]
+        if (new == label).all():
+            break
+        label = new
+    return label
+
+
+# Offsets between clocks, as matching learns them --------------------------------------------------
+
+SAME_CLOCK_NS = 50 * NS_PER_US  # devices of one host agree like that
+
+SEPARATE_NS = 20 * SAME_CLOCK_NS  # ends of one host that are further apart are of two clocks
+
+MAX_DRIFT_RATIO = 5e-5  # two quartz clocks against each other
+
+
+class ClockLinks:
+    """Clocks of a run's ranks and the offsets between them that are known so far.
+
+    Ranks of one node share a clock, unless their times do not count from the epoch. Offsets that
+    are known hold along chains too: from A to B and from B to C gives A to C.
+    """
+
+    def __init__(self, ranks: Sequence[Rank], nodes: Mapping[str, tuple[int, ...]]) -> None:
+        node_of = {number: name for name, members in nodes.items() for number in members}
+        numbers: dict[str, int] = {}
+        self._clock_of: dict[int, int] = {}
+        self._has_epoch: list[bool] = []
+        self._root: list[int] = []
+        self._from_root_ns: list[float] = []  # own clock minus the root's
+        span = max((r.capture_end_ns - r.capture_start_ns for r in ranks), default=0)
+        self._known_error_ns = SAME_CLOCK_NS + MAX_DRIFT_RATIO * span
+        self.num_links = 0
+        for rank in ranks:
+            shared = rank.has_epoch and rank.rank in node_of
+            name = f"node {node_of[rank.rank]}" if shared else f"rank {rank.rank}"
+            if name not in numbers:
+                numbers[name] = self._new_clock(has_epoch=rank.has_epoch)
+            self._clock_of[rank.rank] = numbers[name]
+
+    def _new_clock(self, *, has_epoch: bool) -> int:
+        clock = len(self._root)
+        self._has_epoch.append(has_epoch)
+        self._root.append(clock)
+        self._from_root_ns.append(0.0)
+        return clock
+
+    def clock_of(self, rank: int) -> int:
+        """Number of a rank's clock."""
+        return self._clock_of[rank]
+
+    def has(self, rank: int) -> bool:
+        """Whether a rank is part of the run."""
+        return rank in self._clock_of
+
+    def separate(self, rank: int) -> None:
+        """Give a rank a clock of its own: its node's is another one, as its traces show."""
+        self._clock_of[rank] = self._new_clock(has_epoch=self._has_epoch[self._clock_of[rank]])
+
+    def knows(self, a: int, b: int) -> bool:
+        """Whether the offset between two clocks is known."""
+        return self._root[a] == self._root[b]
+
+    def learn(self, a: int, b: int, offset_ns: float) -> None:
+        """Clock ``b`` minus clock ``a`` is known; what is known already stays."""
+        if self.knows(a, b):
+            return
+        moved = self._from_root_ns[a] + offset_ns - self._from_root_ns[b]
+        gone, kept = self._root[b], self._root[a]
+        for clock, root in enumerate(self._root):
+            if root == gone:
+                self._root[clock] = kept
+                self._from_root_ns[clock] += moved
+        self.num_links += 1
+
+    def expected(self, a: int, b: int) -> Expectation:
+        """Clock ``b`` minus clock ``a``, as far as it is known."""
+        if a == b:
+            return Expectation(usual_error_ns=SAME_CLOCK_NS)
+        if self.knows(a, b):
+            return Expectation(
+                offset_ns=self._from_root_ns[b] - self._from_root_ns[a],
+                usual_error_ns=self._known_error_ns,
+            )
+        if self._has_epoch[a] and self._has_epoch[b]:
+            return Expectation()
+        return Expectation(usual_error_ns=np.inf)
+
+
+# Time stamps --------------------------------------------------------------------------------------
+
+_FAR_NS = 120_000_000_000  # exchanges farther from the capture than this say less than nearer ones
+
+_MAX_NAMED = 5
+
+_TIMES_BEST = 1.5  # exchanges that took at most this much longer than the fastest count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StampedClock:
+    """A rank's clock against rank 0's.
+
+    Args:
+        offset_ns: Own clock minus rank 0's.
+        error_ns: What it may be off by.
+    """
+
+    offset_ns: int
+    error_ns: int
+
+
+def clock_of_stamps(stamps: Table, around_ns: int) -> StampedClock | None:
+    """The offset that one rank's exchanges tell, near a moment; None without any.
+
+    Args:
+        stamps: CLOCK_STAMPS table.
+        around_ns: Middle of the capture, own clock.
+    """
+    sent, received = stamps["t_sent_ns"], stamps["t_received_ns"]
+    if len(sent) == 0:
+        return None
+    near = np.abs(sent - around_ns) <= max(_FAR_NS, int(np.abs(sent - around_ns).min()))
+    sent, received, server = sent[near], received[near], stamps["t_server_ns"][near]
+    delay = received - sent
+    good = delay <= _TIMES_BEST * delay.min()
+    offset = (sent - server)[good] + delay[good] // 2
+    base = int(offset[0])  # floats lose nanoseconds of large offsets
+    middle = base + round(float(np.median(offset - base)))
+    spread = int(np.abs(offset - middle).max())
+    return StampedClock(offset_ns=middle, error_ns=max(int(delay.min()) // 2, spread, 1))
+
+
+def with_stamps(clock: ClockAlignment, stamped: Mapping[int, StampedClock]) -> ClockAlignment:
+    """The alignment with stamps used where they are better, and what they say of it.
+
+    Args:
+        clock: By the ends of collectives.
+        stamped: Rank to its clock against rank 0's; rank 0 itself has no offset.
+    """
+    told = _by_domain(clock, {0: StampedClock(offset_ns=0, error_ns=0), **stamped})
+    if len(clock.domains) < 2 or len(told) < 2:
+        return clock
+    anchor, result, agreed = min(told), clock, []
+    notes = list(clock.notes)
+    for domain in sorted(set(told) - {min(told)}):
+        offset = told[domain].offset_ns - told[anchor].offset_ns + float(clock.offset_ns[anchor])
+        error = told[domain].error_ns + told[anchor].error_ns
+        name = clock.names[domain]
+        residual = int(max(clock.residual_ns[domain], clock.residual_ns[anchor]))
+        apart = abs(offset - float(clock.offset_ns[domain]))
+        if result.component[domain] != result.component[anchor]:
+            result = _connected(result, anchor, domain, offset, error)
+            notes.append(
+                f"The clock of {name} is known by time stamps only (± {format_duration(error)})."
+            )
+        elif apart > residual + error:
+            notes.append(
+                f"Time stamps put the clock of {name} {format_duration(apart)} off what "
+                "collectives say, more than either may be off: collectives are believed."
+            )
+        else:
+            agreed.append(name)
+            result = _replaced(result, domain, offset, error) if error < residual else result
+    if agreed:
+        notes.append(f"Time stamps confirm the clocks of {', '.join(agreed[:_MAX_NAMED])}.")
+    return replace(_with_anchor_error(result, anchor), notes=tuple(notes))
+
+
+def _by_domain(
+    clock: ClockAlignment, stamped: Mapping[int, StampedClock]
+) -> dict[int, StampedClock]:
+    """The surest of each domain's ranks."""
+    found: dict[int, StampedClock] = {}
+    for domain, ranks in enumerate(clock.domains):
+        known = [stamped[rank] for rank in ranks if rank in stamped]
+        if known:
+            found[domain] = min(known, key=lambda told: told.error_ns)
+    return found
+
+
+def _connected(
+    clock: ClockAlignment, anchor: int, domain: int, offset: float, error: int
+) -> ClockAlignment:
+    """All domains of one component moved so that ``domain`` has its offset, and joined."""
+    moved = clock.component == clock.component[domain]
+    shift = offset - float(clock.offset_ns[domain])
+    residual = np.where(moved, np.maximum(clock.residual_ns, 0) + error, clock.residual_ns)
+    return replace(
+        clock,
+        offset_ns=np.where(moved, clock.offset_ns + shift, clock.offset_ns),
+        component=np.where(moved, clock.component[anchor], clock.component).astype(np.int32),
+        residual_ns=residual.astype(np.int64),
+    )
+
+
+def _replaced(clock: ClockAlignment, domain: int, offset: float, error: int) -> ClockAlignment:
+    offsets, residual = clock.offset_ns.copy(), clock.residual_ns.copy()
+    offsets[domain], residual[domain] = offset, error
+    return replace(clock, offset_ns=offsets, residual_ns=residual)
+
+
+def _with_anchor_error(clock: ClockAlignment, anchor: int) -> ClockAlignment:
+    """The anchor's own clock is what the others are measured by: it is as sure as the surest."""
+    residual: Int64Array = clock.residual_ns.copy()
+    others = np.delete(residual, anchor)
+    known = others[others != ABSENT]
+    if len(known) and (residual[anchor] == ABSENT or residual[anchor] > known.min()):
+        residual[anchor] = known.min()
+    return replace(clock, residual_ns=residual)

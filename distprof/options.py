@@ -1,0 +1,348 @@
+"""Options, declared once: a struct makes the command line, checks TOML and explains both.
+
+::
+
+    class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+        nodes: Annotated[int, option("Nodes; run the same command on each.", ge=1)] = 1
+
+    convert({"nodes": 2}, LaunchOptions, "[launch] ")   # TOML and JSON, refused in plain English
+    click_options(options_of(LaunchOptions))            # --nodes, with the same help
+    msgspec.json.schema(LaunchOptions)                  # for editors and for the documentation
+
+A field's type and bounds are its check, so nothing else tests values by hand.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+import msgspec
+from msgspec import inspect
+
+from distprof.errors import UsageError
+
+__all__ = ["Option", "check_known", "click_options", "convert", "option", "options_of"]
+
+T = TypeVar("T")
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+_SHOWN = 80
+"""Characters of a refused value that its message repeats."""
+
+_PLAIN: dict[type[inspect.Type], tuple[str, type]] = {
+    inspect.BoolType: ("true or false", bool),
+    inspect.IntType: ("a whole number", int),
+    inspect.FloatType: ("a number", float),
+    inspect.StrType: ("text", str),
+}
+"""What a value of that type is called in a message, and the type that click converts to."""
+
+
+def option(
+    text: str,
+    *,
+    choices: Sequence[str] = (),
+    expects: str = "",
+    flag: str = "",
+    metavar: str = "",
+    **bounds: Any,
+) -> msgspec.Meta:
+    """Explanation and bounds of a field, the second argument of its ``Annotated``.
+
+    Args:
+        text: Help: one sentence, with its full stop.
+        choices: Texts that are allowed, where no ``Literal`` can list them.
+        expects: What a message says was expected, in place of what the type is called.
+        flag: Name on the command line, without dashes; by default the field's.
+        metavar: What stands for the value in help.
+        bounds: As :class:`msgspec.Meta` takes them: ge, gt, le, lt, min_length.
+    """
+    if choices:
+        bounds |= {
+            "pattern": f"^({'|'.join(choices)})$",
+            "extra_json_schema": {"enum": list(choices)},
+        }
+    said = {"expects": expects or _one_of(choices), "flag": flag, "metavar": metavar}
+    return msgspec.Meta(description=text, extra=said, **bounds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """One option, as its struct declares it.
+
+    Args:
+        name: Of the field.
+        help: One sentence.
+        default: Of the field; None where it must be given.
+        value_type: ``bool``, ``int``, ``float`` or ``str``.
+        choices: Values that are allowed; empty for any.
+        low: Smallest value; None for any.
+        high: Largest value; None for any.
+        flag: Name on the command line, without dashes.
+        metavar: What stands for the value in help; empty for what click makes of the type.
+    """
+
+    name: str
+    help: str
+    default: Any
+    value_type: type
+    choices: tuple[str, ...]
+    low: float | None
+    high: float | None
+    flag: str
+    metavar: str
+
+    @property
+    def spelling(self) -> str:
+        """On the command line; a switch turns both ways: ``--shapes/--no-shapes``."""
+        if self.value_type is not bool:
+            return f"--{self.flag}"
+        off = self.flag.removeprefix("no-") if self.flag.startswith("no-") else f"no-{self.flag}"
+        return f"--{self.flag}/--{off}"
+
+    def click_attributes(self, *, with_range: bool = True) -> dict[str, Any]:
+        """What click is told: type, help, metavar; no default, so that None is "not typed".
+
+        Args:
+            with_range: Whether click shows and checks the bounds; :func:`convert` always does.
+        """
+        import click
+
+        attributes: dict[str, Any] = {"default": None, "help": self.help}
+        if self.metavar:
+            attributes["metavar"] = self.metavar
+        if self.choices:
+            attributes["type"] = click.Choice(self.choices)
+        elif with_range and (self.low is not None or self.high is not None):
+            kind: Any = click.IntRange if self.value_type is int else click.FloatRange
+            attributes["type"] = kind(self.low, self.high)
+        elif self.value_type is not bool:
+            attributes["type"] = self.value_type
+        return attributes
+
+
+def options_of(kind: type[msgspec.Struct]) -> tuple[Option, ...]:
+    """The options that a struct declares, in its order; tables and lists in it are none."""
+    found, hints = inspect.type_info(kind), get_type_hints(kind, include_extras=True)
+    assert isinstance(found, inspect.StructType)
+    return tuple(
+        _option(field, hints[field.name])
+        for field in found.fields
+        if _is_option(_bare(_given(field.type)))
+    )
+
+
+def click_options(
+    options: Collection[Option], **more: Mapping[str, Any]
+) -> Callable[[Command], Command]:
+    """A decorator that gives these options to a command.
+
+    Args:
+        options: In the order of the help.
+        more: By an option's name: attributes of click that this command adds or words anew.
+    """
+    import click
+
+    def decorate(command: Command) -> Command:
+        for each in reversed(tuple(options)):
+            attributes = {**each.click_attributes(), **more.get(each.name, {})}
+            command = click.option(each.spelling, each.name, **attributes)(command)
+        return command
+
+    return decorate
+
+
+def convert(values: Mapping[str, Any], kind: type[T], where: str) -> T:
+    """What a table of TOML or JSON says, checked.
+
+    Args:
+        values: As parsed.
+        kind: The struct that declares what may stand there.
+        where: How messages begin: ``distprof.toml: `` or ``[training] ``.
+
+    Raises:
+        UsageError: If a key is unknown or missing, or a value is none that its field takes; the
+            message names the key, what was expected and what was found.
+    """
+    try:
+        return msgspec.convert(values, kind)
+    except msgspec.ValidationError:
+        raise UsageError(where + _problem(values, kind, "")) from None
+
+
+def check_known(what: str, name: str, known: Collection[str]) -> None:
+    """Refuse a name that does not exist.
+
+    Args:
+        what: The name as the user wrote it, and where.
+        name: What the user wrote.
+        known: The names that exist.
+
+    Raises:
+        UsageError: With the nearest name, and all of them.
+    """
+    if name not in known:
+        raise UsageError(_unknown(what, name, known))
+
+
+# Why a value was refused -------------------------------------------------------------------------
+
+
+def _problem(value: object, hint: Any, place: str) -> str:
+    """What is wrong with a value that does not fit, at the innermost place where it shows."""
+    for part in _parts(value, hint, place):
+        if not _fits(part.value, part.hint):
+            return _problem(part.value, part.hint, part.place)
+    declared = _given(inspect.type_info(hint))
+    kind = _bare(declared)
+    if isinstance(kind, inspect.StructType) and isinstance(value, Mapping):
+        return _problem_of_table(value, kind, place)
+    said = declared.extra or {} if isinstance(declared, inspect.Metadata) else {}
+    expected = said.get("expects") or _one_of(_literals(hint)) or _expected(kind)
+    return f"{place or 'it'} must be {expected}, not {_short(value)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """A value inside of another, with the type that its field or element has."""
+
+    place: str
+    value: object
+    hint: Any
+
+
+def _parts(value: object, hint: Any, place: str) -> Iterator[_Part]:
+    kind, before = _bare(_given(inspect.type_info(hint))), f"{place}." if place else ""
+    if isinstance(kind, inspect.StructType) and isinstance(value, Mapping):
+        hints = get_type_hints(kind.cls, include_extras=True)
+        names = {field.encode_name: field.name for field in kind.fields}
+        for key in value:
+            if key in names:
+                yield _Part(place=f"{before}{key}", value=value[key], hint=hints[names[key]])
+    elif isinstance(kind, inspect.DictType) and isinstance(value, Mapping):
+        for key, each in value.items():
+            yield _Part(place=f"{before}{key}", value=each, hint=_arguments(hint)[1])
+    elif isinstance(kind, inspect.VarTupleType) and isinstance(value, list | tuple):
+        for number, each in enumerate(value):
+            yield _Part(place=f"{place}[{number}]", value=each, hint=_arguments(hint)[0])
+
+
+def _problem_of_table(value: Mapping[str, Any], kind: inspect.StructType, place: str) -> str:
+    """Every value fits: a key is unknown or missing, or the values contradict each other."""
+    before = f"{place}." if place else ""
+    known = [field.encode_name for field in kind.fields]
+    for key in value:
+        if key not in known:
+            return _unknown(f"{before}{key}", key, known)
+    for field in kind.fields:
+        if field.required and field.encode_name not in value:
+            return f"{before}{field.encode_name} is missing"
+    try:
+        msgspec.convert(value, kind.cls)
+    except msgspec.ValidationError as error:  # of __post_init__
+        return f"{place}: {error}" if place else str(error)
+    raise AssertionError(kind)  # it was refused before
+
+
+def _unknown(what: str, name: str, known: Collection[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    meant = f": did you mean {near[0]}? Known are" if near else "; known are"
+    return f"{what} is unknown{meant} {', '.join(known)}"
+
+
+def _fits(value: object, hint: Any) -> bool:
+    try:
+        msgspec.convert(value, hint)
+    except msgspec.ValidationError:
+        return False
+    return True
+
+
+def _expected(kind: inspect.Type) -> str:
+    if isinstance(kind, inspect.StructType | inspect.DictType):
+        return "a table"
+    if isinstance(kind, inspect.VarTupleType):
+        return "a list"
+    if isinstance(kind, inspect.UnionType):  # a whole number or any other
+        return "a number"
+    name, _ = _PLAIN[type(kind)]
+    return (
+        f"{name}{_bounds(kind)}" if isinstance(kind, inspect.IntType | inspect.FloatType) else name
+    )
+
+
+def _bounds(kind: inspect.IntType | inspect.FloatType) -> str:
+    if kind.ge is not None and kind.le is not None:
+        return f" from {kind.ge:,} to {kind.le:,}"
+    words = (
+        ("of at least", kind.ge),
+        ("above", kind.gt),
+        ("of at most", kind.le),
+        ("below", kind.lt),
+    )
+    said = " and ".join(f"{word} {bound:,}" for word, bound in words if bound is not None)
+    return f" {said}" if said else ""
+
+
+def _one_of(choices: Sequence[Any]) -> str:
+    return f"one of {', '.join(str(each) for each in choices if each != '')}" if choices else ""
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+
+
+# What a struct declares --------------------------------------------------------------------------
+
+
+def _option(field: inspect.Field, hint: Any) -> Option:
+    declared = _given(field.type)
+    assert isinstance(declared, inspect.Metadata), f"{field.name} declares no option"
+    schema, extra = declared.extra_json_schema or {}, declared.extra or {}
+    kind = _bare(declared)
+    literals = _literals(hint)
+    return Option(
+        name=field.name,
+        help=schema["description"],
+        default=None if field.default is msgspec.NODEFAULT else field.default,
+        value_type=str if literals else _PLAIN[type(kind)][1],
+        choices=tuple(map(str, literals or schema.get("enum", ()))),
+        low=getattr(kind, "ge", None),
+        high=getattr(kind, "le", None),
+        flag=extra["flag"] or field.name.replace("_", "-"),
+        metavar=extra["metavar"],
+    )
+
+
+def _is_option(kind: inspect.Type) -> bool:
+    return isinstance(kind, inspect.LiteralType) or type(kind) in _PLAIN
+
+
+def _given(kind: inspect.Type) -> inspect.Type:
+    """The type that ``X | None`` has when it is given, with what is said of it."""
+    if not isinstance(kind, inspect.UnionType):
+        return kind
+    rest = tuple(each for each in kind.types if not isinstance(each, inspect.NoneType))
+    return rest[0] if len(rest) == 1 else inspect.UnionType(rest)
+
+
+def _bare(kind: inspect.Type) -> inspect.Type:
+    """The type without what is said of it."""
+    return kind.type if isinstance(kind, inspect.Metadata) else kind
+
+
+def _literals(hint: Any) -> tuple[Any, ...]:
+    """Values of a ``Literal`` in the order that they were written, which msgspec does not keep."""
+    inner = get_args(hint)
+    if get_origin(hint) is Literal:
+        return inner
+    return tuple(value for each in inner for value in _literals(each))
+
+
+def _arguments(hint: Any) -> tuple[Any, ...]:
+    """Arguments of ``Mapping[str, X]`` or ``tuple[X, ...]``, annotated or not."""
+    return get_args(get_args(hint)[0] if hasattr(hint, "__metadata__") else hint)

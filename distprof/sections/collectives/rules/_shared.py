@@ -1,0 +1,36 @@
+"""Which classes of collectives rules can judge, and how to name them."""
+
+from __future__ import annotations
+
+from distprof.sections.collectives.result import CollectiveClass, CollectivesResult
+from distprof.terms import CollectiveKind, MeshAxis
+from distprof.units import format_bytes
+
+__all__ = ["collective_label", "only_messages", "split_classes"]
+
+_POINT_TO_POINT = frozenset(kind.label for kind in CollectiveKind if kind.is_point_to_point)
+
+
+def split_classes(collectives: CollectivesResult) -> list[CollectiveClass]:
+    """Classes whose waiting and transfer are told apart; not send and recv.
+
+    Waiting in a pipeline's messages is its bubble, and no matter of late ranks.
+    """
+    return [
+        record
+        for record in collectives.classes
+        if record.kind not in _POINT_TO_POINT and record.exposed_wait_ns_per_step is not None
+    ]
+
+
+def only_messages(collectives: CollectivesResult) -> bool:
+    """Whether nothing but send and recv was recorded."""
+    return all(record.kind in _POINT_TO_POINT for record in collectives.classes)
+
+
+def collective_label(record: CollectiveClass) -> str:
+    """For example ``all_reduce in dp_shard (26.2 MB)``: the axis, or the group where none says."""
+    name = record.group if record.axis in (None, MeshAxis.WORLD) else record.axis
+    group = f" in {name}" if name else ""
+    size = f" ({format_bytes(record.bytes)})" if record.bytes is not None else ""
+    return f"{record.kind}{group}{size}"

@@ -1,0 +1,81 @@
+"""What a launcher says to its user: on stderr, one line at a time, harmless to a terminal."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from pathlib import Path
+
+from distprof.artefacts import ERROR_FILE, OUTPUT_FILE, STACKS_FILE
+from distprof.artefacts.run_file import Failure, RunFile
+from distprof_probes.job.directory import rank_directory
+from distprof_probes.job.evidence import last_lines, main_stack, read_error
+
+__all__ = ["plain", "print_failure", "print_next_steps", "say", "shown_path"]
+
+_LINES = 12
+_PLUMBING = ('"<frozen ', "/distprof_probes/job/rank_main.py")
+
+
+def plain(text: str) -> str:
+    r"""``text`` with control characters spelled out, as in ``\x1b``: ranks print what they like."""
+    return "".join(
+        c if c.isprintable() else c.encode("unicode_escape").decode() for c in text.expandtabs()
+    )
+
+
+def say(text: str, *, quiet: bool = False) -> None:
+    """One line on stderr."""
+    if quiet:
+        return
+    encoding = getattr(sys.stderr, "encoding", None) or "utf-8"
+    line = f"{plain(text)}\n".encode(encoding, "replace").decode(encoding)
+    try:
+        sys.stderr.write(line)
+        sys.stderr.flush()
+    except OSError:  # the terminal has gone; the job goes on
+        return
+
+
+def shown_path(path: Path) -> str:
+    """The shorter of the relative and the absolute path, ready for a shell."""
+    try:
+        relative = os.path.relpath(path)
+    except (OSError, ValueError):
+        relative = str(path)
+    return shlex.quote(min(relative, str(path), key=len))
+
+
+def print_failure(run_dir: Path, failure: Failure) -> None:
+    """What happened first, and the last words of the rank to whom it happened."""
+    say(f"The job failed: {failure.message}.")
+    if failure.rank is None:
+        return
+    folder = rank_directory(run_dir, failure.rank)
+    output = folder / OUTPUT_FILE
+    for line in _last_words(folder, failure) or last_lines(output, _LINES):
+        say(f"  {line}")
+    if output.is_file() and output.stat().st_size:
+        say(f"All that rank {failure.rank} printed: {shown_path(output)}")
+
+
+def _last_words(folder: Path, failure: Failure) -> list[str]:
+    """A rank that raised shows its traceback; one that stood still, where it stands."""
+    if failure.kind in ("hung", "stopped"):
+        stack = main_stack(folder / STACKS_FILE)
+        return [line for line in stack if not any(name in line for name in _PLUMBING)][:_LINES]
+    error = read_error(folder / ERROR_FILE)
+    is_its_own = error is not None and failure.kind in ("exception", "out_of_memory")
+    return error.traceback.splitlines()[-_LINES:] if error and is_its_own else []
+
+
+def print_next_steps(run: RunFile, run_dir: Path, *, has_report: bool) -> None:
+    """Where everything is, and the two commands most useful next."""
+    folder = shown_path(run_dir)
+    analyze = f"distprof analyze {folder} --format md -o report.md"
+    again = f"distprof report {folder}" if has_report else f"distprof analyze {folder}"
+    if run.failure is not None and run.failure.rank is not None:
+        output = rank_directory(run_dir, run.failure.rank) / OUTPUT_FILE
+        analyze = f"less {shown_path(output)}"
+    say(f"Everything is in {folder}. Next: {again}  |  {analyze}")

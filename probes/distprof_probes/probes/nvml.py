@@ -1,0 +1,261 @@
+"""The GPU's sensors, sampled on a thread of its own: clocks, power, memory, links, errors.
+
+The device sampled is the one on which the training thread uses CUDA. Sampling starts once that is
+known, at the end of the first step at the latest, so that no sample is of somebody else's GPU. A
+process that never uses CUDA records nothing, and the probe says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from distprof.artefacts import NVML_FILE
+from distprof.artefacts.run_file import ProbeStatus
+from distprof_probes.probe import Probe, Unavailable
+from distprof_probes.probes.nvml_device import (
+    SLOW_FIELDS,
+    DeviceHint,
+    DeviceLostError,
+    NoDeviceError,
+    NvmlDevice,
+    device_hint,
+    find_device,
+)
+from distprof_probes.records import RecordWriter
+
+if TYPE_CHECKING:
+    from distprof_probes.session import Session
+
+__all__ = ["NvmlProbe"]
+
+SLOW_PERIOD_S = 1.0
+STOP_WITHIN_S = 2.0  # a driver that hangs costs the end of training no more than this
+
+
+class NvmlProbe(Probe):
+    """Samples one GPU every ``options.nvml_period_s`` seconds into ``nvml.jsonl``.
+
+    Args:
+        nvml: In place of the module ``pynvml``.
+        which_device: Says on which device the calling thread computes, None as long as on none.
+    """
+
+    name = "nvml"
+
+    def __init__(
+        self, nvml: Any = None, which_device: Callable[[], DeviceHint | None] | None = None
+    ) -> None:
+        super().__init__()
+        self._nvml = nvml
+        self._which_device = which_device or _own_device
+        self._session: Session | None = None
+        self._sampler: _Sampler | None = None
+        self._trouble = "this process used no CUDA device"  # until a sampler runs
+
+    def start(self, session: Session) -> None:
+        """Open NVML, and begin to sample if the device is already known.
+
+        Raises:
+            Unavailable: Without pynvml, library, driver, permission or GPU.
+        """
+        self._nvml = _initialised(self._nvml)
+        self._session = session
+        self._begin()
+
+    def step_ended(self, step: int) -> None:  # noqa: ARG002
+        """Begin to sample, if CUDA came into use only now."""
+        if self._sampler is None:
+            self._begin()
+
+    def pause(self) -> None:
+        """Leave the driver alone."""
+        if self._sampler is not None:
+            self._sampler.running.clear()
+
+    def resume(self) -> None:
+        """Sample again."""
+        if self._sampler is not None:
+            self._sampler.running.set()
+
+    def stop(self) -> None:
+        """End the thread and write what is left."""
+        ended = self._sampler is None or self._sampler.end(STOP_WITHIN_S)
+        if self._session is not None and ended:
+            _quietly(self._nvml, self._nvml.nvmlShutdown)
+        self._session = None
+
+    def status(self) -> ProbeStatus:
+        """``unavailable`` where there was no device to sample, ``failed`` where it went away."""
+        if self._sampler is None:
+            return ProbeStatus(name=self.name, state="unavailable", reason=self._trouble)
+        self.remark = self._sampler.remarks()
+        trouble = self._sampler.trouble
+        own = super().status()
+        return msgspec.structs.replace(own, state="failed", reason=trouble) if trouble else own
+
+    def _begin(self) -> None:
+        session, hint = self._session, self._which_device()
+        if session is None or hint is None:
+            return
+        try:
+            handle, found_by = find_device(self._nvml, hint)
+        except NoDeviceError as error:
+            self._trouble = str(error)
+            return
+        self._sampler = _Sampler(
+            device=NvmlDevice(self._nvml, handle),
+            open_writer=functools.partial(self.open_writer, session, NVML_FILE, "distprof.nvml/1"),
+            found_by=found_by,
+            period_s=session.options.nvml_period_s,
+        )
+        self._sampler.start()
+
+
+class _Sampler(threading.Thread):
+    """The thread that reads one device.
+
+    Args:
+        device: To be read.
+        open_writer: Makes the file for the samples, given what its header says.
+        found_by: How the device was found.
+        period_s: From sample to sample, seconds.
+    """
+
+    def __init__(
+        self,
+        *,
+        device: NvmlDevice,
+        open_writer: Callable[[dict[str, Any]], RecordWriter],
+        found_by: str,
+        period_s: float,
+    ) -> None:
+        super().__init__(name="distprof-nvml", daemon=True)
+        self.running = threading.Event()
+        self.running.set()
+        self.trouble = ""
+        self._device = device
+        self._open_writer = open_writer
+        self._found_by = found_by
+        self._period_s = max(period_s, 0.001)
+        self._ended = threading.Event()
+        self._num_read = 0
+
+    def remarks(self) -> str:
+        """What the device did not tell."""
+        parts = []
+        if self._device.unreadable:
+            parts.append(f"the device does not tell {', '.join(sorted(self._device.unreadable))}")
+        if self._device.num_errors:
+            parts.append(f"{self._device.num_errors} readings failed")
+        return "; ".join(parts)
+
+    def run(self) -> None:
+        """Read until ended, or until the device is gone."""
+        try:
+            self._read_all()
+        except DeviceLostError as error:
+            self.trouble = f"the GPU stopped answering after {self._num_read} samples: {error}"
+        except Exception as error:
+            self.trouble = f"{type(error).__name__}: {error}"
+
+    def end(self, within_s: float) -> bool:
+        """Stop reading; False if the driver holds the thread for longer than ``within_s``."""
+        self._ended.set()
+        self.running.set()
+        self.join(within_s)
+        if self.is_alive():
+            self.trouble = f"the driver did not answer for {within_s:.0f} s"
+            return False
+        self._device.close()
+        return True
+
+    def _read_all(self) -> None:
+        first = self._device.read(slow=True)  # learns what the device tells, for the header
+        writer = self._open_writer(self._about())
+        writer.put(first)
+        self._num_read = 1
+        began = slow_at = time.monotonic()
+        num = 0
+        while not self._ended.is_set():
+            # Late samples are left out, not caught up with: the period stays what the header says.
+            num = max(num, int((time.monotonic() - began) / self._period_s)) + 1
+            if self._ended.wait(max(began + num * self._period_s - time.monotonic(), 0)):
+                return
+            self.running.wait()
+            now = time.monotonic()
+            slow = now - slow_at >= SLOW_PERIOD_S
+            slow_at = now if slow else slow_at
+            if not self._ended.is_set():
+                writer.put(self._device.read(slow=slow))
+                self._num_read += 1
+
+    def _about(self) -> dict[str, Any]:
+        return {
+            **self._device.describe(),
+            "found_by": self._found_by,
+            "period_s": self._period_s,
+            "slow_period_s": SLOW_PERIOD_S,
+            "slow_fields": sorted(SLOW_FIELDS),
+            "not_supported": dict(self._device.unreadable),
+            "watches_xid": self._device.watches_xid,
+        }
+
+
+def _own_device() -> DeviceHint | None:
+    return device_hint(sys.modules.get("torch"), os.environ)
+
+
+def _initialised(nvml: Any) -> Any:
+    """The module pynvml, ready to use.
+
+    Raises:
+        Unavailable: With the reason, for people.
+    """
+    if nvml is None:
+        try:
+            nvml = importlib.import_module("pynvml")
+        except ImportError:
+            raise Unavailable("no module pynvml: pip install 'distprof[run]'") from None
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError as error:
+        raise Unavailable(_why(nvml, error)) from None
+    except (AttributeError, OSError) as error:  # another package named pynvml, or a broken library
+        raise Unavailable(f"NVML cannot be loaded: {error}") from None
+    try:
+        count = nvml.nvmlDeviceGetCount()
+    except nvml.NVMLError as error:
+        _quietly(nvml, nvml.nvmlShutdown)
+        raise Unavailable(_why(nvml, error)) from None
+    if not count:
+        _quietly(nvml, nvml.nvmlShutdown)
+        raise Unavailable("NVML sees no GPU")
+    return nvml
+
+
+def _why(nvml: Any, error: Exception) -> str:
+    reasons = {
+        "NVMLError_LibraryNotFound": "no NVML library: there is no NVIDIA driver here",
+        "NVMLError_DriverNotLoaded": "the NVIDIA driver is not loaded",
+        "NVMLError_NoPermission": "no permission to ask the NVIDIA driver",
+        "NVMLError_LibRmVersionMismatch": "NVML and the driver differ in version (restart needed)",
+    }
+    for name, reason in reasons.items():
+        if isinstance(error, getattr(nvml, name, ())):
+            return reason
+    return f"NVML: {error}"
+
+
+def _quietly(nvml: Any, call: Callable[[], object]) -> None:
+    with contextlib.suppress(nvml.NVMLError):
+        call()

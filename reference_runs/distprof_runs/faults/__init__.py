@@ -1,0 +1,1 @@
+"""Faults on request, so that a report can be held against a known cause."""

@@ -1,0 +1,1 @@
+"""From a command line to ranks that train: nodes, processes, process groups."""

@@ -1,0 +1,1 @@
+"""The workloads: one readable file for each kind of parallelism, and the parts they share."""

@@ -1,0 +1,66 @@
+"""The recipe "Add a rule" of CONTRIBUTING.md, followed with a copy of a rule elsewhere."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from distprof.rules.engine import run_rules
+from distprof.rules.registry import collect, own_rules
+from distprof.sections.overlap import rules as folder
+from docs.build import rule_page
+from docs.rule_examples import rule_examples
+from tests.rules.fixtures import fixture, overlap
+
+ROOT = Path(__file__).parents[2]
+MODULE = f"{folder.__name__}.hardly_overlapped"
+
+
+@pytest.fixture
+def added(tmp_path, monkeypatch):
+    """The rule as it is found after steps 1 and 2: one file in the folder of its subject."""
+    neighbour = Path(folder.__file__).with_name("low_overlap.py").read_text(encoding="utf-8")
+    copy = neighbour.replace("# low-overlap", "# hardly-overlapped").replace("COM101", "COM901")
+    (tmp_path / "hardly_overlapped.py").write_text(copy, encoding="utf-8")
+    monkeypatch.setattr(folder, "__path__", [*folder.__path__, str(tmp_path)])
+    found = {rule.name: rule for rule in collect(own_rules(), ()).rules}
+    yield found["hardly-overlapped"]
+    sys.modules.pop(MODULE)
+
+
+def test_one_file_in_the_folder_of_a_subject_is_a_rule(added):
+    assert (added.code, added.check.__module__) == ("COM901", MODULE)
+    assert added.doc.title == added.name
+
+
+@pytest.mark.parametrize("which", ["bad", "good"])
+def test_a_fixture_that_is_not_there_yet_is_named(added, which):
+    with pytest.raises(LookupError, match=rf"tests\.rules\.fixtures\.overlap\.{which}_hardly_over"):
+        fixture(added, which)
+
+
+def test_with_two_fixtures_it_is_checked_and_its_page_has_an_example(added, monkeypatch):
+    for which in ("bad", "good"):
+        known = getattr(overlap, f"{which}_low_overlap")
+        monkeypatch.setattr(overlap, f"{which}_hardly_overlapped", known, raising=False)
+    fired = run_rules(fixture(added, "bad"), rules=[added], debug=True).findings
+    assert [finding.code for finding in fired] == ["COM901"]
+    assert run_rules(fixture(added, "good"), rules=[added], debug=True).findings == ()
+    page = rule_page(added, rule_examples([added])["COM901"])
+    assert "\n## Example\n\n```text\nhardly-overlapped: 51.3 % of transfer is hidden" in page
+
+
+def test_the_recipe_names_the_places_that_are_used_here():
+    recipe = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    steps = recipe.partition("## Add a rule\n")[2].partition("\n## ")[0]
+    for place in (
+        "distprof/sections/<subject>/rules/",
+        "`<rule>.py`",
+        "`bad_<rule>()`",
+        "`good_<rule>()`",
+        "tests/rules/fixtures/<subject>.py",
+        "tasks.py docs --write",
+    ):
+        assert place in steps
+    assert Path(folder.__file__).parent == ROOT / "distprof/sections/overlap/rules"
+    assert Path(overlap.__file__) == ROOT / "tests/rules/fixtures/overlap.py"

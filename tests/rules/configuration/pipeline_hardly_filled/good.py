@@ -1,7 +1,0 @@
-"""32 micro-batches for four stages."""
-
-from tests.rules.configuration.layouts import Results, layout
-
-
-def results() -> Results:
-    return layout("tp=8,pp=4,sharding=zero-1", model="llama2-70b", batch=64)

@@ -1,9 +1,0 @@
-"""Four micro-batches, and less than half of each device is used."""
-
-from distprof.sections.efficiency.result import EfficiencyResult
-from tests.rules.samples import RANKS, Results, changed, device, healthy
-
-
-def results() -> Results:
-    memory = tuple(device(rank, 30.0) for rank in RANKS)
-    return changed(healthy(), EfficiencyResult, memory=memory, num_micro_batches=4)

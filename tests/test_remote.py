@@ -1,0 +1,59 @@
+"""Files behind URLs: what is said where the package for a protocol is absent."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from distprof.ingest.log_files import beginning
+
+from distprof.cli import main
+from distprof.errors import MissingExtraError, UsageError
+from distprof.remote import file_system
+
+
+@pytest.fixture(autouse=True)
+def bare(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An installation without the packages that these protocols need."""
+    for package in ("s3fs", "gcsfs", "adlfs"):
+        monkeypatch.setitem(sys.modules, package, None)
+
+
+@pytest.mark.parametrize(
+    ("url", "extra"), [("s3://bucket/run", "s3"), ("s3a://bucket", "s3"), ("gs://bucket", "gcs")]
+)
+def test_a_protocol_that_lacks_its_package_names_the_command(url: str, extra: str) -> None:
+    with pytest.raises(MissingExtraError) as caught:
+        file_system(url)
+    assert str(caught.value) == f"{url} needs an extra: pip install 'distprof[{extra}]'"
+
+
+def test_a_protocol_of_no_extra_names_its_package() -> None:
+    with pytest.raises(UsageError, match="another package: Install adlfs"):
+        file_system("abfs://bucket/run")
+
+
+def test_a_protocol_that_does_not_exist_is_none_of_fsspecs() -> None:
+    with pytest.raises(ValueError, match="nope"):
+        file_system("nope://bucket/run")
+
+
+def test_what_tells_kinds_by_their_beginning_stays_silent() -> None:
+    assert beginning("s3://bucket/run/log.txt", 100) == b""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["analyze", "s3://bucket/run"],
+        ["analyze", "s3://bucket/operations.parquet"],
+        ["analyze", "s3://bucket/experts.json"],
+        ["hang", "s3://bucket/run"],
+        ["history", "show", "--history", "s3://bucket/perf"],
+    ],
+)
+def test_each_verb_passes_the_command_on(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    assert "pip install 'distprof[s3]'" in capsys.readouterr().err
