@@ -28,11 +28,7 @@ __all__ = [
 
 ENTRY_POINT_GROUP = "distprof.reporters"
 
-_BUILT_IN = {
-    "text": "text:render",
-    "json": "saved:render",
-    "md": "markdown:render",
-}
+_BUILT_IN = ("text", "json", "md")
 _SUFFIXES = {".json": "json", ".md": "md", ".markdown": "md", ".txt": "text", ".xml": "junit"}
 
 
@@ -69,24 +65,24 @@ def find_reporter(name: str) -> Reporter:
         UsageError: If there is none, or it cannot be imported.
     """
     if name in _BUILT_IN:
-        return documents(_BUILT_IN[name])
+        found: Reporter = documents("saved:REPORT").reporter(name)
+        return found
     for point in entry_points(group=ENTRY_POINT_GROUP):
         if point.name == name:
             return _load(point.name, point.load)
     raise UsageError(f"no format {name!r}: choose from {', '.join(reporter_names())}")
 
 
-def documents(reference: str) -> Callable[..., Any]:
-    """A function of :mod:`distprof.documents`, imported when it is wanted.
+def documents(reference: str) -> Any:
+    """A function or constant of :mod:`distprof.documents`, imported when it is wanted.
 
     A report knows how it is shown by name only, so that what is measured never imports what draws.
 
     Args:
-        reference: Module and function, for example ``text:render``.
+        reference: Module and name, for example ``text:render``.
     """
-    module, _, function = reference.partition(":")
-    found: Callable[..., Any] = getattr(import_module(f"distprof.documents.{module}"), function)
-    return found
+    module, _, name = reference.partition(":")
+    return getattr(import_module(f"distprof.documents.{module}"), name)
 
 
 def format_of_file(name: str) -> str | None:

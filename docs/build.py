@@ -18,15 +18,14 @@ import msgspec
 
 from distprof.cli.reference import command_line_page
 from distprof.config import CONFIG_FILE, ConfigFile
-from distprof.documents.schema import DIALECT, SCHEMA_FILE, report_schema_page, report_schema_text
+from distprof.documents.schema import DIALECT
 from distprof.rules.base import Rule
 from distprof.rules.page import EXAMPLES_FILE
 from distprof.rules.registry import all_rules
 from distprof.run.records import RECORD_TABLES
 from distprof.run.tables import TABLES
 from distprof.schema import ABSENT, Column, TableSchema
-from distprof.verbs.hang.show import HANG_SCHEMA_FILE, hang_schema_page, hang_schema_text
-from distprof.verbs.schemas import plan_schema_texts, verb_schema_texts
+from distprof.verbs.documents import all_documents
 from docs.rule_examples import examples_text, rule_examples
 from docs.run_directory import run_directory_page, schema_files
 
@@ -47,14 +46,10 @@ def pages() -> Iterator[tuple[Path, str]]:
         yield REFERENCE / "rules" / f"{rule.name}.md", rule_page(rule, examples[rule.code])
     yield REFERENCE / "columns.md", columns_page((*TABLES, *RECORD_TABLES))
     yield REFERENCE / "command-line.md", command_line_page()
-    yield ROOT / "distprof" / "documents" / "schemas" / SCHEMA_FILE, report_schema_text()
-    yield REFERENCE / "report-schema.md", report_schema_page()
-    yield ROOT / "distprof" / "documents" / "schemas" / HANG_SCHEMA_FILE, hang_schema_text()
-    yield REFERENCE / "hang-schema.md", hang_schema_page()
-    for file, text in plan_schema_texts():
-        yield ROOT / "distprof" / "documents" / "schemas" / file, text
-    for file, text in verb_schema_texts():
-        yield ROOT / "distprof" / "documents" / "schemas" / file, text
+    for document in all_documents():
+        yield ROOT / "distprof" / document.schema_file, document.schema_text()
+        if document.about:
+            yield REFERENCE / f"{document.name}-schema.md", document.schema_page()
     yield ROOT / "distprof" / "documents" / "schemas" / "config.schema.json", config_schema_text()
     yield from schema_files()
     yield REFERENCE / "run-directory.md", run_directory_page()

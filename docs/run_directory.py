@@ -11,7 +11,6 @@ import msgspec
 
 from distprof import artefacts
 from distprof.artefacts import RANK_SCHEMA, RUN_SCHEMA, SETTINGS_SCHEMA
-from distprof.artefacts.fabric_file import FABRIC_FILE, FABRIC_SCHEMA, FabricFile
 from distprof.artefacts.rank_file import ErrorFile, RankFile
 from distprof.artefacts.records import (
     ClockStamp,
@@ -24,8 +23,7 @@ from distprof.artefacts.records import (
 )
 from distprof.artefacts.run_file import ExitFile, RunFile
 from distprof.artefacts.settings_file import SettingsFile
-from distprof.artefacts.sweep_file import SWEEP_FILE, SWEEP_SCHEMA, SweepFile
-from distprof.documents.schema import DIALECT, describe, section
+from distprof.documents.schema import json_schema, schema_text, section
 
 __all__ = ["SCHEMAS", "run_directory_page", "schema_files", "schema_of"]
 
@@ -123,22 +121,6 @@ SCHEMAS = (
     ),
 )
 
-FABRIC = Format(
-    file=FABRIC_FILE,
-    schema=FABRIC_SCHEMA,
-    kinds=(FabricFile,),
-    about="How fast collectives of each size are: `distprof bench -o`.",
-)
-"""No part of a run directory."""
-
-SWEEP = Format(
-    file=SWEEP_FILE,
-    schema=SWEEP_SCHEMA,
-    kinds=(SweepFile,),
-    about="The runs of a sweep, and how far it has come: the folder of `distprof scale`.",
-)
-"""Files outside run directories."""
-
 _OTHERS = (
     (artefacts.TRACE_FILE, "Kineto trace, as `torch.profiler` writes it."),
     (artefacts.FLIGHT_FILE, "PyTorch's Flight Recorder, as `torch.distributed` writes it in JSON."),
@@ -190,30 +172,19 @@ file of lines describes one line.
 
 def schema_of(format_: Format) -> dict[str, Any]:
     """JSON Schema (draft 2020-12) of a file, or of a line of it."""
-    roots, definitions = msgspec.json.schema_components(format_.kinds)
-    for definition in definitions.values():
-        describe(definition)
-    if format_.schema:
-        properties = definitions[format_.kinds[0].__name__]["properties"]
-        properties["schema"] = {
-            "const": format_.schema,
-            "description": properties["schema"].get("description", ""),
-        }
-    root = roots[0] if len(roots) == 1 else {"anyOf": list(roots)}
-    return {
-        "$schema": DIALECT,
-        "$id": f"urn:distprof:{format_.schema or format_.name}",
-        "title": f"distprof {format_.file}",
-        **root,
-        "$defs": definitions,
-    }
+    return json_schema(
+        format_.kinds,
+        schema=format_.schema,
+        title=f"distprof {format_.file}",
+        identity=format_.name,
+        is_whole=False,
+    )
 
 
 def schema_files() -> Iterator[tuple[Path, str]]:
     """Every shipped schema: its path and its text."""
-    for format_ in (*SCHEMAS, FABRIC, SWEEP):
-        text = msgspec.json.format(msgspec.json.encode(schema_of(format_)), indent=2).decode()
-        yield SCHEMA_FOLDER / f"{format_.name}.schema.json", f"{text}\n"
+    for format_ in SCHEMAS:
+        yield SCHEMA_FOLDER / f"{format_.name}.schema.json", schema_text(schema_of(format_))
 
 
 def run_directory_page() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import os
 import time
 from pathlib import Path
@@ -9,33 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from distprof.cli.accepting import (
-    accept_loss,
-    accept_runs,
-    assigned,
-    check_writable,
-    metric_names,
-)
 from distprof.cli.app import ExitCode
 from distprof.cli.options import debug_option, output_options_with
-from distprof.cli.output import Output, check_format, deliver, note
-from distprof.cli.repeats import (
-    are_in_turns,
-    baseline_of,
-    load_sizes,
-    make_repeats,
-    new_place,
-    repeat_until,
-    session_of_sizes,
-)
-from distprof.errors import InputError, UsageError
+from distprof.cli.output import Output, check_free, deliver, note
+from distprof.cli.progress import make_sweep
+from distprof.cli.source import summaries_of
+from distprof.errors import UsageError
 
 if TYPE_CHECKING:
-    from distprof.artefacts.baseline_file import BaselineFile
     from distprof.artefacts.summary_file import SummaryFile
-    from distprof.cli.repeats import Sizes
     from distprof.config import CheckConfig
     from distprof.verbs.gate.check import CheckResult
+    from distprof.verbs.gate.repeats import Sizes
 
 __all__ = ["check"]
 
@@ -131,11 +117,10 @@ def check(sources: tuple[str, ...], **options: Any) -> int:
       distprof check --baseline perf.json --acknowledge step_time=0.08 --reason "new encoder"
     """  # noqa: D301 - click reads it
     output = Output(**{name: options.pop(name) for name in Output.__dataclass_fields__})
-    output.check()
     from distprof.config import load_config
-    from distprof.verbs.gate.show import CHECK_REPORTERS
+    from distprof.verbs.gate.show import CHECK
 
-    check_format(CHECK_REPORTERS, output, what="a check")
+    output.check(CHECK)
     settings = _settings(load_config(None).check, options)
     if options["acknowledge"] is not None:
         return _acknowledge(sources, options, quiet=output.quiet)
@@ -156,7 +141,7 @@ def _check_usage(sources: tuple[str, ...], options: dict[str, Any]) -> None:
     if options["update_baseline"]:
         if options["baseline"] is None:
             raise UsageError("--update-baseline needs --baseline FILE")
-        check_writable(options["baseline"])
+        _check_writable(options["baseline"])
         if not Path(options["baseline"]).exists():
             return
     if options["baseline"] is not None:
@@ -199,10 +184,10 @@ def _settings(config: CheckConfig, options: dict[str, Any]) -> CheckConfig:
     metrics = config.metrics
     if options["metrics"] is not None:
         metrics = tuple(name.strip() for name in options["metrics"].split(","))
-    tolerance = {**config.tolerance, **dict(map(assigned, options["tolerance"]))}
+    tolerance = {**config.tolerance, **dict(map(_assigned, options["tolerance"]))}
     for name in (*metrics, *tolerance):
         if find_metric(name) is None:
-            raise UsageError(f"no metric {name!r}: choose from {metric_names()}")
+            raise UsageError(f"no metric {name!r}: choose from {_metric_names()}")
     wrong = next((name for name, value in tolerance.items() if not 0 <= value < 1), None)
     if wrong is not None:
         raise UsageError(f"the tolerance of {wrong} must be from 0 up and below 1: 0.03 is 3 %")
@@ -218,113 +203,152 @@ def _settings(config: CheckConfig, options: dict[str, Any]) -> CheckConfig:
 
 
 def _acknowledge(sources: tuple[str, ...], options: dict[str, Any], *, quiet: bool) -> int:
-    file = options["baseline"]
+    """Write a loss that is accepted into the baseline."""
+    file, until = options["baseline"], options["until"]
     if file is None or sources or options["workload"]:
         raise UsageError("--acknowledge METRIC=LOSS takes --baseline FILE, and no runs")
-    accept_loss(
-        file, options["acknowledge"], reason=options["reason"], until=options["until"], quiet=quiet
+    from distprof.artefacts.baseline_file import Acknowledged
+    from distprof.verbs.gate.baseline import BASELINE, acknowledge, read_baseline
+
+    metric, loss = _assigned(options["acknowledge"])
+    accepted = Acknowledged(
+        metric=metric, up_to=loss, reason=options["reason"], until_ns=_end_of(until)
     )
+    baseline = read_baseline(file)
+    _check_writable(file)
+    try:
+        changed = acknowledge(baseline, accepted)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    BASELINE.save(changed, file)
+    ends = f" until {until}" if until else ""
+    note(f"Wrote {file}: {metric} may lose {100 * loss:g} %{ends}", quiet=quiet)
     return ExitCode.FINE
+
+
+def _end_of(day: str | None) -> int | None:
+    """The end of that day, ns since the epoch."""
+    if day is None:
+        return None
+    try:
+        after = dt.date.fromisoformat(day) + dt.timedelta(days=1)
+    except (ValueError, OverflowError):
+        raise UsageError(f"{day!r} is no day such as 2027-01-31") from None
+    return int(dt.datetime.combine(after, dt.time(), dt.UTC).timestamp()) * 1_000_000_000
+
+
+def _metric_names() -> str:
+    """Every metric, for people."""
+    from distprof.verbs.gate.metrics import METRICS
+
+    return ", ".join(metric.name for metric in METRICS)
+
+
+def _assigned(text: str) -> tuple[str, float]:
+    """``METRIC=VALUE`` as it was typed.
+
+    Raises:
+        UsageError: If it is none.
+    """
+    name, _, value = text.partition("=")
+    try:
+        return name.strip(), float(value)
+    except ValueError:
+        raise UsageError(f"{text!r} is no METRIC=VALUE such as step_time=0.03") from None
+
+
+def _check_writable(file: str) -> None:
+    """Refuse, before any work, a baseline that could not be written.
+
+    Raises:
+        UsageError: With what is wrong about its place.
+    """
+    if not Path(file).exists():
+        check_free(file, force=False)
+    elif Path(file).is_dir() or not os.access(Path(file).resolve().parent, os.W_OK):
+        raise UsageError(f"{file} cannot be written: choose another place")
 
 
 def _checked(
     sources: tuple[str, ...], output: Output, settings: CheckConfig, options: dict[str, Any]
 ) -> int:
-    from distprof.verbs.gate.show import CHECK_REPORTERS
+    from distprof.verbs.gate.baseline import accept_runs
+    from distprof.verbs.gate.repeats import session_of_sizes
+    from distprof.verbs.gate.show import CHECK
 
     if options["workload"]:
-        place = options["folder"] or new_place()
+        place = options["folder"] or Path("runs", f"check-{time.strftime('%Y%m%d-%H%M%S')}")
         code = _make(place, settings, options, quiet=output.quiet)
         if code:
             return code
         sources = (str(place),)
-    sizes = load_sizes(sources)
+    sizes = _sizes(sources)
     session_of_sizes(sizes)  # says what is wrong with the runs
     _remember(tuple(run for runs in sizes for run in runs), settings.history, quiet=output.quiet)
     if options["update_baseline"]:
-        accept_runs(options["baseline"], sizes, window=settings.window, quiet=output.quiet)
+        file = options["baseline"]
+        said = accept_runs(file, sizes[1], sizes[0], window=settings.window)
+        note(f"Wrote {file}: {said}", quiet=output.quiet)
         return ExitCode.FINE
     result = _judged(sizes, settings, options)
-    deliver(CHECK_REPORTERS, result, output, what="a check")
+    deliver(CHECK, result, output)
     _summarize(result)
     return ExitCode.FINDINGS if result.is_failed else ExitCode.FINE
+
+
+def _sizes(sources: tuple[str, ...]) -> Sizes:
+    """Runs as a user names them, by size."""
+    runs = summaries_of(sources)  # sets the threads of numpy before anything imports it
+    from distprof.verbs.gate.repeats import sizes_of
+
+    return sizes_of(runs)
 
 
 def _make(place: Path, settings: CheckConfig, options: dict[str, Any], *, quiet: bool) -> int:
     """Make the runs, more of them while that may decide it; returns the exit code."""
     from distprof.verbs.gate.decide import EARLY_ALPHA
+    from distprof.verbs.gate.repeats import num_repeats, planned_repeats
+    from distprof.verbs.sweep.plan import with_more_repeats
 
-    sweep, code = make_repeats(options["workload"], place, repeats=options["repeats"], quiet=quiet)
-    if code or options["update_baseline"]:
-        return code
-
-    def missing() -> int:
-        """A loss must be plain to end it here: each look gives chance another chance."""
-        look = _judged(load_sizes((str(place),)), settings, options, alpha=EARLY_ALPHA)
-        return look.needed_repeats or 0
-
-    most = options["max_repeats"] or 0
-    return repeat_until(missing, place, sweep, most=most, quiet=quiet)
+    again = f"to go on, repeat the command with --sweep {place}"
+    sweep = planned_repeats(options["workload"], place, repeats=options["repeats"])
+    code = make_sweep(place, sweep, again=again, quiet=quiet)
+    most = 0 if options["update_baseline"] else options["max_repeats"] or 0
+    while not code and (repeats := num_repeats(sweep)) < most:
+        # A loss must be plain to end it here: each look gives chance another chance
+        look = _judged(_sizes((str(place),)), settings, options, alpha=EARLY_ALPHA)
+        needed = look.needed_repeats
+        if not needed:
+            return ExitCode.FINE
+        note(f"Not decided with {repeats} repeats: {needed} more may do it", quiet=quiet)
+        sweep = with_more_repeats(sweep, min(needed, most - repeats))
+        code = make_sweep(place, sweep, again=again, quiet=quiet)
+    return code
 
 
 def _judged(
     sizes: Sizes, settings: CheckConfig, options: dict[str, Any], *, alpha: float | None = None
 ) -> CheckResult:
     from distprof.verbs.gate.baseline import read_baseline
-    from distprof.verbs.gate.check import GateSettings, judge
+    from distprof.verbs.gate.check import GateSettings
     from distprof.verbs.gate.decide import ALPHA
-    from distprof.version import __version__
+    from distprof.verbs.gate.repeats import judge_runs
 
     source = options["baseline"] or ", ".join(options["against"])
-    others = load_sizes(options["against"]) if options["against"] else None
-    baseline = baseline_of(others) if others else read_baseline(source)
-    session = session_of_sizes(sizes)
-    unlike = _unlike(source, baseline, sizes, allow=options["allow_unlike"])
-    is_paired = others is not None and are_in_turns(others[1], sizes[1])
-    result = judge(
-        baseline,
-        session,
+    against = _sizes(options["against"]) if options["against"] else read_baseline(source)
+    return judge_runs(
+        sizes,
+        against,
         source=source,
-        fingerprint=sizes[1][-1].fingerprint,
-        version=__version__,
-        now_ns=time.time_ns(),
         settings=GateSettings(
             metrics=settings.metrics,
             tolerance=settings.tolerance,
             session_noise=settings.session_noise,
-            is_paired=is_paired,
             inconclusive_fails=settings.inconclusive_fails,
             alpha=ALPHA if alpha is None else alpha,
         ),
-        unlike=unlike,
+        allow_unlike=options["allow_unlike"],
     )
-    return result if is_paired or others is None else _not_in_turns(result)
-
-
-def _unlike(source: str, baseline: BaselineFile, sizes: Sizes, *, allow: bool) -> tuple[str, ...]:
-    """What differs and was allowed."""
-    from distprof.verbs.gate.baseline import unlike_baseline
-
-    told = unlike_baseline(baseline, sizes[1], sizes[0])
-    if told and not allow:
-        more = f"; and {len(told) - 4} more" if len(told) > 4 else ""
-        raise InputError(
-            source,
-            expected="a baseline of the same hardware, job and software",
-            found="; ".join(told[:4]) + more,
-            fix="make a baseline here (--update-baseline with a new FILE), or --allow-unlike",
-        )
-    return told
-
-
-def _not_in_turns(result: CheckResult) -> CheckResult:
-    import msgspec
-
-    said = (
-        "By their times the runs of both sides were not made in turns, one each, so that drift"
-        " between them may look like a change."
-    )
-    return msgspec.structs.replace(result, notes=(*result.notes, said))
 
 
 def _remember(runs: tuple[SummaryFile, ...], history: str, *, quiet: bool) -> None:
@@ -342,10 +366,10 @@ def _summarize(result: CheckResult) -> None:
     if not file:
         return
     from distprof.formats import RenderOptions
-    from distprof.verbs.gate.show import CHECK_REPORTERS
+    from distprof.verbs.gate.show import CHECK
 
     try:
         with Path(file).open("a", encoding="utf-8") as stream:
-            stream.write(CHECK_REPORTERS["md"](result, RenderOptions()))
+            stream.write(CHECK.reporter("md")(result, RenderOptions()))
     except OSError as error:
         note(f"The step summary was not written: {error.strerror}")

@@ -9,7 +9,7 @@ import click
 
 from distprof.cli.app import ExitCode
 from distprof.cli.options import debug_option, output_options
-from distprof.cli.output import Output, check_format, deliver, note
+from distprof.cli.output import Output, deliver, note
 from distprof.cli.source import check_comparable
 
 __all__ = ["compare"]
@@ -31,19 +31,18 @@ def compare(first: str, second: str, **output_options: Any) -> int:
       distprof compare baseline.json runs/mine --format md -o comparison.md
     """  # noqa: D301 - click reads it
     output = Output(**output_options)
-    output.check()
     from distprof.ingest.executor import import_numpy
 
     import_numpy()  # before anything else does
-    from distprof.verbs.compare.show import COMPARISON_REPORTERS, compare_reports
+    from distprof.verbs.compare.show import COMPARISON, compare_reports
     from distprof.verbs.summaries import open_report
 
-    check_format(COMPARISON_REPORTERS, output, what="a comparison")
+    output.check(COMPARISON)
     reports = []
     for source in (first, second):
         check_comparable(source)
         note(f"reading {source}", quiet=output.quiet or not sys.stderr.isatty())
         reports.append(open_report(source))
     comparison = compare_reports(reports[0], reports[1], names=(first, second))
-    deliver(COMPARISON_REPORTERS, comparison, output, what="a comparison")
+    deliver(COMPARISON, comparison, output)
     return ExitCode.FINE

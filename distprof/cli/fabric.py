@@ -29,9 +29,9 @@ def fabric(file: str, **output_options: Any) -> int:
       distprof fabric all_reduce.log --format json -o fabric.json
     """  # noqa: D301 - click reads it
     output = Output(**output_options)
-    output.check()
     from distprof.ingest.fabric import read_fabric
-    from distprof.verbs.fabric.show import FABRIC_REPORTERS
+    from distprof.verbs.fabric.show import FABRIC
 
-    deliver(FABRIC_REPORTERS, read_fabric(file), output, what="a fabric")
+    output.check(FABRIC)
+    deliver(FABRIC, read_fabric(file), output)
     return ExitCode.FINE

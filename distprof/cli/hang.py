@@ -42,11 +42,11 @@ def hang(source: str, fail_on: str, executor: str, **output_options: Any) -> int
       distprof hang runs/mine --format json -o hang.json
     """  # noqa: D301 - click reads it
     output = Output(**output_options)
-    output.check()
-    from distprof.verbs.hang.show import hang_reporters
+    from distprof.verbs.hang.show import HANG
 
+    output.check(HANG)
     report = _report(source, executor, quiet=output.quiet)
-    deliver(hang_reporters(), report, output, what="a hang")
+    deliver(HANG, report, output)
     stuck = {_NEVER: (), _STUCK: (_STUCK,), _IN_FLIGHT: (_STUCK, _IN_FLIGHT)}[fail_on]
     return ExitCode.FINDINGS if report.state.value in stuck else ExitCode.FINE
 

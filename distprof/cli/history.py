@@ -8,7 +8,7 @@ import click
 
 from distprof.cli.app import ExitCode
 from distprof.cli.options import debug_option, output_options, output_options_with
-from distprof.cli.output import Output, check_format, check_free, deliver, note
+from distprof.cli.output import Output, check_free, deliver, note
 from distprof.errors import UsageError
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from distprof.artefacts.summary_file import SummaryFile
     from distprof.verbs.gate.metrics import Metric
-    from distprof.verbs.gate.timeline import History
+    from distprof.verbs.history.timeline import History
 
 __all__ = ["history"]
 
@@ -113,10 +113,9 @@ def show(
       distprof history show --series 3f9a --plot history.svg
     """  # noqa: D301 - click reads it
     output = Output(**output_options)
-    output.check()
-    from distprof.verbs.history.show import HISTORY_REPORTERS
+    from distprof.verbs.history.show import HISTORY
 
-    check_format(HISTORY_REPORTERS, output, what="a history")
+    output.check(HISTORY)
     _check_plot(plot, force=output.force)
     metric, place = _metric(name), _place(folder)
     from distprof.verbs.history.dataset import read
@@ -133,7 +132,7 @@ def show(
         notes=notes,
     )
     _draw(result, plot, quiet=output.quiet)
-    deliver(HISTORY_REPORTERS, result, output, what="a history")
+    deliver(HISTORY, result, output)
     return ExitCode.FINE
 
 
@@ -151,14 +150,13 @@ def query(sql: str, folder: str | None, **output_options: Any) -> int:
         FROM history WHERE workload = 'ddp' GROUP BY git_commit" --format csv
     """  # noqa: D301 - click reads it
     output = Output(**output_options)
-    output.check()
     from distprof.verbs.history.dataset import query as ask
-    from distprof.verbs.history.show import ANSWER_REPORTERS, answer_of
+    from distprof.verbs.history.show import ANSWER, answer_of
 
-    check_format(ANSWER_REPORTERS, output, what="an answer")
+    output.check(ANSWER)
     place = _place(folder)
     columns, rows, notes = ask(place, sql)
-    deliver(ANSWER_REPORTERS, answer_of(place, columns, rows, notes), output, what="an answer")
+    deliver(ANSWER, answer_of(place, columns, rows, notes), output)
     return ExitCode.FINE
 
 
@@ -217,7 +215,7 @@ def _marked(summary: SummaryFile, label: str | None, commit: str | None) -> Summ
 
 
 def _metric(name: str) -> Metric:
-    from distprof.verbs.gate.timeline import HISTORY_METRICS, find_history_metric
+    from distprof.verbs.history.timeline import HISTORY_METRICS, find_history_metric
 
     metric = find_history_metric(name)
     if metric is None:
@@ -234,8 +232,8 @@ def _chosen(
     Raises:
         UsageError: If there are none, with those that there are.
     """
-    from distprof.verbs.gate.timeline import by_series
     from distprof.verbs.history.show import series_name
+    from distprof.verbs.history.timeline import by_series
 
     series = by_series(summaries)
     chosen = {
@@ -280,7 +278,7 @@ def _traced(
     notes: tuple[str, ...],
 ) -> History:
     from distprof.config import load_config
-    from distprof.verbs.gate.timeline import trace_metric
+    from distprof.verbs.history.timeline import trace_metric
     from distprof.version import __version__
 
     settings = load_config(None).check

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import click
 
@@ -17,13 +17,15 @@ from distprof.errors import UsageError
 from distprof.escape import plain
 
 if TYPE_CHECKING:
+    from msgspec import Struct
+
+    from distprof.documents.document import Document
     from distprof.formats import RenderOptions
     from distprof.rules.base import Finding
     from distprof.sections.report import Report
 
 __all__ = [
     "Output",
-    "check_format",
     "check_free",
     "deliver",
     "has_color",
@@ -35,8 +37,7 @@ __all__ = [
     "verdict_code",
 ]
 
-T = TypeVar("T")
-Reporting: TypeAlias = "Callable[[T, RenderOptions], str]"
+T = TypeVar("T", bound="Struct")
 
 PIPE_WIDTH = 100
 _ASCII = str.maketrans("█▓▒▚░·µ–…×", "#=~+.-u-~x")
@@ -74,14 +75,19 @@ class Output:
 
         return self.format_name or (self.output and format_of_file(self.output)) or "text"
 
-    def check(self) -> None:
+    def check(self, document: Document[Any] | None = None) -> None:
         """Refuse before the work what would fail after it.
 
+        Args:
+            document: What will be written; None for a report, whose formats are looked at before.
+
         Raises:
-            UsageError: If the file exists, or its folder does not.
+            UsageError: If the file exists, its folder does not, or there is no such format.
         """
         if self.output is not None:
             check_free(self.output, force=self.force)
+        if document is not None:
+            document.reporter(self.reporter)
 
 
 def check_free(file: str, *, force: bool) -> None:
@@ -114,37 +120,14 @@ def show(report: Report, output: Output, *, saved_as: str = "") -> None:
     _write(find_reporter(output.reporter)(report, _options(output, saved_as)), output)
 
 
-def check_format(reporters: Mapping[str, Reporting[T]], output: Output, *, what: str) -> None:
-    """Refuse before the work a format that the result of a verb does not have.
-
-    Args:
-        reporters: Name of a format to what writes a result in it.
-        output: What the user said.
-        what: The result, for people: ``a plan``.
-
-    Raises:
-        UsageError: With the formats that there are.
-    """
-    if output.reporter not in reporters:
-        names = ", ".join(reporters)
-        raise UsageError(f"no format {output.reporter!r} for {what}: choose from {names}")
-
-
-def deliver(reporters: Mapping[str, Reporting[T]], result: T, output: Output, *, what: str) -> None:
+def deliver(document: Document[T], result: T, output: Output) -> None:
     """Render a result that is no report of a run, and write it where the user wants it.
-
-    Args:
-        reporters: Name of a format to what writes the result in it.
-        result: What is shown.
-        output: What the user said.
-        what: The result, for people: ``a plan``.
 
     Raises:
         InputError: If a file cannot be written.
         UsageError: If there is no such format.
     """
-    check_format(reporters, output, what=what)
-    _write(reporters[output.reporter](result, _options(output)), output)
+    _write(document.reporter(output.reporter)(result, _options(output)), output)
 
 
 def _options(output: Output, saved_as: str = "") -> RenderOptions:
@@ -159,12 +142,12 @@ def _options(output: Output, saved_as: str = "") -> RenderOptions:
 
 
 def _write(text: str, output: Output) -> None:
-    from distprof.documents.saved import write_atomically
+    from distprof.documents.document import write_file
 
     if output.output is None:
         to_stdout(text)
         return
-    write_atomically(Path(output.output), text.encode("utf-8", "backslashreplace"))
+    write_file(Path(output.output), text.encode("utf-8", "backslashreplace"))
     note(f"Wrote {output.output}", quiet=output.quiet)
 
 

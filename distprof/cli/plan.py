@@ -9,16 +9,15 @@ import click
 
 from distprof.cli.app import ExitCode
 from distprof.cli.options import debug_option, output_options
-from distprof.cli.output import Output, check_format, deliver
+from distprof.cli.output import Output, deliver
 from distprof.config import ModelShape
 from distprof.errors import UsageError
 from distprof.options import click_options, options_of
 
 if TYPE_CHECKING:
     from distprof.costs.transformer import Transformer
-    from distprof.verbs.plan.cluster import Cluster
     from distprof.verbs.plan.job_file import JobFile
-    from distprof.verbs.plan.question import Question
+    from distprof.verbs.plan.question import Cluster, Question
     from distprof.verbs.plan.result import Plan
 
 __all__ = ["plan"]
@@ -110,14 +109,13 @@ def plan(**options: Any) -> int:
     """  # noqa: D301 - click reads it
     keys = ("format_name", "output", "force", "width", "show_all", "quiet")
     output = Output(**{key: options.pop(key) for key in keys})
-    output.check()
-    from distprof.verbs.plan.show import PLAN_REPORTERS
+    from distprof.verbs.plan.show import PLAN
 
-    check_format(PLAN_REPORTERS, output, what="a plan")
+    output.check(PLAN)
     if options["lint"] is not None:
         return _lint(options, output)
     found = _plan(options, most=_MANY if output.show_all else _FEW)
-    deliver(PLAN_REPORTERS, found, output, what="a plan")
+    deliver(PLAN, found, output)
     return ExitCode.FINE if found.fitting else ExitCode.FINDINGS
 
 
@@ -140,7 +138,7 @@ def _lint(options: dict[str, Any], output: Output) -> int:
     from distprof.config import load_config
     from distprof.terms import Severity
     from distprof.verbs.plan.job_file import layout_of, num_gpus_of, read_job_file
-    from distprof.verbs.plan.lint import check_layout, lint_reporters
+    from distprof.verbs.plan.lint import LINT, check_layout
     from distprof.version import __version__
 
     if options["layout"] is not None:
@@ -153,7 +151,7 @@ def _lint(options: dict[str, Any], output: Output) -> int:
     question = _question({**merged, "batch": batch})
     limits = load_config().limits
     found = check_layout(question, layout, file, version=__version__, limits=limits)
-    deliver(lint_reporters(), found, output, what="a plan")
+    deliver(LINT, found, output)
     failed = any(finding.severity is Severity.ERROR for finding in found.findings)
     return ExitCode.FINDINGS if failed else ExitCode.FINE
 
@@ -210,7 +208,7 @@ def _model(options: dict[str, Any]) -> tuple[Transformer, int]:
 def _cluster(options: dict[str, Any]) -> Cluster:
     from distprof.config import CONFIG_FILE, load_config
     from distprof.hardware import load_sheet
-    from distprof.verbs.plan.cluster import Cluster, inter_node_link
+    from distprof.verbs.plan.question import Cluster, inter_node_link
 
     if options["gpus"] is None:
         raise UsageError("how many GPUs? Add --gpus N")

@@ -1,21 +1,35 @@
-"""Progress on stderr: only for a terminal, and only when the work is long."""
+"""What a user sees of long work: a bar on a terminal, or the runs of a sweep one after another."""
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from distprof.cli.output import in_encoding
+from distprof.artefacts import RUN_FILE
+from distprof.cli.app import ExitCode
+from distprof.cli.output import in_encoding, note
+from distprof.errors import UsageError
 from distprof.escape import plain
 
-__all__ = ["progress_bar", "status_line"]
+if TYPE_CHECKING:
+    from distprof.artefacts.sweep_file import SweepFile
+    from distprof.verbs.sweep.running import Outcome, Progress
+
+__all__ = ["RUN_FAILED", "make_sweep", "progress_bar", "status_line"]
 
 PATIENCE_S = 1.0
 _CELLS = 30
 _FEW_CELLS = 16
+_ERASE = "\r\x1b[2K"
+
+RUN_FAILED = 4
+"""Exit code where a run failed; what is done stays."""
 
 
 @contextmanager
@@ -32,29 +46,17 @@ def progress_bar(
     Yields:
         A function that takes the number of items done and of all; None where nothing is shown.
     """
-    stream = sys.stderr
-    if quiet or not stream.isatty():
+    if quiet or not sys.stderr.isatty():
         yield None
         return
     started = clock()
-    shown = False
+    with _line() as draw:
 
-    def progress(done: int, total: int) -> None:
-        nonlocal shown
-        if clock() - started < PATIENCE_S or total < 2:
-            return
-        filled = "█" * (_CELLS * done // total)
-        bar = f"\r{label} {filled:░<{_CELLS}} {done}/{total}"
-        stream.write(in_encoding(bar, getattr(stream, "encoding", None) or "utf-8"))
-        stream.flush()
-        shown = True
+        def progress(done: int, total: int) -> None:
+            if clock() - started >= PATIENCE_S and total > 1:
+                draw(f"{label} {_bar(done, total, _CELLS)} {done}/{total}")
 
-    try:
         yield progress
-    finally:
-        if shown:
-            stream.write("\r\x1b[2K")
-            stream.flush()
 
 
 @contextmanager
@@ -66,18 +68,121 @@ def status_line() -> Iterator[Callable[[int, int, str], None]]:
     Yields:
         A function that takes the number of pieces done, of all, and a text.
     """
-    stream = sys.stderr
+    with _line() as draw:
 
-    def show(done: int, total: int, text: str) -> None:
-        filled = "█" * (_FEW_CELLS * done // max(total, 1))
-        line = f"{filled:░<{_FEW_CELLS}} {done}/{total} done · {plain(text)}"
-        room = shutil.get_terminal_size().columns - 1
-        encoding = getattr(stream, "encoding", None) or "utf-8"
-        stream.write(f"\r\x1b[2K{in_encoding(line[:room], encoding)}")
+        def show(done: int, total: int, text: str) -> None:
+            line = f"{_bar(done, total, _FEW_CELLS)} {done}/{total} done · {plain(text)}"
+            draw(line[: shutil.get_terminal_size().columns - 1])
+
+        yield show
+
+
+@contextmanager
+def _line() -> Iterator[Callable[[str], None]]:
+    """The last line of a terminal, drawn again and again, and erased at the end."""
+    stream = sys.stderr
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    is_drawn = False
+
+    def draw(text: str) -> None:
+        nonlocal is_drawn
+        stream.write(_ERASE + in_encoding(text, encoding))
         stream.flush()
+        is_drawn = True
 
     try:
-        yield show
+        yield draw
     finally:
-        stream.write("\r\x1b[2K")
-        stream.flush()
+        if is_drawn:
+            stream.write(_ERASE)
+            stream.flush()
+
+
+def _bar(done: int, total: int, cells: int) -> str:
+    filled = "█" * (cells * done // max(total, 1))
+    return f"{filled:░<{cells}}"
+
+
+def make_sweep(place: Path, sweep: SweepFile, *, again: str, quiet: bool) -> int:
+    """Make every run that is not done; returns the exit code, 0 where all are done.
+
+    Args:
+        place: Folder of the sweep, made where it is missing.
+        sweep: Its plan.
+        again: How the user goes on after an interruption, for people.
+        quiet: Say nothing but what went wrong.
+
+    Raises:
+        InputError: If the folder cannot be written, or is being worked on.
+        UsageError: If the folder cannot be made.
+    """
+    from distprof.verbs.sweep.running import make_runs
+
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{place} cannot be made: {error.strerror}") from error
+    number = len(sweep.runs)
+    note(f"{number} run{'' if number == 1 else 's'} in {place}", quiet=quiet)
+    try:
+        with _shown(quiet=quiet) as say:
+            outcome = make_runs(place, sweep, say=say)
+    except KeyboardInterrupt:
+        note(f"Interrupted: {_how_far(place, sweep)}; {again}")
+        return ExitCode.INTERRUPTED
+    except BaseException as error:
+        if not isinstance(error, Exception):  # SIGTERM, as batch systems send it
+            note(f"Stopped: {_how_far(place, sweep)}; {again}")
+        raise
+    return ExitCode.FINE if not outcome.exit_code else _failed(place, outcome, again)
+
+
+@contextmanager
+def _shown(*, quiet: bool) -> Iterator[Callable[[Progress], None]]:
+    """A line that stays on a terminal and changes; elsewhere a line before each run."""
+    is_live = not quiet and sys.stderr.isatty()
+
+    def line(progress: Progress) -> None:
+        if progress.elapsed_s == 0:
+            note(f"[{progress.number}/{progress.total}] {progress.run}", quiet=quiet)
+
+    if not is_live:
+        yield line
+        return
+    with status_line() as show:
+        yield lambda progress: show(progress.number - 1, progress.total, _told(progress))
+
+
+def _told(progress: Progress) -> str:
+    left = "" if progress.left_s is None else f", {_left(progress.left_s)}"
+    return f"{progress.run}, for {progress.elapsed_s:.0f} s{left}"
+
+
+def _left(seconds: float) -> str:
+    if seconds < 90:
+        return f"about {max(round(seconds / 5) * 5, 5)} s left"
+    if seconds < 5_400:
+        return f"about {round(seconds / 60)} min left"
+    return f"about {seconds / 3_600:.1f} h left"
+
+
+def _how_far(place: Path, sweep: SweepFile) -> str:
+    from distprof.verbs.sweep.running import load_sweep
+
+    written = load_sweep(place)
+    count = sum(run.state == "done" for run in written.runs) if written else 0
+    return f"{count} of {len(sweep.runs)} runs are done"
+
+
+def _failed(place: Path, outcome: Outcome, again: str) -> int:
+    note(
+        f"{outcome.num_done} of {len(outcome.sweep.runs)} runs are done; one ended with "
+        f"{outcome.exit_code}:"
+    )
+    for line in outcome.why.splitlines():
+        note(f"  {line}")
+    failed = next((run for run in outcome.sweep.runs if run.state == "failed"), None)
+    if failed is not None and (place / failed.folder / RUN_FILE).is_file():
+        note(f"What it left: distprof analyze {shlex.quote(str(place / failed.folder))}")
+    note(again[:1].upper() + again[1:])
+    return RUN_FAILED

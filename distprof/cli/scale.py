@@ -10,16 +10,15 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from distprof.cli.app import ExitCode
-from distprof.cli.making import make_sweep
 from distprof.cli.options import debug_option, fail_on_option, output_options
-from distprof.cli.output import Output, check_format, check_free, deliver, note, verdict_code
+from distprof.cli.output import Output, check_free, deliver, note, verdict_code
+from distprof.cli.progress import make_sweep
 from distprof.errors import UsageError
 
 if TYPE_CHECKING:
     from distprof.artefacts.summary_file import SummaryFile
     from distprof.artefacts.sweep_file import SweepFile
-    from distprof.verbs.sweep.document import ScalingReport
-    from distprof.verbs.sweep.result import Mode
+    from distprof.verbs.sweep.result import Mode, ScalingReport
 
 __all__ = ["scale"]
 
@@ -90,11 +89,10 @@ def scale(
       distprof scale --from times.csv --strong
     """  # noqa: D301 - click reads it
     output = Output(**{name: options.pop(name) for name in Output.__dataclass_fields__})
-    output.check()
-    _check_files(options, force=output.force)
-    from distprof.verbs.sweep.document import SCALING_REPORTERS
+    from distprof.verbs.sweep.show import SCALING
 
-    check_format(SCALING_REPORTERS, output, what="a sweep")
+    output.check(SCALING)
+    _check_files(options, force=output.force)
     if sources and program:
         raise UsageError("--from starts nothing: leave out the workload or the program")
     if sources and folder is not None:
@@ -214,7 +212,8 @@ def _show(
     options: dict[str, Any],
 ) -> int:
     from distprof.config import load_config
-    from distprof.verbs.sweep.document import SCALING_REPORTERS, report_scaling
+    from distprof.verbs.sweep.measure import report_scaling
+    from distprof.verbs.sweep.show import SCALING
 
     sweeps = {source: sweep for source in sources if (sweep := _sweep_in(source))}
     summaries = _summaries(sources, sweeps, quiet=output.quiet)
@@ -228,7 +227,7 @@ def _show(
     )
     _keep(summaries, options["save_summaries"], quiet=output.quiet)
     _draw(report, options["plot"], quiet=output.quiet)
-    deliver(SCALING_REPORTERS, report, output, what="a sweep")
+    deliver(SCALING, report, output)
     if not report.scaling.sizes:
         return ExitCode.INPUT
     return verdict_code(report.findings, fail_on)
@@ -275,11 +274,9 @@ def _summaries(
 def _keep(summaries: tuple[SummaryFile, ...], file: str | None, *, quiet: bool) -> None:
     if file is None:
         return
-    import msgspec
+    from distprof.verbs.sweep.runs import save_summaries
 
-    from distprof.documents.saved import write_atomically
-
-    write_atomically(Path(file), msgspec.json.format(msgspec.json.encode(summaries), indent=1))
+    save_summaries(summaries, file)
     note(f"Wrote {file}", quiet=quiet)
 
 

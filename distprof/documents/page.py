@@ -1,24 +1,35 @@
-"""What a verb shows besides a trace's report, before somebody draws it: as text, Markdown, JSON.
+"""What a verb shows besides a trace's report, before somebody draws it as text or Markdown.
 
 A verb makes a :class:`Page` of its result; everything below it is drawn here, once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, TypeVar
-
-import msgspec
+from typing import Any
 
 from distprof.formats import RenderOptions
 from distprof.rules.base import Finding
 from distprof.sections.table import TableView
 from distprof.units import format_duration
 
-__all__ = ["Page", "page_reporters"]
+__all__ = ["Listing", "Page", "page_markdown", "page_text"]
 
-T = TypeVar("T")
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listing:
+    """Sentences under a title of their own.
+
+    Args:
+        title: For example ``Next``.
+        sentences: In the order of reading.
+        is_numbered: Whether they are steps to be taken in that order.
+    """
+
+    title: str
+    sentences: tuple[str, ...]
+    is_numbered: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,43 +39,44 @@ class Page:
     Args:
         verdict: The result in one sentence.
         headline: Where it comes from, half a sentence; empty for none.
+        facts: What belongs to the headline, a paragraph each.
         sentences: What else to know, most important first.
+        points: The same, each set apart from the others.
+        listings: Sentences under titles.
         findings: What rules say, most important first.
         tables: In the order of reading.
-        remarks: Sentences under ``remarks_title``, at the end.
-        remarks_title: For example ``Assumed``.
+        has_captions: Whether Markdown shows the captions of tables too.
+        remarks: Sentences at the end.
+        remarks_title: Above them, for example ``Assumed``; empty for none.
         commands: Commands to go on with, and what each is for.
     """
 
     verdict: str
     headline: str = ""
+    facts: tuple[str, ...] = ()
     sentences: tuple[str, ...] = ()
+    points: tuple[str, ...] = ()
+    listings: tuple[Listing, ...] = ()
     findings: tuple[Finding, ...] = ()
     tables: tuple[TableView, ...] = ()
+    has_captions: bool = True
     remarks: tuple[str, ...] = ()
     remarks_title: str = ""
     commands: tuple[tuple[str, str], ...] = ()
 
 
-def page_reporters(
-    make: Callable[[T, RenderOptions], Page],
-) -> dict[str, Callable[[T, RenderOptions], str]]:
-    """Name of a format to what writes a result in it.
-
-    Args:
-        make: The page of a result; ``show_all`` of the options says whether to fold anything.
-    """
-    return {
-        "text": lambda result, options: _text(make(result, options), options),
-        "json": lambda result, _: _json(result),
-        "md": lambda result, options: _markdown(make(result, options), options),
-    }
-
-
-def _text(page: Page, options: RenderOptions) -> str:
+def page_text(page: Page, options: RenderOptions) -> str:
+    """The page as text for a terminal of ``options.width`` columns."""
     from distprof.documents.text import printed
 
     return printed(_text_blocks(page, options.width), options)
+
+
+def page_markdown(page: Page, options: RenderOptions) -> str:
+    """The page as GitHub-flavoured Markdown; of bounded length, unless all is to be shown."""
+    from distprof.documents.markdown import joined
+
+    return joined(_markdown_blocks(page), show_all=options.show_all)
 
 
 def _text_blocks(page: Page, width: int) -> Iterator[Any]:
@@ -76,10 +88,19 @@ def _text_blocks(page: Page, width: int) -> Iterator[Any]:
     yield Text(wrapped(plain(page.verdict), width), style="bold")
     if page.headline or page.sentences:
         yield Text()
-    if page.headline:
-        yield sentence(page.headline, width, style="dim")
+    for text in (page.headline, *page.facts) if page.headline else page.facts:
+        yield sentence(text, width, style="dim")
     for text in page.sentences:
         yield sentence(text, width)
+    for text in page.points:
+        yield Text()
+        yield sentence(text, width)
+    for listing in page.listings:
+        yield Text()
+        yield Text(listing.title, style="bold")
+        for number, text in enumerate(listing.sentences, 1):
+            mark = f"{number}. " if listing.is_numbered else "· "
+            yield sentence(f"{mark}{text}", width)
     for finding in page.findings:
         yield Text()
         yield Text(wrapped(plain(_title(finding)), width), style="bold")
@@ -88,7 +109,7 @@ def _text_blocks(page: Page, width: int) -> Iterator[Any]:
     for view in page.tables:
         yield Text()
         yield from table_blocks(view, width)
-    if page.remarks:
+    if page.remarks and page.remarks_title:
         yield Text()
         yield Text(page.remarks_title, style="bold")
     for remark in page.remarks:
@@ -100,39 +121,39 @@ def _text_blocks(page: Page, width: int) -> Iterator[Any]:
         yield sentence(f"{command}  # {purpose}", width)
 
 
-def _markdown(page: Page, options: RenderOptions) -> str:
-    from distprof.documents.markdown import joined
-
-    return joined(_markdown_blocks(page), show_all=options.show_all)
-
-
 def _markdown_blocks(page: Page) -> Iterator[str]:
     from distprof.documents.markdown import sentence, table
 
     yield f"### {sentence(page.verdict)}"
     if page.headline:
         yield sentence(page.headline)
-    if page.sentences:
-        yield "\n".join(f"- {sentence(text)}" for text in page.sentences)
+    yield from (sentence(text) for text in page.facts)
+    for texts in (page.sentences, page.points):
+        if texts:
+            yield _bullets(texts)
+    for listing in page.listings:
+        yield f"**{sentence(listing.title)}**\n\n{_bullets(listing.sentences)}"
     if page.findings:
         yield "\n".join(
             f"- **{sentence(_title(one))}**: {sentence(one.message)} *fix:* {sentence(one.fix)}"
             for one in page.findings
         )
     for view in page.tables:
-        caption = f" {sentence(view.caption)}" if view.caption else ""
+        caption = f" {sentence(view.caption)}" if view.caption and page.has_captions else ""
         notes = "".join(f"\n\n{sentence(note)}" for note in view.notes)
         yield f"**{sentence(view.title)}**{caption}\n\n{table(view)}{notes}"
     if page.remarks:
-        listed = "\n".join(f"- {sentence(text)}" for text in page.remarks)
-        yield f"**{sentence(page.remarks_title)}**\n\n{listed}"
+        title = f"**{sentence(page.remarks_title)}**\n\n" if page.remarks_title else ""
+        yield title + _bullets(page.remarks)
+
+
+def _bullets(texts: tuple[str, ...]) -> str:
+    from distprof.documents.markdown import sentence
+
+    return "\n".join(f"- {sentence(text)}" for text in texts)
 
 
 def _title(finding: Finding) -> str:
     cost = finding.cost_ns_per_step
     costs = f", {format_duration(cost)} per step" if cost is not None else ""
     return f"{finding.code} {finding.name}: {finding.severity.value}{costs}"
-
-
-def _json(result: Any) -> str:
-    return msgspec.json.format(msgspec.json.encode(result), indent=2).decode() + "\n"

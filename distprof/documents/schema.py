@@ -1,74 +1,72 @@
-"""JSON Schema of ``report.json``, generated from the structs that are written.
-
-``python -m distprof.documents.schema`` prints it; the shipped copy is
-``distprof/documents/schemas/report.schema.json``, and a test keeps the two equal.
-"""
+"""JSON Schemas and their reference pages, made from the structs that are written."""
 
 from __future__ import annotations
 
 import inspect
-import sys
-from importlib.resources import files
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
-from distprof.artefacts import REPORT_SCHEMA
-from distprof.sections.report import Report
-
-__all__ = [
-    "DIALECT",
-    "describe",
-    "document_schema",
-    "report_schema",
-    "report_schema_page",
-    "report_schema_text",
-    "section",
-    "shipped_schema_text",
-]
+__all__ = ["json_schema", "schema_page", "schema_text", "section"]
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
-SCHEMA_FILE = "report.schema.json"
 
-
-def report_schema() -> dict[str, Any]:
-    """JSON Schema (draft 2020-12) of a saved report; times are int ns, sizes int bytes."""
-    return document_schema(Report, REPORT_SCHEMA, "distprof report")
-
-
-def document_schema(kind: type[msgspec.Struct], schema: str, title: str) -> dict[str, Any]:
-    """JSON Schema (draft 2020-12) of a document that is one struct with a field ``schema``.
+def json_schema(
+    kinds: Sequence[type[msgspec.Struct]],
+    *,
+    schema: str,
+    title: str,
+    identity: str = "",
+    is_whole: bool = True,
+) -> dict[str, Any]:
+    """JSON Schema (draft 2020-12) of a document, or of a line of a file of lines.
 
     Args:
-        kind: What is written.
-        schema: What its ``schema`` says.
+        kinds: The struct that is written; of a file of lines, the header's and the record's.
+        schema: What the field ``schema`` of the first says; empty where it has none.
         title: For people.
+        identity: Of the schema, where ``schema`` is empty.
+        is_whole: Whether every field is always written, or those with a default may be absent.
     """
-    (root,), definitions = msgspec.json.schema_components([kind])
-    definitions[kind.__name__]["properties"]["schema"] = {"const": schema}
+    roots, definitions = msgspec.json.schema_components(kinds)
     for definition in definitions.values():
-        _tidy(definition)
+        _describe(definition)
+        if is_whole:
+            _require_all(definition)
+    if schema:
+        properties = definitions[kinds[0].__name__]["properties"]
+        described = properties["schema"].get("description")
+        properties["schema"] = {"const": schema}
+        if described:
+            properties["schema"]["description"] = described
+    root = roots[0] if len(roots) == 1 else {"anyOf": list(roots)}
     return {
         "$schema": DIALECT,
-        "$id": f"urn:distprof:{schema}",
+        "$id": f"urn:distprof:{schema or identity}",
         "title": title,
         **root,
         "$defs": definitions,
     }
 
 
-def report_schema_text() -> str:
-    """The schema as the shipped file holds it."""
-    return msgspec.json.format(msgspec.json.encode(report_schema()), indent=2).decode() + "\n"
+def schema_text(schema: dict[str, Any]) -> str:
+    """A schema as a file holds it."""
+    return msgspec.json.format(msgspec.json.encode(schema), indent=2).decode() + "\n"
 
 
-def shipped_schema_text() -> str:
-    """The schema file that comes with the package."""
-    return (files("distprof.documents") / "schemas" / SCHEMA_FILE).read_text(encoding="utf-8")
+def schema_page(about: str, schema: dict[str, Any]) -> str:
+    """A reference page, Markdown: one table per struct.
+
+    Args:
+        about: Its start.
+        schema: As :func:`json_schema` makes it.
+    """
+    return "\n".join([about, *(section(name, part) for name, part in schema["$defs"].items())])
 
 
-def describe(definition: dict[str, Any]) -> None:
+def _describe(definition: dict[str, Any]) -> None:
     """Take the descriptions of a struct and its fields from its docstring."""
     summary, fields = _docstring_parts(definition.get("description", ""))
     definition["description"] = summary
@@ -79,9 +77,8 @@ def describe(definition: dict[str, Any]) -> None:
         value |= {"title": name, "description": text}
 
 
-def _tidy(definition: dict[str, Any]) -> None:
-    """Make a definition say what a reader needs: fields described, all written ones required."""
-    describe(definition)
+def _require_all(definition: dict[str, Any]) -> None:
+    """Make a definition say that every field is written."""
     for value in definition.get("properties", {}).values():
         value.pop("default", None)
     if "properties" in definition:
@@ -102,32 +99,6 @@ def _docstring_parts(docstring: str) -> tuple[str, dict[str, str]]:
         elif text and name:
             fields[name] += f" {text}"
     return " ".join(summary.split()), fields
-
-
-if __name__ == "__main__":
-    sys.stdout.write(report_schema_text())
-
-
-# The reference page of ``report.json``, generated from its JSON Schema ---------------------------
-
-_INTRODUCTION = f"""\
-# The saved report
-
-<!-- generated: python -m distprof.documents.schema -->
-
-`report.json` has `"schema": "{REPORT_SCHEMA}"`. Its JSON Schema (draft 2020-12) ships with the
-package as `distprof/documents/schemas/report.schema.json`. Every field is always written; `null`
-means not known and is never 0. Names ending in `_ns` are integer nanoseconds, `bytes` are bytes
-(decimal prefixes when shown), `_ratio` is 0 to 1. A change of a
-field's meaning changes the schema's number.
-"""
-
-
-def report_schema_page() -> str:
-    """The page, Markdown: one table per struct, in the order of the report."""
-    schema = report_schema()
-    sections = [section(name, definition) for name, definition in schema["$defs"].items()]
-    return "\n".join([_INTRODUCTION, *sections])
 
 
 def section(name: str, definition: dict[str, Any]) -> str:
@@ -178,7 +149,3 @@ def _cell(text: str) -> str:
 def _prose(text: str) -> str:
     """A docstring's text as Markdown."""
     return text.replace(":class:", "").replace("``", "`")
-
-
-if __name__ == "__main__":
-    sys.stdout.write(report_schema_page())

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from distprof.artefacts import ERROR_FILE, RANK_FILE, RUN_FILE
+from distprof.artefacts.files import write_atomically
 from distprof.artefacts.rank_file import ErrorFile, RankFile, with_ranks
 from distprof.artefacts.run_file import Coverage, Outcome, Overhead, ProbeStatus, RunFile
 from distprof_probes.environment import (
@@ -25,7 +26,6 @@ from distprof_probes.environment import (
 )
 from distprof_probes.options import ProbeOptions
 from distprof_probes.peer_loss import is_peer_loss
-from distprof_probes.records import write_atomically
 
 __all__ = [
     "Mesh",

@@ -18,7 +18,7 @@ import msgspec
 
 from distprof.artefacts.records import Header
 
-__all__ = ["Deferred", "RecordWriter", "write_atomically"]
+__all__ = ["Deferred", "RecordWriter"]
 
 FLUSH_PERIOD_S = 0.2
 _PATIENCE_S = 5.0  # for a deferred record, and for the disk at the end
@@ -235,18 +235,3 @@ def drain(timeout_s: float) -> None:
         current.done.clear()
         current.wake.set()
         current.done.wait(timeout_s)
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file under a temporary name, then rename it: a reader sees all of it or none.
-
-    Raises:
-        OSError: If the disk does not take it; nothing is left behind.
-    """
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        part.write_bytes(data)
-        part.replace(path)
-    except OSError:
-        part.unlink(missing_ok=True)
-        raise

@@ -13,8 +13,7 @@ import pytest
 import distprof
 from distprof import api
 from distprof.cli.app import main
-from distprof.documents.saved import load_report
-from distprof.documents.schema import report_schema
+from distprof.documents.saved import REPORT, load_report
 from distprof.errors import UsageError
 from distprof.sections import measure_run as measuring
 from tests.documents.samples import straggler
@@ -51,7 +50,7 @@ def test_every_golden_trace_gives_a_report_that_fits_the_schema(
 ) -> None:
     jsonschema = pytest.importorskip("jsonschema")
     report = analyzed(capsys, str(GOLDEN / folder), "--window", window)
-    jsonschema.Draft202012Validator(report_schema()).validate(report)
+    jsonschema.Draft202012Validator(REPORT.json_schema()).validate(report)
     total = report["waterfall"]["all"]
     parts = [value for name, value in total.items() if name not in ("rank", "span_ns")]
     assert sum(parts) == total["span_ns"] > 0

@@ -15,7 +15,7 @@ import pytest
 
 from distprof.cli.app import main
 from distprof.verbs.history.dataset import append, query, read
-from distprof.verbs.schemas import shipped_verb_schema_text, verb_schema_texts
+from distprof.verbs.history.show import ANSWER, HISTORY
 from tests.verbs.history.samples import commits, summary
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -146,19 +146,17 @@ def test_a_plot_survives_names_that_are_formulas(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "file"),
+    ("arguments", "kind"),
     [
-        (["show"], "history.schema.json"),
-        (["show", "--metric", "mfu"], "history.schema.json"),
-        (["query", "SELECT * EXCLUDE summary FROM history"], "history-answer.schema.json"),
+        (["show"], HISTORY),
+        (["show", "--metric", "mfu"], HISTORY),
+        (["query", "SELECT * EXCLUDE summary FROM history"], ANSWER),
     ],
 )
-def test_json_is_what_its_schema_says(capsys, history, arguments, file):
+def test_json_is_what_its_schema_says(capsys, history, arguments, kind):
     assert main(["history", *arguments, "--history", history, "--format", "json"]) == 0
     document = json.loads(capsys.readouterr().out)
-    text = shipped_verb_schema_text(file)
-    assert text == dict(verb_schema_texts())[file]
-    validator = jsonschema.Draft202012Validator(json.loads(text))
+    validator = jsonschema.Draft202012Validator(json.loads(kind.shipped_schema()))
     assert list(validator.iter_errors(document)) == []
     assert list(validator.iter_errors({**document, "schema": "other"}))
 

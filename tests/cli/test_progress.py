@@ -7,9 +7,8 @@ import sys
 
 import pytest
 
-from distprof.cli.making import _left, _told
 from distprof.cli.output import has_color
-from distprof.cli.progress import progress_bar, status_line
+from distprof.cli.progress import _left, _told, progress_bar, status_line
 from distprof.verbs.sweep.running import Progress
 
 

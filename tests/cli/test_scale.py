@@ -11,9 +11,9 @@ import pytest
 
 from distprof.artefacts.sweep_file import SWEEP_FILE
 from distprof.cli.app import main
-from distprof.verbs.schemas import shipped_verb_schema_text
 from distprof.verbs.sweep import running
-from distprof.verbs.sweep.child import locked
+from distprof.verbs.sweep.running import locked
+from distprof.verbs.sweep.show import SCALING
 
 ROOT = Path(__file__).parents[2]
 
@@ -82,7 +82,7 @@ def test_a_sweep_from_its_command_to_its_efficiency(stand_in, capsys):
     assert [finding["code"] for finding in report["findings"]] == ["SCA102"]
     assert len(calls(stand_in)) == 9
     assert calls(stand_in)[0].startswith("run ddp --ranks 4")  # what cannot run fails at once
-    schema = json.loads(shipped_verb_schema_text("scaling.schema.json"))
+    schema = json.loads(SCALING.shipped_schema())
     jsonschema.validate(report, schema)
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate({**report, "schema": "distprof.scaling/2"}, schema)

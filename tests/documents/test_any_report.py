@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from distprof.documents.saved import decode_report, encode_report
+from distprof.documents.saved import REPORT
 from distprof.formats import RenderOptions, find_reporter
 from distprof.sections.report import Report
 from distprof.sections.verdict import judge
@@ -73,7 +73,7 @@ def test_markdown_stays_small_and_its_tables_whole(report: Report) -> None:
 
 @given(reports())
 def test_a_saved_report_comes_back_and_says_the_same(report: Report) -> None:
-    back = decode_report(encode_report(report), "x")
+    back = REPORT.decode(REPORT.encode(report), "x")
     assert back == report
     assert judge(back) == judge(report)
 

@@ -10,7 +10,7 @@ from distprof.artefacts.summary_file import Fingerprint
 from distprof.formats import RenderOptions
 from distprof.verbs.gate.check import CheckResult, MetricCheck, PartLoss
 from distprof.verbs.gate.decide import SHORT_BASELINE, UNKNOWN_SESSIONS
-from distprof.verbs.gate.show import CHECK_REPORTERS, amount, check_verdict
+from distprof.verbs.gate.show import CHECK, amount, check_verdict
 
 
 def metric(**fields):
@@ -44,7 +44,7 @@ def result(*metrics, **fields):
 
 
 def shown(result, name="text", **options):
-    return CHECK_REPORTERS[name](result, RenderOptions(**options))
+    return CHECK.reporter(name)(result, RenderOptions(**options))
 
 
 def test_the_first_line_is_the_verdict_with_its_figures():

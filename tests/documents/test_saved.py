@@ -10,18 +10,12 @@ import jsonschema
 import pytest
 
 import distprof
-from distprof.documents.saved import decode_report, encode_report, load_report, save_report
-from distprof.documents.schema import (
-    SCHEMA_FILE,
-    report_schema,
-    report_schema_page,
-    report_schema_text,
-)
+from distprof.documents.saved import REPORT, load_report, save_report
 from distprof.errors import InputError, SchemaError
 from tests.documents.job_samples import SAMPLES
 from tests.documents.samples import healthy, nasty, report_of, run_info
 
-SHIPPED = Path(distprof.__file__).parent / "documents" / "schemas" / SCHEMA_FILE
+SHIPPED = Path(distprof.__file__).parent / "documents" / "schemas" / "report.schema.json"
 
 
 @pytest.mark.parametrize("name", SAMPLES)
@@ -32,36 +26,36 @@ def test_what_was_written_is_read_back(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", SAMPLES)
 def test_every_report_fits_the_schema(name: str) -> None:
-    validator = jsonschema.Draft202012Validator(report_schema())
-    validator.validate(json.loads(encode_report(SAMPLES[name]())))
+    validator = jsonschema.Draft202012Validator(REPORT.json_schema())
+    validator.validate(json.loads(REPORT.encode(SAMPLES[name]())))
 
 
 def test_the_schema_refuses_what_is_no_report() -> None:
-    validator = jsonschema.Draft202012Validator(report_schema())
-    document = json.loads(encode_report(healthy()))
+    validator = jsonschema.Draft202012Validator(REPORT.json_schema())
+    document = json.loads(REPORT.encode(healthy()))
     del document["waterfall"]["num_steps"]
     assert not validator.is_valid(document)
     assert not validator.is_valid({"schema": "distprof.report/1"})
 
 
 def test_the_shipped_schema_is_the_generated_one(golden: Callable[[Path, str], None]) -> None:
-    golden(SHIPPED, report_schema_text())
+    golden(SHIPPED, REPORT.schema_text())
 
 
 def test_the_reference_page_is_the_generated_one(golden: Callable[[Path, str], None]) -> None:
     page = Path(distprof.__file__).parent.parent / "docs" / "reference" / "report-schema.md"
-    golden(page, report_schema_page())
+    golden(page, REPORT.schema_page())
 
 
 def test_the_schema_says_what_fields_mean() -> None:
-    definitions = report_schema()["$defs"]
+    definitions = REPORT.json_schema()["$defs"]
     described = definitions["RankStraggler"]["properties"]["lost_ns_per_step"]["description"]
     assert described.startswith("Exposed wait of a typical other member, summed over")
     assert "Args" not in definitions["RankStraggler"]["description"]
 
 
 def test_json_is_the_same_bytes_every_time_and_ends_with_a_newline() -> None:
-    first, second = encode_report(healthy()), encode_report(healthy())
+    first, second = REPORT.encode(healthy()), REPORT.encode(healthy())
     assert first == second
     assert first.endswith(b"}\n")
     assert first.startswith(b'{\n "schema": "distprof.report/1",\n "distprof_version"')
@@ -106,32 +100,32 @@ def test_a_place_that_cannot_be_written_is_an_input_error(tmp_path: Path) -> Non
 )
 def test_what_is_no_report_is_refused_with_what_was_found(data: bytes, found: str) -> None:
     with pytest.raises(SchemaError) as caught:
-        decode_report(data, "some.json")
+        REPORT.decode(data, "some.json")
     assert found in caught.value.found
     assert caught.value.source == "some.json"
 
 
 def test_a_wrong_type_inside_is_named_by_its_place() -> None:
-    data = encode_report(healthy()).replace(b'"num_ranks": 8', b'"num_ranks": "8"', 1)
+    data = REPORT.encode(healthy()).replace(b'"num_ranks": 8', b'"num_ranks": "8"', 1)
     with pytest.raises(SchemaError, match=r"num_ranks"):
-        decode_report(data, "some.json")
+        REPORT.decode(data, "some.json")
 
 
 def test_an_unknown_field_is_refused_and_the_writer_named() -> None:
-    data = encode_report(healthy()).replace(b'"run": {', b'"more": 1, "run": {', 1)
+    data = REPORT.encode(healthy()).replace(b'"run": {', b'"more": 1, "run": {', 1)
     with pytest.raises(SchemaError, match=r"more.*written by distprof 0\.1\.0"):
-        decode_report(data, "some.json")
+        REPORT.decode(data, "some.json")
 
 
 def test_characters_that_a_terminal_obeys_are_spelled_out_and_come_back() -> None:
-    data = encode_report(nasty())
+    data = REPORT.encode(nasty())
     assert b"\\u202e" in data
     assert "\u202e".encode() not in data
-    assert decode_report(data, "x") == nasty()
+    assert REPORT.decode(data, "x") == nasty()
 
 
 def test_a_file_name_that_is_not_utf8_does_not_cost_the_report() -> None:
     report = report_of([], run=run_info((0,), source="run-\udcff", device="\U000e0041"))
-    back = decode_report(encode_report(report), "x")
+    back = REPORT.decode(REPORT.encode(report), "x")
     assert back.run.source == r"run-\udcff"
     assert back.run.device == "\U000e0041"

@@ -10,8 +10,9 @@ from rich.cells import cell_len
 
 from distprof.artefacts.summary_file import Fingerprint, StepParts
 from distprof.formats import RenderOptions
-from distprof.verbs.sweep.document import SCALING_REPORTERS, ScalingReport, report_scaling
-from distprof.verbs.sweep.result import CAUSES
+from distprof.verbs.sweep.measure import report_scaling
+from distprof.verbs.sweep.result import CAUSES, ScalingReport
+from distprof.verbs.sweep.show import SCALING
 from tests.verbs.sweep.sweeps import MS, parts, runs
 
 ALONE = parts(computation=90, host=6, other=4)
@@ -21,7 +22,7 @@ LOSSY = [*runs(1, 100, ALONE), *runs(8, 125, EIGHT)]
 
 
 def shown(report, name="text", **options):
-    return SCALING_REPORTERS[name](report, RenderOptions(**{"width": 100, **options}))
+    return SCALING.reporter(name)(report, RenderOptions(**{"width": 100, **options}))
 
 
 def flat(report):

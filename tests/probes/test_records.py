@@ -10,10 +10,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from distprof_probes.records import RecordWriter, drain, write_atomically
+from distprof_probes.records import RecordWriter, drain
 from hypothesis import given
 from hypothesis import strategies as st
 
+from distprof.artefacts.files import write_atomically
 from distprof.artefacts.records import Header
 
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
-from distprof.documents.page import Page, page_reporters
+from distprof.documents.document import Document
+from distprof.documents.page import Page
 from distprof.formats import RenderOptions
 from distprof.sections.report import Report
 from distprof.sections.table import TableColumn, TableView, counted
 from distprof.units import format_bandwidth, format_bytes, format_duration, format_ratio
 from distprof.verbs.compare.measure import FoundProblem, Side, compare
 from distprof.verbs.compare.result import (
+    COMPARISON_SCHEMA,
     CollectiveChange,
     ComparedRun,
     Comparison,
@@ -23,7 +25,7 @@ from distprof.verbs.summaries import summarize_report
 from distprof.version import __version__
 
 __all__ = [
-    "COMPARISON_REPORTERS",
+    "COMPARISON",
     "PARTS",
     "compare_reports",
     "comparison_headline",
@@ -326,9 +328,6 @@ def _differences_table(comparison: Comparison) -> TableView:
     )
 
 
-# Two runs side by side, as text, Markdown and JSON -----------------------------------------------
-
-
 def compare_reports(
     first: Report, second: Report, *, names: tuple[str, str] | None = None
 ) -> Comparison:
@@ -367,5 +366,11 @@ def _page(comparison: Comparison, options: RenderOptions) -> Page:
     )
 
 
-COMPARISON_REPORTERS = page_reporters(_page)
-"""Name of a format to what writes a comparison in it."""
+COMPARISON = Document(
+    kind=Comparison,
+    schema=COMPARISON_SCHEMA,
+    noun="a comparison",
+    title="distprof compare",
+    again="make it again with: distprof compare FIRST SECOND --format json",
+    page=_page,
+)

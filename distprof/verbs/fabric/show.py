@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from distprof.artefacts.fabric_file import FabricCurve, FabricFile, FabricFit, FabricPoint
-from distprof.documents.page import Page, page_reporters
+from distprof.artefacts.fabric_file import (
+    FABRIC_FILE,
+    FABRIC_SCHEMA,
+    FabricCurve,
+    FabricFile,
+    FabricFit,
+    FabricPoint,
+)
+from distprof.documents.document import Document
+from distprof.documents.page import Page
 from distprof.formats import RenderOptions
 from distprof.sections.table import TableColumn, TableView, counted
 from distprof.units import format_bandwidth, format_bytes, format_duration, format_ratio
 
-__all__ = ["FABRIC_REPORTERS", "fabric_headline", "fabric_tables", "fabric_verdict", "fabric_words"]
+__all__ = ["FABRIC", "fabric_headline", "fabric_tables", "fabric_verdict", "fabric_words"]
 
 _LOOSE_RATIO = 0.2
 
@@ -217,5 +225,12 @@ def _page(profile: FabricFile, options: RenderOptions) -> Page:
     )
 
 
-FABRIC_REPORTERS = page_reporters(_page)
-"""Name of a format to what writes a profile in it."""
+FABRIC = Document(
+    kind=FabricFile,
+    schema=FABRIC_SCHEMA,
+    noun="a fabric",
+    title=f"distprof {FABRIC_FILE}",
+    again="make it again with: distprof bench -o FILE",
+    page=_page,
+    is_whole=False,
+)

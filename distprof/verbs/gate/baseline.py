@@ -15,18 +15,21 @@ from distprof.artefacts.baseline_file import (
     BaselineSession,
 )
 from distprof.artefacts.summary_file import StepParts, SummaryFile
-from distprof.errors import InputError, SchemaError
+from distprof.documents.document import Document
+from distprof.errors import InputError
 from distprof.run.fingerprint import unlike
+from distprof.sections.table import counted
 from distprof.verbs.gate.metrics import METRICS, efficiency_ratio, find_metric, values_of
+from distprof.version import __version__
 
 __all__ = [
-    "MAX_BYTES",
+    "BASELINE",
     "MOST_REPEATS",
     "MOST_SESSIONS",
+    "accept_runs",
     "accepted",
     "acknowledge",
     "acknowledgement",
-    "baseline_json",
     "baseline_values",
     "make_baseline",
     "mean_parts",
@@ -35,13 +38,26 @@ __all__ = [
     "unlike_baseline",
 ]
 
-MAX_BYTES = 4 << 20
 MOST_REPEATS = 100
 """Of a session; a file that is reviewed stays small."""
 MOST_SESSIONS = 100
 """Of a baseline, for the same reason; the bootstrap of all of them stays small too."""
 
 _DIGITS = 9  # significant; more only make a review longer
+
+
+BASELINE = Document(
+    kind=BaselineFile,
+    schema=BASELINE_SCHEMA,
+    noun="a baseline",
+    title="distprof check --update-baseline",
+    file="a baseline as distprof check --update-baseline writes it",
+    again="make it anew with distprof check … --update-baseline, or restore it from version"
+    " control",
+    absent="make one from runs that are fine: distprof check RUN --baseline FILE --update-baseline",
+    order="sorted",
+    max_bytes=4 << 20,
+)
 
 
 def read_baseline(path: str) -> BaselineFile:
@@ -51,52 +67,11 @@ def read_baseline(path: str) -> BaselineFile:
         SchemaError: If it is a document of another kind or version.
         InputError: If it is missing, cut off, or holds what no run can have measured.
     """
-    try:
-        with Path(path).open("rb") as stream:
-            data = stream.read(MAX_BYTES + 1)
-    except (OSError, ValueError) as error:
-        raise InputError(
-            path,
-            expected="a baseline as distprof check --update-baseline writes it",
-            found=getattr(error, "strerror", None) or str(error),
-            fix="make one from runs that are fine: distprof check RUN --baseline FILE"
-            " --update-baseline",
-        ) from error
-    if len(data) > MAX_BYTES:
-        raise _bad(path, f"more than {MAX_BYTES >> 20} MiB")
-    _check_schema(path, data)
-    try:
-        baseline = msgspec.json.decode(data, type=BaselineFile)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise _bad(path, str(error)[:200]) from error
+    baseline = BASELINE.load(path)
     wrong = _nonsense(baseline)
     if wrong:
-        raise _bad(path, wrong)
+        raise InputError(path, expected=BASELINE.file, found=wrong, fix=BASELINE.again)
     return baseline
-
-
-def _check_schema(path: str, data: bytes) -> None:
-    try:
-        document = msgspec.json.decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise _bad(path, f"no whole JSON document: {str(error)[:150]}") from error
-    schema = document.get("schema") if isinstance(document, dict) else None
-    if schema != BASELINE_SCHEMA:
-        raise SchemaError(
-            path,
-            expected=f'"schema": "{BASELINE_SCHEMA}"',
-            found=f'"schema": "{str(schema)[:60]}"' if schema else "no schema",
-            fix="make it anew: distprof check … --update-baseline",
-        )
-
-
-def _bad(path: str, found: str) -> InputError:
-    return InputError(
-        path,
-        expected="a baseline as distprof check --update-baseline writes it",
-        found=found,
-        fix="make it anew, or restore it from version control",
-    )
 
 
 def _nonsense(baseline: BaselineFile) -> str:
@@ -119,11 +94,6 @@ def _nonsense(baseline: BaselineFile) -> str:
         if not 0 <= each.up_to < 1:
             return f"an acknowledged loss of {each.up_to} of {each.metric[:60]}"
     return ""
-
-
-def baseline_json(baseline: BaselineFile) -> bytes:
-    """The document, indented and with sorted keys, so that a review shows what changed."""
-    return msgspec.json.format(msgspec.json.encode(baseline, order="sorted"), indent=2) + b"\n"
 
 
 def session_of(
@@ -200,6 +170,35 @@ def make_baseline(
         window=window,
         sessions=(session,),
     )
+
+
+def accept_runs(
+    file: str, repeats: Sequence[SummaryFile], small: Sequence[SummaryFile] = (), *, window: int
+) -> str:
+    """Write repeats into a baseline as a new session of it, or as a new baseline.
+
+    Args:
+        file: The baseline; it need not exist.
+        repeats: As :func:`session_of`.
+        small: As :func:`session_of`.
+        window: Sessions that are kept.
+
+    Returns:
+        What the baseline has become, for people.
+
+    Raises:
+        InputError: If the baseline cannot be read or written.
+    """
+    if not Path(file).exists():
+        new = make_baseline(repeats, small, distprof_version=__version__, window=window)
+        BASELINE.save(new, file)
+        return f"a new baseline of {counted(len(repeats), 'repeat')}"
+    old = read_baseline(file)
+    new = accepted(old, repeats, small, distprof_version=__version__, window=window)
+    BASELINE.save(new, file)
+    wrong = unlike_baseline(old, repeats, small)
+    anew = f"; it begins anew, since {wrong[0]}" if wrong else ""
+    return f"{len(new.sessions)} of {new.window} sessions{anew}"
 
 
 def accepted(

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from xml.etree import ElementTree
 
-from distprof.documents.page import Page, page_reporters
+from distprof.documents.document import Document
+from distprof.documents.page import Page
 from distprof.escape import plain
 from distprof.formats import RenderOptions
 from distprof.sections.table import TableColumn, TableView, counted
 from distprof.units import format_bytes, format_duration, format_ratio
 from distprof.verbs.compare.show import PARTS, signed
-from distprof.verbs.gate.check import CheckResult, MetricCheck, fails
+from distprof.verbs.gate.check import CHECK_SCHEMA, CheckResult, MetricCheck, fails
 from distprof.verbs.gate.decide import LEVEL, NOT_BY_REPEATS
 from distprof.verbs.gate.metrics import find_metric
 
 __all__ = [
-    "CHECK_REPORTERS",
+    "CHECK",
     "amount",
     "change_text",
     "check_headline",
@@ -296,9 +297,12 @@ def _benchmark(check: MetricCheck) -> dict[str, object]:
     return {**found, "extra": f"{check.state}: {change_text(check)}"}
 
 
-CHECK_REPORTERS: dict[str, Callable[[CheckResult, RenderOptions], str]] = {
-    **page_reporters(_page),
-    "junit": _junit,
-    "benchmark": _benchmarks,
-}
-"""Name of a format to what writes a gate's answer in it."""
+CHECK = Document(
+    kind=CheckResult,
+    schema=CHECK_SCHEMA,
+    noun="a check",
+    title="distprof check",
+    again="make it again with: distprof check … --format json",
+    page=_page,
+    formats={"junit": _junit, "benchmark": _benchmarks},
+)

@@ -10,18 +10,19 @@ from distprof.run.records import FlightDump
 from distprof.schema import ABSENT
 from distprof.terms import CollectiveKind, Confidence
 from distprof.units import NS_PER_S, name_ranks
-from distprof.verbs.hang.groups import JobGroup, Member, cadence, job_groups
-from distprof.verbs.hang.mismatch import mismatch_point
-from distprof.verbs.hang.points import (
+from distprof.verbs.hang.divergence import (
     Point,
     behind_point,
     has_moved_on,
     message_points,
+    mismatch_point,
     roots_of,
     silent_point,
     unfinished_point,
     waits,
 )
+from distprof.verbs.hang.explain import explain
+from distprof.verbs.hang.groups import JobGroup, Member, cadence, job_groups
 from distprof.verbs.hang.result import (
     GroupProgress,
     HangEvidence,
@@ -32,7 +33,6 @@ from distprof.verbs.hang.result import (
     StackOfRanks,
     StuckOperation,
 )
-from distprof.verbs.hang.words import words
 
 __all__ = ["Diagnosis", "diagnose"]
 
@@ -44,7 +44,7 @@ _TROUBLE = ("timeout", "peer", "device")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """What was concluded, before it is put into words.
+    """What was concluded, before it is explained in sentences.
 
     Args:
         state: Whether the job hangs.
@@ -76,7 +76,7 @@ def diagnose(evidence: HangEvidence, *, version: str) -> HangReport:
     """
     groups = job_groups(evidence.dumps, evidence.world_size)
     found = _concluded(groups, evidence)
-    said = words(found, evidence)
+    said = explain(found, evidence)
     graph = _graph(found)
     return HangReport(
         distprof_version=version,

@@ -234,7 +234,7 @@ class HangReport(_Record, frozen=True, kw_only=True):
     """Whether a job hangs, in what, and because of whom.
 
     Args:
-        schema: ``distprof.hang/1``.
+        schema: Of this document.
         distprof_version: Version that wrote it.
         source: What was read, as the user named it.
         state: ``stuck``, ``in_flight`` or ``no_hang``.

@@ -8,8 +8,8 @@ from typing import Any
 from distprof.documents.plots import new_figure, save_figure
 from distprof.errors import InputError
 from distprof.escape import plain
-from distprof.verbs.gate.timeline import History, HistoryPoint, HistorySeries
 from distprof.verbs.history.show import metric_text, point_name, series_name, state_shown
+from distprof.verbs.history.timeline import History, HistoryPoint, HistorySeries
 
 __all__ = ["draw_history"]
 

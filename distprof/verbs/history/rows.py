@@ -14,11 +14,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from distprof.artefacts.files import write_atomically
 from distprof.artefacts.summary_file import SummaryFile
-from distprof.documents.saved import write_atomically
 from distprof.errors import DistprofError, InputError
 from distprof.remote import file_system
-from distprof.verbs.gate.timeline import series_of
+from distprof.verbs.history.timeline import series_of
 
 __all__ = [
     "COLUMNS",

@@ -5,25 +5,26 @@ from __future__ import annotations
 import csv
 import datetime
 import io
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
 
 from distprof.artefacts.summary_file import Fingerprint
-from distprof.documents.page import Page, page_reporters
+from distprof.documents.document import Document
+from distprof.documents.page import Page
 from distprof.escape import plain, shorten
 from distprof.formats import RenderOptions
 from distprof.sections.table import Drawing, TableColumn, TableView, counted
 from distprof.units import NS_PER_S, format_bytes, format_duration, format_ratio
 from distprof.verbs.gate.show import amount
-from distprof.verbs.gate.timeline import History, HistoryPoint, HistorySeries
+from distprof.verbs.history.timeline import HISTORY_SCHEMA, History, HistoryPoint, HistorySeries
 from distprof.version import __version__
 
 __all__ = [
-    "ANSWER_REPORTERS",
+    "ANSWER",
     "ANSWER_SCHEMA",
-    "HISTORY_REPORTERS",
+    "HISTORY",
     "HistoryAnswer",
     "answer_of",
     "day",
@@ -429,11 +430,21 @@ def _csv_cell(value: Any) -> Any:
     return plain(value) if isinstance(value, str) else value
 
 
-HISTORY_REPORTERS = page_reporters(_history_page)
-"""Name of a format to what writes a history in it."""
+HISTORY = Document(
+    kind=History,
+    schema=HISTORY_SCHEMA,
+    noun="a history",
+    title="distprof history show",
+    again="make it again with: distprof history show --format json",
+    page=_history_page,
+)
 
-ANSWER_REPORTERS: dict[str, Callable[[HistoryAnswer, RenderOptions], str]] = {
-    **page_reporters(_answer_page),
-    "csv": _csv,
-}
-"""Name of a format to what writes an answer in it."""
+ANSWER = Document(
+    kind=HistoryAnswer,
+    schema=ANSWER_SCHEMA,
+    noun="an answer",
+    title="distprof history query",
+    again="make it again with: distprof history query SQL --format json",
+    page=_answer_page,
+    formats={"csv": _csv},
+)

@@ -116,10 +116,7 @@ def configured(question: Question, layout: Layout) -> ConfigurationResult:
         question: The model and the cluster.
         layout: Which; memory and times are left out where it cannot run.
     """
-    from distprof.verbs.plan.estimate import (
-        estimate,  # analyses load the rules, and estimate nothing
-    )
-    from distprof.verbs.plan.footprint import footprint
+    from distprof.verbs.plan.estimate import estimate, footprint
 
     against = tuple(
         objections(

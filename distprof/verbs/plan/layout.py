@@ -8,7 +8,7 @@ import msgspec
 
 from distprof.costs.transformer import Recomputation, Transformer
 from distprof.errors import UsageError
-from distprof.verbs.plan.cluster import Cluster
+from distprof.verbs.plan.question import Cluster
 
 __all__ = ["LAYOUT_KEYS", "Layout", "Objection", "Sharding", "objections", "parse_layout"]
 

@@ -1,23 +1,27 @@
-"""Holds a layout against the rules of configurations, before anything is launched."""
+"""A configuration held against its rules before anything is launched: judged, and shown."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
 
-import msgspec
-
+from distprof.documents.document import Document
+from distprof.documents.page import Page
 from distprof.formats import RenderOptions
 from distprof.rules.engine import run_rules
 from distprof.sections.table import counted
 from distprof.terms import Severity
 from distprof.units import format_bytes, format_duration, format_ratio
-from distprof.verbs.plan.configuration import ConfigurationFinding, Lint, configured
+from distprof.verbs.plan.configuration import (
+    LINT_SCHEMA,
+    ConfigurationFinding,
+    Lint,
+    configured,
+)
 from distprof.verbs.plan.job_file import JobFile
 from distprof.verbs.plan.layout import Layout
 from distprof.verbs.plan.question import Question, assumptions
 
-__all__ = ["check_layout", "lint_reporters"]
+__all__ = ["LINT", "check_layout"]
 
 
 def check_layout(
@@ -68,14 +72,7 @@ def check_layout(
     )
 
 
-# What is wrong with a configuration, as text, Markdown and JSON ----------------------------------
-
 _FEW = 12
-
-
-def lint_reporters() -> dict[str, Callable[[Lint, RenderOptions], str]]:
-    """Name of a format to what writes it."""
-    return {"text": _text, "json": _json, "md": _markdown}
 
 
 def _verdict(lint: Lint) -> str:
@@ -107,41 +104,21 @@ def _line(finding: ConfigurationFinding) -> str:
     return f"{finding.severity.value} {finding.code}: {finding.message} {finding.fix}"
 
 
-def _text(lint: Lint, options: RenderOptions) -> str:
-    from distprof.documents.text import printed
-
-    return printed(_text_blocks(lint, options), options)
-
-
-def _text_blocks(lint: Lint, options: RenderOptions) -> Iterator[Any]:
-    from rich.text import Text
-
-    from distprof.documents.text import sentence
-    from distprof.escape import plain, wrapped
-
-    yield Text(wrapped(plain(_verdict(lint)), options.width), style="bold")
-    yield Text()
-    for fact in _facts(lint, show_all=options.show_all):
-        yield sentence(fact, options.width, style="dim")
-    for finding in lint.findings:
-        yield Text()
-        yield sentence(_line(finding), options.width)
+def _page(lint: Lint, options: RenderOptions) -> Page:
+    headline, *facts = _facts(lint, show_all=options.show_all)
+    return Page(
+        verdict=_verdict(lint),
+        headline=headline,
+        facts=tuple(facts),
+        points=tuple(_line(finding) for finding in lint.findings),
+    )
 
 
-def _markdown(lint: Lint, options: RenderOptions) -> str:
-    from distprof.documents.markdown import joined
-
-    return joined(_markdown_blocks(lint, options), show_all=options.show_all)
-
-
-def _markdown_blocks(lint: Lint, options: RenderOptions) -> Iterator[str]:
-    from distprof.documents.markdown import sentence
-
-    yield f"### {sentence(_verdict(lint))}"
-    yield from (sentence(fact) for fact in _facts(lint, show_all=options.show_all))
-    if lint.findings:
-        yield "\n".join(f"- {sentence(_line(finding))}" for finding in lint.findings)
-
-
-def _json(lint: Lint, options: RenderOptions) -> str:  # noqa: ARG001 - a reporter's signature
-    return msgspec.json.format(msgspec.json.encode(lint), indent=2).decode() + "\n"
+LINT = Document(
+    kind=Lint,
+    schema=LINT_SCHEMA,
+    noun="a plan",
+    title="distprof plan --lint",
+    again="make it again with: distprof plan --lint FILE --format json",
+    page=_page,
+)

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from distprof.units import format_bytes
-from distprof.verbs.plan.estimate import estimate
-from distprof.verbs.plan.footprint import footprint
+from distprof.verbs.plan.estimate import estimate, footprint
 from distprof.verbs.plan.layout import Layout, Objection, objections
 from distprof.verbs.plan.question import Question, assumptions
 from distprof.verbs.plan.result import (

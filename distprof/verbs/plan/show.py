@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from distprof.documents.page import Page, page_reporters
+from distprof.documents.document import Document
+from distprof.documents.page import Page
 from distprof.formats import RenderOptions
 from distprof.sections.table import TableColumn, TableView, counted
 from distprof.units import format_bandwidth, format_bytes, format_duration, format_ratio
-from distprof.verbs.plan.result import Estimate, MemoryParts, Plan
+from distprof.verbs.plan.result import PLAN_SCHEMA, Estimate, MemoryParts, Plan
 
-__all__ = ["PLAN_REPORTERS", "headline", "plan_tables", "reasons", "verdict"]
+__all__ = ["PLAN", "headline", "plan_tables", "reasons", "verdict"]
 
 _FEW = 10
 
@@ -199,5 +200,11 @@ def _page(plan: Plan, options: RenderOptions) -> Page:
     )
 
 
-PLAN_REPORTERS = page_reporters(_page)
-"""Name of a format to what writes a plan in it."""
+PLAN = Document(
+    kind=Plan,
+    schema=PLAN_SCHEMA,
+    noun="a plan",
+    title="distprof plan",
+    again="make it again with: distprof plan … --format json",
+    page=_page,
+)

@@ -8,14 +8,15 @@ for the same work per rank t_b/t_N.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from distprof.artefacts.summary_file import StepParts, SummaryFile
+from distprof.artefacts.summary_file import Fingerprint, StepParts, SummaryFile
 from distprof.costs.repeats import Interval, compare_pairs, compare_repeats, step_interval
 from distprof.costs.scaling import (
     LAWS,
@@ -25,6 +26,8 @@ from distprof.costs.scaling import (
     fit_scaling,
     throughput_speedup,
 )
+from distprof.rules.engine import run_rules
+from distprof.run.fingerprint import unlike
 from distprof.terms import MeshAxis
 from distprof.units import NS_PER_S
 from distprof.verbs.sweep.result import (
@@ -34,12 +37,14 @@ from distprof.verbs.sweep.result import (
     ScalingLoss,
     ScalingParameter,
     ScalingPrediction,
+    ScalingReport,
     ScalingResult,
     ScalingSize,
 )
 from distprof.verbs.sweep.runs import Sweep, SweepError, gather
+from distprof.version import __version__
 
-__all__ = ["analyze_scaling", "mean_parts", "scaled", "split_loss", "transfer_ns"]
+__all__ = ["analyze_scaling", "mean_parts", "report_scaling", "scaled", "split_loss", "transfer_ns"]
 
 
 def mean_parts(runs: Sequence[SummaryFile]) -> StepParts | None:
@@ -98,8 +103,6 @@ def _is_sound(parts: StepParts) -> bool:
     values = [int(getattr(parts, field)) for field in CAUSES]
     return parts.span_ns > 0 and min(values) >= 0 and sum(values) == parts.span_ns
 
-
-# Efficiency over the number of ranks, with its uncertainty, its causes and the laws it follow ----
 
 _EXTRAPOLATED = (2, 4, 8)
 
@@ -328,3 +331,84 @@ def _lacking(sweep: Sweep, sizes: Sequence[ScalingSize]) -> list[str]:
     if bare:
         lacking.append(f"No traced parts on {_ranks(bare)}: no causes of what is lost.")
     return lacking
+
+
+def report_scaling(
+    summaries: Sequence[SummaryFile],
+    *,
+    source: str,
+    mode: Mode | None = None,
+    baseline_ranks: int | None = None,
+    limits: Mapping[str, Mapping[str, float]] | None = None,
+    num_cpus: int | None = None,
+) -> ScalingReport:
+    """Analyse a sweep and judge it.
+
+    Args:
+        summaries: One per run.
+        source: As the user named it.
+        mode: Weak or strong; None to conclude it.
+        baseline_ranks: What is called efficiency 1; None for the smallest size.
+        limits: Code or name of a rule to limit name to value.
+        num_cpus: Processors of the machine, where all runs were made on one; None if not known.
+    """
+    result = analyze_scaling(summaries, mode=mode, baseline_ranks=baseline_ranks)
+    outcome = run_rules([result], limits)
+    first = min(summaries, key=lambda summary: summary.fingerprint.world_size or 0, default=None)
+    return ScalingReport(
+        distprof_version=__version__,
+        source=source,
+        fingerprint=first.fingerprint if first else Fingerprint(),
+        scaling=result,
+        findings=outcome.findings,
+        not_checked=outcome.not_checked,
+        notes=(*_crowded(summaries, num_cpus), *_notes(summaries)),
+    )
+
+
+def _crowded(summaries: Sequence[SummaryFile], num_cpus: int | None) -> Iterator[str]:
+    """Whether ranks on CPUs had to share them."""
+    if num_cpus is None or not all(one.fingerprint.device.startswith("cpu") for one in summaries):
+        return
+    needed = {
+        one.fingerprint.world_size: one.fingerprint.world_size * _threads(one)
+        for one in summaries
+        if one.fingerprint.world_size is not None
+    }
+    crowded = [ranks for ranks in sorted(needed) if needed[ranks] > num_cpus]
+    if crowded:
+        where = "1 processor" if num_cpus == 1 else f"{num_cpus} processors"
+        yield (
+            f"From {crowded[0]} ranks on they share {where}: what is lost there is the machine's "
+            "limit, shown as computation that grew, and says little of how the job would scale on "
+            "devices of its own."
+        )
+
+
+def _threads(summary: SummaryFile) -> int:
+    told = summary.fingerprint.config.get("training.threads", "1")
+    is_asleep = summary.fingerprint.config.get("training.compute") == "sleep"
+    return 0 if is_asleep else int(told) if told.isdecimal() else 1
+
+
+def _notes(summaries: Sequence[SummaryFile]) -> tuple[str, ...]:
+    """What else than the size differs between runs."""
+    if not summaries:
+        return ()
+    first = summaries[0].fingerprint
+    found = {
+        difference.sentence
+        for other in summaries[1:]
+        for difference in unlike(first, other.fingerprint, sizes_may_differ=True)
+        if difference.field != "workload" or not _is_same_command(first, other.fingerprint)
+    }
+    return tuple(f"Not like for like: {sentence}." for sentence in sorted(found))
+
+
+def _is_same_command(first: Fingerprint, other: Fingerprint) -> bool:
+    """Whether commands are the same but for a number, which is that of the ranks in both."""
+    pieces = [re.split(r"(\d+)", one.workload) for one in (first, other)]
+    ranks = (str(first.world_size), str(other.world_size))
+    return len(pieces[0]) == len(pieces[1]) and all(
+        pair[0] == pair[1] or pair == ranks for pair in zip(*pieces, strict=True)
+    )

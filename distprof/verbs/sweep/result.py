@@ -1,20 +1,26 @@
-"""What a scaling sweep shows."""
+"""What a scaling sweep shows, and the document that is written of it."""
 
 from __future__ import annotations
 
 from typing import ClassVar, Literal
 
+import msgspec
+
+from distprof.artefacts.summary_file import Fingerprint
+from distprof.rules.base import Finding, NotChecked
 from distprof.schema import Record
 from distprof.sections.base import Result
 from distprof.terms import Subject
 
 __all__ = [
     "CAUSES",
+    "SCALING_SCHEMA",
     "Mode",
     "ScalingLaw",
     "ScalingLoss",
     "ScalingParameter",
     "ScalingPrediction",
+    "ScalingReport",
     "ScalingResult",
     "ScalingSize",
 ]
@@ -179,3 +185,30 @@ class ScalingResult(Result, frozen=True, kw_only=True):
     baseline_ranks: int | None = None
     sizes: tuple[ScalingSize, ...] = ()
     laws: tuple[ScalingLaw, ...] = ()
+
+
+SCALING_SCHEMA = "distprof.scaling/1"
+
+
+class ScalingReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A sweep: what it shows, what rules say of it, and what it was made of.
+
+    Args:
+        schema: Of this document.
+        distprof_version: Who made it.
+        source: As the user named it.
+        fingerprint: Of the smallest run.
+        scaling: Speed-up, efficiency, losses, laws.
+        findings: What rules found.
+        not_checked: Rules that lacked their evidence.
+        notes: What is not alike in runs that are compared, and where the machine was too small.
+    """
+
+    schema: str = SCALING_SCHEMA
+    distprof_version: str
+    source: str
+    fingerprint: Fingerprint
+    scaling: ScalingResult
+    findings: tuple[Finding, ...] = ()
+    not_checked: tuple[NotChecked, ...] = ()
+    notes: tuple[str, ...] = ()

@@ -1,14 +1,23 @@
-"""Make the runs of a sweep, each by a ``distprof`` of its own, and go on where it stopped."""
+"""Make the runs of a sweep, each by a ``distprof`` of its own, and go on where it stopped.
+
+Each run is a process in a process group of its own, so that Ctrl-C reaches it once, from here, and
+not a second time from the terminal: twice means "at once" to it, and then nothing is saved. Only
+one program makes the runs of a sweep at a time.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,26 +26,168 @@ import msgspec
 from msgspec.structs import replace
 
 from distprof.artefacts import RUN_FILE
+from distprof.artefacts.files import write_atomically
 from distprof.artefacts.run_file import RunFile
 from distprof.artefacts.sweep_file import SWEEP_FILE, SWEEP_SCHEMA, SweepFile, SweepRun
+from distprof.documents.document import Document
 from distprof.errors import InputError, UsageError
-from distprof.verbs.sweep.child import Ended, locked, run_child
 from distprof.verbs.sweep.plan import MAX_RANKS, MAX_RUNS
 
 __all__ = [
+    "SWEEP",
+    "Ended",
     "Outcome",
     "Progress",
     "configuration_of",
     "finished_runs",
     "load_sweep",
+    "locked",
     "make_runs",
+    "run_child",
     "save_sweep",
 ]
 
+_BEAT_S = 1.0
+
+_PATIENCE_S = 60.0
+"""For an orderly end, in which ranks write their traces; then it is killed."""
+
+_TOLD_LINES = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """How a process ended.
+
+    Args:
+        exit_code: Of the process; 128 plus the signal that ended it, as shells say it.
+        said: The last lines that it wrote to stderr.
+        took_s: Seconds.
+    """
+
+    exit_code: int
+    said: str
+    took_s: float
+
+
+def run_child(
+    command: Sequence[str], *, keep_open: Sequence[int] = (), beat: Callable[[float], None]
+) -> Ended:
+    """Run a command to its end; what it writes is not shown.
+
+    Args:
+        command: Program and arguments.
+        keep_open: File descriptors that it holds as long as it lives.
+        beat: Told about every second for how many seconds it has been running.
+
+    Raises:
+        KeyboardInterrupt: When the user stops it, or whatever else came up here; the process has
+            ended in order before.
+    """
+    started = time.monotonic()
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        pass_fds=tuple(keep_open),
+        process_group=0,
+    ) as process:
+        try:
+            said = _listen(process, started, beat)
+        except BaseException:
+            _end(process)
+            raise
+    code = process.returncode
+    lines = said.strip().splitlines()[-_TOLD_LINES:]
+    return Ended(
+        exit_code=code if code >= 0 else 128 - code,
+        said="\n".join(lines),
+        took_s=time.monotonic() - started,
+    )
+
+
+def _listen(process: subprocess.Popen[str], started: float, beat: Callable[[float], None]) -> str:
+    while True:
+        try:
+            return process.communicate(timeout=_BEAT_S)[1]
+        except subprocess.TimeoutExpired:
+            beat(time.monotonic() - started)
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """Ask it to end in order; once more, at once, when the user insists; at last kill it."""
+    for patience_s in (_PATIENCE_S, _PATIENCE_S / 4):
+        process.send_signal(signal.SIGINT)
+        try:
+            process.communicate(timeout=patience_s)
+        except KeyboardInterrupt:
+            continue
+        except subprocess.TimeoutExpired:
+            break
+        else:
+            return
+    with contextlib.suppress(ProcessLookupError):  # it had children that outlived it, or none
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+_FILE = ".lock"
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[tuple[int, ...]]:
+    """Hold the lock of a sweep's folder.
+
+    Yields:
+        File descriptors that a run's process must keep open; none where the file system has no
+        locks.
+
+    Raises:
+        InputError: If somebody else holds it, or the folder cannot be written.
+    """
+    try:
+        handle = os.open(folder / _FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        raise InputError(
+            str(folder),
+            expected="a folder that can be written",
+            found=error.strerror or str(error),
+            fix="name another folder with --sweep",
+        ) from error
+    try:
+        yield (handle,) if _take(handle, folder) else ()
+    finally:
+        os.close(handle)
+
+
+def _take(handle: int, folder: Path) -> bool:
+    """Whether there is a lock now."""
+    try:
+        import fcntl
+    except ImportError:  # not on this system
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise InputError(
+            str(folder),
+            expected="a sweep that nobody is working on",
+            found="one of its runs is still going",
+            fix="wait for its end, or end it; then the same command goes on where it stopped",
+        ) from error
+    except OSError:  # a file system without locks
+        return False
+    return True
+
+
 _FINE = (0, 1)  # 1: findings
+
 _VERBS = (("run",), ("capture",))
+
 _FOLDER = re.compile(r"[\w\-]{1,100}", re.ASCII)
-_MAX_BYTES = 1 << 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +229,19 @@ class Outcome:
         return sum(run.state == "done" for run in self.sweep.runs)
 
 
+SWEEP = Document(
+    kind=SweepFile,
+    schema=SWEEP_SCHEMA,
+    noun="a sweep",
+    file="a sweep as distprof scale writes it",
+    title=f"distprof {SWEEP_FILE}",
+    again="its runs are whole: distprof scale --from FOLDER, or start again in a new folder",
+    indent=1,
+    is_whole=False,
+    max_bytes=1 << 24,
+)
+
+
 def load_sweep(folder: Path) -> SweepFile | None:
     """The sweep in a folder; None where there is none.
 
@@ -87,53 +251,30 @@ def load_sweep(folder: Path) -> SweepFile | None:
     file = folder / SWEEP_FILE
     if not file.exists():
         return None
-    try:
-        found = msgspec.json.decode(_bytes_of(file), type=SweepFile)
-        _check_runs(found)
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(
-            str(file),
-            expected=f'a sweep with "schema": "{SWEEP_SCHEMA}"',
-            found=str(error),
-            fix="its runs are whole: distprof scale --from FOLDER, or start again in a new folder",
-        ) from error
-    if found.schema != SWEEP_SCHEMA:
-        raise InputError(
-            str(file),
-            expected=f'"schema": "{SWEEP_SCHEMA}"',
-            found=f'"schema": "{found.schema}"',
-            fix="use the version of distprof that wrote it, or start again in a new folder",
-        )
-    return found
+    sweep = SWEEP.load(file)
+    wrong = _nonsense(sweep)
+    if wrong:
+        raise InputError(str(file), expected=SWEEP.file, found=wrong, fix=SWEEP.again)
+    return sweep
 
 
-def _bytes_of(file: Path) -> bytes:
-    if file.stat().st_size > _MAX_BYTES:
-        raise ValueError(f"more than {_MAX_BYTES:,} bytes")
-    return file.read_bytes()
-
-
-def _check_runs(sweep: SweepFile) -> None:
-    """Refuse what no sweep of ours says: folders of runs are removed, and their arguments run."""
+def _nonsense(sweep: SweepFile) -> str:
+    """What no sweep of ours says, or empty: folders of runs are removed, their arguments run."""
     for run in sweep.runs:
         if not _FOLDER.fullmatch(run.folder):
-            raise ValueError(f"a run in the folder {run.folder[:60]!r}")
+            return f"a run in the folder {run.folder[:60]!r}"
         if run.arguments[:1] not in _VERBS:
-            raise ValueError(f"a run with the arguments {run.arguments[:3]!r}")
+            return f"a run with the arguments {run.arguments[:3]!r}"
         if not (1 <= run.ranks <= MAX_RANKS and 0 <= run.repeat < MAX_RUNS):
-            raise ValueError(f"a run on {run.ranks} ranks, repeat {run.repeat}")
+            return f"a run on {run.ranks} ranks, repeat {run.repeat}"
+    return ""
 
 
 def save_sweep(folder: Path, sweep: SweepFile) -> None:
     """Write how far it has come, whole or not at all."""
-    data = msgspec.json.format(msgspec.json.encode(sweep), indent=1) + b"\n"
-    temporary = folder / f".{SWEEP_FILE}.new"
     try:
-        temporary.write_bytes(data)
-        temporary.replace(folder / SWEEP_FILE)
+        write_atomically(folder / SWEEP_FILE, SWEEP.encode(sweep))
     except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
         raise InputError(
             str(folder / SWEEP_FILE),
             expected="a folder that can be written",

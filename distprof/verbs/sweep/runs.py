@@ -5,11 +5,15 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from distprof.artefacts.summary_file import SummaryFile
+import msgspec
+
+from distprof.artefacts.summary_file import SUMMARY_SCHEMA, SummaryFile
+from distprof.documents.document import Document, write_file
 from distprof.verbs.sweep.result import Mode
 
-__all__ = ["Sweep", "SweepError", "gather"]
+__all__ = ["SUMMARY", "Sweep", "SweepError", "gather", "save_summaries"]
 
 _ALIKE = 0.02
 """Work per step that differs by less is the same: batches are rounded to ranks."""
@@ -19,6 +23,17 @@ _LONGEST_NS = 10**17  # three years
 _LEAST_WORK, _MOST_WORK = 1e-9, 1e18  # beyond, a figure is damaged
 
 _FIELDS = {"tokens": "tokens_per_step", "samples": "samples_per_step"}
+
+
+SUMMARY = Document(
+    kind=SummaryFile,
+    schema=SUMMARY_SCHEMA,
+    noun="a summary",
+    title="distprof scale --save-summaries",
+    again="make it again with: distprof scale --save-summaries FILE",
+    indent=1,
+)
+"""Of one run; a file may hold a list of them."""
 
 
 class SweepError(ValueError):
@@ -169,3 +184,13 @@ def _is_constant(values: Sequence[float]) -> bool:
 
 def _listed(work: dict[int, float]) -> str:
     return ", ".join(f"{value:g} on {ranks}" for ranks, value in work.items())
+
+
+def save_summaries(summaries: Sequence[SummaryFile], file: str) -> None:
+    """Keep the figures of runs in one file.
+
+    Raises:
+        InputError: If it cannot be written.
+    """
+    data = msgspec.json.encode(summaries)
+    write_file(Path(file), msgspec.json.format(data, indent=SUMMARY.indent))

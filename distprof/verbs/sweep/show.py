@@ -6,20 +6,26 @@ from collections.abc import Callable, Iterator, Sequence
 
 from distprof.artefacts.summary_file import Fingerprint
 from distprof.costs.scaling import LAW_NAMES
+from distprof.documents.document import Document
+from distprof.documents.page import Page
+from distprof.formats import RenderOptions
 from distprof.sections.table import Bar, Cell, Drawing, TableColumn, TableView, counted
 from distprof.units import format_duration, format_ratio
 from distprof.verbs.compare.show import signed
 from distprof.verbs.sweep.result import (
     CAUSES,
+    SCALING_SCHEMA,
     ScalingLaw,
     ScalingLoss,
     ScalingPrediction,
+    ScalingReport,
     ScalingResult,
     ScalingSize,
 )
 
 __all__ = [
     "LAWS",
+    "SCALING",
     "follows",
     "scaling_headline",
     "scaling_sentences",
@@ -31,6 +37,7 @@ LAWS = {"amdahl": "Amdahl", "gustafson": "Gustafson", "usl": "USL"}
 """Law to its short name."""
 
 _PARAMETERS = {"serial": "s", "sigma": "σ", "kappa": "κ"}
+
 _GLYPHS = {
     "exposed transfer": "▓",
     "imbalance and stragglers": "▒",
@@ -42,11 +49,17 @@ _GLYPHS = {
     "computation grew": "█",
     "other": "-",
 }
+
 _MOST_SIZES = 6
+
 _WIDEST = 4.0  # an interval whose ends are further apart tells nothing: two repeats, for example
+
 _VAGUE = 0.3  # nor does an efficiency that may be anything over a third of the scale
+
 _NEAR = 0.02  # a law that is further off beside the noise is not continued
+
 _UNSTEADY = 1.25  # repeats further apart than this are no calm machine's
+
 _LEAST_SHARE = 0.0005  # of the step: causes below are shown together
 
 
@@ -380,3 +393,23 @@ def _extrapolation_table(laws: Sequence[ScalingLaw]) -> Iterator[TableView]:
 def _parameter(name: str, value: float, low: float, high: float | None) -> str:
     upto = f"{high:.3g}" if high is not None else "∞"
     return f"{_PARAMETERS.get(name, name)} {value:.3g} ({low:.3g} to {upto})"
+
+
+def _page(report: ScalingReport, options: RenderOptions) -> Page:
+    return Page(
+        verdict=scaling_verdict(report.scaling),
+        headline=scaling_headline(report.scaling, report.fingerprint, report.source),
+        sentences=(*scaling_sentences(report.scaling), *report.notes),
+        findings=report.findings,
+        tables=tuple(scaling_tables(report.scaling, show_all=options.show_all)),
+    )
+
+
+SCALING = Document(
+    kind=ScalingReport,
+    schema=SCALING_SCHEMA,
+    noun="a sweep",
+    title="distprof scale",
+    again="make it again with: distprof scale --from DIR --format json",
+    page=_page,
+)

@@ -20,6 +20,7 @@ from distprof.artefacts import (
     STACKS_FILE,
     TRACE_FILE,
 )
+from distprof.artefacts.files import write_atomically
 from distprof.artefacts.run_file import RunFile
 from distprof.errors import DistprofError, InputError
 from distprof_probes.attach.client import NoAnswer, ask
@@ -27,7 +28,6 @@ from distprof_probes.attach.ranks import LivingRank
 from distprof_probes.attach.stacks import Stack, parse_stacks, training_stack
 from distprof_probes.environment import tool_version
 from distprof_probes.job.directory import new_run_directory, read_run_file, write_run_file
-from distprof_probes.records import write_atomically
 
 __all__ = ["Answers", "ask_stacks", "profile", "save_flight", "save_stacks"]
 

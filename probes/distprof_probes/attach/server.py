@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from distprof.artefacts import ATTACH_FILE
+from distprof.artefacts.files import write_atomically
 from distprof.artefacts.rank_file import AttachFile
 from distprof_probes.attach.ranks import SOCKET_PREFIX
 from distprof_probes.job.process import process_state
 from distprof_probes.probe import Probe, Unavailable
-from distprof_probes.records import write_atomically
 
 if TYPE_CHECKING:
     from distprof_probes.session import Session

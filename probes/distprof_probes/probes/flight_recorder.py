@@ -9,9 +9,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from distprof.artefacts import FLIGHT_FILE
+from distprof.artefacts.files import write_atomically
 from distprof_probes.environment import versions
 from distprof_probes.probe import Tracer, Unavailable
-from distprof_probes.records import write_atomically
 
 if TYPE_CHECKING:
     from distprof_probes.session import Session

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from distprof.artefacts import SETTINGS_FILE
+from distprof.artefacts.files import write_atomically
 from distprof.artefacts.settings_file import DdpSettings, SettingsFile, ThreadSettings
 from distprof_probes.probe import Tracer
 from distprof_probes.probes.loader_log import LoaderLog
@@ -28,7 +29,6 @@ from distprof_probes.probes.torch_objects import (
     unused_bytes,
 )
 from distprof_probes.processors import Processors
-from distprof_probes.records import write_atomically
 
 if TYPE_CHECKING:
     from distprof_probes.session import Session

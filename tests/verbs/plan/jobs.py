@@ -7,8 +7,7 @@ import dataclasses
 from distprof.costs.transformer import Transformer
 from distprof.hardware import load_sheet
 from distprof.sections.efficiency.models import preset, preset_sequence
-from distprof.verbs.plan.cluster import Cluster
-from distprof.verbs.plan.question import Question
+from distprof.verbs.plan.question import Cluster, Question
 
 
 def cluster(gpus: int = 64, gpu: str = "h100", link: str = "ndr", per_node: int = 8) -> Cluster:

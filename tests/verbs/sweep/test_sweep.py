@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from distprof.artefacts.sweep_file import SWEEP_FILE
 from distprof.errors import InputError, UsageError
-from distprof.verbs.sweep import child, running
-from distprof.verbs.sweep.child import locked
+from distprof.verbs.sweep import running
+from distprof.verbs.sweep import running as child
 from distprof.verbs.sweep.plan import parse_sizes, plan_program, plan_workload
-from distprof.verbs.sweep.running import finished_runs, load_sweep, make_runs
+from distprof.verbs.sweep.running import finished_runs, load_sweep, locked, make_runs
 
 STAND_IN = """
 import json, pathlib, sys

@@ -1,46 +1,38 @@
-"""The repeats that ``distprof check`` compares: from what a user names, or made on the spot."""
+"""The repeats that a check compares: which runs they are, and whether they may be compared."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
-from distprof.cli.output import note
+import msgspec
+
+from distprof.artefacts.baseline_file import BaselineFile, BaselineSession
+from distprof.artefacts.summary_file import SummaryFile
+from distprof.artefacts.sweep_file import SweepFile
 from distprof.errors import InputError, UsageError
-
-if TYPE_CHECKING:
-    from distprof.artefacts.baseline_file import BaselineFile, BaselineSession
-    from distprof.artefacts.summary_file import SummaryFile
-    from distprof.artefacts.sweep_file import SweepFile
+from distprof.verbs.gate.baseline import make_baseline, session_of, unlike_baseline
+from distprof.verbs.gate.check import CheckResult, GateSettings, judge
+from distprof.verbs.sweep.plan import parse_workload, plan_workload
+from distprof.verbs.sweep.running import configuration_of, load_sweep
+from distprof.version import __version__
 
 __all__ = [
     "Sizes",
     "are_in_turns",
     "baseline_of",
-    "load_sizes",
-    "make_repeats",
-    "new_place",
-    "repeat_until",
+    "judge_runs",
+    "num_repeats",
+    "planned_repeats",
     "session_of_sizes",
     "sizes_of",
 ]
 
-Runs: TypeAlias = "tuple[SummaryFile, ...]"
+Runs: TypeAlias = tuple[SummaryFile, ...]
 Sizes: TypeAlias = tuple[Runs, Runs]
 """Runs of the smaller size, none where there is one; and of the larger, which is guarded."""
-
-
-def load_sizes(sources: Sequence[str]) -> Sizes:
-    """Runs as a user names them, by size.
-
-    Raises:
-        InputError: If one cannot be read, or as :func:`sizes_of`.
-    """
-    from distprof.cli.source import summaries_of
-
-    return sizes_of(summaries_of(sources))
 
 
 def sizes_of(runs: Runs) -> Sizes:
@@ -93,12 +85,10 @@ def session_of_sizes(sizes: Sizes) -> BaselineSession:
     Raises:
         InputError: If they are unlike each other.
     """
-    from distprof.verbs.gate.baseline import session_of
-
     try:
         return session_of(sizes[1], sizes[0])
     except ValueError as error:
-        raise _unlike(sizes, error) from error
+        raise _not_repeats(sizes, error) from error
 
 
 def baseline_of(sizes: Sizes) -> BaselineFile:
@@ -107,16 +97,13 @@ def baseline_of(sizes: Sizes) -> BaselineFile:
     Raises:
         InputError: If they are unlike each other.
     """
-    from distprof.verbs.gate.baseline import make_baseline
-    from distprof.version import __version__
-
     try:
         return make_baseline(sizes[1], sizes[0], distprof_version=__version__)
     except ValueError as error:
-        raise _unlike(sizes, error) from error
+        raise _not_repeats(sizes, error) from error
 
 
-def _unlike(sizes: Sizes, error: ValueError) -> InputError:
+def _not_repeats(sizes: Sizes, error: ValueError) -> InputError:
     return InputError(
         ", ".join(run.source for run in sizes[1][:3]),
         expected="repeats of the same run",
@@ -135,25 +122,79 @@ def are_in_turns(first: Runs, second: Runs) -> bool:
     return is_known and all(a != b for a, b in zip(sides[::2], sides[1::2], strict=True))
 
 
-def make_repeats(text: str, place: Path, *, repeats: int, quiet: bool) -> tuple[SweepFile, int]:
-    """Plan runs of a workload and make those that are not done yet.
+def judge_runs(
+    sizes: Sizes,
+    against: BaselineFile | Sizes,
+    *,
+    source: str,
+    settings: GateSettings,
+    allow_unlike: bool = False,
+) -> CheckResult:
+    """Hold runs against a baseline, or against other runs.
+
+    Args:
+        sizes: The runs.
+        against: What they are compared with. Other runs count as pairs where both were made in
+            turns; else that they were not is noted.
+        source: What is compared with, for people.
+        settings: How; whether repeats are paired is found here.
+        allow_unlike: Compare other hardware, jobs or software too.
+
+    Raises:
+        InputError: If runs are unlike each other, or unlike what they are compared with.
+    """
+    others = None if isinstance(against, BaselineFile) else against
+    baseline = against if isinstance(against, BaselineFile) else baseline_of(against)
+    is_paired = others is not None and are_in_turns(others[1], sizes[1])
+    result = judge(
+        baseline,
+        session_of_sizes(sizes),
+        source=source,
+        fingerprint=sizes[1][-1].fingerprint,
+        version=__version__,
+        now_ns=time.time_ns(),
+        settings=replace(settings, is_paired=is_paired),
+        unlike=_differences(source, baseline, sizes, allow=allow_unlike),
+    )
+    return result if is_paired or others is None else _not_in_turns(result)
+
+
+def _differences(
+    source: str, baseline: BaselineFile, sizes: Sizes, *, allow: bool
+) -> tuple[str, ...]:
+    """What differs and was allowed."""
+    found = unlike_baseline(baseline, sizes[1], sizes[0])
+    if found and not allow:
+        more = f"; and {len(found) - 4} more" if len(found) > 4 else ""
+        raise InputError(
+            source,
+            expected="a baseline of the same hardware, job and software",
+            found="; ".join(found[:4]) + more,
+            fix="make a baseline here (--update-baseline with a new FILE), or --allow-unlike",
+        )
+    return found
+
+
+def _not_in_turns(result: CheckResult) -> CheckResult:
+    said = (
+        "By their times the runs of both sides were not made in turns, one each, so that drift"
+        " between them may look like a change."
+    )
+    return msgspec.structs.replace(result, notes=(*result.notes, said))
+
+
+def planned_repeats(text: str, place: Path, *, repeats: int) -> SweepFile:
+    """The runs of a workload that a check makes, those that are done among them.
 
     Args:
         text: The workload as it was typed, for example ``ddp --ranks 2``.
         place: Folder of the runs; where it holds an interrupted series of them, that goes on.
         repeats: Of each size.
-        quiet: Say nothing but what went wrong.
-
-    Returns:
-        The series, and the exit code: 0 where all are done.
 
     Raises:
-        InputError: If the folder cannot be read or written.
+        InputError: If the folder cannot be read.
         UsageError: If the workload, or what lies in the folder, does not fit.
     """
-    from distprof.verbs.sweep.plan import parse_workload, plan_workload
-    from distprof.verbs.sweep.running import configuration_of
-
     try:
         workload, device, sizes, arguments = parse_workload(text)
     except ValueError as error:  # a quotation that does not end
@@ -167,63 +208,16 @@ def make_repeats(text: str, place: Path, *, repeats: int, quiet: bool) -> tuple[
         device=device,
         configuration=configuration_of,
     )
-    sweep = _taken_up(place, planned)
-    return sweep, _made(place, sweep, quiet=quiet)
+    return _taken_up(place, planned)
 
 
-def repeat_until(
-    decided: Callable[[], int],
-    place: Path,
-    sweep: SweepFile,
-    *,
-    most: int,
-    quiet: bool,
-) -> int:
-    """Make more repeats as long as they may decide something; returns the exit code.
-
-    Args:
-        decided: Looks at the runs in the folder: how many more it takes, 0 for none.
-        place: Folder of the runs.
-        sweep: Those that are done.
-        most: Repeats of each size, at most.
-        quiet: Say nothing but what went wrong.
-    """
-    from distprof.verbs.sweep.plan import with_more_repeats
-
-    repeats = _repeats(sweep)
-    while repeats < most:
-        needed = decided()
-        if not needed:
-            return 0
-        note(f"Not decided with {repeats} repeats: {needed} more may do it", quiet=quiet)
-        sweep = with_more_repeats(sweep, min(needed, most - repeats))
-        repeats = _repeats(sweep)
-        code = _made(place, sweep, quiet=quiet)
-        if code:
-            return code
-    return 0
-
-
-def new_place() -> Path:
-    """Where runs are kept unless told."""
-    return Path("runs", f"check-{time.strftime('%Y%m%d-%H%M%S')}")
-
-
-def _repeats(sweep: SweepFile) -> int:
+def num_repeats(sweep: SweepFile) -> int:
+    """Runs of each size."""
     return max(run.repeat for run in sweep.runs) + 1
-
-
-def _made(place: Path, sweep: SweepFile, *, quiet: bool) -> int:
-    from distprof.cli.making import make_sweep
-
-    again = f"to go on, repeat the command with --sweep {place}"
-    return make_sweep(place, sweep, again=again, quiet=quiet)
 
 
 def _taken_up(place: Path, planned: SweepFile) -> SweepFile:
     """The series that was begun in the folder, if it is this one; it may have more repeats."""
-    from distprof.verbs.sweep.running import load_sweep
-
     found = load_sweep(place) if place.is_dir() else None
     if found is None:
         if place.is_dir() and any(place.iterdir()):

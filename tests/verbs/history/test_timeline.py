@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distprof.verbs.gate.timeline import (
+from distprof.verbs.history.timeline import (
     HISTORY_METRICS,
     by_series,
     find_history_metric,
@@ -177,9 +177,7 @@ def test_runs_without_the_metric_are_counted():
 def test_other_hardware_or_another_job_is_another_series_and_newer_software_is_not():
     print_ = summary().fingerprint
     same = msgspec.structs.replace(
-        print_,
-        versions={"torch": "9"},
-        config={**print_.config, "probes.nvml": "on"},
+        print_, versions={"torch": "9"}, config={**print_.config, "probes.nvml": "on"}
     )
     assert series_of(same) == series_of(print_)
     for other in ({"device": "B200"}, {"world_size": 4}, {"config": {"model.hidden": "8"}}):

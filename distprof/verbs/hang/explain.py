@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from distprof.units import name_ranks
-from distprof.verbs.hang.points import Point, waits
+from distprof.verbs.hang.divergence import Point, waits
 from distprof.verbs.hang.result import HangEvidence, HangKind, HangState
 
 if TYPE_CHECKING:
     from distprof.verbs.hang.measure import Diagnosis
 
-__all__ = ["Words", "words"]
+__all__ = ["Explanation", "explain"]
 
 _MOST_TOLD = 4
 _LEFT_OUT = {
@@ -24,7 +24,7 @@ _LEFT_OUT = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Words:
+class Explanation:
     """What a person reads of a diagnosis."""
 
     verdict: str
@@ -33,13 +33,13 @@ class Words:
     next_steps: tuple[str, ...] = ()
 
 
-def words(found: Diagnosis, evidence: HangEvidence) -> Words:
+def explain(found: Diagnosis, evidence: HangEvidence) -> Explanation:
     """Sentences for a diagnosis."""
     if found.state is HangState.NO_HANG:
         return _no_hang(found, evidence)
     if found.point is None or found.state is HangState.IN_FLIGHT:
         return _in_flight(found)
-    return Words(
+    return Explanation(
         verdict=_verdict(found, found.point, evidence),
         why=tuple(_why(found, found.point, evidence)),
         alternatives=tuple(_alternatives(found, found.point, evidence)),
@@ -47,7 +47,7 @@ def words(found: Diagnosis, evidence: HangEvidence) -> Words:
     )
 
 
-def _no_hang(found: Diagnosis, evidence: HangEvidence) -> Words:
+def _no_hang(found: Diagnosis, evidence: HangEvidence) -> Explanation:
     if evidence.has_ended_well:
         why = "The job ended in order."
     elif any(len(group.members) > 1 for group in found.groups):
@@ -59,12 +59,12 @@ def _no_hang(found: Diagnosis, evidence: HangEvidence) -> Words:
             )
     else:
         why = "No operation of these dumps is left waiting; one rank's alone would not show more."
-    return Words(verdict="No hang is seen in these dumps.", why=(why,))
+    return Explanation(verdict="No hang is seen in these dumps.", why=(why,))
 
 
-def _in_flight(found: Diagnosis) -> Words:
+def _in_flight(found: Diagnosis) -> Explanation:
     what = f" ({operation_text(found.point)})" if found.point else ""
-    return Words(
+    return Explanation(
         verdict=f"No rank is left behind: operations are under way{what}, as in a running job.",
         why=(
             "Every rank launched the same, or the dumps were written within half a second of the "

@@ -1,0 +1,251 @@
+"""A kind of result that is written: text, Markdown, JSON, its JSON Schema, loading, once for all.
+
+A verb declares a :class:`Document` for each result of its own; all that a reader, a schema page or
+the command line wants of it follows from that declaration.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Generic, Literal, TypeAlias, TypeVar
+
+import msgspec
+
+from distprof.artefacts.files import write_atomically
+from distprof.documents.page import Page, page_markdown, page_text
+from distprof.documents.schema import json_schema, schema_page, schema_text
+from distprof.errors import InputError, SchemaError, UsageError
+from distprof.formats import RenderOptions
+
+__all__ = ["Document", "Reporting", "write_file"]
+
+T = TypeVar("T", bound=msgspec.Struct)
+Reporting: TypeAlias = Callable[[T, RenderOptions], str]
+"""Writes a result in one format."""
+
+_UNSEEN = re.compile(
+    "[\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\U000e0000-\U000e007f]"
+)
+
+
+class _Header(msgspec.Struct):
+    """What tells a document from other JSON, before its fields are looked at."""
+
+    schema: str = ""
+    distprof_version: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Document(Generic[T]):
+    """One kind of result.
+
+    Args:
+        kind: The struct that is written; its field ``schema`` says which document it is.
+        schema: What that field says, for example ``distprof.plan/1``.
+        noun: For messages: ``a plan``.
+        title: Of the JSON Schema: the command that writes it, or the file.
+        file: For messages: what a file of it is; by default ``a saved plan``.
+        again: What to do about a damaged one, or one of another version, for messages.
+        absent: What to do where there is none; by default as ``again``.
+        foreign: What to do with JSON that says nothing of a schema; by default as ``again``.
+        page: What people see of a result; None for files that only programs read.
+        formats: Further formats, or other ways than the page's to write ``text`` and ``md``.
+        about: The start of its reference page, Markdown; empty for no page.
+        indent: Spaces, in JSON.
+        order: ``sorted`` for keys in the order of the alphabet, so that a review shows what
+            changed; None for that of the struct.
+        is_whole: Whether every field is always written. Of files that several versions write and
+            read, absent fields have defaults; their schemas lie with the run directory's.
+        max_bytes: Larger files are refused.
+    """
+
+    kind: type[T]
+    schema: str
+    noun: str
+    title: str
+    file: str = ""
+    again: str = ""
+    absent: str = ""
+    foreign: str = ""
+    page: Callable[[T, RenderOptions], Page] | None = None
+    formats: Mapping[str, Reporting[T]] = field(default_factory=dict)
+    about: str = ""
+    indent: int = 2
+    order: Literal["sorted"] | None = None
+    is_whole: bool = True
+    max_bytes: int = 1 << 30
+
+    @property
+    def name(self) -> str:
+        """For example ``plan-lint``, of the schema ``distprof.plan-lint/1``."""
+        return self.schema.partition(".")[2].partition("/")[0]
+
+    @property
+    def reporters(self) -> dict[str, Reporting[T]]:
+        """Name of a format to what writes a result in it."""
+        make = self.page
+        found: dict[str, Reporting[T]] = {"json": lambda result, _: self.encode(result).decode()}
+        if make is not None:
+            found = {
+                "text": lambda result, options: page_text(make(result, options), options),
+                **found,
+                "md": lambda result, options: page_markdown(make(result, options), options),
+            }
+        return {**found, **self.formats}
+
+    def reporter(self, name: str) -> Reporting[T]:
+        """What writes a result in a format.
+
+        Raises:
+            UsageError: If there is no such format, with those that there are.
+        """
+        found = self.reporters
+        if name not in found:
+            raise UsageError(f"no format {name!r} for {self.noun}: choose from {', '.join(found)}")
+        return found[name]
+
+    def encode(self, result: T) -> bytes:
+        r"""The result as JSON, a newline at the end.
+
+        Characters that a terminal would obey or hide are written as ``\uXXXX``.
+        """
+        try:
+            data = msgspec.json.encode(result, order=self.order)
+        except UnicodeEncodeError:  # half a surrogate pair: a file name that is not UTF-8
+            builtins = _well_formed(msgspec.to_builtins(result))
+            data = msgspec.json.encode(builtins, order=self.order)
+        text = msgspec.json.format(data, indent=self.indent).decode()
+        return _UNSEEN.sub(_spelled_out, text).encode() + b"\n"
+
+    def decode(self, data: bytes, source: str) -> T:
+        """The result that ``data`` holds.
+
+        Args:
+            data: JSON as :meth:`encode` writes it.
+            source: Where it came from, for the error message.
+
+        Raises:
+            SchemaError: If it is another document, one of another version, or has other fields.
+        """
+        header = self._header(data, source)
+        try:
+            return msgspec.json.decode(data, type=self.kind)
+        except (msgspec.ValidationError, RecursionError, ValueError) as error:
+            raise SchemaError(
+                source,
+                expected=f"{self._expected} and the fields of its JSON Schema",
+                found=f"{error} (written by distprof {header.distprof_version or 'unknown'})",
+                fix=self.again,
+            ) from error
+
+    def load(self, path: str | os.PathLike[str]) -> T:
+        """Read a file.
+
+        Raises:
+            InputError: If it cannot be read.
+            SchemaError: As :meth:`decode`.
+        """
+        return self.decode(self._read(Path(path)), str(path))
+
+    def save(self, result: T, path: str | os.PathLike[str]) -> Path:
+        """Write the result as JSON, replacing what is there; returns the path.
+
+        Raises:
+            InputError: If the file cannot be written.
+        """
+        return write_file(Path(path), self.encode(result))
+
+    @property
+    def schema_file(self) -> str:
+        """Where its JSON Schema is shipped, within the package ``distprof``."""
+        folder = "documents/schemas" if self.is_whole else "artefacts/schema"
+        return f"{folder}/{self.name}.schema.json"
+
+    def json_schema(self) -> dict[str, Any]:
+        """JSON Schema (draft 2020-12), made from the struct; times are int ns, sizes int bytes."""
+        return json_schema(
+            (self.kind,), schema=self.schema, title=self.title, is_whole=self.is_whole
+        )
+
+    def schema_text(self) -> str:
+        """The schema as the shipped file holds it."""
+        return schema_text(self.json_schema())
+
+    def shipped_schema(self) -> str:
+        """The schema file that comes with the package."""
+        return (files("distprof") / self.schema_file).read_text(encoding="utf-8")
+
+    def schema_page(self) -> str:
+        """The reference page, Markdown: one table per struct, in the order of the document."""
+        return schema_page(self.about, self.json_schema())
+
+    @property
+    def _expected(self) -> str:
+        return f'{self.noun} with "schema": "{self.schema}"'
+
+    def _read(self, file: Path) -> bytes:
+        expected = self.file or f"a saved {self.noun.partition(' ')[2]}"
+        try:
+            with file.open("rb") as stream:
+                is_fine = os.fstat(stream.fileno()).st_size <= self.max_bytes
+                data = stream.read() if is_fine else b""
+        except (OSError, ValueError) as error:
+            found = getattr(error, "strerror", None) or str(error)
+            fix = self.absent or self.again
+            raise InputError(str(file), expected=expected, found=found, fix=fix) from error
+        if not is_fine:
+            found = f"more than {self.max_bytes >> 20} MiB"
+            raise InputError(str(file), expected=expected, found=found, fix=self.again)
+        return data
+
+    def _header(self, data: bytes, source: str) -> _Header:
+        try:
+            header = msgspec.json.decode(data, type=_Header)
+        except (msgspec.DecodeError, RecursionError, ValueError) as error:
+            found = f"damaged or other JSON ({error})" if data.strip() else "an empty file"
+            raise SchemaError(source, expected=self._expected, found=found, fix=self.again) from (
+                error
+            )
+        if header.schema == self.schema:
+            return header
+        found, fix = f'"schema": "{header.schema[:60]}"', self.again
+        if not header.schema:
+            found, fix = 'JSON without "schema"', self.foreign or self.again
+        raise SchemaError(source, expected=self._expected, found=found, fix=fix)
+
+
+def write_file(path: Path, data: bytes, *, fix: str = "choose another file with -o") -> Path:
+    """Write a file, whole or not at all; returns the path.
+
+    Raises:
+        InputError: If the folder cannot be written.
+    """
+    try:
+        write_atomically(path, data)
+    except OSError as error:
+        raise InputError(
+            str(path),
+            expected="a place where a file can be written",
+            found=error.strerror or str(error),
+            fix=fix,
+        ) from error
+    return path
+
+
+def _spelled_out(match: re.Match[str]) -> str:
+    units = match.group().encode("utf-16-be").hex()
+    return "".join(f"\\u{units[i : i + 4]}" for i in range(0, len(units), 4))
+
+
+def _well_formed(value: Any) -> Any:
+    """The same with halves of surrogate pairs spelled out, in every string inside."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict):
+        return {_well_formed(key): _well_formed(item) for key, item in value.items()}
+    return [_well_formed(item) for item in value] if isinstance(value, list | tuple) else value
