@@ -37,7 +37,7 @@ FORMULAS = ROOT / "docs" / "concepts" / "formulas.md"
 
 
 def pages() -> Iterator[tuple[Path, str]]:
-    """Every generated page: where it lies and what it must say."""
+    """Every generated page: its path and its text."""
     rules = all_rules()
     examples = rule_examples(rules)
     yield EXAMPLES_FILE, examples_text(examples)
@@ -119,8 +119,8 @@ def columns_page(tables: Sequence[TableSchema]) -> str:
     """Every table of a rank and what its columns mean."""
     head = (
         "# Tables and columns\n\n"
-        "One set of tables per rank; those from step_log on hold what probes recorded beside the "
-        "trace. Times are integers in nanoseconds on the rank's own clock. "
+        "One set of tables per rank; those from step_log on hold what probes recorded in addition "
+        "to the trace. Times are integers in nanoseconds on the rank's own clock. "
         f"Where a column may be empty, an integer holds {ABSENT} inside distprof and `NA` in "
         "pandas, a string is empty; neither ever stands for 0.\n"
     )

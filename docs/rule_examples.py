@@ -18,7 +18,7 @@ def rule_examples(rules: Sequence[Rule]) -> dict[str, tuple[str, ...]]:
 
 
 def examples_text(examples: Mapping[str, Sequence[str]]) -> str:
-    """The file that is shipped beside the rules engine."""
+    """The file that ships with the rules engine."""
     return json.dumps(examples, indent=2, ensure_ascii=False) + "\n"
 
 

@@ -146,7 +146,7 @@ RUN/
 ```
 
 run.json is written when the job starts and again when it ends. Every file of a rank is optional:
-what is missing is reported as missing. Other files may lie there and are not read.
+what is missing is reported as missing. Other files may be there and are not read.
 `{artefacts.DIARY_FILE}` and `{artefacts.ATTACH_FILE}` are the probes' own and may change any time.
 
 """
@@ -182,7 +182,7 @@ def schema_of(format_: Format) -> dict[str, Any]:
 
 
 def schema_files() -> Iterator[tuple[Path, str]]:
-    """Every shipped schema: where it lies and what it says."""
+    """Every shipped schema: its path and its text."""
     for format_ in SCHEMAS:
         yield SCHEMA_FOLDER / f"{format_.name}.schema.json", schema_text(schema_of(format_))
 

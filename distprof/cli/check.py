@@ -177,7 +177,7 @@ def _check_making(options: dict[str, Any]) -> None:
 
 def _settings(config: CheckConfig, options: dict[str, Any]) -> CheckConfig:
     """What was typed wins over distprof.toml."""
-    from dataclasses import replace
+    from msgspec.structs import replace
 
     from distprof.verbs.gate.metrics import find_metric
 

@@ -1,0 +1,150 @@
+"""Finds phrases of ``docs/words.toml`` in what people read: Markdown, docstrings, comments, texts.
+
+::
+
+    python -m docs.english           # exit code 1, and per phrase its place and what to write
+    python -m docs.english FILE …    # in these files only
+
+Code is left out: fenced blocks, text between backticks, and of a Python file all but its comments
+and strings. ``english: ok`` in a comment on the line where a phrase begins allows it there.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+import tokenize
+import tomllib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["Problem", "Words", "checked_files", "main", "problems_in", "read_words"]
+
+ROOT = Path(__file__).parent.parent
+WORDS = ROOT / "docs" / "words.toml"
+ALLOWED = "english: ok"
+HINT = (
+    f"Write what the style sheet says (docs/style.md). If a phrase is right where it is, put "
+    f"<!-- {ALLOWED} --> or # {ALLOWED} on its line; if it is right everywhere, "
+    f"take it out of docs/words.toml."
+)
+
+_CODE = "\x00"  # stands for code: no phrase reaches across it
+_FENCE = re.compile(r"^(`{3,}).*?^\1$", re.MULTILINE | re.DOTALL)
+_BACKTICKS = re.compile(r"(`+)[^`]+\1")
+_LINK = re.compile(r"\]\([^)\s]*\)")
+_F_STRING = ("FSTRING_START", "FSTRING_MIDDLE", "FSTRING_END")  # tokens from Python 3.12 on
+_QUOTES = re.compile(r"^\w*(\"\"\"|'''|\"|')|(\"\"\"|'''|\"|')$")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Words:
+    """The word list."""
+
+    paths: tuple[str, ...]
+    """Files and folders to check, relative to the repository."""
+    exclude: tuple[str, ...]
+    """Files and folders below them that are not checked."""
+    never: tuple[tuple[re.Pattern[str], str], ...]
+    """Each phrase with what to write instead."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """A phrase in a file."""
+
+    path: Path
+    line: int
+    phrase: str
+    better: str
+
+    def __str__(self) -> str:
+        inside = self.path.is_relative_to(ROOT)
+        shown = self.path.relative_to(ROOT) if inside else self.path
+        return f'{shown}:{self.line}: "{self.phrase}": better {self.better}'
+
+
+def read_words(path: Path = WORDS) -> Words:
+    """The word list; a space in a phrase stands for any white space."""
+    values = tomllib.loads(path.read_text(encoding="utf-8"))
+    never = tuple((_compiled(phrase), better) for phrase, better in values["never"].items())
+    return Words(paths=tuple(values["paths"]), exclude=tuple(values["exclude"]), never=never)
+
+
+def _compiled(phrase: str) -> re.Pattern[str]:
+    """Matches the phrase as whole words, in any case and on any number of lines."""
+    spaced = phrase.replace(" ", r"\s+")
+    return re.compile(rf"(?<!\w)(?:{spaced})(?!\w)", re.IGNORECASE)
+
+
+def checked_files(words: Words, root: Path = ROOT) -> Iterator[Path]:
+    """Markdown and Python files in the paths of the list."""
+    excluded = [root / name for name in words.exclude]
+    for start in (root / name for name in words.paths):
+        found = sorted(start.rglob("*")) if start.is_dir() else [start]
+        for path in found:
+            if path.suffix in (".md", ".py") and not any(path.is_relative_to(e) for e in excluded):
+                yield path
+
+
+def problems_in(path: Path, words: Words) -> list[Problem]:
+    """The phrases of the list in a file, from top to bottom."""
+    text = path.read_text(encoding="utf-8")
+    prose = _prose_of_python(text) if path.suffix == ".py" else text
+    for code in (_FENCE, _BACKTICKS, _LINK):
+        prose = code.sub(_blank, prose)
+    lines = text.splitlines()
+    problems = []
+    for phrase, better in words.never:
+        for match in phrase.finditer(prose):
+            line = prose.count("\n", 0, match.start()) + 1
+            if ALLOWED not in lines[line - 1]:
+                found = " ".join(match[0].split())
+                problems.append(Problem(path=path, line=line, phrase=found, better=better))
+    return sorted(problems, key=lambda problem: problem.line)
+
+
+def _blank(match: re.Match[str]) -> str:
+    """As much code as was matched, on as many lines."""
+    return re.sub(r"[^\n]", _CODE, match[0])
+
+
+def _prose_of_python(text: str) -> str:
+    """Comments and strings, at their places; strings that Python joins are joined here."""
+    lines = [re.sub(r"\S", _CODE, line) for line in text.splitlines(keepends=True)]
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            _place(lines, token.start, token.string.replace("#", " "))
+        elif token.type == tokenize.STRING:
+            _place(lines, token.start, _QUOTES.sub(lambda m: " " * len(m[0]), token.string))
+        elif tokenize.tok_name[token.type] in _F_STRING:
+            is_text = tokenize.tok_name[token.type] == "FSTRING_MIDDLE"
+            _place(lines, token.start, token.string if is_text else " " * len(token.string))
+    return "".join(lines)
+
+
+def _place(lines: list[str], start: tuple[int, int], text: str) -> None:
+    """Put the text into the lines, from a line (counted from 1) and a column (from 0) on."""
+    row, column = start
+    for part in text.split("\n"):
+        line = lines[row - 1]
+        lines[row - 1] = line[:column] + part + line[column + len(part) :]
+        row, column = row + 1, 0
+
+
+def main(arguments: Sequence[str] = ()) -> int:
+    """Exit code 1 if there is a phrase of the list in a file."""
+    words = read_words()
+    files: Iterable[Path] = map(Path, arguments) if arguments else checked_files(words)
+    problems = [problem for path in files for problem in problems_in(path, words)]
+    for problem in problems:
+        print(problem)  # noqa: T201
+    if problems:
+        print(HINT, file=sys.stderr)  # noqa: T201
+    return bool(problems)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
