@@ -124,7 +124,7 @@ def analyze(
     from distprof.hardware import load_sheet
     from distprof.ingest.executor import running
     from distprof.rules.engine import run_rules
-    from distprof.sections.efficiency.known_model import known_model
+    from distprof.sections.efficiency.models import known_model
     from distprof.sections.engine import Inputs, resolve
     from distprof.sections.measure_records import measure_records
     from distprof.sections.measure_run import measure_run

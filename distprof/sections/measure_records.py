@@ -10,7 +10,7 @@ from distprof.intervals import EMPTY, Intervals
 from distprof.run.records import RecordSource
 from distprof.run.run import Run
 from distprof.sections.context import ProbeRecords
-from distprof.sections.idle.pauses import host_pauses, measure_pauses
+from distprof.sections.idle.measure import host_pauses, measure_pauses
 from distprof.sections.measure_run import Mapper
 from distprof.sections.memory.measure import measure_memory
 from distprof.sections.moe.routing import measure_routing

@@ -13,7 +13,7 @@ from distprof.ingest.assemble import assemble_run
 from distprof.ingest.job.rank_folder import RankFolder
 from distprof.ingest.job.run_directory import open_run_directory
 from distprof.sections.context import RankAnalyses
-from distprof.sections.idle.pauses import host_pauses, measure_pauses
+from distprof.sections.idle.measure import host_pauses, measure_pauses
 from distprof.sections.job.result import NO_RUN_DIRECTORY
 from distprof.sections.measure_records import measure_records
 from distprof.sections.memory.measure import analyze_memory, measure_memory

@@ -11,8 +11,8 @@ from distprof.run.records import ROUTING, STEP_LOG, RankRecords
 from distprof.schema import ABSENT
 from distprof.sections.context import RankAnalyses
 from distprof.sections.moe import routing as moe_routing
+from distprof.sections.moe.load import placement_of_log
 from distprof.sections.moe.measure import with_exchanges
-from distprof.sections.moe.placement import placement_of_log
 from distprof.sections.moe.routing import combine_routing, measure_routing
 from tests.builders import RankBuilder, make_run, table_of
 

@@ -5,7 +5,7 @@ import pytest
 
 from distprof.run.run import ClockAlignment
 from distprof.sections.context import ProbeRecords
-from distprof.sections.idle.pauses import HostPauses
+from distprof.sections.idle.measure import HostPauses
 from distprof.sections.stragglers.measure import analyze_stragglers
 from distprof.terms import CollectiveKind, StragglerCause, StragglerPattern
 from tests.builders import RankBuilder, make_run

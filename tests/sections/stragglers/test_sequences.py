@@ -8,7 +8,7 @@ import pytest
 
 from distprof.ingest.assemble import assemble_run
 from distprof.sections.context import ProbeRecords
-from distprof.sections.idle.pauses import HostPauses, host_pauses
+from distprof.sections.idle.measure import HostPauses, host_pauses
 from distprof.sections.stragglers.measure import analyze_stragglers
 from distprof.sections.stragglers.sequences import ATTENTION
 from distprof.terms import StragglerCause, StragglerPattern
