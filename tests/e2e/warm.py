@@ -23,6 +23,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import IO, Any, NoReturn
 
 __all__ = ["WarmPython"]
@@ -61,7 +62,9 @@ class WarmPython:
         timer = threading.Timer(timeout_s, self._process.terminate)
         timer.start()
         try:
-            answer = _asked(self._process, command=list(command), env=dict(env), cwd=os.getcwd())
+            answer = _asked(
+                self._process, command=list(command), env=dict(env), cwd=str(Path.cwd())
+            )
         finally:
             timer.cancel()
         if not answer:
@@ -136,7 +139,7 @@ def _leaving(program: Callable[[], None]) -> int:
 
 
 def _execute(words: list[str]) -> None:
-    """``FILE ARGUMENTS`` or ``-m MODULE ARGUMENTS``, after switches that matter at the start only."""
+    """``FILE ARGUMENTS`` or ``-m MODULE ARGUMENTS``; switches before matter at the start only."""
     words = [*words]
     while words[0] in ("-P", "-S", "-u"):
         words.pop(0)
@@ -166,7 +169,7 @@ def _close_all_but(kept: Sequence[int]) -> None:
     of them as theirs, and would write to, or close, what this one opens.
     """
     null = os.open(os.devnull, os.O_RDWR)
-    for number in map(int, os.listdir("/proc/self/fd")):
+    for number in [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]:
         if number > 2 and number not in (null, *kept):
             with contextlib.suppress(OSError):  # that of the listing
                 os.dup2(null, number, inheritable=False)

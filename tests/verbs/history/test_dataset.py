@@ -301,7 +301,7 @@ def test_a_run_without_steps_has_no_step(tmp_path):
 
 
 class _EndlessQuery:
-    """A connection whose query ends only when it is interrupted; ``told`` is called as it begins."""
+    """A connection whose query ends only when interrupted; ``told`` is called as it begins."""
 
     description = ()
 
