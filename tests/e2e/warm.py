@@ -6,14 +6,15 @@ command then runs in a fork of it, and so does each Python that the command star
 ``distprof analyze`` among them. They are processes of their own as ever, with their own process
 identifier, session, environment, streams, signals and exit code; only the imports are done.
 
-Nothing is warm where the start itself is tested (launchers, signals, failures), nor behind another
-program (``ip netns exec`` for emulated nodes): there ``run_once(..., warm=False)`` or the command
-itself starts a Python anew.
+Emulated nodes are entered from here too. Nothing is warm where the start itself is tested
+(launchers, signals, failures): there the fixture ``run_cold`` starts each Python anew.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import gc
 import json
 import os
 import runpy
@@ -22,7 +23,7 @@ import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
@@ -30,6 +31,10 @@ __all__ = ["WarmPython"]
 
 _ColdPopen = subprocess.Popen
 _FAILED = 1
+_IN_A_NETWORK = ["ip", "netns", "exec"]
+_OURS = ["-m", "distprof"]
+_KINDS = ("net", "uts", "mnt")
+_LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 class WarmPython:
@@ -94,15 +99,55 @@ class _Popen(_ColdPopen):
     """Starts a Python as a fork of this process, and any other program as ever."""
 
     def __init__(self, args: Any, *rest: Any, **options: Any) -> None:
-        if isinstance(args, (list, tuple)) and args[0] == sys.executable:
-            words, env = list(args[1:]), options.get("env")
-            kept = sorted(options.get("pass_fds", ()))
+        words = list(args) if isinstance(args, (list, tuple)) else []
+        place = words.index(sys.executable) if sys.executable in words else -1
+        if place == 0:
+            super().__init__(args, *rest, **options, preexec_fn=_becoming(words, options))
+        elif place > 0 and words[:3] == _IN_A_NETWORK and words[place + 1 :][:2] == _OURS:
+            with _namespaces(words[:place]) as spaces:
+                become = _becoming(words[place:], options, spaces)
+                super().__init__(args, *rest, **options, preexec_fn=become)
+        else:
+            super().__init__(args, *rest, **options)
 
-            def become() -> NoReturn:
-                _become(words, dict(os.environ if env is None else env), kept)
 
-            options["preexec_fn"] = become
-        super().__init__(args, *rest, **options)
+def _becoming(
+    words: list[str], options: Mapping[str, Any], spaces: Sequence[int] = ()
+) -> Callable[[], NoReturn]:
+    """What a process does as soon as it is forked, instead of becoming another program."""
+    env = options.get("env")
+    environment = dict(os.environ if env is None else env)
+    kept = sorted(options.get("pass_fds", ()))
+
+    def become() -> NoReturn:
+        folder = Path.cwd()
+        for space in spaces:
+            if _LIBC.setns(space, 0) != 0:
+                raise OSError(ctypes.get_errno(), "setns")
+        if spaces:
+            os.chdir(folder)  # a file system that is entered is entered at its root
+        _become(words[1:], environment, kept)
+
+    return become
+
+
+@contextlib.contextmanager
+def _namespaces(entering: Sequence[str]) -> Iterator[list[int]]:
+    """Those of an emulated node: another process enters them first, and we follow it.
+
+    Args:
+        entering: The command that runs a program there, without the program.
+    """
+    waits = [*entering, "sh", "-c", "echo here; exec cat"]
+    with _ColdPopen(waits, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as there:
+        assert there.stdout is not None
+        assert there.stdout.readline() == b"here\n"
+        spaces = [os.open(f"/proc/{there.pid}/ns/{kind}", os.O_RDONLY) for kind in _KINDS]
+        try:
+            yield spaces
+        finally:
+            for space in spaces:
+                os.close(space)
 
 
 def _become(words: list[str], env: dict[str, str], kept: Sequence[int]) -> NoReturn:
@@ -211,6 +256,7 @@ def main() -> None:
     subprocess.Popen = _Popen  # type: ignore[misc]  # before torch keeps the name
     os.execvp = _execvp  # type: ignore[assignment]
     _warm_up()
+    gc.freeze()  # forks share these pages, and their collections need not go through them
     _serve(sys.stdin, sys.stdout)
 
 
