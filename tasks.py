@@ -14,11 +14,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
 VENV = ROOT / ".venv"
 BIN = VENV / ("Scripts" if os.name == "nt" else "bin")
+IN_PARALLEL = ("-n", "auto", "--dist", "loadfile", "--no-loadscope-reorder")  # the long ones first
 GATE_BASELINE = "benchmarks/gate-baseline.json"
 GATE_RUN = (
     "ddp --ranks 2 --device cpu --compute sleep --forward-ms 40 --backward-ms 80"
@@ -36,11 +38,11 @@ def demo(*arguments: str) -> None:
 def test(*arguments: str) -> None:
     """Everything that must hold: lint, types, imports, docs, tests."""
     started = time.monotonic()
-    for task in (lint, types, imports, docs, gate):
+    install("dev")
+    together(lint, types, imports, docs)
+    for task in (gate, unit):
         say(f"{task.__name__}: {summary(task)}")
-        task()
-    say(f"unit: {summary(unit)}")
-    unit(*arguments)
+        task(*(arguments if task is unit else ()))
     say(f"all of it passed in {time.monotonic() - started:.0f} s")
 
 
@@ -88,13 +90,20 @@ def gate(*arguments: str) -> None:
 def unit(*arguments: str) -> None:
     """The tests (further arguments go to pytest)."""
     install("dev")
-    run("pytest", "-n", "auto", *arguments)
+    run("pytest", *IN_PARALLEL, *arguments)
+
+
+def nightly(*arguments: str) -> None:
+    """Drawn examples that ``unit`` leaves out, and many more of each property."""
+    install("dev")
+    chosen = ("-m", "nightly or hypothesis", "--hypothesis-profile", "nightly")
+    run("pytest", *IN_PARALLEL, *chosen, *arguments)
 
 
 def coverage() -> None:
     """The tests again, with the lines and branches they do not reach."""
     install("dev")
-    run("pytest", "-n", "auto", "--quiet", "--cov", "--cov-report=term-missing:skip-covered")
+    run("pytest", *IN_PARALLEL, "--quiet", "--cov", "--cov-report=term-missing:skip-covered")
 
 
 TASKS: tuple[Callable[..., None], ...] = (
@@ -106,8 +115,26 @@ TASKS: tuple[Callable[..., None], ...] = (
     docs,
     gate,
     unit,
+    nightly,
     coverage,
 )
+
+
+def together(*tasks: Callable[..., None]) -> None:
+    """Run tasks beside each other, none of which needs more than a core; each tells at its end."""
+
+    def ended(task: Callable[..., None]) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, __file__, task.__name__]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+    with ThreadPoolExecutor(max_workers=os.cpu_count()) as threads:
+        found = [(task, threads.submit(ended, task)) for task in tasks]
+        for task, end in found:
+            say(f"{task.__name__}: {summary(task)}")
+            sys.stderr.write(end.result().stdout + end.result().stderr)
+    failed = [end.result().returncode for _, end in found if end.result().returncode]
+    if failed:
+        sys.exit(failed[0])
 
 
 def install(*groups: str) -> None:

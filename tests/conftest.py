@@ -10,10 +10,13 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-settings.register_profile("distprof", deadline=None, print_blob=True)
+settings.register_profile("distprof", deadline=None, print_blob=True, max_examples=40)
 settings.register_profile("ci", parent=settings.get_profile("distprof"), derandomize=True)
+settings.register_profile("nightly", parent=settings.get_profile("distprof"), max_examples=1_000)
 settings.load_profile("ci" if os.environ.get("CI") else "distprof")
 
+LONG_FIRST = ("e2e/test_workloads", "e2e", "probes", "reference_runs", "sections/pipeline")
+"""Below ``tests/``: what takes longest begins first, lest one process is left alone with it."""
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # As in a shell's background job: programs that the tests start and interrupt would not notice.
@@ -26,6 +29,23 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="write golden files anew; the change says why they differ",
     )
+
+
+def pytest_report_header() -> str:
+    return "nightly: further drawn examples are left out here (python3 tasks.py nightly)"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    tests = Path(__file__).parent
+
+    def turn(item: pytest.Item) -> int:
+        place = item.path.relative_to(tests).as_posix() if tests in item.path.parents else ""
+        return next(
+            (turn for turn, begin in enumerate(LONG_FIRST) if place.startswith(begin)),
+            len(LONG_FIRST),
+        )
+
+    items.sort(key=turn)
 
 
 @pytest.fixture(autouse=True)

@@ -1,21 +1,52 @@
-"""Jobs that several tests look at run once."""
+"""Jobs that several tests look at run once; most start warm."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 
-from tests.e2e.jobs import Job, RunOnce, run_once_in
+from tests.e2e.jobs import LIMIT_S, Job, RunOnce, Starter, run_once_in, started_cold
+from tests.e2e.warm import WarmPython
 
 
 @pytest.fixture(scope="session")
-def run_once(tmp_path_factory: pytest.TempPathFactory) -> RunOnce:
+def started_warm() -> Iterator[Starter]:
+    """Run a Python command whose processes need not import torch."""
+    warm = WarmPython()
+
+    def start(command: Sequence[str], environment: Mapping[str, str]) -> CompletedProcess[str]:
+        return warm.run(command, env=environment, timeout_s=LIMIT_S)
+
+    yield start
+    warm.close()
+
+
+@pytest.fixture(scope="session")
+def run_once(started_warm: Starter, shared_folder: Path) -> RunOnce:
     """Run a job, or look again at the one that had the same arguments."""
-    base = tmp_path_factory.getbasetemp()
-    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
 
     def run(*arguments: str) -> Job:
-        return run_once_in(shared / "jobs", *arguments)
+        return run_once_in(shared_folder / "warm-jobs", *arguments, start=started_warm)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def run_cold(shared_folder: Path) -> RunOnce:
+    """The same, for tests of how processes start and end."""
+
+    def run(*arguments: str) -> Job:
+        return run_once_in(shared_folder / "jobs", *arguments, start=started_cold)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One for the whole session, also among the processes of pytest-xdist."""
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base

@@ -9,6 +9,7 @@
 
 Jobs with the same arguments run once per test session, also among the processes of pytest-xdist.
 They stay on the CPU, make no overhead blocks and trace soon, unless the arguments say otherwise.
+Their processes start warm (:mod:`tests.e2e.warm`); ``run_cold`` starts them as a shell does.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,8 @@ class Job:
 
 
 RunOnce = Callable[..., Job]
+Starter = Callable[[Sequence[str], Mapping[str, str]], "subprocess.CompletedProcess[str]"]
+"""Runs a command in an environment to its end."""
 
 
 def command_of(folder: Path, *arguments: str) -> list[str]:
@@ -72,22 +75,24 @@ def command_of(folder: Path, *arguments: str) -> list[str]:
     ]
 
 
-def run_job(folder: Path, *arguments: str, environment: Mapping[str, str] | None = None) -> Job:
+def started_cold(
+    command: Sequence[str], environment: Mapping[str, str]
+) -> subprocess.CompletedProcess[str]:
+    """As a shell starts it."""
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=LIMIT_S, env=environment, check=False
+    )
+
+
+def run_job(folder: Path, *arguments: str, start: Starter = started_cold) -> Job:
     """Run a job now.
 
     Args:
         folder: The run directory to make.
         arguments: The workload and its options.
-        environment: Added to the test's own.
+        start: Runs the command.
     """
-    done = subprocess.run(
-        command_of(folder, *arguments),
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        env={**os.environ, **(environment or {})},
-        check=False,
-    )
+    done = start(command_of(folder, *arguments), os.environ)
     return job_in(folder, done.returncode, done.stdout, done.stderr)
 
 
@@ -104,12 +109,13 @@ def job_in(folder: Path, exit_code: int, stdout: str, stderr: str) -> Job:
     )
 
 
-def run_once_in(base: Path, *arguments: str) -> Job:
+def run_once_in(base: Path, *arguments: str, start: Starter) -> Job:
     """The job with these arguments, run by whichever process asks first.
 
     Args:
         base: Folder that all test processes share.
         arguments: The workload and its options.
+        start: Runs the command.
     """
     name = f"{arguments[0]}-{hashlib.sha1(repr(arguments).encode()).hexdigest()[:12]}"
     base.mkdir(parents=True, exist_ok=True)
@@ -117,7 +123,7 @@ def run_once_in(base: Path, *arguments: str) -> Job:
     with (base / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not said.is_file():
-            job = run_job(folder, *arguments)
+            job = run_job(folder, *arguments, start=start)
             words = {k: v for k, v in asdict(job).items() if k in ("exit_code", "stdout", "stderr")}
             said.write_text(json.dumps(words))
     return job_in(folder, **json.loads(said.read_text()))

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -15,22 +16,32 @@ from distprof_runs.launching.emulated_nodes import EmulatedNodes, Link, why_not
 
 from distprof.artefacts.fabric_file import FabricCurve, FabricFile
 from distprof.ingest.fabric import read_fabric
+from tests.e2e.jobs import Starter
 
 pytestmark = pytest.mark.distributed
 REASON = why_not()
 BENCH = (sys.executable, "-m", "distprof", "bench", "--device", "cpu")
 QUICK = ("--rounds", "3", "--round-s", "0.004")
 LIMIT_S = 120
+Ran = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 def ran(*command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
 
 
-def test_two_ranks_measure_every_collective_and_keep_the_profile(tmp_path: Path) -> None:
+@pytest.fixture
+def ran_warm(started_warm: Starter) -> Ran:
+    """The same, without importing torch in each process anew."""
+    return lambda *command: started_warm(command, os.environ)
+
+
+def test_two_ranks_measure_every_collective_and_keep_the_profile(
+    tmp_path: Path, ran_warm: Ran
+) -> None:
     file = tmp_path / "fabric.json"
     sizes = ("--min-bytes", "1K", "--max-bytes", "1M", "--factor", "4")
-    done = ran(*BENCH, "--ranks", "2", *sizes, *QUICK, "-o", str(file), "--width", "80")
+    done = ran_warm(*BENCH, "--ranks", "2", *sizes, *QUICK, "-o", str(file), "--width", "80")
     assert done.returncode == 0, done.stderr
     profile = read_fabric(str(file))
     assert (profile.backend, profile.device, profile.world_size) == ("gloo", "cpu", 2)
@@ -47,9 +58,9 @@ def test_two_ranks_measure_every_collective_and_keep_the_profile(tmp_path: Path)
     assert max(len(line) for line in done.stdout.splitlines()) <= 80
 
 
-def test_a_profile_that_is_not_kept_names_no_file() -> None:
+def test_a_profile_that_is_not_kept_names_no_file(ran_warm: Ran) -> None:
     what = ("--collectives", "all_reduce", "--max-bytes", "256", *QUICK)
-    done = ran(*BENCH, "--ranks", "2", *what, "--format", "json", "-q")
+    done = ran_warm(*BENCH, "--ranks", "2", *what, "--format", "json", "-q")
     assert done.returncode == 0, done.stderr
     profile = msgspec.json.decode(done.stdout, type=FabricFile)
     assert (profile.source, len(profile.curves)) == ("", 1)
@@ -66,7 +77,7 @@ def test_under_torchrun_the_processes_are_the_ranks(tmp_path: Path) -> None:
     assert done.stdout.count("bus bandwidth, at") == 1
 
 
-def test_wrong_usage_is_told_before_any_rank_starts(tmp_path: Path) -> None:
+def test_wrong_usage_is_told_before_any_rank_starts(tmp_path: Path, ran_warm: Ran) -> None:
     (tmp_path / "there.json").write_text("x")
     cases = [
         (("--ranks", "1"), "nobody to talk to"),
@@ -76,13 +87,13 @@ def test_wrong_usage_is_told_before_any_rank_starts(tmp_path: Path) -> None:
         (("-o", str(tmp_path / "there.json")), "--force"),
     ]
     for arguments, says in cases:
-        done = ran(*BENCH, *arguments)
+        done = ran_warm(*BENCH, *arguments)
         assert done.returncode == 2
         assert says in done.stderr
 
 
-def test_ranks_that_fail_are_a_failed_job_that_says_where_to_look() -> None:
-    done = ran(*BENCH, "--ranks", "2", "--max-bytes", "64", "--timeout-s", "0.001")
+def test_ranks_that_fail_are_a_failed_job_that_says_where_to_look(ran_warm: Ran) -> None:
+    done = ran_warm(*BENCH, "--ranks", "2", "--max-bytes", "64", "--timeout-s", "0.001")
     assert done.returncode == 4
     assert "The job failed" in done.stderr
     folder = Path(done.stderr.strip().rpartition(" is in ")[2])
@@ -93,9 +104,9 @@ def test_ranks_that_fail_are_a_failed_job_that_says_where_to_look() -> None:
             shutil.rmtree(folder)
 
 
-def test_showing_a_log_of_nccl_tests_needs_no_ranks() -> None:
+def test_showing_a_log_of_nccl_tests_needs_no_ranks(ran_warm: Ran) -> None:
     log = Path(__file__).parents[1] / "golden/nccl-tests/superbench-a100-40gb-8gpu-allreduce.log"
-    done = ran(*BENCH, "--show", str(log), "--format", "md")
+    done = ran_warm(*BENCH, "--show", str(log), "--format", "md")
     assert done.returncode == 0
     assert done.stdout.startswith("### all\\_reduce over 8 ranks in one node reaches 235 GB/s")
 

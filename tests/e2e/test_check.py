@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
+import os
 import sys
 from pathlib import Path
 
 import pytest
 
 import tasks
+from tests.e2e.jobs import Starter
 
 ROOT = Path(__file__).parents[2]
 LENIENT = ("--allow-unlike", "--tolerance", "step_time=0.25", "--session-noise", "0.05")
@@ -17,20 +18,14 @@ LENIENT = ("--allow-unlike", "--tolerance", "step_time=0.25", "--session-noise",
 
 @pytest.mark.distributed
 @pytest.mark.slow
-def test_twice_the_time_is_stopped_and_explained(tmp_path):
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "distprof", "check"),
-            *("--run", f"{tasks.GATE_RUN} --fault slow-rank=1:2", "--repeats", "3"),
-            *("--baseline", str(ROOT / tasks.GATE_BASELINE), "--sweep", str(tmp_path / "runs")),
-            *(*LENIENT, "--format", "json"),
-        ],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        timeout=300,
-        check=False,
-    )
+def test_twice_the_time_is_stopped_and_explained(tmp_path: Path, started_warm: Starter) -> None:
+    command = [
+        *(sys.executable, "-m", "distprof", "check"),
+        *("--run", f"{tasks.GATE_RUN} --fault slow-rank=1:2", "--repeats", "3"),
+        *("--baseline", str(ROOT / tasks.GATE_BASELINE), "--sweep", str(tmp_path / "runs")),
+        *(*LENIENT, "--format", "json"),
+    ]
+    done = started_warm(command, os.environ)
     assert done.returncode == 1, done.stderr
     found = json.loads(done.stdout)
     assert found["state"] == "regressed"

@@ -42,8 +42,8 @@ def _pid(folder: Path, rank: int) -> int:
     return int(json.loads((folder / f"rank{rank:05d}" / "rank.json").read_text())["pid"])
 
 
-def test_a_rank_that_dies_is_named_and_the_rest_is_reported(run_once: RunOnce) -> None:
-    job = run_once("ddp", "--ranks", "2", "--fault", "dead-rank=1:6", *TIMEOUT)
+def test_a_rank_that_dies_is_named_and_the_rest_is_reported(run_cold: RunOnce) -> None:
+    job = run_cold("ddp", "--ranks", "2", "--fault", "dead-rank=1:6", *TIMEOUT)
     assert job.exit_code == 4
     assert job.run is not None
     assert job.run.outcome == "failed"
@@ -57,8 +57,8 @@ def test_a_rank_that_dies_is_named_and_the_rest_is_reported(run_once: RunOnce) -
     assert (job.dir / "rank00000" / "error.json").is_file()
 
 
-def test_a_rank_that_hangs_is_named_though_the_others_time_out(run_once: RunOnce) -> None:
-    job = run_once("ddp", "--ranks", "3", "--fault", "hang-rank=1:5", "--no-report", *TIMEOUT)
+def test_a_rank_that_hangs_is_named_though_the_others_time_out(run_cold: RunOnce) -> None:
+    job = run_cold("ddp", "--ranks", "3", "--fault", "hang-rank=1:5", "--no-report", *TIMEOUT)
     assert job.exit_code == 4
     assert job.run is not None
     assert job.run.failure is not None

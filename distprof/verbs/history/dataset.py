@@ -7,8 +7,9 @@ a run that is added twice is there once. :func:`compact` puts many files togethe
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
+from threading import Thread
 from typing import Any
 
 import msgspec
@@ -132,6 +133,7 @@ def _asked(
     connection: Any, sql: str, parameters: dict[str, Any] | None = None
 ) -> tuple[list[str], list[tuple[Any, ...]]]:
     """Columns and rows, found in a thread: DuckDB lets no signal through while it works."""
+    found: Future[tuple[list[str], list[tuple[Any, ...]]]] = Future()
 
     def ask() -> tuple[list[str], list[tuple[Any, ...]]]:
         answer = connection.execute(sql, parameters)
@@ -139,15 +141,21 @@ def _asked(
             return [], []
         return [str(entry[0]) for entry in answer.description or ()], answer.fetchall()
 
-    with ThreadPoolExecutor(max_workers=1) as thread:
-        found = thread.submit(ask)
-        try:
-            return found.result()
-        except BaseException:  # above all an interruption; the query may not have begun yet
-            while not found.done():
-                connection.interrupt()
-                wait([found], timeout=0.1)
-            raise
+    def work() -> None:
+        if found.set_running_or_notify_cancel():
+            try:
+                found.set_result(ask())
+            except BaseException as error:
+                found.set_exception(error)
+
+    try:
+        Thread(target=work).start()
+        return found.result()
+    except BaseException:  # above all an interruption, which may come before the thread runs
+        while not (found.cancel() or found.done()):
+            connection.interrupt()
+            wait([found], timeout=0.1)
+        raise
 
 
 def compact(folder: str) -> tuple[int, int]:

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import msgspec
@@ -19,6 +20,8 @@ from distprof.verbs.history.rows import COLUMNS, parquet_of, row_of
 from tests.verbs.history.samples import START_NS, summary
 
 WRITERS, APPENDS = 8, 50
+HANGS_S = 120
+"""Seconds after which a test is given up; nothing is measured by them."""
 
 _WRITE = f"""
 import sys
@@ -295,6 +298,53 @@ def test_absurd_values_are_kept_or_left_empty(tmp_path, fields):
 def test_a_run_without_steps_has_no_step(tmp_path):
     append(str(tmp_path), [msgspec.structs.replace(summary(1), step_ns=())])
     assert query(str(tmp_path), "SELECT step_ns, num_steps FROM history")[1] == [(None, 0)]
+
+
+class _EndlessQuery:
+    """A connection whose query ends only when interrupted; ``told`` is called as it begins."""
+
+    description = ()
+
+    def __init__(self, told):
+        self.told, self.num_queries, self.interrupted = told, 0, threading.Event()
+
+    def execute(self, sql, parameters):
+        self.num_queries += 1
+        self.told()
+        assert self.interrupted.wait(HANGS_S), "nobody stopped the query"
+        raise RuntimeError("interrupted")
+
+    def interrupt(self):
+        self.interrupted.set()
+
+
+def _press_ctrl_c():
+    signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals")
+def test_a_query_that_runs_is_ended_when_it_is_stopped():
+    connection = _EndlessQuery(_press_ctrl_c)
+    with pytest.raises(KeyboardInterrupt):
+        dataset._asked(connection, "SELECT 1")
+    assert connection.interrupted.is_set()
+
+
+def test_a_query_stopped_before_its_thread_runs_is_never_asked(monkeypatch):
+    threads = []
+
+    class Late(threading.Thread):
+        def start(self):
+            threads.append(self)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(dataset, "Thread", Late)
+    connection = _EndlessQuery(lambda: None)
+    with pytest.raises(KeyboardInterrupt):
+        dataset._asked(connection, "SELECT 1")
+    for thread in threads:
+        thread.run()
+    assert connection.num_queries == 0
 
 
 @settings(max_examples=25, deadline=None)
