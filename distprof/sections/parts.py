@@ -6,13 +6,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from distprof.terms import StepSource
+from distprof.units import format_duration
 
 if TYPE_CHECKING:
     from distprof.sections.report import Report
 
 __all__ = [
+    "MIN_LOSS_RATIO",
     "Part",
+    "amount_text",
     "device_word",
+    "each_window",
     "is_cpu_only",
     "is_of_experts_alone",
     "is_of_nccl_alone",
@@ -23,6 +27,9 @@ __all__ = [
     "parts_of",
     "window_word",
 ]
+
+MIN_LOSS_RATIO = 0.05
+"""A part smaller than this share of the step is not what dominates."""
 
 _LABELS = {
     "computation_ns": "computation",
@@ -124,3 +131,13 @@ def device_word(report: Report) -> str:
 def window_word(report: Report) -> str:
     """What times are counted per: ``step``, or ``capture`` where there are no step marks."""
     return "capture" if is_whole_capture(report) else "step"
+
+
+def each_window(report: Report) -> str:
+    """What a share is a share of, in a sentence: ``each step``."""
+    return "the whole capture" if is_whole_capture(report) else "each step"
+
+
+def amount_text(report: Report, ns: float) -> str:
+    """A part of a mean step in a sentence, for example ``6.90 ms of 22.3 ms``."""
+    return f"{format_duration(ns)} of {format_duration(mean_span_ns(report))}"

@@ -1,20 +1,41 @@
-"""What a table of a report is, before somebody draws it."""
+"""What a table of a report is, before somebody draws it, and how one is declared.
+
+A table is a title, columns and records: :func:`rows_table`, or :func:`ranks_table` where rows are
+ranks and many of them are folded. A column says what of a record it shows.
+"""
 
 from __future__ import annotations
 
+import functools
+import operator
+import re
 import statistics
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any
+
+from distprof.units import (
+    fold_ranks,
+    format_bandwidth,
+    format_bytes,
+    format_duration,
+    format_ratio,
+)
 
 __all__ = [
+    "FORMS",
     "Bar",
     "Cell",
+    "Column",
     "Drawing",
     "TableColumn",
     "TableView",
     "counted",
+    "facts_table",
     "folded_ranks",
     "number",
+    "ranks_table",
+    "rows_table",
 ]
 
 MAX_RANKS_SHOWN = 12
@@ -50,23 +71,48 @@ class Drawing:
 Cell = str | Bar | Drawing
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TableColumn:
-    """One column.
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column: its heading, and what of a record it shows.
 
     Args:
         title: Its heading.
+        shows: A field of the records, dotted where it is a field's field, or a function of a
+            record. Empty where rows are made by hand.
+        form: How numbers are written, a key of :data:`FORMS`; by default the unit that the field's
+            name ends in says so, and without a unit it is a count. Texts are shown as they are.
         left: Whether cells are words, set at the left.
         wide_only: Left out where the terminal is narrow.
         stretch: Gets the room that is left, and is cut to it.
         wrap: Holds sentences, set on as many lines as they need.
+        when: Whether there is anything to show at all; without, makers leave the column out.
     """
 
     title: str
+    shows: str | Callable[[Any], object] = ""
+    _: KW_ONLY
+    form: str = ""
     left: bool = False
     wide_only: bool = False
     stretch: bool = False
     wrap: bool = False
+    when: bool = True
+
+    def value(self, record: object) -> Any:
+        """What the column shows of ``record``, not yet as text."""
+        if callable(self.shows):
+            return self.shows(record)
+        return operator.attrgetter(self.shows)(record)
+
+    def cell(self, value: Any) -> Cell:
+        """``value`` as it is shown; a dash where it is None."""
+        if isinstance(value, Bar | Drawing) or (isinstance(value, str) and self.form != "name"):
+            return value
+        form = self.form or _form_of(self.shows if isinstance(self.shows, str) else "")
+        return FORMS[form](value)
+
+
+TableColumn = Column
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +129,7 @@ class TableView:
     """
 
     title: str
-    columns: tuple[TableColumn, ...]
+    columns: tuple[Column, ...]
     rows: tuple[tuple[Cell, ...], ...]
     caption: str = ""
     notes: tuple[str, ...] = ()
@@ -99,6 +145,115 @@ def counted(number: int, noun: str) -> str:
 def number(value: float | None, unit: str = "") -> str:
     """A whole number with its unit; a dash where it is not known."""
     return "–" if value is None else f"{value:,.0f}{unit}"
+
+
+def _times(ratio: float | None) -> str:
+    return "–" if ratio is None else f"{ratio:.2f} ×"
+
+
+def _identity(number: int | None) -> str:
+    return "–" if number is None else str(number)
+
+
+FORMS: dict[str, Callable[[Any], str]] = {
+    "ns": format_duration,
+    "bytes": format_bytes,
+    "bytes_per_s": format_bandwidth,
+    "ratio": format_ratio,
+    "times": _times,
+    "count": number,
+    "figure": lambda value: "–" if value is None else f"{value:.4g}",
+    "id": _identity,
+    "ranks": lambda ranks: fold_ranks(ranks) or "–",
+    "name": lambda text: text or "–",
+    "mhz": lambda value: number(value, " MHz"),
+    "w": lambda value: number(value, " W"),
+    "c": lambda value: number(value, " °C"),
+}
+"""How a column's numbers are written, by unit; ``id`` is a number that is a name."""
+
+_OF_WHAT = r"(_per_step|_per_micro_batch|_median|_mean|_min|_max)?$"
+_UNITS = (
+    (r"^num_(?!bytes)", "count"),
+    (r"bytes_per_s$", "bytes_per_s"),
+    (r"(^|_)over_mean$", "times"),
+    *((rf"(^|_){unit}{_OF_WHAT}", unit) for unit in ("ns", "bytes", "ratio", "mhz", "w", "c")),
+    (r"(^|_)(fraction|cv|entropy)$", "ratio"),
+    (r"(^|_)(rank|stage|expert|sender|receiver)$", "id"),
+    (r"(^|_)ranks$", "ranks"),
+)
+"""The end of a field's name, as a pattern, and the form that it stands for."""
+
+
+@functools.cache
+def _form_of(field_name: str) -> str:
+    return next((form for end, form in _UNITS if re.search(end, field_name)), "count")
+
+
+def rows_table(
+    title: str,
+    columns: Iterable[Column],
+    records: Sequence[object],
+    *,
+    caption: str = "",
+    notes: Iterable[str] = (),
+    even_empty: bool = False,
+) -> TableView | None:
+    """A table of one row per record; None where there is none, unless its notes are wanted."""
+    if not records and not even_empty:
+        return None
+    kept = tuple(column for column in columns if column.when)
+    return TableView(
+        title=title,
+        columns=kept,
+        rows=tuple(tuple(c.cell(c.value(record)) for c in kept) for record in records),
+        caption=caption,
+        notes=tuple(notes),
+    )
+
+
+def ranks_table(
+    title: str,
+    columns: Iterable[Column],
+    ranks: Sequence[Any],
+    *,
+    show_all: bool,
+    caption: str = "",
+    notes: Iterable[str] = (),
+) -> TableView | None:
+    """A table of numbers by rank, folded when there are more than twelve; None without ranks."""
+    if not ranks:
+        return None
+    kept = tuple(column for column in columns if column.when)
+    return TableView(
+        title=title,
+        columns=(Column("rank", left=True), *kept),
+        rows=folded_ranks(
+            [record.rank for record in ranks],
+            [[column.value(record) for column in kept] for record in ranks],
+            lambda values: tuple(c.cell(v) for c, v in zip(kept, values, strict=True)),
+            show_all=show_all,
+        ),
+        caption=caption,
+        notes=tuple(notes),
+    )
+
+
+def facts_table(
+    title: str,
+    facts: Iterable[tuple[str, str]],
+    *,
+    caption: str = "",
+    notes: Iterable[str] = (),
+) -> TableView:
+    """A table of names and what is known of them; those of which nothing is are left out."""
+    return TableView(
+        title=title,
+        columns=(Column("", left=True), Column("", left=True, wrap=True)),
+        rows=tuple((name, text) for name, text in facts if text),
+        caption=caption,
+        notes=tuple(notes),
+    )
 
 
 def folded_ranks(

@@ -14,7 +14,8 @@ from distprof.sections.parts import (
     is_of_training_log_alone,
     is_whole_capture,
 )
-from distprof.sections.table import Cell, TableColumn, TableView, counted
+from distprof.sections.shows import table, why
+from distprof.sections.table import Column, TableView, counted, facts_table, rows_table
 from distprof.terms import StepSource
 from distprof.units import format_duration, format_ratio
 
@@ -109,70 +110,86 @@ def _experts_headline(report: Report) -> str:
     return " · ".join(fact for fact in facts if fact)
 
 
+@table(place=520)
 def quality_table(report: Report, *, show_all: bool) -> TableView | None:
-    """Quality of the recording as pairs; only what is worth saying unless all is shown."""
-    pairs = _coverage(report)
+    """Quality of the recording; only what is worth saying unless all is shown."""
+    facts = _coverage(report)
     if report.step_time.source != StepSource.OPERATIONS:
-        pairs += _damage(report.capture, show_all=show_all)
+        facts += _damage(report.capture, show_all=show_all)
     gaps = tuple(gap.message for gap in report.capture.gaps)
     notes = _sentences((*gaps, *report.capture.notes, *_unavailable(report)), report)
     shown = len(notes) if show_all else MAX_NOTES_SHOWN
     left_out = len(notes) - shown
-    return TableView(
-        title="Recording",
-        columns=(TableColumn(title="", left=True), TableColumn(title="", left=True, wrap=True)),
-        rows=tuple((name, value) for name, value in pairs if value),
-        notes=notes[:shown] + ((f"and {left_out} more",) if left_out > 0 else ()),
-    )
+    more = (f"and {left_out} more",) if left_out > 0 else ()
+    return facts_table("Recording", facts, notes=(*notes[:shown], *more))
 
 
+@table(place=530)
 def clocks_table(report: Report, *, show_all: bool) -> TableView | None:
     """Corrections of the clocks, where there is more than one."""
     clocks = report.capture.clocks
     if len(clocks) < 2:
         return None
     shown = clocks if show_all else clocks[:8]
-    rows: list[tuple[Cell, ...]] = [
-        (
-            clock.name,
-            short_ranks(clock.ranks, 20),
-            format_duration(clock.offset_ns),
-            f"{clock.drift_ppm:.2f} ppm" if clock.drift_ppm else "none seen",
-            format_duration(clock.residual_ns),
-        )
-        for clock in shown
-    ]
     left_out = len(clocks) - len(shown)
-    return TableView(
-        title="Clocks",
-        caption="nothing smaller than the residual is blamed on anybody",
-        columns=(
-            TableColumn(title="clock", left=True, stretch=True),
-            TableColumn(title="ranks", left=True),
-            TableColumn(title="offset"),
-            TableColumn(title="drift"),
-            TableColumn(title="residual"),
+    return rows_table(
+        "Clocks",
+        (
+            Column("clock", "name", left=True, stretch=True),
+            Column("ranks", lambda clock: short_ranks(clock.ranks, 20), left=True),
+            Column("offset", "offset_ns"),
+            Column("drift", lambda c: f"{c.drift_ppm:.2f} ppm" if c.drift_ppm else "none seen"),
+            Column("residual", "residual_ns"),
         ),
-        rows=tuple(rows),
+        shown,
+        caption="nothing smaller than the residual is blamed on anybody",
         notes=(f"and {counted(left_out, 'more clock')}",) if left_out else (),
     )
 
 
+@table(place=540)
 def not_checked_table(report: Report, *, show_all: bool) -> TableView | None:  # noqa: ARG001
     """Rules that lacked their evidence, those with the same reason on one line."""
     by_reason: dict[str, list[str]] = {}
     for item in report.not_checked:
         by_reason.setdefault(item.why, []).append(f"{item.code} {item.name}")
-    if not by_reason:
-        return None
-    return TableView(
-        title="Not checked",
-        columns=(
-            TableColumn(title="rule", left=True, wrap=True),
-            TableColumn(title="why", left=True, wrap=True),
+    return rows_table(
+        "Not checked",
+        (
+            Column("rule", lambda item: ", ".join(item[1]), left=True, wrap=True),
+            Column("why", lambda item: item[0], left=True, wrap=True),
         ),
-        rows=tuple((", ".join(rules), why) for why, rules in by_reason.items()),
+        list(by_reason.items()),
     )
+
+
+@why(place=60)
+def limits_sentence(report: Report) -> str:
+    """What the recording lacks, so far as it bears on every number."""
+    limits = []
+    if is_whole_capture(report):
+        limits.append(f"{_why_no_steps(report)} the whole capture counts as one window")
+    if report.capture.ranks_missing:
+        missing = report.capture.ranks_missing
+        were = (
+            f"ranks {short_ranks(missing)} were" if len(missing) > 1 else f"rank {missing[0]} was"
+        )
+        chosen = any(gap.what == "chosen-ranks" for gap in report.capture.gaps)
+        limits.append(f"{were} {'left out, as asked' if chosen else 'not recorded'}")
+    elif len(report.run.ranks) == 1 and report.run.world_size is None:
+        limits.append("one rank was recorded, of a job of unknown size")
+    if not limits:
+        return ""
+    text = "; ".join(limits)
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def _why_no_steps(report: Report) -> str:
+    if report.capture.steps:
+        return "as asked,"
+    if report.capture.dropped_steps:
+        return "no step was recorded completely by every rank, so"
+    return "no step marks were found, so"
 
 
 def _sentences(notes: tuple[str, ...], report: Report) -> tuple[str, ...]:

@@ -5,21 +5,23 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from distprof.sections.efficiency.result import EfficiencyResult
-from distprof.sections.table import TableColumn, TableView
+from distprof.sections.shows import table, why
+from distprof.sections.table import TableView, facts_table
 from distprof.units import format_bytes, format_duration, format_ratio
 
 if TYPE_CHECKING:
     from distprof.sections.report import Report
 
-__all__ = ["efficiency_sentence", "efficiency_table"]
+__all__ = ["efficiency_table"]
 
 
+@table(place=350)
 def efficiency_table(report: Report, *, show_all: bool) -> TableView | None:
     """FLOP, MFU and what bounds the step; where the model is not known, nothing."""
     found = report.efficiency
     if not found.model:
         return None
-    pairs = (
+    facts = (
         ("model", _model_text(found)),
         ("step", _step_text(found)),
         ("per device", _device_text(found)),
@@ -28,11 +30,10 @@ def efficiency_table(report: Report, *, show_all: bool) -> TableView | None:
         ("roofline", _roofline_text(found)),
         ("memory", _memory_text(found)),
     )
-    return TableView(
-        title="Efficiency",
+    return facts_table(
+        "Efficiency",
+        facts,
         caption="what the model needs, against what the devices could do",
-        columns=(TableColumn(title="", left=True), TableColumn(title="", left=True, wrap=True)),
-        rows=tuple((name, text) for name, text in pairs if text),
         notes=(*found.unavailable, *(found.assumptions if show_all else ())),
     )
 
@@ -110,10 +111,8 @@ def _flop(count: float) -> str:
     return f"{count:.3g} FLOP"
 
 
-# The sentence on how much of the peak a job reaches, where its model is known --------------------
-
-
-def efficiency_sentence(report: Report, _parts: object) -> str:
+@why(place=50)
+def efficiency_sentence(report: Report) -> str:
     """MFU, and whether slow kernels or lost time keep it down; empty without one."""
     found = report.efficiency
     if found.mfu_ratio is None:

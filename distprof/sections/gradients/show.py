@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 from distprof.sections.gradients.result import GradientGroup
 from distprof.sections.parts import window_word
-from distprof.sections.table import Cell, TableColumn, TableView
-from distprof.units import format_bytes, format_duration, format_ratio
+from distprof.sections.shows import table
+from distprof.sections.table import Column, TableView, rows_table
+from distprof.units import format_bytes
 
 if TYPE_CHECKING:
     from distprof.sections.report import Report
@@ -15,43 +16,31 @@ if TYPE_CHECKING:
 __all__ = ["gradients_table"]
 
 
+@table(place=100)
 def gradients_table(report: Report, *, show_all: bool) -> TableView | None:  # noqa: ARG001
     """One row per axis along which DistributedDataParallel reduces gradients."""
     groups = report.gradients.groups
-    if not groups:
-        return None
-    return TableView(
-        title="Gradients",
-        caption=f"of DDP; reduced: times per update; exposed: mean per {window_word(report)}",
-        columns=(
-            TableColumn(title="axis", left=True, stretch=True),
-            TableColumn(title="gradients"),
-            TableColumn(title="micro-batches"),
-            TableColumn(title="reduced"),
-            TableColumn(title="buckets"),
-            TableColumn(title="exposed"),
-            TableColumn(title="transfer", wide_only=True),
-            TableColumn(title="backward"),
-            TableColumn(title="first ready"),
+    return rows_table(
+        "Gradients",
+        (
+            Column("axis", "axis", left=True, stretch=True),
+            Column("gradients", lambda g: " ".join((format_bytes(g.bytes), *g.dtypes)).strip()),
+            Column("micro-batches", lambda g: f"{g.micro_batches:.3g}"),
+            Column("reduced", _times_text),
+            Column("buckets", "num_buckets", form="id"),
+            Column("exposed", "exposed_ns_per_step"),
+            Column("transfer", "transfer_ns", wide_only=True),
+            Column("backward", "backward_ns"),
+            Column("first ready", _first_ready, form="ratio"),
         ),
-        rows=tuple(_cells(group) for group in groups),
+        groups,
+        caption=f"of DDP; reduced: times per update; exposed: mean per {window_word(report)}",
         notes=_notes(groups),
     )
 
 
-def _cells(group: GradientGroup) -> tuple[Cell, ...]:
-    times = group.times_reduced
-    return (
-        group.axis,
-        " ".join((format_bytes(group.bytes), *group.dtypes)).strip(),
-        f"{group.micro_batches:.3g}",
-        "–" if times is None else f"{times:.3g} ×",
-        str(group.num_buckets),
-        format_duration(group.exposed_ns_per_step),
-        format_duration(group.transfer_ns),
-        format_duration(group.backward_ns),
-        format_ratio(_first_ready(group)),
-    )
+def _times_text(group: GradientGroup) -> str:
+    return "–" if group.times_reduced is None else f"{group.times_reduced:.3g} ×"
 
 
 def _first_ready(group: GradientGroup) -> float | None:

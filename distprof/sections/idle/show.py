@@ -1,134 +1,177 @@
-"""The device: why it was idle, which kernels take the time, and which rank runs them slower."""
+"""Why the device was idle: the sentence where idling dominates, and the tables of causes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from distprof.escape import short_ranks
-from distprof.sections.parts import mean_span_ns, window_word
-from distprof.sections.table import Cell, TableColumn, TableView, folded_ranks
-from distprof.units import format_duration, format_ratio
+from distprof.sections.idle.result import RankIdle
+from distprof.sections.parts import (
+    MIN_LOSS_RATIO,
+    Part,
+    amount_text,
+    device_word,
+    each_window,
+    is_cpu_only,
+    mean_span_ns,
+    parts_of,
+    window_word,
+)
+from distprof.sections.shows import table, why
+from distprof.sections.table import Column, TableView, ranks_table, rows_table
+from distprof.units import format_ratio
 
 if TYPE_CHECKING:
     from distprof.sections.report import Report
 
-__all__ = ["idle_table", "pauses_table", "sync_table"]
+__all__ = ["idle_line", "idle_table", "pauses_table", "sync_table"]
 
 MAX_CALLS_SHOWN = 5
-
 _WORTH_IDLE_RATIO = 0.02
-
 _WORTH_A_ROW_RATIO = 0.005
+_WORTH_PAUSES_RATIO = 0.01
 
-_IDLE_CAUSES = ("input_ns", "sync_ns", "host_ns", "comm_wait_ns", "unknown_ns")
+_LOSSES = {
+    "idle_host": (
+        "A host that launches too late leaves the {device} idle for",
+        "launch less from Python (CUDA graphs, torch.compile, bigger kernels)",
+    ),
+    "idle_sync": (
+        "Synchronising calls leave the {device} idle for",
+        "remove the calls that wait for the device inside the step",
+    ),
+    "idle_input": (
+        "Waiting for input takes",
+        "load batches earlier and with more workers",
+    ),
+    "idle_comm_wait": (
+        "The {device} sits idle after communication for",
+        "look at what the device waited for after communication",
+    ),
+    "idle_unknown": (
+        "The {device} is idle, for a cause this recording does not show, for",
+        "record host activities too, and read them (no --device-only), to learn why",
+    ),
+}
+"""Part of the step to how a sentence on it begins, and what to do."""
 
 
+def idle_line(report: Report, idle: Part) -> str:
+    """The verdict where idling for one cause dominates: how much, and what to do."""
+    subject, action = _LOSSES[idle.key]
+    if idle.key == "idle_unknown":
+        subject, action = _unknown_words(report, subject, action)
+    return (
+        f"{subject.format(device=device_word(report))} {format_ratio(idle.ratio)} of "
+        f"{each_window(report)} ({amount_text(report, idle.ns)}): {action}."
+    )
+
+
+def _unknown_words(report: Report, subject: str, action: str) -> tuple[str, str]:
+    """How a sentence on idle time of no known cause begins, and how its cause could be learned."""
+    if is_cpu_only(report):
+        subject = "Between operators, in Python or blocked, the host spends"
+        return subject, "use fewer, larger operators; record stacks to see what runs between them"
+    if not report.idle.ranks:
+        return subject, action
+    inside = sum(rank.within_launch_ns for rank in report.idle.ranks)
+    if inside > sum(rank.unknown_ns for rank in report.idle.ranks) / 2:
+        action = (
+            "most of it lies in CUDA graphs, whose kernels the trace may lack; "
+            "record once without them"
+        )
+        return subject, action
+    return subject, "look at the gaps in a timeline"
+
+
+@why(place=40)
+def idle_sentence(report: Report) -> str:
+    """How much of a step the device is idle, and the main cause."""
+    idle = [part for part in parts_of(report) if part.key.startswith("idle_")]
+    total = sum(part.ratio for part in idle)
+    if total < MIN_LOSS_RATIO:
+        return ""
+    worst = max(idle, key=lambda part: part.ns)
+    return (
+        f"The {device_word(report)} is idle for {format_ratio(total)} of {each_window(report)}, "
+        f"mostly {worst.label.removeprefix('idle: ')} ({format_ratio(worst.ratio)})."
+    )
+
+
+@table(place=300)
 def idle_table(report: Report, *, show_all: bool) -> TableView | None:
     """Each rank's idle time by cause."""
     ranks = report.idle.ranks
     launched = any(rank.late_launch_ratio is not None for rank in ranks)
     spans = {rank.rank: rank.span_ns for rank in report.breakdown.ranks}
     worth = any(r.idle_ns > _WORTH_IDLE_RATIO * spans.get(r.rank, 0) for r in ranks)
-    if not ranks or not (show_all or (worth and len(ranks) > 1)):
+    if not (show_all or (worth and len(ranks) > 1)):
         return None  # one rank's idle time is in the waterfall
     windows = max(report.waterfall.num_steps, 1)
-    values: list[tuple[float | None, ...]] = [
+
+    def cause(title: str, field: str) -> Column:
+        return Column(title, partial(_per_window, field=field, windows=windows), form="ns")
+
+    return ranks_table(
+        "Idle by cause",
         (
-            rank.idle_ns / windows,
-            *(getattr(rank, field) / windows for field in _IDLE_CAUSES),
-            rank.late_launch_ratio,
-        )
-        for rank in ranks
-    ]
-    return TableView(
-        title="Idle by cause",
+            cause("idle", "idle_ns"),
+            cause("input", "input_ns"),
+            cause("sync call", "sync_ns"),
+            cause("host", "host_ns"),
+            cause("after comm", "comm_wait_ns"),
+            cause("unknown", "unknown_ns"),
+            Column("late", "late_launch_ratio", when=launched),
+        ),
+        ranks,
+        show_all=show_all,
         caption=f"per {window_word(report)}"
         + ("; late: launches that found the device idle" if launched else ""),
-        columns=(
-            TableColumn(title="rank", left=True),
-            TableColumn(title="idle"),
-            TableColumn(title="input"),
-            TableColumn(title="sync call"),
-            TableColumn(title="host"),
-            TableColumn(title="after comm"),
-            TableColumn(title="unknown"),
-            *((TableColumn(title="late"),) if launched else ()),
-        ),
-        rows=folded_ranks(
-            [r.rank for r in ranks],
-            values,
-            lambda row: _idle_cells(row, launched=launched),
-            show_all=show_all,
-        ),
     )
 
 
+def _per_window(rank: RankIdle, *, field: str, windows: int) -> float:
+    """Mean of a sum over all windows, ns."""
+    total_ns: int = getattr(rank, field)
+    return total_ns / windows
+
+
+@table(place=310)
 def sync_table(report: Report, *, show_all: bool) -> TableView | None:
     """Synchronising calls that left the device idle."""
     least = 0 if show_all else _WORTH_A_ROW_RATIO * (mean_span_ns(report) or 0)
     calls = [call for call in report.idle.sync_calls if call.idle_ns_per_step >= least]
-    if not calls:
-        return None
-    shown = calls if show_all else calls[:MAX_CALLS_SHOWN]
-    return TableView(
-        title="Synchronising calls",
+    return rows_table(
+        "Synchronising calls",
+        (
+            Column("call", "name", left=True, stretch=True),
+            Column("calls", lambda call: f"{call.count_per_step:,.1f}"),
+            Column("host blocked", "blocked_ns_per_step"),
+            Column("device idle", "idle_ns_per_step"),
+            Column("ranks", lambda call: short_ranks(call.ranks, 20), left=True),
+        ),
+        calls if show_all else calls[:MAX_CALLS_SHOWN],
         caption=f"mean per rank and {window_word(report)}",
-        columns=(
-            TableColumn(title="call", left=True, stretch=True),
-            TableColumn(title="calls"),
-            TableColumn(title="host blocked"),
-            TableColumn(title="device idle"),
-            TableColumn(title="ranks", left=True),
-        ),
-        rows=tuple(
-            (
-                call.name,
-                f"{call.count_per_step:,.1f}",
-                format_duration(call.blocked_ns_per_step),
-                format_duration(call.idle_ns_per_step),
-                short_ranks(call.ranks, 20),
-            )
-            for call in shown
-        ),
     )
 
 
-def _idle_cells(values: Sequence[float | None], *, launched: bool) -> tuple[Cell, ...]:
-    late = (format_ratio(values[-1]),) if launched else ()
-    return (*(format_duration(value) for value in values[:-1]), *late)
-
-
-# What probes recorded beside the traces: the whole training, memory, sensors, pauses -------------
-
-_WORTH_PAUSES_RATIO = 0.01
-
-
+@table(place=320)
 def pauses_table(report: Report, *, show_all: bool) -> TableView | None:
     """Garbage collection and input waits by rank, where they matter."""
     ranks, step = report.pauses.ranks, report.step_log.median_ns
     least = _WORTH_PAUSES_RATIO * (step or 0)
-    if not ranks or not (
-        show_all or any(max(r.gc_ns_per_step, r.input_ns_per_step) > least for r in ranks)
-    ):
+    if not (show_all or any(max(r.gc_ns_per_step, r.input_ns_per_step) > least for r in ranks)):
         return None
-    values: list[tuple[float | None, ...]] = [
-        (r.gc_ns_per_step, r.longest_gc_ns, r.input_ns_per_step, r.longest_input_ns) for r in ranks
-    ]
-    return TableView(
-        title="Pauses",
+    return ranks_table(
+        "Pauses",
+        (
+            Column("garbage collection", "gc_ns_per_step"),
+            Column("longest", "longest_gc_ns"),
+            Column("input", "input_ns_per_step"),
+            Column("longest", "longest_input_ns"),
+        ),
+        ranks,
+        show_all=show_all,
         caption="mean per step of the whole run, and the longest",
-        columns=(
-            TableColumn(title="rank", left=True),
-            TableColumn(title="garbage collection"),
-            TableColumn(title="longest"),
-            TableColumn(title="input"),
-            TableColumn(title="longest"),
-        ),
-        rows=folded_ranks(
-            [r.rank for r in ranks],
-            values,
-            lambda row: tuple(format_duration(value) for value in row),
-            show_all=show_all,
-        ),
     )

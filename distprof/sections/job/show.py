@@ -7,19 +7,38 @@ from typing import TYPE_CHECKING
 
 from distprof.escape import short_ranks, shorten
 from distprof.sections.job.result import JobExit, JobResult, ProbeOverhead, ProbeState
-from distprof.sections.table import TableColumn, TableView
+from distprof.sections.shows import table
+from distprof.sections.table import TableView, facts_table
 from distprof.units import format_duration, format_ratio, name_ranks
 
 if TYPE_CHECKING:
     from distprof.sections.report import Report
 
-__all__ = ["job_facts", "job_table", "mesh_text"]
+__all__ = ["end_line", "job_facts", "job_table", "mesh_text"]
 
 MAX_ERRORS_SHOWN = 3
 MAX_NOTES_SHOWN = 6
 _MAX_TEXT = 300
 _MODES = {"always_on": "always-on probes", "tracing": "tracing"}
 _QUIET = ("on", "off")
+
+
+def end_line(report: Report) -> str:
+    """What happened to a job that did not come to its end; empty for one that did."""
+    job = report.job
+    if job.failure is not None:
+        message = " ".join(job.failure.message.split()).rstrip(".")
+        return f"{message[:1].upper()}{message[1:]}." if message else "The job failed."
+    if job.outcome == "failed":
+        return "The job failed; which rank failed first is not known."
+    last = report.step_log.last_step
+    after = "" if last is None else f" after step {last}"
+    if job.outcome == "interrupted":
+        return f"The job was interrupted{after}."
+    if job.outcome == "running":
+        seen = "" if last is None else f"; its last step on record is {last}"
+        return f"The job was still running, or its launcher was killed{seen}."
+    return ""
 
 
 def job_facts(report: Report) -> tuple[str, ...]:
@@ -41,25 +60,21 @@ def mesh_text(mesh: dict[str, int], strategy: str) -> str:
     return " × ".join(axes) if len(axes) > 1 else ""
 
 
+@table(place=10)
 def job_table(report: Report, *, show_all: bool) -> TableView | None:
     """How the job ended and what its probes could not do; only what is worth saying."""
     job = report.job
     if job.kind is None:
         return None
-    rows = tuple(_rows(job, show_all=show_all))
+    facts = tuple(_facts(job, show_all=show_all))
     all_notes = (*job.notes, *job.probe_notes)
     notes = all_notes if show_all else job.notes[:MAX_NOTES_SHOWN]
-    if not rows and not notes:
+    if not facts and not notes:
         return None
-    return TableView(
-        title="Job",
-        columns=(TableColumn(title="", left=True), TableColumn(title="", left=True, wrap=True)),
-        rows=rows,
-        notes=tuple(notes),
-    )
+    return facts_table("Job", facts, notes=notes)
 
 
-def _rows(job: JobResult, *, show_all: bool) -> Iterator[tuple[str, str]]:
+def _facts(job: JobResult, *, show_all: bool) -> Iterator[tuple[str, str]]:
     if job.outcome != "completed" or show_all:
         lasted = f" after {format_duration(job.duration_ns)}" if job.duration_ns else ""
         yield "outcome", f"{job.outcome}{lasted}"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from distprof.sections.moe.result import MoeLayer, MoePair, MoePlacement, MoeResult
+from distprof.sections.moe.result import MoeExchange, MoeLayer, MoePair, MoePlacement
 from distprof.sections.parts import is_of_experts_alone
-from distprof.sections.table import Cell, TableColumn, TableView, counted, folded_ranks
-from distprof.units import fold_ranks, format_bytes, format_duration, format_ratio
+from distprof.sections.shows import Told, table, verdict
+from distprof.sections.table import Column, TableView, counted, ranks_table, rows_table
+from distprof.units import format_bytes, format_ratio
 
 if TYPE_CHECKING:
     from distprof.sections.report import Report
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
 __all__ = [
     "exchanges_table",
     "expert_ranks_table",
-    "experts_verdict",
     "moe_table",
     "pairs_table",
     "placement_table",
@@ -32,95 +32,69 @@ TYPICAL_RANKS = 8
 """Of counts without ranks, the number of ranks nearest to this one is shown first."""
 
 
+@table(place=250)
 def moe_table(report: Report, *, show_all: bool) -> TableView | None:
     """Load of experts by layer, the most uneven first."""
     moe = report.moe
-    if not moe.layers:
-        return None
     ordered = sorted(moe.layers, key=lambda layer: -layer.max_over_mean)
     shown = ordered if show_all else ordered[:MAX_LAYERS_SHOWN]
-    columns = _layer_columns(moe)
-    when = "" if any(layer.part for layer in ordered) else "mean per step; "
-    return TableView(
-        title="Experts",
-        caption=f"{when}load: of the busiest expert over the mean",
-        columns=tuple(column for column, _ in columns),
-        rows=tuple(tuple(cell(layer) for _, cell in columns) for layer in shown),
+    drift = {row.layer: row.distance for row in moe.drift}
+    parts = any(layer.part for layer in ordered)
+    dropped = any(layer.dropped_ratio for layer in ordered) or not parts
+    timed = any(layer.lost_ns_per_step is not None for layer in ordered)
+    return rows_table(
+        "Experts",
+        (
+            Column("data", "part", left=True, when=parts),
+            Column("layer", "layer", left=True, stretch=True),
+            Column("experts", "num_experts"),
+            Column("load", "max_over_mean"),
+            Column("busiest", "busiest_expert"),
+            Column("least", "min_over_mean", wide_only=True),
+            Column("varies by", "cv"),
+            Column("entropy", "entropy"),
+            Column("dead", "dead_ratio"),
+            Column("dropped", "dropped_ratio", when=dropped),
+            Column(
+                "drift",
+                lambda layer: drift.get(layer.layer),
+                form="ratio",
+                wide_only=True,
+                when=bool(drift),
+            ),
+            Column("lost", "lost_ns_per_step", when=timed),
+        ),
+        shown,
+        caption=f"{'' if parts else 'mean per step; '}load: of the busiest expert over the mean",
         notes=(*_left_out(len(ordered) - len(shown), "layer"), *moe.unavailable),
     )
 
 
-_Column = tuple[TableColumn, Callable[[MoeLayer], Cell]]
-
-
-def _layer_columns(moe: MoeResult) -> list[_Column]:
-    """The columns that have something to say, with how each gets its cell."""
-    drift = {row.layer: row.distance for row in moe.drift}
-    columns: list[_Column] = []
-    if any(layer.part for layer in moe.layers):
-        columns.append((TableColumn(title="data", left=True), lambda layer: layer.part))
-    columns += [
-        (TableColumn(title="layer", left=True, stretch=True), lambda layer: layer.layer),
-        (TableColumn(title="experts"), lambda layer: f"{layer.num_experts:,}"),
-        (TableColumn(title="load"), lambda layer: _times(layer.max_over_mean)),
-        (TableColumn(title="busiest"), lambda layer: str(layer.busiest_expert)),
-        (
-            TableColumn(title="least", wide_only=True),
-            lambda layer: _times(layer.min_over_mean),
-        ),
-        (TableColumn(title="varies by"), lambda layer: format_ratio(layer.cv)),
-        (TableColumn(title="entropy"), lambda layer: format_ratio(layer.entropy)),
-        (TableColumn(title="dead"), lambda layer: format_ratio(layer.dead_ratio)),
-    ]
-    if any(layer.dropped_ratio for layer in moe.layers) or not any(la.part for la in moe.layers):
-        columns.append(
-            (TableColumn(title="dropped"), lambda layer: format_ratio(layer.dropped_ratio))
-        )
-    if drift:
-        columns.append(
-            (
-                TableColumn(title="drift", wide_only=True),
-                lambda layer: format_ratio(drift.get(layer.layer)),
-            )
-        )
-    if any(layer.lost_ns_per_step is not None for layer in moe.layers):
-        columns.append(
-            (TableColumn(title="lost"), lambda layer: format_duration(layer.lost_ns_per_step))
-        )
-    return columns
-
-
+@table(place=260)
 def placement_table(report: Report, *, show_all: bool) -> TableView | None:
     """Ranks that share experts against each other, as they are and with experts placed anew."""
     moe = report.moe
     rows = moe.placement if show_all else _of_typical_size(moe.placement)
     ordered = sorted(rows, key=lambda row: (-(row.lost_ns_per_step or 0), -row.max_over_mean))
-    if not ordered:
-        return None
     shown = ordered if show_all else ordered[:MAX_LAYERS_SHOWN]
-    has_time = any(row.expert_ns_per_step is not None for row in ordered)
-    parts = any(row.part for row in ordered)
-    columns = [
-        *([TableColumn(title="data", left=True)] if parts else []),
-        TableColumn(title="layer", left=True, stretch=True),
-        TableColumn(title="ranks"),
-        TableColumn(title="load"),
-        TableColumn(title="worst", wide_only=True),
-        TableColumn(title="of experts", wide_only=True),
-        TableColumn(title="placed anew"),
-    ]
-    if has_time:
-        columns += [
-            TableColumn(title="expert time"),
-            TableColumn(title="lost"),
-            TableColumn(title="anew", wide_only=True),
-        ]
+    timed = any(row.expert_ns_per_step is not None for row in ordered)
     origins = " and ".join(dict.fromkeys(row.origin for row in ordered))
-    return TableView(
-        title="Ranks that share experts",
+    return rows_table(
+        "Ranks that share experts",
+        (
+            Column("data", "part", left=True, when=any(row.part for row in ordered)),
+            Column("layer", "layer", left=True, stretch=True),
+            Column("ranks", "num_ranks"),
+            Column("load", "max_over_mean"),
+            Column("worst", "worst_max_over_mean", wide_only=True),
+            Column("of experts", "expert_max_over_mean", wide_only=True),
+            Column("placed anew", _load_placed_anew, form="times"),
+            Column("expert time", "expert_ns_per_step", when=timed),
+            Column("lost", "lost_ns_per_step", when=timed),
+            Column("anew", "replaced_ns_per_step", wide_only=True, when=timed),
+        ),
+        shown,
         caption=f"load: of the busiest rank over the mean, by {origins}",
-        columns=tuple(columns),
-        rows=tuple(_placement_cells(row, parts=parts, has_time=has_time) for row in shown),
         notes=(
             *_left_out(len(ordered) - len(shown), "layer"),
             *(() if moe.layers else moe.unavailable),
@@ -128,74 +102,49 @@ def placement_table(report: Report, *, show_all: bool) -> TableView | None:
     )
 
 
+@table(place=270)
 def expert_ranks_table(report: Report, *, show_all: bool) -> TableView | None:
     """Tokens, expert time and traffic of each rank."""
-    ranks = report.moe.ranks
-    if not ranks:
-        return None
-    values: list[tuple[float | None, ...]] = [
+    return ranks_table(
+        "Experts by rank",
         (
-            r.tokens_per_step,
-            r.load_ratio,
-            r.expert_ns_per_step,
-            r.combine_wait_ns_per_step,
-            r.sent_bytes_per_step,
-            r.received_bytes_per_step,
-        )
-        for r in ranks
-    ]
-    return TableView(
-        title="Experts by rank",
-        caption="mean per step; waits: for tokens to come back",
-        columns=(
-            TableColumn(title="rank", left=True),
-            TableColumn(title="tokens"),
-            TableColumn(title="load"),
-            TableColumn(title="expert time"),
-            TableColumn(title="waits"),
-            TableColumn(title="sent"),
-            TableColumn(title="received"),
+            Column("tokens", "tokens_per_step"),
+            Column("load", "load_ratio", form="times"),
+            Column("expert time", "expert_ns_per_step"),
+            Column("waits", "combine_wait_ns_per_step"),
+            Column("sent", "sent_bytes_per_step"),
+            Column("received", "received_bytes_per_step"),
         ),
-        rows=folded_ranks([r.rank for r in ranks], values, _rank_cells, show_all=show_all),
+        report.moe.ranks,
+        show_all=show_all,
+        caption="mean per step; waits: for tokens to come back",
     )
 
 
+@table(place=280)
 def exchanges_table(report: Report, *, show_all: bool) -> TableView | None:
     """All-to-alls by group of ranks."""
     rows = report.moe.exchanges
-    if not rows:
-        return None
     shown = rows if show_all else rows[:MAX_LAYERS_SHOWN]
-    return TableView(
-        title="Exchanges of experts",
+    return rows_table(
+        "Exchanges of experts",
+        (
+            Column("ranks", "ranks", left=True, stretch=True),
+            Column("all-to-alls", lambda row: f"{row.num_per_step:g}"),
+            Column("moved", _moved_text),
+            Column("sent", "sent_max_over_mean"),
+            Column("most by", "busiest_sender", wide_only=True),
+            Column("received", "received_max_over_mean"),
+            Column("most by", "busiest_receiver"),
+            Column("transfer", "transfer_ns_per_step"),
+        ),
+        shown,
         caption="per step; sent, received: the busiest rank over the mean, dispatch",
-        columns=(
-            TableColumn(title="ranks", left=True, stretch=True),
-            TableColumn(title="all-to-alls"),
-            TableColumn(title="moved"),
-            TableColumn(title="sent"),
-            TableColumn(title="most by", wide_only=True),
-            TableColumn(title="received"),
-            TableColumn(title="most by"),
-            TableColumn(title="transfer"),
-        ),
-        rows=tuple(
-            (
-                fold_ranks(row.ranks),
-                f"{row.num_per_step:g}",
-                _amount(row.amount_per_step, row.unit) if row.sent_max_over_mean else "–",
-                _times(row.sent_max_over_mean),
-                _maybe(row.busiest_sender),
-                _times(row.received_max_over_mean),
-                _maybe(row.busiest_receiver),
-                format_duration(row.transfer_ns_per_step),
-            )
-            for row in shown
-        ),
         notes=_left_out(len(rows) - len(shown), "group"),
     )
 
 
+@table(place=290)
 def pairs_table(report: Report, *, show_all: bool) -> TableView | None:
     """Who sends whom how much to its experts, as a matrix, for few ranks."""
     pairs = [pair for pair in report.moe.pairs if pair.dispatched_per_step]
@@ -210,8 +159,8 @@ def pairs_table(report: Report, *, show_all: bool) -> TableView | None:
         title="Dispatch by pair of ranks",
         caption="100: the mean of what different ranks send each other in a step; ·: itself",
         columns=(
-            TableColumn(title="from, to", left=True),
-            *(TableColumn(title=str(rank)) for rank in ranks),
+            Column("from, to", left=True),
+            *(Column(str(rank)) for rank in ranks),
         ),
         rows=tuple(
             (
@@ -243,52 +192,16 @@ def _of_typical_size(rows: Sequence[MoePlacement]) -> list[MoePlacement]:
     return list(best.values())
 
 
-def _placement_cells(row: MoePlacement, *, parts: bool, has_time: bool) -> tuple[Cell, ...]:
-    cells = [
-        *([row.part] if parts else []),
-        row.layer,
-        f"{row.num_ranks:,}",
-        _times(row.max_over_mean),
-        _times(row.worst_max_over_mean),
-        _times(row.expert_max_over_mean),
-        _placed_anew(row),
-    ]
-    if has_time:
-        cells += [
-            format_duration(row.expert_ns_per_step),
-            format_duration(row.lost_ns_per_step),
-            format_duration(row.replaced_ns_per_step),
-        ]
-    return tuple(cells)
-
-
-def _placed_anew(row: MoePlacement) -> str:
+def _load_placed_anew(row: MoePlacement) -> float | str | None:
     anew = row.replaced_max_over_mean
-    return "no better" if anew is not None and anew >= row.max_over_mean else _times(anew)
+    return "no better" if anew is not None and anew >= row.max_over_mean else anew
 
 
-def _rank_cells(values: Sequence[float | None]) -> tuple[Cell, ...]:
-    tokens, load, expert, wait, sent, received = values
-    return (
-        "–" if tokens is None else f"{tokens:,.0f}",
-        _times(load),
-        format_duration(expert),
-        format_duration(wait),
-        format_bytes(sent),
-        format_bytes(received),
-    )
-
-
-def _amount(amount: int, unit: str) -> str:
-    return format_bytes(amount) if unit == "bytes" else f"{amount:,} {unit}"
-
-
-def _times(ratio: float | None) -> str:
-    return "–" if ratio is None else f"{ratio:.2f} ×"
-
-
-def _maybe(rank: int | None) -> str:
-    return "–" if rank is None else str(rank)
+def _moved_text(row: MoeExchange) -> str:
+    if not row.sent_max_over_mean:
+        return "–"
+    amount = row.amount_per_step
+    return format_bytes(amount) if row.unit == "bytes" else f"{amount:,} {row.unit}"
 
 
 def _left_out(number: int, noun: str) -> tuple[str, ...]:
@@ -301,7 +214,8 @@ MIN_LOAD = 1.2
 """Load of the busiest rank over the mean from which ranks count as uneven."""
 
 
-def experts_verdict(report: Report) -> tuple[str, tuple[str, ...]] | None:
+@verdict(place=30)
+def experts_verdict(report: Report) -> Told:
     """The verdict and the numbers behind it; None for a report on anything else."""
     moe = report.moe
     if not is_of_experts_alone(report):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from distprof.escape import shorten
@@ -12,12 +12,12 @@ from distprof.sections.nccl.result import (
     NcclGroup,
     NcclHost,
     NcclResult,
-    NcclSetting,
     NcclTransport,
 )
 from distprof.sections.parts import is_of_nccl_alone
-from distprof.sections.table import TableColumn, TableView, counted
-from distprof.units import fold_ranks, format_bytes, format_duration, format_ratio
+from distprof.sections.shows import Told, table, verdict
+from distprof.sections.table import Column, TableView, counted, rows_table
+from distprof.units import format_bytes, format_duration, format_ratio
 
 if TYPE_CHECKING:
     from distprof.sections.report import Report
@@ -34,7 +34,8 @@ __all__ = [
 ]
 
 
-def nccl_verdict(report: Report) -> tuple[str, tuple[str, ...]] | None:
+@verdict(place=60)
+def nccl_verdict(report: Report) -> Told:
     """The verdict and the numbers behind it; None for a report on anything else."""
     result = report.nccl
     if not is_of_nccl_alone(report):
@@ -112,6 +113,7 @@ _MAX_TEXT = 120
 _MAX_UNKNOWN = 5
 
 
+@table(place=150)
 def transports_table(report: Report, *, show_all: bool) -> TableView | None:
     """How ranks are connected."""
     result = report.nccl
@@ -127,177 +129,139 @@ def transports_table(report: Report, *, show_all: bool) -> TableView | None:
         notes += [
             f"Not known: {shorten(text, _MAX_TEXT)}" for text in result.unknown[:_MAX_UNKNOWN]
         ]
-    rows = tuple(
-        (way.where, transport_name(way), f"{way.num_pairs:,}", f"{way.num_lines:,}")
-        for way in result.transports
-    )
-    return TableView(
-        title="Connections",
-        caption="by NCCL's log",
-        columns=(
-            TableColumn(title="where", left=True),
-            TableColumn(title="transport", left=True),
-            TableColumn(title="pairs of ranks"),
-            TableColumn(title="lines"),
+    return rows_table(
+        "Connections",
+        (
+            Column("where", "where", left=True),
+            Column("transport", transport_name, left=True),
+            Column("pairs of ranks", "num_pairs"),
+            Column("lines", "num_lines"),
         ),
-        rows=rows,
-        notes=tuple(notes),
+        result.transports,
+        caption="by NCCL's log",
+        notes=notes,
+        even_empty=True,
     )
 
 
+@table(place=160)
 def communicators_table(report: Report, *, show_all: bool) -> TableView | None:
     """Communicators by size."""
-    groups = report.nccl.groups
-    if not groups:
-        return None
-    return TableView(
-        title="Communicators",
-        caption="alike ones in one row",
-        columns=(
-            TableColumn(title="ranks"),
-            TableColumn(title="number"),
-            TableColumn(title="nodes"),
-            TableColumn(title="channels"),
-            TableColumn(title="slowest init"),
-            TableColumn(title="ring leaves a node", wide_only=True),
-            TableColumn(title="tree depth", wide_only=True),
+    return rows_table(
+        "Communicators",
+        (
+            Column("ranks", "num_ranks"),
+            Column("number", "num_communicators"),
+            Column("nodes", "num_hosts"),
+            Column("channels", "num_channels"),
+            Column("slowest init", "init_ns"),
+            Column("ring leaves a node", _crossings_text, wide_only=True),
+            Column("tree depth", "tree_depth", wide_only=True),
         ),
-        rows=tuple(_group_row(group) for group in _some(groups, show_all=show_all)),
+        _some(report.nccl.groups, show_all=show_all),
+        caption="alike ones in one row",
     )
 
 
-def _group_row(group: NcclGroup) -> tuple[str, ...]:
-    return (
-        f"{group.num_ranks:,}",
-        f"{group.num_communicators:,}",
-        _number(group.num_hosts),
-        _number(group.num_channels),
-        format_duration(group.init_ns),
-        "–" if group.crossings is None else f"{group.crossings:.1f} times",
-        _number(group.tree_depth),
-    )
+def _crossings_text(group: NcclGroup) -> str:
+    return "–" if group.crossings is None else f"{group.crossings:.1f} times"
 
 
+@table(place=170)
 def nccl_hosts_table(report: Report, *, show_all: bool) -> TableView | None:
     """Network cards of hosts, and which of them are used."""
     hosts = [host for host in report.nccl.hosts if host.cards]
-    if not hosts:
-        return None
-    return TableView(
-        title="Network cards",
-        caption="found by NCCL, and used by connections in the log",
-        columns=(
-            TableColumn(title="host", left=True),
-            TableColumn(title="ranks", left=True),
-            TableColumn(title="kind", left=True),
-            TableColumn(title="used"),
-            TableColumn(title="not used", left=True, wrap=True),
+    return rows_table(
+        "Network cards",
+        (
+            Column("host", "host", left=True),
+            Column("ranks", "ranks", left=True),
+            Column("kind", lambda host: ", ".join(host.links) or "Socket", left=True),
+            Column("used", lambda host: f"{len(host.used_cards)} of {len(host.cards)}"),
+            Column("not used", _unused_cards, left=True, wrap=True),
         ),
-        rows=tuple(_host_row(host) for host in _some(hosts, show_all=show_all)),
+        _some(hosts, show_all=show_all),
+        caption="found by NCCL, and used by connections in the log",
         notes=_more(hosts, "host", show_all=show_all),
     )
 
 
-def _host_row(host: NcclHost) -> tuple[str, ...]:
+def _unused_cards(host: NcclHost) -> str:
     idle = [card for card in host.cards if card not in host.used_cards]
-    return (
-        host.host,
-        fold_ranks(host.ranks) or "–",
-        ", ".join(host.links) or "Socket",
-        f"{len(host.used_cards)} of {len(host.cards)}",
-        ", ".join(idle) if host.used_cards else "–",
-    )
+    return ", ".join(idle) if host.used_cards else "–"
 
 
+@table(place=180)
 def choices_table(report: Report, *, show_all: bool) -> TableView | None:
     """Algorithms and protocols."""
     choices = report.nccl.choices
-    if not choices:
-        return None
-    return TableView(
-        title="Operations",
-        caption="lines of NCCL's log; a dash where it names no choice",
-        columns=(
-            TableColumn(title="operation", left=True),
-            TableColumn(title="algorithm", left=True),
-            TableColumn(title="protocol", left=True),
-            TableColumn(title="sizes", left=True),
-            TableColumn(title="lines"),
+    return rows_table(
+        "Operations",
+        (
+            Column("operation", "operation", form="name", left=True),
+            Column("algorithm", "algorithm", form="name", left=True),
+            Column("protocol", "protocol", form="name", left=True),
+            Column("sizes", _sizes_text, left=True),
+            Column("lines", "num_calls"),
         ),
-        rows=tuple(_choice_row(choice) for choice in _some(choices, show_all=show_all)),
+        _some(choices, show_all=show_all),
+        caption="lines of NCCL's log; a dash where it names no choice",
         notes=_more(choices, "row", show_all=show_all),
     )
 
 
-def _choice_row(choice: NcclChoices) -> tuple[str, ...]:
-    sizes = "–"
-    if choice.min_bytes is not None:
-        least, most = format_bytes(choice.min_bytes), format_bytes(choice.max_bytes)
-        sizes = least if least == most else f"{least} to {most}"
-    words = (choice.operation, choice.algorithm, choice.protocol)
-    return (*(word or "–" for word in words), sizes, f"{choice.num_calls:,}")
+def _sizes_text(choice: NcclChoices) -> str:
+    if choice.min_bytes is None:
+        return "–"
+    least, most = format_bytes(choice.min_bytes), format_bytes(choice.max_bytes)
+    return least if least == most else f"{least} to {most}"
 
 
+@table(place=190)
 def nccl_settings_table(report: Report, *, show_all: bool) -> TableView | None:
     """Versions and environment variables."""
     settings = (*report.nccl.versions, *report.nccl.settings)
-    if not settings:
-        return None
-    return TableView(
-        title="NCCL settings",
-        caption="as NCCL read them",
-        columns=(
-            TableColumn(title="name", left=True),
-            TableColumn(title="value", left=True, wrap=True),
-            TableColumn(title="processes"),
-            TableColumn(title="ranks", left=True, wide_only=True),
+    return rows_table(
+        "NCCL settings",
+        (
+            Column("name", "name", left=True),
+            Column("value", lambda each: shorten(each.value, _MAX_TEXT), left=True, wrap=True),
+            Column("processes", lambda each: each.num_processes or None),
+            Column("ranks", "ranks", left=True, wide_only=True),
         ),
-        rows=tuple(_setting_row(setting) for setting in _some(settings, show_all=show_all)),
+        _some(settings, show_all=show_all),
+        caption="as NCCL read them",
         notes=_more(settings, "setting", show_all=show_all),
     )
 
 
-def _setting_row(setting: NcclSetting) -> tuple[str, ...]:
-    return (
-        setting.name,
-        shorten(setting.value, _MAX_TEXT),
-        f"{setting.num_processes:,}" if setting.num_processes else "–",
-        fold_ranks(setting.ranks) or "–",
-    )
-
-
+@table(place=200)
 def nccl_warnings_table(report: Report, *, show_all: bool) -> TableView | None:
     """Warnings; those of processes that end are harmless and shown on demand."""
     all_warnings = report.nccl.warnings
-    shown = [w for w in all_warnings if show_all or w.about != "teardown"]
     if not all_warnings:
         return None
+    shown = [w for w in all_warnings if show_all or w.about != "teardown"]
     hidden = sum(w.num_lines for w in all_warnings) - sum(w.num_lines for w in shown)
     notes = [] if not hidden else [f"{counted(hidden, 'warning')} of processes that end: harmless."]
-    return TableView(
-        title="NCCL warnings",
-        columns=(
-            TableColumn(title="warning", left=True, wrap=True),
-            TableColumn(title="kind", left=True),
-            TableColumn(title="lines"),
-            TableColumn(title="ranks", left=True, wide_only=True),
+    return rows_table(
+        "NCCL warnings",
+        (
+            Column("warning", "text", left=True, wrap=True),
+            Column("kind", "about", left=True),
+            Column("lines", "num_lines"),
+            Column("ranks", "ranks", left=True, wide_only=True),
         ),
-        rows=tuple(
-            (w.text, w.about, f"{w.num_lines:,}", fold_ranks(w.ranks) or "–")
-            for w in _some(shown, show_all=show_all)
-        ),
+        _some(shown, show_all=show_all),
         notes=(*notes, *_more(shown, "kind", show_all=show_all)),
+        even_empty=True,
     )
 
 
-def _some(rows: Sequence[_T], *, show_all: bool) -> Iterable[_T]:
+def _some(rows: Sequence[_T], *, show_all: bool) -> Sequence[_T]:
     return rows if show_all else rows[:MAX_ROWS]
 
 
 def _more(rows: Sequence[object], noun: str, *, show_all: bool) -> tuple[str, ...]:
     left = 0 if show_all else len(rows) - MAX_ROWS
     return (f"{counted(left, f'more {noun}')} with --all.",) if left > 0 else ()
-
-
-def _number(value: int | None) -> str:
-    return "–" if value is None else f"{value:,}"

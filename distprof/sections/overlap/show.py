@@ -1,4 +1,4 @@
-"""Communication: what hides it, what it costs by class, and who makes the others wait."""
+"""What computation hides of communication: a sentence, and a table by axis."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 
 from distprof.escape import short_ranks
 from distprof.sections.overlap.result import AxisOverlap, RankOverlap
-from distprof.sections.parts import window_word
-from distprof.sections.table import Cell, TableColumn, TableView
+from distprof.sections.parts import parts_of, window_word
+from distprof.sections.shares import has_all_members
+from distprof.sections.shows import table, why
+from distprof.sections.table import Cell, Column, TableView
 from distprof.units import format_duration, format_ratio
 
 if TYPE_CHECKING:
@@ -17,6 +19,30 @@ if TYPE_CHECKING:
 __all__ = ["overlap_table"]
 
 
+@why(place=30)
+def communication_sentence(report: Report) -> str:
+    """How much of communication is hidden, and what the rest consists of."""
+    total = sum(rank.communication_ns for rank in report.overlap.ranks)
+    if total <= 0:
+        return ""
+    hidden = sum(rank.overlapped_ns for rank in report.overlap.ranks)
+    by_key = {part.key: part.ns for part in parts_of(report)}
+    wait = by_key["exposed_wait"] + by_key["exposed_p2p_wait"]
+    transfer, unsplit = by_key["exposed_transfer"], by_key["exposed_comm_unsplit"]
+    exposed = wait + transfer + unsplit
+    text = f"Computation hides {format_ratio(hidden / total)} of communication"
+    if exposed <= 0:
+        return f"{text}."
+    if unsplit > exposed / 2:
+        return f"{text}; of the rest, waiting and transfer cannot be told apart."
+    doubt = "" if has_all_members(report.capture) else " or waiting for ranks not recorded"
+    return (
+        f"{text}; of the rest, {format_ratio(wait / exposed)} is waiting for late ranks and "
+        f"{format_ratio(transfer / exposed)} is transfer{doubt}."
+    )
+
+
+@table(place=80)
 def overlap_table(report: Report, *, show_all: bool) -> TableView | None:  # noqa: ARG001
     """Communication and what computation hides of it: all ranks, then by axis."""
     ranks, axes = report.overlap.ranks, report.overlap.axes
@@ -36,12 +62,12 @@ def overlap_table(report: Report, *, show_all: bool) -> TableView | None:  # noq
         title="Overlap",
         caption=f"mean per rank and {window_word(report)}; axes can be busy at the same time",
         columns=(
-            TableColumn(title="axis", left=True, stretch=True),
-            TableColumn(title="communication"),
-            TableColumn(title="hidden"),
-            TableColumn(title="exposed"),
-            TableColumn(title="overlap"),
-            TableColumn(title="ranks", left=True, wide_only=True),
+            Column("axis", left=True, stretch=True),
+            Column("communication"),
+            Column("hidden"),
+            Column("exposed"),
+            Column("overlap"),
+            Column("ranks", left=True, wide_only=True),
         ),
         rows=tuple(rows),
         strong=frozenset({0}) if len(rows) > 1 else frozenset(),

@@ -13,10 +13,9 @@ from distprof.sections.pipeline.result import PipelineResult
 from distprof.sections.pipeline.rows import (
     PictureRow,
     PipelineGroup,
-    PipelinePrediction,
-    StageDetail,
 )
-from distprof.sections.table import Drawing, TableColumn, TableView
+from distprof.sections.shows import Told, table, verdict
+from distprof.sections.table import Column, Drawing, TableView, rows_table
 from distprof.units import fold_ranks, format_duration, format_ratio, name_ranks
 
 if TYPE_CHECKING:
@@ -27,7 +26,6 @@ __all__ = [
     "draw_line",
     "pipeline_picture",
     "pipeline_table",
-    "pipeline_verdict",
     "predictions_table",
 ]
 
@@ -46,6 +44,7 @@ _PARTS = (
 )
 
 
+@table(place=220)
 def bubble_table(report: Report, *, show_all: bool) -> TableView | None:
     """Bubble of each shape of pipeline, and what its idle is made of."""
     groups = report.pipeline.groups
@@ -60,10 +59,10 @@ def bubble_table(report: Report, *, show_all: bool) -> TableView | None:
         title="Pipeline bubble",
         caption="mean per step; idle is what the mean rank does not work",
         columns=(
-            TableColumn(title="", left=True),
-            TableColumn(title="time"),
-            TableColumn(title="share"),
-            TableColumn(title="", left=True, stretch=True),
+            Column("", left=True),
+            Column("time"),
+            Column("share"),
+            Column("", left=True, stretch=True),
         ),
         rows=tuple(rows),
         notes=tuple(dict.fromkeys(notes)),
@@ -104,6 +103,7 @@ def _source(group: PipelineGroup) -> str:
     return f"from {group.source}, {group.confidence.value}{alike}"
 
 
+@table(place=210)
 def pipeline_table(report: Report, *, show_all: bool) -> TableView | None:
     """Work of the stages beside each other."""
     result = report.pipeline
@@ -112,32 +112,22 @@ def pipeline_table(report: Report, *, show_all: bool) -> TableView | None:
     held = {
         stage.stage: stage.in_flight for group in result.groups[:1] for stage in group.stages_detail
     }
-    return TableView(
-        title="Pipeline",
+    return rows_table(
+        "Pipeline",
+        (
+            Column("stage", lambda position: ", ".join(map(str, position.stages)), left=True),
+            Column("ranks", "ranks", left=True),
+            Column("micro-batches", lambda position: f"{position.num_micro_batches:g}"),
+            Column("work", "work_ns_per_step"),
+            Column("each", "work_ns_per_micro_batch"),
+            Column("beyond others", "excess_ratio"),
+            Column("waits", lambda position: _waits(result, position.ranks), form="ns"),
+            Column(
+                "in flight", lambda position: _in_flight([held.get(s) for s in position.stages])
+            ),
+        ),
+        result.positions,
         caption="mean per step; work without waiting for other stages",
-        columns=(
-            TableColumn(title="stage", left=True),
-            TableColumn(title="ranks", left=True),
-            TableColumn(title="micro-batches"),
-            TableColumn(title="work"),
-            TableColumn(title="each"),
-            TableColumn(title="beyond others"),
-            TableColumn(title="waits"),
-            TableColumn(title="in flight"),
-        ),
-        rows=tuple(
-            (
-                ", ".join(map(str, position.stages)),
-                fold_ranks(position.ranks),
-                f"{position.num_micro_batches:g}",
-                format_duration(position.work_ns_per_step),
-                format_duration(position.work_ns_per_micro_batch),
-                format_ratio(position.excess_ratio),
-                format_duration(_waits(result, position.ranks)),
-                _in_flight([held.get(stage) for stage in position.stages]),
-            )
-            for position in result.positions
-        ),
     )
 
 
@@ -160,37 +150,25 @@ def _stage_table(result: PipelineResult, *, show_all: bool) -> TableView | None:
     limiting = result.groups[0].limiting_stage
     shown = stages if show_all else stages[:MAX_STAGES]
     left_out = len(stages) - len(shown)
-    return TableView(
-        title="Pipeline",
-        caption="mean per step; work without waiting for other stages",
-        columns=(
-            TableColumn(title="stage"),
-            TableColumn(title="rank"),
-            TableColumn(title="work"),
-            TableColumn(title="forward"),
-            TableColumn(title="backward"),
-            TableColumn(title="idle"),
-            TableColumn(title="in flight"),
-            TableColumn(title="", left=True),
+    return rows_table(
+        "Pipeline",
+        (
+            Column("stage", "stage"),
+            Column("rank", "rank"),
+            Column("work", "work_ns_per_step"),
+            Column("forward", "forward_ns"),
+            Column("backward", "backward_ns"),
+            Column("idle", "bubble_fraction"),
+            Column("in flight", "in_flight", form="id"),
+            Column("", lambda stage: "limits" if stage.stage == limiting else "", left=True),
         ),
-        rows=tuple(_stage_row(stage, limits=stage.stage == limiting) for stage in shown),
+        shown,
+        caption="mean per step; work without waiting for other stages",
         notes=(f"and {left_out} more stages",) if left_out else (),
     )
 
 
-def _stage_row(stage: StageDetail, *, limits: bool) -> tuple[str, ...]:
-    return (
-        str(stage.stage),
-        str(stage.rank),
-        format_duration(stage.work_ns_per_step),
-        format_duration(stage.forward_ns),
-        format_duration(stage.backward_ns),
-        format_ratio(stage.bubble_fraction),
-        "–" if stage.in_flight is None else str(stage.in_flight),
-        "limits" if limits else "",
-    )
-
-
+@table(place=240)
 def predictions_table(report: Report, *, show_all: bool) -> TableView | None:
     """The best of other configurations, for the first pipeline that has any."""
     groups = [group for group in report.pipeline.groups if group.predictions]
@@ -198,26 +176,18 @@ def predictions_table(report: Report, *, show_all: bool) -> TableView | None:
         return None
     group = groups[0]
     useful = [row for row in group.predictions if row.saved_ns > 0 or show_all]
-    shown = useful if show_all else useful[:MAX_PREDICTIONS]
-    if not shown:
-        return None
-    return TableView(
-        title="Pipeline otherwise",
-        caption=f"predicted step, now {format_duration(group.step_ns or group.span_ns)}",
-        columns=(
-            TableColumn(title="change", left=True, stretch=True),
-            TableColumn(title="step"),
-            TableColumn(title="saves"),
-            TableColumn(title="bubble"),
+    return rows_table(
+        "Pipeline otherwise",
+        (
+            Column("change", "what", left=True, stretch=True),
+            Column("step", "step_ns"),
+            Column("saves", lambda row: row.saved_ns if row.saved_ns >= 0 else "none", form="ns"),
+            Column("bubble", "bubble_fraction"),
         ),
-        rows=tuple(_prediction_row(row) for row in shown),
+        useful if show_all else useful[:MAX_PREDICTIONS],
+        caption=f"predicted step, now {format_duration(group.step_ns or group.span_ns)}",
         notes=_prediction_notes(group),
     )
-
-
-def _prediction_row(row: PipelinePrediction) -> tuple[str, ...]:
-    saved = format_duration(row.saved_ns) if row.saved_ns >= 0 else "none"
-    return (row.what, format_duration(row.step_ns), saved, format_ratio(row.bubble_fraction))
 
 
 def _prediction_notes(group: PipelineGroup) -> tuple[str, ...]:
@@ -252,6 +222,7 @@ _LEGEND = (
 _CROWDED_LEGEND = ">: forward; <: backward; =: the weights' part of it; dots: idle"
 
 
+@table(place=230)
 def pipeline_picture(report: Report, *, show_all: bool) -> TableView | None:
     """The schedule of the first pipeline, one step of median length."""
     groups = [group for group in report.pipeline.groups if group.picture]
@@ -271,7 +242,7 @@ def pipeline_picture(report: Report, *, show_all: bool) -> TableView | None:
     return TableView(
         title="Schedule",
         caption="one step of the pipeline, time from left to right",
-        columns=(TableColumn(title="rank"), TableColumn(title="", left=True)),
+        columns=(Column("rank"), Column("", left=True)),
         rows=tuple(
             (str(rank), Drawing(partial(draw_line, rows, span, crowded=crowded)))
             for rank, rows in lines.items()
@@ -335,7 +306,8 @@ def _glyph(row: PictureRow, *, crowded: bool) -> str:
 # The first line of a report in which nothing but a pipeline's slots was measured -----------------
 
 
-def pipeline_verdict(report: Report) -> tuple[str, tuple[str, ...]] | None:
+@verdict(place=20)
+def pipeline_verdict(report: Report) -> Told:
     """The verdict; None without a pipeline whose bubble is known."""
     groups = [group for group in report.pipeline.groups if group.bubble_fraction is not None]
     if not groups:

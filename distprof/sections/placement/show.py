@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING, TypeVar
 
 from distprof.sections.placement.nodes import CardPath
 from distprof.sections.placement.result import (
-    PlacedAxis,
     PlacedMachine,
-    PlacedNode,
     PlacementResult,
 )
-from distprof.sections.table import TableColumn, TableView, counted
-from distprof.units import fold_ranks, format_bytes, format_duration
+from distprof.sections.shows import Told, table, verdict
+from distprof.sections.table import Column, TableView, counted, rows_table
 
 if TYPE_CHECKING:
     from distprof.sections.report import Report
@@ -38,30 +36,33 @@ _ORIGINS = {
 }
 
 
+@table(place=120)
 def groups_on_nodes_table(report: Report, *, show_all: bool) -> TableView | None:
     """Each axis of the mesh and how many nodes and domains its groups span."""
     result = report.placement
-    if not result.axes or (len(result.nodes) < 2 and not show_all):
+    if len(result.nodes) < 2 and not show_all:
         return None
     is_timed = any(axis.sent_bytes_per_step is not None for axis in result.axes)
-    timed = (TableColumn(title="sent"), TableColumn(title="exposed")) if is_timed else ()
     order = f", {_ORDERS[result.order]}" if result.order else ""
-    return TableView(
-        title="Groups on nodes",
+    return rows_table(
+        "Groups on nodes",
+        (
+            Column("axis", "axis", left=True),
+            Column("ranks", "size"),
+            Column("groups", "num_groups"),
+            Column("nodes each", lambda axis: _range(axis.least_nodes, axis.num_nodes)),
+            Column("domains each", lambda axis: _range(axis.least_domains, axis.num_domains)),
+            Column(
+                "on a node",
+                lambda axis: _range(axis.least_on_node, axis.most_on_node),
+                wide_only=True,
+            ),
+            Column("links", "tier", left=True),
+            Column("sent", "sent_bytes_per_step", when=is_timed),
+            Column("exposed", "exposed_transfer_ns_per_step", when=is_timed),
+        ),
+        _some(result.axes, show_all=show_all),
         caption=f"{counted(len(result.nodes), 'node')}{order}",
-        columns=(
-            TableColumn(title="axis", left=True),
-            TableColumn(title="ranks"),
-            TableColumn(title="groups"),
-            TableColumn(title="nodes each"),
-            TableColumn(title="domains each"),
-            TableColumn(title="on a node", wide_only=True),
-            TableColumn(title="links", left=True),
-            *timed,
-        ),
-        rows=tuple(
-            _axis_row(axis, is_timed=is_timed) for axis in _some(result.axes, show_all=show_all)
-        ),
         notes=(*_notes(result, is_timed=is_timed), *result.unavailable),
     )
 
@@ -74,78 +75,49 @@ def _notes(result: PlacementResult, *, is_timed: bool) -> Iterator[str]:
         yield "Sent, and exposed transfer: mean per rank and step; axes may be exposed at once."
 
 
-def _axis_row(axis: PlacedAxis, *, is_timed: bool) -> tuple[str, ...]:
-    traffic = (
-        format_bytes(axis.sent_bytes_per_step),
-        format_duration(axis.exposed_transfer_ns_per_step),
-    )
-    return (
-        axis.axis,
-        f"{axis.size:,}",
-        f"{axis.num_groups:,}",
-        _range(axis.least_nodes, axis.num_nodes),
-        _range(axis.least_domains, axis.num_domains),
-        _range(axis.least_on_node, axis.most_on_node),
-        axis.tier,
-        *(traffic if is_timed else ()),
-    )
-
-
+@table(place=130)
 def nodes_table(report: Report, *, show_all: bool) -> TableView | None:
     """Nodes, their ranks and domains; on demand only."""
     nodes = report.placement.nodes
     if not show_all or len(nodes) < 2:
         return None
-    return TableView(
-        title="Nodes",
-        columns=(
-            TableColumn(title="node", left=True),
-            TableColumn(title="ranks", left=True),
-            TableColumn(title="scale-up domain", left=True),
+    return rows_table(
+        "Nodes",
+        (
+            Column("node", "node", left=True),
+            Column("ranks", "ranks", left=True),
+            Column("scale-up domain", lambda node: ", ".join(node.domains), left=True),
         ),
-        rows=tuple(_node_row(node) for node in nodes),
+        nodes,
     )
 
 
-def _node_row(node: PlacedNode) -> tuple[str, ...]:
-    return node.node, fold_ranks(node.ranks), ", ".join(node.domains)
-
-
+@table(place=140)
 def card_paths_table(report: Report, *, show_all: bool) -> TableView | None:
     """GPUs of machines that the user showed, and their nearest network cards."""
     cards = report.placement.cards
-    if not cards:
-        return None
-    is_used = any(card.used for card in cards)
-    used = (TableColumn(title="used by NCCL", left=True),) if is_used else ()
     left = 0 if show_all else len(cards) - MAX_ROWS
-    return TableView(
-        title="Network cards by GPU",
-        caption="by nvidia-smi topo -m",
-        columns=(
-            TableColumn(title="host", left=True),
-            TableColumn(title="GPU", left=True),
-            TableColumn(title="nearest cards", left=True, wrap=True),
-            TableColumn(title="path", left=True),
-            TableColumn(title="GPUs that share them"),
-            *used,
+    return rows_table(
+        "Network cards by GPU",
+        (
+            Column("host", "host", form="name", left=True),
+            Column("GPU", "gpu", left=True),
+            Column("nearest cards", lambda c: ", ".join(c.nearest) or "–", left=True, wrap=True),
+            Column("path", "path", form="name", left=True),
+            Column("GPUs that share them", "num_sharing", form="id"),
+            Column("used by NCCL", _used_text, left=True, when=any(card.used for card in cards)),
         ),
-        rows=tuple(_card_row(card, is_used) for card in _some(cards, show_all=show_all)),
+        _some(cards, show_all=show_all),
+        caption="by nvidia-smi topo -m",
         notes=(f"{counted(left, 'more GPU')} with --all.",) if left > 0 else (),
     )
 
 
-def _card_row(card: CardPath, is_used: bool) -> tuple[str, ...]:
+def _used_text(card: CardPath) -> str:
+    if not card.used:
+        return "–"
     path = f" ({card.used_path})" if card.used_path else ""
-    used = (f"{', '.join(card.used)}{path}" if card.used else "–",) if is_used else ()
-    return (
-        card.host or "–",
-        card.gpu,
-        ", ".join(card.nearest) or "–",
-        card.path or "–",
-        f"{card.num_sharing}",
-        *used,
-    )
+    return f"{', '.join(card.used)}{path}"
 
 
 def _range(least: int, most: int) -> str:
@@ -161,13 +133,14 @@ def _some(rows: Sequence[_T], *, show_all: bool) -> Sequence[_T]:
 _MOST_NAMED = 4
 
 
-def machine_verdict(report: Report) -> tuple[str, tuple[str, ...]] | None:
+@verdict(place=80)
+def machine_verdict(report: Report) -> Told:
     """What joins the devices of each machine; None for a report on anything else."""
     machines = report.placement.machines
     if not machines or report.run.ranks:
         return None
     gpus = sum(machine.num_gpus for machine in machines)
-    line = f"{_counted(len(machines), 'machine')}, {_counted(gpus, 'GPU')}: no ranks, no steps."
+    line = f"{counted(len(machines), 'machine')}, {counted(gpus, 'GPU')}: no ranks, no steps."
     more = len(machines) - _MOST_NAMED
     rest = (f"{more:,} more machines.",) if more > 0 else ()
     return line, (*(_sentence(machine) for machine in machines[:_MOST_NAMED]), *rest)
@@ -175,8 +148,8 @@ def machine_verdict(report: Report) -> tuple[str, tuple[str, ...]] | None:
 
 def _sentence(machine: PlacedMachine) -> str:
     name = f"{machine.host}: " if machine.host else ""
-    cards = _counted(len(machine.cards), "network card")
-    return f"{name}{_counted(machine.num_gpus, 'GPU')}, {_joined(machine)}; {cards}."
+    cards = counted(len(machine.cards), "network card")
+    return f"{name}{counted(machine.num_gpus, 'GPU')}, {_joined(machine)}; {cards}."
 
 
 def _joined(machine: PlacedMachine) -> str:
@@ -187,7 +160,3 @@ def _joined(machine: PlacedMachine) -> str:
     if len(machine.islands) == machine.num_gpus:
         return "joined by PCIe, not by NVLink"
     return f"joined by NVLink in {len(machine.islands)} parts, else by PCIe"
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"

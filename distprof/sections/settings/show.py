@@ -14,7 +14,8 @@ from distprof.sections.settings.result import (
     OptimizerSetup,
     SettingsResult,
 )
-from distprof.sections.table import TableColumn, TableView, counted
+from distprof.sections.shows import table
+from distprof.sections.table import Column, TableView, counted
 from distprof.units import fold_ranks, format_bytes, format_ratio
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ _MAX_NAME = 60
 _Row = tuple[str, str, str]
 
 
+@table(place=440)
 def settings_table(report: Report, *, show_all: bool) -> TableView | None:
     """What ranks say alike in one row; several rows for one thing are a difference."""
     result = report.settings
@@ -41,9 +43,9 @@ def settings_table(report: Report, *, show_all: bool) -> TableView | None:
         title="Setup",
         caption=f"as the objects of {result.num_ranks:,} ranks say",
         columns=(
-            TableColumn(title="what", left=True),
-            TableColumn(title="set to", left=True, wrap=True),
-            TableColumn(title="ranks", left=True),
+            Column("what", left=True),
+            Column("set to", left=True, wrap=True),
+            Column("ranks", left=True),
         ),
         rows=tuple(shown),
         notes=(*result.unavailable, *([f"{left} more with --all."] if left else [])),

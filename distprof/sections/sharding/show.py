@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from distprof.sections.parts import window_word
 from distprof.sections.sharding.result import ShardedAxis, TensorTraffic
-from distprof.sections.table import Cell, TableColumn, TableView, counted
+from distprof.sections.shows import table
+from distprof.sections.table import Cell, Column, TableView, counted
 from distprof.units import format_bytes, format_duration, format_ratio
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["sharding_table"]
 
 
+@table(place=110)
 def sharding_table(report: Report, *, show_all: bool) -> TableView | None:  # noqa: ARG001
     """Gathers and scatters of parameters by axis, then the tensor axis."""
     sharding = report.sharding
@@ -28,14 +30,14 @@ def sharding_table(report: Report, *, show_all: bool) -> TableView | None:  # no
         caption=f"mean per rank and {window_word(report)}; ahead: share that begins beside"
         " computation",
         columns=(
-            TableColumn(title="axis", left=True, stretch=True),
-            TableColumn(title="kind", left=True),
-            TableColumn(title="count"),
-            TableColumn(title="passes"),
-            TableColumn(title="bytes"),
-            TableColumn(title="exposed"),
-            TableColumn(title="wait"),
-            TableColumn(title="ahead"),
+            Column("axis", left=True, stretch=True),
+            Column("kind", left=True),
+            Column("count"),
+            Column("passes"),
+            Column("bytes"),
+            Column("exposed"),
+            Column("wait"),
+            Column("ahead"),
         ),
         rows=tuple(rows),
         notes=tuple(

@@ -1,12 +1,13 @@
-"""What probes recorded beside the traces: the whole training, memory, sensors, pauses."""
+"""The whole training by its step log: what it tells without a trace, and its tables."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from distprof.sections.step_log.result import RankStepLog, StepLogResult
-from distprof.sections.table import Cell, TableColumn, TableView, folded_ranks, number
+from distprof.sections.parts import MIN_LOSS_RATIO
+from distprof.sections.shows import Told, table, verdict
+from distprof.sections.step_log.result import StepLogResult
+from distprof.sections.table import Column, TableView, counted, facts_table, ranks_table
 from distprof.units import format_duration, format_ratio
 
 if TYPE_CHECKING:
@@ -17,12 +18,30 @@ __all__ = ["steps_table", "training_table"]
 _WORTH_SAYING_RATIO = 0.01
 
 
+@verdict(place=90)
+def logged_verdict(report: Report) -> Told:
+    """What the step log tells where there is no trace; None without one, or with traces."""
+    log = report.step_log
+    if not log.ranks or report.run.ranks:
+        return None
+    gap = next((g.message for g in report.capture.gaps if g.what == "no-traces"), "")
+    because = gap.rstrip(".") or "No trace was recorded"
+    if log.median_ns is None:
+        return f"{because}: where steps went cannot be told.", ()
+    num_plain = max(rank.num_plain for rank in log.ranks)
+    text = f"A step takes {format_duration(log.median_ns)} (median of {counted(num_plain, 'step')})"
+    if log.input_ratio is not None and log.input_ratio >= MIN_LOSS_RATIO:
+        text += f", {format_ratio(log.input_ratio)} of it waiting for input"
+    return f"{text}. {because}: where the rest goes needs a trace of some steps.", ()
+
+
+@table(place=430)
 def training_table(report: Report, *, show_all: bool) -> TableView | None:  # noqa: ARG001
-    """The whole training by its step log, as pairs."""
+    """The whole training by its step log."""
     log = report.step_log
     if not log.ranks:
         return None
-    pairs = (
+    facts = (
         ("steps", _steps_text(log)),
         ("step time", _time_text(log)),
         ("traced steps", _traced_text(log)),
@@ -31,34 +50,33 @@ def training_table(report: Report, *, show_all: bool) -> TableView | None:  # no
         ("input", _input_text(log)),
         ("loss", _loss_text(log)),
     )
-    return TableView(
-        title="Training",
+    return facts_table(
+        "Training",
+        facts,
         caption="all steps by the step log; times of steps without a profiler",
-        columns=(TableColumn(title="", left=True), TableColumn(title="", left=True, wrap=True)),
-        rows=tuple((name, text) for name, text in pairs if text),
         notes=log.unavailable,
     )
 
 
+@table(place=450)
 def steps_table(report: Report, *, show_all: bool) -> TableView | None:
     """Each rank's steps by its step log; only when all is shown."""
     ranks = report.step_log.ranks
     if not show_all or len(ranks) < 2:
         return None
-    values = [_step_values(rank) for rank in ranks]
-    return TableView(
-        title="Steps by rank",
-        caption="steps without a profiler",
-        columns=(
-            TableColumn(title="rank", left=True),
-            TableColumn(title="steps"),
-            TableColumn(title="median"),
-            TableColumn(title="p95"),
-            TableColumn(title="varies by"),
-            TableColumn(title="traced"),
-            TableColumn(title="last loss"),
+    return ranks_table(
+        "Steps by rank",
+        (
+            Column("steps", "num_steps"),
+            Column("median", "median_ns"),
+            Column("p95", "p95_ns"),
+            Column("varies by", "cv"),
+            Column("traced", "traced_median_ns"),
+            Column("last loss", "last_loss", form="figure"),
         ),
-        rows=folded_ranks([r.rank for r in ranks], values, _step_cells, show_all=show_all),
+        ranks,
+        show_all=show_all,
+        caption="steps without a profiler",
     )
 
 
@@ -108,26 +126,3 @@ def _loss_text(log: StepLogResult) -> str:
     if log.first_loss is None or log.last_loss is None:
         return ""
     return f"{log.first_loss:.4g} → {log.last_loss:.4g}"
-
-
-def _step_values(rank: RankStepLog) -> tuple[float | None, ...]:
-    return (
-        rank.num_steps,
-        rank.median_ns,
-        rank.p95_ns,
-        rank.cv,
-        rank.traced_median_ns,
-        rank.last_loss,
-    )
-
-
-def _step_cells(values: Sequence[float | None]) -> tuple[Cell, ...]:
-    steps, median, p95, cv, traced, loss = values
-    return (
-        number(steps),
-        format_duration(median),
-        format_duration(p95),
-        format_ratio(cv),
-        format_duration(traced),
-        "–" if loss is None else f"{loss:.4g}",
-    )

@@ -1,57 +1,104 @@
-"""Communication: what hides it, what it costs by class, and who makes the others wait."""
+"""Who makes the others wait: the sentence where waiting dominates, and the table of stragglers."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from distprof.escape import short_ranks
-from distprof.sections.parts import window_word
-from distprof.sections.table import TableColumn, TableView, counted
-from distprof.sections.verdict import culprits
+from distprof.sections.parts import Part, amount_text, each_window, window_word
+from distprof.sections.shows import table, why
+from distprof.sections.stragglers.result import RankStraggler
+from distprof.sections.table import Column, TableView, counted, rows_table
+from distprof.terms import StragglerCause, StragglerPattern
 from distprof.units import format_duration, format_ratio
 
 if TYPE_CHECKING:
     from distprof.sections.report import Report
 
-__all__ = ["stragglers_table"]
+__all__ = ["culprits", "stragglers_table", "wait_line"]
 
 MAX_STRAGGLERS_SHOWN = 5
 
+_CAUSE_ACTIONS = {
+    StragglerCause.SLOW_DEVICE: "its device runs the same kernels slower: check clocks and heat",
+    StragglerCause.MORE_WORK: "it has more to compute: balance the work",
+    StragglerCause.LATE_HOST: "its host launches late: look at what that CPU does",
+    StragglerCause.LATE_INPUT: "its input comes late: look at its data loading",
+    StragglerCause.UNKNOWN: "look at what it does before its collectives",
+}
 
+
+def culprits(report: Report) -> tuple[RankStraggler, ...]:
+    """Ranks that others wait for by a clear pattern, dearest first."""
+    named = (r for r in report.stragglers.ranks if r.pattern != StragglerPattern.NONE)
+    return tuple(sorted(named, key=lambda r: -r.lost_ns_per_step))
+
+
+def wait_line(report: Report, wait: Part) -> str:
+    """The verdict where waiting for late ranks dominates: which ranks, and what to do."""
+    late = culprits(report)
+    if not late or late[0].lost_ns_per_step < wait.ns / 2:
+        return (
+            f"Waiting for whichever rank comes last takes {format_ratio(wait.ratio)} of "
+            f"{each_window(report)} ({amount_text(report, wait.ns)}): no single rank is to blame, "
+            "even out the work between ranks."
+        )
+    if len(late) > 1 and late[1].lost_ns_per_step > late[0].lost_ns_per_step / 2:
+        ranks = short_ranks([r.rank for r in late])
+        return (
+            f"Waiting for ranks {ranks} takes {format_ratio(wait.ratio)} of {each_window(report)} "
+            f"({amount_text(report, wait.ns)}): find what these ranks have in common."
+        )
+    first = late[0]
+    return (
+        f"Waiting for rank {first.rank} takes {format_ratio(first.share_of_step_ratio)} of "
+        f"{each_window(report)} ({amount_text(report, first.lost_ns_per_step)}); "
+        f"{_CAUSE_ACTIONS[first.cause]}."
+    )
+
+
+@why(place=10)
+def culprit_sentence(report: Report) -> str:
+    """Who costs the others most, how regularly, and why."""
+    late = culprits(report)
+    if not late:
+        return ""
+    first = late[0]
+    how_often = f"comes last in {format_ratio(first.late_ratio)} of collectives"
+    told = how_often if first.late_ratio is not None else "makes the others wait"
+    cause = first.cause.value.replace("_", " ")
+    because = f"cause {cause}" if first.cause != StragglerCause.UNKNOWN else "cause not in traces"
+    once = report.waterfall.num_steps == 1
+    pattern = "whether it lasts cannot be told" if once else first.pattern.value
+    return (
+        f"Rank {first.rank} {told} and costs a typical other rank "
+        f"{format_duration(first.lost_ns_per_step)} per {window_word(report)}: "
+        f"{pattern}, {because} (confidence {100 * first.confidence:.0f} %)."
+    )
+
+
+@table(place=70)
 def stragglers_table(report: Report, *, show_all: bool) -> TableView | None:
     """Ranks by what they cost the others; only those with a pattern unless all is shown."""
     named = culprits(report)
     shown = report.stragglers.ranks if show_all else named[:MAX_STRAGGLERS_SHOWN]
-    if not shown:
-        return None
-    notes = tuple(f"rank {r.rank}: {text}" for r in shown for text in r.evidence)
+    notes = [f"rank {r.rank}: {text}" for r in shown for text in r.evidence]
     if not show_all and len(named) > len(shown):
         more = counted(len(named) - len(shown), "more rank")
         ranks = short_ranks([r.rank for r in named[len(shown) :]])
-        notes = (*notes, f"and {more}: {ranks}")
-    return TableView(
-        title="Stragglers",
+        notes.append(f"and {more}: {ranks}")
+    return rows_table(
+        "Stragglers",
+        (
+            Column("rank", "rank", left=True),
+            Column("lost", "lost_ns_per_step"),
+            Column("share", "share_of_step_ratio"),
+            Column("comes last", "late_ratio"),
+            Column("pattern", "pattern.value", left=True),
+            Column("cause", lambda r: r.cause.value.replace("_", " "), left=True),
+            Column("confidence", lambda r: f"{100 * r.confidence:.0f} %"),
+        ),
+        shown,
         caption=f"lost: exposed wait of a typical other rank per {window_word(report)}",
-        columns=(
-            TableColumn(title="rank", left=True),
-            TableColumn(title="lost"),
-            TableColumn(title="share"),
-            TableColumn(title="comes last"),
-            TableColumn(title="pattern", left=True),
-            TableColumn(title="cause", left=True),
-            TableColumn(title="confidence"),
-        ),
-        rows=tuple(
-            (
-                str(r.rank),
-                format_duration(r.lost_ns_per_step),
-                format_ratio(r.share_of_step_ratio),
-                format_ratio(r.late_ratio),
-                r.pattern.value,
-                r.cause.value.replace("_", " "),
-                f"{100 * r.confidence:.0f} %",
-            )
-            for r in shown
-        ),
         notes=notes,
     )

@@ -7,8 +7,17 @@ from typing import TYPE_CHECKING
 
 from distprof.escape import shorten
 from distprof.sections.parts import is_of_summaries_alone
+from distprof.sections.shows import Told, table, verdict
 from distprof.sections.summaries.result import CollectiveSummaryResult, InputReadinessResult
-from distprof.sections.table import Bar, TableColumn, TableView, counted, folded_ranks
+from distprof.sections.table import (
+    Bar,
+    Column,
+    TableView,
+    counted,
+    folded_ranks,
+    ranks_table,
+    rows_table,
+)
 from distprof.units import format_bytes, format_duration, format_ratio
 
 if TYPE_CHECKING:
@@ -16,7 +25,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "readiness_table",
-    "summaries_verdict",
     "summarised_classes_table",
     "summarised_ranks_table",
 ]
@@ -26,71 +34,50 @@ MAX_ROWS = 12
 _MAX_NAME = 60
 
 
+@table(place=490)
 def summarised_classes_table(report: Report, *, show_all: bool) -> TableView | None:
     """Collectives by class, those with most waiting first."""
     result = report.collective_summary
-    if not result.classes:
-        return None
     shown = result.classes if show_all else result.classes[:MAX_ROWS]
     left = len(result.classes) - len(shown)
     more = (f"{counted(left, 'more class')} with --all.",) if left > 0 else ()
-    return TableView(
-        title="Collectives by another tool",
+    return rows_table(
+        "Collectives by another tool",
+        (
+            Column("operation", "kind", left=True),
+            Column("group", lambda c: shorten(c.group, _MAX_NAME), left=True, wide_only=True),
+            Column("size", "num_bytes"),
+            Column("ranks", "num_ranks", wide_only=True),
+            Column("calls", "num_calls"),
+            Column("mean", "mean_ns"),
+            Column("shortest", "shortest_ns"),
+            Column("waiting", lambda c: c.wait_ns if c.is_compared else None, form="ns"),
+            Column("last rank", lambda c: c.last_rank if c.is_compared else None, form="id"),
+            Column("first rank", lambda c: c.first_rank if c.is_compared else None, form="id"),
+        ),
+        shown,
         caption="mean call; it is shortest on the rank that comes last",
-        columns=(
-            TableColumn(title="operation", left=True),
-            TableColumn(title="group", left=True, wide_only=True),
-            TableColumn(title="size"),
-            TableColumn(title="ranks", wide_only=True),
-            TableColumn(title="calls"),
-            TableColumn(title="mean"),
-            TableColumn(title="shortest"),
-            TableColumn(title="waiting"),
-            TableColumn(title="last rank"),
-            TableColumn(title="first rank"),
-        ),
-        rows=tuple(
-            (
-                one.kind,
-                shorten(one.group, _MAX_NAME),
-                format_bytes(one.num_bytes),
-                f"{one.num_ranks:,}",
-                f"{one.num_calls:,}",
-                format_duration(one.mean_ns),
-                format_duration(one.shortest_ns),
-                format_duration(one.wait_ns) if one.is_compared else "–",
-                str(one.last_rank) if one.is_compared else "–",
-                str(one.first_rank) if one.is_compared else "–",
-            )
-            for one in shown
-        ),
         notes=(*result.unavailable, *more),
     )
 
 
+@table(place=500)
 def summarised_ranks_table(report: Report, *, show_all: bool) -> TableView | None:
     """Ranks: what they spend in collectives, wait for others, and make others wait."""
-    ranks = report.collective_summary.ranks
-    if not ranks:
-        return None
-    return TableView(
-        title="Waiting in collectives",
+    return ranks_table(
+        "Waiting in collectives",
+        (
+            Column("in collectives", "communication_ns"),
+            Column("waits", "wait_ns"),
+            Column("others wait for it", "blamed_ns"),
+        ),
+        report.collective_summary.ranks,
+        show_all=show_all,
         caption="over all calls of the table",
-        columns=(
-            TableColumn(title="rank", left=True),
-            TableColumn(title="in collectives"),
-            TableColumn(title="waits"),
-            TableColumn(title="others wait for it"),
-        ),
-        rows=folded_ranks(
-            [one.rank for one in ranks],
-            [(one.communication_ns, one.wait_ns, one.blamed_ns) for one in ranks],
-            lambda values: tuple(format_duration(value) for value in values),
-            show_all=show_all,
-        ),
     )
 
 
+@table(place=510)
 def readiness_table(report: Report, *, show_all: bool) -> TableView | None:
     """Readiness of input by rank."""
     result = report.input_readiness
@@ -105,10 +92,10 @@ def readiness_table(report: Report, *, show_all: bool) -> TableView | None:
         title="Readiness of input",
         caption=f"{counted(result.num_samples, 'sample')}; 100 % where the loader never lags",
         columns=(
-            TableColumn(title="rank", left=True),
-            TableColumn(title="ready"),
-            TableColumn(title="", left=True, stretch=True),
-            TableColumn(title="least ready of all"),
+            Column("rank", left=True),
+            Column("ready"),
+            Column("", left=True, stretch=True),
+            Column("least ready of all"),
         ),
         rows=folded_ranks(
             [one.rank for one in result.ranks],
@@ -129,7 +116,8 @@ def readiness_table(report: Report, *, show_all: bool) -> TableView | None:
 READY_RATIO = 0.9
 
 
-def summaries_verdict(report: Report) -> tuple[str, tuple[str, ...]] | None:
+@verdict(place=50)
+def summaries_verdict(report: Report) -> Told:
     """The verdict and the numbers behind it; None for a report on anything else."""
     if not is_of_summaries_alone(report):
         return None

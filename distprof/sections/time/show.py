@@ -1,23 +1,128 @@
-"""Where the time went: the waterfall of a mean step, and each rank's breakdown."""
+"""Where the time went: which part dominates, the waterfall of a mean step, each rank's breakdown.
+
+Computation is the verdict where no loss reaches :data:`~distprof.sections.parts.MIN_LOSS_RATIO` of
+a step, because nothing else is worth the reader's day.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from distprof.sections.parts import Part, is_whole_capture, parts_of, window_word
-from distprof.sections.table import Bar, Cell, TableColumn, TableView, folded_ranks
+from distprof.sections.idle.show import idle_line
+from distprof.sections.parts import (
+    MIN_LOSS_RATIO,
+    Part,
+    amount_text,
+    each_window,
+    is_whole_capture,
+    parts_of,
+    window_word,
+)
+from distprof.sections.shares import has_all_members
+from distprof.sections.shows import table
+from distprof.sections.stragglers.show import culprits, wait_line
+from distprof.sections.table import Bar, Cell, Column, TableView, folded_ranks
+from distprof.terms import CollectiveKind, MeshAxis
 from distprof.units import format_duration, format_parts, format_ratio
 
 if TYPE_CHECKING:
     from distprof.sections.report import Report
 
-__all__ = ["breakdown_table", "waterfall_table"]
+__all__ = ["breakdown_table", "dominant_line", "dominant_part", "waterfall_table"]
 
 SMALL_RATIO = 0.0005
 _BREAKDOWN_PARTS = ("computation_ns", "exposed_comm_ns", "exposed_copy_ns", "idle_ns")
 
+_LOSSES = {
+    "exposed_transfer": (
+        "Moving data between ranks takes",
+        "hide it behind computation, or send fewer bytes over faster links",
+    ),
+    "exposed_p2p_wait": (
+        "Waiting in send and recv takes",
+        "balance the stages, or use more micro-batches",
+    ),
+    "exposed_comm_unsplit": (
+        "Communication that nothing hides takes",
+        "its ranks could not be matched, so waiting and transfer are not told apart",
+    ),
+    "exposed_copy": (
+        "Memory copies that nothing hides take",
+        "copy from pinned memory, without blocking, while kernels run",
+    ),
+}
+"""Part of the step to how a sentence on it begins, and what to do; idle time has its own place."""
 
+
+def dominant_part(report: Report) -> Part | None:
+    """The part of a mean step that a reader must know of first; None when nothing was measured."""
+    parts = parts_of(report)
+    if not parts:
+        return None
+    worst = _worst_loss(report, parts)
+    is_small = _weight(report, worst) < MIN_LOSS_RATIO * sum(part.ns for part in parts)
+    return parts[0] if is_small else worst
+
+
+def dominant_line(report: Report, dominant: Part) -> str:
+    """The verdict: what dominates, how much of the step it takes, and what to do."""
+    if dominant.key == "computation":
+        return _computation_line(report, dominant)
+    if dominant.key == "exposed_wait":
+        return wait_line(report, dominant)
+    if dominant.key.startswith("idle_"):
+        return idle_line(report, dominant)
+    subject, action = _loss_words(report, dominant.key)
+    return (
+        f"{subject} {format_ratio(dominant.ratio)} of {each_window(report)} "
+        f"({amount_text(report, dominant.ns)}): {action}."
+    )
+
+
+def _worst_loss(report: Report, parts: tuple[Part, ...]) -> Part:
+    losses = [part for part in parts if part.key != "computation"]
+    return max(losses, key=lambda part: _weight(report, part))
+
+
+def _weight(report: Report, part: Part) -> float:
+    """What a part costs a step. A straggler does not wait, so the mean understates its cost."""
+    late = culprits(report)
+    if part.key == "exposed_wait" and late:
+        return max(part.ns, late[0].lost_ns_per_step)
+    return part.ns
+
+
+def _computation_line(report: Report, computation: Part) -> str:
+    worst = _worst_loss(report, parts_of(report))
+    share = f"{format_ratio(computation.ratio)} of {each_window(report)}"
+    if worst.ns <= 0:
+        return f"Computation takes {share}: only faster kernels would shorten it."
+    return (
+        f"Computation dominates ({share}): no other part takes more than "
+        f"{format_ratio(worst.ratio)} ({worst.label})."
+    )
+
+
+def _loss_words(report: Report, key: str) -> tuple[str, str]:
+    """How a sentence on a loss begins, and what to do about it, as far as this recording tells."""
+    subject, action = _LOSSES[key]
+    if key == "exposed_transfer" and not has_all_members(report.capture):
+        subject = "Moving data, or waiting for ranks that are not in the recording, takes"
+        action = "record all ranks to tell which"
+    if key == "exposed_comm_unsplit" and len(report.run.ranks) == 1 and report.run.world_size != 1:
+        action = "one rank alone cannot tell waiting from transfer, record the others too"
+    if key == "exposed_p2p_wait" and _axes_of_messages(report) == {MeshAxis.CP.value}:
+        action = "send the next block while this one is worked on, and give all ranks as much work"
+    return subject, action
+
+
+def _axes_of_messages(report: Report) -> set[str | None]:
+    kinds = {kind.label for kind in CollectiveKind if kind.is_point_to_point}
+    return {record.axis for record in report.collectives.classes if record.kind in kinds}
+
+
+@table(place=20)
 def waterfall_table(report: Report, *, show_all: bool) -> TableView | None:
     """A mean step as a sum of its parts; parts of no length are left out unless all is shown."""
     parts = parts_of(report)
@@ -33,12 +138,7 @@ def waterfall_table(report: Report, *, show_all: bool) -> TableView | None:
     return TableView(
         title="Where the capture goes" if is_whole_capture(report) else "Where a step goes",
         caption=_mean_of(report),
-        columns=(
-            TableColumn(title="part", left=True),
-            TableColumn(title="time"),
-            TableColumn(title="share"),
-            TableColumn(title="", left=True),
-        ),
+        columns=(Column("part", left=True), Column("time"), Column("share"), Column("", left=True)),
         rows=tuple(rows),
         strong=frozenset({len(rows) - 1}),
     )
@@ -59,6 +159,7 @@ def _worth_showing(parts: tuple[Part, ...]) -> list[Part]:
     return [*(part for part in there if part not in small), rest]
 
 
+@table(place=30)
 def breakdown_table(report: Report, *, show_all: bool) -> TableView | None:
     """Each rank's mean step: computation, exposed communication and copies, idle."""
     ranks = report.breakdown.ranks
@@ -73,12 +174,12 @@ def breakdown_table(report: Report, *, show_all: bool) -> TableView | None:
         title="Breakdown by rank",
         caption=f"per {window_word(report)}; the parts add up to the span",
         columns=(
-            TableColumn(title="rank", left=True),
-            TableColumn(title="span"),
+            Column("rank", left=True),
+            Column("span"),
             *(
                 column
                 for title in ("computation", "exposed comm", "copies", "idle")
-                for column in (TableColumn(title=title), TableColumn(title="%", wide_only=True))
+                for column in (Column(title), Column("%", wide_only=True))
             ),
         ),
         rows=folded_ranks([r.rank for r in ranks], values, _breakdown_cells, show_all=show_all),

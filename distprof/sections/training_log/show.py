@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 from distprof.sections.nccl.show import nccl_verdict
 from distprof.sections.parts import is_of_training_log_alone
-from distprof.sections.table import Bar, TableColumn, TableView, counted
-from distprof.sections.training_log.result import TrainingLogResult
+from distprof.sections.shows import Told, table, verdict
+from distprof.sections.table import Bar, Column, TableView, counted, facts_table, rows_table
+from distprof.sections.training_log.result import TrainingLogResult, TrainingTimer
 from distprof.units import format_duration, format_ratio
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ __all__ = [
     "slow_iterations_table",
     "timers_table",
     "training_log_table",
-    "training_verdict",
 ]
 
 MIN_IDLE_RATIO = 0.05
@@ -28,7 +28,8 @@ MIN_IDLE_RATIO = 0.05
 MIN_SLOW_RATIO = 0.02
 
 
-def training_verdict(report: Report) -> tuple[str, tuple[str, ...]] | None:
+@verdict(place=40)
+def training_verdict(report: Report) -> Told:
     """The verdict and the numbers behind it; None for a report on anything else."""
     if not is_of_training_log_alone(report):
         return None
@@ -121,12 +122,13 @@ MAX_ROWS = 15
 _AXES = ("tp", "pp", "dp", "cp", "ep")
 
 
+@table(place=460)
 def training_log_table(report: Report, *, show_all: bool) -> TableView | None:  # noqa: ARG001
-    """The training by its own log, as pairs."""
+    """The training by its own log."""
     log = report.training_log
     if not log.origin:
         return None
-    pairs = (
+    facts = (
         ("iterations", _iterations(log)),
         ("time of one", _time(log)),
         ("traced steps", _traced(report)),
@@ -136,66 +138,54 @@ def training_log_table(report: Report, *, show_all: bool) -> TableView | None:  
         ("slow ones", _slow(log)),
         ("loss", _loss(log)),
     )
-    return TableView(
-        title="Training log",
-        caption=f"as {log.origin} printed it",
-        columns=(TableColumn(title="", left=True), TableColumn(title="", left=True, wrap=True)),
-        rows=tuple((name, text) for name, text in pairs if text),
-        notes=log.unavailable,
+    return facts_table(
+        "Training log", facts, caption=f"as {log.origin} printed it", notes=log.unavailable
     )
 
 
+@table(place=470)
 def timers_table(report: Report, *, show_all: bool) -> TableView | None:
     """The program's timers, longest first."""
     log = report.training_log
-    if not log.timers:
-        return None
     shown = log.timers if show_all else log.timers[:MAX_ROWS]
     left = len(log.timers) - len(shown)
     stage = f"of the {log.timer_stage} stage" if log.timer_stage else "of a rank"
-    return TableView(
-        title="Timers",
+    return rows_table(
+        "Timers",
+        (
+            Column("timer", "name", left=True),
+            Column("time", "mean_ns"),
+            Column("share", "ratio"),
+            Column("", _timer_bar, left=True, stretch=True),
+            Column(
+                "mostly",
+                lambda timer: "waiting for stages" if timer.waits else "",
+                left=True,
+                wide_only=True,
+            ),
+        ),
+        shown,
         caption=f"{stage}, mean per iteration; timers may contain each other",
-        columns=(
-            TableColumn(title="timer", left=True),
-            TableColumn(title="time"),
-            TableColumn(title="share"),
-            TableColumn(title="", left=True, stretch=True),
-            TableColumn(title="mostly", left=True, wide_only=True),
-        ),
-        rows=tuple(
-            (
-                timer.name,
-                format_duration(timer.mean_ns),
-                "–" if timer.ratio is None else format_ratio(timer.ratio),
-                Bar(
-                    ratio=min(timer.ratio or 0.0, 1.0),
-                    key="exposed_wait" if timer.waits else "computation",
-                ),
-                "waiting for stages" if timer.waits else "",
-            )
-            for timer in shown
-        ),
         notes=(f"{counted(left, 'more timer')} with --all.",) if left > 0 else (),
     )
 
 
+def _timer_bar(timer: TrainingTimer) -> Bar:
+    key = "exposed_wait" if timer.waits else "computation"
+    return Bar(ratio=min(timer.ratio or 0.0, 1.0), key=key)
+
+
+@table(place=480)
 def slow_iterations_table(report: Report, *, show_all: bool) -> TableView | None:
     """The slowest iterations; only when all is shown."""
     log = report.training_log
-    if not show_all or not log.slowest or not log.median_ns:
+    if not show_all or not log.median_ns:
         return None
-    return TableView(
-        title="Slowest iterations",
+    return rows_table(
+        "Slowest iterations",
+        (Column("iteration", "iteration"), Column("time", "duration_ns")),
+        log.slowest,
         caption="against the median of their neighbours, beyond 1.2 times",
-        columns=(TableColumn(title="iteration"), TableColumn(title="time")),
-        rows=tuple(
-            (
-                "–" if one.iteration is None else f"{one.iteration:,}",
-                format_duration(one.duration_ns),
-            )
-            for one in log.slowest
-        ),
     )
 
 

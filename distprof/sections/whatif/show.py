@@ -7,19 +7,35 @@ from typing import TYPE_CHECKING
 
 from distprof.escape import short_ranks
 from distprof.sections.parts import window_word
-from distprof.sections.table import Bar, Cell, TableColumn, TableView, counted
-from distprof.sections.whatif.result import Scenario, WhatIfResult
+from distprof.sections.shows import Told, table, verdict, why
+from distprof.sections.stragglers.show import culprits
+from distprof.sections.table import Bar, Column, TableView, counted, rows_table
+from distprof.sections.time.show import dominant_part
+from distprof.sections.whatif.result import PathShare, Scenario, WhatIfResult
 from distprof.sections.whatif.uneven import Cause, CauseKind, causes_of, limiting_stage
 from distprof.units import format_duration, format_ratio
 
 if TYPE_CHECKING:
     from distprof.sections.report import Report
 
-__all__ = ["operations_verdict", "path_table", "slowdown_table", "whatif_table"]
+__all__ = ["path_table", "slowdown_table", "whatif_table"]
 
 MAX_SHOWN = 10
 
 SMALL_RATIO = 0.001
+
+MIN_GAIN_RATIO = 0.01
+"""A simulated gain below this share of the step is not worth a sentence."""
+
+_WITHOUT = {
+    "exposed_transfer": "exposed transfer",
+    "exposed_copy": "copies",
+    "exposed_p2p_wait": "stage-imbalance",
+    "idle_host": "launch-gaps",
+    "idle_sync": "sync-calls",
+    "idle_input": "input",
+}
+"""Part of the step to the scenario without it."""
 
 _PARTLY = ("axis ", "small collectives", "collectives ")
 """Scenarios that are part of others."""
@@ -31,6 +47,31 @@ _PART_OF_KIND = {
 }
 
 
+@why(place=20)
+def gain_sentence(report: Report) -> str:
+    """What the simulated step would take without what dominates, and how good the model is."""
+    dominant = dominant_part(report)
+    if dominant is None:
+        return ""
+    key = _WITHOUT.get(dominant.key, "")
+    if dominant.key == "exposed_wait":
+        late = culprits(report)
+        key = f"rank {late[0].rank}" if late else "late ranks"
+    result = report.whatif
+    found = next((scenario for scenario in result.without if scenario.what == key), None)
+    if found is None or not result.replayed_ns or result.model_error_ratio is None:
+        return ""
+    if found.recoverable_ns < MIN_GAIN_RATIO * result.replayed_ns:
+        return ""
+    return (
+        f"Simulated so that {found.title}, a {window_word(report)} takes "
+        f"{format_duration(found.step_ns)} instead of {format_duration(result.replayed_ns)} "
+        f"({format_ratio(found.recoverable_ns / result.replayed_ns)} less); the simulation itself "
+        f"is {format_ratio(abs(result.model_error_ratio))} off what was measured."
+    )
+
+
+@table(place=40)
 def whatif_table(report: Report, *, show_all: bool) -> TableView | None:
     """Scenarios by what they recover."""
     result = report.whatif
@@ -39,28 +80,17 @@ def whatif_table(report: Report, *, show_all: bool) -> TableView | None:
     replayed = result.replayed_ns
     worth = result.without if show_all else _worth_showing(result.without, replayed)
     shown = worth if show_all else worth[:MAX_SHOWN]
-    if not shown:
-        return None
-    return TableView(
-        title="What if",
+    return rows_table(
+        "What if",
+        (
+            Column("without", "what", left=True),
+            Column(window_word(report), "step_ns"),
+            Column("recovers", "recoverable_ns"),
+            Column("share", lambda scenario: scenario.recoverable_ns / replayed, form="ratio"),
+            Column("that is", "title", left=True, wrap=True, wide_only=True),
+        ),
+        shown,
         caption=f"{window_word(report)} simulated without each cause; gains do not add up",
-        columns=(
-            TableColumn(title="without", left=True),
-            TableColumn(title=window_word(report)),
-            TableColumn(title="recovers"),
-            TableColumn(title="share"),
-            TableColumn(title="that is", left=True, wrap=True, wide_only=True),
-        ),
-        rows=tuple(
-            (
-                scenario.what,
-                format_duration(scenario.step_ns),
-                format_duration(scenario.recoverable_ns),
-                format_ratio(scenario.recoverable_ns / replayed),
-                scenario.title,
-            )
-            for scenario in shown
-        ),
         notes=_notes(result, len(worth) - len(shown)),
     )
 
@@ -96,38 +126,32 @@ def _notes(result: WhatIfResult, num_left_out: int) -> tuple[str, ...]:
     return tuple(notes)
 
 
+@table(place=50)
 def path_table(report: Report, *, show_all: bool) -> TableView | None:
     """The critical path by rank and class."""
     result = report.whatif
-    if result.source != "traces" or not result.path:
+    if result.source != "traces":
         return None
     shown = result.path if show_all else result.path[:MAX_SHOWN]
-    rows: list[tuple[Cell, ...]] = [
-        (
-            "several" if share.rank is None else str(share.rank),
-            share.kind,
-            share.name,
-            format_duration(share.ns_per_step),
-            format_ratio(share.share_ratio),
-            Bar(ratio=min(max(share.share_ratio, 0.0), 1.0), key=_key(share.kind)),
-        )
-        for share in shown
-    ]
     left_out = len(result.path) - len(shown)
-    return TableView(
-        title="Critical path",
-        caption=f"what the end of the {window_word(report)} waits for, mean",
-        columns=(
-            TableColumn(title="rank", left=True),
-            TableColumn(title="what", left=True),
-            TableColumn(title="of", left=True, stretch=True),
-            TableColumn(title="time"),
-            TableColumn(title="share"),
-            TableColumn(title="", left=True),
+    return rows_table(
+        "Critical path",
+        (
+            Column("rank", lambda s: "several" if s.rank is None else str(s.rank), left=True),
+            Column("what", "kind", left=True),
+            Column("of", "name", left=True, stretch=True),
+            Column("time", "ns_per_step"),
+            Column("share", "share_ratio"),
+            Column("", _path_bar, left=True),
         ),
-        rows=tuple(rows),
+        shown,
+        caption=f"what the end of the {window_word(report)} waits for, mean",
         notes=(f"and {left_out} smaller ones: shown by --all",) if left_out else (),
     )
+
+
+def _path_bar(share: PathShare) -> Bar:
+    return Bar(ratio=min(max(share.share_ratio, 0.0), 1.0), key=_key(share.kind))
 
 
 def _key(kind: str) -> str:
@@ -144,6 +168,7 @@ MAX_WORKERS_SHOWN = 4
 MAX_STAGES_SHOWN = 16
 
 
+@table(place=60)
 def slowdown_table(report: Report, *, show_all: bool) -> TableView | None:
     """Which stages, kinds and workers lengthen the step; for logs of operations only."""
     whatif = report.whatif
@@ -154,10 +179,10 @@ def slowdown_table(report: Report, *, show_all: bool) -> TableView | None:
         title="Slow-down",
         caption="of a step in which only this is as it was; what making it ideal saves",
         columns=(
-            TableColumn(title="what", left=True, stretch=True),
-            TableColumn(title="slow-down"),
-            TableColumn(title="saves"),
-            TableColumn(title="computes per step"),
+            Column("what", left=True, stretch=True),
+            Column("slow-down"),
+            Column("saves"),
+            Column("computes per step"),
         ),
         rows=rows,
         strong=frozenset({0}),
@@ -214,7 +239,8 @@ _ACTIONS = {
 }
 
 
-def operations_verdict(report: Report) -> tuple[str, tuple[str, ...]] | None:
+@verdict(place=10)
+def operations_verdict(report: Report) -> Told:
     """The verdict and the numbers behind it; None for a report on anything else."""
     whatif = report.whatif
     if whatif.source != "operations" or whatif.slowdown is None:

@@ -1,0 +1,97 @@
+"""What the ``show.py`` of a subject declares, and how a report finds it.
+
+A subject shows itself by functions of a report, each declared where it stands: a table
+(:func:`table`), the verdict where nothing else was measured (:func:`verdict`), a sentence on why
+the verdict is what it is (:func:`why`). Nothing else lists them: a report's own fields say which
+subjects there are, and a subject in which nothing was found is not imported.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeAlias, TypeVar
+
+import msgspec
+
+from distprof.sections.base import Result
+from distprof.sections.table import TableView
+
+if TYPE_CHECKING:
+    from distprof.sections.report import Report
+
+__all__ = ["Declared", "Told", "declared", "declared_in", "table", "verdict", "why"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+Told: TypeAlias = "tuple[str, tuple[str, ...]] | None"
+"""A verdict's line and the numbers behind it; None where the report is on something else."""
+
+
+@dataclass(frozen=True, slots=True)
+class Declared(Generic[P, T]):
+    """A function of a report that its subject declares, called as the function is.
+
+    Args:
+        role: ``table``, ``verdict`` or ``why``.
+        place: Where it comes among all of its role: lower ones first.
+        make: The function.
+    """
+
+    role: str
+    place: int
+    make: Callable[P, T]
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
+        """What the function makes."""
+        return self.make(*args, **kwargs)
+
+
+def table(
+    *, place: int
+) -> Callable[[Callable[P, TableView | None]], Declared[P, TableView | None]]:
+    """Declare a table: from a report and ``show_all`` to the table, None without anything in it."""
+    return lambda make: Declared("table", place, make)
+
+
+def verdict(*, place: int) -> Callable[[Callable[P, Told]], Declared[P, Told]]:
+    """Declare what a report is told by where no trace says what steps consist of."""
+    return lambda make: Declared("verdict", place, make)
+
+
+def why(*, place: int) -> Callable[[Callable[P, str]], Declared[P, str]]:
+    """Declare a sentence under the verdict; empty where there is nothing to say."""
+    return lambda make: Declared("why", place, make)
+
+
+def declared(report: Report, role: str) -> list[Declared[..., Any]]:
+    """What the subjects of a report declare in one role, in the order of reading."""
+    found = [each for module in _modules(report) for each in declared_in(module)]
+    return sorted((each for each in found if each.role == role), key=lambda each: each.place)
+
+
+def declared_in(module: ModuleType) -> Iterator[Declared[..., Any]]:
+    """What one ``show.py`` declares, imported names aside."""
+    for value in vars(module).values():
+        if isinstance(value, Declared) and value.make.__module__ == module.__name__:
+            yield value
+
+
+def _modules(report: Report) -> list[ModuleType]:
+    """The ``show.py`` of each subject in which something was found."""
+    subjects = dict.fromkeys(
+        type(result).__module__.rpartition(".")[0]
+        for field in msgspec.structs.fields(report)
+        if isinstance(result := getattr(report, field.name), Result)
+        and (field.required or _found_anything(result))
+    )
+    names = (f"{subject}.show" for subject in subjects)
+    return [importlib.import_module(name) for name in names if find_spec(name)]
+
+
+def _found_anything(result: Result) -> bool:
+    return any(getattr(result, name) for name in result.__struct_fields__ if name != "unavailable")
