@@ -187,7 +187,7 @@ def _collectives(run: Run, measured: Measurements, profile: FabricFile | None) -
 def _check_model(settings: Config) -> None:
     """Refuse a model or hardware that contradicts itself before any work."""
     if settings.model:
-        from distprof.sections.efficiency.known_model import known_model
+        from distprof.sections.efficiency.models import known_model
 
         known_model(None, settings.model, settings.source)
     if settings.hardware:
@@ -212,8 +212,8 @@ def _efficiency(run: Run, settings: Config, results: Mapping[str, Any]) -> Effic
         UsageError: If the configuration's model or hardware contradicts itself.
     """
     from distprof.hardware import load_sheet
-    from distprof.sections.efficiency.known_model import known_model
     from distprof.sections.efficiency.measure import analyze_efficiency
+    from distprof.sections.efficiency.models import known_model
 
     return analyze_efficiency(
         run,
@@ -265,8 +265,7 @@ def _results(
     from distprof.sections.pipeline.measure import analyze_pipeline
     from distprof.sections.settings.measure import with_traces
     from distprof.sections.sharding.measure import analyze_sharding
-    from distprof.sections.stragglers.measure import analyze_stragglers
-    from distprof.sections.stragglers.messages import analyze_messages
+    from distprof.sections.stragglers.measure import analyze_messages, analyze_stragglers
     from distprof.sections.summaries.measure import (
         analyze_collective_summary,
         analyze_input_readiness,

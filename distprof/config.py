@@ -144,7 +144,7 @@ class Config:
             (:func:`distprof.hardware.load_sheet`).
         fabric: File of the fabric profile that runs are held against; empty for none.
         model: What is trained, for FLOP and MFU: keys of :data:`MODEL_KEYS`, each of its type
-            (:mod:`distprof.sections.efficiency.known_model` makes a shape of them).
+            (:mod:`distprof.sections.efficiency.models` makes a shape of them).
         topology: Scale-up domains of the cluster.
         check: What ``distprof check`` guards.
         source: The file it was read from, empty for the defaults.

@@ -16,8 +16,13 @@ from distprof.sections.idle.result import RankIdle
 from distprof.sections.input.measure import measure_input
 from distprof.sections.kernels.measure import kernel_stats
 from distprof.sections.overlap.measure import overlap_by_axis, rank_overlap
-from distprof.sections.pipeline.marks import measure_marks
-from distprof.sections.pipeline.slots import exposed_waits, measure_slots, message_waits, needed_at
+from distprof.sections.pipeline.slots import (
+    exposed_waits,
+    measure_marks,
+    measure_slots,
+    message_waits,
+    needed_at,
+)
 from distprof.sections.stragglers.sequences import attention_time
 from distprof.sections.time.measure import (
     Timeline,

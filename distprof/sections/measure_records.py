@@ -12,7 +12,7 @@ from distprof.intervals import EMPTY, Intervals
 from distprof.run.places import coordinates_of
 from distprof.run.records import RecordSource
 from distprof.run.run import Run
-from distprof.sections.idle.pauses import HostPauses, combine_pauses, host_pauses, measure_pauses
+from distprof.sections.idle.measure import HostPauses, combine_pauses, host_pauses, measure_pauses
 from distprof.sections.idle.result import PausesResult, RankPauses
 from distprof.sections.job.measure import NO_RUN_DIRECTORY
 from distprof.sections.measure_run import Mapper

@@ -14,11 +14,36 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from distprof.run.run import Run
 from distprof.schema import Int64Array
 from distprof.sections.context import RankAnalysis
-from distprof.sections.stragglers.held_stages import held_stages
+from distprof.terms import MeshAxis
 
-__all__ = ["COMPUTATION", "HOST", "INPUT", "OwnTime", "chance_of_mean", "over_peers"]
+__all__ = ["COMPUTATION", "HOST", "INPUT", "OwnTime", "chance_of_mean", "held_stages", "over_peers"]
+
+
+def held_stages(
+    analyses: Mapping[int, RankAnalysis], run: Run | None = None
+) -> Mapping[int, tuple[int, ...]]:
+    """Rank to the stages that it holds; an empty tuple for all where nothing tells.
+
+    Marks say it; without marks the position of a rank in its group along the pipeline's axis does.
+
+    Args:
+        analyses: Of all ranks.
+        run: For its process groups; None to go by marks alone.
+    """
+    marked = {rank: analysis.stage_numbers for rank, analysis in analyses.items()}
+    if run is None or any(marked.values()):
+        return marked
+    positions = {
+        rank: (position,)
+        for group in run.topology.groups
+        if group.axis is MeshAxis.PP and len(group.ranks) > 1
+        for position, rank in enumerate(group.ranks)
+    }
+    return {rank: positions.get(rank, ()) for rank in analyses}
+
 
 _POINTS = 4_001
 
@@ -57,8 +82,6 @@ def _upper_tail(t: NDArray[np.float64], freedom: int) -> NDArray[np.float64]:
     result: NDArray[np.float64] = np.clip(tail / area, 0.0, 1.0)
     return result
 
-
-# What each rank does with the time in which it waits for nobody, beside its peers ----------------
 
 COMPUTATION = "computation"
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from distprof.rules.base import InsufficientEvidenceError
-from distprof.sections.efficiency.device_memory import DeviceMemory
 from distprof.sections.efficiency.measure import CPU
-from distprof.sections.efficiency.result import EfficiencyResult
+from distprof.sections.efficiency.result import DeviceMemory, EfficiencyResult
 from distprof.sections.job.measure import NO_RUN_DIRECTORY
 from distprof.sections.memory.result import MemoryResult
 

@@ -9,11 +9,11 @@ import pytest
 import distprof
 from distprof.documents.text import render
 from distprof.formats import RenderOptions
-from distprof.sections.pipeline.result import PipelineResult
-from distprof.sections.pipeline.rows import (
+from distprof.sections.pipeline.result import (
     PictureRow,
     PipelineGroup,
     PipelinePrediction,
+    PipelineResult,
     StageDetail,
 )
 from distprof.sections.pipeline.show import (

@@ -13,8 +13,7 @@ import msgspec
 from distprof.sections.base import Result
 from distprof.sections.capture.result import CaptureResult, NodeClock
 from distprof.sections.collectives.result import CollectiveClass, CollectivesResult
-from distprof.sections.efficiency.device_memory import DeviceMemory
-from distprof.sections.efficiency.result import EfficiencyResult
+from distprof.sections.efficiency.result import DeviceMemory, EfficiencyResult
 from distprof.sections.gradients.result import GradientGroup, GradientsResult
 from distprof.sections.idle.result import IdleResult, PausesResult, RankIdle, RankPauses, SyncCall
 from distprof.sections.job.result import JobResult, ProbeOverhead
@@ -24,8 +23,13 @@ from distprof.sections.moe.result import MoeExchange, MoeLayer, MoePlacement, Mo
 from distprof.sections.nccl.measure import BETWEEN, INSIDE
 from distprof.sections.nccl.result import NcclHost, NcclResult, NcclSetting, NcclTransport
 from distprof.sections.overlap.result import OverlapResult, RankOverlap
-from distprof.sections.pipeline.result import PipelinePosition, PipelineRank, PipelineResult
-from distprof.sections.pipeline.rows import PipelineGroup, PipelinePrediction
+from distprof.sections.pipeline.result import (
+    PipelineGroup,
+    PipelinePosition,
+    PipelinePrediction,
+    PipelineRank,
+    PipelineResult,
+)
 from distprof.sections.placement.result import PlacedAxis, PlacedNode, PlacementResult
 from distprof.sections.settings.result import (
     DdpSetup,
@@ -48,8 +52,12 @@ from distprof.sections.summaries.result import (
     InputReadinessResult,
     SummarisedClass,
 )
-from distprof.sections.telemetry.result import DeviceNvlink, RankTelemetry, TelemetryResult
-from distprof.sections.telemetry.window import WindowSensors
+from distprof.sections.telemetry.result import (
+    DeviceNvlink,
+    RankTelemetry,
+    TelemetryResult,
+    WindowSensors,
+)
 from distprof.sections.time.result import (
     BreakdownResult,
     RankBreakdown,

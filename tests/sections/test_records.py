@@ -12,7 +12,7 @@ from distprof.artefacts.records import MemoryRecord, MoeRecord, NvmlRecord, Paus
 from distprof.ingest.assemble import assemble_run
 from distprof.ingest.job.rank_folder import RankFolder
 from distprof.ingest.job.run_directory import open_run_directory
-from distprof.sections.idle.pauses import host_pauses, measure_pauses
+from distprof.sections.idle.measure import host_pauses, measure_pauses
 from distprof.sections.job.measure import NO_RUN_DIRECTORY
 from distprof.sections.measure_records import measure_records
 from distprof.sections.memory.measure import measure_memory

@@ -11,9 +11,8 @@ from distprof.ingest.kinds.sensors.collect import Collector, Identity
 from distprof.intervals import Intervals
 from distprof.sections.step_log.result import StepLogResult
 from distprof.sections.stragglers.causes import sensed_difference
-from distprof.sections.telemetry.measure import measure_device, with_energy
+from distprof.sections.telemetry.measure import measure_device, sensors_in, with_energy
 from distprof.sections.telemetry.result import TelemetryResult
-from distprof.sections.telemetry.window import sensors_in
 from distprof.sections.time.result import RankWaterfall, WaterfallResult
 
 S = 10**9

@@ -50,6 +50,14 @@ class CollectiveClass(Record, frozen=True, kw_only=True):
     sent_bytes_per_step: float | None = None
     num_nodes: int | None = None
 
+    @property
+    def exposed_transfer_ns_per_step(self) -> int:
+        """Exposed time without waiting for late members; with it where that is not known.
+
+        Mean per rank and step, 0 where the recording tells no time of execution.
+        """
+        return (self.exposed_ns_per_step or 0) - (self.exposed_wait_ns_per_step or 0)
+
 
 class CollectivesResult(Result, frozen=True, kw_only=True):
     """Class table, most exposed time first."""

@@ -18,10 +18,10 @@ from distprof.costs.roofline import bound_with_overlap, flop_utilisation, regime
 from distprof.costs.trained_model import TrainedModel
 from distprof.hardware.recognise import recognise_gpu
 from distprof.hardware.sheet import Gpu, Sheet
+from distprof.run.places import coordinates_of
 from distprof.run.run import Run
 from distprof.sections.collectives.result import CollectivesResult
-from distprof.sections.efficiency.device_memory import device_memory
-from distprof.sections.efficiency.result import EfficiencyResult
+from distprof.sections.efficiency.result import DeviceMemory, EfficiencyResult
 from distprof.sections.memory.result import MemoryResult
 from distprof.sections.sharding.result import ShardingResult
 from distprof.sections.step_log.result import StepLogResult
@@ -29,7 +29,47 @@ from distprof.sections.time.result import StepTimeResult, WaterfallResult
 from distprof.terms import CollectiveKind, MeshAxis
 from distprof.units import NS_PER_S
 
-__all__ = ["CPU", "NO_MODEL", "analyze_efficiency"]
+__all__ = ["CPU", "NO_MODEL", "analyze_efficiency", "device_memory"]
+
+
+def device_memory(
+    run: Run, memory: MemoryResult, known: Mapping[int, Gpu]
+) -> tuple[DeviceMemory, ...]:
+    """Each rank with counters of a device; ranks on a CPU have none.
+
+    Args:
+        run: The recording.
+        memory: Counters of each rank.
+        known: Rank to what the sheet says of its device.
+    """
+    places = coordinates_of(run.job) if run.job else {}
+    told = {rank.rank: rank.device.memory_bytes for rank in run.ranks}
+    rows = []
+    for rank in memory.ranks:
+        if rank.peak_allocated_bytes is None and rank.reserved_bytes is None:
+            continue
+        gpu = known.get(rank.rank)
+        size = told.get(rank.rank) or (round(gpu.memory_bytes) if gpu else None)
+        size = size if size is not None and size > 0 else None
+        rows.append(
+            DeviceMemory(
+                rank=rank.rank,
+                stage=places.get(rank.rank, {}).get(MeshAxis.PP, 0),
+                capacity_bytes=size,
+                allocated_bytes=rank.peak_allocated_bytes,
+                reserved_bytes=rank.reserved_bytes,
+                allocated_ratio=_ratio(rank.peak_allocated_bytes, size),
+                reserved_ratio=_ratio(rank.reserved_bytes, size),
+                num_retries=rank.num_steady_retries,
+                retry_ns_per_step=rank.retry_ns_per_step,
+            )
+        )
+    return tuple(rows)
+
+
+def _ratio(part: int | None, whole: int | None) -> float | None:
+    return part / whole if part is not None and whole else None
+
 
 CPU = "cpu"
 

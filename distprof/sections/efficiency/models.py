@@ -1,4 +1,14 @@
-"""Models by name, and models from a few numbers."""
+"""Models by name, from a few numbers, and the one that a recorded job trained.
+
+That one is told by run.json, or by the table ``[model]`` of distprof.toml::
+
+    [model]
+    preset = "llama3-8b"      # or parameters, or layers, hidden and heads, …
+    sequence = 8192
+    batch = 512               # sequences of a step, all ranks together
+    precision = "bf16"
+    recomputation = "full"
+"""
 
 from __future__ import annotations
 
@@ -8,12 +18,15 @@ import tomllib
 from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from pathlib import PurePath
+from typing import Any, cast, get_args
 
-from distprof.costs.transformer import Latent, Transformer
+from distprof.artefacts.run_file import RunFile
+from distprof.costs.trained_model import Precision, TrainedModel
+from distprof.costs.transformer import Latent, Recomputation, Transformer
 from distprof.errors import UsageError
 
-__all__ = ["SHAPE_KEYS", "preset", "preset_names", "preset_sequence", "shape_from"]
+__all__ = ["SHAPE_KEYS", "known_model", "preset", "preset_names", "preset_sequence", "shape_from"]
 
 SHAPE_KEYS = (
     "layers",
@@ -29,8 +42,11 @@ SHAPE_KEYS = (
 """What a shape may be given by, besides ``params``."""
 
 _DEFAULT_VOCABULARY = 32000
+
 _FFN_STEP = 64
+
 _MOST = 10**9
+
 _NEAR = 0.05
 
 
@@ -159,3 +175,139 @@ def _preset_values(name: str) -> Mapping[str, Any]:
 @cache
 def _presets() -> Mapping[str, Mapping[str, Any]]:
     return tomllib.loads((files("distprof.sections.efficiency") / "models.toml").read_text("utf-8"))
+
+
+# The model that a recorded job trained ------------------------------------------------------------
+
+_ASLEEP = "sleep"
+
+_SHARDED = "dp_shard"
+
+
+def known_model(
+    job: RunFile | None, table: Mapping[str, Any], source: str = "distprof.toml"
+) -> TrainedModel | None:
+    """The model of a job; None where nothing says which it is.
+
+    A reference run says its own in run.json, which comes first: the table is of the folder's
+    project, whatever was recorded.
+
+    Args:
+        job: run.json, None for bare traces.
+        table: ``[model]`` of the configuration, checked by :mod:`distprof.config`.
+        source: The configuration's file, for messages.
+
+    Raises:
+        UsageError: If the table contradicts itself or names no known model.
+    """
+    if job is not None and job.kind == "run" and "model" in job.config:
+        return _of_reference_run(job)
+    if not table:
+        return None
+    try:
+        return _of_table(table, source)
+    except UsageError as error:
+        raise UsageError(f"{source}: [model]: {_in_toml(str(error))}") from None
+
+
+def _in_toml(text: str) -> str:
+    """The planner speaks of its options; here they are keys."""
+    return text.replace("--model", "preset").replace("--params", "parameters").replace("--", "")
+
+
+def _of_table(table: Mapping[str, Any], source: str) -> TrainedModel:
+    shape, name = _shape_of_table(table)
+    parameters = shape.parameters if shape else table.get("parameters")
+    if parameters is None:
+        raise UsageError("say which model it is: preset, parameters, or layers, hidden and heads")
+    sequence = table.get("sequence")
+    if sequence is None and "preset" in table:
+        sequence = preset_sequence(table["preset"])
+    batch = table.get("batch")
+    if batch is not None and sequence is None:
+        raise UsageError("batch counts sequences: say how long one is with sequence")
+    return TrainedModel(
+        name=name,
+        source=PurePath(source).name,
+        parameters=float(parameters),
+        active_parameters=float(shape.active_parameters if shape else parameters),
+        shape=shape,
+        sequence=sequence,
+        tokens_per_step=batch * sequence if batch is not None and sequence is not None else None,
+        precision=table.get("precision", "bf16"),
+        recomputation=table.get("recomputation", "none"),
+    )
+
+
+def _shape_of_table(table: Mapping[str, Any]) -> tuple[Transformer | None, str]:
+    given = {key: table[key] for key in SHAPE_KEYS if key in table}
+    if "preset" in table:
+        if given or "parameters" in table:
+            also = next(iter(given), "parameters")
+            raise UsageError(f"preset says the whole shape: leave out {also}, or the preset")
+        return preset(table["preset"]), table["preset"].strip().lower()
+    parameters = table.get("parameters")
+    if not given:
+        return None, f"{_short(parameters)} parameters" if parameters else ""
+    shape = shape_from(given, params=parameters, is_gated=table.get("gated", True))
+    return shape, f"{_short(shape.parameters)} parameters"
+
+
+def _of_reference_run(job: RunFile) -> TrainedModel | None:
+    """None where its numbers are none, or where blocks sleep in place of computing."""
+    values, training = job.config.get("model", {}), job.config.get("training", {})
+    options = job.config.get(job.workload, {})
+    if training.get("compute") == _ASLEEP:
+        return None
+    numbers = {key: _number(values.get(key)) for key in SHAPE_KEYS}
+    experts = _number(options.get("experts"))
+    if experts:
+        numbers |= {
+            "experts": experts,
+            "top_k": _number(options.get("top_k")),
+            "expert_ffn": numbers["ffn"],
+        }
+    try:
+        shape = shape_from(numbers, name=str(values.get("preset", "")))
+    except UsageError:
+        return None
+    again: Recomputation = "full" if training.get("checkpoint_activations") is True else "none"
+    return TrainedModel(
+        name=f"{job.workload}, {_short(shape.parameters)} parameters",
+        source="run.json",
+        parameters=float(shape.parameters),
+        active_parameters=float(shape.active_parameters),
+        shape=shape,
+        sequence=_number(values.get("sequence")),
+        precision=_precision(training.get("precision")),
+        recomputation=again,
+        zero_stage=_zero_stage(options, job),
+        shards=job.mesh.get(_SHARDED) or job.world_size,
+    )
+
+
+def _zero_stage(options: Mapping[str, Any], job: RunFile) -> int | None:
+    if job.workload == "ddp":
+        return 0
+    if job.workload == "3d":
+        return 3 if job.mesh.get(_SHARDED, 1) > 1 else None
+    stage = str(options.get("zero", ""))
+    return int(stage) if job.workload == "fsdp" and stage in ("1", "2", "3") else None
+
+
+def _precision(value: object) -> Precision:
+    """``auto`` is bf16 on devices; on a CPU there is no peak to hold it against."""
+    return cast("Precision", value) if value in get_args(Precision) else "bf16"
+
+
+def _number(value: object) -> int | None:
+    """A count from a file that anybody may have written; None for 0 and for what is no count."""
+    is_count = isinstance(value, int) and not isinstance(value, bool) and value > 0
+    return cast("int", value) if is_count else None
+
+
+def _short(count: float) -> str:
+    for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M")):
+        if count >= size:
+            return f"{count / size:.3g}{letter}"
+    return f"{count:,.0f}"

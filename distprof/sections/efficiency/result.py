@@ -7,10 +7,36 @@ the model's shape says what a token needs, so a job that computes more than it m
 
 from __future__ import annotations
 
+from distprof.schema import Record
 from distprof.sections.base import Result
-from distprof.sections.efficiency.device_memory import DeviceMemory
 
-__all__ = ["EfficiencyResult"]
+__all__ = ["DeviceMemory", "EfficiencyResult"]
+
+
+class DeviceMemory(Record, frozen=True, kw_only=True):
+    """One rank's device, over all steps. None is not known.
+
+    Args:
+        rank: Global rank.
+        stage: Pipeline rank, whose peers are to hold as much; 0 without a pipeline.
+        capacity_bytes: Size of the device: as the trace says, else as the hardware sheet does.
+        allocated_bytes: Highest held by tensors.
+        reserved_bytes: Highest held by the caching allocator.
+        allocated_ratio: Held by tensors over the size.
+        reserved_ratio: Held by the allocator over the size.
+        num_retries: Allocations retried in the second half of the steps.
+        retry_ns_per_step: What they cost, where it was measured.
+    """
+
+    rank: int
+    stage: int = 0
+    capacity_bytes: int | None = None
+    allocated_bytes: int | None = None
+    reserved_bytes: int | None = None
+    allocated_ratio: float | None = None
+    reserved_ratio: float | None = None
+    num_retries: int | None = None
+    retry_ns_per_step: int | None = None
 
 
 class EfficiencyResult(Result, frozen=True, kw_only=True):

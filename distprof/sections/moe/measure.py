@@ -18,8 +18,13 @@ from distprof.schema import Int64Array
 from distprof.sections.context import RankAnalysis
 from distprof.sections.moe.calls import label_calls
 from distprof.sections.moe.exchange import GroupExchanges, exchange_of, find_exchanges, pairs_of
-from distprof.sections.moe.load import ALL_TO_ALL_SIZES, Totals, measure_load
-from distprof.sections.moe.placement import placement_of_log, row_of_experts
+from distprof.sections.moe.load import (
+    ALL_TO_ALL_SIZES,
+    Totals,
+    measure_load,
+    placement_of_log,
+    row_of_experts,
+)
 from distprof.sections.moe.result import MoeLayer, MoePlacement, MoeResult
 from distprof.sections.moe.routing import Routing, layer_of_counts
 

@@ -13,11 +13,16 @@ from distprof.costs.known_schedules import SCHEDULES, orders
 from distprof.costs.order_replay import replay
 from distprof.costs.pipeline import bubble_fraction
 from distprof.sections.context import StageSlots
-from distprof.sections.pipeline.bubble import IdleParts, equal_stages, idle_parts, spans
-from distprof.sections.pipeline.marks import UNKNOWN_STAGE
+from distprof.sections.pipeline.bubble import (
+    IdleParts,
+    equal_stages,
+    idle_parts,
+    predictions_of,
+    spans,
+)
 from distprof.sections.pipeline.observed import ObservedPipeline, observe
-from distprof.sections.pipeline.predictions import predictions_of
-from distprof.sections.pipeline.rows import PictureRow, PipelineGroup, StageDetail
+from distprof.sections.pipeline.result import PictureRow, PipelineGroup, StageDetail
+from distprof.sections.pipeline.slots import UNKNOWN_STAGE
 from distprof.terms import Confidence, SlotKind
 from distprof.units import fold_ranks
 

@@ -17,9 +17,13 @@ from distprof.schema import ABSENT
 from distprof.sections.context import RankAnalysis, StageSlots
 from distprof.sections.own_time import chance_of_mean, over_peers
 from distprof.sections.pipeline.groups import PipelineSlots, groups_of
-from distprof.sections.pipeline.marks import UNKNOWN_STAGE
-from distprof.sections.pipeline.result import PipelinePosition, PipelineRank, PipelineResult
-from distprof.sections.pipeline.rows import PipelineGroup
+from distprof.sections.pipeline.result import (
+    PipelineGroup,
+    PipelinePosition,
+    PipelineRank,
+    PipelineResult,
+)
+from distprof.sections.pipeline.slots import UNKNOWN_STAGE
 from distprof.sections.pipeline.sources import groups_from_messages, pipelines_of_log
 from distprof.terms import MeshAxis
 

@@ -1,4 +1,4 @@
-"""Pipeline parallelism: work of the stages beside each other.
+"""Pipelines of a run: work of the stages beside each other, bubbles, predictions, a step's picture.
 
 Ranks that hold the same stages are one position of the pipeline. What a position works is what its
 least busy rank works, so that a slow rank among several is not taken for an unequal split.
@@ -8,9 +8,154 @@ from __future__ import annotations
 
 from distprof.schema import Record
 from distprof.sections.base import Result
-from distprof.sections.pipeline.rows import PipelineGroup
+from distprof.terms import Confidence
 
-__all__ = ["PipelinePosition", "PipelineRank", "PipelineResult"]
+__all__ = [
+    "PictureRow",
+    "PipelineGroup",
+    "PipelinePosition",
+    "PipelinePrediction",
+    "PipelineRank",
+    "PipelineResult",
+    "StageDetail",
+]
+
+
+class StageDetail(Record, frozen=True, kw_only=True):
+    """One stage of a pipeline, mean per step.
+
+    Args:
+        stage: Its number in the pipeline.
+        rank: Global rank that holds it, in the pipeline that was looked at.
+        position: Of that rank in the pipeline.
+        work_ns_per_step: Computation of the stage.
+        forward_ns: Mean per micro-batch, the loss included; None where none was seen.
+        backward_ns: Mean per micro-batch, all parts of it together; None where none was seen.
+        bubble_fraction: Of its rank: idle over the pipeline's span. Ranks with several stages
+            have it at each of them.
+        in_flight: Most micro-batches at once whose forward had started and backward not ended.
+    """
+
+    stage: int
+    rank: int
+    position: int
+    work_ns_per_step: int
+    forward_ns: int | None
+    backward_ns: int | None
+    bubble_fraction: float | None
+    in_flight: int | None
+
+
+class PipelinePrediction(Record, frozen=True, kw_only=True):
+    """The pipeline in another configuration, on the same hardware.
+
+    Args:
+        what: What is different, for people, for example ``M = 16 instead of 4``.
+        change: ``micro-batches``, ``schedule``, ``virtual-stages`` or ``layer-split``.
+        schedule: Name of the schedule.
+        num_micro_batches: M.
+        virtual_stages: Stages per rank.
+        bubble_fraction: Predicted.
+        step_ns: Predicted time for the same batch, all micro-batches.
+        saved_ns: The measured time less that; below 0 where it would take longer.
+    """
+
+    what: str
+    change: str
+    schedule: str
+    num_micro_batches: int
+    virtual_stages: int
+    bubble_fraction: float
+    step_ns: int
+    saved_ns: int
+
+
+class PictureRow(Record, frozen=True, kw_only=True):
+    """One slot of one step, for a picture of the schedule. Times since the step's first work."""
+
+    rank: int
+    stage: int
+    kind: str
+    micro_batch: int
+    start_ns: int
+    end_ns: int
+
+
+class PipelineGroup(Record, frozen=True, kw_only=True):
+    """Pipelines of one shape; numbers are those of the one whose span is the median.
+
+    The span of a step runs from the first work of any rank to the last. Idle is what the mean rank
+    does not work in it: waiting for messages is idle. ``idle_ns`` is, exactly, the sum of
+    ``warm_up_drain_ns``, ``imbalance_ns``, ``variation_ns``, ``exposed_p2p_ns`` and
+    ``host_ns``; all are means over steps.
+
+    Args:
+        schedule: As recognised by its order, else ``unknown order``.
+        ranks: Of the pipeline that was looked at, in the order of positions.
+        replicas: All pipelines of this shape, likewise.
+        stages: Stages in all.
+        virtual_stages: Stages per rank.
+        num_micro_batches: Per step.
+        source: What slots were read from.
+        confidence: ``measured`` from marks of work itself, else ``inferred``.
+        comparable_clocks: Whether times of different ranks could be compared; else the span is
+            that of the rank whose own is the longest.
+        num_steps: Steps the figures are means over.
+        step_ns: Mean training step, the span and what is outside of the pipeline; None if unknown.
+        span_ns: Mean span.
+        work_ns: Work of the mean rank.
+        idle_ns: Span less work.
+        bubble_fraction: Idle over span.
+        ideal_bubble_fraction: With equal stages and messages that take no time.
+        ideal_source: ``closed form`` or ``replay``; None without an ideal.
+        imbalance_ratio: Work of the busiest position over the mean.
+        warm_up_drain_ns: Idle of the observed order with equal stages.
+        imbalance_ns: What unequal stages add to it.
+        variation_ns: What is added because one stage's micro-batches differ in time.
+        exposed_p2p_ns: What waiting for messages adds, when they are already sent.
+        host_ns: The rest: late launches, stalls inside of slots, other communication.
+        limiting_stage: The busiest stage of the busiest rank.
+        limiting_rank: Its rank.
+        model_error_ratio: Span of the replay without messages and host, over the measured, less 1.
+        stages_detail: By stage.
+        predictions: Best first.
+        prediction_error_ratio: What the prediction of the present configuration is off by; the
+            others are corrected for it.
+        picture: Slots of one step of median length, by rank and start; empty where too large.
+        notes: What was assumed or left out, one sentence each.
+    """
+
+    schedule: str
+    ranks: tuple[int, ...]
+    replicas: tuple[tuple[int, ...], ...] = ()
+    stages: int
+    virtual_stages: int
+    num_micro_batches: int
+    source: str
+    confidence: Confidence
+    comparable_clocks: bool = True
+    num_steps: int = 0
+    step_ns: int | None = None
+    span_ns: int | None = None
+    work_ns: int | None = None
+    idle_ns: int | None = None
+    bubble_fraction: float | None = None
+    ideal_bubble_fraction: float | None = None
+    ideal_source: str | None = None
+    imbalance_ratio: float | None = None
+    warm_up_drain_ns: int | None = None
+    imbalance_ns: int | None = None
+    variation_ns: int | None = None
+    exposed_p2p_ns: int | None = None
+    host_ns: int | None = None
+    limiting_stage: int | None = None
+    limiting_rank: int | None = None
+    model_error_ratio: float | None = None
+    stages_detail: tuple[StageDetail, ...] = ()
+    predictions: tuple[PipelinePrediction, ...] = ()
+    prediction_error_ratio: float | None = None
+    picture: tuple[PictureRow, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 class PipelinePosition(Record, frozen=True, kw_only=True):

@@ -9,11 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from distprof.escape import short_ranks
-from distprof.sections.pipeline.result import PipelineResult
-from distprof.sections.pipeline.rows import (
-    PictureRow,
-    PipelineGroup,
-)
+from distprof.sections.pipeline.result import PictureRow, PipelineGroup, PipelineResult
 from distprof.sections.shows import Told, table, verdict
 from distprof.sections.table import Column, Drawing, TableView, rows_table
 from distprof.units import fold_ranks, format_duration, format_ratio, name_ranks

@@ -20,7 +20,7 @@ from distprof.run.run import Run
 from distprof.schema import ABSENT, Int64Array, Table
 from distprof.sections.context import RankAnalysis, StageSlots
 from distprof.sections.pipeline.groups import PipelineSlots
-from distprof.sections.pipeline.rows import PipelineGroup, StageDetail
+from distprof.sections.pipeline.result import PipelineGroup, StageDetail
 from distprof.terms import CollectiveKind, Confidence, SlotKind
 
 __all__ = ["groups_from_messages", "pipelines_of_log"]

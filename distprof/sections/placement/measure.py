@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from distprof.config import TopologyConfig
 from distprof.hardware.sheet import Sheet
 from distprof.run.run import Run
-from distprof.sections.collectives.result import CollectiveClass, CollectivesResult
+from distprof.sections.collectives.result import CollectivesResult
 from distprof.sections.placement.nodes import (
     Domains,
     Group,
@@ -247,10 +247,6 @@ def _traffic(collectives: CollectivesResult, axis: str, size: int) -> _Traffic:
     exchange = [c for c in timed if c.kind == CollectiveKind.ALL_TO_ALL.label]
     return _Traffic(
         sent=sum(sent) if sent else None,
-        exposed=sum(map(_exposed_transfer, timed)) if timed else None,
-        exchange=sum(map(_exposed_transfer, exchange)) if timed else None,
+        exposed=sum(c.exposed_transfer_ns_per_step for c in timed) if timed else None,
+        exchange=sum(c.exposed_transfer_ns_per_step for c in exchange) if timed else None,
     )
-
-
-def _exposed_transfer(record: CollectiveClass) -> int:
-    return (record.exposed_ns_per_step or 0) - (record.exposed_wait_ns_per_step or 0)

@@ -16,12 +16,11 @@ from distprof.run.machine import PATHS, Machine
 from distprof.run.nccl_log import NcclLog
 from distprof.run.run import Run
 from distprof.run.topology import ProcessGroup
-from distprof.schema import Record
 from distprof.sections.collectives.measure import group_label
+from distprof.sections.placement.result import CardPath
 from distprof.terms import MeshAxis
 
 __all__ = [
-    "CardPath",
     "Domains",
     "Group",
     "card_paths",
@@ -249,33 +248,6 @@ def _parts(nodes: Iterable[tuple[int, ...]], size: int) -> Iterator[tuple[int, .
             yield from (ranks[start : start + size] for start in range(0, len(ranks), size))
     if gathered:
         yield gathered
-
-
-# Paths from GPUs to network cards, and which cards NCCL uses -------------------------------------
-
-
-class CardPath(Record, frozen=True, kw_only=True):
-    """One GPU of a machine.
-
-    Args:
-        host: Host name; empty where the machine stands for every node.
-        gpu: As the driver calls it.
-        path: Shortest path to a network card, for example ``PIX``; empty where none is known.
-        nearest: Cards at its end.
-        num_sharing: GPUs, this one among them, that have a nearest card of it as their own nearest.
-        used: Cards that NCCL uses for it by its log; empty where no log tells.
-        used_path: Longest path to one of those; empty where none is known.
-        rank: Global rank on it, as far as a log of NCCL tells.
-    """
-
-    host: str
-    gpu: str
-    path: str
-    nearest: tuple[str, ...]
-    num_sharing: int
-    used: tuple[str, ...] = ()
-    used_path: str = ""
-    rank: int | None = None
 
 
 def card_paths(run: Run, nodes: Mapping[str, Sequence[int]]) -> tuple[CardPath, ...]:

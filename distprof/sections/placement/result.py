@@ -13,9 +13,32 @@ from __future__ import annotations
 
 from distprof.schema import Record
 from distprof.sections.base import Result
-from distprof.sections.placement.nodes import CardPath
 
-__all__ = ["PlacedAxis", "PlacedMachine", "PlacedNode", "PlacementResult"]
+__all__ = ["CardPath", "PlacedAxis", "PlacedMachine", "PlacedNode", "PlacementResult"]
+
+
+class CardPath(Record, frozen=True, kw_only=True):
+    """One GPU of a machine.
+
+    Args:
+        host: Host name; empty where the machine stands for every node.
+        gpu: As the driver calls it.
+        path: Shortest path to a network card, for example ``PIX``; empty where none is known.
+        nearest: Cards at its end.
+        num_sharing: GPUs, this one among them, that have a nearest card of it as their own nearest.
+        used: Cards that NCCL uses for it by its log; empty where no log tells.
+        used_path: Longest path to one of those; empty where none is known.
+        rank: Global rank on it, as far as a log of NCCL tells.
+    """
+
+    host: str
+    gpu: str
+    path: str
+    nearest: tuple[str, ...]
+    num_sharing: int
+    used: tuple[str, ...] = ()
+    used_path: str = ""
+    rank: int | None = None
 
 
 class PlacedNode(Record, frozen=True, kw_only=True):

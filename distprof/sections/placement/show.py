@@ -5,11 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from distprof.sections.placement.nodes import CardPath
-from distprof.sections.placement.result import (
-    PlacedMachine,
-    PlacementResult,
-)
+from distprof.sections.placement.result import CardPath, PlacedMachine, PlacementResult
 from distprof.sections.shows import Told, table, verdict
 from distprof.sections.table import Column, TableView, counted, rows_table
 

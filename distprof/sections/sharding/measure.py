@@ -9,17 +9,42 @@ after each.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from distprof.sections.sharding.result import ShardingResult, Variable
+import numpy as np
+from numpy.typing import NDArray
+
+from distprof.run.run import Rank
+from distprof.run.topology import Topology
+from distprof.schema import ABSENT, Int64Array, Table
+from distprof.sections.context import RankAnalysis
+from distprof.sections.sharding.result import (
+    ShardedAxis,
+    ShardingResult,
+    SharedStream,
+    TensorTraffic,
+    Variable,
+)
+from distprof.terms import CollectiveKind, MeshAxis
 
 if TYPE_CHECKING:
     from distprof.artefacts.fabric_file import FabricFile
     from distprof.run.run import Run
-    from distprof.sections.context import RankAnalysis
 
-__all__ = ["analyze_sharding"]
+__all__ = [
+    "AxisRows",
+    "Flags",
+    "Passes",
+    "analyze_sharding",
+    "passes",
+    "sharded_axes",
+    "shared_streams",
+    "tensor_traffic",
+    "traffic_of",
+]
 
 _VARIABLES = ("CUDA_DEVICE_MAX_CONNECTIONS", "NCCL_")
 
@@ -40,8 +65,12 @@ def analyze_sharding(
     Source:
         Formula sheet, "Volume per training step" (FSDP, TP).
     """
-    from distprof.sections.sharding.rows import traffic_of
-    from distprof.sections.sharding.traffic import sharded_axes, shared_streams, tensor_traffic
+    from distprof.sections.sharding.measure import (
+        sharded_axes,
+        shared_streams,
+        tensor_traffic,
+        traffic_of,
+    )
 
     traffic = [traffic_of(analyses[r.rank], r) for r in run.ranks if r.rank in analyses]
     is_cpu = any(analysis.is_cpu for analysis in analyses.values())
@@ -61,3 +90,387 @@ def analyze_sharding(
         ),
         device=run.ranks[0].device.name if run.ranks else "",
     )
+
+
+# Collectives of one rank by axis, in the order in which they were asked for -----------------------
+
+Flags = NDArray[np.bool_]
+
+_BESIDE_RATIO = 0.05
+
+_ELEMENT_BYTES = {
+    "float": 4,
+    "float32": 4,
+    "half": 2,
+    "float16": 2,
+    "bfloat16": 2,
+    "double": 8,
+    "float64": 8,
+}
+"""What parameters and gradients are made of. Bytes may be anything, packed together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AxisRows:
+    """Collectives of one rank along one axis inside its windows, in the order of asking.
+
+    ``elements`` are ABSENT where size or type is not known, ``wait_ns`` where members were not
+    matched; ``among_kernels`` is empty on a CPU.
+    """
+
+    axis: str
+    group_size: int | None
+    num_steps: int
+    kind: NDArray[np.int8]
+    step: Int64Array
+    bytes: Int64Array
+    elements: Int64Array
+    duration_ns: Int64Array
+    hidden_ns: Int64Array
+    ahead: Flags
+    exposed_ns: Int64Array
+    wait_ns: Int64Array
+    among_kernels: Flags
+
+    def of(self, *kinds: CollectiveKind) -> Flags:
+        """Mask of the rows of these kinds."""
+        return np.isin(self.kind, kinds)
+
+
+def traffic_of(analysis: RankAnalysis, rank: Rank) -> list[AxisRows]:
+    """What one rank moves, by axis; only axes with rows inside the windows."""
+    table = rank.collectives
+    if not len(table) or len(analysis.row_hidden_ns) != len(table):
+        return []
+    asked = np.where(table["enqueue_ns"] == ABSENT, table["start_ns"], table["enqueue_ns"])
+    inside = np.flatnonzero((analysis.collective_step >= 0) & table["is_timed"])
+    inside = inside[np.argsort(asked[inside], kind="stable")]
+    axis = analysis.row_axis[inside]
+    return [
+        _rows(analysis, rank, analysis.row_axis_names[number], inside[axis == number])
+        for number in range(len(analysis.row_axis_names))
+        if (axis == number).any()
+    ]
+
+
+def _rows(analysis: RankAnalysis, rank: Rank, axis: str, rows: NDArray[np.intp]) -> AxisRows:
+    table = rank.collectives
+    duration = (table["end_ns"] - table["start_ns"])[rows]
+    hidden = analysis.row_hidden_ns[rows]
+    among = analysis.row_among_kernels
+    sizes = set(table["group_size"][rows].tolist())
+    size = sizes.pop() if len(sizes) == 1 else ABSENT
+    return AxisRows(
+        axis=axis,
+        group_size=size if size > 0 else None,
+        num_steps=len(analysis.steps),
+        kind=table["kind"][rows],
+        step=analysis.collective_step[rows],
+        bytes=table["bytes"][rows],
+        elements=_elements(table, rows),
+        duration_ns=duration,
+        hidden_ns=hidden,
+        ahead=analysis.row_begins_beside[rows] | (hidden >= _BESIDE_RATIO * duration),
+        exposed_ns=analysis.exposed_ns[rows],
+        wait_ns=analysis.exposed_wait_ns[rows],
+        among_kernels=among[rows] if len(among) else among,
+    )
+
+
+def _elements(table: Table, rows: NDArray[np.intp]) -> Int64Array:
+    dtype = table.coded("dtype")
+    width = [_ELEMENT_BYTES.get(_plain(name), 0) for name in dtype.values] or [0]
+    of_row = np.array(width, dtype=np.int64)[dtype.codes[rows]]
+    size: Int64Array = table["bytes"][rows]
+    return np.where((of_row > 0) & (size >= 0), size // np.maximum(of_row, 1), ABSENT)
+
+
+def _plain(dtype: str) -> str:
+    return dtype.lower().removeprefix("c10::").removeprefix("torch.")
+
+
+_LONG_RATIO = 0.6
+"""A run of gathers is forward's if it is this long, measured by the longest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Passes:
+    """How often a step goes through the parameters.
+
+    Args:
+        longest_run: Most gathers in a row.
+        gathers: Passes of gathers, by elements; None where types or sizes are not known.
+        scatters: Passes of reduce-scatters; None where there are none, or it is not clear.
+        units: Units of a pass; None as for ``scatters``.
+    """
+
+    longest_run: int
+    gathers: float | None
+    scatters: int | None
+    units: int | None
+
+
+_NOTHING = Passes(longest_run=0, gathers=None, scatters=None, units=None)
+
+
+def passes(rows: AxisRows) -> Passes:
+    """Passes of one rank's steps, their median.
+
+    Forward gathers unit after unit. In backward a reduce-scatter stands between two gathers, or two
+    pairs of them. So each long run of gathers is a forward; without reduce-scatters meanwhile
+    (``no_sync``) several are one.
+    """
+    gathers = rows.of(CollectiveKind.ALL_GATHER)
+    scatters = rows.of(CollectiveKind.REDUCE_SCATTER)
+    either = np.flatnonzero(gathers | scatters)
+    steps = [
+        _passes_of_step(rows, gathers, either[rows.step[either] == step])
+        for step in sorted(set(rows.step[either].tolist()))
+    ]
+    known = [step for step in steps if step.scatters is not None]
+    if not known:
+        return max(steps, key=lambda step: step.longest_run, default=_NOTHING)
+    return sorted(known, key=lambda step: step.scatters or 0)[len(known) // 2]
+
+
+def _passes_of_step(rows: AxisRows, gathers: Flags, order: NDArray[np.intp]) -> Passes:
+    lengths = _runs(gathers[order])
+    longest = max(lengths, default=0)
+    num_scatters = int((~gathers[order]).sum())
+    if not lengths or not num_scatters:
+        return Passes(longest_run=longest, gathers=None, scatters=None, units=None)
+    if longest > 1:
+        scatters = sum(length >= _LONG_RATIO * longest for length in lengths)
+    else:
+        scatters = num_scatters if num_scatters == 1 else 0
+    if not scatters or num_scatters % scatters:
+        return Passes(longest_run=longest, gathers=None, scatters=None, units=None)
+    gathered, scattered = (_amount(rows, order[mask]) for mask in (gathers[order], ~gathers[order]))
+    ratio = gathered * scatters / scattered if gathered and scattered else None
+    return Passes(
+        longest_run=longest, gathers=ratio, scatters=scatters, units=num_scatters // scatters
+    )
+
+
+def _runs(gathers: Flags) -> list[int]:
+    """Lengths of runs of gathers; the last goes on in the first, as steps follow each other."""
+    if gathers.all():
+        return [len(gathers)] if len(gathers) else []
+    turned = np.roll(gathers, -int(np.flatnonzero(~gathers)[0]))
+    edges = np.flatnonzero(np.diff(np.concatenate(([False], turned, [False])).astype(np.int8)))
+    lengths: list[int] = (edges[1::2] - edges[::2]).tolist()
+    return lengths
+
+
+def _amount(rows: AxisRows, chosen: NDArray[np.intp]) -> int:
+    """Elements, 0 where one is not known."""
+    elements = rows.elements[chosen]
+    return 0 if (elements < 0).any() else int(elements.sum())
+
+
+_OTHERS = frozenset({MeshAxis.TP, MeshAxis.CP, MeshAxis.EP, MeshAxis.PP})
+"""What these gather is no parameters."""
+
+_DATA = frozenset({MeshAxis.DP, MeshAxis.DP_REPLICATE, MeshAxis.DP_SHARD})
+
+_HIDEABLE = (
+    CollectiveKind.ALL_REDUCE,
+    CollectiveKind.ALL_GATHER,
+    CollectiveKind.REDUCE_SCATTER,
+)
+
+_LEAST_RUN = 3
+"""Gathers in a row that show parameters where the axis does not say so: activations that are
+gathered (sequence parallelism) are scattered again before the next ones."""
+
+
+# Axes of parameters ------------------------------------------------------------------------------
+
+
+def sharded_axes(
+    traffic: Iterable[Sequence[AxisRows]], topology: Topology, profile: FabricFile | None
+) -> tuple[ShardedAxis, ...]:
+    """Axes along which parameters are shared, most gathered bytes first.
+
+    Args:
+        traffic: Of each rank.
+        topology: Says how many nodes a group spans.
+        profile: For the start-up of a gather, or None.
+    """
+    by_axis: dict[str, list[AxisRows]] = defaultdict(list)
+    for of_rank in traffic:
+        for rows in of_rank:
+            if rows.axis not in _OTHERS and rows.of(CollectiveKind.ALL_GATHER).any():
+                by_axis[rows.axis].append(rows)
+    found = [
+        _axis(ranks, _spanned(topology, axis), profile)
+        for axis, ranks in by_axis.items()
+        if axis == MeshAxis.DP_SHARD or _shows_parameters(ranks[0])
+    ]
+    return tuple(sorted(found, key=lambda axis: -(axis.gather_bytes_per_step or 0)))
+
+
+def _shows_parameters(rows: AxisRows) -> bool:
+    """Whether gathers follow each other as they do before parameters are used, and only then."""
+    passes_of = passes(rows)
+    return passes_of.longest_run >= _LEAST_RUN and passes_of.scatters is not None
+
+
+def _spanned(topology: Topology, axis: str) -> int | None:
+    """The most nodes that a group of the axis spans; None where one is not placed."""
+    groups = [group for group in topology.groups if group.axis is not None and group.axis == axis]
+    nodes = [{topology.node_of(rank) for rank in group.ranks} for group in groups]
+    if not nodes or any(not of or None in of for of in nodes):
+        return None
+    return max(len(of) for of in nodes)
+
+
+def _axis(
+    ranks: Sequence[AxisRows], num_nodes: int | None, profile: FabricFile | None
+) -> ShardedAxis:
+    every = _Sums(ranks)
+    gathers, scatters = every.of(CollectiveKind.ALL_GATHER), every.of(CollectiveKind.REDUCE_SCATTER)
+    size = ranks[0].group_size
+    of_first = passes(ranks[0])
+    median = _median(every.bytes[gathers])
+    return ShardedAxis(
+        axis=ranks[0].axis,
+        group_size=size,
+        num_nodes=num_nodes,
+        gathers_per_step=every.count(gathers),
+        gather_bytes_per_step=every.size(gathers),
+        gather_bytes_median=median,
+        scatters_per_step=every.count(scatters),
+        scatter_bytes_per_step=every.size(scatters),
+        gather_passes=of_first.gathers,
+        scatter_passes=of_first.scatters,
+        num_units=of_first.units,
+        ahead_ratio=_ahead(every, gathers),
+        gather_exposed_ns_per_step=every.exposed(gathers),
+        gather_wait_ns_per_step=every.wait(gathers),
+        scatter_exposed_ns_per_step=every.exposed(scatters),
+        scatter_wait_ns_per_step=every.wait(scatters),
+        latency_ns_per_gather=_latency(profile, size, num_nodes),
+    )
+
+
+def _latency(profile: FabricFile | None, size: int | None, num_nodes: int | None) -> int | None:
+    if profile is None or size is None or num_nodes is None:
+        return None
+    from distprof.costs.fabric import expected_latency_ns  # only for those who have a profile
+
+    return expected_latency_ns(
+        profile, CollectiveKind.ALL_GATHER, group_size=size, num_nodes=num_nodes
+    )
+
+
+def _ahead(every: _Sums, gathers: Flags) -> float | None:
+    size = every.bytes[gathers]
+    weight = np.ones(len(size)) if (size < 0).any() or not size.any() else size.astype(np.float64)
+    return float(weight[every.ahead[gathers]].sum() / weight.sum()) if len(size) else None
+
+
+def _median(values: Int64Array) -> int | None:
+    return None if len(values) == 0 or (values < 0).any() else int(np.median(values))
+
+
+def shared_streams(
+    traffic: Iterable[Sequence[AxisRows]], sharded: Set[str]
+) -> tuple[SharedStream, ...]:
+    """Axes of data parallelism whose collectives run among kernels, most exposed time first.
+
+    Args:
+        traffic: Of each rank.
+        sharded: Axes that share parameters, whatever they are called.
+    """
+    by_axis: dict[str, list[AxisRows]] = defaultdict(list)
+    for of_rank in traffic:
+        for rows in of_rank:
+            if len(rows.among_kernels) and (rows.axis in _DATA or rows.axis in sharded):
+                by_axis[rows.axis].append(rows)
+    found = [_shared_stream(ranks) for ranks in by_axis.values()]
+    kept = [one for one in found if one.per_step]
+    return tuple(sorted(kept, key=lambda one: -one.exposed_ns_per_step))
+
+
+def _shared_stream(ranks: Sequence[AxisRows]) -> SharedStream:
+    every = _Sums(ranks)
+    hideable = np.logical_or.reduce([every.of(kind) for kind in _HIDEABLE])
+    among = hideable & every.among_kernels
+    return SharedStream(
+        axis=ranks[0].axis,
+        per_step=every.count(among),
+        share_ratio=float(among.sum() / max(hideable.sum(), 1)),
+        exposed_ns_per_step=every.exposed(among),
+        wait_ns_per_step=every.wait(among),
+    )
+
+
+# Tensor parallelism ------------------------------------------------------------------------------
+
+
+def tensor_traffic(traffic: Iterable[Sequence[AxisRows]]) -> TensorTraffic | None:
+    """What moves along the tensor axis; None where nothing does."""
+    ranks = [rows for of_rank in traffic for rows in of_rank if rows.axis == MeshAxis.TP]
+    if not ranks:
+        return None
+    every = _Sums(ranks)
+    reduces = every.of(CollectiveKind.ALL_REDUCE)
+    gathers, scatters = every.of(CollectiveKind.ALL_GATHER), every.of(CollectiveKind.REDUCE_SCATTER)
+    pairs = gathers | scatters
+    rows = reduces | pairs
+    busy = int(every.duration_ns[rows].sum())
+    return TensorTraffic(
+        group_size=ranks[0].group_size,
+        all_reduces_per_step=every.count(reduces),
+        all_reduce_bytes_per_step=every.size(reduces),
+        all_reduce_exposed_ns_per_step=every.exposed(reduces),
+        all_reduce_wait_ns_per_step=every.wait(reduces),
+        all_gathers_per_step=every.count(gathers),
+        reduce_scatters_per_step=every.count(scatters),
+        pair_bytes_per_step=every.size(pairs),
+        pair_exposed_ns_per_step=every.exposed(pairs),
+        pair_wait_ns_per_step=every.wait(pairs),
+        overlap_ratio=int(every.hidden_ns[rows].sum()) / busy if busy else None,
+    )
+
+
+class _Sums:
+    """Rows of all ranks of an axis, and means of them over ranks and steps."""
+
+    def __init__(self, ranks: Sequence[AxisRows]) -> None:
+        self._samples = max(sum(rows.num_steps for rows in ranks), 1)
+        self._kind = np.concatenate([rows.kind for rows in ranks])
+        self._exposed_ns = np.concatenate([rows.exposed_ns for rows in ranks])
+        self._wait_ns = np.concatenate([rows.wait_ns for rows in ranks])
+        self.bytes = np.concatenate([rows.bytes for rows in ranks])
+        self.duration_ns = np.concatenate([rows.duration_ns for rows in ranks])
+        self.hidden_ns = np.concatenate([rows.hidden_ns for rows in ranks])
+        self.ahead = np.concatenate([rows.ahead for rows in ranks])
+        self.among_kernels = np.concatenate([rows.among_kernels for rows in ranks])
+
+    def of(self, kind: CollectiveKind) -> Flags:
+        """Mask of the rows of a kind."""
+        mask: Flags = self._kind == kind
+        return mask
+
+    def count(self, mask: Flags) -> float:
+        """How many of them a step holds."""
+        return float(mask.sum() / self._samples)
+
+    def size(self, mask: Flags) -> int | None:
+        """Their bytes in a step, None where one is not known."""
+        size = self.bytes[mask]
+        return None if (size < 0).any() else int(size.sum()) // self._samples
+
+    def exposed(self, mask: Flags) -> int:
+        """Their exposed time in a step."""
+        return int(self._exposed_ns[mask].sum()) // self._samples
+
+    def wait(self, mask: Flags) -> int | None:
+        """Their exposed waiting in a step; None unless most of them were matched."""
+        wait = self._wait_ns[mask]
+        known = wait[wait != ABSENT]
+        if 2 * len(known) < len(wait) or not len(wait):
+            return None
+        return int(known.sum()) // self._samples

@@ -14,7 +14,7 @@ from distprof.run.run import ClockAlignment, Rank, Run
 from distprof.schema import ABSENT, Int64Array
 from distprof.sections.context import RankAnalysis
 from distprof.sections.matched import Members, RowIndex, by_size
-from distprof.sections.stragglers.held_stages import held_stages
+from distprof.sections.own_time import held_stages
 from distprof.sections.stragglers.inheritance import find_roots
 from distprof.terms import CollectiveKind
 

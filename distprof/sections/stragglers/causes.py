@@ -15,13 +15,12 @@ from numpy.typing import NDArray
 
 from distprof.schema import Int64Array
 from distprof.sections.context import RankAnalysis
-from distprof.sections.idle.pauses import HostPauses
+from distprof.sections.idle.measure import HostPauses
 from distprof.sections.kernels.measure import combine_kernels
 from distprof.sections.kernels.result import KernelsResult, RankSpeed
 from distprof.sections.own_time import HOST, INPUT, OwnTime
-from distprof.sections.stragglers.sequences import SequenceImbalance
-from distprof.sections.telemetry.result import RankTelemetry, TelemetryResult
-from distprof.sections.telemetry.window import WindowSensors
+from distprof.sections.stragglers.result import SequenceImbalance
+from distprof.sections.telemetry.result import RankTelemetry, TelemetryResult, WindowSensors
 from distprof.terms import ActivityKind, StragglerCause
 from distprof.units import format_duration, format_ratio
 

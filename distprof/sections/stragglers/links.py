@@ -17,50 +17,24 @@ from msgspec.structs import replace
 from distprof.run.codes import distinct
 from distprof.run.run import Rank, Run
 from distprof.run.topology import ProcessGroup
-from distprof.schema import ABSENT, Int64Array, Record
+from distprof.schema import ABSENT, Int64Array
 from distprof.sections.context import RankAnalysis
 from distprof.sections.matched import Members, RowIndex, segment_median
+from distprof.sections.stragglers.result import SlowLink
 from distprof.terms import CollectiveKind
 
-__all__ = ["SlowLink", "find_slow_links"]
+__all__ = ["find_slow_links"]
 
 SLOWER = 1.15
 """Transfer relative to that of the other groups from which a link counts as slow."""
+
 MIN_SHARE = 0.005
 """Share of the step below which a link is not worth a word."""
+
 MIN_INSTANCES = 5
+
 LEAST_QUANTILE = 0.2
 """This share of a slow group's transfers may be as short as the other groups' median."""
-
-
-class SlowLink(Record, frozen=True, kw_only=True):
-    """Ranks whose transfers take longer than the same of other groups.
-
-    Args:
-        ranks: Those that the slow transfers have in common; one of their links is slow.
-        nodes: Their nodes, as far as known.
-        axis: Mesh axis or description of their groups.
-        kind: Of the collectives that lose most.
-        bytes: Their size, None when unknown.
-        transfer_ns: Median of theirs.
-        others_ns: Median of the other groups'.
-        ratio: The one over the other.
-        num_compared: Other groups.
-        lost_ns_per_step: Exposed transfer beyond the other groups', mean per step.
-        share_of_step_ratio: The same over the mean step.
-    """
-
-    ranks: tuple[int, ...]
-    nodes: tuple[str, ...]
-    axis: str
-    kind: str
-    bytes: int | None
-    transfer_ns: int
-    others_ns: int
-    ratio: float
-    num_compared: int
-    lost_ns_per_step: int
-    share_of_step_ratio: float
 
 
 def find_slow_links(

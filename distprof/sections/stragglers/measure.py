@@ -4,6 +4,10 @@ Blame falls on the last member of a collective (:mod:`~distprof.sections.straggl
 on the rank that had made it wait before (:mod:`~distprof.sections.stragglers.inheritance`).
 Patterns and their proof against chance are in :mod:`~distprof.sections.stragglers.patterns`,
 causes in :mod:`~distprof.sections.stragglers.causes`.
+
+Of sends and receives it is not known who came last. But a rank whose host stalls idles, and does
+not wait, longer than its peers (:mod:`distprof.sections.own_time`), and the others wait for
+messages meanwhile.
 """
 
 from __future__ import annotations
@@ -18,22 +22,32 @@ from distprof.join.waits import last_start_on_own_clock
 from distprof.run.run import Run
 from distprof.schema import Int64Array
 from distprof.sections.context import RankAnalysis
-from distprof.sections.idle.pauses import HostPauses
+from distprof.sections.idle.measure import HostPauses
 from distprof.sections.kernels.result import KernelsResult
-from distprof.sections.own_time import COMPUTATION, OwnTime
+from distprof.sections.own_time import COMPUTATION, HOST, OwnTime, held_stages
 from distprof.sections.stragglers.arrivals import Blame, judge_arrivals
 from distprof.sections.stragglers.causes import Cause, find_cause
-from distprof.sections.stragglers.held_stages import held_stages
 from distprof.sections.stragglers.links import find_slow_links
-from distprof.sections.stragglers.patterns import Verdict, find_patterns, proven_by_own_time
-from distprof.sections.stragglers.replicas import blame_of_pipelines
-from distprof.sections.stragglers.result import RankStraggler, StepBlame, StragglersResult
-from distprof.sections.stragglers.sequences import SequenceImbalance, find_sequence_imbalance
+from distprof.sections.stragglers.patterns import (
+    Verdict,
+    blame_of_pipelines,
+    find_patterns,
+    proven_by_own_time,
+)
+from distprof.sections.stragglers.result import (
+    MessageRank,
+    MessagesResult,
+    RankStraggler,
+    SequenceImbalance,
+    StepBlame,
+    StragglersResult,
+)
+from distprof.sections.stragglers.sequences import find_sequence_imbalance
 from distprof.sections.telemetry.result import TelemetryResult
 from distprof.sections.time.result import StepTimeResult
 from distprof.terms import StragglerCause, StragglerPattern
 
-__all__ = ["analyze_stragglers"]
+__all__ = ["analyze_messages", "analyze_stragglers"]
 
 USUAL_SPREAD = 0.018
 """Share of the step by which equal devices differ in what they compute."""
@@ -274,3 +288,36 @@ def _nobody(why: str) -> StragglersResult:
         num_below_residual=0,
         unavailable=(why,),
     )
+
+
+# Ranks that leave their device idle while others wait for their messages -------------------------
+
+NO_MESSAGES = "nobody waits in sends and receives"
+
+
+def analyze_messages(analyses: Mapping[int, RankAnalysis]) -> MessagesResult:
+    """Who idles while others wait for messages.
+
+    Args:
+        analyses: By global rank.
+
+    Source:
+        Formula sheet, "Measured from traces" (straggler).
+    """
+    own = OwnTime.of(analyses)
+    spans = [step.span_ns for analysis in analyses.values() for step in analysis.steps]
+    if not spans or not any(a.waterfall.exposed_p2p_wait_ns for a in analyses.values()):
+        return MessagesResult(unavailable=(NO_MESSAGES,))
+    excess, idle = own.excess[HOST], own.parts[HOST]
+    chance = np.minimum(1.0, len(analyses) * own.chance(HOST))
+    ranks = tuple(
+        MessageRank(
+            rank=analysis.rank,
+            wait_ns_per_step=analysis.waterfall.exposed_p2p_wait_ns // max(len(analysis.steps), 1),
+            idle_ns_per_step=int(idle[row].mean()),
+            late_ns_per_step=max(0, int(excess[row].mean())),
+            chance=float(chance[row]),
+        )
+        for row, analysis in enumerate(analyses.values())
+    )
+    return MessagesResult(ranks=ranks, step_ns=int(np.mean(spans)))

@@ -24,9 +24,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from distprof.run.run import Run
 from distprof.sections.own_time import OwnTime, chance_of_mean
 from distprof.sections.stragglers.arrivals import Arrivals, Blame
-from distprof.terms import StragglerPattern
+from distprof.terms import MeshAxis, StragglerPattern
 from distprof.units import format_ratio
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "MIN_SHARE",
     "MOST_STEPS",
     "Verdict",
+    "blame_of_pipelines",
     "chance_of_share",
     "find_patterns",
     "proven_by_own_time",
@@ -42,22 +44,32 @@ __all__ = [
 
 MIN_SHARE = 0.01
 """Share of the step below which nobody is named."""
+
 ALPHA = 0.002
 """Chance of naming a rank of a healthy job that is accepted."""
+
 ALPHA_OWN_TIME = 0.01
 """The same by own time, where what the rank costs must agree."""
+
 EXPLAINS = 0.5
 """Part of the cost that own time beyond the peers' must explain."""
+
 MOST_STEPS = 0.6
 """Share of the steps in which a persistent straggler (or all of them together) costs most."""
+
 STEADY = 10.0
+
 STAND_OUT = 3.0
+
 MIN_STALL = 0.1
 """Share of a step that a late arrival must cost: any machine has small ones."""
+
 LONE_STALL = 0.25
 """The same for a rank that stalls in one step only."""
+
 DOMINANT = 0.8
 """Share of what they cost from which one rank is the one that stalls."""
+
 MIN_STEPS = 3
 """Fewer steps cannot tell persistent from transient."""
 
@@ -294,3 +306,41 @@ def _rotating_verdict(events: NDArray[np.float64], position: int) -> Verdict:
             f"its turn in {len(steps)} of {events.shape[1]} steps",
         ),
     )
+
+
+# Whom the lateness of a whole pipeline comes from -------------------------------------------------
+
+
+def blame_of_pipelines(blame: Blame, own_time: OwnTime, run: Run) -> Blame | None:
+    """The same with all that ranks of one pipeline cost on one of them; None without pipelines.
+
+    Costs are means over the ranks of other pipelines: those of the same wait for messages instead.
+
+    Args:
+        blame: What each rank cost.
+        own_time: Of the same ranks, in the same order.
+        run: For its process groups.
+    """
+    pipelines = _pipelines(blame, run)
+    num_stages = len({tuple(peers) for peers in own_time.peers})
+    num_others = len(blame.ranks) - num_stages
+    if len(pipelines) < 2 or num_stages < 2 or num_others < 1:
+        return None
+    excess = own_time.total_excess.mean(axis=1)
+    scale = (len(blame.ranks) - 1) / num_others
+    lost = np.zeros_like(blame.lost_ns)
+    for members in pipelines:
+        culprit = members[int(np.argmax(excess[members]))]
+        lost[culprit] = blame.lost_ns[members].sum(axis=0) * scale
+    return replace(blame, lost_ns=lost)
+
+
+def _pipelines(blame: Blame, run: Run) -> list[list[int]]:
+    """Positions of the ranks of each pipeline."""
+    position = {rank: number for number, rank in enumerate(blame.ranks)}
+    found = {
+        group.ranks: [position[rank] for rank in group.ranks if rank in position]
+        for group in run.topology.groups
+        if group.axis is MeshAxis.PP
+    }
+    return [members for members in found.values() if len(members) > 1]

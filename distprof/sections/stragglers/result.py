@@ -1,19 +1,80 @@
-"""Ranks that leave their device idle while others wait for their messages.
+"""Who made the others wait, whose messages are held up, which links are slow.
 
-In a pipeline, or a ring, ranks wait for each other in sends and receives, and of those it is not
-known who came last. But a rank whose host stalls idles, and does not wait, longer than its peers
-(:mod:`distprof.sections.own_time`), and the others wait for messages meanwhile.
+Ranks that exchange messages stand apart (:class:`MessagesResult`): in a pipeline, or a ring, ranks
+wait for each other in sends and receives, and of those it is not known who came last.
 """
 
 from __future__ import annotations
 
+from typing import Literal
+
 from distprof.schema import Record
 from distprof.sections.base import Result
-from distprof.sections.stragglers.links import SlowLink
-from distprof.sections.stragglers.sequences import SequenceImbalance
 from distprof.terms import StragglerCause, StragglerPattern
 
-__all__ = ["MessageRank", "MessagesResult", "RankStraggler", "StepBlame", "StragglersResult"]
+__all__ = [
+    "MessageRank",
+    "MessagesResult",
+    "RankStraggler",
+    "SequenceImbalance",
+    "SlowLink",
+    "StepBlame",
+    "StragglersResult",
+]
+
+
+class SlowLink(Record, frozen=True, kw_only=True):
+    """Ranks whose transfers take longer than the same of other groups.
+
+    Args:
+        ranks: Those that the slow transfers have in common; one of their links is slow.
+        nodes: Their nodes, as far as known.
+        axis: Mesh axis or description of their groups.
+        kind: Of the collectives that lose most.
+        bytes: Their size, None when unknown.
+        transfer_ns: Median of theirs.
+        others_ns: Median of the other groups'.
+        ratio: The one over the other.
+        num_compared: Other groups.
+        lost_ns_per_step: Exposed transfer beyond the other groups', mean per step.
+        share_of_step_ratio: The same over the mean step.
+    """
+
+    ranks: tuple[int, ...]
+    nodes: tuple[str, ...]
+    axis: str
+    kind: str
+    bytes: int | None
+    transfer_ns: int
+    others_ns: int
+    ratio: float
+    num_compared: int
+    lost_ns_per_step: int
+    share_of_step_ratio: float
+
+
+class SequenceImbalance(Record, frozen=True, kw_only=True):
+    """Computation that differs between ranks, in each step otherwise, by sequence lengths.
+
+    Args:
+        evidence: What it was told by: tokens of the step logs, or attention in the traces.
+        correlation: Of what ranks compute beyond the mean with that.
+        max_over_mean: The busiest rank's computation over the mean, mean over steps.
+        attention_spread: Standard deviation over mean of attention between the ranks of a step.
+        rest_spread: The same of all other computation.
+        lost_ns_per_step: The busiest rank's computation less the mean, mean over steps.
+        share_of_step_ratio: The same over the mean step.
+        ranks: Ranks compared.
+    """
+
+    evidence: Literal["tokens", "attention"]
+    correlation: float
+    max_over_mean: float
+    attention_spread: float | None
+    rest_spread: float | None
+    lost_ns_per_step: int
+    share_of_step_ratio: float
+    ranks: tuple[int, ...]
 
 
 class MessageRank(Record, frozen=True, kw_only=True):
@@ -45,9 +106,6 @@ class MessagesResult(Result, frozen=True, kw_only=True):
 
     ranks: tuple[MessageRank, ...] = ()
     step_ns: int | None = None
-
-
-# Who made the others wait, how long per step, in which pattern, and why --------------------------
 
 
 class RankStraggler(Record, frozen=True, kw_only=True):

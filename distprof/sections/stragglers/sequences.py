@@ -17,49 +17,31 @@ from numpy.typing import NDArray
 
 from distprof.intervals import Intervals, covered, union
 from distprof.run.tables import intervals_of
-from distprof.schema import Int64Array, Record, Table
+from distprof.schema import Int64Array, Table
 from distprof.sections.context import RankAnalysis
-from distprof.sections.idle.pauses import HostPauses
+from distprof.sections.idle.measure import HostPauses
 from distprof.sections.own_time import COMPUTATION, OwnTime
+from distprof.sections.stragglers.result import SequenceImbalance
 from distprof.terms import ActivityKind
 
-__all__ = ["SequenceImbalance", "attention_time", "find_sequence_imbalance"]
+__all__ = ["attention_time", "find_sequence_imbalance"]
 
 ATTENTION = re.compile(r"flash|fmha|attention|sdpa|scaled_dot_product", re.IGNORECASE)
 """Names of kernels and operators whose time grows with the square of a sequence's length."""
+
 FOLLOWS = 0.9
 """Correlation from which computation follows attention or tokens."""
+
 MORE_SPREAD = 1.3
 """Spread of attention over that of the rest from which lengths are what differs."""
+
 PERSISTS = 0.5
 """Part of the variance that lasting differences between ranks may explain."""
+
 MIN_POINTS = 8
 """Fewer ranks times steps correlate by chance."""
+
 MIN_SHARE = 0.01
-
-
-class SequenceImbalance(Record, frozen=True, kw_only=True):
-    """Computation that differs between ranks, in each step otherwise, by sequence lengths.
-
-    Args:
-        evidence: What it was told by: tokens of the step logs, or attention in the traces.
-        correlation: Of what ranks compute beyond the mean with that.
-        max_over_mean: The busiest rank's computation over the mean, mean over steps.
-        attention_spread: Standard deviation over mean of attention between the ranks of a step.
-        rest_spread: The same of all other computation.
-        lost_ns_per_step: The busiest rank's computation less the mean, mean over steps.
-        share_of_step_ratio: The same over the mean step.
-        ranks: Ranks compared.
-    """
-
-    evidence: Literal["tokens", "attention"]
-    correlation: float
-    max_over_mean: float
-    attention_spread: float | None
-    rest_spread: float | None
-    lost_ns_per_step: int
-    share_of_step_ratio: float
-    ranks: tuple[int, ...]
 
 
 def attention_time(activity: Table, windows: Intervals) -> Int64Array:

@@ -4,9 +4,47 @@ from __future__ import annotations
 
 from distprof.schema import Record
 from distprof.sections.base import Result
-from distprof.sections.telemetry.window import WindowSensors
 
-__all__ = ["DeviceError", "DeviceNvlink", "DeviceTelemetry", "RankTelemetry", "TelemetryResult"]
+__all__ = [
+    "DeviceError",
+    "DeviceNvlink",
+    "DeviceTelemetry",
+    "RankTelemetry",
+    "TelemetryResult",
+    "WindowSensors",
+]
+
+
+class WindowSensors(Record, frozen=True, kw_only=True):
+    """One device between the start of the first analysed step and the end of the last.
+
+    None: the device does not tell; it is never 0.
+
+    Args:
+        num_samples: Samples that the figures are of.
+        is_bracketed: Whether no sample lies inside, so that they are of the last one before and
+            the first one after.
+        sm_clock_mhz_median: Clock of the streaming multiprocessors.
+        sm_clock_mhz_min: Lowest.
+        throttled_ratio: Share of samples in which something slowed the device down.
+        throttle_reasons: Reason to the share of samples that have it.
+        power_w_mean: Energy over time, watts; where that is not known, the mean of the samples.
+        temperature_c_max: Highest, degrees Celsius.
+        gpu_utilization_ratio: Mean share of time with a kernel running.
+        energy_j: Of all analysed steps together: by the device's counter, interpolated, else the
+            power, interpolated and summed over time. None where samples do not reach over them.
+    """
+
+    num_samples: int
+    is_bracketed: bool
+    sm_clock_mhz_median: int | None
+    sm_clock_mhz_min: int | None
+    throttled_ratio: float | None
+    throttle_reasons: dict[str, float]
+    power_w_mean: float | None
+    temperature_c_max: int | None
+    gpu_utilization_ratio: float | None
+    energy_j: float | None
 
 
 class RankTelemetry(Record, frozen=True, kw_only=True):

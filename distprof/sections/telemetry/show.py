@@ -17,8 +17,12 @@ from distprof.sections.table import (
     ranks_table,
     rows_table,
 )
-from distprof.sections.telemetry.result import DeviceError, RankTelemetry, TelemetryResult
-from distprof.sections.telemetry.window import WindowSensors
+from distprof.sections.telemetry.result import (
+    DeviceError,
+    RankTelemetry,
+    TelemetryResult,
+    WindowSensors,
+)
 from distprof.units import format_ratio
 
 if TYPE_CHECKING:

@@ -67,11 +67,10 @@ def _of_traces(
     run: Run, measured: Measurements, named: Set[int], *, has_experts: bool
 ) -> WhatIfResult:
     # They hold results of this module
-    from distprof.sections.whatif.critical_path import path_shares
     from distprof.sections.whatif.delays import Sections
     from distprof.sections.whatif.scenarios import scenarios
     from distprof.sections.whatif.slowdowns import slowdowns
-    from distprof.sections.whatif.trace_graph import trace_graph
+    from distprof.sections.whatif.trace_graph import path_shares, trace_graph
 
     try:
         graph = trace_graph(run, measured.analyses)

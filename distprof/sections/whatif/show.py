@@ -11,8 +11,8 @@ from distprof.sections.shows import Told, table, verdict, why
 from distprof.sections.stragglers.show import culprits
 from distprof.sections.table import Bar, Column, TableView, counted, rows_table
 from distprof.sections.time.show import dominant_part
+from distprof.sections.whatif.operations import Cause, CauseKind, causes_of, limiting_stage
 from distprof.sections.whatif.result import PathShare, Scenario, WhatIfResult
-from distprof.sections.whatif.uneven import Cause, CauseKind, causes_of, limiting_stage
 from distprof.units import format_duration, format_ratio
 
 if TYPE_CHECKING:

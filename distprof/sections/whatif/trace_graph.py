@@ -1,4 +1,4 @@
-"""A traced run as a graph of dependencies, simulated to the measured steps.
+"""A traced run as a graph of dependencies, simulated to the measured steps, and its critical path.
 
 Operations are the segments of every rank's main line, one after another
 (:mod:`distprof.sections.whatif.segments`), and what is transferred between ranks: a collective
@@ -10,26 +10,33 @@ A transfer lasts from the last member's start to the first member's end; members
 so by a delay. A collective that could not be matched lasts as long as it did on its rank. Of
 messages without transfer times only the time at which ranks were blocked is known: they are, from
 when both ends had been posted, until the rank went on.
+
+The critical path is the chain of operations that the run's end waited for. Only what lies on it
+shortens the run when it gets shorter, and only as long as no other chain is as long. On the path
+nobody waits for anybody it could wait for less: waiting stands for what is not known, collectives
+that could not be matched and messages whose other end was not seen.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from distprof.replay import Graph, Times, simulate
+from distprof.replay import Graph, Times, critical_path, simulate
 from distprof.run.run import Run
 from distprof.schema import ABSENT, Int64Array
-from distprof.sections.context import RankAnalysis
+from distprof.sections.context import Own, RankAnalysis
 from distprof.sections.matched import RowIndex
 from distprof.sections.whatif.line_rows import LineRows, TransferParts, Transfers, transfers_of
+from distprof.sections.whatif.result import PathShare
 from distprof.sections.whatif.segments import QUEUED_NS
 from distprof.terms import CollectiveKind
 
-__all__ = ["TraceGraph", "trace_graph"]
+__all__ = ["TraceGraph", "path_shares", "trace_graph"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,3 +238,83 @@ def _stream_order(
     pause = (rows.start_ns[row_after] - rows.end_ns[row_before])[kept]
     pause = np.where(pause <= QUEUED_NS, pause, 0)
     return parts.of[after[kept]], parts.of[before[kept]], parts.late[before[kept]] + pause
+
+
+# The critical path --------------------------------------------------------------------------------
+
+_Class = tuple[int | None, str, str]  # rank, kind, name
+
+_OWN = {
+    Own.COMPUTATION: ("compute", "computation"),
+    Own.COPY: ("compute", "copies"),
+    Own.HOST: ("launch", "host late"),
+    Own.INPUT: ("other", "input"),
+    Own.SYNC: ("launch", "synchronising call"),
+    Own.OTHER: ("other", "idle"),
+}
+
+
+def path_shares(graph: TraceGraph, times: Times, step_ns: int) -> tuple[PathShare, ...]:
+    """The path by rank and class, largest share first; adds up to the step exactly.
+
+    Args:
+        graph: The run.
+        times: Of its simulation, nothing changed.
+        step_ns: Mean simulated step.
+    """
+    path = critical_path(graph.graph, times, delay=graph.delay_ns)
+    if len(path) == 0:
+        return ()
+    begin = times.start[path]
+    length = np.diff(begin, append=times.end[path[-1]])
+    total = float(length.sum())
+    if total <= 0:
+        return ()
+    found: dict[_Class, float] = defaultdict(float)
+    is_segment = path < graph.num_segments
+    _add_own(graph, path[is_segment], length[is_segment], found)
+    _add_transfers(graph, path[~is_segment] - graph.num_segments, length[~is_segment], found)
+    order = sorted(found, key=lambda key: (-found[key], str(key)))
+    shares = [found[key] / total for key in order]
+    parts = _adding_up(shares, step_ns)
+    return tuple(
+        PathShare(rank=rank, kind=kind, name=name, ns_per_step=ns, share_ratio=share)
+        for (rank, kind, name), ns, share in zip(order, parts, shares, strict=True)
+    )
+
+
+def _add_own(
+    graph: TraceGraph, segments: Int64Array, length: Int64Array, found: dict[_Class, float]
+) -> None:
+    """Own time of ranks, by what each segment was spent on."""
+    own = graph.own_ns[segments].astype(np.float64)
+    own *= (length / np.maximum(own.sum(axis=1), 1))[:, None]
+    for position in np.unique(graph.owner[segments]).tolist():
+        of_rank = own[graph.owner[segments] == position].sum(axis=0)
+        for column, (kind, name) in _OWN.items():
+            if of_rank[column] > 0:
+                found[graph.ranks[position], kind, name] += float(of_rank[column])
+
+
+def _add_transfers(
+    graph: TraceGraph, transfers: Int64Array, length: Int64Array, found: dict[_Class, float]
+) -> None:
+    """What happens between ranks, by class; what was not matched, by rank."""
+    known = graph.transfers
+    columns = (known.kind, known.axis, known.owner, known.is_joined)
+    keys = np.stack([column[transfers].astype(np.int64) for column in columns], axis=1)
+    classes, first, inverse = np.unique(keys, axis=0, return_index=True, return_inverse=True)
+    total = np.bincount(inverse.ravel(), weights=length, minlength=len(classes))
+    for (_, _, owner, is_joined), where, ns in zip(classes.tolist(), first, total, strict=True):
+        if ns > 0:
+            rank = graph.ranks[owner] if owner != ABSENT else None
+            label = graph.label(int(transfers[where]))
+            found[rank, "transfer" if is_joined else "wait", label] += float(ns)
+
+
+def _adding_up(shares: list[float], total: int) -> list[int]:
+    """Parts of a whole number that add up to it: cut, and the largest take what is left."""
+    parts = [int(share * total) for share in shares]
+    for i in range(min(total - sum(parts), len(parts))):
+        parts[i] += 1
+    return parts

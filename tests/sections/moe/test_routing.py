@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from distprof.run.records import ROUTING, STEP_LOG, RankRecords
 from distprof.schema import ABSENT
 from distprof.sections.moe import routing as moe_routing
+from distprof.sections.moe.load import placement_of_log
 from distprof.sections.moe.measure import analyze_moe
-from distprof.sections.moe.placement import placement_of_log
 from distprof.sections.moe.routing import combine_routing, measure_routing
 from tests.builders import RankBuilder, make_run, table_of
 

@@ -3,7 +3,7 @@
 import pytest
 
 from distprof.sections.pipeline.measure import NO_MARKS, analyze_pipeline
-from distprof.sections.stragglers.messages import analyze_messages
+from distprof.sections.stragglers.measure import analyze_messages
 from distprof.terms import ActivityKind
 from tests.builders import RankBuilder, make_run
 from tests.sections.measured import measured

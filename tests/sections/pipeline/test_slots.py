@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distprof.schema import ABSENT
-from distprof.sections.pipeline.marks import UNKNOWN_STAGE, SlotName, parse_mark, parse_torch
+from distprof.sections.pipeline.slots import UNKNOWN_STAGE, SlotName, parse_mark, parse_torch
 from distprof.terms import ActivityKind, SlotKind
 from tests.builders import RankBuilder
 from tests.sections.measured import measured

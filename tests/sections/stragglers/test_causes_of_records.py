@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from distprof.run.run import ClockAlignment
-from distprof.sections.idle.pauses import HostPauses
+from distprof.sections.idle.measure import HostPauses
 from distprof.sections.measure_run import measure
 from distprof.sections.stragglers.measure import analyze_stragglers
 from distprof.terms import CollectiveKind, StragglerCause, StragglerPattern

@@ -7,7 +7,7 @@ import pytest
 
 from distprof.ingest.assemble import assemble_run
 from distprof.sections.measure_run import measure
-from distprof.sections.stragglers.held_stages import held_stages
+from distprof.sections.own_time import held_stages
 from distprof.sections.stragglers.measure import analyze_stragglers
 from distprof.terms import StragglerCause, StragglerPattern
 from tests.simulator import GarbageCollection, LateInput, Marked, SlowDevice

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from distprof.ingest.assemble import assemble_run
-from distprof.sections.idle.pauses import host_pauses
+from distprof.sections.idle.measure import host_pauses
 from distprof.sections.measure_run import measure
 from distprof.sections.stragglers.measure import analyze_stragglers
 from distprof.sections.stragglers.sequences import ATTENTION

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from distprof.artefacts.run_file import RunFile
 from distprof.config import parse_config
 from distprof.errors import UsageError
-from distprof.sections.efficiency.known_model import known_model
+from distprof.sections.efficiency.models import known_model
 
 TINY = {
     "preset": "tiny", "layers": 4, "hidden": 256, "heads": 8, "kv_heads": 8, "ffn": 1024,

@@ -110,6 +110,5 @@ def _is_slow(record: CollectiveClass, limits: Limits) -> bool:
 
 def _beyond_ns(record: CollectiveClass) -> int:
     """Exposed transfer that the expected bandwidth would save, mean per step."""
-    exposed = (record.exposed_ns_per_step or 0) - (record.exposed_wait_ns_per_step or 0)
     reached = (record.busbw_bytes_per_s or 0.0) / (record.expected_busbw_bytes_per_s or 1.0)
-    return max(round(exposed * (1 - reached)), 0)
+    return max(round(record.exposed_transfer_ns_per_step * (1 - reached)), 0)

@@ -79,7 +79,7 @@ def check(
     per_step = sum(_per_rank(c, collectives) for c in small)
     if per_step <= limits["min_per_step"]:
         return
-    exposed = sum(_transfer(c) for c in small)
+    exposed = sum(c.exposed_transfer_ns_per_step for c in small)
     cost = int(exposed * (1 - 1 / per_step))
     if step.ratio(cost) < limits["min_step_ratio"]:
         return
@@ -110,7 +110,3 @@ def _per_rank(record: CollectiveClass, collectives: CollectivesResult) -> float:
     """
     share = (record.group_size or collectives.num_ranks) / max(collectives.num_ranks, 1)
     return record.count * min(share, 1) / max(collectives.num_steps, 1)
-
-
-def _transfer(record: CollectiveClass) -> int:
-    return (record.exposed_ns_per_step or 0) - (record.exposed_wait_ns_per_step or 0)

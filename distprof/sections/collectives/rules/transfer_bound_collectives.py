@@ -102,7 +102,7 @@ def check(
     yield Draft(
         message=(
             f"{step.share(cost)} is transfer that no computation is left to hide; "
-            f"{_speed(max(classes, key=_transfer))}."
+            f"{_speed(max(classes, key=lambda c: c.exposed_transfer_ns_per_step))}."
         ),
         fix=(
             "Compare the bus bandwidth with what distprof bench reaches on these machines. Far "
@@ -113,10 +113,6 @@ def check(
         evidence=("collectives.classes", "overlap.ranks", "waterfall.all"),
         without="exposed transfer",
     )
-
-
-def _transfer(record: CollectiveClass) -> int:
-    return (record.exposed_ns_per_step or 0) - (record.exposed_wait_ns_per_step or 0)
 
 
 def _speed(record: CollectiveClass) -> str:

@@ -37,8 +37,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 
 from distprof.rules.base import Draft, Limit, Limits, rule
-from distprof.sections.efficiency.device_memory import DeviceMemory
-from distprof.sections.efficiency.result import EfficiencyResult
+from distprof.sections.efficiency.result import DeviceMemory, EfficiencyResult
 from distprof.sections.memory.result import MemoryResult
 from distprof.sections.same_machine import sized_memory
 from distprof.terms import Severity

@@ -60,9 +60,7 @@ def exposed_between_nodes(
     except InsufficientEvidenceError:
         return None
     crossing = [c for c in collectives.classes if c.num_nodes is not None and c.num_nodes > 1]
-    exposed = sum(
-        (c.exposed_ns_per_step or 0) - (c.exposed_wait_ns_per_step or 0) for c in crossing
-    )
+    exposed = sum(c.exposed_transfer_ns_per_step for c in crossing)
     return min(exposed, step.exposed_transfer_ns) or None if crossing else None
 
 

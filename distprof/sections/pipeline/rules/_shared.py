@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from distprof.rules.base import InsufficientEvidenceError
-from distprof.sections.pipeline.result import PipelineResult
-from distprof.sections.pipeline.rows import PipelineGroup, PipelinePrediction
+from distprof.sections.pipeline.result import PipelineGroup, PipelinePrediction, PipelineResult
 from distprof.units import format_duration, name_ranks
 
 __all__ = ["Judged", "judged_groups"]

@@ -42,8 +42,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from distprof.rules.base import Draft, Limit, Limits, rule
-from distprof.sections.pipeline.result import PipelineResult
-from distprof.sections.pipeline.rows import PipelineGroup
+from distprof.sections.pipeline.result import PipelineGroup, PipelineResult
 from distprof.sections.pipeline.rules._shared import judged_groups
 from distprof.terms import MeshAxis, Severity
 from distprof.units import format_duration, format_ratio

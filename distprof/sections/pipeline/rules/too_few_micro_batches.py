@@ -44,8 +44,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from distprof.rules.base import Draft, Limit, Limits, rule
-from distprof.sections.pipeline.result import PipelineResult
-from distprof.sections.pipeline.rows import PipelinePrediction
+from distprof.sections.pipeline.result import PipelinePrediction, PipelineResult
 from distprof.sections.pipeline.rules._shared import Judged, judged_groups
 from distprof.terms import Severity
 from distprof.units import format_duration, format_ratio

@@ -42,8 +42,7 @@ from collections.abc import Iterator, Sequence
 
 from distprof.rules.base import Draft, Limits, rule
 from distprof.run.machine import ACROSS_SOCKETS
-from distprof.sections.placement.nodes import CardPath
-from distprof.sections.placement.result import PlacementResult
+from distprof.sections.placement.result import CardPath, PlacementResult
 from distprof.terms import Confidence, Severity
 
 

@@ -84,7 +84,9 @@ def check(
             "waiting and transfer of the sharding axis could not be told apart"
         )
     step = mean_step(waterfall, step_time)
-    exposed = sum(_exposed_transfer(record) for record in flat)  # may be so at the same time
+    exposed = sum(
+        record.exposed_transfer_ns_per_step for record in flat
+    )  # may be so at the same time
     cost = min(exposed, step.exposed_transfer_ns)
     if step.ratio(cost) < limits["min_step_ratio"]:
         return
@@ -110,10 +112,6 @@ def _spans_nodes(record: CollectiveClass) -> bool:
     """Whether a group crosses nodes though it has several ranks on each."""
     nodes, size = record.num_nodes, record.group_size
     return nodes is not None and size is not None and nodes > 1 and size >= 2 * nodes
-
-
-def _exposed_transfer(record: CollectiveClass) -> int:
-    return (record.exposed_ns_per_step or 0) - (record.exposed_wait_ns_per_step or 0)
 
 
 def _instead(flat: Sequence[CollectiveClass], nodes: int, size: int) -> str:

@@ -46,8 +46,7 @@ from collections.abc import Iterator
 from distprof.rules.base import Draft, Limit, Limits, rule
 from distprof.sections.collectives.result import CollectivesResult
 from distprof.sections.shares import WIDER_WAIT
-from distprof.sections.stragglers.result import StragglersResult
-from distprof.sections.stragglers.sequences import SequenceImbalance
+from distprof.sections.stragglers.result import SequenceImbalance, StragglersResult
 from distprof.terms import Confidence, Severity
 from distprof.units import format_duration, format_ratio
 

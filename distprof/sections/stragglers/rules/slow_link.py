@@ -43,8 +43,7 @@ from collections.abc import Iterator
 from distprof.rules.base import Draft, Limit, Limits, rule
 from distprof.sections.collectives.result import CollectivesResult
 from distprof.sections.shares import WIDER_TRANSFER
-from distprof.sections.stragglers.links import SlowLink
-from distprof.sections.stragglers.result import StragglersResult
+from distprof.sections.stragglers.result import SlowLink, StragglersResult
 from distprof.terms import Severity
 from distprof.units import format_bytes, format_duration, format_ratio, name_ranks
 

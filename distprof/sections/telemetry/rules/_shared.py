@@ -10,8 +10,7 @@ import numpy as np
 from distprof.rules.base import InsufficientEvidenceError
 from distprof.run.device_log import name_of_device
 from distprof.sections.stragglers.result import StragglersResult
-from distprof.sections.telemetry.result import RankTelemetry, TelemetryResult
-from distprof.sections.telemetry.window import WindowSensors
+from distprof.sections.telemetry.result import RankTelemetry, TelemetryResult, WindowSensors
 from distprof.terms import Confidence
 from distprof.units import name_ranks
 

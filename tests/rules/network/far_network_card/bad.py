@@ -1,7 +1,6 @@
 """The last GPU sends through the first card, on the other socket, though it has one of its own."""
 
-from distprof.sections.placement.nodes import CardPath
-from distprof.sections.placement.result import PlacementResult
+from distprof.sections.placement.result import CardPath, PlacementResult
 from tests.rules.samples import Results, healthy, placement
 
 

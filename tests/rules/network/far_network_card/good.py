@@ -1,7 +1,6 @@
 """One card for all GPUs, far from half of them: nothing nearer is there, on any socket."""
 
-from distprof.sections.placement.nodes import CardPath
-from distprof.sections.placement.result import PlacementResult
+from distprof.sections.placement.result import CardPath, PlacementResult
 from tests.rules.samples import Results, healthy, placement
 
 

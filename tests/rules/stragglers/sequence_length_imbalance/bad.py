@@ -2,8 +2,7 @@
 
 from msgspec.structs import replace
 
-from distprof.sections.stragglers.result import StragglersResult
-from distprof.sections.stragglers.sequences import SequenceImbalance
+from distprof.sections.stragglers.result import SequenceImbalance, StragglersResult
 from tests.rules.samples import RANKS, US, Results, healthy, stragglers
 
 IMBALANCE = SequenceImbalance(

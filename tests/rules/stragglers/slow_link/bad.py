@@ -2,8 +2,7 @@
 
 from msgspec.structs import replace
 
-from distprof.sections.stragglers.links import SlowLink
-from distprof.sections.stragglers.result import StragglersResult
+from distprof.sections.stragglers.result import SlowLink, StragglersResult
 from tests.rules.samples import US, Results, healthy, stragglers
 
 LINK = SlowLink(
