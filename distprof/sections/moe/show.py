@@ -31,6 +31,9 @@ MAX_MATRIX_OF_ALL = 16
 TYPICAL_RANKS = 8
 """Of counts without ranks, the number of ranks nearest to this one is shown first."""
 
+MIN_LOAD = 1.2
+"""Load of the busiest rank over the mean from which ranks count as uneven."""
+
 
 @table(place=250)
 def moe_table(report: Report, *, show_all: bool) -> TableView | None:
@@ -206,12 +209,6 @@ def _moved_text(row: MoeExchange) -> str:
 
 def _left_out(number: int, noun: str) -> tuple[str, ...]:
     return (f"and {counted(number, f'more {noun}')}",) if number else ()
-
-
-# The first lines of a report on counts of tokens per expert, in which nothing was timed ----------
-
-MIN_LOAD = 1.2
-"""Load of the busiest rank over the mean from which ranks count as uneven."""
 
 
 @verdict(place=30)

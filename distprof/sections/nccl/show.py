@@ -33,6 +33,14 @@ __all__ = [
     "transports_table",
 ]
 
+MAX_ROWS = 12
+
+_T = TypeVar("_T")
+
+_MAX_TEXT = 120
+
+_MAX_UNKNOWN = 5
+
 
 @verdict(place=60)
 def nccl_verdict(report: Report) -> Told:
@@ -100,17 +108,6 @@ def _read(result: NcclResult) -> str:
     if not result.num_unknown:
         return ""
     return f"Of {result.num_texts:,} texts of NCCL, {result.num_unknown:,} are not known."
-
-
-# What NCCL's logs tell, as tables ----------------------------------------------------------------
-
-MAX_ROWS = 12
-
-_T = TypeVar("_T")
-
-_MAX_TEXT = 120
-
-_MAX_UNKNOWN = 5
 
 
 @table(place=150)

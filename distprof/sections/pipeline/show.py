@@ -198,7 +198,7 @@ def _prediction_notes(group: PipelineGroup) -> tuple[str, ...]:
     return tuple(notes)
 
 
-# One step of a pipeline as lines of text, a line for each rank -----------------------------------
+# The picture --------------------------------------------------------------------------------------
 
 MAX_LINES = 16
 
@@ -297,9 +297,6 @@ def _glyph(row: PictureRow, *, crowded: bool) -> str:
         return str(row.micro_batch % 10)
     letter = _LETTERS[row.micro_batch % len(_LETTERS)]
     return letter.upper() if row.kind == _WEIGHT else letter
-
-
-# The first line of a report in which nothing but a pipeline's slots was measured -----------------
 
 
 @verdict(place=20)

@@ -31,6 +31,8 @@ _ORIGINS = {
     "device_count": "numbers of devices",
 }
 
+_MOST_NAMED = 4
+
 
 @table(place=120)
 def groups_on_nodes_table(report: Report, *, show_all: bool) -> TableView | None:
@@ -122,11 +124,6 @@ def _range(least: int, most: int) -> str:
 
 def _some(rows: Sequence[_T], *, show_all: bool) -> Sequence[_T]:
     return rows if show_all else rows[:MAX_ROWS]
-
-
-# The first lines of a report on machines alone: no ranks, no steps -------------------------------
-
-_MOST_NAMED = 4
 
 
 @verdict(place=80)

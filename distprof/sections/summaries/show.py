@@ -33,6 +33,8 @@ MAX_ROWS = 12
 
 _MAX_NAME = 60
 
+READY_RATIO = 0.9
+
 
 @table(place=490)
 def summarised_classes_table(report: Report, *, show_all: bool) -> TableView | None:
@@ -109,11 +111,6 @@ def readiness_table(report: Report, *, show_all: bool) -> TableView | None:
         ),
         notes=(*periods, *result.unavailable),
     )
-
-
-# The first lines of a report on tables of other tools: collectives by rank, readiness of inpu ----
-
-READY_RATIO = 0.9
 
 
 @verdict(place=50)

@@ -201,9 +201,6 @@ def _joules(energy: float) -> str:
     return f"{energy * 1e3:.3g} mJ"
 
 
-# The first lines of a report on sensors and errors of devices alone ------------------------------
-
-
 @verdict(place=70)
 def devices_verdict(report: Report) -> Told:
     """The verdict and the numbers behind it; None for a report on anything else."""

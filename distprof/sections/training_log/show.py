@@ -27,6 +27,10 @@ MIN_IDLE_RATIO = 0.05
 
 MIN_SLOW_RATIO = 0.02
 
+MAX_ROWS = 15
+
+_AXES = ("tp", "pp", "dp", "cp", "ep")
+
 
 @verdict(place=40)
 def training_verdict(report: Report) -> Told:
@@ -113,13 +117,6 @@ def _slow_sentence(log: TrainingLogResult) -> str:
 def _throughput(log: TrainingLogResult) -> str:
     text = rate_text(log)
     return f"Throughput: {text}." if text else ""
-
-
-# What training programs printed, as tables -------------------------------------------------------
-
-MAX_ROWS = 15
-
-_AXES = ("tp", "pp", "dp", "cp", "ep")
 
 
 @table(place=460)

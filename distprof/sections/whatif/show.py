@@ -159,7 +159,7 @@ def _key(kind: str) -> str:
     return _PART_OF_KIND.get(kind, "idle_host")
 
 
-# Slow-down of a logged job by stage, kind of operation and worker --------------------------------
+# A log of operations: its slow-down, and the verdict ----------------------------------------------
 
 MAX_KINDS_SHOWN = 4
 
@@ -221,8 +221,6 @@ def _beyond(slowdown: float | None) -> str:
         return "none"
     return f"+{format_ratio(beyond)}" if beyond > 0 else f"−{format_ratio(-beyond)}"
 
-
-# The first lines of a report on a log of operations, which holds no trace ------------------------
 
 MIN_SLOWDOWN = 1.03
 
