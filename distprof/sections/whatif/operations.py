@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from distprof.replay import CycleError, critical_path
 from distprof.run.evidence import OperationLog
 from distprof.schema import Int64Array
-from distprof.sections.whatif import operation_scenarios as by
+from distprof.sections.whatif import operation_replay as by
 from distprof.sections.whatif.operation_graph import KINDS, lay_out
 from distprof.sections.whatif.operation_replay import Mask, OperationReplay, replay_of
 from distprof.sections.whatif.result import (

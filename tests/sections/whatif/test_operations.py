@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distprof.ingest.kinds.operation_table import read_operation_table
-from distprof.sections.whatif import operation_scenarios as by
+from distprof.sections.whatif import operation_replay as by
 from distprof.sections.whatif.operation_graph import lay_out
 from distprof.sections.whatif.operation_replay import OperationReplay, replay_of
 from distprof.sections.whatif.operations import simulate_operations
