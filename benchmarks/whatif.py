@@ -27,8 +27,7 @@ from measuring import MB, machine, measure, medians, print_table, versions  # no
 from distprof.ingest.kinds.operation_table import read_operation_table  # noqa: E402
 from distprof.run.evidence import OperationLog  # noqa: E402
 from distprof.sections.whatif.operation_graph import lay_out  # noqa: E402
-from distprof.sections.whatif.operation_replay import OperationReplay  # noqa: E402
-from distprof.sections.whatif.operation_replay import replay_of
+from distprof.sections.whatif.operation_replay import OperationReplay, replay_of  # noqa: E402
 from distprof.sections.whatif.operations import simulate_operations  # noqa: E402
 from tests.operation_logs import log_of, pipeline_rows, write_table  # noqa: E402
 
