@@ -396,7 +396,7 @@ class TitanGrammar(Grammar):
         return (b"tps:", b"wps:")
 
     def take(self, block: bytes) -> None:
-        """Gather steps; durations follow from times of lines, in :mod:`.choose`."""
+        """Gather steps; durations follow from times of lines, in :mod:`.grammar`."""
         if b"\x1b" in block:
             block = _ESCAPES.sub(b"", block)
         for before, number, loss, rest in _TITAN.findall(block):
