@@ -1,0 +1,178 @@
+"""What every section must show: a table, a verdict where it declares one, and JSON.
+
+Samples are made from the types of results, so that a new section is tested without anybody writing
+one: every field holds something, every table three rows.
+"""
+
+from __future__ import annotations
+
+import enum
+import importlib
+import types
+import typing
+from collections import Counter
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import pytest
+
+import distprof.sections
+from distprof.documents.saved import REPORT
+from distprof.formats import RenderOptions, find_reporter
+from distprof.schema import Record
+from distprof.sections.base import Result
+from distprof.sections.report import Report
+from distprof.sections.shows import declared, declared_in
+from distprof.sections.tables import tables_of
+from distprof.sections.verdict import judge
+from tests.documents.samples import empty, healthy, run_info, straggler
+
+HINTS = typing.get_type_hints(Report)
+SECTIONS = {
+    name: hint
+    for name, hint in HINTS.items()
+    if isinstance(hint, type) and issubclass(hint, Result)
+}
+SUBJECTS = sorted(
+    path.parent.name for path in Path(distprof.sections.__file__).parent.glob("*/show.py")
+)
+DECLARED = [
+    each
+    for subject in SUBJECTS
+    for each in declared_in(importlib.import_module(f"distprof.sections.{subject}.show"))
+]
+NOTHING = msgspec.structs.replace(empty(), run=run_info(()))
+ALWAYS = {field.name for field in msgspec.structs.fields(Report) if field.required}
+
+WORDS: dict[str, Any] = {"order": "blocked", "mesh": {"pp": 4, "tp": 2}, "what": "rank 2"}
+"""Fields that hold one of a few words."""
+
+
+def filled(hint: Any, number: int = 0, name: str = "") -> Any:
+    """Something of a type: no field empty, three rows in every table, numbers that differ by row.
+
+    Args:
+        hint: The type.
+        number: Of the row; ranks and stages are numbered by it.
+        name: Of the field.
+    """
+    if name in WORDS:
+        return WORDS[name]
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return filled(next(one for one in arguments if one is not type(None)), number, name)
+    if origin is tuple:
+        if arguments[-1] is not Ellipsis:
+            return tuple(filled(one, number, name) for one in arguments)
+        return tuple(filled(arguments[0], row, name) for row in range(3))
+    if origin is dict:
+        return {filled(arguments[0], row): filled(arguments[1], row) for row in range(2)}
+    if origin is Literal:
+        return arguments[0]
+    if isinstance(hint, type) and issubclass(hint, enum.Enum):
+        return next(iter(hint))
+    if isinstance(hint, type) and issubclass(hint, Record):
+        fields = typing.get_type_hints(hint)
+        wanted = {field.name for field in msgspec.structs.fields(hint)}
+        return hint(**{f: filled(fields[f], number, f) for f in fields if f in wanted})
+    if hint is int and name.endswith(("rank", "stage", "sender")):
+        return number
+    if hint is int and name.endswith("receiver"):
+        return (number + 1) % 3
+    if hint in (int, float, bool, str):
+        return {int: number + 1, float: (number + 1) / 4, bool: True, str: f"{name} {number}"}[hint]
+    raise TypeError(f"no sample of {hint!r}")
+
+
+def only(*names: str, base: Report | None = None, source: str = "traces") -> Report:
+    """A report in which these sections, and no other optional one, hold something.
+
+    Args:
+        names: Fields of the report.
+        base: What else it holds, a healthy job by default.
+        source: What was simulated, ``traces`` or ``operations``.
+    """
+    found = {name: filled(SECTIONS[name]) for name in names}
+    whatif = found.get("whatif")
+    if whatif is not None:
+        found["whatif"] = msgspec.structs.replace(
+            whatif, source=source, replayed_ns=10, slowdown=1.5
+        )
+    return msgspec.structs.replace(base or healthy(), **found)
+
+
+def sections_of(subject: str) -> list[str]:
+    """Fields of a report that a subject's results fill."""
+    package = f"distprof.sections.{subject}."
+    return [name for name, hint in SECTIONS.items() if hint.__module__.startswith(package)]
+
+
+def test_every_show_is_found_by_a_result_of_the_report() -> None:
+    assert [subject for subject in SUBJECTS if not sections_of(subject)] == []
+
+
+@pytest.mark.parametrize("role", ["table", "verdict", "why"])
+def test_no_two_stand_in_the_same_place(role: str) -> None:
+    places = Counter(each.place for each in DECLARED if each.role == role)
+    assert [place for place, number in places.items() if number > 1] == []
+
+
+@pytest.mark.parametrize("subject", SUBJECTS)
+def test_a_subject_shows_a_table_and_json(subject: str) -> None:
+    report = only(*sections_of(subject))
+    module = importlib.import_module(f"distprof.sections.{subject}.show")
+    makers = [each for each in declared_in(module) if each.role == "table"]
+    made = [view for make in makers if (view := make(report, show_all=True)) is not None]
+    assert made
+    assert all(len(row) == len(view.columns) for view in made for row in view.rows)
+    assert REPORT.decode(REPORT.encode(report), subject) == report
+
+
+def test_every_table_is_shown_and_every_sentence_is_said() -> None:
+    reports = [
+        only(*SECTIONS),
+        only(*SECTIONS, source="operations"),
+        only(*(name for name in SECTIONS if name not in ALWAYS), base=straggler()),
+    ]
+    said = {
+        each.make.__qualname__
+        for report in reports
+        for each in DECLARED
+        for arguments in ({"show_all": True} if each.role == "table" else {},)
+        if each.role != "verdict" and each(report, **arguments)
+    }
+    assert said == {each.make.__qualname__ for each in DECLARED if each.role != "verdict"}
+    for report in reports:
+        for name in ("text", "md", "json"):
+            assert find_reporter(name)(report, RenderOptions(show_all=True))
+
+
+@pytest.mark.parametrize(
+    "verdict",
+    [each for each in DECLARED if each.role == "verdict"],
+    ids=lambda each: each.make.__name__,
+)
+def test_a_declared_verdict_is_the_verdict_where_nothing_else_is(verdict: Any) -> None:
+    subject = verdict.make.__module__.split(".")[-2]
+    names = [name for name in sections_of(subject) if name not in ALWAYS]
+    report = only(*names, base=NOTHING, source="operations")
+    telemetry = msgspec.structs.replace(report.telemetry, ranks=())  # of devices without a rank
+    report = msgspec.structs.replace(report, telemetry=telemetry)
+    told = verdict(report)
+    assert told
+    assert judge(report).line == told[0]
+
+
+def test_a_subject_in_which_nothing_was_found_is_left_alone() -> None:
+    subjects = {each.make.__module__.split(".")[-2] for each in declared(empty(), "table")}
+    assert subjects <= {HINTS[name].__module__.split(".")[-2] for name in ALWAYS & SECTIONS.keys()}
+
+
+def test_a_table_that_cannot_be_made_is_not_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> bool:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("distprof.sections.capture.show.facts_table", broken)
+    with pytest.raises(ZeroDivisionError):
+        tables_of(healthy(), show_all=True)
