@@ -13,12 +13,12 @@ from pathlib import Path
 import jsonschema
 import msgspec
 import pytest
-from distprof.ingest.kinds.fabric import read_fabric
 
 from distprof.artefacts.baseline_file import Acknowledged
 from distprof.documents.document import Document
 from distprof.errors import InputError, SchemaError, UsageError
 from distprof.formats import RenderOptions
+from distprof.ingest.fabric import read_fabric
 from distprof.verbs.compare.show import compare_reports
 from distprof.verbs.documents import all_documents
 from distprof.verbs.gate.baseline import accepted, acknowledge, make_baseline
