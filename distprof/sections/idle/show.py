@@ -63,9 +63,7 @@ def idle_line(report: Report, idle: Part) -> str:
     if idle.key == "idle_unknown":
         loss, fix = _unknown_words(report, loss, fix)
     device = device_word(report)
-    share = (
-        f"{format_ratio(idle.ratio)} of {each_window(report)} ({amount_text(report, idle.ns)})"
-    )
+    share = f"{format_ratio(idle.ratio)} of {each_window(report)} ({amount_text(report, idle.ns)})"
     return f"{loss.format(device=device, share=share)}. {fix.format(device=device)}."
 
 

@@ -46,9 +46,7 @@ from distprof.units import format_duration, format_ratio
     severity=Severity.WARNING,
     since="0.1.0",
     needs=(IdleResult, WaterfallResult, StepTimeResult),
-    limits={
-        "idle_host_ratio": Limit(0.1, "share of the step that the GPU may wait for launches")
-    },
+    limits={"idle_host_ratio": Limit(0.1, "share of the step that the GPU may wait for launches")},
 )
 def check(
     idle: IdleResult, waterfall: WaterfallResult, step_time: StepTimeResult, limits: Limits
@@ -56,7 +54,9 @@ def check(
     """Yield one finding for the run."""
     step = mean_step(waterfall, step_time)
     if not idle.ranks:
-        raise InsufficientEvidenceError("no launch calls in the traces: idle time has no cause")
+        raise InsufficientEvidenceError(
+            "no launch calls in the traces: the cause of idle time is unknown"
+        )
     cost = step.mean(step.total.idle_host_ns)
     if step.ratio(cost) < limits["idle_host_ratio"]:
         return

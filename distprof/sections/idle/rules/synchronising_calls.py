@@ -59,7 +59,9 @@ def check(
     """Yield one finding for the run that names the call that costs most."""
     step = mean_step(waterfall, step_time)
     if not idle.ranks:
-        raise InsufficientEvidenceError("no runtime calls in the traces: idle time has no cause")
+        raise InsufficientEvidenceError(
+            "no runtime calls in the traces: the cause of idle time is unknown"
+        )
     cost = step.mean(step.total.idle_sync_ns)
     if step.ratio(cost) < limits["idle_sync_ratio"] or not idle.sync_calls:
         return
