@@ -1,4 +1,4 @@
-"""How good is the recording: ranks, matches, clocks, windows, damage."""
+"""Measures the quality of the recording: ranks, matches, clocks, windows, damage."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["analyze_capture"]
 
 
 def analyze_capture(run: Run) -> CaptureResult:
-    """What the recording holds and what it lacks."""
+    """Measure what the recording holds and what it lacks."""
     present = tuple(rank.rank for rank in run.ranks)
     qualities = [rank.quality for rank in run.ranks]
     return CaptureResult(
@@ -78,7 +78,7 @@ def _gaps(run: Run) -> tuple[CaptureGap, ...]:
 
 
 def _truncated(run: Run) -> tuple[CaptureGap, ...]:
-    """Files that end before their end, one gap for all of them."""
+    """Truncated files, as one gap for all of them."""
     cut = [rank for rank in run.ranks if rank.quality.truncated]
     if not cut:
         return ()
@@ -86,23 +86,23 @@ def _truncated(run: Run) -> tuple[CaptureGap, ...]:
     traces, end = ("The traces", "end") if len(ranks) > 1 else ("The trace", "ends")
     lost = sum(rank.quality.lost_bytes for rank in cut)
     message = (
-        f"{traces} of {name_ranks(ranks)} {end} early: {format_bytes(lost)} after the last whole "
-        "event, and whatever was never written, are lost."
+        f"{traces} of {name_ranks(ranks)} {end} early: {format_bytes(lost)} after the last "
+        "complete event, and everything that was never written, are lost."
     )
     return (CaptureGap(what="truncated", message=message, ranks=ranks),)
 
 
 def _notes(run: Run) -> tuple[str, ...]:
-    """Notes of all parts, each once; what several ranks say is said once, with the ranks."""
-    said: dict[str, list[int]] = {}
+    """Notes of all parts without repetitions; a note of several ranks names these ranks."""
+    ranks_of: dict[str, list[int]] = {}
     for rank in run.ranks:
         for note in (*rank.quality.notes, rank.step_note):
             if note:
-                said.setdefault(note, []).append(rank.rank)
-    everyone = len(run.ranks)
+                ranks_of.setdefault(note, []).append(rank.rank)
+    num_ranks = len(run.ranks)
     per_rank = (
-        note if len(ranks) == everyone else f"{name_ranks(ranks)}: {note}"
-        for note, ranks in said.items()
+        note if len(ranks) == num_ranks else f"{name_ranks(ranks)}: {note}"
+        for note, ranks in ranks_of.items()
     )
     return tuple(dict.fromkeys((*run.matches.notes, *run.clock.notes, *per_rank)))
 
@@ -110,7 +110,7 @@ def _notes(run: Run) -> tuple[str, ...]:
 def _unavailable(run: Run) -> tuple[str, ...]:
     lacks = []
     if run.topology.world_size is None:
-        lacks.append("no trace says how many ranks the job had: missing ranks cannot be told")
+        lacks.append("no trace holds the world size of the job: missing ranks cannot be identified")
     if len(run.ranks) < 2:
-        lacks.append("one rank alone: collectives, clocks and windows cannot be compared")
+        lacks.append("only one rank: collectives, clocks and windows cannot be compared")
     return tuple(lacks)

@@ -1,4 +1,4 @@
-"""How good is the recording: ranks, matches, clocks, windows, damage."""
+"""Quality of the recording: ranks, matches, clocks, windows, damage."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ __all__ = ["CaptureGap", "CaptureResult", "NodeClock"]
 class NodeClock(Record, frozen=True, kw_only=True):
     """One clock domain: its correction and the uncertainty that remains (None: not measured).
 
-    ``within_ns`` is the uncertainty between its own ranks where that is less: they share the clock
-    of their host.
+    ``within_ns`` is the smaller uncertainty between ranks of the domain, which share the clock of
+    their host.
     """
 
     name: str
@@ -24,7 +24,7 @@ class NodeClock(Record, frozen=True, kw_only=True):
 
 
 class CaptureGap(Record, frozen=True, kw_only=True):
-    """Something missing or damaged, as found at ingest."""
+    """Something that was missing or damaged when the recording was read."""
 
     what: str
     message: str
@@ -34,8 +34,8 @@ class CaptureGap(Record, frozen=True, kw_only=True):
 class CaptureResult(Result, frozen=True, kw_only=True):
     """Quality of the recording.
 
-    ``incomplete_ratio`` is the share of matched collectives that lack a member in the recording:
-    that member may have come last, and what looks like transfer may be waiting for it.
+    ``incomplete_ratio`` is the share of matched collectives that lack a member in the recording.
+    That member may have arrived last, so apparent transfer may be waiting for it.
     """
 
     needs_traces = True

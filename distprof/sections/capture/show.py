@@ -1,4 +1,4 @@
-"""The recording: what was captured, how well, and what therefore could not be checked."""
+"""The recording: what was captured, its quality, and what could therefore not be checked."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def headline(report: Report) -> str:
     if is_of_summaries_alone(report):
         return _summaries_headline(report)
     if is_of_nccl_alone(report):
-        return f"logs of NCCL from {counted(report.nccl.num_files, 'file')} · nothing timed"
+        return f"NCCL logs from {counted(report.nccl.num_files, 'file')} · no timings"
     recorded = len(run.ranks)
     ranks = f"{recorded} of {run.world_size} ranks" if run.world_size else f"{recorded} ranks"
     if recorded == 1 and run.world_size in (1, None):
@@ -62,7 +62,7 @@ def headline(report: Report) -> str:
 
 
 def _operations_headline(report: Report) -> str:
-    """Of a log of operations: how large the job was, and which steps the log holds."""
+    """For a log of operations: the size of the job, and the steps that the log holds."""
     run = report.run
     ranks = counted(run.world_size, "rank") if run.world_size else ""
     mesh = mesh_text(run.mesh, "")
@@ -71,48 +71,48 @@ def _operations_headline(report: Report) -> str:
 
 
 def _training_headline(report: Report) -> str:
-    """Of a training program's log: whose it is, how large the job was, and what it holds."""
+    """For a log of a training program: its origin, the size of the job, and its contents."""
     log = report.training_log
     num_nccl = report.nccl.num_files
     facts = [
         f"log of {log.origin}",
         counted(log.world_size, "rank") if log.world_size else "",
         counted(log.num_reports, "report"),
-        f"logs of NCCL from {counted(num_nccl, 'file')}" if num_nccl else "",
+        f"NCCL logs from {counted(num_nccl, 'file')}" if num_nccl else "",
         "no traces",
     ]
     return " · ".join(fact for fact in facts if fact)
 
 
 def _summaries_headline(report: Report) -> str:
-    """Of tables of other tools: what each holds."""
+    """For tables of other tools: what each of them holds."""
     summary, readiness = report.collective_summary, report.input_readiness
     facts = []
     if summary.classes:
         facts.append(f"table of collectives · {counted(len(summary.ranks), 'rank')}")
-        facts.append(f"{len(summary.classes):,} alike in kind and size")
+        facts.append(f"{len(summary.classes):,} combinations of kind and size")
     if readiness.num_samples:
-        facts.append(f"readiness of input · {counted(len(readiness.ranks), 'rank')}")
+        facts.append(f"input readiness · {counted(len(readiness.ranks), 'rank')}")
         facts.append(counted(readiness.num_samples, "sample"))
     return " · ".join([*facts, "no traces"])
 
 
 def _experts_headline(report: Report) -> str:
-    """Of counts of tokens per expert: how much was counted."""
+    """For counts of tokens per expert: how much was counted."""
     layers = report.moe.layers
     parts = {layer.part for layer in layers}
     facts = [
         counted(max(layer.num_experts for layer in layers), "expert"),
         counted(len({layer.layer for layer in layers}), "layer"),
         f"{counted(len(parts), 'part')} of the data" if any(parts) else "",
-        "nothing timed",
+        "no timings",
     ]
     return " · ".join(fact for fact in facts if fact)
 
 
 @table(place=520)
 def quality_table(report: Report, *, show_all: bool) -> TableView | None:
-    """Quality of the recording; only what is worth saying unless all is shown."""
+    """Quality of the recording; without ``show_all`` only what deserves attention."""
     facts = _coverage(report)
     if report.step_time.source != StepSource.OPERATIONS:
         facts += _damage(report.capture, show_all=show_all)
@@ -126,7 +126,7 @@ def quality_table(report: Report, *, show_all: bool) -> TableView | None:
 
 @table(place=530)
 def clocks_table(report: Report, *, show_all: bool) -> TableView | None:
-    """Corrections of the clocks, where there is more than one."""
+    """Corrections of the clocks, if there is more than one clock."""
     clocks = report.capture.clocks
     if len(clocks) < 2:
         return None
@@ -142,14 +142,14 @@ def clocks_table(report: Report, *, show_all: bool) -> TableView | None:
             Column("residual", "residual_ns"),
         ),
         shown,
-        caption="nothing smaller than the residual is blamed on anybody",
+        caption="no rank is blamed for less than the residual of its clock",
         notes=(f"and {counted(left_out, 'more clock')}",) if left_out else (),
     )
 
 
 @table(place=540)
 def not_checked_table(report: Report, *, show_all: bool) -> TableView | None:  # noqa: ARG001
-    """Rules that lacked their evidence, those with the same reason on one line."""
+    """Rules that lacked their evidence; rules with the same reason share a line."""
     by_reason: dict[str, list[str]] = {}
     for item in report.not_checked:
         by_reason.setdefault(item.why, []).append(f"{item.code} {item.name}")
@@ -165,7 +165,7 @@ def not_checked_table(report: Report, *, show_all: bool) -> TableView | None:  #
 
 @why(place=60)
 def limits_sentence(report: Report) -> str:
-    """What the recording lacks, so far as it bears on every number."""
+    """What the recording lacks, as far as it affects every number."""
     limits = []
     if is_whole_capture(report):
         limits.append(f"{_why_no_steps(report)} the whole capture counts as one window")
@@ -175,9 +175,9 @@ def limits_sentence(report: Report) -> str:
             f"ranks {short_ranks(missing)} were" if len(missing) > 1 else f"rank {missing[0]} was"
         )
         chosen = any(gap.what == "chosen-ranks" for gap in report.capture.gaps)
-        limits.append(f"{were} {'left out, as asked' if chosen else 'not recorded'}")
+        limits.append(f"{were} {'left out on request' if chosen else 'not recorded'}")
     elif len(report.run.ranks) == 1 and report.run.world_size is None:
-        limits.append("one rank was recorded, of a job of unknown size")
+        limits.append("only one rank of a job of unknown size was recorded")
     if not limits:
         return ""
     text = "; ".join(limits)
@@ -186,21 +186,21 @@ def limits_sentence(report: Report) -> str:
 
 def _why_no_steps(report: Report) -> str:
     if report.capture.steps:
-        return "as asked,"
+        return "as requested,"
     if report.capture.dropped_steps:
-        return "no step was recorded completely by every rank, so"
+        return "no step was recorded completely on every rank, so"
     return "no step marks were found, so"
 
 
 def _sentences(notes: tuple[str, ...], report: Report) -> tuple[str, ...]:
-    """Each note once and written alike; how steps were found is said in its own row."""
-    alike = (_as_sentence(note) for note in notes if note)
+    """Each note once, as a sentence; another row already says how steps were found."""
+    sentences = (_as_sentence(note) for note in notes if note)
     known = {report.step_time.note.rstrip(".")}
-    return tuple(note for note in dict.fromkeys(alike) if note not in known)
+    return tuple(note for note in dict.fromkeys(sentences) if note not in known)
 
 
 def _as_sentence(note: str) -> str:
-    """A capital first, unless the first word is a name or a path."""
+    """The note with a capital letter, unless its first word is a name or a path."""
     starts_with_a_word = note.split(" ", 1)[0].isalpha()
     return (note[:1].upper() + note[1:] if starts_with_a_word else note).rstrip(".")
 
@@ -239,7 +239,7 @@ def _coverage(report: Report) -> list[tuple[str, str]]:
 
 
 def _only_residual(capture: CaptureResult) -> str:
-    """How well the ends of collectives agree on one clock; several clocks have their own table."""
+    """How closely the ends of collectives agree on one clock; several clocks have a table."""
     if len(capture.clocks) != 1:
         return ""
     if capture.clocks[0].within_ns is not None:
@@ -251,10 +251,10 @@ def _only_residual(capture: CaptureResult) -> str:
 
 def _damage(capture: CaptureResult, *, show_all: bool) -> list[tuple[str, str]]:
     counts = (
-        ("events mended", capture.num_repaired),
-        ("events given up", capture.num_quarantined),
+        ("events repaired", capture.num_repaired),
+        ("events discarded", capture.num_quarantined),
         ("durations set to 0", capture.num_clamped),
-        ("without launch record", capture.num_unlaunched),
+        ("without a launch record", capture.num_unlaunched),
     )
     damage = [(name, f"{count:,}") for name, count in counts if count or show_all]
     return [("events", f"{capture.num_events:,}"), *damage]
@@ -287,12 +287,12 @@ def _dropped_text(capture: CaptureResult) -> str:
     texts = [f"{short_ranks(steps)} ({reason})" for reason, steps in by_reason.items()]
     unexplained = set(capture.transient_steps) - set(capture.dropped_steps)
     if unexplained:
-        texts.append(f"{short_ranks(unexplained)} (disturbed by the profiler's start)")
+        texts.append(f"{short_ranks(unexplained)} (disturbed by the start of the profiler)")
     return ", ".join(texts)
 
 
 def _unavailable(report: Report) -> tuple[str, ...]:
-    """What each analyzer could not measure, each sentence once."""
+    """What the analyzers could not measure, without repetitions."""
     results = (
         report.breakdown,
         report.step_time,

@@ -1,4 +1,4 @@
-"""What communication costs by class."""
+"""The cost of communication per class of collectives."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ MAX_CLASSES_SHOWN = 8
 
 @table(place=90)
 def collectives_table(report: Report, *, show_all: bool) -> TableView | None:
-    """Collectives by kind, group and size, those with most exposed time first."""
+    """Collectives by kind, group and size; the class with the most exposed time comes first."""
     classes = report.collectives.classes
     shown = classes if show_all else classes[:MAX_CLASSES_SHOWN]
     left_out = len(classes) - len(shown)
-    alike = Counter(_rounded(c) for c in shown)
+    same_text = Counter(_rounded(c) for c in shown)
     expected = any(c.expected_busbw_bytes_per_s for c in shown)  # by a fabric profile
     return rows_table(
         "Collectives",
         (
             Column("kind", "kind", left=True),
             Column("group", _group_text, left=True, stretch=True),
-            Column("bytes", lambda c: _size_text(c, is_alone=alike[_rounded(c)] == 1)),
+            Column("bytes", lambda c: _size_text(c, is_alone=same_text[_rounded(c)] == 1)),
             Column("count", "count"),
             Column("exposed", "exposed_ns_per_step"),
             Column("duration", "duration_ns_median", wide_only=True),
@@ -45,7 +45,7 @@ def collectives_table(report: Report, *, show_all: bool) -> TableView | None:
         ),
         shown,
         caption=f"count: in {_windows(report)}; exposed: mean per rank and {window_word(report)};"
-        " others: median of one",
+        " other times: median per collective",
         notes=(f"and {counted(left_out, 'more class')}",) if left_out else (),
     )
 
@@ -61,7 +61,7 @@ def _rounded(c: CollectiveClass) -> Sequence[str | None]:
 
 
 def _size_text(c: CollectiveClass, *, is_alone: bool) -> str:
-    """The size; to the byte where another of the kind and group would look the same."""
+    """The size, exact to the byte if another row of this kind and group would look the same."""
     return format_bytes(c.bytes) if is_alone or c.bytes is None else f"{c.bytes:,} B"
 
 

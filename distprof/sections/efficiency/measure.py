@@ -1,8 +1,9 @@
-"""How much of the hardware a step uses: FLOP against the peak, memory against its size.
+"""How much of the hardware a step uses: FLOP relative to the peak, memory relative to its size.
 
-MFU counts what the model needs, HFU also what is recomputed; both are held against the dense peak
-of all devices (formula sheet, "Computation and communication"). Nothing is counted in the kernels:
-the model's shape says what a token needs, so a job that computes more than it must has a low MFU.
+MFU counts what the model needs, HFU also what is recomputed. Both are relative to the dense peak of
+all devices (formula sheet, "Computation and communication"). distprof does not count FLOP in the
+kernels: it derives them per token from the shape of the model, so a job that computes more than
+necessary has a low MFU.
 """
 
 from __future__ import annotations
@@ -35,21 +36,21 @@ __all__ = ["CPU", "NO_MODEL", "analyze_efficiency", "device_memory"]
 def device_memory(
     run: Run, memory: MemoryResult, known: Mapping[int, Gpu]
 ) -> tuple[DeviceMemory, ...]:
-    """Each rank with counters of a device; ranks on a CPU have none.
+    """Memory of each rank that has counters of a device; ranks on a CPU have none.
 
     Args:
         run: The recording.
         memory: Counters of each rank.
-        known: Rank to what the sheet says of its device.
+        known: Rank to the entry of its device on the hardware sheet.
     """
     places = coordinates_of(run.job) if run.job else {}
-    told = {rank.rank: rank.device.memory_bytes for rank in run.ranks}
+    recorded = {rank.rank: rank.device.memory_bytes for rank in run.ranks}
     rows = []
     for rank in memory.ranks:
         if rank.peak_allocated_bytes is None and rank.reserved_bytes is None:
             continue
         gpu = known.get(rank.rank)
-        size = told.get(rank.rank) or (round(gpu.memory_bytes) if gpu else None)
+        size = recorded.get(rank.rank) or (round(gpu.memory_bytes) if gpu else None)
         size = size if size is not None and size > 0 else None
         rows.append(
             DeviceMemory(
@@ -201,12 +202,12 @@ def _with_flop(
 def _missing(tokens: int | None, step_ns: int | None, devices: int) -> str:
     if tokens is None:
         return (
-            "no log counts the tokens of a step: say batch (sequences of a step, all ranks"
+            "no log counts the tokens of a step: set batch (sequences per step, all ranks"
             " together) and sequence under [model] in distprof.toml"
         )
     if not step_ns:
-        return "neither a step log nor step marks tell how long a step takes"
-    return "the number of ranks is not known" if not devices else ""
+        return "neither a step log nor step marks show how long a step takes"
+    return "the number of ranks is unknown" if not devices else ""
 
 
 def _with_peak(
@@ -216,7 +217,7 @@ def _with_peak(
     waterfall: WaterfallResult,
     collectives: CollectivesResult,
 ) -> EfficiencyResult:
-    """MFU, HFU and the roofline; why not, where there is no peak to hold them against."""
+    """MFU, HFU and the roofline, or the reason why there is no peak to compare with."""
     peak, why = _peak(result.device, model.precision, gpu)
     if peak is None or result.flop_per_step is None or result.computed_flop_per_step is None:
         return replace(result, unavailable=(*result.unavailable, why))
@@ -235,7 +236,7 @@ def _with_peak(
         computing_ratio=while_computing if while_computing and while_computing <= 1 else None,
         assumptions=(
             *result.assumptions,
-            f"matrix products are in {model.precision}, whose dense peak is meant",
+            f"matrix products are in {model.precision}, and the peak is its dense peak",
         ),
     )
     return _with_roofline(result, computed, peak, collectives)
@@ -243,22 +244,22 @@ def _with_peak(
 
 def _impossible(hfu: float) -> str:
     return (
-        f"the step would need {hfu:.3g} times the peak of its devices: model, batch or precision of"
-        " the configuration are not those of this job"
+        f"the step would need {hfu:.3g} times the peak of its GPUs: the configured model, batch or"
+        " precision is not that of this job"
     )
 
 
 def _peak(device: str, precision: str, gpu: Gpu | None) -> tuple[float | None, str]:
     if device == CPU:
-        return None, "MFU needs the peak of an accelerator; these ranks compute on a CPU"
+        return None, "MFU needs the peak of an accelerator, but these ranks compute on a CPU"
     if gpu is None:
-        name = device or "the device, which the recording does not name,"
+        name = device or "the GPU, which the recording does not name,"
         return None, (
-            f"{name} is not on the hardware sheet, so there is no peak to hold FLOP against: add"
-            ' it under [hardware.gpus."NAME"] in distprof.toml, NAME being words of its name'
+            f"{name} is not on the hardware sheet, so its peak is unknown: add it under"
+            ' [hardware.gpus."NAME"] in distprof.toml, where NAME is a part of its name'
         )
     if precision == "fp32":
-        return None, "the hardware sheet has no peak of fp32, which depends on TF32 being allowed"
+        return None, "the hardware sheet has no peak for fp32, because it depends on whether TF32 is allowed"
     if precision == "fp8":
         return gpu.fp8_flops, f"{gpu.title} has no fp8 on the hardware sheet"
     return gpu.bf16_flops, ""

@@ -1,8 +1,7 @@
-"""How much of the hardware a step uses: FLOP against the peak, memory against its size.
+"""How much of the hardware a step uses: FLOP relative to the peak, memory relative to its size.
 
-MFU counts what the model needs, HFU also what is recomputed; both are held against the dense peak
-of all devices (formula sheet, "Computation and communication"). Nothing is counted in the kernels:
-the model's shape says what a token needs, so a job that computes more than it must has a low MFU.
+MFU counts what the model needs, HFU also what is recomputed. Both are relative to the dense peak of
+all devices (formula sheet, "Computation and communication").
 """
 
 from __future__ import annotations
@@ -14,18 +13,18 @@ __all__ = ["DeviceMemory", "EfficiencyResult"]
 
 
 class DeviceMemory(Record, frozen=True, kw_only=True):
-    """One rank's device, over all steps. None is not known.
+    """Memory of one rank's device over all steps. None means unknown.
 
     Args:
         rank: Global rank.
-        stage: Pipeline rank, whose peers are to hold as much; 0 without a pipeline.
-        capacity_bytes: Size of the device: as the trace says, else as the hardware sheet does.
-        allocated_bytes: Highest held by tensors.
-        reserved_bytes: Highest held by the caching allocator.
-        allocated_ratio: Held by tensors over the size.
-        reserved_ratio: Held by the allocator over the size.
+        stage: Pipeline rank; ranks of one stage should hold the same amount. 0 without a pipeline.
+        capacity_bytes: Size of the device memory, from the trace, else from the hardware sheet.
+        allocated_bytes: Peak of the memory that tensors hold.
+        reserved_bytes: Peak of the memory that the caching allocator holds.
+        allocated_ratio: ``allocated_bytes`` over the size.
+        reserved_ratio: ``reserved_bytes`` over the size.
         num_retries: Allocations retried in the second half of the steps.
-        retry_ns_per_step: What they cost, where it was measured.
+        retry_ns_per_step: Time that the retries cost, if it was measured.
     """
 
     rank: int
@@ -40,42 +39,42 @@ class DeviceMemory(Record, frozen=True, kw_only=True):
 
 
 class EfficiencyResult(Result, frozen=True, kw_only=True):
-    """How much of the hardware a step uses. None is not known.
+    """How much of the hardware a step uses. None means unknown.
 
     Args:
-        model: For people; empty where nothing says which model it is.
-        model_source: Who says so.
+        model: Name of the model as text; empty if the model is unknown.
+        model_source: Where the model is known from.
         parameters: N of the model.
         flop_per_token: Forward and backward, each product once.
         tokens_per_step: All ranks together.
         flop_per_step: Needed by the model, all ranks together.
-        computed_flop_per_step: The same with what is recomputed.
-        step_ns: Median step without a profiler, or of traced steps where no log has others.
+        computed_flop_per_step: The same, including recomputation.
+        step_ns: Median step without a profiler, or of traced steps if no log has others.
         num_devices: Devices of the job, one for each rank.
         tokens_per_s_per_device: Tokens over that step.
-        flops_per_device: FLOP per second that the model gets, of one device.
-        device: As its driver calls it; ``cpu`` for ranks without an accelerator.
-        sheet_device: What it is on the hardware sheet; empty where it is not there.
-        backend: Of the process groups, as the traces say.
-        precision: Whose peak is meant.
-        peak_flops: Dense, of one device, FLOP per second.
+        flops_per_device: FLOP per second that one device spends on the model.
+        device: Name of the device from its driver; ``cpu`` for ranks without an accelerator.
+        sheet_device: Name of the device on the hardware sheet; empty if it is not listed.
+        backend: Backend of the process groups, from the traces.
+        precision: Precision that the peak refers to.
+        peak_flops: Dense peak of one device, FLOP per second.
         mfu_ratio: Model FLOP utilisation, 0 to 1.
-        hfu_ratio: The same with what is recomputed.
-        computing_ratio: Computed FLOP over the peak during computation alone, by the traced steps:
-            what remains is kernels that are slow, not time that is lost elsewhere.
+        hfu_ratio: The same, including recomputation.
+        computing_ratio: Computed FLOP over the peak during computation alone, from the traced
+            steps: the rest is due to slow kernels, not to time lost elsewhere.
         flop_per_byte: Computed FLOP per byte that a rank sends in collectives.
-        ridge_flop_per_byte: At which computing at the peak takes as long as sending, at the
-            bandwidth that the run's own transfers reach.
-        regime: What bounds a step, by their ratio; empty where one is not known.
-        bound_ratio: Highest share of the peak if communication hid perfectly.
-        recomputation: ``none``, ``selective`` or ``full``; empty where not known.
-        zero_stage: What of the state is sharded, 0 to 3.
-        num_micro_batches: Forward passes of a step.
+        ridge_flop_per_byte: FLOP per byte at which computing at the peak takes as long as sending
+            at the bandwidth that the transfers of this run reach.
+        regime: What bounds a step, from the ratio of the two; empty if one is unknown.
+        bound_ratio: Highest share of the peak if communication overlapped perfectly.
+        recomputation: ``none``, ``selective`` or ``full``; empty if unknown.
+        zero_stage: ZeRO stage, 0 to 3: which part of the state is sharded.
+        num_micro_batches: Forward passes per step.
         is_data_parallel_only: Whether all axes are data-parallel; None without process groups.
         unsharded_bytes: Modelled peak of the fullest device if it held the whole state.
-        recomputed_bytes: Modelled size of the activations that recomputation saves, of a rank.
-        memory: Of each rank whose counters are known.
-        assumptions: What the figures rest on, one sentence each.
+        recomputed_bytes: Modelled size of the activations that recomputation saves per rank.
+        memory: Memory of each rank whose counters are known.
+        assumptions: Assumptions behind the figures, one sentence each.
     """
 
     model: str = ""

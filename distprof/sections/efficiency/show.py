@@ -1,12 +1,13 @@
-"""How much of the hardware a step uses, as pairs; memory is in a table of its own."""
+"""How much of the hardware a step uses, as a table of facts."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from distprof.sections.efficiency.measure import CPU
 from distprof.sections.efficiency.result import EfficiencyResult
 from distprof.sections.shows import table, why
-from distprof.sections.table import TableView, facts_table
+from distprof.sections.table import TableView, counted, facts_table
 from distprof.units import format_bytes, format_duration, format_ratio
 
 if TYPE_CHECKING:
@@ -17,14 +18,14 @@ __all__ = ["efficiency_table"]
 
 @table(place=350)
 def efficiency_table(report: Report, *, show_all: bool) -> TableView | None:
-    """FLOP, MFU and what bounds the step; where the model is not known, nothing."""
+    """FLOP, MFU and what bounds the step; None if the model is unknown."""
     found = report.efficiency
     if not found.model:
         return None
     facts = (
         ("model", _model_text(found)),
         ("step", _step_text(found)),
-        ("per device", _device_text(found)),
+        (f"per {_processor(found)}", _device_text(found)),
         ("MFU", _mfu_text(found)),
         ("while computing", _computing_text(found)),
         ("roofline", _roofline_text(found)),
@@ -33,9 +34,14 @@ def efficiency_table(report: Report, *, show_all: bool) -> TableView | None:
     return facts_table(
         "Efficiency",
         facts,
-        caption="what the model needs, against what the devices could do",
+        caption=f"what the model needs, compared with the peak of the {_processor(found)}s",
         notes=(*found.unavailable, *(found.assumptions if show_all else ())),
     )
+
+
+def _processor(found: EfficiencyResult) -> str:
+    """CPU or GPU: what the ranks compute on."""
+    return "CPU" if found.device == CPU else "GPU"
 
 
 def _model_text(found: EfficiencyResult) -> str:
@@ -50,7 +56,7 @@ def _step_text(found: EfficiencyResult) -> str:
         return ""
     return (
         f"{found.tokens_per_step:,} tokens, {_flop(found.flop_per_step)} in"
-        f" {format_duration(found.step_ns)} on {found.num_devices} devices"
+        f" {format_duration(found.step_ns)} on {counted(found.num_devices, _processor(found))}"
     )
 
 
@@ -75,7 +81,7 @@ def _mfu_text(found: EfficiencyResult) -> str:
 def _computing_text(found: EfficiencyResult) -> str:
     if found.computing_ratio is None:
         return ""
-    return f"{format_ratio(found.computing_ratio)} of the peak, by the traced steps"
+    return f"{format_ratio(found.computing_ratio)} of the peak, from the traced steps"
 
 
 def _roofline_text(found: EfficiencyResult) -> str:
@@ -84,7 +90,7 @@ def _roofline_text(found: EfficiencyResult) -> str:
     return (
         f"{found.regime}: {found.flop_per_byte:,.0f} FLOP per byte sent, ridge"
         f" {found.ridge_flop_per_byte:,.0f}; at most {format_ratio(found.bound_ratio)} of the peak"
-        " if communication hid perfectly"
+        " if communication overlapped perfectly"
     )
 
 
@@ -98,7 +104,7 @@ def _memory_text(found: EfficiencyResult) -> str:
         return ""
     ratio, fullest = max(known, key=lambda item: item[0])
     return (
-        f"{format_ratio(ratio)} of {format_bytes(fullest.capacity_bytes)} at most, on rank"
+        f"at most {format_ratio(ratio)} of {format_bytes(fullest.capacity_bytes)}, on rank"
         f" {fullest.rank}"
     )
 
@@ -113,11 +119,11 @@ def _flop(count: float) -> str:
 
 @why(place=50)
 def efficiency_sentence(report: Report) -> str:
-    """MFU, and whether slow kernels or lost time keep it down; empty without one."""
+    """MFU, and the share of the peak while computing; empty if the MFU is unknown."""
     found = report.efficiency
     if found.mfu_ratio is None:
         return ""
     text = f"MFU is {format_ratio(found.mfu_ratio)}"
     if found.computing_ratio is None:
         return f"{text}."
-    return f"{text}; while computing, {format_ratio(found.computing_ratio)} of the peak is reached."
+    return f"{text}; while computing, {format_ratio(found.computing_ratio)} of the peak."

@@ -1,8 +1,8 @@
-"""Traffic of data parallelism: what gradients are reduced when, how often and how precisely.
+"""Traffic of data parallelism: which gradients are reduced, when, how often and how precisely.
 
-Of DistributedDataParallel, which marks its forward in the trace; :mod:`.gradient_traffic` says how
-its collectives are told from others. A *reduction* is all of one backward's buckets, and an update
-of the optimizer needs one.
+This covers DistributedDataParallel, which marks its forward in the trace; :mod:`.traffic` explains
+how its collectives are identified. A *reduction* is all buckets of one backward, and an update of
+the optimizer needs one.
 """
 
 from __future__ import annotations
@@ -16,33 +16,33 @@ __all__ = ["GradientGroup", "GradientsResult"]
 class GradientGroup(Record, frozen=True, kw_only=True):
     """Gradients reduced along one axis; times and sizes are means over ranks and steps.
 
-    Times of backward are those of the last backward before the update, beside which gradients have
-    to travel: computation only. ``exposed`` holds waiting for late members where ``is_split`` is
-    false, for want of matched collectives; elsewhere it is transfer.
+    Times of backward are computation only, of the last backward before the update: gradients can
+    overlap with it. ``exposed`` is transfer if ``is_split`` is true. Otherwise collectives were not
+    matched, and it includes waiting for late ranks.
 
     Args:
-        axis: Mesh axis, or what the group says of itself.
+        axis: Mesh axis, or the group's own description.
         ranks: Ranks that reduce along it, ascending.
-        group_size: Members of one group, None where the trace does not say.
-        num_nodes: Nodes that a group spans, the most of all; None where nodes are not known.
+        group_size: Members of one group, None if the trace does not say.
+        num_nodes: Largest number of nodes that a group spans; None if the nodes are unknown.
         dtypes: Element types on the wire.
-        num_updates: Updates of the optimizer analysed, per rank.
-        micro_batches: Forwards for each update.
-        times_reduced: Reductions of the same gradients for each update; 1 is enough. None where
-            updates are not marked.
+        num_updates: Analysed updates of the optimizer per rank.
+        micro_batches: Forwards per update.
+        times_reduced: Reductions of the same gradients per update; 1 is enough. None if updates
+            are not marked.
         num_buckets: Collectives of one reduction, median.
-        bytes: Of one reduction, median.
-        bytes_per_step: Of all.
-        last_bucket_ratio: Share of a reduction's bytes in the bucket that is asked for last.
-        is_split: Whether waiting is left out of the exposed times: all collectives were matched,
-            and every member of the groups was recorded.
-        exposed_ns_per_step: Time that no computation hides.
-        redundant_ns_per_step: Of that, in reductions that are not the last before their update.
-        last_bucket_ns_per_step: Of that, in last buckets.
-        backward_ns: Computation of backward until the last bucket is ready; None where its
-            beginning is not known.
+        bytes: Bytes of one reduction, median.
+        bytes_per_step: Bytes of all reductions per step.
+        last_bucket_ratio: Share of a reduction's bytes in its last bucket.
+        is_split: Whether the exposed times leave out waiting: all collectives were matched, and
+            every member of the groups was recorded.
+        exposed_ns_per_step: Time that overlaps with no computation.
+        redundant_ns_per_step: The part in reductions that are not the last before their update.
+        last_bucket_ns_per_step: The part in last buckets.
+        backward_ns: Computation of backward until the last bucket is ready; None if its beginning
+            is unknown.
         before_first_ns: The part before the first bucket is ready.
-        transfer_ns: Time in which a reduction's data moves; None without matched collectives.
+        transfer_ns: Time in which the data of a reduction moves; None without matched collectives.
     """
 
     axis: str
@@ -67,14 +67,13 @@ class GradientGroup(Record, frozen=True, kw_only=True):
 
 
 class GradientsResult(Result, frozen=True, kw_only=True):
-    """Traffic of data parallelism: what gradients are reduced when, how often and how precisely.
+    """Traffic of data parallelism: which gradients are reduced, when, how often, how precisely.
 
     Args:
-        groups: One row per axis, most bytes first; empty where nothing marks DDP.
-        search_ns_per_step: Time that DDP spends on searching for unused parameters, mean over
-            ranks and steps; 0 where it does not search.
-        search_exposed_ns_per_step: Of that what nothing hides, with the all-reduce of what was
-            found.
+        groups: One row per axis, most bytes first; empty if nothing marks DDP.
+        search_ns_per_step: Time of DDP's search for unused parameters, mean over ranks and steps;
+            0 if it does not search.
+        search_exposed_ns_per_step: The exposed part of it, including the all-reduce of the result.
     """
 
     groups: tuple[GradientGroup, ...] = ()

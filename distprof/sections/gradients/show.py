@@ -1,4 +1,4 @@
-"""Gradients of data parallelism: how often they are reduced, and beside how much of backward."""
+"""Gradients of data parallelism: how often they are reduced, and how late in backward."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def gradients_table(report: Report, *, show_all: bool) -> TableView | None:  # n
             Column("first ready", _first_ready, form="ratio"),
         ),
         groups,
-        caption=f"of DDP; reduced: times per update; exposed: mean per {window_word(report)}",
+        caption=f"DDP; reduced: times per update; exposed: mean per {window_word(report)}",
         notes=_notes(groups),
     )
 
@@ -44,7 +44,7 @@ def _times_text(group: GradientGroup) -> str:
 
 
 def _first_ready(group: GradientGroup) -> float | None:
-    """Share of backward that is done when the first bucket is ready."""
+    """Share of backward that has passed when the first bucket is ready."""
     if group.before_first_ns is None or not group.backward_ns:
         return None
     return group.before_first_ns / group.backward_ns
@@ -53,4 +53,4 @@ def _first_ready(group: GradientGroup) -> float | None:
 def _notes(groups: tuple[GradientGroup, ...]) -> tuple[str, ...]:
     if all(group.is_split for group in groups):
         return ()
-    return ("exposed holds waiting for late ranks: not all members were recorded and matched",)
+    return ("exposed includes waiting for late ranks: not all members were recorded and matched",)

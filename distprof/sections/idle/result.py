@@ -1,4 +1,4 @@
-"""Rows of results that are measured on one rank alone."""
+"""Idle time of the device by cause, and pauses of the training thread."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ __all__ = ["IdleResult", "PausesResult", "RankIdle", "RankPauses", "SyncCall"]
 
 
 class RankIdle(Record, frozen=True, kw_only=True):
-    """One rank over all analysed steps; the causes add up to ``idle_ns`` exactly.
+    """Idle time of one rank over all analysed steps; the causes add up to ``idle_ns`` exactly.
 
     ``within_launch_ns`` is the part of ``unknown_ns`` between two activities of one launch call, or
-    before the first recorded one of a CUDA graph: the trace may lack kernels there.
+    before the first recorded activity of a CUDA graph: the trace may lack kernels there.
     """
 
     rank: int
@@ -24,25 +24,25 @@ class RankIdle(Record, frozen=True, kw_only=True):
     unknown_ns: int
     num_kernels: int
     median_kernel_ns: int | None
-    late_launch_ratio: float | None  # share of launches made after the device had run dry
+    late_launch_ratio: float | None  # share of launches made when the device was already idle
     within_launch_ns: int = 0
 
 
-# Why was the device idle: input, a synchronising call, a late host, communication, unknown -------
+# Causes of idle time: input, a synchronising call, a late CPU, communication, unknown -----------
 
 
 class SyncCall(Record, frozen=True, kw_only=True):
-    """A synchronising runtime call, all ranks and analysed steps added up."""
+    """A synchronising runtime call, summed over all ranks and analysed steps."""
 
     name: str
     ranks: tuple[int, ...]
     count_per_step: float  # mean over ranks and steps
     blocked_ns_per_step: int  # mean host time inside it
-    idle_ns_per_step: int  # mean device idle time blamed on it
+    idle_ns_per_step: int  # mean device idle time charged to it
 
 
 class IdleResult(Result, frozen=True, kw_only=True):
-    """Idle time by cause, and the calls that drained the device's queue."""
+    """Idle time by cause, and the calls that emptied the queue of the device."""
 
     needs_traces = True
 
@@ -54,16 +54,16 @@ class IdleResult(Result, frozen=True, kw_only=True):
 
 
 class RankPauses(Record, frozen=True, kw_only=True):
-    """One rank over all logged steps but the first, which holds initialisation.
+    """Pauses of one rank over all logged steps but the first, which includes initialisation.
 
     Args:
         rank: Global rank.
         gc_ns_per_step: Garbage collection, mean per step; overlapping times count once.
-        num_gc: Collections.
-        longest_gc_ns: The longest, None without one.
+        num_gc: Number of collections.
+        longest_gc_ns: Longest collection, None without one.
         input_ns_per_step: Waiting for the data loader, mean per step.
-        num_input: Waits.
-        longest_input_ns: The longest, None without one.
+        num_input: Number of waits.
+        longest_input_ns: Longest wait, None without one.
     """
 
     rank: int
@@ -76,6 +76,6 @@ class RankPauses(Record, frozen=True, kw_only=True):
 
 
 class PausesResult(Result, frozen=True, kw_only=True):
-    """Pauses of each rank whose pauses were watched."""
+    """Pauses of each rank on which they were recorded."""
 
     ranks: tuple[RankPauses, ...] = ()

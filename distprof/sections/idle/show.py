@@ -1,4 +1,4 @@
-"""Why the device was idle: the sentence where idling dominates, and the tables of causes."""
+"""Why the GPU was idle: the verdict if idle time dominates, and the tables of causes."""
 
 from __future__ import annotations
 
@@ -34,60 +34,59 @@ _WORTH_PAUSES_RATIO = 0.01
 
 _LOSSES = {
     "idle_host": (
-        "A host that launches too late leaves the {device} idle for",
-        "launch less from Python (CUDA graphs, torch.compile, bigger kernels)",
+        "Launch-bound: the {device} idles {share} waiting for the CPU to launch kernels",
+        "Launch less from Python (CUDA graphs, torch.compile, larger kernels)",
     ),
     "idle_sync": (
-        "Synchronising calls leave the {device} idle for",
-        "remove the calls that wait for the device inside the step",
+        "Synchronising calls leave the {device} idle for {share}",
+        "Remove calls inside the step that wait for the {device}",
     ),
     "idle_input": (
-        "Waiting for input takes",
-        "load batches earlier and with more workers",
+        "Input-bound: the ranks wait for input for {share}",
+        "Load batches earlier and with more workers",
     ),
     "idle_comm_wait": (
-        "The {device} sits idle after communication for",
-        "look at what the device waited for after communication",
+        "The {device} is idle after communication for {share}",
+        "Look at what the {device} waits for after communication",
     ),
     "idle_unknown": (
-        "The {device} is idle, for a cause this recording does not show, for",
-        "record host activities too, and read them (no --device-only), to learn why",
+        "The {device} is idle for {share}, and this recording does not show why",
+        "Record CPU activities too, and read them (without --device-only)",
     ),
 }
-"""Part of the step to how a sentence on it begins, and what to do."""
+"""Part of the step to the sentence on its loss, and to the sentence on the fix."""
 
 
 def idle_line(report: Report, idle: Part) -> str:
-    """The verdict where idling for one cause dominates: how much, and what to do."""
-    subject, action = _LOSSES[idle.key]
+    """The verdict if idle time of one cause dominates: how much, and what to do."""
+    loss, fix = _LOSSES[idle.key]
     if idle.key == "idle_unknown":
-        subject, action = _unknown_words(report, subject, action)
-    return (
-        f"{subject.format(device=device_word(report))} {format_ratio(idle.ratio)} of "
-        f"{each_window(report)} ({amount_text(report, idle.ns)}): {action}."
-    )
+        loss, fix = _unknown_words(report, loss, fix)
+    device = device_word(report)
+    share = f"{format_ratio(idle.ratio)} of {each_window(report)} ({amount_text(report, idle.ns)})"
+    return f"{loss.format(device=device, share=share)}. {fix.format(device=device)}."
 
 
-def _unknown_words(report: Report, subject: str, action: str) -> tuple[str, str]:
-    """How a sentence on idle time of no known cause begins, and how its cause could be learned."""
+def _unknown_words(report: Report, loss: str, fix: str) -> tuple[str, str]:
+    """The sentence on idle time of unknown cause, and the sentence on how to find the cause."""
     if is_cpu_only(report):
-        subject = "Between operators, in Python or blocked, the host spends"
-        return subject, "use fewer, larger operators; record stacks to see what runs between them"
+        loss = "The CPU spends {share} between operators, in Python or blocked"
+        return loss, "Use fewer, larger operators; record stacks to see what runs between them"
     if not report.idle.ranks:
-        return subject, action
+        return loss, fix
     inside = sum(rank.within_launch_ns for rank in report.idle.ranks)
     if inside > sum(rank.unknown_ns for rank in report.idle.ranks) / 2:
-        action = (
-            "most of it lies in CUDA graphs, whose kernels the trace may lack; "
+        fix = (
+            "Most of it is inside CUDA graphs, whose kernels the trace may lack: "
             "record once without them"
         )
-        return subject, action
-    return subject, "look at the gaps in a timeline"
+        return loss, fix
+    return loss, "Look at the gaps in a timeline"
 
 
 @why(place=40)
 def idle_sentence(report: Report) -> str:
-    """How much of a step the device is idle, and the main cause."""
+    """How much of a step the GPU is idle, and the main cause."""
     idle = [part for part in parts_of(report) if part.key.startswith("idle_")]
     total = sum(part.ratio for part in idle)
     if total < MIN_LOSS_RATIO:
@@ -101,13 +100,13 @@ def idle_sentence(report: Report) -> str:
 
 @table(place=300)
 def idle_table(report: Report, *, show_all: bool) -> TableView | None:
-    """Each rank's idle time by cause."""
+    """The idle time of each rank by cause."""
     ranks = report.idle.ranks
     launched = any(rank.late_launch_ratio is not None for rank in ranks)
     spans = {rank.rank: rank.span_ns for rank in report.breakdown.ranks}
     worth = any(r.idle_ns > _WORTH_IDLE_RATIO * spans.get(r.rank, 0) for r in ranks)
     if not (show_all or (worth and len(ranks) > 1)):
-        return None  # one rank's idle time is in the waterfall
+        return None  # the waterfall shows the idle time of a single rank
     windows = max(report.waterfall.num_steps, 1)
 
     def cause(title: str, field: str) -> Column:
@@ -119,7 +118,7 @@ def idle_table(report: Report, *, show_all: bool) -> TableView | None:
             cause("idle", "idle_ns"),
             cause("input", "input_ns"),
             cause("sync call", "sync_ns"),
-            cause("host", "host_ns"),
+            cause("CPU", "host_ns"),
             cause("after comm", "comm_wait_ns"),
             cause("unknown", "unknown_ns"),
             Column("late", "late_launch_ratio", when=launched),
@@ -127,7 +126,7 @@ def idle_table(report: Report, *, show_all: bool) -> TableView | None:
         ranks,
         show_all=show_all,
         caption=f"per {window_word(report)}"
-        + ("; late: launches that found the device idle" if launched else ""),
+        + ("; late: share of launches that found the GPU idle" if launched else ""),
     )
 
 
@@ -139,7 +138,7 @@ def _per_window(rank: RankIdle, *, field: str, windows: int) -> float:
 
 @table(place=310)
 def sync_table(report: Report, *, show_all: bool) -> TableView | None:
-    """Synchronising calls that left the device idle."""
+    """Synchronising calls that left the GPU idle."""
     least = 0 if show_all else _WORTH_A_ROW_RATIO * (mean_span_ns(report) or 0)
     calls = [call for call in report.idle.sync_calls if call.idle_ns_per_step >= least]
     return rows_table(
@@ -147,8 +146,8 @@ def sync_table(report: Report, *, show_all: bool) -> TableView | None:
         (
             Column("call", "name", left=True, stretch=True),
             Column("calls", lambda call: f"{call.count_per_step:,.1f}"),
-            Column("host blocked", "blocked_ns_per_step"),
-            Column("device idle", "idle_ns_per_step"),
+            Column("CPU blocked", "blocked_ns_per_step"),
+            Column("GPU idle", "idle_ns_per_step"),
             Column("ranks", lambda call: short_ranks(call.ranks, 20), left=True),
         ),
         calls if show_all else calls[:MAX_CALLS_SHOWN],
@@ -158,7 +157,7 @@ def sync_table(report: Report, *, show_all: bool) -> TableView | None:
 
 @table(place=320)
 def pauses_table(report: Report, *, show_all: bool) -> TableView | None:
-    """Garbage collection and input waits by rank, where they matter."""
+    """Garbage collection and waits for input by rank, if they matter."""
     ranks, step = report.pauses.ranks, report.step_log.median_ns
     least = _WORTH_PAUSES_RATIO * (step or 0)
     if not (show_all or any(max(r.gc_ns_per_step, r.input_ns_per_step) > least for r in ranks)):
@@ -173,5 +172,5 @@ def pauses_table(report: Report, *, show_all: bool) -> TableView | None:
         ),
         ranks,
         show_all=show_all,
-        caption="mean per step of the whole run, and the longest",
+        caption="mean per step over the whole run, and the longest pause",
     )

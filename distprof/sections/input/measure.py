@@ -1,4 +1,4 @@
-"""How one rank is fed: who loads its batches, and from what memory they are copied."""
+"""The input of one rank: which processes load its batches, and from what memory they are copied."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from distprof.sections.time.measure import Timeline
 __all__ = ["measure_input"]
 
 OWN_LOADS = re.compile(r"^enumerate\(DataLoader\)#_SingleProcessDataLoaderIter\.__next__$")
-"""Ranges in which the training thread makes the batch itself; source: torch's dataloader.py."""
+"""Ranges in which the training thread creates the batch itself; source: torch's dataloader.py."""
 
 WORKER_LOADS = re.compile(r"^enumerate\(DataLoader\)#_MultiProcessingDataLoaderIter\.__next__$")
-"""Ranges in which it takes one from workers."""
+"""Ranges in which the training thread takes a batch from workers."""
 
 PAGEABLE_COPIES = re.compile(r"^Memcpy HtoD \(Pageable -> Device\)$")
-"""Copies as CUPTI names them; on AMD's devices kinds of host memory are not told apart."""
+"""Copies, as CUPTI names them; traces of AMD GPUs do not separate kinds of CPU memory."""
 
 
 def measure_input(tables: RankTables, windows: Intervals, timeline: Timeline) -> RankInput:
     """Loads and copies that touch the windows.
 
     Args:
-        tables: The rank's tables; without host rows nothing is known of loads.
+        tables: The rank's tables; without host rows the loads are unknown.
         windows: The analysed windows.
-        timeline: The sets of its activities.
+        timeline: The sets of the rank's activities.
     """
     inside = union(windows)
     copies = tables.activity.take(_named(tables.activity, PAGEABLE_COPIES))

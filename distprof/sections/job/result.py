@@ -1,4 +1,4 @@
-"""What was run, how it ended, and what was watching: run.json, folded over ranks."""
+"""What ran, how it ended, and which probes recorded it: run.json, combined over ranks."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ NO_RUN_DIRECTORY = "the traces come without a run directory (run.json)"
 
 
 class JobFailure(Record, frozen=True, kw_only=True):
-    """The first cause of a failed job, by the launcher's own evidence.
+    """The first cause of a failed job, according to the launcher's evidence.
 
     Args:
-        rank: Who failed first; None when that cannot be told.
+        rank: Rank that failed first; None if unknown.
         kind: What happened to it.
-        message: One sentence: what, and what the evidence is.
-        step: Last step that rank completed, None when unknown.
-        after_ns: Time from the start of the job until the launcher knew.
+        message: One sentence: what happened, and the evidence for it.
+        step: Last step that the rank completed, None if unknown.
+        after_ns: Time from the start of the job until the launcher noticed.
     """
 
     rank: int | None
@@ -40,11 +40,11 @@ class JobFailure(Record, frozen=True, kw_only=True):
 
 
 class JobExit(Record, frozen=True, kw_only=True):
-    """Ranks whose processes ended alike.
+    """Ranks whose processes ended in the same way.
 
     Args:
-        ranks: Which.
-        code: Exit code, None if a signal ended them or nobody saw them end.
+        ranks: The ranks.
+        code: Exit code, None if a signal ended them or their end was not observed.
         signal: For example ``SIGKILL``; empty when there was none.
         by_launcher: Whether the launcher ended them after another rank had failed.
     """
@@ -56,14 +56,14 @@ class JobExit(Record, frozen=True, kw_only=True):
 
 
 class JobError(Record, frozen=True, kw_only=True):
-    """Why a rank's Python code stopped.
+    """Why the Python code of a rank stopped.
 
     Args:
-        rank: Which.
+        rank: The rank.
         kind: Name of the exception's class.
         message: Its text.
         step: Last step completed, None before the first.
-        is_peer_loss: It says only that another rank went away or did not answer in time.
+        is_peer_loss: Whether it only reports that another rank was lost or did not answer in time.
     """
 
     rank: int
@@ -78,9 +78,9 @@ class JobFault(Record, frozen=True, kw_only=True):
 
     Args:
         kind: For example ``slow-rank``.
-        target: Rank, stage, expert or node, as the kind has it; None for all.
-        amount: Factor, milliseconds or share, as the kind has it.
-        text: As it was asked for.
+        target: Rank, stage, expert or node, depending on the kind; None for all.
+        amount: Factor, milliseconds or share, depending on the kind.
+        text: The fault as it was requested.
     """
 
     kind: str
@@ -90,14 +90,14 @@ class JobFault(Record, frozen=True, kw_only=True):
 
 
 class ProbeState(Record, frozen=True, kw_only=True):
-    """What one probe did, on all ranks on which it did the same.
+    """What one probe did, for all ranks on which it did the same.
 
     Args:
         name: For example ``profiler``.
         state: ``on``, ``off``, ``unavailable``, ``yielded`` or ``failed``.
-        reason: One sentence; empty when there is nothing to say.
-        ranks: Which.
-        num_records: Records written, all these ranks together.
+        reason: One sentence; empty if there is no reason to give.
+        ranks: The ranks.
+        num_records: Records written on all these ranks together.
         num_dropped: Records lost because the disk was full or too slow.
     """
 
@@ -118,11 +118,11 @@ class ProbeOverhead(Record, frozen=True, kw_only=True):
         mode: ``always_on`` or ``tracing``.
         ratio: 0.01 is one percent.
         low: Lower end of the 95 % confidence interval.
-        high: Upper end.
+        high: Upper end of the interval.
         num_pairs: Pairs of neighbouring blocks of steps that were compared.
         step_ns: Median step without the probes.
         ranks: Ranks that measured it.
-        method: One sentence.
+        method: How the cost was measured, one sentence.
     """
 
     mode: str
@@ -136,31 +136,31 @@ class ProbeOverhead(Record, frozen=True, kw_only=True):
 
 
 class JobResult(Result, frozen=True, kw_only=True):
-    """The job that was recorded; ``kind`` is None for bare traces, of which nothing is known.
+    """The job that was recorded; ``kind`` is None for bare traces, whose job is unknown.
 
     Args:
-        kind: ``run`` a reference workload, ``capture`` a user's program, ``session`` probes used
-            from a user's own code.
-        command: What was typed.
-        workload: Name of the reference workload; empty for others.
-        strategy: Parallelism, for people; empty when unknown.
-        outcome: ``completed``, ``failed``, ``interrupted``; ``running`` when its end was not seen.
-        duration_ns: From start to end, None when the end was not seen.
-        failure: The first cause, when it failed.
-        exits: How ranks' processes ended; ranks of which nobody saw it are left out.
-        errors: Exceptions of ranks, in order of time, at most some.
-        faults: Injected on purpose.
-        coverage: Which ranks were to be traced, as it was asked for.
+        kind: ``run`` for a reference workload, ``capture`` for a user's program, ``session`` for
+            probes in a user's code.
+        command: The command line.
+        workload: Name of the reference workload; empty for other programs.
+        strategy: Parallelism as text; empty if unknown.
+        outcome: ``completed``, ``failed``, ``interrupted``; ``running`` if its end was not seen.
+        duration_ns: Time from start to end, None if the end was not seen.
+        failure: The first cause, if the job failed.
+        exits: How the processes of ranks ended; without ranks whose end was not observed.
+        errors: Exceptions of ranks in order of time, up to a limit.
+        faults: Faults that were injected on purpose.
+        coverage: The ranks to trace, as requested.
         probes: What each probe did.
-        overhead: What probes cost.
-        git_commit: Of the folder the command ran in; empty if none.
+        overhead: Measured cost of the probes.
+        git_commit: Commit of the folder in which the command ran; empty if none.
         notes: What a reader should know, one sentence each.
-        probe_notes: What probes noted, for example why their cost could not be measured, with the
-            ranks that say so.
-        config: Of a reference workload, ``section.option`` to its value as text.
-        environment: Variables of the job that matter to speed, as run.json keeps them.
-        started_ns: ns since the epoch; None when unknown.
-        ended_ns: None when its end was not seen.
+        probe_notes: Notes of probes with their ranks, for example why the cost could not be
+            measured.
+        config: Configuration of a reference workload: ``section.option`` to its value as text.
+        environment: Variables of the job that affect speed, from run.json.
+        started_ns: ns since the epoch; None if unknown.
+        ended_ns: ns since the epoch; None if the end was not seen.
     """
 
     kind: str | None

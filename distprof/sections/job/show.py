@@ -1,4 +1,4 @@
-"""The job: how it ended, what was done to it on purpose, what watching it cost."""
+"""The job: how it ended, which faults were injected, and what the probes cost."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ _QUIET = ("on", "off")
 
 
 def end_line(report: Report) -> str:
-    """What happened to a job that did not come to its end; empty for one that did."""
+    """What happened to a job that did not complete; empty for a job that did."""
     job = report.job
     if job.failure is not None:
         message = " ".join(job.failure.message.split()).rstrip(".")
         return f"{message[:1].upper()}{message[1:]}." if message else "The job failed."
     if job.outcome == "failed":
-        return "The job failed; which rank failed first is not known."
+        return "The job failed; it is unknown which rank failed first."
     last = report.step_log.last_step
     after = "" if last is None else f" after step {last}"
     if job.outcome == "interrupted":
         return f"The job was interrupted{after}."
     if job.outcome == "running":
-        seen = "" if last is None else f"; its last step on record is {last}"
+        seen = "" if last is None else f"; its last recorded step is {last}"
         return f"The job was still running, or its launcher was killed{seen}."
     return ""
 
 
 def job_facts(report: Report) -> tuple[str, ...]:
-    """What a reader must know before any number: faults on purpose, and what probes cost."""
+    """What a reader must know before any number: injected faults, and the cost of the probes."""
     job = report.job
     facts = []
     if job.faults:
@@ -53,7 +53,7 @@ def job_facts(report: Report) -> tuple[str, ...]:
 
 
 def mesh_text(mesh: dict[str, int], strategy: str) -> str:
-    """For example ``pp 2 × dp_shard 4``; empty where one axis, or the strategy, says as much."""
+    """For example ``pp 2 × dp_shard 4``; empty for a single axis, or if the strategy says it."""
     if "×" in strategy:
         return ""
     axes = [f"{axis} {size}" for axis, size in mesh.items() if size > 1]
@@ -62,7 +62,7 @@ def mesh_text(mesh: dict[str, int], strategy: str) -> str:
 
 @table(place=10)
 def job_table(report: Report, *, show_all: bool) -> TableView | None:
-    """How the job ended and what its probes could not do; only what is worth saying."""
+    """How the job ended and what its probes could not do, if that deserves attention."""
     job = report.job
     if job.kind is None:
         return None
@@ -113,12 +113,12 @@ def _probe_text(probe: ProbeState) -> str:
     parts = [probe.state if probe.state not in _QUIET or not probe.reason else "", probe.reason]
     if probe.num_dropped:
         parts.append(f"{probe.num_dropped:,} of {probe.num_records + probe.num_dropped:,} lost")
-    said = ": ".join(part for part in parts[:2] if part) or probe.state
-    return "; ".join([said, *parts[2:]]) + f" ({name_ranks(probe.ranks)})"
+    state = ": ".join(part for part in parts[:2] if part) or probe.state
+    return "; ".join([state, *parts[2:]]) + f" ({name_ranks(probe.ranks)})"
 
 
 def _overhead_text(overhead: ProbeOverhead) -> str:
-    """For example ``tracing 4.1 % (2.0 % to 6.3 %)``; one below zero is not told from none."""
+    """For example ``tracing 4.1 % of a step (2.0 % to 6.3 %)``; below zero it may be none."""
     name = _MODES.get(overhead.mode, overhead.mode)
     interval = f"{_signed(overhead.low)} to {_signed(overhead.high)}"
     return f"{name} {_signed(overhead.ratio)} of a step ({interval})"

@@ -1,4 +1,4 @@
-"""Which kernels take the time, and on which rank is the same kernel slower than on its peers."""
+"""Which kernels take the most time, and on which rank they are slower than on its peers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["CategoryTime", "KernelRow", "KernelsResult", "RankSpeed"]
 
 
 class CategoryTime(Record, frozen=True, kw_only=True):
-    """Sum of durations of one kind of activity (computation, communication, copy), all ranks."""
+    """Total duration of one kind of activity (computation, communication, copy) on all ranks."""
 
     kind: str
     count: int
@@ -17,7 +17,7 @@ class CategoryTime(Record, frozen=True, kw_only=True):
 
 
 class KernelRow(Record, frozen=True, kw_only=True):
-    """One kernel name, all ranks; ``spread``: slowest rank's median over the median rank's."""
+    """One kernel name on all ranks; ``spread``: median of the slowest rank over the median rank."""
 
     name: str
     kind: str
@@ -43,7 +43,7 @@ class RankSpeed(Record, frozen=True, kw_only=True):
 
 
 class KernelsResult(Result, frozen=True, kw_only=True):
-    """Kernel table, longest total first."""
+    """Kernels by name; the kernel with the longest total comes first."""
 
     needs_traces = True
 

@@ -1,4 +1,4 @@
-"""Which kernels take the time, and which rank runs them slower."""
+"""Which kernels take the most time, and which rank runs them slower."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_KERNELS_SHOWN = 10
 
 _WORTH_UNLIKE_RATIO = 0.02
 
-_ALIKE = 1.005
+_EQUAL = 1.005
 
 _COMMON_IN_NAMES = ("at::native::", "(anonymous namespace)::")
 
@@ -28,14 +28,14 @@ _WAITING_KINDS = (ActivityKind.COMMUNICATION.name.lower(), ActivityKind.WAITING.
 
 @table(place=330)
 def kernels_table(report: Report, *, show_all: bool) -> TableView | None:
-    """Kernels by name, longest total first."""
+    """Kernels by name; the kernel with the longest total comes first."""
     kernels = report.kernels.kernels
     total = sum(category.total_ns for category in report.kernels.categories)
     shown = kernels if show_all else kernels[:MAX_KERNELS_SHOWN]
     left_out = len(kernels) - len(shown)
     compared = any(_compares_devices(row) for row in shown)
     what = "operator" if is_cpu_only(report) else "kernel"
-    slowest = "; slowest: its median over the median rank's" if compared else ""
+    slowest = "; slowest rank: its median relative to the median rank" if compared else ""
     return rows_table(
         f"{what.capitalize()}s",
         (
@@ -55,9 +55,9 @@ def kernels_table(report: Report, *, show_all: bool) -> TableView | None:
 
 @table(place=340)
 def speed_table(report: Report, *, show_all: bool) -> TableView | None:
-    """How fast each rank runs the kernels it shares with its peers, where ranks differ."""
+    """How fast each rank runs the kernels that it shares with its peers, if ranks differ."""
     ranks = [r for r in report.kernels.ranks if r.relative_work is not None]
-    counts = not is_whole_capture(report)  # captures differ in length, and so in kernels
+    counts = not is_whole_capture(report)  # captures of different lengths hold different counts
     differs = any(
         abs((r.relative_time or 1) - 1) > _WORTH_UNLIKE_RATIO
         or (counts and abs((r.relative_work or 1) - 1) > _WORTH_UNLIKE_RATIO)
@@ -66,28 +66,28 @@ def speed_table(report: Report, *, show_all: bool) -> TableView | None:
     if not (differs or show_all):
         return None
     return ranks_table(
-        "Rank against rank",
+        "Kernel speed by rank",
         (
-            Column("time of a kernel", "relative_time", form="ratio"),
+            Column("time per kernel", "relative_time", form="ratio"),
             Column("number of kernels", "relative_work", form="ratio", when=counts),
             Column("names compared", "num_shared_kernels"),
         ),
         ranks,
         show_all=show_all,
-        caption="the same computation kernels; 100 %: "
-        + ("the median rank, name by name" if len(ranks) > 2 else "the faster, name by name"),
+        caption="computation kernels that ranks share, compared by name; 100 %: "
+        + ("the median rank" if len(ranks) > 2 else "the faster rank"),
     )
 
 
 def short_kernel_name(name: str) -> str:
-    """A kernel's name without what all C++ kernels have in common; the report keeps it whole."""
+    """The kernel name without the parts common to all C++ kernels; the JSON keeps all of it."""
     for common in _COMMON_IN_NAMES:
         name = name.replace(common, "")
     return name.removeprefix("void ")
 
 
 def _compares_devices(row: KernelRow) -> bool:
-    """Whether a longer kernel is a slower device: in communication it is one that waits longer."""
+    """Whether a longer kernel means a slower GPU; in communication it means longer waiting."""
     return row.slowest_rank is not None and row.kind not in _WAITING_KINDS
 
 
@@ -95,4 +95,4 @@ def _slowest_text(row: KernelRow) -> str:
     """The rank that runs a kernel slowest, and how much slower."""
     if not _compares_devices(row) or row.spread is None:
         return "–"
-    return "alike" if row.spread < _ALIKE else f"{row.slowest_rank} ({row.spread:.2f} ×)"
+    return "equal" if row.spread < _EQUAL else f"{row.slowest_rank} ({row.spread:.2f} ×)"

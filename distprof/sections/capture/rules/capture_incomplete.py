@@ -1,29 +1,27 @@
 """# capture-incomplete
 
 ## What it detects
-Ranks are missing from the recording, files are damaged, or collectives found no partner, so the
-other findings rest on a part of the job.
+Ranks are missing from the recording, files are damaged, or collectives found no partner. The other
+findings then describe only a part of the job.
 
 ## Why it costs time
-It costs none. It limits what can be said: a missing rank may be the late one, and without
-partners waiting cannot be told from transfer.
+It costs none, but it limits the analysis. A missing rank may be the late one, and without partners
+waiting cannot be separated from transfer.
 
 ## Evidence needed
-The traces themselves. How many ranks the job had must be in at least one of them
+The traces themselves. At least one of them must hold the world size of the job
 (`distributedInfo.world_size`, PyTorch 1.9 and later).
 
 ## How the cost is computed
 There is no cost.
 
 ## How to fix
-Record every rank of at least one replica over the same steps, with the same schedule, and copy
-the files only after the profiler has finished writing them:
-`torch.profiler.profile(schedule=schedule( wait=2, warmup=3, active=5), on_trace_ready=…)`, then a
-barrier before the program ends.
+Record every rank of at least one replica over the same steps, with the same schedule:
+`torch.profiler.profile(schedule=schedule(wait=2, warmup=3, active=5), on_trace_ready=…)`. Add a
+barrier before the program ends, and copy the files only after the profiler has written them.
 
 ## When it is wrong
-Ranks left out on purpose: a few ranks of each pipeline stage may be enough for what you want to
-know.
+You left ranks out on purpose: a few ranks of each pipeline stage may be enough for your question.
 
 ## Sources
 PyTorch documentation of `torch.profiler`.
@@ -46,12 +44,12 @@ from distprof.units import format_ratio, name_ranks
     needs=(CaptureResult,),
     limits={
         "matched_ratio": Limit(0.95, "share of collectives that must find their partners"),
-        "damaged_ratio": Limit(0.001, "share of events that may be given up as broken"),
+        "damaged_ratio": Limit(0.001, "share of events that may be discarded as broken"),
     },
     costs_time=False,
 )
 def check(capture: CaptureResult, limits: Limits) -> Iterator[Draft]:
-    """Yield one finding that lists all that is missing."""
+    """Yield one finding that lists everything that is missing."""
     problems = [*_ranks(capture), *_matches(capture, limits), *_damage(capture, limits)]
     if not problems:
         return
@@ -59,8 +57,8 @@ def check(capture: CaptureResult, limits: Limits) -> Iterator[Draft]:
     yield Draft(
         message=f"{text[0].upper()}{text[1:]}.",
         fix=(
-            "Record all ranks of a replica over the same steps with one profiler schedule, and let "
-            "the files be written before the job ends."
+            "Record all ranks of a replica over the same steps with one profiler schedule, and end "
+            "the job only after the files are written."
         ),
         ranks=_concerned(capture),
         evidence=("capture",),

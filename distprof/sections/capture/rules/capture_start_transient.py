@@ -1,17 +1,18 @@
 """# capture-start-transient
 
 ## What it detects
-The first recorded step was disturbed by the start of the profiler and has been left out.
+The start of the profiler disturbed the first recorded step, and distprof left that step out.
 
 ## Why it costs time
 It costs none outside the recording. Profilers start at different moments on different ranks, so
-the first collective waits for the last profiler, which looks like a huge straggler.
+the first collective waits for the last profiler. The last rank then looks like an extreme
+straggler.
 
 ## Evidence needed
 Collectives matched across ranks in at least two steps.
 
 ## How the cost is computed
-There is no cost: the step takes no part in any number of the report.
+There is no cost: no number of the report includes the step.
 
 ## How to fix
 Give the profiler time to settle: `torch.profiler.schedule(wait=2, warmup=3, active=5)` and a
@@ -19,7 +20,7 @@ barrier before the first active step.
 
 ## When it is wrong
 A real stall in the first recorded step looks the same. Record again with a longer warm-up: a real
-one comes back.
+stall reappears.
 
 ## Sources
 PyTorch documentation of `torch.profiler.schedule`.
@@ -45,10 +46,13 @@ def check(capture: CaptureResult, limits: Limits) -> Iterator[Draft]:  # noqa: A
     steps = fold_ranks(capture.transient_steps)
     yield Draft(
         message=(
-            f"Step {steps} is left out: its first collective waits for the last rank's profiler to "
-            "start."
+            f"Step {steps} is left out: its first collective waits until the profiler of the last "
+            "rank has started."
         ),
-        fix="Use torch.profiler.schedule with warmup=3 or more, and a barrier before it.",
+        fix=(
+            "Use torch.profiler.schedule with warmup=3 or more, and a barrier before the first "
+            "active step."
+        ),
         confidence=Confidence.INFERRED,
         steps=capture.transient_steps,
         evidence=("capture.transient_steps",),

@@ -1,11 +1,11 @@
 """# capture-windows-disjoint
 
 ## What it detects
-The ranks were recorded at different times, so few or no steps are in all recordings.
+The ranks were recorded at different times, so the recordings have few or no steps in common.
 
 ## Why it costs time
-It costs none. But ranks can only be compared in steps that all of them recorded; who waited for
-whom stays unknown outside.
+It costs none. But distprof can compare ranks only in steps that all of them recorded. Outside
+these steps it is unknown which rank waited for which.
 
 ## Evidence needed
 At least two ranks. Either step numbers, or clocks that could be aligned.
@@ -14,13 +14,13 @@ At least two ranks. Either step numbers, or clocks that could be aligned.
 There is no cost.
 
 ## How to fix
-Start the profiler at the same *step* on all ranks (`schedule(wait, warmup, active)` counts steps,
-and a barrier before the first makes them begin together), not at a time of day or by a signal,
-and record at least three steps.
+Start the profiler at the same *step* on all ranks, not at a time of day or by a signal:
+`schedule(wait, warmup, active)` counts steps, and a barrier before the first step makes the ranks
+begin together. Record at least three steps.
 
 ## When it is wrong
-Ranks of different jobs or restarts in one folder look like this. So do pipelines whose stages
-count micro-batches as steps.
+Ranks of different jobs or restarts in one folder look the same. So do pipelines whose stages count
+micro-batches as steps.
 
 ## Sources
 PyTorch documentation of `torch.profiler.schedule`.
@@ -54,9 +54,9 @@ def check(capture: CaptureResult, limits: Limits) -> Iterator[Draft]:
         return
     ranks = fold_ranks(capture.ranks_present)
     common = (
-        f"no step is complete on all of the ranks {ranks}"
+        f"no step is complete on all of ranks {ranks}"
         if lost_steps
-        else f"the recordings of the ranks {ranks} lie apart"
+        else f"the recordings of ranks {ranks} cover different times"
     )
     shared = "" if ratio is None else f": they share {format_ratio(ratio)} of the recorded time"
     yield Draft(

@@ -1,4 +1,4 @@
-"""Which classes of collectives rules can judge, and how to name them."""
+"""The classes of collectives that rules can judge, and their names in messages."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _POINT_TO_POINT = frozenset(kind.label for kind in CollectiveKind if kind.is_poi
 
 
 def split_classes(collectives: CollectivesResult) -> list[CollectiveClass]:
-    """Classes whose waiting and transfer are told apart; not send and recv.
+    """Classes whose waiting is separate from their transfer, without send and recv.
 
-    Waiting in a pipeline's messages is its bubble, and no matter of late ranks.
+    Waiting in the messages of a pipeline is its bubble, and says nothing about late ranks.
     """
     return [
         record
@@ -24,12 +24,12 @@ def split_classes(collectives: CollectivesResult) -> list[CollectiveClass]:
 
 
 def only_messages(collectives: CollectivesResult) -> bool:
-    """Whether nothing but send and recv was recorded."""
+    """Whether the recording holds only send and recv."""
     return all(record.kind in _POINT_TO_POINT for record in collectives.classes)
 
 
 def collective_label(record: CollectiveClass) -> str:
-    """For example ``all_reduce in dp_shard (26.2 MB)``: the axis, or the group where none says."""
+    """For example ``all_reduce in dp_shard (26.2 MB)``: the axis, or the group if there is none."""
     name = record.group if record.axis in (None, MeshAxis.WORLD) else record.axis
     group = f" in {name}" if name else ""
     size = f" ({format_bytes(record.bytes)})" if record.bytes is not None else ""

@@ -1,31 +1,31 @@
 """# arrival-skew-bound-collectives
 
 ## What it detects
-Collectives last long because their members arrive at different times, not because data is slow to
-move, and the waiting is more than the ranks named as stragglers account for.
+Collectives last long because their members arrive at different times, not because the transfer is
+slow. The ranks that are named as stragglers do not account for all of this waiting.
 
 ## Why it costs time
-A collective cannot finish before its last member has started. Members that came earlier hold
-their device in a kernel that only spins, and profilers show it as communication.
+A collective cannot finish before its last member has started. Members that arrive earlier occupy
+their GPU with a kernel that only spins, and profilers show that kernel as communication.
 
 ## Evidence needed
-Collectives matched across ranks, on clocks that can be compared. A single rank's trace cannot
+Collectives matched across ranks, on clocks that can be compared. The trace of a single rank cannot
 show it: a long kernel may be waiting or moving data.
 
 ## How the cost is computed
-Exposed waiting in collectives (send and recv apart), a mean over ranks and steps, less what
-`persistent-straggler`, `transient-straggler` and `rotating-straggler` already name. The time is
-part of what `exposed-communication` reports.
+Exposed waiting in collectives (without send and recv), a mean over ranks and steps, less the
+waiting that `persistent-straggler`, `transient-straggler` and `rotating-straggler` already report.
+The time is part of what `exposed-communication` reports.
 
 ## How to fix
-Leave the network alone: a faster one changes nothing. Make ranks do equal work (pack sequences by
-cost, balance experts and embedding tables), start Python's garbage collector on all ranks at the
-same step (`gc.disable()` and `gc.collect()` every N steps), pin host processes to cores, and
-remove synchronising calls that only some ranks make.
+Leave the network alone: a faster one changes nothing. Give the ranks equal work: pack sequences by
+cost, and balance experts and embedding tables. Run Python's garbage collector at the same step on
+all ranks (`gc.disable()`, and `gc.collect()` every N steps). Pin processes to cores. Remove
+synchronising calls that only some ranks make.
 
 ## When it is wrong
-Where the clock residual is large, small waits are noise; the share that could not be judged is in
-the straggler section.
+If the clock residual is large, small waits are noise. The straggler section shows the share that
+could not be judged.
 
 ## Sources
 Formula sheet, "Measured from traces" (wait and transfer of a collective).
@@ -73,7 +73,7 @@ def check(
     if not collectives.classes:
         return
     if only_messages(collectives):
-        raise InsufficientEvidenceError("the recording has no collectives but sends and receives")
+        raise InsufficientEvidenceError("the recording has only sends and receives, no collectives")
     classes = split_classes(collectives)
     if not classes:
         raise InsufficientEvidenceError("no collective was matched across ranks")
@@ -86,14 +86,14 @@ def check(
     transfer = format_duration(worst.exposed_transfer_ns_per_step)
     yield Draft(
         message=(
-            f"{step.share(cost)} is waiting for late members that no named rank accounts for: "
+            f"{step.share(cost)} is waiting for late ranks that no named straggler accounts for: "
             f"{collective_label(worst)} waits {format_duration(_wait(worst))} per {step.word} and "
             f"transfers {transfer}.{_suspect(stragglers)}"
         ),
         fix=(
             "Equalise the work of the ranks (packing, expert and table balance), run garbage "
-            "collection on all ranks at the same step, pin host processes; a faster network will "
-            "not help."
+            "collection on all ranks at the same step, and pin processes to cores. A faster "
+            "network will not help."
         ),
         cost_ns_per_step=cost,
         evidence=("collectives.classes", "stragglers.ranks", "waterfall.all"),
@@ -110,7 +110,7 @@ def _is_bound(record: CollectiveClass, factor: float) -> bool:
 
 
 def _suspect(stragglers: StragglersResult) -> str:
-    """The rank behind most of the waiting, where proof against chance is lacking."""
+    """The rank that causes most of the waiting, if the recording cannot rule out chance."""
     first = max(stragglers.ranks, key=lambda rank: rank.lost_ns_per_step, default=None)
     if first is None or first.pattern is not StragglerPattern.NONE:
         return ""
@@ -118,13 +118,13 @@ def _suspect(stragglers: StragglersResult) -> str:
     if share < 0.5:
         return ""
     return (
-        f" Rank {first.rank} came last where {format_ratio(share)} of it was lost, which in so "
-        "short a recording may be chance."
+        f" Rank {first.rank} arrived last in {format_ratio(share)} of it, which may be chance in a "
+        "recording this short."
     )
 
 
 def _named(stragglers: StragglersResult) -> int:
-    """Waiting that findings on stragglers already carry."""
+    """Waiting that findings on stragglers already charge."""
     return sum(
         rank.lost_ns_per_step
         for rank in stragglers.ranks

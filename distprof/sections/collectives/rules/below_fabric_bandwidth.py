@@ -1,32 +1,34 @@
 """# below-fabric-bandwidth
 
 ## What it detects
-Large collectives move their data at a fraction of the bus bandwidth that a fabric profile shows
-these machines to reach with the same kind, size and group.
+Large collectives move their data at a fraction of the bus bandwidth that these machines reach with
+the same kind, size and group, according to a fabric profile.
 
 ## Why it costs time
-The network could move the same bytes in less time: something in this job keeps it from that.
+The network could move the same bytes in less time, but something in this job prevents it.
 
 ## Evidence needed
-A fabric profile (`distprof bench`, or the output of nccl-tests) given with `--fabric` or in
-`distprof.toml`, that covers the kind, the group and the size (without one the rule is silent);
-collectives matched across ranks on comparable clocks, most of them with all their members in the
-recording.
+- A fabric profile (`distprof bench`, or the output of nccl-tests), given with `--fabric` or in
+  `distprof.toml`, that covers the kind, the group and the size. Without one the rule is silent.
+- Collectives matched across ranks on comparable clocks, most of them with all their members in the
+  recording.
 
 ## How the cost is computed
-The exposed transfer of each such class, times the share of it that would not be there at the
-expected bandwidth; a mean over ranks and steps. What computation hides costs nothing.
+The exposed transfer of each slow class, times the share of it that the expected bandwidth would
+save; a mean over ranks and steps. Transfer that overlaps with computation costs nothing.
 
 ## How to fix
-Run `distprof bench` again on the very nodes of the job. If it is slow too, the machines are: look
-for a link that is down, sockets instead of InfiniBand (`NCCL_DEBUG=INFO`), a throttling device. If
-it is fast: look for collectives of several groups that share a link at the same time, for
-computation that takes the multiprocessors NCCL needs, for NCCL settings that differ from the
-benchmark's (`NCCL_ALGO`, `NCCL_PROTO`, `NCCL_NET`), and for ranks placed in another order.
+Run `distprof bench` again on exactly the nodes of the job. If it is slow too, the machines are at
+fault: look for a link that is down, sockets instead of InfiniBand (`NCCL_DEBUG=INFO`), or a
+throttling GPU. If it is fast, look for collectives of several groups that share a link at the same
+time, for computation that takes the multiprocessors NCCL needs, for NCCL settings that differ from
+those of the benchmark (`NCCL_ALGO`, `NCCL_PROTO`, `NCCL_NET`), and for ranks placed in another
+order.
 
 ## When it is wrong
-A profile measured with idle machines knows no computation beside communication, which slows both
-by a tenth or two; the limit leaves room for that. A profile of other machines says nothing.
+A profile is measured on idle machines. In a job, computation runs at the same time as
+communication and slows both by 10 to 20 %; the limit leaves room for that. A profile of other
+machines says nothing.
 
 ## Sources
 Formula sheet, "Collectives". nccl-tests, doc/PERFORMANCE.md.
@@ -53,8 +55,8 @@ from distprof.units import format_bandwidth
     needs=(CollectivesResult, WaterfallResult, StepTimeResult, CaptureResult),
     limits={
         "busbw_ratio": Limit(0.7, "share of the expected bus bandwidth that is enough"),
-        "min_bytes": Limit(1_000_000, "smallest collective that is looked at"),
-        "min_step_ratio": Limit(0.01, "share of the step that the transfer beyond may take"),
+        "min_bytes": Limit(1_000_000, "size in bytes of the smallest collective to judge"),
+        "min_step_ratio": Limit(0.01, "share of the step that the excess transfer may take"),
     },
 )
 def check(
@@ -64,9 +66,9 @@ def check(
     capture: CaptureResult,
     limits: Limits,
 ) -> Iterator[Draft]:
-    """Yield one finding for the run, naming the class that loses most."""
+    """Yield one finding for the run that names the class that loses most."""
     known = [record for record in collectives.classes if record.expected_busbw_bytes_per_s]
-    if not known:  # no profile, or one that reaches no class, which the result says
+    if not known:  # no profile, or it covers no class, and the result says so
         return
     step = mean_step(waterfall, step_time)
     if not has_all_members(capture):
@@ -78,15 +80,15 @@ def check(
     worst = max(slow, key=_beyond_ns)
     yield Draft(
         message=(
-            f"{step.share(cost)} is transfer beyond what this network can do: "
+            f"{step.share(cost)} is transfer that this network could do faster: "
             f"{collective_label(worst)} moves at {format_bandwidth(worst.busbw_bytes_per_s)} bus "
-            "bandwidth, the fabric profile reaches "
+            "bandwidth, and the fabric profile reaches "
             f"{format_bandwidth(worst.expected_busbw_bytes_per_s)}."
         ),
         fix=(
-            "Run distprof bench on the very nodes of the job. Slow too: a link, sockets, a "
-            "throttling device. Fast: groups that share a link at the same time, other NCCL "
-            "settings, ranks in another order."
+            "Run distprof bench on exactly the nodes of the job. If it is slow too, look for a "
+            "broken link, sockets or a throttling GPU. If it is fast, look for groups that share a "
+            "link at the same time, other NCCL settings and ranks in another order."
         ),
         cost_ns_per_step=cost,
         evidence=("collectives.classes", "waterfall.all"),

@@ -1,24 +1,24 @@
 """# cpu-backend-on-gpus
 
 ## What it detects
-Ranks compute on GPUs, and their collectives run on gloo, which is made for CPUs.
+Ranks compute on GPUs, but their collectives run on gloo, which is made for CPUs.
 
 ## Why it costs time
-gloo copies every buffer to the host, sends it over TCP with the processor adding up, and copies the
-result back. It reaches a few GB/s where NCCL (RCCL, XCCL) reaches hundreds.
+gloo copies every buffer to CPU memory, sends it over TCP, adds up on the CPU, and copies the result
+back. It reaches a few GB/s where NCCL (RCCL, XCCL) reaches hundreds.
 
 ## Evidence needed
-Traces of GPUs that name the backend of the default process group, in a job of several ranks.
+GPU traces that name the backend of the default process group, in a job of several ranks.
 
 ## How the cost is computed
-All exposed transfer of the step: what remains of it on the right backend is a small part.
+All exposed transfer of the step. Only a small part of it remains with the right backend.
 
 ## How to fix
-`init_process_group("nccl")`, or `"cpu:gloo,cuda:nccl"` if objects are exchanged from the host too.
-If NCCL was avoided because it failed, its log (`NCCL_DEBUG=INFO`) says why.
+Use `init_process_group("nccl")`, or `"cpu:gloo,cuda:nccl"` if the ranks also exchange objects in
+CPU memory. If you avoided NCCL because it failed, its log (`NCCL_DEBUG=INFO`) says why.
 
 ## When it is wrong
-Where the process group is for control alone and gradients travel in a library of their own.
+The process group only serves control messages, and another library moves the gradients.
 
 ## Sources
 PyTorch documentation, "Distributed communication package" (which backend to use).
@@ -57,13 +57,13 @@ def check(
     if efficiency.device in ("", CPU) or num_ranks < 2 or not capture.ranks_present:
         return
     if not efficiency.backend:
-        raise InsufficientEvidenceError("the traces do not name the backend of process groups")
+        raise InsufficientEvidenceError("the traces do not name the backend of the process groups")
     if efficiency.backend != _FOR_CPUS:
         return
     cost = mean_step(waterfall, step_time).exposed_transfer_ns
     yield Draft(
         message=(
-            f"The ranks compute on {efficiency.device}, their collectives run on {_FOR_CPUS}."
+            f"The ranks compute on {efficiency.device}, but their collectives run on {_FOR_CPUS}."
         ),
         fix='Use init_process_group("nccl"), or "cpu:gloo,cuda:nccl".',
         cost_ns_per_step=cost or None,

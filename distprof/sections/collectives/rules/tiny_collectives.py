@@ -1,32 +1,32 @@
 """# tiny-collectives
 
 ## What it detects
-Many small all-reduces, all-gathers or reduce-scatters in each step: messages so small that their
-latency, not their size, sets their time.
+Each step contains many small all-reduces, all-gathers or reduce-scatters. Latency, not size,
+determines how long messages this small take.
 
 ## Why it costs time
-A collective costs a latency for every hop whatever its size. Below the crossover size n* = α ·
-bandwidth (some hundred kB) that latency dominates, so a hundred small messages take far longer
-than one message of the same bytes.
+A collective of any size costs a latency for every hop. Below the crossover size n* = α · bandwidth
+(a few hundred kB) that latency dominates, so a hundred small messages take far longer than one
+message of the same bytes.
 
 ## Evidence needed
 Collectives with their sizes, as PyTorch 2.1 and later record them.
 
 ## How the cost is computed
-Exposed transfer of the small classes, a mean over ranks and steps, less one message's worth of
-it. It is an upper bound: the merged message still has to move its bytes. Where members could not
-be matched, waiting is included and the finding is marked *inferred*. The time is part of what
+Exposed transfer of the small classes, a mean over ranks and steps, less the share of one message.
+It is an upper bound: the merged message still has to move its bytes. If members could not be
+matched, the cost includes waiting, and the finding is marked *inferred*. The time is part of what
 `exposed-communication` reports and may be part of what `low-overlap` reports.
 
 ## How to fix
-DDP: reduce in buckets (`bucket_cap_mb`, 25 MB by default), and let nobody reduce parameters one
-by one in a hook. FSDP: wrap whole transformer blocks instead of single layers. Own code: flatten
-tensors, or group calls with `torch.distributed._coalescing_manager`; reduce metrics once per
-logging interval, not per step.
+DDP: reduce in buckets (`bucket_cap_mb`, 25 MB by default), and do not reduce parameters one by one
+in a hook. FSDP: wrap whole transformer blocks instead of single layers. Custom code: flatten
+tensors, or group calls with `torch.distributed._coalescing_manager`, and reduce metrics once per
+logging interval instead of once per step.
 
 ## When it is wrong
-Small messages hidden behind computation cost nothing, and are not reported. Barriers and scalar
-reductions that gradient clipping or loss scaling needs cannot be merged with gradients.
+Barriers and scalar reductions for gradient clipping or loss scaling cannot be merged with
+gradients. Small messages that overlap with computation cost nothing and are not reported.
 
 ## Sources
 Formula sheet, "Collectives" (crossover size) and "Anti-patterns" (buckets below the crossover
@@ -56,7 +56,7 @@ _MERGEABLE = ("all_reduce", "all_gather", "reduce_scatter")
     limits={
         "small_bytes": Limit(500_000, "size in bytes below which latency dominates"),
         "min_per_step": Limit(20, "small collectives per step that are normal"),
-        "min_step_ratio": Limit(0.02, "share of the step below which they are not worth naming"),
+        "min_step_ratio": Limit(0.02, "share of the step below which they are not reported"),
     },
 )
 def check(
@@ -84,7 +84,7 @@ def check(
         message=(
             f"{per_step:.0f} small collectives per {step.word} and rank (most of them "
             f"{collective_label(max(small, key=lambda c: c.count))}) take "
-            f"{format_duration(exposed)} of exposed time; together they move {format_bytes(moved)}."
+            f"{format_duration(exposed)} of exposed time to move {format_bytes(moved)} in total."
         ),
         fix=(
             "Merge them: gradient buckets (bucket_cap_mb), whole blocks per FSDP unit, flattened "
@@ -99,9 +99,9 @@ def check(
 
 
 def _per_rank(record: CollectiveClass, collectives: CollectivesResult) -> float:
-    """How many of them a rank takes part in per step.
+    """The number of these collectives that one rank takes part in per step.
 
-    Groups side by side count together in the class; each rank is in one of them.
+    The class counts parallel groups together; each rank is in one of them.
     """
     share = (record.group_size or collectives.num_ranks) / max(collectives.num_ranks, 1)
     return record.count * min(share, 1) / max(collectives.num_steps, 1)

@@ -1,33 +1,34 @@
 """# transfer-bound-collectives
 
 ## What it detects
-Moving the data, not waiting for members, takes the exposed communication time, and there is no
-computation left in the step that could hide it.
+Most of the exposed communication is transfer, not waiting, and the step has no computation left
+that the transfer could overlap with.
 
 ## Why it costs time
-Every byte that cannot move beside computation adds to the step. Once computation is used up, only
-fewer bytes or a faster path help.
+Every byte that cannot move during computation prolongs the step. Once all computation is
+overlapped, only fewer bytes or a faster path help.
 
 ## Evidence needed
-Collectives matched across ranks on comparable clocks, so that transfer is told from waiting,
-most of them with all their members in the recording, and the overlap of each rank.
+Collectives matched across ranks on comparable clocks, which separates transfer from waiting, most
+of them with all their members in the recording; and the overlap of each rank.
 
 ## How the cost is computed
-Exposed transfer, a mean over ranks and steps, less the part that computation running alone could
-hide; that part is `low-overlap`'s. The time is part of what `exposed-communication` reports, and
-an upper bound: it would need a network without limits.
+Exposed transfer, a mean over ranks and steps, less the part that could overlap with computation
+that now runs alone; `low-overlap` reports that part. The cost is part of what
+`exposed-communication` reports, and an upper bound: saving all of it would take an infinitely fast
+network.
 
 ## How to fix
 Compare the bus bandwidth in the message with what `distprof bench` (or nccl-tests) reaches on the
-same machines; `--fabric` puts both side by side. If it is far lower: look for sockets where
-InfiniBand or NVLink should be (`NCCL_DEBUG=INFO`), for unused network cards, for groups that
-straddle nodes. If it is not: send less. Reduce gradients in bf16, accumulate with `no_sync`, raise
-the micro-batch, shard inside the node (HSDP) instead of across nodes, keep tensor and expert
-parallelism inside the NVLink domain.
+same machines; with `--fabric` the report shows both. If the job is far slower, look for sockets
+where InfiniBand or NVLink should be (`NCCL_DEBUG=INFO`), for unused network cards, and for groups
+that straddle nodes. If it is not, send less: reduce gradients in bf16, accumulate with `no_sync`,
+raise the micro-batch, shard inside the node (HSDP) instead of across nodes, and keep tensor and
+expert parallelism inside the NVLink domain.
 
 ## When it is wrong
 Small messages are bound by latency: their bandwidth is low on any network (`tiny-collectives`).
-Where several collectives share a link each one looks slow, and the link is not.
+If several collectives share a link, each of them looks slow although the link is not.
 
 ## Sources
 Formula sheet, "Collectives" and "Measured from traces". nccl-tests, doc/PERFORMANCE.md, for bus
@@ -59,7 +60,9 @@ from distprof.units import format_bandwidth, format_duration
     since="0.1.0",
     needs=(CollectivesResult, OverlapResult, WaterfallResult, StepTimeResult, CaptureResult),
     limits={
-        "min_step_ratio": Limit(0.05, "share of the step that unhideable transfer may take"),
+        "min_step_ratio": Limit(
+            0.05, "share of the step for transfer that cannot overlap with computation"
+        ),
     },
 )
 def check(
@@ -70,21 +73,21 @@ def check(
     capture: CaptureResult,
     limits: Limits,
 ) -> Iterator[Draft]:
-    """Yield one finding for the run, naming the class that transfers most."""
+    """Yield one finding for the run that names the class that transfers most."""
     step = mean_step(waterfall, step_time)
     if not collectives.classes:
         return
     if only_messages(collectives):
-        raise InsufficientEvidenceError("the recording has no collectives but sends and receives")
+        raise InsufficientEvidenceError("the recording has only sends and receives, no collectives")
     classes = split_classes(collectives)
     if not classes or not step.is_split:
         raise InsufficientEvidenceError(
-            "waiting and transfer could not be told apart: no collective was matched across ranks"
+            "waiting and transfer could not be separated: no collective was matched across ranks"
         )
     if not has_all_members(capture):
         raise InsufficientEvidenceError(
-            "most collectives lack a member in the recording: what looks like transfer may be "
-            "waiting for it"
+            "most collectives lack a member in the recording: apparent transfer may be waiting for "
+            "that member"
         )
     cost = step.exposed_transfer_ns - hideable_ns(step, overlap)
     if step.exposed_wait_ns > step.exposed_transfer_ns:
@@ -94,13 +97,13 @@ def check(
     largest = max(classes, key=lambda record: record.exposed_transfer_ns_per_step)
     yield Draft(
         message=(
-            f"{step.share(cost)} is transfer that no computation is left to hide; "
+            f"{step.share(cost)} is transfer, with no computation left to overlap with; "
             f"{_speed(largest)}."
         ),
         fix=(
-            "Compare the bus bandwidth with what distprof bench reaches on these machines. Far "
-            "lower: look for sockets, unused network cards and groups that straddle nodes. As "
-            "expected: send less (bf16 gradients, no_sync while accumulating, HSDP)."
+            "Compare the bus bandwidth with what distprof bench reaches on these machines. If it "
+            "is far lower, look for sockets, unused network cards and groups that straddle nodes. "
+            "If not, send less (bf16 gradients, no_sync while accumulating, HSDP)."
         ),
         cost_ns_per_step=cost,
         evidence=("collectives.classes", "overlap.ranks", "waterfall.all"),

@@ -1,30 +1,29 @@
 """# low-mfu
 
 ## What it detects
-The devices spend a small share of their peak on what the model needs.
+The GPUs spend a small share of their peak on what the model needs.
 
 ## Why it costs time
-Model FLOP utilisation is the one figure that holds everything together: time that devices do not
-compute, slow kernels, and work beyond what the model asks for. Dense training on many GPUs reaches
-40 to 55 %.
+Model FLOP utilisation (MFU) combines every loss in one figure: time when GPUs do not compute, slow
+kernels, and work that the model does not need. Dense training on many GPUs reaches 40 to 55 %.
 
 ## Evidence needed
 The model (run.json of a reference run, or `[model]` in `distprof.toml`), tokens and time of a step,
-and a device on the hardware sheet. With traces it says where the rest goes.
+and a GPU that is on the hardware sheet. With traces the finding also says where the rest goes.
 
 ## How the cost is computed
-There is none of its own: whatever lowers the utilisation has a cost in its own finding, and the
-distance to a target is no time that somebody could get back.
+There is no separate cost. Each cause of low utilisation has its cost in another finding, and the
+distance to a target is not time that a fix could recover.
 
 ## How to fix
-Look where the rest goes. Where devices wait, begin with the dearest of the other findings. Where
-kernels are slow while they compute: larger matrices (micro-batch, sequence, less tensor
-parallelism), low precision, fused attention, compilation.
+Look where the rest goes. If GPUs wait, begin with the most expensive of the other findings. If the
+kernels are slow, use larger matrices (micro-batch, sequence, less tensor parallelism), low
+precision, fused attention and compilation.
 
 ## When it is wrong
-A small model, or a mixture of many small experts, cannot fill a large device. FLOP are counted from
-the shape as dense transformers have it, attention as causal: with other layers the figure is as
-good as the shape. A peak is that of the data sheet; clocks under load are lower.
+A small model, or a mixture of many small experts, cannot fill a large GPU. distprof counts FLOP
+from the shape of a dense transformer with causal attention: for other layers the figure is only as
+accurate as that shape. The peak comes from the data sheet; clocks under load are lower.
 
 ## Sources
 Formula sheet, "Computation and communication" (MFU). A. Chowdhery et al., "PaLM", appendix B (the
@@ -51,9 +50,9 @@ _PARTS = {
         "exposed_p2p_wait_ns",
     ),
     "copies": ("exposed_copy_ns",),
-    "a late host": ("idle_host_ns", "idle_sync_ns"),
+    "waiting for the CPU": ("idle_host_ns", "idle_sync_ns"),
     "waiting for input": ("idle_input_ns",),
-    "idle of other causes": ("idle_comm_wait_ns", "idle_unknown_ns"),
+    "idle time with other causes": ("idle_comm_wait_ns", "idle_unknown_ns"),
 }
 _WORTH_NAMING_RATIO = 0.05
 
@@ -63,7 +62,7 @@ _WORTH_NAMING_RATIO = 0.05
     severity=Severity.INFO,
     since="0.1.0",
     needs=(EfficiencyResult, WaterfallResult, JobResult),
-    limits={"mfu_ratio": Limit(0.40, "model FLOP utilisation from which on it is good")},
+    limits={"mfu_ratio": Limit(0.40, "model FLOP utilisation that is good enough")},
     costs_time=False,
 )
 def check(
@@ -72,31 +71,31 @@ def check(
     """Yield one finding for the run."""
     mfu, peak = efficiency.mfu_ratio, efficiency.peak_flops
     if efficiency.device == CPU or (job.kind is None and not efficiency.model):
-        return  # no peak to speak of; bare traces of a model that nobody named
+        return  # a CPU has no meaningful peak; bare traces of an unnamed model
     if mfu is None or peak is None:
-        why = "; ".join(efficiency.unavailable) or "nothing tells how much the ranks compute"
+        why = "; ".join(efficiency.unavailable) or "the amount of computation is unknown"
         raise InsufficientEvidenceError(why)
     if mfu >= limits["mfu_ratio"]:
         return
     yield Draft(
         message=(
-            f"MFU is {format_ratio(mfu)}: of {peak / 1e12:,.0f} TFLOP/s each device gives the model"
-            f" {mfu * peak / 1e12:.3g}.{_where(efficiency, waterfall)}"
+            f"MFU is {format_ratio(mfu)}: each GPU spends {mfu * peak / 1e12:.3g} of its"
+            f" {peak / 1e12:,.0f} TFLOP/s on the model.{_where(efficiency, waterfall)}"
         ),
         fix=(
-            "Begin with the dearest of the other findings; where kernels are slow, use larger"
-            " matrices, low precision, fused attention, compilation."
+            "Begin with the most expensive of the other findings. If kernels are slow, use larger"
+            " matrices, low precision, fused attention and compilation."
         ),
         evidence=("efficiency.mfu_ratio", "waterfall.all"),
     )
 
 
 def _where(efficiency: EfficiencyResult, waterfall: WaterfallResult) -> str:
-    """Where the rest goes, by the traced steps; empty without traces."""
+    """Where the rest goes, according to the traced steps; empty without traces."""
     total = waterfall.all
     if total is None or not total.span_ns:
         return ""
-    text = f" Computing fills {format_ratio(total.computation_ns / total.span_ns)} of each step"
+    text = f" Computation fills {format_ratio(total.computation_ns / total.span_ns)} of each step"
     if efficiency.computing_ratio is not None:
         text += f", at {format_ratio(efficiency.computing_ratio)} of the peak"
     shares = {

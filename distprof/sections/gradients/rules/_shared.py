@@ -1,4 +1,4 @@
-"""What rules on gradients have in common."""
+"""Helpers that the rules on gradients share."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ __all__ = [
     "what",
 ]
 
-NO_BACKWARD = "the trace lacks the launches that would show when backward begins"
+NO_BACKWARD = "the trace lacks the launches that show when backward begins"
 
 LATE_RATIO = 0.9
-"""Share of backward before the first bucket from which there is nothing left to hide behind."""
+"""Share of backward before the first bucket above which hardly any overlap is possible."""
 
 
 def gradient_groups(gradients: GradientsResult) -> tuple[GradientGroup, ...]:
-    """Axes along which gradients are reduced; none where nothing marks DDP.
+    """Axes along which gradients are reduced; empty if nothing in the trace marks DDP.
 
     Raises:
-        InsufficientEvidenceError: If DDP is used and its collectives cannot be told.
+        InsufficientEvidenceError: If DDP is used but its collectives cannot be identified.
     """
     if not gradients.groups and gradients.unavailable:
         raise InsufficientEvidenceError(gradients.unavailable[0])
@@ -40,10 +40,10 @@ def exposed_once_ns(group: GradientGroup) -> int:
 
 
 def is_late(group: GradientGroup) -> bool:
-    """Whether hardly any of backward is left when the first bucket is ready.
+    """Whether backward is almost over when the first bucket is ready.
 
     Raises:
-        InsufficientEvidenceError: If it is not known when backward begins.
+        InsufficientEvidenceError: If the beginning of backward is unknown.
     """
     if group.backward_ns is None or group.before_first_ns is None:
         raise InsufficientEvidenceError(NO_BACKWARD)
@@ -59,12 +59,12 @@ def name_of(group: GradientGroup) -> str:
 
 
 def sureness(group: GradientGroup) -> Confidence:
-    """Measured where waiting for late ranks is left out of the exposed time."""
+    """Measured if the exposed time leaves out waiting for late ranks, else inferred."""
     return Confidence.MEASURED if group.is_split else Confidence.INFERRED
 
 
 def what(group: GradientGroup) -> str:
-    """What exposed times of the group are."""
+    """The name of the group's exposed time in a message."""
     if group.is_split:
         return "exposed transfer"
-    return "exposed communication, waiting for late ranks included"
+    return "exposed communication (including waiting for late ranks)"

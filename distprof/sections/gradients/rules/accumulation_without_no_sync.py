@@ -2,32 +2,32 @@
 
 ## What it detects
 DistributedDataParallel reduces the gradients of every micro-batch, although the optimizer updates
-the weights only once for several of them.
+the weights only once per several micro-batches.
 
 ## Why it costs time
-Gradients of micro-batches add up on each rank for nothing; only their sum has to be reduced, once
-before the update. With M micro-batches the network carries M times the bytes it has to.
+Adding up the gradients of micro-batches on each rank is free. Only their sum has to be reduced,
+once before the update. With M micro-batches the network carries M times the necessary bytes.
 
 ## Evidence needed
 Traces in which torch marks each forward (`DistributedDataParallel.forward`) and each update
-(`Optimizer.step`), and the sizes of collectives. Reductions count as repeated where those of
-several forwards before one update are of the same number of buckets and bytes. With matched
-collectives, waiting for late ranks is left out; without, the finding is marked *inferred*.
+(`Optimizer.step`), and the sizes of collectives. Reductions count as repeated if several forwards
+before one update are each followed by the same number of buckets and bytes. With matched
+collectives, the cost leaves out waiting for late ranks. Without, the finding is marked *inferred*.
 
 ## How the cost is computed
-Exposed transfer of all reductions but the last before each update, mean over ranks and steps. What
-backward hides of them costs nothing here. The time is part of what `low-overlap` and
+Exposed transfer of all reductions but the last before each update, mean over ranks and steps. The
+part that overlaps with backward costs nothing. The time is part of what `low-overlap` and
 `exposed-communication` count.
 
 ## How to fix
 Run forward and backward of all micro-batches but the last inside `with model.no_sync():`
-(Hugging Face Accelerate: `accelerator.accumulate(model)`; Lightning does it by itself). The forward
-has to be inside too. `static_graph=True` needs one step without it first.
+(Hugging Face Accelerate: `accelerator.accumulate(model)`; Lightning does it automatically). The
+forward has to be inside too. `static_graph=True` needs one step without `no_sync` first.
 
 ## When it is wrong
-Where memory forbids whole gradients beside their buckets (`no_sync` keeps both). Two backwards of
-unlike losses through the same module before one update, as of an adversarial training, look the
-same, and `no_sync` fits them too.
+Memory may not suffice for complete gradients in addition to their buckets (`no_sync` keeps both).
+Two backwards of different losses through the same module before one update, as in adversarial
+training, look the same; `no_sync` fits them too.
 
 ## Sources
 Formula sheet, "Volume per training step" (DDP) and "Anti-patterns" (accumulation without
@@ -53,7 +53,7 @@ from distprof.terms import Severity
     needs=(GradientsResult, WaterfallResult, StepTimeResult),
     limits={
         "times_reduced": Limit(1.5, "reductions of the same gradients before an update"),
-        "min_step_ratio": Limit(0.01, "share of the step that the needless ones may expose"),
+        "min_step_ratio": Limit(0.01, "share of the step that needless reductions may expose"),
     },
 )
 def check(
@@ -65,7 +65,7 @@ def check(
     """Yield one finding per axis."""
     for group in gradient_groups(gradients):
         if group.times_reduced is None:
-            raise InsufficientEvidenceError("the trace does not mark updates of the optimizer")
+            raise InsufficientEvidenceError("the trace does not mark the updates of the optimizer")
         step = mean_step(waterfall, step_time)
         cost = group.redundant_ns_per_step
         if group.times_reduced < limits["times_reduced"]:
@@ -74,8 +74,8 @@ def check(
             continue
         yield Draft(
             message=(
-                f"Gradients are reduced {group.times_reduced:.3g} times before each update, for "
-                f"{group.micro_batches:.3g} micro-batches: {step.share(cost)} is {what(group)} "
+                f"DDP reduces the gradients {group.times_reduced:.3g} times before each update "
+                f"({group.micro_batches:.3g} micro-batches): {step.share(cost)} is {what(group)} "
                 "of reductions that are not needed."
             ),
             fix=(

@@ -1,32 +1,32 @@
 """# full-precision-gradients
 
 ## What it detects
-DistributedDataParallel reduces gradients in 32 bits, and moving them is exposed.
+DistributedDataParallel reduces gradients in 32 bits, and their transfer is exposed.
 
 ## Why it costs time
-Twice the bytes take twice the time. Gradients lose nothing that training needs when they are
-rounded to 16 bits on the wire, as long as each rank's optimizer works in 32.
+Twice the bytes take twice the time. Training does not need more than 16 bits on the wire, as long
+as the optimizer of each rank works in 32.
 
 ## Evidence needed
-Element types and sizes of collectives (argument records of NCCL, or the Flight Recorder's for
-gloo), torch's marks of DDP in the trace. A warning where the groups span nodes; within a node, or
-where nodes are not known, a remark.
+Element types and sizes of collectives (argument records of NCCL, or those of the Flight Recorder
+for gloo), and torch's marks of DDP in the trace. The finding is a warning if the groups span nodes.
+Within a node, or if the nodes are unknown, it is informational.
 
 ## How the cost is computed
-Half of the exposed transfer of one reduction per update, a mean over ranks and steps: modelled,
-because transfer is taken to be proportional to bytes. Reductions that are not needed at all
-(`accumulation-without-no-sync`) are left out. The time is part of what `low-overlap` and
+Half of the exposed transfer of one reduction per update, a mean over ranks and steps. The cost is
+modelled, because it assumes that transfer is proportional to bytes. It leaves out needless
+reductions (`accumulation-without-no-sync`). The time is part of what `low-overlap` and
 `exposed-communication` count.
 
 ## How to fix
-A communication hook: `model.register_comm_hook(None, default_hooks.bf16_compress_hook)` halves the
-bytes (on gloo: `fp16_compress_hook`), `powerSGD_hook` sends far less at the price of an
-approximation. Compare the loss over some hundred steps.
+Register a communication hook: `model.register_comm_hook(None, default_hooks.bf16_compress_hook)`
+halves the bytes (on gloo: `fp16_compress_hook`). `powerSGD_hook` sends far less, at the price of an
+approximation. Compare the loss over a few hundred steps.
 
 ## When it is wrong
-Where buckets are bound by latency, half the bytes take more than half the time; buckets below 1 MB
-are left out for that reason. Where a model is known to need gradients in 32 bits (sums over
-thousands of ranks, losses with rare large values).
+If buckets are bound by latency, half the bytes take more than half the time; the rule ignores
+buckets below 1 MB for that reason. Some models need gradients in 32 bits (sums over thousands of
+ranks, losses with rare large values).
 
 ## Sources
 Formula sheet, "Volume per training step" (DDP) and "Anti-patterns" (full-precision gradient traffic
@@ -80,12 +80,12 @@ def check(
             continue
         yield Draft(
             message=(
-                f"{name_of(group)} are reduced per update: {step.share(exposed)} is their "
-                f"{what(group)}, of which 16 bits would save half."
+                f"Each update reduces {name_of(group)}: {step.share(exposed)} is their "
+                f"{what(group)}. With 16 bits it would take half."
             ),
             fix=(
                 "Compress gradients on the wire: register_comm_hook with bf16_compress_hook (gloo: "
-                "fp16_compress_hook), or powerSGD_hook on a slow network; watch the loss."
+                "fp16_compress_hook), or powerSGD_hook on a slow network. Watch the loss."
             ),
             cost_ns_per_step=exposed // 2,
             confidence=Confidence.MODELLED,

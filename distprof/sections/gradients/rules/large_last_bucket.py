@@ -1,30 +1,30 @@
 """# large-last-bucket
 
 ## What it detects
-The bucket of gradients that DistributedDataParallel reduces last holds more than a quarter of them,
-and it is most of what is exposed.
+The bucket of gradients that DistributedDataParallel reduces last holds more than a quarter of all
+gradients and causes most of their exposed communication.
 
 ## Why it costs time
-When the last bucket is ready, backward has ended: whatever it takes adds to the step in full. The
-smaller it is, the less is exposed.
+When the last bucket is ready, backward has ended, so the whole transfer of that bucket prolongs the
+step. The smaller it is, the less is exposed.
 
 ## Evidence needed
 torch's marks of DDP in the trace and the sizes of collectives; several buckets, the last of which
-finds the network free. With matched collectives, waiting for late ranks is left out.
+finds the network free. With matched collectives, the cost leaves out waiting for late ranks.
 
 ## How the cost is computed
-The exposed transfer of last buckets, times the part of their bytes beyond a quarter of all
-gradients, mean over ranks and steps: modelled, because transfer is taken to be proportional to
-bytes. The time is part of what `low-overlap` and `exposed-communication` count.
+The exposed transfer of last buckets, times the share of their bytes beyond a quarter of all
+gradients, mean over ranks and steps. The cost is modelled, because it assumes that transfer is
+proportional to bytes. The time is part of what `low-overlap` and `exposed-communication` count.
 
 ## How to fix
-Lower `bucket_cap_mb` so that there are eight buckets or more; do not go below 1 MB, where latency
+Lower `bucket_cap_mb` until there are eight buckets or more, but not below 1 MB, where latency
 dominates (`tiny-collectives`). A huge layer at the beginning of the model (an embedding) fills the
-last bucket alone: tie or shard it, or freeze it. Megatron-Core: `--ddp-bucket-size`.
+last bucket by itself: tie, shard or freeze it. Megatron-Core: `--ddp-bucket-size`.
 
 ## When it is wrong
-Where the first layer is most of the model, and is needed whole. Where the transfer of the last
-bucket is latency rather than bytes, less comes back.
+The first layer may be most of the model, and needed whole. If latency rather than bytes determines
+the transfer of the last bucket, the fix recovers less.
 
 ## Sources
 Formula sheet, "Anti-patterns" (buckets) and "Volume per training step" (DDP). PyTorch documentation
@@ -49,9 +49,9 @@ from distprof.terms import Confidence, Severity
 from distprof.units import format_bytes, format_ratio
 
 MOST = 0.5
-"""Share of the exposed time from which the last bucket is what matters.
+"""Share of the exposed time above which the last bucket is the cause.
 
-Below it others are exposed too: the network is busy all the time, and the split does not matter.
+Below it other buckets are exposed too: the network is always busy, and the split does not matter.
 """
 
 
@@ -62,8 +62,8 @@ Below it others are exposed too: the network is busy all the time, and the split
     needs=(GradientsResult, WaterfallResult, StepTimeResult),
     limits={
         "last_bucket_ratio": Limit(0.25, "share of the gradients that the last bucket may hold"),
-        "min_bytes": Limit(2_000_000, "size of a last bucket that is worth splitting"),
-        "min_step_ratio": Limit(0.01, "share of the step that may be lost to it"),
+        "min_bytes": Limit(2_000_000, "size in bytes of a last bucket that is worth splitting"),
+        "min_step_ratio": Limit(0.01, "share of the step that it may cost"),
     },
 )
 def check(
@@ -88,8 +88,8 @@ def check(
                 f"({format_bytes(group.bytes)}): {step.share(exposed)} is its {what(group)}."
             ),
             fix=(
-                "Make buckets smaller (bucket_cap_mb, not below 1), so that the last one holds "
-                "little; keep a huge first layer out of them if there is one."
+                "Make the buckets smaller (bucket_cap_mb, not below 1), so that the last one holds "
+                "little. If the first layer is huge, keep it out of them."
             ),
             cost_ns_per_step=cost,
             confidence=Confidence.MODELLED,
@@ -100,7 +100,7 @@ def check(
 
 
 def _is_large(group: GradientGroup, most: float, min_bytes: float) -> bool:
-    """Whether the last bucket is large, and what is exposed; with one bucket, all is late."""
+    """Whether the last bucket is large and causes most exposed time; False for a single bucket."""
     return (
         group.num_buckets > 1
         and group.last_bucket_ratio > most

@@ -1,36 +1,36 @@
 """# late-gradient-communication
 
 ## What it detects
-DistributedDataParallel begins to reduce gradients only when backward has all but ended, so that no
-computation is left to hide them.
+DistributedDataParallel begins to reduce gradients only when backward is almost over. No computation
+is left for the reductions to overlap with.
 
 ## Why it costs time
-The gradients of the last layers are ready first, early in backward. Sent then, in buckets, they
-travel while the rest of backward is computed, and only the last bucket is exposed.
+The gradients of the last layers are ready first, early in backward. If DDP sends them at once, in
+buckets, they travel while the GPU computes the rest of backward, and only the last bucket is
+exposed.
 
 ## Evidence needed
-torch's marks of DDP in the trace, and on a device the launches of kernels, which show when backward
-begins. With matched collectives, waiting for late ranks is left out; without, the finding is marked
-*inferred*.
+torch's marks of DDP in the trace, and on a GPU the launches of kernels, which show when backward
+begins. With matched collectives, the cost leaves out waiting for late ranks. Without, the finding
+is marked *inferred*.
 
 ## How the cost is computed
-The exposed transfer of one reduction per update, no more than the computation of backward beside
-which it could run, mean over ranks and steps: an upper bound, since one bucket stays exposed. The
-time is part of what `low-overlap` and `exposed-communication` count; here is the reason.
+The exposed transfer of one reduction per update, capped at the computation of backward that it
+could overlap with, mean over ranks and steps. It is an upper bound, since one bucket stays exposed.
+The time is part of what `low-overlap` and `exposed-communication` count; this rule names the cause.
 
 ## How to fix
-One bucket: lower `bucket_cap_mb`, to a tenth of the gradients' bytes or so (25 MB unless told
-otherwise, the first 1 MB). Several: register modules in the order in which forward uses them,
-avoid `find_unused_parameters=True`, which keeps DDP from reordering buckets, and do not wait for
-reductions in hooks of gradients.
+One bucket: lower `bucket_cap_mb` to about a tenth of the gradients' bytes (the default is 25 MB,
+and 1 MB for the first bucket). Several buckets: register modules in the order in which forward uses
+them, avoid `find_unused_parameters=True`, which prevents DDP from reordering buckets, and do not
+wait for reductions in gradient hooks.
 
 ## When it is wrong
-Where only the first layers of a model are trained, their gradients are ready last whatever one
-does. Where backward is so short that nothing could hide beside it, see
-`small-batch-for-data-parallelism`.
+If only the first layers of a model are trained, their gradients are always ready last. If backward
+is too short to overlap with anything, see `small-batch-for-data-parallelism`.
 
 ## Sources
-Formula sheet, "Volume per training step" (DDP: hidden behind backward if buckets allow). PyTorch
+Formula sheet, "Volume per training step" (DDP: overlap with backward if buckets allow). PyTorch
 documentation of `DistributedDataParallel` (`bucket_cap_mb`). Li et al., "PyTorch Distributed", VLDB
 2020.
 """
@@ -59,7 +59,7 @@ from distprof.units import format_ratio
     severity=Severity.WARNING,
     since="0.1.0",
     needs=(GradientsResult, WaterfallResult, StepTimeResult),
-    limits={"min_step_ratio": Limit(0.03, "share of the step that may be lost to it")},
+    limits={"min_step_ratio": Limit(0.03, "share of the step that it may cost")},
 )
 def check(
     gradients: GradientsResult,
@@ -77,8 +77,8 @@ def check(
             continue
         yield Draft(
             message=(
-                f"{_when(group)}: {step.share(cost)} is {what(group)} that backward "
-                "could have hidden."
+                f"{_when(group)}: {step.share(cost)} is {what(group)} that could have "
+                "overlapped with backward."
             ),
             fix=_fix(group),
             cost_ns_per_step=cost,
@@ -92,21 +92,21 @@ def check(
 
 def _when(group: GradientGroup) -> str:
     if group.num_buckets == 1:
-        return "All gradients are in one bucket, which is ready when backward has ended"
+        return "All gradients are in one bucket, which is ready only when backward has ended"
     done = (group.before_first_ns or 0) / max(group.backward_ns or 0, 1)
     return (
-        f"The first of {group.num_buckets} buckets of gradients is ready when "
-        f"{format_ratio(done)} of backward is done"
+        f"The first of {group.num_buckets} gradient buckets is ready only after "
+        f"{format_ratio(done)} of backward"
     )
 
 
 def _fix(group: GradientGroup) -> str:
     if group.num_buckets == 1:
         return (
-            f"Make buckets smaller: bucket_cap_mb={max(group.bytes // 10_000_000, 1)} instead of "
-            "one for all gradients."
+            f"Make the buckets smaller: bucket_cap_mb={max(group.bytes // 10_000_000, 1)} instead "
+            "of one bucket for all gradients."
         )
     return (
         "Register modules in the order in which forward uses them, do not search for unused "
-        "parameters, and do not wait for reductions in hooks of gradients."
+        "parameters, and do not wait for reductions in gradient hooks."
     )

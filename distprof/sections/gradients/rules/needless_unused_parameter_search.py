@@ -1,28 +1,29 @@
 """# needless-unused-parameter-search
 
 ## What it detects
-DDP searches for unused parameters in each step, and never finds one.
+DDP searches for unused parameters in each step and never finds any.
 
 ## Why it costs time
 With `find_unused_parameters=True` DDP walks the whole autograd graph after each forward, and the
-ranks exchange a bitmap of what they used. The host does nothing else meanwhile.
+ranks exchange a bitmap of the parameters that they used. The CPU does nothing else during this
+time.
 
 ## Evidence needed
-A run directory with `settings.json`: what torch's own logger noted as unused in the first ten
-iterations and each hundredth after them, on every rank.
+A run directory with `settings.json`: the parameters that torch's logger recorded as unused in the
+first ten iterations and every hundredth one after them, on every rank.
 
 ## How the cost is computed
-Time of DDP's search and of the bitmap's all-reduce in the traces, as far as nothing hides it, mean
-over ranks and steps. None where the traces do not show it. `unused-parameter-search`, which cannot
-tell whether the search is needed, counts the same time and is left out.
+Exposed time of DDP's search and of the bitmap's all-reduce in the traces, mean over ranks and
+steps. None if the traces do not show it. `unused-parameter-search` counts the same time without
+knowing whether the search is needed, so it is left out.
 
 ## How to fix
-Leave `find_unused_parameters` at False. If some iterations do leave parameters unused but always
-the same ones, `static_graph=True` searches only once.
+Leave `find_unused_parameters` at False. If iterations always leave the same parameters unused, set
+`static_graph=True`, which searches only once.
 
 ## When it is wrong
-Parameters that are unused in rare iterations only: then DDP without the search stops with an error
-in the first of them.
+Some parameters may be unused only in rare iterations. Without the search, DDP stops with an error
+in the first such iteration.
 
 ## Sources
 Formula sheet, "Anti-patterns" (`find_unused_parameters` without need). PyTorch documentation of
@@ -47,7 +48,7 @@ from distprof.units import format_duration
     since="0.1.0",
     needs=(SettingsResult, GradientsResult, StepTimeResult),
     limits={
-        "min_looks": Limit(3.0, "iterations that have to have been looked at on each rank"),
+        "min_looks": Limit(3.0, "iterations that must have been inspected on each rank"),
         "warning_ratio": Limit(0.01, "share of the step from which it is a warning"),
     },
 )
@@ -63,22 +64,22 @@ def check(
         return
     cost = gradients.search_exposed_ns_per_step or None
     step_ns = step_time.median_ns or 0
-    is_dear = cost is not None and cost >= limits["warning_ratio"] * step_ns > 0
+    is_costly = cost is not None and cost >= limits["warning_ratio"] * step_ns > 0
     costs = f", which costs {format_duration(cost)}" if cost else ""
     num_looks = min(one.num_looks for one in searching)
     yield Draft(
         message=(
-            f"DDP searches for unused parameters in each step{costs}; in {num_looks:,} iterations "
-            "looked at on each rank there was none."
+            f"DDP searches for unused parameters in each step{costs}, but found none in the "
+            f"{num_looks:,} iterations inspected on each rank."
         ),
         fix=(
-            "Leave find_unused_parameters at False, or, if always the same parameters stay unused, "
-            "set static_graph=True."
+            "Leave find_unused_parameters at False. If the same parameters always stay unused, set "
+            "static_graph=True."
         ),
         cost_ns_per_step=cost,
         ranks=tuple(sorted({rank for one in searching for rank in one.ranks})),
         evidence=("settings.ddp", "gradients.search_exposed_ns_per_step"),
-        severity=Severity.WARNING if is_dear else None,
+        severity=Severity.WARNING if is_costly else None,
         explains=("COM115",),
     )
 

@@ -1,31 +1,32 @@
 """# small-batch-for-data-parallelism
 
 ## What it detects
-Reducing the gradients takes longer than backward computes, so even perfect overlap cannot hide
-them: each rank has too few samples for so many ranks.
+Reducing the gradients takes longer than computing backward, so part of the reduction stays exposed
+even with perfect overlap: the batch per rank is too small for this number of ranks.
 
 ## Why it costs time
-The bytes of the gradients do not depend on the batch, the work does. Below the critical batch,
-batch · CCR*/CCR (computation per byte against what the device computes per byte the network
-moves), the network sets the pace, and ranks that are added compute next to nothing.
+The bytes of the gradients do not depend on the batch, but the work does. Below the critical batch,
+batch · CCR*/CCR, the network sets the pace, and additional ranks speed up almost nothing. CCR is
+the computation per byte, and CCR* is what the GPU computes in the time in which the network moves
+one byte.
 
 ## Evidence needed
-torch's marks of DDP, launches of kernels (on a device), and matched collectives, which tell
-transfer from waiting. The number of tokens comes from the step log, where there is one.
+torch's marks of DDP, launches of kernels (on a GPU), and matched collectives, which separate
+transfer from waiting. The number of tokens comes from the step log, if there is one.
 
 ## How the cost is computed
-Transfer of one reduction less the computation of the backward beside which it could run, no more
-than is exposed; mean over ranks and steps. Modelled: the critical batch takes computation to be
-proportional to the batch, and both to keep their speed.
+Transfer of one reduction less the computation of the backward that it could overlap with, capped at
+what is exposed; mean over ranks and steps. The cost is modelled: the critical batch assumes that
+computation is proportional to the batch, and that the speeds of both do not change.
 
 ## How to fix
-Larger micro-batches, up to the factor in the message. Where memory or convergence forbids them:
-fewer data-parallel ranks (more tensor or pipeline parallelism), accumulation with `no_sync` (one
-reduction for several backwards), 16-bit or compressed gradients, hybrid sharding.
+Use larger micro-batches, up to the factor in the message. If memory or convergence forbids them,
+use fewer data-parallel ranks (more tensor or pipeline parallelism), accumulation with `no_sync`
+(one reduction for several backwards), 16-bit or compressed gradients, or hybrid sharding.
 
 ## When it is wrong
-Where something slows the transfers: compare with `below-fabric-bandwidth` and the rules on NCCL's
-network before changing the batch. On CPUs that communicate and compute with the same cores.
+Something else may slow the transfers: check `below-fabric-bandwidth` and the rules on NCCL's
+network before you change the batch. On CPUs, communication and computation use the same cores.
 
 ## Sources
 Formula sheet, "Computation and communication" (critical batch) and
@@ -59,7 +60,7 @@ from distprof.units import NS_PER_S, format_duration
     needs=(GradientsResult, StepLogResult, WaterfallResult, StepTimeResult),
     limits={
         "transfer_ratio": Limit(1.0, "transfer of a reduction over the computation of backward"),
-        "min_step_ratio": Limit(0.05, "share of the step that may be lost to it"),
+        "min_step_ratio": Limit(0.05, "share of the step that it may cost"),
     },
 )
 def check(
@@ -81,14 +82,14 @@ def check(
         factor = transfer / max(backward, 1)
         yield Draft(
             message=(
-                f"Reducing {name_of(group)} takes {format_duration(transfer)}, backward "
-                f"{format_duration(backward)}: {step.share(cost)} cannot be hidden. With "
+                f"Reducing {name_of(group)} takes {format_duration(transfer)}, but backward only "
+                f"{format_duration(backward)}: {step.share(cost)} cannot overlap. With "
                 f"{factor:.3g} times the samples per micro-batch{_tokens(group, step_log, factor)} "
                 "it could."
             ),
             fix=(
-                "Larger micro-batches or accumulation with no_sync; else fewer data-parallel ranks,"
-                " 16-bit or compressed gradients."
+                "Use larger micro-batches or accumulation with no_sync, else fewer data-parallel "
+                "ranks or 16-bit or compressed gradients."
             ),
             cost_ns_per_step=cost,
             confidence=Confidence.MODELLED,
@@ -99,7 +100,7 @@ def check(
 
 
 def _tokens(group: GradientGroup, step_log: StepLogResult, factor: float) -> str:
-    """Tokens of a micro-batch as they are and as they would be; nothing where none are logged."""
+    """Tokens of a micro-batch now and with the larger batch; empty if none are logged."""
     tokens = [
         rank.tokens_per_s * rank.median_ns / NS_PER_S / group.micro_batches
         for rank in step_log.ranks
@@ -112,11 +113,11 @@ def _tokens(group: GradientGroup, step_log: StepLogResult, factor: float) -> str
 
 
 def _times(group: GradientGroup) -> tuple[int, int]:
-    """Transfer of a reduction, computation of a backward, ns."""
+    """Transfer of one reduction and computation of one backward, ns."""
     if group.backward_ns is None:
         raise InsufficientEvidenceError(NO_BACKWARD)
     if group.transfer_ns is None:
         raise InsufficientEvidenceError(
-            "transfer and waiting could not be told apart: gradients were not matched across ranks"
+            "transfer and waiting could not be separated: gradients were not matched across ranks"
         )
     return group.transfer_ns, group.backward_ns

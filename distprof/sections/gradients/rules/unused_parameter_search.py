@@ -1,31 +1,31 @@
 """# unused-parameter-search
 
 ## What it detects
-DistributedDataParallel searches the graph after each forward for parameters that took no part
+DistributedDataParallel searches the graph after each forward for parameters that were not used
 (`find_unused_parameters=True`).
 
 ## Why it costs time
-The search walks the whole graph on the training thread before backward may begin, and ranks then
-tell each other what they found in one more all-reduce. It also keeps DDP from putting buckets in
-the order in which gradients become ready, so that they overlap less.
+The search walks the whole graph on the training thread before backward can begin. The ranks then
+exchange the result in one more all-reduce. The search also prevents DDP from ordering buckets as
+gradients become ready, so the buckets overlap less.
 
 ## Evidence needed
-A trace with host events: torch names the search
+A trace with CPU events: torch names the search
 (`torch.distributed.ddp.reducer::search_unused_parameters`).
 
 ## How the cost is computed
-Time of the search in which the device stands still (on CPUs: all of it), and what the all-reduce
-exposes; mean over ranks and steps. What a poor order of buckets costs is not part of it.
+Time of the search during which the GPU is idle (on CPUs: all of it), and the exposed time of the
+all-reduce; mean over ranks and steps. The cost of a poor order of buckets is not included.
 
 ## How to fix
-Leave `find_unused_parameters` at `False` if every parameter takes part in every forward; torch
-warns once per run if the search found none unused. Where some never take part, freeze them
-(`requires_grad_(False)`). Where it is always the same ones, `static_graph=True` learns them in the
-first step.
+Leave `find_unused_parameters` at `False` if every forward uses every parameter; torch warns once
+per run if the search found none unused. If some parameters are never used, freeze them
+(`requires_grad_(False)`). If the same parameters always stay unused, set `static_graph=True`, which
+finds them in the first step.
 
 ## When it is wrong
-Where parameters that take part differ from step to step, as with routed branches: then DDP needs
-the search, and this is its price.
+With routed branches the used parameters differ from step to step. DDP then needs the search, and
+this is its price.
 
 ## Sources
 Formula sheet, "Anti-patterns" (`find_unused_parameters` without need). PyTorch documentation of
@@ -49,7 +49,7 @@ from distprof.units import format_duration
     severity=Severity.INFO,
     since="0.1.0",
     needs=(GradientsResult, WaterfallResult, StepTimeResult),
-    limits={"min_step_ratio": Limit(0.001, "share of the step that may be lost to it")},
+    limits={"min_step_ratio": Limit(0.001, "share of the step that it may cost")},
 )
 def check(
     gradients: GradientsResult,
@@ -68,11 +68,12 @@ def check(
     yield Draft(
         message=(
             f"DDP searches for unused parameters for {searched} of each {step.word}; "
-            f"{step.share(cost)} is lost to that and to telling the other ranks."
+            f"{step.share(cost)} is lost to the search and to sharing its result with the other "
+            "ranks."
         ),
         fix=(
-            "find_unused_parameters=False if every parameter takes part in every forward; else "
-            "freeze those that never do, or static_graph=True."
+            "Set find_unused_parameters=False if every forward uses every parameter. Otherwise "
+            "freeze the parameters that are never used, or set static_graph=True."
         ),
         cost_ns_per_step=cost,
         evidence=("gradients.search_ns_per_step", "gradients.search_exposed_ns_per_step"),

@@ -4,24 +4,24 @@
 Python's garbage collector stops the training thread for a noticeable share of the time.
 
 ## Why it costs time
-While it collects, nothing is launched. Ranks collect at different moments, so that at the next
-collective all wait for whichever did.
+While it collects, the CPU launches nothing. Ranks collect at different moments, so at the next
+collective all of them wait for the rank that collected.
 
 ## Evidence needed
-A run directory with pauses (`pauses.jsonl`) and a step log, of the whole run and not of the traced
-steps only.
+A run directory with pauses (`pauses.jsonl`) and a step log, both of the whole run and not only of
+the traced steps.
 
 ## How the cost is computed
-Time in collections of the rank that collects most, mean per step, without the first step. Ranks
-that collect at different moments cost more than that, ranks whose device has work queued cost less.
-What other ranks wait for it may be in a straggler finding too.
+Time in collections on the rank that collects most, mean per step, without the first step. The real
+cost is higher if ranks collect at different moments, and lower if the GPU has work queued. A
+straggler finding may also contain the time that other ranks wait for this one.
 
 ## How to fix
-After set-up call `gc.collect()` and `gc.freeze()`, so that long-lived objects are not looked at
-again. Then `gc.disable()`, and `gc.collect()` on all ranks in the same step, every some hundred.
+After set-up call `gc.collect()` and `gc.freeze()`, so that the collector skips long-lived objects.
+Then call `gc.disable()`, and `gc.collect()` on all ranks in the same step, every few hundred steps.
 
 ## When it is wrong
-A short run has few collections: one long one weighs more than it would in a day of training.
+A short run has few collections: one long collection weighs more than in a day of training.
 
 ## Sources
 Python documentation of the module `gc`.
@@ -49,7 +49,7 @@ def check(pauses: PausesResult, step_log: StepLogResult, limits: Limits) -> Iter
     """Yield one finding for the run."""
     step = step_log.median_ns or step_log.traced_median_ns
     if not step:
-        return  # bare traces: garbage collection is not in them
+        return  # bare traces, which do not record garbage collection
     least = limits["min_step_ratio"] * step
     found = [rank for rank in pauses.ranks if rank.gc_ns_per_step > least]
     if not found:
@@ -64,7 +64,7 @@ def check(pauses: PausesResult, step_log: StepLogResult, limits: Limits) -> Iter
         ),
         fix=(
             "Call gc.collect() and gc.freeze() after set-up, then gc.disable(), and gc.collect() "
-            "on all ranks in the same step, every some hundred steps."
+            "on all ranks in the same step, every few hundred steps."
         ),
         cost_ns_per_step=worst.gc_ns_per_step,
         ranks=ranks,

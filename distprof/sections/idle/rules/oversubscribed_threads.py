@@ -1,28 +1,28 @@
 """# oversubscribed-threads
 
 ## What it detects
-Ranks that compute on the CPU start more threads than the host has processors.
+Ranks that compute on the CPU start more threads than the host has CPUs.
 
 ## Why it costs time
-torch computes an operator with all its threads and waits for the last of them. When ranks of one
-host together have more threads than processors, threads wait for each other's turn at the end of
-each operator, and ranks for each other at the end of each step.
+torch computes an operator with all its threads and waits for the last of them. If the ranks of one
+host together have more threads than CPUs, threads wait for a CPU in each operator, and ranks wait
+for each other at the end of each step.
 
 ## Evidence needed
-A run directory with `settings.json`: threads of torch in each rank, times ranks of the host,
-against the processors that these ranks may use, and how busy these were. Only ranks without an
-accelerator are judged.
+A run directory with `settings.json`. It holds the number of torch threads per rank, the number of
+ranks per host, the CPUs that these ranks may use, and how busy the CPUs were. The rule judges only
+ranks without an accelerator.
 
 ## How the cost is computed
-None is given: no recording tells what the step would take with fewer threads.
+There is no cost: no recording shows how long the step would take with fewer threads.
 
 ## How to fix
-Set `OMP_NUM_THREADS` (or call `torch.set_num_threads`) to the processors of the host divided by its
-ranks, and pin each rank to its own (`torchrun --numa-binding`, `taskset`, `numactl`).
+Set `OMP_NUM_THREADS` (or call `torch.set_num_threads`) to the number of CPUs of the host divided by
+its ranks, and pin each rank to separate CPUs (`torchrun --numa-binding`, `taskset`, `numactl`).
 
 ## When it is wrong
-Ranks that take turns, as the stages of a pipeline do, may share processors; they are busy then only
-if something else runs there.
+Ranks that compute alternately, such as the stages of a pipeline, may share CPUs. These CPUs are
+then busy only if something else runs on them.
 
 ## Sources
 PyTorch documentation, "CPU threading and TorchScript inference" (oversubscription), and of
@@ -45,13 +45,13 @@ from distprof.units import format_ratio
     since="0.1.0",
     needs=(SettingsResult,),
     limits={
-        "threads_per_cpu": Limit(1.5, "threads of torch for each processor of a host"),
-        "busy_ratio": Limit(0.85, "share of time for which the processors have to be busy"),
+        "threads_per_cpu": Limit(1.5, "torch threads per CPU of a host"),
+        "busy_ratio": Limit(0.85, "share of time for which the CPUs must be busy"),
     },
     costs_time=False,
 )
 def check(settings: SettingsResult, limits: Limits) -> Iterator[Draft]:
-    """Yield one finding for the run, on its fullest host."""
+    """Yield one finding for the run, on the host with the most threads per CPU."""
     hosts = [
         host
         for host in settings.hosts
@@ -64,12 +64,12 @@ def check(settings: SettingsResult, limits: Limits) -> Iterator[Draft]:
     yield Draft(
         message=(
             f"On {worst.host or 'one host'} {worst.num_local_ranks} ranks with "
-            f"{worst.num_threads} threads each share {worst.num_cpus} processors, which are busy "
-            f"for {format_ratio(worst.cpu_busy_ratio)} of the time."
+            f"{worst.num_threads} threads each share {worst.num_cpus} CPUs, which are busy for "
+            f"{format_ratio(worst.cpu_busy_ratio)} of the time."
         ),
         fix=(
-            "Set OMP_NUM_THREADS to the processors of the host divided by its ranks, and pin each "
-            "rank to its own."
+            "Set OMP_NUM_THREADS to the number of CPUs of the host divided by its ranks, and pin "
+            "each rank to separate CPUs."
         ),
         confidence=Confidence.INFERRED,
         ranks=tuple(sorted(rank for host in hosts for rank in host.ranks)),
@@ -78,7 +78,7 @@ def check(settings: SettingsResult, limits: Limits) -> Iterator[Draft]:
 
 
 def _per_cpu(host: HostSetup) -> float:
-    """0 where one thread each is all there can be, or a device computes."""
+    """Threads per CPU; 0 if ranks have one thread each or compute on an accelerator."""
     if not host.is_cpu or not host.num_cpus or (host.num_threads or 0) < 2:
         return 0.0
     return host.num_local_ranks * (host.num_threads or 0) / host.num_cpus

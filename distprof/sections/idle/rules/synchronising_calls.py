@@ -1,30 +1,30 @@
 """# synchronising-calls
 
 ## What it detects
-The host waits for the device inside the step, and the device then waits for the host.
+The CPU waits for the GPU inside the step, and the GPU then waits for the CPU.
 
 ## Why it costs time
-While the host waits it launches nothing. When it goes on, the queue is empty, and the device
-idles until new work arrives: a bubble at each call.
+While the CPU waits, it launches nothing. When it resumes, the queue is empty, and the GPU idles
+until new work arrives. Each call leaves a gap.
 
 ## Evidence needed
 Runtime calls of at least one rank (`cudaStreamSynchronize`, `cudaDeviceSynchronize`, blocking
 copies and their HIP names) and launch calls.
 
 ## How the cost is computed
-Idle device time that follows a synchronising call and ends with the first launch after it; mean
-over ranks and steps. The time the host is blocked while the device works costs nothing and is not
-counted. It overlaps with no other finding.
+Idle GPU time that follows a synchronising call and ends with the first launch after it; mean over
+ranks and steps. Time when the CPU is blocked while the GPU works costs nothing and is not counted.
+The cost is not part of any other finding.
 
 ## How to fix
 Find the calls: `.item()`, `.cpu()`, `.tolist()`, `print(loss)`, `if tensor:`, `torch.nonzero`,
 boolean masks, `torch.cuda.synchronize()`, `clip_grad_norm_` with `error_if_nonfinite`. Keep
-metrics on the device and read them every N steps, copy with `non_blocking=True` from pinned
-memory, and let `torch.cuda.set_sync_debug_mode("warn")` name what remains.
+metrics on the GPU and read them every N steps, copy with `non_blocking=True` from pinned memory,
+and find the remaining calls with `torch.cuda.set_sync_debug_mode("warn")`.
 
 ## When it is wrong
-One synchronisation at the end of a step is harmless where the next step's first launches are
-quick. Some frameworks synchronise on purpose to bound memory.
+One synchronisation at the end of a step is harmless if the first launches of the next step are
+quick. Some frameworks synchronise on purpose to limit memory.
 
 ## Sources
 Formula sheet, "Measured from traces" (idle). PyTorch documentation, performance tuning guide.
@@ -39,7 +39,7 @@ from distprof.sections.idle.result import IdleResult
 from distprof.sections.shares import mean_step
 from distprof.sections.time.result import StepTimeResult, WaterfallResult
 from distprof.terms import Severity
-from distprof.units import fold_ranks, format_duration
+from distprof.units import format_duration, name_ranks
 
 
 @rule(
@@ -49,30 +49,32 @@ from distprof.units import fold_ranks, format_duration
     needs=(IdleResult, WaterfallResult, StepTimeResult),
     limits={
         "idle_sync_ratio": Limit(
-            0.03, "share of the step that the device may idle after such calls"
+            0.03, "share of the step that the GPU may idle after synchronising calls"
         )
     },
 )
 def check(
     idle: IdleResult, waterfall: WaterfallResult, step_time: StepTimeResult, limits: Limits
 ) -> Iterator[Draft]:
-    """Yield one finding for the run, naming the call that costs most."""
+    """Yield one finding for the run that names the call that costs most."""
     step = mean_step(waterfall, step_time)
     if not idle.ranks:
-        raise InsufficientEvidenceError("no runtime calls in the traces: idle time has no cause")
+        raise InsufficientEvidenceError(
+            "no runtime calls in the traces: the cause of idle time is unknown"
+        )
     cost = step.mean(step.total.idle_sync_ns)
     if step.ratio(cost) < limits["idle_sync_ratio"] or not idle.sync_calls:
         return
     worst = max(idle.sync_calls, key=lambda call: call.idle_ns_per_step)
     yield Draft(
         message=(
-            f"For {step.share(cost)} the device idles after the host had waited for it: mostly "
-            f"{worst.name}, {worst.count_per_step:.1f} calls per {step.word} on ranks "
-            f"{fold_ranks(worst.ranks)}, {format_duration(worst.idle_ns_per_step)} idle."
+            f"For {step.share(cost)} the GPU idles after the CPU has waited for it, mostly because "
+            f"of {worst.name}: {worst.count_per_step:.1f} calls per {step.word} on "
+            f"{name_ranks(worst.ranks)}, {format_duration(worst.idle_ns_per_step)} idle."
         ),
         fix=(
-            "Keep values on the device and read them every N steps instead of .item() or .cpu(); "
-            "copy with non_blocking=True from pinned memory; "
+            "Keep values on the GPU and read them every N steps instead of calling .item() or "
+            ".cpu(). Copy with non_blocking=True from pinned memory. "
             "torch.cuda.set_sync_debug_mode('warn') names the lines."
         ),
         cost_ns_per_step=cost,

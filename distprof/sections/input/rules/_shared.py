@@ -1,4 +1,4 @@
-"""How long training waits for its batches: what rules on data loaders have in common."""
+"""How long training waits for its batches, for the rules on data loaders."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Waiting:
     Args:
         ns: Mean over ranks.
         ratio: Share of the step.
-        share: For people: ``27.8 % of each step (11.1 ms of 39.8 ms)``.
-        ranks: Those that wait as long as the limit; empty where that is not told apart.
+        share: As text, for example ``27.8 % of each step (11.1 ms of 39.8 ms)``.
+        ranks: Ranks that wait at least as long as the limit; empty if there are none.
     """
 
     ns: int
@@ -42,18 +42,18 @@ def waiting_for_input(
     step_log: StepLogResult,
     least_ratio: float,
 ) -> Waiting:
-    """By the traces where there are some, else by what the probes logged of every step.
+    """The wait according to the traces, or, without traces, to what the probes logged.
 
     Args:
         idle: Idle time by cause.
         waterfall: The mean step.
-        step_time: Whether there are steps.
+        step_time: Says whether there are steps.
         pauses: Waits for data loaders.
         step_log: Steps, with phases.
-        least_ratio: Share of its step for which a rank has to wait to be named.
+        least_ratio: Share of its step for which a rank must wait to be named.
 
     Raises:
-        InsufficientEvidenceError: If neither is there.
+        InsufficientEvidenceError: If there is neither.
     """
     if idle.ranks:
         step = mean_step(waterfall, step_time)
@@ -72,7 +72,7 @@ def _logged(pauses: PausesResult, step_log: StepLogResult, least_ratio: float) -
     step_ns = step_log.median_ns
     if not pauses.ranks or not step_ns:
         raise InsufficientEvidenceError(
-            "neither traces with host activities nor logged waits for a data loader"
+            "neither traces with CPU activities nor logged waits for a data loader"
         )
     waits = {rank.rank: rank.input_ns_per_step for rank in pauses.ranks}
     mean_ns = round(statistics.mean(waits.values()))

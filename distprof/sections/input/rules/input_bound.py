@@ -1,30 +1,30 @@
 """# input-bound
 
 ## What it detects
-The device idles while the training loop waits for its next batch.
+The GPU idles while the training loop waits for its next batch.
 
 ## Why it costs time
-A batch that is not ready when the step begins stops the rank, and through the next collective all
-other ranks too.
+A batch that is not ready when the step begins stops the rank, and at the next collective all other
+ranks too.
 
 ## Evidence needed
-Host annotations of the data loader (`enumerate(DataLoader)#…`, `…DataLoader…__next__`, or
-`distprof:input`) on the thread that launches. Where the straggler rules name every rank that waits
-so long for its late input, this rule is silent: it is not the loop that is bound, but these ranks.
+CPU annotations of the data loader (`enumerate(DataLoader)#…`, `…DataLoader…__next__`, or
+`distprof:input`) on the thread that launches. If the straggler rules already name every waiting
+rank for its late input, this rule is silent: these ranks are the problem, not the loop.
 
 ## How the cost is computed
-Idle device time covered by such annotations, mean over ranks and steps. If one rank's input is
-late, the others' loss is in its straggler finding, not here. It overlaps with no other finding.
+Idle GPU time covered by these annotations, mean over ranks and steps. If the input of one rank is
+late, its straggler finding holds the loss of the other ranks. The cost is not part of any other
+finding.
 
 ## How to fix
 Raise `num_workers` until the wait is gone, then set `pin_memory=True`, `persistent_workers=True`
-and a larger `prefetch_factor`; copy with `non_blocking=True`. If workers cannot keep up: decode
-and tokenise ahead of time, larger shards, local cache in place of network storage, fewer samples
-per file.
+and a larger `prefetch_factor`, and copy with `non_blocking=True`. If workers cannot keep up, decode
+and tokenise ahead of time, use larger shards, or replace network storage with a local cache.
 
 ## When it is wrong
-The first step of an epoch starts the workers; a recording of that step alone says nothing about
-the rest.
+The first step of an epoch starts the workers. A recording of that step alone says nothing about the
+others.
 
 ## Sources
 Formula sheet, "Measured from traces" (input wait). PyTorch documentation of `DataLoader`.
@@ -48,7 +48,7 @@ from distprof.terms import Severity, StragglerCause, StragglerPattern
     since="0.1.0",
     needs=(IdleResult, WaterfallResult, StepTimeResult, StragglersResult),
     limits={
-        "idle_input_ratio": Limit(0.05, "share of the step that the device may wait for data"),
+        "idle_input_ratio": Limit(0.05, "share of the step that the GPU may wait for data"),
         "error_ratio": Limit(0.2, "share of the step from which it is an error"),
     },
 )
@@ -62,7 +62,9 @@ def check(
     """Yield one finding for the run."""
     step = mean_step(waterfall, step_time)
     if not idle.ranks:
-        raise InsufficientEvidenceError("no host activities in the traces: idle time has no cause")
+        raise InsufficientEvidenceError(
+            "no CPU activities in the traces: the cause of idle time is unknown"
+        )
     cost = step.mean(step.total.idle_input_ns)
     if step.ratio(cost) < limits["idle_input_ratio"]:
         return
@@ -75,10 +77,10 @@ def check(
     if late and set(late) <= _named(stragglers):
         return
     yield Draft(
-        message=f"For {step.share(cost)} the device idles while the loop waits for data.",
+        message=f"For {step.share(cost)} the GPU idles while the training loop waits for data.",
         fix=(
-            "Raise num_workers and prefetch_factor, set pin_memory and persistent_workers, copy "
-            "with non_blocking=True; then look at decoding and storage."
+            "Raise num_workers and prefetch_factor, set pin_memory and persistent_workers, and "
+            "copy with non_blocking=True. Then look at decoding and storage."
         ),
         cost_ns_per_step=cost,
         ranks=late,

@@ -1,27 +1,27 @@
 """# input-not-ready
 
 ## What it detects
-By measured readiness of data loading, some rank has to wait for its input most of the time.
+According to the measured readiness of data loading, at least one rank often waits for its input.
 
 ## Why it costs time
-A synchronous job goes at the pace of its slowest rank: one loader that lags holds up all ranks,
-though each of the others has its batches in time, and though it may be another one every hour.
+A synchronous job runs at the pace of its slowest rank. One slow loader delays all ranks, even if
+all other loaders are in time, and even if the slow rank changes every hour.
 
 ## Evidence needed
-Readiness of input by rank over time (`distprof analyze data_readiness.json`, or `--with`): the
-share of the time in which a rank's loader was not waited for.
+Input readiness of each rank over time (`distprof analyze data_readiness.json`, or `--with`): the
+share of time in which the rank did not wait for its loader.
 
 ## How the cost is computed
-It is not: readiness says that a rank waited, not for how long in a step. A step log with the phase
-`input`, or a trace, tells (`input-bound`, `uneven-input`).
+There is no cost: readiness shows that a rank waited, but not how long per step. A step log with the
+phase `input`, or a trace, shows it (`input-bound`, `uneven-input`).
 
 ## How to fix
-Where it is the same rank all the time: look at its machine, its storage and its shard. Where the
-rank changes: the loaders have no reserve; more workers, deeper prefetching, or samples packed so
-that batches take alike.
+If it is always the same rank, look at its machine, its storage and its shard. If the rank changes,
+the loaders have no reserve: use more workers, prefetch deeper, or pack samples so that all batches
+cost the same.
 
 ## When it is wrong
-Readiness is counted over an interval; a short wait in each counts as much as a long one.
+Readiness is measured over intervals. A short wait in an interval counts as much as a long one.
 
 ## Sources
 facebookresearch/spdl, "data readiness"; formula sheet, "Measured from traces" (input wait).
@@ -45,11 +45,11 @@ MAX_NAMED = 6
     severity=Severity.WARNING,
     since="0.1.0",
     needs=(InputReadinessResult,),
-    limits={"job_ratio": Limit(0.9, "mean readiness that the least ready rank has to reach")},
+    limits={"job_ratio": Limit(0.9, "mean readiness that the least ready rank must reach")},
     costs_time=False,
 )
 def check(readiness: InputReadinessResult, limits: Limits) -> Iterator[Draft]:
-    """Yield one finding for the ranks that are not ready."""
+    """Yield one finding for the ranks whose input is not ready."""
     if readiness.job_ratio is None or readiness.job_ratio >= limits["job_ratio"]:
         return
     who = [period.rank for period in readiness.periods]
@@ -67,15 +67,15 @@ def check(readiness: InputReadinessResult, limits: Limits) -> Iterator[Draft]:
 
 def _named(order: list[int]) -> str:
     if not order:
-        return "; it is another one all the time"
+        return "; which rank that is changes all the time"
     names = ", then ".join(f"rank {rank}" for rank in order[:MAX_NAMED])
-    return f"; it is mostly {names}"
+    return f"; that is mostly {names}"
 
 
 def _fix(order: list[int]) -> str:
     if len(set(order)) == 1:
-        return f"Look at rank {order[0]}: its machine, its storage, its shard of the data."
+        return f"Look at rank {order[0]}: its machine, its storage and its shard of the data."
     return (
         "The loaders have no reserve: use more workers, prefetch deeper, or pack samples so that "
-        "batches take alike; a shared file system may be the bottleneck."
+        "all batches cost the same. A shared file system may be the bottleneck."
     )

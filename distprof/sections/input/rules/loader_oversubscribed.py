@@ -1,35 +1,35 @@
 """# loader-oversubscribed
 
 ## What it detects
-Data loaders have more workers than the host has processors, all of them busy, and the step waits.
+Data loaders have more workers than the host has CPUs, all CPUs are busy, and the step waits.
 
 ## Why it costs time
-Workers beyond the number of processors take turns: each batch takes longer, and they take time from
-the training threads, which launch later.
+Workers beyond the number of CPUs have to share them. Each batch takes longer, and the training
+threads get less CPU time and launch later.
 
 ## Evidence needed
-A run directory with `settings.json`: workers of the loader with most of them, added up over the
-ranks of a host, against the processors that these ranks may use, and how busy these were; and the
-time for which the loop waits, from traces or from `pauses.jsonl`. Silent while nothing waits for
-data, or while processors have time left: then workers wait too, for storage or network.
+A run directory with `settings.json`, and the time for which the loop waits, from traces or from
+`pauses.jsonl`. The rule takes the loader with the most workers on each rank, adds up its workers
+over the ranks of a host, and compares them with the CPUs that these ranks may use. It also uses how
+busy the CPUs were. It is silent while no rank waits for data, and while CPUs have time left: then
+the workers themselves wait for storage or network.
 
 ## How the cost is computed
-Idle device time while the loop waits for data, mean over ranks and steps; without traces, the
-logged waits. An upper bound: fewer workers may not be enough either. `input-bound` counts the same
-time and is left out.
+Idle GPU time while the loop waits for data, mean over ranks and steps; without traces, the logged
+waits. It is an upper bound: fewer workers may also be too slow. `input-bound` counts the same time
+and is left out.
 
 ## How to fix
-Lower `num_workers` until all ranks' workers and training threads fit the processors. If they then
-do not keep up: decode ahead of time, use more processors for each GPU, or move decoding to the
-device.
+Lower `num_workers` until the workers and training threads of all ranks fit the CPUs. If the workers
+then cannot keep up, decode ahead of time, use more CPUs per GPU, or move decoding to the GPU.
 
 ## When it is wrong
-Processors may be busy with another job's work. A container's quota of processor time is not looked
-at, only the processors that it may use.
+The CPUs may be busy with another job. The rule ignores the CPU quota of a container and only counts
+the CPUs that it may use.
 
 ## Sources
-`torch.utils.data.DataLoader` warns of more workers than processors of one rank; here all ranks of
-the host count. Formula sheet, "Measured from traces" (input wait).
+`torch.utils.data.DataLoader` warns if one rank has more workers than CPUs; this rule counts all
+ranks of the host. Formula sheet, "Measured from traces" (input wait).
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ from distprof.units import format_ratio
         StepLogResult,
     ),
     limits={
-        "workers_per_cpu": Limit(1.0, "workers of data loaders for each processor of a host"),
-        "busy_ratio": Limit(0.85, "share of time for which the processors have to be busy"),
+        "workers_per_cpu": Limit(1.0, "data loader workers per CPU of a host"),
+        "busy_ratio": Limit(0.85, "share of time for which the CPUs must be busy"),
         "wait_ratio": Limit(0.05, "share of the step that the loop may wait for data"),
         "error_ratio": Limit(0.2, "share of the step from which it is an error"),
     },
@@ -74,7 +74,7 @@ def check(
     step_log: StepLogResult,
     limits: Limits,
 ) -> Iterator[Draft]:
-    """Yield one finding for the run, on its fullest host."""
+    """Yield one finding for the run, on the host with the most workers per CPU."""
     hosts = [
         host
         for host in settings.hosts
@@ -90,14 +90,14 @@ def check(
     worst = max(hosts, key=_per_cpu)
     yield Draft(
         message=(
-            f"For {waiting.share} the loop waits for data, while on {worst.host or 'its host'} "
+            f"For {waiting.share} the training loop waits for data. On {worst.host or 'one host'} "
             f"{worst.num_workers:,} loader workers of {len(worst.ranks)} ranks share "
-            f"{worst.num_cpus} processors, which are busy for "
+            f"{worst.num_cpus} CPUs, which are busy for "
             f"{format_ratio(worst.cpu_busy_ratio)} of the time."
         ),
         fix=(
-            "Lower num_workers until the workers of all ranks and the training threads fit the "
-            "processors; if they then do not keep up, decode ahead of time or on the device."
+            "Lower num_workers until the workers and training threads of all ranks fit the CPUs. "
+            "If the workers then cannot keep up, decode ahead of time or on the GPU."
         ),
         cost_ns_per_step=waiting.ns,
         confidence=Confidence.INFERRED,

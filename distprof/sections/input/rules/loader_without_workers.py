@@ -4,26 +4,26 @@
 The training thread loads its batches itself, and the step waits for them.
 
 ## Why it costs time
-With `num_workers=0` a `DataLoader` reads, decodes and collates each batch when it is asked for it,
-one after another, while the device has nothing to do. Workers do the same beside the step.
+With `num_workers=0` a `DataLoader` reads, decodes and collates each batch only when the loop asks
+for it, while the GPU has nothing to do. Workers do the same work during the step.
 
 ## Evidence needed
-Traces with the data loader's ranges (`_SingleProcessDataLoaderIter.__next__` on every load, none of
-workers), or a run directory with `settings.json` in which every loader that was iterated has no
-workers; and the time for which the loop waits, from the traces or from `pauses.jsonl`. Where the
-straggler rules name every rank that waits so long for its late input, this rule is silent.
+Traces with the ranges of the data loader (`_SingleProcessDataLoaderIter.__next__` on every load,
+none of workers), or a run directory with `settings.json` in which no iterated loader has workers;
+and the time for which the loop waits, from the traces or from `pauses.jsonl`. If the straggler
+rules already name every waiting rank for its late input, this rule is silent.
 
 ## How the cost is computed
-Idle device time covered by the loads, mean over ranks and steps; without traces, the logged waits.
-With enough workers nearly all of it is gone. `input-bound` counts the same time and is left out.
+Idle GPU time covered by the loads, mean over ranks and steps; without traces, the logged waits.
+Enough workers recover nearly all of it. `input-bound` counts the same time and is left out.
 
 ## How to fix
-`DataLoader(..., num_workers=4, persistent_workers=True, pin_memory=True)`, then more workers until
-the wait is gone. If the dataset is in memory and a batch is only indexed, index whole batches at
-once instead (`__getitems__`, or a `batch_sampler` with `batch_size=None`).
+Use `DataLoader(..., num_workers=4, persistent_workers=True, pin_memory=True)`, then add workers
+until the wait is gone. If the dataset is in memory and batches are only indexed, index whole
+batches at once instead (`__getitems__`, or a `batch_sampler` with `batch_size=None`).
 
 ## When it is wrong
-Loads that are slow because of the storage stay slow with workers, though beside the step. Datasets
+Loads that are slow because of the storage stay slow with workers, but run during the step. Datasets
 that hold open handles (databases, CUDA tensors) need care before workers can read them.
 
 ## Sources
@@ -83,12 +83,12 @@ def check(
         return
     yield Draft(
         message=(
-            f"For {waiting.share} the device idles while the training thread loads its batch "
-            "itself: the data loader has no workers."
+            f"For {waiting.share} the GPU idles while the training thread loads its batch itself: "
+            "the data loader has no workers."
         ),
         fix=(
-            "Set num_workers=4 or more, persistent_workers=True and pin_memory=True; if a batch is "
-            "only indexed in memory, index whole batches at once."
+            "Set num_workers=4 or more, persistent_workers=True and pin_memory=True. If batches "
+            "are only indexed in memory, index whole batches at once."
         ),
         cost_ns_per_step=waiting.ns,
         ranks=waiting.ranks,
@@ -100,7 +100,7 @@ def check(
 
 
 def _loads_itself(settings: SettingsResult) -> bool:
-    """Whether no batch came from a worker, by the traces or else by the loaders themselves."""
+    """Whether no batch came from a worker, according to the traces or else to the loaders."""
     if any(rank.num_own_loads or rank.num_worker_loads for rank in settings.feed):
         return not any(rank.num_worker_loads for rank in settings.feed)
     return bool(settings.loaders) and not any(one.num_workers for one in settings.loaders)

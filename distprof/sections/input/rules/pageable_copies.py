@@ -1,29 +1,28 @@
 """# pageable-copies
 
 ## What it detects
-Batches are copied to the device from pageable memory, and nothing runs beside these copies.
+Batches are copied to the GPU from pageable memory, and nothing overlaps with these copies.
 
 ## Why it costs time
-The driver copies pageable memory through a pinned buffer of its own, piece by piece, and the call
-returns only when the host's part is done: such a copy is slower, and neither computation nor the
-host's next launches run beside it, whatever `non_blocking=True` asks for.
+The driver copies pageable memory piece by piece through an internal pinned buffer, and the call
+returns only when the CPU has done its part. The copy is slower, and neither computation nor the
+next launches overlap with it, even with `non_blocking=True`.
 
 ## Evidence needed
-Traces of NVIDIA devices, which name the copy `Memcpy HtoD (Pageable -> Device)`.
+Traces of NVIDIA GPUs, which name the copy `Memcpy HtoD (Pageable -> Device)`.
 
 ## How the cost is computed
-Time of these copies with neither computation nor communication beside them, mean over ranks and
-steps. What the host loses while it waits for them is in other findings. `memory-copy-bound` counts
-the same time among all copies.
+Time of these copies that overlaps with neither computation nor communication, mean over ranks and
+steps. Other findings hold the time that the CPU loses while it waits for them. `memory-copy-bound`
+counts the same time among all copies.
 
 ## How to fix
-`DataLoader(..., pin_memory=True)` and `batch.to(device, non_blocking=True)`; for tensors of your
-own, `tensor.pin_memory()` once, outside of the loop. Then copy one batch ahead on a stream of its
-own.
+Use `DataLoader(..., pin_memory=True)` and `batch.to(device, non_blocking=True)`. For other tensors,
+call `tensor.pin_memory()` once, outside the loop. Then copy one batch ahead on a separate stream.
 
 ## When it is wrong
-A batch that is made on the host in each step may have to be copied into pinned memory first, which
-takes time of the host.
+A batch that the CPU creates in each step may have to be copied into pinned memory first, which
+takes CPU time.
 
 ## Sources
 Formula sheet, "Anti-patterns" (input pipeline without pinned memory). CUDA Runtime API, "API
@@ -47,7 +46,7 @@ from distprof.terms import Severity
     since="0.1.0",
     needs=(SettingsResult, WaterfallResult, StepTimeResult),
     limits={
-        "exposed_ratio": Limit(0.01, "share of the step that such copies alone may take"),
+        "exposed_ratio": Limit(0.01, "share of the step that exposed copies may take"),
         "warning_ratio": Limit(0.05, "share of the step from which it is a warning"),
     },
 )
@@ -65,12 +64,12 @@ def check(
     count = sum(rank.num_pageable for rank in settings.feed) / step.num_samples
     yield Draft(
         message=(
-            f"For {step.share(cost)} nothing runs but copies from pageable host memory to the "
-            f"device, {count:.3g} of them in each {step.word}{_loader(settings)}."
+            f"For {step.share(cost)} the GPU only copies from pageable CPU memory "
+            f"({count:.3g} copies per {step.word}){_loader(settings)}."
         ),
         fix=(
-            "Pin host memory (pin_memory=True in the data loader, Tensor.pin_memory() once for "
-            "tensors of your own) and copy with non_blocking=True."
+            "Pin CPU memory (pin_memory=True in the data loader, Tensor.pin_memory() once for "
+            "other tensors) and copy with non_blocking=True."
         ),
         cost_ns_per_step=cost,
         ranks=tuple(
@@ -85,6 +84,6 @@ def check(
 
 
 def _loader(settings: SettingsResult) -> str:
-    """What the loaders say of it, if anything."""
+    """What the settings of the loaders add to the message, if anything."""
     is_off = settings.loaders and not any(one.pin_memory for one in settings.loaders)
     return "; the data loader has pin_memory=False" if is_off else ""

@@ -1,26 +1,26 @@
 """# sampler-without-set-epoch
 
 ## What it detects
-A shuffling `DistributedSampler` draws the same order in every epoch.
+A `DistributedSampler` that shuffles draws the same order in every epoch.
 
 ## Why it costs time
-It costs quality of the model, not time: the sampler shuffles with a seed that changes only with
-`set_epoch()`. Without it every rank sees the same samples in the same batches in every epoch, and
+It costs model quality, not time. The sampler shuffles with a seed that only `set_epoch()` changes.
+Without that call every rank sees the same samples in the same batches in every epoch, and the
 batches of different ranks never mix.
 
 ## Evidence needed
-A run directory with `settings.json`, and two epochs or more of a loader with a `DistributedSampler`
-that shuffles. Iterations that begin in the same step count as one epoch.
+A run directory with `settings.json`, and at least two epochs of a loader with a
+`DistributedSampler` that shuffles. Iterations that begin in the same step count as one epoch.
 
 ## How the cost is computed
-There is none: no time is lost.
+There is no cost: the job loses no time.
 
 ## How to fix
-Call `loader.sampler.set_epoch(epoch)` at the beginning of each epoch, before the loader is
-iterated.
+Call `loader.sampler.set_epoch(epoch)` at the beginning of each epoch, before you iterate over the
+loader.
 
 ## When it is wrong
-A loader that is made to shuffle but read for evaluation only may repeat its order.
+A loader that shuffles but serves only evaluation may repeat its order.
 
 ## Sources
 Formula sheet, "Anti-patterns" (sampler without `set_epoch`). PyTorch documentation of
@@ -42,7 +42,7 @@ from distprof.units import name_ranks
     severity=Severity.WARNING,
     since="0.1.0",
     needs=(SettingsResult,),
-    limits={"min_epochs": Limit(2.0, "epochs that have to have begun")},
+    limits={"min_epochs": Limit(2.0, "epochs that must have begun")},
     costs_time=False,
 )
 def check(settings: SettingsResult, limits: Limits) -> Iterator[Draft]:
@@ -53,11 +53,11 @@ def check(settings: SettingsResult, limits: Limits) -> Iterator[Draft]:
         yield Draft(
             message=(
                 f"The {one.sampler} of {name_ranks(one.ranks)} drew the same order in each of "
-                f"{one.num_epochs:,} epochs: set_epoch() was never called with another number."
+                f"{one.num_epochs:,} epochs: set_epoch() was never called with a new epoch."
             ),
             fix=(
-                "Call loader.sampler.set_epoch(epoch) at the beginning of each epoch, before the "
-                "loader is iterated."
+                "Call loader.sampler.set_epoch(epoch) at the beginning of each epoch, before you "
+                "iterate over the loader."
             ),
             ranks=one.ranks,
             evidence=("settings.loaders",),

@@ -1,26 +1,26 @@
 """# uneven-input
 
 ## What it detects
-One rank, or a few, waits for its batches longer than the others.
+One or a few ranks wait longer for their batches than the others.
 
 ## Why it costs time
-A synchronous job goes at the pace of its slowest rank: the others wait at the next collective or
+A synchronous job runs at the pace of its slowest rank: the others wait at the next collective or
 for the next message.
 
 ## Evidence needed
-A step log with the phase `input`, or waits for a `DataLoader`, of every rank. Where the straggler
+A step log with the phase `input`, or waits for a `DataLoader`, of every rank. If the straggler
 rules already name the rank for its late input, this rule is silent.
 
 ## How the cost is computed
-The rank's input time per step less the median of its peers, the largest of all ranks: an upper
-bound, since a rank that would have waited for others anyway loses nothing.
+The input time of the rank per step less the median of its peers; if several ranks wait, the
+largest excess. It is an upper bound: a rank that would wait for others anyway loses nothing.
 
 ## How to fix
-Look at what this rank reads: storage and size of its shard, `num_workers` and `prefetch_factor`,
-other processes on its cores, longer samples than elsewhere.
+Look at what this rank reads. Check the storage and size of its shard, `num_workers` and
+`prefetch_factor`, other processes on its cores, and whether its samples are longer.
 
 ## When it is wrong
-In a pipeline only some stages need input: a stage that reads nothing waits for nothing.
+In a pipeline only some stages need input. The others do not wait for any.
 
 ## Sources
 Formula sheet, "Measured from traces" (straggler; input wait).
@@ -45,7 +45,9 @@ from distprof.units import format_duration, format_ratio, name_ranks
     since="0.1.0",
     needs=(StepLogResult, PausesResult, StragglersResult),
     limits={
-        "min_step_ratio": Limit(0.03, "share of the step that a rank may wait beyond its peers")
+        "min_step_ratio": Limit(
+            0.03, "share of the step that a rank may wait longer than its peers"
+        )
     },
 )
 def check(
@@ -66,12 +68,12 @@ def check(
     yield Draft(
         message=(
             f"{_who(late)} {format_duration(waits[worst])} of each step "
-            f"({format_ratio(waits[worst] / step)}) for input, the median of the peers is "
+            f"({format_ratio(waits[worst] / step)}) for input; the median of its peers is "
             f"{format_duration(_peers(waits, worst))}."
         ),
         fix=(
             "Look at what these ranks read: storage and size of the shard, num_workers, "
-            "prefetch_factor, CPU contention with the data loader, sample lengths."
+            "prefetch_factor, CPU contention with the data loader and sample lengths."
         ),
         cost_ns_per_step=int(excess[worst]),
         ranks=late,
@@ -81,7 +83,7 @@ def check(
 
 
 def _input_ns(step_log: StepLogResult, pauses: PausesResult) -> dict[int, int]:
-    """Rank to its time for input per step; a data loader's waits inside the phase count once."""
+    """Rank to its time for input per step; waits for a loader inside the phase count once."""
     loader = {rank.rank: rank.input_ns_per_step for rank in pauses.ranks}
     return {
         rank.rank: rank.phases.get("input", 0) + loader.get(rank.rank, 0) for rank in step_log.ranks

@@ -4,25 +4,25 @@
 All ranks of a data-parallel job train on the same batches.
 
 ## Why it costs time
-Replicas exist to work through more data. On the same batch all of them compute the same gradient,
-so that the average is that of one rank: the job learns as fast as one rank alone, and pays for all.
+Replicas exist to process more data. On the same batch all of them compute the same gradient, so the
+average equals that of one rank. The job learns only as fast as a single rank, and pays for all.
 
 ## Evidence needed
-A run directory with `settings.json` of every rank: the first batch of the loader is the same on
-all of them (a checksum of the start of its tensors), its sampler is not one that divides the data,
-and `DistributedDataParallel` or FSDP spans all ranks. Silent where a tensor, pipeline, context or
-expert axis is known, or ranks exchange messages: these ranks have to read the same data.
+A run directory with `settings.json` of every rank. The first batch of the loader is the same on all
+of them (a checksum of the start of its tensors), its sampler does not divide the data, and
+`DistributedDataParallel` or FSDP spans all ranks. The rule is silent if a tensor, pipeline, context
+or expert axis is known, or if ranks exchange messages: these ranks have to read the same data.
 
 ## How the cost is computed
-None is given: no step would be shorter. What is lost is all the work of the other ranks.
+There is no cost: no step would be shorter. The job loses all the work of the other ranks.
 
 ## How to fix
-Give the loader `sampler=DistributedSampler(dataset)`, with `set_epoch()` in each epoch, or divide
-an iterable dataset by rank and worker (`split_dataset_by_node`, `islice`).
+Give the loader `sampler=DistributedSampler(dataset)` and call `set_epoch()` in each epoch, or
+divide an iterable dataset by rank and worker (`split_dataset_by_node`, `islice`).
 
 ## When it is wrong
-Benchmarks that feed one synthetic batch to all ranks on purpose. Ranks whose data differ only
-after the first 16 KiB of every tensor.
+Benchmarks may feed one synthetic batch to all ranks on purpose. The data of the ranks may differ
+only after the first 16 KiB of every tensor.
 
 ## Sources
 Formula sheet, "Anti-patterns" (sampler). PyTorch documentation of `DistributedSampler` and of
@@ -41,7 +41,7 @@ from distprof.terms import MeshAxis, Severity
 from distprof.units import name_ranks
 
 _SAME_DATA = frozenset((MeshAxis.TP, MeshAxis.PP, MeshAxis.CP, MeshAxis.EP))
-"""Axes whose ranks work on parts of the same samples."""
+"""Axes whose ranks share the work on the same samples."""
 
 
 @rule(
@@ -70,7 +70,7 @@ def check(
         yield Draft(
             message=(
                 f"{_capital(name_ranks(one.ranks))} begin with the same batch of {one.dataset} "
-                f"({how}): replicas that read the same data learn no faster than one of them."
+                f"({how}): replicas that read the same data learn no faster than a single one."
             ),
             fix=(
                 "Give the loader sampler=DistributedSampler(dataset) and call set_epoch() in each "

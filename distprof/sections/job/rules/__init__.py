@@ -1,1 +1,1 @@
-"""Rules on job."""
+"""Rules on the job."""

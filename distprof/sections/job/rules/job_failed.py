@@ -1,30 +1,30 @@
 """# job-failed
 
 ## What it detects
-The job did not come to its end: a rank died, hung, was stopped or ran out of memory.
+The job did not complete: a rank died, hung, was stopped or ran out of memory.
 
 ## Why it costs time
-All of the job's time is lost from its last checkpoint on. What is measured before it may already
-show the cause: a rank that grows in memory, a device that slows down.
+The job loses all its time since the last checkpoint. Measurements from before the failure may
+already show the cause: growing memory on one rank, a GPU that slows down.
 
 ## Evidence needed
-A run directory: its launcher keeps its own evidence of who failed first. What other ranks say after
-they lost a peer is never taken for the cause. Of bare traces nothing is said.
+A run directory: the launcher records evidence of which rank failed first. Errors that other ranks
+report after they lost a peer never count as the cause. The rule is silent for bare traces.
 
 ## How the cost is computed
 There is no cost per step.
 
 ## How to fix
-Read `output.log` and `error.json` in the folder of the rank that is named, and `stacks.txt` where a
-rank hung. Out of memory: a smaller micro-batch, activation checkpointing, or more shards. A rank
-that was killed from outside: look at the scheduler's and the kernel's log of its host.
+Read `output.log` and `error.json` in the folder of the named rank, and `stacks.txt` if a rank hung.
+Out of memory: use a smaller micro-batch, activation checkpointing, or more shards. Killed from
+outside: look at the log of the scheduler and at the kernel log of the host.
 
 ## When it is wrong
-Where somebody stopped the job on purpose with a signal that looks like a crash.
+A user stopped the job on purpose, with a signal that looks like a crash.
 
 ## Sources
-PyTorch documentation of `torch.distributed.elastic` (error propagation); pull request 61342 of
-PyTorch on the errors that peers see.
+PyTorch documentation of `torch.distributed.elastic` (error propagation); PyTorch pull request 61342
+on the errors that peers see.
 """
 
 from __future__ import annotations
@@ -37,13 +37,14 @@ from distprof.terms import Severity
 
 _FIXES = {
     "out_of_memory": (
-        "Use a smaller micro-batch, checkpoint activations, or shard over more ranks; the memory "
-        "table shows what each rank held."
+        "Use a smaller micro-batch, checkpoint activations, or shard over more ranks. The memory "
+        "table shows how much each rank used."
     ),
-    "hung": "Read stacks.txt of that rank: it shows where its Python code stood.",
-    "stopped": "Find who stopped the process (SIGSTOP, a debugger); the job itself did not fail.",
+    "hung": "Read stacks.txt of that rank: it shows where its Python code hung.",
+    "stopped": "Find what stopped the process (SIGSTOP, a debugger); the job itself did not fail.",
     "killed": (
-        "It was killed from outside: look at the log of the scheduler, and of the host's kernel."
+        "It was killed from outside: look at the log of the scheduler and at the kernel log of "
+        "the host."
     ),
 }
 _FIX = "Read error.json and output.log in the folder of that rank."
@@ -61,7 +62,9 @@ def check(job: JobResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001 - 
     if job.outcome != "failed":
         return
     failure = job.failure
-    message = failure.message if failure else "the job failed; who failed first is not known"
+    message = (
+        failure.message if failure else "the job failed; it is unknown which rank failed first"
+    )
     message = " ".join(message.split()).rstrip(".")
     own = next((error for error in job.errors if not error.is_peer_loss), None)
     if own is not None and (failure is None or own.rank == failure.rank):

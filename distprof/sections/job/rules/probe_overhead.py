@@ -1,26 +1,26 @@
 """# probe-overhead
 
 ## What it detects
-The probes themselves make the steps that were measured longer than the training's own.
+The probes themselves make the measured steps longer than steps without probes.
 
 ## Why it costs time
-Only while they run. But shares and waits in the report are those of slower steps: work on the host
-counts for more than it does without a profiler, above all where it is many small operators.
+They cost time only while they run. But the report then describes slower steps: work on the CPU
+takes a larger share than without a profiler, above all if it consists of many small operators.
 
 ## Evidence needed
 A run directory with measured overhead: neighbouring blocks of steps with and without probes, and
 traced steps against the untraced ones around them.
 
 ## How the cost is computed
-There is no cost: a training without probes does not pay it.
+There is no cost: training without probes does not pay it.
 
 ## How to fix
 Trace fewer ranks (`--profile-ranks`), leave out stacks and memory (`--no-stacks`,
-`--no-profile-memory`), or trace fewer steps. For an always-on watch use `--mode always-on`.
+`--no-profile-memory`), or trace fewer steps. For permanent monitoring use `--mode always-on`.
 
 ## When it is wrong
-Where the measured blocks differ for another reason: few steps, or a machine that others use too.
-The interval says how sure the figure is.
+The measured blocks may differ for another reason: few steps, or a shared machine. The interval
+shows how certain the figure is.
 
 ## Sources
 W. J. Conover, "Practical Nonparametric Statistics", 3.2 (the interval).
@@ -51,12 +51,14 @@ _MAKE = {"tracing": "makes", "always_on": "make"}
     costs_time=False,
 )
 def check(job: JobResult, limits: Limits) -> Iterator[Draft]:
-    """Yield one finding per mode whose cost is surely above its limit."""
+    """Yield one finding per mode whose cost is significantly above its limit."""
     if job.kind is None:
-        return  # bare traces: who recorded them, and how, is not known
+        return  # bare traces: how they were recorded is unknown
     if not job.overhead:
         why = next((note for note in job.probe_notes if "not measured" in note), "")
-        raise InsufficientEvidenceError(why or "what the probes cost was not measured in this run")
+        raise InsufficientEvidenceError(
+            why or "the cost of the probes was not measured in this run"
+        )
     for overhead in job.overhead:
         limit = limits.get(f"{overhead.mode}_ratio")
         if limit is None or overhead.ratio <= limit or overhead.low <= 0:
@@ -65,12 +67,12 @@ def check(job: JobResult, limits: Limits) -> Iterator[Draft]:
         yield Draft(
             message=(
                 f"{_NAMES[overhead.mode]} {_MAKE[overhead.mode]} a step "
-                f"{format_ratio(overhead.ratio)} longer ({interval}): the shares below are of "
-                "slower steps than the training's own."
+                f"{format_ratio(overhead.ratio)} longer ({interval}): the shares below refer to "
+                "steps that are slower than without probes."
             ),
             fix=(
-                "Trace fewer ranks or steps, without stacks and memory; use the step log's times "
-                "for how long a step takes."
+                "Trace fewer ranks or steps, without stacks and memory. Take the duration of a "
+                "step from the step log."
             ),
             ranks=overhead.ranks,
             evidence=("job.overhead", "step_log"),

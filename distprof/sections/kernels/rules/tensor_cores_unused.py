@@ -1,28 +1,28 @@
 """# tensor-cores-unused
 
 ## What it detects
-Matrix products and convolutions run in fp32 beside the matrix units of the device.
+Matrix products and convolutions run in fp32 and do not use the tensor cores of the GPU.
 
 ## Why it costs time
 Tensor cores multiply bf16 and fp16 (and TF32, from Ampere on) several times faster than the other
 cores multiply fp32: eight times on a V100, sixteen with bf16 on an A100.
 
 ## Evidence needed
-Traces of NVIDIA devices on the hardware sheet. fp32 kernels of cuBLAS, CUTLASS and cuDNN are known
-by their names (`sgemm`, `scudnn`).
+Traces of NVIDIA GPUs that are on the hardware sheet. The names of fp32 kernels of cuBLAS, CUTLASS
+and cuDNN identify them (`sgemm`, `scudnn`).
 
 ## How the cost is computed
-There is none: how much faster each product would be depends on its shape. The share of kernel time
-says how much there is to gain.
+There is no cost: how much faster each product would be depends on its shape. The share of kernel
+time shows the potential.
 
 ## How to fix
-`torch.autocast("cuda", torch.bfloat16)`, on V100 `torch.float16` with a gradient scaler; or
-`torch.set_float32_matmul_precision("high")` for TF32 from Ampere on. Sizes in multiples of 8
-(bf16, fp16) or 4 (TF32).
+Use `torch.autocast("cuda", torch.bfloat16)`; on V100 use `torch.float16` with a gradient scaler.
+From Ampere on, `torch.set_float32_matmul_precision("high")` enables TF32. Choose sizes in multiples
+of 8 (bf16, fp16) or 4 (TF32).
 
 ## When it is wrong
-Where fp32 is needed: some scientific models, losses and normalisations. Small products are bound by
-memory and gain little.
+Some scientific models, losses and normalisations need fp32. Small products are bound by memory and
+gain little.
 
 ## Sources
 Kineto's TensorBoard plugin and HTA (tensor core usage). PyTorch documentation, "Numerical accuracy"
@@ -64,13 +64,14 @@ def check(efficiency: EfficiencyResult, kernels: KernelsResult, limits: Limits) 
         return
     if not efficiency.sheet_device:
         raise InsufficientEvidenceError(
-            "products run in fp32; whether the device has tensor cores is not on the hardware sheet"
+            "products run in fp32, but the hardware sheet does not list this GPU and its tensor "
+            "cores"
         )
     longest = max(slow, key=lambda kernel: kernel.total_ns)
     yield Draft(
         message=(
-            f"{format_ratio(share)} of the time of computation kernels is fp32 matrix products"
-            f" ({longest.name[:_LONGEST_NAME]}), which use no tensor cores of the"
+            f"{format_ratio(share)} of computation time goes to fp32 matrix products"
+            f" ({longest.name[:_LONGEST_NAME]}), which do not use the tensor cores of the"
             f" {efficiency.sheet_device}."
         ),
         fix=(
