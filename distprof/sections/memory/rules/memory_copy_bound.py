@@ -56,7 +56,10 @@ def check(waterfall: WaterfallResult, step_time: StepTimeResult, limits: Limits)
     if step.ratio(cost) < limit:
         return
     yield Draft(
-        message=f"{step.share(cost)} is copies that overlap with neither computation nor communication.",
+        message=(
+            f"{step.share(cost)} is exposed copies: they overlap with neither computation nor "
+            "communication."
+        ),
         fix=(
             "Pin CPU memory and copy with non_blocking=True on a separate stream, one batch ahead. "
             "Offload less or in larger pieces."

@@ -63,7 +63,10 @@ def check(efficiency: EfficiencyResult, memory: MemoryResult, limits: Limits) ->
             f" {format_bytes(fullest.capacity_bytes)} of the fullest GPU, and at least"
             f" {format_ratio(limit)} on {len(full)} of {len(known)} ranks."
         ),
-        fix="Leave a tenth free: use a smaller micro-batch, more sharding or selective recomputation.",
+        fix=(
+            "Leave a tenth free: use smaller micro-batches, more sharding or selective "
+            "recomputation."
+        ),
         ranks=tuple(rank.rank for rank in full),
         evidence=("efficiency.memory",),
     )

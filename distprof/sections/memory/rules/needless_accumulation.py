@@ -71,7 +71,10 @@ def check(efficiency: EfficiencyResult, memory: MemoryResult, limits: Limits) ->
             f" the fullest GPU reserves {format_ratio(used)} of its"
             f" {format_bytes(fullest.capacity_bytes)}: micro-batches of twice the size fit."
         ),
-        fix="Double the micro-batch and halve the number of micro-batches. The optimizer's batch stays the same.",
+        fix=(
+            "Double the micro-batch and halve the number of micro-batches. The optimizer's batch "
+            " stays the same."
+        ),
         confidence=Confidence.INFERRED,
         evidence=("efficiency.num_micro_batches", "efficiency.memory"),
     )
