@@ -1,4 +1,4 @@
-"""Memory of each rank by its counters at the end of steps."""
+"""Memory of each rank, from its counters at the end of steps."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from distprof.sections.memory.result import MemoryResult, RankMemory
 __all__ = ["analyze_memory", "measure_memory"]
 
 _FEWEST = 8
-"""Samples below which nothing is said of how memory develops."""
+"""Number of samples below which no trend of memory is reported."""
 
 
 def measure_memory(records: RankRecords) -> RankMemory | None:
-    """The figures of one rank; None where it has no counters."""
+    """The memory of one rank; None if it has no counters."""
     table = records.memory
     if len(table) == 0:
         return None
@@ -46,7 +46,7 @@ def _highest(values: Int64Array) -> int | None:
 
 
 def _steady_retries(step: Int64Array, total: Int64Array) -> tuple[Int64Array, Int64Array]:
-    """Steps of the second half, and the retries in each; empty where too few tell."""
+    """Steps of the second half, and the retries in each; empty with too few samples."""
     known = total >= 0
     step, total = step[known], total[known]
     half = len(step) // 2
@@ -56,7 +56,7 @@ def _steady_retries(step: Int64Array, total: Int64Array) -> tuple[Int64Array, In
 
 
 def _lost_in_retries(records: RankRecords, steps: Int64Array, retries: Int64Array) -> int | None:
-    """By the step log, whose profiled steps do not count."""
+    """From the step log, without its profiled steps."""
     log = records.step_log
     _, of_log, of_memory = np.intersect1d(log["step"], steps, return_indices=True)
     plain = ~log["is_traced"][of_log]

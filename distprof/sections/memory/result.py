@@ -1,4 +1,4 @@
-"""Memory of each rank by its counters at the end of steps."""
+"""Memory of each rank, from its counters at the end of steps."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ __all__ = ["MemoryResult", "RankMemory"]
 
 
 class RankMemory(Record, frozen=True, kw_only=True):
-    """One rank. None: not measurable there, as device memory on a CPU.
+    """Memory of one rank. None: not measurable there, such as GPU memory on a CPU.
 
     Args:
         rank: Global rank.
         num_samples: Steps with a sample.
-        peak_allocated_bytes: Highest held by tensors on the accelerator, over all steps.
-        reserved_bytes: Highest held by the caching allocator.
-        num_retries: Allocations that had to be retried after freeing the cache.
-        peak_rss_bytes: Highest resident memory of the process.
+        peak_allocated_bytes: Most memory held by tensors on the accelerator, over all steps.
+        reserved_bytes: Most memory held by the caching allocator.
+        num_retries: Allocations that the allocator retried after freeing its cache.
+        peak_rss_bytes: Peak resident memory of the process.
         rss_growth_bytes_per_step: Growth of resident memory over the second half of the steps, per
             step; None with fewer than eight samples.
-        num_steady_retries: Those of ``num_retries`` in the second half of the steps, when the
-            allocator has seen every size; None with fewer than eight samples.
-        retry_ns_per_step: Time that steady steps with retries take longer than the median steady
-            step without, over all steady steps; None where either kind is missing, or its times.
+        num_steady_retries: Retries in the second half of the steps, when the allocator has seen
+            every size; None with fewer than eight samples.
+        retry_ns_per_step: Extra time of steady steps with retries over the median steady step
+            without, averaged over all steady steps; None if either kind of step or its times are
+            missing.
     """
 
     rank: int

@@ -1,4 +1,4 @@
-"""Memory of devices and processes by rank, as probes counted it."""
+"""Memory of GPUs and processes by rank, from the probes' counters."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["memory_table"]
 
 @table(place=420)
 def memory_table(report: Report, *, show_all: bool) -> TableView | None:
-    """Memory by rank; on a CPU only when all is shown."""
+    """Memory by rank; on a CPU only with --all."""
     ranks = report.memory.ranks
     if not (show_all or any(r.peak_allocated_bytes is not None for r in ranks)):
         return None
@@ -30,5 +30,5 @@ def memory_table(report: Report, *, show_all: bool) -> TableView | None:
         ),
         ranks,
         show_all=show_all,
-        caption="highest over all steps",
+        caption="maximum over all steps",
     )

@@ -29,12 +29,12 @@ MAX_MATRIX = 8
 MAX_MATRIX_OF_ALL = 16
 
 TYPICAL_RANKS = 8
-"""Of counts without ranks, the number of ranks nearest to this one is shown first."""
+"""For counts without ranks, the table shows the number of ranks nearest to this one."""
 
 
 @table(place=250)
 def moe_table(report: Report, *, show_all: bool) -> TableView | None:
-    """Load of experts by layer, the most uneven first."""
+    """Expert load by layer, most uneven first."""
     moe = report.moe
     ordered = sorted(moe.layers, key=lambda layer: -layer.max_over_mean)
     shown = ordered if show_all else ordered[:MAX_LAYERS_SHOWN]
@@ -51,7 +51,7 @@ def moe_table(report: Report, *, show_all: bool) -> TableView | None:
             Column("load", "max_over_mean"),
             Column("busiest", "busiest_expert"),
             Column("least", "min_over_mean", wide_only=True),
-            Column("varies by", "cv"),
+            Column("variation", "cv"),
             Column("entropy", "entropy"),
             Column("dead", "dead_ratio"),
             Column("dropped", "dropped_ratio", when=dropped),
@@ -65,14 +65,14 @@ def moe_table(report: Report, *, show_all: bool) -> TableView | None:
             Column("lost", "lost_ns_per_step", when=timed),
         ),
         shown,
-        caption=f"{'' if parts else 'mean per step; '}load: of the busiest expert over the mean",
+        caption=f"{'' if parts else 'mean per step; '}load: busiest expert over the mean",
         notes=(*_left_out(len(ordered) - len(shown), "layer"), *moe.unavailable),
     )
 
 
 @table(place=260)
 def placement_table(report: Report, *, show_all: bool) -> TableView | None:
-    """Ranks that share experts against each other, as they are and with experts placed anew."""
+    """Load of ranks that share experts, now and with another placement of experts."""
     moe = report.moe
     rows = moe.placement if show_all else _of_typical_size(moe.placement)
     ordered = sorted(rows, key=lambda row: (-(row.lost_ns_per_step or 0), -row.max_over_mean))
@@ -87,14 +87,14 @@ def placement_table(report: Report, *, show_all: bool) -> TableView | None:
             Column("ranks", "num_ranks"),
             Column("load", "max_over_mean"),
             Column("worst", "worst_max_over_mean", wide_only=True),
-            Column("of experts", "expert_max_over_mean", wide_only=True),
-            Column("placed anew", _load_placed_anew, form="times"),
+            Column("expert load", "expert_max_over_mean", wide_only=True),
+            Column("replaced", _load_placed_anew, form="times"),
             Column("expert time", "expert_ns_per_step", when=timed),
             Column("lost", "lost_ns_per_step", when=timed),
-            Column("anew", "replaced_ns_per_step", wide_only=True, when=timed),
+            Column("if replaced", "replaced_ns_per_step", wide_only=True, when=timed),
         ),
         shown,
-        caption=f"load: of the busiest rank over the mean, by {origins}",
+        caption=f"load: busiest rank over the mean, by {origins}",
         notes=(
             *_left_out(len(ordered) - len(shown), "layer"),
             *(() if moe.layers else moe.unavailable),
@@ -117,7 +117,7 @@ def expert_ranks_table(report: Report, *, show_all: bool) -> TableView | None:
         ),
         report.moe.ranks,
         show_all=show_all,
-        caption="mean per step; waits: for tokens to come back",
+        caption="mean per step; waits: for returning tokens",
     )
 
 
@@ -127,7 +127,7 @@ def exchanges_table(report: Report, *, show_all: bool) -> TableView | None:
     rows = report.moe.exchanges
     shown = rows if show_all else rows[:MAX_LAYERS_SHOWN]
     return rows_table(
-        "Exchanges of experts",
+        "Expert exchanges",
         (
             Column("ranks", "ranks", left=True, stretch=True),
             Column("all-to-alls", lambda row: f"{row.num_per_step:g}"),
@@ -139,14 +139,14 @@ def exchanges_table(report: Report, *, show_all: bool) -> TableView | None:
             Column("transfer", "transfer_ns_per_step"),
         ),
         shown,
-        caption="per step; sent, received: the busiest rank over the mean, dispatch",
+        caption="per step; sent, received: busiest rank over the mean in dispatch",
         notes=_left_out(len(rows) - len(shown), "group"),
     )
 
 
 @table(place=290)
 def pairs_table(report: Report, *, show_all: bool) -> TableView | None:
-    """Who sends whom how much to its experts, as a matrix, for few ranks."""
+    """Bytes that each rank sends to the experts of each other rank, as a matrix for few ranks."""
     pairs = [pair for pair in report.moe.pairs if pair.dispatched_per_step]
     ranks = sorted({pair.sender for pair in pairs} | {pair.receiver for pair in pairs})
     if not 2 < len(ranks) <= (MAX_MATRIX_OF_ALL if show_all else MAX_MATRIX):
@@ -157,7 +157,7 @@ def pairs_table(report: Report, *, show_all: bool) -> TableView | None:
         return None
     return TableView(
         title="Dispatch by pair of ranks",
-        caption="100: the mean of what different ranks send each other in a step; ·: itself",
+        caption="100: mean between two different ranks per step; ·: to itself",
         columns=(
             Column("from, to", left=True),
             *(Column(str(rank)) for rank in ranks),
@@ -183,7 +183,7 @@ def _mean_amount(pairs: Sequence[MoePair]) -> float:
 
 
 def _of_typical_size(rows: Sequence[MoePlacement]) -> list[MoePlacement]:
-    """Rows of one number of ranks for each part and layer, where several were tried."""
+    """One row per part and layer if several numbers of ranks were tried."""
     best: dict[tuple[str, str], MoePlacement] = {}
     for row in rows:
         known = best.setdefault((row.part, row.layer), row)
@@ -211,12 +211,12 @@ def _left_out(number: int, noun: str) -> tuple[str, ...]:
 # The first lines of a report on counts of tokens per expert, in which nothing was timed ----------
 
 MIN_LOAD = 1.2
-"""Load of the busiest rank over the mean from which ranks count as uneven."""
+"""Ratio of the busiest rank's load to the mean from which ranks count as uneven."""
 
 
 @verdict(place=30)
 def experts_verdict(report: Report) -> Told:
-    """The verdict and the numbers behind it; None for a report on anything else."""
+    """The verdict and its reasons; None for other reports."""
     moe = report.moe
     if not is_of_experts_alone(report):
         return None
@@ -228,7 +228,7 @@ def experts_verdict(report: Report) -> Told:
 
 
 def _gain(placed: MoePlacement) -> float:
-    """What another placement takes off the busiest rank: an expert too busy for any stays."""
+    """How much another placement lowers the load of the busiest rank."""
     return placed.max_over_mean - (placed.replaced_max_over_mean or 1.0)
 
 
@@ -236,8 +236,9 @@ def _ranks_line(placed: MoePlacement) -> str:
     where = f"layer {placed.layer}{_of(placed.part)}"
     if placed.max_over_mean < MIN_LOAD:
         return (
-            f"Ranks that share experts are even: the busiest of {placed.num_ranks} gets "
-            f"{placed.max_over_mean:.2f} times the mean at most, in {where}."
+            f"Ranks that share experts are balanced: the busiest of {placed.num_ranks} gets at "
+            "most "
+            f"{placed.max_over_mean:.2f} times the mean, in {where}."
         )
     anew = placed.replaced_max_over_mean
     line = (
@@ -246,7 +247,7 @@ def _ranks_line(placed: MoePlacement) -> str:
     )
     if anew is None:
         return f"{line}."
-    return f"{line}; with experts placed by their loads it would get {anew:.2f} times the mean."
+    return f"{line}; with experts placed by load it would get {anew:.2f} times the mean."
 
 
 def _experts_line(busiest: MoeLayer) -> str:
@@ -269,7 +270,7 @@ def _dead(layers: tuple[MoeLayer, ...]) -> str:
     dead = [layer for layer in layers if layer.dead_ratio > 0]
     if not dead:
         return ""
-    return f"{len(dead)} of {len(layers)} layers have experts that hardly any token goes to."
+    return f"{len(dead)} of {len(layers)} layers have experts that get almost no tokens."
 
 
 def _of(part: str) -> str:

@@ -1,1 +1,1 @@
-"""What NCCL's own log says: communicators, transports, settings, warnings."""
+"""NCCL's logs: communicators, transports, settings, warnings."""

@@ -1,6 +1,6 @@
-"""NCCL's logs: how ranks are connected, inside nodes and between them, and with which settings.
+"""NCCL's logs: connections between ranks inside and between nodes, and NCCL's settings.
 
-Source: the texts of NCCL 2.4 to 2.28 and RCCL. Nothing is timed but the initialisation.
+Source: the messages of NCCL 2.4 to 2.28 and RCCL. Only the initialisation is timed.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _MAX_CHOICES = 200
 
 
 def analyze_nccl(run: Run) -> NcclResult:
-    """How ranks are connected, by the logs of a run.
+    """Connections and settings of ranks, from the logs of a run.
 
     Args:
         run: The recording.
 
     Returns:
-        The result; empty with a reason where there is no log.
+        The result; empty with a reason if there is no log.
     """
     log = run.get(NcclLog)
     if log is None:
@@ -83,7 +83,7 @@ def analyze_nccl(run: Run) -> NcclResult:
 
 
 def _uses_nccl(run: Run) -> bool:
-    """Whether ranks communicate by NCCL, or on devices by something that is not named."""
+    """Whether ranks use NCCL, or an unnamed backend on GPUs."""
     return any(
         "nccl" in rank.backend.lower()
         or (not rank.backend and rank.device.name != "cpu" and len(rank.collectives) > 0)
@@ -92,7 +92,7 @@ def _uses_nccl(run: Run) -> bool:
 
 
 class _Places:
-    """Where processes and members of communicators are."""
+    """Hosts of processes and of communicator members."""
 
     def __init__(self, log: NcclLog) -> None:
         self._processes = log.processes
@@ -113,11 +113,11 @@ class _Places:
         return tuple(sorted({self._processes[p].host for p in processes}))
 
     def members(self, communicator: int) -> Mapping[int, str]:
-        """Rank to host; empty where members cannot be told apart."""
+        """Rank to host; empty if members cannot be distinguished."""
         return self._of_member[communicator]
 
     def setting(self, name: str, value: str, processes: Sequence[int]) -> NcclSetting:
-        """A setting with who has it."""
+        """A setting with the processes and ranks that have it."""
         return NcclSetting(
             name=name,
             value=value,
@@ -127,7 +127,7 @@ class _Places:
         )
 
     def where(self, edge: NcclEdge) -> str:
-        """By the hosts of both ends; where one is not known, by what the transport is made for."""
+        """From the hosts of both ends or, if one is unknown, from the purpose of the transport."""
         if edge.communicator is not None and edge.source is not None and edge.target is not None:
             hosts = self._of_member[edge.communicator]
             source, target = hosts.get(edge.source), hosts.get(edge.target)
@@ -190,14 +190,14 @@ def _group(
 
 
 def _num_hosts(one: NcclCommunicator, members: Mapping[int, str]) -> int | None:
-    """As NCCL counts nodes, else hosts of all members."""
+    """NCCL's node count, else the number of hosts of all members."""
     if one.num_nodes is not None:
         return one.num_nodes
     return len(set(members.values())) if len(members) == one.num_ranks else None
 
 
 def _crossings(one: NcclCommunicator, members: Mapping[int, str]) -> list[int]:
-    """Of each ring, how often it leaves a host."""
+    """How often each ring leaves a host."""
     if len(members) != one.num_ranks:
         return []
     return [
@@ -255,19 +255,19 @@ def _choices(log: NcclLog) -> tuple[NcclChoices, ...]:
 
 
 def _limits(log: NcclLog) -> tuple[str, ...]:
-    """What the logs do not tell."""
+    """Notes on what the logs do not show."""
     limits = list(log.notes)
     if not log.edges:
-        limits.append("The log names no connection: transports are not known.")
+        limits.append("The log names no connection, so transports are unknown.")
     if any(not one.is_certain for one in log.communicators):
         limits.append(
-            "This version of NCCL prints no ids of communicators: of several of one size, members "
-            "cannot be told apart."
+            "This version of NCCL logs no communicator ids, so members of several communicators of "
+            "one size cannot be distinguished."
         )
     world = log.world_size
     num_ranked = sum(process.rank is not None for process in log.processes)
     if world is not None and num_ranked < world:
-        limits.append(f"The log tells of {num_ranked} of {world} ranks.")
+        limits.append(f"The log covers {num_ranked} of {world} ranks.")
     return tuple(limits)
 
 

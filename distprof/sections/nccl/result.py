@@ -1,6 +1,6 @@
-"""NCCL's logs: how ranks are connected, inside nodes and between them, and with which settings.
+"""NCCL's logs: connections between ranks inside and between nodes, and NCCL's settings.
 
-Source: the texts of NCCL 2.4 to 2.28 and RCCL. Nothing is timed but the initialisation.
+Source: the messages of NCCL 2.4 to 2.28 and RCCL. Only the initialisation is timed.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ __all__ = [
 
 
 class NcclGroup(Record, frozen=True, kw_only=True):
-    """Communicators of one size that span as many hosts."""
+    """Communicators of one size that span the same number of hosts."""
 
     num_ranks: int
     num_communicators: int
     num_members: int  # that wrote a log, all communicators together
-    num_hosts: int | None  # of one communicator; None where members cannot be told apart
+    num_hosts: int | None  # of one communicator; None if members cannot be distinguished
     num_channels: int | None
     num_nvls_channels: int | None
     init_ns: int | None  # slowest of all
     num_rings: int  # that the log holds completely
-    crossings: float | None  # mean times that such a ring passes from one host to another
-    tree_depth: int | None  # deepest tree that the log holds completely
+    crossings: float | None  # how often a complete ring passes from one host to another, mean
+    tree_depth: int | None  # deepest tree that is complete in the log
 
 
 class NcclTransport(Record, frozen=True, kw_only=True):
-    """One way in which ranks are connected."""
+    """One kind of connection between ranks."""
 
     where: str  # between nodes, inside nodes
     transport: str
     has_gdr: bool
-    num_lines: int  # one per channel, and per side where both write
+    num_lines: int  # one per channel, and per side if both sides log it
     num_pairs: int
     num_processes: int
 
@@ -52,7 +52,7 @@ class NcclHost(Record, frozen=True, kw_only=True):
     num_processes: int
     ranks: tuple[int, ...]
     cards: tuple[str, ...]
-    used_cards: tuple[str, ...]  # empty also where no connection leaves the host
+    used_cards: tuple[str, ...]  # also empty if no connection leaves the host
     links: tuple[str, ...]  # of the cards, for example IB/SHARP, RoCE
 
 
@@ -67,7 +67,7 @@ class NcclSetting(Record, frozen=True, kw_only=True):
 
 
 class NcclChoices(Record, frozen=True, kw_only=True):
-    """What NCCL chose for an operation, sizes from least to most; or its calls alone."""
+    """NCCL's choices for an operation, with its smallest and largest size; or only its calls."""
 
     operation: str
     algorithm: str
@@ -78,7 +78,7 @@ class NcclChoices(Record, frozen=True, kw_only=True):
 
 
 class NcclWarnings(Record, frozen=True, kw_only=True):
-    """Warnings that differ in numbers only."""
+    """Warnings that differ only in numbers."""
 
     text: str
     about: str
@@ -88,9 +88,9 @@ class NcclWarnings(Record, frozen=True, kw_only=True):
 
 
 class NcclResult(Result, frozen=True, kw_only=True):
-    """What the logs tell."""
+    """Contents of NCCL's logs."""
 
-    is_missing: bool = False  # the job uses NCCL, and no log of it was read
+    is_missing: bool = False  # the job uses NCCL, but no log was read
     num_files: int = 0
     num_processes: int = 0
     num_hosts: int = 0

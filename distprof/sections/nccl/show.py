@@ -1,4 +1,4 @@
-"""What NCCL's logs tell, as tables."""
+"""Tables about NCCL's logs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ __all__ = [
 
 @verdict(place=60)
 def nccl_verdict(report: Report) -> Told:
-    """The verdict and the numbers behind it; None for a report on anything else."""
+    """The verdict and its reasons; None for other reports."""
     result = report.nccl
     if not is_of_nccl_alone(report):
         return None
@@ -51,10 +51,10 @@ def transport_name(way: NcclTransport) -> str:
 
 def _line(result: NcclResult) -> str:
     parts = [_share(result, BETWEEN), _share(result, INSIDE)]
-    told = "; ".join(part for part in parts if part)
-    if not told:
+    line = "; ".join(part for part in parts if part)
+    if not line:
         return "The log names no connection between ranks."
-    return f"{told[:1].upper()}{told[1:]}."
+    return f"{line[:1].upper()}{line[1:]}."
 
 
 def _share(result: NcclResult, where: str) -> str:
@@ -82,9 +82,9 @@ def _init(result: NcclResult) -> str:
     largest = result.groups[0].num_ranks
     several = "s" if number > 1 else ""
     text = f"{number:,} communicator{several}, the largest of {largest:,} ranks"
-    return (
-        f"{text}; the slowest took {format_duration(slowest)} to begin." if slowest else f"{text}."
-    )
+    if not slowest:
+        return f"{text}."
+    return f"{text}; the slowest took {format_duration(slowest)} to initialise."
 
 
 def _warnings(result: NcclResult) -> str:
@@ -99,10 +99,12 @@ def _warnings(result: NcclResult) -> str:
 def _read(result: NcclResult) -> str:
     if not result.num_unknown:
         return ""
-    return f"Of {result.num_texts:,} texts of NCCL, {result.num_unknown:,} are not known."
+    return (
+        f"distprof does not recognise {result.num_unknown:,} of {result.num_texts:,} NCCL messages."
+    )
 
 
-# What NCCL's logs tell, as tables ----------------------------------------------------------------
+# Tables ----------------------------------------------------------------
 
 MAX_ROWS = 12
 
@@ -115,19 +117,19 @@ _MAX_UNKNOWN = 5
 
 @table(place=150)
 def transports_table(report: Report, *, show_all: bool) -> TableView | None:
-    """How ranks are connected."""
+    """Connections between ranks by transport."""
     result = report.nccl
     if not result.num_files:
         return None
     notes = list(result.unavailable)
     if result.num_unknown or result.num_cut:
         notes.append(
-            f"Of {result.num_texts:,} texts of NCCL, {result.num_unknown:,} are not known and "
-            f"{result.num_cut:,} are cut off."
+            f"Of {result.num_texts:,} NCCL messages, {result.num_unknown:,} are not recognised and "
+            f"{result.num_cut:,} are truncated."
         )
     if show_all:
         notes += [
-            f"Not known: {shorten(text, _MAX_TEXT)}" for text in result.unknown[:_MAX_UNKNOWN]
+            f"Not recognised: {shorten(text, _MAX_TEXT)}" for text in result.unknown[:_MAX_UNKNOWN]
         ]
     return rows_table(
         "Connections",
@@ -138,7 +140,7 @@ def transports_table(report: Report, *, show_all: bool) -> TableView | None:
             Column("lines", "num_lines"),
         ),
         result.transports,
-        caption="by NCCL's log",
+        caption="from NCCL's log",
         notes=notes,
         even_empty=True,
     )
@@ -159,7 +161,7 @@ def communicators_table(report: Report, *, show_all: bool) -> TableView | None:
             Column("tree depth", "tree_depth", wide_only=True),
         ),
         _some(report.nccl.groups, show_all=show_all),
-        caption="alike ones in one row",
+        caption="identical ones in one row",
     )
 
 
@@ -169,7 +171,7 @@ def _crossings_text(group: NcclGroup) -> str:
 
 @table(place=170)
 def nccl_hosts_table(report: Report, *, show_all: bool) -> TableView | None:
-    """Network cards of hosts, and which of them are used."""
+    """Network cards by host, used and unused."""
     hosts = [host for host in report.nccl.hosts if host.cards]
     return rows_table(
         "Network cards",
@@ -178,10 +180,10 @@ def nccl_hosts_table(report: Report, *, show_all: bool) -> TableView | None:
             Column("ranks", "ranks", left=True),
             Column("kind", lambda host: ", ".join(host.links) or "Socket", left=True),
             Column("used", lambda host: f"{len(host.used_cards)} of {len(host.cards)}"),
-            Column("not used", _unused_cards, left=True, wrap=True),
+            Column("unused", _unused_cards, left=True, wrap=True),
         ),
         _some(hosts, show_all=show_all),
-        caption="found by NCCL, and used by connections in the log",
+        caption="cards found by NCCL, and cards used by connections in the log",
         notes=_more(hosts, "host", show_all=show_all),
     )
 
@@ -205,7 +207,7 @@ def choices_table(report: Report, *, show_all: bool) -> TableView | None:
             Column("lines", "num_calls"),
         ),
         _some(choices, show_all=show_all),
-        caption="lines of NCCL's log; a dash where it names no choice",
+        caption="lines of NCCL's log; a dash if it names no choice",
         notes=_more(choices, "row", show_all=show_all),
     )
 
@@ -237,13 +239,13 @@ def nccl_settings_table(report: Report, *, show_all: bool) -> TableView | None:
 
 @table(place=200)
 def nccl_warnings_table(report: Report, *, show_all: bool) -> TableView | None:
-    """Warnings; those of processes that end are harmless and shown on demand."""
+    """Warnings. Those of ending processes are harmless and shown only with --all."""
     all_warnings = report.nccl.warnings
     if not all_warnings:
         return None
     shown = [w for w in all_warnings if show_all or w.about != "teardown"]
     hidden = sum(w.num_lines for w in all_warnings) - sum(w.num_lines for w in shown)
-    notes = [] if not hidden else [f"{counted(hidden, 'warning')} of processes that end: harmless."]
+    notes = [] if not hidden else [f"{counted(hidden, 'warning')} of ending processes: harmless."]
     return rows_table(
         "NCCL warnings",
         (

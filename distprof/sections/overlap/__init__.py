@@ -1,1 +1,1 @@
-"""How much communication computation hides, by rank and mesh axis."""
+"""How much communication overlaps with computation, by rank and mesh axis."""

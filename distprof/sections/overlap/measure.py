@@ -1,4 +1,4 @@
-"""How much communication does computation hide: per rank, per process group or mesh axis."""
+"""Overlap of communication with computation: per rank, per process group or mesh axis."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def overlap_by_axis(
     axis: NDArray[np.int32],
     axis_names: Sequence[str],
 ) -> tuple[AxisOverlap, ...]:
-    """Overlap of each axis' communication with all computation of the rank.
+    """Overlap of each axis's communication with all computation of the rank.
 
     Args:
         rank: Global rank.
@@ -60,7 +60,7 @@ def overlap_by_axis(
 
 
 def analyze_overlap(analyses: RankAnalyses) -> OverlapResult:
-    """All ranks, and each axis added up over the ranks that communicate along it."""
+    """All ranks, and each axis summed over the ranks that communicate along it."""
     by_axis: dict[str, list[AxisOverlap]] = {}
     for analysis in analyses.values():
         for axis in analysis.axes:
@@ -72,7 +72,7 @@ def analyze_overlap(analyses: RankAnalyses) -> OverlapResult:
 
 
 def _rows_by_axis(collectives: Table, axis: NDArray[np.int32]) -> Iterator[tuple[int, Intervals]]:
-    """Rows of known times by axis."""
+    """Rows with known times, by axis."""
     rows, timed = intervals_of(collectives), collectives["is_timed"]
     for index in distinct(axis[timed]).tolist():
         of_axis = (axis == index) & timed

@@ -1,4 +1,4 @@
-"""Rows of results that are measured on one rank alone."""
+"""Overlap of communication with computation, by rank and by axis."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class RankOverlap(Record, frozen=True, kw_only=True):
 
 
 class AxisOverlap(Record, frozen=True, kw_only=True):
-    """All ranks' communication of one mesh axis, or process group description, added up.
+    """Communication of one mesh axis or process group description, summed over all ranks.
 
-    Axes can be busy at the same time, so their communication may add up to more than a rank's.
+    Axes can communicate at the same time, so their sum may exceed the rank's communication.
     """
 
     axis: str
@@ -33,7 +33,7 @@ class AxisOverlap(Record, frozen=True, kw_only=True):
     overlap_ratio: float | None
 
 
-# How much communication does computation hide: per rank, per process group or mesh axis ----------
+# Overlap of communication with computation: per rank, per process group or mesh axis -------------
 
 
 class OverlapResult(Result, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""Pipeline parallelism: the bubble, what it is made of, each stage's work, and other schedules."""
+"""Pipeline parallelism: the bubble and its parts, each stage's work, and other schedules."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ MAX_STAGES = 16
 MAX_PREDICTIONS = 5
 
 _PARTS = (
-    ("warm_up_drain_ns", "warm-up and drain", "of this order with equal stages"),
-    ("imbalance_ns", "unequal stages", "what the busiest stage adds"),
-    ("variation_ns", "unlike micro-batches", "of one stage, some take longer"),
-    ("exposed_p2p_ns", "messages", "waited for after they were sent"),
-    ("host_ns", "host and other", "late launches, stalls inside of slots"),
+    ("warm_up_drain_ns", "warm-up and drain", "this order with equal stages"),
+    ("imbalance_ns", "unequal stages", "added by the busiest stage"),
+    ("variation_ns", "uneven micro-batches", "some take longer on the same stage"),
+    ("exposed_p2p_ns", "messages", "waiting after they were sent"),
+    ("host_ns", "CPU and other", "late launches, stalls inside slots"),
 )
 
 
 @table(place=220)
 def bubble_table(report: Report, *, show_all: bool) -> TableView | None:
-    """Bubble of each shape of pipeline, and what its idle is made of."""
+    """Bubble of each pipeline shape, split into causes."""
     groups = report.pipeline.groups
     if not groups:
         return None
@@ -53,7 +53,7 @@ def bubble_table(report: Report, *, show_all: bool) -> TableView | None:
         notes.append(f"and {len(groups) - len(shown)} more pipelines of other shapes")
     return TableView(
         title="Pipeline bubble",
-        caption="mean per step; idle is what the mean rank does not work",
+        caption="mean per step; idle time of the mean rank",
         columns=(
             Column("", left=True),
             Column("time"),
@@ -89,19 +89,19 @@ def _bubble_rows(group: PipelineGroup) -> list[tuple[str, str, str, str]]:
 
 
 def _shape(group: PipelineGroup) -> str:
-    per_rank = f" ({group.virtual_stages} a rank)" if group.virtual_stages > 1 else ""
+    per_rank = f" ({group.virtual_stages} per rank)" if group.virtual_stages > 1 else ""
     return f"{group.stages} stages{per_rank}, M = {group.num_micro_batches}"
 
 
 def _source(group: PipelineGroup) -> str:
     pipelines = len(group.replicas)
-    alike = f"; the median of {pipelines} pipelines of this shape" if pipelines > 1 else ""
-    return f"from {group.source}, {group.confidence.value}{alike}"
+    median = f"; median of {pipelines} pipelines of this shape" if pipelines > 1 else ""
+    return f"from {group.source}, {group.confidence.value}{median}"
 
 
 @table(place=210)
 def pipeline_table(report: Report, *, show_all: bool) -> TableView | None:
-    """Work of the stages beside each other."""
+    """Work of each stage."""
     result = report.pipeline
     if not result.positions:
         return _stage_table(result, show_all=show_all)
@@ -116,14 +116,14 @@ def pipeline_table(report: Report, *, show_all: bool) -> TableView | None:
             Column("micro-batches", lambda position: f"{position.num_micro_batches:g}"),
             Column("work", "work_ns_per_step"),
             Column("each", "work_ns_per_micro_batch"),
-            Column("beyond others", "excess_ratio"),
+            Column("over others", "excess_ratio"),
             Column("waits", lambda position: _waits(result, position.ranks), form="ns"),
             Column(
                 "in flight", lambda position: _in_flight([held.get(s) for s in position.stages])
             ),
         ),
         result.positions,
-        caption="mean per step; work without waiting for other stages",
+        caption="mean per step; work excludes waiting for other stages",
     )
 
 
@@ -139,7 +139,7 @@ def _waits(result: PipelineResult, ranks: tuple[int, ...]) -> float:
 
 
 def _stage_table(result: PipelineResult, *, show_all: bool) -> TableView | None:
-    """The same of a log or of messages, where there are no marks."""
+    """Work of each stage from a log or from messages, if there are no marks."""
     stages = [stage for group in result.groups[:1] for stage in group.stages_detail]
     if not stages:
         return None
@@ -159,21 +159,21 @@ def _stage_table(result: PipelineResult, *, show_all: bool) -> TableView | None:
             Column("", lambda stage: "limits" if stage.stage == limiting else "", left=True),
         ),
         shown,
-        caption="mean per step; work without waiting for other stages",
+        caption="mean per step; work excludes waiting for other stages",
         notes=(f"and {left_out} more stages",) if left_out else (),
     )
 
 
 @table(place=240)
 def predictions_table(report: Report, *, show_all: bool) -> TableView | None:
-    """The best of other configurations, for the first pipeline that has any."""
+    """The best predicted configurations of the first pipeline that has predictions."""
     groups = [group for group in report.pipeline.groups if group.predictions]
     if not groups:
         return None
     group = groups[0]
     useful = [row for row in group.predictions if row.saved_ns > 0 or show_all]
     return rows_table(
-        "Pipeline otherwise",
+        "Pipeline predictions",
         (
             Column("change", "what", left=True, stretch=True),
             Column("step", "step_ns"),
@@ -181,24 +181,27 @@ def predictions_table(report: Report, *, show_all: bool) -> TableView | None:
             Column("bubble", "bubble_fraction"),
         ),
         useful if show_all else useful[:MAX_PREDICTIONS],
-        caption=f"predicted step, now {format_duration(group.step_ns or group.span_ns)}",
+        caption=f"predicted step time; now {format_duration(group.step_ns or group.span_ns)}",
         notes=_prediction_notes(group),
     )
 
 
 def _prediction_notes(group: PipelineGroup) -> tuple[str, ...]:
     notes = [
-        "the same batch: with more micro-batches each is smaller, and takes less in proportion; "
-        "other stages per rank are equal ones"
+        "for the same batch: more micro-batches are proportionally smaller and shorter; stages "
+        "added per rank are equal"
     ]
     if group.prediction_error_ratio is not None:
         error = format_ratio(abs(group.prediction_error_ratio))
         way = "below" if group.prediction_error_ratio < 0 else "above"
-        notes.append(f"the present one is predicted {error} {way} the measured: all are corrected")
+        notes.append(
+            f"all are corrected: the prediction for the present schedule is {error} {way} the "
+            "measurement"
+        )
     return tuple(notes)
 
 
-# One step of a pipeline as lines of text, a line for each rank -----------------------------------
+# One step of a pipeline as text, one line per rank -----------------------------------
 
 MAX_LINES = 16
 
@@ -212,15 +215,15 @@ _CROWDED = {"forward": ">", _WEIGHT: "="}
 
 _LEGEND = (
     "digits: forward of a micro-batch (its last digit); letters: backward (a is micro-batch 0); "
-    "capitals: the weights' part of it; dots: idle"
+    "capitals: weight gradients; dots: idle"
 )
 
-_CROWDED_LEGEND = ">: forward; <: backward; =: the weights' part of it; dots: idle"
+_CROWDED_LEGEND = ">: forward; <: backward; =: weight gradients; dots: idle"
 
 
 @table(place=230)
 def pipeline_picture(report: Report, *, show_all: bool) -> TableView | None:
-    """The schedule of the first pipeline, one step of median length."""
+    """The schedule of the first pipeline in a step of median length."""
     groups = [group for group in report.pipeline.groups if group.picture]
     if not groups:
         return None
@@ -234,7 +237,7 @@ def pipeline_picture(report: Report, *, show_all: bool) -> TableView | None:
     if left_out:
         notes.append(f"{left_out} more ranks are not drawn")
     if not group.comparable_clocks:
-        notes.append("every rank begins at its own first work: clocks cannot be compared")
+        notes.append("clocks cannot be compared: each rank begins at its own first work")
     return TableView(
         title="Schedule",
         caption="one step of the pipeline, time from left to right",
@@ -248,7 +251,7 @@ def pipeline_picture(report: Report, *, show_all: bool) -> TableView | None:
 
 
 def _lines(group: PipelineGroup, *, show_all: bool) -> dict[int, list[PictureRow]]:
-    """Rows of each rank that is drawn, in the order of positions."""
+    """Rows of each drawn rank, ordered by position."""
     rows: dict[int, list[PictureRow]] = {}
     for row in group.picture:
         rows.setdefault(row.rank, []).append(row)
@@ -260,7 +263,7 @@ def _lines(group: PipelineGroup, *, show_all: bool) -> dict[int, list[PictureRow
 
 
 def _is_crowded(group: PipelineGroup, span_ns: int) -> bool:
-    """Whether a usual slot is narrower than a character of a line of 70."""
+    """Whether a typical slot is narrower than one character in a line of 70."""
     lengths = [row.end_ns - row.start_ns for row in group.picture]
     return span_ns > 0 and float(np.median(lengths)) * 70 < 0.8 * span_ns
 
@@ -270,9 +273,9 @@ def draw_line(rows: Sequence[PictureRow], span_ns: int, width: int, *, crowded: 
 
     Args:
         rows: Its slots.
-        span_ns: What the whole width stands for.
+        span_ns: Time that the whole width represents.
         width: Characters.
-        crowded: Whether micro-batches are too many to be told apart.
+        crowded: Whether there are too many micro-batches to distinguish.
     """
     if span_ns <= 0 or width <= 0:
         return IDLE * max(width, 0)
@@ -299,7 +302,7 @@ def _glyph(row: PictureRow, *, crowded: bool) -> str:
     return letter.upper() if row.kind == _WEIGHT else letter
 
 
-# The first line of a report in which nothing but a pipeline's slots was measured -----------------
+# The first line of a report that contains only pipeline slots -----------------
 
 
 @verdict(place=20)
@@ -310,7 +313,7 @@ def pipeline_verdict(report: Report) -> Told:
         return None
     group = max(groups, key=lambda each: each.bubble_fraction or 0.0)
     ideal = group.ideal_bubble_fraction
-    beside = "" if ideal is None else f"; its schedule's ideal is {format_ratio(ideal)}"
+    compared = "" if ideal is None else f"; the ideal of its schedule is {format_ratio(ideal)}"
     idle = f"{format_ratio(group.bubble_fraction)} of {format_duration(group.span_ns)}"
     ranks = short_ranks(group.ranks)
-    return f"The pipeline of ranks {ranks} idles for {idle} per step{beside}.", ()
+    return f"The pipeline of ranks {ranks} idles {idle} per step{compared}.", ()

@@ -1,1 +1,1 @@
-"""Where groups are placed: nodes, scale-up domains and network cards."""
+"""Placement of process groups on nodes, scale-up domains and network cards."""

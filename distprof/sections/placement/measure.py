@@ -1,9 +1,9 @@
-"""Where ranks and process groups lie on nodes, scale-up domains and network cards.
+"""Placement of ranks and process groups on nodes, scale-up domains and network cards.
 
-Nodes are those of the run's topology; where no trace tells them, those of NCCL's log. A scale-up
-domain is a set of GPUs that a fast fabric joins: by the configuration, else by the hardware sheet
-(NVL72 spans hosts), else a node. Only what is placed for sure is counted: a group of which a
-member's node is unknown is left out.
+Nodes come from the run's topology or, if no trace has them, from NCCL's log. A scale-up domain is a
+set of GPUs that a fast fabric connects. It comes from the configuration, else from the hardware
+sheet (NVL72 spans hosts), else it is a node. Only certain placements count: a group is left out if
+the node of a member is unknown.
 
 Source:
     Formula sheet, "Choosing a strategy" and "Anti-patterns".
@@ -55,11 +55,11 @@ def analyze_placement(
     Args:
         run: The recording.
         collectives: Its class table.
-        topology: Domains as the user has them.
-        sheet: Devices by name, with what the user added; None to know none.
+        topology: Domains that the user configured.
+        sheet: Devices by name, including the user's; None for no devices.
 
     Returns:
-        The result; ``unavailable`` says what is not known, and what was assumed.
+        The result; ``unavailable`` lists what is unknown and what was assumed.
     """
     nodes, origin = nodes_of(run)
     groups = groups_by_axis(run)
@@ -73,7 +73,7 @@ def analyze_placement(
             unplaced=tuple(sorted({name for name, _ in groups})),
             machines=machines,
             cards=cards,
-            unavailable=("Which node ranks run on is not known.",),
+            unavailable=("The nodes of the ranks are unknown.",),
         )
     domains = find_domains(run, nodes, topology or TopologyConfig(), sheet)
     places = _Places.of(nodes, domains, world_size_of(run))
@@ -109,24 +109,24 @@ def _placed_nodes(nodes: Mapping[str, tuple[int, ...]], domains: Domains) -> tup
 
 
 def _split_machines(machines: Iterable[PlacedMachine]) -> Iterator[str]:
-    """Machines whose GPUs NVLink does not join, one sentence each."""
+    """Machines whose GPUs are not all connected by NVLink, one sentence each."""
     for machine in machines:
         if len(machine.islands) > 1:
             where = f" of {machine.host}" if machine.host else ""
             yield (
-                f"NVLink does not join all GPUs{where}: {len(machine.islands)} parts of "
-                f"{machine.num_gpus} GPUs are joined by PCIe."
+                f"NVLink does not connect all {machine.num_gpus} GPUs{where}: PCIe connects "
+                f"{len(machine.islands)} islands."
             )
 
 
 @dataclass(frozen=True, slots=True)
 class _Places:
-    """Nodes and domains of ranks as arrays, -1 where not known.
+    """Nodes and domains of ranks as arrays; -1 if unknown.
 
     Args:
         node: int32 per rank.
         domain: int32 per rank.
-        blocked: Node per rank if nodes held consecutive ranks; None where not all are known.
+        blocked: Node per rank if nodes held consecutive ranks; None unless all are known.
         order: How ranks are numbered over nodes.
         is_whole: Whether every rank of the job has a node.
     """
@@ -139,7 +139,7 @@ class _Places:
 
     @staticmethod
     def of(nodes: Mapping[str, Sequence[int]], domains: Domains, world_size: int | None) -> _Places:
-        """Arrays as long as the highest rank needs."""
+        """Arrays with an entry for every rank up to the highest."""
         length = max(max(ranks) for ranks in nodes.values()) + 1
         node = _array(nodes.values(), length)
         is_whole = length == world_size and bool((node >= 0).all())
@@ -167,7 +167,7 @@ def _order(node: NDArray[np.int32], sizes: NDArray[np.int_], blocked: NDArray[np
 def _placed(
     groups: Sequence[Group], places: _Places, domains: Domains, collectives: CollectivesResult
 ) -> PlacedAxis | None:
-    """Where groups of one axis and size lie; None where no group is known completely."""
+    """Placement of groups of one axis and size; None if no group is known completely."""
     known = [
         members
         for group in groups
@@ -230,7 +230,7 @@ def _ranks_of(groups: Iterable[NDArray[np.int_]]) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Traffic:
-    """What collectives of an axis send and expose, per rank and step; None where not known."""
+    """Sent bytes and exposed time of an axis's collectives per rank and step; None if unknown."""
 
     sent: float | None
     exposed: int | None

@@ -1,4 +1,4 @@
-"""Nodes and groups of a run, from its topology or, where that is silent, from NCCL's log."""
+"""Nodes and groups of a run, from its topology or else from NCCL's log."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def nodes_of(run: Run) -> tuple[dict[str, tuple[int, ...]], str]:
 
 
 def _nodes_of_log(log: NcclLog) -> dict[str, list[int]]:
-    """Host to ranks, by each process's rank: as the log's name says, or of the whole job."""
+    """Host to ranks, from each process's rank in the log's name or in the whole job."""
     nodes: dict[str, list[int]] = defaultdict(list)
     for process, rank in _ranks_of_log(log).items():
         nodes[log.processes[process].host].append(rank)
@@ -57,7 +57,7 @@ def _nodes_of_log(log: NcclLog) -> dict[str, list[int]]:
 
 
 def _ranks_of_log(log: NcclLog) -> dict[int, int]:
-    """Process to global rank; of logs that do not tell, the rank in the largest communicator."""
+    """Process to global rank; if the log lacks it, the rank in the largest communicator."""
     told = {i: p.rank for i, p in enumerate(log.processes) if p.rank is not None}
     if told:
         return told
@@ -68,13 +68,13 @@ def _ranks_of_log(log: NcclLog) -> dict[int, int]:
 
 
 def world_size_of(run: Run) -> int | None:
-    """Ranks of the job, None where nothing tells."""
+    """Number of ranks of the job; None if unknown."""
     log = run.get(NcclLog)
     return run.topology.world_size or (log.world_size if log is not None else None)
 
 
 def machines_of(run: Run) -> tuple[Machine, ...]:
-    """Machines that the user showed; empty where none was shown."""
+    """Machines that the user provided; may be empty."""
     shown = run.get(Machines)
     return shown.machines if shown is not None else ()
 
@@ -89,14 +89,14 @@ class Group:
 
 
 def _groups(run: Run) -> list[Group]:
-    """Groups of the traces; without any, communicators of NCCL's log."""
+    """Groups from the traces or else communicators from NCCL's log."""
     groups = [Group(_label(g), len(g.ranks), g.ranks) for g in run.topology.groups if g.ranks]
     log = run.get(NcclLog)
     return groups if groups or log is None else _groups_of_log(log)
 
 
 def _groups_of_log(log: NcclLog) -> list[Group]:
-    """Communicators of which every member is known."""
+    """Communicators with a known rank for every member."""
     rank_of = _ranks_of_log(log)
     groups = []
     for one in log.communicators:
@@ -107,7 +107,7 @@ def _groups_of_log(log: NcclLog) -> list[Group]:
 
 
 def _log_label(ranks: Sequence[int], world_size: int | None) -> str:
-    """NCCL knows no axes: communicators are told apart by which ranks they join."""
+    """A name from the member ranks, because NCCL does not know mesh axes."""
     if len(ranks) == world_size:
         return MeshAxis.WORLD.value
     steps = set(np.diff(ranks).tolist())
@@ -129,7 +129,7 @@ def groups_by_axis(run: Run) -> dict[tuple[str, int], list[Group]]:
     return {key: list(members.values()) for key, members in found.items()}
 
 
-# Scale-up domains: which ranks a fast fabric joins -----------------------------------------------
+# Scale-up domains: ranks connected by a fast fabric -----------------------------------------------
 
 Nodes = Mapping[str, tuple[int, ...]]
 
@@ -140,10 +140,10 @@ class Domains:
 
     Args:
         ranks: Name of a domain to its ranks.
-        origin: How they were found, for people.
-        bandwidth: Of the fabric by the hardware sheet, bytes per second and direction; None where
-            the device is not known.
-        notes: What is not known or was assumed, one sentence each.
+        origin: How they were found, as text.
+        bandwidth: Bandwidth of the fabric from the hardware sheet, bytes per second and direction;
+            None if the GPU is unknown.
+        notes: What is unknown or was assumed, one sentence each.
     """
 
     ranks: Mapping[str, tuple[int, ...]]
@@ -153,7 +153,7 @@ class Domains:
 
     @property
     def size(self) -> int:
-        """Ranks of the largest."""
+        """Ranks of the largest domain."""
         return max((len(ranks) for ranks in self.ranks.values()), default=0)
 
     @property
@@ -165,13 +165,13 @@ class Domains:
 def find_domains(
     run: Run, nodes: Nodes, topology: TopologyConfig, sheet: Sheet | None = None
 ) -> Domains:
-    """By the configuration, else by what devices usually are part of, else nodes.
+    """Domains from the configuration, else from the GPU model's usual domain, else nodes.
 
     Args:
-        run: For the devices' names.
+        run: Provides the GPU names.
         nodes: Name to ranks, in order of the first ranks.
-        topology: What the user says of domains.
-        sheet: Devices by name; None to know none.
+        topology: The user's configuration of domains.
+        sheet: Devices by name; None for no devices.
     """
     gpu = recognise_gpu(sheet, _device(run)) if sheet is not None else None
     bandwidth = gpu.scale_up_bandwidth if gpu is not None else None
@@ -185,13 +185,13 @@ def find_domains(
     if gpu is not None and gpu.gpus_per_domain is not None:
         return Domains(nodes, f"{gpu.title}: a node is a domain", bandwidth)
     if gpu is None and _is_joined(machines_of(run)):
-        return Domains(nodes, "NVLink by nvidia-smi topo -m: a node is a domain", bandwidth)
+        return Domains(nodes, "NVLink, from nvidia-smi topo -m: a node is a domain", bandwidth)
     notes = (_unknown(_device(run)),) if len(nodes) > 1 else ()
     return Domains(nodes, "nodes", bandwidth, notes)
 
 
 def _is_joined(machines: Sequence[Machine]) -> bool:
-    """Whether NVLink joins all GPUs of every machine that the user showed."""
+    """Whether NVLink connects all GPUs of every machine that the user provided."""
     return bool(machines) and all(len(m.islands) == 1 and len(m.gpus) > 1 for m in machines)
 
 
@@ -205,24 +205,24 @@ def _device(run: Run) -> str:
 def _unknown(device: str) -> str:
     of = f"of {device}" if device and device != "cpu" else "of this cluster"
     return (
-        f"Scale-up domains {of} are not known: a node counts as one. Say so in distprof.toml "
-        "([topology] gpus_per_domain) if the fast fabric spans nodes."
+        f"Scale-up domains {of} are unknown, so each node counts as one. Set [topology] "
+        "gpus_per_domain in distprof.toml if the fast fabric spans nodes."
     )
 
 
 def _across_hosts(nodes: Nodes, gpu: Gpu, size: int) -> Domains:
-    """Nodes of consecutive ranks share a domain as far as they fit: no trace names racks."""
+    """Domains of nodes with consecutive ranks, as many as fit; no trace names racks."""
     parts = _sized(nodes, size)
     note = (
-        f"Which nodes share a domain of {size} GPUs is assumed from the order of ranks; "
-        "[topology] domains in distprof.toml says it for sure."
+        f"The nodes that share a domain of {size} GPUs are assumed from the order of ranks. Set "
+        "[topology] domains in distprof.toml to specify them."
     )
     notes = (note,) if len(parts) > 1 else ()
     return Domains(parts, f"{gpu.title}: {size} GPUs", gpu.scale_up_bandwidth, notes)
 
 
 def _named(nodes: Nodes, domains: Mapping[str, Sequence[str]]) -> Nodes:
-    """Nodes by the first domain that names them; a node that none names is one by itself."""
+    """Nodes by the first domain that names them; an unnamed node is its own domain."""
     found: dict[str, list[int]] = {}
     for node, ranks in nodes.items():
         domain = next(
@@ -238,7 +238,7 @@ def _named(nodes: Nodes, domains: Mapping[str, Sequence[str]]) -> Nodes:
 
 
 def _sized(nodes: Nodes, size: int) -> Nodes:
-    """Parts of nodes, or whole nodes together, of at most ``size`` ranks."""
+    """Domains of at most ``size`` ranks: parts of nodes, or several whole nodes."""
     parts = list(_parts(nodes.values(), size))
     if len(parts) == len(nodes) and all(a == b for a, b in zip(parts, nodes.values(), strict=True)):
         return nodes
@@ -260,12 +260,11 @@ def _parts(nodes: Iterable[tuple[int, ...]], size: int) -> Iterator[tuple[int, .
 
 
 def card_paths(run: Run, nodes: Mapping[str, Sequence[int]]) -> tuple[CardPath, ...]:
-    """Every GPU of every machine that the user showed and that is part of the job.
+    """Every GPU of every machine that the user provided and that is part of the job.
 
     Args:
         run: Machines, and NCCL's log if there is one.
-        nodes: Nodes of the job; machines that are none of them are left out, unless no node is
-            known at all.
+        nodes: Nodes of the job; other machines are left out, unless no node is known.
     """
     machines, log = machines_of(run), run.get(NcclLog)
     hosts = list(nodes) or [machine.host for machine in machines]
@@ -308,10 +307,10 @@ def _longest(paths: Iterator[str]) -> str:
 def _used_cards(
     machine: Machine, host: str, log: NcclLog
 ) -> dict[int, tuple[int | None, tuple[int, ...]]]:
-    """GPU to the rank on it and the cards that its process sends or receives by.
+    """GPU to its rank and the network cards that its process uses.
 
-    Empty where processes do not say which GPU is theirs: inside containers of one GPU each, every
-    process calls its GPU the first.
+    Empty if processes do not identify their GPU: in containers with one GPU each, every process
+    names its GPU as the first.
     """
     gpu_of: dict[int, int] = {}
     for one in log.communicators:
@@ -348,5 +347,5 @@ def _cards_of(
 
 
 def _is_same_host(first: str, second: str) -> bool:
-    """Whether two names are of one host, one of them perhaps with its domain."""
+    """Whether two names belong to one host, with or without its domain."""
     return first.partition(".")[0] == second.partition(".")[0]

@@ -1,9 +1,9 @@
-"""Where ranks and process groups lie on nodes, scale-up domains and network cards.
+"""Placement of ranks and process groups on nodes, scale-up domains and network cards.
 
-Nodes are those of the run's topology; where no trace tells them, those of NCCL's log. A scale-up
-domain is a set of GPUs that a fast fabric joins: by the configuration, else by the hardware sheet
-(NVL72 spans hosts), else a node. Only what is placed for sure is counted: a group of which a
-member's node is unknown is left out.
+Nodes come from the run's topology or, if no trace has them, from NCCL's log. A scale-up domain is a
+set of GPUs that a fast fabric connects. It comes from the configuration, else from the hardware
+sheet (NVL72 spans hosts), else it is a node. Only certain placements count: a group is left out if
+the node of a member is unknown.
 
 Source:
     Formula sheet, "Choosing a strategy" and "Anti-patterns".
@@ -21,14 +21,14 @@ class CardPath(Record, frozen=True, kw_only=True):
     """One GPU of a machine.
 
     Args:
-        host: Host name; empty where the machine stands for every node.
-        gpu: As the driver calls it.
-        path: Shortest path to a network card, for example ``PIX``; empty where none is known.
-        nearest: Cards at its end.
-        num_sharing: GPUs, this one among them, that have a nearest card of it as their own nearest.
-        used: Cards that NCCL uses for it by its log; empty where no log tells.
-        used_path: Longest path to one of those; empty where none is known.
-        rank: Global rank on it, as far as a log of NCCL tells.
+        host: Host name; empty if the machine represents every node.
+        gpu: The driver's name for it.
+        path: Shortest path to a network card, for example ``PIX``; empty if unknown.
+        nearest: Cards at the end of the shortest path.
+        num_sharing: GPUs, including this one, that share a nearest card with it.
+        used: Cards that NCCL uses for it, from its log; empty if unknown.
+        used_path: Longest path to one of those; empty if unknown.
+        rank: Global rank on it, if an NCCL log shows it.
     """
 
     host: str
@@ -50,33 +50,33 @@ class PlacedNode(Record, frozen=True, kw_only=True):
 
 
 class PlacedAxis(Record, frozen=True, kw_only=True):
-    """Process groups of one axis and size, and where they lie.
+    """Process groups of one axis and size, and their placement.
 
-    Times and bytes are means per rank and step over the collectives of the axis; None where no
-    time line tells.
+    Times and bytes are means per rank and step over the collectives of the axis; None without a
+    timeline.
 
     Args:
-        axis: Mesh axis, or the groups' name where none is known.
+        axis: Mesh axis, or the groups' name if the axis is unknown.
         size: Ranks of a group.
-        num_groups: Groups of which every member's node is known.
-        num_nodes: Nodes that a group spans, the most of all.
-        least_nodes: The fewest of all.
-        num_domains: Scale-up domains that a group spans, the most of all.
-        least_domains: The fewest of all.
-        most_on_node: Members of a group on one node, the most.
-        least_on_node: The fewest, of nodes that hold any.
-        stride: Distance between neighbouring members where it is the same throughout.
-        nodes_if_blocked: Nodes that a group would span if each node held consecutive ranks, the
-            most of all; None where not all ranks' nodes are known.
-        could_fit: Whether a group, with the axes that lie between its members, is no larger than a
-            domain; None where its members are not evenly apart.
+        num_groups: Groups with a known node for every member.
+        num_nodes: Most nodes that a group spans.
+        least_nodes: Fewest nodes that a group spans.
+        num_domains: Most scale-up domains that a group spans.
+        least_domains: Fewest scale-up domains that a group spans.
+        most_on_node: Most members of a group on one node.
+        least_on_node: Fewest members of a group on a node that holds any.
+        stride: Distance between neighbouring members; None if it varies.
+        nodes_if_blocked: Most nodes that a group would span if each node held consecutive ranks;
+            None unless all ranks' nodes are known.
+        could_fit: Whether a group, with the axes between its members, fits into a domain; None if
+            its members are not evenly spaced.
         tier: Slowest kind of link that a group needs: ``inside a node``, ``inside a domain``
             (of several hosts) or ``between domains``.
-        sent_bytes_per_step: What a rank sends.
-        exposed_transfer_ns_per_step: Transfer that computation does not hide; several classes may
-            be exposed at the same time.
-        exchange_ns_per_step: Of that, all-to-all.
-        ranks: Members of groups that span most domains.
+        sent_bytes_per_step: Bytes that a rank sends.
+        exposed_transfer_ns_per_step: Exposed transfer; several classes may be exposed at the same
+            time.
+        exchange_ns_per_step: Part of it that is all-to-all.
+        ranks: Members of the groups that span the most domains.
     """
 
     axis: str
@@ -99,12 +99,12 @@ class PlacedAxis(Record, frozen=True, kw_only=True):
 
 
 class PlacedMachine(Record, frozen=True, kw_only=True):
-    """A machine by ``nvidia-smi topo -m``; ``host`` is empty where it stands for every node.
+    """A machine from ``nvidia-smi topo -m``; ``host`` is empty if it represents every node.
 
     Args:
         host: Its name.
         num_gpus: GPUs.
-        islands: GPUs that NVLink joins, as numbers; one island of all is the usual machine.
+        islands: Sets of GPU numbers connected by NVLink; most machines are a single island.
         cards: Network cards.
     """
 
@@ -119,19 +119,20 @@ class PlacementResult(Result, frozen=True, kw_only=True):
 
     Args:
         origin: How nodes were found: ``run.json``, ``host_name``, ``launcher``, ``device_count``,
-            ``NCCL's log``; empty where they are not known.
-        domain_origin: How scale-up domains were found, for people; empty where not known.
-        domain_size: Ranks of the largest domain; None where not known.
-        num_domains: Domains.
-        scale_up_bandwidth: Of the device by the hardware sheet, bytes per second and direction.
-        order: How ranks are numbered over nodes: ``blocked`` node by node, ``cyclic`` in turn,
-            ``irregular``; None where not all nodes are known, or there is one.
+            ``NCCL's log``; empty if unknown.
+        domain_origin: How scale-up domains were found, as text; empty if unknown.
+        domain_size: Ranks of the largest domain; None if unknown.
+        num_domains: Number of domains.
+        scale_up_bandwidth: Scale-up bandwidth of the GPU from the hardware sheet, bytes per second
+            and direction.
+        order: How ranks are numbered over nodes: ``blocked`` (node by node), ``cyclic``
+            (round-robin) or ``irregular``; None if a node is unknown or there is only one.
         is_whole: Whether every rank of the job is on a known node.
-        nodes: In order of their first ranks.
+        nodes: Nodes in order of their first ranks.
         axes: Groups by axis and size, most sent bytes first.
-        unplaced: Axes of which no group could be placed.
-        machines: As the user showed them.
-        cards: Paths of GPUs to network cards, where a machine is known.
+        unplaced: Axes without a placed group.
+        machines: The machines that the user provided.
+        cards: Paths of GPUs to network cards, for known machines.
     """
 
     origin: str = ""

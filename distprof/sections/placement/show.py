@@ -1,4 +1,4 @@
-"""Where groups of ranks lie, and how GPUs reach network cards, as tables."""
+"""Tables of process groups by node, and of the paths from GPUs to network cards."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _T = TypeVar("_T")
 
 _ORDERS = {
     "blocked": "ranks numbered node by node",
-    "cyclic": "ranks dealt out to the nodes in turn",
+    "cyclic": "ranks assigned to nodes round-robin",
     "irregular": "ranks numbered irregularly",
 }
 
@@ -28,13 +28,13 @@ _ORIGINS = {
     "run.json": "the run directory",
     "host_name": "host names",
     "launcher": "the launcher's variables",
-    "device_count": "numbers of devices",
+    "device_count": "GPU numbers",
 }
 
 
 @table(place=120)
 def groups_on_nodes_table(report: Report, *, show_all: bool) -> TableView | None:
-    """Each axis of the mesh and how many nodes and domains its groups span."""
+    """Each mesh axis and the number of nodes and domains that its groups span."""
     result = report.placement
     if len(result.nodes) < 2 and not show_all:
         return None
@@ -66,14 +66,14 @@ def groups_on_nodes_table(report: Report, *, show_all: bool) -> TableView | None
 def _notes(result: PlacementResult, *, is_timed: bool) -> Iterator[str]:
     origin = _ORIGINS.get(result.origin, result.origin)
     domains = "" if result.domain_origin in ("", "nodes") else f"; domains: {result.domain_origin}"
-    yield f"Nodes are known by {origin}{domains}."
+    yield f"Nodes are known from {origin}{domains}."
     if is_timed:
-        yield "Sent, and exposed transfer: mean per rank and step; axes may be exposed at once."
+        yield "Sent and exposed: mean per rank and step; axes may be exposed at the same time."
 
 
 @table(place=130)
 def nodes_table(report: Report, *, show_all: bool) -> TableView | None:
-    """Nodes, their ranks and domains; on demand only."""
+    """Nodes, their ranks and domains; only with --all."""
     nodes = report.placement.nodes
     if not show_all or len(nodes) < 2:
         return None
@@ -90,7 +90,7 @@ def nodes_table(report: Report, *, show_all: bool) -> TableView | None:
 
 @table(place=140)
 def card_paths_table(report: Report, *, show_all: bool) -> TableView | None:
-    """GPUs of machines that the user showed, and their nearest network cards."""
+    """GPUs of the given machines, and their nearest network cards."""
     cards = report.placement.cards
     left = 0 if show_all else len(cards) - MAX_ROWS
     return rows_table(
@@ -100,11 +100,11 @@ def card_paths_table(report: Report, *, show_all: bool) -> TableView | None:
             Column("GPU", "gpu", left=True),
             Column("nearest cards", lambda c: ", ".join(c.nearest) or "–", left=True, wrap=True),
             Column("path", "path", form="name", left=True),
-            Column("GPUs that share them", "num_sharing", form="id"),
+            Column("sharing GPUs", "num_sharing", form="id"),
             Column("used by NCCL", _used_text, left=True, when=any(card.used for card in cards)),
         ),
         _some(cards, show_all=show_all),
-        caption="by nvidia-smi topo -m",
+        caption="from nvidia-smi topo -m",
         notes=(f"{counted(left, 'more GPU')} with --all.",) if left > 0 else (),
     )
 
@@ -124,14 +124,14 @@ def _some(rows: Sequence[_T], *, show_all: bool) -> Sequence[_T]:
     return rows if show_all else rows[:MAX_ROWS]
 
 
-# The first lines of a report on machines alone: no ranks, no steps -------------------------------
+# The first lines of a report on machines without ranks or steps -------------------------------
 
 _MOST_NAMED = 4
 
 
 @verdict(place=80)
 def machine_verdict(report: Report) -> Told:
-    """What joins the devices of each machine; None for a report on anything else."""
+    """How the GPUs of each machine are connected; None for other reports."""
     machines = report.placement.machines
     if not machines or report.run.ranks:
         return None
@@ -152,7 +152,7 @@ def _joined(machine: PlacedMachine) -> str:
     if machine.num_gpus < 2:
         return "alone"
     if len(machine.islands) == 1:
-        return "all joined by NVLink"
+        return "all connected by NVLink"
     if len(machine.islands) == machine.num_gpus:
-        return "joined by PCIe, not by NVLink"
-    return f"joined by NVLink in {len(machine.islands)} parts, else by PCIe"
+        return "connected by PCIe, without NVLink"
+    return f"in {len(machine.islands)} NVLink islands connected by PCIe"

@@ -1,1 +1,1 @@
-"""The configuration that the job's own objects show."""
+"""The job's configuration, read from its live objects."""

@@ -1,7 +1,7 @@
-"""How a job was set up: what its own objects and environment say, and what its traces show of it.
+"""The configuration of a job, from its live objects, its environment and its traces.
 
-What ranks say alike is one record with all of them in ``ranks``; several records for the same thing
-are a difference between ranks.
+Ranks with the same configuration share one record and are listed in its ``ranks``. Several records
+for the same object show a difference between ranks.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _Setup = TypeVar("_Setup", bound=Record)
 
 
 def analyze_settings(records: ProbeRecords, analyses: RankAnalyses) -> SettingsResult:
-    """What the ranks' objects say, and what their traces show of it."""
+    """The configuration from the ranks' objects, and its effects in their traces."""
     files = tuple(records.of(SettingsFile).values())
     said = combine_settings(files, records.job, records.why("settings", files))
     return with_traces(said, analyses)
@@ -42,12 +42,12 @@ def analyze_settings(records: ProbeRecords, analyses: RankAnalyses) -> SettingsR
 def combine_settings(
     files: Sequence[SettingsFile], job: RunFile | None, unavailable: Sequence[str] = ()
 ) -> SettingsResult:
-    """What the ranks say, alike ones together.
+    """The ranks' configuration, with identical ranks merged.
 
     Args:
-        files: Of the ranks that said something.
+        files: Settings files of the ranks that have one.
         job: The job, for the hosts of its ranks.
-        unavailable: Why others did not.
+        unavailable: Why other ranks have none.
     """
     notes = dict.fromkeys(note for file in files for note in file.notes)
     return SettingsResult(
@@ -69,7 +69,7 @@ def combine_settings(
 
 
 def with_traces(settings: SettingsResult, analyses: Mapping[int, RankAnalysis]) -> SettingsResult:
-    """The settings with what the traces show of them."""
+    """The settings, with their effects in the traces."""
     feed = tuple(
         RankFeed(
             rank=rank,
@@ -88,7 +88,7 @@ def with_traces(settings: SettingsResult, analyses: Mapping[int, RankAnalysis]) 
 
 
 def _alike(kind: type[_Setup], said: Iterable[tuple[int, msgspec.Struct]]) -> tuple[_Setup, ...]:
-    """One record for all ranks that say the same."""
+    """One record for all ranks with the same values."""
     ranks: dict[msgspec.Struct, set[int]] = {}
     for rank, one in said:
         ranks.setdefault(one, set()).add(rank)
@@ -98,13 +98,13 @@ def _alike(kind: type[_Setup], said: Iterable[tuple[int, msgspec.Struct]]) -> tu
 
 
 def _fields(kind: type[Record], settings: msgspec.Struct) -> dict[str, Any]:
-    """Fields of ``settings`` that the record has too."""
+    """Fields of ``settings`` that the record shares."""
     names = set(kind.__struct_fields__)
     return {name: getattr(settings, name) for name in settings.__struct_fields__ if name in names}
 
 
 def _loaders(files: Sequence[SettingsFile]) -> tuple[LoaderSetup, ...]:
-    """Loaders by what they were given; what became of them is counted."""
+    """Loaders merged by their arguments; their outcomes are counted."""
     found: dict[LoaderSettings, list[tuple[int, LoaderSettings]]] = {}
     for file in files:
         for one in file.loaders:
@@ -129,7 +129,7 @@ def _loaders(files: Sequence[SettingsFile]) -> tuple[LoaderSetup, ...]:
 
 
 def _first_batches(loaders: Sequence[tuple[int, LoaderSettings]]) -> int | None:
-    """Different first batches that ranks were handed."""
+    """Number of different first batches of the ranks."""
     by_rank: dict[int, set[str]] = {}
     for rank, one in loaders:
         by_rank.setdefault(rank, set()).add(one.first_batch)
@@ -139,7 +139,7 @@ def _first_batches(loaders: Sequence[tuple[int, LoaderSettings]]) -> int | None:
 
 
 def _ddp(files: Sequence[SettingsFile]) -> tuple[DdpSetup, ...]:
-    """Modules by what they were given."""
+    """Modules merged by their arguments."""
     said = [(file.rank, one) for file in files for one in file.ddp]
     plain = [
         (rank, msgspec.structs.replace(one, num_looks=0, max_unused_bytes=None))
@@ -171,7 +171,7 @@ def _common(values: Sequence[bool | None]) -> bool | None:
 
 
 def _hosts(files: Sequence[SettingsFile], job: RunFile | None) -> tuple[HostSetup, ...]:
-    """Ranks of one node; where no launcher numbers nodes, a host is one."""
+    """Ranks of one node; without node numbers from a launcher, each host is a node."""
     entries = {entry.rank: entry for entry in job.ranks} if job is not None else {}
     by_host: dict[tuple[str, int | None], list[SettingsFile]] = {}
     for file in files:
@@ -205,7 +205,7 @@ def _host(host: str, files: Sequence[SettingsFile], *, is_cpu: bool) -> HostSetu
 
 
 def _cpus(text: str) -> set[int]:
-    """Numbers of processors written as ranges; empty where the text is no such thing."""
+    """CPU numbers written as ranges; empty if the text is not a list of ranges."""
     found: set[int] = set()
     for part in text.split(",") if text else ():
         low, dash, high = part.partition("-")

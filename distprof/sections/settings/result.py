@@ -1,7 +1,7 @@
-"""How a job was set up: what its own objects and environment say, and what its traces show of it.
+"""The configuration of a job, from its live objects, its environment and its traces.
 
-What ranks say alike is one record with all of them in ``ranks``; several records for the same thing
-are a difference between ranks.
+Ranks with the same configuration share one record and are listed in its ``ranks``. Several records
+for the same object show a difference between ranks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = [
 
 
 class LoaderSetup(Record, frozen=True, kw_only=True):
-    """Data loaders that were iterated, alike on these ranks."""
+    """Data loaders that were iterated, with the same configuration on these ranks."""
 
     ranks: tuple[int, ...]
     dataset: str
@@ -37,11 +37,11 @@ class LoaderSetup(Record, frozen=True, kw_only=True):
     shuffle: bool | None
     num_epochs: int  # steps in which an iteration began, fewest of all ranks
     num_orders: int | None  # epoch numbers that the sampler was given, most of all ranks
-    num_first_batches: int | None  # different first batches; None where a rank cannot tell its own
+    num_first_batches: int | None  # different first batches; None if a rank cannot identify its own
 
 
 class DdpSetup(Record, frozen=True, kw_only=True):
-    """Modules in ``DistributedDataParallel``, alike on these ranks."""
+    """Modules in ``DistributedDataParallel``, with the same configuration on these ranks."""
 
     ranks: tuple[int, ...]
     module: str
@@ -54,12 +54,12 @@ class DdpSetup(Record, frozen=True, kw_only=True):
     num_parameters: int
     parameter_bytes: int
     dtypes: tuple[str, ...]
-    num_looks: int  # iterations of which torch said what was unused, fewest of all ranks
-    max_unused_bytes: int | None  # most of all ranks; None where one of them could not tell
+    num_looks: int  # iterations for which torch reported unused parameters, fewest of all ranks
+    max_unused_bytes: int | None  # most of all ranks; None if a rank does not know
 
 
 class FsdpSetup(Record, frozen=True, kw_only=True):
-    """Sharded modules, alike on these ranks."""
+    """Sharded modules, with the same configuration on these ranks."""
 
     ranks: tuple[int, ...]
     api: str
@@ -75,7 +75,7 @@ class FsdpSetup(Record, frozen=True, kw_only=True):
 
 
 class OptimizerSetup(Record, frozen=True, kw_only=True):
-    """Optimizers, alike on these ranks."""
+    """Optimizers, with the same configuration on these ranks."""
 
     ranks: tuple[int, ...]
     name: str
@@ -86,33 +86,33 @@ class OptimizerSetup(Record, frozen=True, kw_only=True):
 
 
 class HostSetup(Record, frozen=True, kw_only=True):
-    """Threads and processors of one host."""
+    """Threads and CPUs of one host."""
 
     host: str
     ranks: tuple[int, ...]  # that say so
     is_cpu: bool  # whether none of them has an accelerator
-    num_local_ranks: int  # on the host, as the launcher says or as far as they are known
-    num_cpus: int | None  # that one of the ranks or more may use
+    num_local_ranks: int  # on the host, from the launcher or as far as known
+    num_cpus: int | None  # that at least one of the ranks may use
     num_threads: int | None  # that torch computes an operator with, most of all ranks
     num_workers: int  # of the data loader with most of them, summed over the ranks
-    cpu_busy_ratio: float | None  # of these processors while the job ran, with all that ran there
-    omp_num_threads: str  # as set; empty where it is not, or not alike
-    processor: str = ""  # model of the processors; empty when unknown
+    cpu_busy_ratio: float | None  # of these CPUs while the job ran, including other processes
+    omp_num_threads: str  # as set; empty if unset or different between ranks
+    processor: str = ""  # model of the CPUs; empty if unknown
 
 
 class RankFeed(Record, frozen=True, kw_only=True):
-    """How one rank was fed in the analysed steps, by its trace."""
+    """Input of one rank in the analysed steps, from its trace."""
 
     rank: int
     num_own_loads: int  # batches that the training thread loaded itself
     num_worker_loads: int  # batches that workers had loaded
-    num_pageable: int  # copies from pageable host memory
+    num_pageable: int  # copies from pageable CPU memory
     pageable_ns: int
     exposed_pageable_ns: int
 
 
 class SettingsResult(Result, frozen=True, kw_only=True):
-    """How a job was set up: what its own objects and environment say."""
+    """The configuration of a job, from its live objects and environment."""
 
     loaders: tuple[LoaderSetup, ...] = ()
     ddp: tuple[DdpSetup, ...] = ()
@@ -120,8 +120,8 @@ class SettingsResult(Result, frozen=True, kw_only=True):
     optimizers: tuple[OptimizerSetup, ...] = ()
     hosts: tuple[HostSetup, ...] = ()
     feed: tuple[RankFeed, ...] = ()
-    num_ranks: int = 0  # that said how they are set up
-    allow_tf32: bool | None = None  # None where not known, or not alike on all ranks
+    num_ranks: int = 0  # that recorded their configuration
+    allow_tf32: bool | None = None  # None if unknown or different between ranks
     cudnn_benchmark: bool | None = None
     is_deterministic: bool | None = None
     num_compiled: int = 0  # modules given to torch.compile, most of all ranks

@@ -1,11 +1,11 @@
-"""How the job is set up, by its own objects, as a table."""
+"""The job's configuration, read from its live objects, as a table."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from distprof.escape import shorten
+from distprof.escape import short_ranks, shorten
 from distprof.sections.settings.result import (
     DdpSetup,
     FsdpSetup,
@@ -32,7 +32,7 @@ _Row = tuple[str, str, str]
 
 @table(place=440)
 def settings_table(report: Report, *, show_all: bool) -> TableView | None:
-    """What ranks say alike in one row; several rows for one thing are a difference."""
+    """Configuration by object, with ranks of the same configuration in one row."""
     result = report.settings
     if not result.num_ranks:
         return None
@@ -40,16 +40,25 @@ def settings_table(report: Report, *, show_all: bool) -> TableView | None:
     shown = rows if show_all else rows[:_MAX_ROWS]
     left = len(rows) - len(shown)
     return TableView(
-        title="Setup",
-        caption=f"as the objects of {result.num_ranks:,} ranks say",
+        title="Configuration",
+        caption=f"read from live objects, {_ranks(result)}",
         columns=(
-            Column("what", left=True),
-            Column("set to", left=True, wrap=True),
+            Column("object", left=True),
+            Column("configuration", left=True, wrap=True),
             Column("ranks", left=True),
         ),
         rows=tuple(shown),
         notes=(*result.unavailable, *([f"{left} more with --all."] if left else [])),
     )
+
+
+def _ranks(result: SettingsResult) -> str:
+    """The ranks whose objects were read; their number if no object lists them."""
+    objects = (*result.ddp, *result.fsdp, *result.optimizers, *result.loaders, *result.hosts)
+    ranks = {rank for one in objects for rank in one.ranks}
+    if not ranks:
+        return counted(result.num_ranks, "rank")
+    return f"rank{'s' * (len(ranks) > 1)} {short_ranks(ranks)}"
 
 
 def _rows(result: SettingsResult) -> Iterator[_Row]:
@@ -139,7 +148,7 @@ def _of_host(one: HostSetup) -> list[str]:
         counted(one.num_local_ranks, "rank"),
         "" if one.num_threads is None else f"{counted(one.num_threads, 'thread')} each",
         counted(one.num_workers, "loader worker") if one.num_workers else "",
-        "" if one.num_cpus is None else counted(one.num_cpus, "processor"),
+        "" if one.num_cpus is None else counted(one.num_cpus, "CPU"),
         "" if one.cpu_busy_ratio is None else f"{format_ratio(one.cpu_busy_ratio)} busy",
     ]
 

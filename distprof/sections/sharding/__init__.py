@@ -1,1 +1,1 @@
-"""What sharded parameters and tensor parallelism move in a step."""
+"""Traffic of sharded parameters and tensor parallelism."""

@@ -1,10 +1,10 @@
-"""Traffic of sharded parameters and tensor parallelism: what is gathered when.
+"""Traffic of sharded parameters and tensor parallelism, and when it happens.
 
-Ranks that share the parameters of a model gather a *unit* of them (a block, say) before they
-compute with it, and reduce-scatter its gradients after. Forward and backward each gather every unit
-(ZeRO-3), or only one of them does (ZeRO-2); that is a *pass*. How many passes a step makes follows
-from the order of operations: forward gathers many units in a row, backward has a reduce-scatter
-after each.
+Ranks that shard the parameters of a model gather a *unit* of them (a block, for example) before
+they compute with it, and reduce-scatter its gradients afterwards. Forward and backward each gather
+every unit (ZeRO-3), or only one of them does (ZeRO-2). Gathering every unit once is a *pass*. The
+number of passes per step follows from the order of operations: forward gathers many units in a row,
+backward has a reduce-scatter after each.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ _VARIABLES = ("CUDA_DEVICE_MAX_CONNECTIONS", "NCCL_")
 def analyze_sharding(
     run: Run, analyses: RankAnalyses, profile: FabricFile | None = None
 ) -> ShardingResult:
-    """What sharded parameters and tensor parallelism move, and when.
+    """Traffic of sharded parameters and tensor parallelism, and when it happens.
 
     Args:
         run: The recording.
-        analyses: By global rank; ranks without one take no part.
-        profile: Of the network, for the start-up of a gather.
+        analyses: By global rank; ranks without one are left out.
+        profile: Fabric profile, for the start-up of a gather.
 
     Returns:
-        Nothing but the environment where no rank shares parameters or tensors.
+        The result; only the environment if no rank shards parameters or tensors.
 
     Source:
         Formula sheet, "Volume per training step" (FSDP, TP).
@@ -87,7 +87,7 @@ def analyze_sharding(
     )
 
 
-# Collectives of one rank by axis, in the order in which they were asked for ----------------------
+# Collectives of one rank by axis, in launch order ----------------------
 
 Flags = NDArray[np.bool_]
 
@@ -102,15 +102,15 @@ _ELEMENT_BYTES = {
     "double": 8,
     "float64": 8,
 }
-"""What parameters and gradients are made of. Bytes may be anything, packed together."""
+"""Element types of parameters and gradients. Bytes may be packed data of any type."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AxisRows:
-    """Collectives of one rank along one axis inside its windows, in the order of asking.
+    """Collectives of one rank along one axis inside its windows, in launch order.
 
-    ``elements`` are ABSENT where size or type is not known, ``wait_ns`` where members were not
-    matched; ``among_kernels`` is empty on a CPU.
+    ``elements`` are ABSENT if size or type is unknown, ``wait_ns`` if members were not matched;
+    ``among_kernels`` is empty on a CPU.
     """
 
     axis: str
@@ -133,7 +133,7 @@ class AxisRows:
 
 
 def traffic_of(analysis: RankAnalysis, rank: Rank) -> list[AxisRows]:
-    """What one rank moves, by axis; only axes with rows inside the windows."""
+    """Traffic of one rank by axis; only axes with rows inside the windows."""
     table = rank.collectives
     if not len(table) or len(analysis.row_hidden_ns) != len(table):
         return []
@@ -185,18 +185,18 @@ def _plain(dtype: str) -> str:
 
 
 _LONG_RATIO = 0.6
-"""A run of gathers is forward's if it is this long, measured by the longest."""
+"""Length from which a run of gathers counts as forward, relative to the longest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Passes:
-    """How often a step goes through the parameters.
+    """How often a step gathers and reduces all parameters.
 
     Args:
-        longest_run: Most gathers in a row.
-        gathers: Passes of gathers, by elements; None where types or sizes are not known.
-        scatters: Passes of reduce-scatters; None where there are none, or it is not clear.
-        units: Units of a pass; None as for ``scatters``.
+        longest_run: Largest number of gathers in a row.
+        gathers: Passes of gathers, by elements; None if types or sizes are unknown.
+        scatters: Passes of reduce-scatters; None if there are none or their number is unclear.
+        units: Units per pass; None as for ``scatters``.
     """
 
     longest_run: int
@@ -209,11 +209,11 @@ _NOTHING = Passes(longest_run=0, gathers=None, scatters=None, units=None)
 
 
 def passes(rows: AxisRows) -> Passes:
-    """Passes of one rank's steps, their median.
+    """Median passes of one rank's steps.
 
-    Forward gathers unit after unit. In backward a reduce-scatter stands between two gathers, or two
-    pairs of them. So each long run of gathers is a forward; without reduce-scatters meanwhile
-    (``no_sync``) several are one.
+    Forward gathers unit after unit. In backward a reduce-scatter separates two gathers, or two
+    pairs of them. So each long run of gathers is a forward. Without reduce-scatters in between
+    (``no_sync``) several forwards form one run.
     """
     gathers = rows.of(CollectiveKind.ALL_GATHER)
     scatters = rows.of(CollectiveKind.REDUCE_SCATTER)
@@ -248,7 +248,7 @@ def _passes_of_step(rows: AxisRows, gathers: Flags, order: NDArray[np.intp]) -> 
 
 
 def _runs(gathers: Flags) -> list[int]:
-    """Lengths of runs of gathers; the last goes on in the first, as steps follow each other."""
+    """Lengths of runs of gathers; the last run continues in the first, as steps repeat."""
     if gathers.all():
         return [len(gathers)] if len(gathers) else []
     turned = np.roll(gathers, -int(np.flatnonzero(~gathers)[0]))
@@ -258,13 +258,13 @@ def _runs(gathers: Flags) -> list[int]:
 
 
 def _amount(rows: AxisRows, chosen: NDArray[np.intp]) -> int:
-    """Elements, 0 where one is not known."""
+    """Number of elements; 0 if one is unknown."""
     elements = rows.elements[chosen]
     return 0 if (elements < 0).any() else int(elements.sum())
 
 
 _OTHERS = frozenset({MeshAxis.TP, MeshAxis.CP, MeshAxis.EP, MeshAxis.PP})
-"""What these gather is no parameters."""
+"""Collectives of these axes do not gather parameters."""
 
 _DATA = frozenset({MeshAxis.DP, MeshAxis.DP_REPLICATE, MeshAxis.DP_SHARD})
 
@@ -275,8 +275,8 @@ _HIDEABLE = (
 )
 
 _LEAST_RUN = 3
-"""Gathers in a row that show parameters where the axis does not say so: activations that are
-gathered (sequence parallelism) are scattered again before the next ones."""
+"""Gathers in a row that identify parameters if the axis does not: gathered activations (sequence
+parallelism) are scattered again before the next ones."""
 
 
 # Axes of parameters ------------------------------------------------------------------------------
@@ -285,12 +285,12 @@ gathered (sequence parallelism) are scattered again before the next ones."""
 def sharded_axes(
     traffic: Iterable[Sequence[AxisRows]], topology: Topology, profile: FabricFile | None
 ) -> tuple[ShardedAxis, ...]:
-    """Axes along which parameters are shared, most gathered bytes first.
+    """Axes along which parameters are sharded, most gathered bytes first.
 
     Args:
-        traffic: Of each rank.
-        topology: Says how many nodes a group spans.
-        profile: For the start-up of a gather, or None.
+        traffic: Traffic of each rank.
+        topology: Provides the number of nodes that a group spans.
+        profile: Provides the start-up of a gather; may be None.
     """
     by_axis: dict[str, list[AxisRows]] = defaultdict(list)
     for of_rank in traffic:
@@ -306,13 +306,13 @@ def sharded_axes(
 
 
 def _shows_parameters(rows: AxisRows) -> bool:
-    """Whether gathers follow each other as they do before parameters are used, and only then."""
+    """Whether gathers follow each other in a pattern that only parameters show."""
     passes_of = passes(rows)
     return passes_of.longest_run >= _LEAST_RUN and passes_of.scatters is not None
 
 
 def _spanned(topology: Topology, axis: str) -> int | None:
-    """The most nodes that a group of the axis spans; None where one is not placed."""
+    """The most nodes that a group of the axis spans; None if a group is not placed."""
     groups = [group for group in topology.groups if group.axis is not None and group.axis == axis]
     nodes = [{topology.node_of(rank) for rank in group.ranks} for group in groups]
     if not nodes or any(not of or None in of for of in nodes):
@@ -352,7 +352,7 @@ def _axis(
 def _latency(profile: FabricFile | None, size: int | None, num_nodes: int | None) -> int | None:
     if profile is None or size is None or num_nodes is None:
         return None
-    from distprof.costs.fabric import expected_latency_ns  # only for those who have a profile
+    from distprof.costs.fabric import expected_latency_ns  # only with a profile
 
     return expected_latency_ns(
         profile, CollectiveKind.ALL_GATHER, group_size=size, num_nodes=num_nodes
@@ -372,11 +372,11 @@ def _median(values: Int64Array) -> int | None:
 def shared_streams(
     traffic: Iterable[Sequence[AxisRows]], sharded: Set[str]
 ) -> tuple[SharedStream, ...]:
-    """Axes of data parallelism whose collectives run among kernels, most exposed time first.
+    """Data-parallel axes whose collectives run on compute streams, most exposed time first.
 
     Args:
-        traffic: Of each rank.
-        sharded: Axes that share parameters, whatever they are called.
+        traffic: Traffic of each rank.
+        sharded: Axes that shard parameters, under any name.
     """
     by_axis: dict[str, list[AxisRows]] = defaultdict(list)
     for of_rank in traffic:
@@ -405,7 +405,7 @@ def _shared_stream(ranks: Sequence[AxisRows]) -> SharedStream:
 
 
 def tensor_traffic(traffic: Iterable[Sequence[AxisRows]]) -> TensorTraffic | None:
-    """What moves along the tensor axis; None where nothing does."""
+    """Traffic along the tensor axis; None if there is none."""
     ranks = [rows for of_rank in traffic for rows in of_rank if rows.axis == MeshAxis.TP]
     if not ranks:
         return None
@@ -431,7 +431,7 @@ def tensor_traffic(traffic: Iterable[Sequence[AxisRows]]) -> TensorTraffic | Non
 
 
 class _Sums:
-    """Rows of all ranks of an axis, and means of them over ranks and steps."""
+    """Rows of all ranks of an axis, and their means over ranks and steps."""
 
     def __init__(self, ranks: Sequence[AxisRows]) -> None:
         self._samples = max(sum(rows.num_steps for rows in ranks), 1)
@@ -450,20 +450,20 @@ class _Sums:
         return mask
 
     def count(self, mask: Flags) -> float:
-        """How many of them a step holds."""
+        """Number of rows per step."""
         return float(mask.sum() / self._samples)
 
     def size(self, mask: Flags) -> int | None:
-        """Their bytes in a step, None where one is not known."""
+        """Their bytes per step; None if one is unknown."""
         size = self.bytes[mask]
         return None if (size < 0).any() else int(size.sum()) // self._samples
 
     def exposed(self, mask: Flags) -> int:
-        """Their exposed time in a step."""
+        """Their exposed time per step."""
         return int(self._exposed_ns[mask].sum()) // self._samples
 
     def wait(self, mask: Flags) -> int | None:
-        """Their exposed waiting in a step; None unless most of them were matched."""
+        """Their exposed waiting per step; None unless most of them were matched."""
         wait = self._wait_ns[mask]
         known = wait[wait != ABSENT]
         if 2 * len(known) < len(wait) or not len(wait):

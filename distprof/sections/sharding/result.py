@@ -1,10 +1,10 @@
-"""Traffic of sharded parameters and tensor parallelism: what is gathered when.
+"""Traffic of sharded parameters and tensor parallelism, and when it happens.
 
-Ranks that share the parameters of a model gather a *unit* of them (a block, say) before they
-compute with it, and reduce-scatter its gradients after. Forward and backward each gather every unit
-(ZeRO-3), or only one of them does (ZeRO-2); that is a *pass*. How many passes a step makes follows
-from the order of operations: forward gathers many units in a row, backward has a reduce-scatter
-after each.
+Ranks that shard the parameters of a model gather a *unit* of them (a block, for example) before
+they compute with it, and reduce-scatter its gradients afterwards. Forward and backward each gather
+every unit (ZeRO-3), or only one of them does (ZeRO-2). Gathering every unit once is a *pass*. The
+number of passes per step follows from the order of operations: forward gathers many units in a row,
+backward has a reduce-scatter after each.
 """
 
 from __future__ import annotations
@@ -16,28 +16,29 @@ __all__ = ["ShardedAxis", "ShardingResult", "SharedStream", "TensorTraffic", "Va
 
 
 class ShardedAxis(Record, frozen=True, kw_only=True):
-    """Parameters shared along one axis; means over ranks and steps.
+    """Parameters sharded along one axis; means over ranks and steps.
 
     Args:
         axis: Mesh axis, or the group's description.
-        group_size: Ranks that share; None where it differs or is not known.
-        num_nodes: Nodes that such a group spans, the most of all; None when unknown.
-        gathers_per_step: All-gathers.
-        gather_bytes_per_step: Their full buffers, None where a size is not known.
-        gather_bytes_median: Of one.
-        scatters_per_step: Reduce-scatters.
-        scatter_bytes_per_step: Their full buffers.
-        gather_passes: How often a step gathers every parameter, by elements; None where that does
-            not follow from the recording.
+        group_size: Ranks of a group; None if it differs or is unknown.
+        num_nodes: Most nodes that a group spans; None if unknown.
+        gathers_per_step: Number of all-gathers.
+        gather_bytes_per_step: Size of their full buffers; None if a size is unknown.
+        gather_bytes_median: Median size of one all-gather.
+        scatters_per_step: Number of reduce-scatters.
+        scatter_bytes_per_step: Size of their full buffers.
+        gather_passes: How often a step gathers every parameter, by elements; None if the recording
+            does not show it.
         scatter_passes: How often it reduces every gradient.
-        num_units: Units that a pass is made of.
-        ahead_ratio: Share of gathered bytes whose gathering began beside computation, or spent at
-            least a twentieth of its time there; by number where sizes are not known.
-        gather_exposed_ns_per_step: Time of gathers that computation does not hide.
-        gather_wait_ns_per_step: Of it, waiting for late members; None where that is not known.
+        num_units: Units per pass.
+        ahead_ratio: Share of gathered bytes whose gathers began during computation, or overlapped
+            with it for at least a twentieth of their time; by count if sizes are unknown.
+        gather_exposed_ns_per_step: Exposed time of gathers.
+        gather_wait_ns_per_step: Part of it that is waiting for late members; None if unknown.
         scatter_exposed_ns_per_step: As for gathers.
         scatter_wait_ns_per_step: As for gathers.
-        latency_ns_per_gather: Start-up of one by the fabric profile; None without one.
+        latency_ns_per_gather: Start-up of one gather from the fabric profile; None without a
+            profile.
     """
 
     axis: str
@@ -63,17 +64,17 @@ class TensorTraffic(Record, frozen=True, kw_only=True):
     """Traffic of tensor parallelism; means over ranks and steps.
 
     Args:
-        group_size: Ranks of a group; None where it differs or is not known.
-        all_reduces_per_step: Activations or their gradients, added up.
-        all_reduce_bytes_per_step: Their sizes, None where one is not known.
-        all_reduce_exposed_ns_per_step: Their time that computation does not hide.
-        all_reduce_wait_ns_per_step: Of it, waiting for late members; None where that is not known.
-        all_gathers_per_step: Of sequences, before a block (sequence parallelism).
-        reduce_scatters_per_step: Of sequences, after a block.
+        group_size: Ranks of a group; None if it differs or is unknown.
+        all_reduces_per_step: All-reduces of activations or their gradients.
+        all_reduce_bytes_per_step: Their total size; None if a size is unknown.
+        all_reduce_exposed_ns_per_step: Their exposed time.
+        all_reduce_wait_ns_per_step: Part of it that is waiting for late members; None if unknown.
+        all_gathers_per_step: All-gathers of sequences before a block (sequence parallelism).
+        reduce_scatters_per_step: Reduce-scatters of sequences after a block.
         pair_bytes_per_step: Sizes of all-gathers and reduce-scatters together.
         pair_exposed_ns_per_step: As for all-reduces.
         pair_wait_ns_per_step: As for all-reduces.
-        overlap_ratio: Share of the time of all these operations beside which something is computed.
+        overlap_ratio: Share of the time of all these operations that overlaps with computation.
     """
 
     group_size: int | None
@@ -90,14 +91,14 @@ class TensorTraffic(Record, frozen=True, kw_only=True):
 
 
 class SharedStream(Record, frozen=True, kw_only=True):
-    """Collectives of data parallelism on a stream of a device that computes too.
+    """Data-parallel collectives on a compute stream of the GPU.
 
     Args:
         axis: Mesh axis, or the group's description.
-        per_step: How many of its all-reduces, all-gathers and reduce-scatters, mean over ranks.
-        share_ratio: Of all of these.
-        exposed_ns_per_step: Their time that computation does not hide, mean over ranks and steps.
-        wait_ns_per_step: Of it, waiting for late members; None where that is not known.
+        per_step: Number of these all-reduces, all-gathers and reduce-scatters, mean over ranks.
+        share_ratio: Their share of all such collectives of the axis.
+        exposed_ns_per_step: Their exposed time, mean over ranks and steps.
+        wait_ns_per_step: Part of it that is waiting for late members; None if unknown.
     """
 
     axis: str
@@ -115,15 +116,15 @@ class Variable(Record, frozen=True, kw_only=True):
 
 
 class ShardingResult(Result, frozen=True, kw_only=True):
-    """Traffic of sharded parameters and tensor parallelism: what is gathered when.
+    """Traffic of sharded parameters and tensor parallelism, and when it happens.
 
     Args:
-        axes: Axes along which parameters are shared, most gathered bytes first.
-        tensor: Tensor parallelism, None where no group has that axis.
-        shared_streams: Axes of data parallelism whose collectives run on streams that compute,
-            most exposed time first.
+        axes: Axes along which parameters are sharded, most gathered bytes first.
+        tensor: Tensor parallelism; None if no group has that axis.
+        shared_streams: Data-parallel axes whose collectives run on compute streams, most exposed
+            time first.
         is_environment_known: Whether the job's environment was recorded (run.json).
-        environment: Variables of it that say how NCCL and the device work.
+        environment: Its variables that configure NCCL and the GPU.
         device: The ranks' accelerator; empty when unknown.
     """
 
@@ -135,5 +136,5 @@ class ShardingResult(Result, frozen=True, kw_only=True):
     device: str = ""
 
     def variable(self, name: str) -> str | None:
-        """Its value; None where it is not set, or the environment is not known."""
+        """Its value; None if it is not set or the environment is unknown."""
         return next((v.value for v in self.environment if v.name == name), None)

@@ -1,4 +1,4 @@
-"""What sharded parameters and tensor parallelism move in a step."""
+"""Traffic of sharded parameters and tensor parallelism per step."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def sharding_table(report: Report, *, show_all: bool) -> TableView | None:  # no
         return None
     return TableView(
         title="Sharding",
-        caption=f"mean per rank and {window_word(report)}; ahead: share that begins beside"
+        caption=f"mean per rank and {window_word(report)}; ahead: share that begins during"
         " computation",
         columns=(
             Column("axis", left=True, stretch=True),

@@ -1,1 +1,1 @@
-"""Rules on memory."""
+"""Rules about memory."""

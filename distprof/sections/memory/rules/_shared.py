@@ -1,4 +1,4 @@
-"""Ranks whose device memory rules can judge, or the reason why they cannot."""
+"""Ranks whose GPU memory the rules can judge, or the reason why they cannot."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ __all__ = ["measured_memory", "sized_memory"]
 
 
 def measured_memory(efficiency: EfficiencyResult, memory: MemoryResult) -> tuple[DeviceMemory, ...]:
-    """Ranks whose device memory was counted; none of bare traces and of ranks on a CPU.
+    """Ranks with recorded GPU memory; none for bare traces and for ranks on a CPU.
 
     Raises:
-        InsufficientEvidenceError: If it should have been counted, and was on none.
+        InsufficientEvidenceError: If memory should have been recorded, but no rank has it.
     """
     if efficiency.device == CPU or NO_RUN_DIRECTORY in memory.unavailable:
         return ()
     if not efficiency.memory:
-        why = "; ".join(memory.unavailable) or "the ranks have no device memory"
-        raise InsufficientEvidenceError(f"device memory was not counted: {why}")
+        why = "; ".join(memory.unavailable) or "the ranks have no GPU memory"
+        raise InsufficientEvidenceError(f"GPU memory was not recorded: {why}")
     return efficiency.memory
 
 
 def sized_memory(efficiency: EfficiencyResult, memory: MemoryResult) -> tuple[DeviceMemory, ...]:
-    """Those whose device's size is known too.
+    """Ranks whose GPU's memory size is known too.
 
     Raises:
-        InsufficientEvidenceError: If memory was counted, and no size is known.
+        InsufficientEvidenceError: If memory was recorded, but no size is known.
     """
     measured = measured_memory(efficiency, memory)
     sized = tuple(r for r in measured if r.capacity_bytes and r.allocated_ratio is not None)
     if measured and not sized:
         raise InsufficientEvidenceError(
-            "how much memory the devices have is neither in traces nor on the hardware sheet"
+            "the memory size of the GPUs is neither in the traces nor on the hardware sheet"
         )
     return sized

@@ -1,28 +1,28 @@
 """# allocator-retries
 
 ## What it detects
-The caching allocator runs out of memory in steady steps, frees its cache and tries again.
+The caching allocator runs out of memory in steady steps, frees its cache and retries.
 
 ## Why it costs time
-A retry synchronises the device, returns every cached block to the driver and asks for new ones:
-tens to hundreds of milliseconds, on one rank first and through the next collective on all.
+A retry synchronises the GPU, returns every cached block to the driver and requests new ones. This
+takes tens to hundreds of milliseconds on one rank, and all ranks wait in the next collective.
 
 ## Evidence needed
-A run directory with memory counters of ranks on devices. Retries of the first half of the steps do
-not count: the allocator has to see every size once.
+A run directory with memory counters of ranks on GPUs. Retries in the first half of the steps do not
+count, because the allocator has to see every size once.
 
 ## How the cost is computed
-Steady steps with a retry against the median steady step without, on the rank that loses most, over
-all its steady steps. Traced steps do not count. Unknown where every steady step has retries.
+Extra time of steady steps with a retry over the median steady step without one, on the rank that
+loses most, averaged over all its steady steps. Traced steps do not count. The cost is unknown if
+every steady step has retries.
 
 ## How to fix
-Leave room: a smaller micro-batch, more sharding, selective recomputation. Against fragmentation
-set `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`, pad sequences to a few lengths, and do not
-call `empty_cache` in the loop.
+Free memory: use a smaller micro-batch, more sharding or selective recomputation. Against
+fragmentation set `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`, pad sequences to a few
+lengths, and do not call `empty_cache` in the loop.
 
 ## When it is wrong
-Where the step log holds other long steps too (checkpoints, evaluation) that coincide with retries,
-part of the time is theirs.
+If other long steps (checkpoints, evaluation) coincide with retries, part of the time is theirs.
 
 ## Sources
 PyTorch documentation, "CUDA semantics", memory management (`num_alloc_retries`).
@@ -46,7 +46,11 @@ from distprof.units import format_duration, format_ratio
     severity=Severity.WARNING,
     since="0.1.0",
     needs=(EfficiencyResult, MemoryResult, StepLogResult),
-    limits={"num_retries": Limit(1, "retries of a rank in the second half of the steps")},
+    limits={
+        "num_retries": Limit(
+            1, "smallest number of retries of a rank in the second half of the steps"
+        )
+    },
 )
 def check(
     efficiency: EfficiencyResult, memory: MemoryResult, step_log: StepLogResult, limits: Limits
@@ -55,7 +59,7 @@ def check(
     measured = measured_memory(efficiency, memory)
     known = [rank for rank in measured if rank.num_retries is not None]
     if measured and not known:
-        raise InsufficientEvidenceError("too few steps: no retry could be called a steady one")
+        raise InsufficientEvidenceError("too few steps to find retries in steady steps")
     ranks = [rank for rank in known if (rank.num_retries or 0) >= max(1, limits["num_retries"])]
     if not ranks:
         return
@@ -69,8 +73,8 @@ def check(
             f" the steps{_share(cost, step_log.median_ns)}."
         ),
         fix=(
-            "Leave room by a smaller micro-batch, more sharding or recomputation; set"
-            " PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True against fragmentation."
+            "Free memory with a smaller micro-batch, more sharding or recomputation. Set "
+            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True against fragmentation."
         ),
         cost_ns_per_step=cost or None,
         ranks=tuple(rank.rank for rank in ranks),

@@ -1,28 +1,28 @@
 """# memory-copy-bound
 
 ## What it detects
-Copies between host and device, or within the device, run while the device does nothing else.
+Copies between CPU and GPU, or within the GPU, run while the GPU does nothing else.
 
 ## Why it costs time
-Copy engines work beside kernels. A copy on the stream that computes, or from pageable memory,
-stops that stream until it is done.
+Copy engines work concurrently with kernels. A copy on the compute stream, or from pageable memory,
+blocks that stream until it is done.
 
 ## Evidence needed
-Device activities of at least one rank.
+GPU activities of at least one rank.
 
 ## How the cost is computed
-Time covered by copies and memory sets and by neither computation nor communication; mean over
-ranks and steps. It overlaps with no other finding.
+Time covered by copies and memory sets but not by computation or communication, as a mean over ranks
+and steps. No other finding includes it.
 
 ## How to fix
-Pin host memory (`pin_memory=True` in the data loader) and copy with `non_blocking=True` on a
-stream of its own, one batch ahead. Offloading (optimizer, activations): prefetch and use fewer,
-larger copies, or offload less. Device to device: avoid `.contiguous()`, `torch.cat` and
+Pin CPU memory (`pin_memory=True` in the data loader) and copy with `non_blocking=True` on a
+separate stream, one batch ahead. Offloading (optimizer, activations): prefetch and use fewer,
+larger copies, or offload less. Copies within the GPU: avoid `.contiguous()`, `torch.cat` and
 `.clone()` in the hot path.
 
 ## When it is wrong
-Offloading that makes a model fit at all is worth its copies. A checkpoint in the recorded steps
-copies once, not each step.
+Offloading that makes the model fit is worth its copies. A checkpoint in the recorded steps copies
+once, not in every step.
 
 ## Sources
 Formula sheet, "Measured from traces" (exposed copies). PyTorch documentation, CUDA semantics
@@ -44,7 +44,9 @@ from distprof.terms import Severity
     severity=Severity.WARNING,
     since="0.1.0",
     needs=(WaterfallResult, StepTimeResult),
-    limits={"exposed_copy_ratio": Limit(0.05, "share of the step that copies alone may take")},
+    limits={
+        "exposed_copy_ratio": Limit(0.05, "largest acceptable share of exposed copies in the step")
+    },
 )
 def check(waterfall: WaterfallResult, step_time: StepTimeResult, limits: Limits) -> Iterator[Draft]:
     """Yield one finding for the run."""
@@ -54,10 +56,13 @@ def check(waterfall: WaterfallResult, step_time: StepTimeResult, limits: Limits)
     if step.ratio(cost) < limit:
         return
     yield Draft(
-        message=f"{step.share(cost)} is copies with nothing beside them.",
+        message=(
+            f"{step.share(cost)} is exposed copies: they overlap with neither computation nor "
+            "communication."
+        ),
         fix=(
-            "Pin host memory and copy with non_blocking=True on a stream of its own, one batch "
-            "ahead; offload less or in larger pieces."
+            "Pin CPU memory and copy with non_blocking=True on a separate stream, one batch ahead. "
+            "Offload less or in larger pieces."
         ),
         cost_ns_per_step=cost,
         ranks=tuple(

@@ -1,24 +1,25 @@
 """# memory-nearly-full
 
 ## What it detects
-Tensors fill a device almost to its end.
+Tensors nearly fill a GPU's memory.
 
 ## Why it costs time
-A longer sequence, a fragmented cache or a library that allocates for itself then ends the job. On
-the way there the allocator retries, which stalls all ranks.
+A longer sequence, a fragmented cache or a library that allocates its own memory can then end the
+job. Before that, the allocator retries, which stalls all ranks.
 
 ## Evidence needed
-A run directory with memory counters, and the size of the device by its trace or the hardware sheet.
+A run directory with memory counters, and the GPU's memory size from its trace or the hardware
+sheet.
 
 ## How the cost is computed
-There is none: as long as it fits, it costs nothing.
+No cost: memory use that fits costs no time.
 
 ## How to fix
-Leave a tenth free: a smaller micro-batch, more sharding, selective recomputation, a fused loss that
-keeps no logits. NCCL and the CUDA context need some GB outside of the allocator.
+Leave a tenth free: use a smaller micro-batch, more sharding, selective recomputation, or a fused
+loss that keeps no logits. NCCL and the CUDA context need a few GB outside the allocator.
 
 ## When it is wrong
-With fixed shapes and a job that has run long, what fits will go on fitting.
+With fixed shapes, a job that has run for a long time will keep fitting.
 
 ## Sources
 Kineto's TensorBoard plugin (recommendation above 90 %). PyTorch documentation, "CUDA semantics".
@@ -41,7 +42,11 @@ from distprof.units import format_bytes, format_ratio
     severity=Severity.INFO,
     since="0.1.0",
     needs=(EfficiencyResult, MemoryResult),
-    limits={"allocated_ratio": Limit(0.90, "share of a device that tensors may fill")},
+    limits={
+        "allocated_ratio": Limit(
+            0.90, "largest acceptable share of a GPU's memory filled by tensors"
+        )
+    },
     costs_time=False,
 )
 def check(efficiency: EfficiencyResult, memory: MemoryResult, limits: Limits) -> Iterator[Draft]:
@@ -55,10 +60,13 @@ def check(efficiency: EfficiencyResult, memory: MemoryResult, limits: Limits) ->
     yield Draft(
         message=(
             f"Tensors fill {format_ratio(fullest.allocated_ratio)} of the"
-            f" {format_bytes(fullest.capacity_bytes)} of the fullest device, on {len(full)} of"
-            f" {len(known)} ranks more than {format_ratio(limit)}."
+            f" {format_bytes(fullest.capacity_bytes)} of the fullest GPU, and at least"
+            f" {format_ratio(limit)} on {len(full)} of {len(known)} ranks."
         ),
-        fix="Leave a tenth free: a smaller micro-batch, more sharding or selective recomputation.",
+        fix=(
+            "Leave a tenth free: use smaller micro-batches, more sharding or selective "
+            "recomputation."
+        ),
         ranks=tuple(rank.rank for rank in full),
         evidence=("efficiency.memory",),
     )

@@ -5,23 +5,24 @@ Gradients are accumulated over micro-batches although larger ones would fit.
 
 ## Why it costs time
 Each micro-batch launches every kernel again on smaller matrices, and sharded weights are gathered
-again for it. Half as many, twice as large, do the same work with less of both.
+again for it. Half as many micro-batches of twice the size do the same work with less of both.
 
 ## Evidence needed
-A run directory: forward passes of a step from the step log, memory counters of every rank, the size
-of its device, and a mesh with data-parallel axes alone (a pipeline wants its micro-batches).
+A run directory: forward passes per step from the step log, memory counters of every rank, the
+memory size of its GPU, and a mesh with only data-parallel axes (a pipeline needs its
+micro-batches).
 
 ## How the cost is computed
-There is none: what larger matrices gain depends on kernels that did not run.
+No cost: the gain from larger matrices depends on kernels that did not run.
 
 ## How to fix
-Double the micro-batch and halve their number: the batch of the optimizer stays the same, and so
-does the training.
+Double the micro-batch and halve the number of micro-batches: the optimizer's batch and the training
+stay the same.
 
 ## When it is wrong
-What a device holds at most doubles with the micro-batch, so the size is no question. But sequences
-of unlike length may need the room in other steps, and layers that normalise over the micro-batch
-train differently.
+Memory use at most doubles with the micro-batch, so the larger one fits. But sequences of different
+lengths may need the memory in other steps, and layers that normalise over the micro-batch train
+differently.
 
 ## Sources
 Formula sheet, "Anti-patterns" (accumulation when the batch fits in memory).
@@ -44,7 +45,9 @@ from distprof.units import format_bytes, format_ratio
     severity=Severity.INFO,
     since="0.1.0",
     needs=(EfficiencyResult, MemoryResult),
-    limits={"reserved_ratio": Limit(0.45, "share of a device below which twice as much fits")},
+    limits={
+        "reserved_ratio": Limit(0.45, "share of a GPU's memory below which twice as much fits")
+    },
     costs_time=False,
 )
 def check(efficiency: EfficiencyResult, memory: MemoryResult, limits: Limits) -> Iterator[Draft]:
@@ -53,7 +56,9 @@ def check(efficiency: EfficiencyResult, memory: MemoryResult, limits: Limits) ->
     if not ranks:
         return
     if efficiency.num_micro_batches is None or efficiency.is_data_parallel_only is None:
-        raise InsufficientEvidenceError("micro-batches of a step, or the mesh, are not known")
+        raise InsufficientEvidenceError(
+            "the number of micro-batches per step, or the mesh, is unknown"
+        )
     if efficiency.num_micro_batches < 2 or not efficiency.is_data_parallel_only:
         return
     fullest = max(ranks, key=lambda rank: rank.reserved_ratio or rank.allocated_ratio or 0.0)
@@ -63,10 +68,13 @@ def check(efficiency: EfficiencyResult, memory: MemoryResult, limits: Limits) ->
     yield Draft(
         message=(
             f"Gradients are accumulated over {efficiency.num_micro_batches} micro-batches, while"
-            f" the fullest device reserves {format_ratio(used)} of its"
+            f" the fullest GPU reserves {format_ratio(used)} of its"
             f" {format_bytes(fullest.capacity_bytes)}: micro-batches of twice the size fit."
         ),
-        fix="Double the micro-batch and halve their number; the optimizer's batch stays the same.",
+        fix=(
+            "Double the micro-batch and halve the number of micro-batches. The optimizer's batch "
+            " stays the same."
+        ),
         confidence=Confidence.INFERRED,
         evidence=("efficiency.num_micro_batches", "efficiency.memory"),
     )

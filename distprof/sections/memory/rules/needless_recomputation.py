@@ -1,28 +1,28 @@
 """# needless-recomputation
 
 ## What it detects
-Activations are computed again in the backward although there is room to keep them.
+Activations are recomputed in the backward pass although there is memory to keep them.
 
 ## Why it costs time
-Full recomputation repeats the forward of every block: a quarter of the computation of a step, which
-HFU counts and MFU does not.
+Full recomputation repeats the forward pass of every block: a quarter of the computation of a step,
+which HFU counts and MFU does not.
 
 ## Evidence needed
 The configuration says that activations are recomputed (run.json or `[model]`), memory counters of
-every rank, sizes of devices, data-parallel axes alone, tokens and micro-batches of a step.
+every rank, GPU memory sizes, only data-parallel axes, and tokens and micro-batches per step.
 
 ## How the cost is computed
 Modelled: the measured computation of a step times the share of its FLOP that is recomputed, times
 the share of blocks whose activations fit into the free memory (34 bytes per token and hidden unit
-of a GPT block, formula sheet, less what recomputation keeps).
+of a GPT block, formula sheet, minus what recomputation keeps).
 
 ## How to fix
-Recompute only as many blocks as the memory asks for, or only attention (selective recomputation,
-which fused attention does by itself); a larger micro-batch is the other use of free memory.
+Recompute only as many blocks as memory requires, or only attention (selective recomputation, which
+fused attention already does). Alternatively, use the free memory for a larger micro-batch.
 
 ## When it is wrong
-Layers that keep more than a transformer's block make the model of their activations too small. Long
-sequences in other steps may need the room.
+Layers that keep more activations than a transformer block make the modelled size too small. Long
+sequences in other steps may need the memory.
 
 ## Sources
 Formula sheet, "Memory". Korthikanti et al., "Reducing Activation Recomputation in Large Transformer
@@ -53,8 +53,8 @@ _WORTH_IT_RATIO = 0.1
     since="0.1.0",
     needs=(EfficiencyResult, MemoryResult, WaterfallResult, StepTimeResult),
     limits={
-        "computed_ratio": Limit(1.2, "computed FLOP over needed ones, HFU over MFU"),
-        "free_ratio": Limit(0.15, "share of the fullest device that may be free"),
+        "computed_ratio": Limit(1.2, "computed FLOP over required FLOP (HFU over MFU)"),
+        "free_ratio": Limit(0.15, "share of the fullest GPU's memory that may be free"),
     },
 )
 def check(
@@ -85,11 +85,11 @@ def check(
     again = step.mean(step.total.computation_ns) * (1 - needed / computed)
     yield Draft(
         message=(
-            f"The forward of every block is computed twice{_ratios(efficiency)} while"
+            f"The forward pass of every block is computed twice{_ratios(efficiency)} while"
             f" {format_bytes(size - used)} of {format_bytes(size)} are free:"
-            f" {format_ratio(fits)} of the activations fit, modelled."
+            f" {format_ratio(fits)} of the activations would fit (modelled)."
         ),
-        fix="Recompute only as many blocks as memory asks for, or use a larger micro-batch.",
+        fix="Recompute only as many blocks as memory requires, or use a larger micro-batch.",
         cost_ns_per_step=round(again * fits),
         confidence=Confidence.MODELLED,
         evidence=("efficiency.memory", "efficiency.recomputed_bytes", "waterfall.all"),

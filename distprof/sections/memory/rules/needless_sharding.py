@@ -1,30 +1,30 @@
 """# needless-sharding
 
 ## What it detects
-Weights are sharded and gathered again in each forward and backward although every device could
+Weights are sharded and gathered again in each forward and backward pass although every GPU could
 hold the whole state.
 
 ## Why it costs time
-Sharded data parallelism gathers the weights twice in a step and scatters gradients once: one and a
-half times the bytes of an all-reduce, and the gathers of the forward stand before the computation.
+Sharded data parallelism gathers the weights twice per step and scatters gradients once. This moves
+one and a half times the bytes of an all-reduce, and computation has to wait for the gathers of the
+forward pass.
 
 ## Evidence needed
-Traces whose gathers of weights are known, that repeat them in a step; the model (run.json or
-`[model]` in `distprof.toml`) on data-parallel axes alone, memory counters of every rank, sizes of
-devices.
+Traces with weight gathers that repeat within a step; the model (run.json or `[model]` in
+`distprof.toml`) with only data-parallel axes; memory counters of every rank; GPU memory sizes.
 
 ## How the cost is computed
-Modelled: of the exposed transfer of the all-gathers all but one pass over the weights (of two
-passes, half), since one is what becomes the second half of an all-reduce. Memory is modelled too:
-what the fullest device holds, and 16 bytes per parameter for what it does not hold now.
+Modelled: the exposed transfer of the all-gathers except for one pass over the weights (half of it
+for two passes), because one pass becomes the second half of an all-reduce. Memory is modelled too:
+the present use of the fullest GPU, plus 16 bytes for each parameter that it does not hold now.
 
 ## How to fix
-DistributedDataParallel, or ZeRO-1 for the optimizer's part of the memory at no more bytes; or keep
-FSDP and leave weights gathered after the forward (`reshard_after_forward=False`).
+Use DistributedDataParallel, or ZeRO-1, which shards optimizer memory without more traffic. Or keep
+FSDP and leave weights gathered after the forward pass (`reshard_after_forward=False`).
 
 ## When it is wrong
-A larger micro-batch may be worth more than the bytes. Parameters, gradients or moments in another
-precision than 16 bytes together make the state smaller or larger than modelled.
+A larger micro-batch may gain more than less traffic. The state is smaller or larger than modelled
+if parameters, gradients and moments do not take 16 bytes together.
 
 ## Sources
 Formula sheet, "Volume per training step", "Memory", "Anti-patterns" (FSDP where DDP would fit).
@@ -55,8 +55,10 @@ _REPEATED = 1.5
     since="0.1.0",
     needs=(EfficiencyResult, MemoryResult, ShardingResult, WaterfallResult, StepTimeResult),
     limits={
-        "filled_ratio": Limit(0.85, "share of a device that the whole state may fill"),
-        "exposed_ratio": Limit(0.02, "share of the step for which gathers may be exposed"),
+        "filled_ratio": Limit(
+            0.85, "largest acceptable share of a GPU's memory for the whole state"
+        ),
+        "exposed_ratio": Limit(0.02, "largest acceptable share of exposed gathers in the step"),
     },
 )
 def check(
@@ -72,7 +74,7 @@ def check(
     if not ranks:
         return
     if efficiency.zero_stage is None:
-        raise InsufficientEvidenceError("whether weights are sharded is not known")
+        raise InsufficientEvidenceError("it is unknown whether weights are sharded")
     whole = efficiency.unsharded_bytes
     if efficiency.zero_stage != _SHARDED or whole is None:
         return
@@ -87,8 +89,8 @@ def check(
     yield Draft(
         message=(
             f"Weights are gathered {max(axis.gather_passes or 0.0 for axis in repeated):.2g} times"
-            f" in each step although the whole state fits: {format_bytes(whole)} of"
-            f" {format_bytes(size)}, modelled. Gathers are exposed for {step.share(exposed)}."
+            f" per step although the whole state would fit: {format_bytes(whole)} of"
+            f" {format_bytes(size)} (modelled). {step.share(exposed)} is exposed gathers."
         ),
         fix="Use DistributedDataParallel, ZeRO-1, or FSDP with reshard_after_forward=False.",
         cost_ns_per_step=round(sum(gather_transfer(a) * _needless(a) for a in repeated)),
@@ -98,5 +100,5 @@ def check(
 
 
 def _needless(axis: ShardedAxis) -> float:
-    """All but one pass over the weights."""
+    """The share of gathers beyond one pass over the weights."""
     return 1 - 1 / (axis.gather_passes or 1.0)

@@ -1,25 +1,26 @@
 """# uneven-memory
 
 ## What it detects
-One rank's device is much fuller than those of ranks that do the same work.
+One rank's GPU memory is much fuller than that of ranks that do the same work.
 
 ## Why it costs time
-The fullest device limits the micro-batch of all. Ranks of one pipeline stage hold the same weights
-and as many activations, so what one has more is something that only it keeps.
+The fullest GPU limits the micro-batch of all ranks. Ranks of one pipeline stage hold the same
+weights and as many activations, so any excess is something that only one rank keeps.
 
 ## Evidence needed
-A run directory with memory counters of several ranks of one pipeline stage, and sizes of devices.
+A run directory with memory counters of several ranks of one pipeline stage, and GPU memory sizes.
 
 ## How the cost is computed
-There is none: what a larger micro-batch would gain did not run.
+No cost: the gain from a larger micro-batch was not measured.
 
 ## How to fix
-Look what that rank keeps: losses or outputs gathered on rank 0, a checkpoint's copy of the state,
-processes that opened its device by accident (`CUDA_VISIBLE_DEVICES`, `map_location`), longer
-sequences, more tokens for its experts.
+Find out what that rank keeps: losses or outputs gathered on rank 0, a checkpoint's copy of the
+state, processes that opened its GPU by accident (`CUDA_VISIBLE_DEVICES`, `map_location`), longer
+sequences, or more tokens for its experts.
 
 ## When it is wrong
-Where sequences differ in length the fullest rank is another one in each step; then balance them.
+If sequences differ in length, the fullest rank changes from step to step. Balance the sequences
+then.
 
 ## Sources
 TraceML (skew of memory across ranks). PyTorch documentation, "Serialization" (`map_location`).
@@ -44,8 +45,8 @@ from distprof.units import format_bytes, format_ratio
     since="0.1.0",
     needs=(EfficiencyResult, MemoryResult),
     limits={
-        "over_median_ratio": Limit(1.25, "fullest rank of a stage over its median rank"),
-        "allocated_ratio": Limit(0.6, "share of a device below which nobody is limited"),
+        "over_median_ratio": Limit(1.25, "memory of a stage's fullest rank over its median rank"),
+        "allocated_ratio": Limit(0.6, "share of a GPU's memory below which it limits no rank"),
     },
     costs_time=False,
 )
@@ -59,7 +60,7 @@ def check(efficiency: EfficiencyResult, memory: MemoryResult, limits: Limits) ->
 
 
 def _judge(ranks: Sequence[DeviceMemory], limits: Limits) -> Iterator[Draft]:
-    """Of two ranks the emptier is the measure."""
+    """The lower median is the reference: with two ranks, the emptier one."""
     held = [rank.allocated_bytes or 0 for rank in ranks]
     median, fullest = statistics.median_low(held), max(ranks, key=lambda r: r.allocated_bytes or 0)
     if (fullest.allocated_ratio or 0.0) < limits["allocated_ratio"]:
@@ -70,11 +71,11 @@ def _judge(ranks: Sequence[DeviceMemory], limits: Limits) -> Iterator[Draft]:
         message=(
             f"Rank {fullest.rank} holds {format_bytes(max(held))}, the median rank"
             f" {format_bytes(median)}: it fills {format_ratio(fullest.allocated_ratio)} of its"
-            " device and limits the micro-batch of all."
+            " GPU and limits the micro-batch of all ranks."
         ),
         fix=(
-            "Look what this rank keeps: gathered outputs, a copy of the state, other processes on"
-            " its device, longer sequences, more tokens for its experts."
+            "Find out what this rank keeps: gathered outputs, a copy of the state, other processes "
+            "on its GPU, longer sequences, or more tokens for its experts."
         ),
         ranks=(fullest.rank,),
         evidence=("efficiency.memory",),

@@ -1,1 +1,1 @@
-"""Rules on moe."""
+"""Rules about mixtures of experts."""

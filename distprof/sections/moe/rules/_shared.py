@@ -1,4 +1,4 @@
-"""Loads that are uneven beyond luck, the names of their layers, and their share of a step."""
+"""Loads that are more uneven than by chance, names of their layers, and their share of a step."""
 
 from __future__ import annotations
 
@@ -17,21 +17,22 @@ __all__ = [
 ]
 
 DEVIATIONS = 6.0
-"""Standard deviations beyond even routing: with thousands of experts nobody gets there by luck."""
+"""Standard deviations above even routing: even with thousands of experts none gets there by
+chance."""
 
 
 def check_experts_known(moe: MoeResult) -> None:
-    """Nothing, unless ranks share experts of which no log tells.
+    """Raise an error if ranks share experts but no routing was logged.
 
     Raises:
-        InsufficientEvidenceError: If so.
+        InsufficientEvidenceError: If the routing of shared experts is unknown.
     """
     if not moe.layers and moe.exchanges:
-        raise InsufficientEvidenceError("experts are not told apart: no routing was logged")
+        raise InsufficientEvidenceError("experts cannot be distinguished: no routing was logged")
 
 
 def is_beyond_luck(layer: MoeLayer) -> bool:
-    """Whether even routing would hardly give any expert such a share."""
+    """Whether even routing would hardly ever give an expert this share."""
     even = 1 / layer.num_experts
     number = max(layer.tokens_per_step * max(layer.top_k, 1) * layer.num_steps, 1)
     deviation = math.sqrt(even * (1 - even) / number)
@@ -39,7 +40,7 @@ def is_beyond_luck(layer: MoeLayer) -> bool:
 
 
 def ranks_beyond_luck(row: MoePlacement) -> bool:
-    """Whether even routing would hardly make ranks so uneven in a single call."""
+    """Whether even routing would hardly ever make ranks this uneven in a single call."""
     if row.tokens_per_call <= 0 or row.num_ranks < 2:
         return False
     deviation = math.sqrt((row.num_ranks - 1) / row.tokens_per_call)
@@ -53,9 +54,9 @@ def name_layer(layer: MoeLayer | MoePlacement) -> str:
 
 
 def share_of_layers(moe: MoeResult) -> float:
-    """What times of layers, added up, are to be multiplied with to be a mean rank's.
+    """Factor from the sum of layer times to the time of a mean rank.
 
-    Less than 1 where ranks hold some of the layers only, as pipeline stages do.
+    Less than 1 if ranks hold only some of the layers, as pipeline stages do.
     """
     lost = [row.lost_ns_per_step for row in moe.placement if row.lost_ns_per_step is not None]
     if moe.lost_ns_per_step is None or not sum(lost):

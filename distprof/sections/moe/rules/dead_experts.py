@@ -1,26 +1,26 @@
 """# dead-experts
 
 ## What it detects
-Experts that get next to no tokens: less than 1 % of the mean, over the whole recording.
+Experts get almost no tokens: less than 1 % of the mean over the whole recording.
 
 ## Why it costs time
-Their weights take memory, optimizer state and gradient traffic, and learn nothing; the tokens
-that they lack are the load of others. No step time is named for that.
+Their weights cost memory, optimizer state and gradient traffic but learn nothing, and other experts
+process their tokens. The finding has no step time for this.
 
 ## Evidence needed
-The routing that each rank logged (`moe.jsonl`), or counts of tokens per expert, with so many
-tokens that even routing would give every expert a hundred at least.
+The routing that each rank logged (`moe.jsonl`), or counts of tokens per expert, with enough tokens
+that even routing would give every expert at least a hundred.
 
 ## How the cost is computed
-Not at all: what a dead expert costs is model quality and memory.
+No cost: a dead expert costs model quality and memory, not time.
 
 ## How to fix
 Raise the weight of the load-balancing loss, or bias the router towards experts with few tokens
-(loss-free balancing); add noise to its logits early in training. An expert that died long ago may
-be initialised again from a busy one.
+(loss-free balancing). Add noise to its logits early in training. Reinitialise an expert that has
+been dead for long from a busy one.
 
 ## When it is wrong
-Counts of one kind of text tell little about an expert for another kind: look at all of them.
+Counts from one kind of text say little about an expert for another kind: check all kinds.
 
 ## Sources
 Formula sheet, "Mixture of experts". Shazeer et al. 2017, "Outrageously large neural networks".
@@ -44,7 +44,7 @@ _MOST_NAMED = 8
     severity=Severity.WARNING,
     since="0.1.0",
     needs=(MoeResult,),
-    limits={"dead_ratio": Limit(0.05, "share of a layer's experts that is dead")},
+    limits={"dead_ratio": Limit(0.05, "smallest share of dead experts in a layer")},
     costs_time=False,
 )
 def check(moe: MoeResult, limits: Limits) -> Iterator[Draft]:
@@ -59,15 +59,15 @@ def check(moe: MoeResult, limits: Limits) -> Iterator[Draft]:
         return
     worst = max(found, key=lambda layer: layer.dead_ratio)
     number = round(worst.dead_ratio * worst.num_experts)
-    more = f"; {len(found) - 1} more layers have some" if len(found) > 2 else ""
-    more = "; another layer has some" if len(found) == 2 else more
+    more = f"; {len(found) - 1} more layers have dead experts" if len(found) > 2 else ""
+    more = "; another layer has dead experts too" if len(found) == 2 else more
     yield Draft(
         message=(
             f"{number} of {worst.num_experts} experts of {name_layer(worst)} get less than 1 % of "
             f"the mean{_named(worst)}{more}."
         ),
         fix=(
-            "Raise the weight of the load-balancing loss or bias the router towards experts with "
+            "Raise the weight of the load-balancing loss, or bias the router towards experts with "
             "few tokens."
         ),
         evidence=("moe.layers",),
@@ -75,7 +75,7 @@ def check(moe: MoeResult, limits: Limits) -> Iterator[Draft]:
 
 
 def _has_many(layer: MoeLayer) -> bool:
-    """Whether even routing would give each expert so many tokens that none were near nothing."""
+    """Whether even routing would give each expert enough tokens that none would look dead."""
     number = layer.tokens_per_step * max(layer.top_k, 1) * layer.num_steps
     return number >= _LEAST_TOKENS * layer.num_experts
 

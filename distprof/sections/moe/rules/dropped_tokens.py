@@ -1,24 +1,25 @@
 """# dropped-tokens
 
 ## What it detects
-Assignments of tokens to experts that were dropped, because the expert was over its capacity.
+Assignments of tokens to experts were dropped because the experts were over capacity.
 
 ## Why it costs time
-A dropped token passes the layer without its expert: the model learns less from the same step. The
-capacity bounds what uneven routing costs, so raising it has a price in time and memory.
+A dropped token skips its expert in the layer, so the model learns less from the same step. The
+capacity limits the cost of uneven routing, so a higher capacity costs time and memory.
 
 ## Evidence needed
 The routing that each rank logged (`moe.jsonl`), with the drops that the layer counted.
 
 ## How the cost is computed
-Not at all: dropping saves time, and what is lost is quality.
+No cost: dropping saves time and loses quality.
 
 ## How to fix
-Even out the routing first (`overloaded-expert`): weight of the load-balancing loss, a bias
-against busy experts. Then raise the capacity factor, or use a layer without capacity (dropless).
+Balance the routing first (`overloaded-expert`): raise the weight of the load-balancing loss, or
+bias the router against busy experts. Then raise the capacity factor, or use a layer without a
+capacity limit (dropless).
 
 ## When it is wrong
-Some drops are planned: a capacity factor of 1 with a good balance drops a few per cent by chance.
+Some drops are expected: a capacity factor of 1 with good balance drops a few per cent by chance.
 
 ## Sources
 Formula sheet, "Mixture of experts". Fedus et al. 2021 (Switch Transformer), capacity factor.
@@ -40,11 +41,11 @@ from distprof.units import format_ratio
     severity=Severity.WARNING,
     since="0.1.0",
     needs=(MoeResult,),
-    limits={"dropped_ratio": Limit(0.02, "share of a layer's assignments that is dropped")},
+    limits={"dropped_ratio": Limit(0.02, "smallest share of dropped assignments in a layer")},
     costs_time=False,
 )
 def check(moe: MoeResult, limits: Limits) -> Iterator[Draft]:
-    """Yield one finding for all layers that drop."""
+    """Yield one finding for all layers that drop tokens."""
     check_experts_known(moe)
     found = [
         layer
@@ -55,13 +56,13 @@ def check(moe: MoeResult, limits: Limits) -> Iterator[Draft]:
         return
     worst = max(found, key=lambda layer: layer.dropped_ratio)
     mean = sum(layer.dropped_ratio for layer in moe.layers) / len(moe.layers)
-    rest = f", {format_ratio(mean)} in the mean of {len(moe.layers)} layers"
+    rest = f" (mean of {len(moe.layers)} layers: {format_ratio(mean)})"
     yield Draft(
         message=(
             f"{format_ratio(worst.dropped_ratio)} of the assignments of {name_layer(worst)} are "
-            f"dropped{rest if len(moe.layers) > 1 else ''}; its busiest expert gets "
+            f"dropped{rest if len(moe.layers) > 1 else ''}. Its busiest expert gets "
             f"{worst.max_over_mean:.1f} times the mean."
         ),
-        fix="Even out the routing; then raise the capacity factor, or drop no tokens.",
+        fix="Balance the routing. Then raise the capacity factor, or use a dropless layer.",
         evidence=("moe.layers",),
     )

@@ -1,33 +1,33 @@
 """# overloaded-expert
 
 ## What it detects
-Routers send the same expert far more tokens than the others, over the whole recording.
+Routers send one expert far more tokens than the others over the whole recording.
 
 ## Why it costs time
-The rank that holds the expert computes for all of them, and everybody waits for it in the
-all-to-all that brings tokens back. With a capacity limit tokens are dropped instead, and the
-model learns less.
+The rank with this expert processes all its tokens, and the other ranks wait for it in the
+all-to-all that returns tokens. With a capacity limit tokens are dropped instead, and the model
+learns less.
 
 ## Evidence needed
-The routing that each rank logged (`moe.jsonl`), or counts of tokens per expert. An expert counts
-if its share is beyond what even routing of as many tokens would show by chance.
+The routing that each rank logged (`moe.jsonl`), or counts of tokens per expert. An expert counts if
+its share is higher than even routing of the same number of tokens would show by chance.
 
 ## How the cost is computed
-Between the all-to-all that brings tokens and the one that takes results back each rank computes
-its experts. The cost is the time of the slowest rank less the mean rank's, added up over the
-forward and backward sections of the layers concerned, per step. Where sections cannot be told:
-exposed waiting in all-to-alls, mean per rank and step, an upper bound, since ranks may come late
-to them for other reasons too. With several overloaded experts it is divided by the layers each is
-the busiest of. The time is part of what `exposed-communication` reports.
+Each rank computes its experts between the all-to-all that dispatches tokens and the one that
+returns results. The cost is the time of the slowest rank minus that of the mean rank, summed over
+the forward and backward sections of these layers, per step. If sections cannot be identified, the
+cost is the exposed waiting in all-to-alls, mean per rank and step. This is an upper bound, because
+ranks may be late for other reasons too. Several overloaded experts share it in proportion to the
+layers in which each is the busiest. The time is part of what `exposed-communication` reports.
 
 ## How to fix
 Raise the weight of the load-balancing loss, or bias the router against busy experts (loss-free
-balancing); add noise to its logits early in training; see that the router's initial weights are
-small. Place experts that are busy together on different ranks.
+balancing). Add noise to its logits early in training, and keep the router's initial weights small.
+Place experts that are busy at the same time on different ranks.
 
 ## When it is wrong
-Early in training routers are uneven by their initial weights; shared experts that see every token
-are no routing at all.
+Early in training routers are uneven because of their initial weights. Shared experts see every
+token and involve no routing.
 
 ## Sources
 Formula sheet, "Mixture of experts". Lepikhin et al. 2020 (GShard); Wang et al. 2024, "Auxiliary-
@@ -52,8 +52,8 @@ from distprof.units import format_duration
 
 _MOST_NAMED = 3
 _FIX = (
-    "Raise the weight of the load-balancing loss or bias the router against busy experts; spread "
-    "experts that are busy together over ranks."
+    "Raise the weight of the load-balancing loss, or bias the router against busy experts. Place "
+    "experts that are busy at the same time on different ranks."
 )
 
 
@@ -62,10 +62,10 @@ _FIX = (
     severity=Severity.WARNING,
     since="0.1.0",
     needs=(MoeResult, CollectivesResult),
-    limits={"load_ratio": Limit(2.0, "tokens of the busiest expert over the mean of all")},
+    limits={"load_ratio": Limit(2.0, "tokens of the busiest expert over the mean expert")},
 )
 def check(moe: MoeResult, collectives: CollectivesResult, limits: Limits) -> Iterator[Draft]:
-    """Yield one finding per expert that is overloaded in several layers, one for the others."""
+    """Yield one finding per expert overloaded in several layers, and one for all others."""
     check_experts_known(moe)
     overloaded = [
         layer
@@ -83,8 +83,8 @@ def check(moe: MoeResult, collectives: CollectivesResult, limits: Limits) -> Ite
     for expert, layers in sorted(named.items()):
         cost, is_measured = _cost(moe, layers, len(overloaded), collectives)
         message = (
-            f"Expert {expert} gets {_mean_load(layers):.1f} times the mean of all experts' "
-            f"tokens in {len(layers)} of {len(moe.layers)} layers"
+            f"Expert {expert} gets {_mean_load(layers):.1f} times the tokens of the mean "
+            f"expert in {len(layers)} of {len(moe.layers)} layers"
         )
         yield _draft(message, cost, is_measured=is_measured, is_only=has_one)
     if others:
@@ -100,19 +100,19 @@ def _of_many(
     *,
     has_one: bool,
 ) -> Draft:
-    """One finding for many layers that each have another busy expert."""
+    """One finding for many layers with different busy experts."""
     worst = max(layers, key=_load)
     cost, is_measured = _cost(moe, layers, number, collectives)
     message = (
-        f"In {len(layers)} of {len(moe.layers)} layers one expert, not the same in all, gets "
-        f"at least {limits['load_ratio']:g} times the mean of all experts' tokens: most of all "
-        f"expert {worst.busiest_expert} of {name_layer(worst)}, {_load(worst):.1f} times"
+        f"In {len(layers)} of {len(moe.layers)} layers one expert, which differs by layer, gets "
+        f"at least {limits['load_ratio']:g} times the tokens of the mean expert; the busiest is "
+        f"expert {worst.busiest_expert} of {name_layer(worst)} with {_load(worst):.1f} times"
     )
     return _draft(message, cost, is_measured=is_measured, is_only=has_one)
 
 
 def _draft(message: str, cost: int | None, *, is_measured: bool, is_only: bool) -> Draft:
-    """The scenario without uneven experts is that of all of them: of the only finding at most."""
+    """The what-if scenario covers all uneven experts, so only a single finding can refer to it."""
     return Draft(
         message=f"{message}{_waits(cost, is_measured=is_measured)}.",
         fix=_FIX,
@@ -137,7 +137,7 @@ def _cost(
     num_overloaded: int,
     collectives: CollectivesResult,
 ) -> tuple[int | None, bool]:
-    """Time per step, and whether it was measured section by section."""
+    """The time per step, and whether it was measured in each section."""
     lost = [layer.lost_ns_per_step for layer in layers if layer.lost_ns_per_step is not None]
     if len(lost) == len(layers):
         return round(sum(lost) * share_of_layers(moe)), True
@@ -146,7 +146,7 @@ def _cost(
 
 
 def _waiting_ns(collectives: CollectivesResult) -> int | None:
-    """Exposed waiting in all-to-alls; None where there are none, or it is not known."""
+    """Exposed waiting in all-to-alls; None if there are none or the waiting is unknown."""
     waits = [
         found.exposed_wait_ns_per_step
         for found in collectives.classes
@@ -160,6 +160,6 @@ def _waits(cost: int | None, *, is_measured: bool) -> str:
     if not cost:
         return ""
     if is_measured:
-        longer = f"{format_duration(cost)} of each step longer than the mean"
-        return f"; the slowest rank's experts take {longer}"
-    return f"; the other ranks wait for all-to-alls for {format_duration(cost)} of each step"
+        longer = f"{format_duration(cost)} per step longer than the mean rank's"
+        return f". The slowest rank's experts take {longer}"
+    return f". The other ranks wait in all-to-alls for {format_duration(cost)} of each step"

@@ -1,31 +1,33 @@
 """# unbalanced-expert-placement
 
 ## What it detects
-Ranks that share the experts of a layer get uneven numbers of tokens, where another placement of
-the same experts would make them even.
+Ranks that share the experts of a layer get uneven numbers of tokens, and another placement of the
+same experts would balance them.
 
 ## Why it costs time
-A step waits for the rank with most tokens, layer by layer. Experts that are busy together often
-lie on one rank because they are placed in order of their numbers.
+In every layer the step waits for the rank with the most tokens. Experts that are busy at the same
+time are often on one rank because experts are placed in numerical order.
 
 ## Evidence needed
-Tokens per expert (`moe.jsonl`, or counts), and the ranks that share them: by the all-to-alls of
-the trace, by the mesh, or, for counts alone, a number of ranks that divides the experts.
+Tokens per expert (`moe.jsonl`, or counts), and the ranks that share them: from the all-to-alls of
+the trace, from the mesh, or, for counts alone, a number of ranks that divides the number of
+experts.
 
 ## How the cost is computed
-Expert time of the slowest rank as it is, less what it would be if each layer's experts were
-placed by their measured loads, busiest first onto the rank with least: the excess of the slowest
-rank over the mean shrinks as that of its tokens does. Layers that a rank holds are added up.
-Unknown without times.
+Measured expert time of the slowest rank, minus its modelled time if each layer's experts were
+placed by their measured loads, busiest first onto the least loaded rank. The model shrinks the
+slowest rank's excess over the mean in proportion to its excess of tokens. The cost sums the layers
+of a rank. It is unknown without times.
 
 ## How to fix
-Place experts by their loads (an expert-parallel load balancer such as EPLB does), for each layer
-by itself; `moe.placement` in the report holds a placement. Give the busiest experts replicas if
-one alone is more than a rank's share.
+Place experts by their loads, separately for each layer (an expert-parallel load balancer such as
+EPLB does this). `moe.placement` in the report holds a placement. Replicate the busiest experts if
+one alone exceeds a rank's share.
 
 ## When it is wrong
-If the routing drifts (`moe.drift`) a placement that fits now will not fit later. Moving experts
-moves their optimizer state too. The placement is judged by the loads that it was made of.
+If the routing drifts (`moe.drift`), a placement that fits now will not fit later. Moving experts
+moves their optimizer state too. The placement is evaluated on the same loads that it was derived
+from.
 
 ## Sources
 Formula sheet, "Mixture of experts". DeepSeek-AI, EPLB (expert parallelism load balancer).
@@ -55,11 +57,11 @@ _TYPICAL_RANKS = 8
     needs=(MoeResult,),
     limits={
         "rank_ratio": Limit(1.2, "tokens of the busiest rank over the mean of its group"),
-        "gain_ratio": Limit(0.5, "share of the excess that another placement takes away"),
+        "gain_ratio": Limit(0.5, "smallest share of the excess that another placement removes"),
     },
 )
 def check(moe: MoeResult, limits: Limits) -> Iterator[Draft]:
-    """Yield one finding for all layers whose experts could be placed better."""
+    """Yield one finding for all layers with a better placement of experts."""
     check_experts_known(moe)
     rows = _of_one_size(moe.placement)
     found = [row for row in rows if _is_uneven(row, limits)]
@@ -71,11 +73,11 @@ def check(moe: MoeResult, limits: Limits) -> Iterator[Draft]:
         message=(
             f"Ranks that share experts are uneven in {len(found)} of {len(rows)} layers, most in "
             f"{name_layer(worst)}: {worst.max_over_mean:.2f} times the mean on the busiest of "
-            f"{worst.num_ranks} ranks, {anew:.2f} times if placed by measured loads."
+            f"{worst.num_ranks} ranks, and {anew:.2f} times if placed by measured loads."
         ),
         fix=(
-            "Place experts by their loads, layer by layer (as expert-parallel load balancers do); "
-            "moe.placement in the report holds a placement."
+            "Place experts by their loads, layer by layer (as expert-parallel load balancers do). "
+            "See moe.placement in the report for a placement."
         ),
         cost_ns_per_step=_cost(moe, found),
         confidence=Confidence.MODELLED,
@@ -84,7 +86,7 @@ def check(moe: MoeResult, limits: Limits) -> Iterator[Draft]:
 
 
 def _of_one_size(rows: Sequence[MoePlacement]) -> list[MoePlacement]:
-    """Of layers that several numbers of ranks were tried for, the number nearest to eight."""
+    """One row per layer: if several numbers of ranks were tried, the number nearest to eight."""
     best: dict[tuple[str, str], MoePlacement] = {}
     for row in rows:
         known = best.setdefault((row.part, row.layer), row)
@@ -101,7 +103,7 @@ def _is_uneven(row: MoePlacement, limits: Limits) -> bool:
 
 
 def _cost(moe: MoeResult, rows: Sequence[MoePlacement]) -> int | None:
-    """What the slowest ranks would save, all layers; None where a layer has no time."""
+    """Time that the slowest ranks would recover in all layers; None if a layer has no time."""
     saved = [
         row.expert_ns_per_step - row.replaced_ns_per_step
         for row in rows

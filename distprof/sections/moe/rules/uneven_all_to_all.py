@@ -1,31 +1,32 @@
 """# uneven-all-to-all
 
 ## What it detects
-In the all-to-alls that bring tokens to their experts one rank sends or receives far more than the
-mean of its group.
+In the all-to-alls that dispatch tokens to their experts, one rank sends or receives far more than
+the mean of its group.
 
 ## Why it costs time
-An all-to-all ends when the busiest rank's links have moved everything; the links of the others
-idle meanwhile.
+An all-to-all ends only when the busiest rank's links have moved all their bytes. The links of the
+other ranks idle until then.
 
 ## Evidence needed
 Split sizes of the all-to-alls, from the arguments of NCCL's records or the inputs of the
 operator, and their times on every rank of the group.
 
 ## How the cost is computed
-Transfer time of the exchanges, after the last rank came, times one less the mean rank's share of
-the busiest one's bytes: what even sizes would save if links were the limit. Part of what
-`exposed-communication` reports, and gone where `overloaded-expert` or
-`unbalanced-expert-placement` is mended. Unknown where waiting and transfer cannot be told apart.
+Transfer time of the exchanges after the last rank has arrived, times one minus the ratio of the
+mean rank's bytes to the busiest rank's. Even sizes would recover this time if links are the limit.
+It is part of what `exposed-communication` reports, and fixing `overloaded-expert` or
+`unbalanced-expert-placement` recovers it too. It is unknown if waiting and transfer cannot be
+separated.
 
 ## How to fix
-Receivers are uneven because of their experts: even out the routing, or place experts by their
-loads. Senders are uneven because they have unequal numbers of tokens: pack or pad sequences so
-that ranks hold as many.
+Receivers are uneven because of their experts: balance the routing, or place experts by their loads.
+Senders are uneven because they have different numbers of tokens: pack or pad sequences so that all
+ranks hold the same number.
 
 ## When it is wrong
-With limits inside the node that differ between pairs of ranks, sizes alone do not tell which link
-is the slowest.
+If links inside the node differ between pairs of ranks, sizes alone do not show which link is the
+slowest.
 
 ## Sources
 Formula sheet, "Mixture of experts" and "Collectives" (all-to-all).
@@ -66,8 +67,8 @@ def check(moe: MoeResult, limits: Limits) -> Iterator[Draft]:
         message=f"{_busiest(worst)} the mean of its group in dispatch "
         f"({name_ranks(worst.ranks)}){more}.",
         fix=(
-            "Even out the routing or place experts by their loads where receivers are uneven; give "
-            "ranks as many tokens each where senders are."
+            "If receivers are uneven, balance the routing or place experts by their loads. If "
+            "senders are uneven, give all ranks the same number of tokens."
         ),
         cost_ns_per_step=sum(known) // len(moe.exchanges) if len(known) == len(costs) else None,
         confidence=Confidence.INFERRED,
@@ -87,7 +88,7 @@ def _busiest(found: MoeExchange) -> str:
 
 
 def _is_beyond_luck(found: MoeExchange, moe: MoeResult) -> bool:
-    """Whether so many tokens would be more even by chance; True where their number is unknown."""
+    """Whether chance alone would be more even at this number of tokens; True if it is unknown."""
     size = len(found.ranks)
     calls = [row.tokens_per_call for row in moe.placement if row.num_ranks == size]
     if not calls or size < 2:

@@ -1,1 +1,1 @@
-"""Rules on nccl."""
+"""Rules about NCCL."""

@@ -1,4 +1,4 @@
-"""What rules on NCCL's logs share."""
+"""Shared by the rules about NCCL's logs."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["connections", "exposed_between_nodes", "has_log", "setting_of"]
 
 
 def has_log(nccl: NcclResult) -> bool:
-    """Whether a log was read; false for jobs that do not use NCCL.
+    """Whether a log was read; False for jobs that do not use NCCL.
 
     Raises:
-        InsufficientEvidenceError: If the job uses NCCL and there is no log.
+        InsufficientEvidenceError: If the job uses NCCL but has no log.
     """
     if nccl.is_missing:
         raise InsufficientEvidenceError(NO_LOG)
@@ -28,10 +28,10 @@ def has_log(nccl: NcclResult) -> bool:
 def connections(
     nccl: NcclResult, where: str, wanted: Callable[[NcclTransport], bool]
 ) -> tuple[int, int]:
-    """Lines of the wanted connections, and of all, either between or inside nodes.
+    """Line counts of the selected connections and of all connections, between or inside nodes.
 
     Raises:
-        InsufficientEvidenceError: If the log names no connection at all.
+        InsufficientEvidenceError: If the log names no connection.
     """
     if not has_log(nccl):
         return 0, 0
@@ -44,16 +44,16 @@ def connections(
 
 
 def setting_of(nccl: NcclResult, name: str) -> str:
-    """The value of a variable on the processes that have it, joined; empty where none has."""
+    """The joined values of a variable on the processes that set it; empty if none does."""
     return ", ".join(setting.value for setting in nccl.settings if setting.name == name)
 
 
 def exposed_between_nodes(
     collectives: CollectivesResult, waterfall: WaterfallResult, step_time: StepTimeResult
 ) -> int | None:
-    """Exposed transfer of collectives that cross nodes, ns per step; None without a time line.
+    """Exposed transfer of collectives that cross nodes, ns per step; None without a timeline.
 
-    An upper bound of what a faster network recovers.
+    An upper bound of the time that a faster network recovers.
     """
     step = mean_step_if_timed(waterfall, step_time)
     if step is None:

@@ -1,31 +1,32 @@
 """# forced-nccl-settings
 
 ## What it detects
-Variables of the environment take choices away from NCCL: the algorithm or protocol is forced, a way
-of connecting ranks is switched off, or the number of channels is limited.
+Environment variables restrict NCCL's choices: the algorithm or protocol is forced, a transport is
+disabled, or the number of channels is limited.
 
 ## Why it costs time
-NCCL chooses algorithm, protocol and channels by size and machine. A choice that was right for one
-benchmark is wrong for other sizes: a ring for small messages over many nodes, the low-latency
-protocol for large ones. With P2P, shared memory or InfiniBand switched off, data goes a slower way
-though a faster one may exist. Such settings mostly outlive the problem that they were a way around.
+NCCL chooses algorithm, protocol and channels by message size and machine. A choice that was right
+for one benchmark is wrong for other sizes: a ring for small messages over many nodes, or the
+low-latency protocol for large ones. If P2P, shared memory or InfiniBand is disabled, data takes a
+slower path although a faster one may exist. These settings often outlive the problem that they
+worked around.
 
 ## Evidence needed
-NCCL's own log (`NCCL_DEBUG=INFO`), which names what it took from the environment, or the
-environment in a run directory. Values on which processes differ belong to `uneven-nccl-settings`,
-and P2P settings that lead to shared memory to `shared-memory-inside-node`.
+NCCL's log (`NCCL_DEBUG=INFO`), which lists the variables that NCCL read from the environment, or
+the environment in a run directory. `uneven-nccl-settings` covers values that differ between
+processes, and `shared-memory-inside-node` covers P2P settings that lead to shared memory.
 
 ## How the cost is computed
-It is not: nothing recorded shows how fast the other choice would have been. `distprof bench` with
-and without the variable does.
+No cost: the recording does not show how fast the other choice would be. Run `distprof bench` with
+and without the variable to measure it.
 
 ## How to fix
-Start one job without the variable and compare, best with `distprof bench`. If it must stay, say why
-beside it, with the version of NCCL that needs it.
+Run one job without the variable and compare, preferably with `distprof bench`. If the variable must
+stay, document next to it the reason and the NCCL version that needs it.
 
 ## When it is wrong
-Where the setting was measured to be better on these machines, or works around a known bug of this
-version; where `NCCL_IB_DISABLE=1` stands on machines that have no InfiniBand.
+The setting may have been measured to be better on these machines, or work around a known bug of
+this version. `NCCL_IB_DISABLE=1` is harmless on machines without InfiniBand.
 
 ## Sources
 NVIDIA NCCL documentation, Environment Variables ("not recommended to be set in production" for
@@ -55,14 +56,14 @@ _CHOICES: Mapping[str, tuple[tuple[str, ...], str]] = {
     "NCCL_IB_DISABLE": (("1",), "no InfiniBand or RoCE"),
     "NCCL_NET_GDR_LEVEL": (_LOC, "no GPUDirect RDMA"),
 }
-"""Variables to the values that take a choice away (any, where empty), and what is lost."""
+"""Variables, the values that restrict NCCL (any value if empty), and the effect."""
 
 _WAYS: Mapping[str, tuple[tuple[str, ...], str]] = {
     "NCCL_P2P_DISABLE": (("1",), "no direct access between GPUs"),
     "NCCL_P2P_LEVEL": (_LOC, "no direct access between GPUs"),
     "NCCL_SHM_DISABLE": (("1",), "no shared memory"),
 }
-"""The same for ways that every machine with several GPUs has: none loses by having them."""
+"""The same for transports that every machine with several GPUs has and always benefits from."""
 
 
 @rule(
@@ -88,10 +89,10 @@ def check(nccl: NcclResult, sharding: ShardingResult, limits: Limits) -> Iterato
     parts = [f"{name}={value} ({what})" for name, (value, what) in named.items()]
     verb = "is" if len(parts) == 1 else "are"
     yield Draft(
-        message=f"{' and '.join(parts)} {verb} set for NCCL by the environment.",
+        message=f"{' and '.join(parts)} {verb} set in the environment.",
         fix=(
-            "Run once without, and compare with distprof bench; keep only what these machines and "
-            "this version of NCCL need."
+            "Run once without, and compare with distprof bench. Keep only settings that these "
+            "machines and this version of NCCL need."
         ),
         confidence=Confidence.MEASURED,
         severity=Severity.WARNING if named.keys() & _WAYS.keys() else None,
@@ -100,7 +101,7 @@ def check(nccl: NcclResult, sharding: ShardingResult, limits: Limits) -> Iterato
 
 
 def _set(nccl: NcclResult, sharding: ShardingResult) -> dict[str, str]:
-    """What all processes agree on: by NCCL's log, and where it says nothing by the environment."""
+    """Values common to all processes: from NCCL's log, otherwise from the environment."""
     found: dict[str, set[str]] = defaultdict(set)
     for setting in nccl.settings:
         found[setting.name].add(setting.value)

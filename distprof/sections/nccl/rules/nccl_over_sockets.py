@@ -1,28 +1,28 @@
 """# nccl-over-sockets
 
 ## What it detects
-Connections between nodes that go over TCP sockets, by NCCL's own log.
+Connections between nodes use TCP sockets, according to NCCL's log.
 
 ## Why it costs time
-Sockets copy every byte through the host's memory and kernel. InfiniBand, RoCE or EFA move it from
-GPU to GPU, at several times the bandwidth and a fraction of the latency.
+Sockets copy every byte through CPU memory and the operating system's kernel. InfiniBand, RoCE or
+EFA move data from GPU to GPU at several times the bandwidth and a fraction of the latency.
 
 ## Evidence needed
-A log of NCCL (`NCCL_DEBUG=INFO`) that names connections between nodes. It cannot show what network
-the machines have beyond what NCCL found.
+An NCCL log (`NCCL_DEBUG=INFO`) that names connections between nodes. The log shows only networks
+that NCCL found.
 
 ## How the cost is computed
-Where there are traces too: exposed transfer of the collectives that cross nodes, per step, an upper
-bound of what another network recovers. From a log alone no cost is named.
+With traces: exposed transfer per step of the collectives that cross nodes. This is an upper bound
+of the time that a faster network recovers. A log alone gives no cost.
 
 ## How to fix
-Find out why NCCL did not take the fast network: `NET/IB : No device found` means that the container
-lacks the devices (`/dev/infiniband`) or the plug-in (libnccl-net.so for EFA, RDMA-SHARP, RCCL);
-`NCCL_IB_DISABLE=1` or `NCCL_NET=Socket` turn it off.
+Find out why NCCL did not use the fast network: `NET/IB : No device found` means that the container
+lacks the devices (`/dev/infiniband`) or the plug-in (libnccl-net.so for EFA, RDMA-SHARP, RCCL).
+`NCCL_IB_DISABLE=1` and `NCCL_NET=Socket` disable the fast network.
 
 ## When it is wrong
-Machines with Ethernet alone have nothing better. Then more sockets and threads for each connection
-(`NCCL_NSOCKS_PERTHREAD`, `NCCL_SOCKET_NTHREADS`) help.
+Machines with only Ethernet have no faster network. More sockets and threads per connection
+(`NCCL_NSOCKS_PERTHREAD`, `NCCL_SOCKET_NTHREADS`) help there.
 
 ## Sources
 NCCL's user guide, "Environment variables" and "Troubleshooting": networking.
@@ -46,7 +46,9 @@ from distprof.terms import Confidence, Severity
     severity=Severity.WARNING,
     since="0.1.0",
     needs=(NcclResult, CollectivesResult, WaterfallResult, StepTimeResult),
-    limits={"socket_ratio": Limit(0.01, "share of connections between nodes over sockets")},
+    limits={
+        "socket_ratio": Limit(0.01, "smallest share of connections between nodes over sockets")
+    },
 )
 def check(
     nccl: NcclResult,
@@ -61,12 +63,13 @@ def check(
         return
     yield Draft(
         message=(
-            f"{sockets:,} of {total:,} connections between nodes go over TCP sockets "
+            f"{sockets:,} of {total:,} connections between nodes use TCP sockets "
             f"(NET/Socket){_why(nccl)}."
         ),
         fix=(
-            "Give NCCL the fast network: InfiniBand devices or the plug-in in the container, no "
-            "NCCL_IB_DISABLE, no NCCL_NET=Socket; on Ethernet alone use more sockets."
+            "Give NCCL access to the fast network: add InfiniBand devices or the plug-in to the "
+            "container, and unset NCCL_IB_DISABLE and NCCL_NET=Socket. With only Ethernet, use "
+            "more sockets."
         ),
         cost_ns_per_step=exposed_between_nodes(collectives, waterfall, step_time),
         confidence=Confidence.INFERRED,
@@ -75,13 +78,13 @@ def check(
 
 
 def _why(nccl: NcclResult) -> str:
-    """What the log says of the fast network."""
+    """What the log says about the fast network."""
     for name in ("NCCL_IB_DISABLE", "NCCL_NET", "NCCL_NET_PLUGIN"):
         value = setting_of(nccl, name)
         if value and value != "0":
             return f"; {name} is set to {value}"
     if any(host.links for host in nccl.hosts):
-        return ", although NCCL found cards for RDMA"
+        return ", although NCCL found RDMA cards"
     if nccl.missing_networks:
         return f"; NCCL found no device for {', '.join(nccl.missing_networks)}"
-    return "; whether the machines have a faster network is not in the log"
+    return "; the log does not show whether the machines have a faster network"

@@ -1,27 +1,28 @@
 """# no-gpudirect
 
 ## What it detects
-Connections between nodes over RDMA cards without GPUDirect RDMA, by NCCL's own log.
+Connections between nodes use RDMA cards without GPUDirect RDMA, according to NCCL's log.
 
 ## Why it costs time
-Without GPUDirect each byte goes from the GPU to the host's memory and from there to the card, and
-the same way back: PCIe and memory are crossed twice, latency grows, and CPU threads copy.
+Without GPUDirect each byte goes from the GPU to CPU memory and from there to the card, and back the
+same way. It crosses PCIe and memory twice, latency grows, and CPU threads have to copy.
 
 ## Evidence needed
-A log of NCCL (`NCCL_DEBUG=INFO`) that names connections between nodes. Where some cards lie too far
-from a GPU it cannot tell whether another placement would bring them near.
+An NCCL log (`NCCL_DEBUG=INFO`) that names connections between nodes. If some cards are too far from
+a GPU, the log does not show whether another placement would bring them closer.
 
 ## How the cost is computed
-Where there are traces too: exposed transfer of the collectives that cross nodes, per step, an upper
-bound of what GPUDirect recovers. From a log alone no cost is named.
+With traces: exposed transfer per step of the collectives that cross nodes. This is an upper bound
+of the time that GPUDirect recovers. A log alone gives no cost.
 
 ## How to fix
-Load `nvidia-peermem` (or use DMA-BUF: Linux 5.12, open kernel modules, NCCL 2.13), and switch off
-ACS on PCIe switches. `NCCL_NET_GDR_LEVEL` raises the distance at which NCCL still uses it.
+Load `nvidia-peermem` (or use DMA-BUF: Linux 5.12, open kernel modules, NCCL 2.13), and disable ACS
+on PCIe switches. `NCCL_NET_GDR_LEVEL` raises the distance up to which NCCL uses GPUDirect.
 
 ## When it is wrong
-Some cards cannot do it (Omni-Path without its driver, virtual functions), and some GPUs neither
-(GeForce). Connections of rare operations weigh as much here as those of every step.
+Some cards do not support GPUDirect (Omni-Path without its driver, virtual functions), and neither
+do some GPUs (GeForce). Connections of rare operations count as much here as those used in every
+step.
 
 ## Sources
 NCCL's user guide, `NCCL_NET_GDR_LEVEL` and "GPU Direct".
@@ -45,7 +46,7 @@ from distprof.terms import Confidence, Severity
     severity=Severity.WARNING,
     since="0.1.0",
     needs=(NcclResult, CollectivesResult, WaterfallResult, StepTimeResult),
-    limits={"plain_ratio": Limit(0.05, "share of connections over RDMA cards without GPUDirect")},
+    limits={"plain_ratio": Limit(0.05, "smallest share of RDMA connections without GPUDirect")},
 )
 def check(
     nccl: NcclResult,
@@ -65,10 +66,10 @@ def check(
     yield Draft(
         message=(
             f"{plain:,} of {total:,} connections between nodes use {', '.join(sorted(ways))} "
-            f"without GPUDirect RDMA: every byte goes through the host's memory{because}."
+            f"without GPUDirect RDMA: every byte goes through CPU memory{because}."
         ),
         fix=(
-            "Load nvidia-peermem or use DMA-BUF, switch off ACS on PCIe switches, and set "
+            "Load nvidia-peermem or use DMA-BUF, disable ACS on PCIe switches, and set "
             "NCCL_NET_GDR_LEVEL to a distance that covers the cards."
         ),
         cost_ns_per_step=exposed_between_nodes(collectives, waterfall, step_time),

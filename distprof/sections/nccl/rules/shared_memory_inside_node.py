@@ -1,29 +1,28 @@
 """# shared-memory-inside-node
 
 ## What it detects
-GPUs of one node that talk through the host's memory although the log shows a faster way.
+GPUs of one node communicate through CPU memory although the log shows a faster path.
 
 ## Why it costs time
-Through shared memory each byte crosses PCIe twice and the CPU's memory once. Peer access over
-NVLink, or over one PCIe switch, is several times faster, and rings run at the pace of their slowest
-connection.
+Through shared memory each byte crosses PCIe twice and CPU memory once. Peer access over NVLink, or
+over one PCIe switch, is several times faster, and a ring is as slow as its slowest connection.
 
 ## Evidence needed
-A log of NCCL (`NCCL_DEBUG=INFO`) that names connections inside a node, and that shows the faster
-way: a setting that turns peer access off or limits it (`NCCL_P2P_DISABLE`, `NCCL_P2P_LEVEL`), or
-NVLink in the graph search (`NCCL_DEBUG_SUBSYS=INIT,GRAPH`). Without either it is not judged.
+An NCCL log (`NCCL_DEBUG=INFO`) that names connections inside a node and shows the faster path: a
+setting that disables or limits peer access (`NCCL_P2P_DISABLE`, `NCCL_P2P_LEVEL`), or NVLink in the
+graph search (`NCCL_DEBUG_SUBSYS=INIT,GRAPH`). Without either the rule is not checked.
 
 ## How the cost is computed
-Not at all: a log holds no times, and traces do not tell which part of a collective went over which
+No cost: a log holds no times, and traces do not show which part of a collective used which
 connection.
 
 ## How to fix
 Unset `NCCL_P2P_DISABLE`, raise `NCCL_P2P_LEVEL` (NVL < PIX < PXB < PHB < SYS), pass all GPUs of the
-node into the container, switch off ACS and, in virtual machines, set up peer access.
+node into the container, disable ACS and, in virtual machines, set up peer access.
 
 ## When it is wrong
-Between the sockets of a PCIe machine shared memory can be faster than peer access, and somebody may
-have measured that before setting `NCCL_P2P_LEVEL`.
+Between the sockets of a PCIe machine shared memory can be faster than peer access. `NCCL_P2P_LEVEL`
+may have been set after measuring this.
 
 ## Sources
 NCCL's user guide, `NCCL_P2P_DISABLE`, `NCCL_P2P_LEVEL` and "GPU-to-GPU communication".
@@ -45,7 +44,9 @@ from distprof.terms import Confidence, Severity
     severity=Severity.WARNING,
     since="0.1.0",
     needs=(NcclResult,),
-    limits={"shared_ratio": Limit(0.01, "share of connections inside nodes over shared memory")},
+    limits={
+        "shared_ratio": Limit(0.01, "smallest share of connections inside nodes over shared memory")
+    },
     costs_time=False,
 )
 def check(nccl: NcclResult, limits: Limits) -> Iterator[Draft]:
@@ -55,10 +56,10 @@ def check(nccl: NcclResult, limits: Limits) -> Iterator[Draft]:
         return
     yield Draft(
         message=(
-            f"{shared:,} of {total:,} connections inside nodes go through the host's memory "
-            f"(SHM); {_why(nccl)}."
+            f"{shared:,} of {total:,} connections inside nodes go through CPU memory (SHM); "
+            f"{_why(nccl)}."
         ),
-        fix="Let GPUs reach each other: unset NCCL_P2P_DISABLE, raise NCCL_P2P_LEVEL, no ACS.",
+        fix="Enable peer access: unset NCCL_P2P_DISABLE, raise NCCL_P2P_LEVEL, disable ACS.",
         confidence=Confidence.INFERRED,
         evidence=("nccl.transports", "nccl.settings"),
     )
@@ -72,6 +73,6 @@ def _why(nccl: NcclResult) -> str:
     if {"NVL", "NVB", "C2C", "XGMI"} & set(nccl.paths):
         return "NCCL's graph search found NVLink between GPUs"
     raise InsufficientEvidenceError(
-        "connections go through the host's memory, but the log does not show a faster way: log "
+        "connections go through CPU memory, but the log does not show a faster path: log with "
         "NCCL_DEBUG_SUBSYS=INIT,ENV,GRAPH"
     )

@@ -1,27 +1,27 @@
 """# uneven-nccl-settings
 
 ## What it detects
-Ranks of one job with another version of NCCL, or with another value of one of its variables.
+Ranks of one job use different versions of NCCL, or different values of one of its variables.
 
 ## Why it costs time
-NCCL plans for a communicator as a whole: unlike settings on its ranks lead to slow algorithms on
-all, to a hang, or to wrong results. Often one node has another image or another profile file.
+NCCL plans for a communicator as a whole. Different settings on its ranks lead to slow algorithms on
+all ranks, to a hang, or to wrong results. Often one node has a different image or profile file.
 
 ## Evidence needed
-A log of NCCL (`NCCL_DEBUG=INFO`, subsystems INIT and ENV) of several ranks. NCCL says a variable
-when it first reads it, and old versions say their version on rank 0 only: a variable that is set on
-some ranks and unset on others shows only where a whole node lacks it.
+An NCCL log (`NCCL_DEBUG=INFO`, subsystems INIT and ENV) of several ranks. NCCL logs a variable when
+it first reads it, and old versions log their version only on rank 0. A variable that is set on some
+ranks and unset on others shows only if a whole node lacks it.
 
 ## How the cost is computed
-Not at all: what unlike settings cost differs from nothing to the whole job.
+No cost: different settings may cost nothing or the whole job.
 
 ## How to fix
 Set the environment in one place for all ranks (the launcher, `/etc/nccl.conf` in the image), and
 use one image.
 
 ## When it is wrong
-Names of cards and interfaces (`NCCL_SOCKET_IFNAME`, `NCCL_IB_HCA`) and paths of files may differ
-between nodes: they are not compared.
+Names of cards and interfaces (`NCCL_SOCKET_IFNAME`, `NCCL_IB_HCA`) and file paths may differ
+between nodes. The rule does not compare them.
 
 ## Sources
 NCCL's user guide, "Environment variables": all ranks need the same values.
@@ -48,12 +48,14 @@ def check(nccl: NcclResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001 
     """Yield one finding for all settings."""
     if not has_log(nccl):
         return
-    told = [*_versions(nccl), *_values(nccl), *_missing(nccl)]
-    if not told:
+    differences = [*_versions(nccl), *_values(nccl), *_missing(nccl)]
+    if not differences:
         return
-    more = f"; {len(told) - _MOST_NAMED} more differ" if len(told) > _MOST_NAMED else ""
+    more = (
+        f"; {len(differences) - _MOST_NAMED} more differ" if len(differences) > _MOST_NAMED else ""
+    )
     yield Draft(
-        message=f"{'; '.join(told[:_MOST_NAMED])}{more}.",
+        message=f"{'; '.join(differences[:_MOST_NAMED])}{more}.",
         fix="Set the environment in one place for all ranks, and use one image.",
         confidence=Confidence.INFERRED,
         evidence=("nccl.settings", "nccl.versions"),
@@ -61,7 +63,7 @@ def check(nccl: NcclResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001 
 
 
 def _versions(nccl: NcclResult) -> Iterator[str]:
-    """Versions that differ; one that output of other ranks cut off is no other version."""
+    """Versions that differ; a version cut off by other ranks' output does not count."""
     texts = [version.value for version in nccl.versions]
     whole = [
         version
@@ -79,7 +81,7 @@ def _values(nccl: NcclResult) -> Iterator[str]:
 
 
 def _missing(nccl: NcclResult) -> Iterator[str]:
-    """Variables that all processes of some host have, and none of another."""
+    """Variables set by all processes of some hosts and by none of another."""
     hosts = {host.host: host.num_processes for host in nccl.hosts}
     speaking = {host for setting in nccl.settings for host in setting.hosts}
     for name, settings in _by_name(nccl).items():

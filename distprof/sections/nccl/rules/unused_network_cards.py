@@ -1,27 +1,27 @@
 """# unused-network-cards
 
 ## What it detects
-Nodes with several network cards of which NCCL uses only some, though GPUs share those that it uses.
+NCCL uses only some of a node's network cards, although GPUs share the cards that it uses.
 
 ## Why it costs time
 GPUs that share a card share its bandwidth: with half of the cards, traffic between nodes runs at
-half the speed.
+half speed.
 
 ## Evidence needed
-A log of NCCL (`NCCL_DEBUG=INFO`) that names the cards of a host (`NET/IB : Using …`) and the
-connections that leave it. It cannot show whether a card that is not used has a cable.
+An NCCL log (`NCCL_DEBUG=INFO`) that names the cards of a host (`NET/IB : Using …`) and the
+connections that leave it. It does not show whether an unused card has a cable.
 
 ## How the cost is computed
-Not at all: a log does not tell how busy the cards are.
+No cost: a log does not show how busy the cards are.
 
 ## How to fix
 Use more channels (`NCCL_MIN_NCHANNELS`, `NCCL_NCHANNELS_PER_NET_PEER`) or set `NCCL_CROSS_NIC=1`;
-give NCCL the machine's topology where it runs in a virtual machine (`NCCL_TOPO_FILE`); look whether
-`NCCL_IB_HCA` leaves cards out.
+give NCCL the machine's topology if it runs in a virtual machine (`NCCL_TOPO_FILE`); check whether
+`NCCL_IB_HCA` excludes cards.
 
 ## When it is wrong
 Cards for storage or management are not meant for NCCL (exclude them with `NCCL_IB_HCA`), and a
-communicator of few ranks may not need all. A log that was cut names only some connections.
+communicator of few ranks may not need all. A truncated log names only some connections.
 
 ## Sources
 NCCL's user guide, `NCCL_IB_HCA`, `NCCL_CROSS_NIC`, `NCCL_TOPO_FILE`.
@@ -44,7 +44,11 @@ _MOST_NAMED = 6
     severity=Severity.INFO,
     since="0.1.0",
     needs=(NcclResult,),
-    limits={"used_ratio": Limit(0.99, "share of the cards that could each serve a GPU")},
+    limits={
+        "used_ratio": Limit(
+            0.99, "smallest acceptable share of used cards among those that could each serve a GPU"
+        )
+    },
     costs_time=False,
 )
 def check(nccl: NcclResult, limits: Limits) -> Iterator[Draft]:
@@ -61,11 +65,12 @@ def check(nccl: NcclResult, limits: Limits) -> Iterator[Draft]:
         message=(
             f"On {len(found)} of {len(nccl.hosts)} hosts NCCL uses {len(worst.used_cards)} of "
             f"{len(worst.cards)} network cards for {worst.num_processes} GPUs, for example on "
-            f"{worst.host}: not used are {', '.join(idle[:_MOST_NAMED])}{more}."
+            f"{worst.host}, where {', '.join(idle[:_MOST_NAMED])}{more} "
+            f"{'is' if len(idle) == 1 else 'are'} unused."
         ),
         fix=(
             "Use more channels or NCCL_CROSS_NIC=1, give NCCL the topology (NCCL_TOPO_FILE), and "
-            "look at NCCL_IB_HCA."
+            "check NCCL_IB_HCA."
         ),
         confidence=Confidence.INFERRED,
         ranks=tuple(sorted(rank for host in found for rank in host.ranks)),

@@ -1,1 +1,1 @@
-"""Rules on overlap."""
+"""Rules about the overlap of communication with computation."""

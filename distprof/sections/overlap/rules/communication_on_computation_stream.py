@@ -1,30 +1,30 @@
 """# communication-on-computation-stream
 
 ## What it detects
-Collectives of data parallelism (gradients, sharded parameters) run on the device's stream that
-computes.
+Data-parallel collectives (gradients, sharded parameters) run on the GPU's compute stream.
 
 ## Why it costs time
-Operations of one stream follow each other. A collective there cannot run beside computation,
-whatever the program intends: it adds its full length to the step.
+Operations on one stream run one after another. A collective on the compute stream cannot overlap
+with computation, whatever the program intends, so it adds its full length to the step.
 
 ## Evidence needed
-Device activities with their streams, and groups whose axis is data parallel (`dp`, `dp_replicate`,
-`dp_shard`), or that gather parameters unit after unit.
+GPU activities with their streams, and groups whose axis is data parallel (`dp`, `dp_replicate`,
+`dp_shard`) or that gather parameters unit by unit.
 
 ## How the cost is computed
 The smaller of two means per rank and step: exposed transfer of these collectives, and computation
-that runs with no communication beside it. An upper bound; where waiting for late members is not
-known, exposed time stands for exposed transfer.
+that runs without concurrent communication. This is an upper bound. Where waiting for late members
+is unknown, all exposed time counts as transfer.
 
 ## How to fix
-Ask for them asynchronously (`async_op=True`, wait before the result is used): synchronous
+Launch them asynchronously (`async_op=True`, and wait before the result is used): synchronous
 collectives run on the current stream since PyTorch 2.8. Or let the wrapper do it: DDP,
-`fully_shard`, Megatron's `--overlap-grad-reduce` and `--overlap-param-gather` have streams of their
-own. Code of one's own: `with torch.cuda.stream(side):` and events in both directions.
+`fully_shard`, and Megatron's `--overlap-grad-reduce` and `--overlap-param-gather` use separate
+streams. In custom code, use `with torch.cuda.stream(side):` and events in both directions.
 
 ## When it is wrong
-Where nothing is left to compute meanwhile, as for the norm of all gradients; such are small.
+Nothing is left to compute at that point, as for the norm of all gradients. These collectives are
+small.
 
 ## Sources
 Formula sheet, "Measured from traces" (overlap). PyTorch documentation of `torch.distributed`
@@ -49,9 +49,7 @@ from distprof.units import format_ratio
     severity=Severity.WARNING,
     since="0.1.0",
     needs=(ShardingResult, OverlapResult, WaterfallResult, StepTimeResult),
-    limits={
-        "min_step_ratio": Limit(0.03, "share of the step below which the cost is not worth naming")
-    },
+    limits={"min_step_ratio": Limit(0.03, "smallest share of the step that is worth reporting")},
 )
 def check(
     sharding: ShardingResult,
@@ -73,12 +71,12 @@ def check(
         yield Draft(
             message=(
                 f"{one.per_step:.0f} collectives of {one.axis} per {step.word} "
-                f"({format_ratio(one.share_ratio)} of them) run on a stream that computes: "
-                f"{step.share(cost)} is transfer that cannot be hidden there."
+                f"({format_ratio(one.share_ratio)} of them) run on a compute stream: "
+                f"{step.share(cost)} is transfer that cannot overlap with computation there."
             ),
             fix=(
-                "Ask for them with async_op=True and wait where the result is used, or give them "
-                "a stream of their own, as DDP, fully_shard and Megatron's overlap options do."
+                "Launch them with async_op=True and wait where the result is used, or run them on "
+                "a separate stream, as DDP, fully_shard and Megatron's overlap options do."
             ),
             cost_ns_per_step=cost,
             confidence=Confidence.MEASURED if is_split else Confidence.INFERRED,

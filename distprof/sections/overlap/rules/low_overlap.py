@@ -1,36 +1,36 @@
 """# low-overlap
 
 ## What it detects
-Communication runs while the device computes nothing, although computation that could have hidden
-it runs elsewhere in the same step, alone. It stays silent where ranks mostly wait for each other:
-overlap hides transfer, not lateness.
+Communication runs while the GPU computes nothing, although the same step has computation without
+concurrent communication that it could overlap with. The rule stays silent where ranks mostly wait
+for each other: overlap hides transfer, not lateness.
 
 ## Why it costs time
-A transfer on its own stream beside computation costs next to nothing; the same transfer after the
-computation adds its full length to the step.
+A transfer on a separate stream during computation costs next to nothing. The same transfer after
+the computation adds its full length to the step.
 
 ## Evidence needed
-Device activities of at least one rank. With matched collectives, waiting is told from transfer;
-without them (a single rank, say), or where most lack a member in the recording, the finding is
+GPU activities of at least one rank. Matched collectives separate waiting from transfer. Without
+them (with a single rank, for example), or where most lack a member in the recording, the finding is
 marked *inferred*.
 
 ## How the cost is computed
-The smaller of two means over ranks and steps: exposed transfer, and computation that runs with no
-communication beside it. It is an upper bound. The time is part of what `exposed-communication`
-reports and apart from what `transfer-bound-collectives` reports: do not add the first.
+The smaller of two means over ranks and steps: exposed transfer, and computation that runs without
+concurrent communication. This is an upper bound. The time is part of what `exposed-communication`
+reports, so do not add the two. It does not include what `transfer-bound-collectives` reports.
 
 ## How to fix
 DDP: keep `gradient_as_bucket_view=True`, tune `bucket_cap_mb` so that the first bucket is ready
 early, and remove what forces a synchronisation between backward and the reduction. FSDP2: call
 `set_modules_to_forward_prefetch` and `set_modules_to_backward_prefetch`, and wrap one transformer
 block per unit. FSDP1: `forward_prefetch=True`, `backward_prefetch=BACKWARD_PRE`,
-`limit_all_gathers=False` where memory allows. Tensor parallelism: asynchronous tensor parallelism
-or sequence parallelism.
+`limit_all_gathers=False` where memory allows. Tensor parallelism: use asynchronous tensor
+parallelism or sequence parallelism.
 
 ## When it is wrong
-Where the data flow forbids overlap: an all-to-all whose result the next kernel needs, or the
-all-reduce of plain tensor parallelism. A GPU whose kernels already use all of its memory
-bandwidth slows down when a transfer runs beside them, so less than the cost comes back.
+The data flow may forbid overlap: an all-to-all whose result the next kernel needs, or the
+all-reduce of plain tensor parallelism. Kernels that already use all of the memory bandwidth slow
+down during a transfer, so less than the cost is recovered.
 
 ## Sources
 Formula sheet, "Measured from traces" (overlap) and "Anti-patterns" (overlap below 80 %). PyTorch
@@ -57,9 +57,10 @@ from distprof.units import format_duration, format_ratio
     needs=(OverlapResult, WaterfallResult, StepTimeResult, CaptureResult),
     limits={
         "overlap_ratio": Limit(
-            0.8, "hidden share of communication, exposed waiting left out, that is good enough"
+            0.8,
+            "acceptable overlap of communication, exposed waiting excluded",
         ),
-        "min_step_ratio": Limit(0.02, "share of the step below which the cost is not worth naming"),
+        "min_step_ratio": Limit(0.02, "smallest share of the step that is worth reporting"),
     },
 )
 def check(
@@ -83,7 +84,7 @@ def check(
     yield Draft(
         message=_message(ratio, step.exposed_transfer_ns, cost, is_sure=is_sure),
         fix=(
-            "Start transfers earlier and beside computation: bucket_cap_mb (DDP), "
+            "Start transfers earlier, during computation: bucket_cap_mb (DDP), "
             "set_modules_to_forward_prefetch and set_modules_to_backward_prefetch (FSDP2), "
             "asynchronous tensor parallelism."
         ),
@@ -101,10 +102,10 @@ def check(
 
 def _message(ratio: float, exposed_ns: int, cost_ns: int, *, is_sure: bool) -> str:
     what = "transfer" if is_sure else "communication"
-    doubt = "" if is_sure else ", which may be waiting for other ranks in part"
+    doubt = "" if is_sure else ", part of which may be waiting for other ranks"
     part = "all" if cost_ns >= exposed_ns else format_duration(cost_ns)
     return (
-        f"{format_ratio(ratio)} of {what} is hidden behind computation: "
-        f"{format_duration(exposed_ns)} is exposed{doubt}, and computation that runs alone could "
-        f"hide {part} of it."
+        f"Only {format_ratio(ratio)} of {what} overlaps with computation: "
+        f"{format_duration(exposed_ns)} is exposed{doubt}. Computation without concurrent "
+        f"communication could hide {part} of it."
     )

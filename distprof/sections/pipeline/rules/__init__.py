@@ -1,1 +1,1 @@
-"""Rules on pipeline."""
+"""Rules about pipeline parallelism."""

@@ -1,4 +1,4 @@
-"""What the rules on pipeline bubbles share: which pipelines can be judged, and how to name them."""
+"""Shared by the pipeline rules: which pipelines can be judged, and how to name them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ __all__ = ["Judged", "judged_groups"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """A pipeline whose idle is split into its causes.
+    """A pipeline whose idle time is split into its causes.
 
     Args:
         group: The pipeline.
         span_ns: Its span, above 0.
         step_ns: The training step.
-        idle_ns: Of the mean rank.
+        idle_ns: Idle time of the mean rank.
         warm_up_drain_ns: Part of the idle.
         exposed_p2p_ns: Part of the idle.
     """
@@ -42,24 +42,26 @@ class Judged:
         return ns / self.span_ns
 
     def promise(self, prediction: PipelinePrediction) -> str:
-        """What a prediction says, beside the present."""
+        """A sentence that compares a prediction with the present step."""
         now, then = format_duration(self.step_ns), format_duration(prediction.step_ns)
         return f"{prediction.what} would take {then} instead of {now} (predicted)"
 
 
 def judged_groups(pipeline: PipelineResult) -> Iterator[Judged]:
-    """Pipelines whose idle is split into causes; nothing where there is no pipeline.
+    """Pipelines whose idle time is split into causes; none if the run has no pipeline.
 
     Raises:
-        InsufficientEvidenceError: If there are pipelines, and none of them is so known.
+        InsufficientEvidenceError: If there are pipelines, but the idle time of none is split.
     """
     if not pipeline.groups:
         return
     known = [judged for group in pipeline.groups if (judged := _judged(group)) is not None]
     if not known:
         reasons = [note for group in pipeline.groups for note in group.notes[-1:]]
-        why = reasons[0] if reasons else "no work was seen in its stages."
-        raise InsufficientEvidenceError(f"the causes of the pipeline's idle are not known: {why}")
+        why = reasons[0] if reasons else "no work was recorded in its stages."
+        raise InsufficientEvidenceError(
+            f"the causes of the pipeline's idle time are unknown: {why}"
+        )
     yield from known
 
 

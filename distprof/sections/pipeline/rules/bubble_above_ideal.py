@@ -1,31 +1,32 @@
 """# bubble-above-ideal
 
 ## What it detects
-A pipeline idles for more than its schedule explains.
+A pipeline idles longer than its schedule explains.
 
 ## Why it costs time
-Warm-up and drain are the price of the schedule. Whatever idle comes on top is lost to something
-else: stages that are not alike, messages, micro-batches that differ, or a host that is late.
+Warm-up and drain are the price of the schedule. Any further idle time has another cause: unequal
+stages, messages, micro-batches of different lengths, or late launches by the CPU.
 
 ## Evidence needed
 Slots of all stages of a pipeline (`distprof:pp …` marks, torch's annotations, or a pipeline
-timeline), and ranks whose clocks can be compared, to tell messages from the host.
+timeline), and ranks whose clocks can be compared, to separate messages from CPU delays.
 
 ## How the cost is computed
-Idle of the mean rank between the pipeline's first and last work, less that of the same order of
-actions replayed with equal stages and free messages. Further replays, each with one thing less put
-to rights, say what it is made of: unequal stages, unlike micro-batches, messages, and the host and
-other. `unequal-stages` and `exposed-pipeline-messages` name two of these parts: never add up.
+Idle time of the mean rank between the pipeline's first and last work, minus that of the same order
+of actions replayed with equal stages and free messages. Further replays each restore one effect and
+so split the excess into unequal stages, uneven micro-batches, messages, and CPU and other.
+`unequal-stages` and `exposed-pipeline-messages` name two of these parts: never add them up.
 
 ## How to fix
-Look at the largest part. Unequal stages: move layers. Unlike micro-batches: pack sequences to equal
-lengths. Messages: keep neighbouring stages on one node or its nearest. Host: CUDA graphs or larger
-micro-batches, less Python between actions, garbage collection between steps. Collectives of other
-axes inside of slots (sharding, tensor parallelism) count there too where nothing hides them.
+Look at the largest part. Unequal stages: move layers. Uneven micro-batches: pack sequences to equal
+lengths. Messages: keep neighbouring stages on the same node or on nearby nodes. CPU: use CUDA
+graphs or larger micro-batches, run less Python between actions, and collect garbage between steps.
+Exposed collectives of other axes inside slots (sharding, tensor parallelism) also count as CPU and
+other.
 
 ## When it is wrong
-Where processes share cores or a device, the scheduler delays them; that counts as the host's. Under
-a profiler the host is slower than without.
+If processes share CPU cores or a GPU, the scheduler delays them, and the delay counts as CPU time.
+The CPU is also slower under a profiler.
 
 ## Sources
 Formula sheet, "Pipeline bubble" (measured; split into stage imbalance and exposed messages).
@@ -41,17 +42,17 @@ from distprof.sections.pipeline.rules._shared import judged_groups
 from distprof.terms import MeshAxis, Severity
 from distprof.units import format_duration, format_ratio
 
-_IMBALANCE, _VARIATION = "unequal stages", "micro-batches that take unlike times"
-_MESSAGES, _HOST = "messages", "late launches, stalls inside of slots and other"
+_IMBALANCE, _VARIATION = "unequal stages", "uneven micro-batches"
+_MESSAGES, _HOST = "messages", "late launches, stalls inside slots and other causes"
 
 _FIXES = {
     _IMBALANCE: "Move layers from the busiest stage to the others.",
     _VARIATION: "Give micro-batches equal work: pack sequences to equal lengths.",
     _MESSAGES: "Put neighbouring stages on one node, and check the links between them.",
     _HOST: (
-        "Let the host launch earlier: CUDA graphs or larger micro-batches, less Python between "
-        "actions, garbage collection between steps only. Look for collectives of other axes "
-        "that nothing hides inside of slots."
+        "Launch earlier: use CUDA graphs or larger micro-batches, run less Python between actions, "
+        "and collect garbage only between steps. Look for exposed collectives of other axes inside "
+        "slots."
     ),
 }
 
@@ -62,11 +63,13 @@ _FIXES = {
     since="0.1.0",
     needs=(PipelineResult,),
     limits={
-        "excess_ratio": Limit(0.05, "share of the pipeline's time idle beyond its order's own"),
+        "excess_ratio": Limit(
+            0.05, "largest acceptable share of idle time beyond what the order of actions explains"
+        ),
     },
 )
 def check(pipeline: PipelineResult, limits: Limits) -> Iterator[Draft]:
-    """Yield one finding per shape of pipeline."""
+    """Yield one finding per pipeline shape."""
     for judged in judged_groups(pipeline):
         excess = judged.idle_ns - judged.warm_up_drain_ns
         if judged.ratio(excess) <= limits["excess_ratio"]:
@@ -74,10 +77,11 @@ def check(pipeline: PipelineResult, limits: Limits) -> Iterator[Draft]:
         ns, what = max(_parts(judged.group))
         yield Draft(
             message=(
-                f"{judged.name} idles for {format_ratio(judged.ratio(judged.idle_ns))} of its time,"
-                f" its order explains {format_ratio(judged.ratio(judged.warm_up_drain_ns))}. Of the"
-                f" other {format_ratio(judged.ratio(excess))} ({format_duration(excess)}) most is "
-                f"lost to {what} ({format_duration(ns)})."
+                f"{judged.name} idles {format_ratio(judged.ratio(judged.idle_ns))} of its time, "
+                f"of which its schedule explains "
+                f"{format_ratio(judged.ratio(judged.warm_up_drain_ns))}. The largest part of the "
+                f"other {format_ratio(judged.ratio(excess))} ({format_duration(excess)}) is lost "
+                f"to {what} ({format_duration(ns)})."
             ),
             fix=_FIXES[what],
             cost_ns_per_step=excess,
@@ -92,7 +96,7 @@ _WITHOUT = {
     _MESSAGES: f"axis {MeshAxis.PP}",
     _HOST: "launch-gaps",
 }
-"""Scenarios of the simulated step, by what costs most."""
+"""Scenarios of the simulated step, by the most expensive cause."""
 
 
 def _parts(group: PipelineGroup) -> list[tuple[int, str]]:

@@ -1,30 +1,30 @@
 """# exposed-pipeline-messages
 
 ## What it detects
-Stages of a pipeline wait for messages that have already been sent.
+Pipeline stages wait for messages that have already been sent.
 
 ## Why it costs time
-A stage that has nothing else to do while an activation or gradient is on its way idles for the
-whole transfer. On the way of every micro-batch through all stages, and back, transfers add up.
+A stage that has no other work while an activation or gradient is in transfer idles for the whole
+transfer. These transfers add up as each micro-batch passes forward and backward through all stages.
 
 ## Evidence needed
 Slots of all stages of a pipeline, and ranks whose clocks can be compared. Where the trace shows
-when receiving ended (receive kernels, or the probes' `distprof:pp_wait`), what comes after it is
-the host's; elsewhere all of the time until the stage begins counts as its message's.
+when receiving ended (receive kernels, or the probes' `distprof:pp_wait`), later time counts as CPU
+time. Elsewhere all time until the stage begins counts as message time.
 
 ## How the cost is computed
-The observed order of actions is replayed twice, without messages and with the time that each action
-waited for its input after its neighbour had made it. The difference of the two spans is what
-messages cost; those that other work hides cost nothing.
+distprof replays the observed order of actions twice: without messages, and with the time that each
+action waited for its input after the neighbour had produced it. The difference between the two
+spans is the cost of messages. Messages that overlap with other work cost nothing.
 
 ## How to fix
-Keep neighbouring stages on one node, or on nodes that are near each other. Send in bf16. Split
-messages and overlap them with computation (`defer` receives, interleaved schedules send more
-often: fewer stages per rank send less).
+Keep neighbouring stages on the same node or on nearby nodes. Send in bf16. Split messages and
+overlap them with computation (`defer` receives). Interleaved schedules send more often, so fewer
+stages per rank send less.
 
 ## When it is wrong
-Clocks that are off by as much as a message takes: look at the clock residual. On CPUs the receiving
-thread may be late itself.
+Clock errors as long as a message distort the result: check the clock residual. On CPUs the
+receiving thread itself may be late.
 
 ## Sources
 Formula sheet, "Pipeline bubble" (exposed messages) and "Volume per training step" (PP).
@@ -47,19 +47,21 @@ from distprof.units import format_duration, format_ratio
     since="0.1.0",
     needs=(PipelineResult,),
     limits={
-        "exposed_ratio": Limit(0.03, "share of the pipeline's time that messages may cost"),
+        "exposed_ratio": Limit(
+            0.03, "largest acceptable share of the pipeline's time spent on exposed messages"
+        ),
     },
 )
 def check(pipeline: PipelineResult, limits: Limits) -> Iterator[Draft]:
-    """Yield one finding per shape of pipeline."""
+    """Yield one finding per pipeline shape."""
     for judged in judged_groups(pipeline):
         cost = judged.exposed_p2p_ns
         if judged.ratio(cost) <= limits["exposed_ratio"]:
             continue
         yield Draft(
             message=(
-                f"{judged.name} waits for messages already sent for "
-                f"{format_ratio(judged.ratio(cost))} of its time ({format_duration(cost)} of "
+                f"{judged.name} spends {format_ratio(judged.ratio(cost))} of its time waiting for "
+                f"messages already sent ({format_duration(cost)} of "
                 f"{format_duration(judged.span_ns)})."
             ),
             fix=(

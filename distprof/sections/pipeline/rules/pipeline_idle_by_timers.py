@@ -1,31 +1,32 @@
 """# pipeline-idle-by-timers
 
 ## What it detects
-By the training program's own timers, a pipeline's stage computes for too little of an iteration.
+According to the training program's timers, a pipeline stage computes for too little of an
+iteration.
 
 ## Why it costs time
-A stage without a micro-batch to work on waits: for the pipeline to fill and to drain, for stages
-that take longer than others, for messages.
+A stage without a micro-batch waits: for the pipeline to fill and drain, for slower stages, or for
+messages.
 
 ## Evidence needed
 A log of the training program (`distprof analyze train.log`, or `--with train.log`) with the timers
 `forward-compute` and `backward-compute` and the layout, as Megatron-LM prints them, and no marks of
-the pipeline's slots: where slots are known, other rules of this family tell more.
+the pipeline's slots. If slots are known, other pipeline rules give more detail.
 
 ## How the cost is computed
-The mean iteration less the computation of the stage, down to the share of it that may be idle. The
-ideal share is (P − 1)/(V·M + P − 1), of P stages, M micro-batches and V chunks per rank; what is
-idle beyond it is due to unequal stages, messages and everything else that is no computation.
+The mean iteration minus the stage's computation and the acceptable idle share. The ideal idle share
+is (P − 1)/(V·M + P − 1) with P stages, M micro-batches and V chunks per rank. Idle time above it is
+due to unequal stages, messages and all other time without computation.
 
 ## How to fix
-Where the ideal share is the larger part: more micro-batches (a larger batch, or smaller
-micro-batches), several chunks per rank (interleaved 1F1B), or fewer stages. Where it is the smaller
-part: even out the stages, and look at messages between them.
+If the ideal share is the larger part, use more micro-batches (a larger batch, or smaller
+micro-batches), several chunks per rank (interleaved 1F1B), or fewer stages. If it is the smaller
+part, balance the stages and check the messages between them.
 
 ## When it is wrong
-The timers are of one stage; where stages are unequal another one may compute longer. The
-optimizer's step and data parallelism's reductions count as idle here. The timer of the embedding's
-all-reduce is mostly waiting for the first and the last stage, and no transfer to be sped up.
+The timers cover one stage; another stage may compute longer if stages are unequal. The optimizer
+step and data-parallel reductions count as idle here. The timer of the embedding's all-reduce is
+mostly waiting for the first and the last stage, not transfer that could be faster.
 
 ## Sources
 Formula sheet, "Pipeline bubble" (fraction, rule of thumb); Narayanan et al. 2021.
@@ -49,14 +50,16 @@ MICRO_BATCHES_PER_STAGE = 4
     severity=Severity.WARNING,
     since="0.1.0",
     needs=(TrainingLogResult, PipelineResult),
-    limits={"idle_ratio": Limit(0.1, "share of an iteration that a stage may not compute")},
+    limits={
+        "idle_ratio": Limit(0.1, "largest acceptable share of an iteration without computation")
+    },
 )
 def check(log: TrainingLogResult, pipeline: PipelineResult, limits: Limits) -> Iterator[Draft]:
-    """Yield one finding for the pipeline of the log."""
+    """Yield one finding for the pipeline in the log."""
     if not log.origin or log.mesh.get("pp", 1) < 2:
         return
     if log.idle_ratio is None or log.ideal_bubble_ratio is None or log.mean_ns is None:
-        raise InsufficientEvidenceError("the log has no timers of computation, or no layout")
+        raise InsufficientEvidenceError("the log has no computation timers, or no layout")
     if pipeline.groups or log.idle_ratio <= limits["idle_ratio"]:
         return
     ideal = min(log.ideal_bubble_ratio, log.idle_ratio)
@@ -72,19 +75,19 @@ def _message(log: TrainingLogResult, otherwise: float) -> str:
     who = f"The {log.timer_stage} stage" if log.timer_stage else "The slowest rank"
     stages, batches = log.mesh["pp"], log.num_micro_batches or 0
     text = (
-        f"{who} computes for {format_ratio(log.compute_ratio)} of an iteration of "
+        f"{who} computes {format_ratio(log.compute_ratio)} of each iteration of "
         f"{format_duration(log.mean_ns)}: {batches:,} micro-batch{'' if batches == 1 else 'es'} on "
         f"{stages} stages leave {format_ratio(log.ideal_bubble_ratio)} idle at best"
     )
-    return f"{text}, and {format_ratio(otherwise)} is lost otherwise." if otherwise else f"{text}."
+    return f"{text}, and {format_ratio(otherwise)} has other causes." if otherwise else f"{text}."
 
 
 def _fix(log: TrainingLogResult, ideal: float) -> str:
-    """By what is the larger part of the idle time."""
+    """A fix for the larger part of the idle time."""
     if ideal >= (log.idle_ratio or 0.0) / 2:
         wanted = MICRO_BATCHES_PER_STAGE * log.mesh["pp"]
         return (
             f"Use more micro-batches ({wanted:,} or more for {log.mesh['pp']} stages), several "
             "chunks per rank, or fewer stages."
         )
-    return "Even out the stages (the first and the last hold the embedding), and hide messages."
+    return "Balance the stages (the first and the last hold the embedding), and overlap messages."

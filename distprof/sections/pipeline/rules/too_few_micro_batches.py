@@ -1,33 +1,33 @@
 """# too-few-micro-batches
 
 ## What it detects
-A pipeline spends more than a tenth of its time filling and draining, because its step has too few
-micro-batches for so many stages.
+A pipeline spends more than a tenth of its time filling and draining because it has too few
+micro-batches per step for its number of stages.
 
 ## Why it costs time
 The last stage cannot begin before the first micro-batch has passed all others, and the first one
-idles while the last ones drain. With P ranks, M micro-batches and V stages per rank that is
-(P − 1)/(V·M + P − 1) of the time, whatever the hardware.
+idles while the last ones drain. With P ranks, M micro-batches and V stages per rank, this takes (P
+− 1)/(V·M + P − 1) of the time on any hardware.
 
 ## Evidence needed
 Slots of all stages of a pipeline: marks (`distprof:pp …`, recorded by the probe `pipeline_marks`),
-torch's own annotations, or a pipeline timeline. Where a stage is missing the causes of idle are not
-told apart, and the rule is not checked.
+torch's own annotations, or a pipeline timeline. If a stage is missing, the causes of idle time
+cannot be separated and the rule is not checked.
 
 ## How the cost is computed
-The order of actions that was observed is replayed with equal stages and messages that take no
-time: what the mean rank idles in that replay. Nothing but another order, or more micro-batches,
-changes it; not all of it can be saved. Predictions replay other orders with the durations that were
-measured, for the same batch: twice the micro-batches are half as large and take half as long.
+distprof replays the observed order of actions with equal stages and free messages. The cost is the
+idle time of the mean rank in that replay. Only another order or more micro-batches changes it, and
+not all of it can be recovered. Predictions replay other orders with the measured durations for the
+same batch: twice as many micro-batches are half as large and take half as long.
 
 ## How to fix
-More micro-batches, if the batch can be divided further: M of at least 4 P keeps the bubble below
-20 %. Otherwise several stages per rank (interleaved 1F1B), or a schedule that fills the bubble with
-weight gradients (zero bubble, ZB-V).
+Use more micro-batches if the batch can be divided further: M of at least 4 P keeps the bubble below
+20 %. Otherwise use several stages per rank (interleaved 1F1B), or a schedule that fills the bubble
+with weight gradients (zero bubble, ZB-V).
 
 ## When it is wrong
-Smaller micro-batches use a device less well, so that they take more than their share of the time,
-and more activations may have to be kept. A prediction knows nothing of either.
+Smaller micro-batches use the GPU less efficiently and so take more than their share of the time,
+and more activations may have to be kept. Predictions account for neither.
 
 ## Sources
 Formula sheet, "Pipeline bubble" (fraction, rule of thumb); Narayanan et al. 2021.
@@ -44,7 +44,7 @@ from distprof.terms import Severity
 from distprof.units import format_duration, format_ratio
 
 LARGEST_FACTOR = 4
-"""So many times the present micro-batches are proposed at most."""
+"""The largest multiple of the present number of micro-batches that the fix proposes."""
 
 
 @rule(
@@ -53,11 +53,11 @@ LARGEST_FACTOR = 4
     since="0.1.0",
     needs=(PipelineResult,),
     limits={
-        "bubble_ratio": Limit(0.1, "share of its time that a pipeline may fill and drain"),
+        "bubble_ratio": Limit(0.1, "largest acceptable share of time spent filling and draining"),
     },
 )
 def check(pipeline: PipelineResult, limits: Limits) -> Iterator[Draft]:
-    """Yield one finding per shape of pipeline."""
+    """Yield one finding per pipeline shape."""
     for judged in judged_groups(pipeline):
         share = judged.ratio(judged.warm_up_drain_ns)
         if share <= limits["bubble_ratio"]:
@@ -65,10 +65,10 @@ def check(pipeline: PipelineResult, limits: Limits) -> Iterator[Draft]:
         group = judged.group
         yield Draft(
             message=(
-                f"{judged.name} fills and drains for {format_ratio(share)} of its time "
+                f"{judged.name} spends {format_ratio(share)} of its time filling and draining "
                 f"({format_duration(judged.warm_up_drain_ns)} of {format_duration(judged.span_ns)})"
-                f": {group.num_micro_batches} micro-batches on {len(group.ranks)} ranks in order "
-                f"{group.schedule}."
+                f": {group.num_micro_batches} micro-batches on {len(group.ranks)} ranks with "
+                f"schedule {group.schedule}."
             ),
             fix=_fix(judged),
             cost_ns_per_step=judged.warm_up_drain_ns,

@@ -1,31 +1,31 @@
 """# unequal-stages
 
 ## What it detects
-One stage of a pipeline works longer on each micro-batch than the others.
+One pipeline stage works longer on each micro-batch than the others.
 
 ## Why it costs time
-A pipeline runs at the speed of its slowest stage. The other stages wait for it once in every
-micro-batch, which looks like bubble but does not shrink with more micro-batches.
+A pipeline runs at the speed of its slowest stage. The other stages wait for it in every
+micro-batch. This looks like a bubble but does not shrink with more micro-batches.
 
 ## Evidence needed
 Computation inside the marks around the work of stages (`distprof:pp …`, recorded by the probe
-`pipeline_marks`), in at least three steps. A stage held by several ranks works as long as the one
-that works least. From a log of operations, or a pipeline timeline, the mean of its steps is taken.
+`pipeline_marks`), in at least three steps. If several ranks hold a stage, the rank that works least
+sets its time. For an operation log or a pipeline timeline, distprof uses the mean of its steps.
 
 ## How the cost is computed
-With M micro-batches, (M − 1)/M of the work of the busiest stage beyond the mean of all stages: what
-an even split of the same work would save. From a log, the order of actions is replayed with the
-stages' own durations, and with equal ones. The time is part of what `exposed-communication`
-reports.
+With M micro-batches, (M − 1)/M of the difference between the busiest stage's work and the mean of
+all stages. An even split of the same work would recover this time. For a log, distprof replays the
+order of actions with the measured stage durations and with equal ones. The time is part of what
+`exposed-communication` reports.
 
 ## How to fix
 Move blocks from the busiest stage to the others. Count the embedding with the first stage and the
-output layer and loss with the last: with a large vocabulary they weigh as much as several blocks.
-If the stages hold equal work, its device is slow: look at its clocks and its temperature.
+output layer and loss with the last: with a large vocabulary they cost as much as several blocks. If
+the stages hold equal work, the busiest stage's GPU is slow: check its clocks and temperature.
 
 ## When it is wrong
-Stages that are uneven on purpose, because one of their devices has less memory or is of an older
-kind. Where many more processes than cores share a machine, the scheduler makes stages uneven.
+Stages may be uneven on purpose because one GPU has less memory or is an older model. If a machine
+runs many more processes than it has cores, the scheduler makes stages uneven.
 
 ## Sources
 Formula sheet, "Pipeline bubble" (stage imbalance).
@@ -41,8 +41,8 @@ from distprof.terms import Severity
 from distprof.units import format_duration, format_ratio, name_ranks
 
 _FIX = (
-    "Move blocks to the other stages, and count embedding, output layer and loss as work; "
-    "if the stages hold equal work, look at the clocks and the temperature of its device."
+    "Move blocks to the other stages, and count embedding, output layer and loss as work. If the "
+    "stages hold equal work, check the clocks and temperature of the slow stage's GPU."
 )
 
 
@@ -52,9 +52,13 @@ _FIX = (
     since="0.1.0",
     needs=(PipelineResult,),
     limits={
-        "excess_ratio": Limit(0.08, "work beyond the other stages' median that is tolerated"),
-        "min_step_ratio": Limit(0.01, "share of the step that may be lost to it"),
-        "chance": Limit(0.01, "chance that stages which are all alike differ so much"),
+        "excess_ratio": Limit(
+            0.08, "largest acceptable excess of a stage's work over the other stages' median"
+        ),
+        "min_step_ratio": Limit(0.01, "smallest share of the step that is worth reporting"),
+        "chance": Limit(
+            0.01, "largest probability that equal stages would differ as much by chance"
+        ),
     },
 )
 def check(pipeline: PipelineResult, limits: Limits) -> Iterator[Draft]:
@@ -64,7 +68,7 @@ def check(pipeline: PipelineResult, limits: Limits) -> Iterator[Draft]:
         yield from _of_logs(pipeline, limits)
         return
     if len(pipeline.positions) < 2 or not cost or not step:
-        return  # no pipeline, or one whose stages are alike
+        return  # no pipeline, or one with equal stages
     busiest = max(pipeline.positions, key=lambda position: position.excess_ratio)
     if busiest.excess_ratio < limits["excess_ratio"] or busiest.chance > limits["chance"]:
         return
@@ -73,10 +77,10 @@ def check(pipeline: PipelineResult, limits: Limits) -> Iterator[Draft]:
     yield Draft(
         message=(
             f"{_stages(busiest)} ({name_ranks(busiest.ranks)}) works "
-            f"{format_duration(_per_micro_batch(busiest))} on each micro-batch, the other stages' "
-            f"median is {format_duration(_others(busiest))} "
-            f"({format_ratio(busiest.excess_ratio)} more); the pipeline waits for it for "
-            f"{format_duration(cost)} of each step ({format_ratio(cost / step)})."
+            f"{format_duration(_per_micro_batch(busiest))} on each micro-batch, "
+            f"{format_ratio(busiest.excess_ratio)} more than the other stages' median of "
+            f"{format_duration(_others(busiest))}. The pipeline waits {format_duration(cost)} "
+            f"({format_ratio(cost / step)}) of each step for it."
         ),
         fix=_FIX,
         cost_ns_per_step=cost,
@@ -87,7 +91,7 @@ def check(pipeline: PipelineResult, limits: Limits) -> Iterator[Draft]:
 
 
 def _of_logs(pipeline: PipelineResult, limits: Limits) -> Iterator[Draft]:
-    """The busiest stage by a log of operations, whose steps are not told apart."""
+    """The busiest stage according to an operation log, which does not separate steps."""
     for group in pipeline.groups:
         cost, span, stage = group.imbalance_ns, group.span_ns, group.limiting_stage
         ratio = group.imbalance_ratio
@@ -98,8 +102,8 @@ def _of_logs(pipeline: PipelineResult, limits: Limits) -> Iterator[Draft]:
         yield Draft(
             message=(
                 f"Stage {stage} (rank {group.limiting_rank}) limits the pipeline: its rank works "
-                f"{format_ratio(ratio - 1)} more than the mean; the pipeline waits for it for "
-                f"{format_duration(cost)} of each step ({format_ratio(cost / span)})."
+                f"{format_ratio(ratio - 1)} more than the mean. The pipeline waits "
+                f"{format_duration(cost)} ({format_ratio(cost / span)}) of each step for it."
             ),
             fix=_FIX,
             cost_ns_per_step=cost,
@@ -112,7 +116,7 @@ def _of_logs(pipeline: PipelineResult, limits: Limits) -> Iterator[Draft]:
 
 def _stages(position: PipelinePosition) -> str:
     numbers = ", ".join(map(str, position.stages))
-    return f"Stage {numbers}" if len(position.stages) == 1 else f"What holds stages {numbers}"
+    return f"Stage {numbers}" if len(position.stages) == 1 else f"The group with stages {numbers}"
 
 
 def _per_micro_batch(position: PipelinePosition) -> float:

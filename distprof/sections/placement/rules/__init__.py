@@ -1,1 +1,1 @@
-"""Rules on placement."""
+"""Rules about rank placement."""

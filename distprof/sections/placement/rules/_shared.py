@@ -1,8 +1,8 @@
-"""What rules on placement share: which axes lie badly, and which one rule says so of each.
+"""Shared by the placement rules: which axes are placed badly, and which rule reports each.
 
-An axis may cross nodes because ranks are numbered in turn, because the mesh has its axes in the
-wrong order, or because it is too large or not aligned. These are told apart here in that order, so
-that one problem is one finding.
+An axis may cross nodes because ranks are numbered round-robin, because the mesh axes are in the
+wrong order, or because the axis is too large or not aligned. This module checks the causes in that
+order, so that one problem is one finding.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ _NEED: Mapping[str, int] = {
     MeshAxis.DP.value: 4,
     MeshAxis.DP_REPLICATE.value: 4,
 }
-"""Bandwidth that axes need, most first (formula sheet, "Choosing a strategy"); experts and context
-are put in either order by frameworks."""
+"""Axes ranked by bandwidth need, highest first (formula sheet, "Choosing a strategy"). Frameworks
+order experts and context either way."""
 
 _MAY_BE_OUTSIDE = (MeshAxis.PP.value, MeshAxis.DP.value, MeshAxis.DP_REPLICATE.value)
-"""What leaves a node first: stages send little, and gradients hide behind backward."""
+"""Axes that should leave a node first: stages send little, and gradients overlap with backward."""
 
 
 def placed(
@@ -51,22 +51,22 @@ def placed(
     """Axes other than the world.
 
     Args:
-        placement: Where groups lie.
-        wanted: Which axes a rule is about; None for all but the world.
+        placement: Placement of process groups.
+        wanted: Selects the axes of a rule; None for all but the world.
 
     Raises:
-        InsufficientEvidenceError: If the job has such groups and no rank's node is known.
+        InsufficientEvidenceError: If the job has such groups, but no rank's node is known.
     """
     is_wanted = wanted or (lambda name: name != MeshAxis.WORLD.value)
     if not placement.nodes and any(is_wanted(name) for name in placement.unplaced):
-        raise InsufficientEvidenceError("which node the ranks are on is not known")
+        raise InsufficientEvidenceError("the nodes of the ranks are unknown")
     return _known(placement)
 
 
 def crossing(
     placement: PlacementResult, wanted: Callable[[str], bool] | None = None
 ) -> list[PlacedAxis]:
-    """Axes that leave their scale-up domain for no reason that another rule names.
+    """Axes that leave their scale-up domain, except those that another rule explains.
 
     Raises:
         InsufficientEvidenceError: As for :func:`placed`.
@@ -83,7 +83,7 @@ def crossing(
 def out_of_turn(placement: PlacementResult) -> list[PlacedAxis]:
     """Axes that would span fewer nodes if ranks were numbered node by node.
 
-    None where an axis that sends more would span more then.
+    Empty if an axis that sends more would then span more nodes.
     """
     if placement.order != "cyclic":
         return []
@@ -94,7 +94,7 @@ def out_of_turn(placement: PlacementResult) -> list[PlacedAxis]:
 
 
 def swappable(placement: PlacementResult) -> list[tuple[PlacedAxis, PlacedAxis]]:
-    """Axes that leave their domain, each with an axis of less need that lies inside it instead."""
+    """Pairs of an axis that leaves its domain and one inside it that needs less bandwidth."""
     if placement.order == "cyclic":
         return []
     axes = _known(placement)
@@ -107,7 +107,7 @@ def swappable(placement: PlacementResult) -> list[tuple[PlacedAxis, PlacedAxis]]
 
 
 def exposed_ns(axes: Iterable[PlacedAxis], step: MeanStep) -> int:
-    """Exposed transfer of some axes, mean per rank and step, at most all that is exposed.
+    """Mean exposed transfer of the axes per rank and step, at most all exposed transfer.
 
     Raises:
         InsufficientEvidenceError: If none of them has a time.
@@ -118,25 +118,25 @@ def exposed_ns(axes: Iterable[PlacedAxis], step: MeanStep) -> int:
     if chosen and not known:
         names = " and ".join(sorted({axis.axis for axis in chosen}))
         raise InsufficientEvidenceError(
-            f"waiting and transfer of the {names} axis could not be told apart"
+            f"waiting and transfer of the {names} axis cannot be separated"
         )
     return min(sum(known), step.exposed_transfer_ns)
 
 
 def modelled_inside(axis: PlacedAxis, placement: PlacementResult) -> str:
-    """What the bytes of an axis take inside a domain, for people; empty where not known."""
+    """A sentence on the modelled transfer time of an axis inside a domain; empty if unknown."""
     sent, bandwidth = axis.sent_bytes_per_step, placement.scale_up_bandwidth
     if not sent or not bandwidth:
         return ""
     return (
-        f" A rank sends {format_bytes(sent)} a step on it, which the links inside a domain "
-        f"({format_bandwidth(bandwidth)} by the hardware sheet) carry in about "
-        f"{format_duration(sent / bandwidth * 1e9)}, latency aside."
+        f" A rank sends {format_bytes(sent)} per step on it. The links inside a domain "
+        f"({format_bandwidth(bandwidth)} according to the hardware sheet) would carry that in "
+        f"about {format_duration(sent / bandwidth * 1e9)} plus latency."
     )
 
 
 def _could_swap(outer: PlacedAxis, inner: PlacedAxis, placement: PlacementResult) -> bool:
-    """Whether ``outer`` would lie inside a domain in the place of ``inner``, and needs it more."""
+    """Whether ``outer`` would fit into a domain in place of ``inner`` and needs it more."""
     first, second = _NEED.get(outer.axis), _NEED.get(inner.axis)
     if outer.axis in _MAY_BE_OUTSIDE or first is None or second is None or first >= second:
         return False
@@ -145,9 +145,9 @@ def _could_swap(outer: PlacedAxis, inner: PlacedAxis, placement: PlacementResult
     if not (is_outside and is_inside and (inner.stride or 0) < (outer.stride or 0)):
         return False
     if outer.axis == MeshAxis.DP_SHARD.value and outer.size >= 2 * outer.num_nodes:
-        return False  # sharding-across-nodes says so
+        return False  # sharding-across-nodes reports it
     if outer.axis != MeshAxis.TP.value and _sent([inner]) > _sent([outer]):
-        return False  # of layers' own traffic nothing hides, however little it is
+        return False  # traffic inside layers is exposed, however small
     stays = prod(
         axis.size
         for axis in _known(placement)

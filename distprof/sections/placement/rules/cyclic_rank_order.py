@@ -1,27 +1,28 @@
 """# cyclic-rank-order
 
 ## What it detects
-Ranks are dealt out to the nodes in turn (rank 0 on the first, rank 1 on the second, …), so that
+Ranks are assigned round-robin to the nodes (rank 0 on the first, rank 1 on the second, …), so
 groups of neighbouring ranks span nodes.
 
 ## Why it costs time
 Meshes put the axes that communicate most between neighbouring ranks. If neighbours are on different
-nodes, exactly that traffic crosses the network, and the little that is meant for it stays inside.
+nodes, exactly that traffic crosses the network, while the small traffic meant for the network stays
+inside nodes.
 
 ## Evidence needed
 The node of every rank of the job, members of process groups, and matched collectives.
 
 ## How the cost is computed
-Exposed transfer of the axes that would span fewer nodes if ranks were numbered node by node, mean
-per rank and step, at most all that is exposed: an upper bound.
+Exposed transfer of the axes that would span fewer nodes if ranks were numbered node by node: mean
+per rank and step, limited to all exposed transfer. This is an upper bound.
 
 ## How to fix
-Number ranks node by node: `srun --distribution=block`, `mpirun --map-by slot`; torchrun
-always does.
+Number ranks node by node: `srun --distribution=block`, `mpirun --map-by slot`. torchrun always does
+this.
 
 ## When it is wrong
-Where the mesh was made for this order. An axis that sends more and would then span more nodes keeps
-the rule silent.
+The mesh may be made for this order. The rule stays silent if an axis that sends more would span
+more nodes after the change.
 
 ## Sources
 SLURM, `srun --distribution`; Open MPI, `mpirun --map-by`. Formula sheet, "Anti-patterns".
@@ -44,9 +45,7 @@ from distprof.terms import Confidence, Severity
     severity=Severity.ERROR,
     since="0.1.0",
     needs=(PlacementResult, WaterfallResult, StepTimeResult),
-    limits={
-        "min_step_ratio": Limit(0.02, "share of the step below which the cost is not worth naming")
-    },
+    limits={"min_step_ratio": Limit(0.02, "smallest share of the step that is worth reporting")},
 )
 def check(
     placement: PlacementResult,
@@ -67,7 +66,7 @@ def check(
     others = "" if len(axes) == 1 else f" (and of {len(axes) - 1} more axes)"
     yield Draft(
         message=(
-            f"Ranks are dealt out to {len(placement.nodes)} nodes in turn, so that groups of "
+            f"Ranks are assigned round-robin to {len(placement.nodes)} nodes, so groups of "
             f"{worst.axis} ({worst.size} ranks){others} span {worst.num_nodes} nodes instead of "
             f"{worst.nodes_if_blocked}: {step.share(cost)} is their exposed transfer."
         ),

@@ -1,30 +1,31 @@
 """# expert-exchange-across-nodes
 
 ## What it detects
-All-to-alls of experts whose groups span several nodes with several ranks on each: every rank sends
+The groups of expert all-to-alls span several nodes with several ranks on each, so every rank sends
 to every rank of every other node.
 
 ## Why it costs time
-Each token travels once for every expert it chose, also where several of them are on one node, in
-many small messages over the network, and the next computation waits for all of them. Sent once per
-node and passed on inside it (hierarchical all-to-all, DeepEP), the same exchange crosses the
-network with a fraction of the bytes and of the messages.
+Each token travels once for every expert that it chose, even if several of them are on one node.
+This makes many small messages over the network, and the next computation waits for all of them. A
+hierarchical all-to-all (DeepEP) sends each token once per node and forwards it inside the node,
+with a fraction of the bytes and messages on the network.
 
 ## Evidence needed
 Nodes of the ranks, all-to-alls of expert parallelism (its axis of the mesh, or routing), and
-matched collectives, to tell transfer from waiting.
+matched collectives, to separate transfer from waiting.
 
 ## How the cost is computed
-Exposed transfer of those all-to-alls, mean per rank and step, at most all that is exposed: an upper
-bound, since an exchange inside nodes takes time too.
+Exposed transfer of those all-to-alls: mean per rank and step, limited to all exposed transfer. This
+is an upper bound, because an exchange inside nodes takes time too.
 
 ## How to fix
-Expert parallelism no wider than a node (or scale-up domain) where the experts fit; routing limited
-to few nodes per token; a hierarchical all-to-all (DeepEP, or the framework's in two stages).
+Keep expert parallelism within a node (or scale-up domain) if the experts fit. Otherwise limit the
+nodes per token in routing, and use a hierarchical all-to-all (DeepEP, or the framework's two-stage
+exchange).
 
 ## When it is wrong
-Where the fast fabric spans nodes and distprof does not know it: say so with `[topology]
-gpus_per_domain`. Where experts need more memory than a node has, only the way of exchange is open.
+If the fast fabric spans nodes and distprof does not know it, set `[topology] gpus_per_domain`. If
+experts need more memory than a node has, only the exchange can be improved.
 
 ## Sources
 Formula sheet, "Volume per training step" (EP) and "Choosing a strategy". DeepSeek-V3's report
@@ -49,7 +50,7 @@ from distprof.terms import Confidence, MeshAxis, Severity
     severity=Severity.WARNING,
     since="0.1.0",
     needs=(PlacementResult, MoeResult, WaterfallResult, StepTimeResult),
-    limits={"min_step_ratio": Limit(0.1, "share of the step that such an exchange may take")},
+    limits={"min_step_ratio": Limit(0.1, "largest acceptable share of the step for this exchange")},
 )
 def check(
     placement: PlacementResult,
@@ -76,8 +77,9 @@ def check(
                 "transfer."
             ),
             fix=(
-                "Keep expert parallelism inside a node or scale-up domain if the experts fit, else "
-                "limit the nodes that a token is routed to and exchange in two stages (DeepEP)."
+                "Keep expert parallelism inside a node or scale-up domain if the experts fit. "
+                "Otherwise limit the nodes that a token is routed to and exchange in two stages "
+                "(DeepEP)."
             ),
             cost_ns_per_step=cost,
             confidence=Confidence.MODELLED,
@@ -89,7 +91,7 @@ def check(
 
 
 def _may_be_of_experts(axis: str, *, is_expert: bool) -> bool:
-    """Whether all-to-alls of an axis are those of experts."""
+    """Whether all-to-alls of an axis may belong to experts."""
     if axis in EXPOSED_BY_NATURE or axis == MeshAxis.WORLD.value:
         return False
     return axis == MeshAxis.EP.value or is_expert

@@ -1,28 +1,28 @@
 """# far-network-card
 
 ## What it detects
-GPUs that send to other nodes through a network card on another socket: either NCCL uses a card that
-is farther than the nearest, or the machine has no near one for them while other GPUs have.
+GPUs send to other nodes through a network card on another socket. Either NCCL uses a card that is
+not the nearest, or the machine has no near card for these GPUs but has one for others.
 
 ## Why it costs time
-Data then crosses the link between sockets, which is shared and slower than a PCIe switch, and
-GPUDirect RDMA mostly does not work there. A collective waits for its slowest member.
+Data then crosses the link between sockets, which is shared and slower than a PCIe switch. GPUDirect
+RDMA usually does not work across it. A collective waits for its slowest member.
 
 ## Evidence needed
-`nvidia-smi topo -m` of a node (`--with`), in a job of several nodes. NCCL's log, if there is one,
-tells which cards are used.
+`nvidia-smi topo -m` of a node (`--with`), in a job of several nodes. NCCL's log, if available,
+shows which cards are used.
 
 ## How the cost is computed
-Not at all: neither source tells how busy the cards are.
+No cost: neither source shows how busy the cards are.
 
 ## How to fix
-Let NCCL choose by the machine's topology: unset `NCCL_IB_HCA` lists that differ from it, look at
-`NCCL_CROSS_NIC` and, in virtual machines, `NCCL_TOPO_FILE`. Where GPUs have no near card, the card
-belongs into another slot.
+Let NCCL choose from the machine's topology: unset `NCCL_IB_HCA` lists that differ from it, check
+`NCCL_CROSS_NIC` and, in virtual machines, `NCCL_TOPO_FILE`. If GPUs have no near card, move a card
+to another slot.
 
 ## When it is wrong
-Where the nearest cards are for storage or have no cable. `nvidia-smi` names cards in the order of
-the host; a container with fewer devices may number its GPUs otherwise.
+The nearest cards may be for storage or have no cable. `nvidia-smi` lists cards in the order of the
+host; a container with fewer GPUs may number them differently.
 
 ## Sources
 `nvidia-smi topo -m` (legend). NCCL's user guide, `NCCL_NET_GDR_LEVEL`, `NCCL_CROSS_NIC`,
@@ -50,7 +50,7 @@ from distprof.terms import Confidence, Severity
 def check(placement: PlacementResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001
     """Yield one finding per machine."""
     if len(placement.nodes) < 2:
-        return  # nothing leaves the machine
+        return  # no traffic leaves the machine
     by_host: dict[str, list[CardPath]] = defaultdict(list)
     for card in placement.cards:
         by_host[card.host].append(card)
@@ -62,7 +62,7 @@ def check(placement: PlacementResult, limits: Limits) -> Iterator[Draft]:  # noq
             yield _draft(
                 detours,
                 f"{len(detours)} of {len(gpus)} GPUs {where} use a network card on another socket "
-                f"though a nearer one is there, for example {_detour(detours[0])}.",
+                f"although a nearer one exists, for example {_detour(detours[0])}.",
                 Severity.WARNING,
             )
         elif remote and any(_has_near(gpu) for gpu in gpus):
@@ -78,8 +78,8 @@ def _draft(gpus: Sequence[CardPath], message: str, severity: Severity) -> Draft:
     return Draft(
         message=message,
         fix=(
-            "Let NCCL choose cards by the topology (NCCL_IB_HCA, NCCL_CROSS_NIC, NCCL_TOPO_FILE), "
-            "or give each socket its card."
+            "Let NCCL choose cards from the topology (NCCL_IB_HCA, NCCL_CROSS_NIC, "
+            "NCCL_TOPO_FILE), or install a card on each socket."
         ),
         confidence=Confidence.INFERRED,
         severity=severity,

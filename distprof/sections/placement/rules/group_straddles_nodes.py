@@ -1,29 +1,27 @@
 """# group-straddles-nodes
 
 ## What it detects
-Process groups that would fit into one node but lie across two, because their size does not divide
-the ranks of a node.
+Process groups that would fit into one node span two because their size does not divide the ranks of
+a node.
 
 ## Why it costs time
 A collective is as fast as its slowest link. A group with most members on one node and the rest on
-the next moves everything over the network, while other groups of the same axis do not: these then
-wait for it wherever both meet.
+the next moves everything over the network, while other groups of the same axis do not. The other
+groups wait for it wherever both meet.
 
 ## Evidence needed
 Nodes of the ranks and members of process groups, from traces, a run directory or NCCL's log. With a
-time line, matched collectives.
+timeline, matched collectives.
 
 ## How the cost is computed
-Exposed transfer of the collectives of that axis, mean per rank and step, at most all that is
-exposed: an upper bound. None without a time line.
+Exposed transfer of the collectives of that axis: mean per rank and step, limited to all exposed
+transfer. This is an upper bound. No cost without a timeline.
 
 ## How to fix
-Choose a size of the axis that divides the ranks of a node, or use as many ranks per node as a
-multiple of it.
+Choose an axis size that divides the ranks of a node, or run a multiple of it on each node.
 
 ## When it is wrong
-Where the fast fabric spans nodes and distprof does not know it: say so with `[topology]
-gpus_per_domain`.
+If the fast fabric spans nodes and distprof does not know it, set `[topology] gpus_per_domain`.
 
 ## Sources
 Formula sheet, "Anti-patterns" (process groups that straddle nodes though they would fit in one).
@@ -53,9 +51,7 @@ _OTHER_ORDERS = ("cyclic", "irregular")
     severity=Severity.WARNING,
     since="0.1.0",
     needs=(PlacementResult, WaterfallResult, StepTimeResult),
-    limits={
-        "min_step_ratio": Limit(0.02, "share of the step below which the cost is not worth naming")
-    },
+    limits={"min_step_ratio": Limit(0.02, "smallest share of the step that is worth reporting")},
 )
 def check(
     placement: PlacementResult,
@@ -66,7 +62,7 @@ def check(
     """Yield one finding per axis."""
     if placement.order in _OTHER_ORDERS:
         placed(placement)
-        return  # the mesh may be made for it
+        return  # the mesh may be made for this order
     for axis in crossing(placement):
         if axis.axis in EXPOSED_BY_NATURE or not axis.could_fit:
             continue

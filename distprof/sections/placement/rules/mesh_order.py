@@ -1,12 +1,12 @@
 """# mesh-order
 
 ## What it detects
-An axis of the mesh that needs much bandwidth leaves its node, while one that needs less lies
-inside: the axes are in the wrong order.
+A mesh axis that needs much bandwidth crosses nodes while one that needs less stays inside: the axes
+are in the wrong order.
 
 ## Why it costs time
-The innermost axis of a mesh gets the links inside a node. Tensor parallelism needs them most, then
-experts, context, stages and data parallelism: gradients can hide behind the backward pass, and
+The innermost axis of a mesh uses the links inside a node. Tensor parallelism needs them most, then
+experts, context, stages and data parallelism: gradients can overlap with the backward pass,
 activations cannot.
 
 ## Evidence needed
@@ -14,17 +14,17 @@ Nodes of the ranks, the mesh (a run directory, or axes in the descriptions of gr
 collectives.
 
 ## How the cost is computed
-Exposed transfer of the axis that leaves the node, mean per rank and step, at most all that is
-exposed: an upper bound, since the other axis then crosses nodes instead.
+Exposed transfer of the axis that crosses nodes: mean per rank and step, limited to all exposed
+transfer. This is an upper bound, because the other axis then crosses nodes instead.
 
 ## How to fix
-Give the mesh its axes from least to most bandwidth: `init_device_mesh("cuda", (dp, tp),
+Order the mesh axes from least to most bandwidth: `init_device_mesh("cuda", (dp, tp),
 mesh_dim_names=("dp", "tp"))` puts `tp` between neighbouring ranks.
 
 ## When it is wrong
-Where the fast fabric spans nodes and distprof does not know it: say so with `[topology]
-gpus_per_domain`. Where the inner axis sends more, the rule is silent, except for tensor
-parallelism, which nothing hides.
+If the fast fabric spans nodes and distprof does not know it, set `[topology] gpus_per_domain`. If
+the inner axis sends more, the rule stays silent, except for tensor parallelism, which is always
+exposed.
 
 ## Sources
 Formula sheet, "Choosing a strategy" (bandwidth needs in order: TP > EP > CP > PP > DP). PyTorch's
@@ -48,9 +48,7 @@ from distprof.terms import Confidence, Severity
     severity=Severity.ERROR,
     since="0.1.0",
     needs=(PlacementResult, WaterfallResult, StepTimeResult),
-    limits={
-        "min_step_ratio": Limit(0.02, "share of the step below which the cost is not worth naming")
-    },
+    limits={"min_step_ratio": Limit(0.02, "smallest share of the step that is worth reporting")},
 )
 def check(
     placement: PlacementResult,
@@ -58,7 +56,7 @@ def check(
     step_time: StepTimeResult,
     limits: Limits,
 ) -> Iterator[Draft]:
-    """Yield one finding per axis that lies outside."""
+    """Yield one finding per axis that crosses nodes."""
     placed(placement)
     pairs = swappable(placement)
     if not pairs:
@@ -72,13 +70,14 @@ def check(
         yield Draft(
             message=(
                 f"Groups of {outer.axis} ({outer.size} ranks, {outer.stride} apart) span "
-                f"{outer.num_domains} {where} while those of {inner.axis} ({inner.size} ranks) lie "
+                f"{outer.num_domains} {where} while those of {inner.axis} ({inner.size} ranks) "
+                "stay "
                 f"inside one: {step.share(cost)} is exposed transfer of {outer.axis}."
                 f"{modelled_inside(outer, placement)}"
             ),
             fix=(
-                f"Swap the axes of the mesh, {inner.axis} outside and {outer.axis} inside: the "
-                "last axis of a mesh lies between neighbouring ranks."
+                f"Swap the mesh axes, {inner.axis} outside and {outer.axis} inside: the last axis "
+                "of a mesh connects neighbouring ranks."
             ),
             cost_ns_per_step=cost,
             confidence=Confidence.MODELLED,

@@ -1,33 +1,34 @@
 """# tp-across-nodes
 
 ## What it detects
-Groups of tensor or context parallelism that span scale-up domains: their collectives cross the
-network between nodes.
+Tensor- or context-parallel groups span scale-up domains, so their collectives cross the network
+between nodes.
 
 ## Why it costs time
-Tensor parallelism reduces activations four times a layer, and the next computation needs the
-result: nothing can hide it. Over the network between nodes that takes an order of magnitude longer
-than over NVLink. Context parallelism passes keys and values on in every attention.
+Tensor parallelism reduces activations four times per layer, and the next computation needs the
+result, so the transfer is exposed. The network between nodes takes an order of magnitude longer
+than NVLink. Context parallelism passes keys and values between ranks in every attention layer.
 
 ## Evidence needed
 Nodes of the ranks (a run directory, host names in traces, launchers' variables), the axis of the
-mesh (`tp`, `cp`), and matched collectives, to tell transfer from waiting. Domains that span hosts
-(NVL72) are known by the device's name or by `[topology]` in `distprof.toml`.
+mesh (`tp`, `cp`), and matched collectives, to separate transfer from waiting. Domains that span
+hosts (NVL72) are known from the GPU name or from `[topology]` in `distprof.toml`.
 
 ## How the cost is computed
-Exposed transfer of the collectives of that axis, mean per rank and step, at most all that is
-exposed (several can be at the same time): an upper bound, since transfer inside a domain takes time
-too. What the same bytes take there is modelled by the hardware sheet, latency left out.
+Exposed transfer of the collectives of that axis (several may be exposed at the same time): mean per
+rank and step, limited to all exposed transfer. This is an upper bound, because transfer inside a
+domain takes time too. The message also models the time of the same bytes inside a domain from the
+hardware sheet, without latency.
 
 ## How to fix
-Keep T at or below the GPUs of a node, a divisor of them, and `tp` the innermost axis of the mesh;
-use pipeline stages or sharded data parallelism between nodes. Context parallelism may cross nodes
-where each block has enough attention to hide the next one's keys and values.
+Choose T as a divisor of the GPUs of a node, and make `tp` the innermost axis of the mesh. Use
+pipeline stages or sharded data parallelism between nodes. Context parallelism may cross nodes if
+the attention of each block is long enough to overlap with the transfer of the next block's keys and
+values.
 
 ## When it is wrong
-Where the fast fabric spans nodes and distprof does not know it: say so with `[topology]
-gpus_per_domain`. Where each rank runs in a container with a host name of its own, although several
-are on one host: the same.
+If the fast fabric spans nodes and distprof does not know it, set `[topology] gpus_per_domain`. Do
+the same if several ranks on one host run in containers with different host names.
 
 ## Sources
 Formula sheet, "Choosing a strategy" (TP inside the NVLink domain) and "Anti-patterns" (TP across
@@ -56,9 +57,7 @@ from distprof.terms import Confidence, MeshAxis, Severity
     severity=Severity.ERROR,
     since="0.1.0",
     needs=(PlacementResult, WaterfallResult, StepTimeResult),
-    limits={
-        "min_step_ratio": Limit(0.05, "share of the step below which the cost is not worth naming")
-    },
+    limits={"min_step_ratio": Limit(0.05, "smallest share of the step that is worth reporting")},
 )
 def check(
     placement: PlacementResult,
@@ -100,23 +99,23 @@ def _where(axis: PlacedAxis, placement: PlacementResult) -> str:
 
 
 def _fix(axis: PlacedAxis, placement: PlacementResult) -> str:
-    """By whether a group is too large for a domain, or lies badly in it."""
+    """A fix for a group that is too large for a domain, or badly placed in it."""
     room = placement.domain_size or 0
     if room == 1:
         return (
-            "Use nodes of several GPUs. If these are containers on one host, say so under "
-            "[topology] in distprof.toml."
+            "Use nodes with several GPUs. If these are containers on one host, set [topology] in "
+            "distprof.toml."
         )
     if axis.size <= room:
         return (
             f"Make {axis.axis} the innermost axis of the mesh, with a size that divides the {room} "
-            f"ranks of a node or domain, so that each group lies inside one."
+            f"ranks of a node or domain, so that each group stays inside one."
         )
     if axis.axis == MeshAxis.CP.value:
         return (
-            f"Keep {axis.axis} within the {room} ranks of a node or domain where sequences allow; "
-            "between nodes, ring attention hides its messages only behind enough attention per "
-            "block: longer sequences per rank."
+            f"Keep {axis.axis} within the {room} ranks of a node or domain where sequences allow. "
+            "Between nodes, ring attention overlaps its messages only if each block has enough "
+            "attention: use longer sequences per rank."
         )
     return (
         f"Lower {axis.axis} to at most the {room} ranks of a node or domain, and use pipeline "

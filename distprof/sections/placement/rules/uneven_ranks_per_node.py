@@ -1,26 +1,26 @@
 """# uneven-ranks-per-node
 
 ## What it detects
-Nodes that hold different numbers of ranks of one job.
+Nodes hold different numbers of ranks of one job.
 
 ## Why it costs time
-Ranks of a fuller node share its network cards, processors and memory among more, and collectives
-wait for them. Algorithms that go node by node (trees, hierarchical and in-network reduction) need
-the same number on each, and fall back to slower ones.
+More ranks share the network cards, CPU cores and memory of a fuller node, and collectives wait for
+them. Algorithms that work node by node (trees, hierarchical and in-network reduction) need the same
+number of ranks on each node; otherwise NCCL falls back to slower ones.
 
 ## Evidence needed
 The node of every rank of the job.
 
 ## How the cost is computed
-Not at all: how fast the job would be on even nodes cannot be read off this one.
+No cost: this run does not show how fast the job would be on even nodes.
 
 ## How to fix
-Start the same number of ranks on each node: `--nproc-per-node`, `--ntasks-per-node`. A world size
-that the ranks of a node divide.
+Start the same number of ranks on each node: `--nproc-per-node`, `--ntasks-per-node`. Use a world
+size that is a multiple of the ranks per node.
 
 ## When it is wrong
-Where nodes differ on purpose, for example with unlike GPUs, and stages or experts are placed for
-it.
+Nodes may differ on purpose, for example with different GPUs, with stages or experts placed
+accordingly.
 
 ## Sources
 NCCL's user guide (CollNet and NVLink SHARP need as many GPUs on each node). Formula sheet,
@@ -45,7 +45,7 @@ from distprof.terms import Confidence, Severity
     costs_time=False,
 )
 def check(placement: PlacementResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001
-    """Yield one finding for the job, unless groups that straddle nodes say it more narrowly."""
+    """Yield one finding for the job, unless group-straddles-nodes is more specific."""
     placed(placement, lambda _: True)
     sizes = {node.node: len(node.ranks) for node in placement.nodes}
     if not placement.is_whole or len(set(sizes.values())) < 2:
@@ -56,7 +56,7 @@ def check(placement: PlacementResult, limits: Limits) -> Iterator[Draft]:  # noq
     least = min(sizes, key=lambda node: sizes[node])
     yield Draft(
         message=(
-            f"The {sum(sizes.values())} ranks are on {len(sizes)} nodes unevenly: "
+            f"The {sum(sizes.values())} ranks are spread unevenly over {len(sizes)} nodes: "
             f"{sizes[most]} on {most}, {sizes[least]} on {least}."
         ),
         fix="Start the same number of ranks on each node (--nproc-per-node, --ntasks-per-node).",

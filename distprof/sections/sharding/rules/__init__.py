@@ -1,1 +1,1 @@
-"""Rules on sharding."""
+"""Rules about sharded parameters and tensor parallelism."""

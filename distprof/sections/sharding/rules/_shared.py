@@ -1,4 +1,4 @@
-"""What rules on sharded parameters share."""
+"""Shared by the rules about sharded parameters."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ __all__ = ["confidence", "gather_scenario", "gather_transfer", "moved_by", "scat
 
 
 def gather_transfer(axis: ShardedAxis) -> int:
-    """Exposed time of gathers without waiting for late members, as far as that is known."""
+    """Exposed time of gathers without waiting for late members, where waiting is known."""
     return max(0, axis.gather_exposed_ns_per_step - (axis.gather_wait_ns_per_step or 0))
 
 
 def scatter_transfer(axis: ShardedAxis) -> int:
-    """As for gathers."""
+    """Exposed time of reduce-scatters without waiting for late members, where waiting is known."""
     return max(0, axis.scatter_exposed_ns_per_step - (axis.scatter_wait_ns_per_step or 0))
 
 
 def confidence(axis: ShardedAxis) -> Confidence:
-    """Measured where waiting is told from transfer."""
+    """Measured if waiting is separated from transfer, otherwise inferred."""
     is_split = axis.gather_wait_ns_per_step is not None
     return Confidence.MEASURED if is_split else Confidence.INFERRED
 
 
 def gather_scenario(axis: ShardedAxis) -> str:
-    """Key of the what-if scenario without the transfer of the axis' gathers."""
+    """Key of the what-if scenario without the transfer of the axis's gathers."""
     return f"collectives all_gather {axis.axis}"
 
 
 def moved_by(axis: ShardedAxis) -> str:
     """For example ``dp_shard (8 ranks)``."""
-    name = "a group without a name" if axis.axis == UNKNOWN_AXIS else axis.axis
+    name = "an unnamed group" if axis.axis == UNKNOWN_AXIS else axis.axis
     return name if axis.group_size is None else f"{name} ({axis.group_size} ranks)"

@@ -2,32 +2,33 @@
 
 ## What it detects
 Gradients are accumulated over micro-batches, and each micro-batch gathers the sharded parameters
-again or reduces its gradients by itself, though parameters change only once per step.
+again or reduces its own gradients, although parameters change only once per step.
 
 ## Why it costs time
-With M micro-batches the traffic of the sharding axis is M times what one would need: 3M · N bytes
-instead of 3 · N (formula sheet). What computation does not hide of it adds to the step.
+With M micro-batches the sharding axis moves M times the necessary traffic: 3M · N bytes instead of
+3 · N (formula sheet). The exposed part of it adds to the step.
 
 ## Evidence needed
 All-gathers and reduce-scatters of a sharding axis, in order: how many passes a step makes follows
 from that, without knowing the program. Element types and sizes for the passes of gathers.
 
 ## How the cost is computed
-The exposed transfer of reduce-scatters times 1 − 1/passes, and of gathers times 1 − 2/passes
-(forward and backward each gather once even without accumulation); a mean per rank and step, and an
-upper bound. Where waiting for late members is not known, exposed time stands for exposed transfer.
+Exposed transfer of reduce-scatters times 1 − 1/passes, plus that of gathers times 1 − 2/passes
+(forward and backward each gather once even without accumulation), as a mean per rank and step. This
+is an upper bound. Where waiting for late members is unknown, all exposed time counts as transfer.
 
 ## How to fix
-It is a trade for memory. Reduce gradients in the last micro-batch only:
-`set_requires_gradient_sync(False)` before the others (FSDP2), `no_sync()` (FSDP1): whole gradients
-of the model stay on each rank. Gather once per step: `set_reshard_after_forward(False)` and
-`set_reshard_after_backward(False)` in all but the last: whole parameters stay there too. Where
-memory has room, a larger micro-batch instead of accumulation costs no traffic at all.
+All fixes use memory. Reduce gradients only in the last micro-batch:
+`set_requires_gradient_sync(False)` before the others (FSDP2) or `no_sync()` (FSDP1). Each rank then
+keeps unsharded gradients. Gather once per step: `set_reshard_after_forward(False)` and
+`set_reshard_after_backward(False)` in all but the last micro-batch. Each rank then also keeps
+unsharded parameters. If memory allows, use a larger micro-batch instead of accumulation, which
+costs no extra traffic.
 
 ## When it is wrong
-Where memory holds neither whole gradients nor whole parameters, nor a larger micro-batch: then it
-is the price of the model's size, and it is why this is no warning. Pipelines run on micro-batches
-by nature; what repeats there is cured by sharding less (ZeRO-1 or ZeRO-2) inside a stage.
+Memory may have no room for unsharded gradients, unsharded parameters or a larger micro-batch. The
+traffic is then the price of the model's size, so this finding is not a warning. Pipelines always
+run on micro-batches; shard less inside a stage there (ZeRO-1 or ZeRO-2).
 
 ## Sources
 Formula sheet, "Volume per training step" (FSDP) and "Anti-patterns" (accumulation). PyTorch
@@ -51,7 +52,7 @@ from distprof.sections.time.result import StepTimeResult, WaterfallResult
 from distprof.terms import Severity
 
 _GATHERS = 2
-"""Passes of gathers that one micro-batch takes: forward and backward."""
+"""Gather passes of one micro-batch: forward and backward."""
 
 
 @rule(
@@ -61,12 +62,12 @@ _GATHERS = 2
     needs=(ShardingResult, WaterfallResult, StepTimeResult),
     limits={
         "min_gather_passes": Limit(
-            3.5, "passes of gathers in a step from which on they are repeated"
+            3.5, "gather passes per step from which gathers count as repeated"
         ),
         "min_scatter_passes": Limit(
-            2, "passes of reduce-scatters in a step from which on they are repeated"
+            2, "reduce-scatter passes per step from which they count as repeated"
         ),
-        "min_step_ratio": Limit(0.03, "share of the step below which the cost is not worth naming"),
+        "min_step_ratio": Limit(0.03, "smallest share of the step that is worth reporting"),
     },
 )
 def check(
@@ -87,11 +88,11 @@ def check(
         yield Draft(
             message=(
                 f"A step of {moved_by(axis)} {_what(gathers, scatters)}: {step.share(cost)} is "
-                "exposed transfer beyond one micro-batch's."
+                "exposed transfer beyond that of one micro-batch."
             ),
             fix=(
                 "Where memory allows, reduce gradients in the last micro-batch only "
-                "(set_requires_gradient_sync, no_sync) and keep parameters gathered meanwhile "
+                "(set_requires_gradient_sync, no_sync) and keep parameters gathered until then "
                 "(set_reshard_after_forward, set_reshard_after_backward), or use a larger "
                 "micro-batch."
             ),

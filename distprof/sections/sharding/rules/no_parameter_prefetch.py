@@ -1,35 +1,35 @@
 """# no-parameter-prefetch
 
 ## What it detects
-Sharded parameters are gathered only when the computation before them has ended, so that the device
-waits for each unit in turn. That is so too where the whole model is one unit, which leaves nothing
-to compute meanwhile.
+Sharded parameters are gathered only after the previous computation has ended, so the GPU waits for
+each unit. The rule also reports a model that is a single unit, which leaves nothing to compute
+during the gather.
 
 ## Why it costs time
-A gather that begins while the unit before is computed costs nothing as long as it takes no longer
-than that. One that begins afterwards adds its full length to the step, in forward and again in
-backward.
+A gather that begins during the computation of the previous unit costs nothing unless it takes
+longer than that computation. A gather that begins afterwards adds its full length to the step, in
+forward and again in backward.
 
 ## Evidence needed
-All-gathers and reduce-scatters of a sharding axis (`dp_shard`, or any group that gathers
-parameters unit after unit), with the computation of the same rank.
+All-gathers and reduce-scatters of a sharding axis (`dp_shard`, or any group that gathers parameters
+unit by unit), with the computation of the same rank.
 
 ## How the cost is computed
 The smaller of two means per rank and step: exposed transfer of the gathers, and computation that
-runs with no communication beside it. Where waiting for late members is not known, exposed time
-stands for exposed transfer and the finding is marked *inferred*. The time is part of what
+runs without concurrent communication. Where waiting for late members is unknown, all exposed time
+counts as transfer and the finding is marked *inferred*. The time is part of what
 `exposed-communication` and `low-overlap` report.
 
 ## How to fix
 FSDP2 (`fully_shard`): wrap each transformer block, keep the implicit prefetch (no
 `torch.cuda.synchronize` or `.item()` in forward), and call `set_modules_to_forward_prefetch` and
-`set_modules_to_backward_prefetch` where the host is slow. FSDP1: `forward_prefetch=True`,
+`set_modules_to_backward_prefetch` where the CPU is slow. FSDP1: `forward_prefetch=True`,
 `backward_prefetch=BackwardPrefetch.BACKWARD_PRE`. DeepSpeed: `stage3_prefetch_bucket_size`,
-`overlap_comm`. Megatron: `--overlap-param-gather`. It takes the memory of one more unit.
+`overlap_comm`. Megatron: `--overlap-param-gather`. Prefetch needs memory for one more unit.
 
 ## When it is wrong
-Where computation of a unit is so short that a prefetched gather, begun in time, is past it at once;
-where memory has no room for a second unit. Units of a few kilobytes are left to `tiny-collectives`.
+The computation of a unit may be too short to overlap with a prefetched gather, or memory may have
+no room for a second unit. `tiny-collectives` covers units of a few kilobytes.
 
 ## Sources
 Formula sheet, "Anti-patterns" (FSDP without prefetch) and "Volume per training step" (FSDP).
@@ -63,12 +63,12 @@ from distprof.units import format_bytes, format_ratio
     limits={
         "max_ahead_ratio": Limit(
             0.25,
-            "share of the gathers that could begin beside computation, from which on is prefetch",
+            "share of the gathers that could overlap from which they count as prefetched",
         ),
         "min_unit_bytes": Limit(
-            100_000, "median size in bytes of a gather, below which only latency counts"
+            100_000, "median size of a gather in bytes below which latency dominates"
         ),
-        "min_step_ratio": Limit(0.03, "share of the step below which the cost is not worth naming"),
+        "min_step_ratio": Limit(0.03, "smallest share of the step that is worth reporting"),
     },
 )
 def check(
@@ -109,9 +109,9 @@ def check(
 
 
 def _possible_ratio(axis: ShardedAxis) -> float:
-    """Share of gathers that can be ahead: the root and the first block have nothing before them.
+    """Share of gathers that can be ahead: no computation precedes the root and the first block.
 
-    Of one unit or two nothing can, which is what the finding then says.
+    With one or two units none can, and the finding reports that.
     """
     units = axis.num_units or 0
     return (units - 2) / units if units > 2 else 1.0
@@ -122,11 +122,10 @@ def _message(axis: ShardedAxis, step: MeanStep, cost_ns: int) -> str:
     times = f"{axis.gathers_per_step:.0f} times{size}"
     if axis.num_units == 1:
         return (
-            f"All parameters that {moved_by(axis)} shares are one unit, gathered {times}: "
-            f"{step.share(cost_ns)} is gathering while there is nothing to compute."
+            f"All parameters sharded over {moved_by(axis)} are one unit, gathered {times}: "
+            f"{step.share(cost_ns)} is gathering with nothing to compute."
         )
     return (
-        f"{format_ratio(axis.ahead_ratio)} of the parameters that {moved_by(axis)} shares are "
-        f"gathered beside computation: {step.share(cost_ns)} is gathering, {times}, that nothing "
-        "hides."
+        f"Only {format_ratio(axis.ahead_ratio)} of the parameters sharded over {moved_by(axis)} "
+        f"are gathered during computation: {step.share(cost_ns)} is exposed gathering, {times}."
     )

@@ -2,7 +2,7 @@
 
 ## What it detects
 Parameters are sharded over all nodes at once (flat FSDP): every all-gather and reduce-scatter of
-the sharding axis crosses the network, although several ranks of a group share a node.
+the sharding axis crosses the network although several ranks of a group share a node.
 
 ## Why it costs time
 Gathering parameters twice and scattering gradients once per step moves three times the model
@@ -11,23 +11,22 @@ traffic stays on the node's fast links, and only the gradients of each shard cro
 
 ## Evidence needed
 Nodes of the ranks (host names in the traces, or a run directory), the sharding axis of the mesh
-(`dp_shard`), and matched collectives, to tell transfer from waiting.
+(`dp_shard`), and matched collectives, to separate transfer from waiting.
 
 ## How the cost is computed
-Exposed transfer of the collectives of that axis, mean per rank and step, at most all that is
-exposed (several can be at the same time): an upper bound, since
-gathering inside the node and reducing between nodes take some time too. What would be sent between
-nodes instead is modelled: flat 3(P−1)/P · N bytes a rank, hybrid 2(G−1)/G · N/g for the all-reduce
-of a shard over G nodes of g ranks.
+Exposed transfer of the collectives of that axis (several may be exposed at the same time): mean per
+rank and step, limited to all exposed transfer. This is an upper bound, because gathering inside the
+node and reducing between nodes take time too. The message models the traffic between nodes with
+HSDP: flat sharding sends 3(P−1)/P · N bytes per rank, and hybrid sharding 2(G−1)/G · N/g for the
+all-reduce of a shard over G nodes of g ranks.
 
 ## How to fix
-A mesh of two axes: `init_device_mesh("cuda", (nodes, ranks_per_node),
-mesh_dim_names=("dp_replicate", "dp_shard"))`, given to `fully_shard`. Reference run: `distprof run
-fsdp --replicas NODES`.
+Pass a mesh with two axes to `fully_shard`: `init_device_mesh("cuda", (nodes, ranks_per_node),
+mesh_dim_names=("dp_replicate", "dp_shard"))`. Reference run: `distprof run fsdp --replicas NODES`.
 
 ## When it is wrong
-Where a replica does not fit into one node's memory: HSDP holds 16N/g bytes of model state per rank
-instead of 16N/P. Where the network is as fast as the links inside a node.
+A replica may not fit into one node's memory: HSDP holds 16N/g bytes of model state per rank instead
+of 16N/P. The network may be as fast as the links inside a node.
 
 ## Sources
 Formula sheet, "Volume per training step" (FSDP, HSDP) and "Anti-patterns" (flat sharding across
@@ -53,9 +52,7 @@ _SHARDING = (MeshAxis.DP_SHARD.value,)
     severity=Severity.WARNING,
     since="0.1.0",
     needs=(CollectivesResult, WaterfallResult, StepTimeResult),
-    limits={
-        "min_step_ratio": Limit(0.05, "share of the step below which the cost is not worth naming")
-    },
+    limits={"min_step_ratio": Limit(0.05, "smallest share of the step that is worth reporting")},
 )
 def check(
     collectives: CollectivesResult,
@@ -68,13 +65,13 @@ def check(
     if not sharding:
         return
     if all(record.num_nodes is None for record in sharding):
-        raise InsufficientEvidenceError("which node the ranks are on is not known")
+        raise InsufficientEvidenceError("the nodes of the ranks are unknown")
     flat = [record for record in sharding if _spans_nodes(record)]
     if not flat or len(flat) < len(sharding):
         return
     if all(record.exposed_wait_ns_per_step is None for record in flat):
         raise InsufficientEvidenceError(
-            "waiting and transfer of the sharding axis could not be told apart"
+            "waiting and transfer of the sharding axis cannot be separated"
         )
     step = mean_step(waterfall, step_time)
     exposed = sum(
@@ -102,13 +99,13 @@ def check(
 
 
 def _spans_nodes(record: CollectiveClass) -> bool:
-    """Whether a group crosses nodes though it has several ranks on each."""
+    """Whether a group spans nodes with several ranks on each."""
     nodes, size = record.num_nodes, record.group_size
     return nodes is not None and size is not None and nodes > 1 and size >= 2 * nodes
 
 
 def _instead(flat: Sequence[CollectiveClass], nodes: int, size: int) -> str:
-    """What crosses nodes now, and what would (formula sheet, "Volume per training step")."""
+    """Traffic between nodes now and with HSDP (formula sheet, "Volume per training step")."""
     sent = [record.sent_bytes_per_step for record in flat]
     scattered = [
         record.sent_bytes_per_step
@@ -122,5 +119,5 @@ def _instead(flat: Sequence[CollectiveClass], nodes: int, size: int) -> str:
     then = 2 * (nodes - 1) / nodes * model * nodes / size
     return (
         f" Sharded inside nodes, a rank would send about {format_bytes(then)} between nodes per "
-        f"step; now it sends {format_bytes(now)} in groups that span them."
+        f"step. Now it sends {format_bytes(now)} in groups that span nodes."
     )

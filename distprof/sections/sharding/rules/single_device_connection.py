@@ -2,33 +2,33 @@
 
 ## What it detects
 A job that shards its parameters runs with `CUDA_DEVICE_MAX_CONNECTIONS=1`, and its gathers and
-reduce-scatters are not hidden behind computation.
+reduce-scatters do not overlap with computation.
 
 ## Why it costs time
-With one connection all streams of a process enter the device through one queue, in the order in
-which the host launched them. A gather that was launched behind a queue of kernels begins only when
-they have begun, and kernels launched behind it wait too. That order is what Megatron's tensor
-parallelism wants on GPUs before Blackwell; the overlap of sharded parameters needs streams that run
-freely.
+With one connection all streams of a process enter the GPU through one queue, in the order in which
+the CPU launched them. A gather behind a queue of kernels begins only after they have begun, and
+kernels behind the gather wait too. Megatron's tensor parallelism needs this order on GPUs before
+Blackwell. The overlap of sharded parameters needs independent streams.
 
 ## Evidence needed
-The job's environment (a run directory), device activities, and all-gathers of a sharding axis.
+The job's environment (a run directory), GPU activities, and all-gathers of a sharding axis.
 
 ## How the cost is computed
 The smaller of two means per rank and step: exposed transfer of the sharding axes, and computation
-that runs with no communication beside it. An upper bound: other causes may stand in the way too.
+that runs without concurrent communication. This is an upper bound, because other causes may prevent
+overlap too.
 
 ## How to fix
-Unset it, or set 8 (the default) to 32. Where tensor parallelism needs it on Hopper and before, and
-parameters are sharded too, compare both ways.
+Unset the variable, or set it to a value from 8 (the default) to 32. If tensor parallelism needs 1
+on Hopper and earlier, and parameters are sharded too, compare both settings.
 
 ## When it is wrong
-Where exposed transfer has another cause, such as `no-parameter-prefetch`; nothing in a trace shows
-the queue itself.
+Exposed transfer may have another cause, such as `no-parameter-prefetch`. A trace does not show the
+queue itself.
 
 ## Sources
-CUDA C++ Programming Guide, environment variables. Megatron-FSDP's documentation, which says to
-leave it unset.
+CUDA C++ Programming Guide, environment variables. Megatron-FSDP's documentation, which recommends
+leaving it unset.
 """
 
 from __future__ import annotations
@@ -51,9 +51,7 @@ _VARIABLE = "CUDA_DEVICE_MAX_CONNECTIONS"
     severity=Severity.WARNING,
     since="0.1.0",
     needs=(ShardingResult, OverlapResult, WaterfallResult, StepTimeResult),
-    limits={
-        "min_step_ratio": Limit(0.05, "share of the step from which on overlap counts as lost")
-    },
+    limits={"min_step_ratio": Limit(0.05, "share of the step from which overlap counts as lost")},
 )
 def check(
     sharding: ShardingResult,
@@ -80,7 +78,7 @@ def check(
             f"{_VARIABLE}=1, and {step.share(cost)} is exposed transfer of sharded parameters in "
             f"{where}."
         ),
-        fix=f"Unset {_VARIABLE}: the overlap of sharded parameters needs streams that run freely.",
+        fix=f"Unset {_VARIABLE}: the overlap of sharded parameters needs independent streams.",
         cost_ns_per_step=cost,
         confidence=Confidence.INFERRED,
         evidence=("sharding.environment", "sharding.axes", "overlap.ranks"),

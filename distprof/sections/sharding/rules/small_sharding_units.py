@@ -1,32 +1,32 @@
 """# small-sharding-units
 
 ## What it detects
-Parameters are sharded in many small units: gathers of a few megabytes or less, one after another.
+Parameters are sharded in many small units, with gathers of a few megabytes or less in sequence.
 
 ## Why it costs time
-Each gather pays its start-up (α times the steps of its ring), however little it moves, and small
-messages do not reach the bandwidth of the network. One unit per transformer block moves the same
-bytes in far fewer operations.
+Each gather of any size pays a start-up cost (α times the steps of its ring), and small messages do
+not reach the bandwidth of the network. One unit per transformer block moves the same bytes in far
+fewer operations.
 
 ## Evidence needed
-All-gathers and reduce-scatters of a sharding axis with their sizes. With a fabric profile
-(`--fabric`) the start-up is known.
+All-gathers and reduce-scatters of a sharding axis with their sizes. A fabric profile (`--fabric`)
+provides the start-up cost.
 
 ## How the cost is computed
-Modelled: the share of the gathers that would be gone if units were of the size in the limit
-(1 − their bytes together / (number · limit)), times their exposed transfer; with a fabric profile
-no more than the start-up, by fitted α, of those that would be gone. Where waiting for late members
-is not known it counts as transfer: an upper bound.
+Modelled: the share of gathers that units of the limit's size would avoid (1 − total bytes / (number
+· limit)), times their exposed transfer. With a fabric profile the cost is at most the start-up cost
+of the avoided gathers, from the fitted α. Where waiting for late members is unknown it counts as
+transfer, so the cost is an upper bound.
 
 ## How to fix
-Give `fully_shard` whole transformer blocks instead of their layers (FSDP1: an
+Apply `fully_shard` to whole transformer blocks instead of their layers (FSDP1: an
 `auto_wrap_policy` on the block's class; `size_based_auto_wrap_policy` with a larger
 `min_num_params`). DeepSpeed: a larger `stage3_prefetch_bucket_size` and
 `stage3_param_persistence_threshold`.
 
 ## When it is wrong
-A small model has small blocks: with few of them, merging leaves nothing to overlap with. Below
-`min_units` it is therefore silent.
+A small model has few small blocks, and merging them leaves nothing to overlap with. The rule
+therefore stays silent below `min_units`.
 
 ## Sources
 Formula sheet, "Collectives" (α and β) and "Volume per training step" (FSDP). PyTorch documentation
@@ -52,9 +52,9 @@ from distprof.units import format_bytes
     since="0.1.0",
     needs=(ShardingResult, WaterfallResult, StepTimeResult),
     limits={
-        "unit_bytes": Limit(4_000_000, "size in bytes from which on a unit is large enough"),
-        "min_units": Limit(16, "units of a pass from which on there are many"),
-        "min_step_ratio": Limit(0.02, "share of the step below which the cost is not worth naming"),
+        "unit_bytes": Limit(4_000_000, "size in bytes from which a unit is large enough"),
+        "min_units": Limit(16, "units of a pass from which they count as many"),
+        "min_step_ratio": Limit(0.02, "smallest share of the step that is worth reporting"),
     },
 )
 def check(
@@ -77,9 +77,10 @@ def check(
             continue
         yield Draft(
             message=(
-                f"A pass over the parameters that {moved_by(axis)} shares is {units} gathers of "
-                f"{format_bytes(size)}: {step.share(cost)} would not be spent on them in units of "
-                f"{format_bytes(limits['unit_bytes'])}."
+                f"A pass over the parameters sharded over {moved_by(axis)} takes {units} gathers "
+                "of "
+                f"{format_bytes(size)}. Units of {format_bytes(limits['unit_bytes'])} would "
+                f"recover {step.share(cost)}."
             ),
             fix=(
                 "Shard whole transformer blocks: fully_shard(block) for each, or an "
@@ -93,7 +94,7 @@ def check(
 
 
 def _cost(axis: ShardedAxis, unit_bytes: float) -> int:
-    """What the gathers that would be gone take."""
+    """Time of the gathers that larger units would avoid."""
     needed = max((axis.gather_bytes_per_step or 0) / unit_bytes, 1.0)
     gone = max(axis.gathers_per_step - needed, 0.0)
     cost = gather_transfer(axis) * gone / max(axis.gathers_per_step, 1.0)

@@ -1,32 +1,34 @@
 """# tensor-parallelism-without-sequence-parallelism
 
 ## What it detects
-Tensor parallelism adds up whole activations with all-reduces, instead of reduce-scatters after and
+Tensor parallelism sums whole activations with all-reduces instead of reduce-scatters after and
 all-gathers before each block (sequence parallelism).
 
 ## Why it costs time
-The bytes are the same. But between the blocks every rank keeps and computes on the whole sequence:
-norms, dropout and residuals are done T times over, and their activations take T times the memory,
-which micro-batches or less recomputation could use. And an all-reduce cannot begin before a block
-has ended, while a gather or scatter can be cut and run beside the multiplication next to it.
+The bytes are the same, but between blocks every rank keeps and processes the whole sequence. Norms,
+dropout and residuals are computed T times, and their activations take T times the memory, which
+could serve larger micro-batches or less recomputation. An all-reduce cannot begin before a block
+has ended, while a gather or scatter can be split and overlap with the adjacent matrix
+multiplication.
 
 ## Evidence needed
-Collectives along the tensor axis of a mesh (groups called `tp`, `tensor_model_parallel`, …), in a
+Collectives along the tensor axis of a mesh (groups named `tp`, `tensor_model_parallel`, …) in a
 recording with training steps.
 
 ## How the cost is computed
-It is not: what memory and overlap are worth depends on what is done with them. The exposed time of
-the all-reduces in the message is what overlap can hide at most.
+No cost: the gain depends on how the memory and the overlap are used. Overlap can recover at most
+the exposed time of the all-reduces in the message.
 
 ## How to fix
-PyTorch: `SequenceParallel` for norms and dropout in the plan of `parallelize_module`, with
+PyTorch: use `SequenceParallel` for norms and dropout in the plan of `parallelize_module`, with
 `PrepareModuleInput` and row-wise outputs of `Shard(1)`. Megatron: `--sequence-parallel`. Then
-overlap: asynchronous tensor parallelism (`enable_async_tensor_parallel`), `--tp-comm-overlap`.
+enable overlap: asynchronous tensor parallelism (`enable_async_tensor_parallel`),
+`--tp-comm-overlap`.
 
 ## When it is wrong
-Inference on single tokens has no sequence to share. Short sequences make pieces too small to be
-worth it, and some models (odd sequence lengths, attention that needs whole sequences in the norms)
-do not divide.
+Inference on single tokens has no sequence to shard. Short sequences make shards too small to be
+useful, and some models (odd sequence lengths, attention that needs whole sequences in the norms)
+cannot be sharded this way.
 
 ## Sources
 Formula sheet, "Volume per training step" (TP). Korthikanti et al., Reducing Activation
@@ -51,11 +53,13 @@ from distprof.units import format_bytes
     since="0.1.0",
     needs=(ShardingResult, WaterfallResult, StepTimeResult),
     limits={
-        "min_all_reduces": Limit(4, "all-reduces in a step: a single layer has as many"),
+        "min_all_reduces": Limit(4, "all-reduces per step; a single layer has this number"),
         "max_pair_ratio": Limit(
-            0.2, "share of bytes that are gathered or scattered, from which on sequences are shared"
+            0.2, "share of gathered or scattered bytes from which the sequence counts as sharded"
         ),
-        "min_step_ratio": Limit(0.05, "share of the step below which exposed time is not named"),
+        "min_step_ratio": Limit(
+            0.05, "smallest share of exposed time in the step that is worth reporting"
+        ),
     },
     costs_time=False,
 )
@@ -76,16 +80,16 @@ def check(
     yield Draft(
         message=_message(tensor, step),
         fix=(
-            "Share the sequence between blocks: SequenceParallel in the plan of "
-            "parallelize_module, --sequence-parallel in Megatron; then its gathers and scatters "
-            "can overlap with multiplications."
+            "Shard the sequence between blocks: SequenceParallel in the plan of "
+            "parallelize_module, or --sequence-parallel in Megatron. Its gathers and scatters can "
+            "then overlap with matrix multiplications."
         ),
         evidence=("sharding.tensor", "waterfall.all"),
     )
 
 
 def _pair_ratio(tensor: TensorTraffic) -> float:
-    """Share of gathers and scatters: by bytes where they are known, else by number."""
+    """Share of gathers and scatters, in bytes if known, otherwise by count."""
     reduced, pairs = tensor.all_reduce_bytes_per_step, tensor.pair_bytes_per_step
     if reduced is not None and pairs is not None and reduced + pairs:
         return pairs / (reduced + pairs)
@@ -95,11 +99,11 @@ def _pair_ratio(tensor: TensorTraffic) -> float:
 
 def _message(tensor: TensorTraffic, step: MeanStep) -> str:
     size = tensor.all_reduce_bytes_per_step
-    together = "" if size is None else f" of {format_bytes(size)} together"
+    together = "" if size is None else f" of {format_bytes(size)} in total"
     who = "Tensor" if tensor.group_size is None else f"{tensor.group_size} ranks of tensor"
-    verb = "adds" if tensor.group_size is None else "add"
+    verb = "sums" if tensor.group_size is None else "sum"
     return (
-        f"{who} parallelism {verb} up activations by {tensor.all_reduces_per_step:.0f} "
-        f"all-reduces{together} in each step, and hardly anything is gathered or scattered: "
+        f"{who} parallelism {verb} activations with {tensor.all_reduces_per_step:.0f} "
+        f"all-reduces{together} per step and gathers or scatters almost nothing: "
         f"{step.share(tensor.all_reduce_exposed_ns_per_step)} is exposed."
     )
