@@ -1,4 +1,4 @@
-"""Why the device was idle: the sentence where idling dominates, and the tables of causes."""
+"""Why the GPU was idle: the sentence where idling dominates, and the tables of causes."""
 
 from __future__ import annotations
 
@@ -34,67 +34,66 @@ _WORTH_PAUSES_RATIO = 0.01
 
 _LOSSES = {
     "idle_host": (
-        "A host that launches too late leaves the {device} idle for",
-        "launch less from Python (CUDA graphs, torch.compile, bigger kernels)",
+        "Launch-bound: the {device} idles {share} waiting for the CPU to launch kernels.",
+        "Launch fewer and larger kernels from Python, with CUDA graphs or torch.compile.",
     ),
     "idle_sync": (
-        "Synchronising calls leave the {device} idle for",
-        "remove the calls that wait for the device inside the step",
+        "The {device} idles {share} because of synchronising calls.",
+        "Remove the calls inside the step that wait for the {device}.",
     ),
     "idle_input": (
-        "Waiting for input takes",
-        "load batches earlier and with more workers",
+        "Waiting for input takes {share}.",
+        "Load batches earlier and with more workers.",
     ),
     "idle_comm_wait": (
-        "The {device} sits idle after communication for",
-        "look at what the device waited for after communication",
+        "The {device} idles {share} after communication.",
+        "Look at what the {device} waited for after communication.",
     ),
     "idle_unknown": (
-        "The {device} is idle, for a cause this recording does not show, for",
-        "record host activities too, and read them (no --device-only), to learn why",
+        "The {device} idles {share} for a cause this recording does not show.",
+        "Record CPU activities too, and read them (no --device-only), to learn why.",
     ),
 }
-"""Part of the step to how a sentence on it begins, and what to do."""
+"""Part of the step to the sentence on it and the action."""
 
 
 def idle_line(report: Report, idle: Part) -> str:
     """The verdict where idling for one cause dominates: how much, and what to do."""
-    subject, action = _LOSSES[idle.key]
+    loss, action = _LOSSES[idle.key]
     if idle.key == "idle_unknown":
-        subject, action = _unknown_words(report, subject, action)
-    return (
-        f"{subject.format(device=device_word(report))} {format_ratio(idle.ratio)} of "
-        f"{each_window(report)} ({amount_text(report, idle.ns)}): {action}."
-    )
+        loss, action = _unknown_words(report, loss, action)
+    amount = amount_text(report, idle.ns)
+    share = f"{format_ratio(idle.ratio)} of {each_window(report)} ({amount})"
+    return f"{loss} {action}".format(device=device_word(report), share=share)
 
 
-def _unknown_words(report: Report, subject: str, action: str) -> tuple[str, str]:
-    """How a sentence on idle time of no known cause begins, and how its cause could be learned."""
+def _unknown_words(report: Report, loss: str, action: str) -> tuple[str, str]:
+    """The sentence on idle time of unknown cause, and how its cause could be found."""
     if is_cpu_only(report):
-        subject = "Between operators, in Python or blocked, the host spends"
-        return subject, "use fewer, larger operators; record stacks to see what runs between them"
+        loss = "The CPU spends {share} between operators, in Python or blocked."
+        return loss, "Use fewer, larger operators. Record stacks to see what runs between them."
     if not report.idle.ranks:
-        return subject, action
+        return loss, action
     inside = sum(rank.within_launch_ns for rank in report.idle.ranks)
     if inside > sum(rank.unknown_ns for rank in report.idle.ranks) / 2:
         action = (
-            "most of it lies in CUDA graphs, whose kernels the trace may lack; "
-            "record once without them"
+            "Most of it is in CUDA graphs, whose kernels the trace may lack: "
+            "record once without them."
         )
-        return subject, action
-    return subject, "look at the gaps in a timeline"
+        return loss, action
+    return loss, "Look at the gaps in a timeline."
 
 
 @why(place=40)
 def idle_sentence(report: Report) -> str:
-    """How much of a step the device is idle, and the main cause."""
+    """How much of a step the GPU is idle, and the main cause."""
     idle = [part for part in parts_of(report) if part.key.startswith("idle_")]
     total = sum(part.ratio for part in idle)
     if total < MIN_LOSS_RATIO:
         return ""
     worst = max(idle, key=lambda part: part.ns)
     return (
-        f"The {device_word(report)} is idle for {format_ratio(total)} of {each_window(report)}, "
+        f"The {device_word(report)} is idle {format_ratio(total)} of {each_window(report)}, "
         f"mostly {worst.label.removeprefix('idle: ')} ({format_ratio(worst.ratio)})."
     )
 
