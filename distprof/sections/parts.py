@@ -1,4 +1,4 @@
-"""The parts of a mean step, as the waterfall has them: what the verdict, the bar and the tables share."""
+"""The parts of a mean step, shared by the verdict, the bar and the tables."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def is_of_nccl_alone(report: Report) -> bool:
 
 
 def is_of_training_log_alone(report: Report) -> bool:
-    """Whether the report holds only what a training program printed, with or without NCCL's lines."""
+    """Whether the report holds only a training program's output, NCCL's lines included."""
     return bool(report.training_log.origin) and not _is_recorded(report)
 
 

@@ -56,9 +56,9 @@ _FIX_OF_DETAIL = {
 }
 
 _BECAUSE_OF_DETAIL = {
-    "gc": "Python's garbage collector delays its CPU",
-    "throttled": "Its GPU is throttled",
-    "low_clocks": "Its GPU runs at a low clock",
+    "gc": "Its CPU launches late: Python's garbage collector runs",
+    "throttled": "It runs the same kernels slower: its GPU is throttled",
+    "low_clocks": "It runs the same kernels slower: its GPU clock is low",
     "sequence_length": "It has more work: longer sequences",
     "tokens": "It has more work: more tokens",
 }

@@ -19,7 +19,8 @@ less the late rank's own.
 
 ## How to fix
 Look at what the late rank does before its collectives: its clocks and temperature, work that only
-it does (logging, checkpoints, evaluation), its share of the batch. A trace of all ranks shows the cause.
+it does (logging, checkpoints, evaluation), its share of the batch. A trace of all ranks shows the
+cause.
 
 ## When it is wrong
 A rank is not slow where its kernels start late for lack of streams, or run on a copy of the data

@@ -17,8 +17,9 @@ above what chance gives to one of many equal ranks.
 For each collective at which the rank arrived last, the median exposed wait of the other members, as
 a mean over all other ranks of the run; summed over the collectives of a step, mean over steps.
 Propagated lateness counts for the rank that caused it: a rank that waited in one group of a mesh,
-and therefore arrives late at its next, is not blamed. The time is part of what `exposed-communication` reports.
-With several stragglers, fixing one recovers only the time down to the next.
+and therefore arrives late at its next, is not blamed. The time is part of what
+`exposed-communication` reports. With several stragglers, fixing one recovers only the time down to
+the next.
 
 ## How to fix
 By cause. Slow GPU (its kernels take longer than the same kernels elsewhere): check clocks,

@@ -10,21 +10,22 @@ round sets the pace and the mean does not matter.
 
 ## Evidence needed
 A table of operations with start and duration on clocks that agree to a few milliseconds, which
-distprof reads in place of traces. Where the order of the pipeline is known, `unequal-stages` reports
-a stage that is far longer than the others.
+distprof reads in place of traces. Where the order of the pipeline is known, `unequal-stages`
+reports a stage that is far longer than the others.
 
 ## How the cost is computed
-Each step is simulated from its dependencies with measured operations, and again without the cause: the slowest 3 % of the workers with ideal operations, all stages equally long,
-micro-batches of a stage equally long, or all transfers of a kind at their median. The difference is
-the cost. Causes overlap: costs of several findings do not add up. Ideal is the mean of computation
-and the median of transfers of a kind.
+Each step is simulated from its dependencies with measured operations, and again without the cause:
+the slowest 3 % of the workers with ideal operations, all stages equally long, micro-batches of a
+stage equally long, or all transfers of a kind at their median. The difference is the cost. Causes
+overlap: costs of several findings do not add up. Ideal is the mean of computation and the median of
+transfers of a kind.
 
 ## How to fix
-A few workers: take their machines out of the job and test them. A stage: move layers from it; count the output
-layer and the loss with the last stage. Micro-batches that differ equally in forward and backward
-have sequences of unequal length: give micro-batches equal attention work, not equal token counts.
-Micro-batches that differ without this pattern: look for garbage collection and other work on the
-hosts. Transfers: check the network of the named group.
+A few workers: take their machines out of the job and test them. A stage: move layers from it; count
+the output layer and the loss with the last stage. Micro-batches that differ equally in forward and
+backward have sequences of unequal length: give micro-batches equal attention work, not equal token
+counts. Micro-batches that differ without this pattern: look for garbage collection and other work
+on the hosts. Transfers: check the network of the named group.
 
 ## When it is wrong
 A stage that is longer on purpose, because others lack the memory. With one worker per stage, a slow
