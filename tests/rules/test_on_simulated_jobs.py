@@ -35,8 +35,8 @@ def findings(job, folder):
     ("fault", "clause"),
     [
         (SlowDevice(rank=3, factor=1.2), "It runs the same kernels slower"),
-        (MoreWork(rank=3, factor=1.5), "it has more work"),
-        (LateInput(rank=3, ns=3 * MS), "its input is late"),
+        (MoreWork(rank=3, factor=1.5), "It has more work"),
+        (LateInput(rank=3, ns=3 * MS), "Its input arrives late"),
         (LateHost(rank=3, ns=3 * MS), "Its CPU launches late"),
     ],
 )

@@ -114,7 +114,7 @@ def late_input(dice: random.Random) -> Trial:
     """A rank's data loader takes 5 to 30 % of the step longer."""
     job = any_job(dice)
     fault = LateInput(rank=dice.randrange(job.world_size), ns=part_of_step(job, dice))
-    return with_fault(job, fault, "its input is late")
+    return with_fault(job, fault, "Its input arrives late")
 
 
 def late_host(dice: random.Random) -> Trial:
