@@ -1,4 +1,4 @@
-"""The parts of a mean step, as the waterfall has them: what verdict, bar and tables share."""
+"""The parts of a mean step, shared by the verdict, the bar and the tables."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ __all__ = [
 ]
 
 MIN_LOSS_RATIO = 0.05
-"""A part smaller than this share of the step is not what dominates."""
+"""A part below this share of the step does not dominate."""
 
 _LABELS = {
     "computation_ns": "computation",
     "exposed_transfer_ns": "exposed transfer",
-    "exposed_wait_ns": "waiting for the last rank",
+    "exposed_wait_ns": "waiting for late ranks",
     "exposed_p2p_wait_ns": "waiting in send/recv",
     "exposed_comm_unsplit_ns": "exposed communication",
     "exposed_copy_ns": "exposed copies",
-    "idle_host_ns": "idle: host late",
-    "idle_sync_ns": "idle: synchronising call",
+    "idle_host_ns": "idle: late launches",
+    "idle_sync_ns": "idle: synchronising calls",
     "idle_input_ns": "idle: input",
     "idle_comm_wait_ns": "idle: after communication",
     "idle_unknown_ns": "idle: cause unknown",
@@ -93,48 +93,48 @@ def is_whole_capture(report: Report) -> bool:
 
 
 def is_of_experts_alone(report: Report) -> bool:
-    """Whether tokens per expert are all there is: counts of another tool, nothing timed."""
+    """Whether the report holds only tokens per expert: counts of another tool, nothing timed."""
     return bool(report.moe.layers) and not _is_recorded(report)
 
 
 def is_of_nccl_alone(report: Report) -> bool:
-    """Whether NCCL's logs are all there is."""
+    """Whether the report holds only NCCL's logs."""
     return report.nccl.num_files > 0 and not _is_recorded(report)
 
 
 def is_of_training_log_alone(report: Report) -> bool:
-    """Whether what a training program printed is all there is, NCCL's lines among it aside."""
+    """Whether the report holds only a training program's output, NCCL's lines included."""
     return bool(report.training_log.origin) and not _is_recorded(report)
 
 
 def is_of_summaries_alone(report: Report) -> bool:
-    """Whether tables of other tools, of collectives or input, are all there is."""
-    told = bool(report.collective_summary.classes or report.input_readiness.num_samples)
-    return told and not (report.training_log.origin or _is_recorded(report))
+    """Whether the report holds only other tools' tables of collectives or input."""
+    summarised = bool(report.collective_summary.classes or report.input_readiness.num_samples)
+    return summarised and not (report.training_log.origin or _is_recorded(report))
 
 
 def _is_recorded(report: Report) -> bool:
-    """Whether a trace or a run directory tells anything."""
+    """Whether there is a trace or a run directory with content."""
     return bool(report.run.ranks or report.step_log.ranks or report.job.kind is not None)
 
 
 def is_cpu_only(report: Report) -> bool:
-    """Whether the host threads are what was measured, for want of a device."""
+    """Whether the job ran without a GPU, so that CPU threads were measured."""
     return report.run.device == "cpu"
 
 
 def device_word(report: Report) -> str:
-    """What computes: ``device``, or ``host`` where there is none."""
-    return "host" if is_cpu_only(report) else "device"
+    """What computes: ``GPU``, or ``CPU`` where there is none."""
+    return "CPU" if is_cpu_only(report) else "GPU"
 
 
 def window_word(report: Report) -> str:
-    """What times are counted per: ``step``, or ``capture`` where there are no step marks."""
+    """The window that times refer to: ``step``, or ``capture`` where there are no step marks."""
     return "capture" if is_whole_capture(report) else "step"
 
 
 def each_window(report: Report) -> str:
-    """What a share is a share of, in a sentence: ``each step``."""
+    """The reference of a share in a sentence, for example ``each step``."""
     return "the whole capture" if is_whole_capture(report) else "each step"
 
 

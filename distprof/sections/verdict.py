@@ -1,7 +1,7 @@
-"""The first line of every report: what dominates, how much of the step it takes, what to do.
+"""The first line of every report: what dominates, how much of the step it takes, and what to do.
 
 Pure: from a report to sentences. The measure is the lost-time waterfall; a finding's own cost is
-shown with the finding. Each sentence stands with its subject; here one is chosen.
+shown with the finding. Each subject declares its own sentence. This module chooses one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["Verdict", "judge"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What to tell a reader first.
+    """What a reader sees first.
 
     Args:
         line: One sentence.
@@ -35,7 +35,7 @@ class Verdict:
 
 
 def judge(report: Report) -> Verdict:
-    """The verdict on ``report``: first how the job ended, unless it ended as it should."""
+    """Return the verdict on ``report``: first how the job ended, unless it ended normally."""
     measured = _judge_measured(report)
     ended = end_line(report)
     if not ended:
@@ -44,19 +44,19 @@ def judge(report: Report) -> Verdict:
 
 
 def _judge_measured(report: Report) -> Verdict:
-    """By the waterfall; without one, by the first subject that has a verdict of its own."""
+    """Judge by the waterfall, or without one by the first subject that has a verdict."""
     dominant = dominant_part(report)
     if dominant is not None:
         why = (sentence(report) for sentence in declared(report, "why"))
         line = dominant_line(report, dominant)
         return Verdict(line=line, why=tuple(text for text in why if text), part=dominant.key)
-    told = (verdict(report) for verdict in declared(report, "verdict"))
-    line, reasons = next(filter(None, told), (_nothing_measured(report), ()))
+    verdicts = (verdict(report) for verdict in declared(report, "verdict"))
+    line, reasons = next(filter(None, verdicts), (_nothing_measured(report), ()))
     return Verdict(line=line, why=reasons, part="")
 
 
 def _nothing_measured(report: Report) -> str:
     reasons = (*report.waterfall.unavailable, *report.breakdown.unavailable)
     gaps = tuple(gap.message for gap in report.capture.gaps)
-    reason = next(iter((*reasons, *gaps)), "the recording holds no device or operator activity")
+    reason = next(iter((*reasons, *gaps)), "the recording holds no GPU or operator activity")
     return f"Nothing could be measured: {reason.rstrip('.')}."

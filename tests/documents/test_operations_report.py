@@ -109,7 +109,7 @@ def test_unequal_sequences_are_told_from_stalls(tmp_path):
     sequences, stalling = of_pipeline(tmp_path, data), of_pipeline(tmp_path, stalls)
     assert "their sequences differ" in uneven(sequences).message
     assert "without a pattern of the data" in uneven(stalling).message
-    assert "unequal sequences" in judge(sequences).line
+    assert "sequences of unequal length" in judge(sequences).line
     assert "garbage collection" in judge(stalling).line
 
 

@@ -124,7 +124,9 @@ def test_text_without_colour_holds_no_escape_code() -> None:
 
 
 def test_the_verdict_is_the_first_line() -> None:
-    assert shown(straggler(), width=120).startswith("Waiting for rank 2 takes 31.0 % of each step")
+    assert shown(straggler(), width=120).startswith(
+        "Rank 2 is the straggler: the others wait 6.91 ms (31.0 %) of every step"
+    )
 
 
 def test_shown_parts_of_a_step_add_up_to_the_shown_sum() -> None:

@@ -1,4 +1,4 @@
-"""The verdict names what dominates, its share of the step, and the way out."""
+"""The verdict names what dominates, its share of the step, and what to do."""
 
 from __future__ import annotations
 
@@ -34,23 +34,23 @@ def two_ranks(**parts_ns: int) -> Report:
 
 def test_a_persistent_straggler_is_named_with_its_cost_and_cause() -> None:
     assert judge(straggler()).line == (
-        "Waiting for rank 2 takes 31.0 % of each step (6.91 ms of 22.3 ms); "
-        "its device runs the same kernels slower: check clocks and heat."
+        "Rank 2 is the straggler: the others wait 6.91 ms (31.0 %) of every step for it. "
+        "It runs the same kernels slower: check its clocks and temperature."
     )
 
 
 def test_a_straggler_with_more_work_gets_the_advice_to_balance() -> None:
     assert judge(many_ranks()).line == (
-        "Waiting for rank 37 takes 23.9 % of each step (5.98 ms of 25.0 ms); "
-        "it has more to compute: balance the work."
+        "Rank 37 is the straggler: the others wait 5.98 ms (23.9 %) of every step for it. "
+        "It has more to compute: balance the work."
     )
 
 
 def test_waiting_without_a_clear_culprit_blames_nobody() -> None:
     report = two_ranks(computation_ns=600 * MS, exposed_wait_ns=400 * MS)
     line = judge(report).line
-    assert "whichever rank comes last takes 40.0 % of each step (40.0 ms of 100 ms)" in line
-    assert "no single rank is to blame" in line
+    assert "Ranks wait for each other 40.0 % of each step (40.0 ms of 100 ms)" in line
+    assert "no single rank is responsible" in line
 
 
 def test_a_rank_that_costs_less_than_half_of_the_waiting_is_not_blamed_alone() -> None:
@@ -65,7 +65,7 @@ def test_a_rank_that_costs_less_than_half_of_the_waiting_is_not_blamed_alone() -
         confidence=0.5,
     )
     report = report_of(waits, stragglers=stragglers_result(minor))
-    assert "no single rank is to blame" in judge(report).line
+    assert "no single rank is responsible" in judge(report).line
 
 
 def test_two_ranks_of_like_cost_are_named_together() -> None:
@@ -83,7 +83,9 @@ def test_two_ranks_of_like_cost_are_named_together() -> None:
         for rank, lost in ((1, 24), (2, 20))
     ]
     report = report_of(waits, stragglers=stragglers_result(*rows))
-    assert judge(report).line.startswith("Waiting for ranks 1-2 takes 40.0 % of each step")
+    assert judge(report).line.startswith(
+        "Ranks 1-2 are stragglers: waiting for them takes 40.0 % of each step"
+    )
 
 
 def test_a_healthy_run_is_dominated_by_computation() -> None:
@@ -101,15 +103,15 @@ def test_pure_computation_needs_no_runner_up() -> None:
 def test_a_single_rank_cannot_tell_waiting_from_transfer() -> None:
     verdict = judge(single_rank())
     assert verdict.line == (
-        "Communication that nothing hides takes 35.9 % of each step (8.00 ms of 22.3 ms): "
-        "one rank alone cannot tell waiting from transfer, record the others too."
+        "Exposed communication takes 35.9 % of each step (8.00 ms of 22.3 ms): "
+        "a single rank cannot separate waiting from transfer, record the others too."
     )
     assert "Ranks 1-7 were not recorded." in verdict.why
 
 
 def test_without_step_marks_times_are_per_capture_and_that_is_said() -> None:
     verdict = judge(capture_only())
-    assert "31.0 % of the whole capture (310 ms of 1.00 s)" in verdict.line
+    assert "310 ms (31.0 %) of the whole capture" in verdict.line
     assert verdict.why[-1] == (
         "No step marks were found, so the whole capture counts as one window."
     )
@@ -125,8 +127,8 @@ def test_a_capture_window_that_was_asked_for_is_not_called_a_lack_of_marks() -> 
 
 def test_input_bound_cpu_run_is_told_to_load_earlier() -> None:
     assert judge(cpu_only()).line == (
-        "Waiting for input takes 43.7 % of each step (10.0 ms of 22.9 ms): "
-        "load batches earlier and with more workers."
+        "Waiting for input takes 43.7 % of each step (10.0 ms of 22.9 ms). "
+        "Load batches earlier and with more workers."
     )
 
 
@@ -138,7 +140,7 @@ def test_nothing_measured_says_why() -> None:
 
 @pytest.mark.parametrize(
     ("within_launch", "advice"),
-    [(0, "look at the gaps in a timeline."), (300 * MS, "most of it lies in CUDA graphs")],
+    [(0, "Look at the gaps in a timeline."), (300 * MS, "Most of it is in CUDA graphs")],
 )
 def test_idle_inside_graph_launches_is_told_from_other_idle(
     within_launch: int, advice: str
@@ -152,7 +154,7 @@ def test_idle_inside_graph_launches_is_told_from_other_idle(
 def test_without_host_rows_the_advice_is_to_record_them() -> None:
     ranks = [waterfall_of(0, computation_ns=600 * MS, idle_unknown_ns=400 * MS)]
     report = report_of(ranks, idle=IdleResult(ranks=(), sync_calls=()))
-    assert "record host activities too" in judge(report).line
+    assert "Record CPU activities too" in judge(report).line
 
 
 @pytest.mark.parametrize(
@@ -239,7 +241,6 @@ def test_a_host_between_operators_is_no_idle_device() -> None:
     report = two_ranks(computation_ns=600 * MS, idle_unknown_ns=400 * MS)
     report = msgspec.structs.replace(report, run=run_info((0, 1), device="cpu"))
     assert judge(report).line == (
-        "Between operators, in Python or blocked, the host spends 40.0 % of each step "
-        "(40.0 ms of 100 ms): use fewer, larger operators; record stacks to see what runs between "
-        "them."
+        "The CPU spends 40.0 % of each step (40.0 ms of 100 ms) between operators, in Python or "
+        "blocked. Use fewer, larger operators. Record stacks to see what runs between them."
     )

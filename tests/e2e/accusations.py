@@ -16,11 +16,11 @@ ACCUSING = (
 """Rules that say who is to blame: a rank, a stage, or an expert."""
 
 _EXPLAINED_BY = {
-    "slow-rank": ("its device is slow", "on each micro-batch"),
+    "slow-rank": ("It runs the same kernels slower", "on each micro-batch"),
     "stage-skew": ("on each micro-batch",),
-    "slow-host": ("its host is late", "idles for its host"),
-    "sleep-rank": ("its host is late", "idles for its host"),
-    "late-input": ("its input is late", "for input", "waits for data"),
+    "slow-host": ("Its CPU launches late", "waits for its CPU"),
+    "sleep-rank": ("Its CPU launches late", "waits for its CPU"),
+    "late-input": ("Its input arrives late", "for input", "waits for data"),
     "gc-pause": ("garbage collector",),
     "routing-skew": ("mean of all experts' tokens",),
 }

@@ -34,10 +34,10 @@ def findings(job, folder):
 @pytest.mark.parametrize(
     ("fault", "clause"),
     [
-        (SlowDevice(rank=3, factor=1.2), "its device is slow"),
-        (MoreWork(rank=3, factor=1.5), "it has more work"),
-        (LateInput(rank=3, ns=3 * MS), "its input is late"),
-        (LateHost(rank=3, ns=3 * MS), "its host is late"),
+        (SlowDevice(rank=3, factor=1.2), "It runs the same kernels slower"),
+        (MoreWork(rank=3, factor=1.5), "It has more work"),
+        (LateInput(rank=3, ns=3 * MS), "Its input arrives late"),
+        (LateHost(rank=3, ns=3 * MS), "Its CPU launches late"),
     ],
 )
 def test_the_late_rank_and_its_cause_are_named_on_skewed_clocks_and_torn_captures(

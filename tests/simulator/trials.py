@@ -107,21 +107,21 @@ def slow_rank(dice: random.Random) -> Trial:
     """A device is slower by 5 to 30 %."""
     job = any_job(dice)
     rank, factor = dice.randrange(job.world_size), dice.uniform(1.05, 1.3)
-    return with_fault(job, SlowDevice(rank=rank, factor=factor), "its device is slow")
+    return with_fault(job, SlowDevice(rank=rank, factor=factor), "It runs the same kernels slower")
 
 
 def late_input(dice: random.Random) -> Trial:
     """A rank's data loader takes 5 to 30 % of the step longer."""
     job = any_job(dice)
     fault = LateInput(rank=dice.randrange(job.world_size), ns=part_of_step(job, dice))
-    return with_fault(job, fault, "its input is late")
+    return with_fault(job, fault, "Its input arrives late")
 
 
 def late_host(dice: random.Random) -> Trial:
     """A rank's host stalls for 5 to 30 % of the step."""
     job = any_job(dice)
     fault = LateHost(rank=dice.randrange(job.world_size), ns=part_of_step(job, dice))
-    return with_fault(job, fault, "its host is late")
+    return with_fault(job, fault, "Its CPU launches late")
 
 
 def collects(dice: random.Random) -> Trial:

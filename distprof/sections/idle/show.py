@@ -1,4 +1,4 @@
-"""Why the GPU was idle: the verdict if idle time dominates, and the tables of causes."""
+"""Why the GPU was idle: the sentence where idling dominates, and the tables of causes."""
 
 from __future__ import annotations
 
@@ -34,54 +34,54 @@ _WORTH_PAUSES_RATIO = 0.01
 
 _LOSSES = {
     "idle_host": (
-        "Launch-bound: the {device} idles {share} waiting for the CPU to launch kernels",
-        "Launch less from Python (CUDA graphs, torch.compile, larger kernels)",
+        "Launch-bound: the {device} idles {share} waiting for the CPU to launch kernels.",
+        "Launch fewer and larger kernels from Python, with CUDA graphs or torch.compile.",
     ),
     "idle_sync": (
-        "Synchronising calls leave the {device} idle for {share}",
-        "Remove calls inside the step that wait for the {device}",
+        "The {device} idles {share} because of synchronising calls.",
+        "Remove the calls inside the step that wait for the {device}.",
     ),
     "idle_input": (
-        "Input-bound: the ranks wait for input for {share}",
-        "Load batches earlier and with more workers",
+        "Waiting for input takes {share}.",
+        "Load batches earlier and with more workers.",
     ),
     "idle_comm_wait": (
-        "The {device} is idle after communication for {share}",
-        "Look at what the {device} waits for after communication",
+        "The {device} idles {share} after communication.",
+        "Look at what the {device} waited for after communication.",
     ),
     "idle_unknown": (
-        "The {device} is idle for {share}, and this recording does not show why",
-        "Record CPU activities too, and read them (without --device-only)",
+        "The {device} idles {share} for a cause this recording does not show.",
+        "Record CPU activities too, and read them (no --device-only), to learn why.",
     ),
 }
-"""Part of the step to the sentence on its loss, and to the sentence on the fix."""
+"""Part of the step to the sentence on it and the action."""
 
 
 def idle_line(report: Report, idle: Part) -> str:
-    """The verdict if idle time of one cause dominates: how much, and what to do."""
-    loss, fix = _LOSSES[idle.key]
+    """The verdict where idling for one cause dominates: how much, and what to do."""
+    loss, action = _LOSSES[idle.key]
     if idle.key == "idle_unknown":
-        loss, fix = _unknown_words(report, loss, fix)
-    device = device_word(report)
-    share = f"{format_ratio(idle.ratio)} of {each_window(report)} ({amount_text(report, idle.ns)})"
-    return f"{loss.format(device=device, share=share)}. {fix.format(device=device)}."
+        loss, action = _unknown_words(report, loss, action)
+    amount = amount_text(report, idle.ns)
+    share = f"{format_ratio(idle.ratio)} of {each_window(report)} ({amount})"
+    return f"{loss} {action}".format(device=device_word(report), share=share)
 
 
-def _unknown_words(report: Report, loss: str, fix: str) -> tuple[str, str]:
-    """The sentence on idle time of unknown cause, and the sentence on how to find the cause."""
+def _unknown_words(report: Report, loss: str, action: str) -> tuple[str, str]:
+    """The sentence on idle time of unknown cause, and how its cause could be found."""
     if is_cpu_only(report):
-        loss = "The CPU spends {share} between operators, in Python or blocked"
-        return loss, "Use fewer, larger operators; record stacks to see what runs between them"
+        loss = "The CPU spends {share} between operators, in Python or blocked."
+        return loss, "Use fewer, larger operators. Record stacks to see what runs between them."
     if not report.idle.ranks:
-        return loss, fix
+        return loss, action
     inside = sum(rank.within_launch_ns for rank in report.idle.ranks)
     if inside > sum(rank.unknown_ns for rank in report.idle.ranks) / 2:
-        fix = (
-            "Most of it is inside CUDA graphs, whose kernels the trace may lack: "
-            "record once without them"
+        action = (
+            "Most of it is in CUDA graphs, whose kernels the trace may lack: "
+            "record once without them."
         )
-        return loss, fix
-    return loss, "Look at the gaps in a timeline"
+        return loss, action
+    return loss, "Look at the gaps in a timeline."
 
 
 @why(place=40)
@@ -93,7 +93,7 @@ def idle_sentence(report: Report) -> str:
         return ""
     worst = max(idle, key=lambda part: part.ns)
     return (
-        f"The {device_word(report)} is idle for {format_ratio(total)} of {each_window(report)}, "
+        f"The {device_word(report)} is idle {format_ratio(total)} of {each_window(report)}, "
         f"mostly {worst.label.removeprefix('idle: ')} ({format_ratio(worst.ratio)})."
     )
 

@@ -1,4 +1,4 @@
-"""Overlap of communication with computation: a sentence, and a table by axis."""
+"""How much communication overlaps with compute: a sentence, and a table by axis."""
 
 from __future__ import annotations
 
@@ -33,22 +33,22 @@ def communication_sentence(report: Report) -> str:
     wait = by_key["exposed_wait"] + by_key["exposed_p2p_wait"]
     transfer, unsplit = by_key["exposed_transfer"], by_key["exposed_comm_unsplit"]
     exposed = wait + transfer + unsplit
-    only = "Only " if hidden < LOW_OVERLAP_RATIO * total else ""
+    only = "Only " if hidden < total / 2 else ""
     text = f"{only}{format_ratio(hidden / total)} of communication overlaps with compute"
     if exposed <= 0:
         return f"{text}."
     if unsplit > exposed / 2:
         return f"{text}; waiting and transfer cannot be separated in the exposed rest."
-    doubt = "" if has_all_members(report.capture) else " or waiting for unrecorded ranks"
+    doubt = "" if has_all_members(report.capture) else " or waiting for ranks not recorded"
     return (
-        f"{text}; the exposed rest is {format_ratio(wait / exposed)} waiting for late ranks and "
+        f"{text}; the exposed rest is {format_ratio(wait / exposed)} waiting for late ranks, "
         f"{format_ratio(transfer / exposed)} transfer{doubt}."
     )
 
 
 @table(place=80)
 def overlap_table(report: Report, *, show_all: bool) -> TableView | None:  # noqa: ARG001
-    """Communication and its overlap with computation: all ranks, then by axis."""
+    """Communication and its overlap with compute: all ranks, then by axis."""
     ranks, axes = report.overlap.ranks, report.overlap.axes
     if not any(rank.communication_ns for rank in ranks):
         return None

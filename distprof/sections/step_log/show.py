@@ -20,24 +20,24 @@ _WORTH_SAYING_RATIO = 0.01
 
 @verdict(place=90)
 def logged_verdict(report: Report) -> Told:
-    """What the step log tells where there is no trace; None without one, or with traces."""
+    """The verdict from the step log; None without a step log, or with traces."""
     log = report.step_log
     if not log.ranks or report.run.ranks:
         return None
     gap = next((g.message for g in report.capture.gaps if g.what == "no-traces"), "")
     because = gap.rstrip(".") or "No trace was recorded"
     if log.median_ns is None:
-        return f"{because}: where steps went cannot be told.", ()
+        return f"{because}, so where the time went is unknown.", ()
     num_plain = max(rank.num_plain for rank in log.ranks)
     text = f"A step takes {format_duration(log.median_ns)} (median of {counted(num_plain, 'step')})"
     if log.input_ratio is not None and log.input_ratio >= MIN_LOSS_RATIO:
         text += f", {format_ratio(log.input_ratio)} of it waiting for input"
-    return f"{text}. {because}: where the rest goes needs a trace of some steps.", ()
+    return f"{text}. {because}: record a trace of a few steps to see where the rest goes.", ()
 
 
 @table(place=430)
 def training_table(report: Report, *, show_all: bool) -> TableView | None:  # noqa: ARG001
-    """The whole training by its step log."""
+    """The whole training, from its step log."""
     log = report.step_log
     if not log.ranks:
         return None
@@ -53,14 +53,14 @@ def training_table(report: Report, *, show_all: bool) -> TableView | None:  # no
     return facts_table(
         "Training",
         facts,
-        caption="all steps by the step log; times of steps without a profiler",
+        caption="all steps in the step log; times of steps without a profiler",
         notes=log.unavailable,
     )
 
 
 @table(place=450)
 def steps_table(report: Report, *, show_all: bool) -> TableView | None:
-    """Each rank's steps by its step log; only when all is shown."""
+    """Each rank's steps, from its step log; only when all is shown."""
     ranks = report.step_log.ranks
     if not show_all or len(ranks) < 2:
         return None

@@ -1,11 +1,11 @@
-"""Who makes the others wait: the sentence where waiting dominates, and the table of stragglers."""
+"""Which ranks make the others wait: the verdict where waiting dominates, and the stragglers."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from distprof.escape import short_ranks
-from distprof.sections.parts import Part, amount_text, each_window, window_word
+from distprof.sections.parts import Part, amount_text, each_window, is_whole_capture, window_word
 from distprof.sections.shows import table, why
 from distprof.sections.stragglers.result import RankStraggler
 from distprof.sections.table import Column, TableView, counted, rows_table
@@ -20,16 +20,18 @@ __all__ = ["culprits", "stragglers_table", "wait_line"]
 MAX_STRAGGLERS_SHOWN = 5
 
 _CAUSE_ACTIONS = {
-    StragglerCause.SLOW_DEVICE: "its device runs the same kernels slower: check clocks and heat",
-    StragglerCause.MORE_WORK: "it has more to compute: balance the work",
-    StragglerCause.LATE_HOST: "its host launches late: look at what that CPU does",
-    StragglerCause.LATE_INPUT: "its input comes late: look at its data loading",
-    StragglerCause.UNKNOWN: "look at what it does before its collectives",
+    StragglerCause.SLOW_DEVICE: (
+        "It runs the same kernels slower: check its clocks and temperature."
+    ),
+    StragglerCause.MORE_WORK: "It has more to compute: balance the work.",
+    StragglerCause.LATE_HOST: "Its CPU launches late: look at what that CPU does.",
+    StragglerCause.LATE_INPUT: "Its input arrives late: look at its data loading.",
+    StragglerCause.UNKNOWN: "Look at what it does before its collectives.",
 }
 
 
 def culprits(report: Report) -> tuple[RankStraggler, ...]:
-    """Ranks that others wait for by a clear pattern, dearest first."""
+    """Ranks that others wait for in a clear pattern, most expensive first."""
     named = (r for r in report.stragglers.ranks if r.pattern != StragglerPattern.NONE)
     return tuple(sorted(named, key=lambda r: -r.lost_ns_per_step))
 
@@ -39,21 +41,24 @@ def wait_line(report: Report, wait: Part) -> str:
     late = culprits(report)
     if not late or late[0].lost_ns_per_step < wait.ns / 2:
         return (
-            f"Waiting for whichever rank comes last takes {format_ratio(wait.ratio)} of "
-            f"{each_window(report)} ({amount_text(report, wait.ns)}): no single rank is to blame, "
-            "even out the work between ranks."
+            f"Ranks wait for each other {format_ratio(wait.ratio)} of {each_window(report)} "
+            f"({amount_text(report, wait.ns)}); no single rank is responsible. "
+            "Even out the work between ranks."
         )
     if len(late) > 1 and late[1].lost_ns_per_step > late[0].lost_ns_per_step / 2:
         ranks = short_ranks([r.rank for r in late])
         return (
-            f"Waiting for ranks {ranks} takes {format_ratio(wait.ratio)} of {each_window(report)} "
-            f"({amount_text(report, wait.ns)}): find what these ranks have in common."
+            f"Ranks {ranks} are stragglers: waiting for them takes {format_ratio(wait.ratio)} of "
+            f"{each_window(report)} ({amount_text(report, wait.ns)}). "
+            "Find what these ranks have in common."
         )
     first = late[0]
+    window = "the whole capture" if is_whole_capture(report) else "every step"
     return (
-        f"Waiting for rank {first.rank} takes {format_ratio(first.share_of_step_ratio)} of "
-        f"{each_window(report)} ({amount_text(report, first.lost_ns_per_step)}); "
-        f"{_CAUSE_ACTIONS[first.cause]}."
+        f"Rank {first.rank} is the straggler: the others wait "
+        f"{format_duration(first.lost_ns_per_step)} "
+        f"({format_ratio(first.share_of_step_ratio)}) of {window} for it. "
+        f"{_CAUSE_ACTIONS[first.cause]}"
     )
 
 
@@ -64,22 +69,29 @@ def culprit_sentence(report: Report) -> str:
     if not late:
         return ""
     first = late[0]
-    how_often = f"comes last in {format_ratio(first.late_ratio)} of collectives"
-    told = how_often if first.late_ratio is not None else "makes the others wait"
     cause = first.cause.value.replace("_", " ")
-    because = f"cause {cause}" if first.cause != StragglerCause.UNKNOWN else "cause not in traces"
+    because = f"cause: {cause}" if first.cause != StragglerCause.UNKNOWN else "cause not in traces"
     once = report.waterfall.num_steps == 1
-    pattern = "whether it lasts cannot be told" if once else first.pattern.value
+    pattern = "one step cannot show whether it lasts" if once else f"{first.pattern.value} pattern"
     return (
-        f"Rank {first.rank} {told} and costs a typical other rank "
+        f"Rank {first.rank} {_how_often(first)} and costs a typical other rank "
         f"{format_duration(first.lost_ns_per_step)} per {window_word(report)}: "
         f"{pattern}, {because} (confidence {100 * first.confidence:.0f} %)."
     )
 
 
+def _how_often(rank: RankStraggler) -> str:
+    """For example ``is last to arrive at 98.0 % of collectives``."""
+    if rank.late_ratio is None:
+        return "makes the others wait"
+    if rank.late_ratio >= 1:
+        return "is last to arrive at every collective"
+    return f"is last to arrive at {format_ratio(rank.late_ratio)} of collectives"
+
+
 @table(place=70)
 def stragglers_table(report: Report, *, show_all: bool) -> TableView | None:
-    """Ranks by what they cost the others; only those with a pattern unless all is shown."""
+    """Ranks by what they cost the others; only those with a pattern by default."""
     named = culprits(report)
     shown = report.stragglers.ranks if show_all else named[:MAX_STRAGGLERS_SHOWN]
     notes = [f"rank {r.rank}: {text}" for r in shown for text in r.evidence]
@@ -93,7 +105,7 @@ def stragglers_table(report: Report, *, show_all: bool) -> TableView | None:
             Column("rank", "rank", left=True),
             Column("lost", "lost_ns_per_step"),
             Column("share", "share_of_step_ratio"),
-            Column("comes last", "late_ratio"),
+            Column("last to arrive", "late_ratio"),
             Column("pattern", "pattern.value", left=True),
             Column("cause", lambda r: r.cause.value.replace("_", " "), left=True),
             Column("confidence", lambda r: f"{100 * r.confidence:.0f} %"),

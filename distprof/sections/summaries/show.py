@@ -42,7 +42,7 @@ def summarised_classes_table(report: Report, *, show_all: bool) -> TableView | N
     left = len(result.classes) - len(shown)
     more = (f"{counted(left, 'more class')} with --all.",) if left > 0 else ()
     return rows_table(
-        "Collectives by another tool",
+        "Collectives from another tool",
         (
             Column("operation", "kind", left=True),
             Column("group", lambda c: shorten(c.group, _MAX_NAME), left=True, wide_only=True),
@@ -56,14 +56,14 @@ def summarised_classes_table(report: Report, *, show_all: bool) -> TableView | N
             Column("first rank", lambda c: c.first_rank if c.is_compared else None, form="id"),
         ),
         shown,
-        caption="mean call; it is shortest on the rank that comes last",
+        caption="mean call; shortest on the rank that arrives last",
         notes=(*result.unavailable, *more),
     )
 
 
 @table(place=500)
 def summarised_ranks_table(report: Report, *, show_all: bool) -> TableView | None:
-    """Ranks: what they spend in collectives, wait for others, and make others wait."""
+    """Time by rank: in collectives, waiting for others, and making others wait."""
     return ranks_table(
         "Waiting in collectives",
         (
@@ -89,8 +89,8 @@ def readiness_table(report: Report, *, show_all: bool) -> TableView | None:
         for one in result.periods[: None if show_all else MAX_ROWS]
     ]
     return TableView(
-        title="Readiness of input",
-        caption=f"{counted(result.num_samples, 'sample')}; 100 % where the loader never lags",
+        title="Input readiness",
+        caption=f"{counted(result.num_samples, 'sample')}; 100 %: the loader never lags",
         columns=(
             Column("rank", left=True),
             Column("ready"),
@@ -111,7 +111,7 @@ def readiness_table(report: Report, *, show_all: bool) -> TableView | None:
     )
 
 
-# The first lines of a report on tables of other tools: collectives by rank, readiness of inpu ----
+# The first lines of a report on tables of other tools: collectives by rank, input readiness ------
 
 READY_RATIO = 0.9
 
@@ -129,18 +129,18 @@ def _collectives(result: CollectiveSummaryResult) -> list[str]:
     if not result.classes:
         return []
     if result.wait_ratio is None:
-        return ["The table of collectives has none whose ranks can be compared."]
+        return ["The table of collectives has no collective whose ranks can be compared."]
     text = f"{format_ratio(result.wait_ratio)} of the time in collectives is waiting"
     if result.late_rank is not None:
         text += (
-            f", {format_ratio(result.blamed_ratio)} of it for rank {result.late_rank}, which comes "
+            f", {format_ratio(result.blamed_ratio)} of it for rank {result.late_rank}, which arrives "
             "last: look at what this rank does before its collectives"
         )
     worst = result.classes[0]
     size = f" of {format_bytes(worst.num_bytes)}" if worst.num_bytes is not None else ""
     detail = (
         f"A mean {worst.kind}{size} takes {format_duration(worst.mean_ns)}, on rank "
-        f"{worst.last_rank} {format_duration(worst.shortest_ns)}: "
+        f"{worst.last_rank} only {format_duration(worst.shortest_ns)}: "
         f"{format_duration(worst.wait_ns)} is waiting; rank {worst.first_rank} waits longest."
     )
     return [f"{text}.", detail]
@@ -155,7 +155,7 @@ def _input(result: InputReadinessResult) -> list[str]:
             f"{format_ratio(result.job_ratio)} of the time."
         ]
     text = (
-        f"Input holds the job up: the least ready rank has its batches in time for only "
+        f"Input delays the job: the least ready rank has its batches in time only "
         f"{format_ratio(result.job_ratio)} of the time"
     )
     who = [period.rank for period in result.periods]
@@ -165,4 +165,4 @@ def _input(result: InputReadinessResult) -> list[str]:
         return [f"{text}.", f"The rank that is least ready changes: {names}."]
     if who:
         return [f"{text}; it is rank {who[0]}."]
-    return [f"{text}; it is another one all the time."]
+    return [f"{text}; which rank it is changes all the time."]

@@ -47,7 +47,7 @@ _SENSORS = (
     Column("lowest", "sm_clock_mhz_min"),
     Column("slowed", "throttled_ratio"),
     Column("power", "power_w_mean"),
-    Column("heat", "temperature_c_max"),
+    Column("temperature", "temperature_c_max"),
 )
 
 
@@ -58,7 +58,7 @@ def step_sensors_table(report: Report, *, show_all: bool) -> TableView | None:
     sensors = [row.in_steps for row in ranks if row.in_steps is not None]
     notes = _throttle_notes(sensors)
     if any(each.is_bracketed for each in sensors):
-        notes.append("no sample lies inside: those right before and after are taken")
+        notes.append("no sample is inside: the samples right before and after are used")
     inside = (Column("samples", "num_samples"), *_SENSORS)
     return ranks_table(
         "Sensors in the analysed steps",
@@ -109,17 +109,17 @@ def energy_table(report: Report, *, show_all: bool) -> TableView | None:  # noqa
         facts.append(
             ("while ranks wait", f"{_joules(result.waiting_energy_per_step_j)} per step ({share})")
         )
-    return facts_table("Energy", facts, caption="all devices together, mean of the analysed steps")
+    return facts_table("Energy", facts, caption="all GPUs together, mean of the analysed steps")
 
 
 @table(place=390)
 def devices_table(report: Report, *, show_all: bool) -> TableView | None:
-    """Devices of sensor files that no rank is known of."""
+    """GPUs in sensor files whose rank is unknown."""
     devices = report.telemetry.devices
     shown = devices if show_all else devices[:MAX_ROWS]
     more = len(devices) - len(shown)
     return rows_table(
-        "Devices without a rank" if report.run.ranks else "Devices",
+        "GPUs without a rank" if report.run.ranks else "GPUs",
         (
             Column(
                 "device",
@@ -131,7 +131,7 @@ def devices_table(report: Report, *, show_all: bool) -> TableView | None:
             Column("clock", "sensors.sm_clock_mhz_median"),
             Column("slowed", "sensors.throttled_ratio"),
             Column("power", "sensors.power_w_mean"),
-            Column("heat", "sensors.temperature_c_max"),
+            Column("temperature", "sensors.temperature_c_max"),
             Column("busy", "sensors.gpu_utilization_ratio"),
             Column("memory", "sensors.memory_used_bytes"),
         ),
@@ -148,7 +148,7 @@ def device_errors_table(report: Report, *, show_all: bool) -> TableView | None:
     shown = errors if show_all else errors[:MAX_ROWS]
     more = len(errors) - len(shown)
     return rows_table(
-        "Errors of devices",
+        "GPU and switch errors",
         (
             Column("error", _error_name, left=True),
             Column("device", _error_place, left=True),
@@ -171,27 +171,27 @@ def _error_place(error: DeviceError) -> str:
 
 @table(place=410)
 def nvlinks_table(report: Report, *, show_all: bool) -> TableView | None:
-    """NVLink by device; one row where all are alike."""
+    """NVLink by GPU; one row where all are identical."""
     links = report.telemetry.nvlinks
     alike = len({(one.name, one.num_active, one.bytes_per_s) for one in links}) == 1
     shown = links if show_all else links[: 1 if alike else MAX_ROWS]
-    everyone = f"all {counted(len(links), 'device')}" if alike and len(shown) == 1 else ""
+    everyone = f"all {counted(len(links), 'GPU')}" if alike and len(shown) == 1 else ""
     return rows_table(
         "NVLink",
         (
             Column("device", lambda one: everyone or one.device, left=True),
             Column("name", "name", left=True, wide_only=True),
-            Column("at work", lambda one: f"{one.num_active} of {one.num_links}"),
+            Column("active", lambda one: f"{one.num_active} of {one.num_links}"),
             Column("per direction", "bytes_per_s"),
         ),
         shown,
-        caption="by nvidia-smi nvlink --status",
+        caption="from nvidia-smi nvlink --status",
     )
 
 
 def _origins(rows: Sequence[RankTelemetry]) -> str:
     files = {(row.origin or "").partition(", ")[0] for row in rows} - {""}
-    return f"by {', '.join(sorted(files)[:3])}" if files else "by distprof's own probe"
+    return f"from {', '.join(sorted(files)[:3])}" if files else "from distprof's probe"
 
 
 def _joules(energy: float) -> str:
@@ -201,7 +201,7 @@ def _joules(energy: float) -> str:
     return f"{energy * 1e3:.3g} mJ"
 
 
-# The first lines of a report on sensors and errors of devices alone ------------------------------
+# The first lines of a report on only sensors and errors of GPUs ------------------------------
 
 
 @verdict(place=70)
@@ -220,13 +220,13 @@ def _line(result: TelemetryResult) -> str:
     if result.devices:
         samples = sum(device.sensors.num_samples for device in result.devices)
         devices = {(d.host, d.index, d.bus_id if d.index is None else "") for d in result.devices}
-        parts.append(f"{counted(samples, 'sample')} of {counted(len(devices), 'device')}")
+        parts.append(f"{counted(samples, 'sample')} of {counted(len(devices), 'GPU')}")
     if result.errors:
         parts.append(counted(sum(error.count for error in result.errors), "error"))
     if result.nvlinks:
         active = sum(links.num_active for links in result.nvlinks)
         total = sum(links.num_links for links in result.nvlinks)
-        parts.append(f"{active:,} of {counted(total, 'NVLink')} at work")
+        parts.append(f"{active:,} of {counted(total, 'NVLink')} active")
     return f"{', '.join(parts)}; no step was timed."
 
 
@@ -236,7 +236,7 @@ def _heat(result: TelemetryResult) -> str:
         for device in result.devices
         if device.sensors.temperature_c_max is not None
     ]
-    return f"The hottest device gets {max(known)} °C hot." if known else ""
+    return f"The hottest GPU reaches {max(known)} °C." if known else ""
 
 
 def _slowed(result: TelemetryResult) -> str:
@@ -249,5 +249,5 @@ def _slowed(result: TelemetryResult) -> str:
         return ""
     worst = max(known)
     if not worst:
-        return "Nothing slowed a device down."
-    return f"The device that was slowed down most was so in {format_ratio(worst)} of its samples."
+        return "No GPU was throttled."
+    return f"The most throttled GPU was slowed down in {format_ratio(worst)} of its samples."

@@ -1,7 +1,7 @@
 """Where the time went: which part dominates, the waterfall of a mean step, each rank's breakdown.
 
 Computation is the verdict where no loss reaches :data:`~distprof.sections.parts.MIN_LOSS_RATIO` of
-a step, because nothing else is worth the reader's day.
+a step, because nothing else is worth the reader's time.
 """
 
 from __future__ import annotations
@@ -37,26 +37,26 @@ _BREAKDOWN_PARTS = ("computation_ns", "exposed_comm_ns", "exposed_copy_ns", "idl
 _LOSSES = {
     "exposed_transfer": (
         "Moving data between ranks takes",
-        "hide it behind computation, or send fewer bytes over faster links",
+        "overlap it with compute, or send fewer bytes over faster links",
     ),
     "exposed_p2p_wait": (
         "Waiting in send and recv takes",
         "balance the stages, or use more micro-batches",
     ),
     "exposed_comm_unsplit": (
-        "Communication that nothing hides takes",
-        "its ranks could not be matched, so waiting and transfer are not told apart",
+        "Exposed communication takes",
+        "its ranks could not be matched, so waiting and transfer cannot be separated",
     ),
     "exposed_copy": (
-        "Memory copies that nothing hides take",
-        "copy from pinned memory, without blocking, while kernels run",
+        "Exposed memory copies take",
+        "copy from pinned memory with non_blocking=True while kernels run",
     ),
 }
-"""Part of the step to how a sentence on it begins, and what to do; idle time has its own place."""
+"""Part of the step to the start of its sentence and the action. Idle time has its own table."""
 
 
 def dominant_part(report: Report) -> Part | None:
-    """The part of a mean step that a reader must know of first; None when nothing was measured."""
+    """Return the part of a mean step that a reader must see first; None if nothing was measured."""
     parts = parts_of(report)
     if not parts:
         return None
@@ -86,7 +86,7 @@ def _worst_loss(report: Report, parts: tuple[Part, ...]) -> Part:
 
 
 def _weight(report: Report, part: Part) -> float:
-    """What a part costs a step. A straggler does not wait, so the mean understates its cost."""
+    """Cost of a part per step. A straggler does not wait, so the mean understates its cost."""
     late = culprits(report)
     if part.key == "exposed_wait" and late:
         return max(part.ns, late[0].lost_ns_per_step)
@@ -105,15 +105,15 @@ def _computation_line(report: Report, computation: Part) -> str:
 
 
 def _loss_words(report: Report, key: str) -> tuple[str, str]:
-    """How a sentence on a loss begins, and what to do about it, as far as this recording tells."""
+    """Start of the sentence on a loss, and the action, as far as this recording shows them."""
     subject, action = _LOSSES[key]
     if key == "exposed_transfer" and not has_all_members(report.capture):
-        subject = "Moving data, or waiting for ranks that are not in the recording, takes"
-        action = "record all ranks to tell which"
+        subject = "Moving data, or waiting for ranks that were not recorded, takes"
+        action = "record all ranks to see which"
     if key == "exposed_comm_unsplit" and len(report.run.ranks) == 1 and report.run.world_size != 1:
-        action = "one rank alone cannot tell waiting from transfer, record the others too"
+        action = "a single rank cannot separate waiting from transfer, record the others too"
     if key == "exposed_p2p_wait" and _axes_of_messages(report) == {MeshAxis.CP.value}:
-        action = "send the next block while this one is worked on, and give all ranks as much work"
+        action = "send the next block while computing on this one, and give all ranks equal work"
     return subject, action
 
 
@@ -124,7 +124,7 @@ def _axes_of_messages(report: Report) -> set[str | None]:
 
 @table(place=20)
 def waterfall_table(report: Report, *, show_all: bool) -> TableView | None:
-    """A mean step as a sum of its parts; parts of no length are left out unless all is shown."""
+    """Show a mean step as a sum of its parts; empty parts only if all is shown."""
     parts = parts_of(report)
     if not parts:
         return None
@@ -145,7 +145,7 @@ def waterfall_table(report: Report, *, show_all: bool) -> TableView | None:
 
 
 def _worth_showing(parts: tuple[Part, ...]) -> list[Part]:
-    """Parts that are there; several that are too small to matter become one, to keep the sum."""
+    """Parts with any time; several parts too small to matter become one, to keep the sum."""
     there = [part for part in parts if part.ns > 0 or part.key == "computation"]
     small = [p for p in there if p.ratio < SMALL_RATIO and p.key != "computation"]
     if len(small) < 2:

@@ -37,7 +37,7 @@ def training_verdict(report: Report) -> Told:
     nccl = nccl_verdict(report)
     told = nccl[0] if nccl else ""
     line = _line(log)
-    if told and log.mean_ns is not None and log.idle_ratio is None:  # the best that is known
+    if told and log.mean_ns is not None and log.idle_ratio is None:  # the best available
         time = f"An iteration takes {format_duration(log.mean_ns)}"
         line, told = f"{time}; {told[:1].lower()}{told[1:]}", ""
     why = (_waiting(log), _slow_sentence(log), _throughput(log), told)
@@ -65,8 +65,8 @@ def rate_text(log: TrainingLogResult) -> str:
     rates = (
         (log.printed_samples_per_s or log.samples_per_s, "samples/s"),
         (log.tokens_per_s, "tokens/s"),
-        (log.tokens_per_s_per_device, "tokens/s per device"),
-        (log.tflops, "TFLOP/s per device"),
+        (log.tokens_per_s_per_device, "tokens/s per GPU"),
+        (log.tflops, "TFLOP/s per GPU"),
     )
     return " · ".join(f"{_rate(rate)} {unit}" for rate, unit in rates if rate is not None)
 
@@ -77,10 +77,10 @@ def _rate(rate: float) -> str:
 
 def _line(log: TrainingLogResult) -> str:
     if log.mean_ns is None:
-        return f"The log of {log.origin} tells no times of iterations."
+        return f"The log of {log.origin} has no iteration times."
     time = f"An iteration takes {format_duration(log.mean_ns)}"
     if log.idle_ratio is None:
-        return f"{time} (mean of {log.num_steady:,} reports): where it goes, a trace would tell."
+        return f"{time} (mean of {log.num_steady:,} reports); a trace would show where it goes."
     who = f"the {log.timer_stage} stage" if log.timer_stage else "the slowest rank"
     if log.mesh.get("pp", 1) < 2:
         who = "the rank of the timers"
@@ -106,7 +106,7 @@ def _slow_sentence(log: TrainingLogResult) -> str:
     often = f", every {log.slow_period:,} iterations" if log.slow_period else ""
     return (
         f"{log.num_slow:,} of {log.num_steady:,} iterations are slow{often}: they add "
-        f"{format_ratio(log.slow_excess_ns / log.mean_ns)} to the training."
+        f"{format_ratio(log.slow_excess_ns / log.mean_ns)} to the training time."
     )
 
 
@@ -115,7 +115,7 @@ def _throughput(log: TrainingLogResult) -> str:
     return f"Throughput: {text}." if text else ""
 
 
-# What training programs printed, as tables -------------------------------------------------------
+# The output of training programs, as tables -------------------------------------------------------
 
 MAX_ROWS = 15
 
@@ -124,7 +124,7 @@ _AXES = ("tp", "pp", "dp", "cp", "ep")
 
 @table(place=460)
 def training_log_table(report: Report, *, show_all: bool) -> TableView | None:  # noqa: ARG001
-    """The training by its own log."""
+    """The training, from its log."""
     log = report.training_log
     if not log.origin:
         return None
@@ -139,7 +139,7 @@ def training_log_table(report: Report, *, show_all: bool) -> TableView | None:  
         ("loss", _loss(log)),
     )
     return facts_table(
-        "Training log", facts, caption=f"as {log.origin} printed it", notes=log.unavailable
+        "Training log", facts, caption=f"as printed by {log.origin}", notes=log.unavailable
     )
 
 
@@ -185,7 +185,7 @@ def slow_iterations_table(report: Report, *, show_all: bool) -> TableView | None
         "Slowest iterations",
         (Column("iteration", "iteration"), Column("time", "duration_ns")),
         log.slowest,
-        caption="against the median of their neighbours, beyond 1.2 times",
+        caption="iterations above 1.2 times the median of their neighbours",
     )
 
 
@@ -209,12 +209,14 @@ def _time(log: TrainingLogResult) -> str:
 
 
 def _traced(report: Report) -> str:
-    """What a profiler's steps take beside those of the log."""
+    """How long traced steps take compared with those of the log."""
     steps, log = report.step_time, report.training_log
     if not steps.num_steps or steps.median_ns is None or not log.median_ns or not report.run.ranks:
         return ""
     ratio = steps.median_ns / log.median_ns - 1
-    return f"{format_duration(steps.median_ns)} in the trace ({100 * ratio:+.1f} % to the median)"
+    return (
+        f"{format_duration(steps.median_ns)} in the trace ({100 * ratio:+.1f} % against the median)"
+    )
 
 
 def _layout(log: TrainingLogResult) -> str:
@@ -241,7 +243,7 @@ def _slow(log: TrainingLogResult) -> str:
     if not log.num_slow:
         return ""
     often = f", every {log.slow_period:,}" if log.slow_period else ""
-    return f"{log.num_slow:,} beyond 1.2 times the median of their neighbours{often}"
+    return f"{log.num_slow:,} above 1.2 times the median of their neighbours{often}"
 
 
 def _loss(log: TrainingLogResult) -> str:

@@ -1,7 +1,7 @@
-"""The step without a cause: durations of a traced run changed, and the run simulated again.
+"""The step without a cause: durations of a traced run are changed and the run is simulated again.
 
-What scenarios recover does not add up: what is no longer waited for on one rank may be waited for
-on another, and two causes may hide each other.
+The gains of scenarios do not add up: a wait that ends on one rank may move to another, and two
+causes may hide each other.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from distprof.units import format_bytes
 __all__ = ["Change", "affordable", "scenarios", "step_times"]
 
 MIN_RANK_RATIO = 0.005
-"""Share of the step from which on a single rank is worth a scenario."""
+"""Share of the step from which a single rank is worth a scenario."""
 
 ALIKE_RATIO = 0.02
-"""Differences of work between pipeline stages that no other split would take away."""
+"""Relative differences of work between pipeline stages that no other split would remove."""
 
 MAX_RANKS = 32
 MAX_CLASSES = 12
@@ -44,16 +44,16 @@ _HIDEABLE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """What is different; None for what stays.
+    """What a scenario changes; None for what stays.
 
     Args:
         what: Stable key.
-        title: For people.
+        title: What changes, as a clause that follows "if".
         ranks: Whose operations are changed; empty for all.
         own_ns: Per segment.
         transfer_ns: Per transfer.
         delay_ns: Per edge.
-        most_ns: What it recovers at most, for a reason that the graph does not hold.
+        most_ns: Upper bound of what it recovers, for a reason that the graph does not hold.
     """
 
     what: str
@@ -76,10 +76,10 @@ def scenarios(
 
     Args:
         graph: The run.
-        sections: Its ranks beside each other.
+        sections: Its ranks, section by section.
         analyses: By global rank.
         replayed_ns: Mean simulated step, nothing changed.
-        named: Ranks that get a scenario of their own, however little they cost.
+        named: Ranks that get their own scenario, however little they cost.
     """
     changes = [
         *_idle(graph, sections),
@@ -117,7 +117,7 @@ def _scenario(change: Change, step_ns: int, replayed_ns: int) -> Scenario:
 
 
 def step_times(graph: TraceGraph, changes: Sequence[Change]) -> list[int]:
-    """Mean step of each change, ns; several are simulated at once, as far as memory allows."""
+    """Mean step of each change, ns. As many are simulated at once as memory allows."""
     height = max(_CELLS // max(graph.graph.num_operations, 1), 1)
     result: list[int] = []
     for low in range(0, len(changes), height):
@@ -143,10 +143,10 @@ def _columns(given: Sequence[Int64Array | None], usual: Int64Array) -> Int64Arra
 
 
 _PARTS = (
-    ("launch-gaps", Own.HOST, "the host never launches late"),
-    ("input", Own.INPUT, "nobody waits for input"),
-    ("sync-calls", Own.SYNC, "no call synchronises with the device"),
-    ("copies", Own.COPY, "computation hides all copies"),
+    ("launch-gaps", Own.HOST, "the CPU never launched late"),
+    ("input", Own.INPUT, "no rank waited for input"),
+    ("sync-calls", Own.SYNC, "no call synchronised with the GPU"),
+    ("copies", Own.COPY, "all copies overlapped with compute"),
 )
 
 
@@ -159,12 +159,12 @@ def _idle(graph: TraceGraph, sections: Sections) -> Iterator[Change]:
     waits = graph.own_ns[:, Own.INPUT]
     if waits.any() and sections.has_peers:
         even = _no_longer_than(sections, waits, median_target(sections, waits))
-        title = "no rank waits longer for input than its peers"
+        title = "no rank waited longer for input than its peers"
         yield Change(what="uneven-input", title=title, own_ns=own - waits + even)
 
 
 def median_target(sections: Sections, values: Int64Array) -> NDArray[np.float64]:
-    """What each section takes on the median of the rank's peers."""
+    """Median time of each section over the rank's peers."""
     return sections.targets(sections.totals(values), median_of_others)
 
 
@@ -178,12 +178,12 @@ def _no_longer_than(
 def _late_ranks(
     graph: TraceGraph, sections: Sections, replayed_ns: int, named: Collection[int]
 ) -> Iterator[Change]:
-    """Ranks as fast as the median of their peers: all of them, and each that is worth it."""
+    """Ranks as fast as the median of their peers: all at once, and each that is worth it."""
     own = graph.own_ns.sum(axis=1)
     if len(graph.ranks) < 2:
         return
     even = _as_peers(graph, sections)
-    title = "every rank is as fast as the median of its peers, section by section"
+    title = "every rank kept up with the median of its peers in every section"
     yield Change(what="late ranks", title=title, own_ns=even)
     num_windows = graph.opens.shape[1]
     excess = np.bincount(graph.owner, weights=own - even) / max(num_windows, 1)
@@ -196,21 +196,21 @@ def _late_ranks(
         rank = graph.ranks[position]
         yield Change(
             what=f"rank {rank}",
-            title=f"rank {rank} is as fast as the median of its peers",
+            title=f"rank {rank} kept up with its peers",
             ranks=(rank,),
             own_ns=np.where(graph.owner == position, even, own),
         )
 
 
 def affordable(graph: TraceGraph) -> int:
-    """How many ranks can be looked at one by one in a time that suits the size of the run."""
+    """How many single ranks can be simulated in a time that suits the size of the run."""
     return max(_MOST_CELLS // max(graph.graph.num_operations, 1), 8)
 
 
 def _as_peers(graph: TraceGraph, sections: Sections) -> Int64Array:
     """Own time no longer than the median of peers; of ranks without peers only idle time.
 
-    What a pipeline stage computes nobody else does, but it need not idle longer than others.
+    No other rank computes what a pipeline stage computes, but a stage need not idle longer.
     """
     own = graph.own_ns.sum(axis=1)
     even = _no_longer_than(sections, own, median_target(sections, own))
@@ -231,20 +231,20 @@ def _imbalance(
     own = graph.own_ns.sum(axis=1)
     balanced = _balanced_stages(graph, sections, analyses)
     if balanced is not None:
-        title = "no pipeline stage works more or less than the others"
+        title = "all pipeline stages had equal work"
         yield Change(what="stage-imbalance", title=title, own_ns=balanced)
     if not sections.has_peers:
         return
     work = graph.own_ns[:, Own.COMPUTATION]
     totals = sections.totals(work)
     even_work = sections.scaled(work, totals, sections.targets(totals, evened))
-    title = "no rank computes longer than its peers in all sections alike"
+    title = "no rank computed longer than its peers throughout"
     yield Change(what="even-work", title=title, own_ns=own - work + even_work)
     if sections.is_expert.any():
         totals = sections.totals(own)
         mean = sections.targets(totals, mean_of_peers)
         even = sections.scaled(own, totals, np.where(sections.is_expert, mean, totals))
-        title = "every rank's experts take as long as the mean of the ranks"
+        title = "every rank's experts took as long as the mean of the ranks"
         yield Change(what="expert-imbalance", title=title, own_ns=even)
 
 
@@ -269,9 +269,9 @@ def _balanced_stages(
 
 
 def _levelled(work: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Factors on the work of positions: what some have beyond the usual is spread over all.
+    """Factors on the work of positions: work above the median is spread over all.
 
-    What differs by less than devices of one make do is left as it is.
+    Differences as small as those between GPUs of one model stay.
     """
     usual = float(np.median(work))
     beyond = np.where(abs(work - usual) > ALIKE_RATIO * usual, work - usual, 0.0)
@@ -285,56 +285,56 @@ def _levelled(work: NDArray[np.float64]) -> NDArray[np.float64]:
 def _transfers(
     graph: TraceGraph, sections: Sections, analyses: Mapping[int, RankAnalysis]
 ) -> Iterator[Change]:
-    """Communication that costs nothing, or less; only of what could be matched."""
+    """Communication that costs nothing, or less; only where it could be matched."""
     transfers = graph.transfers
     joined = transfers.is_joined
     yield from _overlap(graph, analyses)
     if not (joined & (transfers.duration_ns > 0)).any():
         return
-    yield _free(graph, joined, "exposed transfer", "moving data takes no time")
+    yield _free(graph, joined, "exposed transfer", "moving data took no time")
     if len(graph.ranks) > 1:
         even = _as_peers(graph, sections)
-        title = "moving data takes no time, and no rank is later than its peers"
+        title = "moving data took no time, and no rank was later than its peers"
         yield _free(graph, joined, "communication", title, own_ns=even)
     for number, name in enumerate(graph.axis_names):
         along = joined & (transfers.axis == number)
         if (along & (transfers.duration_ns > 0)).any():
-            yield _free(graph, along, f"axis {name}", f"{name} moves its data in no time")
+            yield _free(graph, along, f"axis {name}", f"{name} moved its data in no time")
     needless = joined & transfers.is_needless
     if needless.any():
-        title = "gradients of micro-batches before the last of an update take no time"
+        title = "gradients of all micro-batches but the last of an update took no time"
         yield _free(graph, needless, "repeated gradients", title)
     small = joined & (transfers.bytes >= 0) & (transfers.bytes < SMALL_BYTES)
     if small.any():
-        title = f"collectives of less than {format_bytes(SMALL_BYTES)} take no time"
+        title = f"collectives below {format_bytes(SMALL_BYTES)} took no time"
         yield _free(graph, small, "small collectives", title)
     yield from _classes(graph)
 
 
 def _overlap(graph: TraceGraph, analyses: Mapping[int, RankAnalysis]) -> Iterator[Change]:
-    """Collectives hidden that need not be waited for at once.
+    """Overlap collectives whose results are not needed at once.
 
-    Of a rank alone all count, though waiting for ranks that were not recorded is among them: what
-    is hidden is hidden, whichever it is.
+    For a single rank all count, although they include waiting for ranks that were not recorded:
+    overlap hides both.
     """
     known = graph.transfers
     among = known.is_joined if len(graph.ranks) > 1 else np.ones(len(known), dtype=np.bool_)
     hideable = among & np.isin(known.kind, _HIDEABLE) & ~_on_the_way(graph)
     if (hideable & (known.duration_ns > 0)).any():
-        title = "computation that runs alone hides collectives that it does not wait for at once"
+        title = "non-blocking collectives overlapped with compute that now runs alone"
         yield _free(graph, hideable, "overlap", title, most_ns=_alone(analyses, graph))
 
 
 def _classes(graph: TraceGraph) -> Iterator[Change]:
     transfers = graph.transfers
     for label, members in graph.classes()[:MAX_CLASSES]:
-        title = f"{label} moves its data in no time"
+        title = f"{label} moved its data in no time"
         yield _free(graph, members, f"collectives {label}", title)
         faster = _at_best_speed(transfers.duration_ns, transfers.bytes, members)
         if faster is not None:
             yield Change(
                 what=f"hardware {label}",
-                title=f"{label} always at the best bandwidth seen at its size or above",
+                title=f"{label} always ran at the best bandwidth seen at its size or above",
                 transfer_ns=faster,
             )
 
@@ -348,7 +348,7 @@ def _free(
     own_ns: Int64Array | None = None,
     most_ns: int | None = None,
 ) -> Change:
-    """These transfers take no time, nor do members of them end later than others."""
+    """These transfers take no time, and their members end together."""
     of_edge = graph.edge_transfer
     freed = (of_edge != ABSENT) & chosen[np.maximum(of_edge, 0)]
     return Change(
@@ -369,7 +369,7 @@ def _on_the_way(graph: TraceGraph) -> NDArray[np.bool_]:
 
 
 def _alone(analyses: Mapping[int, RankAnalysis], graph: TraceGraph) -> int:
-    """Computation beside which nothing is communicated, mean per rank and window."""
+    """Computation without concurrent communication, mean per rank and window."""
     alone = [
         analyses[rank].overlap.computation_ns - analyses[rank].overlap.overlapped_ns
         for rank in graph.ranks

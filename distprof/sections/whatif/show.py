@@ -1,4 +1,4 @@
-"""What the simulated step would take without each cause, and what its end waits for."""
+"""How long the simulated step takes without each cause, and what its end waits for."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _PART_OF_KIND = {
 
 @why(place=20)
 def gain_sentence(report: Report) -> str:
-    """What the simulated step would take without what dominates, and how good the model is."""
+    """How long the step would take without the dominant loss, and how accurate the model is."""
     dominant = dominant_part(report)
     if dominant is None:
         return ""
@@ -64,10 +64,10 @@ def gain_sentence(report: Report) -> str:
     if found.recoverable_ns < MIN_GAIN_RATIO * result.replayed_ns:
         return ""
     return (
-        f"Simulated so that {found.title}, a {window_word(report)} takes "
-        f"{format_duration(found.step_ns)} instead of {format_duration(result.replayed_ns)} "
-        f"({format_ratio(found.recoverable_ns / result.replayed_ns)} less); the simulation itself "
-        f"is {format_ratio(abs(result.model_error_ratio))} off what was measured."
+        f"If {found.title}, a {window_word(report)} would take {format_duration(found.step_ns)} "
+        f"instead of {format_duration(result.replayed_ns)} (simulated), "
+        f"{format_ratio(found.recoverable_ns / result.replayed_ns)} less. The simulation is "
+        f"{format_ratio(abs(result.model_error_ratio))} off the measured {window_word(report)}."
     )
 
 
@@ -87,7 +87,7 @@ def whatif_table(report: Report, *, show_all: bool) -> TableView | None:
             Column(window_word(report), "step_ns"),
             Column("recovers", "recoverable_ns"),
             Column("share", lambda scenario: scenario.recoverable_ns / replayed, form="ratio"),
-            Column("that is", "title", left=True, wrap=True, wide_only=True),
+            Column("if", "title", left=True, wrap=True, wide_only=True),
         ),
         shown,
         caption=f"{window_word(report)} simulated without each cause; gains do not add up",
@@ -96,7 +96,7 @@ def whatif_table(report: Report, *, show_all: bool) -> TableView | None:
 
 
 def _worth_showing(without: tuple[Scenario, ...], replayed_ns: int) -> tuple[Scenario, ...]:
-    """Those that recover anything; of several that recover the same, the one that says most."""
+    """Scenarios that recover time; of several that recover the same, the broadest."""
     by_gain: dict[int, Scenario] = {}
     for scenario in without:
         known = by_gain.setdefault(scenario.recoverable_ns, scenario)
@@ -106,22 +106,23 @@ def _worth_showing(without: tuple[Scenario, ...], replayed_ns: int) -> tuple[Sce
 
 
 def _notes(result: WhatIfResult, num_left_out: int) -> tuple[str, ...]:
-    notes = [f"and {num_left_out} more: shown by --all"] if num_left_out > 0 else []
+    notes = [f"and {num_left_out} more with --all"] if num_left_out > 0 else []
     if result.model_error_ratio is not None and result.num_steps is not None:
         notes.append(
-            f"nothing changed, the simulation is {format_ratio(abs(result.model_error_ratio))} off "
-            f"the measured mean of {counted(result.num_steps, 'step')}"
+            f"with nothing changed, the simulation is "
+            f"{format_ratio(abs(result.model_error_ratio))} off the measured mean of "
+            f"{counted(result.num_steps, 'step')}"
         )
     if result.slowdown is not None:
-        text = f"{result.slowdown:.3f} times the step of ranks that are all alike"
+        text = f"{result.slowdown:.3f} times the step of identical ranks"
         slowest = result.workers[:1]
         if result.m_w is not None and slowest:
             text += (
-                f"; {format_ratio(result.m_w)} of the difference is explained by the slowest "
-                f"ranks, first rank {slowest[0].rank}"
+                f"; the slowest ranks, rank {slowest[0].rank} first, explain "
+                f"{format_ratio(result.m_w)} of the difference"
             )
         if result.m_s is not None:
-            text += f", {format_ratio(result.m_s)} by the last stage"
+            text += f", the last stage {format_ratio(result.m_s)}"
         notes.append(text)
     return tuple(notes)
 
@@ -146,7 +147,7 @@ def path_table(report: Report, *, show_all: bool) -> TableView | None:
         ),
         shown,
         caption=f"what the end of the {window_word(report)} waits for, mean",
-        notes=(f"and {left_out} smaller ones: shown by --all",) if left_out else (),
+        notes=(f"and {left_out} smaller ones with --all",) if left_out else (),
     )
 
 
@@ -159,7 +160,7 @@ def _key(kind: str) -> str:
     return _PART_OF_KIND.get(kind, "idle_host")
 
 
-# Slow-down of a logged job by stage, kind of operation and worker --------------------------------
+# Slowdown of a logged job by stage, kind of operation and worker --------------------------------
 
 MAX_KINDS_SHOWN = 4
 
@@ -170,17 +171,17 @@ MAX_STAGES_SHOWN = 16
 
 @table(place=60)
 def slowdown_table(report: Report, *, show_all: bool) -> TableView | None:
-    """Which stages, kinds and workers lengthen the step; for logs of operations only."""
+    """Which stages, kinds and workers lengthen the step; only for logs of operations."""
     whatif = report.whatif
     if whatif.source != "operations" or whatif.slowdown is None:
         return None
     rows = tuple(_rows(whatif, show_all=show_all))
     return TableView(
-        title="Slow-down",
-        caption="of a step in which only this is as it was; what making it ideal saves",
+        title="Slowdown",
+        caption="of a step in which all else is ideal; saves: what making this ideal recovers",
         columns=(
             Column("what", left=True, stretch=True),
-            Column("slow-down"),
+            Column("slowdown"),
             Column("saves"),
             Column("computes per step"),
         ),
@@ -209,7 +210,7 @@ def _rows(whatif: WhatIfResult, *, show_all: bool) -> Iterator[tuple[str, str, s
 
 
 def _saves(ns: int | None) -> str:
-    """What a step saves; empty where that is less than anything worth a scenario."""
+    """What a step saves; empty where it is too little for a scenario."""
     return format_duration(ns) if ns is not None and ns > 0 else ""
 
 
@@ -231,11 +232,11 @@ MIN_SHARE = 0.25
 NEARLY_ALL = 0.8
 
 _ACTIONS = {
-    CauseKind.WORKERS: "take their machines out and test them",
+    CauseKind.WORKERS: "take their machines out of the job and test them",
     CauseKind.STAGES: "move layers from it to the others",
-    CauseKind.DATA: "give micro-batches sequences of equal work",
-    CauseKind.STALLS: "look for stalls such as garbage collection and other work on the hosts",
-    CauseKind.TRANSFERS: "look at the network of its members",
+    CauseKind.DATA: "give micro-batches equal work",
+    CauseKind.STALLS: "look for stalls such as garbage collection and other processes on the hosts",
+    CauseKind.TRANSFERS: "check the network between its members",
 }
 
 
@@ -247,7 +248,7 @@ def operations_verdict(report: Report) -> Told:
         return None
     if whatif.slowdown < MIN_SLOWDOWN:
         beyond = format_ratio(max(0.0, whatif.slowdown - 1))
-        line = f"Operations are even: steps take {beyond} longer than if all were equally long."
+        line = f"Operations are even: steps take {beyond} longer than with equally long operations."
         return line, (_model_sentence(whatif),)
     causes = causes_of(whatif, MIN_SHARE)
     beyond = format_ratio(whatif.slowdown - 1)
@@ -269,14 +270,14 @@ def _subject(whatif: WhatIfResult, cause: Cause) -> str:
         named = "an uneven pipeline" if longest is None else f"stage {longest.stage}"
         return f"{named} explains {_part(cause.share)}"
     if cause.kind is CauseKind.DATA:
-        return f"unequal sequences explain {_part(cause.share)}"
+        return f"sequences of unequal length explain {_part(cause.share)}"
     if cause.kind is CauseKind.TRANSFERS:
         return f"{cause.scenario.what.removeprefix('kind ')} explains {_part(cause.share)}"
     return f"micro-batches that vary without a pattern explain {_part(cause.share)}"
 
 
 def _part(share: float) -> str:
-    """How much of the slow-down, in words: causes overlap, so that a large part is all."""
+    """How much of the slowdown, in words. Causes overlap, so a large part counts as all."""
     return "it" if share >= NEARLY_ALL else f"{format_ratio(share)} of it"
 
 
@@ -289,7 +290,7 @@ def _shares_sentence(whatif: WhatIfResult) -> str:
         parts.append(f"the slowest 3 % of the workers {_share(whatif.m_w)}")
     if not parts:
         return ""
-    text = ", ".join(parts) + " of the slow-down (shares overlap, and may exceed 100 %)."
+    text = ", ".join(parts) + " of the slowdown (shares overlap and may exceed 100 %)."
     return text[0].upper() + text[1:]
 
 
@@ -313,6 +314,6 @@ def _model_sentence(whatif: WhatIfResult) -> str:
     error = format_ratio(abs(whatif.model_error_ratio))
     way = "shorter" if whatif.model_error_ratio < 0 else "longer"
     return (
-        f"The simulated step is {error} {way} than the measured one: what was launched late is "
-        "left out."
+        f"The simulated step is {error} {way} than the measured one: the simulation leaves out "
+        "late launches."
     )

@@ -35,7 +35,7 @@ MAX_WORKERS = 256
 _NAMES = {
     Own.COMPUTATION: "computation",
     Own.COPY: "copies",
-    Own.HOST: "idle: host late",
+    Own.HOST: "idle: late launches",
     Own.INPUT: "idle: input",
     Own.SYNC: "idle: synchronising call",
     Own.OTHER: "idle: other",

@@ -247,7 +247,7 @@ _Class = tuple[int | None, str, str]  # rank, kind, name
 _OWN = {
     Own.COMPUTATION: ("compute", "computation"),
     Own.COPY: ("compute", "copies"),
-    Own.HOST: ("launch", "host late"),
+    Own.HOST: ("launch", "late launches"),
     Own.INPUT: ("other", "input"),
     Own.SYNC: ("launch", "synchronising call"),
     Own.OTHER: ("other", "idle"),

@@ -97,5 +97,5 @@ def test_the_finding_on_a_slow_device_says_that_it_is_throttled():
     )
     late = result.ranks[0]
     assert (late.rank, late.cause, late.detail) == (1, StragglerCause.SLOW_DEVICE, "throttled")
-    assert because(late) == "its device is slow: it is throttled"
+    assert because(late) == "It runs the same kernels slower: its GPU is throttled"
     assert "nvidia-smi" in fix_of(late)

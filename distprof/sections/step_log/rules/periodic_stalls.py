@@ -1,29 +1,30 @@
 """# periodic-stalls
 
 ## What it detects
-Every so many steps one takes much longer, on all ranks at once: a checkpoint, an evaluation.
+Periodically one step takes much longer on all ranks at once: a checkpoint, an evaluation.
 
 ## Why it costs time
-While the state is written or the model evaluated, no rank trains. The mean step pays for it; a
-trace of a few steps hardly ever shows it.
+While the state is written or the model evaluated, no rank trains. The mean step gets longer, but
+a trace of a few steps hardly ever shows it.
 
 ## Evidence needed
 A step log of all ranks with four such steps or more. Traced steps and their neighbours do not
-count. Long steps must come back at equal distances, four of five that are due must be long, and
-that must be unlikely (1 %) for as many long steps anywhere.
+count. Long steps must recur at equal distances, four of five due steps must be long, and the chance
+of this for the same number of long steps at random must be below 1 %.
 
 ## How the cost is computed
-By how much these steps exceed the median step, on the rank that took least, over all steps that
-were compared. It is an upper bound: part of the work may have to be done.
+The time of these steps above the median step, on the rank with the least, over all compared steps.
+It is an upper bound: part of the work may be necessary.
 
 ## How to fix
-Save asynchronously (`torch.distributed.checkpoint.async_save`): copy to pinned memory, go on, and
-write behind the training. Let every rank write its own shards, to a local disk first. Save and
-evaluate as often as failures and decisions ask for, and no more; log scalars without synchronising.
+Save asynchronously (`torch.distributed.checkpoint.async_save`): copy to pinned memory, continue
+training, and write in the background. Let every rank write its own shards, to a local disk first.
+Save and evaluate no more often than failures and decisions require; log scalars without
+synchronising.
 
 ## When it is wrong
-It is silent on what delays one rank alone, and on logs shorter than four periods. Work that is
-wanted (an evaluation) is no waste; its cost is still what is said.
+The rule ignores delays of a single rank, and logs shorter than four periods. Necessary work (an
+evaluation) is not waste, but its cost is reported.
 
 ## Sources
 PyTorch documentation, "Distributed Checkpoint" (`async_save`). The chance is the tail of the
@@ -48,18 +49,18 @@ _FEWEST_STEPS = 12
     severity=Severity.WARNING,
     since="0.1.0",
     needs=(StepLogResult,),
-    limits={"stalled_ratio": Limit(0.01, "share of the mean step that such steps may cost")},
+    limits={"stalled_ratio": Limit(0.01, "share of the mean step that periodic stalls may cost")},
 )
 def check(step_log: StepLogResult, limits: Limits) -> Iterator[Draft]:
     """Yield one finding per period."""
     if not step_log.ranks:
-        return  # bare traces: a few steps show nothing that comes back
+        return  # bare traces: a few steps show nothing periodic
     if step_log.median_ns is None:
         why = "; ".join(step_log.unavailable) or "no step was logged without a profiler"
         raise InsufficientEvidenceError(why)
     if step_log.num_steps < _FEWEST_STEPS:
         raise InsufficientEvidenceError(
-            f"the step log has {step_log.num_steps} steps: too few to see what comes back"
+            f"the step log has {step_log.num_steps} steps: too few to find periodic ones"
         )
     for stall in step_log.stalls:
         mean = step_log.median_ns + stall.cost_ns_per_step
@@ -71,7 +72,7 @@ def _draft(stall: PeriodicStall, median_ns: int) -> Draft:
     cost, mean = stall.cost_ns_per_step, median_ns + stall.cost_ns_per_step
     return Draft(
         message=(
-            f"Every {stall.period} steps one takes {format_duration(stall.longer_ns)} longer than"
+            f"Every {stall.period} steps, one takes {format_duration(stall.longer_ns)} longer than"
             f" the median of {format_duration(median_ns)}, on all ranks ({stall.num_stalls} of"
             f" {stall.num_due} due, the first is step {stall.first_step}):"
             f" {format_ratio(cost / mean)} of each step ({format_duration(cost)} of"
@@ -79,7 +80,7 @@ def _draft(stall: PeriodicStall, median_ns: int) -> Draft:
         ),
         fix=(
             "If it is a checkpoint, save asynchronously and in shards; if an evaluation or a log,"
-            " do it less often or without stopping the training."
+            " do it less often or without stopping training."
         ),
         cost_ns_per_step=cost,
         evidence=("step_log.stalls",),

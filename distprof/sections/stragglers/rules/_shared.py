@@ -1,4 +1,4 @@
-"""How findings speak of late ranks."""
+"""Causes and fixes of late ranks, as findings word them."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ __all__ = ["because", "fix_of", "of_pattern"]
 
 _FIX = {
     StragglerCause.SLOW_DEVICE: (
-        "Check the device's clocks, temperature, power limit and throttle reasons (nvidia-smi -q), "
-        "run the job without its node, and replace it if it stays slow."
+        "Check the GPU's clocks, temperature, power limit and throttle reasons (nvidia-smi -q), "
+        "run the job without its node, and replace the GPU if it stays slow."
     ),
     StragglerCause.MORE_WORK: (
         "Give ranks equal work: pack or bucket sequences by cost, balance experts, shard embedding "
         "tables and layers by measured time."
     ),
     StragglerCause.LATE_HOST: (
-        "Look at the host: pin the process to its own cores, check CPU contention, garbage "
+        "Look at the CPU side: pin the process to its own cores, check CPU contention, garbage "
         "collection, logging and checkpoints on this rank only."
     ),
     StragglerCause.LATE_INPUT: (
@@ -27,27 +27,27 @@ _FIX = {
         "lengths, CPU contention with the data loader."
     ),
     StragglerCause.UNKNOWN: (
-        "The traces do not show why. Record with host activities, compare clocks and temperatures, "
-        "and see whether lateness follows the node or the data."
+        "The traces do not show why. Record CPU activities, compare clocks and temperatures, "
+        "and check whether lateness follows the node or the data."
     ),
 }
 
 _FIX_OF_DETAIL = {
     "gc": (
         "Call gc.collect() and gc.freeze() after set-up, then gc.disable(), and gc.collect() on "
-        "all ranks in the same step, every some hundred steps."
+        "all ranks in the same step, every few hundred steps."
     ),
     "throttled": (
-        "See why the device is throttled (nvidia-smi -q -d PERFORMANCE): cooling and air flow for "
-        "heat, power cap and supply for power; run the job without its node meanwhile."
+        "Find out why the GPU is throttled (nvidia-smi -q -d PERFORMANCE). For heat, check cooling "
+        "and air flow; for power, check cap and supply. Until then run the job without its node."
     ),
     "low_clocks": (
-        "Compare application clocks and power limits with the other devices' (nvidia-smi -q -d "
-        "CLOCK,POWER), reset them, and replace the device if its clock stays low."
+        "Compare application clocks and power limits with the other GPUs' (nvidia-smi -q -d "
+        "CLOCK,POWER), reset them, and replace the GPU if its clock stays low."
     ),
     "tokens": (
-        "Give all ranks equally many tokens: distribute the samples of a global batch by their "
-        "number of tokens, and look at the sharding of this rank's data."
+        "Give all ranks the same number of tokens: distribute the samples of a global batch by "
+        "token count, and check how this rank's data is sharded."
     ),
     "sequence_length": (
         "Give ranks batches of equal cost: balance the sum of squared sequence lengths, bucket "
@@ -56,24 +56,24 @@ _FIX_OF_DETAIL = {
 }
 
 _BECAUSE_OF_DETAIL = {
-    "gc": "its host is late: Python's garbage collector runs",
-    "throttled": "its device is slow: it is throttled",
-    "low_clocks": "its device is slow: its clock is low",
-    "sequence_length": "it has more work: longer sequences",
-    "tokens": "it has more work: more tokens",
+    "gc": "Its CPU launches late: Python's garbage collector runs",
+    "throttled": "It runs the same kernels slower: its GPU is throttled",
+    "low_clocks": "It runs the same kernels slower: its GPU clock is low",
+    "sequence_length": "It has more work: longer sequences",
+    "tokens": "It has more work: more tokens",
 }
 
 _BECAUSE = {
-    StragglerCause.SLOW_DEVICE: "its device is slow",
-    StragglerCause.MORE_WORK: "it has more work",
-    StragglerCause.LATE_HOST: "its host is late",
-    StragglerCause.LATE_INPUT: "its input is late",
-    StragglerCause.UNKNOWN: "why, the traces do not show",
+    StragglerCause.SLOW_DEVICE: "It runs the same kernels slower",
+    StragglerCause.MORE_WORK: "It has more work",
+    StragglerCause.LATE_HOST: "Its CPU launches late",
+    StragglerCause.LATE_INPUT: "Its input arrives late",
+    StragglerCause.UNKNOWN: "The traces do not show why",
 }
 
 
 def because(rank: RankStraggler) -> str:
-    """The cause as a clause."""
+    """The cause as a sentence without its full stop."""
     return _BECAUSE_OF_DETAIL.get(rank.detail) or _BECAUSE[rank.cause]
 
 
@@ -88,13 +88,13 @@ def of_pattern(
     pattern: StragglerPattern,
     min_ratio: float,
 ) -> list[RankStraggler]:
-    """Ranks of that pattern that together cost at least ``min_ratio`` of the step.
+    """Return the ranks of a pattern that together cost at least ``min_ratio`` of the step.
 
-    Nobody where nothing was communicated. Ranks that are late by sequences of unlike lengths in
-    some steps each are not among them: what that costs is `sequence-length-imbalance`'s.
+    Empty where nothing was communicated. Ranks that sequences of different lengths make late in
+    some steps are left out: `sequence-length-imbalance` reports that cost.
 
     Raises:
-        InsufficientEvidenceError: If there were collectives, but lateness could not be judged.
+        InsufficientEvidenceError: If there were collectives but lateness could not be judged.
     """
     if not collectives.classes:
         return []

@@ -1,31 +1,33 @@
 """# late-rank-by-summary
 
 ## What it detects
-By a table of collectives' durations, one rank comes last to nearly all that the others wait for.
+A table of collective durations shows that one rank is last to arrive at nearly every collective
+that the others wait in.
 
 ## Why it costs time
-A collective ends when its last member has come. Until then all others wait, however fast links are,
-and a step is as long as the late rank makes it.
+A collective ends after its last member arrives. Until then all others wait, however fast the links
+are, and the late rank sets the length of the step.
 
 ## Evidence needed
 A table of collectives by rank (`distprof analyze nccl_summary.csv`, or `--with`), with a row for
-every member of a group. With traces the other rules of this family tell more, and this one is
+every member of a group. With traces the other rules of this family know more, and this one is
 silent.
 
 ## How the cost is computed
-It is not: the table knows no steps. The message has the waiting in a mean call, which is what the
-others' mean exceeds the late rank's own by.
+Not computed: the table has no steps. The message gives the waiting in a mean call: the others' mean
+less the late rank's own.
 
 ## How to fix
 Look at what the late rank does before its collectives: its clocks and temperature, work that only
-it does (logging, checkpoints, evaluation), its share of the batch. A trace of all ranks tells.
+it does (logging, checkpoints, evaluation), its share of the batch. A trace of all ranks shows the
+cause.
 
 ## When it is wrong
-Where a rank's kernels begin late for want of streams, or run on a copy of the data that others must
-still fetch, it is not slow. Means hide whether it is late always or very late now and then.
+A rank is not slow where its kernels start late for lack of streams, or run on a copy of the data
+that others still have to fetch. Means hide whether it is always late or sometimes very late.
 
 ## Sources
-Formula sheet, "Measured from traces" (straggler). The rank with the shortest kernel comes last.
+Formula sheet, "Measured from traces" (straggler). The rank with the shortest kernel arrives last.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ from distprof.units import format_bytes, format_duration, format_ratio
     needs=(CollectiveSummaryResult, StragglersResult),
     limits={
         "wait_ratio": Limit(0.2, "share of the time in collectives that may be waiting"),
-        "blamed_ratio": Limit(0.8, "share of all waiting that has to be for one rank"),
+        "blamed_ratio": Limit(0.8, "share of all waiting that must be for one rank"),
     },
     costs_time=False,
 )
@@ -62,12 +64,12 @@ def check(
     worst = next((one for one in summary.classes if one.last_rank == late), None)
     yield Draft(
         message=(
-            f"Rank {late} comes last: {format_ratio(waiting)} of the time in collectives is "
-            f"waiting, and {format_ratio(blamed)} of that is for it.{_call(worst)}"
+            f"Rank {late} is the straggler: {format_ratio(waiting)} of the time in collectives is "
+            f"waiting, {format_ratio(blamed)} of it for this rank.{_call(worst)}"
         ),
         fix=(
             f"Look at what rank {late} does before its collectives: clocks, work that only it "
-            "does, its share of the batch. A trace of all ranks tells which."
+            "does, its share of the batch. A trace of all ranks shows which."
         ),
         confidence=Confidence.INFERRED,
         ranks=(late,),

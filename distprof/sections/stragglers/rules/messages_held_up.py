@@ -1,28 +1,28 @@
 """# messages-held-up
 
 ## What it detects
-In each step one rank leaves its device idle longer than its peers, and others wait for messages.
+In each step one rank leaves its GPU idle longer than its peers, and others wait for its messages.
 
 ## Why it costs time
-In a pipeline or a ring what the rank sends leaves later by as much, and whoever needs it waits.
+In a pipeline or a ring the rank sends its messages later by this time, and their receivers wait.
 
 ## Evidence needed
-Sends and receives with their waiting, host activities, and at least three steps. Ranks that
-collectives show to be late, and why, are named by the other straggler rules instead; waiting for
-input is `uneven-input`'s.
+Sends and receives with their waiting, CPU activities, and at least three steps. The other straggler
+rules name ranks that collectives show to be late for a known cause. `uneven-input` reports waiting
+for input.
 
 ## How the cost is computed
-Idle time that is blamed on the rank's host, beyond the median of its peers, mean per step, but no
-more than what the rank that waits longest waits in sends and receives. A rank that would have had
-to wait for a message anyway loses less: it is an upper bound. The time is part of what
+Idle time blamed on the rank's CPU, above the median of its peers, mean per step, but at most the
+longest wait of any rank in sends and receives. A rank that would have waited for a message anyway
+loses less, so the cost is an upper bound. The time is part of what
 `exposed-communication` reports.
 
 ## How to fix
-Look at the host of this rank: other processes on its cores, logging, checkpoints, garbage
+Look at the CPU of this rank: other processes on its cores, logging, checkpoints, garbage
 collection, work between steps that only this rank does.
 
 ## When it is wrong
-Work on purpose that only one rank does between steps, for example logging on the last stage.
+Work that only one rank does between steps on purpose, for example logging on the last stage.
 
 ## Sources
 Formula sheet, "Measured from traces" (straggler).
@@ -44,8 +44,10 @@ from distprof.units import format_duration, format_ratio
     since="0.1.0",
     needs=(MessagesResult, StragglersResult),
     limits={
-        "min_step_ratio": Limit(0.03, "share of the step that a rank may idle beyond its peers"),
-        "chance": Limit(0.01, "chance that ranks which are all alike differ so much"),
+        "min_step_ratio": Limit(
+            0.03, "share of the step that a rank may idle longer than its peers"
+        ),
+        "chance": Limit(0.01, "chance that identical ranks differ this much"),
     },
 )
 def check(
@@ -66,12 +68,12 @@ def check(
             continue
         yield Draft(
             message=(
-                f"Rank {rank.rank} idles for its host for {format_duration(late)} of each step "
-                f"({format_ratio(late / step)}) beyond its peers, and keeps others waiting for "
-                "its messages."
+                f"Rank {rank.rank} waits for its CPU {format_duration(late)} of each step "
+                f"({format_ratio(late / step)}) longer than its peers, and keeps others waiting "
+                "for its messages."
             ),
             fix=(
-                "Look at this rank's host: other processes on its cores, garbage collection, "
+                "Look at this rank's CPU: other processes on its cores, garbage collection, "
                 "logging and checkpoints, work between steps that only it does."
             ),
             cost_ns_per_step=cost,

@@ -1,35 +1,36 @@
 """# persistent-straggler
 
 ## What it detects
-The same rank (or few ranks) comes last to the collectives of most steps, and the others wait for
-it.
+The same rank (or few ranks) is last to arrive at the collectives of most steps, and the others
+wait for it.
 
 ## Why it costs time
-A synchronous job runs at the speed of its slowest rank. One GPU that is 10 % slow makes a
-thousand others 10 % slow.
+A synchronous job runs at the speed of its slowest rank. One GPU that is 10 % slower
+makes a thousand others 10 % slower.
 
 ## Evidence needed
-Collectives matched across at least two ranks, on clocks that can be compared. Lateness below the
-clock residual blames nobody, and a rank is named only if its share of the waiting is far beyond
-what chance gives to one of many equal ranks.
+Collectives matched across at least two ranks, on clocks that can be compared. For lateness
+below the clock residual no rank is blamed. A rank is named only if its share of the waiting is far
+above what chance gives to one of many equal ranks.
 
 ## How the cost is computed
-For each collective in which the rank came last, the median exposed wait of the other members, as
+For each collective at which the rank arrived last, the median exposed wait of the other members, as
 a mean over all other ranks of the run; summed over the collectives of a step, mean over steps.
-Lateness that it hands on is its own: a rank that waited in one group of a mesh, and therefore
-comes late to its next, is not blamed. The time is part of what `exposed-communication` reports.
-With several stragglers, curing one brings back only the time down to the next.
+Propagated lateness counts for the rank that caused it: a rank that waited in one group of a mesh,
+and therefore arrives late at its next, is not blamed. The time is part of what
+`exposed-communication` reports. With several stragglers, fixing one recovers only the time down to
+the next.
 
 ## How to fix
-By cause. Slow device (its kernels take longer than the same kernels elsewhere): clocks,
-temperature, power cap, a failing card; take the node out. More work: balance data, experts,
-layers. Late input: its storage, its `num_workers`. Late host: core pinning, other processes on
-that host, Python's garbage collector.
+By cause. Slow GPU (its kernels take longer than the same kernels elsewhere): check clocks,
+temperature, power cap and the card, and take the node out. More work: balance data, experts and
+layers. Late input: check its storage and `num_workers`. Late launches: pin cores, and look for
+other processes on its machine and for Python's garbage collector.
 
 ## When it is wrong
 Unequal work on purpose (the last pipeline stage, a rank that also logs or evaluates) is a
 property of the program. Where ranks are missing from the capture, one of them may be later still.
-Lateness handed on through a group that is not in the trace is blamed on the rank that shows it.
+Lateness that propagates through a group missing from the trace is blamed on the rank that shows it.
 
 ## Sources
 Formula sheet, "Measured from traces" (straggler).
@@ -64,13 +65,15 @@ def check(
     found = of_pattern(
         stragglers, collectives, StragglerPattern.PERSISTENT, limits["min_step_ratio"]
     )
+    article = "the" if len(found) == 1 else "a"
     for rank in found:
         share = rank.share_of_step_ratio
         sure = rank.cause is not StragglerCause.UNKNOWN and rank.confidence >= 0.75
         yield Draft(
             message=(
-                f"The other ranks wait {format_duration(rank.lost_ns_per_step)} of each step "
-                f"({format_ratio(share)}) for rank {rank.rank}; {because(rank)}."
+                f"Rank {rank.rank} is {article} straggler: the others wait "
+                f"{format_duration(rank.lost_ns_per_step)} ({format_ratio(share)}) of every step "
+                f"for it. {because(rank)}."
             ),
             fix=fix_of(rank),
             cost_ns_per_step=rank.lost_ns_per_step,

@@ -1,7 +1,7 @@
 """# rotating-straggler
 
 ## What it detects
-In most steps some rank comes far later than all others, each time another one.
+In most steps one rank arrives far later than all others, and it is a different one each time.
 
 ## Why it costs time
 No rank is slow on average, yet every step waits for one. With N ranks that each stall once in N
@@ -9,21 +9,21 @@ steps, every step stalls.
 
 ## Evidence needed
 Collectives matched across ranks on comparable clocks, and several steps. Late arrivals count only
-if they stand far beyond the distance at which the other members usually lie apart, so ordinary
-noise between equal ranks is not reported.
+if they are far outside the usual spread of the other members, so ordinary noise between equal ranks
+is not reported.
 
 ## How the cost is computed
 As for `persistent-straggler`, summed over the ranks named. The time is part of what
 `exposed-communication` reports.
 
 ## How to fix
-Remove what stalls ranks at random: let garbage collection run on all ranks at the same step
+Remove what stalls ranks at random: run garbage collection on all ranks at the same step
 (`gc.disable()`, then `gc.collect()` every N steps), balance sequence lengths within each global
-batch, give data loader workers and NCCL threads their own cores, stop periodic host daemons.
+batch, give data loader workers and NCCL threads their own cores, stop periodic daemons.
 
 ## When it is wrong
-Few steps can look like rotation by accident. Imbalance of data that changes from step to step
-(mixture of experts, packed sequences) is real but is no fault of the machines.
+A few steps can look like rotation by chance. Data imbalance that changes from step to step (mixture
+of experts, packed sequences) is real, but the machines are not at fault.
 
 ## Sources
 Formula sheet, "Measured from traces" (straggler).
@@ -60,8 +60,8 @@ def check(
     ranks = tuple(sorted(rank.rank for rank in found))
     yield Draft(
         message=(
-            f"In turn ranks {fold_ranks(ranks)} arrive far behind all others, which wait "
-            f"{format_duration(lost)} of each step ({format_ratio(share)})."
+            f"Ranks {fold_ranks(ranks)} alternately arrive far behind all others, which wait "
+            f"{format_duration(lost)} ({format_ratio(share)}) of every step."
         ),
         fix=(
             "Remove what stalls ranks at random: synchronise garbage collection (gc.disable and "

@@ -1,7 +1,7 @@
 """# sequence-length-imbalance
 
 ## What it detects
-In each step another rank computes longer than the mean, as its sequences are longer.
+In each step a different rank computes longer than the mean, because its sequences are longer.
 
 ## Why it costs time
 Attention grows with the square of a sequence's length. A batch with one document of 8,000 tokens
@@ -9,23 +9,23 @@ takes far longer than one with eight of 1,000, though both hold the same number 
 ranks wait for the one that drew it.
 
 ## Evidence needed
-At least three steps of at least two ranks that do the same work. What ranks compute beyond the mean
+At least three steps of at least two ranks that do the same work. What ranks compute above the mean
 must follow the tokens of the step log, or the time in attention kernels, which must differ between
-ranks more than all other computation does. It must not be the same rank in all steps: a device that
-is slow, or a shard that always has more work, is `persistent-straggler`.
+ranks more than all other computation does. It must not be the same rank in all steps: a slow GPU,
+or a shard that always has more work, is `persistent-straggler`.
 
 ## How the cost is computed
-The busiest rank's computation less the mean of all, mean over steps: what even batches would give
-back. The time is part of what `exposed-communication` reports.
+The busiest rank's computation less the mean of all, mean over steps: what even batches would
+recover. The time is part of what `exposed-communication` reports.
 
 ## How to fix
-Build batches of equal cost instead of equal numbers of samples or tokens: add up the squares of the
-lengths, sort the documents of a global batch by it, and give the longest to the rank that has least
-so far. Bucketing by length does much of the same. Where documents are packed, cut the longest.
+Build batches of equal cost instead of equal numbers of samples or tokens: sort the
+documents of a global batch by squared length, and give each to the rank with the least work so far.
+Bucketing by length has much the same effect. Where documents are packed, cut the longest.
 
 ## When it is wrong
-Attention that differs for another reason, such as caches of unlike sizes. Tokens that follow
-something else that takes time.
+Attention that differs for another reason, such as caches of different sizes. Token counts that
+correlate with another cost.
 
 ## Sources
 Formula sheet, "Measured from traces" (straggler; more work). Lin et al., "Understanding Stragglers
@@ -62,14 +62,14 @@ def check(
         return
     yield Draft(
         message=(
-            f"In each step one rank computes {found.max_over_mean:.2f} times the mean, by "
-            f"sequences that are longer than the others' ({_told(found)}); "
+            f"In each step one rank computes {found.max_over_mean:.2f} times as long as the mean, "
+            f"because its sequences are longer ({_evidence(found)}). Even batches would recover "
             f"{format_duration(found.lost_ns_per_step)} of each step "
-            f"({format_ratio(found.share_of_step_ratio)}) would not be lost with even batches."
+            f"({format_ratio(found.share_of_step_ratio)})."
         ),
         fix=(
-            "Build batches of equal cost, not of equal numbers of tokens: give the documents of a "
-            "global batch, by the sum of their squared lengths, to the rank that has least so far."
+            "Build batches of equal cost, not of equal numbers of tokens: sort the documents of a "
+            "global batch by squared length, and give each to the rank with the least work so far."
         ),
         cost_ns_per_step=found.lost_ns_per_step,
         confidence=Confidence.MEASURED if found.evidence == "tokens" else Confidence.INFERRED,
@@ -79,10 +79,10 @@ def check(
     )
 
 
-def _told(found: SequenceImbalance) -> str:
+def _evidence(found: SequenceImbalance) -> str:
     if found.attention_spread is None or found.rest_spread is None:
-        return "it follows the tokens of the step log"
+        return "computation follows the tokens of the step log"
     return (
-        f"told by {found.evidence}: attention varies by {format_ratio(found.attention_spread)} "
+        f"known from {found.evidence}: attention varies by {format_ratio(found.attention_spread)} "
         f"between ranks, the rest by {format_ratio(found.rest_spread)}"
     )

@@ -1,29 +1,28 @@
 """# slow-iterations
 
 ## What it detects
-By the training program's log, some iterations take far longer than their neighbours.
+The training program's log shows iterations that take far longer than their neighbours.
 
 ## Why it costs time
-An iteration that takes half as long again every twenty costs 2.5 % of the training. A trace of a
-few steps hardly ever holds one, and a median hides all of them.
+If every twentieth iteration takes half as long again, training takes 2.5 % longer. A trace of a few
+steps hardly ever contains one, and a median hides all of them.
 
 ## Evidence needed
 A log of the training program (`distprof analyze train.log`, or `--with train.log`) with a time for
-every single iteration, or for every n-th; reports that are means of many show none.
+every single iteration, or for every n-th; reports that average many iterations show none.
 
 ## How the cost is computed
-What iterations beyond 1.2 times the median of their neighbours (about a hundred iterations) take
-longer than that median, divided by all iterations.
+Iterations count from 1.2 times the median of their neighbours (about a hundred iterations). The
+cost is their time above that median, divided by all iterations.
 
 ## How to fix
-Where they come at a regular distance: look at what the program does so often (checkpoints,
-evaluation, logging, garbage collection) and move it off the training thread. Where they do not:
-look at input, the file system and the network at the named iterations; record sensors and logs of
-the machines.
+If they are periodic, find what the program does at that period (checkpoints, evaluation, logging,
+garbage collection) and move it off the training thread. If not, look at input, the file system and
+the network at the named iterations, and record sensors and logs of the machines.
 
 ## When it is wrong
-Iterations of a program that works more now and then on purpose (longer sequences, more
-micro-batches) are slow here too, if neighbours are shorter.
+Iterations with more work on purpose (longer sequences, more micro-batches) count as slow too if
+their neighbours are shorter.
 
 ## Sources
 Formula sheet, "Measured from traces" (straggler).

@@ -4,23 +4,22 @@
 The collectives of some ranks take longer to transfer than the same collectives of other groups.
 
 ## Why it costs time
-The groups of a mesh wait for each other in the next collective that joins them, so that one cable,
-switch port or network card that is slow holds up all ranks, although none of them is late.
+The groups of a mesh wait for each other in the next collective that joins them. One slow cable,
+switch port or network card therefore holds up all ranks, although none of them is late.
 
 ## Evidence needed
 Collectives matched across ranks on clocks that can be compared, with at least two groups of the
 same axis that do the same: transfers of the same kind and size between as many nodes. A transfer
-runs from the last member's start, so that nobody's lateness is in it.
+runs from the last member's start, so it contains no lateness.
 
 ## How the cost is computed
-Exposed transfer of the slow group beyond what it would be at the other groups' median, mean per
+Exposed transfer of the slow group above what it would be at the other groups' median, mean per
 step. The time is part of what `exposed-communication` reports.
 
 ## How to fix
 Compare the links of the named ranks with the others': NCCL_DEBUG=INFO shows which network card and
-which protocol each rank uses; look at error counters, cable and link width (ibstat, nvidia-smi
-nvlink -s, lspci -vv), measure with nccl-tests between these nodes alone, and swap the card or the
-cable.
+which protocol each rank uses; check error counters, cable and link width (ibstat, nvidia-smi nvlink
+-s, lspci -vv), measure with nccl-tests between these nodes alone, and swap the card or the cable.
 
 ## When it is wrong
 Other jobs on the same links. Groups that look alike but share a link with more traffic of the job
@@ -68,13 +67,13 @@ def check(
             message=(
                 f"Transfers of {name_ranks(link.ranks)} are slow: {_what(link)} takes "
                 f"{format_duration(link.transfer_ns)}, {link.ratio:.2f} times as long as in "
-                f"{link.num_compared} other group{plural}; "
+                f"{link.num_compared} other group{plural}. This costs "
                 f"{format_duration(link.lost_ns_per_step)} of each step "
-                f"({format_ratio(link.share_of_step_ratio)}) is lost to it."
+                f"({format_ratio(link.share_of_step_ratio)})."
             ),
             fix=(
                 f"Compare the links of these ranks{_where(link)} with the others': network card "
-                "and protocol by NCCL_DEBUG=INFO, error counters, cable, link width; measure with "
+                "and protocol (NCCL_DEBUG=INFO), error counters, cable, link width. Measure with "
                 "nccl-tests between these nodes alone."
             ),
             cost_ns_per_step=link.lost_ns_per_step,

@@ -1,7 +1,7 @@
 """# transient-straggler
 
 ## What it detects
-One rank comes far later than all others in a few steps, and is on time in the rest.
+One rank arrives far later than all others in a few steps, and is on time in the rest.
 
 ## Why it costs time
 Every rank waits for it in those steps. A stall of half a second every hundred steps of 100 ms
@@ -9,7 +9,7 @@ costs 5 % of the run, and no average shows it.
 
 ## Evidence needed
 Collectives matched across at least two ranks, on comparable clocks. A late arrival counts only if
-it stands far beyond the distance at which the other members usually lie apart.
+it is far outside the usual spread of the other members.
 
 ## How the cost is computed
 As for `persistent-straggler`, mean over *all* analysed steps: what the stalls cost per step of
@@ -17,12 +17,12 @@ this recording. A short recording that caught a rare stall overstates it. The ti
 `exposed-communication` reports.
 
 ## How to fix
-Look at what this rank does in the named steps: checkpoint or evaluation on one rank, logging,
+Look at what this rank does in the named steps: a checkpoint or evaluation on one rank, logging,
 garbage collection, a slow batch, a storage hiccup, a correctable network or memory error on its
 node.
 
 ## When it is wrong
-With one or two recorded steps nobody can say whether lateness lasts; the evidence says so. The
+One or two recorded steps cannot show whether lateness lasts; the evidence says so. The
 first step of a recording may hold the start of the profiler.
 
 ## Sources
@@ -62,7 +62,7 @@ def check(
         steps = _late_steps(stragglers, rank) if step_time.median_ns is not None else ()
         yield Draft(
             message=(
-                f"The other ranks wait for rank {rank.rank}{_how_long(rank, steps)}; "
+                f"The other ranks wait for rank {rank.rank}{_how_long(rank, steps)}. "
                 f"{because(rank)}."
             ),
             fix=fix_of(rank),

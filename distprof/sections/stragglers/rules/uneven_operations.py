@@ -1,37 +1,37 @@
 """# uneven-operations
 
 ## What it detects
-In a log of operations, steps that are longer than they would be if all operations of a kind took
-equally long; and whether few workers, a pipeline stage, micro-batches or transfers make them so.
+A log of operations with longer steps than if all operations of a kind took equally long, and
+whether a few workers, a pipeline stage, micro-batches or transfers cause it.
 
 ## Why it costs time
-Workers of a step wait for each other at every message and collective, so that the longest of each
+Workers of a step wait for each other at every message and collective, so the longest of each
 round sets the pace and the mean does not matter.
 
 ## Evidence needed
 A table of operations with start and duration on clocks that agree to a few milliseconds, which
-distprof reads in place of traces. A stage that is far longer than the others is left to
-`unequal-stages` where the order of the pipeline is known.
+distprof reads in place of traces. Where the order of the pipeline is known, `unequal-stages`
+reports a stage that is far longer than the others.
 
 ## How the cost is computed
-Each step is simulated from its dependencies with all operations as they were, and again without
-the cause: the slowest 3 % of the workers with ideal operations, all stages equally long,
-micro-batches of a stage equally long, or transfers of a kind all as the median. The difference is
-the cost. Causes overlap: costs of several findings do not add up. Ideal is the mean of computation
-and the median of transfers of a kind.
+Each step is simulated from its dependencies with measured operations, and again without the cause:
+the slowest 3 % of the workers with ideal operations, all stages equally long, micro-batches of a
+stage equally long, or all transfers of a kind at their median. The difference is the cost. Causes
+overlap: costs of several findings do not add up. Ideal is the mean of computation and the median of
+transfers of a kind.
 
 ## How to fix
-Few workers: take their machines out and test them. A stage: move layers from it; count the output
-layer and the loss with the last stage. Micro-batches that differ in forward and backward alike:
-sequences of unequal length; give micro-batches equal attention work, not equal token counts.
-Micro-batches that differ without such a pattern: garbage collection, other work on the hosts.
-Transfers: the network of the group named.
+A few workers: take their machines out of the job and test them. A stage: move layers from it; count
+the output layer and the loss with the last stage. Micro-batches that differ equally in forward and
+backward have sequences of unequal length: give micro-batches equal attention work, not equal token
+counts. Micro-batches that differ without this pattern: look for garbage collection and other work
+on the hosts. Transfers: check the network of the named group.
 
 ## When it is wrong
-A stage that is longer on purpose, because others lack the memory. With one worker per stage a slow
-machine cannot be told from a stage that has more work. Operations that the table lacks
-(optimizer states on the host, evaluation) count as launched late, which the simulation leaves out:
-its error against the measured step is in the report.
+A stage that is longer on purpose, because others lack the memory. With one worker per stage, a slow
+machine and a stage with more work look the same. Operations that the table lacks (optimizer states
+on the CPU, evaluation) count as late launches, which the simulation leaves out. The report has its
+error against the measured step.
 
 ## Sources
 J. Lin et al., "Understanding Stragglers in Large Model Training Using What-if Analysis", OSDI 2025.
@@ -54,7 +54,7 @@ NAMED_RATIO = 1.08
 
 _FIX = {
     CauseKind.WORKERS: (
-        "Run the job without the machines of these workers, and test their devices and links: "
+        "Run the job without the machines of these workers, and test their GPUs and links: "
         "clocks, temperature, memory and network errors."
     ),
     CauseKind.STAGES: (
@@ -66,7 +66,7 @@ _FIX = {
         "lengths, which attention costs, is even across micro-batches and data-parallel ranks."
     ),
     CauseKind.STALLS: (
-        "Look for what stalls workers now and then: collect garbage on all ranks at the same "
+        "Look for what stalls workers occasionally: collect garbage on all ranks at the same "
         "steps (gc.disable, gc.collect), pin processes to cores, stop other work on the hosts."
     ),
     CauseKind.TRANSFERS: (
@@ -82,15 +82,15 @@ _FIX = {
     since="0.1.0",
     needs=(WhatIfResult, PipelineResult),
     limits={
-        "min_slowdown": Limit(1.03, "step over the ideal one below which nobody is blamed"),
+        "min_slowdown": Limit(1.03, "step over the ideal one below which no cause is named"),
         "warn_slowdown": Limit(1.1, "step over the ideal one from which it is a warning"),
-        "min_share": Limit(0.25, "part of the slow-down that a cause explains"),
+        "min_share": Limit(0.25, "part of the slowdown that a cause must explain"),
     },
 )
 def check(whatif: WhatIfResult, pipeline: PipelineResult, limits: Limits) -> Iterator[Draft]:
     """Yield one finding per cause that explains enough."""
     if whatif.source != "operations" or whatif.slowdown is None:
-        return  # traces have rules of their own
+        return  # other rules judge traces
     if whatif.slowdown < limits["min_slowdown"]:
         return
     for cause in causes_of(whatif, limits["min_share"]):
@@ -109,7 +109,7 @@ def check(whatif: WhatIfResult, pipeline: PipelineResult, limits: Limits) -> Ite
 
 
 def _is_named(pipeline: PipelineResult) -> bool:
-    """Whether `unequal-stages` judges the stages of the log: nothing is found twice."""
+    """Whether `unequal-stages` reports the stages of the log, so that this rule need not."""
     return any((group.imbalance_ratio or 0.0) >= NAMED_RATIO for group in pipeline.groups)
 
 
@@ -122,9 +122,9 @@ def _gain(whatif: WhatIfResult, cause: Cause) -> str:
     gain = cause.scenario.recoverable_ns
     share = format_ratio(gain / max(1, whatif.replayed_ns or 0))
     what = {
-        CauseKind.WORKERS: "Without that, a step would save",
+        CauseKind.WORKERS: "Without them, a step would save",
         CauseKind.STAGES: "Equal stages would save",
-        CauseKind.TRANSFERS: "Even ones would save",
+        CauseKind.TRANSFERS: "Even transfers would save",
     }.get(cause.kind, "Even micro-batches would save")
     each = "" if cause.kind is CauseKind.WORKERS else " of each step"
     return f"{what} {format_duration(gain)}{each} ({share})."
@@ -141,13 +141,13 @@ def _because(whatif: WhatIfResult, cause: Cause) -> str:
     if cause.kind is CauseKind.TRANSFERS:
         return f"{cause.scenario.what.removeprefix('kind ')} takes unequally long."
     correlation = whatif.micro_batch_correlation
-    told = "" if correlation is None else f" (correlation {correlation:.2f})"
+    measure = "" if correlation is None else f" (correlation {correlation:.2f})"
     if cause.kind is CauseKind.DATA:
         return (
-            "micro-batches of a stage take unequally long, forward and backward alike"
-            f"{told}: their sequences differ."
+            "micro-batches of a stage take unequally long, equally in forward and backward"
+            f"{measure}: their sequences differ."
         )
-    return f"micro-batches of a stage take unequally long, without a pattern of the data{told}."
+    return f"micro-batches of a stage take unequally long, without a pattern of the data{measure}."
 
 
 def _stage_clause(whatif: WhatIfResult) -> str:

@@ -1,4 +1,4 @@
-"""What rules on sensors share: devices with or without a rank."""
+"""Shared by rules on sensors: GPUs with or without a rank."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ __all__ = [
 ]
 
 NO_SENSORS = (
-    "no sensors were recorded: name what nvidia-smi or DCGM wrote beside the job after --with, or "
-    "record with distprof capture"
+    "no sensors were recorded: pass the output of nvidia-smi or DCGM with --with, or record with "
+    "distprof capture"
 )
 
 LEAST_BUSY = 0.5
-"""Share of time with a kernel running from which a device without a rank counts as working."""
+"""Share of time with a kernel running from which a GPU without a rank counts as busy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """One device.
+    """One GPU.
 
     Args:
-        rank: Who ran on it, None where that is not known.
+        rank: Which rank ran on it, None where unknown.
         label: Its name where it has no rank.
-        kind: What is compared with it: devices of the same name, or all ranks'.
-        figures: Of the analysed steps where they are known, else of the whole run.
-        is_in_steps: Which of these.
+        kind: GPUs of one kind are compared: those of the same name, or those of all ranks.
+        figures: Of the analysed steps where known, else of the whole run.
+        is_in_steps: Whether the figures are those of the analysed steps.
     """
 
     rank: int | None
@@ -61,16 +61,16 @@ class Unit:
 
     @property
     def is_busy(self) -> bool:
-        """Whether it surely worked while it was sampled, so that a low clock means something."""
+        """Whether it was busy while sampled, so that a low clock is meaningful."""
         used = self.figures.gpu_utilization_ratio
         return self.is_in_steps if used is None else used >= LEAST_BUSY
 
 
 def units_of(telemetry: TelemetryResult) -> list[Unit]:
-    """Devices with sensors; none for jobs without devices.
+    """Return the GPUs with sensors; none for jobs without GPUs.
 
     Raises:
-        InsufficientEvidenceError: If the job has devices, and nothing was recorded of them.
+        InsufficientEvidenceError: If the job has GPUs, but none of their sensors were recorded.
     """
     if telemetry.is_missing:
         raise InsufficientEvidenceError(NO_SENSORS)
@@ -98,10 +98,10 @@ def units_of(telemetry: TelemetryResult) -> list[Unit]:
 
 
 def named(units: Sequence[Unit]) -> str:
-    """For example ``The devices of ranks 3, 5``, ``GPU 3 of node-1, GPU 4 of node-1``."""
+    """For example ``The GPUs of ranks 3, 5``, ``GPU 3 of node-1, GPU 4 of node-1``."""
     ranks = ranks_of(units)
     others = list(dict.fromkeys(unit.label for unit in units if unit.rank is None))
-    parts = [f"the device{'s' if len(ranks) > 1 else ''} of {name_ranks(ranks)}"] if ranks else []
+    parts = [f"the GPU{'s' if len(ranks) > 1 else ''} of {name_ranks(ranks)}"] if ranks else []
     if others:
         more = f" and {len(others) - 4} more" if len(others) > 4 else ""
         parts.append(", ".join(others[:4]) + more)
@@ -115,22 +115,22 @@ def ranks_of(units: Sequence[Unit]) -> tuple[int, ...]:
 
 
 def evidence_of(units: Sequence[Unit]) -> tuple[str, ...]:
-    """Where the report has what was measured of them."""
+    """Where the report has their figures."""
     return ("telemetry.ranks" if ranks_of(units) else "telemetry.devices",)
 
 
 def median_of(
     units: Sequence[Unit], value: Callable[[WindowSensors | RankTelemetry], float | None]
 ) -> float | None:
-    """Median over the devices that tell; None where none does."""
+    """Median over the GPUs with a value; None without any."""
     known = [number for unit in units if (number := value(unit.figures)) is not None]
     return float(np.median(known)) if known else None
 
 
 def medians_of_others(values: Sequence[float | None]) -> list[float | None]:
-    """For each value the median of the others that are known, None where there are none.
+    """For each value, the median of the other known ones; None where there are none.
 
-    Jobs have thousands of devices: the values are sorted once.
+    Jobs have thousands of GPUs, so the values are sorted once.
     """
     known = sorted((value, i) for i, value in enumerate(values) if value is not None)
     numbers = [value for value, _ in known]
@@ -141,7 +141,7 @@ def medians_of_others(values: Sequence[float | None]) -> list[float | None]:
 
 
 def _median(ascending: Sequence[float], without: int | None = None) -> float | None:
-    """Median of sorted numbers, of all or all but one."""
+    """Median of sorted numbers, all or all but one."""
     count = len(ascending) - (without is not None)
     if count <= 0:
         return None
@@ -151,7 +151,7 @@ def _median(ascending: Sequence[float], without: int | None = None) -> float | N
 
 
 def by_kind(units: Sequence[Unit]) -> list[list[Unit]]:
-    """Devices that are compared with each other."""
+    """Groups of GPUs that are compared with each other."""
     kinds: dict[str, list[Unit]] = {}
     for unit in units:
         kinds.setdefault(unit.kind, []).append(unit)
@@ -161,9 +161,9 @@ def by_kind(units: Sequence[Unit]) -> list[list[Unit]]:
 def cost_of(
     units: Sequence[Unit], stragglers: StragglersResult
 ) -> tuple[int | None, str, Confidence]:
-    """What the others wait for these ranks per step, the scenario without it, and how sure.
+    """How long the others wait for these ranks per step, the scenario without it, how sure.
 
-    One rank's is simulated; of several only the waiting is known.
+    The scenario exists for one rank; of several only the waiting is known.
     """
     ranks = ranks_of(units)
     wanted = set(ranks)

@@ -12,7 +12,7 @@ _RESET = (
 
 _PROGRAM = (
     "Run the program with compute-sanitizer, and with CUDA_LAUNCH_BLOCKING=1, to find the kernel; "
-    "if several programs have it on this GPU alone, run diagnostics (dcgmi diag -r 3)."
+    "if several programs fail on this GPU alone, run diagnostics (dcgmi diag -r 3)."
 )
 
 _LINK = (
@@ -25,9 +25,9 @@ class Meaning:
     """What an XID means.
 
     Args:
-        text: For people.
+        text: The meaning as a clause.
         fix: What to do.
-        is_hardware: Whether the device, and not usually the program, is at fault.
+        is_hardware: Whether the GPU is at fault, and not usually the program.
     """
 
     text: str
@@ -37,15 +37,17 @@ class Meaning:
 
 _MEANINGS = {
     13: Meaning("a kernel did something illegal (graphics engine exception)", _PROGRAM, False),
-    31: Meaning("a kernel reached for memory that is not its own (page fault)", _PROGRAM, False),
-    43: Meaning("the GPU stopped a program's work, mostly for a fault of its own", _PROGRAM, False),
+    31: Meaning("a kernel accessed memory outside its allocations (page fault)", _PROGRAM, False),
+    43: Meaning(
+        "the GPU stopped a program, mostly because of a fault in the program", _PROGRAM, False
+    ),
     45: Meaning(
-        "a program's work was cleared away, as it died or after another error",
-        "Look for the error before it in the same log, and for who ended the program.",
+        "a program's work was removed because it died or after another error",
+        "Look for an earlier error in the same log, and for what ended the program.",
         False,
     ),
     48: Meaning(
-        "memory had an error of two bits that could not be corrected",
+        "memory had an uncorrectable double-bit error",
         "Drain the host and reset the GPU, so that the row is remapped; replace it if rows run out "
         "(nvidia-smi -q -d ROW_REMAPPER).",
     ),
@@ -53,7 +55,7 @@ _MEANINGS = {
     62: Meaning("the GPU's own controller halted", _RESET),
     63: Meaning(
         "a row of memory was remapped, or a page retired, after errors",
-        "Reset the GPU at the next chance, as only then it takes effect; watch if more follow.",
+        "Reset the GPU soon, because the remapping takes effect only then. Watch for more errors.",
     ),
     64: Meaning(
         "a row of memory could not be remapped, or a page not retired",
@@ -62,18 +64,18 @@ _MEANINGS = {
     74: Meaning("an NVLink had an error", _LINK),
     79: Meaning(
         "the GPU fell off the bus",
-        "Reboot the host; if it comes back, look at power, seating and PCIe, and replace the GPU.",
+        "Reboot the host; if it comes back, check power, seating and PCIe, and replace the GPU.",
     ),
     92: Meaning(
-        "memory has many errors of single bits",
+        "memory has many single-bit errors",
         "Watch the GPU (nvidia-smi -q -d ECC), and have it replaced if the rate stays high.",
     ),
     94: Meaning(
-        "an error of memory that could not be corrected was contained in one program",
-        "Restart the program, and reset the GPU at the next chance.",
+        "an uncorrectable memory error was contained in one program",
+        "Restart the program, and reset the GPU soon.",
     ),
     95: Meaning(
-        "an error of memory could be neither corrected nor contained",
+        "a memory error could be neither corrected nor contained",
         "Drain the host and reset the GPU at once: results of every program on it may be wrong.",
     ),
     119: Meaning("the GPU's system processor did not answer in time (GSP)", _RESET),
@@ -88,5 +90,5 @@ _UNKNOWN = Meaning(
 
 
 def meaning_of(number: int) -> Meaning:
-    """What a number means; of one that is not well known, where to look."""
+    """Return what a number means, or where to look it up if it is not well known."""
     return _MEANINGS.get(number, _UNKNOWN)

@@ -1,28 +1,27 @@
 """# device-errors
 
 ## What it detects
-Errors of GPUs and switches: XID errors, errors of memory that could not be corrected, errors of
-NVSwitches.
+Errors of GPUs and switches: XID errors, uncorrectable memory errors, NVSwitch errors.
 
 ## Why it costs time
-Some end the job, now or soon (a GPU that fell off the bus, memory that fails); some make a link or
-a device slow while it recovers; and some are the program's own, which only the number tells.
+Some end the job now or soon (a GPU that fell off the bus, failing memory). Some make a link or a
+GPU slow while it recovers. Some are faults of the program. The number shows which.
 
 ## Evidence needed
-XID errors that distprof's own probe saw, a log of the kernel (`dmesg -T`), of the fabric manager,
+XID errors that distprof's probe saw, a log of the kernel (`dmesg -T`), of the fabric manager,
 or DCGM's `DCGM_FI_DEV_XID_ERRORS`; the counter of uncorrected errors. Errors that a log dates an
-hour or more away from the recording are left out; those without a time are told as such.
+hour or more away from the recording are left out; errors without a time are marked.
 
 ## How the cost is computed
-Not at all: what an error costs depends on what it does to the job.
+Not computed: the cost of an error depends on what it does to the job.
 
 ## How to fix
-By number. Of the program: compute-sanitizer. Of the device: drain the host, reset the GPU, replace
+By number. Program errors: use compute-sanitizer. GPU errors: drain the host, reset the GPU, replace
 it if the error comes back.
 
 ## When it is wrong
-A kernel log without times may be of another job. XID 13, 31 and 43 are mostly faults of a program,
-but a failing GPU shows them too; XID 45 follows whatever ends a program.
+A kernel log without times may be of another job. XID 13, 31 and 43 are mostly program
+faults, but a failing GPU shows them too. XID 45 follows anything that ends a program.
 
 ## Sources
 NVIDIA, "XID Errors"; "Fabric Manager for NVIDIA NVSwitch Systems".
@@ -45,7 +44,7 @@ _MAX_NAMED = 4
 
 @dataclass(slots=True)
 class _Found:
-    """One number, on all devices."""
+    """One number, on all GPUs."""
 
     ranks: set[int] = field(default_factory=set)
     devices: list[str] = field(default_factory=list)
@@ -70,9 +69,9 @@ def check(telemetry: TelemetryResult, limits: Limits) -> Iterator[Draft]:  # noq
     if wrong:
         yield Draft(
             message=(
-                f"Memory of the devices of {name_ranks(row.rank for row in wrong)} had "
-                f"{sum(row.ecc_uncorrected or 0 for row in wrong):,} errors that could not be "
-                "corrected, during the recording."
+                f"GPU memory of {name_ranks(row.rank for row in wrong)} had "
+                f"{sum(row.ecc_uncorrected or 0 for row in wrong):,} uncorrectable errors during "
+                "the recording."
             ),
             fix=meaning_of(48).fix,
             ranks=tuple(row.rank for row in wrong),
@@ -83,7 +82,7 @@ def check(telemetry: TelemetryResult, limits: Limits) -> Iterator[Draft]:  # noq
 
 
 def _xids(telemetry: TelemetryResult) -> dict[int, _Found]:
-    """Number to where it was; a rank whose probe and whose kernel log tell of it counts once."""
+    """Errors by number. An error in both the probe and the kernel log of a rank counts once."""
     found: dict[int, _Found] = {}
     for error in telemetry.errors:
         if error.kind != "xid" or error.number is None:
@@ -106,11 +105,11 @@ def _xids(telemetry: TelemetryResult) -> dict[int, _Found]:
 def _xid_draft(number: int, found: _Found) -> Draft:
     meaning = meaning_of(number)
     devices = list(dict.fromkeys(found.devices))
-    where = f"on the device of {name_ranks(found.ranks)}" if found.ranks else ""
+    where = f"on the GPU of {name_ranks(found.ranks)}" if found.ranks else ""
     if not where:
         more = f" and {len(devices) - _MAX_NAMED} more" if len(devices) > _MAX_NAMED else ""
         where = f"on {', '.join(devices[:_MAX_NAMED])}{more}"
-    when = "" if found.is_dated else "; the log does not tell when"
+    when = "" if found.is_dated else "; the log does not show when"
     bad = Severity.ERROR if found.is_dated else Severity.WARNING
     return Draft(
         message=f"XID {number} {_times(found.count)} {where}: {meaning.text}{when}.",
@@ -132,7 +131,7 @@ def _fabric_draft(error: DeviceError) -> Draft:
         ),
         fix=(
             "Look the number up in the fabric manager's guide, reset the host's GPUs and switches, "
-            "and have the switch's board and cables checked if it comes back."
+            "and have the switch's board and cables checked if the error comes back."
         ),
         confidence=Confidence.INFERRED,
         evidence=("telemetry.errors",),

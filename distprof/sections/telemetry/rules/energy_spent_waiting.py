@@ -4,24 +4,24 @@
 A large share of the job's energy is drawn while ranks wait for other ranks.
 
 ## Why it costs time
-Waiting is time lost already, and other findings say for whom. This one says what it costs in
-energy: NCCL's kernels poll while they wait, so that a waiting device draws most of its power.
+Waiting is lost time, and other findings name the rank that causes it. This finding reports its
+energy: NCCL's kernels poll while they wait, so a waiting GPU draws most of its power.
 
 ## Evidence needed
-Power, or the counter of energy, of every rank's device over the analysed steps, and collectives
-matched across ranks, so that waiting and transfer are told apart.
+Power, or the energy counter, of every rank's GPU over the analysed steps, and collectives
+matched across ranks, so that waiting and transfer can be separated.
 
 ## How the cost is computed
-In energy alone, the sum over ranks of mean power times exposed waiting. Its time is the cost of the
-findings on stragglers, pipelines and collectives.
+Only in energy: the sum over ranks of mean power times exposed waiting. Findings on stragglers,
+pipelines and collectives carry the cost in time.
 
 ## How to fix
-Cure what ranks wait for, dearest first; until then a lower power cap on ranks that wait saves
+Fix what ranks wait for, most expensive first. Until then a lower power cap on waiting ranks saves
 energy and costs no time.
 
 ## When it is wrong
-Samples are too far apart to see what a device draws while it waits, so that its mean power is
-taken: waiting draws somewhat less than computing.
+Samples are too far apart to show what a GPU draws while it waits, so distprof takes its mean power.
+Waiting draws somewhat less than computing.
 
 ## Sources
 Formula sheet, "Measured from traces" (exposed wait).
@@ -64,8 +64,8 @@ def check(telemetry: TelemetryResult, limits: Limits) -> Iterator[Draft]:
             f"{_amount(telemetry.energy_per_step_j, share)} is drawn while ranks wait for others."
         ),
         fix=(
-            "Cure what ranks wait for, dearest first; meanwhile a lower power cap on ranks that "
-            "wait saves energy and costs no time."
+            "Fix what ranks wait for, most expensive first. Until then a lower power cap on waiting "
+            "ranks saves energy and costs no time."
         ),
         confidence=Confidence.MODELLED,
         evidence=("telemetry.waiting_energy_ratio",),

@@ -1,26 +1,26 @@
 """# hot-device
 
 ## What it detects
-Devices near the temperature at which they slow down, and devices much hotter than their peers that
-are slower already.
+GPUs near the temperature at which they slow down, and GPUs that are much hotter than their peers
+and already slower.
 
 ## Why it costs time
-A hot device leaks more current, reaches its power cap at a lower clock, and is slowed down by its
-own hardware a few degrees further on. It also fails sooner.
+A hot GPU leaks more current and reaches its power cap at a lower clock. A few degrees higher its
+hardware slows it down. It also fails sooner.
 
 ## Evidence needed
 Temperatures: of the analysed steps where samples are of their time, else of the whole recording.
 
 ## How the cost is computed
-Not at all: what heat costs by now is the cost of throttling, and of a rank that is late.
+Not computed: the findings on throttling and on late ranks carry the cost of heat.
 
 ## How to fix
 Compare the inlet temperature and fans of its host with others'; look for blocked air flow, a
-missing blank, a pump that failed; seat the heat sink again if one device alone is hot.
+missing blank, a pump that failed; reseat the heat sink if only one GPU is hot.
 
 ## When it is wrong
 Limits differ by model: some run at 85 °C by design (`nvidia-smi -q -d TEMPERATURE` has them).
-Devices downstream in the air flow of a chassis are always hotter than those before them.
+GPUs downstream in the air flow of a chassis are always hotter than those upstream.
 
 ## Sources
 NVIDIA, NVML reference, "nvmlTemperatureThresholds_t".
@@ -54,13 +54,13 @@ _LOWER_CLOCK = 0.97
     since="0.1.0",
     needs=(TelemetryResult,),
     limits={
-        "hot_c": Limit(85, "degrees Celsius from which a device is hot"),
-        "above_peers_c": Limit(8, "degrees above the others' median for a device that is slower"),
+        "hot_c": Limit(85, "degrees Celsius from which a GPU is hot"),
+        "above_peers_c": Limit(8, "degrees above the others' median for a GPU that is slower"),
     },
     costs_time=False,
 )
 def check(telemetry: TelemetryResult, limits: Limits) -> Iterator[Draft]:
-    """Yield one finding for all hot devices."""
+    """Yield one finding for all hot GPUs."""
     units = [u for u in units_of(telemetry) if u.figures.temperature_c_max is not None]
     found = [unit for peers in by_kind(units) for unit in _hot(peers, limits)]
     if not found:
@@ -73,12 +73,12 @@ def check(telemetry: TelemetryResult, limits: Limits) -> Iterator[Draft]:
     several = len(found) > 1
     yield Draft(
         message=(
-            f"{named(found)} {'get' if several else 'gets'} {'up to ' if several else ''}"
-            f"{hottest} °C hot{peers}."
+            f"{named(found)} {'reach' if several else 'reaches'} {'up to ' if several else ''}"
+            f"{hottest} °C{peers}."
         ),
         fix=(
-            "Compare inlet temperature, fans and air flow of the host with others'; seat the heat "
-            "sink again where one device of a host alone is hot."
+            "Compare inlet temperature, fans and air flow of the host with others'; reseat the "
+            "heat sink where only one GPU of a host is hot."
         ),
         confidence=(
             Confidence.MEASURED if all(unit.is_sure for unit in found) else Confidence.INFERRED
@@ -89,7 +89,7 @@ def check(telemetry: TelemetryResult, limits: Limits) -> Iterator[Draft]:
 
 
 def _hot(peers: Sequence[Unit], limits: Limits) -> list[Unit]:
-    """Devices that are hot, or hotter than their peers and slower."""
+    """GPUs that are hot, or hotter than their peers and slower."""
     heats = [float(unit.figures.temperature_c_max or 0) for unit in peers]
     clocks = [unit.figures.sm_clock_mhz_median if unit.is_busy else None for unit in peers]
     usual_heats, usual_clocks = medians_of_others(heats), medians_of_others(clocks)

@@ -1,26 +1,26 @@
 """# inactive-nvlinks
 
 ## What it detects
-GPUs with fewer NVLinks at work, or slower ones, than GPUs of the same kind or than their kind has.
+GPUs with fewer or slower active NVLinks than other GPUs of the same model, or than the model has.
 
 ## Why it costs time
-Collectives inside a node run at the speed of the weakest GPU: one of 18 links less is 6 % of the
-bandwidth of all.
+Collectives inside a node run at the speed of the weakest GPU: one of 18 links missing costs all of
+them 6 % of the bandwidth.
 
 ## Evidence needed
-What `nvidia-smi nvlink --status` prints, of one host or of several.
+The output of `nvidia-smi nvlink --status` from one or more hosts.
 
 ## How the cost is computed
-Not at all: it shows links, and not what was sent over them. Where collectives are slow,
-`below-fabric-bandwidth` and `slow-link` tell by how much.
+Not computed: the output shows links, not what was sent over them. Where collectives are slow,
+`below-fabric-bandwidth` and `slow-link` report by how much.
 
 ## How to fix
 Reset the GPUs and restart the fabric manager (`systemctl restart nvidia-fabricmanager`), look for
-XID 74 and errors of NVSwitches, and have the board checked if the link stays down.
+XID 74 and NVSwitch errors, and have the board checked if the link stays down.
 
 ## When it is wrong
 Machines of some clouds, and cards that plug into PCIe, have fewer links than the same chip
-elsewhere: then all GPUs are alike, and only those sold as SXM are compared with their sheet.
+elsewhere. Then all GPUs have equal links, and only SXM models are compared with their data sheet.
 
 ## Sources
 NVIDIA, `nvidia-smi nvlink` manual; formula sheet, "Hardware" (bandwidth by kind).
@@ -36,7 +36,7 @@ from distprof.sections.telemetry.rules._shared import NO_SENSORS
 from distprof.terms import Severity
 from distprof.units import format_bandwidth
 
-NO_STATUS = "no output of nvidia-smi nvlink --status was read: name it after --with"
+NO_STATUS = "no output of nvidia-smi nvlink --status was read: pass it with --with"
 _MAX_NAMED = 4
 
 
@@ -46,8 +46,8 @@ _MAX_NAMED = 4
     since="0.1.0",
     needs=(TelemetryResult,),
     limits={
-        "peers_ratio": Limit(0.97, "bandwidth relative to the best GPU of the same kind"),
-        "sheet_ratio": Limit(0.95, "bandwidth relative to what the kind of GPU has"),
+        "peers_ratio": Limit(0.97, "bandwidth relative to the best GPU of the same model"),
+        "sheet_ratio": Limit(0.95, "bandwidth relative to the data sheet of the GPU"),
     },
     costs_time=False,
 )
@@ -78,17 +78,17 @@ def _draft(found: Sequence[DeviceNvlink], best: float) -> Draft:
     worst = min(found, key=lambda links: links.bytes_per_s)
     others = [links for links in found if links is not worst]
     should = max(best, worst.expected_bytes_per_s or 0.0)
-    more = f"; {len(others)} more GPUs lack some too" if others else ""
+    more = f"; {len(others)} more GPUs lack links too" if others else ""
     whose = "" if worst.rank is None else f" (rank {worst.rank})"
     return Draft(
         message=(
-            f"{worst.device}{whose} has {worst.num_active} of {worst.num_links} NVLinks at work, "
+            f"{worst.device}{whose} has {worst.num_active} of {worst.num_links} active NVLinks, "
             f"{format_bandwidth(worst.bytes_per_s)} of {format_bandwidth(should)} per "
             f"direction{_which(worst)}{more}."
         ),
         fix=(
-            "Reset the GPUs and restart the fabric manager, look for XID 74 and errors of "
-            "NVSwitches in the host's logs, and have the board checked if links stay down."
+            "Reset the GPUs and restart the fabric manager, look for XID 74 and NVSwitch errors "
+            "in the host's logs, and have the board checked if links stay down."
         ),
         ranks=tuple(sorted(links.rank for links in found if links.rank is not None)),
         evidence=("telemetry.nvlinks",),

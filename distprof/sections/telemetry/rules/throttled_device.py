@@ -1,21 +1,20 @@
 """# throttled-device
 
 ## What it detects
-Devices that slow themselves down: for heat, for the supply of power, or for a power cap that their
-peers do not reach.
+GPUs that throttle because of heat, the power supply, or a power cap that their peers do not reach.
 
 ## Why it costs time
-A device at 70 % of its clock takes 1.4 times as long for the same kernels, and every other rank of
+A GPU at 70 % of its clock takes 1.4 times as long for the same kernels, and every other rank of
 a synchronous job waits for it.
 
 ## Evidence needed
-Reasons for throttling in sensors: of distprof's own probe, of `nvidia-smi --query-gpu` with
-`clocks_event_reasons.active`, of `nvidia-smi dmon -s v`, or of DCGM. Figures are those of the
-analysed steps where samples are of their time, else of the whole recording, which is then said.
+Throttle reasons from distprof's probe, `nvidia-smi --query-gpu` with `clocks_event_reasons.active`,
+`nvidia-smi dmon -s v`, or DCGM. Figures are those of the analysed steps where samples cover them,
+else those of the whole recording, and the message says so.
 
 ## How the cost is computed
-As the straggler that the rank is: the exposed waiting of the others for it. None where the others
-do not wait for it, or where no rank is known.
+The cost of the rank as a straggler: the exposed time that others wait for it. None where the others
+do not wait for it, or where the rank is unknown.
 
 ## How to fix
 Heat: look at air flow, inlet temperature, fans, coolant, thermal paste. Power brake and hardware
@@ -23,8 +22,8 @@ slowdown: look at the power supply and its cables. A power cap on some devices: 
 `nvidia-smi -q -d POWER`, and set one limit for all.
 
 ## When it is wrong
-A device at its power cap in most samples works as it is meant to if its peers are there too: that
-is no finding. Few samples say little, and a sample is a moment: raise the rate.
+A GPU at its power cap in most samples works as intended if its peers are at their caps too, and is
+not reported. Each sample is one moment, so a few samples show little: raise the rate.
 
 ## Sources
 NVIDIA, NVML reference, "NvmlClocksEventReasons".
@@ -60,25 +59,25 @@ _CAUSES: tuple[tuple[tuple[str, ...], str, str], ...] = (
         _HEAT,
         "heat",
         "Look at air flow, inlet temperature, fans or coolant of its host "
-        "(nvidia-smi -q -d TEMPERATURE,PERFORMANCE); run the job without that host meanwhile.",
+        "(nvidia-smi -q -d TEMPERATURE,PERFORMANCE); until then run the job without that host.",
     ),
     (
         _BRAKE,
         "the power supply's brake",
-        "Look at the power supplies of its host and their cables: the brake is pulled from outside "
-        "of the device.",
+        "Look at the power supplies of its host and their cables: the brake signal comes from "
+        "outside the GPU.",
     ),
     (
         _HARDWARE,
-        "its hardware, which says no more",
+        "its hardware, for a reason it does not report",
         "Look at temperature, power supply and the kernel log of its host "
-        "(nvidia-smi -q -d PERFORMANCE); replace the device if it stays.",
+        "(nvidia-smi -q -d PERFORMANCE); replace the GPU if it remains.",
     ),
     (
         _CAP,
         "a power cap that its peers do not reach",
         "Compare power limits (nvidia-smi -q -d POWER) and set one for all; with equal limits, "
-        "look at its cooling: a hot device needs more power for the same clock.",
+        "check its cooling: a hot GPU needs more power for the same clock.",
     ),
 )
 
@@ -89,16 +88,16 @@ _CAUSES: tuple[tuple[tuple[str, ...], str, str], ...] = (
     since="0.1.0",
     needs=(TelemetryResult, StragglersResult),
     limits={
-        "min_ratio": Limit(0.1, "share of samples in which heat or hardware may slow a device"),
+        "min_ratio": Limit(0.1, "share of samples in which heat or hardware may slow a GPU"),
         "more_capped_ratio": Limit(
-            0.2, "share of samples, beyond the peers' median, in which a power cap may slow it"
+            0.2, "share of samples, above the peers' median, in which a power cap may slow it"
         ),
     },
 )
 def check(
     telemetry: TelemetryResult, stragglers: StragglersResult, limits: Limits
 ) -> Iterator[Draft]:
-    """Yield one finding per cause, of all devices that have it."""
+    """Yield one finding per cause, for all GPUs that have it."""
     units = units_of(telemetry)
     left = units
     for reasons, cause, fix in _CAUSES:
@@ -120,12 +119,12 @@ def check(
 
 
 def _share(unit: Unit, reasons: Sequence[str]) -> float:
-    """Share of samples that have one of the reasons; of reasons that overlap, the largest."""
+    """Share of samples that have one of the reasons; the largest where reasons overlap."""
     return max((unit.figures.throttle_reasons.get(reason, 0.0) for reason in reasons), default=0.0)
 
 
 def _slowed(units: Sequence[Unit], reasons: Sequence[str], limits: Limits) -> list[Unit]:
-    """Devices with one of the reasons: of a power cap, more often than their peers."""
+    """GPUs with one of the reasons; for a power cap, more often than their peers."""
     if reasons is not _CAP:
         return [unit for unit in units if _share(unit, reasons) >= limits["min_ratio"]]
     found = []

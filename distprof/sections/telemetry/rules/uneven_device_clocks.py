@@ -1,26 +1,26 @@
 """# uneven-device-clocks
 
 ## What it detects
-Devices that run at a lower clock than their peers though they say that nothing slows them down.
+GPUs that run at a lower clock than their peers although they report no throttling.
 
 ## Why it costs time
-Kernels that compute take longer in proportion, and all ranks wait for the slowest.
+Compute kernels take longer in proportion, and all ranks wait for the slowest.
 
 ## Evidence needed
-Clocks of at least three working devices of one kind: of the analysed steps where samples are of
-their time. Without reasons for throttling in the samples it cannot be said that nothing slows them.
+Clocks of at least three busy GPUs of one model, from the analysed steps where samples cover them.
+Samples without throttle reasons cannot show that nothing slows a GPU.
 
 ## How the cost is computed
-As the straggler that the rank is: the exposed waiting of the others for it. None where the others
-do not wait for it, or where no rank is known.
+The cost of the rank as a straggler: the exposed time that others wait for it. None where the others
+do not wait for it, or where the rank is unknown.
 
 ## How to fix
 Reset application clocks (`nvidia-smi -rac`) and locked clocks (`nvidia-smi -rgc`), compare power
-limits, and switch persistence mode on. A device whose clock stays low is ill: take it out.
+limits, and switch persistence mode on. Take out a GPU whose clock stays low.
 
 ## When it is wrong
-A device with less to do may run slower because it can: see whether its rank is late. Devices of
-unlike kinds in one job have unlike clocks; ranks are taken to have one kind.
+A GPU with less work may lower its clock: check whether its rank is late. Different models in one
+job have different clocks; distprof assumes that all ranks have the same model.
 
 ## Sources
 NVIDIA, `nvidia-smi` manual, "Clocks".
@@ -58,14 +58,14 @@ LEAST_PEERS = 2
     limits={
         "lower_ratio": Limit(0.05, "share by which a clock may be below its peers' median"),
         "throttled_ratio": Limit(
-            0.1, "share of throttled samples from which another rule speaks of the device"
+            0.1, "share of throttled samples from which throttled-device reports the GPU"
         ),
     },
 )
 def check(
     telemetry: TelemetryResult, stragglers: StragglersResult, limits: Limits
 ) -> Iterator[Draft]:
-    """Yield one finding per kind of device."""
+    """Yield one finding per model of GPU."""
     busy = [unit for unit in units_of(telemetry) if unit.is_busy and _clock(unit) is not None]
     for peers in by_kind(busy):
         usual = medians_of_others([_clock(unit) for unit in peers])
@@ -102,11 +102,11 @@ def _draft(found: Sequence[Unit], peers: Sequence[Unit], stragglers: StragglersR
         message=(
             f"{named(found)} {'run' if several else 'runs'} at {own:,.0f} MHz, "
             f"{'their' if several else 'its'} peers at {usual:,.0f} MHz "
-            f"({format_ratio(1 - own / usual if usual else 0.0)} less), and nothing says why."
+            f"({format_ratio(1 - own / usual if usual else 0.0)} less), for no reported reason."
         ),
         fix=(
             "Reset application and locked clocks (nvidia-smi -rac, nvidia-smi -rgc), compare power "
-            "limits (nvidia-smi -q -d CLOCK,POWER); take out a device whose clock stays low."
+            "limits (nvidia-smi -q -d CLOCK,POWER); take out a GPU whose clock stays low."
         ),
         cost_ns_per_step=cost,
         confidence=confidence,
