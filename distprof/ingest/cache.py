@@ -171,7 +171,7 @@ class EntryWriter:
             self.folder = Path(tempfile.mkdtemp(prefix=_TEMPORARY))
             self._final = self.folder
             why = os.strerror(error.errno) if error.errno else error
-            self.note = f"The cache {root} cannot be written ({why}): nothing is kept this time."
+            self.note = f"Cannot write to the cache {root} ({why}): this run is not cached."
         self._made = self.folder
         _unfinished.add(self._made)
 
@@ -355,7 +355,7 @@ def read_table(path: Path, schema: TableSchema) -> Table:
             arrow = file.read(use_threads=False)  # waking others costs more than a rank's tables
         return _from_arrow(arrow, schema, shift_ns)
     except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
-        raise DamagedCacheError(f"{path}: the cached table cannot be read: {error}") from error
+        raise DamagedCacheError(f"{path}: cannot read the cached table: {error}") from error
 
 
 def _is_intact(folder: Path) -> bool:
@@ -438,7 +438,7 @@ def _arrow_strings(values: Sequence[str]) -> pa.Array:
     encoded = [value.encode() for value in values]
     data = b"".join(encoded)
     if len(data) > _LARGEST_INT32:
-        raise ValueError("the distinct strings of a column are longer than 2 GiB together")
+        raise ValueError("the distinct strings of a column exceed 2 GiB in total")
     offsets = np.zeros(len(encoded) + 1, np.int32)
     np.cumsum([len(value) for value in encoded], out=offsets[1:])
     return pa.StringArray.from_buffers(len(encoded), pa.py_buffer(offsets), pa.py_buffer(data))
@@ -446,7 +446,7 @@ def _arrow_strings(values: Sequence[str]) -> pa.Array:
 
 def _from_arrow(arrow: pa.Table, schema: TableSchema, shift_ns: int) -> Table:
     if not arrow.schema.equals(_arrow_schema(schema)):
-        raise TypeError(f"its columns are not those of {schema.name}")
+        raise TypeError(f"its columns differ from those of {schema.name}")
     if arrow.num_rows == 0:
         return Table.empty(schema)
     columns: dict[str, Any] = {}

@@ -332,7 +332,7 @@ def notes_on(table: Table, membership: Membership) -> tuple[str, ...]:
     unsized = int((table["bytes"] == ABSENT).sum())
     barriers = int((table["kind"] == CollectiveKind.BARRIER).sum())
     if unsized > barriers:
-        notes.append(f"{unsized - barriers} of {len(table)} collectives have no known size.")
+        notes.append(f"{unsized - barriers} of {len(table)} collectives have an unknown size.")
     unknown = int((table["kind"] == CollectiveKind.UNKNOWN).sum())
     if unknown:
         notes.append(f"{unknown} of {len(table)} collectives are of unknown kind.")

@@ -285,7 +285,9 @@ def _with_flight(
     if not len(operators.rows):
         return table, ()
     share = f"{count} of {len(operators.rows)}"
-    note = f"Process group and sequence number of {share} collectives are the Flight Recorder's."
+    note = (
+        f"Process group and sequence number of {share} collectives come from the Flight Recorder."
+    )
     return table, (note,)
 
 

@@ -129,7 +129,7 @@ def _fitting(path: str, companions: Sequence[Source[Any]]) -> list[Source[Any]]:
         raise InputError(
             path,
             expected=" or ".join(source.name for source in companions),
-            found="none of these",
-            fix="name a file of one of these kinds after --with",
+            found="another kind of file",
+            fix="name a file of one of these kinds with --with",
         )
     return found

@@ -376,7 +376,7 @@ def match_by_order(
         if uneven:
             found.notes.append(
                 f"Grouped sends and receives of group {name_of(groups[group])} are not matched: "
-                "the trace does not tell who exchanged with whom."
+                "the trace does not show which ranks exchanged data."
             )
         if len(by_rank) >= 2:
             merge = GroupMerge.of_ranks(
@@ -417,14 +417,14 @@ def _conclude(
     reference = next(iter(main.members))
     if lost := waiting & merge.unfit:
         found.notes.append(
-            f"Group {name}: the operations of {name_ranks(lost)} fit those of rank "
-            f"{reference} at no shift."
+            f"Group {name}: the operations of {name_ranks(lost)} do not fit those of rank "
+            f"{reference} at any shift."
         )
     if unclear := waiting - merge.unfit:
         found.ambiguous.update(unclear)
         found.notes.append(
             f"Group {name}: the operations of {name_ranks(unclear)} fit those of rank "
-            f"{reference} at several shifts about equally well: not matched."
+            f"{reference} at several shifts about equally well, so distprof does not match them."
         )
     apart = main.high <= main.low
     num_rows = sum(len(index) for index in by_rank.values())
@@ -457,7 +457,8 @@ def match_messages(rows: Rows, index: Int64Array, clocks: ClockLinks, found: Mat
     known = rows.peer[index] >= 0
     if not known.all():
         found.notes.append(
-            f"{int((~known).sum())} sends and receives do not name their peer: not matched."
+            f"{int((~known).sum())} sends and receives do not name their peer, so distprof does "
+            "not match them."
         )
     index = index[known]
     sends = rows.kind[index] == CollectiveKind.SEND
@@ -475,7 +476,7 @@ def match_messages(rows: Rows, index: Int64Array, clocks: ClockLinks, found: Mat
         found.ambiguous.update(unclear)
         found.notes.append(
             f"Sends and receives between {name_ranks(unclear)} fit at several shifts about "
-            "equally well: not matched."
+            "equally well, so distprof does not match them."
         )
 
 

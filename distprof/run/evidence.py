@@ -32,20 +32,27 @@ __all__ = [
 
 OPERATIONS = TableSchema(
     name="operations",
-    doc="Operations of workers as another tool logged them, by rank, step and start.",
+    doc="Operations of workers as logged by another tool, by rank, step and start.",
     columns=(
-        Column(name="rank", dtype="int32", doc="Worker: a rank, or ranks that act as one."),
-        Column(name="dp_rank", dtype="int32", nullable=True, doc="Index along data parallelism."),
-        Column(name="stage", dtype="int32", nullable=True, doc="Index along the pipeline."),
+        Column(name="rank", dtype="int32", doc="Worker: a rank, or several ranks that act as one."),
+        Column(name="dp_rank", dtype="int32", nullable=True, doc="Data-parallel index."),
+        Column(name="stage", dtype="int32", nullable=True, doc="Pipeline stage."),
         Column(name="step", dtype="int64", doc="Training step."),
         Column(
             name="kind",
             dtype="category",
-            doc="forward-compute, backward-compute, or the log's own word for anything else.",
+            doc="forward-compute, backward-compute, or the name that the log uses.",
         ),
-        Column(name="start_ns", dtype="int64", unit="ns", doc="Start, since the step's."),
-        Column(name="end_ns", dtype="int64", unit="ns", doc="End; never before the start."),
-        Column(name="seq", dtype="int64", nullable=True, doc="Number among its kind in the step."),
+        Column(
+            name="start_ns", dtype="int64", unit="ns", doc="Start, since the start of the step."
+        ),
+        Column(name="end_ns", dtype="int64", unit="ns", doc="End, never before the start."),
+        Column(
+            name="seq",
+            dtype="int64",
+            nullable=True,
+            doc="Number among the operations of its kind in the step.",
+        ),
         Column(name="chunk", dtype="int32", nullable=True, doc="Model chunk of the rank."),
         Column(name="micro_batch", dtype="int32", nullable=True, doc="Micro-batch."),
     ),

@@ -260,7 +260,7 @@ class ClockAlignment:
             ValueError: If no domain holds the rank.
         """
         if rank not in self._domain_of:
-            raise ValueError(f"rank {rank} is in no clock domain")
+            raise ValueError(f"rank {rank} is not in any clock domain")
         return self._domain_of[rank]
 
     def correction(self, rank: int, own_ns: Int64Array) -> Int64Array:

@@ -55,7 +55,7 @@ def _read(source: str) -> TrainingLog:
 SOURCE = Source(
     place=80,
     origin="log of a training program",
-    name="a training program's log",
+    name="a log of a training program",
     fits=fits_training_log,
     read=_read,
 )

@@ -376,7 +376,7 @@ def _is_object_rest(rest: bytearray, head: bytes) -> bool:
 def _not_a_trace(name: str, found: str) -> InputError:
     return InputError(
         name,
-        expected="a PyTorch profiler trace: a JSON object with a list traceEvents",
+        expected="a PyTorch profiler trace: a JSON object with a list `traceEvents`",
         found=found,
         fix="name a file that export_chrome_trace or tensorboard_trace_handler wrote",
     )
@@ -388,6 +388,6 @@ def _no_events(name: str, data: bytearray, damage: str | None) -> InputError:
     try:
         parsed = json.loads(data)
     except (ValueError, RecursionError):
-        return _not_a_trace(name, f"{len(data)} bytes that end, or go on, without traceEvents")
-    keys = ", ".join(sorted(map(repr, parsed))[:5]) if isinstance(parsed, dict) else "no object"
+        return _not_a_trace(name, f"{len(data)} bytes without traceEvents")
+    keys = ", ".join(sorted(map(repr, parsed))[:5]) if isinstance(parsed, dict) else "not an object"
     return _not_a_trace(name, f"JSON without traceEvents ({keys or 'empty object'})")

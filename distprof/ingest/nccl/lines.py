@@ -97,7 +97,7 @@ class Lines:
             yield block
             if damage:
                 return
-        self.damage = f"it has more than {MAX_BYTES:,} bytes"
+        self.damage = f"it is larger than {MAX_BYTES:,} bytes"
 
 
 class Splitter:
