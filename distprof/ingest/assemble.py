@@ -41,10 +41,10 @@ def assemble_run(
         ranks: Ranks that could be read, in any order; of two with the same number the first counts.
         gaps: What is known to be missing so far.
         directory: The run directory, None for bare traces.
-        may_be_empty: Whether a run without ranks is one: what tells of it is no trace.
+        may_be_empty: Whether a run may have no ranks, because its source is not a trace.
 
     Raises:
-        InputError: If there is no rank, and no run directory either.
+        InputError: If there is neither a rank nor a run directory.
     """
     kept, duplicates = _distinct(ranks)
     if not kept and directory is None and not may_be_empty:

@@ -5,11 +5,11 @@
     ROOT/3f/3fa9…/    activity.parquet calls.parquet collectives.parquet steps.parquet
                       host.parquet rank.json entry.json
 
-The key is a hash of all bytes of the file as it lies on disk, with the schema version and the
-options. A gzipped trace is hashed in a fiftieth of the time that parsing takes, and neither a copy
-at another path nor a new time stamp on the same content costs a second parse, while any change
-does. An entry appears whole or not at all (written under another name, then renamed), is checked
-against the sums in ``entry.json`` before it is used, and is made again when it is damaged.
+The key is a hash of all bytes of the file on disk, the schema version and the options. A gzipped
+trace is hashed in a fiftieth of the time that parsing takes, and neither a copy at another path nor
+a new time stamp on the same content costs a second parse, while any change does. An entry appears
+whole or not at all (written under another name, then renamed), is checked against the sums in
+``entry.json`` before it is used, and is made again when it is damaged.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class CacheKey:
         return CacheKey(digest.hexdigest())
 
     def folder(self, root: Path) -> Path:
-        """Where the entry lies under ``root``."""
+        """Path of the entry under ``root``."""
         return root / self.digest[:2] / self.digest
 
 
@@ -224,7 +224,7 @@ def discard_unfinished() -> None:
 
 
 def is_temporary(folder: str) -> bool:
-    """Whether an entry lies outside every cache, so that whoever uses it has to delete it."""
+    """Whether an entry is outside every cache, so that its user has to delete it."""
     path = Path(folder)
     return path.name.startswith(_TEMPORARY) and path.parent == Path(tempfile.gettempdir())
 
@@ -306,7 +306,7 @@ class ParquetHostSink:
             self._flush()
 
     def shift(self, base_ns: int) -> None:
-        """Add ``base_ns`` to all times; kept beside the rows, most of which are written."""
+        """Add ``base_ns`` to all times; kept separately, because most rows are already written."""
         self._shift_ns = base_ns
 
     def close(self) -> None:
@@ -422,7 +422,7 @@ def _to_arrow(table: Table) -> pa.Table:
 
 
 def _arrow_array(values: NDArray[Any]) -> pa.Array:
-    """``values`` as they lie in memory. ``pa.array`` would import pandas, to look for its types."""
+    """``values`` without a copy. ``pa.array`` would import pandas to look for its types."""
     import pyarrow as pa
 
     if values.dtype == np.bool_:

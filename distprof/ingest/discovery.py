@@ -35,7 +35,7 @@ _TRACE_KEYS = (
 )
 
 # rank-0, rank_3, rank00003, rank3_trace, worker3, _r3; dynolog and tensorboard_trace_handler write
-# a host and a process id instead, which are no rank.
+# a host and a process id instead, and neither is a rank.
 _RANK_IN_NAME = re.compile(r"(?:^|[^a-z])(?:rank|worker|r)[-_.=]?(\d{1,7})(?!\d)", re.IGNORECASE)
 
 

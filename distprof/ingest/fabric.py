@@ -1,8 +1,8 @@
 """Fabric profiles: what ``distprof bench`` wrote, and the output of nccl-tests as the same.
 
 A log of nccl-tests is searched line by line for headers and rows, so that launchers' prefixes and
-other programs' words between them do no harm. Which test it was stands in the command line, the
-first lines or the file's name; the table itself tells by the ratio of its bandwidths, where that is
+other programs' words between them do no harm. The command line, the first lines or the file name
+says which test it was; the table itself tells by the ratio of its bandwidths, where that is
 unambiguous. Format: nccl-tests, src/common.cu, 2.0 to 2.17.
 """
 
@@ -219,7 +219,7 @@ def _curves(table: _Table, source: str, notes: list[str]) -> Iterator[FabricCurv
         raise InputError(
             source,
             expected="lines that list the GPUs (# Rank 0 … on HOST)",
-            found="no such lines, and bandwidths that do not fit any number of ranks",
+            found="none, and bandwidths that do not fit any number of ranks",
             fix="keep the complete output of nccl-tests",
         )
     nodes = len(set(table.hosts.values())) or None

@@ -101,7 +101,7 @@ class Membership:
 
         Args:
             comm_args: COMM_ARGS table.
-            layers: Rows of it that tell of each operation, strongest evidence first.
+            layers: Rows of it that describe each operation, strongest evidence first.
             count: Number of operations.
         """
         told, of_row = self._told_groups(comm_args)

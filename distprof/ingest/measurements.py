@@ -85,7 +85,8 @@ def read_measurements(source: str) -> tuple[SummaryFile, ...]:
         source: Path of the file.
 
     Raises:
-        InputError: If it is no such table, or a value is no positive number; rows are named.
+        InputError: If it is not a table of sizes, or a value is not a positive number; names the
+        row.
     """
     path = Path(source)
     try:

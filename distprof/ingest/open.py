@@ -143,7 +143,7 @@ def _delete_at_exit(ranks: Sequence[Rank]) -> None:
 
 
 def _with_place(options: IngestOptions, found: Discovery) -> IngestOptions:
-    """Options that say where tables go: beside the run, or for this process only."""
+    """Options with the place of the tables: next to the run, or for this process only."""
     if options.use_cache:
         return replace(options, run_dir=str(found.folder) if found.folder else None)
     scratch = tempfile.mkdtemp(prefix="distprof-")

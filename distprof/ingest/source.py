@@ -102,14 +102,14 @@ def open_source(path: str) -> Run | None:
 
 
 def with_evidence(run: Run, paths: Sequence[str]) -> Run:
-    """The run joined with what the user named beside it, whatever the order.
+    """The run joined with the additional files that the user named, in any order.
 
     Args:
         run: The recording.
         paths: Paths or URLs, each of a kind that can go with a recording.
 
     Raises:
-        InputError: If one is of no such kind, or cannot be read.
+        InputError: If one has another kind, or is unreadable.
     """
     if not paths:
         return run

@@ -178,7 +178,7 @@ def _rows_named(host: Table, pattern: re.Pattern[str]) -> NDArray[np.intp]:
 
 
 def _optimizer_steps(host: Table, first_ns: int, last_ns: int) -> _Marks | None:
-    """Windows between the ends of optimizer steps; what lies before and after is incomplete."""
+    """Windows between the ends of optimizer steps; parts before and after are incomplete."""
     ends = _optimizer_ends(host)
     if len(ends) < 2:
         return None

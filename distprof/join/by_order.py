@@ -49,7 +49,7 @@ class Clock:
     tolerance_ns: float
 
     def expected(self, own_ns: Int64Array) -> Int64Array:
-        """Where ends on the first clock lie on the second."""
+        """Times on the first clock, converted to the second."""
         drift = self.drift_ratio * (own_ns - self.reference_ns)
         moved: Int64Array = own_ns + self.offset_ns + np.rint(drift).astype(np.int64)
         return moved
@@ -279,7 +279,7 @@ class GroupMerge:
         return progress
 
     def _stamp(self, clocks: ClockLinks) -> tuple[int, int]:
-        """What the choice of a shift rests on, beside the operations: changes with knowledge."""
+        """What the choice of a shift depends on besides operations; changes with new links."""
         return len(self.main.members), clocks.num_links
 
     def _round(self, clocks: ClockLinks) -> bool:

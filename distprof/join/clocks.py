@@ -1,4 +1,4 @@
-"""What is known of the ranks' clocks beside the alignment, and the robust estimates that it uses.
+"""Evidence on the ranks' clocks other than the alignment, and the robust estimates it uses.
 
 Matching learns who shares a clock and how far others are apart while it works. Stamps that ranks
 exchanged check the alignment or take its place: ends of collectives and stamps are independent

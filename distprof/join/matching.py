@@ -140,7 +140,7 @@ def _sample_per_group(group: NDArray[np.int32], instances: Int64Array) -> Int64A
 def _is_refuted(rows: Rows, link: _Link, off_ns: float, clocks: ClockLinks) -> bool:
     """Whether the two ranks' operations clearly fit at another shift than the numbers say.
 
-    What other groups tell of the clocks does not count here: their numbers may be the wrong ones.
+    Evidence on the clocks from other groups does not count here: their numbers may be wrong.
     """
     parts = [_rows_of(rows, link.group, rank) for rank in (link.first, link.second)]
     a, b = operations_of(rows, parts)
@@ -209,8 +209,8 @@ def match_by_sequence(
         present: How many ranks of the run are in each group.
         clocks: Takes what ends of equal numbers tell.
         found: Takes what is found.
-        are_sure: Numbers are not held against times. So it is with gloo, whose numbers are the
-            Flight Recorder's own and whose members end a collective at different times.
+        are_sure: Whether to skip the check of numbers against times. True for gloo: its numbers
+            come from the Flight Recorder, and its members end a collective at different times.
 
     Returns:
         The rows of groups whose numbers mean nothing: they contradict each other too often, or the

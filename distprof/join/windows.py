@@ -30,8 +30,8 @@ from distprof.units import NS_PER_S, fold_ranks, format_duration, name_ranks
 __all__ = ["find_transients", "find_window", "same_run"]
 
 CLOCK_TOLERANCE_NS = 60 * NS_PER_S
-"""Captures of different hosts that lie farther apart were not made together: clocks of a cluster
-are never that far off, and a profiler is not started that late."""
+"""Captures of different hosts that are farther apart are separate recordings: clocks of a
+cluster are never that far off, and a profiler does not start that late."""
 
 _MAX_NAMED = 5
 
@@ -114,7 +114,7 @@ def _content(rank: Rank) -> tuple[object, ...]:
 
 
 def _one_recording(ranks: list[Rank]) -> _Selection:
-    """The recording with most ranks, of several that lie far apart in time; else the newest."""
+    """The recording with most ranks, of several that are far apart in time; else the newest."""
     dated = [rank for rank in ranks if rank.has_epoch]
     clusters = _clusters(dated, CLOCK_TOLERANCE_NS)
     if len(clusters) < 2:
@@ -155,7 +155,7 @@ def _each_rank_once(ranks: list[Rank]) -> _Selection:
 
 
 def _clusters(ranks: Sequence[Rank], tolerance_ns: int) -> list[list[Rank]]:
-    """Ranks whose captures overlap or lie within the tolerance, directly or through others."""
+    """Ranks whose captures overlap or are within the tolerance, directly or through others."""
     clusters: list[list[Rank]] = []
     reach = 0
     for rank in sorted(ranks, key=lambda rank: rank.capture_start_ns):
@@ -202,8 +202,8 @@ def find_transients(
 ) -> tuple[int, ...]:
     """Steps among ``steps`` whose first collective waits for the start of a rank's profiler.
 
-    That is so when the first collective is ten times as long as its like, most of it is waiting for
-    the last member to start, and its members start as far apart as their captures do.
+    This holds if the first collective is ten times as long as comparable ones, most of it is
+    waiting for the last member to start, and its members start as far apart as their captures do.
 
     Args:
         ranks: Ranks of the run, ascending.

@@ -1,7 +1,7 @@
-"""What the probes of one rank recorded beside its trace: step log, counters, routing, pauses.
+"""Records of the probes of one rank: step log, counters, routing, pauses.
 
-All times are int64 ns since the epoch on that rank's own clock. In float columns NaN stands for
-"not known".
+All times are int64 ns since the epoch on that rank's own clock. In float columns NaN means
+unknown.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 NO_THROTTLING = "none"
-"""What ``throttle_reasons`` holds where the device says that nothing slows it down."""
+"""Value of ``throttle_reasons`` if the GPU reports that it is not throttled."""
 
 _STEP = Column(name="step", dtype="int64", doc="Step number, from 0 at the start of the session.")
 
@@ -198,9 +198,9 @@ class RankRecords:
         routing: ROUTING table.
         expert_tokens: int64, counts of tokens per expert, one row of ``routing`` after another.
         pauses: PAUSES table.
-        about: Name of a table to what its file says of all its rows.
+        about: Table name to the facts that its file gives for all rows.
         nccl_log_bytes: Size of the NCCL log, None without one.
-        settings: What the job's own objects say, None where nobody asked.
+        settings: Configuration read from the job's objects, None if not recorded.
         notes: What was damaged or left out, one sentence each.
     """
 
@@ -227,7 +227,7 @@ class RecordSource(Protocol):
         ...
 
     def load(self) -> RankRecords:
-        """Read them. What is damaged is counted and said in ``notes``, never raised."""
+        """Read them. Damage is counted and reported in ``notes``, never raised."""
         ...
 
 
@@ -235,7 +235,7 @@ class RecordSource(Protocol):
 
 
 class FlightState(IntEnum):
-    """How far an operation came, as the recorder saw it. Stored as int8."""
+    """Progress of an operation, as the recorder saw it. Stored as int8."""
 
     UNKNOWN = 0
     SCHEDULED = 1  # launched by the host
@@ -289,7 +289,7 @@ class FlightGroup:
 
     Args:
         name: Its name; several groups may share one.
-        description: What its maker calls it, empty when nothing.
+        description: Description that the program gave it, empty if none.
         ranks: Global ranks of its members, ascending; empty where the dump does not say.
     """
 
@@ -322,7 +322,7 @@ class FlightDump:
         source: File it was read from.
         entries: FLIGHT table.
         version: Of the format, for example ``2.9``.
-        library: Version of NCCL or its like, empty when unknown.
+        library: Version of NCCL or of the library in its place, empty if unknown.
         groups: Groups the rank is a member of, by the recorder's name.
         status: Number of a group within the process, to its progress.
         host: Host name, empty when unknown.

@@ -182,8 +182,8 @@ _MAX_TABLE = 1 << 24  # entries of a table that is looked up instead of sorting
 def distinct(values: NDArray[Number]) -> NDArray[Number]:
     """Distinct integers, ascending.
 
-    As ``np.unique(values)``, which imports ``numpy.ma`` when it is first called: a tenth of the
-    start of a process.
+    Same as ``np.unique(values)``, whose first call imports ``numpy.ma``: a tenth of the start-up
+    time of a process.
     """
     if len(values) == 0:
         return values
@@ -199,8 +199,8 @@ def distinct(values: NDArray[Number]) -> NDArray[Number]:
 def encode(values: NDArray[Any]) -> tuple[Int64Array, Int64Array]:
     """Distinct values, ascending, and for each row which of them it has.
 
-    As ``np.unique(values, return_inverse=True)``, in linear time where values are small and not
-    negative, as ranks, groups and pairs of them are.
+    Same as ``np.unique(values, return_inverse=True)``, but in linear time for small non-negative
+    values such as ranks, groups and pairs of them.
     """
     if len(values) == 0 or values.min() < 0 or values.max() >= _MAX_TABLE:
         distinct, code = np.unique(values, return_inverse=True)
@@ -216,14 +216,14 @@ def order_of_codes(codes: Int64Array, count: int) -> Int64Array:
 
     Args:
         codes: int64, 0 to ``count - 1``.
-        count: How many there are; up to 65,536, sorting takes linear time.
+        count: Number of codes; up to 65,536, sorting takes linear time.
     """
     small = codes.astype(np.uint16) if count <= 1 << 16 else codes
     order: Int64Array = np.argsort(small, kind="stable")
     return order
 
 
-# Which host call launched a device activity: the join by correlation id ---------------------------
+# Launch call of each GPU activity: the join by correlation id -------------------------------------
 
 NO_THREAD = -1
 
@@ -235,7 +235,7 @@ class Launches:
     """The launch call of each activity; arrays as long as the activities.
 
     Args:
-        known: Whether the launch is on record. The other columns hold ABSENT where it is not.
+        known: Whether the launch was recorded. The other columns hold ABSENT if it was not.
         row: Row of the call in HOST.
         start: Start of the call.
         end: End of the call.
@@ -254,7 +254,7 @@ def join_launches(correlation: Int64Array, host: Table) -> Launches:
 
     Several calls may carry one correlation id (a runtime call and the driver call inside it): the
     earliest is the launch. Several activities may share a call, as in a graph launch. Ids of 0 and
-    less join nothing: profilers write them where they know none.
+    less join nothing: profilers write them for an unknown id.
 
     Args:
         correlation: Correlation id of each device activity.

@@ -230,7 +230,7 @@ class FlightEntries:
         elements: int64, elements of the input, ABSENT where not told.
         group: Name of its process group.
         description: Description of its process group.
-        digest: Of the file, so that what is concluded from it can be cached.
+        digest: Of the file, the cache key of everything inferred from it.
         notes: What was damaged, one sentence each.
     """
 

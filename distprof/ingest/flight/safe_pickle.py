@@ -261,7 +261,7 @@ class _Machine:
                 at = self._rare(code, at)
 
     def _rare(self, code: int, at: int) -> int:
-        """What Python's own pickler writes and torch's does not; returns where to go on."""
+        """Opcodes of Python's pickler that PyTorch's lacks; returns where to continue."""
         data = self.data
         if code == 0x94:  # MEMOIZE
             self._put(self.memo_size, at)
@@ -369,7 +369,7 @@ class _Machine:
         stack.append(made)
 
     def _check_floor(self, start: int) -> None:
-        """A container may be changed only where it lies above the latest mark."""
+        """A container may be changed only if it is above the latest mark."""
         if start - 1 < (self.marks[-1] if self.marks else 0) or start > len(self.stack):
             raise IndexError
 

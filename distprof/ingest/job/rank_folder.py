@@ -156,7 +156,7 @@ def _read(
 
 
 def _accept_header(line: bytes, schema: str, found: LineFile) -> bool:
-    """Whether the file is of the kind and version that is read; a lost header is no reason."""
+    """Whether the file has a supported kind and version; a lost header does not rule it out."""
     try:
         header = msgspec.json.decode(line, type=Header)
     except _BROKEN:
@@ -201,7 +201,7 @@ def _lines(stream: BinaryIO, found: LineFile) -> Iterator[bytes]:
 # Columns that records are collected in, one table's worth ----------------------------------------
 
 MAX_NAME = 200
-"""Longer names are cut: nobody reads them, and a table of them could fill the memory."""
+"""Longer names are cut: they are unreadable, and a table of them could fill the memory."""
 
 _MAX_NAMES = 100_000
 
@@ -390,7 +390,7 @@ class _Steps:
 
 
 class _Routing:
-    """Routing records; counts lie in one array."""
+    """Routing records; all counts are in one array."""
 
     def __init__(self) -> None:
         self.columns = Columns(ROUTING)

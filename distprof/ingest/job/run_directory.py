@@ -35,7 +35,7 @@ __all__ = [
     "with_flight",
 ]
 
-MAX_RUN_BYTES = 1 << 28  # of run.json: ten thousand ranks take some 20 MB
+MAX_RUN_BYTES = 1 << 28  # of run.json: ten thousand ranks take about 20 MB
 
 MAX_RANK_BYTES = 1 << 24  # of rank.json and error.json
 
@@ -140,7 +140,7 @@ def rank_of_folder(path: str) -> int | None:
 
 
 def _is_run(folder: Folder, names: Sequence[str]) -> bool:
-    """Folders of ranks alone may be anybody's: some file in them must be ours."""
+    """Any program may write rank folders: one file in them must come from distprof."""
     if RUN_FILE in names:
         return True
     first = next(name for name in names if _RANK_FOLDER.match(name))
@@ -157,7 +157,7 @@ def _rank_folders(folder: Folder) -> dict[int, RankFolder]:
 
 
 class _Schema(msgspec.Struct):
-    """What tells versions apart before other fields are looked at."""
+    """The version, read before any other field."""
 
     schema: str = ""
 
@@ -253,7 +253,7 @@ def with_flight(trace: TraceFile, directory: RunDirectory) -> TraceFile:
 def describe_rank(rank: Rank, directory: RunDirectory, entries: Mapping[int, RankEntry]) -> Rank:
     """The rank with what run.json says of it where its trace says nothing.
 
-    The folder that a trace lies in tells its rank: the launcher made it.
+    The folder of a trace gives its rank, because the launcher made the folder.
 
     Args:
         rank: As its trace has it.

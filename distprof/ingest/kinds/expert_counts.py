@@ -1,4 +1,4 @@
-"""Tokens per expert that somebody counted: a small JSON file.
+"""Tokens per expert, counted by another program: a small JSON file.
 
 Three forms, each with a list of counts per layer, one count per expert::
 

@@ -41,7 +41,7 @@ def read_input_readiness(source: str) -> InputReadiness:
         source: Path or fsspec URL of a JSON file, gzipped or not.
 
     Raises:
-        InputError: If it is no such object.
+        InputError: If it does not hold these columns.
     """
     columns = _columns(source)
     times = _numbers(columns[TIME])

@@ -20,7 +20,7 @@ __all__ = ["SOURCE", "fits_nccl_log", "read_nccl_log", "read_rank_logs"]
 
 MAX_FILES = 20_000
 _MAX_FILES_ASKED = 8
-"""Of many ranks' logs, so many are asked whether they hold iterations too."""
+"""Number of NCCL logs that are checked for training iterations."""
 
 _SNIFFED_BYTES = 1 << 22
 _SIGNS = (b"NCCL INFO ", b"NCCL WARN ", b"NCCL version ", b"RCCL version ")

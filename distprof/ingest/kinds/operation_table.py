@@ -61,7 +61,7 @@ class JobSizes:
 
 
 def find_sizes(table: str) -> Path | None:
-    """The meta file beside ``trace-NAME.parquet`` or ``NAME.parquet``; None where there is none."""
+    """The meta file next to ``trace-NAME.parquet`` or ``NAME.parquet``, None if missing."""
     if "://" in table:
         return None
     path = Path(table)
@@ -94,7 +94,7 @@ def read_sizes(path: Path) -> JobSizes:
 
 
 def _values(path: Path) -> dict[str, str]:
-    """Keys and values as they stand there."""
+    """Keys and values, unparsed."""
     try:
         with path.open("rb") as stream:
             raw = stream.read(MAX_BYTES + 1)
@@ -175,7 +175,7 @@ def fits_operation_table(source: str) -> bool:
 
 
 def read_operation_table(source: str) -> OperationLog:
-    """Read an operation table and what stands beside it.
+    """Read an operation table and its meta file.
 
     Args:
         source: A Parquet file, a folder that holds one, or an fsspec URL of a file.
@@ -204,10 +204,10 @@ def log_of_columns(
         columns: By the names of :data:`COLUMNS`: whole numbers as int64, ``optype`` coded, times
             in seconds.
         origin: What kind of log, for people.
-        sizes: What stands beside the table.
+        sizes: Sizes from the meta file.
 
     Raises:
-        InputError: If values cannot be.
+        InputError: If values are implausible.
     """
     operations, notes = _operations(path, columns)
     return OperationLog(

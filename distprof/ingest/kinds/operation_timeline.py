@@ -59,7 +59,7 @@ def read_operation_timeline(source: str) -> OperationLog:
         source: Path or fsspec URL of a JSON file, gzipped or not.
 
     Raises:
-        InputError: If it is no such list, or holds values that cannot be.
+        InputError: If it is not a list of operations, or holds implausible values.
     """
     events = _events(source)
     stages = _stages(source, events)

@@ -1,7 +1,7 @@
 """Pipeline timelines: the start and end of every forward and backward, as each rank timed them.
 
 The layout is that of Primus for Megatron: a folder with ``pp_rank_N.json`` per pipeline rank, and
-``config.json`` beside them. A rank's file maps an iteration to ``total`` and lists ``fwd_start``,
+``config.json`` next to them. A rank's file maps an iteration to ``total`` and lists ``fwd_start``,
 ``fwd_end``, ``bwd_start``, ``bwd_end``, all in ms since the rank began the iteration.
 """
 
@@ -127,7 +127,7 @@ def read_pipeline_timeline(source: str) -> OperationLog:
 
 
 def _rank_files(source: str) -> dict[int, Path]:
-    """Files by pipeline rank, ascending; empty where ``source`` is no such folder."""
+    """Files by pipeline rank, ascending; empty if ``source`` is not a folder of timelines."""
     if "://" in source:
         return {}
     folder = Path(source).expanduser()

@@ -109,7 +109,7 @@ class Collector:
             self._write_waiting(self._sink)
 
     def _write_waiting(self, sink: HostSink) -> None:
-        """Hand on what waits. A table for each chunk would cost more than its rows."""
+        """Write the waiting rows. A table for each chunk would cost more than its rows."""
         if self._waiting:
             sink.write(self._host_table(_joined(HOST, self._waiting)))
         self._waiting, self._num_waiting = [], 0
@@ -252,8 +252,8 @@ def read_trace(
     """Read one trace that ``torch.profiler`` wrote.
 
     Args:
-        stream_or_path: A local path, or a binary file object open for reading. Gzip is told by its
-            content.
+        stream_or_path: A local path, or a binary file object open for reading. Gzip is detected
+            from the content.
         rows: ``device`` reads device rows, step marks and the arguments of device rows only, by
             searching for them, which is two to three times faster. Damage elsewhere goes unseen
             then, and thread names are not read.
@@ -265,7 +265,7 @@ def read_trace(
         Tables with exact int64 ns times, and what was met on the way.
 
     Raises:
-        InputError: If the input is no trace, or if ``strict`` and something in it is broken.
+        InputError: If the input is not a trace, or is damaged and ``strict`` is set.
     """
     name = source or (str(stream_or_path) if isinstance(stream_or_path, (str, Path)) else "trace")
     _keep_freed_memory()

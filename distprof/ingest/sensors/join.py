@@ -1,4 +1,4 @@
-"""Sensors of devices beside a recording: which rank each is of, and when its samples were taken."""
+"""Join GPU sensors with a recording: find the rank of each and the time of its samples."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ class JoinedRecords:
     own: RecordSource | None = None
 
     def load(self) -> RankRecords:
-        """Read the rank's own records and put the sensors beside them."""
+        """Read the rank's own records and add the sensors."""
         own = self.own.load() if self.own is not None else RankRecords(rank=self.rank)
         if len(own.telemetry):
             return own
@@ -168,11 +168,11 @@ class JoinedRecords:
 
 
 def with_device_log(run: Run, log: DeviceLog) -> Run:
-    """The run with what the files tell of its devices.
+    """The run with the sensors and errors of its GPUs.
 
-    A series whose device cannot be told for sure is kept as that of a device without a rank. Left
-    out are series of another time, devices that the job does not use, and errors of long before or
-    after the recording; gaps say so.
+    A series whose GPU is ambiguous is kept, without a rank. Left out are series of another time,
+    devices that the job does not use, and errors of long before or after the recording; gaps say
+    so.
 
     Args:
         run: The recording.
@@ -223,7 +223,7 @@ def _placed(one: _Placed, places: Places, hosts: dict[str, str]) -> _Placed:
 def _known_by_sensors(log: DeviceLog) -> DeviceLog:
     """With the ranks of errors and links whose device a series with a rank names.
 
-    A kernel's log has bus ids alone, and nvidia-smi has them beside the number of the device.
+    A kernel log has only bus ids; nvidia-smi has them together with the GPU index.
     """
     ranks: dict[tuple[str, str], set[int]] = {}
     for one in log.series:
@@ -254,7 +254,7 @@ def _known_by_sensors(log: DeviceLog) -> DeviceLog:
 
 
 def _host_in(file: str, places: Places) -> str:
-    """The node whose name stands in a file's name, where that is one alone."""
+    """The node whose name is in the file name, if exactly one is."""
     name = PurePosixPath(file).name
     found = [
         node

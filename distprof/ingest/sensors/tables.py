@@ -68,7 +68,7 @@ _DCGM: dict[str, tuple[str, float]] = {
 
 _DCGM_REASONS = "DVCCTR"
 
-# What "-s v" tells of clocks: policies that held the device back, in % of the period and as a flag.
+# Output of "-s v" on clocks: policies that throttled the GPU, in % of the period and as a flag.
 _VIOLATIONS = {"pviol": "power_violation", "tviol": "thermal_violation"}
 
 _TIME = re.compile(r"(\d\d):(\d\d):(\d\d)")
@@ -348,6 +348,6 @@ def _named_reasons(cell: str) -> str:
 
 
 def _text(cell: str) -> str:
-    """A cell's text, empty for ``[N/A]`` and its like."""
+    """Text of a cell, empty for ``[N/A]`` and similar values."""
     text = cell.strip()[:200]
     return "" if text.startswith("[") or text in ("N/A", "") else text

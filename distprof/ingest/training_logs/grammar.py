@@ -47,7 +47,7 @@ MAX_SECONDS = 1e7
 MAX_COUNT = 1 << 53
 
 NUMBER = rb"[-+]?(?:\d{1,25}(?:\.\d{0,25})?|\.\d{1,25})(?:[eE][-+]?\d{1,4})?"
-"""One way to match, whatever stands there: hostile lines cost no more than others."""
+"""Matches in only one way, so hostile lines cost no more than others."""
 
 _STAMP = re.compile(rb"(\d{4})-(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?")
 
@@ -253,7 +253,7 @@ def to_log(
     timers = {name: _timer(values, kept, len(rows)) for name, values in chosen.timers.items()}
     if chosen.is_full:
         notes.append(
-            f"distprof keeps only the first reports, {len(rows):,} of at most {MAX_ROWS:,}."
+            f"Too many reports; distprof keeps the first: {len(rows):,} of at most {MAX_ROWS:,}."
         )
     iteration = _ints(row.iteration for row in rows)
     return TrainingLog(

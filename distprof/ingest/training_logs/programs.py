@@ -330,7 +330,7 @@ class SpeedrunGrammar(Grammar):
 
 
 class IterGrammar(Grammar):
-    """``iter 100: loss 3.1250, time 123.45ms, mfu 34.50%``: each line tells of one iteration."""
+    """``iter 100: loss 3.1250, time 123.45ms, mfu 34.50%``: each line reports one iteration."""
 
     @property
     def name(self) -> str:

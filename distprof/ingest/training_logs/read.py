@@ -71,7 +71,7 @@ def read_training_log(source: str) -> TrainingLog:
         source: Path or fsspec URL of a file, gzipped or not.
 
     Raises:
-        InputError: If it cannot be opened or tells of no iteration.
+        InputError: If it cannot be opened or reports no iteration.
     """
     if source.lower().endswith(_JSON):
         series = GoldenValues()

@@ -159,7 +159,7 @@ class GoldenValues(Grammar):
         """Gather all iterations.
 
         Raises:
-            InputError: If it is no such object, or too large.
+            InputError: If it is not such a table, or is too large.
         """
         series = _decoded(source)
         times = next((series[name] for name in _SERIES_OF_TIMES if name in series), None)
