@@ -41,14 +41,14 @@ def assemble_run(
         ranks: Ranks that could be read, in any order; of two with the same number the first counts.
         gaps: What is known to be missing so far.
         directory: The run directory, None for bare traces.
-        may_be_empty: Whether a run without ranks is one: what tells of it is no trace.
+        may_be_empty: Whether a run may have no ranks, because its source is not a trace.
 
     Raises:
-        InputError: If there is no rank, and no run directory either.
+        InputError: If there is neither a rank nor a run directory.
     """
     kept, duplicates = _distinct(ranks)
     if not kept and directory is None and not may_be_empty:
-        raise InputError(source, expected="at least one trace that can be read", found="none")
+        raise InputError(source, expected="at least one readable trace", found="none")
     job = None if directory is None else directory.job
     topology = build_topology(kept, job)
     matches = match_collectives(kept, topology.groups, topology.nodes)
@@ -119,7 +119,7 @@ def _with_stamps(
 def _duplicate_gaps(duplicates: tuple[int, ...]) -> list[Gap]:
     if not duplicates:
         return []
-    message = f"More than one trace says it is rank {fold_ranks(duplicates)}: the first is used."
+    message = f"Several traces claim rank {fold_ranks(duplicates)}: distprof uses the first."
     return [Gap(what="duplicate-ranks", message=message, ranks=duplicates)]
 
 
@@ -138,8 +138,8 @@ def _world_gaps(ranks: Sequence[Rank], topology: Topology) -> list[Gap]:
         gaps.append(
             Gap(
                 what="mixed-world-size",
-                message=f"Traces name world sizes {', '.join(map(str, sizes[:5]))}: they may be "
-                f"of different jobs; {topology.world_size} is taken.",
+                message=f"Traces name world sizes {', '.join(map(str, sizes[:5]))}: they may come "
+                f"from different jobs. distprof uses {topology.world_size}.",
                 ranks=other,
             )
         )
@@ -149,7 +149,7 @@ def _world_gaps(ranks: Sequence[Rank], topology: Topology) -> list[Gap]:
             Gap(
                 what="absurd-world-size",
                 message=f"Traces of ranks {fold_ranks(absurd)} name a world size above "
-                f"{MAX_WORLD_SIZE}: it is not used.",
+                f"{MAX_WORLD_SIZE}: distprof ignores it.",
                 ranks=absurd,
             )
         )
@@ -163,8 +163,8 @@ def _match_gaps(ranks: Sequence[Rank], matches: CollectiveMatches) -> list[Gap]:
         gaps.append(
             Gap(
                 what="unmatched-collectives",
-                message=f"Only {format_ratio(ratio)} of the collectives could be joined across "
-                "ranks: waiting and transfer of the others are not told apart."
+                message=f"Only {format_ratio(ratio)} of the collectives could be matched across "
+                "ranks: for the others, waiting and transfer cannot be separated."
                 + "".join(f" {note}" for note in matches.notes),
             )
         )
@@ -172,10 +172,10 @@ def _match_gaps(ranks: Sequence[Rank], matches: CollectiveMatches) -> list[Gap]:
         gaps.append(
             Gap(
                 what="ambiguous-matching",
-                message="Communication of "
-                f"{name_ranks(matches.ambiguous_ranks)} fits that of other ranks in several ways "
-                "about equally well and is not matched: record with a version of PyTorch that "
-                "writes sequence numbers into traces, or mark steps with the profiler's step().",
+                message=f"Communication of {name_ranks(matches.ambiguous_ranks)} fits that of "
+                "other ranks in several ways about equally well, so distprof does not match "
+                "it. Record with a version of PyTorch that writes sequence numbers into "
+                "traces, or mark steps with the profiler's step().",
                 ranks=matches.ambiguous_ranks,
             )
         )
@@ -183,9 +183,9 @@ def _match_gaps(ranks: Sequence[Rank], matches: CollectiveMatches) -> list[Gap]:
         gaps.append(
             Gap(
                 what="numbers-contradict-times",
-                message="Sequence numbers and times of "
-                f"{name_ranks(matches.misnumbered_ranks)} contradict each other: where times "
-                "decide clearly, collectives are matched by their order instead."
+                message=f"Sequence numbers and times of {name_ranks(matches.misnumbered_ranks)} "
+                "contradict each other: where times are unambiguous, distprof matches "
+                "collectives by their order instead."
                 + "".join(f" {note}" for note in matches.notes),
                 ranks=matches.misnumbered_ranks,
             )
@@ -195,8 +195,9 @@ def _match_gaps(ranks: Sequence[Rank], matches: CollectiveMatches) -> list[Gap]:
         gaps.append(
             Gap(
                 what="steps-disagree",
-                message=f"{format_ratio(disagree)} of the matched collectives lie in steps of "
-                "different numbers on different ranks: per-step comparisons between ranks are off.",
+                message=f"{format_ratio(disagree)} of the matched collectives are in steps with "
+                "different numbers on different ranks: per-step comparisons between ranks "
+                "are unreliable.",
             )
         )
     return gaps
@@ -227,7 +228,7 @@ def _clock_gaps(ranks: Sequence[Rank], clock: ClockAlignment) -> list[Gap]:
             Gap(
                 what="no-epoch",
                 message=f"Times of ranks {fold_ranks(without)} do not count from the epoch: "
-                "ranks are compared only through their collectives.",
+                "distprof compares ranks only through their collectives.",
                 ranks=without,
             )
         )
@@ -235,8 +236,8 @@ def _clock_gaps(ranks: Sequence[Rank], clock: ClockAlignment) -> list[Gap]:
         gaps.append(
             Gap(
                 what="clocks-not-comparable",
-                message="No matched collective connects all ranks: lateness is judged only among "
-                "ranks that collectives connect.",
+                message="No matched collective connects all ranks: distprof judges lateness only "
+                "among ranks that collectives connect.",
             )
         )
     if clock.num_violations > _MAX_VIOLATION_RATIO * clock.num_checked:
@@ -244,8 +245,8 @@ def _clock_gaps(ranks: Sequence[Rank], clock: ClockAlignment) -> list[Gap]:
             Gap(
                 what="causality-violated",
                 message=f"In {clock.num_violations} of {clock.num_checked} collectives a rank ends "
-                "before the last one starts, although clocks are aligned: times between ranks "
-                "are doubtful.",
+                "before the last one starts, although clocks are aligned: comparing times "
+                "between ranks is unreliable.",
             )
         )
     return gaps

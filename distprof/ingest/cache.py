@@ -5,11 +5,11 @@
     ROOT/3f/3fa9…/    activity.parquet calls.parquet collectives.parquet steps.parquet
                       host.parquet rank.json entry.json
 
-The key is a hash of all bytes of the file as it lies on disk, with the schema version and the
-options. A gzipped trace is hashed in a fiftieth of the time that parsing takes, and neither a copy
-at another path nor a new time stamp on the same content costs a second parse, while any change
-does. An entry appears whole or not at all (written under another name, then renamed), is checked
-against the sums in ``entry.json`` before it is used, and is made again when it is damaged.
+The key is a hash of all bytes of the file on disk, the schema version and the options. A gzipped
+trace is hashed in a fiftieth of the time that parsing takes, and neither a copy at another path nor
+a new time stamp on the same content costs a second parse, while any change does. An entry appears
+whole or not at all (written under another name, then renamed), is checked against the sums in
+``entry.json`` before it is used, and is made again when it is damaged.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class CacheKey:
         return CacheKey(digest.hexdigest())
 
     def folder(self, root: Path) -> Path:
-        """Where the entry lies under ``root``."""
+        """Path of the entry under ``root``."""
         return root / self.digest[:2] / self.digest
 
 
@@ -171,7 +171,7 @@ class EntryWriter:
             self.folder = Path(tempfile.mkdtemp(prefix=_TEMPORARY))
             self._final = self.folder
             why = os.strerror(error.errno) if error.errno else error
-            self.note = f"The cache {root} cannot be written ({why}): nothing is kept this time."
+            self.note = f"Cannot write to the cache {root} ({why}): this run is not cached."
         self._made = self.folder
         _unfinished.add(self._made)
 
@@ -224,7 +224,7 @@ def discard_unfinished() -> None:
 
 
 def is_temporary(folder: str) -> bool:
-    """Whether an entry lies outside every cache, so that whoever uses it has to delete it."""
+    """Whether an entry is outside every cache, so that its user has to delete it."""
     path = Path(folder)
     return path.name.startswith(_TEMPORARY) and path.parent == Path(tempfile.gettempdir())
 
@@ -306,7 +306,7 @@ class ParquetHostSink:
             self._flush()
 
     def shift(self, base_ns: int) -> None:
-        """Add ``base_ns`` to all times; kept beside the rows, most of which are written."""
+        """Add ``base_ns`` to all times; kept separately, because most rows are already written."""
         self._shift_ns = base_ns
 
     def close(self) -> None:
@@ -355,7 +355,7 @@ def read_table(path: Path, schema: TableSchema) -> Table:
             arrow = file.read(use_threads=False)  # waking others costs more than a rank's tables
         return _from_arrow(arrow, schema, shift_ns)
     except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
-        raise DamagedCacheError(f"{path}: the cached table cannot be read: {error}") from error
+        raise DamagedCacheError(f"{path}: cannot read the cached table: {error}") from error
 
 
 def _is_intact(folder: Path) -> bool:
@@ -422,7 +422,7 @@ def _to_arrow(table: Table) -> pa.Table:
 
 
 def _arrow_array(values: NDArray[Any]) -> pa.Array:
-    """``values`` as they lie in memory. ``pa.array`` would import pandas, to look for its types."""
+    """``values`` without a copy. ``pa.array`` would import pandas to look for its types."""
     import pyarrow as pa
 
     if values.dtype == np.bool_:
@@ -438,7 +438,7 @@ def _arrow_strings(values: Sequence[str]) -> pa.Array:
     encoded = [value.encode() for value in values]
     data = b"".join(encoded)
     if len(data) > _LARGEST_INT32:
-        raise ValueError("the distinct strings of a column are longer than 2 GiB together")
+        raise ValueError("the distinct strings of a column exceed 2 GiB in total")
     offsets = np.zeros(len(encoded) + 1, np.int32)
     np.cumsum([len(value) for value in encoded], out=offsets[1:])
     return pa.StringArray.from_buffers(len(encoded), pa.py_buffer(offsets), pa.py_buffer(data))
@@ -446,7 +446,7 @@ def _arrow_strings(values: Sequence[str]) -> pa.Array:
 
 def _from_arrow(arrow: pa.Table, schema: TableSchema, shift_ns: int) -> Table:
     if not arrow.schema.equals(_arrow_schema(schema)):
-        raise TypeError(f"its columns are not those of {schema.name}")
+        raise TypeError(f"its columns differ from those of {schema.name}")
     if arrow.num_rows == 0:
         return Table.empty(schema)
     columns: dict[str, Any] = {}

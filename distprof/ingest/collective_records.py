@@ -52,7 +52,7 @@ def mark_communication(activity: Table, comm_args: Table, classifier: Classifier
     """The ACTIVITY table with its communication rows marked as such.
 
     Args:
-        activity: ACTIVITY table; copies and annotations are told apart already.
+        activity: ACTIVITY table; copies and annotations are already distinguished.
         comm_args: COMM_ARGS table: a device row with collective arguments is communication.
         classifier: Decides by name.
     """
@@ -110,7 +110,7 @@ def records_table(
         executed: ACTIVITY rows of the operations, in order of start.
         enqueue_ns: When the host asked for each, ABSENT where unknown.
         comm_args: COMM_ARGS table.
-        layers: For each kind of evidence, strongest first, the row of ``comm_args`` that tells of
+        layers: For each kind of evidence, strongest first, the row of ``comm_args`` that describes
             each operation, ABSENT where none does.
         name_kinds: Kind by the operation's name.
         membership: The groups of this rank.
@@ -270,7 +270,7 @@ def _bytes(
 
 
 def _shared(layers: Sequence[Int64Array]) -> NDArray[np.bool_]:
-    """Operations whose strongest evidence tells of another one too: one call, several kernels."""
+    """Operations that share their strongest evidence with another: one call, several kernels."""
     best = np.full(len(layers[0]), ABSENT, dtype=np.int64)
     for layer in reversed(layers):
         best = np.where(layer != ABSENT, layer, best)
@@ -332,7 +332,7 @@ def notes_on(table: Table, membership: Membership) -> tuple[str, ...]:
     unsized = int((table["bytes"] == ABSENT).sum())
     barriers = int((table["kind"] == CollectiveKind.BARRIER).sum())
     if unsized > barriers:
-        notes.append(f"{unsized - barriers} of {len(table)} collectives have no known size.")
+        notes.append(f"{unsized - barriers} of {len(table)} collectives have an unknown size.")
     unknown = int((table["kind"] == CollectiveKind.UNKNOWN).sum())
     if unknown:
         notes.append(f"{unknown} of {len(table)} collectives are of unknown kind.")

@@ -60,7 +60,7 @@ _COUNTED_BY_INPUT = (CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_TO_ALL)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallFacts:
-    """What each COMM_ARGS row tells of one collective. All arrays have one value per row.
+    """What each COMM_ARGS row says about one collective. All arrays have one value per row.
 
     Args:
         kind: int8, a CollectiveKind.

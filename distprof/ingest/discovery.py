@@ -35,7 +35,7 @@ _TRACE_KEYS = (
 )
 
 # rank-0, rank_3, rank00003, rank3_trace, worker3, _r3; dynolog and tensorboard_trace_handler write
-# a host and a process id instead, which are no rank.
+# a host and a process id instead, and neither is a rank.
 _RANK_IN_NAME = re.compile(r"(?:^|[^a-z])(?:rank|worker|r)[-_.=]?(\d{1,7})(?!\d)", re.IGNORECASE)
 
 
@@ -109,7 +109,7 @@ def discover(source: str, *, may_be_empty: bool = False) -> Discovery:
             "(empty name)",
             expected="a trace file, or a folder or glob of them",
             found="nothing",
-            fix="name one; . is the current folder",
+            fix="name a path; . is the current folder",
         )
     path = Path(source).expanduser()
     if path.is_dir():
@@ -119,9 +119,9 @@ def discover(source: str, *, may_be_empty: bool = False) -> Discovery:
     if path.exists():
         raise InputError(
             source,
-            expected="a file, which can be read twice and has an end",
+            expected="a regular file, because distprof reads it twice",
             found=_SPECIAL,
-            fix="write what comes out of it to a file first",
+            fix="write its output to a file first",
         )
     if any(sign in source for sign in "*?["):
         return _select(source, None, _glob(path))
@@ -129,7 +129,7 @@ def discover(source: str, *, may_be_empty: bool = False) -> Discovery:
         source,
         expected="a trace file, or a folder or glob of them",
         found="nothing of that name",
-        fix="check the path; a URL such as s3://bucket/run needs its scheme",
+        fix="check the path; a URL needs its scheme, for example s3://bucket/run",
     )
 
 
@@ -211,9 +211,9 @@ def _file_system(url: str) -> tuple[Any, str]:
 def _unreadable(source: str, error: Exception) -> InputError:
     return InputError(
         source,
-        expected="a file that can be opened",
+        expected="a readable file",
         found=f"{type(error).__name__}: {error}",
-        fix="check the name and your access to it",
+        fix="check the name and your permissions",
     )
 
 
@@ -228,9 +228,11 @@ def _select(
     if not candidates and not may_be_empty:
         raise InputError(
             source,
-            expected="Kineto traces (*.json or *.json.gz) there",
-            found="no file of such a name",
-            fix="let torch.profiler write them: export_chrome_trace or tensorboard_trace_handler",
+            expected="Kineto traces (*.json or *.json.gz)",
+            found="no file with a matching name",
+            fix=(
+                "write traces with torch.profiler: export_chrome_trace or tensorboard_trace_handler"
+            ),
         )
     verdicts = {trace.path: _sniff(trace) for trace in candidates}
     traces = [trace for trace in candidates if verdicts[trace.path] == ""]
@@ -239,7 +241,7 @@ def _select(
             source,
             expected="at least one Kineto trace",
             found=_named([f"{_name(p)} ({why})" for p, why in verdicts.items()]),
-            fix="name the folder or file that torch.profiler wrote",
+            fix="name a folder or file that torch.profiler wrote",
         )
     order = sorted(traces, key=lambda t: (t.name_rank is None, t.name_rank or 0, t.path))
     return Discovery(source=source, folder=folder, traces=tuple(order), gaps=_left_out(verdicts))
@@ -249,8 +251,10 @@ def _left_out(verdicts: dict[str, str]) -> tuple[Gap, ...]:
     bad = [f"{_name(path)} ({why})" for path, why in verdicts.items() if why]
     if not bad:
         return ()
-    files = "file is" if len(bad) == 1 else "files are"
-    message = f"{len(bad)} {files} no Kineto trace and not read: {_named(bad)}."
+    files = (
+        "file that is not a Kineto trace" if len(bad) == 1 else ("files that are not Kineto traces")
+    )
+    message = f"Skipped {len(bad)} {files}: {_named(bad)}."
     return (Gap(what="not-a-trace", message=message),)
 
 

@@ -180,7 +180,7 @@ def make_executor(spec: str) -> Executor:
         return ProcessExecutor(int(rest))
     if spec.startswith("dask://") and ":" in spec.removeprefix("dask://"):
         return _dask(spec.removeprefix("dask://").rstrip("/"))
-    raise UsageError(f"executor {spec!r} is none of {_FORMS}")
+    raise UsageError(f"executor {spec!r} is not one of {_FORMS}")
 
 
 @contextmanager
@@ -363,7 +363,7 @@ def _dask(address: str) -> DaskExecutor:
         )
     except (OSError, TimeoutError, ValueError) as error:
         raise UsageError(
-            f"no Dask scheduler answers at {address} within {_CONNECT_SECONDS} s "
+            f"no Dask scheduler answered at {address} within {_CONNECT_SECONDS} s "
             f"({type(error).__name__}); start one with: dask scheduler"
         ) from error
     return DaskExecutor(client)

@@ -1,8 +1,8 @@
 """Fabric profiles: what ``distprof bench`` wrote, and the output of nccl-tests as the same.
 
 A log of nccl-tests is searched line by line for headers and rows, so that launchers' prefixes and
-other programs' words between them do no harm. Which test it was stands in the command line, the
-first lines or the file's name; the table itself tells by the ratio of its bandwidths, where that is
+other programs' words between them do no harm. The command line, the first lines or the file name
+says which test it was; the table itself tells by the ratio of its bandwidths, where that is
 unambiguous. Format: nccl-tests, src/common.cu, 2.0 to 2.17.
 """
 
@@ -111,7 +111,7 @@ def read_fabric(source: str) -> FabricFile:
             source,
             expected=f"a fabric profile, at most {MAX_BYTES >> 20} MiB",
             found="a larger file",
-            fix="cut out the part that nccl-tests printed",
+            fix="keep only the part that nccl-tests printed",
         )
     if data.lstrip()[:1] == b"{":
         return _own(data, source)
@@ -133,7 +133,7 @@ def _own(data: bytes, source: str) -> FabricFile:
     if profile.schema != FABRIC_SCHEMA:
         raise _other_schema(source, f'"schema": "{profile.schema[:60]}"')
     if any(not _is_sound(curve) for curve in profile.curves):
-        raise _other_schema(source, "a curve that no machine can have")
+        raise _other_schema(source, "a bandwidth curve that is impossible")
     return msgspec.structs.replace(profile, source="" if source == _STDIN else source)
 
 
@@ -159,8 +159,8 @@ def _nccl_tests(lines: Iterable[str], source: str) -> FabricFile:
     if not curves:
         raise InputError(
             source,
-            expected="a fabric profile of distprof bench, or what nccl-tests printed",
-            found="no row of a table of nccl-tests",
+            expected="a fabric profile of distprof bench, or output of nccl-tests",
+            found="no row of an nccl-tests table",
             fix="distprof bench -o fabric.json, or all_reduce_perf … | tee all_reduce.log",
         )
     hosts = next((table.hosts for table in tables if table.hosts), {})
@@ -218,15 +218,15 @@ def _curves(table: _Table, source: str, notes: list[str]) -> Iterator[FabricCurv
     if not ranks or bus_factor(kind, ranks) is None:
         raise InputError(
             source,
-            expected="lines with the devices that took part (# Rank 0 … on HOST)",
-            found="none, and bandwidths that fit no number of ranks",
-            fix="keep the whole output of nccl-tests",
+            expected="lines that list the GPUs (# Rank 0 … on HOST)",
+            found="none, and bandwidths that do not fit any number of ranks",
+            fix="keep the complete output of nccl-tests",
         )
     nodes = len(set(table.hosts.values())) or None
     if nodes is None:
         notes.append(
-            f"No line names hosts: {ranks} ranks by the ratio of bandwidths, on an unknown number"
-            " of nodes, so nothing is expected by this profile."
+            f"No line names hosts: the ratio of bandwidths gives {ranks} ranks, but the number "
+            "of nodes is unknown, so this profile predicts nothing."
         )
     for place in range(max(len(row.halves) for row in table.rows)):
         points = _points(table, kind, ranks, place, notes)
@@ -261,7 +261,7 @@ def _points(
             notes.append(f"nccl-tests found wrong values in {kind.label}: this fabric is broken.")
         times.setdefault(row.num_bytes, []).append(time_us * 1_000)
     if empty:
-        notes.append(f"{empty} rows without bytes or time were left out.")
+        notes.append(f"{empty} rows without bytes or time were skipped.")
     return tuple(
         point(kind, ranks, size, times[size], num_iterations=table.num_iterations)
         for size in sorted(times)
@@ -289,9 +289,9 @@ def _kind(table: _Table, source: str) -> CollectiveKind:
         return CollectiveKind.REDUCE_SCATTER
     raise InputError(
         source,
-        expected="a name that says which test of nccl-tests this is",
-        found="a table that may be of several",
-        fix="rename the file after the test, for example all_gather.log",
+        expected="a file name that says which nccl-tests program wrote it",
+        found="a table that fits several programs",
+        fix="rename the file after the program, for example all_gather.log",
     )
 
 

@@ -88,7 +88,7 @@ class Folder:
             OSError: If it is no regular file or cannot be opened.
         """
         if self.size(name) is None:  # opening a pipe would wait for its writer
-            raise FileNotFoundError(2, "no such file", name)
+            raise FileNotFoundError(2, "no file with this name", name)
         if self.is_local:
             with Path(self.path, name).open("rb") as stream:
                 yield stream
@@ -257,6 +257,6 @@ class Blocks:
             if self.damage:
                 break
         else:
-            self.damage = f"it has more than {MAX_BYTES:,} bytes"
+            self.damage = f"it is larger than {MAX_BYTES:,} bytes"
         if held:
             yield b"\n"

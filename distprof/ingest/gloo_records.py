@@ -7,7 +7,7 @@ process group where the Flight Recorder tells it. Gloo has no reduce-scatter: it
 all-reduce, and the operator tells the kind.
 
 A send or receive is annotated from where it is posted until it is waited for, on the thread that
-does both: that is no transfer time. Its record stands at the moment of posting.
+does both: that is not a transfer time. Its record has the time of posting.
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ def _fits(
     end: Int64Array,
     tolerance: int = TOLERANCE_NS,
 ) -> NDArray[np.bool_]:
-    """Whether each entry may be of the operator beside it: time, kind and size agree."""
+    """Whether each entry may belong to its operator: time, kind and size agree."""
     time, elements = flight.time_ns[entries], flight.elements[entries]
     fits = (time >= start[operators] - tolerance) & (time <= end[operators] + tolerance)
     fits &= flight.kind[entries] == asked.kind[operators]
@@ -285,7 +285,9 @@ def _with_flight(
     if not len(operators.rows):
         return table, ()
     share = f"{count} of {len(operators.rows)}"
-    note = f"Process group and sequence number of {share} collectives are the Flight Recorder's."
+    note = (
+        f"Process group and sequence number of {share} collectives come from the Flight Recorder."
+    )
     return table, (note,)
 
 

@@ -101,7 +101,7 @@ class Membership:
 
         Args:
             comm_args: COMM_ARGS table.
-            layers: Rows of it that tell of each operation, strongest evidence first.
+            layers: Rows of it that describe each operation, strongest evidence first.
             count: Number of operations.
         """
         told, of_row = self._told_groups(comm_args)
@@ -173,17 +173,19 @@ class Membership:
         notes = []
         if assumed:
             ranks, group = self.only_ranks(), self.message_group()
-            whose = "the only one this rank can mean" if self.groups else "all ranks of the job"
+            whose = "the only group this rank can mean" if self.groups else "all ranks of the job"
             if not ranks and group is not None:  # of sends and receives
                 ranks, whose = group.ranks, f"{group.description or group.name}, along which "
                 whose += "ranks exchange messages"
             if np.isin(table["kind"][origin == Origin.DERIVED], _MESSAGES).all():
                 # gloo's never do: not worth a line for each rank and its number of them
-                notes.append(f"Sends and receives name no process group: taken as {whose}.")
+                notes.append(
+                    f"Sends and receives do not name a process group: distprof assumes {whose}."
+                )
             else:
                 notes.append(
-                    f"{assumed} of {len(table)} collectives name no process group: taken as "
-                    f"{whose}, ranks {fold_ranks(ranks)}."
+                    f"{assumed} of {len(table)} collectives do not name a process group: "
+                    f"distprof assumes {whose}, ranks {fold_ranks(ranks)}."
                 )
         if unknown:
             notes.append(f"The process group of {unknown} of {len(table)} collectives is unknown.")

@@ -137,7 +137,7 @@ def _working(host: Table, rows: NDArray[np.intp]) -> Int64Array:
 
 
 def _touches(spans: Intervals, asks: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Operators that ask for communication, lie inside one that does, or contain one.
+    """Operators that request communication, run inside one that does, or contain one.
 
     Args:
         spans: Operators of one thread, properly nested, by start, the longer first.

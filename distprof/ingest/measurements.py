@@ -85,7 +85,8 @@ def read_measurements(source: str) -> tuple[SummaryFile, ...]:
         source: Path of the file.
 
     Raises:
-        InputError: If it is no such table, or a value is no positive number; rows are named.
+        InputError: If it is not a table of sizes, or a value is not a positive number; names the
+        row.
     """
     path = Path(source)
     try:
@@ -110,7 +111,7 @@ def _names(text: str) -> set[str]:
 
 def _text(path: Path) -> str:
     if path.stat().st_size > _MAX_BYTES:
-        raise ValueError(f"a file of {path.stat().st_size:,} bytes, which is no table of sizes")
+        raise ValueError(f"a file of {path.stat().st_size:,} bytes, too large for a table of sizes")
     return path.read_bytes().decode("utf-8-sig")
 
 
@@ -127,7 +128,7 @@ def _of_json(text: str, most: int) -> list[Mapping[str, Any]]:
         found = [json.loads(line) for line in text.splitlines()[:most] if line.strip()]
     found = found if isinstance(found, list) else [found]
     if not all(isinstance(row, dict) for row in found[:most]):
-        raise ValueError("a list that holds other things than objects")
+        raise ValueError("a list of something other than objects")
     return found[:most]
 
 

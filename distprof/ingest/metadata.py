@@ -57,7 +57,9 @@ def read_metadata(metadata: Mapping[str, Any]) -> TraceMetadata:
     rank = _count(info.get("rank"), "rank", notes)
     world = _count(info.get("world_size"), "world_size", notes) or None
     if rank is not None and world is not None and rank >= world:
-        notes.append(f"distributedInfo says rank {rank} of {world}: the world size is not used.")
+        notes.append(
+            f"distributedInfo says rank {rank} of {world}: distprof ignores the world size."
+        )
         world = None
     return TraceMetadata(
         rank=rank,
@@ -97,11 +99,11 @@ def _groups(
     if value is None:
         return ()
     if not isinstance(value, list):
-        notes.append("distributedInfo.pg_config is no list: process groups are unknown.")
+        notes.append("distributedInfo.pg_config is not a list: process groups are unknown.")
         return ()
     entries = [item for item in value if isinstance(item, Mapping)]
     if len(entries) < len(value):
-        notes.append(f"{len(value) - len(entries)} entries of pg_config were no objects.")
+        notes.append(f"{len(value) - len(entries)} entries of pg_config are not objects.")
     groups = dict.fromkeys(_group(entry, world) for entry in entries)  # each once
     return tuple(g for g in groups if rank is None or not g.ranks or rank in g.ranks)
 
@@ -135,14 +137,16 @@ def _backend(config: str) -> str:
 def _device(value: object, notes: list[str]) -> Device:
     if not isinstance(value, list):
         if value is not None:
-            notes.append("deviceProperties is no list: the device is unknown.")
+            notes.append("deviceProperties is not a list: the GPU is unknown.")
         return Device(name="")
     devices = [item for item in value if isinstance(item, Mapping)]
     if not devices:
         return Device(name="")
     names = {_text(item.get("name")) for item in devices}
     if len(names) > 1:
-        notes.append(f"The host has devices of {len(names)} models; the name is the first one's.")
+        notes.append(
+            f"The host has GPUs of {len(names)} models; distprof uses the name of the first."
+        )
     first = devices[0]
     return Device(
         name=_text(first.get("name")),
@@ -163,7 +167,7 @@ def _versions(metadata: Mapping[str, Any], info: Mapping[str, Any]) -> dict[str,
 
 def _table(value: object, name: str, notes: list[str]) -> Mapping[str, Any]:
     if value is not None and not isinstance(value, Mapping):
-        notes.append(f"{name} is no object: what it should say is unknown.")
+        notes.append(f"{name} is not an object: its content is unknown.")
     return _mapping(value)
 
 
@@ -177,7 +181,7 @@ def _count(value: object, name: str, notes: list[str]) -> int | None:
         return None
     number = _as_int(value)
     if number is None or not 0 <= number < _MAX_RANK:
-        notes.append(f"distributedInfo.{name} is no number of a rank: it is not used.")
+        notes.append(f"distributedInfo.{name} is not a valid rank number: distprof ignores it.")
         return None
     return number
 

@@ -95,7 +95,7 @@ def open_run(
             source,
             expected=f"traces of {name_ranks(wanted or ())}",
             found=f"none of them among {len(found.traces)} traces",
-            fix="name ranks that the job has",
+            fix="name ranks of the job",
         )
     run = assemble_run(source, kept, (*found.gaps, *gaps, *left_out), directory)
     if directory is not None:
@@ -123,7 +123,9 @@ def _as_chosen(run: Run, wanted: set[int]) -> Run:
     """The run with what was left out on purpose told from what is missing."""
     present = {rank.rank for rank in run.ranks} or wanted & set(run.records)
     absent = wanted - present
-    message = f"Only {name_ranks(present)} {'is' if len(present) == 1 else 'are'} read, as asked"
+    message = (
+        f"Only {name_ranks(present)} {'is' if len(present) == 1 else 'are'} read, as requested"
+    )
     if absent:
         message += f"; there is no trace of {name_ranks(absent)}"
     gap = Gap(what="chosen-ranks", message=f"{message}.", ranks=tuple(sorted(absent)))
@@ -141,7 +143,7 @@ def _delete_at_exit(ranks: Sequence[Rank]) -> None:
 
 
 def _with_place(options: IngestOptions, found: Discovery) -> IngestOptions:
-    """Options that say where tables go: beside the run, or for this process only."""
+    """Options with the place of the tables: next to the run, or for this process only."""
     if options.use_cache:
         return replace(options, run_dir=str(found.folder) if found.folder else None)
     scratch = tempfile.mkdtemp(prefix="distprof-")
@@ -183,13 +185,13 @@ def _as_input_error(source: str, error: BaseException, count: int) -> Exception:
         return error
     return InputError(
         source,
-        expected="traces that can be read",
-        found=f"{count} that cannot; the first: {type(error).__name__}: {error}",
-        fix="if the trace is sound, please report this with the trace's first lines",
+        expected="readable traces",
+        found=f"{count} unreadable traces; the first: {type(error).__name__}: {error}",
+        fix="if the trace is valid, please report this with its first lines",
     )
 
 
 def _gap(trace: TraceFile, reason: str) -> Gap:
     ranks = () if trace.name_rank is None else (trace.name_rank,)
-    message = f"{trace.path} could not be read and is left out: {' '.join(reason.split())}"
+    message = f"{trace.path} is unreadable and was skipped: {' '.join(reason.split())}"
     return Gap(what="unreadable", message=message, ranks=ranks)

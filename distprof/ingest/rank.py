@@ -122,13 +122,13 @@ def _quality(
     notes = [*parsed.quality.notes, *metadata.notes, *records.notes, *damaged]
     if device.name == "cpu" and metadata.device.name:
         way_out = (
-            "The profiler writes it last: it may be in the part of the file that is lost."
+            "The profiler writes it last, so it may be in the missing part of the file."
             if parsed.quality.truncated
-            else "Profile with ProfilerActivity.CUDA to see the device."
+            else "Profile with ProfilerActivity.CUDA to record the GPU."
         )
         notes.append(
-            f"No activity of the {metadata.device.name} was recorded: what follows is the host's "
-            f"work. {way_out}"
+            f"No activity of the {metadata.device.name} was recorded: the analysis covers CPU "
+            f"work only. {way_out}"
         )
     return replace(
         parsed.quality,
@@ -234,9 +234,9 @@ def _made_elsewhere(
             raise
         raise InputError(
             trace.path,
-            expected="room on disk for its parsed tables",
+            expected="disk space for the parsed tables",
             found=f"none, neither in the cache nor in {writer.folder.parent}",
-            fix="free some space, or name a place that has some with --cache-dir",
+            fix="free some space, or name a folder with enough space with --cache-dir",
         ) from error
 
 
@@ -255,9 +255,9 @@ def _key(trace: TraceFile, options: IngestOptions, flight: FlightEntries | None)
     except OSError as error:
         raise InputError(
             trace.path,
-            expected="a trace that can be read",
+            expected="a readable trace",
             found=f"{type(error).__name__}: {error.strerror}",
-            fix="check the name and your access to it",
+            fix="check the name and your permissions",
         ) from error
 
 

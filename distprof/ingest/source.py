@@ -102,14 +102,14 @@ def open_source(path: str) -> Run | None:
 
 
 def with_evidence(run: Run, paths: Sequence[str]) -> Run:
-    """The run joined with what the user named beside it, whatever the order.
+    """The run joined with the additional files that the user named, in any order.
 
     Args:
         run: The recording.
         paths: Paths or URLs, each of a kind that can go with a recording.
 
     Raises:
-        InputError: If one is of no such kind, or cannot be read.
+        InputError: If one has another kind, or is unreadable.
     """
     if not paths:
         return run
@@ -129,7 +129,7 @@ def _fitting(path: str, companions: Sequence[Source[Any]]) -> list[Source[Any]]:
         raise InputError(
             path,
             expected=" or ".join(source.name for source in companions),
-            found="none of these",
-            fix="name a file of one of these kinds after --with",
+            found="another kind of file",
+            fix="name a file of one of these kinds with --with",
         )
     return found

@@ -95,23 +95,24 @@ def find_steps(activity: Table, host: Table, *, first_ns: int, last_ns: int) -> 
         return _device_ranges(activity) or Steps(
             table=marks.table(),
             source=marks.source,
-            note=f"{_host_note(marks)} No launch record says where they lie on the device.",
+            note=f"{_host_note(marks)} No launch record shows where they are on the GPU.",
         )
     lag = _lag_ratio(work.take(main), launched[main], marks)
     if lag <= LAG_RATIO:
         return Steps(table=marks.table(), source=marks.source, note=_host_note(marks))
     table = _device_windows(work, launched, main, marks, _cut(launched, host, marks))
     note = (
-        f"The device runs up to {100 * lag:.0f} % of a step behind the host: windows are the "
-        f"device's main stream's, from what a {marks.word} launched first to what the next did."
+        f"The GPU runs up to {100 * lag:.0f} % of a step behind the CPU: a step window on the "
+        f"main GPU stream goes from the first kernel that a {marks.word} launched to the first "
+        "kernel of the next."
     )
     return Steps(table=table, source=StepSource.DEVICE, note=note)
 
 
 def _host_note(marks: _Marks) -> str:
     if marks.source is StepSource.OPTIMIZER:
-        return "Steps end where Optimizer.step annotations end, as the host saw it."
-    return "Windows are the host's ProfilerStep annotations."
+        return "Steps end where Optimizer.step annotations end on the CPU."
+    return "Step windows are the ProfilerStep annotations on the CPU."
 
 
 def _profiler_steps(host: Table) -> _Marks | None:
@@ -177,7 +178,7 @@ def _rows_named(host: Table, pattern: re.Pattern[str]) -> NDArray[np.intp]:
 
 
 def _optimizer_steps(host: Table, first_ns: int, last_ns: int) -> _Marks | None:
-    """Windows between the ends of optimizer steps; what lies before and after is incomplete."""
+    """Windows between the ends of optimizer steps; parts before and after are incomplete."""
     ends = _optimizer_ends(host)
     if len(ends) < 2:
         return None
@@ -191,7 +192,7 @@ def _optimizer_steps(host: Table, first_ns: int, last_ns: int) -> _Marks | None:
         end=bounds[1:],
         complete=complete,
         source=StepSource.OPTIMIZER,
-        word="step of the optimizer",
+        word="optimizer step",
     )
 
 
@@ -308,7 +309,7 @@ def _device_ranges(activity: Table) -> Steps | None:
             "complete": np.ones(len(step), dtype=np.bool_),
         },
     )
-    note = "Windows are the ProfilerStep ranges that the profiler drew on the device."
+    note = "Step windows are the ProfilerStep ranges on the GPU."
     return Steps(table=table, source=StepSource.DEVICE, note=note)
 
 
@@ -325,5 +326,5 @@ def _capture(work: Table, first_ns: int, last_ns: int) -> Steps:
             "complete": np.ones(1, dtype=np.bool_),
         },
     )
-    note = "The trace marks no steps: the whole capture is one window."
+    note = "The trace has no step marks: the whole capture is one step window."
     return Steps(table=table, source=StepSource.CAPTURE, note=note)

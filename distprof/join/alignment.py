@@ -66,7 +66,7 @@ def align_clocks(
         other = _align(ranks, matches, domains, [*_SYMMETRIC, CollectiveKind.SEND], shared)
         connects = _num_components(other) < _num_components(clock)
         if connects or ((clock.residual_ns < 0).all() and (other.residual_ns >= 0).any()):
-            note = "Some clocks are related by sends and receives only, whose ends may differ."
+            note = "Some clocks are related only by sends and receives, whose ends may differ."
             clock = replace(other, notes=(*other.notes, note))
     within = [SYSTEM_CLOCK_NS if name in shared else ABSENT for name in clock.names]
     clock = replace(clock, within_ns=np.array(within, dtype=np.int64))
@@ -102,7 +102,7 @@ def _align(
     if torn:
         notes = tuple(
             f"Collectives end up to {format_duration(apart)} apart on the ranks of "
-            f"{clock.names[domain]}: each rank's clock is aligned on its own."
+            f"{clock.names[domain]}: distprof aligns the clock of each rank separately."
             for domain, apart in torn.items()
         )
         whole = {name: nodes for i, (name, nodes) in enumerate(domains.items()) if i not in torn}
@@ -363,7 +363,7 @@ def check_causality(
         notes.append(
             "No collective connects "
             + ", ".join(_component_names(clock))
-            + ": times are not compared between them."
+            + ": distprof does not compare times between them."
         )
     return replace(
         clock,

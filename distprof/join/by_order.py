@@ -49,7 +49,7 @@ class Clock:
     tolerance_ns: float
 
     def expected(self, own_ns: Int64Array) -> Int64Array:
-        """Where ends on the first clock lie on the second."""
+        """Times on the first clock, converted to the second."""
         drift = self.drift_ratio * (own_ns - self.reference_ns)
         moved: Int64Array = own_ns + self.offset_ns + np.rint(drift).astype(np.int64)
         return moved
@@ -279,7 +279,7 @@ class GroupMerge:
         return progress
 
     def _stamp(self, clocks: ClockLinks) -> tuple[int, int]:
-        """What the choice of a shift rests on, beside the operations: changes with knowledge."""
+        """What the choice of a shift depends on besides operations; changes with new links."""
         return len(self.main.members), clocks.num_links
 
     def _round(self, clocks: ClockLinks) -> bool:
@@ -376,7 +376,7 @@ def match_by_order(
         if uneven:
             found.notes.append(
                 f"Grouped sends and receives of group {name_of(groups[group])} are not matched: "
-                "the trace does not tell who exchanged with whom."
+                "the trace does not show which ranks exchanged data."
             )
         if len(by_rank) >= 2:
             merge = GroupMerge.of_ranks(
@@ -417,14 +417,14 @@ def _conclude(
     reference = next(iter(main.members))
     if lost := waiting & merge.unfit:
         found.notes.append(
-            f"Group {name}: the operations of {name_ranks(lost)} fit those of rank "
-            f"{reference} at no shift."
+            f"Group {name}: the operations of {name_ranks(lost)} do not fit those of rank "
+            f"{reference} at any shift."
         )
     if unclear := waiting - merge.unfit:
         found.ambiguous.update(unclear)
         found.notes.append(
             f"Group {name}: the operations of {name_ranks(unclear)} fit those of rank "
-            f"{reference} at several shifts about equally well: not matched."
+            f"{reference} at several shifts about equally well, so distprof does not match them."
         )
     apart = main.high <= main.low
     num_rows = sum(len(index) for index in by_rank.values())
@@ -457,7 +457,8 @@ def match_messages(rows: Rows, index: Int64Array, clocks: ClockLinks, found: Mat
     known = rows.peer[index] >= 0
     if not known.all():
         found.notes.append(
-            f"{int((~known).sum())} sends and receives do not name their peer: not matched."
+            f"{int((~known).sum())} sends and receives do not name their peer, so distprof does "
+            "not match them."
         )
     index = index[known]
     sends = rows.kind[index] == CollectiveKind.SEND
@@ -475,7 +476,7 @@ def match_messages(rows: Rows, index: Int64Array, clocks: ClockLinks, found: Mat
         found.ambiguous.update(unclear)
         found.notes.append(
             f"Sends and receives between {name_ranks(unclear)} fit at several shifts about "
-            "equally well: not matched."
+            "equally well, so distprof does not match them."
         )
 
 

@@ -1,4 +1,4 @@
-"""What is known of the ranks' clocks beside the alignment, and the robust estimates that it uses.
+"""Evidence on the ranks' clocks other than the alignment, and the robust estimates it uses.
 
 Matching learns who shares a clock and how far others are apart while it works. Stamps that ranks
 exchanged check the alignment or take its place: ends of collectives and stamps are independent
@@ -370,18 +370,19 @@ def with_stamps(clock: ClockAlignment, stamped: Mapping[int, StampedClock]) -> C
         if result.component[domain] != result.component[anchor]:
             result = _connected(result, anchor, domain, offset, error)
             notes.append(
-                f"The clock of {name} is known by time stamps only (± {format_duration(error)})."
+                f"The clock of {name} is known only from timestamps (± {format_duration(error)})."
             )
         elif apart > residual + error:
             notes.append(
-                f"Time stamps put the clock of {name} {format_duration(apart)} off what "
-                "collectives say, more than either may be off: collectives are believed."
+                f"Timestamps and collectives disagree on the clock of {name} by "
+                f"{format_duration(apart)}, more than the error of either: distprof uses the "
+                "collectives."
             )
         else:
             agreed.append(name)
             result = _replaced(result, domain, offset, error) if error < residual else result
     if agreed:
-        notes.append(f"Time stamps confirm the clocks of {', '.join(agreed[:_MAX_NAMED])}.")
+        notes.append(f"Timestamps confirm the clocks of {', '.join(agreed[:_MAX_NAMED])}.")
     return replace(_with_anchor_error(result, anchor), notes=tuple(notes))
 
 

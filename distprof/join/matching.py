@@ -140,7 +140,7 @@ def _sample_per_group(group: NDArray[np.int32], instances: Int64Array) -> Int64A
 def _is_refuted(rows: Rows, link: _Link, off_ns: float, clocks: ClockLinks) -> bool:
     """Whether the two ranks' operations clearly fit at another shift than the numbers say.
 
-    What other groups tell of the clocks does not count here: their numbers may be the wrong ones.
+    Evidence on the clocks from other groups does not count here: their numbers may be wrong.
     """
     parts = [_rows_of(rows, link.group, rank) for rank in (link.first, link.second)]
     a, b = operations_of(rows, parts)
@@ -209,8 +209,8 @@ def match_by_sequence(
         present: How many ranks of the run are in each group.
         clocks: Takes what ends of equal numbers tell.
         found: Takes what is found.
-        are_sure: Numbers are not held against times. So it is with gloo, whose numbers are the
-            Flight Recorder's own and whose members end a collective at different times.
+        are_sure: Whether to skip the check of numbers against times. True for gloo: its numbers
+            come from the Flight Recorder, and its members end a collective at different times.
 
     Returns:
         The rows of groups whose numbers mean nothing: they contradict each other too often, or the
@@ -225,14 +225,15 @@ def match_by_sequence(
     useless = _contradicting_groups(group, sizes >= 2, bad, len(groups))
     for number in np.flatnonzero(useless).tolist():
         found.notes.append(
-            f"Sequence numbers of group {name_of(groups[number])} are not the same on all ranks: "
-            "its collectives are matched by their order."
+            f"Sequence numbers of group {name_of(groups[number])} differ between ranks: distprof "
+            "matches its collectives by their order."
         )
     bad &= ~useless[group]
     if bad.any():
         found.notes.append(
             f"{int(bad.sum())} of {int((sizes >= 2).sum())} collectives with equal group and "
-            "sequence number differ in kind or bytes between ranks: not matched."
+            "sequence number differ in kind or bytes between ranks: distprof does not match "
+            "them."
         )
     # grouped messages carry numbers that not every member counts: all members or none
     grouped = rows.kind[order[first]] == CollectiveKind.SEND_RECV
@@ -262,13 +263,13 @@ def _refuted_groups(
         found.misnumbered.update(ranks)
         found.notes.append(
             f"Sequence numbers of group {name_of(groups[number])} pair collectives of "
-            f"{name_ranks(ranks)} that do not end together: they are matched by their order."
+            f"{name_ranks(ranks)} that do not end together: distprof matches them by their order."
         )
     for number, ranks in conflicts.odd.items():
         found.misnumbered.update(ranks)
         found.notes.append(
-            f"Collectives of group {name_of(groups[number])} tell another offset between the "
-            f"clocks of {name_ranks(ranks)} than those of other groups."
+            f"Collectives of group {name_of(groups[number])} imply a different offset between "
+            f"the clocks of {name_ranks(ranks)} than those of other groups."
         )
     return list(conflicts.refuted)
 
@@ -420,5 +421,5 @@ def _group_notes(ranks: Sequence[Rank]) -> list[str]:
         return []
     return [
         f"The traces of ranks {fold_ranks(unknown)} name no process group for some collectives: "
-        "these are taken for collectives of all ranks."
+        "distprof assumes that all ranks take part in them."
     ]

@@ -1,4 +1,4 @@
-"""By how many operations one rank's sequence lies against another's, and how sure that is.
+"""Find the shift in operations between two ranks' sequences, and its confidence.
 
 Training repeats itself, so that a sequence fits its partner at many shifts. Which one is right
 shows in time: the two ends of a collective differ by the clocks' offset and little else, so that at
@@ -121,13 +121,13 @@ def _tokens(rows: Rows, index: Int64Array) -> Int64Array:
 
 # How much likelier one shift between two ranks' operations is than another, given their ends -----
 
-RESOLUTION_NS = NS_PER_US  # of the times in most traces: nothing is told from less
+RESOLUTION_NS = NS_PER_US  # of the times in most traces: smaller differences mean nothing
 
 NOISE_NS2 = 2.0 * RESOLUTION_NS**2  # what changes of differences vary by in any case
 
 LAGS = (1, 2, 3, 4)  # a difference of ends is compared with those of the pairs just before
 
-MIN_PAIRS = 5  # nothing is told from fewer
+MIN_PAIRS = 5  # fewer pairs give no result
 
 Floats = NDArray[np.float64]
 
@@ -138,7 +138,7 @@ def steadier(a: Operations, b: Operations, shifts: Sequence[int], lead: int) -> 
     """Logarithm of the likelihood of one shift over that of each, given their ends.
 
     Two tests, of which the one that tells more counts: paired on the operations that both shifts
-    cover, and on all that each covers, which are more where the two lie far apart.
+    cover, and on all that each covers, which are more where the two are far apart.
 
     Args:
         a: What one rank did.
@@ -234,7 +234,7 @@ def _clipped(values: Floats, known: Bools) -> Floats:
     return cut
 
 
-# By how many operations one rank's sequence lies against another's, and how sure that is ---------
+# Shift in operations between two ranks' sequences, and its confidence ----------------------------
 
 CLEAR = 5.0  # logarithm of the odds that call a shift known: a hundred and fifty to one
 

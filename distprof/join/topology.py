@@ -134,7 +134,7 @@ def _blocks(counts: Sequence[int]) -> list[tuple[int, ...]]:
 
 
 def _in_turn(counts: Sequence[int]) -> list[tuple[int, ...]]:
-    """Ranks dealt out to the nodes one by one, to those that still have room."""
+    """Ranks assigned round-robin to the nodes that still have room."""
     found: list[list[int]] = [[] for _ in counts]
     rank = 0
     for turn in range(max(counts, default=0)):
@@ -206,7 +206,7 @@ def build_topology(ranks: Sequence[Rank], job: RunFile | None = None) -> Topolog
 def _told_nodes(
     job: RunFile, world_size: int | None, found: NodeOrigin
 ) -> tuple[Mapping[str, tuple[int, ...]], NodeOrigin] | None:
-    """What run.json says of nodes: rank by rank, or by what a launcher set where nobody says."""
+    """Nodes according to run.json: per rank, otherwise from the launcher's settings."""
     told = nodes_of_job(job)
     if told:
         return told, "run.json"

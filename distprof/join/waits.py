@@ -128,8 +128,8 @@ def last_start_on_own_clock(
     """When the last member started, for each row of each rank's COLLECTIVES table.
 
     The time before it is the member's wait, the time after it the transfer. Only instances in which
-    nobody can finish before all have started count (not a broadcast, for example), and only those
-    of :func:`comparable_instances`.
+    no member can finish before all have started count (not a broadcast, for example), and only
+    those of :func:`comparable_instances`.
 
     Args:
         matches: Matched collectives.
@@ -139,7 +139,7 @@ def last_start_on_own_clock(
     Returns:
         Rank number to int64 ns on that rank's own clock, one per row; never before the row's own
         start; ABSENT where the row has no matched or no comparable instance. Where a clock error
-        is larger than the transfer it can lie after the row's end.
+        is larger than the transfer it can be after the row's end.
 
     Source:
         Formula sheet, "Measured from traces": each member's wait is the last member's start minus

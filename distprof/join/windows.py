@@ -30,8 +30,8 @@ from distprof.units import NS_PER_S, fold_ranks, format_duration, name_ranks
 __all__ = ["find_transients", "find_window", "same_run"]
 
 CLOCK_TOLERANCE_NS = 60 * NS_PER_S
-"""Captures of different hosts that lie farther apart were not made together: clocks of a cluster
-are never that far off, and a profiler is not started that late."""
+"""Captures of different hosts that are farther apart are separate recordings: clocks of a
+cluster are never that far off, and a profiler does not start that late."""
 
 _MAX_NAMED = 5
 
@@ -65,9 +65,9 @@ def _one_job(ranks: list[Rank]) -> _Selection:
     left = [rank for rank in ranks if rank.world_size is not None and _job(rank) != most]
     sizes = ", ".join(sorted({f"{r.world_size} ({r.backend or 'backend unknown'})" for r in left}))
     message = (
-        f"The files belong to {len(counts)} jobs: analysed are the {len(kept)} of world size "
-        f"{most[0]}, left out {_files(left)} of world size {sizes}. "
-        "Analyse one job's folder at a time."
+        f"The files belong to {len(counts)} jobs: distprof analyses the {len(kept)} of world "
+        f"size {most[0]} and skips {_files(left)} of world size {sizes}. Analyse the folder of "
+        "one job at a time."
     )
     return kept, [Gap(what="mixed-runs", message=message)]
 
@@ -88,8 +88,8 @@ def _number_unknown(ranks: list[Rank]) -> _Selection:
     if len(ranks) == 1:
         return kept, []
     message = (
-        f"{_files(unknown)} tell no rank, neither inside nor by name: numbered "
-        f"{fold_ranks(rank.rank for rank in numbered)} in order of their names."
+        f"{_files(unknown)} give no rank, neither inside nor in the file name: distprof numbers "
+        f"them {fold_ranks(rank.rank for rank in numbered)} in order of their names."
     )
     gap = Gap(what="rank-unknown", message=message, ranks=tuple(r.rank for r in numbered))
     return kept, [gap]
@@ -103,7 +103,7 @@ def _drop_copies(ranks: list[Rank]) -> _Selection:
         return ranks, []
     does = "repeats" if len(copies) == 1 else "repeat"
     is_unused = "is" if len(copies) == 1 else "are"
-    message = f"{_files(copies)} {does} the content of another file and {is_unused} not used."
+    message = f"{_files(copies)} {does} the content of another file and {is_unused} skipped."
     kept = list(seen.values())
     return kept, [Gap(what="duplicate-files", message=message)]
 
@@ -114,7 +114,7 @@ def _content(rank: Rank) -> tuple[object, ...]:
 
 
 def _one_recording(ranks: list[Rank]) -> _Selection:
-    """The recording with most ranks, of several that lie far apart in time; else the newest."""
+    """The recording with most ranks, of several that are far apart in time; else the newest."""
     dated = [rank for rank in ranks if rank.has_epoch]
     clusters = _clusters(dated, CLOCK_TOLERANCE_NS)
     if len(clusters) < 2:
@@ -122,10 +122,11 @@ def _one_recording(ranks: list[Rank]) -> _Selection:
     best = max(clusters, key=_weight)
     left = [rank for cluster in clusters if cluster is not best for rank in cluster]
     count = _num_ranks(best)
-    kept_are = f"are the {count} ranks recorded together" if count > 1 else "is the newest"
+    kept_are = f"the {count} ranks recorded together" if count > 1 else "the newest"
     message = (
-        f"The files were recorded at {len(clusters)} times more than a minute apart: analysed "
-        f"{kept_are}, left out {_files(left)}. Ranks can only be compared over the same steps."
+        f"The files were recorded at {len(clusters)} times more than a minute apart: distprof "
+        f"analyses {kept_are} and skips {_files(left)}. Ranks can be compared only over the same "
+        "steps."
     )
     kept = [rank for rank in ranks if not rank.has_epoch] + best
     return kept, [Gap(what="other-recordings", message=message)]
@@ -147,14 +148,14 @@ def _each_rank_once(ranks: list[Rank]) -> _Selection:
     chosen = {id(rank) for rank in kept}
     left = [rank for rank in ranks if id(rank) not in chosen]
     message = (
-        f"There are several captures of {name_ranks(repeated)}: the newest that most ranks share "
-        f"is analysed, left out {_files(left)}."
+        f"There are several captures of {name_ranks(repeated)}: distprof analyses the newest "
+        f"that most ranks share and skips {_files(left)}."
     )
     return kept, [Gap(what="duplicate-ranks", message=message, ranks=tuple(repeated))]
 
 
 def _clusters(ranks: Sequence[Rank], tolerance_ns: int) -> list[list[Rank]]:
-    """Ranks whose captures overlap or lie within the tolerance, directly or through others."""
+    """Ranks whose captures overlap or are within the tolerance, directly or through others."""
     clusters: list[list[Rank]] = []
     reach = 0
     for rank in sorted(ranks, key=lambda rank: rank.capture_start_ns):
@@ -201,8 +202,8 @@ def find_transients(
 ) -> tuple[int, ...]:
     """Steps among ``steps`` whose first collective waits for the start of a rank's profiler.
 
-    That is so when the first collective is ten times as long as its like, most of it is waiting for
-    the last member to start, and its members start as far apart as their captures do.
+    This holds if the first collective is ten times as long as comparable ones, most of it is
+    waiting for the last member to start, and its members start as far apart as their captures do.
 
     Args:
         ranks: Ranks of the run, ascending.
@@ -289,7 +290,7 @@ def _step_of(matches: CollectiveMatches, ranks: Sequence[Rank], instance: int) -
 
 _WAY_OUT = (
     "start and stop the profiler at the same step on every rank, for example with "
-    "torch.profiler.schedule, and leave at least one warm-up step"
+    "torch.profiler.schedule, and use at least one warm-up step"
 )
 
 
@@ -308,7 +309,7 @@ def find_window(
     transients = find_transients(ranks, matches, clock, kept)
     if len(transients) < len(kept):
         kept = tuple(step for step in kept if step not in transients)
-        dropped |= dict.fromkeys(transients, "the start of the profiler disturbs it")
+        dropped |= dict.fromkeys(transients, "starting the profiler disturbs it")
     overlap = _overlap_ratio(ranks, clock)
     window = CaptureWindow(
         steps=kept,
@@ -364,8 +365,8 @@ def _mark_gaps(
         gaps.append(
             Gap(
                 what="no-step-marks",
-                message=f"Ranks {fold_ranks(without)} have no step marks, the others have: "
-                "steps are those of the others.",
+                message=f"Ranks {fold_ranks(without)} have no step marks: distprof uses the "
+                "steps of the other ranks.",
                 ranks=without,
             )
         )
@@ -422,7 +423,7 @@ def _transient_gaps(transients: tuple[int, ...], dropped: dict[int, str]) -> lis
         Gap(
             what="start-transient",
             message=f"In step {staying[0]} ranks reach their first collective as far apart as "
-            "their captures start, so that its wait may be due to the start of the profiler; no "
+            "their captures start, so its wait may come from starting the profiler. No "
             f"other step was recorded: {_WAY_OUT}.",
         )
     ]

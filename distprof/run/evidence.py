@@ -1,8 +1,8 @@
-"""What other tools say of a job without its traces, each a type that a run is asked for.
+"""Evidence from other tools on a job without traces; each type is requested from a run.
 
 Operations as a tool logged them (a table of a what-if study, or the timeline that a pipeline's own
 timers wrote), tokens per expert, collectives by rank, readiness of input, and how the devices of a
-machine are joined. Times are int64 ns; whether ranks share a clock is said beside them.
+machine are joined. Times are int64 ns; each log says whether its ranks share a clock.
 """
 
 from __future__ import annotations
@@ -32,20 +32,27 @@ __all__ = [
 
 OPERATIONS = TableSchema(
     name="operations",
-    doc="Operations of workers as another tool logged them, by rank, step and start.",
+    doc="Operations of workers as logged by another tool, by rank, step and start.",
     columns=(
-        Column(name="rank", dtype="int32", doc="Worker: a rank, or ranks that act as one."),
-        Column(name="dp_rank", dtype="int32", nullable=True, doc="Index along data parallelism."),
-        Column(name="stage", dtype="int32", nullable=True, doc="Index along the pipeline."),
+        Column(name="rank", dtype="int32", doc="Worker: a rank, or several ranks that act as one."),
+        Column(name="dp_rank", dtype="int32", nullable=True, doc="Data-parallel index."),
+        Column(name="stage", dtype="int32", nullable=True, doc="Pipeline stage."),
         Column(name="step", dtype="int64", doc="Training step."),
         Column(
             name="kind",
             dtype="category",
-            doc="forward-compute, backward-compute, or the log's own word for anything else.",
+            doc="forward-compute, backward-compute, or the name that the log uses.",
         ),
-        Column(name="start_ns", dtype="int64", unit="ns", doc="Start, since the step's."),
-        Column(name="end_ns", dtype="int64", unit="ns", doc="End; never before the start."),
-        Column(name="seq", dtype="int64", nullable=True, doc="Number among its kind in the step."),
+        Column(
+            name="start_ns", dtype="int64", unit="ns", doc="Start, since the start of the step."
+        ),
+        Column(name="end_ns", dtype="int64", unit="ns", doc="End, never before the start."),
+        Column(
+            name="seq",
+            dtype="int64",
+            nullable=True,
+            doc="Number among the operations of its kind in the step.",
+        ),
         Column(name="chunk", dtype="int32", nullable=True, doc="Model chunk of the rank."),
         Column(name="micro_batch", dtype="int32", nullable=True, doc="Micro-batch."),
     ),
@@ -54,7 +61,7 @@ OPERATIONS = TableSchema(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperationLog:
-    """A job's operations, and what the log says of the job.
+    """Operations of a job, and the facts that the log gives about it.
 
     Args:
         operations: OPERATIONS table.
@@ -104,14 +111,14 @@ class ExpertCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SummaryClass:
-    """Collectives that are alike.
+    """Collectives with the same group, kind, type and size.
 
     Args:
         group: Name of the process group.
         ranks: Its members as the table lists them; empty where it does not.
         kind: Operation.
         dtype: As the table spells it.
-        num_bytes: Of the full buffer, None where not told.
+        num_bytes: Of the full buffer, None if unknown.
     """
 
     group: str
@@ -171,17 +178,17 @@ _NVLINK = re.compile(r"NV\d{1,3}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """One machine, or several that are alike.
+    """One machine, or several identical ones.
 
     Args:
-        host: Host name; empty where the source does not tell.
+        host: Host name; empty if unknown.
         gpus: GPUs as the driver calls them, in its order: ``GPU0``, …
         cards: Network cards by their own names, for example ``mlx5_0``; as the driver calls them
-            (``NIC0``) where the source does not tell.
+            (``NIC0``) if unknown.
         links: Path from each device (GPUs, then cards) to each, as ``NV18``, ``PIX``, ``SYS``;
-            ``X`` to itself, empty where not told. Square.
-        cpus: Processors next to each GPU, for example ``0-55``; empty where not told.
-        numa: NUMA nodes next to each GPU; empty where not told.
+            ``X`` to itself, empty if unknown. Square.
+        cpus: CPUs next to each GPU, for example ``0-55``; empty if unknown.
+        numa: NUMA nodes next to each GPU; empty if unknown.
     """
 
     host: str
@@ -232,7 +239,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machines:
-    """What a file tells of machines.
+    """The machines that a file describes.
 
     Args:
         machines: In order of appearance.

@@ -59,8 +59,8 @@ class Difference:
 def differences(first: Fingerprint, second: Fingerprint) -> tuple[Difference, ...]:
     """Everything that is known of both and differs, hardware first.
 
-    A fact that one of them does not know at all is no difference; a single option or variable that
-    only one of them sets is.
+    A fact that one of them does not record does not count as a difference. An option or variable
+    that only one of them sets does.
     """
     return (*_of_hardware(first, second), *_of_job(first, second), *_of_software(first, second))
 

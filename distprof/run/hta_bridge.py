@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 __all__ = ["REFUSED", "to_hta"]
 
 REFUSED = {
-    "generate_trace_with_counters": "it writes over the events of the original file",
-    "overlay_critical_path_analysis": "it writes over the events of the original file",
-    "get_frequent_cuda_kernel_sequences": "it writes over the events of the original file",
+    "generate_trace_with_counters": "it overwrites the events of the original file",
+    "overlay_critical_path_analysis": "it overwrites the events of the original file",
+    "get_frequent_cuda_kernel_sequences": "it overwrites the events of the original file",
     "get_cupti_counter_data_with_operators": "distprof's tables do not keep CUPTI counters",
 }
 """HTA analyses that need more than distprof's tables hold, and why."""
@@ -273,7 +273,7 @@ def _refuse_unsupported(analysis: Any, tables: Sequence[RankTables], ranks: Sequ
         why.update(dict.fromkeys(_NEED_DEVICE, "the recording has no device activity"))
     elif any(t.host.coded("category").equals("sync").any() for t in tables):
         why["critical_path_analysis"] = (
-            "the recording has synchronisation events, whose arguments distprof does not keep"
+            "the recording has synchronisation events, and distprof does not keep their arguments"
         )
     for method, reason in why.items():
         setattr(analysis, method, partial(_refuse, method, reason))
@@ -284,6 +284,6 @@ def _refuse_unsupported(analysis: Any, tables: Sequence[RankTables], ranks: Sequ
 
 def _refuse(method: str, reason: str, *_: object, **__: object) -> NoReturn:
     raise UsageError(
-        f"HTA's {method} cannot run on what run.to_hta() hands over: {reason};"
-        " open the files with hta.trace_analysis.TraceAnalysis for it"
+        f"HTA's {method} cannot run on the result of run.to_hta(): {reason}. Open the files with "
+        "hta.trace_analysis.TraceAnalysis instead"
     )

@@ -1,4 +1,4 @@
-"""What logs beside a recording say of a job, each a type that a run is asked for.
+"""Evidence from logs on a job; each type is requested from a run.
 
 NCCL's own log (communicators, rings, transports, settings, warnings), sensors and errors of devices
 that tools other than the probes recorded, and what a training program printed of its iterations.
@@ -113,7 +113,7 @@ class NcclEdge:
         has_gdr: Whether the card reads and writes the GPU's memory itself.
         card: Index of the network card, None for other transports.
         direction: ``send`` or ``receive`` where both sides write of it, else empty.
-        num_lines: Lines that tell of it, one per channel and side.
+        num_lines: Lines that report it, one per channel and side.
     """
 
     communicator: int | None
@@ -171,7 +171,7 @@ class NcclWarning:
 
     Args:
         text: The first of them.
-        about: ``teardown`` (processes end, harmless), ``fallback`` (NCCL goes on another way) or
+        about: ``teardown`` (processes end, harmless), ``fallback`` (NCCL takes another path) or
             ``problem``.
         num_lines: How many.
         processes: Indexes of the processes.

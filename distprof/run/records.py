@@ -1,7 +1,7 @@
-"""What the probes of one rank recorded beside its trace: step log, counters, routing, pauses.
+"""Records of the probes of one rank: step log, counters, routing, pauses.
 
-All times are int64 ns since the epoch on that rank's own clock. In float columns NaN stands for
-"not known".
+All times are int64 ns since the epoch on that rank's own clock. In float columns NaN means
+unknown.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ __all__ = [
 ]
 
 NO_THROTTLING = "none"
-"""What ``throttle_reasons`` holds where the device says that nothing slows it down."""
+"""Value of ``throttle_reasons`` if the GPU reports that it is not throttled."""
 
 _STEP = Column(name="step", dtype="int64", doc="Step number, from 0 at the start of the session.")
 
-_TIME = Column(name="t_ns", dtype="int64", unit="ns", doc="When.")
+_TIME = Column(name="t_ns", dtype="int64", unit="ns", doc="Time of the record.")
 
 _START = Column(name="start_ns", dtype="int64", unit="ns", doc="Start.")
 
-_END = Column(name="end_ns", dtype="int64", unit="ns", doc="End; never before the start.")
+_END = Column(name="end_ns", dtype="int64", unit="ns", doc="End, never before the start.")
 
 
 def _count(name: str, doc: str, unit: str = "") -> Column:
@@ -57,17 +57,21 @@ def _number(name: str, doc: str, unit: str = "") -> Column:
 
 STEP_LOG = TableSchema(
     name="step_log",
-    doc="Every step of the training as the training thread saw it, traced or not.",
+    doc="Every training step as the training thread saw it, traced or not.",
     columns=(
         _STEP,
         _START,
         _END,
         _count("tokens", "Tokens this rank trained on."),
         _count("samples", "Samples this rank trained on."),
-        _number("loss", "Loss as the training code gave it."),
+        _number("loss", "Loss that the training code reported."),
         _count("num_micro_batches", "Forward passes in the step."),
         Column(name="is_traced", dtype="bool", doc="Whether torch.profiler was recording."),
-        Column(name="is_probed", dtype="bool", doc="False where probes paused to be measured."),
+        Column(
+            name="is_probed",
+            dtype="bool",
+            doc="False where the probes paused to measure their own cost.",
+        ),
     ),
 )
 
@@ -88,8 +92,8 @@ MEMORY_LOG = TableSchema(
     columns=(
         _STEP,
         _TIME,
-        _count("allocated_bytes", "Held by tensors on the accelerator.", "B"),
-        _count("peak_allocated_bytes", "Highest since the step before.", "B"),
+        _count("allocated_bytes", "Held by tensors on the GPU.", "B"),
+        _count("peak_allocated_bytes", "Peak since the previous step.", "B"),
         _count("reserved_bytes", "Held by the caching allocator.", "B"),
         _count("num_retries", "Allocations retried after freeing the cache, since the start."),
         _count("rss_bytes", "Resident memory of the process.", "B"),
@@ -98,25 +102,27 @@ MEMORY_LOG = TableSchema(
 
 TELEMETRY = TableSchema(
     name="telemetry",
-    doc="Samples of the device's sensors.",
+    doc="Samples of the GPU's sensors.",
     columns=(
         _TIME,
-        _count("sm_clock_mhz", "Clock of the streaming multiprocessors.", "MHz"),
-        _count("memory_clock_mhz", "Clock of the memory.", "MHz"),
+        _count("sm_clock_mhz", "Clock frequency of the streaming multiprocessors.", "MHz"),
+        _count("memory_clock_mhz", "Clock frequency of the memory.", "MHz"),
         Column(
             name="throttle_reasons",
             dtype="category",
             nullable=True,
-            doc=f"What slows the device down, joined by commas; {NO_THROTTLING} if nothing does.",
+            doc=(
+                f"Reasons why the GPU is throttled, joined by commas; {NO_THROTTLING} if it is not."
+            ),
         ),
         _number("power_w", "Power.", "W"),
-        _number("energy_j", "Energy since the driver was loaded.", "J"),
+        _number("energy_j", "Energy used since the driver was loaded.", "J"),
         _count("temperature_c", "Temperature.", "°C"),
         _number("gpu_utilization_ratio", "Share of the last period with a kernel running."),
         _number("memory_utilization_ratio", "Share of the last period with memory busy."),
-        _count("memory_used_bytes", "Of the whole device, all processes.", "B"),
-        _count("pcie_tx_bytes_per_s", "From the device.", "B/s"),
-        _count("pcie_rx_bytes_per_s", "To the device.", "B/s"),
+        _count("memory_used_bytes", "Used on the whole GPU, by all processes.", "B"),
+        _count("pcie_tx_bytes_per_s", "From the GPU.", "B/s"),
+        _count("pcie_rx_bytes_per_s", "To the GPU.", "B/s"),
         _count("nvlink_tx_bytes", "Sent since start of the counters, all links.", "B"),
         _count("nvlink_rx_bytes", "Received since start of the counters, all links.", "B"),
         _count("ecc_uncorrected", "Uncorrected errors since the driver was loaded."),
@@ -124,7 +130,7 @@ TELEMETRY = TableSchema(
             name="xid",
             dtype="category",
             nullable=True,
-            doc="Numbers of XID errors since the last sample, joined by commas.",
+            doc="XID error numbers since the last sample, joined by commas.",
         ),
     ),
 )
@@ -138,22 +144,22 @@ ROUTING = TableSchema(
         Column(name="micro_batch", dtype="int64", doc="Index within the step."),
         Column(name="num_tokens", dtype="int64", doc="Tokens routed."),
         Column(name="top_k", dtype="int64", doc="Experts per token."),
-        _count("capacity", "Most assignments that an expert takes from this rank."),
+        _count("capacity", "Maximum number of assignments that an expert takes from this rank."),
         Column(name="dropped", dtype="int64", doc="Assignments over capacity."),
         _number("aux_loss", "Load-balancing loss."),
-        Column(name="first", dtype="int64", doc="Where its counts begin in ``expert_tokens``."),
-        Column(name="num_experts", dtype="int64", doc="How many counts there are."),
+        Column(name="first", dtype="int64", doc="Index of its first count in ``expert_tokens``."),
+        Column(name="num_experts", dtype="int64", doc="Number of counts."),
     ),
 )
 
 PAUSES = TableSchema(
     name="pauses",
-    doc="Time that the training thread lost to something other than the model.",
+    doc="Time that the training thread spent on something other than the model.",
     columns=(
         Column(name="kind", dtype="category", doc="gc: garbage collection; input: data loader."),
         _START,
         _END,
-        _count("step", "During which it happened."),
+        _count("step", "Step in which it happened."),
         _count("generation", "Of the garbage collector."),
         _count("num_collected", "Objects freed."),
     ),
@@ -161,11 +167,18 @@ PAUSES = TableSchema(
 
 CLOCK_STAMPS = TableSchema(
     name="clock_stamps",
-    doc="Exchanges of time with rank 0, as NTP makes them.",
+    doc="Time exchanges with rank 0, in the manner of NTP.",
     columns=(
-        Column(name="t_sent_ns", dtype="int64", unit="ns", doc="Own clock: the question left."),
-        Column(name="t_server_ns", dtype="int64", unit="ns", doc="Rank 0's clock: it answered."),
-        Column(name="t_received_ns", dtype="int64", unit="ns", doc="Own clock: the answer came."),
+        Column(name="t_sent_ns", dtype="int64", unit="ns", doc="Own clock when the request left."),
+        Column(
+            name="t_server_ns", dtype="int64", unit="ns", doc="Rank 0's clock when it answered."
+        ),
+        Column(
+            name="t_received_ns",
+            dtype="int64",
+            unit="ns",
+            doc="Own clock when the answer arrived.",
+        ),
     ),
 )
 
@@ -185,9 +198,9 @@ class RankRecords:
         routing: ROUTING table.
         expert_tokens: int64, counts of tokens per expert, one row of ``routing`` after another.
         pauses: PAUSES table.
-        about: Name of a table to what its file says of all its rows.
+        about: Table name to the facts that its file gives for all rows.
         nccl_log_bytes: Size of the NCCL log, None without one.
-        settings: What the job's own objects say, None where nobody asked.
+        settings: Configuration read from the job's objects, None if not recorded.
         notes: What was damaged or left out, one sentence each.
     """
 
@@ -214,7 +227,7 @@ class RecordSource(Protocol):
         ...
 
     def load(self) -> RankRecords:
-        """Read them. What is damaged is counted and said in ``notes``, never raised."""
+        """Read them. Damage is counted and reported in ``notes``, never raised."""
         ...
 
 
@@ -222,7 +235,7 @@ class RecordSource(Protocol):
 
 
 class FlightState(IntEnum):
-    """How far an operation came, as the recorder saw it. Stored as int8."""
+    """Progress of an operation, as the recorder saw it. Stored as int8."""
 
     UNKNOWN = 0
     SCHEDULED = 1  # launched by the host
@@ -239,27 +252,29 @@ FLIGHT = TableSchema(
         Column(name="pg", dtype="int64", doc="Number of the group within the process.",
                nullable=True),
         Column(name="group", dtype="category", doc="Name of the process group."),
-        Column(name="description", dtype="category", doc="What its maker calls the group.",
+        Column(name="description", dtype="category", doc=(
+            "Description that the program gave the group."
+        ),
                nullable=True),
         Column(name="seq", dtype="int64", doc="Sequence number of the collective in its group.",
                nullable=True),
         Column(name="p2p_seq", dtype="int64", doc="Sequence number among messages of the group.",
                nullable=True),
-        Column(name="name", dtype="category", doc="Upstream's name, for example nccl:all_reduce."),
+        Column(name="name", dtype="category", doc="Name in PyTorch, for example nccl:all_reduce."),
         Column(name="kind", dtype="int8", doc="A CollectiveKind."),
         Column(name="is_p2p", dtype="bool", doc="Whether it is a message between two ranks."),
-        Column(name="shape", dtype="category", doc="Sizes of inputs and outputs, as shown."),
+        Column(name="shape", dtype="category", doc="Sizes of inputs and outputs, for display."),
         Column(name="in_dtype", dtype="category", doc="Data types of the inputs.", nullable=True),
         Column(name="in_elements", dtype="int64", doc="Elements of the inputs.", nullable=True),
         Column(name="out_elements", dtype="int64", doc="Elements of the outputs.", nullable=True),
         Column(name="state", dtype="int8", doc="A FlightState."),
-        Column(name="retired", dtype="bool", doc="Whether the recorder stopped watching it."),
+        Column(name="retired", dtype="bool", doc="Whether the recorder stopped tracking it."),
         Column(name="created_ns", dtype="int64", unit="ns",
-               doc="When the host launched it, since the epoch on its own clock.", nullable=True),
+               doc="When the CPU launched it, since the epoch on its own clock.", nullable=True),
         Column(name="started_ns", dtype="int64", unit="ns",
-               doc="When it was seen to have started.", nullable=True),
+               doc="When the recorder saw that it had started.", nullable=True),
         Column(name="completed_ns", dtype="int64", unit="ns",
-               doc="When it was seen to have completed.", nullable=True),
+               doc="When the recorder saw that it had completed.", nullable=True),
         Column(name="timeout_ms", dtype="int64", unit="ms", doc="Timeout of its group.",
                nullable=True),
         Column(name="frame", dtype="category", doc="The call that launched it.",
@@ -274,7 +289,7 @@ class FlightGroup:
 
     Args:
         name: Its name; several groups may share one.
-        description: What its maker calls it, empty when nothing.
+        description: Description that the program gave it, empty if none.
         ranks: Global ranks of its members, ascending; empty where the dump does not say.
     """
 
@@ -307,7 +322,7 @@ class FlightDump:
         source: File it was read from.
         entries: FLIGHT table.
         version: Of the format, for example ``2.9``.
-        library: Version of NCCL or its like, empty when unknown.
+        library: Version of NCCL or of the library in its place, empty if unknown.
         groups: Groups the rank is a member of, by the recorder's name.
         status: Number of a group within the process, to its progress.
         host: Host name, empty when unknown.

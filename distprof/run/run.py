@@ -260,7 +260,7 @@ class ClockAlignment:
             ValueError: If no domain holds the rank.
         """
         if rank not in self._domain_of:
-            raise ValueError(f"rank {rank} is in no clock domain")
+            raise ValueError(f"rank {rank} is not in any clock domain")
         return self._domain_of[rank]
 
     def correction(self, rank: int, own_ns: Int64Array) -> Int64Array:
@@ -318,8 +318,7 @@ class Run:
         window: What is analysed.
         gaps: What is missing or damaged.
         job: What a run directory says of the job; None for bare traces.
-        records: Rank number to what its probes recorded beside the trace; also of ranks that were
-            not traced.
+        records: Rank number to what its probes recorded; also of ranks that were not traced.
         errors: Why Python code of ranks stopped, in order of time.
         run_dir: The run directory, empty for bare traces.
         origin: What kind of log or table the source is, for people; empty for traces and run

@@ -30,21 +30,21 @@ __all__ = [
 
 _START = Column(name="start_ns", dtype="int64", unit="ns", doc="Start on the rank's own clock.")
 
-_END = Column(name="end_ns", dtype="int64", unit="ns", doc="End; never before the start.")
+_END = Column(name="end_ns", dtype="int64", unit="ns", doc="End, never before the start.")
 
 _CORRELATION = Column(
     name="correlation",
     dtype="int64",
     nullable=True,
-    doc="Joins a device activity with the runtime call that launched it.",
+    doc="Links a GPU activity to the runtime call that launched it.",
 )
 
 ACTIVITY = TableSchema(
     name="activity",
     doc=(
-        "What the device did: kernels, copies, ranges drawn on it. On CPU-only traces, what the "
-        "host threads did: operators as computation, executed gloo operations as communication, "
-        "being blocked in send or recv as waiting."
+        "Activity of the GPU: kernels, copies and annotated ranges. On CPU-only traces, "
+        "activity of the CPU threads: operators count as computation, executed gloo operations "
+        "as communication, and time blocked in send or recv as waiting."
     ),
     columns=(
         _START,
@@ -52,15 +52,20 @@ ACTIVITY = TableSchema(
         Column(name="name", dtype="category", doc="Kernel, copy or operator name."),
         Column(name="kind", dtype="int8", doc="An ActivityKind."),
         Column(name="stream", dtype="int64", nullable=True, doc="Stream; on CPU, a thread index."),
-        Column(name="device", dtype="int32", nullable=True, doc="Device index."),
+        Column(name="device", dtype="int32", nullable=True, doc="GPU index."),
         _CORRELATION,
-        Column(name="bytes", dtype="int64", unit="B", nullable=True, doc="Bytes a copy moves."),
+        Column(
+            name="bytes", dtype="int64", unit="B", nullable=True, doc="Bytes that a copy moves."
+        ),
     ),
 )
 
 HOST = TableSchema(
     name="host",
-    doc="What the host threads did: operators, runtime calls, annotations. Python frames excluded.",
+    doc=(
+        "Activity of the CPU threads: operators, runtime calls and annotations, without Python "
+        "frames."
+    ),
     columns=(
         _START,
         _END,
@@ -68,7 +73,7 @@ HOST = TableSchema(
         Column(
             name="category",
             dtype="category",
-            doc="cpu_op, runtime, driver, annotation, sync or the trace's own word.",
+            doc="cpu_op, runtime, driver, annotation, sync or the category that the trace names.",
         ),
         Column(name="thread", dtype="category", doc="Process and thread id, as pid/tid."),
         _CORRELATION,
@@ -77,7 +82,7 @@ HOST = TableSchema(
 
 COLLECTIVES = TableSchema(
     name="collectives",
-    doc="One row per communication operation this rank took part in, in order of start.",
+    doc="One row per communication operation of this rank, in order of start.",
     columns=(
         Column(name="start_ns", dtype="int64", unit="ns", doc="Start of execution."),
         Column(name="end_ns", dtype="int64", unit="ns", doc="End of execution."),
@@ -85,35 +90,41 @@ COLLECTIVES = TableSchema(
             name="is_timed",
             dtype="bool",
             doc="Whether start and end are those of execution. False for sends and receives of "
-            "gloo, of which only the moment of posting is known: start and end are both that.",
+            "gloo: only the time of posting is known, and both columns hold it.",
         ),
         Column(
             name="enqueue_ns",
             dtype="int64",
             unit="ns",
             nullable=True,
-            doc="When the host asked for it: the launch call, or the c10d operator.",
+            doc="When the CPU requested it: the launch call or the c10d operator.",
         ),
         Column(name="kind", dtype="int8", doc="A CollectiveKind."),
         Column(name="kind_origin", dtype="int8", doc="An Origin: arguments or the kernel's name."),
         Column(name="group", dtype="category", nullable=True, doc="Process group name."),
-        Column(name="group_desc", dtype="category", nullable=True, doc="Its description."),
+        Column(
+            name="group_desc", dtype="category", nullable=True, doc="Process group description."
+        ),
         Column(
             name="group_ranks",
             dtype="category",
             nullable=True,
             doc="Global ranks of the group, as folded ranges such as 0-3,8.",
         ),
-        Column(name="group_size", dtype="int32", nullable=True, doc="Members of the group."),
+        Column(
+            name="group_size", dtype="int32", nullable=True, doc="Number of ranks in the group."
+        ),
         Column(name="group_origin", dtype="int8", doc="An Origin for the group columns."),
         Column(name="seq", dtype="int64", nullable=True, doc="Sequence number in the group."),
-        Column(name="dtype", dtype="category", nullable=True, doc="Element type as PyTorch says."),
+        Column(
+            name="dtype", dtype="category", nullable=True, doc="Element type as PyTorch names it."
+        ),
         Column(
             name="bytes",
             dtype="int64",
             unit="B",
             nullable=True,
-            doc="Full (unsharded) buffer, as nccl-tests counts it.",
+            doc="Full (unsharded) buffer, as nccl-tests counts.",
         ),
         Column(name="bytes_origin", dtype="int8", doc="An Origin for bytes."),
         Column(name="peer", dtype="int32", nullable=True, doc="Global rank of the other end."),
@@ -127,12 +138,12 @@ COLLECTIVES = TableSchema(
 
 STEPS = TableSchema(
     name="steps",
-    doc="Training steps in order of time, or the whole capture where there are no step marks.",
+    doc="Training steps in order of time, or the whole capture if it has no step marks.",
     columns=(
-        Column(name="step", dtype="int64", doc="Step number of the profiler, else 0, 1, 2, …"),
+        Column(name="step", dtype="int64", doc="Step number of the profiler, otherwise 0, 1, 2, …"),
         _START,
         _END,
-        Column(name="complete", dtype="bool", doc="False where the capture cut the step."),
+        Column(name="complete", dtype="bool", doc="False if the capture cut the step."),
     ),
 )
 
@@ -171,8 +182,8 @@ _MAX_TABLE = 1 << 24  # entries of a table that is looked up instead of sorting
 def distinct(values: NDArray[Number]) -> NDArray[Number]:
     """Distinct integers, ascending.
 
-    As ``np.unique(values)``, which imports ``numpy.ma`` when it is first called: a tenth of the
-    start of a process.
+    Same as ``np.unique(values)``, whose first call imports ``numpy.ma``: a tenth of the start-up
+    time of a process.
     """
     if len(values) == 0:
         return values
@@ -188,8 +199,8 @@ def distinct(values: NDArray[Number]) -> NDArray[Number]:
 def encode(values: NDArray[Any]) -> tuple[Int64Array, Int64Array]:
     """Distinct values, ascending, and for each row which of them it has.
 
-    As ``np.unique(values, return_inverse=True)``, in linear time where values are small and not
-    negative, as ranks, groups and pairs of them are.
+    Same as ``np.unique(values, return_inverse=True)``, but in linear time for small non-negative
+    values such as ranks, groups and pairs of them.
     """
     if len(values) == 0 or values.min() < 0 or values.max() >= _MAX_TABLE:
         distinct, code = np.unique(values, return_inverse=True)
@@ -205,14 +216,14 @@ def order_of_codes(codes: Int64Array, count: int) -> Int64Array:
 
     Args:
         codes: int64, 0 to ``count - 1``.
-        count: How many there are; up to 65,536, sorting takes linear time.
+        count: Number of codes; up to 65,536, sorting takes linear time.
     """
     small = codes.astype(np.uint16) if count <= 1 << 16 else codes
     order: Int64Array = np.argsort(small, kind="stable")
     return order
 
 
-# Which host call launched a device activity: the join by correlation id ---------------------------
+# Launch call of each GPU activity: the join by correlation id -------------------------------------
 
 NO_THREAD = -1
 
@@ -224,7 +235,7 @@ class Launches:
     """The launch call of each activity; arrays as long as the activities.
 
     Args:
-        known: Whether the launch is on record. The other columns hold ABSENT where it is not.
+        known: Whether the launch was recorded. The other columns hold ABSENT if it was not.
         row: Row of the call in HOST.
         start: Start of the call.
         end: End of the call.
@@ -243,7 +254,7 @@ def join_launches(correlation: Int64Array, host: Table) -> Launches:
 
     Several calls may carry one correlation id (a runtime call and the driver call inside it): the
     earliest is the launch. Several activities may share a call, as in a graph launch. Ids of 0 and
-    less join nothing: profilers write them where they know none.
+    less join nothing: profilers write them for an unknown id.
 
     Args:
         correlation: Correlation id of each device activity.

@@ -165,7 +165,7 @@ def coordinates_of(job: RunFile) -> Mapping[int, Mapping[str, int]]:
 
 
 def with_axis(group: ProcessGroup, places: Mapping[int, Mapping[str, int]]) -> ProcessGroup:
-    """The group with the axis along which its members lie, where that is one alone.
+    """The group with the axis of its members, if there is exactly one.
 
     What a group's description says comes first, unless it says no more than that it is the world.
 

@@ -32,9 +32,9 @@ def random_log(seed: int) -> bytes:
     return b"".join(chance.choices(pieces, k=2_000))
 
 
-CASES.add("log of NCCL without an end of line", EITHER, log(EDGE * 9 + LINE + b"x" * 300_000))
-CASES.add("log of NCCL cut in a gzip", EITHER, log(gzip.compress(EDGE * 9_000)[:-9], "a.log.gz"))
-CASES.add("log of NCCL with control characters", EITHER, log(EDGE + LINE + EVIL + b"\n"))
+CASES.add("NCCL log without an end of line", EITHER, log(EDGE * 9 + LINE + b"x" * 300_000))
+CASES.add("NCCL log cut in a gzip", EITHER, log(gzip.compress(EDGE * 9_000)[:-9], "a.log.gz"))
+CASES.add("NCCL log with control characters", EITHER, log(EDGE + LINE + EVIL + b"\n"))
 CASES.add(
     "setting of NCCL with control characters",
     EITHER,

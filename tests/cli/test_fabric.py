@@ -74,4 +74,4 @@ def test_what_is_no_profile_is_bad_input(
 ) -> None:
     (tmp_path / "x").write_text("hello")
     assert main(["fabric", str(tmp_path / "x")]) == 3
-    assert "no row of a table of nccl-tests" in capsys.readouterr().err
+    assert "no row of an nccl-tests table" in capsys.readouterr().err

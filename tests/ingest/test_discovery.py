@@ -121,7 +121,7 @@ def test_a_file_url_is_a_path(tmp_path):
     ("name", "words"),
     [
         ("missing", "nothing of that name"),
-        ("empty", "no file of such a name"),
+        ("empty", "no file with a matching name"),
         ("others", "config.json (another kind of JSON)"),
     ],
 )

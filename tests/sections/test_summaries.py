@@ -81,7 +81,7 @@ def test_rows_that_cannot_be_read_are_counted(tmp_path):
     path = table(tmp_path, "0,tp,,allreduce,Float,1,1,10,3", "x,tp,,allreduce,Float,1,1,10,3", ",")
     log = read_collective_summary(path)
     assert len(log.rank) == 1
-    assert log.notes == ("Rows that could not be read: 2.",)
+    assert log.notes == ("Unreadable rows, skipped: 2.",)
 
 
 def test_rank_4_of_the_published_table_comes_last_and_rank_0_waits_longest():

@@ -127,7 +127,7 @@ def entries_table(value: Any, source: str, notes: list[str]) -> Table:
     good = [entry for entry in found[:MAX_ENTRIES] if _is_sane(entry)]
     lost += len(found) - len(good)
     if lost:
-        notes.append(f"{lost:,} entries of {source} are damaged and left out.")
+        notes.append(f"{lost:,} damaged entries of {source} were skipped.")
     return _table(_columns_of(good))
 
 
@@ -142,12 +142,12 @@ def _columns(value: Any) -> dict[str, list[Any]]:
             msgspec.json.decode(value, type=list[_Entry], strict=False)[:MAX_ENTRIES]
         )
     if not (isinstance(value, list) and all(type(entry) is dict for entry in value)):
-        raise TypeError("entries are no list of dicts")
+        raise TypeError("entries are not a list of dicts")
     entries: list[dict[str, Any]] = value[:MAX_ENTRIES]
     columns = {name: [e.get(name, default) for e in entries] for name, default in _FIELDS.items()}
     for name, kinds in _KINDS.items():
         if not set(map(type, columns[name])) <= kinds:
-            raise TypeError(f"{name} is of another type")
+            raise TypeError(f"{name} has the wrong type")
     return columns
 
 
@@ -159,9 +159,9 @@ def _each(value: Any) -> tuple[list[_Entry], int]:
     try:
         parts = convert(value, list[msgspec.Raw]) if isinstance(value, msgspec.Raw) else value
     except BROKEN as error:
-        raise EntriesError("entries that are no list") from error
+        raise EntriesError("entries that are not a list") from error
     if not isinstance(parts, list | tuple):
-        raise EntriesError("entries that are no list")
+        raise EntriesError("entries that are not a list")
     found, lost = [], 0
     for part in parts:
         try:

@@ -95,7 +95,7 @@ def parse_flight(data: bytes, *, rank: int, source: str) -> FlightDump:
     plain = _unzipped(data, source)
     content = _decoded(plain, source)
     if not ("entries" in content or "pg_status" in content or "pg_config" in content):
-        raise _no_dump(source, "none of entries, pg_status and pg_config in it")
+        raise _no_dump(source, "neither entries nor pg_status nor pg_config")
     notes: list[str] = []
     try:
         entries = entries_table(content.get("entries"), source, notes)
@@ -125,7 +125,7 @@ def _unzipped(data: bytes, source: str) -> bytes:
     except (OSError, EOFError, zlib.error) as error:
         raise _no_dump(source, f"damaged gzip ({error})") from error
     if len(plain) > MAX_BYTES:
-        raise _no_dump(source, f"more than {MAX_BYTES:,} bytes once unpacked")
+        raise _no_dump(source, f"more than {MAX_BYTES:,} bytes when decompressed")
     return plain
 
 
@@ -139,7 +139,7 @@ def _decoded(data: bytes, source: str) -> dict[str, Any]:
         else:
             content = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
     except PickleRefused as error:
-        raise _no_dump(source, f"a pickle that is not read: {error}") from error
+        raise _no_dump(source, f"a pickle that distprof does not read: {error}") from error
     except BROKEN as error:
         raise _no_dump(source, f"damaged JSON ({' '.join(str(error).split())[:200]})") from error
     if not isinstance(content, dict):
@@ -150,9 +150,9 @@ def _decoded(data: bytes, source: str) -> dict[str, Any]:
 def _no_dump(source: str, found: str) -> InputError:
     return InputError(
         source,
-        expected="a dump of torch's Flight Recorder, as pickle or JSON",
+        expected="a dump of PyTorch's Flight Recorder, as pickle or JSON",
         found=found,
-        fix="leave the file out, or dump again: TORCH_FR_DUMP_TEMP_FILE says where to",
+        fix="leave the file out, or dump again: TORCH_FR_DUMP_TEMP_FILE sets the destination",
     )
 
 
@@ -172,7 +172,9 @@ def _groups(value: Any, notes: list[str]) -> tuple[FlightGroup, ...]:
     try:
         found: dict[str, _Config] = convert(value, dict[str, _Config])
     except BROKEN:
-        notes.append("pg_config is damaged: members of groups are taken from their entries.")
+        notes.append(
+            "pg_config is damaged: distprof takes the members of groups from their entries."
+        )
         return ()
     return tuple(
         FlightGroup(
@@ -197,7 +199,7 @@ def _status(value: Any, notes: list[str]) -> dict[int, GroupStatus]:
     try:
         found: dict[int, _Status] = convert(value, dict[int, _Status])
     except BROKEN:
-        notes.append("pg_status is damaged and not used.")
+        notes.append("pg_status is damaged: distprof ignores it.")
         return {}
     return {
         pg: GroupStatus(
@@ -228,7 +230,7 @@ class FlightEntries:
         elements: int64, elements of the input, ABSENT where not told.
         group: Name of its process group.
         description: Description of its process group.
-        digest: Of the file, so that what is concluded from it can be cached.
+        digest: Of the file, the cache key of everything inferred from it.
         notes: What was damaged, one sentence each.
     """
 
@@ -258,12 +260,14 @@ def read_flight(path: str) -> FlightEntries:
     try:
         data = Folder(folder or ".").read(name, MAX_BYTES)
     except OSError as error:
-        return _collectives(Table.empty(FLIGHT), "", (f"{name} is not read: {error.strerror}.",))
+        return _collectives(Table.empty(FLIGHT), "", (f"Cannot read {name}: {error.strerror}.",))
     try:
         dump = parse_flight(data, rank=0, source=name)
     except InputError:
         digest = hashlib.sha1(data, usedforsecurity=False).hexdigest()
-        return _collectives(Table.empty(FLIGHT), digest, (f"{name} is damaged and not used.",))
+        return _collectives(
+            Table.empty(FLIGHT), digest, (f"{name} is damaged: distprof ignores it.",)
+        )
     return _collectives(dump.entries, dump.digest, dump.notes)
 
 

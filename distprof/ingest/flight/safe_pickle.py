@@ -152,7 +152,7 @@ def read_pickle(data: bytes) -> Any:
         PickleRefused: If it would run code, is damaged, or passes a limit.
     """
     if len(data) > MAX_BYTES:
-        raise PickleRefused(f"it has more than {MAX_BYTES:,} bytes")
+        raise PickleRefused(f"it is larger than {MAX_BYTES:,} bytes")
     machine = _Machine(data)
     try:
         return machine.run()
@@ -261,7 +261,7 @@ class _Machine:
                 at = self._rare(code, at)
 
     def _rare(self, code: int, at: int) -> int:
-        """What Python's own pickler writes and torch's does not; returns where to go on."""
+        """Opcodes of Python's pickler that PyTorch's lacks; returns where to continue."""
         data = self.data
         if code == 0x94:  # MEMOIZE
             self._put(self.memo_size, at)
@@ -286,7 +286,7 @@ class _Machine:
             self._tuple(self.marks.pop(), at)
         elif code == 0x80:  # PROTO
             if not 2 <= data[at] <= 5:
-                raise PickleRefused(f"protocol {data[at]} is not read (2 to 5 are)")
+                raise PickleRefused(f"its protocol is {data[at]}; distprof reads 2 to 5")
             return at + 1
         elif code == 0x95:  # FRAME: only a hint for readers of streams
             return at + 8
@@ -298,9 +298,10 @@ class _Machine:
         if code in _RUNS_CODE:
             name = _RUNS_CODE[code]
             raise PickleRefused(
-                f"it asks to run code (instruction {name} at byte {at - 1:,}), and was not obeyed"
+                f"it asks to run code (instruction {name} at byte {at - 1:,}), which distprof "
+                "refuses"
             )
-        raise PickleRefused(f"instruction {code:#04x} at byte {at - 1:,} makes no plain data")
+        raise PickleRefused(f"instruction {code:#04x} at byte {at - 1:,} does not make plain data")
 
     def _text(self, at: int, length: int) -> int:
         end = at + length
@@ -322,7 +323,9 @@ class _Machine:
         self._check_floor(start)
         target = stack[start - 1]
         if type(target) is not list:
-            raise PickleRefused(f"something is appended to no list before byte {self.at:,}")
+            raise PickleRefused(
+                f"an item is appended to something other than a list before byte {self.at:,}"
+            )
         target.extend(stack[start:])
         del stack[start:]
 
@@ -332,7 +335,9 @@ class _Machine:
         target = stack[start - 1]
         keys, values = stack[start::2], stack[start + 1 :: 2]
         if type(target) is not dict or len(keys) != len(values):
-            raise PickleRefused(f"items are set in no dict before byte {self.at:,}")
+            raise PickleRefused(
+                f"items are set in something other than a dict before byte {self.at:,}"
+            )
         if not {type(key) for key in keys} <= {str, int}:  # others may take for ever to hash
             raise PickleRefused(f"a key before byte {self.at:,} is neither text nor an integer")
         target.update(zip(keys, values, strict=True))
@@ -364,7 +369,7 @@ class _Machine:
         stack.append(made)
 
     def _check_floor(self, start: int) -> None:
-        """A container may be changed only where it lies above the latest mark."""
+        """A container may be changed only if it is above the latest mark."""
         if start - 1 < (self.marks[-1] if self.marks else 0) or start > len(self.stack):
             raise IndexError
 
@@ -384,12 +389,12 @@ class _Machine:
 
     def _missing(self, index: int, at: int) -> Any:
         raise PickleRefused(
-            f"before byte {at:,} it uses value {index:,} again, which is unknown or a container"
+            f"before byte {at:,} it reuses value {index:,}, which is unknown or a container"
         )
 
     def _result(self) -> Any:
         if len(self.stack) != 1 or self.marks:
-            raise PickleRefused(f"it stops at byte {self.at:,} with work left over")
+            raise PickleRefused(f"it stops at byte {self.at:,} with unused values")
         return self.stack[0]
 
 

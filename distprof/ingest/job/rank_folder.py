@@ -93,16 +93,16 @@ class LineFile:
     def notes(self) -> tuple[str, ...]:
         """What a reader of the report should know, one sentence each, without the rank."""
         if self.problem:
-            return (f"{self.name} is not read: {self.problem}.",)
+            return (f"{self.name} was not read: {self.problem}.",)
         notes = []
         if self.num_bad:
-            lines = "line is" if self.num_bad == 1 else "lines are"
-            notes.append(f"{self.num_bad:,} {lines} damaged in {self.name} and left out.")
+            lines = "line in" if self.num_bad == 1 else "lines in"
+            notes.append(f"Skipped {self.num_bad:,} damaged {lines} {self.name}.")
         if self.is_cut:
-            notes.append(f"The last line of {self.name} is cut: its writer was stopped.")
+            notes.append(f"The last line of {self.name} is cut off: its writer was stopped.")
         if self.is_capped:
             notes.append(
-                f"{self.name} has more than {MAX_RECORDS:,} records: the rest is left out."
+                f"{self.name} has more than {MAX_RECORDS:,} records: the rest was skipped."
             )
         return tuple(notes)
 
@@ -156,7 +156,7 @@ def _read(
 
 
 def _accept_header(line: bytes, schema: str, found: LineFile) -> bool:
-    """Whether the file is of the kind and version that is read; a lost header is no reason."""
+    """Whether the file has a supported kind and version; a lost header does not rule it out."""
     try:
         header = msgspec.json.decode(line, type=Header)
     except _BROKEN:
@@ -171,7 +171,7 @@ def _accept_header(line: bytes, schema: str, found: LineFile) -> bool:
         found.problem = f"its schema is {header.schema[:60]!r}, not {schema!r}"
     else:
         found.problem = (
-            f"it is of version {said[:20]}, this distprof reads {major}: a newer one is needed"
+            f"it has version {said[:20]}, and this distprof reads version {major}: upgrade distprof"
         )
     return False
 
@@ -201,7 +201,7 @@ def _lines(stream: BinaryIO, found: LineFile) -> Iterator[bytes]:
 # Columns that records are collected in, one table's worth ----------------------------------------
 
 MAX_NAME = 200
-"""Longer names are cut: nobody reads them, and a table of them could fill the memory."""
+"""Longer names are cut: they are unreadable, and a table of them could fill the memory."""
 
 _MAX_NAMES = 100_000
 
@@ -332,9 +332,9 @@ def _settings(folder: Folder, rank: int) -> tuple[SettingsFile | None, str]:
         data = folder.read(SETTINGS_FILE, MAX_SETTINGS_BYTES)
         settings = msgspec.json.decode(data, type=SettingsFile)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError):
-        return None, f"{SETTINGS_FILE} is damaged and not used"
+        return None, f"{SETTINGS_FILE} is damaged and was ignored"
     if settings.schema != SETTINGS_SCHEMA or settings.rank != rank:
-        return None, f"{SETTINGS_FILE} is of another version or rank and not used"
+        return None, f"{SETTINGS_FILE} has another version or rank and was ignored"
     return settings, ""
 
 
@@ -349,7 +349,7 @@ def read_clock_stamps(rank: int, path: str) -> tuple[Table, tuple[str, ...]]:
 
     def take(record: ClockStamp) -> None:
         if record.t_received_ns < record.t_sent_ns:
-            raise ValueError("the answer came before the question")
+            raise ValueError("the answer precedes the question")
         columns.add(record.t_sent_ns, record.t_server_ns, record.t_received_ns)
 
     file = read_lines(Folder(path), CLOCK_FILE, "distprof.clock/1", ClockStamp, take)
@@ -390,7 +390,7 @@ class _Steps:
 
 
 class _Routing:
-    """Routing records; counts lie in one array."""
+    """Routing records; all counts are in one array."""
 
     def __init__(self) -> None:
         self.columns = Columns(ROUTING)
@@ -400,9 +400,9 @@ class _Routing:
         """Add the routing of one micro-batch."""
         counts = record.tokens_per_expert
         if not 0 < len(counts) <= MAX_EXPERTS or min(counts) < 0 or max(counts) >= 1 << 40:
-            raise ValueError("no counts of tokens")
+            raise ValueError("no token counts")
         if len(self.tokens) + len(counts) > MAX_EXPERT_COUNTS:
-            raise ValueError("more counts than are kept")
+            raise ValueError("more counts than distprof keeps")
         self.columns.add(
             record.step,
             record.layer,

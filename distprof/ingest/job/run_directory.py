@@ -35,7 +35,7 @@ __all__ = [
     "with_flight",
 ]
 
-MAX_RUN_BYTES = 1 << 28  # of run.json: ten thousand ranks take some 20 MB
+MAX_RUN_BYTES = 1 << 28  # of run.json: ten thousand ranks take about 20 MB
 
 MAX_RANK_BYTES = 1 << 24  # of rank.json and error.json
 
@@ -92,7 +92,7 @@ def find_run_directory(source: str) -> str | None:
             source,
             expected="one run",
             found=f"{len(inside)} run directories: {', '.join(inside[:_MAX_NAMED])}{more}",
-            fix=f"name one of them; the newest is {folder.child(newest).path}",
+            fix=f"name one; the newest is {folder.child(newest).path}",
         )
     return folder.child(inside[0]).path if inside else None
 
@@ -140,7 +140,7 @@ def rank_of_folder(path: str) -> int | None:
 
 
 def _is_run(folder: Folder, names: Sequence[str]) -> bool:
-    """Folders of ranks alone may be anybody's: some file in them must be ours."""
+    """Any program may write rank folders: one file in them must come from distprof."""
     if RUN_FILE in names:
         return True
     first = next(name for name in names if _RANK_FOLDER.match(name))
@@ -157,7 +157,7 @@ def _rank_folders(folder: Folder) -> dict[int, RankFolder]:
 
 
 class _Schema(msgspec.Struct):
-    """What tells versions apart before other fields are looked at."""
+    """The version, read before any other field."""
 
     schema: str = ""
 
@@ -175,12 +175,12 @@ def _run_file(folder: Folder) -> tuple[RunFile | None, list[Gap]]:
                 source,
                 expected=f'"schema": "{RUN_SCHEMA}"',
                 found=f'"schema": "{schema[:60]}"',
-                fix="analyse it with the version of distprof that wrote it, or a newer one: "
-                "pip install --upgrade distprof",
+                fix="analyse it with the version of distprof that wrote it or a newer one: pip "
+                "install --upgrade distprof",
             )
         return msgspec.json.decode(data, type=RunFile), []
     except OSError as error:
-        return None, [_no_run_file(f"cannot be read ({error.strerror})")]
+        return None, [_no_run_file(f"is not readable ({error.strerror})")]
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError) as error:
         return None, [_no_run_file(f"is damaged ({' '.join(str(error).split())[:200]})")]
 
@@ -188,7 +188,7 @@ def _run_file(folder: Folder) -> tuple[RunFile | None, list[Gap]]:
 def _no_run_file(why: str) -> Gap:
     return Gap(
         what="run-file",
-        message=f"{RUN_FILE} {why}: what was run and how it ended is known only from what its "
+        message=f"{RUN_FILE} {why}: distprof knows the command and its outcome only from what the "
         "ranks recorded.",
     )
 
@@ -196,7 +196,9 @@ def _no_run_file(why: str) -> Gap:
 def _damaged_ranks(ranks: Sequence[int]) -> Gap:
     return Gap(
         what="rank-file",
-        message=f"{RANK_FILE} or {ERROR_FILE} of {name_ranks(ranks)} is damaged and not used.",
+        message=(
+            f"{RANK_FILE} or {ERROR_FILE} of {name_ranks(ranks)} is damaged: distprof ignores it."
+        ),
         ranks=tuple(ranks),
     )
 
@@ -251,7 +253,7 @@ def with_flight(trace: TraceFile, directory: RunDirectory) -> TraceFile:
 def describe_rank(rank: Rank, directory: RunDirectory, entries: Mapping[int, RankEntry]) -> Rank:
     """The rank with what run.json says of it where its trace says nothing.
 
-    The folder that a trace lies in tells its rank: the launcher made it.
+    The folder of a trace gives its rank, because the launcher made the folder.
 
     Args:
         rank: As its trace has it.
@@ -280,8 +282,8 @@ def missing_ranks(missing: Sequence[int], world_size: int) -> Gap:
     """Ranks of which no trace was found."""
     return Gap(
         what="missing-ranks",
-        message=f"{len(missing)} of {world_size} ranks have no trace "
-        f"({fold_ranks(missing)}): the last to arrive may be one of them.",
+        message=f"{len(missing)} of {world_size} ranks have no trace ({fold_ranks(missing)}): the "
+        "straggler may be one of them.",
         ranks=tuple(missing),
     )
 
@@ -315,7 +317,9 @@ def trace_gaps(ranks: Sequence[Rank], directory: RunDirectory) -> list[Gap]:
 def _chosen_ranks(wanted: set[int], everyone: set[int], asked: str) -> Gap:
     return Gap(
         what="chosen-ranks",
-        message=f"Only {name_ranks(wanted)} of {len(everyone)} were to be traced ({asked}).",
+        message=(
+            f"Only {name_ranks(wanted)} of {len(everyone)} were selected for tracing ({asked})."
+        ),
         ranks=tuple(sorted(everyone - wanted)),
     )
 

@@ -62,9 +62,9 @@ def read_collective_summary(source: str) -> CollectiveSummary:
         else:
             rows.append(row)
     if not rows:
-        _refuse(source, f"no row that can be read, {num_broken:,} that cannot")
+        _refuse(source, f"no readable row, {num_broken:,} unreadable rows")
     table = np.array(rows, np.int64)
-    notes = (f"Rows that could not be read: {num_broken:,}.",) if num_broken else ()
+    notes = (f"Unreadable rows, skipped: {num_broken:,}.",) if num_broken else ()
     return CollectiveSummary(
         classes=tuple(classes),
         class_index=table[:, 0],
@@ -132,7 +132,7 @@ def _number(text: str | None) -> float | None:
 def _refuse(source: str, found: str) -> NoReturn:
     raise InputError(
         source,
-        expected=f"a CSV table of collectives by rank, with the columns {', '.join(COLUMNS)}",
+        expected=f"a CSV table of collectives per rank, with the columns {', '.join(COLUMNS)}",
         found=found,
         fix="write the table again, for example with TraceLens' NCCL analysis",
     )
@@ -141,7 +141,7 @@ def _refuse(source: str, found: str) -> NoReturn:
 SOURCE = Source(
     place=90,
     origin="table of collectives",
-    name="a table of collectives by rank",
+    name="a table of collectives per rank",
     fits=fits_collective_summary,
     read=read_collective_summary,
 )

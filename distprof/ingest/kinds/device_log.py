@@ -48,8 +48,9 @@ def read_device_log(source: str) -> DeviceLog:
         raise InputError(
             source,
             expected=EXPECTED,
-            found="; ".join(log.notes) or f"{log.num_lines:,} lines without any of it",
-            fix="name what one of these tools wrote, as it wrote it",
+            found="; ".join(log.notes)
+            or (f"{log.num_lines:,} lines, none of them from a supported tool"),
+            fix="name the unedited output of one of these tools",
         )
     return log
 
@@ -80,8 +81,8 @@ def _join(run: Run, log: DeviceLog) -> Run:
 
 SOURCE = Source(
     place=60,
-    origin="file of sensors or errors of devices",
-    name="sensors or errors of devices",
+    origin="file of GPU sensors or errors",
+    name="GPU sensors or errors",
     fits=fits_device_log,
     read=read_device_log,
     notes="damaged",

@@ -1,4 +1,4 @@
-"""Tokens per expert that somebody counted: a small JSON file.
+"""Tokens per expert, counted by another program: a small JSON file.
 
 Three forms, each with a list of counts per layer, one count per expert::
 
@@ -80,7 +80,7 @@ def read_expert_counts(source: str) -> ExpertCounts:
         layers=layers,
         top_k=_top_k(source, document),
         model=document["model"] if isinstance(document.get("model"), str) else "",
-        notes=("Tokens per expert are counts that somebody made; nothing was timed.",),
+        notes=("Tokens per expert are counts from a file; nothing was timed.",),
     )
 
 
@@ -88,7 +88,7 @@ def _read(source: str, limit: int) -> bytes:
     if "://" not in source:
         path = Path(source)
         if not path.is_file():  # a pipe would be read for ever
-            raise OSError(f"{source} is no file")
+            raise OSError(f"{source} is not a file")
         with path.open("rb") as stream:
             return stream.read(limit)
     system, place = file_system(source)
@@ -101,14 +101,19 @@ def _decode(source: str) -> Any:
         data = _read(source, MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         raise InputError(
-            source, expected=_FORMS, found=f"cannot be read: {error}", fix="check path and rights"
+            source,
+            expected=_FORMS,
+            found=f"not readable: {error}",
+            fix=("check the path and your permissions"),
         ) from error
     if len(data) > MAX_BYTES:
         _refuse(source, f"more than {MAX_BYTES:,} bytes")
     try:
         return msgspec.json.decode(data)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise InputError(source, expected=_FORMS, found=f"no JSON: {error}", fix=_FIX) from error
+        raise InputError(
+            source, expected=_FORMS, found=(f"invalid JSON: {error}"), fix=_FIX
+        ) from error
 
 
 def _domains(source: str, domains: Any) -> dict[str, NDArray[np.int64]]:

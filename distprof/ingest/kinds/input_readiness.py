@@ -41,7 +41,7 @@ def read_input_readiness(source: str) -> InputReadiness:
         source: Path or fsspec URL of a JSON file, gzipped or not.
 
     Raises:
-        InputError: If it is no such object.
+        InputError: If it does not hold these columns.
     """
     columns = _columns(source)
     times = _numbers(columns[TIME])
@@ -49,18 +49,18 @@ def read_input_readiness(source: str) -> InputReadiness:
         :MAX_RANKS
     ]
     if not ranks or not len(times):
-        _refuse(source, "no column of a rank, or no time")
+        _refuse(source, "no rank column, or no time column")
     values = [_numbers(columns[name]) for _, name in ranks]
     if any(len(column) != len(times) for column in values):
-        _refuse(source, "columns of unlike lengths")
+        _refuse(source, "columns of different lengths")
     ratio = np.array(values, np.float64)
     absurd = (ratio < 0) | (ratio > 1)
     ratio[absurd] = np.nan
     known = np.isfinite(times) & (np.abs(times) < 1e12)
     order = np.argsort(times[known], kind="stable")
-    notes = [f"Values that are no share are left out: {int(absurd.sum()):,}."] * bool(absurd.any())
+    notes = [f"Skipped values outside 0 to 1: {int(absurd.sum()):,}."] * bool(absurd.any())
     if not known.all():
-        notes.append(f"Samples without a time are left out: {int((~known).sum()):,}.")
+        notes.append(f"Skipped samples without a time: {int((~known).sum()):,}.")
     return InputReadiness(
         time_s=times[known][order].astype(np.int64),
         ranks=tuple(rank for rank, _ in ranks),
@@ -101,16 +101,16 @@ def _number(value: Any) -> float:
 def _refuse(source: str, found: str) -> NoReturn:
     raise InputError(
         source,
-        expected=f'columns of readiness by rank, {{"{TIME}": […], "0": […], "1": […]}}',
+        expected=f'columns of readiness per rank, {{"{TIME}": […], "0": […], "1": […]}}',
         found=found,
-        fix="export the columns again, all of one length",
+        fix="export the columns again, all with the same length",
     )
 
 
 SOURCE = Source(
     place=100,
-    origin="table of input's readiness",
-    name="readiness of input by rank",
+    origin="table of input readiness",
+    name="input readiness per rank",
     fits=fits_input_readiness,
     read=read_input_readiness,
 )

@@ -76,8 +76,11 @@ def read_machine(source: str) -> Machines:
         raise InputError(
             source,
             expected="output of nvidia-smi topo -m",
-            found="; ".join(found.notes) or "no matrix of GPUs",
-            fix="save what `nvidia-smi topo -m` prints on each host, the host's name before it",
+            found="; ".join(found.notes) or "no GPU matrix",
+            fix=(
+                "save the output of `nvidia-smi topo -m` on each host, with the host name on "
+                "the line before it"
+            ),
         )
     return found
 
@@ -148,7 +151,7 @@ class _Block:
         """What is wrong with it."""
         if not self.is_whole:
             where = f" of {self.host}" if self.host else ""
-            yield f"A matrix of nvidia-smi topo -m{where} lacks rows of GPUs and is left out."
+            yield f"A matrix of nvidia-smi topo -m{where} lacks GPU rows and was skipped."
 
     def machine(self) -> Machine:
         """The machine, GPUs before cards."""

@@ -20,7 +20,7 @@ __all__ = ["SOURCE", "fits_nccl_log", "read_nccl_log", "read_rank_logs"]
 
 MAX_FILES = 20_000
 _MAX_FILES_ASKED = 8
-"""Of many ranks' logs, so many are asked whether they hold iterations too."""
+"""Number of NCCL logs that are checked for training iterations."""
 
 _SNIFFED_BYTES = 1 << 22
 _SIGNS = (b"NCCL INFO ", b"NCCL WARN ", b"NCCL version ", b"RCCL version ")
@@ -28,7 +28,7 @@ _OTHER_KINDS = (".json", ".json.gz", ".jsonl", ".pkl", ".parquet", ".csv", ".tar
 
 
 def fits_nccl_log(source: str) -> bool:
-    """Whether a source is a log of NCCL, or a folder with such logs and no trace."""
+    """Whether a source is an NCCL log, or a folder with such logs and no trace."""
     try:
         return any(_is_log(path) for path in paths_of_logs(source, MAX_FILES))
     except (OSError, ValueError, ImportError):
@@ -52,9 +52,9 @@ def read_nccl_log(source: str) -> NcclLog:
     if not (log.num_info or log.num_warn or log.versions):
         raise InputError(
             source,
-            expected="a log that NCCL wrote with NCCL_DEBUG=INFO",
-            found="; ".join(log.notes) or f"{log.num_lines:,} lines without a word of NCCL",
-            fix="set NCCL_DEBUG=INFO, and keep what the ranks print",
+            expected="an NCCL log, written with NCCL_DEBUG=INFO",
+            found="; ".join(log.notes) or f"{log.num_lines:,} lines, none of them from NCCL",
+            fix="set NCCL_DEBUG=INFO and keep the output of the ranks",
         )
     return log
 
@@ -84,14 +84,14 @@ def _read(paths: Mapping[str, int | None]) -> NcclLog:
                 for some in lines:
                     assembler.take_lines(some, splitter, rank)
         except DAMAGE as error:
-            notes.append(f"{path} cannot be read: {' '.join(str(error).split())}.")
+            notes.append(f"Cannot read {path}: {' '.join(str(error).split())}.")
             continue
         counts["lines"] += lines.num_lines
         counts["bytes"] += lines.num_bytes
         if lines.damage:
-            notes.append(f"{path} is read up to its damage: {lines.damage}.")
+            notes.append(f"{path} was read only up to the damage: {lines.damage}.")
         if lines.num_shortened:
-            notes.append(f"Lines of {path} longer than 64 KiB are cut: {lines.num_shortened:,}.")
+            notes.append(f"Lines of {path} above 64 KiB, cut: {lines.num_shortened:,}.")
     return assembler.result(tuple(paths), counts, notes)
 
 
@@ -116,8 +116,8 @@ def _with_iterations(run: Run) -> Run:
 
 SOURCE = Source(
     place=50,
-    origin="log of NCCL",
-    name="a log of NCCL",
+    origin="NCCL log",
+    name="a NCCL log",
     fits=fits_nccl_log,
     read=read_nccl_log,
     notes="damaged",

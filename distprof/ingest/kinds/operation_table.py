@@ -42,7 +42,7 @@ _SIZE = re.compile(r"[0-9]{1,9}")
 
 _SIZES = {"pp_size": "pp", "dp_size": "dp", "dsp_size": "dsp", "tp_size": "tp"}
 
-_FIX = "write one `key: value` per line, sizes as positive integers, or remove the file"
+_FIX = "write one `key: value` per line, sizes that are positive integers, or remove the file"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,7 @@ class JobSizes:
 
 
 def find_sizes(table: str) -> Path | None:
-    """The meta file beside ``trace-NAME.parquet`` or ``NAME.parquet``; None where there is none."""
+    """The meta file next to ``trace-NAME.parquet`` or ``NAME.parquet``, None if missing."""
     if "://" in table:
         return None
     path = Path(table)
@@ -88,13 +88,13 @@ def read_sizes(path: Path) -> JobSizes:
             str(path),
             expected=f"a world_size of {product}, the product of the other sizes",
             found=f"world_size: {world}",
-            fix="correct the sizes, or remove the file: sizes are then taken from the table",
+            fix="correct the sizes, or remove the file to take sizes from the table",
         )
     return JobSizes(mesh=mesh, chunks=sizes.get("vpp_size"), world_size=world)
 
 
 def _values(path: Path) -> dict[str, str]:
-    """Keys and values as they stand there."""
+    """Keys and values, unparsed."""
     try:
         with path.open("rb") as stream:
             raw = stream.read(MAX_BYTES + 1)
@@ -113,7 +113,7 @@ def _values(path: Path) -> dict[str, str]:
             continue
         match = _LINE.fullmatch(line.rstrip())
         if match is None or match.group(1) in values:
-            what = "a second value of a key" if match else "something else"
+            what = "a second value for a key" if match else "something else"
             raise InputError(
                 str(path),
                 expected="lines of `key: value`, each key once",
@@ -127,7 +127,10 @@ def _values(path: Path) -> dict[str, str]:
 def _size(path: Path, key: str, value: str) -> int:
     if not _SIZE.fullmatch(value) or int(value) < 1:
         raise InputError(
-            str(path), expected="sizes as positive integers", found=f"{key}: {value[:60]}", fix=_FIX
+            str(path),
+            expected=("sizes that are positive integers"),
+            found=f"{key}: {value[:60]}",
+            fix=_FIX,
         )
     return int(value)
 
@@ -163,7 +166,7 @@ _NEVER_NEGATIVE = ("dp_rank", "stage", "rank", "seq_id")
 
 _LAYOUT = f"the columns {', '.join(COLUMNS)}"
 
-_WRITE_AGAIN = "write the table again; docs/how-to/operation-tables.md says what it holds"
+_WRITE_AGAIN = "write the table again; docs/how-to/operation-tables.md describes its columns"
 
 
 def fits_operation_table(source: str) -> bool:
@@ -172,7 +175,7 @@ def fits_operation_table(source: str) -> bool:
 
 
 def read_operation_table(source: str) -> OperationLog:
-    """Read an operation table and what stands beside it.
+    """Read an operation table and its meta file.
 
     Args:
         source: A Parquet file, a folder that holds one, or an fsspec URL of a file.
@@ -201,10 +204,10 @@ def log_of_columns(
         columns: By the names of :data:`COLUMNS`: whole numbers as int64, ``optype`` coded, times
             in seconds.
         origin: What kind of log, for people.
-        sizes: What stands beside the table.
+        sizes: Sizes from the meta file.
 
     Raises:
-        InputError: If values cannot be.
+        InputError: If values are implausible.
     """
     operations, notes = _operations(path, columns)
     return OperationLog(
@@ -268,7 +271,7 @@ def _read_columns(path: str) -> dict[str, Any]:
             path,
             expected=f"a Parquet file with {_LAYOUT}",
             found=f"{type(error).__name__}: {' '.join(str(error).split())[:200]}",
-            fix=f"check that the file is whole, or {_WRITE_AGAIN}",
+            fix=f"check that the file is complete, or {_WRITE_AGAIN}",
         ) from error
     return {name: table.column(name) for name in names}
 
@@ -289,16 +292,16 @@ def _check_size(path: str, file: Any) -> None:
     if rows == 0:
         raise InputError(
             path,
-            expected="a row per operation",
+            expected="one row per operation",
             found="a table without rows",
-            fix="look at what wrote it: did it record any step?",
+            fix="check that the program that wrote it recorded a step",
         )
     if rows > MAX_ROWS:
         raise InputError(
             path,
             expected=f"at most {MAX_ROWS:,} operations",
             found=f"{rows:,}",
-            fix="write fewer steps into one table: a few dozen say all there is to say",
+            fix="write fewer steps into one table: a few dozen are enough",
         )
 
 
@@ -309,8 +312,8 @@ def _check_present(path: str, present: set[str]) -> None:
         raise InputError(
             path,
             expected=_LAYOUT,
-            found=f"no {', '.join(missing)}; columns there: {known[:300]}",
-            fix="name an operation table; a run directory is named by its folder",
+            found=f"no {', '.join(missing)}; columns present: {known[:300]}",
+            fix="name an operation table; to analyse a run directory, name its folder",
         )
 
 
@@ -370,7 +373,7 @@ def _whole(path: str, name: str, values: NDArray[Any]) -> Int64Array:
     low, high = values.min(), values.max()
     largest = _LARGEST.get(name, 2**31 - 1)
     if low < (0 if name in _NEVER_NEGATIVE else -largest) or high > largest:
-        raise _bad(path, name, "numbers that can be", f"{low} to {high}")
+        raise _bad(path, name, "plausible numbers", f"{low} to {high}")
     return values.astype(np.int64)
 
 
@@ -400,11 +403,11 @@ def _operations(path: str, columns: Mapping[str, Any]) -> tuple[Table, list[str]
     )
     notes = []
     if num_negative:
-        notes.append(f"Negative durations, taken as 0: {num_negative:,} of {len(start):,}.")
+        notes.append(f"Negative durations, counted as 0: {num_negative:,} of {len(start):,}.")
     if _is_laid_out_otherwise(columns):
         notes.append(
-            "Model chunks are not dealt to stages in turn (gmc is not mc times stages plus stage): "
-            "messages between stages may be paired wrongly."
+            "Model chunks are not assigned to stages round-robin (gmc is not mc × stages + "
+            "stage): messages between stages may be paired wrongly."
         )
     return table, notes
 
@@ -447,7 +450,10 @@ def _check_identity(path: str, columns: Mapping[str, Any]) -> None:
         if (counts > 1).any():
             what = f"rank {values[counts > 1][0]}" if which == 0 else "one of them"
             raise _bad(
-                path, name, "one dp_rank and stage for each rank", f"{what} has more than one"
+                path,
+                name,
+                "one rank for each dp_rank and stage, and the reverse",
+                f"{what} has more than one",
             )
     keys = (columns["seq_id"], columns["optype"].codes, columns["step"], columns["rank"])
     order = np.lexsort(keys)
@@ -459,7 +465,7 @@ def _check_identity(path: str, columns: Mapping[str, Any]) -> None:
         raise _bad(
             path,
             "seq_id",
-            "a number of its own for each operation of a kind, rank and step",
+            "a distinct number for each operation of a kind, rank and step",
             f"{int(same.sum()):,} repeated, the first in row {row:,}",
         )
 

@@ -59,7 +59,7 @@ def read_operation_timeline(source: str) -> OperationLog:
         source: Path or fsspec URL of a JSON file, gzipped or not.
 
     Raises:
-        InputError: If it is no such list, or holds values that cannot be.
+        InputError: If it is not a list of operations, or holds implausible values.
     """
     events = _events(source)
     stages = _stages(source, events)
@@ -68,7 +68,7 @@ def read_operation_timeline(source: str) -> OperationLog:
         _refuse(source, "no operation")
     unnamed = sum((event.pid, event.tid) not in stages for event in operations)
     if unnamed:
-        _refuse(source, f"{unnamed:,} operations on threads whose names tell no stage")
+        _refuse(source, f"{unnamed:,} operations on threads without a stage in their names")
     return log_of_columns(source, _columns(operations, stages), ORIGIN, JobSizes(mesh={}))
 
 
@@ -133,16 +133,16 @@ def _events(source: str) -> list[_Event]:
     if len(events) > MAX_OPERATIONS:
         _refuse(source, f"{len(events):,} events, more than {MAX_OPERATIONS:,}")
     if any(not 0 <= event.pid < 1 << 20 for event in events):
-        _refuse(source, "a process that is no index of data parallelism")
+        _refuse(source, "a process id that is not a data-parallel index")
     return events
 
 
 def _refuse(source: str, found: str) -> NoReturn:
     raise InputError(
         source,
-        expected="a list of Chrome events, one per operation, on threads named by their stage",
+        expected="a list of Chrome events, one per operation, on threads named after their stage",
         found=found,
-        fix="analyse the operation table that the timeline was drawn from instead",
+        fix="analyse the operation table behind the timeline instead",
     )
 
 

@@ -1,7 +1,7 @@
 """Pipeline timelines: the start and end of every forward and backward, as each rank timed them.
 
 The layout is that of Primus for Megatron: a folder with ``pp_rank_N.json`` per pipeline rank, and
-``config.json`` beside them. A rank's file maps an iteration to ``total`` and lists ``fwd_start``,
+``config.json`` next to them. A rank's file maps an iteration to ``total`` and lists ``fwd_start``,
 ``fwd_end``, ``bwd_start``, ``bwd_end``, all in ms since the rank began the iteration.
 """
 
@@ -108,7 +108,7 @@ def read_pipeline_timeline(source: str) -> OperationLog:
     slots = times.start_ns.shape[-1]
     if slots % virtual:
         virtual = 1
-        notes.append(f"{slots} slots do not divide into the stages that {_CONFIG} tells of.")
+        notes.append(f"{slots} slots do not divide by the number of stages in {_CONFIG}.")
     shares, clock_note = _clock(times, virtual)
     longest = times.total_ns.max(axis=0)
     return OperationLog(
@@ -127,7 +127,7 @@ def read_pipeline_timeline(source: str) -> OperationLog:
 
 
 def _rank_files(source: str) -> dict[int, Path]:
-    """Files by pipeline rank, ascending; empty where ``source`` is no such folder."""
+    """Files by pipeline rank, ascending; empty if ``source`` is not a folder of timelines."""
     if "://" in source:
         return {}
     folder = Path(source).expanduser()
@@ -182,16 +182,20 @@ def _times(source: str, ranks: Mapping[int, _Rank]) -> tuple[_Times, list[str]]:
     if not whole:
         raise InputError(
             source,
-            expected="an iteration with as many forwards as backwards on every pipeline rank",
-            found=f"{len(common)} iterations that all {len(ranks)} files have, none of them whole",
-            fix="copy the files of all ranks again, of one run",
+            expected="an iteration with as many forward as backward passes on every pipeline rank",
+            found=(
+                f"{len(common)} iterations that all {len(ranks)} files share, none of them complete"
+            ),
+            fix="copy the files of all ranks of one run again",
         )
     every = set().union(*(set(rank) for rank in ranks.values()))
     notes = []
     if len(every) > len(whole):
-        notes.append(f"{len(every) - len(whole)} iterations are not whole on every rank: left out.")
+        notes.append(
+            f"{len(every) - len(whole)} iterations are incomplete on some rank and were skipped."
+        )
     if len(whole) > 1:
-        notes.append(f"Iteration {whole[0]}, the first, holds the warm-up: left out.")
+        notes.append(f"Iteration {whole[0]}, the first, contains the warm-up and was skipped.")
         whole = whole[1:]
     parts = [[rank[step] for step in whole] for rank in ranks.values()]
     start = _ns([[(part.fwd_start, part.bwd_start) for part in rank] for rank in parts])
@@ -233,20 +237,23 @@ def _clock(times: _Times, virtual: int) -> tuple[bool, str]:
     A rank cannot start a forward before the one before it has ended the same micro-batch's, nor a
     backward before the one after it. Both together leave clocks little room to differ.
     """
-    own = "Each rank's times count from its own start"
+    own = "The times of each rank count from its own start"
     neighbours = np.flatnonzero(np.diff(times.ranks) == 1)
     if virtual > 1 or len(neighbours) < len(times.ranks) - 1 or not len(neighbours):
-        return False, f"{own}: times of different ranks are not compared."
+        return False, f"{own}: distprof does not compare times between ranks."
     before, after = neighbours, neighbours + 1
     forward = times.start_ns[after, :, 0] - times.end_ns[before, :, 0]
     backward = times.start_ns[before, :, 1] - times.end_ns[after, :, 1]
     room = int(np.abs((forward.min(axis=2), backward.min(axis=2))).max())
     slot = int(np.median(times.end_ns - times.start_ns))
     if room > _CLOCK_SHARE * slot:
-        return False, f"{own}, and messages do not tell how far apart these are: not compared."
+        return False, (
+            f"{own}, and messages do not show how far apart these starts are: distprof does not "
+            "compare them."
+        )
     return True, (
-        f"{own}. As no rank works on what has not been sent, these are at most "
-        f"{room / 1e6:.2g} ms apart: taken as one."
+        f"{own}. A rank cannot work on data that was not sent, so these starts are at most "
+        f"{room / 1e6:.2g} ms apart: distprof treats them as one."
     )
 
 

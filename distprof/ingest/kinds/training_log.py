@@ -20,11 +20,11 @@ _SMALL = 1 << 16
 
 
 _SERIES_SIGNS = (b'"step_interval"', b'"values"')
-"""Of the series by iteration that Megatron-LM keeps for its tests."""
+"""Signs of the series per iteration that Megatron-LM keeps for its tests."""
 
 
 def fits_training_log(source: str) -> bool:
-    """Whether a path or URL is a file that tells of iterations; never raises for what is not."""
+    """Whether a path or URL is a file that reports iterations; never raises for other files."""
     name = source.lower()
     if name.endswith(_OTHER_KINDS):
         return False
@@ -55,7 +55,7 @@ def _read(source: str) -> TrainingLog:
 SOURCE = Source(
     place=80,
     origin="log of a training program",
-    name="a training program's log",
+    name="a log of a training program",
     fits=fits_training_log,
     read=_read,
 )

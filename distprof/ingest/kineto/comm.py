@@ -194,7 +194,7 @@ def _near_first(
     """The same for a row known by name only, between ``position`` and ``limit``.
 
     What a collective is called by stands right after the last one or right before the next:
-    looking there first spares reading all that lies between.
+    looking there first avoids reading everything in between.
     """
     needle = _needle(row, key)
     ahead, behind = min(position + _NEAR, limit), max(limit - _NEAR, position)

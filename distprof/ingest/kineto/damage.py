@@ -98,7 +98,7 @@ def _keep_escape(match: re.Match[str]) -> str:
 
 
 def _mend_quotes(text: str) -> str:
-    """Escape quotes inside strings: a quote ends a string only where JSON can go on after it."""
+    """Escape quotes inside strings: a quote ends a string only where JSON can continue after it."""
     out: list[str] = []
     opened: list[str] = []
     position = 0

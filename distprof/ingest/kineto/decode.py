@@ -142,8 +142,8 @@ class Rows:
 def device_columns(rows: Rows) -> Columns:
     """ACTIVITY columns of device rows.
 
-    Kineto puts the device in ``pid`` and the stream in ``tid`` of a device row; they stand in for
-    arguments that are not there.
+    Kineto puts the device in ``pid`` and the stream in ``tid`` of a device row; they replace
+    missing arguments.
     """
     events = rows.events
     stream = integers([event.args.stream for event in events], as_stream)

@@ -103,7 +103,7 @@ class DeviceSearch:
         return all(data.find(word, 0, stop) < 0 for word in _LEGACY)
 
 
-# The keys of a trace beside its events -----------------------------------------------------------
+# The keys of a trace other than its events -------------------------------------------------------
 
 _KEY = re.compile(r'[{,]\s*"([^"\\\n]*)"\s*:\s*')
 

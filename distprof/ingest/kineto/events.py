@@ -108,7 +108,7 @@ KEPT_OPERATOR_NAME = re.compile(
     r"|torch\.distributed\.ddp\.reducer::search_unused_parameters|.*[dD]ata[lL]oader",
     re.DOTALL,
 )
-"""Matches (from the start) operators kept beside a host sink: analyses ask for no others."""
+"""Matches (from the start) operators kept in memory with a host sink: analyses need no others."""
 
 
 USUAL_CATEGORIES = (

@@ -39,7 +39,7 @@ class Boundary:
 
     @property
     def comma(self) -> int:
-        """Where the comma stands in the text."""
+        """Position of the comma in the text."""
         return self.text.index(b",")
 
     @property
@@ -99,7 +99,7 @@ class Boundary:
 # Windows of whole events --------------------------------------------------------------------------
 
 WINDOW_BYTES = 2 << 20
-"""Text decoded at once: what it decodes to then still lies in the processor's cache."""
+"""Text decoded at once: small enough that the result stays in the CPU cache."""
 
 SEARCHED_WINDOW_BYTES = 8 << 20
 """The same where little of the text is decoded, and each window costs more than its text."""
@@ -127,11 +127,11 @@ _EMPTY = re.compile(rb"\[\s*(\])")
 _BETWEEN = b" \t\r\n,"
 
 Take = Callable[[bytearray, int, int], bool]
-"""``take(data, stop, offset)``: accept ``data[:stop]``, a JSON array that stands at byte ``offset``
-of the file, or accept nothing and return False because it is none."""
+"""``take(data, stop, offset)``: accept ``data[:stop]``, a JSON array at byte ``offset``
+of the file, or accept nothing and return False if it is not one."""
 
 Salvage = Callable[[bytearray, int, int], None]
-"""The same for a text that is known to be damaged: accept what can be had of it."""
+"""The same for a text that is known to be damaged: accept what is recoverable."""
 
 
 class Framer:
@@ -152,7 +152,7 @@ class Framer:
         num_giants: Events skipped for their size.
 
     Raises:
-        InputError: If the bytes are no trace.
+        InputError: If the bytes are not a trace.
     """
 
     def __init__(self, source: ByteSource, name: str, *, searched: bool = False) -> None:
@@ -376,7 +376,7 @@ def _is_object_rest(rest: bytearray, head: bytes) -> bool:
 def _not_a_trace(name: str, found: str) -> InputError:
     return InputError(
         name,
-        expected="a PyTorch profiler trace: a JSON object with a list traceEvents",
+        expected="a PyTorch profiler trace: a JSON object with a list `traceEvents`",
         found=found,
         fix="name a file that export_chrome_trace or tensorboard_trace_handler wrote",
     )
@@ -388,6 +388,6 @@ def _no_events(name: str, data: bytearray, damage: str | None) -> InputError:
     try:
         parsed = json.loads(data)
     except (ValueError, RecursionError):
-        return _not_a_trace(name, f"{len(data)} bytes that end, or go on, without traceEvents")
-    keys = ", ".join(sorted(map(repr, parsed))[:5]) if isinstance(parsed, dict) else "no object"
+        return _not_a_trace(name, f"{len(data)} bytes without traceEvents")
+    keys = ", ".join(sorted(map(repr, parsed))[:5]) if isinstance(parsed, dict) else "not an object"
     return _not_a_trace(name, f"JSON without traceEvents ({keys or 'empty object'})")

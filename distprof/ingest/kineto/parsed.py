@@ -1,4 +1,4 @@
-"""What parsing one Kineto file yields, before anything is concluded from it."""
+"""The result of parsing one Kineto file, before anything is inferred from it."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ class ParsedTrace:
         thread_names: ``pid/tid`` to the last name given to that thread; empty when only device rows
             were read.
         activity: ACTIVITY table; kernels are COMPUTATION until classified, copies and annotations
-            are told apart by category.
+            are distinguished by category.
         host: HOST table. With a host sink, only the rows that analyses need (runtime and driver
             calls, annotations, synchronisation, communication and data loading operators); the
             sink got all of them. Without a sink, all rows. Step marks alone when only device rows

@@ -109,7 +109,7 @@ class Collector:
             self._write_waiting(self._sink)
 
     def _write_waiting(self, sink: HostSink) -> None:
-        """Hand on what waits. A table for each chunk would cost more than its rows."""
+        """Write the waiting rows. A table for each chunk would cost more than its rows."""
         if self._waiting:
             sink.write(self._host_table(_joined(HOST, self._waiting)))
         self._waiting, self._num_waiting = [], 0
@@ -252,8 +252,8 @@ def read_trace(
     """Read one trace that ``torch.profiler`` wrote.
 
     Args:
-        stream_or_path: A local path, or a binary file object open for reading. Gzip is told by its
-            content.
+        stream_or_path: A local path, or a binary file object open for reading. Gzip is detected
+            from the content.
         rows: ``device`` reads device rows, step marks and the arguments of device rows only, by
             searching for them, which is two to three times faster. Damage elsewhere goes unseen
             then, and thread names are not read.
@@ -265,7 +265,7 @@ def read_trace(
         Tables with exact int64 ns times, and what was met on the way.
 
     Raises:
-        InputError: If the input is no trace, or if ``strict`` and something in it is broken.
+        InputError: If the input is not a trace, or is damaged and ``strict`` is set.
     """
     name = source or (str(stream_or_path) if isinstance(stream_or_path, (str, Path)) else "trace")
     _keep_freed_memory()
@@ -354,24 +354,24 @@ class _Reader:
     def _add(self, columns: EventColumns, data: bytearray, offset: int) -> None:
         if self._strict and (columns.num_repaired or columns.num_quarantined):
             place = data.find(columns.first_fault or b"[")
-            raise self._broken(offset + max(place, 0), "an event that is not valid")
+            raise self._broken(offset + max(place, 0), "an invalid event")
         if self._strict and columns.num_clamped:
-            raise self._broken(offset, "a negative or absurd duration in the events that follow")
+            raise self._broken(offset, "a negative or absurd duration in one of the next events")
         self._collector.add(columns)
 
     def _broken(self, offset: int, what: str) -> InputError:
         return InputError(
             self._name,
-            expected="a trace without damage, for strict reading was asked for",
+            expected="an undamaged trace, because reading is strict",
             found=f"{what}, at byte {offset}",
-            fix="read without strict, which mends or leaves out what is broken and counts it",
+            fix="read without strict: distprof then repairs or skips broken events and counts them",
         )
 
     def _nothing_recorded(self, truncated: bool) -> InputError:
         what = "device activity" if self._state.device_only else "event that has a time"
         return InputError(
             self._name,
-            expected="a PyTorch profiler trace: a list of events, each an object with a phase ph",
+            expected="a PyTorch profiler trace: a list of events, each an object with a phase `ph`",
             found=f"not a single {what}{' before the file ends early' if truncated else ''}",
             fix="name a file that torch.profiler wrote while the profiler was active",
         )
@@ -396,14 +396,14 @@ class _Reader:
             why = f": {self._source.damage}" if self._source.damage else ""
             yield f"The file ends early, at uncompressed byte {where}{why}; the rest is lost."
         if collector.num_repaired:
-            yield f"Mended, for they were not valid JSON: {_events(collector.num_repaired)}."
+            yield f"Repaired, because they were not valid JSON: {_events(collector.num_repaired)}."
         if collector.num_quarantined:
-            yield f"Left out, for they could not be read: {_events(collector.num_quarantined)}."
+            yield f"Skipped, because they were unreadable: {_events(collector.num_quarantined)}."
         if framer.num_giants:
-            yield f"Left out, for they are larger than 64 MiB: {_events(framer.num_giants)}."
+            yield f"Skipped, because they are larger than 64 MiB: {_events(framer.num_giants)}."
         if collector.num_clamped:
             yield (
-                "Counted as instants, for their duration is missing, negative or absurd: "
+                "Counted as instants, because their duration is missing, negative or absurd: "
                 f"{_events(collector.num_clamped)}."
             )
 

@@ -112,8 +112,8 @@ class ByteSource:
             raise InputError(
                 self._name,
                 expected="a PyTorch profiler trace (JSON)",
-                found=f"nothing: {self.damage or 'the file is empty'}",
-                fix="record it again; an empty file is left when the job ends while writing",
+                found=f"no data: {self.damage or 'the file is empty'}",
+                fix="record it again; a job that ends while writing leaves an empty file",
             )
         return first.removeprefix(_BOM)
 
@@ -122,7 +122,7 @@ class ByteSource:
             if head.startswith(magic):
                 raise InputError(
                     self._name,
-                    expected="a PyTorch profiler trace, as JSON or gzipped JSON",
+                    expected="a PyTorch profiler trace, as plain or gzipped JSON",
                     found=kind,
                     fix="unpack or convert it first",
                 )
@@ -139,12 +139,12 @@ class ByteSource:
             if self._decoder.eof and not self._next_member():
                 return b""
             if not self._pending:
-                self._end("the compressed data end early")
+                self._end("the compressed data ends early")
                 return self._flush()
             try:
                 block: bytes = self._decoder.decompress(self._pending, size)
             except _GZIP_ERRORS as error:
-                self._end(f"the compressed data are damaged ({error})")
+                self._end(f"the compressed data is damaged ({error})")
                 return self._salvage()
             self._pending = self._decoder.unconsumed_tail or self._decoder.unused_data
             self._emitted += len(block)
@@ -231,11 +231,11 @@ def _open(path: Path, name: str) -> BinaryIO:
         ) from None
     except FileNotFoundError:
         raise InputError(
-            name, expected=expected, found="no such file", fix="check the path"
+            name, expected=expected, found="no file with this name", fix="check the path"
         ) from None
     except OSError as error:
         raise InputError(
-            name, expected=expected, found=f"it cannot be opened: {error.strerror}"
+            name, expected=expected, found=f"a file that cannot be opened: {error.strerror}"
         ) from error
 
 

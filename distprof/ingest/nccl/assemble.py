@@ -213,7 +213,7 @@ class Assembler:
         communicators, edges = self._communicators.result()
         ranks = {**self._communicators.world_ranks(communicators), **self._told_ranks}
         if left := self._counts["left"] + self._communicators.num_left:
-            notes = [*notes, f"{left:,} texts beyond what is kept in memory are left out."]
+            notes = [*notes, f"{left:,} messages exceed the memory limit and were skipped."]
         return NcclLog(
             files=files,
             processes=tuple(

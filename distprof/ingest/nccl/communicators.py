@@ -2,7 +2,7 @@
 
 From 2.17 on every line of initialisation names the communicator's id. Before, a process prints a
 pointer of its own, after the connections were made: members are then gathered by size, and where
-there are several communicators of a size nobody can say whose members are whose.
+several communicators have one size, the members of each are unknown.
 """
 
 from __future__ import annotations

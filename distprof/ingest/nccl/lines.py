@@ -52,7 +52,7 @@ class Lines:
     def __iter__(self) -> Iterator[list[bytes]]:
         """Lines by the block; blocks without a word of NCCL are only counted."""
         rest = b""
-        is_shortened = False  # the line that goes on was too long, and its end is skipped
+        is_shortened = False  # the current line was too long: skip its end
         for block in self._blocks():
             lines = block.split(b"\n")
             self.num_lines += len(lines) - 1
@@ -97,11 +97,11 @@ class Lines:
             yield block
             if damage:
                 return
-        self.damage = f"it has more than {MAX_BYTES:,} bytes"
+        self.damage = f"it is larger than {MAX_BYTES:,} bytes"
 
 
 class Splitter:
-    """Takes lines apart into what processes said; learns names of hosts from clean lines."""
+    """Splits lines into messages of processes; learns host names from clean lines."""
 
     def __init__(self) -> None:
         self._hosts: dict[int, bytes] = {}  # of each process id: the name that was seen first
@@ -142,7 +142,7 @@ class Splitter:
 
     def _parse(self, before: bytes) -> tuple[tuple[bytes, int] | None, int]:
         text = before.rstrip()
-        if not text.endswith(b"]"):  # a warning's place in the source lies between
+        if not text.endswith(b"]"):  # a warning has its source location in between
             text = text.rpartition(b" ")[0].rstrip()
         head, _, device = text.rpartition(b"[")
         words = head.split()

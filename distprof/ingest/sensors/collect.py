@@ -263,7 +263,7 @@ class Collector:
         if self.num_samples >= MAX_SAMPLES or (
             samples is None and len(self._samples) >= MAX_DEVICES
         ):
-            self.left_out["samples beyond what is kept"] += 1
+            self.left_out["samples above the limit, not kept"] += 1
             return
         if samples is None:
             samples = self._samples[device, clock] = Samples()
@@ -299,7 +299,8 @@ class Collector:
         notes = [*self.notes, *(f"{self.file}: {n:,} {what}." for what, n in self.left_out.items())]
         if self.num_events > len(self.events):
             notes.append(
-                f"{self.file} holds {self.num_events:,} errors; the first {MAX_EVENTS:,} are kept."
+                f"{self.file} holds {self.num_events:,} errors; distprof keeps the first "
+                f"{MAX_EVENTS:,}."
             )
         return DeviceLog(
             files=(self.file,),

@@ -1,4 +1,4 @@
-"""Sensors of devices beside a recording: which rank each is of, and when its samples were taken."""
+"""Join GPU sensors with a recording: find the rank of each and the time of its samples."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def find_zone(
     if len(fitting) != 1:
         return None
     (shift,) = fitting
-    return Zone(shift, f"taken as local time of {_name(shift)}" if clock == "local" else "")
+    return Zone(shift, f"assumed to be local time of {_name(shift)}" if clock == "local" else "")
 
 
 def _covers(first: int, last: int, shift: int, when: Recorded, slack: int) -> bool:
@@ -159,7 +159,7 @@ class JoinedRecords:
     own: RecordSource | None = None
 
     def load(self) -> RankRecords:
-        """Read the rank's own records and put the sensors beside them."""
+        """Read the rank's own records and add the sensors."""
         own = self.own.load() if self.own is not None else RankRecords(rank=self.rank)
         if len(own.telemetry):
             return own
@@ -168,11 +168,11 @@ class JoinedRecords:
 
 
 def with_device_log(run: Run, log: DeviceLog) -> Run:
-    """The run with what the files tell of its devices.
+    """The run with the sensors and errors of its GPUs.
 
-    A series whose device cannot be told for sure is kept as that of a device without a rank. Left
-    out are series of another time, devices that the job does not use, and errors of long before or
-    after the recording; gaps say so.
+    A series whose GPU is ambiguous is kept, without a rank. Left out are series of another time,
+    devices that the job does not use, and errors of long before or after the recording; gaps say
+    so.
 
     Args:
         run: The recording.
@@ -223,7 +223,7 @@ def _placed(one: _Placed, places: Places, hosts: dict[str, str]) -> _Placed:
 def _known_by_sensors(log: DeviceLog) -> DeviceLog:
     """With the ranks of errors and links whose device a series with a rank names.
 
-    A kernel's log has bus ids alone, and nvidia-smi has them beside the number of the device.
+    A kernel log has only bus ids; nvidia-smi has them together with the GPU index.
     """
     ranks: dict[tuple[str, str], set[int]] = {}
     for one in log.series:
@@ -254,7 +254,7 @@ def _known_by_sensors(log: DeviceLog) -> DeviceLog:
 
 
 def _host_in(file: str, places: Places) -> str:
-    """The node whose name stands in a file's name, where that is one alone."""
+    """The node whose name is in the file name, if exactly one is."""
     name = PurePosixPath(file).name
     found = [
         node
@@ -271,8 +271,8 @@ def _zones(log: DeviceLog, when: Recorded | None) -> tuple[dict[tuple[str, str],
     for file, clock in dict.fromkeys((one.file, one.clock) for one in log.series):
         if clock == "none":
             notes.append(
-                f"Samples in {file} have no times: they are joined as figures of the whole job, "
-                "and not laid on the time line."
+                f"Samples in {file} have no times: they count for the whole job and do not "
+                "appear on the timeline."
             )
             continue
         times = [one.table["t_ns"] for one in log.series if (one.file, one.clock) == (file, clock)]
@@ -283,17 +283,21 @@ def _zones(log: DeviceLog, when: Recorded | None) -> tuple[dict[tuple[str, str],
         zones[file, clock] = zone
         if zone.text:
             notes.append(
-                f"Times in {file} are {zone.text}, as its samples then cover the recording."
+                f"Times in {file} are {zone.text}, because its samples then cover the recording."
             )
     return zones, notes
 
 
 def _no_zone(file: str, *, is_local: bool, is_known: bool) -> str:
     if not is_known:
-        return f"Samples in {file} are not joined: the recording does not tell when it was."
-    why = "in no time zone, or in several, do they" if is_local else "they do not"
-    fix = "; write the zone behind each time (Z, +02:00) if they are of it" if is_local else ""
-    return f"Samples in {file} are not joined: {why} cover the time of the recording{fix}."
+        return f"Samples in {file} are not used: the date of the recording is unknown."
+    why = "they fit in no time zone, or in several" if is_local else "they do not fit"
+    fix = (
+        ("; if they belong to it, append the time zone to each time (Z, +02:00)")
+        if is_local
+        else ""
+    )
+    return f"Samples in {file} are not used: {why} the time of the recording{fix}."
 
 
 def _timed(one: DeviceSeries, zone: Zone | None) -> DeviceSeries:
@@ -317,11 +321,9 @@ def _not_of_the_job(others: Sequence[DeviceSeries]) -> str:
     names = dict.fromkeys(
         name_of_device(one.host, one.index, one.bus_id, one.uuid) for one in others
     )
-    several = "devices" if len(names) > 1 else "device"
+    several = "GPUs" if len(names) > 1 else "GPU"
     some = ", ".join(list(names)[:4]) + (", …" if len(names) > 4 else "")
-    return (
-        f"{len(names)} {several} of the sensor files ran no rank that is known ({some}): left out."
-    )
+    return f"{len(names)} {several} of the sensor files ran no known rank ({some}): skipped."
 
 
 def _records(run: Run, joined: Iterable[DeviceSeries]) -> dict[int, RecordSource]:
@@ -354,8 +356,8 @@ def _near(events: list[DeviceEvent], when: Recorded | None) -> tuple[list[Device
     far = len(events) - len(near)
     if not far:
         return near, []
-    several = f"{far:,} errors are" if far > 1 else "One error is"
-    return near, [f"{several} of another time than the recording, and left out."]
+    several = f"{far:,} errors were" if far > 1 else "One error was"
+    return near, [f"{several} not logged during the recording, and skipped."]
 
 
 def _is_near(event: DeviceEvent, when: Recorded) -> bool:
@@ -376,16 +378,16 @@ def _unplaced(series: Iterable[DeviceSeries], nodes: Sequence[str]) -> list[Gap]
         return []
     some = ", ".join(list(without)[:4]) + (", …" if len(without) > 4 else "")
     several = "s" if len(without) > 1 else ""
-    with_rank = f"; {name_ranks(placed)} have theirs" if placed else ""
+    with_rank = f"; {name_ranks(placed)} have one" if placed else ""
     fix = ""
     if len(nodes) > 1 and not any(one.host for one in without.values()):
-        fix = f": put the name of the node into that of its file (gpu.{nodes[0]}.csv)"
+        fix = f": put the node name into the file name (gpu.{nodes[0]}.csv)"
     return [
         Gap(
             what="unplaced-devices",
             message=(
-                f"Which rank ran on {len(without)} device{several} of the sensor files ({some}) is "
-                f"not known{with_rank}{fix}."
+                f"Unknown rank for {len(without)} GPU{several} of the sensor files "
+                f"({some}){with_rank}{fix}."
             ),
         )
     ]

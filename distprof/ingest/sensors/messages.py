@@ -174,7 +174,7 @@ def take_monitor_line(line: str, collector: Collector) -> None:
         said = None
     when = time_of(said["time"]) if isinstance(said, dict) and _is_text(said, "time") else None
     if when is None:
-        collector.left_out["samples that cannot be read are left out"] += 1
+        collector.left_out["unreadable samples skipped"] += 1
         return
     rows: dict[int, dict[str, float | None]] = {}
     for key, value in said.items():
@@ -316,7 +316,7 @@ class Scrapes:
         """Take one metric of one device."""
         match = _LINE.fullmatch(line)
         if match is None:
-            self._collector.left_out["lines of DCGM that cannot be read are left out"] += 1
+            self._collector.left_out["unreadable DCGM lines skipped"] += 1
             return
         metric, labels, text, time = match.groups()
         device, instance = self._device(labels)

@@ -23,7 +23,7 @@ class Places:
         by_bus: Host and bus id to the rank there; from NCCL's log.
         by_index: Node and number of the device as the driver counts, to the rank there.
         by_uuid: UUID to the rank there; where ``CUDA_VISIBLE_DEVICES`` names devices so.
-        nodes: Names of the nodes; one that is empty where nobody names it.
+        nodes: Names of the nodes; a single empty name if they are unknown.
     """
 
     by_bus: Mapping[tuple[str, str], int]

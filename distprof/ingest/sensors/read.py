@@ -44,9 +44,9 @@ MAX_BYTES = 1 << 36
 _SNIFFED_LINES = 20_000
 _BLOCK_BYTES = 1 << 20
 EXPECTED = (
-    "sensors or errors of devices: nvidia-smi --query-gpu as csv, nvidia-smi dmon, dcgmi dmon, "
-    "metrics of DCGM's exporter, SuperBench's monitor, nvidia-smi nvlink --status, a log of the "
-    "kernel or of the fabric manager"
+    "GPU sensors or errors: nvidia-smi --query-gpu as csv, nvidia-smi dmon, dcgmi dmon, metrics "
+    "of dcgm-exporter, the SuperBench monitor, nvidia-smi nvlink --status, a kernel log or a "
+    "fabric manager log"
 )
 
 
@@ -71,15 +71,15 @@ def read_file(path: str, shown: str) -> DeviceLog:
             path,
             expected="a header that names the columns, as the first line",
             found="rows of nvidia-smi --query-gpu without a header",
-            fix="leave noheader out of --format, or write the names of the query before the rows",
+            fix="leave noheader out of --format, or write the query names before the rows",
         ) from None
     except DAMAGE as error:
         text = " ".join(str(error).split())
         if collector.num_lines == 0:
             raise InputError(
-                path, expected=EXPECTED, found=text, fix="name a file that can be read"
+                path, expected=EXPECTED, found=text, fix="name a readable file"
             ) from error
-        collector.notes.append(f"{collector.file} is read up to its damage: {text}.")
+        collector.notes.append(f"{collector.file} was read only up to the damage: {text}.")
     dispatcher.close()
     return collector.result()
 
@@ -171,7 +171,7 @@ def _lines(stream: BinaryIO, collector: Collector) -> Iterator[str]:
             block = stream.read(_BLOCK_BYTES)
         except (OSError, EOFError, zlib.error) as error:
             text = " ".join(str(error).split())
-            collector.notes.append(f"{collector.file} is read up to its damage: {text}.")
+            collector.notes.append(f"{collector.file} was read only up to the damage: {text}.")
             block = b""
         size += len(block)
         lines = (rest + block).replace(b"\r\n", b"\n").replace(b"\0", b"").split(b"\n")
@@ -184,7 +184,7 @@ def _lines(stream: BinaryIO, collector: Collector) -> Iterator[str]:
             yield line[:MAX_LINE_BYTES].decode("utf-8", "replace").rstrip("\r")
         if not block:
             return
-    collector.notes.append(f"{collector.file} is read up to {MAX_BYTES >> 30} GiB.")
+    collector.notes.append(f"{collector.file} was read only up to {MAX_BYTES >> 30} GiB.")
 
 
 def content_of(start: bytes) -> str:

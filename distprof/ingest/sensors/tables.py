@@ -68,7 +68,7 @@ _DCGM: dict[str, tuple[str, float]] = {
 
 _DCGM_REASONS = "DVCCTR"
 
-# What "-s v" tells of clocks: policies that held the device back, in % of the period and as a flag.
+# Output of "-s v" on clocks: policies that throttled the GPU, in % of the period and as a flag.
 _VIOLATIONS = {"pviol": "power_violation", "tviol": "thermal_violation"}
 
 _TIME = re.compile(r"(\d\d):(\d\d):(\d\d)")
@@ -127,12 +127,12 @@ class Dmon:
                 return
             cells = cells[1:]
         if len(cells) != len(self._names):
-            self._collector.left_out["rows with too few or too many cells are left out"] += 1
+            self._collector.left_out["rows with too few or too many cells skipped"] += 1
             return
         index = whole(cells[0 if self._is_dcgm else self._at["gpu"]])
         when = self._when(cells)
         if index is None or (when is None and "Time" in self._at):
-            self._collector.left_out["rows that cannot be read are left out"] += 1
+            self._collector.left_out["unreadable rows skipped"] += 1
             return
         values = {
             column: None if (value := number(cells[i])) is None else value * scale
@@ -289,7 +289,7 @@ class QueryCsv:
             p is not None for p in (self._index, self._texts["uuid"], self._texts["bus_id"])
         ):
             collector.notes.append(
-                f"{collector.file} does not say which device a row is of: add index or uuid to "
+                f"{collector.file} does not say which GPU a row belongs to: add index or uuid to "
                 "--query-gpu."
             )
 
@@ -299,13 +299,13 @@ class QueryCsv:
             return
         cells = line.split(",")
         if len(cells) != self._count:
-            self._collector.left_out["rows with too few or too many cells are left out"] += 1
+            self._collector.left_out["rows with too few or too many cells skipped"] += 1
             return
         when = None
         if self._time is not None:
             when = time_of(cells[self._time])
             if when is None:
-                self._collector.left_out["rows without a time that can be read are left out"] += 1
+                self._collector.left_out["rows without a readable time skipped"] += 1
                 return
         values = {n.column: n.value(cells[n.position]) for n in self._numbers}
         self._collector.sample(self._device(cells), when, values, self._slowed_by(cells))
@@ -348,6 +348,6 @@ def _named_reasons(cell: str) -> str:
 
 
 def _text(cell: str) -> str:
-    """A cell's text, empty for ``[N/A]`` and its like."""
+    """Text of a cell, empty for ``[N/A]`` and similar values."""
     text = cell.strip()[:200]
     return "" if text.startswith("[") or text in ("N/A", "") else text

@@ -47,7 +47,7 @@ MAX_SECONDS = 1e7
 MAX_COUNT = 1 << 53
 
 NUMBER = rb"[-+]?(?:\d{1,25}(?:\.\d{0,25})?|\.\d{1,25})(?:[eE][-+]?\d{1,4})?"
-"""One way to match, whatever stands there: hostile lines cost no more than others."""
+"""Matches in only one way, so hostile lines cost no more than others."""
 
 _STAMP = re.compile(rb"(\d{4})-(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?")
 
@@ -252,7 +252,9 @@ def to_log(
     rows = _timed_by_stamps(rows, notes)
     timers = {name: _timer(values, kept, len(rows)) for name, values in chosen.timers.items()}
     if chosen.is_full:
-        notes.append(f"Only the first reports are kept, {len(rows):,} of at most {MAX_ROWS:,}.")
+        notes.append(
+            f"Too many reports; distprof keeps the first: {len(rows):,} of at most {MAX_ROWS:,}."
+        )
     iteration = _ints(row.iteration for row in rows)
     return TrainingLog(
         origin=chosen.name,
@@ -289,7 +291,7 @@ def _left_out(chosen: Grammar, others: Sequence[Grammar]) -> list[str]:
     told = [other.name for other in others if other.rows and other is not chosen]
     if not told:
         return []
-    return [f"Iterations are those of {chosen.name}; left aside: {', '.join(told)}."]
+    return [f"Iterations come from {chosen.name}. Ignored: {', '.join(told)}."]
 
 
 def _of_one_rank(rows: Sequence[Row], notes: list[str]) -> tuple[list[Row], Int64Array]:
@@ -301,7 +303,7 @@ def _of_one_rank(rows: Sequence[Row], notes: list[str]) -> tuple[list[Row], Int6
     for row in rows:
         counts[row.rank] = counts.get(row.rank, 0) + 1
     rank = max(counts, key=lambda r: (counts[r], -(r if r is not None else _LARGEST)))
-    notes.append(f"Reports of {len(ranks):,} ranks: those of rank {rank} are taken.")
+    notes.append(f"Reports of {len(ranks):,} ranks: distprof uses those of rank {rank}.")
     mine = np.fromiter((row.rank == rank for row in rows), bool, len(rows))
     place = np.where(mine, np.cumsum(mine) - 1, ABSENT)
     return [row for row in rows if row.rank == rank], place
@@ -311,7 +313,9 @@ def _timed_by_stamps(rows: list[Row], notes: list[str]) -> list[Row]:
     """Where lines have times and reports none, times of iterations by their differences."""
     if any(row.duration_ns is not None for row in rows) or not any(r.at_s for r in rows):
         return rows
-    notes.append("Times of iterations are differences of the times at which lines were written.")
+    notes.append(
+        "Iteration times are the differences between the times at which lines were written."
+    )
     timed = rows[:1]
     for before, row in pairwise(rows):
         ns, span = None, None

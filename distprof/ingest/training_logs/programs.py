@@ -90,7 +90,7 @@ _VIRTUAL = b"virtual_pipeline_model_parallel_size"
 
 _AXES = {b"data": "dp", b"tensor-model": "tp", b"pipeline-model": "pp"}
 
-_SPREAD = "Timers are those of the slowest rank, each timer of its own."
+_SPREAD = "Each timer is the value of the slowest rank, which may differ between timers."
 
 
 class MegatronGrammar(Grammar):
@@ -206,8 +206,8 @@ _BATCH = re.compile(rb"train_batch_size \.{3,60} (\d{1,12})")
 _DEEPSPEED_WORLD = re.compile(rb"world_size \.{3,60} (\d{1,9})")
 
 _NOTE = (
-    "DeepSpeed's timers are as printed, of an iteration, a micro-batch or all since its last "
-    "report: no shares are made of them."
+    "DeepSpeed timers are as printed, for one iteration, one micro-batch or everything since "
+    "the last report: distprof computes no shares from them."
 )
 
 
@@ -324,13 +324,13 @@ class SpeedrunGrammar(Grammar):
     def finish(self) -> None:
         """Say how exact it is."""
         self.notes.append(
-            "Times are differences of the time so far, printed in whole milliseconds; what the "
-            "program itself leaves out of it, such as validation, is left out."
+            "Times are differences of the elapsed time, printed in whole milliseconds. They "
+            "exclude what the program excludes, such as validation."
         )
 
 
 class IterGrammar(Grammar):
-    """``iter 100: loss 3.1250, time 123.45ms, mfu 34.50%``: each line tells of one iteration."""
+    """``iter 100: loss 3.1250, time 123.45ms, mfu 34.50%``: each line reports one iteration."""
 
     @property
     def name(self) -> str:

@@ -71,7 +71,7 @@ def read_training_log(source: str) -> TrainingLog:
         source: Path or fsspec URL of a file, gzipped or not.
 
     Raises:
-        InputError: If it cannot be opened or tells of no iteration.
+        InputError: If it cannot be opened or reports no iteration.
     """
     if source.lower().endswith(_JSON):
         series = GoldenValues()
@@ -95,7 +95,7 @@ def read_training_log(source: str) -> TrainingLog:
     if chosen is None:
         return _refuse(source, blocks.damage or f"{blocks.num_lines:,} lines without an iteration")
     if blocks.damage:
-        chosen.notes.append(f"{source} is read up to its damage: {blocks.damage}.")
+        chosen.notes.append(f"{source} was read only up to the damage: {blocks.damage}.")
     others = [grammar for grammar in candidates if grammar is not chosen]
     return to_log(chosen, others, (source,), blocks.num_lines)
 
@@ -112,7 +112,7 @@ def _take_all(blocks: Blocks, candidates: tuple[Grammar, ...]) -> None:
 def _refuse(source: str, found: str) -> TrainingLog:
     raise InputError(
         source,
-        expected="a log in which a training program tells of its iterations",
+        expected="a log in which a training program reports its iterations",
         found=found,
-        fix="docs/how-to/read-training-logs.md shows which programs' words are understood",
+        fix="see docs/how-to/read-training-logs.md for the supported programs",
     )

@@ -159,7 +159,7 @@ class GoldenValues(Grammar):
         """Gather all iterations.
 
         Raises:
-            InputError: If it is no such object, or too large.
+            InputError: If it is not such a table, or is too large.
         """
         series = _decoded(source)
         times = next((series[name] for name in _SERIES_OF_TIMES if name in series), None)
@@ -176,7 +176,7 @@ class GoldenValues(Grammar):
             else:
                 self.add(Row(iteration=number, duration_ns=ns, span=1, loss=loss.get(number)))
         if self.num_unknown:
-            self.notes.append(f"Values that are no times are left out: {self.num_unknown:,}.")
+            self.notes.append(f"Values that are not times, skipped: {self.num_unknown:,}.")
 
 
 def _values(series: Any) -> list[tuple[int, float | None]]:
@@ -217,5 +217,5 @@ def _refuse(source: str, found: str) -> NoReturn:
         source,
         expected='series by iteration, {"iteration-time": {"values": {"5": 17.1, …}}, …}',
         found=found,
-        fix="write the file again, or check that it is whole",
+        fix="write the file again, or check that it is complete",
     )

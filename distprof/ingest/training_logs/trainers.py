@@ -74,7 +74,7 @@ class TrainerGrammar(Grammar):
 
     def finish(self) -> None:
         """Say what it is a mean of."""
-        self.notes.append("The time of an iteration is the Trainer's mean over the whole training.")
+        self.notes.append("The iteration time is the Trainer's mean over the whole training.")
 
 
 @dataclass(slots=True)
@@ -137,8 +137,8 @@ class BarGrammar(Grammar):
             longest = max(bars, key=lambda bar: bar.last_second - bar.first_second)
             self.rows = longest.rows
         self.notes.append(
-            "Times are those of a progress bar, means over spans of at least 50 s: single "
-            "iterations cannot be seen."
+            "Times come from a progress bar and are means over spans of at least 50 s: single "
+            "iterations are not visible."
         )
 
 
@@ -244,7 +244,7 @@ class MllogGrammar(Grammar):
             ns = s_to_ns(batch / rate)
             self.add(Row(iteration=None, duration_ns=ns, samples_per_s=rate))
         self.notes.append(
-            "Times of iterations are those of a global batch at the throughput that was printed."
+            "Iteration times are the time of a global batch at the printed throughput."
         )
 
 

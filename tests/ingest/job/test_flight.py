@@ -78,7 +78,7 @@ def test_a_damaged_dump_is_a_note(tmp_path, content):
     (tmp_path / "flight.json").write_bytes(content)
     found = read_flight(str(tmp_path / "flight.json"))
     assert len(found) == 0
-    assert found.notes == ("flight.json is damaged and not used.",)
+    assert found.notes == ("flight.json is damaged: distprof ignores it.",)
 
 
 def test_a_dump_without_entries_is_empty(tmp_path):

@@ -38,7 +38,7 @@ def test_broken_lines_are_left_out_and_counted(tmp_path):
     steps, file = read(tmp_path, HEADER + LINE % 0 + b"{oops\n[]\n\n" + LINE % 1)
     assert steps == [0, 1]
     assert file.num_bad == 2
-    assert file.notes() == ("2 lines are damaged in memory.jsonl and left out.",)
+    assert file.notes() == ("Skipped 2 damaged lines in memory.jsonl.",)
 
 
 def test_the_cut_last_line_of_a_killed_writer_costs_itself_only(tmp_path):

@@ -38,7 +38,7 @@ def test_of_several_runs_one_is_to_be_named(tmp_path):
         job_of(tmp_path / name, started_ns=started).write()
     with pytest.raises(InputError, match="2 run directories: new, old") as raised:
         find_run_directory(str(tmp_path))
-    assert raised.value.fix == f"name one of them; the newest is {tmp_path / 'new'}"
+    assert raised.value.fix == f"name one; the newest is {tmp_path / 'new'}"
 
 
 def test_a_newer_version_is_refused_with_the_way_out(tmp_path):

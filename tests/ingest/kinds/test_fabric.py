@@ -73,7 +73,7 @@ def test_the_facts_known_of_each():
     assert "transfer alone" in h100.curves[0].refusal
     a100 = read_fabric(str(GOLDEN / "superbench-a100-40gb-8gpu-allreduce.log"))
     assert round(busbw(a100, 8589934592)) == 235
-    assert a100.notes == ("2 rows without bytes or time were left out.",)
+    assert a100.notes == ("2 rows without bytes or time were skipped.",)
 
 
 def test_a_whole_sweep_of_a_node_gives_latency_and_bandwidth():

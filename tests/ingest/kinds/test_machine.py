@@ -132,7 +132,7 @@ def test_a_file_without_a_matrix_is_refused_with_a_way_out(tmp_path):
     path.write_text("nothing\n")
     with pytest.raises(InputError, match="nvidia-smi topo -m"):
         read_machine(str(path))
-    with pytest.raises(InputError, match="no such file"):
+    with pytest.raises(InputError, match="no file with this name"):
         read_machine(str(tmp_path / "missing.txt"))
 
 

@@ -117,7 +117,7 @@ def test_negative_durations_are_counted_and_said(path):
     duration[3] = -0.5
     again = read_operation_table(str(write_table(path, log, duration=duration)))
     assert (again.operations["end_ns"] >= again.operations["start_ns"]).all()
-    assert again.notes == ("Negative durations, taken as 0: 1 of 20.",)
+    assert again.notes == ("Negative durations, counted as 0: 1 of 20.",)
 
 
 def test_chunks_that_are_not_dealt_in_turn_are_said(path):
@@ -145,7 +145,7 @@ def test_a_missing_column_is_named(path, column):
 def test_a_table_of_something_else_is_told_by_its_columns(path):
     pq.write_table(pa.table({"price": [1.0], "day": ["Monday"]}), path)
     message = refused(path)
-    assert "columns there: day, price" in message
+    assert "columns present: day, price" in message
     assert "dp_rank, stage, rank" in message
 
 

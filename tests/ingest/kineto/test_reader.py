@@ -267,7 +267,7 @@ def test_an_open_file_is_read_and_left_open(tmp_path: Path):
         (b'{"traceEvents": [{"a": 1}]}', "not a single event"),
         (b'{"traceEvents": []}', "not a single event"),
         (gzip.compress(b"", mtime=0), "the file is empty"),
-        (gzip.compress(b'{"traceEvents": [', mtime=0)[:9], "the compressed data end early"),
+        (gzip.compress(b'{"traceEvents": [', mtime=0)[:9], "the compressed data ends early"),
     ],
 )
 def test_what_is_no_trace_is_refused_with_a_way_out(data, found):
@@ -282,7 +282,7 @@ def test_what_is_no_trace_is_refused_with_a_way_out(data, found):
 def test_a_folder_and_a_missing_file_are_refused(tmp_path: Path):
     with pytest.raises(InputError, match="a directory"):
         read_trace(tmp_path)
-    with pytest.raises(InputError, match="no such file"):
+    with pytest.raises(InputError, match="no file with this name"):
         read_trace(tmp_path / "none.json")
 
 

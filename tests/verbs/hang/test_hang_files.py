@@ -74,7 +74,9 @@ def test_a_broken_dump_is_named_and_the_others_are_used(tmp_path: Path) -> None:
     found = read_evidence(str(tmp_path))
     assert [dump.rank for dump in found.dumps] == [0, 1]
     assert "instruction GLOBAL" in found.notes[0]
-    assert found.notes[1].startswith("nccl_trace_rank_3 is not read: a pickle that is not read: ")
+    assert found.notes[1].startswith(
+        "nccl_trace_rank_3 is not read: a pickle that distprof does not read: "
+    )
 
 
 def test_of_several_dumps_of_a_rank_the_newest_is_used(tmp_path: Path) -> None:
