@@ -75,8 +75,8 @@ def test_without_a_common_metric_nothing_is_claimed():
 
 def test_metrics_that_only_inform_are_apart_and_carry_no_verdict():
     text = shown(result(metric(), OVERLAP))
-    deciding, _, informing = text.partition("Shown only")
-    assert "overlap" not in deciding.partition("What decides")[2]
+    deciding, _, informing = text.partition("Informational")
+    assert "overlap" not in deciding.partition("Gated metrics")[2]
     assert "−6 pt" in informing
     assert "inconclusive" not in informing
 
