@@ -153,8 +153,8 @@ def _certainty(comparison: Comparison) -> str:
     )
     return (
         f"Medians of {runs[0].num_steps} and {runs[1].num_steps} {traced}, 95 % intervals "
-        f"{intervals}. One run each: what differs from run to run is not in them "
-        "(distprof check repeats runs)."
+        f"{intervals}. One run each, so the intervals do not cover differences between runs; "
+        "distprof check repeats runs."
     )
 
 

@@ -433,8 +433,8 @@ def _nothing(source: str) -> InputError:
         expected="dumps of torch's Flight Recorder, such as nccl_trace_rank_0 or "
         f"rank00000/{FLIGHT_FILE}",
         found="none" if Folder(source).names() else "no folder with that name, or an empty one",
-        fix="set TORCH_FR_BUFFER_SIZE=2000 and TORCH_NCCL_DUMP_ON_TIMEOUT=1 before the run; of a "
-        "job that runs under distprof: distprof attach RUN --flight",
+        fix="set TORCH_FR_BUFFER_SIZE=2000 and TORCH_NCCL_DUMP_ON_TIMEOUT=1 before the run; for a "
+        "job under distprof: distprof attach RUN --flight",
     )
 
 
