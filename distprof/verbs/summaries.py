@@ -58,7 +58,7 @@ def open_report(source: str | os.PathLike[str]) -> Report:
     from distprof.documents.saved import load_report
 
     path = Path(source)
-    if path.is_file() and _says(path, REPORT_SCHEMA):
+    if path.is_file() and _has_schema(path, REPORT_SCHEMA):
         return load_report(path)
     if _has_fresh_report(path):
         try:
@@ -72,7 +72,7 @@ def _summaries_of(source: str) -> list[SummaryFile]:
     from distprof.verbs.summaries import summarize_report
 
     path = Path(source)
-    if path.is_file() and _says(path, SUMMARY_SCHEMA):
+    if path.is_file() and _has_schema(path, SUMMARY_SCHEMA):
         return _read_summaries(path)
     if path.is_file() and fits_measurements(source):
         return list(read_measurements(source))
@@ -98,7 +98,7 @@ def _has_fresh_report(path: Path) -> bool:
         return False
 
 
-def _says(path: Path, schema: str) -> bool:
+def _has_schema(path: Path, schema: str) -> bool:
     try:
         with path.open("rb") as stream:
             return f'"{schema}"'.encode() in stream.read(_HEAD_BYTES)

@@ -68,13 +68,13 @@ def read_baseline(path: str) -> BaselineFile:
         InputError: If it is missing, truncated, or holds impossible values.
     """
     baseline = BASELINE.load(path)
-    wrong = _nonsense(baseline)
+    wrong = _impossible_value(baseline)
     if wrong:
         raise InputError(path, expected=BASELINE.file, found=wrong, fix=BASELINE.again)
     return baseline
 
 
-def _nonsense(baseline: BaselineFile) -> str:
+def _impossible_value(baseline: BaselineFile) -> str:
     """An impossible value in the baseline; empty if there is none."""
     if not baseline.sessions:
         return "no session"

@@ -156,7 +156,7 @@ def judge_runs(
         settings=replace(settings, is_paired=is_paired),
         unlike=_differences(source, baseline, sizes, allow=allow_unlike),
     )
-    return result if is_paired or others is None else _not_in_turns(result)
+    return result if is_paired or others is None else _with_drift_note(result)
 
 
 def _differences(
@@ -175,7 +175,7 @@ def _differences(
     return found
 
 
-def _not_in_turns(result: CheckResult) -> CheckResult:
+def _with_drift_note(result: CheckResult) -> CheckResult:
     said = (
         "The times show that the runs of both sides did not alternate, so drift between them may"
         " look like a change."

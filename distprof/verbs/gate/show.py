@@ -65,12 +65,12 @@ def change_text(check: MetricCheck) -> str:
     points = " points" if check.scale == "difference" else " %"
     change = amount(check.change, check.scale)
     ends = ""
-    if check.low is not None and check.high is not None and _is_telling(check):
+    if check.low is not None and check.high is not None and _is_narrow(check):
         ends = f" ({amount(check.low, check.scale)} to {amount(check.high, check.scale)})"
     return f"{change}{points}{ends}, tolerance {100 * check.tolerance:.3g}{points}"
 
 
-def _is_telling(check: MetricCheck) -> bool:
+def _is_narrow(check: MetricCheck) -> bool:
     """Whether the interval is narrow enough to mean something; wide ones mean too few repeats."""
     low, high = check.low or 0.0, check.high or 0.0
     return high <= 4 * low if check.scale == "ratio" else high - low <= 1
@@ -183,7 +183,7 @@ def _shown_table(checks: list[MetricCheck]) -> TableView:
 
 
 def _interval(check: MetricCheck) -> str:
-    if check.low is None or check.high is None or not _is_telling(check):
+    if check.low is None or check.high is None or not _is_narrow(check):
         return ""
     return f"{amount(check.low, check.scale)} to {amount(check.high, check.scale)}"
 

@@ -425,12 +425,12 @@ def _point(group: JobGroup, kind: HangKind, seq: int, found: list[tuple[Member, 
 
 def _others(odd: Sequence[Member], seq: int) -> list[str]:
     """What the differing ranks launched under that number, with equal ones in one sentence."""
-    alike: dict[str, list[int]] = {}
+    by_what: dict[str, list[int]] = {}
     for member in odd:
         row = member.row_of(seq)
         if row is not None:
-            alike.setdefault(described(member, row), []).append(member.rank)
-    sentences = [f"{name_ranks(ranks)} launched {what}" for what, ranks in alike.items()]
+            by_what.setdefault(described(member, row), []).append(member.rank)
+    sentences = [f"{name_ranks(ranks)} launched {what}" for what, ranks in by_what.items()]
     more = len(sentences) - _MOST_TOLD
     return sentences[:_MOST_TOLD] + ([f"and {more} more variants"] if more > 0 else [])
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Explanation", "explain"]
 
-_MOST_TOLD = 4
+_MOST_NAMED = 4
 _LEFT_OUT = {
     HangKind.KIND_MISMATCH: "launched a different operation from",
     HangKind.SIZE_MISMATCH: "launched it with a different size from",
@@ -145,7 +145,7 @@ def _why(found: Diagnosis, point: Point, evidence: HangEvidence) -> Iterator[str
             f"{operation_text(found.unfinished)} and later ones, which the others finished: "
             "their GPUs had stopped before."
         )
-    for rank in found.culprits[:_MOST_TOLD]:
+    for rank in found.culprits[:_MOST_NAMED]:
         if rank in evidence.failed:
             yield f"Rank {rank} had failed: {evidence.failed[rank]}."
         if rank in evidence.stacks:

@@ -371,19 +371,19 @@ def _position(
 
 def _folded(stacks: Mapping[int, tuple[str, ...]]) -> tuple[StackOfRanks, ...]:
     """Ranks grouped by equal stacks, the rarest first."""
-    alike: dict[tuple[str, ...], list[int]] = defaultdict(list)
+    by_stack: dict[tuple[str, ...], list[int]] = defaultdict(list)
     for rank in sorted(stacks):
-        alike[stacks[rank]].append(rank)
-    found = [StackOfRanks(ranks=tuple(ranks), calls=calls) for calls, ranks in alike.items()]
+        by_stack[stacks[rank]].append(rank)
+    found = [StackOfRanks(ranks=tuple(ranks), calls=calls) for calls, ranks in by_stack.items()]
     return tuple(sorted(found, key=lambda item: (len(item.ranks), item.ranks)))
 
 
 def _notes(evidence: HangEvidence) -> tuple[str, ...]:
     """Notes on dumps, with equal ones in one sentence."""
-    alike: dict[str, list[int]] = defaultdict(list)
+    by_note: dict[str, list[int]] = defaultdict(list)
     for dump in evidence.dumps:
         for note in dump.notes:
-            alike[note].append(dump.rank)
-    told = [f"{name_ranks(ranks)}: {note}" for note, ranks in alike.items()]
+            by_note[note].append(dump.rank)
+    told = [f"{name_ranks(ranks)}: {note}" for note, ranks in by_note.items()]
     more = (f"{len(told) - _MOST_NOTES:,} more notes on dumps.",) if len(told) > _MOST_NOTES else ()
     return (*evidence.notes, *told[:_MOST_NOTES], *more)

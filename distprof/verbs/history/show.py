@@ -45,7 +45,7 @@ _STATES = {
     "open": "beyond the tolerance, but it may be chance",
 }
 
-_MOST_TOLD = 5
+_MOST_SHOWN = 5
 
 _COMMIT_DIGITS = 10
 
@@ -100,7 +100,7 @@ def state_shown(history: History, point: HistoryPoint) -> str:
 
 def history_sentences(history: History) -> Iterator[str]:
     """The newest changes, open points, and missing data."""
-    yield from _changes_told(history)
+    yield from _change_sentences(history)
     for series in history.series:
         last = series.points[-1] if series.points else None
         if last is not None and state_shown(history, last) == "open":
@@ -114,7 +114,7 @@ def history_sentences(history: History) -> Iterator[str]:
     yield from history.notes
 
 
-def _changes_told(history: History) -> Iterator[str]:
+def _change_sentences(history: History) -> Iterator[str]:
     marked = [
         (point, before, series)
         for series in history.series
@@ -122,7 +122,7 @@ def _changes_told(history: History) -> Iterator[str]:
         if point.state in _MARKED
     ]
     marked.sort(key=lambda each: -each[0].created_ns)
-    for point, before, series in marked[:_MOST_TOLD]:
+    for point, before, series in marked[:_MOST_SHOWN]:
         values = metric_text(point.value, history.unit)
         if before is not None:
             values = f"{metric_text(before.value, history.unit)} → {values}"
@@ -136,8 +136,8 @@ def _changes_told(history: History) -> Iterator[str]:
             f"{point.state.capitalize()} at {point_name(point)} ({day(point.created_ns)})"
             f"{_of(history, series)}: {_change(history, point)}, {values}{after}{software}."
         )
-    if len(marked) > _MOST_TOLD:
-        yield f"{counted(len(marked) - _MOST_TOLD, 'earlier change')}: see the tables."
+    if len(marked) > _MOST_SHOWN:
+        yield f"{counted(len(marked) - _MOST_SHOWN, 'earlier change')}: see the tables."
 
 
 def _of(history: History, series: HistorySeries) -> str:

@@ -381,14 +381,14 @@ def _sharded(
     if replicas > 1:
         path = question.cluster.path(replicas, stride * shards)
         size = parameters * _ELEMENT / shards
-        beside = _time(CollectiveKind.ALL_REDUCE, replicas, size, path)
+        reduce_s = _time(CollectiveKind.ALL_REDUCE, replicas, size, path)
         yield _Axis(
             axis="dp" if is_flat else "dp-replicate",
             ranks=replicas,
             path=path,
             sent=volumes.data_parallel_bytes(replicas, parameters / shards),
-            time_s=beside,
-            exposed_once_s=max(0.0, beside - work.backward_s),
+            time_s=reduce_s,
+            exposed_once_s=max(0.0, reduce_s - work.backward_s),
         )
 
 

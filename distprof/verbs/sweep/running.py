@@ -252,13 +252,13 @@ def load_sweep(folder: Path) -> SweepFile | None:
     if not file.exists():
         return None
     sweep = SWEEP.load(file)
-    wrong = _nonsense(sweep)
+    wrong = _impossible_value(sweep)
     if wrong:
         raise InputError(str(file), expected=SWEEP.file, found=wrong, fix=SWEEP.again)
     return sweep
 
 
-def _nonsense(sweep: SweepFile) -> str:
+def _impossible_value(sweep: SweepFile) -> str:
     """Why distprof cannot have written this sweep, or empty: it removes folders, runs commands."""
     for run in sweep.runs:
         if not _FOLDER.fullmatch(run.folder):

@@ -84,11 +84,11 @@ def scaling_verdict(scaling: ScalingResult) -> str:
 
 
 def _efficiency(size: ScalingSize) -> str:
-    ends = _telling(size.efficiency_low, size.efficiency_high)
+    ends = _narrow_interval(size.efficiency_low, size.efficiency_high)
     return f"{format_ratio(size.efficiency)}{f' ({ends} %)' if ends else ''}"
 
 
-def _telling(low: float | None, high: float | None) -> str:
+def _narrow_interval(low: float | None, high: float | None) -> str:
     """An interval in percent; empty where it is too wide to mean anything."""
     if low is None or high is None or high > _WIDEST * low:
         return ""
@@ -254,7 +254,8 @@ def _size_notes(sizes: Sequence[ScalingSize]) -> Iterator[str]:
     if any(size.is_traced for size in sizes):
         yield "Steps were measured under a profiler, which makes them longer."
     if any(
-        size.efficiency_low is not None and not _telling(size.efficiency_low, size.efficiency_high)
+        size.efficiency_low is not None
+        and not _narrow_interval(size.efficiency_low, size.efficiency_high)
         for size in sizes
     ):
         yield (
@@ -267,7 +268,7 @@ def _size_row(size: ScalingSize) -> tuple[Cell, ...]:
     low, high = size.step_low_ns, size.step_high_ns
     is_known = low is not None and high is not None and high <= _WIDEST * low
     step = f"{format_duration(low)} to {format_duration(high)}" if is_known else ""
-    ends = _telling(size.efficiency_low, size.efficiency_high)
+    ends = _narrow_interval(size.efficiency_low, size.efficiency_high)
     return (
         f"{size.num_ranks:,}",
         str(size.num_repeats),

@@ -216,7 +216,7 @@ def test_runs_that_cannot_be_used_are_named():
     assert result.unavailable[:3] == (
         "8 ranks, repeat 0 has no steady step.",
         "8 ranks, repeat 1 has a step that took 0 ns.",
-        "8 ranks, repeat 2 does not say how many ranks it had.",
+        "8 ranks, repeat 2 does not record its number of ranks.",
     )
 
 
