@@ -1,4 +1,4 @@
-"""Which documents exist: the report, and those that the modules of verbs declare."""
+"""Lists all documents: the report, and those declared by the modules of verbs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["all_documents"]
 
 
 def all_documents() -> tuple[Document[Any], ...]:
-    """Every document, by its schema."""
+    """Every document, by schema id."""
     found: dict[str, Document[Any]] = {REPORT.schema: REPORT}
     for name in _modules():
         for value in vars(import_module(name)).values():
@@ -25,7 +25,7 @@ def all_documents() -> tuple[Document[Any], ...]:
 
 
 def _modules() -> Iterator[str]:
-    """Those of each verb; rules, in a folder further down, write nothing."""
+    """Documents of each verb; rules, in a deeper folder, declare none."""
     for verb in pkgutil.iter_modules(verbs.__path__, "distprof.verbs."):
         if verb.ispkg:
             folder = import_module(verb.name).__path__

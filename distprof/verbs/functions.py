@@ -1,4 +1,4 @@
-"""The verbs as functions: what ``distprof.compare``, ``hang``, ``plan`` and ``check`` are."""
+"""The verbs as functions: ``distprof.compare``, ``hang``, ``plan`` and ``check``."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ Source: TypeAlias = "str | os.PathLike[str]"
 
 
 def compare(first: Report | Source, second: Report | Source) -> Comparison:
-    """What changed from one run to another, and where the difference of their steps lies.
+    """Compare two runs: what changed, and which parts of the step account for it.
 
     Args:
-        first: What is compared with: a report, a saved one, a run directory or traces.
-        second: What is compared, likewise.
+        first: The reference run: a report, a saved report, a run directory or traces.
+        second: The run to compare with it, in the same forms.
 
     Raises:
-        InputError: If one cannot be read.
+        InputError: If one of them cannot be read.
     """
     from distprof.sections.report import Report
     from distprof.verbs.compare.show import compare_reports
@@ -46,15 +46,15 @@ def hang(
     executor: str = "process",
     progress: Callable[[int, int], None] | None = None,
 ) -> HangReport:
-    """In which operation a job is stuck, and which ranks the others wait for.
+    """Diagnose a hang: the operation in which a job is stuck, and the ranks that others wait for.
 
     Args:
         source: A folder of dumps of torch's Flight Recorder, a run directory, or one dump.
         executor: Where dumps are read when there are many: ``process``, ``process:N``, ``serial``.
-        progress: Called with the number of dumps read and of all.
+        progress: Called with the number of dumps read and the total number.
 
     Raises:
-        InputError: If there is no dump that can be read.
+        InputError: If no dump can be read.
     """
     from distprof.verbs.hang.evidence import read_evidence
     from distprof.verbs.hang.measure import diagnose
@@ -72,17 +72,17 @@ def check(
     config: Config | Source | None = None,
     allow_unlike: bool = False,
 ) -> CheckResult:
-    """Whether runs are slower than a baseline by more than chance and tolerance explain.
+    """Check whether runs are slower than a baseline, beyond chance and tolerance.
 
     Args:
         runs: Repeats of one job: run directories, saved reports, summaries or a sweep's folder.
-        baseline: File of the baseline; or name other runs.
-        against: Runs to compare with instead.
-        config: For metrics and tolerances; None for the nearest ``distprof.toml``.
-        allow_unlike: Compare other hardware, jobs or software too.
+        baseline: File of the baseline; alternatively give ``against``.
+        against: Runs to compare with, instead of a baseline.
+        config: Metrics and tolerances; None for the nearest ``distprof.toml``.
+        allow_unlike: Allow differences in hardware, job or software.
 
     Raises:
-        InputError: If something cannot be read, or is unlike.
+        InputError: If something cannot be read, or is not comparable.
         UsageError: If neither or both of ``baseline`` and ``against`` are given.
     """
     from distprof.config import Config, load_config
@@ -93,7 +93,7 @@ def check(
     from distprof.verbs.summaries import load_summaries
 
     if (baseline is None) == (not against):
-        raise UsageError("name what to compare with: baseline=, or against=")
+        raise UsageError("give either baseline= or against=")
     if not isinstance(config, Config):
         config = load_config(None if config is None else os.fspath(config))
     names = [os.fspath(one) for one in ([baseline] if baseline is not None else against)]
@@ -130,28 +130,28 @@ def plan(
     fp32_gradients: bool = False,
     most: int = 10,
 ) -> Plan:
-    """Which layouts fit a model on a cluster, and what each costs; everything is modelled.
+    """Plan layouts of a model on a cluster, and model their costs.
 
     Args:
         model: A published model, for example ``llama3-70b``; or give ``params`` or ``shape``.
-        gpus: Of the job.
+        gpus: GPUs of the job.
         gpu: Kind of GPU; None for h100.
         gpus_per_node: GPUs of one fast (NVLink) domain; None for 8.
-        inter_node: Between nodes, per GPU and direction: ``50GB/s`` or a name; None for ndr.
-        sequence: Tokens of a sequence; None for the model's, or 4096.
-        batch: Sequences of one step, all ranks; None for 4 Mi tokens.
-        layout: Judge this layout alone, for example ``tp=8,pp=4``.
-        params: Parameters, where the model has no name.
+        inter_node: Link between nodes, per GPU and direction: ``50GB/s`` or a name; None for ndr.
+        sequence: Tokens per sequence; None for the model's, or 4096.
+        batch: Sequences per step, over all ranks; None for 4 Mi tokens.
+        layout: Judge only this layout, for example ``tp=8,pp=4``.
+        params: Number of parameters, for a model without a name.
         shape: ``layers``, ``hidden``, ``heads`` and others of
-            :data:`distprof.verbs.plan.question.SHAPE`, where it has none.
+            :data:`distprof.verbs.plan.question.SHAPE`, for a model without a name.
         compute_efficiency: Share of the dense peak that kernels reach.
-        link_efficiency: Share of their bandwidth that links reach.
-        reserve: Share of memory that stays free.
+        link_efficiency: Share of their nominal bandwidth that links reach.
+        reserve: Share of GPU memory that stays free.
         fp32_gradients: Whether gradients are accumulated in fp32.
-        most: Layouts that the plan lists.
+        most: Number of layouts to list.
 
     Raises:
-        UsageError: If they contradict each other, or name what is not known.
+        UsageError: If arguments contradict each other, or a name is unknown.
     """
     from distprof.errors import UsageError
     from distprof.verbs.plan.question import SHAPE
@@ -159,7 +159,9 @@ def plan(
     given = dict(shape or {})
     unknown = sorted(set(given) - set(SHAPE))
     if unknown:
-        raise UsageError(f"no part of a shape: {', '.join(unknown)}; there are {', '.join(SHAPE)}")
+        raise UsageError(
+            f"unknown parts of a shape: {', '.join(unknown)}; choose from {', '.join(SHAPE)}"
+        )
     options = {
         "model": model,
         "gpus": gpus,
@@ -180,7 +182,7 @@ def plan(
 
 
 def plan_of(options: Mapping[str, Any], *, most: int) -> Plan:
-    """The plan that options of ``distprof plan`` ask for, each under its name.
+    """The plan for the options of ``distprof plan``, given by name.
 
     Raises:
         UsageError: As :func:`distprof.verbs.plan.question.question_of`.

@@ -1,6 +1,6 @@
-"""From what a user names to summaries: reports, run directories, traces, saved summaries.
+"""Reads summaries from reports, run directories, traces and files of summaries.
 
-A run is analysed only where no report of it lies there; what is compared are its figures.
+A run is analysed only if it has no current report. Comparisons use the summary's metrics.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from distprof.sections.report import Report
 
 __all__ = ["load_summaries", "open_report", "summarize_report"]
 
-_MAX_BYTES = 1 << 26  # of a file of summaries
+_MAX_BYTES = 1 << 26  # size of a file of summaries
 
 _HEAD_BYTES = 400
 
@@ -46,10 +46,10 @@ def load_summaries(sources: Sequence[str | os.PathLike[str]]) -> tuple[SummaryFi
 
 
 def open_report(source: str | os.PathLike[str]) -> Report:
-    """The report of a run: the saved one where there is one, else made now.
+    """The report of a run: the saved report if there is one, else a new analysis.
 
     Args:
-        source: A saved report, a run directory, or whatever :func:`distprof.analyze` takes.
+        source: A saved report, a run directory, or any other input of :func:`distprof.analyze`.
 
     Raises:
         InputError: If it cannot be read.
@@ -58,12 +58,12 @@ def open_report(source: str | os.PathLike[str]) -> Report:
     from distprof.documents.saved import load_report
 
     path = Path(source)
-    if path.is_file() and _says(path, REPORT_SCHEMA):
+    if path.is_file() and _has_schema(path, REPORT_SCHEMA):
         return load_report(path)
     if _has_fresh_report(path):
         try:
             return load_report(path)
-        except DistprofError:  # of another version: the run itself is there
+        except DistprofError:  # of another version: analyse the run itself
             return analyze(source)
     return analyze(source)
 
@@ -72,7 +72,7 @@ def _summaries_of(source: str) -> list[SummaryFile]:
     from distprof.verbs.summaries import summarize_report
 
     path = Path(source)
-    if path.is_file() and _says(path, SUMMARY_SCHEMA):
+    if path.is_file() and _has_schema(path, SUMMARY_SCHEMA):
         return _read_summaries(path)
     if path.is_file() and fits_measurements(source):
         return list(read_measurements(source))
@@ -80,7 +80,7 @@ def _summaries_of(source: str) -> list[SummaryFile]:
 
 
 def _runs_inside(path: Path) -> Sequence[str | Path]:
-    """Run directories in a folder that is none itself, by name."""
+    """Run directories, by name, in a folder that is not a run directory itself."""
     try:
         if not path.is_dir() or (path / RUN_FILE).exists():
             return []
@@ -90,7 +90,7 @@ def _runs_inside(path: Path) -> Sequence[str | Path]:
 
 
 def _has_fresh_report(path: Path) -> bool:
-    """Whether a run directory holds a report that was made after the run had ended."""
+    """Whether a run directory holds a report written after the run ended."""
     report, run = path / REPORT_FILE, path / RUN_FILE
     try:
         return report.is_file() and report.stat().st_mtime_ns >= run.stat().st_mtime_ns
@@ -98,7 +98,7 @@ def _has_fresh_report(path: Path) -> bool:
         return False
 
 
-def _says(path: Path, schema: str) -> bool:
+def _has_schema(path: Path, schema: str) -> bool:
     try:
         with path.open("rb") as stream:
             return f'"{schema}"'.encode() in stream.read(_HEAD_BYTES)
@@ -107,11 +107,11 @@ def _says(path: Path, schema: str) -> bool:
 
 
 def _read_summaries(path: Path) -> list[SummaryFile]:
-    expected = f'one or several summaries with "schema": "{SUMMARY_SCHEMA}"'
+    expected = f'one or more summaries with "schema": "{SUMMARY_SCHEMA}"'
     fix = "make it again with: distprof scale --save-summaries FILE"
     try:
         if path.stat().st_size > _MAX_BYTES:
-            raise InputError(str(path), expected=expected, found="a file too large for that")
+            raise InputError(str(path), expected=expected, found="a file that is too large")
         data = json.loads(path.read_bytes())
         found = data if isinstance(data, list) else [data]
         read = msgspec.convert(found, list[SummaryFile])
@@ -123,17 +123,17 @@ def _read_summaries(path: Path) -> list[SummaryFile]:
     return read
 
 
-# The few figures of a report that are compared between runs, sizes and commits -------------------
+# The metrics of a report that are compared between runs, sizes and commits -----------------------
 
 _CPU = "cpu"
 
 
 def summarize_report(report: Report, *, label: str = "") -> SummaryFile:
-    """A report as baselines, histories and sweeps keep it.
+    """The summary of a report, as baselines, histories and sweeps store it.
 
     Args:
-        report: Of one run.
-        label: For people; empty for none.
+        report: Report of one run.
+        label: Label for people; may be empty.
     """
     job, log, printed = report.job, report.step_log, report.training_log
     plain, traced = log.plain_ns, _traced_steps(report)
@@ -177,12 +177,12 @@ def _fingerprint(report: Report) -> Fingerprint:
 
 
 def _known(logged: float | None, printed: float | None) -> float | None:
-    """What probes recorded, else what the training program printed."""
+    """The value that probes recorded, else the one that the training program printed."""
     return printed if logged is None else logged
 
 
 def _device(report: Report) -> str:
-    """For CPU ranks with the processors' model: otherwise two machines would seem to be alike."""
+    """Device of the ranks; with the CPU model for CPU ranks, to distinguish machines."""
     device = report.run.device
     if device != _CPU:
         return device
@@ -191,12 +191,12 @@ def _device(report: Report) -> str:
 
 
 def _injected(faults: Sequence[JobFault]) -> dict[str, str]:
-    """Faults are part of what was run."""
+    """Injected faults, as part of the configuration."""
     return {"faults": ", ".join(fault.text for fault in faults)} if faults else {}
 
 
 def _traced_steps(report: Report) -> tuple[int, ...]:
-    """Analysed steps, each as long as on the median rank."""
+    """Durations of the analysed steps on the median rank."""
     by_step: dict[int, list[int]] = {}
     for row in report.breakdown.steps:
         by_step.setdefault(row.step, []).append(row.span_ns)
@@ -206,7 +206,7 @@ def _traced_steps(report: Report) -> tuple[int, ...]:
 
 
 def _parts(report: Report) -> StepParts | None:
-    """The mean step of the mean rank, rounded so that the parts still add up to it."""
+    """The mean step, averaged over ranks, rounded so that its parts add up to it."""
     total, falls = report.waterfall.all, report.waterfall
     if total is None or report.step_time.median_ns is None:
         return None

@@ -50,7 +50,13 @@ def test_text_fits_the_terminal(
     assert main(["hang", str(folder), "--width", str(width)]) == 1
     text = capsys.readouterr().out
     assert max(len(line) for line in text.splitlines()) <= width
-    for heading in ("Or else", "Next", "First divergent operation", "Process groups", "Ranks"):
+    for heading in (
+        "Alternatives",
+        "Next steps",
+        "First divergent operation",
+        "Process groups",
+        "Ranks",
+    ):
         assert f"\n{heading}" in text
 
 

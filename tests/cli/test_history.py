@@ -123,7 +123,9 @@ def test_many_series_are_folded(capsys, tmp_path):
 
 def test_a_metric_that_no_run_has_is_said(capsys, history):
     assert main(["history", "show", "--history", history, "--metric", "energy"]) == 0
-    assert capsys.readouterr().out.startswith("No run in this history tells its energy per step.")
+    assert capsys.readouterr().out.startswith(
+        "No run in this history has the metric energy per step."
+    )
 
 
 @pytest.mark.parametrize("suffix", ["svg", "png"])

@@ -146,7 +146,7 @@ def test_a_sweep_that_another_program_is_making_is_left_alone(stand_in, capsys):
     with locked(Path("s")):
         assert main(["scale", "--sweep", "s"]) == 3
         assert main(["scale", "--from", "s"]) == 0  # to look is free
-    assert "still going" in capsys.readouterr().err
+    assert "still in progress" in capsys.readouterr().err
     assert len(calls(stand_in)) == 2
 
 

@@ -59,8 +59,8 @@ def test_the_first_line_is_the_verdict_with_its_figures():
     [
         (1, "Because.", "Run 1 more repeat."),
         (7, "Because.", "Run 7 more repeats."),
-        (None, "Because.", "No reasonable number of repeats would decide it"),
-        (None, UNKNOWN_SESSIONS, "measure both sides in turns"),
+        (None, "Because.", "No reasonable number of repeats would settle it"),
+        (None, UNKNOWN_SESSIONS, "measure both sides alternately"),
         (None, SHORT_BASELINE, "a single repeat"),
     ],
 )
@@ -70,13 +70,13 @@ def test_what_is_undecided_says_what_would_decide_it(needed, why, advice):
 
 
 def test_without_a_common_metric_nothing_is_claimed():
-    assert "no metric in common" in check_verdict(result(OVERLAP, state="inconclusive"))
+    assert "no gated metric in common" in check_verdict(result(OVERLAP, state="inconclusive"))
 
 
 def test_metrics_that_only_inform_are_apart_and_carry_no_verdict():
     text = shown(result(metric(), OVERLAP))
-    deciding, _, informing = text.partition("Shown only")
-    assert "overlap" not in deciding.partition("What decides")[2]
+    deciding, _, informing = text.partition("Informational")
+    assert "overlap" not in deciding.partition("Gated metrics")[2]
     assert "−6 pt" in informing
     assert "inconclusive" not in informing
 

@@ -61,7 +61,7 @@ def test_points_are_the_efficiencies_with_every_run_beside_them(drawn):
         "16",
         "32",
     ]
-    assert losses.get_title(loc="left") == "What is lost, by cause"
+    assert losses.get_title(loc="left") == "Losses by cause"
 
 
 def test_stacked_causes_add_up_to_what_is_lost(drawn):

@@ -44,8 +44,8 @@ def test_the_first_line_says_how_much_is_lost_and_to_what():
     text = flat(report_scaling(LOSSY, source="runs/mine"))
     assert text.startswith("8 ranks reach 80.0 %")
     assert (
-        "of the efficiency of 1 (weak scaling): a step takes 125 ms, at full efficiency 100 ms;"
-        in text
+        "of the efficiency of 1 (weak scaling): a step takes 125 ms instead of 100 ms at full "
+        "efficiency;" in text
     )
     assert "exposed transfer: +20.0 ms of the +25.0 ms lost." in text
     assert "runs/mine" in text
@@ -77,7 +77,7 @@ def test_causes_are_shown_with_what_they_add_up_to(name):
 def test_causes_that_nobody_could_see_are_shown_together_unless_all_are_wanted():
     small = parts(computation=90, host=6, other=4, copy=0.001, input=0.002)
     report = report_scaling([*runs(1, 100, ALONE), *runs(8, 125, small)], source="x")
-    assert "2 smaller ones" in shown(report)
+    assert "2 smaller causes" in shown(report)
     assert "copies" not in shown(report)
     assert "copies" in shown(report, show_all=True)
 
@@ -92,29 +92,29 @@ def test_no_line_is_wider_than_the_terminal(width):
 
 def test_repeats_that_differ_much_are_called_so():
     calm = flat(report_scaling(LOSSY, source="x"))
-    assert "Runs differ much" not in calm
+    assert "Runs differ widely" not in calm
     wild = [*runs(1, 100, repeats=(1, 1, 3.4)), *runs(2, 110)]
     text = flat(report_scaling(wild, source="x"))
     assert "a step on 1 rank took 100 ms in one and 340 ms in another" in text
-    assert "so wide that they tell nothing" in text
+    assert "too wide to mean anything" in text
 
 
 def test_a_law_that_misses_the_largest_size_is_not_continued():
     bent = [run for i in range(7) for run in runs(2**i, 100 + 9 * i)]
     text = flat(report_scaling(bent, source="x"))
-    assert "No law follows these runs: 64.9 % were measured on 64 ranks" in text
-    assert "If it goes on by" not in text
-    assert "Beyond what was measured" not in text
+    assert "No law fits these runs: the measured efficiency is 64.9 % on 64 ranks" in text
+    assert "If scaling continues by" not in text
+    assert "Beyond the measured sizes" not in text
 
 
 def test_an_extrapolation_that_may_be_anything_is_not_made():
     certain = flat(report_scaling(HEALTHY, source="x"))
-    assert "If it goes on by" in certain
-    assert "do not tell what comes beyond" not in certain
+    assert "If scaling continues by" in certain
+    assert "do not predict more than" not in certain
     vague = [*runs(1, 100, repeats=(0.8, 1, 1.3)), *runs(2, 150, repeats=(0.8, 1, 1.3))]
     text = flat(report_scaling(vague, source="x"))
-    assert "These runs do not tell what comes beyond 2 ranks" in text
-    assert "If it goes on by" not in text
+    assert "These runs do not predict more than 2 ranks" in text
+    assert "If scaling continues by" not in text
 
 
 def test_ranks_that_shared_processors_are_told_and_only_then():
@@ -154,7 +154,7 @@ def test_commands_that_differ_in_the_number_of_ranks_are_the_same(first, second,
 def test_no_sweep_is_a_sentence_in_every_format():
     for summaries in ([], runs(2, 100)):
         report = report_scaling(summaries, source="x")
-        assert shown(report).startswith("No sweep: Scaling takes runs of two sizes")
+        assert shown(report).startswith("No sweep: Scaling needs runs of at least two sizes")
         assert shown(report, "md").startswith("### No sweep")
         assert json.loads(shown(report, "json"))["scaling"]["sizes"] == []
 

@@ -52,7 +52,7 @@ def _model_text(found: EfficiencyResult) -> str:
 
 
 def _step_text(found: EfficiencyResult) -> str:
-    if found.flop_per_step is None or found.tokens_per_step is None:
+    if found.flop_per_step is None or found.tokens_per_step is None or found.num_devices is None:
         return ""
     return (
         f"{found.tokens_per_step:,} tokens, {_flop(found.flop_per_step)} in"

@@ -18,9 +18,6 @@ if TYPE_CHECKING:
 
 __all__ = ["overlap_table"]
 
-LOW_OVERLAP_RATIO = 0.5
-"""Overlap below which the sentence says "only"."""
-
 
 @why(place=30)
 def communication_sentence(report: Report) -> str:

@@ -1,4 +1,4 @@
-"""Two runs side by side: step time, its parts, kernels, collectives, findings, circumstances."""
+"""Compares two runs: step time, its parts, kernels, collectives, findings, environment."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 ALIKE_RATIO = 0.02
-"""Times that differ by less than this count as alike."""
+"""Times that differ by less than this count as equal."""
 
 _REST = "other"
 
@@ -51,9 +51,9 @@ def compare_kernels(
     """Every kernel of either table, largest change first.
 
     Args:
-        first: Kernel table of one run.
-        second: Of the other.
-        windows: Ranks times steps that each table adds up.
+        first: Kernel table of the first run.
+        second: Kernel table of the second run.
+        windows: Ranks times steps that each table sums over.
     """
     mine, theirs = _by_name(first), _by_name(second)
     folded = _is_folded(first), _is_folded(second)
@@ -65,7 +65,7 @@ def compare_kernels(
 
 
 def state_of(first_ns: float | None, second_ns: float | None) -> State:
-    """What became of something that takes time; None where it is not there."""
+    """The state of something that takes time; None marks a run without it."""
     if first_ns is None:
         return "appeared"
     if second_ns is None:
@@ -108,7 +108,7 @@ def _change(
     )
 
 
-# Collectives that are exposed for longer, for shorter, appeared or vanished ----------------------
+# Collectives whose exposed time grew or shrank, and those that appeared or disappeared -----------
 
 _Key = tuple[str, str, int | None]
 
@@ -118,8 +118,8 @@ def compare_collectives(
 ) -> tuple[CollectiveChange, ...]:
     """Every class of either run, largest change of exposed time first.
 
-    Where groups of an axis have unlike sizes in the two runs, its classes of all sizes are added
-    up: shards of other groups have other sizes.
+    Where the groups of an axis have different sizes in the two runs, the classes of all message
+    sizes are added up, because shards have other sizes in other groups.
     """
     resized = _resized(first, second)
     mine, theirs = _by_key(first, resized), _by_key(second, resized)
@@ -135,7 +135,7 @@ def _axis(row: CollectiveClass) -> str:
 
 
 def _resized(first: CollectivesResult, second: CollectivesResult) -> frozenset[str]:
-    """Axes of which the two runs have groups of unlike sizes."""
+    """Axes whose groups have different sizes in the two runs."""
     sizes: list[dict[str, set[int | None]]] = [{}, {}]
     for place, result in enumerate((first, second)):
         for row in result.classes:
@@ -188,7 +188,7 @@ def _class_change(
 
 
 def _total(rows: Sequence[CollectiveClass], field: str) -> int | None:
-    """Sum per step; None where any class does not know it."""
+    """Sum per step; None where it is unknown for any class."""
     values = [getattr(row, f"{field}_per_step") for row in rows]
     return None if not values or None in values else sum(values)
 
@@ -201,21 +201,21 @@ def _bandwidth(rows: Sequence[CollectiveClass]) -> float | None:
     return rows[0].busbw_bytes_per_s if len(rows) == 1 else None
 
 
-# Whether one run's steps are longer than the other's, or chance explains it ----------------------
+# Whether one run's steps are longer, or chance explains the difference ---------------------------
 
 _CONFIDENCE = 0.95
 
 
 def compare_steps(first: Sequence[int], second: Sequence[int]) -> StepChange:
-    """Medians, their intervals, and whether these are apart.
+    """Medians, their intervals, and whether the intervals overlap.
 
-    Two 95 % intervals that do not overlap are apart by more than chance at well below one percent.
-    Steps of one run are taken as independent; what differs from run to run is not in them:
-    ``distprof check`` repeats runs for that.
+    Chance separates two 95 % intervals in well below one percent of cases. Steps of one run are
+    treated as independent. The intervals do not contain differences between runs:
+    ``distprof check`` repeats runs to measure these.
 
     Args:
         first: Durations of steps, ns.
-        second: The same of the other run.
+        second: The same for the other run.
     """
     mine, theirs = _median(first), _median(second)
     low, high = median_interval(first) or (None, None)
@@ -235,7 +235,7 @@ def compare_steps(first: Sequence[int], second: Sequence[int]) -> StepChange:
 
 
 def median_interval(values: Sequence[int]) -> tuple[int, int] | None:
-    """The 95 % interval of the median by order statistics; None where six values are not there.
+    """The 95 % interval of the median by order statistics; None with fewer than six values.
 
     Args:
         values: Independent measurements of any distribution.
@@ -252,7 +252,7 @@ def median_interval(values: Sequence[int]) -> tuple[int, int] | None:
 
 
 def part_changes(first: StepParts, second: StepParts) -> tuple[tuple[str, int, int, int], ...]:
-    """Part, time in the first step, in the second, and the change; changes add up exactly."""
+    """Each part: time in the first step, in the second, and the change. Changes add up exactly."""
     names = [name for name in StepParts.__struct_fields__ if name != "span_ns"]
     return tuple(
         (
@@ -267,7 +267,7 @@ def part_changes(first: StepParts, second: StepParts) -> tuple[tuple[str, int, i
 
 @lru_cache(maxsize=1024)
 def _place(count: int) -> int | None:
-    """How many values may lie outside on each side, so that the interval still holds 95 %."""
+    """How many values may be outside on each side while the interval still covers 95 %."""
     if count > _LARGE:
         spread = _NORMAL * np.sqrt(count) / 2
         return int(np.floor(count / 2 - spread))
@@ -299,12 +299,12 @@ def _trend(
     return "faster" if other_high < low else "alike"
 
 
-# Two runs side by side: step time, its parts, kernels, collectives, findings, circumstances ------
+# The comparison: step time, its parts, kernels, collectives, findings, environment ---------------
 
 
 @dataclass(frozen=True, slots=True)
 class FoundProblem:
-    """What a rule found: its code, its name, and the cost of each of its findings."""
+    """Findings of a rule: its code, its name, and the cost of each finding."""
 
     code: str
     name: str
@@ -316,11 +316,11 @@ class Side:
     """One of the two runs.
 
     Args:
-        summary: Its figures.
+        summary: Its summary.
         kernels: Its kernel table.
-        num_windows: Ranks times steps that the kernel table adds up.
+        num_windows: Ranks times steps that the kernel table sums over.
         collectives: Its classes of collectives.
-        problems: What rules found in it.
+        problems: Findings by rule.
     """
 
     summary: SummaryFile
@@ -331,15 +331,15 @@ class Side:
 
 
 def compare(first: Side, second: Side, *, version: str) -> Comparison:
-    """What changed from the first run to the second.
+    """Compare two runs.
 
     Args:
-        first: What is compared with.
-        second: What is compared.
-        version: Of distprof.
+        first: The reference run.
+        second: The run to compare with it.
+        version: Version of distprof.
 
     Returns:
-        Changes, largest first; the changes of the parts add up to that of the traced step.
+        Changes, largest first; the changes of all parts add up to that of the traced step.
     """
     steps = _comparable_steps(first.summary, second.summary)
     forbidding = unlike(first.summary.fingerprint, second.summary.fingerprint)
@@ -372,7 +372,7 @@ def compare(first: Side, second: Side, *, version: str) -> Comparison:
 def _comparable_steps(
     first: SummaryFile, second: SummaryFile
 ) -> tuple[Sequence[int], Sequence[int]]:
-    """Steps of both; traced and other steps are not compared with each other."""
+    """Steps of both runs, never traced steps of one with plain steps of the other."""
     if first.is_traced == second.is_traced:
         return first.step_ns, second.step_ns
     return _traced(first), _traced(second)
@@ -416,7 +416,7 @@ def _parts(first: SummaryFile, second: SummaryFile) -> tuple[PartChange, ...]:
 def _findings(
     first: Sequence[FoundProblem], second: Sequence[FoundProblem]
 ) -> tuple[FindingChange, ...]:
-    """By rule: new ones, then those of both, then those that are gone; the dearest first."""
+    """Findings by rule: new, common, then gone ones; each group most expensive first."""
     costs = _costs(first), _costs(second)
     names = {problem.code: problem.name for problem in (*first, *second)}
     changes = [
@@ -434,7 +434,7 @@ def _findings(
 
 
 def _costs(problems: Sequence[FoundProblem]) -> dict[str, int | None]:
-    """Cost by rule: its dearest finding, since several of one rule may be about the same time."""
+    """Cost by rule: that of its most expensive finding, as findings of a rule may overlap."""
     costs: dict[str, int | None] = {}
     for problem in problems:
         known = [c for c in (costs.get(problem.code), problem.cost_ns_per_step) if c is not None]
@@ -450,10 +450,12 @@ def _missing(first: SummaryFile, second: SummaryFile) -> tuple[str, ...]:
     found = []
     if first.is_traced != second.is_traced:
         found.append(
-            "One run has steps without a profiler and the other has traced ones alone: "
-            "the traced steps of both are compared."
+            "One run has steps without a profiler, the other has only traced steps: "
+            "the comparison uses the traced steps of both."
         )
     without = [one.source for one in (first, second) if one.parts is None]
     if without:
-        found.append(f"{' and '.join(without)} has no steps with traces: no split of the change.")
+        found.append(
+            f"{' and '.join(without)} has no traced steps, so the change has no split by part."
+        )
     return tuple(found)

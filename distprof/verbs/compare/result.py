@@ -1,4 +1,4 @@
-"""The answer of a comparison: ``distprof.comparison/1``."""
+"""The result of a comparison: ``distprof.comparison/1``."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ class ComparedRun(Record, frozen=True, kw_only=True):
 
     Args:
         source: As the user named it.
-        world_size: Ranks of its job.
-        device: Of its ranks.
+        world_size: Number of ranks.
+        device: Device of its ranks.
         workload: What was trained.
-        git_commit: Of the code; empty where unknown.
-        num_steps: Steps that its step time rests on.
-        is_traced: Whether a profiler was recording during these steps.
-        throughput_per_s: All ranks together; samples where no tokens are known.
+        git_commit: Commit of the code; empty where unknown.
+        num_steps: Steps that its step time is computed from.
+        is_traced: Whether a profiler was active during these steps.
+        throughput_per_s: Throughput of all ranks, in ``throughput_unit``.
         throughput_unit: ``tokens`` or ``samples``; empty where neither is known.
-        peak_memory_bytes: Highest of all ranks.
+        peak_memory_bytes: Peak memory, highest of all ranks.
     """
 
     source: str
@@ -55,7 +55,7 @@ class ComparedRun(Record, frozen=True, kw_only=True):
 
 
 class FingerprintChange(Record, frozen=True, kw_only=True):
-    """A fact that is not the same; ``forbids`` says whether runs are no longer like for like."""
+    """A fact that differs; ``forbids`` means that the runs are no longer like for like."""
 
     field: str
     group: str
@@ -65,7 +65,7 @@ class FingerprintChange(Record, frozen=True, kw_only=True):
 
 
 class StepChange(Record, frozen=True, kw_only=True):
-    """Median step of both, and what chance leaves open; times in ns.
+    """Median steps of both runs with their uncertainty; times in ns.
 
     Args:
         first_ns: Median of the first run; None without steps.
@@ -75,7 +75,7 @@ class StepChange(Record, frozen=True, kw_only=True):
         second_low_ns: Lower end.
         second_high_ns: Upper end.
         change_ns: Second minus first.
-        change_ratio: Of the first; 0.1 is ten percent slower.
+        change_ratio: Change over the first; 0.1 is 10 % slower.
         trend: ``alike`` where the intervals overlap, ``unknown`` where there are none.
     """
 
@@ -102,7 +102,7 @@ class PartChange(Record, frozen=True, kw_only=True):
 class KernelChange(Record, frozen=True, kw_only=True):
     """One kernel name; times and counts per rank and step.
 
-    ``unlisted``: the other run's table is folded at its end, so that it may be in there.
+    ``unlisted``: the other run's table ends in a folded row, which may contain the kernel.
     """
 
     name: str
@@ -123,17 +123,17 @@ class CollectiveChange(Record, frozen=True, kw_only=True):
     Args:
         kind: Operation.
         axis: Mesh axis, else the group's description or name.
-        bytes: Size; None where classes of all sizes are added up, because the runs' groups differ.
-        state: By its exposed time.
-        first_exposed_ns: Not hidden by computation, first run; None where it was not measured.
-        second_exposed_ns: The same of the second.
-        first_wait_ns: Of that, waiting for the last member.
-        second_wait_ns: The same of the second.
-        first_count: Instances per step.
-        second_count: The same of the second.
-        first_busbw_bytes_per_s: Bus bandwidth; None where sizes are added up.
-        second_busbw_bytes_per_s: The same of the second.
-        change_ns: Of exposed time.
+        bytes: Size; None where classes of all sizes are added up because the runs' groups differ.
+        state: State by exposed time.
+        first_exposed_ns: Exposed time in the first run; None where it was not measured.
+        second_exposed_ns: The same in the second run.
+        first_wait_ns: The part of it spent waiting for late ranks.
+        second_wait_ns: The same in the second run.
+        first_count: Instances per step in the first run.
+        second_count: The same in the second run.
+        first_busbw_bytes_per_s: Bus bandwidth in the first run; None where sizes are added up.
+        second_busbw_bytes_per_s: The same in the second run.
+        change_ns: Change of exposed time.
     """
 
     kind: str
@@ -152,7 +152,7 @@ class CollectiveChange(Record, frozen=True, kw_only=True):
 
 
 class FindingChange(Record, frozen=True, kw_only=True):
-    """A rule that found something in one run only, or in both; costs of all its findings."""
+    """A rule with findings in one run or in both, and their costs."""
 
     code: str
     name: str
@@ -162,20 +162,20 @@ class FindingChange(Record, frozen=True, kw_only=True):
 
 
 class Comparison(Result, frozen=True, kw_only=True):
-    """Two runs.
+    """The comparison of two runs.
 
     Args:
-        schema: Of this document.
-        distprof_version: Who made it.
-        first: The one that is compared with.
-        second: The one that is compared.
-        is_alike: Whether hardware and job are the same, as far as both runs tell.
-        differences: What is not the same, hardware first.
+        schema: Schema id of this document.
+        distprof_version: Version of distprof that wrote it.
+        first: The reference run.
+        second: The run compared with it.
+        is_alike: Whether hardware and job are the same, as far as both runs record them.
+        differences: Facts that differ, hardware first.
         step: Step time.
-        parts: Where the change of the traced step lies, an exact sum; empty without traces.
-        kernels: Largest change first.
-        collectives: Largest change first.
-        findings: New ones first.
+        parts: Change of the traced step by part, an exact sum; empty without traces.
+        kernels: Kernels, largest change first.
+        collectives: Classes of collectives, largest change first.
+        findings: Findings by rule, new ones first.
     """
 
     schema: str = COMPARISON_SCHEMA

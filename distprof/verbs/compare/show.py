@@ -1,4 +1,4 @@
-"""A comparison's verdict, sentences and tables, before somebody draws them."""
+"""A comparison's verdict, sentences and tables, ready to render."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ __all__ = [
 
 _FEW = 8
 
-_LEAST_RATIO = 0.001  # of the step: smaller changes are left out of the short tables
+_LEAST_RATIO = 0.001  # share of the step: short tables omit smaller changes
 
 PARTS = {
     "computation": "computation",
@@ -50,7 +50,7 @@ PARTS = {
     "copy": "exposed copies",
     "other": "other",
 }
-"""Part of a step to its name for people."""
+"""Part of a step to its name in reports."""
 
 T = TypeVar("T")
 
@@ -63,7 +63,7 @@ def signed(ns: float | None) -> str:
 
 
 def comparison_verdict(comparison: Comparison) -> str:
-    """Whether the second run is slower, by how much, and what most of it is."""
+    """Whether the second run is slower, by how much, and the main cause."""
     step = comparison.step
     if step.first_ns is None or step.second_ns is None:
         return f"Step times cannot be compared: {_without_steps(comparison)} has no steps."
@@ -75,7 +75,7 @@ def comparison_verdict(comparison: Comparison) -> str:
     if step.trend == "alike":
         return f"No difference beyond chance: {took} ({_sign(step)}{ratio})."
     word = "slower" if (step.change_ns or 0) > 0 else "faster"
-    doubt = "" if step.trend != "unknown" else ", by too few steps to tell it from chance"
+    doubt = "" if step.trend != "unknown" else " (too few steps to rule out chance)"
     return f"The second run is {ratio} {word}{doubt}: {took}{_main_cause(comparison)}."
 
 
@@ -94,7 +94,7 @@ def _sign(step: StepChange) -> str:
 
 
 def _main_cause(comparison: Comparison) -> str:
-    """The part that explains most of the change, where one explains at least a third of it."""
+    """The part that explains most of the change, if it explains at least a third."""
     whole = sum(part.change_ns for part in comparison.parts)
     if not whole:
         return ""
@@ -103,11 +103,11 @@ def _main_cause(comparison: Comparison) -> str:
     if most.change_ns / whole < 1 / 3:
         return ""
     share = f"{signed(most.change_ns)} of {signed(whole)}"
-    return f"; {PARTS.get(most.part, most.part)} makes {share}"
+    return f"; {PARTS.get(most.part, most.part)} accounts for {share}"
 
 
 def comparison_headline(comparison: Comparison) -> str:
-    """Both runs in half a sentence."""
+    """Names and facts of both runs, in half a sentence."""
     return f"first: {_named(comparison.first)} · second: {_named(comparison.second)}"
 
 
@@ -119,18 +119,18 @@ def _named(run: ComparedRun) -> str:
 
 
 def comparison_sentences(comparison: Comparison) -> Iterator[str]:
-    """Whether it is like for like, how sure it is, throughput and memory."""
+    """Whether the comparison is like for like, its uncertainty, throughput and memory."""
     forbidding = [one for one in comparison.differences if one.forbids]
     if forbidding:
         named = "; ".join(f"{d.field} {_or(d.first)} → {_or(d.second)}" for d in forbidding[:4])
         more = f" and {len(forbidding) - 4} more" if len(forbidding) > 4 else ""
-        yield f"Not like for like: {named}{more}. Step times say little of the code then."
+        yield f"Not like for like: {named}{more}. Step times say little about the code."
     elif not comparison.differences:
-        yield "Like for like, as far as both runs tell: same hardware, job and software."
+        yield "Like for like, as far as both runs record: same hardware, job and software."
     else:
         yield (
-            "Hardware and job are the same, as far as both runs tell; "
-            f"{counted(len(comparison.differences), 'difference')} of software."
+            "Hardware and job are the same, as far as both runs record. "
+            f"{counted(len(comparison.differences), 'difference')} in software."
         )
     yield _certainty(comparison)
     throughput = _throughput(comparison)
@@ -153,8 +153,8 @@ def _certainty(comparison: Comparison) -> str:
     )
     return (
         f"Medians of {runs[0].num_steps} and {runs[1].num_steps} {traced}, 95 % intervals "
-        f"{intervals}. One run each: what differs from run to run is not in them "
-        "(distprof check repeats runs)."
+        f"{intervals}. One run each, so the intervals do not cover differences between runs; "
+        "distprof check repeats runs."
     )
 
 
@@ -175,7 +175,7 @@ def _or(text: str) -> str:
 
 
 def comparison_tables(comparison: Comparison, *, show_all: bool) -> Iterator[TableView]:
-    """Parts of the step, collectives, kernels, findings, circumstances."""
+    """Tables of the parts of the step, collectives, kernels, findings and other differences."""
     if comparison.parts:
         yield _parts_table(comparison.parts)
     least = 0 if show_all else _LEAST_RATIO * (comparison.step.first_ns or 0)
@@ -215,8 +215,8 @@ def _parts_table(parts: Sequence[PartChange]) -> TableView:
         ("sum", format_duration(sums[0]), format_duration(sums[1]), signed(sums[1] - sums[0]))
     )
     return TableView(
-        title="Where the difference lies",
-        caption="mean traced step of the mean rank",
+        title="Where the difference is",
+        caption="mean traced step, averaged over ranks",
         columns=(
             TableColumn(title="part", left=True),
             TableColumn(title="first"),
@@ -318,7 +318,7 @@ def _findings_table(comparison: Comparison) -> TableView:
 
 def _differences_table(comparison: Comparison) -> TableView:
     return TableView(
-        title="What else is not the same",
+        title="Other differences",
         columns=(
             TableColumn(title="", left=True),
             TableColumn(title="first", left=True, wrap=True),
@@ -331,12 +331,12 @@ def _differences_table(comparison: Comparison) -> TableView:
 def compare_reports(
     first: Report, second: Report, *, names: tuple[str, str] | None = None
 ) -> Comparison:
-    """What changed from the first run to the second.
+    """Compare the reports of two runs.
 
     Args:
-        first: What is compared with.
-        second: What is compared.
-        names: How the user calls them; by default where they come from.
+        first: Report of the reference run.
+        second: Report of the run to compare with it.
+        names: Names of the runs; by default their sources.
     """
     mine, theirs = names or (first.run.source, second.run.source)
     return compare(_side(first, mine), _side(second, theirs), version=__version__)

@@ -1,1 +1,1 @@
-"""How fast a network is."""
+"""Latency and bandwidth of a network."""

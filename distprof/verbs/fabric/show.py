@@ -1,4 +1,4 @@
-"""A fabric profile's verdict, headline and tables, before somebody draws them."""
+"""A fabric profile's verdict, headline and tables, ready to render."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PREFERRED = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
 
 def fabric_verdict(profile: FabricFile) -> str:
-    """The most telling curve in one sentence."""
+    """The most informative curve in one sentence."""
     if not profile.curves:
         return "Nothing was measured."
     curve = min(profile.curves, key=_rank_of)
@@ -39,7 +39,7 @@ def fabric_verdict(profile: FabricFile) -> str:
     at = f" bus bandwidth, at {format_bytes(best.bytes)}"
     if curve.fit is None:
         return f"{reaches}{at}."
-    return f"{reaches}{at}; below {format_bytes(curve.fit.crossover_bytes)} it is bound by latency."
+    return f"{reaches}{at}; below {format_bytes(curve.fit.crossover_bytes)} it is latency-bound."
 
 
 def _rank_of(curve: FabricCurve) -> tuple[int, int]:
@@ -52,7 +52,7 @@ def _best(curve: FabricCurve) -> FabricPoint:
 
 
 def fabric_headline(profile: FabricFile) -> str:
-    """Where it comes from, in half a sentence."""
+    """Where the profile comes from, in half a sentence."""
     ranks = counted(profile.world_size, "rank") if profile.world_size is not None else ""
     hosts = counted(len(set(profile.hosts)), "host") if profile.hosts else ""
     parts = (profile.origin, profile.device, profile.backend, ranks, hosts, profile.source)
@@ -60,7 +60,7 @@ def fabric_headline(profile: FabricFile) -> str:
 
 
 def fabric_words(profile: FabricFile) -> Iterator[str]:
-    """What else to know, one sentence each: fits that are loose, and the profile's own notes."""
+    """Notes, one sentence each: loose fits, and the profile's own notes."""
     refused: dict[str, list[str]] = {}
     for curve in profile.curves:
         if curve.fit is None:
@@ -75,14 +75,14 @@ def fabric_words(profile: FabricFile) -> Iterator[str]:
 
 def _loose(curve: FabricCurve, fit: FabricFit) -> str:
     return (
-        f"{_name(curve)} follows no one line: its times are {format_ratio(fit.residual_ratio)} "
+        f"No straight line fits {_name(curve)}: times are {format_ratio(fit.residual_ratio)} "
         f"off in the median, {format_ratio(fit.worst_ratio)} at {format_bytes(fit.worst_bytes)}. "
-        "Protocols that change with the size do that, and so does another job on the machine."
+        "Protocols that change with the size cause this, and so do other jobs on the machine."
     )
 
 
 def fabric_tables(profile: FabricFile, *, show_all: bool) -> Iterator[TableView]:
-    """α and β, then bandwidth by size; with ``show_all`` every point with its spread."""
+    """Tables of α and β, then bandwidth by size; ``show_all`` adds every point with its spread."""
     if any(curve.fit for curve in profile.curves):
         yield _fit_table(profile)
     if show_all or len(profile.curves) == 1:
@@ -114,8 +114,8 @@ def _fit_table(profile: FabricFile) -> TableView:
         ),
         rows=tuple(_fit_row(curve, curve.fit) for curve in profile.curves if curve.fit is not None),
         notes=(
-            "Steps are those of a ring. Below the crossover latency takes longer than transfer. The"
-            " residual is how far times are off the fit, in the median.",
+            "Steps are those of a ring. Below the crossover, latency exceeds transfer time. The"
+            " residual is the median deviation of times from the fit.",
         ),
     )
 
@@ -137,7 +137,7 @@ def _fit_row(curve: FabricCurve, fit: FabricFit) -> tuple[str, ...]:
 
 
 def _size_table(curves: Sequence[FabricCurve]) -> TableView:
-    """Sizes down, collectives across."""
+    """One row per size, one column per collective."""
     speeds = [{p.bytes: p.busbw_bytes_per_s for p in curve.points} for curve in curves]
     sizes = sorted({size for speed in speeds for size in speed})
     return TableView(
@@ -151,7 +151,7 @@ def _size_table(curves: Sequence[FabricCurve]) -> TableView:
             (format_bytes(size), *(_gigabytes(speed.get(size)) for speed in speeds))
             for size in sizes
         ),
-        notes=("Times and spread: --all.",),
+        notes=("--all adds times and spread.",),
     )
 
 
@@ -188,7 +188,7 @@ def _point_table(curve: FabricCurve) -> TableView:
 
 
 def _off(curve: FabricCurve, p: FabricPoint) -> str:
-    """How much longer than fitted; minus where shorter."""
+    """Deviation from the fit, for example ``+7 %``; minus where shorter."""
     fit = curve.fit
     if fit is None:
         return "–"

@@ -1,4 +1,4 @@
-"""Baselines: read, write, accept new sessions, acknowledge losses."""
+"""Baselines: read and write them, add sessions, acknowledge losses."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ __all__ = [
 ]
 
 MOST_REPEATS = 100
-"""Of a session; a file that is reviewed stays small."""
+"""Repeats per session; the file stays small enough to review."""
 MOST_SESSIONS = 100
-"""Of a baseline, for the same reason; the bootstrap of all of them stays small too."""
+"""Sessions per baseline, for the same reason; the bootstrap over all of them stays fast."""
 
-_DIGITS = 9  # significant; more only make a review longer
+_DIGITS = 9  # significant digits; more only make a review longer
 
 
 BASELINE = Document(
@@ -52,9 +52,9 @@ BASELINE = Document(
     noun="a baseline",
     title="distprof check --update-baseline",
     file="a baseline as distprof check --update-baseline writes it",
-    again="make it anew with distprof check … --update-baseline, or restore it from version"
+    again="write it again with distprof check … --update-baseline, or restore it from version"
     " control",
-    absent="make one from runs that are fine: distprof check RUN --baseline FILE --update-baseline",
+    absent="make one from good runs: distprof check RUN --baseline FILE --update-baseline",
     order="sorted",
     max_bytes=4 << 20,
 )
@@ -64,18 +64,18 @@ def read_baseline(path: str) -> BaselineFile:
     """Read a baseline.
 
     Raises:
-        SchemaError: If it is a document of another kind or version.
-        InputError: If it is missing, cut off, or holds what no run can have measured.
+        SchemaError: If it is another kind of document, or another version.
+        InputError: If it is missing, truncated, or holds impossible values.
     """
     baseline = BASELINE.load(path)
-    wrong = _nonsense(baseline)
+    wrong = _impossible_value(baseline)
     if wrong:
         raise InputError(path, expected=BASELINE.file, found=wrong, fix=BASELINE.again)
     return baseline
 
 
-def _nonsense(baseline: BaselineFile) -> str:
-    """What no run can have measured; empty if nothing."""
+def _impossible_value(baseline: BaselineFile) -> str:
+    """An impossible value in the baseline; empty if there is none."""
     if not baseline.sessions:
         return "no session"
     if not 1 <= baseline.window <= MOST_SESSIONS:
@@ -89,7 +89,7 @@ def _nonsense(baseline: BaselineFile) -> str:
             metric = find_metric(name)
             least = 0.0 if metric is None or metric.scale == "difference" else math.ulp(0.0)
             if any(not math.isfinite(value) or value < least for value in values):
-                return f"a value of {name[:60]} that no run can have"
+                return f"an impossible value of {name[:60]}"
     for each in baseline.acknowledged:
         if not 0 <= each.up_to < 1:
             return f"an acknowledged loss of {each.up_to} of {each.metric[:60]}"
@@ -102,12 +102,12 @@ def session_of(
     """One session of repeats of the same run.
 
     Args:
-        repeats: Of the run that is guarded.
-        small: Of a run on fewer ranks, for the efficiency: one per repeat; further ones of either
-            are left out of it.
+        repeats: Repeats of the guarded run.
+        small: Repeats of a run on fewer ranks, for the scaling efficiency. The two are paired;
+            unpaired repeats do not enter the efficiency.
 
     Raises:
-        ValueError: If there are none, too many, or they are unlike each other.
+        ValueError: If there are no repeats, too many, or they differ in job or hardware.
     """
     if not 1 <= len(repeats) <= MOST_REPEATS:
         raise ValueError(f"{len(repeats)} repeats: a session has 1 to {MOST_REPEATS}")
@@ -115,7 +115,7 @@ def session_of(
         wrong = unlike(repeats[0].fingerprint, repeat.fingerprint, is_gate=True)
         if wrong:
             told = "; ".join(difference.sentence for difference in wrong)
-            raise ValueError(f"repeats are unlike each other: {told}")
+            raise ValueError(f"the repeats are not of the same run: {told}")
     ordered = sorted(repeats, key=lambda repeat: repeat.created_ns)
     each = [values_of(repeat) for repeat in ordered]
     _add_efficiency(each, sorted(small, key=lambda repeat: repeat.created_ns), ordered)
@@ -129,7 +129,7 @@ def session_of(
 
 
 def mean_parts(repeats: Sequence[SummaryFile]) -> StepParts | None:
-    """The mean traced step of repeats, its parts still an exact sum; None without traces."""
+    """The mean traced step of repeats; its parts add up exactly. None without traces."""
     found = [repeat.parts for repeat in repeats if repeat.parts is not None]
     if not found:
         return None
@@ -158,10 +158,10 @@ def make_baseline(
     """A first baseline.
 
     Raises:
-        ValueError: As :func:`session_of`, and for a window that is none.
+        ValueError: As :func:`session_of`, and for an invalid window.
     """
     if not 1 <= window <= MOST_SESSIONS:
-        raise ValueError(f"a window of {window} sessions: it is from 1 to {MOST_SESSIONS}")
+        raise ValueError(f"a window of {window} sessions: choose 1 to {MOST_SESSIONS}")
     session = session_of(repeats, small)
     return BaselineFile(
         distprof_version=distprof_version,
@@ -175,16 +175,16 @@ def make_baseline(
 def accept_runs(
     file: str, repeats: Sequence[SummaryFile], small: Sequence[SummaryFile] = (), *, window: int
 ) -> str:
-    """Write repeats into a baseline as a new session of it, or as a new baseline.
+    """Write repeats to a baseline, as a new session or as a new baseline.
 
     Args:
         file: The baseline; it need not exist.
         repeats: As :func:`session_of`.
         small: As :func:`session_of`.
-        window: Sessions that are kept.
+        window: Number of sessions to keep.
 
     Returns:
-        What the baseline has become, for people.
+        A description of the resulting baseline.
 
     Raises:
         InputError: If the baseline cannot be read or written.
@@ -197,7 +197,7 @@ def accept_runs(
     new = accepted(old, repeats, small, distprof_version=__version__, window=window)
     BASELINE.save(new, file)
     wrong = unlike_baseline(old, repeats, small)
-    anew = f"; it begins anew, since {wrong[0]}" if wrong else ""
+    anew = f"; it starts again because {wrong[0]}" if wrong else ""
     return f"{len(new.sessions)} of {new.window} sessions{anew}"
 
 
@@ -209,17 +209,17 @@ def accepted(
     distprof_version: str,
     window: int | None = None,
 ) -> BaselineFile:
-    """The baseline with one more session; the oldest beyond its window fall out.
+    """The baseline with one more session; the oldest beyond its window are dropped.
 
-    Acknowledged losses that have run out by then fall out too. Unlike repeats begin a new baseline:
-    figures of other machines do not mix.
+    Expired acknowledged losses are dropped too. Repeats of another job or machine start a new
+    baseline: figures of different machines do not mix.
 
     Args:
-        baseline: Before.
+        baseline: The previous baseline.
         repeats: As :func:`session_of`.
         small: As :func:`session_of`.
-        distprof_version: Of the writer.
-        window: Sessions that are kept from now on; None for as many as before.
+        distprof_version: Version of distprof that writes it.
+        window: Number of sessions to keep from now on; None for the previous window.
 
     Raises:
         ValueError: As :func:`session_of`.
@@ -243,7 +243,7 @@ def accepted(
 def unlike_baseline(
     baseline: BaselineFile, repeats: Sequence[SummaryFile], small: Sequence[SummaryFile] = ()
 ) -> tuple[str, ...]:
-    """What forbids to compare repeats with a baseline, each as half a sentence."""
+    """Differences that forbid comparing repeats with a baseline, each as half a sentence."""
     found = unlike(baseline.fingerprint, repeats[-1].fingerprint, is_gate=True)
     told = [difference.sentence for difference in found]
     before, after = baseline.small_world_size, _world_size(small)
@@ -257,16 +257,16 @@ def _world_size(small: Sequence[SummaryFile]) -> int | None:
 
 
 def acknowledge(baseline: BaselineFile, loss: Acknowledged) -> BaselineFile:
-    """The baseline with a loss accepted; it replaces an earlier one of the same metric.
+    """The baseline with an accepted loss, which replaces an earlier one of the same metric.
 
     Raises:
-        ValueError: If no metric has that name, the loss is negative, or no reason is given.
+        ValueError: If the metric is unknown, the loss is negative, or the reason is missing.
     """
     if find_metric(loss.metric) is None:
         names = ", ".join(metric.name for metric in METRICS)
         raise ValueError(f"no metric {loss.metric!r}: choose from {names}")
     if not 0 <= loss.up_to < 1:
-        raise ValueError(f"an acknowledged loss of {loss.up_to}: it is from 0 up and below 1")
+        raise ValueError(f"an acknowledged loss of {loss.up_to}: choose at least 0 and below 1")
     if not loss.reason.strip():
         raise ValueError("an acknowledged loss needs a reason")
     others = [each for each in baseline.acknowledged if each.metric != loss.metric]
@@ -274,7 +274,7 @@ def acknowledge(baseline: BaselineFile, loss: Acknowledged) -> BaselineFile:
 
 
 def acknowledgement(baseline: BaselineFile, metric: str, now_ns: int) -> Acknowledged | None:
-    """What is accepted of a metric now: a loss up to ``up_to`` fails nothing."""
+    """The currently accepted loss of a metric: a loss up to ``up_to`` does not fail."""
     for each in baseline.acknowledged:
         if each.metric == metric and (each.until_ns is None or now_ns < each.until_ns):
             return each
@@ -282,7 +282,7 @@ def acknowledgement(baseline: BaselineFile, metric: str, now_ns: int) -> Acknowl
 
 
 def baseline_values(baseline: BaselineFile, metric: str) -> tuple[list[float], list[int]]:
-    """Values of all sessions and, for each, the number of its session: what ``decide`` takes."""
+    """Values of all sessions, each with the number of its session, as ``decide`` takes them."""
     values: list[float] = []
     sessions: list[int] = []
     for number, session in enumerate(baseline.sessions):
@@ -293,5 +293,5 @@ def baseline_values(baseline: BaselineFile, metric: str) -> tuple[list[float], l
 
 
 def _short(value: float) -> float:
-    """Nine digits, whole where it is whole: a nanosecond in a second, and short to read."""
+    """The value with nine digits (1 ns in 1 s), without decimals where it is whole."""
     return float(f"{value:.{_DIGITS}g}")

@@ -1,4 +1,4 @@
-"""A gate's verdict on a run: every metric against its baseline, and what explains a loss."""
+"""The gate's result for a run: every metric against its baseline, and the causes of a loss."""
 
 from __future__ import annotations
 
@@ -32,29 +32,29 @@ _WORST = ("regressed", "inconclusive", "acknowledged", "passed", "improved")
 
 
 class MetricCheck(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One metric.
+    """The result for one metric.
 
     Args:
-        metric: Its name.
-        label: For people.
+        metric: Name of the metric.
+        label: Name in reports.
         unit: ``ns``, ``B`` or ``ratio``.
-        state: Of :class:`~distprof.verbs.gate.decide.Decision`; ``acknowledged`` where the loss
-            is one that the baseline accepts.
+        state: As in :class:`~distprof.verbs.gate.decide.Decision`; ``acknowledged`` where the
+            baseline accepts the loss.
         scale: ``ratio``: ``change`` is candidate over baseline; ``difference``: their difference.
         baseline: Median of the baseline's repeats.
-        candidate: Median of the candidate's.
-        change: Estimate.
+        candidate: Median of the candidate's repeats.
+        change: Estimated change.
         low: Lower end of its 95 % interval; None where there are too few repeats for one.
-        high: Upper end.
-        p: Of the rank test.
+        high: Upper end of the interval.
+        p: p-value of the rank test.
         tolerance: Accepted loss.
-        num_baseline: Repeats.
-        num_candidate: Repeats.
-        needed_repeats: More repeats that would decide; None where decided, or where none would.
-        is_gated: Whether it decides the outcome; others are shown.
-        why: One sentence.
-        assumes: What is taken for granted; empty if nothing.
-        reason: Why a loss is accepted; empty unless acknowledged.
+        num_baseline: Repeats of the baseline.
+        num_candidate: Repeats of the candidate.
+        needed_repeats: Further repeats that would settle it; None where settled, or none would.
+        is_gated: Whether it decides the outcome; other metrics are informational.
+        why: Reason for the state, one sentence.
+        assumes: Assumption of the decision; empty if none.
+        reason: Why the loss is accepted; empty unless acknowledged.
     """
 
     metric: str
@@ -79,7 +79,7 @@ class MetricCheck(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class PartLoss(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A part of the mean traced step; changes add up to that of the step."""
+    """A part of the mean traced step; the changes of all parts add up to that of the step."""
 
     part: str
     baseline_ns: int
@@ -88,24 +88,24 @@ class PartLoss(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class CheckResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The gate's answer.
+    """The result of a check.
 
     Args:
-        schema: Of this document.
-        distprof_version: Who made it.
-        state: The worst of the gated metrics.
-        baseline: File of the baseline, or what else was compared with.
+        schema: Schema id of this document.
+        distprof_version: Version of distprof that wrote it.
+        state: The worst state of the gated metrics.
+        baseline: File of the baseline, or the runs compared with.
         baseline_commit: Newest commit of the baseline; empty where unknown.
-        candidate_commit: Of the code that ran.
-        fingerprint: Of the candidate.
-        unlike: What forbids to compare, where the user allowed it all the same.
-        metrics: Those known of both.
-        parts: Where the change of the traced step lies; empty without traces of both.
-        needed_repeats: More repeats that would decide all gated metrics; None where they are
-            decided, or no reasonable number would.
-        not_checked: Metrics that were asked for and that one side lacks, with the reason.
-        notes: What is taken for granted, and what else to know, one sentence each.
-        inconclusive_fails: Whether too few repeats are to count as a failure.
+        candidate_commit: Commit of the code that ran.
+        fingerprint: Fingerprint of the candidate.
+        unlike: Differences that forbid the comparison but that the user allowed.
+        metrics: The metrics that both sides have.
+        parts: Change of the traced step by part; empty without traces of both.
+        needed_repeats: Further repeats that would settle all gated metrics; None where they are
+            settled, or no reasonable number would.
+        not_checked: Requested metrics that one side lacks, with the reason.
+        notes: Assumptions and other notes, one sentence each.
+        inconclusive_fails: Whether an inconclusive check counts as a failure.
     """
 
     schema: str = CHECK_SCHEMA
@@ -125,28 +125,28 @@ class CheckResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def is_failed(self) -> bool:
-        """Whether a change is to be stopped."""
+        """Whether the check fails."""
         return fails(self.state, inconclusive_fails=self.inconclusive_fails)
 
 
 def fails(state: State, *, inconclusive_fails: bool) -> bool:
-    """Whether a state stops a change."""
+    """Whether a state fails the check."""
     return state == "regressed" or (state == "inconclusive" and inconclusive_fails)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateSettings:
-    """How runs are held against a baseline.
+    """Settings for comparing runs with a baseline.
 
     Args:
-        metrics: Those that decide; empty for those that do so by themselves.
-        tolerance: Metric to its tolerance, where that is not the usual one.
-        session_noise: How much step time and efficiency are known to differ from session to
-            session, as a relative standard deviation; None if unknown. Used while the baseline has
-            too few sessions to tell.
-        is_paired: Whether repeats of both were measured in turns.
-        inconclusive_fails: Whether too few repeats are to count as a failure.
-        alpha: Level of the rank test.
+        metrics: Metrics to gate; empty for those gated by default.
+        tolerance: Metric to its tolerance, where it differs from the default.
+        session_noise: Known spread of step time and efficiency between sessions, as a relative
+            standard deviation; None if unknown. Used while the baseline has too few sessions to
+            estimate it.
+        is_paired: Whether repeats of both sides were measured alternately.
+        inconclusive_fails: Whether an inconclusive check counts as a failure.
+        alpha: Significance level of the rank test.
     """
 
     metrics: Sequence[str] = ()
@@ -168,17 +168,17 @@ def judge(
     settings: GateSettings | None = None,
     unlike: Sequence[str] = (),
 ) -> CheckResult:
-    """Hold one session of repeats against a baseline.
+    """Compare one session of repeats with a baseline.
 
     Args:
-        baseline: What is compared with.
-        candidate: The session.
-        source: The baseline, for people.
-        fingerprint: Of the candidate.
-        version: Of distprof.
-        now_ns: For acknowledged losses that run out, ns since the epoch.
-        settings: None for the usual ones.
-        unlike: What forbids to compare and was allowed.
+        baseline: The baseline.
+        candidate: The session to check.
+        source: Name of the baseline in reports.
+        fingerprint: Fingerprint of the candidate.
+        version: Version of distprof.
+        now_ns: Current time, ns since the epoch; acknowledged losses expire.
+        settings: None for the defaults.
+        unlike: Differences that forbid the comparison but were allowed.
     """
     settings = settings or GateSettings()
     wanted = settings.metrics or [metric.name for metric in METRICS if metric.decides]
@@ -224,7 +224,7 @@ def _check(
     settings: GateSettings,
     now_ns: int,
 ) -> MetricCheck | str:
-    """The metric's verdict, or why there is none."""
+    """The result for a metric, or why there is none."""
     before, sessions = baseline_values(baseline, metric.name)
     after = candidate.values.get(metric.name, ())
     if not before or not after:
@@ -281,11 +281,11 @@ def _has(baseline: BaselineFile, metric: str) -> bool:
 
 
 def _as_acknowledged(found: Decision, accepting: Decision) -> State:
-    """A loss that somebody accepts fails nothing, unless it is clearly larger than that.
+    """Accept an acknowledged loss, unless the loss is clearly larger than acknowledged.
 
     Args:
-        found: By the usual tolerance.
-        accepting: By the accepted loss as tolerance.
+        found: Decision with the usual tolerance.
+        accepting: Decision with the accepted loss as tolerance.
     """
     if found.state in ("passed", "improved") or accepting.state == "regressed":
         return found.state
@@ -294,7 +294,7 @@ def _as_acknowledged(found: Decision, accepting: Decision) -> State:
 
 
 def _parts(baseline: BaselineFile, candidate: BaselineSession) -> tuple[PartLoss, ...]:
-    """The newest session with traces, and the candidate."""
+    """Parts of the newest session with traces, compared with the candidate's."""
     before = next((s.parts for s in reversed(baseline.sessions) if s.parts is not None), None)
     after = candidate.parts
     if before is None or after is None:

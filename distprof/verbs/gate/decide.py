@@ -1,8 +1,8 @@
-"""Has this change made it slower? A decision from repeats, or how many more it takes.
+"""Decides from repeats whether a change made a run slower, or how many more repeats it takes.
 
-A difference counts when two things agree: the whole bootstrap interval of the change lies beyond
-the tolerance, and a rank test finds the repeats in an order that chance seldom makes. The interval
-says how large the change is, the rank test guards it where repeats are few or wild.
+A difference counts when two tests agree: the whole bootstrap interval of the change is beyond the
+tolerance, and a rank test finds an order of repeats that chance rarely produces. The interval shows
+how large the change is; the rank test protects against few or noisy repeats.
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ __all__ = [
 Floats = NDArray[np.float64]
 
 _MOST_EXACT = 60
-"""Values on both sides together up to which all orders are counted."""
+"""Total number of values up to which all orders are counted."""
 
 
 def mann_whitney(first: ArrayLike, second: ArrayLike) -> float:
-    """Chance that ``second`` ranks so high if both are drawn from the same; one-sided.
+    """One-sided p-value of ``second`` ranking this high if both have the same distribution.
 
-    Counted over all ways to choose which of the values (as they are, ties with their mean rank)
-    belong to ``second``; beyond 60 values by the normal approximation with correction for ties.
+    It counts all ways to choose which of the values belong to ``second``; ties have their mean
+    rank. Above 60 values it uses the normal approximation with correction for ties.
 
     Args:
         first: One value per repeat.
-        second: The same; 1.0 is returned where a side is empty.
+        second: The same; where a side is empty, the result is 1.0.
 
     Source:
         Mann and Whitney, "On a test of whether one of two random variables is stochastically
@@ -77,16 +77,16 @@ def mann_whitney(first: ArrayLike, second: ArrayLike) -> float:
 
 
 def aligned_ranks(first: ArrayLike, second: ArrayLike) -> float:
-    """Chance that ``second`` ranks so high if it makes no difference which of a pair is which.
+    """p-value of ``second`` ranking this high if the two of each pair are exchangeable.
 
-    One-sided and exact: counted over all ways to exchange the two of each pair. What drifts is
-    taken off first, as the median of the means of the five nearest pairs, which such an exchange
-    leaves as it is. Then all values are ranked together, so that a pair of which one run was struck
-    by something counts for less than others, where among signed ranks it would outvote them.
+    One-sided and exact: it counts all ways to exchange the two of each pair. It first removes
+    drift, the median of the means of the five nearest pairs, which such exchanges do not change.
+    Then it ranks all values together, so that a pair with one disturbed run weighs less than the
+    others. Among signed ranks it would outvote them.
 
     Args:
         first: One value per pair, in order of time.
-        second: As many; 1.0 is returned for none.
+        second: The same number of values; for none, the result is 1.0.
 
     Source:
         Hodges and Lehmann, "Rank methods for combination of independent experiments in analysis of
@@ -111,19 +111,19 @@ def aligned_ranks(first: ArrayLike, second: ArrayLike) -> float:
 
 
 def _local(means: Floats) -> Floats:
-    """Median of each value and up to two neighbours on either side."""
+    """Running median over each value and up to two neighbours on either side."""
     around = np.pad(means, 2, constant_values=np.nan)
     windows = np.lib.stride_tricks.sliding_window_view(around, 5)
     return np.asarray(np.nanmedian(windows, axis=1))
 
 
 def least_repeats(alpha: float, fixed: int | None = None) -> int:
-    """Repeats with which :func:`mann_whitney` can reach ``alpha`` at all.
+    """Smallest number of repeats with which :func:`mann_whitney` can reach ``alpha``.
 
     Args:
-        alpha: Its level.
-        fixed: Repeats of the side that gets no more; None where both get as many. A million is
-            returned where even that does not do.
+        alpha: Significance level.
+        fixed: Repeats of the side that gets no more; None where both get the same number. The
+            result is a million where no number suffices.
     """
     for count in range(1, 1_000):
         if 1 / math.comb(count + (fixed or count), count) <= alpha:
@@ -132,19 +132,19 @@ def least_repeats(alpha: float, fixed: int | None = None) -> int:
 
 
 def least_pairs(alpha: float) -> int:
-    """Pairs with which :func:`aligned_ranks` can reach ``alpha`` at all."""
+    """Smallest number of pairs with which :func:`aligned_ranks` can reach ``alpha``."""
     return math.ceil(-math.log2(alpha))
 
 
 def _doubled_ranks(values: Floats) -> NDArray[np.int64]:
-    """Twice the rank from 1, so that the mean rank of ties is whole."""
+    """Twice the ranks, counted from 1, so that mean ranks of ties are whole."""
     ordered = np.sort(values)
     below = np.searchsorted(ordered, values, side="left")
     return np.asarray(below + np.searchsorted(ordered, values, side="right") + 1, np.int64)
 
 
 def _ways_to_choose(ranks: NDArray[np.int64], count: int) -> Floats:
-    """In how many ways ``count`` of the ranks have each sum; float64, exact enough for shares."""
+    """Number of ways in which ``count`` of the ranks have each sum; float64 suffices for shares."""
     ways = np.zeros((count + 1, int(np.sort(ranks)[-count:].sum()) + 1))
     ways[0, 0] = 1
     for rank in ranks.tolist():
@@ -153,7 +153,7 @@ def _ways_to_choose(ranks: NDArray[np.int64], count: int) -> Floats:
 
 
 def _normal_tail(seen: int, ranks: NDArray[np.int64], count: int) -> float:
-    """By mean and variance of the sum of ``count`` of the doubled ranks, drawn without return."""
+    """Normal approximation from the sum of ``count`` doubled ranks drawn without replacement."""
     total = len(ranks)
     deviation = math.sqrt(
         count * (total - count) / (total - 1) * float(ranks.astype(np.float64).var())
@@ -167,7 +167,7 @@ def _upper_tail(z: float) -> float:
     return math.erfc(z / math.sqrt(2)) / 2
 
 
-# Has this change made it slower? A decision from repeats, or how many more it takes --------------
+# The decision from repeats, or how many more it takes -----------------------------------------
 
 State = Literal["passed", "regressed", "improved", "inconclusive"]
 
@@ -176,39 +176,39 @@ Better = Literal["lower", "higher"]
 Scale = Literal["ratio", "difference"]
 
 ALPHA = 0.01
-"""Level of the rank test, one-sided. It is exact, so false alarms of one look stay below it
-whatever the noise; a look that may only pass a change, and not fail it, adds none."""
+"""Level of the one-sided rank test. The test is exact, so false alarms of one look stay below it
+for any noise. A look that can only pass a change, and not fail it, adds none."""
 
 EARLY_ALPHA = 0.001
-"""For looks while more repeats may still come: so strict that the last one can keep ``ALPHA``
-(Haybittle and Peto's rule); each adds no more than this to its false alarms."""
+"""Level of interim looks, strict enough for the last look to keep ``ALPHA`` (the Haybittle-Peto
+rule). Each interim look adds no more than this to the false alarms."""
 
 LEVEL: Level = 90
-"""Of the interval: each end is passed by chance in 5 of 100 cases, and only one of them counts."""
+"""Level of the interval in %: chance passes each end in 5 of 100 cases, and one end counts."""
 
 FEWEST_SESSIONS = 3
-"""Sessions of a baseline from which on their spread is known well enough to be counted."""
+"""Number of sessions from which a baseline's spread between sessions is known well enough."""
 
 UNKNOWN_NOISE = 0.15
-"""Standard deviation of sessions where nobody knows it. Only a loss that is far beyond it is told
-from a session's; shared machines are seldom worse."""
+"""Assumed standard deviation between sessions where it is unknown. Only a loss far beyond it counts
+as a change; shared machines are rarely worse."""
 
 UNKNOWN_SESSIONS = (
-    "The repeats differ beyond the tolerance, but so may any two sessions: measure both sides in"
-    f" turns, gather {FEWEST_SESSIONS} sessions in the baseline, or say how much sessions differ."
+    "The repeats differ by more than the tolerance, but any two sessions may: measure both sides"
+    f" alternately, collect {FEWEST_SESSIONS} sessions in the baseline, or set the session noise."
 )
-"""Why a clear difference from one or two stored sessions decides nothing."""
+"""Why a clear difference from one or two stored sessions is inconclusive."""
 
 SHORT_BASELINE = (
-    "The baseline has a single repeat, which tells nothing of chance: accept more of them."
+    "The baseline has a single repeat, which shows nothing about noise: add more repeats to it."
 )
-"""Why no number of repeats decides anything against it."""
+"""Why no number of repeats settles a comparison with it."""
 
 SESSIONS_DIFFER = (
-    "Sessions differ by as much, whatever the number of repeats: measure both sides in turns, or"
+    "Sessions differ by as much, for any number of repeats: measure both sides alternately, or"
     " accept more sessions into the baseline."
 )
-"""Why no number of repeats in one session decides it."""
+"""Why no number of repeats in one session settles it."""
 
 NOT_BY_REPEATS = (SHORT_BASELINE, UNKNOWN_SESSIONS, SESSIONS_DIFFER)
 """Reasons that more repeats do not remove; each says what does."""
@@ -217,28 +217,28 @@ _ASSUMES_CALM = "nothing drifted between the baseline's session and this one."
 
 _ASSUMES_NOISE = f"sessions of this machine differ by {UNKNOWN_NOISE:.0%} at most (one deviation)."
 
-_MOST_NEEDED = 200  # more repeats than anybody makes: then no number is promised
+_MOST_NEEDED = 200  # more repeats than is practical: then no number is given
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What the repeats say.
+    """The decision from the repeats.
 
     Args:
         state: ``passed``: any loss is within tolerance. ``regressed`` and ``improved``: beyond it.
-            ``inconclusive``: the interval holds the tolerance, or the rank test does not agree.
-        change: Candidate over baseline, or candidate less baseline on the scale ``difference``.
+            ``inconclusive``: the interval contains the tolerance, or the rank test disagrees.
+        change: Candidate over baseline, or candidate minus baseline on the scale ``difference``.
         low: Lower end of its 90 % interval; None where there are too few repeats for one.
-        high: Upper end.
-        p: Of the rank test in the direction of the change.
-        tolerance: That was asked for.
-        num_baseline: Repeats.
-        num_candidate: Repeats.
-        needed_repeats: More of the candidate (and of the baseline, where both can be run) that
-            would decide, by what the spread is now; None where decided, or where no reasonable
-            number would do.
-        why: One sentence.
-        assumes: What the decision takes for granted, one sentence; empty if nothing.
+        high: Upper end of the interval.
+        p: p-value of the rank test in the direction of the change.
+        tolerance: Tolerance that was requested.
+        num_baseline: Repeats of the baseline.
+        num_candidate: Repeats of the candidate.
+        needed_repeats: Further repeats of the candidate (and of the baseline, where both can be
+            run) that would settle it at the present spread; None where settled, or where no
+            reasonable number would.
+        why: Reason for the state, one sentence.
+        assumes: Assumption of the decision, one sentence; empty if none.
     """
 
     state: State
@@ -256,13 +256,14 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class _Sessions:
-    """When the baseline's repeats were made, and how far another session may be off.
+    """Sessions of the baseline's repeats, and how far another session may differ from them.
 
     Args:
         keys: One per repeat.
         noise: Known standard deviation; None if unknown.
-        can_blame: Whether a change may be told from a session's: pairs, enough sessions, or a
-            noise that is known. Else only what is beyond ``UNKNOWN_NOISE`` may.
+        can_blame: Whether a change can be separated from differences between sessions: there are
+            pairs, enough sessions, or a known noise. Otherwise only a change beyond
+            ``UNKNOWN_NOISE`` can.
     """
 
     keys: tuple[object, ...]
@@ -279,17 +280,17 @@ class _Sessions:
         is_paired: bool,
     ) -> _Sessions:
         if is_paired and (keys is not None or noise is not None):
-            raise ValueError("pairs are measured side by side: sessions do not matter to them")
+            raise ValueError("pairs are measured side by side: they take no sessions")
         if keys is not None and len(keys) != count:
             raise ValueError(f"{len(keys)} sessions for {count} repeats of the baseline")
         if noise is not None and not 0 <= noise < math.inf:
-            raise ValueError(f"sessions cannot differ by {noise}")
+            raise ValueError(f"a session noise of {noise} is impossible")
         known = tuple(keys) if keys is not None else (None,) * count
         enough = len(set(known)) >= FEWEST_SESSIONS
         return cls(known, noise, can_blame=is_paired or enough or noise is not None)
 
     def centres(self, values: Floats) -> Floats:
-        """Of each session."""
+        """Centre of each session."""
         members: dict[object, list[float]] = {}
         for key, value in zip(self.keys, values.tolist(), strict=True):
             members.setdefault(key, []).append(value)
@@ -297,16 +298,16 @@ class _Sessions:
 
     @property
     def margin(self) -> float:
-        """How far beyond the tolerance a difference must be to be blamed."""
+        """How far beyond the tolerance a difference must be to count as a change."""
         if self.can_blame:
             return 0.0
         count = len(set(self.keys))
         return student_quantile(1e9, 98) * UNKNOWN_NOISE * math.sqrt(1 + 1 / count)
 
     def spread(self, centres: Floats) -> float:
-        """How far one more session may be from these by chance; exceeded in 1 of 100 either way.
+        """How far one more session may be from these by chance, exceeded in 1 of 100 either way.
 
-        The rank test is no guard here, as the repeats of a session are alike.
+        The rank test does not protect here, as repeats of one session are not independent.
         """
         count = len(centres)
         if count >= FEWEST_SESSIONS:
@@ -318,7 +319,7 @@ class _Sessions:
 
 @dataclass(frozen=True, slots=True)
 class _Evidence:
-    """Changes as "worse is positive", on the scale on which they add: logarithms for ratios."""
+    """Changes on an additive scale on which worse is positive: logarithms for ratios."""
 
     worse: Interval
     p_worse: float
@@ -349,29 +350,29 @@ def decide(
     """Compare repeats of a candidate with those of a baseline.
 
     Args:
-        baseline: One array per repeat: its steps, or the one figure that was kept of it. Of steps
-            the median counts; they are not resampled, as steps of one run share its luck.
+        baseline: One array per repeat: its steps, or the one figure kept of it. The median of the
+            steps counts. Steps are not resampled, as steps of one run are not independent.
         candidate: The same.
-        tolerance: Loss that is accepted: 0.02 for 2 %, or on the scale ``difference`` in the unit
+        tolerance: Accepted loss: 0.02 for 2 %, or on the scale ``difference`` in the unit
             of the values.
         better: Which direction is an improvement.
         scale: ``ratio`` for times and sizes; ``difference`` for shares, which may be near 0.
-        is_paired: Whether repeat i of both was measured side by side, taking turns, so that what
-            drifts cancels.
-        sessions: Of each repeat of the baseline, when or where it was measured, any key. From three
-            sessions on, what differs between them is no change: the candidate is taken for one more
-            session. None for a single session. Not with ``is_paired``.
-        session_noise: How much sessions are known to differ, as a standard deviation (relative on
-            the scale ``ratio``), where the baseline has fewer than three; 0 for a machine that is
-            known to stay as it is. None if unknown: then a change may be a session's, and is
-            inconclusive unless far beyond ``UNKNOWN_NOISE``. Not with ``is_paired``.
-        can_repeat_baseline: Whether more repeats of the baseline can be made too.
-        alpha: Level of the rank test.
-        seed: Of the bootstrap; the same input gives the same decision.
+        is_paired: Whether repeat i of both was measured side by side, alternating, so that drift
+            cancels.
+        sessions: A key per repeat of the baseline for when or where it was measured. From three
+            sessions on, differences between sessions do not count as a change: the candidate is
+            treated as one more session. None for a single session. Not with ``is_paired``.
+        session_noise: Known standard deviation between sessions (relative on the scale ``ratio``),
+            used where the baseline has fewer than three; 0 for a machine that is known to be
+            stable. None if unknown: then a change may be due to the session, and is inconclusive
+            unless far beyond ``UNKNOWN_NOISE``. Not with ``is_paired``.
+        can_repeat_baseline: Whether further repeats of the baseline are possible too.
+        alpha: Significance level of the rank test.
+        seed: Seed of the bootstrap; the same input gives the same decision.
 
     Raises:
         ValueError: If a side is empty, a value is not finite (or not positive on the scale
-            ``ratio``), the tolerance is negative or takes everything, pairs are incomplete, or
+            ``ratio``), the tolerance is negative or not below 1, pairs are incomplete, or
             there is not one session per repeat.
     """
     a, b = _values(baseline, scale, "baseline"), _values(candidate, scale, "candidate")
@@ -419,26 +420,26 @@ def _assumed(state: State, between: _Sessions) -> str:
 
 
 def _values(repeats: Sequence[ArrayLike], scale: Scale, name: str) -> Floats:
-    """One figure per repeat."""
+    """One value per repeat."""
     arrays = [np.atleast_1d(np.asarray(repeat, np.float64)) for repeat in repeats]
     if not arrays or any(not array.size for array in arrays):
         raise ValueError(f"the {name} has no repeats, or one without values")
     if not all(np.isfinite(array).all() for array in arrays):
         raise ValueError(f"the {name} holds values that are not finite")
     if scale == "ratio" and any((array <= 0).any() for array in arrays):
-        raise ValueError(f"the {name} holds values that are not positive: they have no ratio")
+        raise ValueError(f"the {name} holds values that are not positive and have no ratio")
     return np.array([float(np.median(array)) for array in arrays])
 
 
 def _check(tolerance: float, scale: Scale, a: Floats, b: Floats, *, is_paired: bool) -> None:
     if is_paired and len(a) != len(b):
-        raise ValueError(f"{len(a)} and {len(b)} repeats are no pairs")
+        raise ValueError(f"{len(a)} and {len(b)} repeats do not form pairs")
     if not 0 <= tolerance < (1 if scale == "ratio" else math.inf):
-        raise ValueError(f"tolerance {tolerance}: it must be from 0 up, and below 1 for a ratio")
+        raise ValueError(f"tolerance {tolerance}: it must be at least 0, and below 1 for a ratio")
 
 
 def _limit(tolerance: float, better: Better, scale: Scale) -> float:
-    """The tolerated loss where changes add: 5 % slower is a time × 1.05, or a rate × 0.95."""
+    """The tolerance on the additive scale: 5 % slower is a time × 1.05, or a rate × 0.95."""
     if scale == "difference":
         return tolerance
     return math.log1p(tolerance) if better == "lower" else -math.log1p(-tolerance)
@@ -459,14 +460,14 @@ def _interval(
 
 
 def _ranks(below: Floats, above: Floats, *, is_paired: bool) -> tuple[float, float]:
-    """Chances of so large a loss, and of so large a gain, if nothing changed."""
+    """p-values of a loss and of a gain of this size if nothing changed."""
     if is_paired:
         return aligned_ranks(below, above), aligned_ranks(above, below)
     return mann_whitney(below, above), mann_whitney(above, below)
 
 
 def _judge(evidence: _Evidence) -> tuple[State, int | None, str]:
-    """State, needed repeats, and why."""
+    """The state, the needed repeats, and the reason."""
     worse, limit = evidence.worse, evidence.limit
     for state, is_beyond, p in (
         ("regressed", worse.low > limit, evidence.p_worse),
@@ -488,16 +489,24 @@ def _judge(evidence: _Evidence) -> tuple[State, int | None, str]:
         return "inconclusive", None, SESSIONS_DIFFER
     needed = _needed(evidence)
     if is_few:
-        return "inconclusive", needed, "There are too few repeats for any conclusion."
+        return "inconclusive", needed, "There are too few repeats for a conclusion."
     if worse.low > limit:
-        return "inconclusive", needed, "The interval is beyond the tolerance; ranks are not."
-    return "inconclusive", needed, "The interval holds both losses beyond the tolerance and none."
+        return (
+            "inconclusive",
+            needed,
+            "The interval is beyond the tolerance, but the rank test does not agree.",
+        )
+    return (
+        "inconclusive",
+        needed,
+        "The interval contains both losses beyond the tolerance and smaller changes.",
+    )
 
 
 def _needed(evidence: _Evidence) -> int | None:
-    """Intervals narrow with the root of repeats: how many more leave the tolerance outside.
+    """Repeats that would move the tolerance out of the interval, which narrows with their root.
 
-    Below the number from which ranks can tell anything the estimate is not trusted to say never.
+    Below the number from which the rank test can decide, the estimate never says "never".
     """
     now, worse = evidence.num_growing, evidence.worse
     lacking = max(evidence.fewest - now, 0)
@@ -516,5 +525,5 @@ def _shown(end: float, scale: Scale) -> float | None:
 
 
 def _plain(value: float, scale: Scale) -> float:
-    """Back from logarithms, where changes are ratios; a float holds no more than e^709."""
+    """The change as a ratio again, where it is a logarithm; a float holds at most e^709."""
     return math.exp(min(max(value, -700.0), 700.0)) if scale == "ratio" else value

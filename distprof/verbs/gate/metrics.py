@@ -1,4 +1,4 @@
-"""What the gate looks at, and which way is better."""
+"""The metrics of the gate, and which direction is better."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ __all__ = ["METRICS", "Metric", "efficiency_ratio", "find_metric", "values_of"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
-    """One figure of a run.
+    """One metric of a run.
 
     Args:
-        name: In configuration, baselines and reports.
-        label: For people.
+        name: Name in configuration, baselines and reports.
+        label: Name for people.
         better: Which direction is an improvement.
-        scale: Times and sizes by ratio; shares, which may be near 0, by difference.
-        tolerance: Loss that is accepted unless told otherwise.
-        read: Its value in a summary, None where not known.
-        decides: Whether it does so unless a user names others. The parts of a step explain its
-            time; each is noisier than the whole, and all of them together cry wolf more often.
+        scale: ``ratio`` for times and sizes; ``difference`` for shares, which may be near 0.
+        tolerance: Loss that is accepted by default.
+        read: Its value in a summary, None where unknown.
+        decides: Whether it is gated by default. The parts of a step explain its time, but each is
+            noisier than the whole, and all of them together raise more false alarms.
     """
 
     name: str
@@ -57,7 +57,7 @@ METRICS = (
         better="higher",
         scale="ratio",
         tolerance=0.02,
-        read=lambda _: None,  # of a pair of sizes: efficiency_ratio
+        read=lambda _: None,  # from a pair of sizes: efficiency_ratio
         decides=True,
     ),
     Metric(
@@ -101,16 +101,16 @@ METRICS = (
         read=lambda summary: summary.peak_memory_bytes,
     ),
 )
-"""Every metric, in the order in which it is shown."""
+"""Every metric, in the order of display."""
 
 
 def find_metric(name: str) -> Metric | None:
-    """The metric of that name."""
+    """The metric with this name."""
     return next((metric for metric in METRICS if metric.name == name), None)
 
 
 def values_of(summary: SummaryFile) -> dict[str, float]:
-    """Metric to value, without those that are not known or that no run can have."""
+    """Metric to value, without unknown and impossible values."""
     found = ((metric, metric.read(summary)) for metric in METRICS)
     return {
         metric.name: float(value)
@@ -122,10 +122,10 @@ def values_of(summary: SummaryFile) -> dict[str, float]:
 
 
 def efficiency_ratio(small: SummaryFile, large: SummaryFile) -> float | None:
-    """Work per rank and time of the large run over that of the small one.
+    """Work per rank and time of the large run, divided by that of the small run.
 
-    Work is tokens, else samples. Where neither is known, every rank is taken to have the same work
-    in both runs (weak scaling). None where a step time or a size is not known.
+    Work is tokens, else samples. Where neither is known, every rank is assumed to have the same
+    work in both runs (weak scaling). None where a step time or a size is unknown.
     """
     rates = [_rank_rate(run, _work_field(small, large)) for run in (small, large)]
     if rates[0] is None or rates[1] is None:
@@ -141,7 +141,7 @@ def _work_field(small: SummaryFile, large: SummaryFile) -> str:
 
 
 def _rank_rate(summary: SummaryFile, field: str) -> float | None:
-    """Work per rank and ns; each rank's work is 1 where it is not known."""
+    """Work per rank and ns; the work of a rank is 1 where it is unknown."""
     step, ranks = _step_time(summary), summary.fingerprint.world_size
     if not step or step <= 0 or not ranks:
         return None

@@ -1,4 +1,4 @@
-"""The repeats that a check compares: which runs they are, and whether they may be compared."""
+"""The repeats that a check compares, and whether they are comparable."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ __all__ = [
 
 Runs: TypeAlias = tuple[SummaryFile, ...]
 Sizes: TypeAlias = tuple[Runs, Runs]
-"""Runs of the smaller size, none where there is one; and of the larger, which is guarded."""
+"""Runs of the smaller size (none where there is one size), and of the larger, guarded size."""
 
 
 def sizes_of(runs: Runs) -> Sizes:
-    """Runs by size.
+    """Group runs by size.
 
     Raises:
-        InputError: If runs have no steps, come twice, or have more than two sizes.
+        InputError: If runs have no steps, are named twice, or have more than two sizes.
     """
     without = next((run.source for run in runs if not run.step_ns), None)
     if not runs or without is not None:
         raise InputError(
             without or "the runs",
             expected="repeats with steps",
-            found="a run without any" if runs else "no run at all",
+            found="a run without any" if runs else "no run",
             fix="check repeats of the same job, for example those of distprof check --run",
         )
     _refuse_twice(runs)
@@ -56,17 +56,17 @@ def sizes_of(runs: Runs) -> Sizes:
             ", ".join(run.source for run in runs[:3]),
             expected="repeats of one size, or of two for the scaling efficiency",
             found=f"runs on {', '.join(map(str, sizes))} ranks",
-            fix="name runs of two sizes; distprof scale looks at more",
+            fix="name runs of two sizes; for more sizes use distprof scale",
         )
     large = tuple(run for run in runs if (run.fingerprint.world_size or 0) == sizes[-1])
     return tuple(run for run in runs if run not in large), large
 
 
 def _refuse_twice(runs: Runs) -> None:
-    """A run that counts twice would make chance look smaller than it is."""
+    """Refuse a run that is named twice: it would make noise look smaller than it is."""
     seen: dict[tuple[int, ...], str] = {}
     for run in runs:
-        if len(run.step_ns) < 2:  # a row of a table: figures may well be the same
+        if len(run.step_ns) < 2:  # a row of a table: equal figures are possible
             continue
         key = (run.created_ns, *run.step_ns)
         if key in seen:
@@ -83,7 +83,7 @@ def session_of_sizes(sizes: Sizes) -> BaselineSession:
     """The repeats as one session.
 
     Raises:
-        InputError: If they are unlike each other.
+        InputError: If they are not of the same run.
     """
     try:
         return session_of(sizes[1], sizes[0])
@@ -95,7 +95,7 @@ def baseline_of(sizes: Sizes) -> BaselineFile:
     """The repeats as a baseline of one session, to compare others with.
 
     Raises:
-        InputError: If they are unlike each other.
+        InputError: If they are not of the same run.
     """
     try:
         return make_baseline(sizes[1], sizes[0], distprof_version=__version__)
@@ -113,7 +113,7 @@ def _not_repeats(sizes: Sizes, error: ValueError) -> InputError:
 
 
 def are_in_turns(first: Runs, second: Runs) -> bool:
-    """Whether runs of both sides ended one by one in pairs, as what drifts cancels only so."""
+    """Whether runs of both sides ended in alternating pairs: only then does drift cancel."""
     if len(first) != len(second):
         return False
     ended = sorted([(run.created_ns, 0) for run in first] + [(run.created_ns, 1) for run in second])
@@ -130,18 +130,18 @@ def judge_runs(
     settings: GateSettings,
     allow_unlike: bool = False,
 ) -> CheckResult:
-    """Hold runs against a baseline, or against other runs.
+    """Compare runs with a baseline, or with other runs.
 
     Args:
-        sizes: The runs.
-        against: What they are compared with. Other runs count as pairs where both were made in
-            turns; else that they were not is noted.
-        source: What is compared with, for people.
-        settings: How; whether repeats are paired is found here.
+        sizes: The runs to check.
+        against: A baseline, or other runs. Other runs count as pairs if both sides were measured
+            alternately; otherwise a note says that they were not.
+        source: Name of the baseline or runs in reports.
+        settings: Settings of the check; this function finds out whether repeats are paired.
         allow_unlike: Compare other hardware, jobs or software too.
 
     Raises:
-        InputError: If runs are unlike each other, or unlike what they are compared with.
+        InputError: If the runs are not of the same run, or not comparable with the baseline.
     """
     others = None if isinstance(against, BaselineFile) else against
     baseline = against if isinstance(against, BaselineFile) else baseline_of(against)
@@ -156,13 +156,13 @@ def judge_runs(
         settings=replace(settings, is_paired=is_paired),
         unlike=_differences(source, baseline, sizes, allow=allow_unlike),
     )
-    return result if is_paired or others is None else _not_in_turns(result)
+    return result if is_paired or others is None else _with_drift_note(result)
 
 
 def _differences(
     source: str, baseline: BaselineFile, sizes: Sizes, *, allow: bool
 ) -> tuple[str, ...]:
-    """What differs and was allowed."""
+    """Differences that were allowed."""
     found = unlike_baseline(baseline, sizes[1], sizes[0])
     if found and not allow:
         more = f"; and {len(found) - 4} more" if len(found) > 4 else ""
@@ -175,25 +175,25 @@ def _differences(
     return found
 
 
-def _not_in_turns(result: CheckResult) -> CheckResult:
+def _with_drift_note(result: CheckResult) -> CheckResult:
     said = (
-        "By their times the runs of both sides were not made in turns, one each, so that drift"
-        " between them may look like a change."
+        "The times show that the runs of both sides did not alternate, so drift between them may"
+        " look like a change."
     )
     return msgspec.structs.replace(result, notes=(*result.notes, said))
 
 
 def planned_repeats(text: str, place: Path, *, repeats: int) -> SweepFile:
-    """The runs of a workload that a check makes, those that are done among them.
+    """The runs of a workload that a check makes, including those already done.
 
     Args:
         text: The workload as it was typed, for example ``ddp --ranks 2``.
-        place: Folder of the runs; where it holds an interrupted series of them, that goes on.
-        repeats: Of each size.
+        place: Folder of the runs; an interrupted series in it continues.
+        repeats: Number of runs per size.
 
     Raises:
         InputError: If the folder cannot be read.
-        UsageError: If the workload, or what lies in the folder, does not fit.
+        UsageError: If the workload is wrong, or the folder holds something else.
     """
     try:
         workload, device, sizes, arguments = parse_workload(text)
@@ -212,18 +212,16 @@ def planned_repeats(text: str, place: Path, *, repeats: int) -> SweepFile:
 
 
 def num_repeats(sweep: SweepFile) -> int:
-    """Runs of each size."""
+    """Number of runs per size."""
     return max(run.repeat for run in sweep.runs) + 1
 
 
 def _taken_up(place: Path, planned: SweepFile) -> SweepFile:
-    """The series that was begun in the folder, if it is this one; it may have more repeats."""
+    """The series begun in the folder, if it matches; it may have more repeats."""
     found = load_sweep(place) if place.is_dir() else None
     if found is None:
         if place.is_dir() and any(place.iterdir()):
-            raise UsageError(
-                f"{place} holds something else than runs of a check: name a new folder"
-            )
+            raise UsageError(f"{place} holds other files than runs of a check: name a new folder")
         return planned
     count = len(planned.runs)
     if [run.arguments for run in found.runs[:count]] == [run.arguments for run in planned.runs]:

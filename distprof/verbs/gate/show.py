@@ -1,4 +1,4 @@
-"""A gate's verdict, sentences and tables, before somebody draws them."""
+"""A gate's verdict, sentences and tables, ready to render."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ _NOTABLE = {"regressed": "worse", "improved": "better"}
 
 
 def check_verdict(result: CheckResult) -> str:
-    """What came out, and the metrics that decided it."""
+    """The outcome, and the metrics that decided it."""
     deciding = [check for check in result.metrics if check.is_gated]
     if not deciding:
-        return "Inconclusive: the runs and the baseline have no metric in common that decides."
+        return "Inconclusive: the runs and the baseline have no gated metric in common."
     worst = [check for check in deciding if check.state == result.state]
     said = "; ".join(f"{check.label} {change_text(check)}" for check in worst[:3])
     advice = f" {_advice(result, worst)}" if result.state == "inconclusive" else ""
@@ -51,27 +51,27 @@ def check_verdict(result: CheckResult) -> str:
 
 
 def _advice(result: CheckResult, undecided: list[MetricCheck]) -> str:
-    """What would decide it."""
+    """What would settle an inconclusive check."""
     for reason in NOT_BY_REPEATS:
         if any(check.why == reason for check in undecided):
             return reason
     if result.needed_repeats is None:
-        return "No reasonable number of repeats would decide it: make the runs steadier."
+        return "No reasonable number of repeats would settle it: make the runs steadier."
     return f"Run {counted(result.needed_repeats, 'more repeat')}."
 
 
 def change_text(check: MetricCheck) -> str:
-    """Change with its interval, for example ``+4.2 % (3.1 to 5.4), tolerance 2.00 %``."""
+    """The change with its interval, for example ``+4.2 % (3.1 to 5.4), tolerance 2.00 %``."""
     points = " points" if check.scale == "difference" else " %"
     change = amount(check.change, check.scale)
     ends = ""
-    if check.low is not None and check.high is not None and _is_telling(check):
+    if check.low is not None and check.high is not None and _is_narrow(check):
         ends = f" ({amount(check.low, check.scale)} to {amount(check.high, check.scale)})"
     return f"{change}{points}{ends}, tolerance {100 * check.tolerance:.3g}{points}"
 
 
-def _is_telling(check: MetricCheck) -> bool:
-    """A thousandfold interval only says that there are too few repeats."""
+def _is_narrow(check: MetricCheck) -> bool:
+    """Whether the interval is narrow enough to mean something; wide ones mean too few repeats."""
     low, high = check.low or 0.0, check.high or 0.0
     return high <= 4 * low if check.scale == "ratio" else high - low <= 1
 
@@ -88,7 +88,7 @@ def amount(value: float | None, scale: str) -> str:
 
 
 def check_headline(result: CheckResult) -> str:
-    """What was compared with what, in half a sentence."""
+    """The two sides of the comparison, in half a sentence."""
     known = [check for check in result.metrics if check.is_gated] or list(result.metrics)
     repeats = (
         f"{counted(known[0].num_candidate, 'repeat')} against {known[0].num_baseline}"
@@ -107,7 +107,7 @@ def check_headline(result: CheckResult) -> str:
 
 
 def check_sentences(result: CheckResult) -> Iterator[str]:
-    """What explains a loss, what is taken for granted, what could not be looked at."""
+    """Causes of a loss, assumptions, and what could not be checked."""
     whole = sum(part.change_ns for part in result.parts)
     if result.state in ("regressed", "inconclusive", "acknowledged") and whole > 0:
         causes = sorted(result.parts, key=lambda part: -part.change_ns)
@@ -118,14 +118,14 @@ def check_sentences(result: CheckResult) -> Iterator[str]:
         if check.state == "acknowledged":
             yield f"The loss of {check.label} is acknowledged: {check.reason.rstrip('.')}."
     for difference in result.unlike:
-        yield f"Not like for like, and allowed: {difference}."
+        yield f"Not like for like, but allowed: {difference}."
     yield from result.notes
     for name, why in result.not_checked.items():
         yield f"{name} was not checked: {why}."
 
 
 def check_tables(result: CheckResult, *, show_all: bool) -> Iterator[TableView]:
-    """Metrics that decide, those that are only shown, then where the traced step's change lies."""
+    """Gated metrics, informational metrics, then the change of the traced step by part."""
     del show_all
     deciding = [check for check in result.metrics if check.is_gated]
     others = [check for check in result.metrics if not check.is_gated]
@@ -158,7 +158,7 @@ def _figures(check: MetricCheck) -> tuple[str, ...]:
 
 def _deciding_table(checks: list[MetricCheck]) -> TableView:
     return TableView(
-        title="What decides",
+        title="Gated metrics",
         caption="medians of repeats",
         columns=(
             *_FIGURES,
@@ -175,15 +175,15 @@ def _deciding_table(checks: list[MetricCheck]) -> TableView:
 
 def _shown_table(checks: list[MetricCheck]) -> TableView:
     return TableView(
-        title="Shown only",
-        caption="--metrics makes them decide",
+        title="Informational",
+        caption="--metrics gates them",
         columns=(*_FIGURES, TableColumn(title="", left=True)),
         rows=tuple((*_figures(check), _NOTABLE.get(check.state, "")) for check in checks),
     )
 
 
 def _interval(check: MetricCheck) -> str:
-    if check.low is None or check.high is None or not _is_telling(check):
+    if check.low is None or check.high is None or not _is_narrow(check):
         return ""
     return f"{amount(check.low, check.scale)} to {amount(check.high, check.scale)}"
 
@@ -206,7 +206,7 @@ def _parts_table(result: CheckResult) -> TableView:
         for part in there
     ]
     return TableView(
-        title="Where the difference lies",
+        title="Where the difference is",
         caption="mean traced step",
         columns=(
             TableColumn(title="part", left=True),
@@ -218,7 +218,7 @@ def _parts_table(result: CheckResult) -> TableView:
     )
 
 
-# A gate's answer as text, Markdown and JSON, and for the machines of CI: JUnit and benchmarks ----
+# A check as text, Markdown and JSON, and for CI as JUnit and benchmark results -----------------
 
 
 def _page(result: CheckResult, options: RenderOptions) -> Page:
@@ -231,7 +231,7 @@ def _page(result: CheckResult, options: RenderOptions) -> Page:
 
 
 def _junit(result: CheckResult, _: RenderOptions) -> str:
-    """A test case per metric that decides; where too few repeats pass, they are skipped."""
+    """A test case per gated metric; inconclusive ones that do not fail are skipped."""
     deciding = [check for check in result.metrics if check.is_gated]
     suite = ElementTree.Element("testsuite", name="distprof check")
     for check in deciding:
@@ -267,14 +267,14 @@ def _outcome(check: MetricCheck, result: CheckResult) -> str:
 
 
 def _clean(text: str) -> str:
-    """Without characters that XML cannot hold."""
+    """The text without characters that XML cannot hold."""
     return plain(text)
 
 
 def _benchmarks(result: CheckResult, _: RenderOptions) -> str:
-    """What github-action-benchmark reads as ``customSmallerIsBetter``.
+    """The format ``customSmallerIsBetter`` of github-action-benchmark.
 
-    Shares of which more is better are given as what is missing of 1.
+    A share that is better when larger is written as 1 minus the share.
     """
     return json.dumps([_benchmark(check) for check in result.metrics], indent=1) + "\n"
 

@@ -1,1 +1,1 @@
-"""Who is missing where a job is stuck."""
+"""Finds the operation in which a job is stuck, and the ranks that are missing from it."""

@@ -1,9 +1,9 @@
-"""Where ranks wait for each other: the operations that some launched and others did not.
+"""Finds where ranks diverge: operations that some ranks launched and others did not.
 
-A collective that a member never launched cannot complete on any other. The first such operation of
-each group is a point; who waits there waits for those that lack it. Ranks that are waited for and
-wait for nobody are where the hang began. Members may also launch different things under one
-sequence number: another operation, size or data type.
+A collective that one member never launched cannot complete on the others. The first such operation
+of each group is a point, where the ranks that launched it wait for those that did not. The hang
+began with ranks that others wait for and that wait for no rank themselves. Members may also launch
+different operations, sizes or data types under one sequence number.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ class Point:
     """An operation in which ranks diverge.
 
     Args:
-        group: Its process group.
+        group: Process group of the operation.
         kind: How they diverge.
         seq: Its sequence number; None for messages.
         waiting: Ranks that launched it and wait.
         missing: Ranks that dumped and did not launch it, did not finish it, or launched another.
         silent: Members that left no dump.
-        example: A member that launched it, and the row of the entry; None where no ring holds it.
-        first_ns: When the first rank launched it; very late when not known.
+        example: A member that launched it, and its entry's row; None where no ring holds it.
+        first_ns: When the first rank launched it; a very late time where unknown.
         others: What the missing ranks did instead, one sentence each.
     """
 
@@ -69,12 +69,12 @@ class Point:
 
     @property
     def blamed(self) -> tuple[int, ...]:
-        """Who is waited for: those seen to be missing, else those that told nothing."""
+        """Ranks that others wait for: the missing ranks, else those without a dump."""
         return self.missing or self.silent
 
 
 def behind_point(group: JobGroup) -> Point | None:
-    """The first collective that some member launched and another, which dumped, did not."""
+    """The first collective that a member launched and another member with a dump did not."""
     known = {m.rank: m.enqueued for m in group.members.values() if m.enqueued is not None}
     if known and all(m.completed is None for m in group.members.values()):
         known |= {m.rank: 0 for m in group.members.values() if m.rank not in known and m.is_whole}
@@ -91,16 +91,17 @@ def behind_point(group: JobGroup) -> Point | None:
 
 
 def _front(members: Iterable[Member], known: dict[int, int]) -> int:
-    """The latest collective that an entry shows; without any entry, that a count shows."""
+    """The latest collective according to the entries, or to the counts if there are none."""
     seen = [int(member.seq.max()) for member in members if len(member.seq)]
     return max(seen, default=max(known.values()))
 
 
 def has_moved_on(point: Point) -> bool:
-    """Whether a rank has completed what others seem not to have launched.
+    """Whether a rank has completed an operation that others seem not to have launched.
 
-    It cannot have: the others launched it after they dumped, so the job was running. Only a
-    collective in which all wait for all tells that: the root of a broadcast may be done early.
+    That is impossible in a hang: the others launched it after they dumped, so the job was running.
+    Only collectives in which all ranks wait for all show this. The root of a broadcast may finish
+    early.
     """
     if point.seq is None:
         return False
@@ -116,7 +117,7 @@ def _waits_for_all(member: Member, seq: int) -> bool:
 
 
 def silent_point(group: JobGroup) -> Point | None:
-    """What the members that dumped wait in where others left no dump."""
+    """The operation in which members with a dump wait, where others left no dump."""
     if not group.silent or not group.members:
         return None
     latest = [(_waits_in(member), member) for member in group.members.values()]
@@ -145,7 +146,7 @@ def _never_launched(
 
 
 def _waits_in(member: Member) -> int | None:
-    """Its first collective that has not completed; of gloo, which does not tell, the latest."""
+    """The first pending collective; for gloo, which does not record completion, the latest."""
     pending = member.seq[member.pending]
     if not len(pending):
         return None
@@ -153,7 +154,7 @@ def _waits_in(member: Member) -> int | None:
 
 
 def unfinished_point(group: JobGroup) -> Point | None:
-    """The first collective that every member launched and one or more did not finish."""
+    """The first collective that every member launched and that some did not finish."""
     told = [m for m in group.members.values() if m.tells_completion]
     waits_in = {m.rank: seq for m in told if (seq := _waits_in(m)) is not None}
     if not waits_in:
@@ -161,7 +162,7 @@ def unfinished_point(group: JobGroup) -> Point | None:
     seq = min(waits_in.values())
     at = tuple(sorted(rank for rank, first in waits_in.items() if first == seq))
     if any(m.enqueued is None or m.enqueued < seq for m in told):
-        return None  # somebody has not even launched it
+        return None  # a rank has not even launched it
     states = {rank: _state(group.members[rank], seq) for rank in at}
     finished = [m.rank for m in told if m.completed is not None and m.completed >= seq]
     example, first_ns = _example(group, seq, at)
@@ -186,7 +187,7 @@ def _state(member: Member, seq: int) -> int:
 def _how_unfinished(
     states: dict[int, int], *, is_finished_by_some: bool
 ) -> tuple[HangKind, tuple[int, ...]]:
-    """How, and who differs from the others; nobody where all are alike."""
+    """How it is unfinished, and the ranks that differ; none where all are in the same state."""
     started = {rank for rank, state in states.items() if state == FlightState.STARTED}
     odd = tuple(sorted(states)) if is_finished_by_some else ()
     if not started:
@@ -200,7 +201,7 @@ def _how_unfinished(
 def _example(
     group: JobGroup, seq: int, ranks: Sequence[int]
 ) -> tuple[tuple[Member, int] | None, int]:
-    """The member that launched it first, with the row, and when."""
+    """The member that launched it first, the row of its entry, and the time."""
     found = []
     for rank in ranks:
         member = group.members[rank]
@@ -215,7 +216,7 @@ def _example(
 
 
 def message_points(group: JobGroup) -> list[Point]:
-    """Messages that one side posted and the other did not, by how many are under way."""
+    """Messages that one side posted and the other did not, from the counts in flight."""
     posted: dict[tuple[int, int], dict[str, list[tuple[Member, int]]]] = defaultdict(
         lambda: {"send": [], "recv": []}
     )
@@ -264,7 +265,7 @@ def _unmatched(
 
 
 def waits(points: Iterable[Point]) -> dict[int, set[int]]:
-    """Rank to the ranks it waits for."""
+    """For each waiting rank, the ranks it waits for."""
     found: dict[int, set[int]] = defaultdict(set)
     for point in points:
         blamed = set(point.blamed)
@@ -274,10 +275,10 @@ def waits(points: Iterable[Point]) -> dict[int, set[int]]:
 
 
 def roots_of(points: Sequence[Point]) -> tuple[tuple[int, ...], bool]:
-    """Ranks that are waited for and wait for nobody; else those that wait in a circle.
+    """Ranks that others wait for and that wait for no rank; else the ranks of a deadlock.
 
     Returns:
-        The ranks, and whether they wait in a circle.
+        The ranks, and whether they wait for each other in a circle.
     """
     graph = waits(points)
     waited = {rank for blamed in graph.values() for rank in blamed}
@@ -306,15 +307,15 @@ _EQUAL_IN_ONE_TENSOR = (CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER
 
 _ONE_TENSOR = ("_base", "tensor", "single")
 
-_GLOO_LOOKS_BACK = 64  # it fails soon after, but tells nothing of completion
+_GLOO_LOOKS_BACK = 64  # gloo fails soon after, but does not record completion
 
 _MOST_TOLD = 3
 
 
 def mismatch_point(group: JobGroup) -> Point | None:
-    """The first collective under way in whose kind, size or data type members differ.
+    """The first collective in flight whose kind, size or data type differs between members.
 
-    Sizes are compared only where they must agree: not in all-to-all, gather and scatter, nor in
+    It compares sizes only where they must agree: not in all-to-all, gather and scatter, nor in
     gathers of lists, whose parts may be uneven.
     """
     members = [member for member in group.members.values() if len(member.seq)]
@@ -333,7 +334,7 @@ def mismatch_point(group: JobGroup) -> Point | None:
 
 
 class _Rows:
-    """Collectives of all members, the first of each rank and number, sorted by number."""
+    """Collectives of all members sorted by number, the first for each rank and number."""
 
     def __init__(self, members: Sequence[Member]) -> None:
         self.members = members
@@ -351,7 +352,7 @@ class _Rows:
         self.starts = np.flatnonzero(np.r_[True, np.diff(self.seq) != 0])
 
     def first_difference(self, values: Int64Array) -> int | None:
-        """The first number under way at which known values differ."""
+        """The first number in flight at which known values differ."""
         known = values != ABSENT
         low = np.minimum.reduceat(np.where(known, values, np.iinfo(np.int64).max), self.starts)
         high = np.maximum.reduceat(np.where(known, values, ABSENT), self.starts)
@@ -391,7 +392,7 @@ def _elements(member: Member) -> Int64Array:
 
 
 def _dtypes(members: Sequence[Member]) -> Int64Array:
-    """Codes of data types that mean the same in every dump."""
+    """Codes of data types, the same across all dumps."""
     codes: dict[str, int] = {"": ABSENT}
     parts = []
     for member in members:
@@ -418,20 +419,20 @@ def _point(group: JobGroup, kind: HangKind, seq: int, found: list[tuple[Member, 
         silent=group.silent,
         example=None if row is None else (example, row),
         first_ns=0 if row is None else int(example.dump.entries["created_ns"][row]),
-        others=tuple(_told(odd, seq)),
+        others=tuple(_others(odd, seq)),
     )
 
 
-def _told(odd: Sequence[Member], seq: int) -> list[str]:
-    """What the odd ones launched under that number, alike ones together."""
-    alike: dict[str, list[int]] = {}
+def _others(odd: Sequence[Member], seq: int) -> list[str]:
+    """What the differing ranks launched under that number, with equal ones in one sentence."""
+    by_what: dict[str, list[int]] = {}
     for member in odd:
         row = member.row_of(seq)
         if row is not None:
-            alike.setdefault(described(member, row), []).append(member.rank)
-    sentences = [f"{name_ranks(ranks)} launched {what}" for what, ranks in alike.items()]
+            by_what.setdefault(described(member, row), []).append(member.rank)
+    sentences = [f"{name_ranks(ranks)} launched {what}" for what, ranks in by_what.items()]
     more = len(sentences) - _MOST_TOLD
-    return sentences[:_MOST_TOLD] + ([f"and {more} more spellings"] if more > 0 else [])
+    return sentences[:_MOST_TOLD] + ([f"and {more} more variants"] if more > 0 else [])
 
 
 def described(member: Member, row: int) -> str:

@@ -1,7 +1,7 @@
-"""Finding the dumps of a job in a folder, and the logs and stacks beside them.
+"""Finds the dumps of a job in a folder, and the logs and stacks next to them.
 
-Dumps are told by their content; whose they are, by the folder of the rank or the last
-number in the file's name: ``_dump_3``, ``nccl_trace_rank_3``, ``fr_rank3.gz``,
+The content of a file shows that it is a dump. Its rank follows from the folder of the rank or from
+the last number in the file's name: ``_dump_3``, ``nccl_trace_rank_3``, ``fr_rank3.gz``,
 ``rank00003/flight.json``.
 """
 
@@ -96,13 +96,13 @@ _STACK_THREAD = re.compile(r"^(?:Current t|T)hread 0x[0-9a-f]+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogFile:
-    """A log to be scanned. Picklable, so that another process can read it.
+    """A log to scan, picklable so that another process can read it.
 
     Args:
-        folder: Where it is.
-        name: Its name there.
-        shown: What to call it.
-        rank: Whose it is, None when its place does not tell.
+        folder: Folder of the file.
+        name: Name of the file in the folder.
+        shown: Name in reports.
+        rank: Rank that wrote it; None where its path does not show it.
     """
 
     folder: Folder
@@ -112,10 +112,10 @@ class LogFile:
 
 
 def scan_log(log: LogFile) -> tuple[LogLine, ...]:
-    """Lines that tell of trouble, alike ones once; of a large file its beginning and its end.
+    """Lines that report trouble, without repetitions; of a large file, its head and tail only.
 
     Returns:
-        The first lines found, in order; none where the file cannot be read.
+        The first such lines, in order; none where the file cannot be read.
     """
     found: list[LogLine] = []
     seen: set[tuple[str, bytes]] = set()
@@ -135,7 +135,7 @@ def scan_log(log: LogFile) -> tuple[LogLine, ...]:
 
 
 def _lines(log: LogFile) -> Iterator[tuple[int, bytes]]:
-    """Numbered lines; those between head and tail of a large file are left out."""
+    """Numbered lines, without those between head and tail of a large file."""
     size = log.folder.size(log.name) or 0
     number = 0
     try:
@@ -168,8 +168,8 @@ def _rank(line: bytes, rank: int | None) -> int | None:
 def calls_of_stacks(text: str) -> tuple[str, ...]:
     """The training thread's calls in a dump of Python's fault handler, innermost first.
 
-    Python prints the main thread last; threads without Python code are left out. Calls inside
-    libraries are left out where there are others.
+    Python prints the main thread last. Threads without Python code are left out, and so are calls
+    inside libraries where there are others.
     """
     threads: list[list[tuple[str, bool]]] = []
     for line in text.splitlines():
@@ -184,7 +184,7 @@ def calls_of_stacks(text: str) -> tuple[str, ...]:
     return tuple(call for call, is_own in calls if is_own or not has_own)
 
 
-# Finding the dumps of a job in a folder, and the logs and stacks beside them ---------------------
+# Finding the dumps of a job in a folder, and the logs and stacks next to them --------------------
 
 MAX_FILES = 200_000
 
@@ -196,7 +196,7 @@ MAX_WORLD = 1 << 20
 
 _HEAD_BYTES = 4_096
 
-_FEW = 8  # fewer dumps are read here: a pool of processes would cost more than it brings
+_FEW = 8  # fewer dumps are read in this process: starting a pool would cost more than it saves
 
 _MOST_NAMED = 5
 
@@ -219,14 +219,14 @@ _SKIPPED = frozenset(("cache", ".git", "__pycache__"))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DumpFile:
-    """A file that may be a dump. Picklable, so that another process can read it.
+    """A file that may be a dump, picklable so that another process can read it.
 
     Args:
-        folder: Where it is.
-        name: Its name there.
-        shown: What to call it, relative to the source.
-        rank: Whose it is.
-        is_certain: Whether its name alone says that it is a dump.
+        folder: Folder of the file.
+        name: Name of the file in the folder.
+        shown: Name in reports, relative to the source.
+        rank: Rank that wrote it.
+        is_certain: Whether its name alone shows that it is a dump.
     """
 
     folder: Folder
@@ -239,15 +239,15 @@ class DumpFile:
 def read_evidence(
     source: str, *, executor: str = "process", progress: Progress | None = None
 ) -> HangEvidence:
-    """Read all dumps of a folder, and the logs and stacks beside them.
+    """Read all dumps of a folder, and the logs and stacks next to them.
 
     Args:
         source: A folder of dumps, a run directory, or one dump.
         executor: Where dumps are read when there are many.
-        progress: Called with the number of dumps read and of all.
+        progress: Called with the number of dumps read and the total number.
 
     Raises:
-        InputError: If there is no dump that can be read.
+        InputError: If no dump can be read.
     """
     root, dumps, logs, stacks = find_files(source)
     if not dumps:
@@ -271,7 +271,7 @@ def read_evidence(
 def find_files(
     source: str,
 ) -> tuple[Folder, list[DumpFile], list[LogFile], list[tuple[int, Folder]]]:
-    """The folder, and in it dumps, logs, and folders of ranks that hold stacks."""
+    """The folder, and its dumps, logs, and folders of ranks with stacks."""
     path = source.rstrip("/") or source
     root = Folder(path if "://" in path else str(Path(path).expanduser()))
     dumps: list[DumpFile] = []
@@ -322,7 +322,7 @@ def _log_rank(folder: Folder, name: str) -> int | None:
 
 
 def _dump_file(folder: Folder, name: str, shown: str, rank: int | None) -> DumpFile | None:
-    """A dump by its name; else by a number in its name and the start of its content."""
+    """A dump, known by its name, or by a number in its name and the start of its content."""
     if rank is not None and name in (FLIGHT_FILE, f"{FLIGHT_FILE}.gz"):
         return DumpFile(folder=folder, name=name, shown=shown, rank=rank, is_certain=True)
     if _NOT_DUMPS.search(name):
@@ -385,7 +385,7 @@ def _chosen(
     source: str,
     notes: list[str],
 ) -> tuple[FlightDump, ...]:
-    """The newest dump of each rank; what cannot be read is noted."""
+    """The newest dump of each rank, with notes on files that cannot be read."""
     by_rank: dict[int, list[FlightDump]] = defaultdict(list)
     broken: list[tuple[DumpFile, str]] = []
     for file, outcome in zip(files, outcomes, strict=True):
@@ -396,12 +396,12 @@ def _chosen(
     if not by_rank:
         raise _unreadable(source, broken)
     for file, reason in broken[:_MOST_NAMED]:
-        notes.append(f"{file.shown} is not read: {reason}.")
+        notes.append(f"{file.shown} cannot be read: {reason}.")
     if len(broken) > _MOST_NAMED:
-        notes.append(f"{len(broken) - _MOST_NAMED:,} more files are not read.")
+        notes.append(f"{len(broken) - _MOST_NAMED:,} more files cannot be read.")
     several = [rank for rank, dumps in by_rank.items() if len(dumps) > 1]
     if several:
-        notes.append(f"Several dumps of {name_ranks(several)}: the newest of each is used.")
+        notes.append(f"Several dumps of {name_ranks(several)}: distprof uses the newest of each.")
     return tuple(max(by_rank[rank], key=_newest) for rank in sorted(by_rank))
 
 
@@ -423,7 +423,7 @@ def _unreadable(source: str, broken: Sequence[tuple[DumpFile, str]]) -> InputErr
         source,
         expected="dumps of torch's Flight Recorder",
         found=f"{file.shown}: {reason}{more}",
-        fix="dump again: TORCH_FR_DUMP_TEMP_FILE says where to; or distprof attach RUN --flight",
+        fix="dump again to TORCH_FR_DUMP_TEMP_FILE, or use distprof attach RUN --flight",
     )
 
 
@@ -432,9 +432,9 @@ def _nothing(source: str) -> InputError:
         source,
         expected="dumps of torch's Flight Recorder, such as nccl_trace_rank_0 or "
         f"rank00000/{FLIGHT_FILE}",
-        found="none" if Folder(source).names() else "no such folder, or nothing in it",
-        fix="set TORCH_FR_BUFFER_SIZE=2000 and TORCH_NCCL_DUMP_ON_TIMEOUT=1 before the run; of a "
-        "job that runs under distprof: distprof attach RUN --flight",
+        found="none" if Folder(source).names() else "no folder with that name, or an empty one",
+        fix="set TORCH_FR_BUFFER_SIZE=2000 and TORCH_NCCL_DUMP_ON_TIMEOUT=1 before the run; for a "
+        "job under distprof: distprof attach RUN --flight",
     )
 
 
@@ -456,12 +456,12 @@ def _stacks(folders: Sequence[tuple[int, Folder]]) -> Iterator[tuple[int, tuple[
 
 
 def _sane(world_size: int | None) -> int | None:
-    """The size of a job, None where it cannot be one."""
+    """The size of a job; None where the value cannot be one."""
     return world_size if world_size is not None and 0 < world_size <= MAX_WORLD else None
 
 
 def _with_run(evidence: HangEvidence, root: Folder) -> HangEvidence:
-    """What a run directory says of the job: its size, hosts, and how its ranks ended."""
+    """The job's size, its hosts, and how its ranks ended, from a run directory."""
     try:
         found = find_run_directory(root.path)
     except InputError:
@@ -474,7 +474,7 @@ def _with_run(evidence: HangEvidence, root: Folder) -> HangEvidence:
     for entry in job.job.ranks:
         ended = entry.exit
         if ended and ended.signal and not ended.by_launcher and entry.rank not in failed:
-            failed[entry.rank] = f"its process ended by {ended.signal}"
+            failed[entry.rank] = f"{ended.signal} ended its process"
     told = {line.rank for line in evidence.log_lines if line.about in ("peer", "timeout")}
     lost = tuple(
         LogLine(rank=e.rank, file="error.json", line=1, about="peer", text=e.message[:300])

@@ -1,4 +1,4 @@
-"""A diagnosis in sentences: the verdict, the evidence, what else it could be, what to do."""
+"""A diagnosis in sentences: verdict, evidence, alternatives and next steps."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 
 __all__ = ["Explanation", "explain"]
 
-_MOST_TOLD = 4
+_MOST_NAMED = 4
 _LEFT_OUT = {
-    HangKind.KIND_MISMATCH: "launched another operation than",
-    HangKind.SIZE_MISMATCH: "launched it with another size than",
-    HangKind.DTYPE_MISMATCH: "launched it with another data type than",
+    HangKind.KIND_MISMATCH: "launched a different operation from",
+    HangKind.SIZE_MISMATCH: "launched it with a different size from",
+    HangKind.DTYPE_MISMATCH: "launched it with a different data type from",
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """What a person reads of a diagnosis."""
+    """The text of a diagnosis."""
 
     verdict: str
     why: tuple[str, ...] = ()
@@ -34,7 +34,7 @@ class Explanation:
 
 
 def explain(found: Diagnosis, evidence: HangEvidence) -> Explanation:
-    """Sentences for a diagnosis."""
+    """Explain a diagnosis in sentences."""
     if found.state is HangState.NO_HANG:
         return _no_hang(found, evidence)
     if found.point is None or found.state is HangState.IN_FLIGHT:
@@ -49,40 +49,42 @@ def explain(found: Diagnosis, evidence: HangEvidence) -> Explanation:
 
 def _no_hang(found: Diagnosis, evidence: HangEvidence) -> Explanation:
     if evidence.has_ended_well:
-        why = "The job ended in order."
+        why = "The job ended normally."
     elif any(len(group.members) > 1 for group in found.groups):
-        why = "In every group the ranks that dumped launched the same, and nothing is left waiting."
+        why = (
+            "In every group, the ranks that dumped launched the same, and no operation is pending."
+        )
         if any(len({m.enqueued for m in g.members.values()}) > 1 for g in found.groups):
             why = (
-                "Some ranks have completed what others had not launched when they dumped: "
-                "the job was running, and dumps were written one after another."
+                "Some ranks have completed operations that others had not launched when they "
+                "dumped: the job was running, and ranks dumped one after another."
             )
     else:
-        why = "No operation of these dumps is left waiting; one rank's alone would not show more."
-    return Explanation(verdict="No hang is seen in these dumps.", why=(why,))
+        why = "No operation in these dumps is pending. The dumps of one rank cannot show more."
+    return Explanation(verdict="These dumps show no hang.", why=(why,))
 
 
 def _in_flight(found: Diagnosis) -> Explanation:
     what = f" ({operation_text(found.point)})" if found.point else ""
     return Explanation(
-        verdict=f"No rank is left behind: operations are under way{what}, as in a running job.",
+        verdict=f"No rank is behind: operations are in flight{what}, as in a running job.",
         why=(
             "Every rank launched the same, or the dumps were written within half a second of the "
             "operation.",
         ),
         alternatives=(
-            "If the job has not moved for minutes, the operation itself does not finish: "
-            "the network or a device.",
+            "If the job has made no progress for minutes, the operation itself does not finish: "
+            "suspect the network or a GPU.",
         ),
         next_steps=(
-            "Dump again a minute later: if the same operation is still under way, it is stuck.",
-            "Look for NCCL warnings, Xid errors and links that are down on the group's hosts.",
+            "Dump again a minute later: if the same operation is still in flight, it is stuck.",
+            "Look for NCCL warnings, Xid errors and failed links on the group's hosts.",
         ),
     )
 
 
 def operation_text(point: Point | None) -> str:
-    """An operation as people name it: ``all_to_all 20537 of EXPERT_MODEL_PARALLEL_GROUP``."""
+    """An operation in text: ``all_to_all 20537 of EXPERT_MODEL_PARALLEL_GROUP``."""
     if point is None:
         return ""
     name = "operation"
@@ -97,10 +99,10 @@ def operation_text(point: Point | None) -> str:
 def _verdict(found: Diagnosis, point: Point, evidence: HangEvidence) -> str:
     who, what = name_ranks(found.culprits), operation_text(point)
     if found.in_circle:
-        return f"Stuck in a circle: {who} wait for each other, first in {what}."
+        return f"Deadlock: {who} wait for each other, first in {what}."
     if point.kind in _LEFT_OUT:
         if not point.waiting:
-            return f"Stuck: {who} disagree in {what}: each launched something else."
+            return f"Stuck: {who} disagree in {what}: each launched something different."
         return f"Stuck: in {what}, {who} {_LEFT_OUT[point.kind]} the others."
     if point.kind is HangKind.NEVER_LAUNCHED and point.missing:
         return f"Stuck: {who} never launched {what}; {name_ranks(point.waiting)} wait{_s(point)}."
@@ -120,7 +122,7 @@ def _s(point: Point) -> str:
 
 
 def _unfinished_verdict(found: Diagnosis, point: Point, what: str) -> str:
-    everybody = name_ranks(point.group.members)
+    members = name_ranks(point.group.members)
     if point.kind is HangKind.LAUNCHED_NOT_STARTED:
         return (
             f"Stuck: all launched {what}, but on {name_ranks(point.missing)} it has not started: "
@@ -128,8 +130,8 @@ def _unfinished_verdict(found: Diagnosis, point: Point, what: str) -> str:
         )
     started = "started" if point.kind is HangKind.STARTED_NOT_FINISHED else "launched"
     if found.culprits:
-        return f"Stuck: {what} finished on some ranks and not on {name_ranks(found.culprits)}."
-    return f"Stuck: {everybody} all {started} {what} and none finished: network or device."
+        return f"Stuck: {what} finished on some ranks but not on {name_ranks(found.culprits)}."
+    return f"Stuck: {members} all {started} {what} and none finished: network or GPU."
 
 
 def _why(found: Diagnosis, point: Point, evidence: HangEvidence) -> Iterator[str]:
@@ -141,9 +143,9 @@ def _why(found: Diagnosis, point: Point, evidence: HangEvidence) -> Iterator[str
         yield (
             f"{_capital(name_ranks(found.unfinished.missing))} did not finish "
             f"{operation_text(found.unfinished)} and later ones, which the others finished: "
-            "their devices had stopped before."
+            "their GPUs had stopped before."
         )
-    for rank in found.culprits[:_MOST_TOLD]:
+    for rank in found.culprits[:_MOST_NAMED]:
         if rank in evidence.failed:
             yield f"Rank {rank} had failed: {evidence.failed[rank]}."
         if rank in evidence.stacks:
@@ -180,8 +182,8 @@ def _roots(found: Diagnosis) -> Iterator[str]:
     others = sorted(behind & graph.keys())
     if others and not found.in_circle:
         yield (
-            f"{_capital(name_ranks(others))} lag too, but wait for others themselves; "
-            f"{name_ranks(found.culprits)} wait for nobody."
+            f"{_capital(name_ranks(others))} lag too, but they wait for others; "
+            f"{name_ranks(found.culprits)} wait for no rank."
         )
 
 
@@ -196,20 +198,20 @@ def _silent_dumps(found: Diagnosis) -> Iterator[str]:
     ]
     if empty:
         yield (
-            f"The ring of {name_ranks(empty)} holds nothing under way: the host stopped between "
+            f"The ring of {name_ranks(empty)} holds nothing in flight: the CPU stopped between "
             "operations (in Python, the data loader, the file system or a lock)."
         )
 
 
 def _messages(found: Diagnosis) -> Iterator[str]:
-    """Messages that those blamed wait for themselves."""
+    """Messages that the blamed ranks wait for."""
     if found.point is None or found.point.seq is None:
         return
     mine = [p for p in found.messages if set(p.waiting) & set(found.culprits) and p.missing]
     senders = sorted({rank for point in mine for rank in point.missing} - set(found.culprits))
     if senders and found.unfinished is None:
         yield (
-            f"{_capital(name_ranks(found.culprits))} may itself wait for a message of "
+            f"{_capital(name_ranks(found.culprits))} may itself be waiting for a message from "
             f"{name_ranks(senders)}."
         )
 
@@ -220,21 +222,21 @@ def _alternatives(found: Diagnosis, point: Point, evidence: HangEvidence) -> Ite
         if suspects:
             yield (
                 f"{_capital(name_ranks(suspects))} may be at fault as well: "
-                "nothing finished there since, although the host went on."
+                "nothing has finished there since, although the CPU continued."
             )
     agrees = evidence.log_lines or set(found.culprits) & evidence.stacks.keys()
     if point.kind is HangKind.NEVER_LAUNCHED and point.missing and not agrees:
         yield (
             "If the job was running while ranks dumped, differences of a few operations are "
-            "normal: dump twice and compare."
+            "normal. Dump twice and compare."
         )
     unknown = sorted(set(point.silent) - set(found.culprits))
     if unknown:
         yield f"{_capital(name_ranks(unknown))} left no dump and may be further behind."
     if point.example is None:
-        yield "No ring holds the operation any more: a larger TORCH_FR_BUFFER_SIZE would."
+        yield "No ring holds the operation any more. Set a larger TORCH_FR_BUFFER_SIZE to keep it."
     if not point.group.knows_ranks:
-        yield "The dumps do not say who the group's members are: only those seen are counted."
+        yield "The dumps do not list the group's members: distprof counts only those it saw."
 
 
 def _next_steps(found: Diagnosis, point: Point, evidence: HangEvidence) -> Iterator[str]:
@@ -249,21 +251,21 @@ def _next_steps(found: Diagnosis, point: Point, evidence: HangEvidence) -> Itera
     if found.unfinished is not None or point.kind is not HangKind.NEVER_LAUNCHED:
         ranks = found.unfinished.missing if found.unfinished else found.culprits
         whom = name_ranks(ranks) if ranks else "the group"
-        yield f"Look at the devices of {whom}: dmesg for Xid, nvidia-smi -q, NCCL warnings, links."
+        yield f"Check the GPUs of {whom}: dmesg for Xid, nvidia-smi -q, NCCL warnings, links."
     if found.culprits and point.kind is HangKind.NEVER_LAUNCHED:
         stacks = [evidence.stacks[r][0] for r in found.culprits if r in evidence.stacks]
         if stacks:
-            yield f"See why {stacks[0]} does not return on {who}{at}."
+            yield f"Find out why {stacks[0]} does not return on {who}{at}."
         told = evidence.stacks.keys() | evidence.failed.keys()
         if not told & set(found.culprits):
             yield f"Get the Python stack of {who}{at}: distprof attach --stacks, or py-spy dump."
         yield f"Read the end of the log of {who}{at}."
         if any("SIGKILL" in evidence.failed.get(rank, "") for rank in found.culprits):
-            yield "Ask dmesg for the out-of-memory killer, the scheduler for a limit it enforced."
+            yield "Check dmesg for the out-of-memory killer, the scheduler for an enforced limit."
     if found.in_circle:
         yield "Launch operations of different groups in the same order on every rank."
     if not evidence.log_lines and not evidence.stacks:
-        yield "Put the ranks' logs beside the dumps and ask again: warnings are read with them."
+        yield "Add the ranks' logs to the folder of dumps: distprof reads their warnings."
 
 
 def _hosts(ranks: Sequence[int], hosts: Mapping[int, str]) -> list[str]:

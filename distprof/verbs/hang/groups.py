@@ -1,9 +1,9 @@
-"""Process groups across ranks: who is a member, and how far each member came.
+"""Process groups across ranks: their members, and the progress of each member.
 
-A group is known by its name and its members, because split groups share a name. The recorder keeps
-progress by the number that a group has within a process; numbers are given in the order in which
-groups are made, and so are names where they are numbers: that is how the two are joined on a rank
-whose ring holds no entry of a group.
+A group is identified by its name and its members, because split groups share a name. The recorder
+counts progress by the number that a group has within a process. Both these numbers and numeric
+names follow the order in which groups are created, which joins the two on a rank whose ring holds
+no entry of a group.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ _DEFAULT = ("default_pg", "0", "")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """How far one rank came in one group.
+    """Progress of one rank in one group.
 
     Args:
         rank: Global rank.
         dump: Its dump.
-        collectives: int64, rows of its entries that are collectives of this group, by launch.
+        collectives: int64, rows of its entries for collectives of this group, in order of launch.
         seq: int64, their sequence numbers.
         pending: bool, whether each had not completed when the rank dumped.
         messages: int64, rows of messages that had not completed.
-        enqueued: Latest collective launched, None when not known.
-        completed: Latest collective known to have completed, None when not known.
-        tells_completion: Whether its backend says so at all; gloo does not.
+        enqueued: Latest collective launched; None where unknown.
+        completed: Latest collective known to have completed; None where unknown.
+        tells_completion: Whether its backend records completion; gloo does not.
     """
 
     rank: int
@@ -50,7 +50,7 @@ class Member:
 
     @property
     def is_whole(self) -> bool:
-        """Whether its ring goes back to the start of the job, so that what it lacks never was."""
+        """Whether its ring covers the job from its start, so that nothing is missing from it."""
         record = self.dump.entries["record"]
         return len(record) > 0 and int(record[0]) == 0
 
@@ -65,11 +65,11 @@ class JobGroup:
     """One process group of the job.
 
     Args:
-        name: Its name.
-        description: What its maker calls it, empty when nothing.
+        name: Name of the group.
+        description: Description given by the program; empty where there is none.
         ranks: Global ranks of all members, ascending.
-        members: Those that dumped, by rank.
-        knows_ranks: Whether a dump says who the members are; else they are those seen.
+        members: Members that dumped, by rank.
+        knows_ranks: Whether a dump lists the members; otherwise they are the ranks seen.
     """
 
     name: str
@@ -85,7 +85,7 @@ class JobGroup:
 
     @property
     def label(self) -> str:
-        """For people: the description, else the name."""
+        """Name in reports: the description, else the name."""
         return self.description or f"group {self.name or '(unnamed)'}"
 
 
@@ -97,7 +97,7 @@ def job_groups(dumps: Sequence[FlightDump], world_size: int | None = None) -> li
 
     Args:
         dumps: One per rank.
-        world_size: Of the job, where it is known otherwise: makes absent ranks known.
+        world_size: Size of the job, where known from elsewhere; it reveals missing ranks.
     """
     parts: dict[_Key, list[tuple[FlightDump, str]]] = {}
     loose: dict[str, list[FlightDump]] = {}
@@ -120,7 +120,7 @@ def job_groups(dumps: Sequence[FlightDump], world_size: int | None = None) -> li
 
 
 def _names(dump: FlightDump) -> dict[str, str]:
-    """Names of the groups of a rank to their descriptions."""
+    """For each group of a rank, name to description."""
     told = {group.name: group.description for group in dump.groups}
     names, texts = dump.entries.coded("group"), dump.entries.coded("description")
     if len(dump.entries):
@@ -129,7 +129,7 @@ def _names(dump: FlightDump) -> dict[str, str]:
             name = names.values[code]
             told[name] = told.get(name) or texts.values[texts.codes[row]]
     if "" in told and any(told.get(name) == "default_pg" or name == "0" for name in told):
-        del told[""]  # gloo calls the default group so in one place and "0" in another
+        del told[""]  # gloo uses this name of the default group in one place and "0" in another
     return told
 
 
@@ -149,7 +149,7 @@ def _settle(
     descriptions: Mapping[tuple[str, int], str],
     world_size: int | None,
 ) -> None:
-    """Groups whose members no dump tells: those seen; the default group is the whole world."""
+    """Groups whose members no dump lists: the ranks seen, or all ranks for the default group."""
     for name, dumps in list(loose.items()):
         left = []
         for dump in dumps:
@@ -169,7 +169,7 @@ def _settle(
 
 
 def _names_of_numbers(dumps: Sequence[FlightDump]) -> dict[int, dict[int, str]]:
-    """For each rank, number of a group within the process to the group's name."""
+    """For each rank, the number of a group within the process to the group's name."""
     by_entry = {dump.rank: _from_entries(dump) for dump in dumps}
     result = {}
     for dump in dumps:
@@ -194,7 +194,7 @@ def _from_entries(dump: FlightDump) -> dict[int, str]:
 
 
 def _from_order(dump: FlightDump) -> dict[int, str]:
-    """Numbers and names in the order in which groups were made; nothing where counts differ."""
+    """Numbers joined to names in the order of creation; empty where counts differ."""
     names = [group.name for group in dump.groups]
     if len(names) != len(dump.status) or not all(name.isdecimal() for name in names):
         return {}
@@ -236,7 +236,7 @@ def _rows(dump: FlightDump, name: str) -> Int64Array:
 def _status(dump: FlightDump, name: str, names: Mapping[int, str]) -> GroupStatus | None:
     """Progress by the recorder's own count.
 
-    In a group that also sends messages the count mixes two sequences, and is not asked for.
+    In a group that also sends messages, the count mixes two sequences and is not used.
     """
     numbers = [number for number, known in names.items() if known == name]
     found = [dump.status[number] for number in numbers if number in dump.status]
@@ -276,7 +276,7 @@ def _most(told: int | None, seen: Int64Array) -> int | None:
     return max(known, default=None)
 
 
-# How often equal collectives come: what a recorder tells of a healthy job ------------------------
+# How often the same collective recurs: what a recorder shows of a healthy job --------------------
 
 _MOST_GROUPS = 200
 
@@ -284,7 +284,7 @@ _LEAST = 3  # two intervals
 
 
 def cadence(groups: Sequence[JobGroup]) -> tuple[Cadence, ...]:
-    """For each group, the collective that comes most often, and the time from one to the next."""
+    """For each group, the most frequent collective, and the time from one to the next."""
     found = (_of_group(group) for group in groups[:_MOST_GROUPS])
     return tuple(item for item in found if item is not None)
 
@@ -313,7 +313,7 @@ def _of_group(group: JobGroup) -> Cadence | None:
 
 
 def _classes(member: Member) -> dict[tuple[str, str], Int64Array]:
-    """Equal collectives of one rank: name and sizes to their rows."""
+    """Collectives of one rank by name and sizes, as rows."""
     entries, rows = member.dump.entries, member.collectives
     names, shapes = entries.coded("name"), entries.coded("shape")
     keys = names.codes[rows].astype(np.int64) * (len(shapes.values) + 1) + shapes.codes[rows]
@@ -328,7 +328,7 @@ def _classes(member: Member) -> dict[tuple[str, str], Int64Array]:
 
 
 def _gaps(member: Member, spelling: tuple[str, str]) -> Int64Array:
-    """Times between one launch and the next, where both are known and in the ring."""
+    """Times from one launch to the next, where the ring holds both and the times are known."""
     rows = _classes(member).get(spelling, np.empty(0, np.int64))
     created = np.sort(member.dump.entries["created_ns"][rows])
     return np.diff(created[created > 0])

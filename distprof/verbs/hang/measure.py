@@ -1,4 +1,4 @@
-"""Does a job hang, in what, and because of whom: from what each rank's recorder last saw."""
+"""Diagnoses a hang from each rank's recorder: the operation, and the ranks that cause it."""
 
 from __future__ import annotations
 
@@ -44,16 +44,16 @@ _TROUBLE = ("timeout", "peer", "device")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """What was concluded, before it is explained in sentences.
+    """A diagnosis before it is explained in sentences.
 
     Args:
         state: Whether the job hangs.
         point: The first divergent operation.
         culprits: Ranks that the others wait for.
         in_circle: Whether they wait for each other.
-        points: Every point, the first of each group.
+        points: The first point of each group.
         groups: Every group.
-        unfinished: Of the same group, what all launched and some did not finish.
+        unfinished: An operation of the same group that all launched and some did not finish.
         messages: Messages that one side has not posted.
     """
 
@@ -68,11 +68,11 @@ class Diagnosis:
 
 
 def diagnose(evidence: HangEvidence, *, version: str) -> HangReport:
-    """Put dumps and logs together.
+    """Diagnose a job from its dumps, logs and stacks.
 
     Args:
-        evidence: What was read.
-        version: Of this program, for the report.
+        evidence: Dumps, logs and stacks as read.
+        version: Version of distprof, for the report.
     """
     groups = job_groups(evidence.dumps, evidence.world_size)
     found = _concluded(groups, evidence)
@@ -103,7 +103,7 @@ def diagnose(evidence: HangEvidence, *, version: str) -> HangReport:
 
 
 def _graph(found: Diagnosis) -> dict[int, set[int]]:
-    """Rank to those it waits for; messages count only where no collective tells."""
+    """For each rank, the ranks it waits for; messages count only where no collective shows it."""
     if found.state is not HangState.STUCK:
         return {}
     graph = waits(found.points)
@@ -113,7 +113,7 @@ def _graph(found: Diagnosis) -> dict[int, set[int]]:
 
 
 def _concluded(groups: Sequence[JobGroup], evidence: HangEvidence) -> Diagnosis:
-    """The first thing that explains why ranks wait, from the surest kind to the least."""
+    """The first point that explains why ranks wait, from the most to the least certain kind."""
     mismatches = _found(mismatch_point(group) for group in groups)
     behind = _found(behind_point(group) for group in groups)
     unfinished = _found(unfinished_point(group) for group in groups)
@@ -133,7 +133,7 @@ def _concluded(groups: Sequence[JobGroup], evidence: HangEvidence) -> Diagnosis:
 def _may_wait(group: JobGroup, evidence: HangEvidence) -> bool:
     """Whether members that dumped may wait for those that did not.
 
-    Gloo does not tell what has completed: then something else must tell that the job has stopped.
+    Gloo does not record completion, so other evidence must show that the job has stopped.
     """
     if evidence.has_ended_well:
         return False
@@ -169,14 +169,14 @@ def _rooted(
 
 
 def _when(point: Point) -> tuple[int, bool, str, tuple[int, ...]]:
-    """In order of launch; of one launch, differences in kind before what follows from them."""
+    """Sort key: time of launch, then mismatches before their consequences."""
     return point.first_ns, point.kind is HangKind.NEVER_LAUNCHED, point.group.name, point.missing
 
 
 def _with_side(
     found: Diagnosis, unfinished: Sequence[Point], messages: tuple[Point, ...]
 ) -> Diagnosis:
-    """What else is known of the same group and of the ranks blamed."""
+    """Further facts about the same group and the blamed ranks."""
     point = found.point
     same = [p for p in unfinished if point is not None and p.group is point.group and p.missing]
     return Diagnosis(
@@ -192,7 +192,7 @@ def _with_side(
 
 
 def _is_fresh(found: Diagnosis, evidence: HangEvidence) -> bool:
-    """Whether dumps were written right after the operation began: then nobody has waited yet."""
+    """Whether ranks dumped right after the operation began, before any rank had to wait."""
     point = found.point
     if point is None or point.example is None or evidence.failed or _has_trouble(evidence):
         return False
@@ -210,7 +210,7 @@ def _has_trouble(evidence: HangEvidence) -> bool:
 def _all_launched(
     unfinished: Sequence[Point], groups: Sequence[JobGroup], evidence: HangEvidence
 ) -> Diagnosis:
-    """Everybody launched the same: a running job, unless something has waited for long."""
+    """All ranks launched the same: a running job, unless an operation has waited for long."""
     if not unfinished or evidence.has_ended_well:
         return Diagnosis(state=HangState.NO_HANG, groups=tuple(groups))
     first = min(unfinished, key=_when)
@@ -238,7 +238,7 @@ def _kind(found: Diagnosis) -> HangKind | None:
 
 
 def _confidence(found: Diagnosis, evidence: HangEvidence) -> Confidence | None:
-    """Measured where dumps show who is missing, and a log, an exit or a stack agrees."""
+    """``measured`` where dumps show who is missing and a log, an exit or a stack agrees."""
     if found.state is not HangState.STUCK or found.point is None:
         return None
     told = evidence.failed.keys() | evidence.stacks.keys()
@@ -285,7 +285,7 @@ def _operation(found: Diagnosis) -> StuckOperation | None:
 
 
 class _Entry:
-    """The entry that shows a point, column by column; nothing where no ring holds it."""
+    """The entry of a point, column by column; empty where no ring holds it."""
 
     def __init__(self, point: Point) -> None:
         self.member: Member | None = None
@@ -294,14 +294,14 @@ class _Entry:
             self.member, self.row = point.example
 
     def text(self, name: str) -> str:
-        """A name; empty when not known."""
+        """A name; empty where unknown."""
         if self.member is None:
             return ""
         column = self.member.dump.entries.coded(name)
         return str(column.values[column.codes[self.row]])
 
     def number(self, name: str) -> int | None:
-        """A number; None when not known."""
+        """A number; None where unknown."""
         if self.member is None:
             return None
         value = int(self.member.dump.entries[name][self.row])
@@ -370,20 +370,20 @@ def _position(
 
 
 def _folded(stacks: Mapping[int, tuple[str, ...]]) -> tuple[StackOfRanks, ...]:
-    """Ranks that stand in the same calls together, the rarest first."""
-    alike: dict[tuple[str, ...], list[int]] = defaultdict(list)
+    """Ranks grouped by equal stacks, the rarest first."""
+    by_stack: dict[tuple[str, ...], list[int]] = defaultdict(list)
     for rank in sorted(stacks):
-        alike[stacks[rank]].append(rank)
-    found = [StackOfRanks(ranks=tuple(ranks), calls=calls) for calls, ranks in alike.items()]
+        by_stack[stacks[rank]].append(rank)
+    found = [StackOfRanks(ranks=tuple(ranks), calls=calls) for calls, ranks in by_stack.items()]
     return tuple(sorted(found, key=lambda item: (len(item.ranks), item.ranks)))
 
 
 def _notes(evidence: HangEvidence) -> tuple[str, ...]:
-    """Notes of dumps, alike ones together."""
-    alike: dict[str, list[int]] = defaultdict(list)
+    """Notes on dumps, with equal ones in one sentence."""
+    by_note: dict[str, list[int]] = defaultdict(list)
     for dump in evidence.dumps:
         for note in dump.notes:
-            alike[note].append(dump.rank)
-    told = [f"{name_ranks(ranks)}: {note}" for note, ranks in alike.items()]
-    more = (f"{len(told) - _MOST_NOTES:,} more notes of dumps.",) if len(told) > _MOST_NOTES else ()
+            by_note[note].append(dump.rank)
+    told = [f"{name_ranks(ranks)}: {note}" for note, ranks in by_note.items()]
+    more = (f"{len(told) - _MOST_NOTES:,} more notes on dumps.",) if len(told) > _MOST_NOTES else ()
     return (*evidence.notes, *told[:_MOST_NOTES], *more)

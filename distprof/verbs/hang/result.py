@@ -1,4 +1,4 @@
-"""What is known about a hang: the form in which it is written and shown."""
+"""Evidence and result of a hang's diagnosis."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ __all__ = [
 
 
 class LogLine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A line of a rank's log that tells of trouble.
+    """A line of a rank's log that reports trouble.
 
     Args:
-        rank: Whose, None when unknown.
-        file: File it is from.
-        line: Number in it, from 1.
+        rank: Rank that wrote it; None where unknown.
+        file: Log file.
+        line: Line number, from 1.
         about: ``timeout``, ``nccl``, ``device``, ``peer`` (another rank was lost) or ``error``.
-        text: The line, cut.
+        text: The line, truncated.
     """
 
     rank: int | None
@@ -45,18 +45,18 @@ class LogLine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HangEvidence:
-    """All that was found.
+    """All evidence about a job that may hang.
 
     Args:
         source: As the user named it.
-        dumps: One per rank, by rank.
-        world_size: Of the job, None when unknown.
-        hosts: Rank to its host, where known.
-        log_lines: By rank and line.
-        stacks: Rank to the calls of its training thread, innermost first.
-        failed: Rank to why its own code stopped, losing a peer not counted.
+        dumps: One dump per rank, by rank.
+        world_size: Size of the job; None where unknown.
+        hosts: Host of each rank, where known.
+        log_lines: Trouble in logs, by rank and line.
+        stacks: Calls of each rank's training thread, innermost first.
+        failed: Why a rank's own code stopped; losing a peer does not count.
         has_ended_well: Whether the job is known to have completed.
-        notes: What was damaged or left out, one sentence each.
+        notes: Damaged or omitted input, one sentence each.
     """
 
     source: str
@@ -70,18 +70,16 @@ class HangEvidence:
     notes: tuple[str, ...] = ()
 
 
-# What is known about a hang: the form in which it is written and shown ---------------------------
+# The hang report ----------------------------------------------------------------------------------
 
 HANG_SCHEMA = "distprof.hang/1"
 
 
 class HangState(StrEnum):
-    """What the dumps say of the job."""
+    """State of the job according to the dumps."""
 
     STUCK = "stuck"
-    IN_FLIGHT = (
-        "in_flight"  # operations under way that all ranks launched: running, or just stopped
-    )
+    IN_FLIGHT = "in_flight"  # all ranks launched the operations in flight: running, or just stopped
     NO_HANG = "no_hang"
 
 
@@ -91,7 +89,9 @@ class HangKind(StrEnum):
     NEVER_LAUNCHED = "never_launched"
     LAUNCHED_NOT_STARTED = "launched_not_started"
     STARTED_NOT_FINISHED = "started_not_finished"
-    LAUNCHED_NOT_FINISHED = "launched_not_finished"  # timing is off: started or not is unknown
+    LAUNCHED_NOT_FINISHED = (
+        "launched_not_finished"  # timing is off, so whether it started is unknown
+    )
     KIND_MISMATCH = "kind_mismatch"
     SIZE_MISMATCH = "size_mismatch"
     DTYPE_MISMATCH = "dtype_mismatch"
@@ -99,7 +99,7 @@ class HangKind(StrEnum):
 
 
 class _Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Times are int ns since the epoch; None means not known and is never 0."""
+    """Times are int ns since the epoch; None means unknown and is never 0."""
 
 
 class StuckOperation(_Record, frozen=True, kw_only=True):
@@ -107,15 +107,15 @@ class StuckOperation(_Record, frozen=True, kw_only=True):
 
     Args:
         group: Name of its process group.
-        description: What the group's maker calls it, empty when nothing.
+        description: Description given by the program; empty where there is none.
         group_ranks: All members of the group.
         seq: Sequence number in the group; None for messages.
-        name: Upstream's name, for example ``nccl:all_to_all``; empty when no ring holds it.
+        name: Recorded name, for example ``nccl:all_to_all``; empty where no ring holds it.
         kind: Normalised kind, for example ``all_to_all``.
         shape: Sizes of its inputs on one of the ranks that launched it.
         dtype: Data type of its inputs.
         launched: Ranks that launched it.
-        missing: Ranks that did not, or did something else.
+        missing: Ranks that did not launch it, or launched another.
         unknown: Members that left no dump.
         launched_ns: When the first rank launched it, on that rank's clock.
         timeout_ms: Timeout of the group.
@@ -141,18 +141,18 @@ class StuckOperation(_Record, frozen=True, kw_only=True):
 
 
 class GroupProgress(_Record, frozen=True, kw_only=True):
-    """How far the members of one group came.
+    """Progress of the members of one group.
 
     Args:
-        group: Name.
-        description: What its maker calls it.
+        group: Name of the group.
+        description: Description given by the program.
         ranks: All members.
-        lowest_seq: Smallest number of the latest collective launched, over members.
-        highest_seq: Largest.
-        behind: Members that have not launched what others have.
+        lowest_seq: Latest collective launched by the member that is furthest behind.
+        highest_seq: Latest collective launched by the member that is furthest ahead.
+        behind: Members that have not launched a collective that others have.
         unknown: Members that left no dump.
-        pending: Operations under way on some member.
-        waits_on: Name of the operation that the group waits in, empty when in none.
+        pending: Operations in flight on a member.
+        waits_on: Name of the operation that the group waits in; empty where there is none.
         waits_seq: Its sequence number.
     """
 
@@ -169,18 +169,18 @@ class GroupProgress(_Record, frozen=True, kw_only=True):
 
 
 class RankPosition(_Record, frozen=True, kw_only=True):
-    """Where one rank is.
+    """Position of one rank.
 
     Args:
         rank: Global rank.
-        host: Empty when unknown.
+        host: Host of the rank; empty where unknown.
         source: File of its dump.
-        entries: Operations in it.
+        entries: Number of operations in the dump.
         last_name: Latest operation launched.
         last_group: Its group.
         last_seq: Its sequence number.
-        last_ns: When, on the rank's clock.
-        waits_for: Ranks it waits for; empty when for none.
+        last_ns: Time of its launch, on the rank's clock.
+        waits_for: Ranks it waits for; empty where there are none.
         call: Where its Python code is, from a stack or from the latest operation.
     """
 
@@ -197,11 +197,11 @@ class RankPosition(_Record, frozen=True, kw_only=True):
 
 
 class StackOfRanks(_Record, frozen=True, kw_only=True):
-    """Ranks whose Python code stands in the same calls.
+    """Ranks with the same Python stack.
 
     Args:
-        ranks: Which.
-        calls: Innermost first, ``function (file:line)``.
+        ranks: The ranks.
+        calls: Calls, innermost first: ``function (file:line)``.
     """
 
     ranks: tuple[int, ...]
@@ -209,14 +209,14 @@ class StackOfRanks(_Record, frozen=True, kw_only=True):
 
 
 class Cadence(_Record, frozen=True, kw_only=True):
-    """How often equal collectives of a group come, over all ranks that dumped.
+    """How often the same collective of a group recurs, over all ranks that dumped.
 
     Args:
-        group: Name.
-        description: What its maker calls it.
-        name: Of the operation.
+        group: Name of the group.
+        description: Description given by the program.
+        name: Name of the operation.
         shape: Sizes of its inputs.
-        count: How many there are.
+        count: Number of occurrences.
         period_ns: Median time from one to the next.
         longest_ns: Longest such time.
     """
@@ -231,30 +231,30 @@ class Cadence(_Record, frozen=True, kw_only=True):
 
 
 class HangReport(_Record, frozen=True, kw_only=True):
-    """Whether a job hangs, in what, and because of whom.
+    """Whether a job hangs, in which operation, and because of which ranks.
 
     Args:
-        schema: Of this document.
-        distprof_version: Version that wrote it.
-        source: What was read, as the user named it.
+        schema: Schema id of this document.
+        distprof_version: Version of distprof that wrote it.
+        source: The input, as the user named it.
         state: ``stuck``, ``in_flight`` or ``no_hang``.
-        verdict: One sentence.
-        kind: How the first divergent operation diverges; None when nothing does.
+        verdict: The verdict in one sentence.
+        kind: How the first divergent operation diverges; None where nothing diverges.
         confidence: Measured where a log, an exit or a stack agrees with the dumps, else inferred.
         operation: The first divergent operation.
-        culprits: Ranks that the others wait for, and that wait for nobody.
-        hosts: Their hosts, where known.
+        culprits: Ranks that the others wait for and that wait for no rank.
+        hosts: Hosts of the culprits, where known.
         why: Evidence, one sentence each.
-        alternatives: What else would look like this.
+        alternatives: Other causes with the same symptoms.
         next_steps: What to do, most useful first.
         dumps: Ranks whose dumps were read.
-        missing_dumps: Ranks that must exist and left none.
-        groups: Progress per group, those that wait first.
+        missing_dumps: Ranks that must exist but left no dump.
+        groups: Progress per group, waiting groups first.
         ranks: Position of each rank.
-        log_lines: Trouble in logs beside the dumps, by rank and line.
+        log_lines: Trouble in logs next to the dumps, by rank and line.
         stacks: Python stacks, rarest first.
-        cadence: How often equal collectives come, per group.
-        notes: What was damaged or left out.
+        cadence: How often the same collective recurs, per group.
+        notes: Damaged or omitted input.
     """
 
     schema: str = HANG_SCHEMA

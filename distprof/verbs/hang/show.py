@@ -1,4 +1,4 @@
-"""A hang report as people read it: its headline and tables, and the document."""
+"""A hang report's headline and tables, and its document."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def headline(report: HangReport) -> str:
 
 
 def hang_tables(report: HangReport, *, show_all: bool) -> Iterator[TableView]:
-    """Operation, groups, ranks, logs, stacks and cadence, those that there are."""
+    """Tables of the operation, groups, ranks, logs, stacks and cadence, where there are any."""
     if report.operation is not None and report.state is not HangState.NO_HANG:
         yield _operation_table(report)
     if report.groups and report.state is not HangState.NO_HANG:
@@ -64,7 +64,7 @@ def _operation_table(report: HangReport) -> TableView:
         ("operation", f"{operation.name or 'not in any ring'}, {seq}"),
         ("group", f"{operation.description or '(no description)'}, named {operation.group}"),
         ("members", short_ranks(operation.group_ranks, 60)),
-        ("launched by", short_ranks(operation.launched, 60) or "nobody seen"),
+        ("launched by", short_ranks(operation.launched, 60) or "no rank seen"),
         ("missing", short_ranks(operation.missing, 60) or "–"),
     ]
     if inside:
@@ -105,11 +105,11 @@ def _group_table(report: HangReport, *, show_all: bool) -> TableView:
             TableColumn(title="ranks"),
             TableColumn(title="launched to"),
             TableColumn(title="behind"),
-            TableColumn(title="under way", wide_only=True),
+            TableColumn(title="in flight", wide_only=True),
             TableColumn(title="waits in", left=True, wide_only=True),
         ),
         rows=tuple(rows),
-        notes=(f"{counted(left_out, 'other group')}: see --all.",) if left_out else (),
+        notes=(f"{counted(left_out, 'other group')}: --all.",) if left_out else (),
     )
 
 
@@ -120,15 +120,15 @@ def _span(low: int | None, high: int | None) -> str:
 
 
 def _rank_table(report: HangReport, *, show_all: bool) -> TableView:
-    """Ranks that stand alike in one row: those blamed first."""
-    alike: dict[tuple[str, ...], list[RankPosition]] = {}
+    """Ranks in the same position share a row, blamed ranks first."""
+    same: dict[tuple[str, ...], list[RankPosition]] = {}
     for position in report.ranks:
-        alike.setdefault(_standing(position, report), []).append(position)
+        same.setdefault(_position_key(position, report), []).append(position)
     blamed = set(report.culprits)
-    rows = sorted(alike.items(), key=lambda item: (item[1][0].rank not in blamed, item[1][0].rank))
+    rows = sorted(same.items(), key=lambda item: (item[1][0].rank not in blamed, item[1][0].rank))
     chosen = rows if show_all else rows[:_FEW_RANKS]
     left_out = sum(len(positions) for _, positions in rows[len(chosen) :])
-    kept = [i for i in range(4) if any(key[i] for key in alike)]
+    kept = [i for i in range(4) if any(key[i] for key in same)]
     columns = (
         TableColumn(title="last launched", left=True),
         TableColumn(title="of group", left=True, stretch=True),
@@ -150,13 +150,13 @@ def _rank_table(report: HangReport, *, show_all: bool) -> TableView:
             )
             for key, positions in chosen
         ),
-        notes=(f"{counted(left_out, 'other rank')}: see --all.",) if left_out else (),
+        notes=(f"{counted(left_out, 'other rank')}: --all.",) if left_out else (),
         strong=frozenset(i for i, (_, found) in enumerate(chosen) if found[0].rank in blamed),
     )
 
 
-def _standing(position: RankPosition, report: HangReport) -> tuple[str, ...]:
-    """What makes ranks alike; the last tells those blamed from others and is not shown."""
+def _position_key(position: RankPosition, report: HangReport) -> tuple[str, ...]:
+    """Key of ranks in the same position; the last item separates blamed ranks and is not shown."""
     last = f"{position.last_name} {'' if position.last_seq is None else position.last_seq}".strip()
     is_blamed = "blamed" if position.rank in report.culprits else ""
     return last or "nothing", position.last_group, position.host, position.call, is_blamed
@@ -181,7 +181,7 @@ def _log_table(report: HangReport, *, show_all: bool) -> TableView:
         rows=tuple(
             ("–" if line.rank is None else str(line.rank), line.about, line.text) for line in chosen
         ),
-        notes=(f"{counted(left_out, 'other line')}: see --all.",) if left_out else (),
+        notes=(f"{counted(left_out, 'other line')}: --all.",) if left_out else (),
     )
 
 
@@ -189,7 +189,7 @@ def _stack_table(report: HangReport, *, show_all: bool) -> TableView:
     calls = _ALL if show_all else _FEW_CALLS
     return TableView(
         title="Python stacks",
-        caption="innermost call first, the rarest stack first",
+        caption="innermost call first, rarest stack first",
         columns=(TableColumn(title="ranks"), TableColumn(title="calls", left=True, wrap=True)),
         rows=tuple(
             (fold_ranks(stack.ranks), " ← ".join(stack.calls[:calls]))
@@ -203,7 +203,7 @@ def _cadence_table(report: HangReport, *, show_all: bool) -> TableView:
     chosen = found if show_all else found[:_FEW_CADENCES]
     return TableView(
         title="Cadence",
-        caption="time from one launch to the next equal one",
+        caption="time from one launch to the next of the same operation",
         columns=(
             TableColumn(title="group", left=True, stretch=True),
             TableColumn(title="operation", left=True),
@@ -228,8 +228,8 @@ def _cadence_table(report: HangReport, *, show_all: bool) -> TableView:
 
 def _page(report: HangReport, options: RenderOptions) -> Page:
     listings = (
-        Listing(title="Or else", sentences=report.alternatives),
-        Listing(title="Next", sentences=report.next_steps, is_numbered=True),
+        Listing(title="Alternatives", sentences=report.alternatives),
+        Listing(title="Next steps", sentences=report.next_steps, is_numbered=True),
     )
     return Page(
         verdict=report.verdict,
@@ -254,7 +254,7 @@ HANG = Document(
 
 `distprof hang --format json` writes `"schema": "{HANG_SCHEMA}"`. Its JSON Schema (draft 2020-12)
 ships with the package as `distprof/documents/schemas/hang.schema.json`. Every field is always
-written; `null` means not known and is never 0. Times are integer nanoseconds since the epoch on the
+written; `null` means unknown and is never 0. Times are integer nanoseconds since the epoch on the
 clock of the rank that wrote them.
 """,
 )

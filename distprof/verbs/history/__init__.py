@@ -1,1 +1,1 @@
-"""Figures of runs over commits."""
+"""Metrics of runs over commits."""

@@ -1,7 +1,7 @@
 """The dataset: a Parquet file per appended summary, under any folder or fsspec URL.
 
-A file is named by its content and never changed, so that writers at the same time lose nothing and
-a run that is added twice is there once. :func:`compact` puts many files together.
+A file is named after its content and never changes. Concurrent writers therefore lose nothing, and
+a run that is added twice is stored once. :func:`compact` merges many files into one.
 """
 
 from __future__ import annotations
@@ -42,25 +42,25 @@ __all__ = [
 DEFAULT_FOLDER = ".distprof/history"
 
 MANY_FILES = 2_000
-"""From here on it is worth while to put them together."""
+"""Number of files from which merging them pays off."""
 
 _SETTINGS = {
-    "autoinstall_known_extensions": "false",  # nothing is fetched, whatever is asked
+    "autoinstall_known_extensions": "false",  # no query can fetch anything
     "autoload_known_extensions": "false",
     "memory_limit": "4GB",
 }
-_ATTEMPTS = 5  # to read while others put files together
+_ATTEMPTS = 5  # attempts to read while other processes merge files
 
 
 def append(folder: str, summaries: Iterable[SummaryFile]) -> int:
-    """Add summaries; returns how many were not there yet.
+    """Add summaries and return how many were new.
 
     Args:
         folder: Local folder, made where it is missing, or fsspec URL.
-        summaries: Of runs.
+        summaries: Summaries of runs.
 
     Raises:
-        InputError: If it cannot be written, or holds something else than a history.
+        InputError: If it cannot be written, or holds other files than a history.
     """
     store = Store.at(folder)
     mine, others = store.names()
@@ -103,9 +103,9 @@ def read(folder: str) -> tuple[tuple[SummaryFile, ...], tuple[str, ...]]:
 
 
 def query(folder: str, sql: str) -> tuple[list[str], list[tuple[Any, ...]], tuple[str, ...]]:
-    """The answer to a query of the table ``history``: columns, rows, and notes on damaged files.
+    """Run a query on the table ``history``: columns, rows, and notes on damaged files.
 
-    The query sees that table only: no files, no network, no variables of this program.
+    The query can access only that table: no files, no network, no variables of distprof.
 
     Raises:
         InputError: If there is no history, or the query is wrong.
@@ -132,7 +132,7 @@ def query(folder: str, sql: str) -> tuple[list[str], list[tuple[Any, ...]], tupl
 def _asked(
     connection: Any, sql: str, parameters: dict[str, Any] | None = None
 ) -> tuple[list[str], list[tuple[Any, ...]]]:
-    """Columns and rows, found in a thread: DuckDB lets no signal through while it works."""
+    """Columns and rows, from a thread: DuckDB blocks signals while it works."""
     found: Future[tuple[list[str], list[tuple[Any, ...]]]] = Future()
 
     def ask() -> tuple[list[str], list[tuple[Any, ...]]]:
@@ -151,7 +151,7 @@ def _asked(
     try:
         Thread(target=work).start()
         return found.result()
-    except BaseException:  # above all an interruption, which may come before the thread runs
+    except BaseException:  # mainly an interrupt, which may arrive before the thread runs
         while not (found.cancel() or found.done()):
             connection.interrupt()
             wait([found], timeout=0.1)
@@ -159,10 +159,10 @@ def _asked(
 
 
 def compact(folder: str) -> tuple[int, int]:
-    """Put all files together into one; returns how many there were, and how many summaries.
+    """Merge all files into one and return the number of files and of summaries.
 
-    The new file is written before the old ones are removed, and a summary that is in two files
-    counts once: whoever adds, reads or compacts at the same time, or is killed, loses nothing.
+    It writes the new file before it removes the old ones, and a summary in two files counts once.
+    Processes that add, read or compact at the same time, or are killed, therefore lose nothing.
 
     Raises:
         InputError: If there is no history, or a file may not be removed.
@@ -176,7 +176,7 @@ def compact(folder: str) -> tuple[int, int]:
         try:
             rows.setdefault(text, {**row_of(_decoded(text)), "summary": text})
         except (msgspec.MsgspecError, ValueError, RecursionError):
-            whole[file] = False  # stays where it is, for whoever mends it
+            whole[file] = False  # stays in place, so that it can be repaired
             continue
         whole.setdefault(file, True)
     ordered = sorted(rows.values(), key=lambda row: (row["created_ns"] or 0, row["summary"]))
@@ -191,16 +191,16 @@ def compact(folder: str) -> tuple[int, int]:
 
 
 def count_files(folder: str) -> int:
-    """How many files a history has.
+    """Number of files of a history.
 
     Raises:
-        InputError: If the place cannot be looked into.
+        InputError: If the folder cannot be listed.
     """
     return len(Store.at(folder).names()[0])
 
 
 def _decoded(text: str) -> SummaryFile:
-    """Raises what msgspec raises, or ValueError."""
+    """Decode a summary; raises ValueError, or an error of msgspec."""
     summary = msgspec.json.decode(text, type=SummaryFile)
     if summary.schema != SUMMARY_SCHEMA:
         raise ValueError(f'"schema": "{summary.schema[:60]}"')
@@ -208,7 +208,7 @@ def _decoded(text: str) -> SummaryFile:
 
 
 def _in_merged(store: Store, names: Sequence[str]) -> set[str]:
-    """Summaries of the files that hold many, and whose names do not tell what is in them."""
+    """Summaries of merged files, whose names do not show their content."""
     found: set[str] = set()
     for name in names:
         if MERGED_NAME.fullmatch(name):
@@ -220,7 +220,7 @@ def _in_merged(store: Store, names: Sequence[str]) -> set[str]:
 def _texts(store: Store) -> tuple[list[tuple[str, str]], list[str]]:
     """Each summary as JSON with the name of its file, and notes.
 
-    Only that column is read: the others follow from it, and each costs time in each file.
+    It reads only that column: the others follow from it, and each takes time in each file.
     """
     with _connection(store) as connection:
         for attempt in range(_ATTEMPTS):
@@ -233,7 +233,7 @@ def _texts(store: Store) -> tuple[list[tuple[str, str]], list[str]]:
 
 
 def _fill(connection: Any, summaries: Iterable[SummaryFile]) -> None:
-    """Make the table ``history``, of what this version of the program says a summary's row is."""
+    """Make the table ``history`` from summaries, with the columns of this version of distprof."""
     table = table_of([row_of(summary) for summary in summaries])
     connection.register("summaries", table)
     connection.execute("CREATE TABLE history AS SELECT * FROM summaries")
@@ -241,12 +241,12 @@ def _fill(connection: Any, summaries: Iterable[SummaryFile]) -> None:
 
 
 def _are_there(store: Store, damaged: dict[str, str]) -> bool:
-    """Whether files that could not be read are not simply gone, put together with others."""
+    """Whether unreadable files still exist and were not merged into another file."""
     return set(damaged) <= set(store.names()[0])
 
 
 def _names(store: Store) -> tuple[list[str], list[str]]:
-    """The history's files, and a note on what else is there.
+    """The history's files, and a note on other files in the folder.
 
     Raises:
         InputError: If there are none.
@@ -261,13 +261,13 @@ def _names(store: Store) -> tuple[list[str], list[str]]:
         )
     if not others:
         return mine, []
-    return mine, [f"{others[0]} and whatever else is no file of a history is left out."]
+    return mine, [f"{others[0]} and other files that are not part of a history are left out."]
 
 
 def _selected(
     connection: Any, store: Store, names: Sequence[str]
 ) -> tuple[list[tuple[Any, ...]], dict[str, str]]:
-    """Each summary as JSON, with the address of its file; and why files cannot be read."""
+    """Each summary as JSON with the address of its file, and why files cannot be read."""
     import duckdb
 
     command = "SELECT summary, filename FROM read_parquet($files, filename = true)"

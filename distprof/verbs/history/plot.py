@@ -24,11 +24,11 @@ def draw_history(history: History, file: str) -> None:
     """Medians with their intervals over commits in order of time; changes in colour.
 
     Args:
-        history: With at least one point; of more than three series, the newest three.
-        file: Where; its ending says the format.
+        history: A history with at least one point; the plot shows the newest three series.
+        file: Output file; its extension selects the format.
 
     Raises:
-        UsageError: If the ending is no format of a plot.
+        UsageError: If the extension is not a plot format.
         MissingExtraError: If matplotlib is not installed.
         InputError: If there is nothing to draw, or the file cannot be written.
     """
@@ -37,7 +37,7 @@ def draw_history(history: History, file: str) -> None:
         raise InputError(
             file,
             expected="a history to draw",
-            found=f"no run that tells its {history.label}",
+            found=f"no run with the metric {history.label}",
             fix="choose another with --metric",
         )
     figure, panels = new_figure(file, panels=len(drawn))
@@ -71,14 +71,14 @@ def _draw_series(panel: Any, history: History, series: HistorySeries) -> None:
 
 
 def _marker(state: str, better: str) -> str:
-    """A triangle that points where the value went."""
+    """A triangle that points in the direction of the change."""
     if state == "open":
         return "o"
     return "^" if (state == "regressed") == (better == "lower") else "v"
 
 
 def _name_changes(panel: Any, history: History, series: HistorySeries) -> None:
-    """The newest changes by their commits; ticks leave some out."""
+    """Labels of the newest changes with their commits, as ticks omit some."""
     changed = [
         (i, point)
         for i, point in enumerate(series.points)
@@ -107,7 +107,7 @@ def _label(panel: Any, history: History, series: HistorySeries) -> None:
     names = [_text(point_name(points[i])) for i in ticks]
     panel.set_xticks(ticks, names, rotation=45, ha="right", fontsize="small")
     panel.yaxis.set_major_formatter(lambda value, _: metric_text(value, history.unit))
-    panel.set_xlabel("commits in order of time")
+    panel.set_xlabel("commits by time")
     panel.set_ylabel(f"{history.label}, {history.better} is better")
     panel.set_title(_text(series_name(series.fingerprint)), loc="left", fontsize="medium")
     if any(state_shown(history, point) for point in points):
@@ -115,12 +115,12 @@ def _label(panel: Any, history: History, series: HistorySeries) -> None:
 
 
 def _text(name: str) -> str:
-    """Harmless, and no formula of matplotlib's."""
+    """Text that is safe to draw and that matplotlib does not read as a formula."""
     return plain(name).replace("$", r"\$")
 
 
 def _errors(points: Sequence[HistoryPoint]) -> list[list[float]]:
-    """Distances to both ends of the interval; none where it is not known or tells nothing."""
+    """Distances to both ends of the interval; none where it is unknown or too wide."""
     below, above = [], []
     for point in points:
         low, high = point.low, point.high

@@ -1,4 +1,4 @@
-"""A summary as a row of the table ``history``, and rows as a Parquet file."""
+"""Converts summaries to rows of the table ``history``, and rows to Parquet files."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ COLUMNS: dict[str, str] = {
 }
 """Columns and their types; ``step_ns`` is the median step, ``summary`` the whole as JSON.
 
-``series`` is the same for runs of the same job on the same hardware: what may be compared.
+``series`` is the same for comparable runs: the same job on the same hardware.
 """
 
 _LARGEST = 2**63 - 1
@@ -93,7 +93,7 @@ def row_of(summary: SummaryFile) -> dict[str, Any]:
 
 
 def _json(summary: SummaryFile) -> str:
-    """The whole; halves of surrogate pairs, from names that are no UTF-8, are spelled out."""
+    """The whole summary; lone surrogates, from names that are not UTF-8, are escaped."""
     try:
         return msgspec.json.encode(summary).decode()
     except UnicodeEncodeError:
@@ -102,7 +102,7 @@ def _json(summary: SummaryFile) -> str:
 
 
 def _storable(value: Any) -> Any:
-    """What Parquet can hold: no half of a surrogate pair, no number beyond 64 bits."""
+    """A value that Parquet can hold: no lone surrogate, no number beyond 64 bits."""
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, int) and not -_LARGEST <= value <= _LARGEST:
@@ -111,12 +111,12 @@ def _storable(value: Any) -> Any:
 
 
 def file_name(row: dict[str, Any]) -> str:
-    """Of the file with this row alone: its time and content."""
+    """Name of the file with this row alone, from its time and content."""
     return f"{max(row['created_ns'] or 0, 0):020d}-{_digest([row['summary']])}.parquet"
 
 
 def merged_name(rows: Iterable[dict[str, Any]]) -> str:
-    """Of the file with these rows."""
+    """Name of the file with these rows."""
     return f"merged-{_digest(row['summary'] for row in rows)}.parquet"
 
 
@@ -143,9 +143,10 @@ def table_of(rows: list[dict[str, Any]]) -> Any:
 
 
 def parquet_of(rows: list[dict[str, Any]]) -> bytes:
-    """A Parquet file.
+    """Bytes of a Parquet file.
 
-    Statistics and dictionaries would be most of a file of one row, and most of the time to read it.
+    It has no statistics and dictionaries, which would take most of a file of one row and most of
+    the time to read it.
     """
     import pyarrow.parquet as pq
 
@@ -162,7 +163,7 @@ def parquet_of(rows: list[dict[str, Any]]) -> bytes:
 
 
 def summaries_in(data: bytes) -> set[str]:
-    """The column ``summary`` of a file; empty where it is damaged, which its readers say."""
+    """The column ``summary`` of a file; empty where it is damaged, which readers report."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -173,24 +174,24 @@ def summaries_in(data: bytes) -> set[str]:
     return set(column.to_pylist())
 
 
-# Where a history lies: a folder, or any URL that fsspec knows ------------------------------------
+# Where a history is stored: a folder, or any URL that fsspec supports ----------------------------
 
 FILE_NAME = re.compile(r"\d{20}-[0-9a-f]{24}\.parquet")
-"""Of one summary: when it ended, and its content."""
+"""Name of the file of one summary: when it ended, and its content."""
 
 MERGED_NAME = re.compile(r"merged-[0-9a-f]{24}\.parquet")
-"""Of many summaries that were put together."""
+"""Name of a file of merged summaries."""
 
 _HARMLESS = ("README", "README.md", "desktop.ini", "lost+found")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Store:
-    """One place.
+    """The location of a history.
 
     Args:
-        folder: As the user named it.
-        path: Within ``system``; a local path without one.
+        folder: Folder or URL, as the user named it.
+        path: Path within ``system``; a local path without one.
         system: File system of fsspec; None for local folders.
     """
 
@@ -200,11 +201,11 @@ class Store:
 
     @classmethod
     def at(cls, folder: str) -> Store:
-        """The place that a user names.
+        """Find the location that a user names.
 
         Raises:
-            UsageError: If nothing reads such URLs here; with the command that installs it.
-            InputError: If there are no such URLs.
+            UsageError: If the package for this kind of URL is missing; names the install command.
+            InputError: If fsspec does not support this kind of URL.
         """
         if "://" not in folder:
             return cls(folder=folder, path=str(Path(folder).expanduser()))
@@ -214,30 +215,30 @@ class Store:
             system, path = file_system(folder)
         except DistprofError:
             raise
-        except Exception as error:  # each file system has errors of its own
+        except Exception as error:  # each file system has its own errors
             raise _unusable(folder, error) from error
         if isinstance(system, LocalFileSystem):
             return cls(folder=folder, path=str(path))
         return cls(folder=folder, path=str(path).rstrip("/"), system=system)
 
     def names(self) -> tuple[list[str], list[str]]:
-        """Files of a history in order of their names, and whatever else lies there.
+        """Files of a history in order of their names, and all other files.
 
         Raises:
-            InputError: If the place cannot be looked into.
+            InputError: If the folder cannot be listed.
         """
         try:
             found = sorted(self._listed())
         except FileNotFoundError:
             found = []
-        except Exception as error:  # each file system has errors of its own
+        except Exception as error:  # each file system has its own errors
             raise _unusable(self.folder, error) from error
         mine = [name for name in found if FILE_NAME.fullmatch(name) or MERGED_NAME.fullmatch(name)]
         known = {*mine, *_HARMLESS}
         return mine, [name for name in found if name not in known and not name.startswith(".")]
 
     def put(self, name: str, data: bytes) -> bool:
-        """Write one file; False where it is there already.
+        """Write one file; False if it exists already.
 
         Raises:
             InputError: If it cannot be written.
@@ -249,12 +250,12 @@ class Store:
                 return False
             self.system.makedirs(self.path, exist_ok=True)
             self.system.pipe_file(f"{self.path}/{name}", data)
-        except Exception as error:  # each file system has errors of its own
+        except Exception as error:  # each file system has its own errors
             raise _unusable(self.folder, error) from error
         return True
 
     def get(self, name: str) -> bytes | None:
-        """What a file holds; None where it is gone, as others may put files together.
+        """Content of a file; None where it is gone, as other processes may merge files.
 
         Raises:
             InputError: If it cannot be read.
@@ -265,11 +266,11 @@ class Store:
             return bytes(self.system.cat_file(f"{self.path}/{name}"))
         except FileNotFoundError:
             return None
-        except Exception as error:  # each file system has errors of its own
+        except Exception as error:  # each file system has its own errors
             raise _unusable(self.folder, error) from error
 
     def remove(self, name: str) -> None:
-        """Remove one file; another may have done so.
+        """Remove one file; another process may have done so.
 
         Raises:
             InputError: If it may not be removed.
@@ -281,7 +282,7 @@ class Store:
                 self.system.rm_file(f"{self.path}/{name}")
         except FileNotFoundError:
             return
-        except Exception as error:  # each file system has errors of its own
+        except Exception as error:  # each file system has its own errors
             raise _unusable(self.folder, error) from error
 
     def address(self, name: str) -> str:

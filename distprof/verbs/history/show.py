@@ -1,4 +1,4 @@
-"""A history's verdict, sentences and tables, before somebody draws them."""
+"""A history's verdict, sentences and tables, ready to render."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ _MARKED = ("regressed", "improved")
 _STATES = {
     "regressed": "a regression",
     "improved": "an improvement",
-    "open": "beyond the tolerance, which may be chance",
+    "open": "beyond the tolerance, but it may be chance",
 }
 
-_MOST_TOLD = 5
+_MOST_SHOWN = 5
 
 _COMMIT_DIGITS = 10
 
@@ -53,14 +53,14 @@ _MAX_NAME = 24
 
 _MAX_JOB = 48
 
-_WIDEST = 4.0  # an interval whose ends are further apart tells nothing: two repeats, for example
+_WIDEST = 4.0  # a wider interval means nothing: two repeats, for example
 
 
 def history_verdict(history: History) -> str:
-    """How many changes there are, and what the newest commit is."""
+    """The number of changes, and the state of the newest commit."""
     points = [point for series in history.series for point in series.points]
     if not points:
-        return f"No run in this history tells its {history.label}."
+        return f"No run in this history has the metric {history.label}."
     counts = [sum(point.state == state for point in points) for state in _MARKED]
     commits = counted(len(points), "point")
     told = [
@@ -70,7 +70,7 @@ def history_verdict(history: History) -> str:
     ]
     changes = " and ".join(told) if told else "no change beyond chance and tolerance"
     if all(point.state == "first" for point in points):
-        return f"{history.label}: {commits}, and nothing before to compare with."
+        return f"{history.label}: {commits}, and no earlier point to compare with."
     if len(history.series) > 1:
         return f"{history.label}: {changes} in {commits} of {len(history.series)} series."
     return f"{history.label}: {changes} in {commits}. {_newest(history, points[-1])}"
@@ -79,15 +79,15 @@ def history_verdict(history: History) -> str:
 def _newest(history: History, point: HistoryPoint) -> str:
     value = f"The newest, {point_name(point)}, has {metric_text(point.value, history.unit)}"
     if point.state == "first":
-        return f"{value}; nothing came before it."
-    said = _STATES.get(state_shown(history, point), "no change seen, by too few repeats")
+        return f"{value}; there is no earlier point."
+    said = _STATES.get(state_shown(history, point), "no change seen, with too few repeats")
     if point.state == "passed":
         said = "within tolerance"
-    return f"{value}, {_change(history, point)} against what came before: {said}."
+    return f"{value}, {_change(history, point)} against the points before it: {said}."
 
 
 def state_shown(history: History, point: HistoryPoint) -> str:
-    """``regressed``, ``improved``, ``open`` for a change beyond tolerance that may be chance."""
+    """``regressed``, ``improved``, or ``open`` for a change beyond tolerance that may be chance."""
     if point.state in _MARKED:
         return point.state
     if point.state != "inconclusive" or point.change is None:
@@ -99,13 +99,13 @@ def state_shown(history: History, point: HistoryPoint) -> str:
 
 
 def history_sentences(history: History) -> Iterator[str]:
-    """The newest changes, what is still open, and what is not known."""
-    yield from _changes_told(history)
+    """The newest changes, open points, and missing data."""
+    yield from _change_sentences(history)
     for series in history.series:
         last = series.points[-1] if series.points else None
         if last is not None and state_shown(history, last) == "open":
             more = last.needed_repeats
-            needs = f"; {counted(more, 'more repeat')} would decide" if more else ""
+            needs = f"; {counted(more, 'more repeat')} would settle it" if more else ""
             why = _lower_first(last.why)
             yield f"{point_name(last)} is open{_of(history, series)}: {why}{needs}."
     lacking = sum(series.num_without for series in history.series)
@@ -114,7 +114,7 @@ def history_sentences(history: History) -> Iterator[str]:
     yield from history.notes
 
 
-def _changes_told(history: History) -> Iterator[str]:
+def _change_sentences(history: History) -> Iterator[str]:
     marked = [
         (point, before, series)
         for series in history.series
@@ -122,7 +122,7 @@ def _changes_told(history: History) -> Iterator[str]:
         if point.state in _MARKED
     ]
     marked.sort(key=lambda each: -each[0].created_ns)
-    for point, before, series in marked[:_MOST_TOLD]:
+    for point, before, series in marked[:_MOST_SHOWN]:
         values = metric_text(point.value, history.unit)
         if before is not None:
             values = f"{metric_text(before.value, history.unit)} → {values}"
@@ -136,8 +136,8 @@ def _changes_told(history: History) -> Iterator[str]:
             f"{point.state.capitalize()} at {point_name(point)} ({day(point.created_ns)})"
             f"{_of(history, series)}: {_change(history, point)}, {values}{after}{software}."
         )
-    if len(marked) > _MOST_TOLD:
-        yield f"{counted(len(marked) - _MOST_TOLD, 'earlier change')} in the tables."
+    if len(marked) > _MOST_SHOWN:
+        yield f"{counted(len(marked) - _MOST_SHOWN, 'earlier change')}: see the tables."
 
 
 def _of(history: History, series: HistorySeries) -> str:
@@ -149,8 +149,8 @@ def _lower_first(sentence: str) -> str:
 
 
 def history_tables(history: History, *, show_all: bool) -> Iterator[TableView]:
-    """A table of each series, a row of it a point, and a drawing of its value."""
-    del show_all  # what is in the history was asked for
+    """A table for each series with one row per point, including a drawing of its value."""
+    del show_all  # the user asked for the content of the history
     for series in history.series:
         if series.points:
             yield _series_table(history, series)
@@ -193,14 +193,16 @@ def _scale_notes(history: History, series: HistorySeries) -> tuple[str, ...]:
     low, high = (metric_text(end, history.unit) for end in _ends(series.points))
     notes = [f"drawn from {low} at the left to {high} at the right"] if low != high else []
     if any(state_shown(history, point) == "open" for point in series.points):
-        notes.append("open: beyond the tolerance, but it may be chance; more repeats would tell")
+        notes.append(
+            "open: beyond the tolerance, but it may be chance; more repeats would settle it"
+        )
     if series.num_earlier:
         notes.append(f"{counted(series.num_earlier, 'earlier point')} not shown: --last N or --all")
     return tuple(notes)
 
 
 def _ends(points: Sequence[HistoryPoint]) -> tuple[float, float]:
-    """Of what is drawn: medians, and intervals that tell something."""
+    """Range of the drawing: medians, and intervals that are narrow enough."""
     values = [point.value for point in points]
     for point in points:
         if point.low is not None and point.high is not None and _is_telling(point):
@@ -214,7 +216,7 @@ def _is_telling(point: HistoryPoint) -> bool:
 
 
 def _drawing(point: HistoryPoint, least: float, most: float) -> Drawing:
-    """The median as a block, its interval as dots around it."""
+    """The median as a block, with its interval as dots around it."""
 
     def place(value: float, cells: int) -> int:
         share = (value - least) / (most - least) if most > least else 0.0
@@ -244,7 +246,7 @@ def _short_change(history: History, point: HistoryPoint) -> str:
 
 
 def _change(history: History, point: HistoryPoint) -> str:
-    """With its interval, for example ``+5.1 % (3.9 to 6.3)``."""
+    """The change with its interval, for example ``+5.1 % (3.9 to 6.3)``."""
     low, high = point.change_low, point.change_high
     ends = ""
     if low is not None and high is not None:
@@ -257,7 +259,7 @@ def _percent(history: History) -> str:
 
 
 def series_name(print_: Fingerprint) -> str:
-    """What a series is of, for people: job, ranks, device."""
+    """Name of a series in reports: job, ranks, device."""
     job = print_.strategy or print_.workload or "unknown job"
     ranks = counted(print_.world_size, "rank") if print_.world_size else ""
     where = " of ".join(part for part in (ranks, print_.device) if part)
@@ -265,7 +267,7 @@ def series_name(print_: Fingerprint) -> str:
 
 
 def point_name(point: HistoryPoint) -> str:
-    """The commit's first digits, with a plus where it was changed; else its label, or its time."""
+    """The commit's first digits, with a plus where it was modified; else its label, or its time."""
     if not point.commit:
         return shorten(point.label, _MAX_NAME) or _time(point.created_ns, "run of %H:%M")
     digits, _, dirty = point.commit.partition("+")
@@ -273,7 +275,7 @@ def point_name(point: HistoryPoint) -> str:
 
 
 def day(ns: int) -> str:
-    """The date (UTC); ``–`` for a time that no calendar has."""
+    """The date (UTC); ``–`` for a time outside the calendar."""
     return _time(ns, "%Y-%m-%d")
 
 
@@ -311,15 +313,15 @@ _LARGEST = 2**63 - 1
 
 
 class HistoryAnswer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What SQL said.
+    """The answer to a query in SQL.
 
     Args:
-        schema: Of this document.
-        distprof_version: Who made it.
+        schema: Schema id of this document.
+        distprof_version: Version of distprof that wrote it.
         source: Folder or URL of the history.
-        columns: Their names.
-        rows: One value per column; what JSON does not have (dates, decimals) is text.
-        notes: What was left out, one sentence each.
+        columns: Names of the columns.
+        rows: One value per column; types that JSON lacks (dates, decimals) are text.
+        notes: Omitted data, one sentence each.
     """
 
     schema: str = ANSWER_SCHEMA
@@ -333,13 +335,13 @@ class HistoryAnswer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 def answer_of(
     source: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], notes: Sequence[str]
 ) -> HistoryAnswer:
-    """The answer to a query.
+    """Make the answer to a query.
 
     Args:
         source: Folder or URL of the history.
-        columns: Their names.
-        rows: As the data base gives them.
-        notes: What was left out.
+        columns: Names of the columns.
+        rows: Rows as the database returns them.
+        notes: Omitted data, one sentence each.
     """
     return HistoryAnswer(
         distprof_version=__version__,
@@ -351,7 +353,7 @@ def answer_of(
 
 
 def _simple(value: Any) -> Any:
-    """As JSON has it."""
+    """The value as JSON represents it."""
     if value is None or isinstance(value, bool | str | float):
         return value
     if isinstance(value, int):
@@ -415,7 +417,7 @@ def _shown(value: Any) -> str:
 
 
 def _csv(answer: HistoryAnswer, _: RenderOptions) -> str:
-    """One line per row; control characters in text are spelled out."""
+    """One line per row, with control characters in text escaped."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow([plain(name) for name in answer.columns])

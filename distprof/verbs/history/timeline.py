@@ -1,11 +1,11 @@
-"""A metric over commits: repeats of a commit make a point, and points say where it changed.
+"""A metric over commits: repeats of a commit form a point, and points show where it changed.
 
-Each point is held against the points before it as a run is against its baseline, every commit being
-a session. Where one counts as a change, a new level begins with it: later points are compared with
-that level, so that a loss is marked once, at the commit that brought it, and its repair as well.
+Each point is compared with the points before it as a run is with its baseline; every commit is a
+session. A change starts a new level, and later points are compared with that level. A loss is
+therefore marked once, at the commit that caused it, and so is its fix.
 
-A commit with too few repeats of its own may be confirmed by those after it, as long as each is
-beyond the tolerance in the same direction: then commits are compared, and not their repeats.
+Later commits can confirm a commit with too few repeats, as long as each of them is beyond the
+tolerance in the same direction. The comparison then uses commits instead of repeats.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ __all__ = [
 HISTORY_SCHEMA = "distprof.history/1"
 
 State = Literal["first", "passed", "regressed", "improved", "inconclusive"]
-_LEAD = 3  # windows that are judged before the first point that is shown
+_LEAD = 3  # windows judged before the first point shown
 _UNITS = {"step_time": "ns", "memory": "B", "throughput": "/s", "energy": "J"}
 
 
 def _throughput(summary: SummaryFile) -> float | None:
-    """Tokens, else samples, of all ranks in a second of the median step."""
+    """Tokens, else samples, per second of the median step, over all ranks."""
     work = summary.tokens_per_step or summary.samples_per_step
     if not work or not summary.step_ns:
         return None
@@ -56,7 +56,7 @@ def _throughput(summary: SummaryFile) -> float | None:
 
 
 HISTORY_METRICS = (
-    *(metric for metric in METRICS if metric.name != "efficiency"),  # that is of a pair of sizes
+    *(metric for metric in METRICS if metric.name != "efficiency"),  # needs a pair of sizes
     Metric(
         name="throughput",
         label="throughput",
@@ -82,30 +82,30 @@ HISTORY_METRICS = (
         read=lambda summary: summary.energy_per_step_j,
     ),
 )
-"""What a history can show."""
+"""Metrics that a history can show."""
 
 
 class HistoryPoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """All runs of one commit.
 
     Args:
-        commit: Of the code; empty where unknown. Such runs are one point per label, else each one.
-        label: Of its newest run.
+        commit: Commit of the code; empty where unknown, with one point per label, or per run.
+        label: Label of its newest run.
         created_ns: When its first run ended, ns since the epoch.
-        num_runs: Repeats.
+        num_runs: Number of repeats.
         value: Their median, in the unit of the metric.
         low: Lower end of the 95 % interval of their centre; None with fewer than two repeats.
-        high: Upper end.
-        state: ``first`` where nothing came before it; else as
-            :class:`~distprof.verbs.gate.decide.Decision` has it.
-        change: Against the points before it, a ratio or a difference; None for the first.
+        high: Upper end of the interval.
+        state: ``first`` where no point precedes it; else as
+            in :class:`~distprof.verbs.gate.decide.Decision`.
+        change: Change from the points before it, a ratio or a difference; None for the first.
         change_low: Lower end of its 90 % interval; None where there are too few repeats.
-        change_high: Upper end.
-        num_before: Points that it is held against.
+        change_high: Upper end of that interval.
+        num_before: Points that it is compared with.
         num_after: Later points that confirmed it.
-        needed_repeats: More repeats that would decide it; None where decided, or none would.
-        why: Of the state, one sentence.
-        software: Versions and variables that are not those of the point before; only where the
+        needed_repeats: Further repeats that would settle it; None where settled, or none would.
+        why: Reason for the state, one sentence.
+        software: Versions and variables that differ from the previous point; only where the
             state is ``regressed`` or ``improved``.
     """
 
@@ -131,10 +131,10 @@ class HistorySeries(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """One job on one kind of hardware.
 
     Args:
-        key: Same for runs that may be compared; 12 hexadecimal digits.
-        fingerprint: Of its newest run.
-        points: In order of time.
-        num_earlier: Points before these, not shown.
+        key: Same for comparable runs; 12 hexadecimal digits.
+        fingerprint: Fingerprint of its newest run.
+        points: Points in order of time.
+        num_earlier: Earlier points, not shown.
         num_without: Runs that do not have the metric.
     """
 
@@ -149,18 +149,18 @@ class History(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """A metric over commits.
 
     Args:
-        schema: Of this document.
-        distprof_version: Who made it.
+        schema: Schema id of this document.
+        distprof_version: Version of distprof that wrote it.
         source: Folder or URL of the history.
-        metric: Its name.
-        label: For people.
+        metric: Name of the metric.
+        label: Name in reports.
         unit: ``ns``, ``B``, ``/s``, ``J`` or ``ratio``.
         better: Which direction is an improvement: ``lower`` or ``higher``.
-        scale: ``ratio``: changes are quotients; ``difference``: differences.
-        tolerance: Loss that is accepted.
-        window: Points that one is held against, at most.
-        series: The one with the newest run first.
-        notes: What else to know, one sentence each.
+        scale: ``ratio`` where changes are quotients, ``difference`` where they are differences.
+        tolerance: Accepted loss.
+        window: Maximum number of points that a point is compared with.
+        series: Series, the one with the newest run first.
+        notes: Notes, one sentence each.
     """
 
     schema: str = HISTORY_SCHEMA
@@ -193,7 +193,7 @@ class _Judged:
 
 
 def find_history_metric(name: str) -> Metric | None:
-    """The metric of that name."""
+    """The metric with this name."""
     return next((metric for metric in HISTORY_METRICS if metric.name == name), None)
 
 
@@ -203,7 +203,7 @@ def unit_of(metric: Metric) -> str:
 
 
 def series_of(print_: Fingerprint) -> str:
-    """Same for the same hardware, job and configuration; software may differ."""
+    """A key that is the same for equal hardware, job and configuration; software may differ."""
     known = msgspec.to_builtins(print_)
     kept = {name: value for name, value in known.items() if name not in ("versions", "environment")}
     kept["config"] = {
@@ -234,20 +234,20 @@ def trace_metric(
     """Follow a metric over the commits of each series.
 
     Args:
-        series: As :func:`by_series` makes them.
+        series: Runs as :func:`by_series` groups them.
         metric: One of :data:`HISTORY_METRICS`.
         source: Folder or URL of the history.
-        version: Of distprof.
-        tolerance: Loss that is accepted; None for the metric's own.
-        window: Points that one is held against, at most.
+        version: Version of distprof.
+        tolerance: Accepted loss; None for the metric's default.
+        window: Maximum number of points that a point is compared with.
         last: Newest points of each series to show; None for all.
-        notes: What to pass on.
+        notes: Notes to pass on.
 
     Raises:
         ValueError: If the window or ``last`` is below 1.
     """
     if window < 1 or (last is not None and last < 1):
-        raise ValueError("a window and a number of points are at least 1")
+        raise ValueError("a window and a number of points must be at least 1")
     accepted = metric.tolerance if tolerance is None else tolerance
     return History(
         distprof_version=version,
@@ -317,9 +317,9 @@ def _judged(
     *,
     num_unshown: int = 0,
 ) -> list[_Judged | None]:
-    """What the commits before say of each; None for the first.
+    """Decision for each commit against those before it; None for the first.
 
-    Of the ``num_unshown`` first ones only changes matter; those that cannot be one are None too.
+    For the first ``num_unshown`` commits only changes matter; others are None too.
     """
     found: list[_Judged | None] = []
     start, noise = 0, None
@@ -332,12 +332,12 @@ def _judged(
         found.append(judged)
         if judged.decision.state in ("regressed", "improved"):
             noise = _noise(before, metric) if len(before) >= FEWEST_SESSIONS else noise
-            start = i  # a new level, which is as noisy as the one before
+            start = i  # a new level, as noisy as the previous one
     return found
 
 
 def _is_near(before: Sequence[_Commit], this: _Commit, metric: Metric, tolerance: float) -> bool:
-    """Whether it lies within the tolerance, however one takes the middle: then it is no change."""
+    """Whether it is within the tolerance for any choice of centre, so that it is not a change."""
     centre = pseudo_median(_additive(this.values, metric))
     pooled = [value for commit in before for value in commit.values]
     middles = (pooled, [_centre(commit, metric) for commit in before])
@@ -354,7 +354,7 @@ def _judge(
     tolerance: float,
     noise: float | None,
 ) -> _Judged:
-    """The first of ``these``; with those after it, where they confirm what it alone leaves open."""
+    """Decision for the first of ``these``, with later ones where they confirm an open change."""
     alone = _decide(before, these[0], metric, tolerance, noise)
     direction = _direction(alone, metric, tolerance)
     if alone.state == "inconclusive" and direction:
@@ -375,7 +375,7 @@ def _decide(
     tolerance: float,
     noise: float | None,
 ) -> Decision:
-    """By repeats: the commits before are sessions, and this is one more."""
+    """Decision by repeats: earlier commits are sessions, and this commit is one more."""
     return decide(
         [value for commit in before for value in commit.values],
         this.values,
@@ -391,7 +391,7 @@ def _decide(
 def _decide_commits(
     before: Sequence[_Commit], these: Sequence[_Commit], metric: Metric, tolerance: float
 ) -> Decision:
-    """By commits: the centre of each is one value, in which what sessions differ is contained."""
+    """Decision by commits: each centre is one value, which includes the noise of sessions."""
     return decide(
         [_centre(commit, metric) for commit in before],
         [_centre(commit, metric) for commit in these],
@@ -412,7 +412,7 @@ def _direction(decision: Decision, metric: Metric, tolerance: float) -> int:
 
 
 def _noise(commits: Sequence[_Commit], metric: Metric) -> float:
-    """Standard deviation of their centres; relative where changes are quotients."""
+    """Standard deviation of the centres; relative where changes are quotients."""
     centres = [_centre(commit, metric) for commit in commits]
     return float(np.std(_additive(centres, metric), ddof=1))
 
@@ -458,7 +458,7 @@ def _point(
 
 
 def _interval(values: Sequence[float], metric: Metric) -> tuple[float | None, float | None]:
-    """95 % interval of the centre of repeats; nothing for fewer than two."""
+    """95 % interval of the centre of repeats; None with fewer than two."""
     if len(values) < 2:
         return None, None
     data = np.asarray(_additive(values, metric))

@@ -1,1 +1,1 @@
-"""Which layouts fit a model on a cluster, and what each costs."""
+"""Layouts of a model on a cluster, and their costs."""

@@ -1,7 +1,6 @@
-"""A layout that somebody is about to launch, held ready for the rules of configurations.
+"""A layout before its launch: the evidence that the rules on configurations check.
 
-The rules themselves are in ``distprof/verbs/plan/rules``; :mod:`distprof.verbs.plan.lint` runs
-them.
+The rules are in ``distprof/verbs/plan/rules``; :mod:`distprof.verbs.plan.lint` runs them.
 """
 
 from __future__ import annotations
@@ -35,23 +34,23 @@ _CAN_RUN = frozenset(
         "too few micro-batches",
     }
 )
-"""Objections to what can run all the same."""
+"""Objections to layouts that can still run."""
 
 
 class ConfigurationResult(
     msgspec.Struct, Evidence, frozen=True, kw_only=True, forbid_unknown_fields=True
 ):
-    """A layout, what is against it, and what it takes; modelled, since nothing has run.
+    """A layout, the objections to it and its costs, all modelled: nothing has run.
 
     Args:
-        layout: Which.
-        objections: What forbids it, memory apart.
-        usable_bytes: Memory of a GPU that it may fill.
-        memory: Of the fullest GPU; None where it cannot run.
-        estimate: What it costs; None where it cannot run.
-        larger: With micro-batches twice as large and half as many; None where it holds stages, or
-            they do not halve.
-        larger_bytes: Memory that takes.
+        layout: The layout.
+        objections: What forbids it, except memory.
+        usable_bytes: Memory of a GPU that the layout may fill.
+        memory: Memory of the fullest GPU; None where the layout cannot run.
+        estimate: Its costs; None where it cannot run.
+        larger: The same with half as many micro-batches of twice the size; None with pipeline
+            stages, or where the number of micro-batches is odd.
+        larger_bytes: Memory that ``larger`` takes.
         plain_bytes: Memory with nothing sharded; None where weights are not sharded now.
     """
 
@@ -68,13 +67,13 @@ class ConfigurationResult(
 
 
 class ConfigurationFinding(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One problem of a configuration; modelled, since nothing has run.
+    """One problem of a configuration, modelled: nothing has run.
 
     Args:
-        code: Never reused, for example ``CFG111``.
-        severity: An error cannot run.
-        message: With the numbers.
-        fix: What to do.
+        code: Code of the rule, never reused, for example ``CFG111``.
+        severity: ``error`` where the configuration cannot run.
+        message: The problem, with its numbers.
+        fix: What to do about it.
     """
 
     code: str
@@ -84,18 +83,18 @@ class ConfigurationFinding(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
 
 
 class Lint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What was found in a configuration.
+    """Problems and costs of a configuration.
 
     Args:
-        schema: Of this document.
-        version: Of distprof.
-        source: The file.
-        kind: Whose configuration it is.
-        layout: That it means.
-        findings: Errors first.
-        estimate: What the layout costs; None where it cannot run.
-        not_read: Keys of which nothing was taken.
-        assumptions: What the estimate rests on.
+        schema: Schema id of this document.
+        version: Version of distprof.
+        source: The configuration file.
+        kind: Program that the configuration is for.
+        layout: The layout that it describes.
+        findings: Problems, errors first.
+        estimate: Costs of the layout; None where it cannot run.
+        not_read: Keys that distprof does not use.
+        assumptions: Assumptions of the estimate, one sentence each.
     """
 
     schema: str = LINT_SCHEMA
@@ -110,11 +109,11 @@ class Lint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 def configured(question: Question, layout: Layout) -> ConfigurationResult:
-    """What rules judge a layout by.
+    """The evidence that rules judge a layout by.
 
     Args:
         question: The model and the cluster.
-        layout: Which; memory and times are left out where it cannot run.
+        layout: The layout; memory and times are left out where it cannot run.
     """
     from distprof.verbs.plan.estimate import estimate, footprint
 

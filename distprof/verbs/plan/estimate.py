@@ -1,4 +1,4 @@
-"""What a layout costs: memory of the fullest GPU, and the time of a step."""
+"""Costs of a layout: memory of the fullest GPU, and the time of a step."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _WEIGHT = 2
 def stage_parameters(model: Transformer, layout: Layout, *, last: bool) -> tuple[float, float]:
     """Dense and expert parameters of one rank of the first or last stage, unsharded.
 
-    Expert parameters are those that remain of all after expert parallelism.
+    Expert parameters are counted after division by expert parallelism.
     """
     layers = _layers(model, layout, last=last)
     dense = model.shared_parameters / model.layers * layers
@@ -42,7 +42,7 @@ def stage_parameters(model: Transformer, layout: Layout, *, last: bool) -> tuple
 
 
 def footprint(question: Question, layout: Layout) -> MemoryParts:
-    """The larger of the first stage's and the last stage's."""
+    """Memory of the first or the last stage, whichever is larger."""
     first = _stage(question, layout, last=layout.pp == 1)
     if layout.pp == 1:
         return first
@@ -50,7 +50,7 @@ def footprint(question: Question, layout: Layout) -> MemoryParts:
 
 
 def _layers(model: Transformer, layout: Layout, *, last: bool) -> int:
-    """Of a rank's stages; where they do not divide, the first stages have one more."""
+    """Layers of a rank's stages; where they do not divide, the first stages have one more."""
     if last and layout.pp > 1:
         return model.layers // layout.pp
     return math.ceil(model.layers / layout.pp)
@@ -79,7 +79,7 @@ def _stage(question: Question, layout: Layout, *, last: bool) -> MemoryParts:
 
 
 def _gathered_bytes(model: Transformer, layout: Layout) -> float:
-    """With prefetch two of the largest blocks are whole at once."""
+    """Weights of the two largest blocks, which prefetching gathers at the same time."""
     if layout.zero_stage < 3 or layout.num_shards == 1:
         return 0.0
     block = model.shared_parameters / model.layers
@@ -89,7 +89,7 @@ def _gathered_bytes(model: Transformer, layout: Layout) -> float:
 
 
 def _kept_per_token(question: Question, layout: Layout, *, last: bool) -> float:
-    """Activations of all micro-batches in flight, by tokens of one."""
+    """Activations of all micro-batches in flight, per token of one micro-batch."""
     model = question.model
     how: dict[str, Any] = {"tensor": layout.tp, "sequence_parallel": layout.tp > 1}
     sequence = question.sequence // layout.cp
@@ -110,8 +110,8 @@ def _kept_per_token(question: Question, layout: Layout, *, last: bool) -> float:
 _ELEMENT = 2
 
 _OPTIMIZER_BYTES = 30
-"""Read: gradient 2, master 4, moments 8; written: master 4, moments 8, weight 2; two more passes
-over the gradient for its norm, 2."""
+"""Per parameter. Read: gradient 2, master 4, moments 8. Written: master 4, moments 8, weight 2. The
+gradient's norm reads the gradient once more, 2."""
 
 _NS = 1e9
 
@@ -144,12 +144,12 @@ class _Axis:
 
 
 def estimate(question: Question, layout: Layout, memory: MemoryParts | None = None) -> Estimate:
-    """What a layout costs.
+    """Estimate the costs of a layout.
 
     Args:
         question: Model, cluster, batch.
-        layout: One to which nothing is to be objected.
-        memory: Its footprint, where it is known already.
+        layout: A layout without objections.
+        memory: Its footprint, if already known.
     """
     work = _work(question, layout)
     axes = tuple(_axes(question, layout, work))
@@ -181,7 +181,7 @@ def estimate(question: Question, layout: Layout, memory: MemoryParts | None = No
 
 
 def _flop_per_token(question: Question) -> float:
-    """Of the whole model, forward and backward, attention causal; nothing for looking up tokens."""
+    """FLOP of forward and backward of the whole model, attention causal, without embedding."""
     model = question.model
     blocks = model.layers * _block_flop_per_token(question)
     return blocks + 6 * model.head_parameters
@@ -194,7 +194,7 @@ def _block_flop_per_token(question: Question) -> float:
 
 
 def _work(question: Question, layout: Layout) -> _Work:
-    """Of the first stages, or of the last with its logits, whichever is longer."""
+    """Work of the first stages, or of the last with its logits, whichever takes longer."""
     model = question.model
     layers = math.ceil(model.layers / layout.pp)
     last = layers if layout.pp == 1 else model.layers // layout.pp
@@ -228,7 +228,7 @@ def _axes(question: Question, layout: Layout, work: _Work) -> Iterator[_Axis]:
 
 
 def _tensor(question: Question, layout: Layout, work: _Work) -> _Axis:
-    """Full recomputation runs a block's forward, and its two all-reduces, once more."""
+    """Tensor axis; full recomputation repeats a block's forward with its two all-reduces."""
     path = question.cluster.path(layout.tp, 1)
     tokens = question.sequence // layout.cp
     hidden = question.model.hidden
@@ -269,13 +269,13 @@ def _context(question: Question, layout: Layout, work: _Work) -> _Axis:
 
 
 def _kv_width(question: Question, layout: Layout) -> int:
-    """Keys of one rank; where there are fewer heads than ranks they are repeated."""
+    """Width of one rank's keys and values; repeated where there are fewer heads than ranks."""
     model = question.model
     return max(1, model.kv_heads // layout.tp) * model.size_of_head
 
 
 def _experts(question: Question, layout: Layout, work: _Work) -> _Axis:
-    """What leaves the fast domain goes over each GPU's own link, beside what stays."""
+    """Expert axis; traffic out of the fast domain uses each GPU's own link, in parallel."""
     model = question.model
     path = question.cluster.path(layout.ep, layout.tp * layout.cp)
     tokens = layout.micro_batch * question.sequence / layout.cp / layout.tp
@@ -316,7 +316,7 @@ def _pipeline(question: Question, layout: Layout) -> _Axis:
 
 
 def _data(question: Question, layout: Layout, work: _Work) -> Iterator[_Axis]:
-    """Gradients, and weights where they are sharded; all of dense and expert parameters."""
+    """Data axes: gradients, and weights where they are sharded, dense and expert."""
     dense, experts = stage_parameters(question.model, layout, last=False)
     stride = layout.tp
     groups = [(layout.replicas, stride, dense)]
@@ -331,7 +331,7 @@ def _data(question: Question, layout: Layout, work: _Work) -> Iterator[_Axis]:
 
 
 def _together(parts: list[_Axis]) -> _Axis:
-    """Dense and expert parameters, one after the other; the larger group gives its name."""
+    """Dense, then expert parameters; the axis describes the larger group."""
     largest = max(parts, key=lambda part: part.ranks)
     return dataclasses.replace(
         largest,
@@ -371,7 +371,7 @@ def _synchronised(
 def _sharded(
     question: Question, layout: Layout, work: _Work, ranks: int, stride: int, parameters: float
 ) -> Iterator[_Axis]:
-    """FSDP, and the replicas of HSDP."""
+    """The shards of FSDP, and the replicas of HSDP."""
     shards = min(ranks, max(1, layout.num_shards * ranks // layout.replicas))
     replicas = ranks // shards
     is_flat = layout.sharding == "fsdp"
@@ -381,14 +381,14 @@ def _sharded(
     if replicas > 1:
         path = question.cluster.path(replicas, stride * shards)
         size = parameters * _ELEMENT / shards
-        beside = _time(CollectiveKind.ALL_REDUCE, replicas, size, path)
+        reduce_s = _time(CollectiveKind.ALL_REDUCE, replicas, size, path)
         yield _Axis(
             axis="dp" if is_flat else "dp-replicate",
             ranks=replicas,
             path=path,
             sent=volumes.data_parallel_bytes(replicas, parameters / shards),
-            time_s=beside,
-            exposed_once_s=max(0.0, beside - work.backward_s),
+            time_s=reduce_s,
+            exposed_once_s=max(0.0, reduce_s - work.backward_s),
         )
 
 
@@ -400,7 +400,7 @@ def _gathered(
     group: tuple[int, int],
     parameters: float,
 ) -> _Axis:
-    """Every micro-batch gathers twice and scatters once; the first gather hides nowhere."""
+    """Every micro-batch gathers twice and scatters once; the first gather is exposed."""
     shards, stride = group
     path = question.cluster.path(shards, stride)
     size = parameters * _ELEMENT / work.layers
@@ -418,7 +418,7 @@ def _gathered(
 
 
 def _optimizer_s(question: Question, layout: Layout) -> float:
-    """Bound by memory: every parameter's state is read and written once."""
+    """Time of the optimizer, bound by memory: it reads and writes all state once."""
     dense, experts = stage_parameters(question.model, layout, last=False)
     shards = layout.num_shards
     own = dense / shards + experts / max(1, shards // layout.ep)
@@ -449,7 +449,7 @@ def _cost(axis: _Axis, layout: Layout) -> AxisCost:
 
 
 def _tiers(axes: tuple[_Axis, ...], flop: float, peak: float) -> Iterator[TierPosition]:
-    """Each tier with the bandwidth that its axes get."""
+    """Roofline position of each tier, with the bandwidth that its axes get."""
     for tier in ("scale-up", "inter-node"):
         on_it = [axis for axis in axes if axis.path.tier == tier and axis.sent > 0]
         if on_it:

@@ -1,7 +1,7 @@
-"""A job's configuration as its own program reads it: what it says of model, batch and layout.
+"""Reads the model, batch and layout from a job's configuration file.
 
-Read are this program's own TOML, torchtitan's TOML, Megatron's arguments (a command line or script)
-and DeepSpeed's JSON. What is not read is named, and nothing is guessed from it.
+It reads distprof's own TOML, torchtitan's TOML, Megatron's arguments (a command line or script) and
+DeepSpeed's JSON. It names the keys that it does not use, and guesses nothing from them.
 """
 
 from __future__ import annotations
@@ -106,13 +106,13 @@ _WORDS = frozenset({"model", "gpu", "inter_node", "sharding", "recomputation", "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFile:
-    """What a configuration says.
+    """Values that distprof uses from a configuration.
 
     Args:
-        source: The file.
-        kind: Whose configuration it is.
-        values: By our names: those of layouts, ``batch``, ``sequence``, ``gpus``, ``shape.*`` …
-        not_read: Keys of which nothing was taken.
+        source: The configuration file.
+        kind: Program that the configuration is for.
+        values: By distprof's names: layout keys, ``batch``, ``sequence``, ``gpus``, ``shape.*``.
+        not_read: Keys that distprof does not use.
     """
 
     source: str
@@ -121,16 +121,16 @@ class JobFile:
     not_read: tuple[str, ...] = ()
 
     def number(self, name: str) -> int | None:
-        """A number of the file; None where it says none."""
+        """A number of the file; None where it has none."""
         value = self.values.get(name)
         return value if isinstance(value, int) else None
 
 
 def read_job_file(path: Path) -> JobFile:
-    """Read a configuration, by its content.
+    """Read a configuration; its content decides its kind.
 
     Raises:
-        InputError: If it cannot be read, or is none of the kinds that are known.
+        InputError: If it cannot be read, or is not of a known kind.
     """
     source = str(path)
     try:
@@ -175,7 +175,7 @@ def _flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
 
 
 def _arguments(text: str, source: str) -> dict[str, Any]:
-    """Options of a command line, the last one wins; a flag is True."""
+    """Options of a command line; the last one wins, and a flag is True."""
     try:
         words = shlex.split(text.replace("\\\n", " "), comments=True)
     except ValueError as error:
@@ -207,7 +207,7 @@ def _taken(source: str, kind: str, keys: Mapping[str, str], found: Mapping[str, 
 
 
 def _is_sound(name: str, value: object) -> bool:
-    """A word where one belongs, else a number; ``auto`` and shell variables are neither."""
+    """A word where one is expected, else a number; ``auto`` and shell variables are neither."""
     if name in _WORDS:
         return isinstance(value, str) and "$" not in value
     if name in _FLAGS:
@@ -220,7 +220,7 @@ def _is_sound(name: str, value: object) -> bool:
 
 
 def _ours(kind: str, values: dict[str, Any]) -> dict[str, Any]:
-    """The same in the words of our layouts."""
+    """The same in the terms of distprof's layouts."""
     if kind == "torchtitan":
         return _of_torchtitan(values)
     if kind == "Megatron arguments":
@@ -238,7 +238,7 @@ def _of_torchtitan(values: dict[str, Any]) -> dict[str, Any]:
     if family and flavor:
         ours["model"] = f"{family}-{flavor}".lower()
     if ours.get("recomputation") == "none":
-        ours["recomputation"] = "selective"  # scores are not kept: it uses flash attention
+        ours["recomputation"] = "selective"  # flash attention does not keep scores
     local = ours.get("local_batch")
     if ours.get("pp", 1) == 1:
         ours.pop("micro-batch", None)
@@ -269,11 +269,11 @@ def _unreadable(source: str, found: str) -> InputError:
     )
 
 
-# The layout that a configuration file means on a cluster of a given size -------------------------
+# The layout that a configuration file describes on a cluster of a given size --------------------
 
 
 def num_gpus_of(file: JobFile) -> int | None:
-    """Ranks that the file says or implies; None where it leaves that to the launcher."""
+    """Ranks that the file sets or implies; None where the launcher decides."""
     said = file.number("gpus")
     batch, micro = file.number("batch"), file.number("micro-batch")
     if said is not None or batch is None or micro is None or file.kind != "DeepSpeed":
@@ -285,15 +285,15 @@ def num_gpus_of(file: JobFile) -> int | None:
 
 
 def layout_of(file: JobFile, *, num_gpus: int, batch: int | None = None) -> tuple[Layout, int]:
-    """The layout, and the sequences of a step.
+    """The layout, and the number of sequences per step.
 
     Args:
-        file: As read.
-        num_gpus: Of the cluster.
-        batch: Instead of the file's; where neither says it, what micro-batches make.
+        file: The configuration as read.
+        num_gpus: GPUs of the cluster.
+        batch: Replaces the file's batch; where neither is given, it follows from micro-batches.
 
     Raises:
-        UsageError: If a value is none that layouts know.
+        UsageError: If a layout cannot have one of the values.
     """
     values = {key: file.values[key] for key in LAYOUT_KEYS if key in file.values}
     others = 1
@@ -308,7 +308,7 @@ def layout_of(file: JobFile, *, num_gpus: int, batch: int | None = None) -> tupl
 
 
 def _torchtitan(file: JobFile, rest: int) -> dict[str, int | str]:
-    """Replicas times shards; a mesh of one shard is DDP, of several replicas HSDP."""
+    """Sharding of a mesh of replicas × shards: one shard is DDP, several replicas are HSDP."""
     replicas = file.number("replicate") or 1
     shards = file.number("shard") or max(1, rest // replicas)
     divided = shards * (file.number("cp") or 1)

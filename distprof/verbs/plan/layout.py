@@ -1,4 +1,4 @@
-"""How a job is divided among ranks, and what forbids a division."""
+"""How a layout divides a job among ranks, and what forbids a layout."""
 
 from __future__ import annotations
 
@@ -28,27 +28,27 @@ _NUMBERS = {
     "stages": "virtual_stages",
 }
 LAYOUT_KEYS = (*_NUMBERS, "sharding", "recomputation")
-"""What a layout may be written with."""
+"""Keys of a layout as a user writes it."""
 
 _LONG_ENOUGH = 8192
 _MOST = 10**7
 
 
 class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One way to divide a job. Ranks lie tensor, context, expert, data, pipeline: first is nearest.
+    """One way to divide a job; ranks are ordered tensor (nearest), context, expert, data, pipeline.
 
     Args:
-        dp: Replicas of the data: data-parallel ranks of one tensor, context and pipeline rank.
-        tp: Tensor-parallel ranks, with sequence parallelism where more than one.
-        pp: Stages' ranks.
+        dp: Data-parallel ranks for each tensor, context and pipeline rank.
+        tp: Tensor-parallel ranks; more than one implies sequence parallelism.
+        pp: Pipeline-parallel ranks.
         cp: Ranks that share a sequence (ring attention).
-        ep: Ranks among which experts are spread, taken from the data-parallel ones.
-        sharding: What data- and context-parallel ranks divide of the model's state.
-        shards: Ranks among which, for ``hsdp``; 0 for all of them.
-        micro_batch: Sequences of one micro-batch.
-        micro_batches: Of a step.
-        virtual_stages: Stages of each pipeline rank.
-        recomputation: Of activations; ``selective`` stands for flash attention too.
+        ep: Ranks that share the experts, taken from the data-parallel ranks.
+        sharding: Part of the model's state that data- and context-parallel ranks divide.
+        shards: Ranks that divide the state, for ``hsdp``; 0 for all of them.
+        micro_batch: Sequences per micro-batch.
+        micro_batches: Micro-batches per step.
+        virtual_stages: Stages per pipeline rank.
+        recomputation: Recomputation of activations; ``selective`` includes flash attention.
     """
 
     dp: int = 1
@@ -65,7 +65,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def num_gpus(self) -> int:
-        """Ranks it takes."""
+        """Ranks that the layout takes."""
         return self.dp * self.tp * self.pp * self.cp
 
     @property
@@ -75,24 +75,24 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def num_shards(self) -> int:
-        """Ranks that divide what is sharded."""
+        """Ranks that divide the sharded state."""
         if self.sharding == "ddp":
             return 1
         return self.shards if self.sharding == "hsdp" and self.shards else self.replicas
 
     @property
     def zero_stage(self) -> int:
-        """What is sharded, as ZeRO counts it."""
+        """Stage of ZeRO that the sharding corresponds to."""
         return _STAGE[self.sharding]
 
     @property
     def batch(self) -> int:
-        """Sequences of a step."""
+        """Sequences per step."""
         return self.dp * self.micro_batch * self.micro_batches
 
     @property
     def text(self) -> str:
-        """As ``--layout`` takes it."""
+        """The layout in the form that ``--layout`` takes."""
         parts = [f"{axis}={getattr(self, axis)}" for axis in ("dp", "tp", "pp", "cp", "ep")]
         kept = [part for part in parts if not part.endswith("=1") or part.startswith("dp")]
         kept.append(f"sharding={self.sharding}")
@@ -106,10 +106,10 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Objection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Why a layout cannot be, or should not.
+    """Why a layout cannot run, or should not.
 
     Args:
-        kind: The reason in a few words, the same for all layouts it concerns.
+        kind: The reason in a few words, the same for every layout.
         message: The reason with this layout's numbers.
     """
 
@@ -118,15 +118,15 @@ class Objection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 def parse_layout(text: str, *, num_gpus: int, batch: int) -> Layout:
-    """A layout as written, ``tp=8,pp=4,sharding=zero-1``; what is left out follows or is 1.
+    """Parse ``tp=8,pp=4,sharding=zero-1``; keys left out are derived, or are 1.
 
     Args:
         text: Pairs of :data:`LAYOUT_KEYS` and values.
-        num_gpus: Of the cluster, from which ``dp`` follows.
-        batch: Sequences of a step, from which ``micro-batches`` follows.
+        num_gpus: GPUs of the cluster, from which ``dp`` follows.
+        batch: Sequences per step, from which ``micro-batches`` follows.
 
     Raises:
-        UsageError: If a key is unknown, a value is wrong, or nothing whole follows.
+        UsageError: If a key is unknown, a value is wrong, or a derived value is not whole.
     """
     values: dict[str, int | str] = {}
     for part in text.split(","):
@@ -140,27 +140,27 @@ def parse_layout(text: str, *, num_gpus: int, batch: int) -> Layout:
     if values.get("sharding") == "hsdp" and "shards" not in values:
         raise UsageError("sharding=hsdp needs shards=N, the ranks that divide the state")
     if "shards" in values and values.get("sharding") != "hsdp":
-        raise UsageError("shards=N is for sharding=hsdp: the others divide among all ranks")
+        raise UsageError("shards=N is for sharding=hsdp: other shardings use all ranks")
     return msgspec.convert(values, Layout)
 
 
 def _value(key: str, value: str) -> dict[str, int | str]:
     if key in _NUMBERS:
         if not value.isdecimal() or not 1 <= int(value) <= _MOST:
-            raise UsageError(f"layout: {key} must be a number from 1, not {value!r}")
+            raise UsageError(f"layout: {key} must be a number of at least 1, not {value!r}")
         return {_NUMBERS[key]: int(value)}
     choices = {"sharding": tuple(_STAGE), "recomputation": _RECOMPUTATION}
     if key not in choices:
-        raise UsageError(f"layout: unknown key {key!r}; known are {', '.join(LAYOUT_KEYS)}")
+        raise UsageError(f"layout: unknown key {key!r}; choose from {', '.join(LAYOUT_KEYS)}")
     if value not in choices[key]:
-        raise UsageError(f"layout: {key} is one of {', '.join(choices[key])}, not {value!r}")
+        raise UsageError(f"layout: {key} must be one of {', '.join(choices[key])}, not {value!r}")
     return {key: value}
 
 
 def objections(
     layout: Layout, model: Transformer, cluster: Cluster, *, batch: int, sequence: int
 ) -> list[Objection]:
-    """What forbids a layout, memory apart; the first is the one to name."""
+    """What forbids a layout, except memory; the first is the one to name."""
     checks = (
         _ranks(layout, cluster),
         *_tensor(layout, model, cluster),
@@ -193,12 +193,13 @@ def _tensor(layout: Layout, model: Transformer, cluster: Cluster) -> tuple[_Reas
     if model.heads % tp:
         heads = ("heads not divisible", f"tp {tp} does not divide {model.heads} heads")
     elif model.latent is None and kv % tp and tp % kv:
-        heads = ("heads not divisible", f"tp {tp} and {kv} key/value heads do not divide")
+        message = f"tp {tp} neither divides {kv} key/value heads nor is a multiple of them"
+        heads = ("heads not divisible", message)
     across: _Reason = None
     if tp > cluster.per_node or cluster.per_node % tp:
         across = (
             "tensor parallelism leaves the fast domain",
-            f"tp {tp} does not lie within nodes of {cluster.per_node} GPUs",
+            f"tp {tp} does not fit within nodes of {cluster.per_node} GPUs",
         )
     return heads, across
 
@@ -214,7 +215,7 @@ def _sequence(layout: Layout, sequence: int) -> _Reason:
     cp = layout.cp
     if cp > 1 and (sequence % (2 * cp) or sequence // cp < _LONG_ENOUGH):
         kind = "sequence too short to share"
-        return kind, f"cp {cp} leaves {sequence // cp:,} of {sequence:,} tokens to a rank"
+        return kind, f"cp {cp} leaves each rank {sequence // cp:,} of {sequence:,} tokens"
     return None
 
 
@@ -239,10 +240,10 @@ def _shards(layout: Layout) -> _Reason:
 def _batch(layout: Layout, batch: int) -> _Reason:
     if layout.batch == batch:
         return None
-    parts = f"dp {layout.dp} × {layout.micro_batch} a micro-batch × {layout.micro_batches}"
+    parts = f"dp {layout.dp} × {layout.micro_batch} per micro-batch × {layout.micro_batches}"
     return (
         "batch not divisible",
-        f"{parts} is {layout.batch:,} sequences, the batch is {batch:,}",
+        f"{parts} is {layout.batch:,} sequences, but the batch is {batch:,}",
     )
 
 

@@ -1,4 +1,4 @@
-"""A configuration held against its rules before anything is launched: judged, and shown."""
+"""Checks a configuration with rules before anything is launched, and shows the result."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ def check_layout(
     version: str = "",
     limits: Mapping[str, Mapping[str, float]] | None = None,
 ) -> Lint:
-    """What is to be said against a layout.
+    """Problems of a layout, found by the rules on configurations.
 
     Args:
         question: The model and the cluster.
-        layout: That the file means.
-        file: Whose configuration it is.
-        version: Of distprof.
-        limits: Code or name of a rule to limit name to value, as users change them.
+        layout: The layout that the file describes.
+        file: The configuration as read.
+        version: Version of distprof.
+        limits: The user's limits: a rule's code or name to limit name to value.
 
     Returns:
-        Errors first, then by code.
+        The problems, errors first, then by code.
 
     Raises:
-        UsageError: If a limit is unknown or no finite number.
+        UsageError: If a limit is unknown or not a finite number.
     """
     result = configured(question, layout)
     findings = sorted(
@@ -81,8 +81,8 @@ def _verdict(lint: Lint) -> str:
     if errors:
         return f"This configuration cannot run as it is: {counted(errors, 'error')}."
     if others:
-        return f"This configuration can run; {counted(others, 'remark')}."
-    return "This configuration can run; nothing is to be said against it."
+        return f"This configuration can run: {counted(others, 'remark')}."
+    return "This configuration can run. No problems found."
 
 
 def _facts(lint: Lint, *, show_all: bool) -> Iterator[str]:
@@ -91,13 +91,13 @@ def _facts(lint: Lint, *, show_all: bool) -> Iterator[str]:
         costs = lint.estimate
         yield (
             f"A step takes {format_duration(costs.step_ns)}, MFU {format_ratio(costs.mfu)},"
-            f" {format_bytes(costs.memory.total_bytes)} a GPU."
+            f" {format_bytes(costs.memory.total_bytes)} per GPU."
         )
     if lint.not_read:
         chosen = lint.not_read if show_all else lint.not_read[:_FEW]
         left = len(lint.not_read) - len(chosen)
         more = f" and {left:,} more (--all)" if left else ""
-        yield f"Not read: {', '.join(chosen)}{more}."
+        yield f"Keys not read: {', '.join(chosen)}{more}."
 
 
 def _line(finding: ConfigurationFinding) -> str:

@@ -1,4 +1,4 @@
-"""What is asked of a plan: the model, the batch, and the cluster it runs on."""
+"""The question that a plan answers: the model, the batch, and the cluster."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from distprof.sections.efficiency.models import preset, preset_sequence, shape_f
 __all__ = ["SHAPE", "Cluster", "Path", "Question", "assumptions", "inter_node_link", "question_of"]
 
 SHAPE = ModelShape.__struct_fields__
-"""What gives a model its shape, as an option of ``distprof plan`` each."""
+"""Options of ``distprof plan`` that describe a model's shape."""
 
 _DEFAULT_LATENCY_S = 5e-6
 _TOKENS = 4 * 2**20
@@ -30,9 +30,9 @@ class Path:
 
     Args:
         tier: ``scale-up`` within the fast domain, else ``inter-node``.
-        bandwidth: Bytes per second and direction that one member gets in rings.
-        latency_s: Of one step.
-        per_domain: Members of the group in one fast domain.
+        bandwidth: Bytes per second and direction that each member gets in a ring.
+        latency_s: Latency of one step.
+        per_domain: Members of the group within one fast domain.
         link_bandwidth: Bytes per second of one GPU's own link of that tier.
     """
 
@@ -45,13 +45,13 @@ class Path:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """GPUs, and what joins them.
+    """GPUs and the links between them.
 
     Args:
-        gpu: Which.
-        num_gpus: Of the job.
-        per_node: GPUs of a fast domain.
-        link: Between nodes; one port per GPU.
+        gpu: Kind of GPU.
+        num_gpus: GPUs of the job.
+        per_node: GPUs per fast domain.
+        link: Link between nodes; one port per GPU.
         link_efficiency: Share of a link's bandwidth that collectives reach.
     """
 
@@ -63,25 +63,25 @@ class Cluster:
 
     def __post_init__(self) -> None:
         if self.num_gpus < 1 or self.per_node < 1:
-            raise UsageError("a cluster has at least one GPU, and a node too")
+            raise UsageError("a cluster and a node need at least one GPU each")
         if self.num_gpus > self.per_node and self.num_gpus % self.per_node:
             raise UsageError(
                 f"{self.num_gpus} GPUs do not fill nodes of {self.per_node}: give a multiple, or"
                 " --gpus-per-node"
             )
         if not 0 < self.link_efficiency <= 1:
-            raise UsageError("the efficiency of links lies above 0 and at most at 1")
+            raise UsageError("the efficiency of links must be above 0 and at most 1")
 
     @property
     def num_nodes(self) -> int:
-        """Fast domains in use."""
+        """Number of fast domains in use."""
         return -(-self.num_gpus // self.per_node)
 
     def path(self, size: int, stride: int) -> Path:
-        """How ranks reach each other of which ``size`` are one group, ``stride`` ranks apart.
+        """The path between the members of groups of ``size`` ranks, ``stride`` ranks apart.
 
-        A ring through several nodes uses the ports of all members in a node. The first group is
-        judged, which is one of the most spread ones where groups do not fit evenly.
+        A ring through several nodes uses the ports of all members in a node. The first group
+        decides: where groups do not fit evenly, it is one of the most spread out.
         """
         domain = min(self.per_node, self.num_gpus)
         reach = 1 + (size - 1) * stride
@@ -109,7 +109,7 @@ def inter_node_link(text: str, sheet: Sheet) -> Link:
     """A link by name (``ndr``) or by its bandwidth (``50GB/s``, ``400Gb/s``).
 
     Raises:
-        UsageError: If it is neither.
+        UsageError: If it is neither a name nor a bandwidth.
     """
     bandwidth = parse_bandwidth(text)
     if bandwidth is None:
@@ -119,16 +119,16 @@ def inter_node_link(text: str, sheet: Sheet) -> Link:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """A model, a cluster, a batch.
+    """A model, a cluster and a batch.
 
     Args:
-        model: Its shape.
-        cluster: Where.
-        batch: Sequences of a step, all ranks.
-        sequence: Tokens of a sequence.
-        compute_efficiency: Share of the dense peak that kernels reach while they compute.
-        reserve_ratio: Share of a GPU's memory that nothing is planned into: contexts, buffers of
-            communication, fragments.
+        model: Shape of the model.
+        cluster: Where it runs.
+        batch: Sequences per step, over all ranks.
+        sequence: Tokens per sequence.
+        compute_efficiency: Share of the dense peak that running kernels reach.
+        reserve_ratio: Share of a GPU's memory that stays free for contexts, communication buffers
+            and fragmentation.
         fp32_gradients: Whether gradients are accumulated in fp32.
     """
 
@@ -142,20 +142,20 @@ class Question:
 
     def __post_init__(self) -> None:
         if self.batch < 1 or self.sequence < 1:
-            raise UsageError("a step has at least one sequence of at least one token")
+            raise UsageError("a step needs at least one sequence of at least one token")
         if not 0 < self.compute_efficiency <= 1:
-            raise UsageError("the efficiency of kernels lies above 0 and at most at 1")
+            raise UsageError("the efficiency of kernels must be above 0 and at most 1")
         if not 0 <= self.reserve_ratio < 1:
-            raise UsageError("the share of memory held back lies at 0 or above, and below 1")
+            raise UsageError("the reserved share of memory must be at least 0 and below 1")
 
     @property
     def usable_bytes(self) -> float:
-        """Memory of a GPU that a layout may fill."""
+        """Bytes of a GPU's memory that a layout may fill."""
         return self.cluster.gpu.memory_bytes * (1 - self.reserve_ratio)
 
 
 def assumptions(question: Question) -> tuple[str, ...]:
-    """What an estimate rests on, one sentence each."""
+    """Assumptions of an estimate, one sentence each."""
     cluster = question.cluster
     said = [
         f"Kernels reach {100 * question.compute_efficiency:.0f} % of the dense bf16 peak, links"
@@ -165,11 +165,11 @@ def assumptions(question: Question) -> tuple[str, ...]:
         f"Adam in mixed precision, {18 if question.fp32_gradients else 16} bytes of state per"
         " parameter; flash attention, causal.",
         "Tensor and expert parallelism are fully exposed, with sequence parallelism where tp > 1;"
-        " data parallelism hides behind forward and backward; ring attention behind attention.",
-        "1F1B, interleaved where a rank holds several stages; its messages hide but for fill and"
+        " data parallelism overlaps with forward and backward, ring attention with attention.",
+        "1F1B, interleaved where a rank holds several stages; messages overlap except at fill and"
         " drain.",
-        "Small matrices are as efficient as large ones, which favours high tp and ep too much.",
-        "Every GPU has a link between nodes of its own; nothing fails, waits for input or lags.",
+        "Small matrices are as efficient as large ones; this favours high tp and ep too much.",
+        "Every GPU has its own link between nodes; nothing fails, waits for input or lags.",
     ]
     if question.model.experts:
         said.append("Tokens are routed evenly; every expert is divided like a dense MLP by tp.")
@@ -177,7 +177,7 @@ def assumptions(question: Question) -> tuple[str, ...]:
 
 
 def question_of(options: Mapping[str, Any]) -> Question:
-    """The question that options of ``distprof plan`` ask, each under its name; None is not said.
+    """The question that options of ``distprof plan`` ask, by name; None where not given.
 
     Raises:
         UsageError: If they contradict each other, or leave out the number of GPUs.
@@ -196,7 +196,7 @@ def question_of(options: Mapping[str, Any]) -> Question:
 
 
 def _model(options: Mapping[str, Any]) -> tuple[Transformer, int]:
-    """The shape, and the sequence that goes with it."""
+    """The shape, and the model's sequence length."""
     shape = {key: options[key] for key in SHAPE}
     given = [key for key in (*SHAPE, "params") if options[key] is not None]
     if options["model"] is None:
@@ -211,7 +211,7 @@ def _model(options: Mapping[str, Any]) -> tuple[Transformer, int]:
 
 def _cluster(options: Mapping[str, Any]) -> Cluster:
     if options["gpus"] is None:
-        raise UsageError("how many GPUs? Add --gpus N")
+        raise UsageError("the number of GPUs is missing: add --gpus N")
     config = load_config()
     sheet = load_sheet(config.hardware, config.source or CONFIG_FILE)
     return Cluster(

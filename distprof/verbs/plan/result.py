@@ -1,4 +1,4 @@
-"""What planning answers: plain structs, written as JSON as they are."""
+"""The result of a plan: plain structs, written to JSON unchanged."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class MemoryParts(_Record, frozen=True, kw_only=True):
     """Memory of the fullest GPU, by part.
 
     Args:
-        weights_bytes: In bf16.
-        gradients_bytes: In bf16, or fp32 if asked.
+        weights_bytes: Weights, in bf16.
+        gradients_bytes: Gradients, in bf16, or in fp32 if requested.
         optimizer_bytes: Master weights and Adam's two moments, fp32.
-        gathered_bytes: Blocks whose weights are unsharded at once.
-        activations_bytes: Of all micro-batches in flight.
-        logits_bytes: Of one micro-batch, in fp32 and bf16.
+        gathered_bytes: Blocks whose weights are unsharded at the same time.
+        activations_bytes: Activations of all micro-batches in flight.
+        logits_bytes: Logits of one micro-batch, in fp32 and bf16.
     """
 
     weights_bytes: int
@@ -46,20 +46,20 @@ class MemoryParts(_Record, frozen=True, kw_only=True):
 
     @property
     def total_bytes(self) -> int:
-        """All parts."""
+        """Sum of all parts."""
         return sum(getattr(self, field) for field in self.__struct_fields__)
 
 
 class AxisCost(_Record, frozen=True, kw_only=True):
-    """Communication of one axis, of one rank and step.
+    """Communication of one axis, per rank and step.
 
     Args:
-        axis: ``tp``, ``cp``, ``ep``, ``pp``, ``dp``; of HSDP ``dp-shard`` and ``dp-replicate``.
-        ranks: Of its group.
+        axis: ``tp``, ``cp``, ``ep``, ``pp``, ``dp``; ``dp-shard`` and ``dp-replicate`` for HSDP.
+        ranks: Ranks per group.
         tier: ``scale-up`` or ``inter-node``.
-        sent_bytes: By each rank.
-        time_ns: On the wire.
-        exposed_ns: Of it, what computation does not hide.
+        sent_bytes: Bytes that each rank sends.
+        time_ns: Time on the wire.
+        exposed_ns: The part of it that does not overlap with computation.
     """
 
     axis: str
@@ -71,13 +71,13 @@ class AxisCost(_Record, frozen=True, kw_only=True):
 
 
 class TierPosition(_Record, frozen=True, kw_only=True):
-    """Where a layout lies on the communication roofline of one tier.
+    """Position of a layout on the communication roofline of one tier.
 
     Args:
         tier: ``scale-up`` or ``inter-node``.
-        flop_per_byte: Computed per byte sent over it.
-        ridge: At which both take equally long.
-        regime: What that means.
+        flop_per_byte: FLOP computed per byte sent over it.
+        ridge: FLOP per byte at which both take equally long.
+        regime: Which of the two limits the step.
     """
 
     tier: str
@@ -87,21 +87,21 @@ class TierPosition(_Record, frozen=True, kw_only=True):
 
 
 class Estimate(_Record, frozen=True, kw_only=True):
-    """What one layout costs.
+    """Costs of one layout.
 
     Args:
-        layout: Which.
-        memory: Of the fullest GPU.
-        step_ns: One step: all the times below that are not on the wire.
-        compute_ns: Of the slowest stage, all micro-batches.
-        bubble_ns: Idle for the pipeline's fill and drain.
-        optimizer_ns: Reading and writing of the state.
-        bubble_fraction: Idle over total of the pipeline, by formula.
-        axes: Communication by axis; those of one rank are left out.
-        tiers: Roofline by tier of links in use.
+        layout: The layout.
+        memory: Memory of the fullest GPU.
+        step_ns: One step: the sum of all times below except those on the wire.
+        compute_ns: Computation of the slowest stage, all micro-batches.
+        bubble_ns: Idle time while the pipeline fills and drains.
+        optimizer_ns: Reading and writing of the state by the optimizer.
+        bubble_fraction: Idle over total time of the pipeline, by formula.
+        axes: Communication by axis, without axes of one rank.
+        tiers: Roofline position by tier of links in use.
         mfu: Model FLOP over dense peak.
         hfu: The same with recomputed FLOP.
-        tokens_per_s: Of the whole job.
+        tokens_per_s: Tokens per second of the whole job.
     """
 
     layout: Layout
@@ -119,7 +119,7 @@ class Estimate(_Record, frozen=True, kw_only=True):
 
     @property
     def exposed_ns(self) -> int:
-        """Communication that nothing hides, all axes."""
+        """Exposed communication of all axes."""
         return sum(axis.exposed_ns for axis in self.axes)
 
 
@@ -127,8 +127,8 @@ class Rejection(_Record, frozen=True, kw_only=True):
     """Layouts that were refused for one reason.
 
     Args:
-        reason: In a few words.
-        count: How many; a choice that already fails counts once, before others are varied in it.
+        reason: The reason in a few words.
+        count: How many; a choice that already fails counts once, without its variants.
         example: One of them, with its numbers.
     """
 
@@ -138,7 +138,7 @@ class Rejection(_Record, frozen=True, kw_only=True):
 
 
 class ModelFacts(_Record, frozen=True, kw_only=True):
-    """The model that was planned for."""
+    """The model that the plan is for."""
 
     name: str
     parameters: int
@@ -150,7 +150,7 @@ class ModelFacts(_Record, frozen=True, kw_only=True):
 
 
 class ClusterFacts(_Record, frozen=True, kw_only=True):
-    """The cluster that was planned for; bandwidths in bytes per second and direction, per GPU."""
+    """The cluster that the plan is for; bandwidths in bytes per second and direction, per GPU."""
 
     gpu: str
     num_gpus: int
@@ -163,21 +163,21 @@ class ClusterFacts(_Record, frozen=True, kw_only=True):
 
 
 class Plan(_Record, frozen=True, kw_only=True):
-    """The answer: layouts by step time, and why others were refused.
+    """A plan: layouts by step time, and why others were refused.
 
     Args:
-        schema: Of this document.
-        version: Of distprof.
-        model: Planned for.
-        cluster: Planned for.
-        batch: Sequences of a step.
-        sequence: Tokens of a sequence.
-        considered: Layouts that were looked at.
-        fitting: Those that can be.
-        best: The fastest ones, fastest first; one layout asked for stands alone.
-        rejections: Most frequent first.
-        objections: To the one layout that was asked for.
-        assumptions: What the estimate rests on, one sentence each.
+        schema: Schema id of this document.
+        version: Version of distprof.
+        model: The model.
+        cluster: The cluster.
+        batch: Sequences per step.
+        sequence: Tokens per sequence.
+        considered: Number of layouts evaluated.
+        fitting: Number of feasible layouts.
+        best: The fastest layouts, fastest first; only the requested layout where there is one.
+        rejections: Reasons for rejection, most frequent first.
+        objections: Objections to the requested layout.
+        assumptions: Assumptions of the estimate, one sentence each.
     """
 
     schema: str = PLAN_SCHEMA

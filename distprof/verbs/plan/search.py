@@ -1,4 +1,4 @@
-"""All layouts of a job: those that can be, by step time, and why the others cannot."""
+"""All layouts of a job: the feasible ones by step time, and why the others fail."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _RECOMPUTATIONS = ("selective", "full")
 
 @dataclass(slots=True)
 class _Refused:
-    """Counts reasons, and keeps the first example of each."""
+    """Counts the reasons for rejection and keeps the first example of each."""
 
     count: dict[str, int] = field(default_factory=dict)
     example: dict[str, str] = field(default_factory=dict)
@@ -49,12 +49,12 @@ class _Refused:
 
 
 def make_plan(question: Question, *, version: str = "", most: int = 10) -> Plan:
-    """Look at every layout.
+    """Evaluate every layout of a job.
 
     Args:
         question: Model, cluster, batch.
-        version: Of the program.
-        most: Layouts to keep, the fastest.
+        version: Version of distprof.
+        most: How many of the fastest layouts to keep.
     """
     refused = _Refused()
     found = list(_fitting(question, refused))
@@ -70,7 +70,7 @@ def make_plan(question: Question, *, version: str = "", most: int = 10) -> Plan:
 
 
 def judge_layout(question: Question, layout: Layout, *, version: str = "") -> Plan:
-    """One layout alone: its costs, and what is to be said against it."""
+    """Judge one layout: its costs, and the objections to it."""
     against = _against(question, layout)
     memory = footprint(question, layout)
     if not against:
@@ -89,7 +89,7 @@ def judge_layout(question: Question, layout: Layout, *, version: str = "") -> Pl
 
 
 def _by_time(found: Estimate) -> tuple[float, int, str]:
-    """The faster, then the simpler."""
+    """Sort key: step time, then simplicity."""
     layout = found.layout
     axes = sum(getattr(layout, axis) > 1 for axis in ("tp", "pp", "cp", "ep"))
     simple = axes + layout.zero_stage + layout.virtual_stages
@@ -111,7 +111,7 @@ def _too_large(question: Question, layout: Layout, memory: MemoryParts) -> Objec
         return None
     where = layout.text.replace(",", ", ")
     needed, free = format_bytes(memory.total_bytes), format_bytes(question.usable_bytes)
-    return Objection(kind="memory", message=f"{where} needs {needed} a GPU, {free} are usable")
+    return Objection(kind="memory", message=f"{where} needs {needed} per GPU, {free} are usable")
 
 
 def _fitting(question: Question, refused: _Refused) -> Iterator[Estimate]:
@@ -131,7 +131,7 @@ def _divisors(number: int) -> list[int]:
 
 
 def _meshes(question: Question, refused: _Refused) -> Iterator[Layout]:
-    """Axes alone; what cannot be is refused before anything else is varied."""
+    """Parallel degrees alone; impossible ones are refused before anything else is varied."""
     model, cluster = question.model, question.cluster
     gpus = cluster.num_gpus
     for tp in (size for size in _divisors(gpus) if size <= _TENSOR_LIMIT * cluster.per_node):
@@ -163,7 +163,7 @@ _OF_MESH = (*_OF_STAGES, "experts not divisible")
 
 
 def _variants(question: Question, mesh: Layout, refused: _Refused) -> Iterator[Layout]:
-    """Micro-batches, stages, sharding, recomputation of one mesh."""
+    """Every choice of micro-batches, stages, sharding and recomputation for one mesh."""
     for layout in _batches(question, mesh, refused):
         for sharding, shards in _shardings(question, layout):
             for recomputation in _RECOMPUTATIONS:
@@ -187,7 +187,7 @@ def _batches(question: Question, mesh: Layout, refused: _Refused) -> Iterator[La
 
 
 def _shardings(question: Question, layout: Layout) -> Iterator[tuple[str, int]]:
-    """Sharding needs replicas; hybrid shards one fast domain, and needs several."""
+    """Sharding needs replicas. Hybrid sharding divides one fast domain and needs several."""
     within = min(question.cluster.per_node // layout.tp, layout.replicas)
     for sharding in _SHARDINGS:
         if sharding == "ddp" or (layout.replicas > 1 and sharding != "hsdp"):

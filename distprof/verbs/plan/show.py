@@ -1,4 +1,4 @@
-"""A plan's verdict and tables, before somebody draws them."""
+"""A plan's verdict, sentences and tables, ready to render."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from distprof.documents.page import Page
 from distprof.formats import RenderOptions
 from distprof.sections.table import TableColumn, TableView, counted
 from distprof.units import format_bandwidth, format_bytes, format_duration, format_ratio
+from distprof.verbs.plan.layout import Layout
 from distprof.verbs.plan.result import PLAN_SCHEMA, Estimate, MemoryParts, Plan
 
 __all__ = ["PLAN", "headline", "plan_tables", "reasons", "verdict"]
@@ -25,36 +26,58 @@ _MEMORY = {
 }
 
 
+_SHARDING = {
+    "ddp": "DDP",
+    "fsdp": "FSDP",
+    "hsdp": "HSDP",
+    "zero-1": "ZeRO-1",
+    "zero-2": "ZeRO-2",
+}
+
+
 def verdict(plan: Plan) -> str:
-    """The best layout, or that there is none, in a sentence."""
+    """The fastest layout, or why there is none, in one sentence."""
     if plan.objections:
-        return f"This layout cannot be: {plan.objections[0]}."
+        return f"This layout cannot run: {plan.objections[0]}."
     if not plan.best:
-        most = plan.rejections[0].reason if plan.rejections else "nothing to choose from"
-        return f"No layout fits: of {counted(plan.considered, 'layout')} most fail for {most}."
+        most = plan.rejections[0].reason if plan.rejections else "no candidate"
+        return f"No layout fits. Main reason among {counted(plan.considered, 'layout')}: {most}."
     best = plan.best[0]
-    costs = f"{format_duration(best.step_ns)} a step, MFU {format_ratio(best.mfu)}"
+    costs = f"{format_duration(best.step_ns)}/step, {format_ratio(best.mfu)} MFU"
     room = f"{format_bytes(best.memory.total_bytes)} of {format_bytes(plan.cluster.usable_bytes)}"
-    return f"{best.layout.text}: {costs}, {room} of memory."
+    if plan.considered == 1:
+        return f"{best.layout.text}: {costs}, {room} of memory."
+    feasible = counted(plan.fitting, "feasible layout")
+    return f"Fastest of {feasible}: {_layout_name(best.layout)}, {costs}, {room} of memory."
+
+
+def _layout_name(layout: Layout) -> str:
+    """A layout as people name it, for example ``dp=128 × tp=4, FSDP``."""
+    degrees = {axis: getattr(layout, axis) for axis in ("dp", "tp", "pp", "cp", "ep")}
+    kept = [f"{axis}={size}" for axis, size in degrees.items() if size > 1 or axis == "dp"]
+    sharding = _SHARDING[layout.sharding]
+    if layout.sharding == "hsdp":
+        sharding += f" in groups of {layout.num_shards}"
+    return f"{' × '.join(kept)}, {sharding}"
 
 
 def headline(plan: Plan) -> str:
-    """What was planned for."""
+    """The model, the cluster and the batch that the plan is for."""
     model, cluster = plan.model, plan.cluster
     size = f"{model.parameters / 1e9:,.1f} B parameters"
     if model.active_parameters != model.parameters:
         size += f", {model.active_parameters / 1e9:,.1f} B active"
-    nodes = f"{cluster.num_gpus:,} {cluster.gpu}, {cluster.gpus_per_node} a node"
+    nodes = f"{cluster.num_gpus:,} {cluster.gpu}, {cluster.gpus_per_node} per node"
     links = (
-        f"{format_bandwidth(cluster.scale_up_bandwidth)} within,"
-        f" {format_bandwidth(cluster.inter_node_bandwidth)} between nodes a GPU"
+        f"{format_bandwidth(cluster.scale_up_bandwidth)} per GPU within a node,"
+        f" {format_bandwidth(cluster.inter_node_bandwidth)} per GPU between nodes"
     )
-    batch = f"{counted(plan.batch, 'sequence')} of {plan.sequence:,} tokens a step"
+    batch = f"{counted(plan.batch, 'sequence')} of {plan.sequence:,} tokens per step"
     return f"{model.name}, {size} · {nodes}, {links} · {batch} · modelled"
 
 
 def reasons(plan: Plan) -> Iterator[str]:
-    """Why this verdict, a sentence each."""
+    """The reasons for the verdict, one sentence each."""
     yield from (f"Also: {text}." for text in plan.objections[1:])
     if not plan.best:
         return
@@ -69,15 +92,16 @@ def reasons(plan: Plan) -> Iterator[str]:
     yield f"The step is {', '.join(shares)}."
     for position in best.tiers:
         yield (
-            f"Over {position.tier} links {position.flop_per_byte:,.0f} FLOP are computed per byte,"
-            f" the ridge is {position.ridge:,.0f}: {position.regime}."
+            f"Each byte over {position.tier} links comes with {position.flop_per_byte:,.0f} FLOP;"
+            f" the ridge point is {position.ridge:,.0f}: {position.regime}."
         )
     if plan.considered > 1:
-        yield f"{plan.fitting:,} of {counted(plan.considered, 'layout')} can be."
+        yield f"{plan.fitting:,} of {counted(plan.considered, 'layout')} are feasible."
+        yield f"To judge the fastest one alone: --layout {best.layout.text}."
 
 
 def plan_tables(plan: Plan, *, show_all: bool) -> Iterator[TableView]:
-    """Layouts, memory, communication, reasons of rejection; those that there are."""
+    """Tables of layouts, memory, communication and rejections, where there are any."""
     if len(plan.best) > 1:
         yield _layout_table(plan, show_all=show_all)
     if plan.best:
@@ -92,7 +116,7 @@ def _layout_table(plan: Plan, *, show_all: bool) -> TableView:
     chosen = plan.best if show_all else plan.best[:_FEW]
     return TableView(
         title="Layouts",
-        caption="fastest first; mb is sequences in a micro-batch, V stages a rank",
+        caption="fastest first; mb: sequences per micro-batch, V: stages per rank",
         columns=(
             TableColumn(title="dp"),
             TableColumn(title="tp"),
@@ -137,7 +161,7 @@ def _memory_table(found: Estimate) -> TableView:
     shown = [(label, format_bytes(size)) for label, size in rows if size]
     return TableView(
         title="Memory",
-        caption="of the fullest GPU, first or last stage",
+        caption="the fullest GPU, in the first or the last stage",
         columns=(TableColumn(title="part", left=True), TableColumn(title="size")),
         rows=(*shown, ("all", format_bytes(memory.total_bytes))),
         strong=frozenset({len(shown)}),
@@ -147,7 +171,7 @@ def _memory_table(found: Estimate) -> TableView:
 def _axis_table(found: Estimate) -> TableView:
     return TableView(
         title="Communication",
-        caption="of one rank and step",
+        caption="per rank and step",
         columns=(
             TableColumn(title="axis", left=True),
             TableColumn(title="ranks"),
@@ -173,7 +197,7 @@ def _axis_table(found: Estimate) -> TableView:
 def _rejection_table(plan: Plan) -> TableView:
     return TableView(
         title="Rejected",
-        caption="a choice that fails already counts once, not with all its variants",
+        caption="a choice that already fails counts once, without its variants",
         columns=(
             TableColumn(title="layouts"),
             TableColumn(title="reason", left=True),

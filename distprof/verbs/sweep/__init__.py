@@ -1,1 +1,1 @@
-"""Scaling: runs of several sizes, and where efficiency goes."""
+"""Scaling: runs of several sizes, and where efficiency is lost."""

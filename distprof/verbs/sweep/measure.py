@@ -1,8 +1,8 @@
-"""Efficiency over the number of ranks, with its uncertainty, its causes and the laws it follows.
+"""Efficiency over the number of ranks: its uncertainty, losses by cause, and fitted laws.
 
-Formula sheet, "Scaling": throughput X is work of all ranks per time; the speed-up over the baseline
-of b ranks is X_N / X_b and its efficiency that over N / b. For the same work this is t_b·b/(t_N·N),
-for the same work per rank t_b/t_N.
+Formula sheet, "Scaling": throughput X is the work of all ranks per time. The speed-up over the
+baseline of b ranks is X_N / X_b, and the efficiency is the speed-up divided by N / b. For the same
+total work this is t_b·b/(t_N·N), for the same work per rank t_b/t_N.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ __all__ = ["analyze_scaling", "mean_parts", "report_scaling", "scaled", "split_l
 
 
 def mean_parts(runs: Sequence[SummaryFile]) -> StepParts | None:
-    """Parts of all traced repeats added up; None where no repeat has sound ones."""
+    """Sum of the parts of all traced repeats; None where no repeat has valid parts."""
     found = [run.parts for run in runs if run.parts is not None and _is_sound(run.parts)]
     if not found:
         return None
@@ -57,7 +57,7 @@ def mean_parts(runs: Sequence[SummaryFile]) -> StepParts | None:
 
 
 def scaled(parts: StepParts, step_ns: int) -> StepParts:
-    """The same shares of another step; whole ns that add up to it exactly."""
+    """The parts scaled to another step, in whole ns that add up to it exactly."""
     factor = Fraction(step_ns, parts.span_ns)
     values = {field: int(getattr(parts, field) * factor) for field in CAUSES}
     values["other_ns"] += step_ns - sum(values.values())
@@ -67,13 +67,13 @@ def scaled(parts: StepParts, step_ns: int) -> StepParts:
 def split_loss(
     base: StepParts, parts: StepParts, ideal_step_ns: int, step_ns: int
 ) -> tuple[ScalingLoss, ...]:
-    """The step beyond the ideal one by cause; the sum is exact.
+    """Time beyond the ideal step, by cause; the sum is exact.
 
     Args:
-        base: Of the baseline.
-        parts: Of this size.
+        base: Parts of the baseline.
+        parts: Parts at this size.
         ideal_step_ns: The step at the baseline's efficiency.
-        step_ns: The step.
+        step_ns: The step at this size.
     """
     before, after = scaled(base, ideal_step_ns), scaled(parts, step_ns)
     lost = {field: getattr(after, field) - getattr(before, field) for field in CAUSES}
@@ -84,7 +84,7 @@ def split_loss(
 
 
 def transfer_ns(runs: Sequence[SummaryFile], parts: StepParts) -> int | None:
-    """Transfers of a step, hidden ones included; None where unknown, or nothing was exposed.
+    """Transfer time of a step, overlapped or not; None where unknown, or nothing was exposed.
 
     Exposed communication is the share 1 − overlap of all communication, waiting included.
     """
@@ -99,7 +99,7 @@ def transfer_ns(runs: Sequence[SummaryFile], parts: StepParts) -> int | None:
 
 
 def _is_sound(parts: StepParts) -> bool:
-    """Whether they add up to a step, and none is negative."""
+    """Whether the parts add up to a step and none is negative."""
     values = [int(getattr(parts, field)) for field in CAUSES]
     return parts.span_ns > 0 and min(values) >= 0 and sum(values) == parts.span_ns
 
@@ -121,11 +121,11 @@ def analyze_scaling(
 
     Args:
         summaries: One per run, several per size where it was repeated.
-        mode: Weak or strong; None to conclude it from the work per step.
-        baseline_ranks: What is called efficiency 1; None for the smallest size.
+        mode: Weak or strong; None to infer it from the work per step.
+        baseline_ranks: Size with efficiency 1; None for the smallest size.
 
     Returns:
-        The sweep; where it is none, only a sentence in ``unavailable``.
+        The result; where the runs are not a sweep, only a sentence in ``unavailable``.
     """
     try:
         sweep = gather(summaries, mode)
@@ -134,7 +134,7 @@ def analyze_scaling(
     base = min(sweep.runs) if baseline_ranks is None else baseline_ranks
     if base not in sweep.runs:
         found = ", ".join(map(str, sweep.runs))
-        why = f"No run has {base} ranks, which was to be the baseline; there are {found}."
+        why = f"No run has {base} ranks, the requested baseline. Sizes are {found}."
         return ScalingResult(unavailable=(why,))
     sizes = tuple(_size(sweep, base, ranks) for ranks in sweep.runs)
     laws, refused = _laws(sweep, base)
@@ -150,7 +150,7 @@ def analyze_scaling(
 
 
 def _steps(runs: Sequence[SummaryFile]) -> Floats:
-    """Median step of each repeat, ns."""
+    """Median step of each repeat, in ns."""
     return np.array([float(np.median(run.step_ns)) for run in runs])
 
 
@@ -193,7 +193,7 @@ def _size(sweep: Sweep, base: int, ranks: int) -> ScalingSize:
 
 
 def _step(runs: Sequence[SummaryFile]) -> tuple[Interval, bool]:
-    """Centre and interval over repeats, else over the steps of the only run."""
+    """Centre and interval over repeats, or over the steps of a single run."""
     if len(runs) == 1:
         return step_interval(runs[0].step_ns), False
     logs = np.log(_steps(runs))
@@ -202,7 +202,7 @@ def _step(runs: Sequence[SummaryFile]) -> tuple[Interval, bool]:
 
 
 def _efficiency_ends(sweep: Sweep, base: int, ranks: int) -> tuple[float | None, float | None]:
-    """95 % interval of the efficiency: ratio of steps times the ratio of work per rank."""
+    """95 % interval of the efficiency: ratio of steps times ratio of work per rank."""
     before, after = sweep.runs[base], sweep.runs[ranks]
     share = sweep.work[ranks] * base / (sweep.work[base] * ranks)
     if min(len(before), len(after)) > 1:
@@ -231,7 +231,7 @@ def _losses(
 
 
 def _traced(runs: Sequence[SummaryFile], step_ns: int) -> dict[str, Any]:
-    """What the traces add, scaled to the step."""
+    """Results from traces, scaled to the step."""
     total = mean_parts(runs)
     if total is None:
         return {}
@@ -253,7 +253,7 @@ def _is_data_parallel(runs: Sequence[SummaryFile]) -> bool | None:
 
 
 def _laws(sweep: Sweep, base: int) -> tuple[tuple[ScalingLaw, ...], list[str]]:
-    """Fitted laws, and why others are not."""
+    """Fitted laws, and why others were not fitted."""
     ranks: list[int] = []
     throughput: list[float] = []
     for number, runs in sweep.runs.items():
@@ -263,7 +263,7 @@ def _laws(sweep: Sweep, base: int) -> tuple[tuple[ScalingLaw, ...], list[str]]:
     refused: list[str] = []
     for law in LAWS:
         if law == ("amdahl" if sweep.mode == "weak" else "gustafson"):
-            continue  # it speaks of the other kind of scaling
+            continue  # it describes the other kind of scaling
         try:
             fit = fit_scaling(law, ranks, throughput)
         except NoScalingFitError as reason:
@@ -324,12 +324,12 @@ def _lacking(sweep: Sweep, sizes: Sequence[ScalingSize]) -> list[str]:
     single = [str(size.num_ranks) for size in sizes if not size.is_between_runs]
     if single:
         lacking.append(
-            f"A single run on {_ranks(single)}: intervals there are of its steps, and other runs"
+            f"A single run on {_ranks(single)}: its intervals cover steps only, and other runs"
             " may differ by more."
         )
     bare = [str(ranks) for ranks, runs in sweep.runs.items() if mean_parts(runs) is None]
     if bare:
-        lacking.append(f"No traced parts on {_ranks(bare)}: no causes of what is lost.")
+        lacking.append(f"No traced parts on {_ranks(bare)}: the loss has no causes there.")
     return lacking
 
 
@@ -347,10 +347,10 @@ def report_scaling(
     Args:
         summaries: One per run.
         source: As the user named it.
-        mode: Weak or strong; None to conclude it.
-        baseline_ranks: What is called efficiency 1; None for the smallest size.
+        mode: Weak or strong; None to infer it.
+        baseline_ranks: Size with efficiency 1; None for the smallest size.
         limits: Code or name of a rule to limit name to value.
-        num_cpus: Processors of the machine, where all runs were made on one; None if not known.
+        num_cpus: CPUs of the machine, if all runs were made on one; None if unknown.
     """
     result = analyze_scaling(summaries, mode=mode, baseline_ranks=baseline_ranks)
     outcome = run_rules([result], limits)
@@ -367,7 +367,7 @@ def report_scaling(
 
 
 def _crowded(summaries: Sequence[SummaryFile], num_cpus: int | None) -> Iterator[str]:
-    """Whether ranks on CPUs had to share them."""
+    """A note on sizes at which CPU ranks had to share CPUs."""
     if num_cpus is None or not all(one.fingerprint.device.startswith("cpu") for one in summaries):
         return
     needed = {
@@ -379,9 +379,9 @@ def _crowded(summaries: Sequence[SummaryFile], num_cpus: int | None) -> Iterator
     if crowded:
         where = "1 processor" if num_cpus == 1 else f"{num_cpus} processors"
         yield (
-            f"From {crowded[0]} ranks on they share {where}: what is lost there is the machine's "
-            "limit, shown as computation that grew, and says little of how the job would scale on "
-            "devices of its own."
+            f"From {crowded[0]} ranks on they share {where}: the loss there is the machine's "
+            "limit, shown as computation that grew. It says little about how the job would scale "
+            "with separate devices."
         )
 
 
@@ -392,7 +392,7 @@ def _threads(summary: SummaryFile) -> int:
 
 
 def _notes(summaries: Sequence[SummaryFile]) -> tuple[str, ...]:
-    """What else than the size differs between runs."""
+    """Differences between runs other than their size."""
     if not summaries:
         return ()
     first = summaries[0].fingerprint
@@ -406,7 +406,7 @@ def _notes(summaries: Sequence[SummaryFile]) -> tuple[str, ...]:
 
 
 def _is_same_command(first: Fingerprint, other: Fingerprint) -> bool:
-    """Whether commands are the same but for a number, which is that of the ranks in both."""
+    """Whether commands differ only in one number, which is the number of ranks in both."""
     pieces = [re.split(r"(\d+)", one.workload) for one in (first, other)]
     ranks = (str(first.world_size), str(other.world_size))
     return len(pieces[0]) == len(pieces[1]) and all(

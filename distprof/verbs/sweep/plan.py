@@ -1,4 +1,4 @@
-"""Which runs a sweep makes, in which order, and with which arguments."""
+"""The runs of a sweep, their order, and their arguments."""
 
 from __future__ import annotations
 
@@ -30,47 +30,47 @@ __all__ = [
 
 Scaling: TypeAlias = Literal["weak", "strong", "as_given"]
 ProgramSweep: TypeAlias = "Callable[[Sequence[str]], dict[str, Any]]"
-"""Arguments of ``distprof run`` to the whole configuration that they mean."""
+"""Maps arguments of ``distprof run`` to the full configuration that they select."""
 
 MAX_RUNS = 1_000
 MAX_RANKS = 1 << 18
 RANKS = "{ranks}"
-"""Stands for the number of ranks in the command of a user's own program."""
+"""Placeholder for the number of ranks in the command of a user's program."""
 
 WORKLOADS = ("ddp", "fsdp", "tp", "pp", "moe", "cp", "3d")
-"""What ``distprof run`` trains; a sweep must tell a workload from a user's program."""
+"""Workloads of ``distprof run``; a sweep distinguishes them from a user's program."""
 
 _BATCH_PER_RANK = ("ddp", "fsdp", "moe")
-"""Workloads in which every rank has sequences of its own; in the others ranks share them."""
+"""Workloads in which every rank has its own sequences; in the others, ranks share them."""
 
 _QUICK = (
     ("--measure-overhead", ("--no-measure-overhead",)),
     ("--profile-steps", ("--profile-steps", "4")),
 )
-"""A sweep measures steps without a profiler; what probes cost is measured by single runs."""
+"""A sweep measures steps without a profiler; single runs measure the overhead of probes."""
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:
-    """Numbers of ranks, for example ``1,2,4,8``, ascending and each once.
+    """Parse numbers of ranks, for example ``1,2,4,8``, ascending and each once.
 
     Raises:
-        UsageError: If it is no list of positive numbers.
+        UsageError: If it is not a list of positive numbers.
     """
     pieces = [piece.strip() for piece in text.split(",")]
     if not all(piece.isdecimal() and 0 < int(piece) <= MAX_RANKS for piece in pieces):
-        raise UsageError(f"{text!r} is no list of numbers of ranks such as 1,2,4,8")
+        raise UsageError(f"{text!r} is not a list of numbers of ranks such as 1,2,4,8")
     return tuple(sorted({int(piece) for piece in pieces}))
 
 
 def parse_workload(text: str) -> tuple[str, Literal["gpus", "ranks"], tuple[int, ...], list[str]]:
-    """What a user wrote as ``ddp --ranks 1,2 --device cpu``: workload, device, sizes, the rest.
+    """Parse ``ddp --ranks 1,2 --device cpu`` into workload, device, sizes and other arguments.
 
     Raises:
-        UsageError: If it names no workload, or no sizes.
+        UsageError: If it does not name a workload or sizes.
     """
     words = shlex.split(text)
     if not words or words[0] not in WORKLOADS:
-        raise UsageError(f"{text!r} begins with no workload: {', '.join(WORKLOADS)}")
+        raise UsageError(f"{text!r} does not begin with a workload: {', '.join(WORKLOADS)}")
     for device in ("ranks", "gpus"):
         flag = f"--{device}"
         for place, word in enumerate(words):
@@ -79,16 +79,16 @@ def parse_workload(text: str) -> tuple[str, Literal["gpus", "ranks"], tuple[int,
                 size = value if sign else (words[place + 1 : place + 2] or [""])[0]
                 rest = words[1:place] + words[place + (1 if sign else 2) :]
                 return words[0], device, parse_sizes(size), rest
-    raise UsageError(f"{text!r} does not say on how many: add --ranks N or --gpus N")
+    raise UsageError(f"{text!r} lacks the number of ranks: add --ranks N or --gpus N")
 
 
 def with_more_repeats(sweep: SweepFile, more: int) -> SweepFile:
-    """The sweep with further repeats of every size at its end."""
+    """The sweep with further repeats of every size appended."""
     per_size = {run.ranks: run.arguments for run in sweep.runs}
     first = max(run.repeat for run in sweep.runs) + 1
     added = [run for run in _in_turns(per_size, first + more) if run.repeat >= first]
     if len(sweep.runs) + len(added) > MAX_RUNS:
-        raise UsageError(f"more than {MAX_RUNS:,} runs are a mistake")
+        raise UsageError(f"a sweep has at most {MAX_RUNS:,} runs")
     return replace(sweep, runs=(*sweep.runs, *added))
 
 
@@ -107,14 +107,14 @@ def plan_workload(
     Args:
         workload: For example ``ddp``.
         sizes: Numbers of ranks.
-        arguments: Further ones for ``distprof run``.
-        repeats: Runs of each size.
+        arguments: Further arguments for ``distprof run``.
+        repeats: Runs per size.
         scaling: ``weak`` keeps the sequences of a rank, ``strong`` those of all ranks together.
-        device: What sizes count.
-        configuration: Asks the workload what the arguments mean, which also checks them.
+        device: Kind of device that sizes count.
+        configuration: Resolves the arguments through the workload, which also checks them.
 
     Raises:
-        UsageError: If the batch cannot be shared as asked.
+        UsageError: If the batch cannot be divided as requested.
     """
     fixed = [
         *arguments,
@@ -147,18 +147,18 @@ def plan_program(
     """A sweep of a user's own program under ``distprof capture``.
 
     Args:
-        command: With ``{ranks}`` where the number of ranks belongs.
+        command: Command with ``{ranks}`` in place of the number of ranks.
         sizes: Numbers of ranks.
-        repeats: Runs of each size.
-        device: What sizes count.
-        scaling: What the program does, where the user says so.
+        repeats: Runs per size.
+        device: Kind of device that sizes count.
+        scaling: Kind of scaling of the program, if the user gives it.
 
     Raises:
-        UsageError: If the command does not say where the number of ranks belongs.
+        UsageError: If the command has no placeholder for the number of ranks.
     """
     if len(sizes) > 1 and not any(RANKS in word for word in command):
         raise UsageError(
-            f"the program does not say where the number of ranks belongs: write {RANKS} there, as "
+            f"the command has no place for the number of ranks: write {RANKS} there, as "
             f"in torchrun --nproc-per-node {RANKS} train.py"
         )
     per_size = {
@@ -171,20 +171,20 @@ def plan_program(
 def _batch(
     workload: str, size: int, sizes: Sequence[int], batch: int, scaling: Scaling
 ) -> tuple[str, ...]:
-    """What the workload must be told so that the work is shared as asked.
+    """Arguments that make the workload divide the work as requested.
 
-    The batch that was typed is that of a rank under weak scaling, and of all ranks together under
-    strong scaling.
+    The user's batch is per rank under weak scaling, and for all ranks together under strong
+    scaling.
     """
     is_own = workload in _BATCH_PER_RANK
     if scaling == "as_given" or (scaling == "weak") == is_own:
         return ()
-    if scaling == "weak":  # ranks share the sequences: there must be more of them
+    if scaling == "weak":  # ranks share the sequences, so their number must grow
         return ("--batch", str(batch * size // sizes[0]))
     if batch % size:
         least = math.lcm(*sizes) * -(-batch // math.lcm(*sizes))
         raise UsageError(
-            f"strong scaling shares {batch} sequences among {size} ranks, which does not divide: "
+            f"strong scaling cannot divide {batch} sequences among {size} ranks evenly: "
             f"use --batch {least}"
         )
     return ("--batch", str(batch // size))
@@ -199,7 +199,7 @@ def _sweep(
     device: Literal["gpus", "ranks"],
 ) -> SweepFile:
     if repeats * len(per_size) > MAX_RUNS:
-        raise UsageError(f"{repeats * len(per_size):,} runs: more than {MAX_RUNS:,} are a mistake")
+        raise UsageError(f"{repeats * len(per_size):,} runs: a sweep has at most {MAX_RUNS:,}")
     return SweepFile(
         distprof_version=__version__,
         workload=workload,
@@ -212,16 +212,16 @@ def _sweep(
 
 
 def _num_cpus() -> int | None:
-    """Processors that this process and its children may use."""
+    """Number of CPUs that this process and its children may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count()
 
 
 def _in_turns(per_size: dict[int, tuple[str, ...]], repeats: int) -> Iterator[SweepRun]:
-    """Sizes down, then up, then down: a steady drift weighs on all of them alike.
+    """Sizes descending, ascending, descending: a steady drift affects all of them equally.
 
-    The largest is first, so that a size which cannot run here fails before time is spent.
+    The largest is first, so that a size that cannot run here fails before time is spent.
     """
     for repeat in range(repeats):
         sizes = sorted(per_size, reverse=repeat % 2 == 0)
@@ -231,6 +231,6 @@ def _in_turns(per_size: dict[int, tuple[str, ...]], repeats: int) -> Iterator[Sw
 
 
 def _has(arguments: Sequence[str], flag: str) -> bool:
-    """Whether the user has set an option, or its opposite."""
+    """Whether the user has set an option, or its negation."""
     names = (flag, flag.replace("--", "--no-", 1))
     return any(word.partition("=")[0] in names for word in arguments)

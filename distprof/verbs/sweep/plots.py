@@ -1,4 +1,4 @@
-"""Plots as files, for people who would rather look than read. Needs matplotlib (extra ``plot``)."""
+"""Plots of a sweep as files. Needs matplotlib (extra ``plot``)."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ _LAW_COLORS = ("#2471a3", "#ca6f1e")
 
 _MOST_TICKS = 10
 
-_LEAST_SHARE = 0.002  # of the step: thinner bars than this are not seen
+_LEAST_SHARE = 0.002  # share of the step: thinner bars are invisible
 
 
 def draw_scaling(scaling: ScalingResult, file: str) -> None:
-    """Efficiency with its intervals and laws, and the losses by cause stacked over the sizes.
+    """Plot efficiency with its intervals and laws, and losses stacked by cause over the sizes.
 
     Args:
         scaling: A sweep of at least one size.
-        file: Where; its ending says the format.
+        file: Output file; its extension selects the format.
 
     Raises:
-        UsageError: If the ending is none of :data:`FORMATS`.
+        UsageError: If the extension is not one of :data:`FORMATS`.
         MissingExtraError: If matplotlib is not installed.
         InputError: If the sweep is empty, or the file cannot be written.
     """
@@ -90,19 +90,19 @@ def _draw_efficiency(panel: Any, scaling: ScalingResult) -> None:
 
 
 def _top(sizes: Sequence[ScalingSize]) -> float:
-    """Upper end of the axis: every size, and single runs unless one is far off."""
+    """Upper end of the axis: it shows every size, and single runs unless one is far off."""
     best = max(size.efficiency for size in sizes)
     runs = [_efficiency(size, step) for size in sizes for step in size.run_step_ns]
     return 1.05 * max(1.05, best, min(max(runs, default=0.0), 1.5))
 
 
 def _efficiency(size: ScalingSize, step_ns: int) -> float:
-    """Of a single run."""
+    """Efficiency of a single run."""
     return size.efficiency * size.step_ns / step_ns
 
 
 def _draw_laws(panel: Any, scaling: ScalingResult) -> None:
-    """Each law with its interval; dashed beyond the measurements, where it follows those."""
+    """Each law with its interval; dashed beyond the measurements, if it fits them."""
     for law, color in zip(scaling.laws, _LAW_COLORS, strict=False):
         known = [one for one in law.predictions if not one.is_extrapolated]
         drawn = law.predictions if follows(law, scaling.sizes[-1]) else known
@@ -131,7 +131,7 @@ def _draw_runs(panel: Any, sizes: Sequence[ScalingSize]) -> None:
 
 
 def _ticks(scaling: ScalingResult) -> list[int]:
-    """The sizes, and those that laws extrapolate to; few enough to be read."""
+    """Ticks at measured and extrapolated sizes, few enough to read."""
     beyond = {
         one.num_ranks
         for law in scaling.laws
@@ -144,7 +144,7 @@ def _ticks(scaling: ScalingResult) -> list[int]:
 
 
 def _errors(sizes: Sequence[ScalingSize]) -> list[list[float]]:
-    """Distances to both ends of the interval; none where it is not known or tells nothing."""
+    """Distances to both ends of the interval; none where it is unknown or too wide."""
     below, above = [], []
     for size in sizes:
         low, high = size.efficiency_low, size.efficiency_high
@@ -174,7 +174,7 @@ def _draw_losses(panel: Any, sizes: Sequence[ScalingSize]) -> None:
     panel.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
     panel.set_xlabel("ranks")
     panel.set_ylabel("share of the step")
-    panel.set_title("What is lost, by cause", loc="left")
+    panel.set_title("Losses by cause", loc="left")
     panel.legend(
         frameon=False, fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=3
     )

@@ -1,4 +1,4 @@
-"""What a scaling sweep shows, and the document that is written of it."""
+"""The result of a scaling sweep, and its document."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ CAUSES = {
     "computation_ns": "computation grew",
     "other_ns": "other",
 }
-"""Part of a step to the cause of a loss, in the order in which they are shown."""
+"""Part of a step to the cause of a loss, in the order of display."""
 
 
 class ScalingLoss(Record, frozen=True, kw_only=True):
-    """What one cause adds to a step, against the same work at the efficiency of the baseline.
+    """Time that one cause adds to a step, relative to the same work at the baseline's efficiency.
 
     Args:
         cause: A value of :data:`CAUSES`.
-        lost_ns: Of the step; negative where that part shrank.
-        ratio: Of the step: its share of 1 − efficiency.
+        lost_ns: Time lost per step; negative where that part shrank.
+        ratio: The same as a share of the step: its part of 1 − efficiency.
     """
 
     cause: str
@@ -56,34 +56,34 @@ class ScalingLoss(Record, frozen=True, kw_only=True):
 
 
 class ScalingSize(Record, frozen=True, kw_only=True):
-    """One number of ranks.
+    """Results for one number of ranks.
 
     Args:
-        num_ranks: N.
-        num_repeats: Runs.
-        num_steps: Steady steps of all of them.
+        num_ranks: Number of ranks, N.
+        num_repeats: Number of runs.
+        num_steps: Steady steps of all runs.
         step_ns: Centre of the runs' median steps.
-        step_low_ns: Lower end of its 95 % interval; None where nothing tells.
-        step_high_ns: Upper end.
-        work_per_step: Of all ranks, in the unit of the result; None where only steps are known.
+        step_low_ns: Lower end of its 95 % interval; None where unknown.
+        step_high_ns: Upper end of that interval.
+        work_per_step: Work of all ranks, in the unit of the result; None if only steps are known.
         throughput_per_s: Work of all ranks per second.
-        speedup: Over the baseline.
-        ideal_speedup: N over the baseline's N.
-        efficiency: Speed-up over the ideal one.
-        efficiency_low: Lower end of its 95 % interval; None where nothing tells.
-        efficiency_high: Upper end.
-        is_between_runs: Whether the intervals are of repeats. Otherwise there was one run, and they
-            are of its steps: other runs may differ by more.
-        is_traced: Whether a profiler was recording; then times are longer than without.
+        speedup: Speed-up over the baseline.
+        ideal_speedup: N divided by the baseline's N.
+        efficiency: Speed-up divided by the ideal speed-up.
+        efficiency_low: Lower end of its 95 % interval; None where unknown.
+        efficiency_high: Upper end of that interval.
+        is_between_runs: Whether the intervals come from repeats. Otherwise they come from the steps
+            of one run, and other runs may differ by more.
+        is_traced: Whether a profiler was active, which makes times longer.
         ideal_step_ns: The step at the efficiency of the baseline.
-        lost_ns: Step beyond that, negative where it is shorter.
-        losses: By cause; they add up to ``lost_ns`` exactly. Empty without traces of both sizes.
-        traced_ratio: Traced step over the step: how far parts were scaled; None without traces.
+        lost_ns: Step minus the ideal step; negative where it is shorter.
+        losses: Losses by cause, which add up to ``lost_ns``. Empty without traces of both sizes.
+        traced_ratio: Traced step over the step, by which parts are scaled; None without traces.
         computation_ns: Computation of a traced step, scaled to the step.
-        transfer_ns: Transfers of the step, hidden ones included, scaled too; None where unknown.
-        exposed_transfer_ns: Transfers that hide behind nothing, waiting not split off included.
-        is_data_parallel: Whether no mesh axis but those of data parallelism has several ranks;
-            None where the mesh is not known.
+        transfer_ns: Transfers of the step, overlapped or not, scaled too; None where unknown.
+        exposed_transfer_ns: Exposed transfers, including waiting that could not be separated.
+        is_data_parallel: Whether only data-parallel mesh axes have several ranks; None where the
+            mesh is unknown.
         run_step_ns: Median step of each run, in order of time.
     """
 
@@ -114,7 +114,7 @@ class ScalingSize(Record, frozen=True, kw_only=True):
 
 
 class ScalingParameter(Record, frozen=True, kw_only=True):
-    """One parameter of a law with its 95 % interval; None is no upper end."""
+    """A parameter of a law with its 95 % interval; None where it has no upper end."""
 
     name: str
     value: float
@@ -123,14 +123,14 @@ class ScalingParameter(Record, frozen=True, kw_only=True):
 
 
 class ScalingPrediction(Record, frozen=True, kw_only=True):
-    """Efficiency over the baseline by a law.
+    """Efficiency over the baseline, predicted by a law.
 
     Args:
-        num_ranks: N.
-        efficiency: By the law.
-        low: Lower end of the 95 % interval: the error of the measurements, not that of the law.
+        num_ranks: Number of ranks, N.
+        efficiency: Predicted efficiency.
+        low: Lower end of the 95 % interval: measurement error, without that of the law.
         high: Upper end.
-        is_extrapolated: Whether N is beyond the sizes that were measured.
+        is_extrapolated: Whether N is beyond the measured sizes.
     """
 
     num_ranks: int
@@ -141,17 +141,17 @@ class ScalingPrediction(Record, frozen=True, kw_only=True):
 
 
 class ScalingLaw(Record, frozen=True, kw_only=True):
-    """One law, fitted to all repeats.
+    """A law fitted to all repeats.
 
     Args:
         law: ``amdahl``, ``gustafson`` or ``usl``.
-        parameters: ``serial`` of the first two; ``sigma`` and ``kappa`` of the third.
-        residual_ratio: Median of how far a throughput is from the fitted one.
-        peak_ranks: Beyond it more ranks are slower, by the law; None where it has no peak.
+        parameters: ``serial`` for the first two, ``sigma`` and ``kappa`` for the third.
+        residual_ratio: Median relative deviation of a throughput from the fit.
+        peak_ranks: Number of ranks with the highest throughput by the law; None without a peak.
         peak_low: Lower end of its interval.
         peak_high: Upper end; None where there may be no peak.
         predictions: At measured sizes, and at two, four and eight times the largest.
-        notes: Where it does not describe the sweep, one sentence each.
+        notes: Why it does not describe the sweep, one sentence each.
     """
 
     law: str
@@ -168,13 +168,13 @@ class ScalingResult(Result, frozen=True, kw_only=True):
     """Efficiency over the number of ranks.
 
     Args:
-        mode: ``weak``: every rank keeps its work; ``strong``: all ranks share the same work. None
-            where there is nothing to compare.
+        mode: ``weak`` where every rank keeps its work, ``strong`` where all ranks share the same
+            work. None where there is nothing to compare.
         how: How the mode is known, one sentence.
-        unit: Of work: ``tokens``, ``samples`` or ``steps``.
-        baseline_ranks: What efficiency is measured against: its own is 1.
-        sizes: By number of ranks.
-        laws: Those that could be fitted.
+        unit: Unit of work: ``tokens``, ``samples`` or ``steps``.
+        baseline_ranks: Size whose efficiency is 1.
+        sizes: Results by number of ranks.
+        laws: The laws that could be fitted.
     """
 
     subject: ClassVar[Subject] = Subject.SWEEP
@@ -191,17 +191,17 @@ SCALING_SCHEMA = "distprof.scaling/1"
 
 
 class ScalingReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A sweep: what it shows, what rules say of it, and what it was made of.
+    """A sweep: its result, its findings, and its runs.
 
     Args:
-        schema: Of this document.
-        distprof_version: Who made it.
+        schema: Schema id of this document.
+        distprof_version: Version of distprof that wrote it.
         source: As the user named it.
-        fingerprint: Of the smallest run.
+        fingerprint: Fingerprint of the smallest run.
         scaling: Speed-up, efficiency, losses, laws.
-        findings: What rules found.
-        not_checked: Rules that lacked their evidence.
-        notes: What is not alike in runs that are compared, and where the machine was too small.
+        findings: Findings of rules.
+        not_checked: Rules without the evidence that they need.
+        notes: Differences between the compared runs, and sizes too large for the machine.
     """
 
     schema: str = SCALING_SCHEMA

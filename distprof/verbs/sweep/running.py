@@ -1,7 +1,7 @@
-"""Make the runs of a sweep, each by a ``distprof`` of its own, and go on where it stopped.
+"""Makes the runs of a sweep, each in a separate ``distprof`` process, and resumes where it stopped.
 
-Each run is a process in a process group of its own, so that Ctrl-C reaches it once, from here, and
-not a second time from the terminal: twice means "at once" to it, and then nothing is saved. Only
+Each run has its own process group, so that Ctrl-C reaches it once, from here, and not a second time
+from the terminal: a second signal means "stop immediately", and the run would save nothing. Only
 one program makes the runs of a sweep at a time.
 """
 
@@ -50,7 +50,7 @@ __all__ = [
 _BEAT_S = 1.0
 
 _PATIENCE_S = 60.0
-"""For an orderly end, in which ranks write their traces; then it is killed."""
+"""Time for an orderly end, in which ranks write their traces, before the process is killed."""
 
 _TOLD_LINES = 12
 
@@ -60,9 +60,9 @@ class Ended:
     """How a process ended.
 
     Args:
-        exit_code: Of the process; 128 plus the signal that ended it, as shells say it.
+        exit_code: Exit code of the process; 128 plus the signal that ended it, as in shells.
         said: The last lines that it wrote to stderr.
-        took_s: Seconds.
+        took_s: Duration in seconds.
     """
 
     exit_code: int
@@ -73,16 +73,16 @@ class Ended:
 def run_child(
     command: Sequence[str], *, keep_open: Sequence[int] = (), beat: Callable[[float], None]
 ) -> Ended:
-    """Run a command to its end; what it writes is not shown.
+    """Run a command to its end without showing its output.
 
     Args:
         command: Program and arguments.
-        keep_open: File descriptors that it holds as long as it lives.
-        beat: Told about every second for how many seconds it has been running.
+        keep_open: File descriptors that stay open in the process.
+        beat: Called about every second with the seconds since the start.
 
     Raises:
-        KeyboardInterrupt: When the user stops it, or whatever else came up here; the process has
-            ended in order before.
+        KeyboardInterrupt: If the user stops it. This and any other exception is raised after the
+            process has ended in order.
     """
     started = time.monotonic()
     with subprocess.Popen(
@@ -118,7 +118,7 @@ def _listen(process: subprocess.Popen[str], started: float, beat: Callable[[floa
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """Ask it to end in order; once more, at once, when the user insists; at last kill it."""
+    """Ask it to end in order, again if the user insists, and finally kill it."""
     for patience_s in (_PATIENCE_S, _PATIENCE_S / 4):
         process.send_signal(signal.SIGINT)
         try:
@@ -146,7 +146,7 @@ def locked(folder: Path) -> Iterator[tuple[int, ...]]:
         locks.
 
     Raises:
-        InputError: If somebody else holds it, or the folder cannot be written.
+        InputError: If another process holds it, or the folder cannot be written.
     """
     try:
         handle = os.open(folder / _FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -164,7 +164,7 @@ def locked(folder: Path) -> Iterator[tuple[int, ...]]:
 
 
 def _take(handle: int, folder: Path) -> bool:
-    """Whether there is a lock now."""
+    """Whether this process got the lock."""
     try:
         import fcntl
     except ImportError:  # not on this system
@@ -174,9 +174,9 @@ def _take(handle: int, folder: Path) -> bool:
     except BlockingIOError as error:
         raise InputError(
             str(folder),
-            expected="a sweep that nobody is working on",
-            found="one of its runs is still going",
-            fix="wait for its end, or end it; then the same command goes on where it stopped",
+            expected="a sweep without a running process",
+            found="one of its runs is still in progress",
+            fix="wait for its end, or end it; then the same command resumes the sweep",
         ) from error
     except OSError:  # a file system without locks
         return False
@@ -195,11 +195,11 @@ class Progress:
     """How far a sweep has come.
 
     Args:
-        number: Of the run that is going on, from 1.
-        total: Runs.
-        run: For people, for example ``2 ranks, repeat 1``.
-        elapsed_s: For how long this run has been going on; 0 when it is about to start.
-        left_s: Until the end of the sweep, judged by the runs that are done; None before the first.
+        number: Number of the current run, from 1.
+        total: Number of runs.
+        run: Name of the run in messages, for example ``2 ranks, repeat 1``.
+        elapsed_s: Duration of the current run so far; 0 before it starts.
+        left_s: Estimated time to the end of the sweep; None before the first run is done.
     """
 
     number: int
@@ -214,9 +214,9 @@ class Outcome:
     """How a sweep ended.
 
     Args:
-        sweep: With the state of each run.
-        exit_code: 0 where every run is done, else that of the run which failed.
-        why: What the failed run said, its last lines; empty without one.
+        sweep: The sweep with the state of each run.
+        exit_code: 0 if every run is done, else the exit code of the failed run.
+        why: Last lines of the failed run's output; empty if none failed.
     """
 
     sweep: SweepFile
@@ -225,7 +225,7 @@ class Outcome:
 
     @property
     def num_done(self) -> int:
-        """Runs that are done."""
+        """Number of runs that are done."""
         return sum(run.state == "done" for run in self.sweep.runs)
 
 
@@ -235,7 +235,7 @@ SWEEP = Document(
     noun="a sweep",
     file="a sweep as distprof scale writes it",
     title=f"distprof {SWEEP_FILE}",
-    again="its runs are whole: distprof scale --from FOLDER, or start again in a new folder",
+    again="its runs are intact: use distprof scale --from FOLDER, or start again in a new folder",
     indent=1,
     is_whole=False,
     max_bytes=1 << 24,
@@ -252,14 +252,14 @@ def load_sweep(folder: Path) -> SweepFile | None:
     if not file.exists():
         return None
     sweep = SWEEP.load(file)
-    wrong = _nonsense(sweep)
+    wrong = _impossible_value(sweep)
     if wrong:
         raise InputError(str(file), expected=SWEEP.file, found=wrong, fix=SWEEP.again)
     return sweep
 
 
-def _nonsense(sweep: SweepFile) -> str:
-    """What no sweep of ours says, or empty: folders of runs are removed, their arguments run."""
+def _impossible_value(sweep: SweepFile) -> str:
+    """Why distprof cannot have written this sweep, or empty: it removes folders, runs commands."""
     for run in sweep.runs:
         if not _FOLDER.fullmatch(run.folder):
             return f"a run in the folder {run.folder[:60]!r}"
@@ -271,7 +271,7 @@ def _nonsense(sweep: SweepFile) -> str:
 
 
 def save_sweep(folder: Path, sweep: SweepFile) -> None:
-    """Write how far it has come, whole or not at all."""
+    """Write the state of the sweep atomically."""
     try:
         write_atomically(folder / SWEEP_FILE, SWEEP.encode(sweep))
     except OSError as error:
@@ -279,15 +279,15 @@ def save_sweep(folder: Path, sweep: SweepFile) -> None:
             str(folder / SWEEP_FILE),
             expected="a folder that can be written",
             found=error.strerror or str(error),
-            fix="free some space, or name another folder with --sweep; what is done stays",
+            fix="free some space, or name another folder with --sweep; finished runs are kept",
         ) from error
 
 
 def configuration_of(arguments: Sequence[str]) -> dict[str, Any]:
-    """The whole configuration that arguments of ``distprof run`` mean.
+    """The full configuration that arguments of ``distprof run`` select.
 
     Raises:
-        UsageError: With what the workload says is wrong about them.
+        UsageError: If the workload rejects the arguments; with its message.
     """
     done = subprocess.run(
         [*_DISTPROF, *arguments, "--dry-run"], capture_output=True, text=True, check=False
@@ -306,18 +306,18 @@ def finished_runs(folder: Path, sweep: SweepFile) -> tuple[Path, ...]:
 def make_runs(folder: Path, sweep: SweepFile, *, say: Callable[[Progress], None]) -> Outcome:
     """Make every run that is not done yet.
 
-    A run that was cut off is made again; a run that failed ends the sweep, and is tried again when
-    the sweep is taken up. What is done stays, also where the sweep's own program was killed before
-    it could write that down.
+    It repeats an interrupted run. A failed run ends the sweep, and the sweep tries it again when it
+    is resumed. Finished runs are kept, even if the sweep's process was killed before it could
+    record them.
 
     Args:
-        folder: Of the sweep; it exists.
-        sweep: Its plan, or how far it has come.
-        say: Told before each run, and about every second while it goes on.
+        folder: Folder of the sweep, which exists.
+        sweep: Its plan, or its present state.
+        say: Called before each run, and about every second during it.
 
     Raises:
         InputError: If the folder cannot be written, or another program is making its runs.
-        KeyboardInterrupt: When the user stops it; what is done is kept.
+        KeyboardInterrupt: If the user stops it; finished runs are kept.
     """
     with locked(folder) as lock:
         sweep = _with_what_is_done(folder, sweep)
@@ -344,7 +344,7 @@ _DISTPROF = (sys.executable, "-m", "distprof")
 
 
 def _with_what_is_done(folder: Path, sweep: SweepFile) -> SweepFile:
-    """States by what lies in the folder: runs that were lost wait, those that ended are done."""
+    """States from the content of the folder: lost runs wait, completed runs are done."""
     written = load_sweep(folder)
     before = {run.folder: run for run in written.runs} if written else {}
     return replace(
@@ -353,7 +353,7 @@ def _with_what_is_done(folder: Path, sweep: SweepFile) -> SweepFile:
 
 
 def _as_found(folder: Path, run: SweepRun, before: SweepRun | None) -> SweepRun:
-    if before is None or before.arguments != run.arguments:  # what lies there is another run
+    if before is None or before.arguments != run.arguments:  # the folder holds another run
         return replace(run, state="waiting")
     is_done = before.state != "failed" and _is_complete(folder / run.folder)
     return replace(before, state="done" if is_done else "waiting")
@@ -362,7 +362,7 @@ def _as_found(folder: Path, run: SweepRun, before: SweepRun | None) -> SweepRun:
 def _teller(
     sweep: SweepFile, number: int, say: Callable[[Progress], None]
 ) -> Callable[[float], None]:
-    """Tells how far the sweep is while a run goes on."""
+    """Reports the progress of the sweep during a run."""
 
     def tell(elapsed_s: float) -> None:
         say(
@@ -379,7 +379,7 @@ def _teller(
 
 
 def _left_s(sweep: SweepFile, number: int, elapsed_s: float) -> float | None:
-    """Runs to come, each as long as those of its size, or as all where there is none yet."""
+    """Remaining time, from the mean of runs of the same size, or of all runs if there are none."""
     took: dict[int, list[float]] = {}
     for run in sweep.runs:
         if run.state == "done" and run.took_s is not None:
@@ -409,7 +409,7 @@ def _make(
 
 
 def _clear(run_dir: Path) -> None:
-    """Remove what a run left that was cut off, or failed.
+    """Remove the files of an interrupted or failed run.
 
     Raises:
         InputError: If it cannot be removed.
@@ -420,7 +420,7 @@ def _clear(run_dir: Path) -> None:
     except OSError as error:
         raise InputError(
             str(run_dir),
-            expected="a folder that can be removed: the run in it was cut off, or failed",
+            expected="a folder that can be removed: the run in it was interrupted, or failed",
             found=error.strerror or str(error),
             fix="remove it, or name another folder with --sweep",
         ) from error

@@ -1,4 +1,4 @@
-"""Summaries of runs, gathered by size: which can be used, how much work they do, weak or strong."""
+"""Groups summaries of runs by size: usable runs, their work, and weak or strong scaling."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from distprof.verbs.sweep.result import Mode
 __all__ = ["SUMMARY", "Sweep", "SweepError", "gather", "save_summaries"]
 
 _ALIKE = 0.02
-"""Work per step that differs by less is the same: batches are rounded to ranks."""
+"""Work per step that differs by less counts as equal: batches are rounded to ranks."""
 
 _MOST_RANKS = 10**8
 _LONGEST_NS = 10**17  # three years
-_LEAST_WORK, _MOST_WORK = 1e-9, 1e18  # beyond, a figure is damaged
+_LEAST_WORK, _MOST_WORK = 1e-9, 1e18  # a larger value is damaged
 
 _FIELDS = {"tokens": "tokens_per_step", "samples": "samples_per_step"}
 
@@ -33,11 +33,11 @@ SUMMARY = Document(
     again="make it again with: distprof scale --save-summaries FILE",
     indent=1,
 )
-"""Of one run; a file may hold a list of them."""
+"""Summary of one run; a file may hold a list of them."""
 
 
 class SweepError(ValueError):
-    """These runs are no sweep; the message says why, one sentence."""
+    """These runs do not form a sweep; the message says why in one sentence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,13 +45,13 @@ class Sweep:
     """Runs of several sizes.
 
     Args:
-        runs: Ranks to its repeats, ascending; in order of time.
-        work: Ranks to work per step of all ranks, in ``unit``; by the mode where it is not known.
+        runs: Number of ranks, ascending, to its repeats in order of time.
+        work: Number of ranks to work per step of all ranks, in ``unit``; by the mode where unknown.
         unit: ``tokens``, ``samples`` or ``steps``.
-        has_work: Whether work was read from the runs.
+        has_work: Whether the runs record their work.
         mode: Weak or strong.
-        how: How that is known.
-        left_out: One sentence for each that could not be used.
+        how: How the mode is known.
+        left_out: One sentence for each unusable run.
     """
 
     runs: dict[int, tuple[SummaryFile, ...]]
@@ -68,11 +68,11 @@ def gather(summaries: Iterable[SummaryFile], mode: Mode | None) -> Sweep:
 
     Args:
         summaries: Any order, several per size.
-        mode: As told; None to conclude it from the work per step.
+        mode: As given; None to infer it from the work per step.
 
     Raises:
-        SweepError: If there are fewer than two sizes, or work neither stays nor grows with ranks,
-            or nothing tells whether it does.
+        SweepError: If there are fewer than two sizes, work neither stays constant nor grows with
+            ranks, or the runs do not record their work.
     """
     runs, left_out = _by_size(summaries)
     if len(runs) < 2:
@@ -80,14 +80,14 @@ def gather(summaries: Iterable[SummaryFile], mode: Mode | None) -> Sweep:
         if runs:
             ranks = next(iter(runs))
             found = f"only {'1 rank' if ranks == 1 else f'{ranks} ranks'}"
-        why = f"Scaling takes runs of two sizes at least, found {found}."
+        why = f"Scaling needs runs of at least two sizes, found {found}."
         raise SweepError(" ".join((why, *left_out)))
     unit = _unit(runs)
     if not unit:
         if mode is None:
             raise SweepError(
-                "Nothing tells whether each rank keeps its work (weak) or all share it (strong):"
-                " neither tokens nor samples per step are known. Say which."
+                "It is unknown whether each rank keeps its work (weak) or all share it (strong):"
+                " neither tokens nor samples per step are known. Choose --weak or --strong."
             )
         work = {ranks: float(ranks) if mode == "weak" else 1.0 for ranks in runs}
         return Sweep(
@@ -121,7 +121,7 @@ def _by_size(
         name = run.label or run.source or f"run {number}"
         ranks = run.fingerprint.world_size
         if ranks is None or not 1 <= ranks <= _MOST_RANKS:
-            left_out.append(f"{name} does not say how many ranks it had.")
+            left_out.append(f"{name} does not record its number of ranks.")
         elif not run.step_ns:
             left_out.append(f"{name} has no steady step.")
         elif min(run.step_ns) <= 0:
@@ -138,7 +138,7 @@ def _by_size(
 
 
 def _unit(runs: dict[int, tuple[SummaryFile, ...]]) -> str:
-    """What every run counts; empty if nothing."""
+    """Unit of work that every run records; empty if there is none."""
     for unit, field in _FIELDS.items():
         values = [getattr(run, field) for repeats in runs.values() for run in repeats]
         if all(value is not None and _LEAST_WORK <= value <= _MOST_WORK for value in values):
@@ -166,12 +166,12 @@ def _mode(work: dict[int, float], unit: str, told: Mode | None) -> tuple[Mode, s
     if told is not None:
         how = f"Told: {told}."
         if found != told:
-            how += f" Yet {unit} per step are {_listed(work)}."
+            how += f" However, {unit} per step are {_listed(work)}."
         return told, how
     if found is None:
         raise SweepError(
-            f"Work per step neither stays nor grows with ranks: {_listed(work)} {unit}."
-            " Say whether that is weak or strong scaling."
+            f"Work per step is neither constant nor proportional to ranks: {_listed(work)} {unit}."
+            " Choose --weak or --strong."
         )
     who = "all ranks together have" if found == "strong" else "a rank has"
     told_of = f"{who} the same number of {unit} per step at every size"
@@ -187,7 +187,7 @@ def _listed(work: dict[int, float]) -> str:
 
 
 def save_summaries(summaries: Sequence[SummaryFile], file: str) -> None:
-    """Keep the figures of runs in one file.
+    """Write the summaries of runs to one file.
 
     Raises:
         InputError: If it cannot be written.

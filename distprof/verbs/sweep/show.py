@@ -1,4 +1,4 @@
-"""A sweep's verdict, sentences and tables, before somebody draws them."""
+"""A sweep's verdict, sentences and tables, ready to render."""
 
 from __future__ import annotations
 
@@ -52,27 +52,27 @@ _GLYPHS = {
 
 _MOST_SIZES = 6
 
-_WIDEST = 4.0  # an interval whose ends are further apart tells nothing: two repeats, for example
+_WIDEST = 4.0  # a wider interval means nothing: two repeats, for example
 
-_VAGUE = 0.3  # nor does an efficiency that may be anything over a third of the scale
+_VAGUE = 0.3  # nor does an interval of efficiency wider than a third of the scale
 
-_NEAR = 0.02  # a law that is further off beside the noise is not continued
+_NEAR = 0.02  # a law that is further off, in addition to the noise, is not extrapolated
 
-_UNSTEADY = 1.25  # repeats further apart than this are no calm machine's
+_UNSTEADY = 1.25  # repeats further apart than this mean a busy machine
 
-_LEAST_SHARE = 0.0005  # of the step: causes below are shown together
+_LEAST_SHARE = 0.0005  # share of the step: smaller causes are shown together
 
 
 def scaling_verdict(scaling: ScalingResult) -> str:
-    """Efficiency at the largest size, and where most of the loss goes."""
+    """Efficiency at the largest size, and the main cause of the loss."""
     if not scaling.sizes:
         return "No sweep: " + (" ".join(scaling.unavailable) or "there are no runs.")
     largest = scaling.sizes[-1]
     step, ideal = format_duration(largest.step_ns), format_duration(largest.ideal_step_ns)
     verdict = (
         f"{counted(largest.num_ranks, 'rank')} reach {_efficiency(largest)} of the efficiency of "
-        f"{scaling.baseline_ranks} ({scaling.mode} scaling): a step takes {step}, at full "
-        f"efficiency {ideal}"
+        f"{scaling.baseline_ranks} ({scaling.mode} scaling): a step takes {step} instead of "
+        f"{ideal} at full efficiency"
     )
     main = _main_loss(largest)
     if main is None:
@@ -84,19 +84,19 @@ def scaling_verdict(scaling: ScalingResult) -> str:
 
 
 def _efficiency(size: ScalingSize) -> str:
-    ends = _telling(size.efficiency_low, size.efficiency_high)
+    ends = _narrow_interval(size.efficiency_low, size.efficiency_high)
     return f"{format_ratio(size.efficiency)}{f' ({ends} %)' if ends else ''}"
 
 
-def _telling(low: float | None, high: float | None) -> str:
-    """An interval in percent; empty where it is so wide that it tells nothing."""
+def _narrow_interval(low: float | None, high: float | None) -> str:
+    """An interval in percent; empty where it is too wide to mean anything."""
     if low is None or high is None or high > _WIDEST * low:
         return ""
     return f"{100 * low:.1f} to {100 * high:.1f}"
 
 
 def _main_loss(size: ScalingSize) -> ScalingLoss | None:
-    """The cause of at least a third of the loss; None where there is none."""
+    """The largest cause if it is at least a third of the loss, else None."""
     most = max(size.losses, key=lambda loss: loss.lost_ns, default=None)
     if most is None or size.lost_ns <= 0 or 3 * most.lost_ns < size.lost_ns:
         return None
@@ -104,14 +104,14 @@ def _main_loss(size: ScalingSize) -> ScalingLoss | None:
 
 
 def scaling_headline(scaling: ScalingResult, print_: Fingerprint, source: str) -> str:
-    """Where it comes from, in half a sentence."""
+    """Where the sweep comes from, in half a sentence."""
     runs = counted(sum(size.num_repeats for size in scaling.sizes), "run")
     facts = (print_.strategy or print_.workload, print_.device, print_.backend, runs, source)
     return " · ".join(fact for fact in facts if fact)
 
 
 def scaling_sentences(scaling: ScalingResult) -> Iterator[str]:
-    """What kind of scaling it is, what it extrapolates to, and what is not known."""
+    """The kind of scaling, the extrapolation, and missing data."""
     if not scaling.sizes:
         return
     yield scaling.how
@@ -121,7 +121,7 @@ def scaling_sentences(scaling: ScalingResult) -> Iterator[str]:
 
 
 def _unsteady(sizes: Sequence[ScalingSize]) -> Iterator[str]:
-    """The size whose repeats differ most, where that is much."""
+    """A warning about the size whose repeats differ most, if they differ much."""
     spread = {
         size.num_ranks: (min(size.run_step_ns), max(size.run_step_ns))
         for size in sizes
@@ -133,14 +133,14 @@ def _unsteady(sizes: Sequence[ScalingSize]) -> Iterator[str]:
     least, most = spread[ranks]
     if most > _UNSTEADY * least:
         yield (
-            f"Runs differ much: a step on {counted(ranks, 'rank')} took {format_duration(least)} "
-            f"in one and {format_duration(most)} in another. Other work on the machine, or a job "
-            "that varies: repeat it where it is calm, or more often."
+            f"Runs differ widely: a step on {counted(ranks, 'rank')} took {format_duration(least)} "
+            f"in one and {format_duration(most)} in another. The machine may be busy, or the job "
+            "may vary: use an idle machine, or more repeats."
         )
 
 
 def _beyond(scaling: ScalingResult) -> Iterator[str]:
-    """What the law that fits best says of more ranks; why not, where none does."""
+    """Extrapolation of the best-fitting law, or why there is none."""
     if not scaling.laws:
         return
     largest = scaling.sizes[-1]
@@ -155,14 +155,14 @@ def _beyond(scaling: ScalingResult) -> Iterator[str]:
         if (at := _at(law, largest.num_ranks))
     )
     yield (
-        f"No law follows these runs: {format_ratio(largest.efficiency)} were measured on "
-        f"{counted(largest.num_ranks, 'rank')}, the fits give {fitted}. So nothing is said of more "
-        "ranks."
+        f"No law fits these runs: the measured efficiency is {format_ratio(largest.efficiency)} on "
+        f"{counted(largest.num_ranks, 'rank')}, the fits give {fitted}. There is no extrapolation "
+        "to more ranks."
     )
 
 
 def follows(law: ScalingLaw, largest: ScalingSize) -> bool:
-    """Whether a law comes near what was measured at the largest size, where it is continued."""
+    """Whether a law is close to the measurement at the largest size, so that it can extrapolate."""
     at = _at(law, largest.num_ranks)
     if at is None or law.notes:
         return False
@@ -176,21 +176,21 @@ def _at(law: ScalingLaw, num_ranks: int) -> ScalingPrediction | None:
 
 
 def _extrapolation(law: ScalingLaw, largest: int) -> Iterator[str]:
-    """What the law promises, as far as the measurements pin it down."""
+    """Predictions of the law, as far as the measurements determine them."""
     beyond = [one for one in law.predictions if one.is_extrapolated]
     certain = [one for one in beyond if one.high - max(one.low, 0) < _VAGUE]
     if beyond and not certain:
         yield (
-            f"These runs do not tell what comes beyond {counted(largest, 'rank')}: on "
+            f"These runs do not predict more than {counted(largest, 'rank')}: on "
             f"{beyond[0].num_ranks:,} the efficiency may be {_ends(beyond[0])}. More repeats or "
-            "sizes narrow that."
+            "sizes narrow that range."
         )
         return
     if certain:
         told = "; ".join(f"{one.num_ranks:,} ranks {_interval(one)}" for one in certain)
         yield (
-            f"If it goes on by {LAW_NAMES.get(law.law, law.law)}: {told}. The intervals hold the "
-            "error of the measurements, not that of the law."
+            f"If scaling continues by {LAW_NAMES.get(law.law, law.law)}: {told}. The intervals "
+            "cover the error of the measurements, not that of the law."
         )
     yield from _peak(law, largest)
 
@@ -201,8 +201,8 @@ def _peak(law: ScalingLaw, largest: int) -> Iterator[str]:
     peak = max(round(law.peak_ranks), 1)
     low = max(round(law.peak_low or 1), 1)
     upto = f"{low:,} to {law.peak_high:,.0f}" if law.peak_high is not None else f"{low:,} or more"
-    where = "" if peak <= largest else ", beyond what was measured"
-    yield f"By that law the job is at its fastest on {counted(peak, 'rank')} ({upto}){where}."
+    where = "" if peak <= largest else ", beyond the measured sizes"
+    yield f"By that law the job is fastest on {counted(peak, 'rank')} ({upto}){where}."
 
 
 def _interval(one: ScalingPrediction) -> str:
@@ -215,7 +215,7 @@ def _ends(one: ScalingPrediction) -> str:
 
 
 def scaling_tables(scaling: ScalingResult, *, show_all: bool) -> Iterator[TableView]:
-    """Sizes, losses drawn and in numbers, laws."""
+    """Tables of sizes, losses (drawn and in numbers) and laws."""
     if not scaling.sizes:
         return
     yield _sizes_table(scaling)
@@ -252,14 +252,15 @@ def _sizes_table(scaling: ScalingResult) -> TableView:
 
 def _size_notes(sizes: Sequence[ScalingSize]) -> Iterator[str]:
     if any(size.is_traced for size in sizes):
-        yield "Steps under a profiler: longer than they are without it."
+        yield "Steps were measured under a profiler, which makes them longer."
     if any(
-        size.efficiency_low is not None and not _telling(size.efficiency_low, size.efficiency_high)
+        size.efficiency_low is not None
+        and not _narrow_interval(size.efficiency_low, size.efficiency_high)
         for size in sizes
     ):
         yield (
-            "Intervals so wide that they tell nothing are left out: the repeats are too few, or "
-            "too unlike."
+            "Intervals too wide to mean anything are left out: there are too few repeats, or they "
+            "differ too much."
         )
 
 
@@ -267,7 +268,7 @@ def _size_row(size: ScalingSize) -> tuple[Cell, ...]:
     low, high = size.step_low_ns, size.step_high_ns
     is_known = low is not None and high is not None and high <= _WIDEST * low
     step = f"{format_duration(low)} to {format_duration(high)}" if is_known else ""
-    ends = _telling(size.efficiency_low, size.efficiency_high)
+    ends = _narrow_interval(size.efficiency_low, size.efficiency_high)
     return (
         f"{size.num_ranks:,}",
         str(size.num_repeats),
@@ -286,12 +287,12 @@ def _rate(per_s: float) -> str:
 
 
 def _drawn_table(sizes: Sequence[ScalingSize]) -> TableView:
-    """A line per size: efficiency, and what is lost to each cause, as shares of the step."""
+    """A line per size: efficiency, and the loss by cause, as shares of the step."""
     used = {loss.cause for size in sizes for loss in size.losses if loss.ratio > 0.005}
     legend = "  ".join(f"{glyph} {cause}" for cause, glyph in _GLYPHS.items() if cause in used)
     return TableView(
-        title="Where the efficiency goes",
-        caption="a step as one line: # at full efficiency, then what is lost",
+        title="Where efficiency is lost",
+        caption="one line per step: # at full efficiency, then the losses",
         columns=(TableColumn(title="ranks"), TableColumn(title="", left=True)),
         rows=tuple((f"{size.num_ranks:,}", Drawing(_drawing(size))) for size in sizes),
         notes=(legend,) if legend else (),
@@ -313,19 +314,19 @@ def _drawing(size: ScalingSize) -> Callable[[int], str]:
 
 
 def _losses_table(sizes: Sequence[ScalingSize], *, show_all: bool) -> TableView:
-    """Causes down, sizes across; columns add up to what is lost."""
+    """One row per cause, one column per size; columns add up to the loss."""
     shown = sizes if show_all else sizes[-_MOST_SIZES:]
     lost = [{loss.cause: loss for loss in size.losses} for size in shown]
     used = [name for name in CAUSES.values() if any(of[name].lost_ns for of in lost)]
     small = [] if show_all else [name for name in used if _is_small(name, lost)]
     rows = [_loss_row(name, [[of[name]] for of in lost]) for name in used if name not in small]
     if small:
-        title = small[0] if len(small) == 1 else f"{len(small)} smaller ones"
+        title = small[0] if len(small) == 1 else f"{len(small)} smaller causes"
         rows.append(_loss_row(title, [[of[name] for name in small] for of in lost]))
     rows.append(_loss_row("lost", [size.losses for size in shown]))
     largest = counted(shown[-1].num_ranks, "rank")
     return TableView(
-        title="What is lost, by cause",
+        title="Losses by cause",
         caption="share of the step by number of ranks; the parts add up",
         columns=(
             TableColumn(title="", left=True),
@@ -334,7 +335,7 @@ def _losses_table(sizes: Sequence[ScalingSize], *, show_all: bool) -> TableView:
         ),
         rows=tuple(rows),
         strong=frozenset({len(rows) - 1}),
-        notes=("Parts are of traced steps, scaled to the steps without a profiler.",),
+        notes=("Parts come from traced steps, scaled to the steps without a profiler.",),
     )
 
 
@@ -355,7 +356,7 @@ def _loss_row(title: str, lost: Sequence[Sequence[ScalingLoss]]) -> tuple[str, .
 def _laws_table(laws: Sequence[ScalingLaw]) -> TableView:
     return TableView(
         title="Laws",
-        caption="fitted to all runs; off by: median distance of a run",
+        caption="fitted to all runs; off by: median deviation of a run",
         columns=(
             TableColumn(title="law", left=True),
             TableColumn(title="parameters, 95 % intervals", left=True, wrap=True),
@@ -378,8 +379,8 @@ def _extrapolation_table(laws: Sequence[ScalingLaw]) -> Iterator[TableView]:
     if not beyond or not all(beyond):
         return
     yield TableView(
-        title="Beyond what was measured",
-        caption="efficiency by each law; 95 % intervals of the measurements' error alone",
+        title="Beyond the measured sizes",
+        caption="efficiency by each law; 95 % intervals of measurement error only",
         columns=(
             TableColumn(title="ranks"),
             *(TableColumn(title=LAWS.get(law.law, law.law), left=True) for law in laws),

@@ -149,9 +149,9 @@ def test_steps_of_a_repeat_count_by_their_median():
         ([1.0, 0.0], [1.0], {}, "not positive"),
         ([1.0], [1.0], {"tolerance": -0.1}, "tolerance"),
         ([1.0], [1.0], {"tolerance": 1.0}, "tolerance"),
-        ([1.0], [1.0, 2.0], {"is_paired": True}, "no pairs"),
+        ([1.0], [1.0, 2.0], {"is_paired": True}, "do not form pairs"),
         ([1.0], [1.0], {"sessions": [1, 2]}, "2 sessions for 1"),
-        ([1.0], [1.0], {"session_noise": -1.0}, "differ by"),
+        ([1.0], [1.0], {"session_noise": -1.0}, "session noise"),
         ([1.0], [1.0], {"is_paired": True, "session_noise": 0.1}, "side by side"),
     ],
 )

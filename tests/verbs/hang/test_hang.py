@@ -71,7 +71,7 @@ def test_the_second_injected_device_error_is_named_too() -> None:
 
 def test_a_ring_that_holds_nothing_means_a_host_that_stopped() -> None:
     found = of(published(LOCK_GIL))
-    assert any("ring of ranks 9,14 holds nothing under way" in why for why in found.why)
+    assert any("ring of ranks 9,14 holds nothing in flight" in why for why in found.why)
 
 
 def test_never_launched() -> None:
@@ -108,7 +108,7 @@ def test_started_everywhere_and_finished_nowhere() -> None:
     ranks = {rank: [*done(5), op(6, state="started")] for rank in range(3)}
     found = diagnosed(job(ranks), log_lines=(TIMEOUT,))
     assert (found.kind, found.culprits) == (HangKind.STARTED_NOT_FINISHED, ())
-    assert "network or device" in found.verdict
+    assert "network or GPU" in found.verdict
 
 
 def test_finished_on_some_ranks_only() -> None:

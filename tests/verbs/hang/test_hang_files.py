@@ -75,7 +75,7 @@ def test_a_broken_dump_is_named_and_the_others_are_used(tmp_path: Path) -> None:
     assert [dump.rank for dump in found.dumps] == [0, 1]
     assert "instruction GLOBAL" in found.notes[0]
     assert found.notes[1].startswith(
-        "nccl_trace_rank_3 is not read: a pickle that distprof does not read: "
+        "nccl_trace_rank_3 cannot be read: a pickle that distprof does not read: "
     )
 
 
@@ -86,7 +86,7 @@ def test_of_several_dumps_of_a_rank_the_newest_is_used(tmp_path: Path) -> None:
     (tmp_path / "_dump_0").write_text(json.dumps(later))
     found = read_evidence(str(tmp_path))
     assert [len(dump.entries) for dump in found.dumps] == [3]
-    assert found.notes == ("Several dumps of rank 0: the newest of each is used.",)
+    assert found.notes == ("Several dumps of rank 0: distprof uses the newest of each.",)
 
 
 @pytest.mark.parametrize("content", [None, b"", b"\x80\x02.", b"{}"])
@@ -164,7 +164,7 @@ def test_a_run_directory_tells_size_hosts_ends_and_stacks(tmp_path: Path) -> Non
     found = read_evidence(str(tmp_path))
     assert found.world_size == 3
     assert found.hosts == {0: "gpu-1", 1: "gpu-2", 2: "gpu-2"}
-    assert found.failed == {1: "its process ended by SIGKILL"}
+    assert found.failed == {1: "SIGKILL ended its process"}
     assert found.stacks[0][0] == "average (train.py:40)"
     assert [(line.rank, line.about) for line in found.log_lines] == [(0, "peer"), (2, "peer")]
     assert not found.has_ended_well

@@ -210,7 +210,7 @@ def test_files_that_are_not_the_historys_are_left_alone(tmp_path):
     (tmp_path / "other.parquet").write_bytes(b"mine")
     runs, notes = read(str(tmp_path))
     assert len(runs) == 1
-    assert notes == ("other.parquet and whatever else is no file of a history is left out.",)
+    assert notes == ("other.parquet and other files that are not part of a history are left out.",)
     compact(str(tmp_path))
     assert (tmp_path / "other.parquet").read_bytes() == b"mine"
 

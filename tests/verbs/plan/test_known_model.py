@@ -108,7 +108,7 @@ def test_a_table_that_contradicts_itself_is_refused(table, said):
     ("table", "said"),
     [
         ({"modell": "x"}, "modell"),
-        ({"preset": 3}, "name of a model"),
+        ({"preset": 3}, "a model's name"),
         ({"layers": 0}, "layers must be a whole number from 1"),
         ({"layers": 2.5}, "layers"),
         ({"parameters": True}, "parameters"),

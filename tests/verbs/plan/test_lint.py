@@ -159,7 +159,7 @@ def test_text_fits_and_names_code_and_fix(width, capsys):
     text = capsys.readouterr().out
     assert max(map(len, text.splitlines())) <= width
     assert text.startswith("This configuration cannot run as it is: 1 error.")
-    assert "error CFG111: Does not fit: 126 GB a GPU" in text
+    assert "error CFG111: Does not fit: 126 GB per GPU" in text
 
 
 def test_names_of_a_file_reach_no_terminal_raw(tmp_path, capsys):

@@ -202,7 +202,7 @@ def test_told_what_it_is_work_need_not_be_known():
     assert efficiency(strong)[4] == pytest.approx(0.2)
     assert weak.sizes[0].work_per_step is None
     odd = analyze_scaling([*runs(1, 100), *runs(4, 125)], mode="strong")
-    assert "Yet tokens per step are 1000 on 1, 4000 on 4" in odd.how
+    assert "However, tokens per step are 1000 on 1, 4000 on 4" in odd.how
     assert efficiency(odd)[4] == pytest.approx(0.8)  # work that is known is counted
 
 
@@ -216,7 +216,7 @@ def test_runs_that_cannot_be_used_are_named():
     assert result.unavailable[:3] == (
         "8 ranks, repeat 0 has no steady step.",
         "8 ranks, repeat 1 has a step that took 0 ns.",
-        "8 ranks, repeat 2 does not say how many ranks it had.",
+        "8 ranks, repeat 2 does not record its number of ranks.",
     )
 
 
@@ -224,7 +224,7 @@ def test_parts_that_do_not_add_up_are_no_parts():
     broken = StepParts(**{**dict.fromkeys(StepParts.__struct_fields__, 0), "span_ns": 5})
     result = analyze_scaling([*runs(1, 100, parts(computation=1)), *runs(2, 100, broken)])
     assert result.sizes[1].losses == ()
-    assert "No traced parts on 2 ranks: no causes of what is lost." in result.unavailable
+    assert "No traced parts on 2 ranks: the loss has no causes there." in result.unavailable
 
 
 def test_transfers_of_other_axes_are_not_blamed_on_a_small_batch():

@@ -265,7 +265,7 @@ def test_a_run_keeps_the_lock_when_the_sweep_is_gone(tmp_path):
     with locked(tmp_path) as held:
         assert held
         kept = os.dup(held[0])
-    with pytest.raises(InputError, match="still going"), locked(tmp_path):
+    with pytest.raises(InputError, match="still in progress"), locked(tmp_path):
         pass
     os.close(kept)
     with locked(tmp_path):

@@ -4,23 +4,22 @@
 Weights, gradients, optimizer state and activations of a layout take more memory than a GPU has.
 
 ## Why it costs time
-The job ends in the first step, out of memory, or somewhere later if only a long sequence is too
-much.
+The job runs out of memory in the first step, or later if only a long sequence needs too much.
 
 ## Evidence needed
 A configuration that `distprof plan --lint` reads, the number of GPUs, and the model's shape (from
 the file or the command line). Layouts that cannot run for another reason are not judged.
 
 ## How the cost is computed
-It is not: the job would not start, so no step is lost to it. The finding is *modelled*.
+It is not: the job would not start, so no step loses time. The finding is *modelled*.
 
 ## How to fix
-Where state alone is too much: shard it (zero-1, FSDP), or divide the model by tp and pp. Where
-state fits: a smaller micro-batch, full recomputation, or more tp.
+If the state alone does not fit, shard it (zero-1, FSDP), or divide the model by tp and pp. If the
+state fits, use a smaller micro-batch, full recomputation, or more tp.
 
 ## When it is wrong
-With offloading, 8-bit optimizers, fp8 weights or activations on the host, none of which is
-modelled. `--reserve` sets what stays free.
+With offloading, 8-bit optimizers, fp8 weights or activations in CPU memory: distprof models none of
+these. `--reserve` sets the share of memory that stays free.
 
 ## Sources
 Formula sheet, "Memory".
@@ -51,8 +50,8 @@ def check(configuration: ConfigurationResult, limits: Limits) -> Iterator[Draft]
     state = memory.weights_bytes + memory.gradients_bytes + memory.optimizer_bytes
     yield Draft(
         message=(
-            f"Does not fit: {format_bytes(memory.total_bytes)} a GPU, of which "
-            f"{format_bytes(state)} are state; {format_bytes(usable)} are usable."
+            f"Does not fit: {format_bytes(memory.total_bytes)} per GPU, of which "
+            f"{format_bytes(state)} are state. Only {format_bytes(usable)} are usable."
         ),
         fix=_fix(configuration, state),
         confidence=Confidence.MODELLED,

@@ -1,7 +1,7 @@
-"""Rules on what speaks against a layout before anything runs: one row for each kind of objection.
+"""Rules on layouts that cannot or should not run: one row for each kind of objection.
 
-:func:`distprof.verbs.plan.layout.objections` finds them; a row gives a kind its code, its page and
-its fix.
+:func:`distprof.verbs.plan.layout.objections` finds objections. A row gives a kind its code, its
+page and its fix.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ A configuration that `distprof plan --lint` reads, the number of GPUs, and the m
 the file or the command line).
 
 ## How the cost is computed
-It is not: the job would not start, so no step is lost to it. The finding is *modelled*.
+It is not: the job would not start, so no step loses time. The finding is *modelled*.
 """
-"""Sections of every page that does not write its own."""
+"""Sections that every page has unless it writes them itself."""
 
 
 def _row(*, code: str, name: str, severity: Severity, kind: str, fix: str, page: str) -> Rule:
-    """The rule on one kind of objection.
+    """Build the rule on one kind of objection.
 
     Args:
-        code: Of the rule, never reused.
-        name: The problem.
-        severity: An error cannot run.
-        kind: As :func:`distprof.verbs.plan.layout.objections` calls it.
+        code: Code of the rule, never reused.
+        name: Name of the problem.
+        severity: ``ERROR`` where the layout cannot run.
+        kind: Kind of objection in :func:`distprof.verbs.plan.layout.objections`.
         fix: What to do.
-        page: Sections of the page, without those of ``_SHARED`` that fit.
+        page: Sections of the page, without those of ``_SHARED`` that apply.
     """
 
     def check(configuration: ConfigurationResult, limits: Limits) -> Iterator[Draft]:  # noqa: ARG001 - all checks take limits
@@ -68,21 +68,20 @@ RULES = (
         name="ranks-not-all-used",
         severity=Severity.ERROR,
         kind="ranks do not add up",
-        fix="Make dp · tp · pp · cp the number of GPUs.",
+        fix="Choose degrees so that dp · tp · pp · cp is the number of GPUs.",
         page="""
 ## What it detects
-The degrees of parallelism of a configuration multiply to another number than there are GPUs.
+The product of the degrees of parallelism differs from the number of GPUs.
 
 ## Why it costs time
-The launcher refuses it, or starts ranks that have no part in any group and hang in the first
-collective.
+The launcher refuses it, or starts ranks that belong to no group and hang in the first collective.
 
 ## How to fix
-Choose dp so that dp · tp · pp · cp is the number of GPUs; most programs do so by themselves if the
-degree of data parallelism is left out.
+Choose dp so that dp · tp · pp · cp is the number of GPUs. Most programs do this if you leave out
+the degree of data parallelism.
 
 ## When it is wrong
-Where the file is meant for another number of GPUs than was typed: `--gpus` wins over the file.
+Where the file is for another number of GPUs than you gave: `--gpus` overrides the file.
 
 ## Sources
 Formula sheet, "Choosing a strategy".
@@ -96,19 +95,19 @@ Formula sheet, "Choosing a strategy".
         fix="Choose a tp that divides the heads.",
         page="""
 ## What it detects
-The degree of tensor parallelism divides neither the attention heads, nor suits the heads of keys
-and values.
+The degree of tensor parallelism does not divide the attention heads, or does not fit the key/value
+heads.
 
 ## Why it costs time
-Each rank computes whole heads. Where they do not divide the program stops while it builds the
-model, after the job has waited for its GPUs.
+Each rank computes whole heads. If the heads do not divide evenly, the program stops while it builds
+the model, after the job has waited for its GPUs.
 
 ## How to fix
-A tp that divides the heads; with grouped queries one that divides the heads of keys and values, or
-is a multiple of their number.
+Choose a tp that divides the heads. With grouped queries, choose one that also divides the number of
+key/value heads, or is a multiple of it.
 
 ## When it is wrong
-Where a program pads heads, or repeats those of keys and values by itself.
+Where a program pads heads, or repeats key/value heads by itself.
 
 ## Sources
 Formula sheet, "Choosing a strategy" (T divides heads) and "Anti-patterns".
@@ -122,26 +121,26 @@ Formula sheet, "Choosing a strategy" (T divides heads) and "Anti-patterns".
         fix="Keep tp within a node; use pp or sharding across nodes.",
         page="""
 ## What it detects
-Groups of tensor parallelism do not lie within one domain of fast links.
+Tensor-parallel groups extend beyond one domain of fast links.
 
 ## Why it costs time
-Tensor parallelism sends activations four times a layer and micro-batch, and computation waits for
-each. Over a network that is ten times slower than NVLink most of the step is waiting.
+Tensor parallelism sends activations four times per layer and micro-batch, and computation waits
+each time. Over a network ten times slower than NVLink, most of the step is waiting.
 
 ## Evidence needed
 A configuration that `distprof plan --lint` reads, the number of GPUs, and the model's shape (from
-the file or the command line). GPUs of one fast domain are `--gpus-per-node`.
+the file or the command line). `--gpus-per-node` is the size of a fast domain.
 
 ## How the cost is computed
-It is not by itself: `distprof plan --layout` shows the exposed time of the tensor axis for this
+The rule computes none: `distprof plan --layout` shows the exposed time of the tensor axis for this
 layout and for others.
 
 ## How to fix
-A tp of at most the GPUs of a node, and a divisor of them. What does not fit then is divided by
-pipeline stages or sharding across nodes.
+Choose a tp that divides the number of GPUs in a node. If the model then does not fit, divide it by
+pipeline stages, or shard it across nodes.
 
 ## When it is wrong
-Where the fast domain is larger than a host, as with NVL72: say so with `--gpus-per-node 72`.
+Where the fast domain is larger than a node, as with NVL72: set `--gpus-per-node 72`.
 
 ## Sources
 Formula sheet, "Choosing a strategy" and "Anti-patterns" (TP across nodes).
@@ -152,19 +151,19 @@ Formula sheet, "Choosing a strategy" and "Anti-patterns" (TP across nodes).
         name="more-stages-than-layers",
         severity=Severity.ERROR,
         kind="more stages than layers",
-        fix="Lower pp, or stages a rank.",
+        fix="Use fewer pipeline ranks, or fewer stages per rank.",
         page="""
 ## What it detects
 A pipeline has more stages than the model has layers.
 
 ## Why it costs time
-Some stages would hold nothing; programs refuse to start so, or ranks only pass on what they get.
+Some stages would be empty. Programs refuse to start, or those ranks only forward activations.
 
 ## How to fix
-Fewer pipeline ranks, or fewer stages a rank (interleaving).
+Use fewer pipeline ranks, or fewer stages per rank (interleaving).
 
 ## When it is wrong
-Where embedding and output are counted as layers of their own, two stages more may be filled.
+Where the program counts embedding and output as layers, two more stages can be filled.
 
 ## Sources
 Formula sheet, "Pipeline bubble".
@@ -175,26 +174,27 @@ Formula sheet, "Pipeline bubble".
         name="sequence-too-short-to-share",
         severity=Severity.WARNING,
         kind="sequence too short to share",
-        fix="Context parallelism is for long sequences: use tp or sharding.",
+        fix="Use tp or sharding instead: context parallelism is for long sequences.",
         page="""
 ## What it detects
-Context parallelism leaves less than 8,192 tokens of a sequence to each rank, or does not divide it
-evenly.
+Context parallelism leaves each rank fewer than 8,192 tokens of a sequence, or does not divide the
+sequence evenly.
 
 ## Why it costs time
-Blocks of keys and values go round the ring while a rank computes attention with those it has. With
-few tokens a block is computed sooner than the next arrives, and the ring is exposed in every layer.
+Blocks of keys and values travel around the ring while each rank computes attention with the block
+it has. With few tokens, that computation ends before the next block arrives, and the ring is
+exposed in every layer.
 
 ## How the cost is computed
-It is not by itself: `distprof plan --layout` shows the exposed time of the context axis for this
+The rule computes none: `distprof plan --layout` shows the exposed time of the context axis for this
 layout and for others.
 
 ## How to fix
-A smaller cp, or none: tensor parallelism within the node and sharding divide a model with short
-sequences better.
+Use a smaller cp, or none. With short sequences, tensor parallelism within the node and sharding
+divide a model better.
 
 ## When it is wrong
-Where activations of a whole sequence do not fit otherwise, time is not what cp is for.
+Where activations of a whole sequence do not fit without cp: then cp saves memory, not time.
 
 ## Sources
 Formula sheet, "Choosing a strategy" (context parallelism from 64 k tokens on).
@@ -208,18 +208,18 @@ Formula sheet, "Choosing a strategy" (context parallelism from 64 k tokens on).
         fix="Choose an ep that divides both experts and dp.",
         page="""
 ## What it detects
-The degree of expert parallelism divides the number of experts or of data-parallel ranks not evenly,
-or the model has no experts.
+The degree of expert parallelism does not divide the number of experts or of data-parallel ranks, or
+the model has no experts.
 
 ## Why it costs time
-Each rank of an expert group holds as many whole experts as the others, and groups are made of
-data-parallel ranks. Otherwise programs stop while they build the model.
+All ranks of an expert group hold the same number of whole experts, and data-parallel ranks form
+these groups. Otherwise programs stop while they build the model.
 
 ## How to fix
-An ep that divides both the experts of a layer and dp.
+Choose an ep that divides both the number of experts per layer and dp.
 
 ## When it is wrong
-Where a program places redundant copies of experts, their number counts rather than the model's.
+Where a program places redundant copies of experts: then the number of copies counts.
 
 ## Sources
 Formula sheet, "Mixture of experts".
@@ -233,16 +233,16 @@ Formula sheet, "Mixture of experts".
         fix="Choose shards that divide dp · cp.",
         page="""
 ## What it detects
-Hybrid sharding divides the model by a number that does not divide the data-parallel ranks.
+Hybrid sharding divides the model into a number of shards that does not divide dp · cp.
 
 ## Why it costs time
-A mesh of replicas times shards has no such shape: the program stops while it builds the mesh.
+No mesh of replicas × shards has this shape: the program stops while it builds the mesh.
 
 ## How to fix
-Shards that divide dp · cp; as many as a node has GPUs keeps gathering inside nodes.
+Choose shards that divide dp · cp. One shard per GPU of a node keeps all-gathers inside nodes.
 
 ## When it is wrong
-Hardly ever: replicas of unlike sizes are not known to any program read here.
+Hardly ever: no program that distprof reads has replicas of different sizes.
 
 ## Sources
 Formula sheet, "Volume per training step" (HSDP).
@@ -259,16 +259,16 @@ Formula sheet, "Volume per training step" (HSDP).
         ),
         page="""
 ## What it detects
-The batch of a step is no multiple of what all data-parallel ranks take at once, or is smaller than
-their number.
+The batch of a step is not a multiple of dp times the micro-batch, or has fewer sequences than there
+are data-parallel ranks.
 
 ## Why it costs time
-Ranks would have unlike numbers of micro-batches, or none at all, and wait for each other in every
-collective; most programs refuse it.
+Ranks would have different numbers of micro-batches, or none, and wait for each other in every
+collective. Most programs refuse it.
 
 ## How to fix
-A batch that is dp times the micro-batch times the number of micro-batches. With fewer sequences
-than data-parallel ranks, use fewer of them, and divide the model instead.
+Make the batch dp times the micro-batch times the number of micro-batches. If there are fewer
+sequences than data-parallel ranks, use fewer of these ranks and divide the model instead.
 
 ## When it is wrong
 Where the last micro-batch of a step may be smaller than the others.
@@ -282,25 +282,25 @@ Formula sheet, "Anti-patterns" (64 samples on 128 GPUs).
         name="pipeline-hardly-filled",
         severity=Severity.WARNING,
         kind="too few micro-batches",
-        fix="Use 4 micro-batches per pipeline rank, by a smaller micro-batch or fewer stages.",
+        fix="Use 4 micro-batches per pipeline rank: a smaller micro-batch, or fewer stages.",
         page="""
 ## What it detects
-A pipeline has fewer micro-batches in a step than ranks.
+A pipeline has fewer micro-batches per step than ranks.
 
 ## Why it costs time
-At no time do all stages work: with M micro-batches on P ranks, (P − 1)/(M + P − 1) of the time is
-bubble, more than half of it if M is below P.
+The stages never all work at the same time. With M micro-batches on P ranks, the bubble fraction is
+(P − 1)/(M + P − 1): at least half if M is below P.
 
 ## How the cost is computed
-It is not by itself: `distprof plan --layout` shows the bubble in time for this layout and for
-others. Where a pipeline is filled but idles much, `planned-bubble` names the time.
+The rule computes none: `distprof plan --layout` shows the time of the bubble for this layout and
+for others. For pipelines that are filled but mostly idle, `planned-bubble` reports the time.
 
 ## How to fix
-Four micro-batches per rank or more: a smaller micro-batch, a larger batch, or fewer stages and more
-sharding.
+Use at least four micro-batches per rank: a smaller micro-batch, a larger batch, or fewer stages and
+more sharding.
 
 ## When it is wrong
-Where the model fits in no other way and the batch cannot grow.
+Where the model does not fit otherwise and the batch cannot grow.
 
 ## Sources
 Formula sheet, "Pipeline bubble" and "Anti-patterns" (16 stages with 4 micro-batches).
@@ -311,22 +311,22 @@ Formula sheet, "Pipeline bubble" and "Anti-patterns" (16 stages with 4 micro-bat
         name="micro-batches-not-interleavable",
         severity=Severity.ERROR,
         kind="micro-batches not divisible",
-        fix="Interleaving needs micro-batches in multiples of pp.",
+        fix="Make the number of micro-batches a multiple of pp, or use one stage per rank.",
         page="""
 ## What it detects
-Several stages a rank are asked for, but micro-batches come in no multiple of the pipeline's ranks,
-or there is no pipeline.
+The layout has several stages per rank, but the number of micro-batches is not a multiple of the
+pipeline's ranks, or there is no pipeline.
 
 ## Why it costs time
-Interleaved schedules go through groups of as many micro-batches as there are ranks. Otherwise
-programs refuse to start.
+Interleaved schedules process micro-batches in groups, one per pipeline rank. Otherwise programs
+refuse to start.
 
 ## How to fix
-Micro-batches in multiples of pp, or one stage a rank.
+Make the number of micro-batches a multiple of pp, or use one stage per rank.
 
 ## When it is wrong
-Schedules that take any number (torch's looped breadth-first, zero bubble with groups of its own)
-are not told apart here.
+With schedules that take any number of micro-batches (torch's looped breadth-first, zero bubble with
+its own groups): distprof does not distinguish them.
 
 ## Sources
 Formula sheet, "Pipeline bubble" (interleaved).

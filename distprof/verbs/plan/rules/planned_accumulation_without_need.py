@@ -1,29 +1,28 @@
 """# planned-accumulation-without-need
 
 ## What it detects
-Gradients are accumulated over micro-batches although micro-batches of twice the size fit into
+The job accumulates gradients over micro-batches although micro-batches of twice the size fit into
 memory.
 
 ## Why it costs time
-Twice as many micro-batches launch twice as many kernels of half the size, and with sharded
-parameters gather them twice as often.
+Twice as many micro-batches launch twice as many kernels of half the size. With sharded parameters,
+they also gather the parameters twice as often.
 
 ## Evidence needed
 A configuration that `distprof plan --lint` reads, the number of GPUs, and the model's shape (from
 the file or the command line). Layouts that cannot run for another reason are not judged.
 
 ## How the cost is computed
-It is not: how much faster larger matrices are depends on kernels, which are not modelled.
+It is not: the gain from larger matrices depends on kernels, which distprof does not model.
 
 ## How to fix
-Double the micro-batch, and halve their number.
+Double the size of the micro-batches and halve their number.
 
 ## When it is wrong
-Where memory is needed for what is not modelled: long sequences now and then, evaluation, fragments.
+Where other things need the memory: occasional long sequences, evaluation, fragmentation.
 
 ## Sources
-Formula sheet, "Memory" and "Anti-patterns" (accumulation
-when the batch fits).
+Formula sheet, "Memory" and "Anti-patterns" (accumulation when the batch fits).
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ def check(configuration: ConfigurationResult, limits: Limits) -> Iterator[Draft]
         return
     yield Draft(
         message=f"Gradients are accumulated although micro-batches of {larger.micro_batch} fit.",
-        fix="Double the micro-batch.",
+        fix="Double the size of the micro-batches and halve their number.",
         confidence=Confidence.MODELLED,
         evidence=("configuration.larger_bytes", "configuration.usable_bytes"),
     )

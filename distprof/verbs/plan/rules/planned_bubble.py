@@ -1,26 +1,25 @@
 """# planned-bubble
 
 ## What it detects
-A pipeline is filled, but by formula more than a tenth of its time is bubble.
+A pipeline is filled, but its theoretical bubble fraction exceeds a tenth.
 
 ## Why it costs time
-While the first micro-batches come in and the last go out, stages have nothing to do: (P − 1)/(v · M
-+ P − 1) of the time, with v stages a rank.
+Stages are idle while the pipeline fills and drains. The bubble fraction is (P − 1)/(v · M + P − 1)
+with v stages per rank.
 
 ## Evidence needed
 A configuration that `distprof plan --lint` reads, the number of GPUs, and the model's shape (from
 the file or the command line). Layouts that cannot run for another reason are not judged.
 
 ## How the cost is computed
-Modelled: the bubble of the estimated step, of which fewer stages or more micro-batches leave a
-part.
+Modelled: the bubble of the estimated step. Fewer stages or more micro-batches recover part of it.
 
 ## How to fix
-More micro-batches (a smaller micro-batch, a larger batch), several stages a rank (interleaving), or
-fewer pipeline ranks.
+Use more micro-batches (a smaller micro-batch, a larger batch), several stages per rank
+(interleaving), or fewer pipeline ranks.
 
 ## When it is wrong
-With zero-bubble schedules or DualPipe, which are not modelled here.
+With zero-bubble schedules or DualPipe, which distprof does not model.
 
 ## Sources
 Formula sheet, "Pipeline bubble" and "Anti-patterns" (bubble above 10 %).
@@ -49,14 +48,14 @@ def check(configuration: ConfigurationResult, limits: Limits) -> Iterator[Draft]
     if costs is None or costs.bubble_fraction <= limits["max_bubble_ratio"]:
         return
     layout = configuration.layout
-    if layout.micro_batches < layout.pp:  # pipeline-hardly-filled says so
+    if layout.micro_batches < layout.pp:  # pipeline-hardly-filled reports it
         return
     yield Draft(
         message=(
-            f"{format_ratio(costs.bubble_fraction)} of the pipeline is bubble with "
+            f"The pipeline's bubble fraction is {format_ratio(costs.bubble_fraction)} with "
             f"{layout.micro_batches} micro-batches on {layout.pp} ranks."
         ),
-        fix="Use more micro-batches, several stages a rank, or fewer ranks.",
+        fix="Use more micro-batches, several stages per rank, or fewer ranks.",
         cost_ns_per_step=costs.bubble_ns,
         confidence=Confidence.MODELLED,
         evidence=("configuration.estimate",),

@@ -1,24 +1,23 @@
 """# planned-data-parallelism-exposed
 
 ## What it detects
-Gradients and sharded parameters take so long to move that computation hides them not, for more than
-a fifth of the estimated step.
+Exposed transfers of gradients and sharded parameters take more than a fifth of the estimated step.
 
 ## Why it costs time
-Data parallelism hides behind forward and backward of a micro-batch. With few tokens per rank, or a
-slow network, it takes longer than these, and the rest adds to the step.
+Data-parallel communication overlaps with forward and backward of a micro-batch. With few tokens per
+rank, or a slow network, it takes longer than these, and the rest adds to the step.
 
 ## Evidence needed
 A configuration that `distprof plan --lint` reads, the number of GPUs, and the model's shape (from
 the file or the command line). Layouts that cannot run for another reason are not judged.
 
 ## How the cost is computed
-Modelled: exposed time of the data-parallel axes in the estimated step, by volumes and α-β times of
-the formula sheet.
+Modelled: exposed time of the data-parallel axes in the estimated step, from the volumes and α-β
+times of the formula sheet.
 
 ## How to fix
-A larger batch, fewer data-parallel ranks (and more of the model's dimensions), accumulation, or
-hybrid sharding within nodes.
+Use a larger batch, fewer data-parallel ranks (and more tp, pp or cp), accumulation, or hybrid
+sharding within nodes.
 
 ## When it is wrong
 Where links reach more than `--link-efficiency`, or gradients are compressed.
@@ -43,7 +42,9 @@ from distprof.verbs.plan.configuration import ConfigurationResult
     since="0.1.0",
     needs=(ConfigurationResult,),
     limits={
-        "max_exposed_ratio": Limit(0.20, "share of the step that data parallelism may be exposed")
+        "max_exposed_ratio": Limit(
+            0.20, "share of the step that exposed data-parallel communication may take"
+        )
     },
 )
 def check(configuration: ConfigurationResult, limits: Limits) -> Iterator[Draft]:
@@ -56,8 +57,8 @@ def check(configuration: ConfigurationResult, limits: Limits) -> Iterator[Draft]
         return
     yield Draft(
         message=(
-            f"Data parallelism is exposed for {format_duration(exposed)} of "
-            f"{format_duration(costs.step_ns)}: too little is computed per rank."
+            f"Data-parallel communication is exposed for {format_duration(exposed)} of "
+            f"{format_duration(costs.step_ns)}: each rank computes too little to overlap it."
         ),
         fix="Use a larger batch, fewer data-parallel ranks, or hsdp within nodes.",
         cost_ns_per_step=exposed,

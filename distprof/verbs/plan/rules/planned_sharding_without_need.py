@@ -1,24 +1,25 @@
 """# planned-sharding-without-need
 
 ## What it detects
-Weights are sharded although the whole state fits into each GPU's memory.
+The job shards weights although the whole state fits into each GPU's memory.
 
 ## Why it costs time
-FSDP sends three times the model per micro-batch, DDP twice per step: 1.5 times as much, and on the
-way of forward and backward.
+FSDP sends three times the model per micro-batch, DDP twice per step. That is 1.5 times as much, and
+forward and backward wait for it.
 
 ## Evidence needed
 A configuration that `distprof plan --lint` reads, the number of GPUs, and the model's shape (from
 the file or the command line). Layouts that cannot run for another reason are not judged.
 
 ## How the cost is computed
-It is not: what is hidden behind computation costs nothing. `distprof plan --layout` compares both.
+It is not: communication that overlaps with computation costs no time. `distprof plan --layout`
+compares both.
 
 ## How to fix
-DDP, or ZeRO-1 where the optimizer's state is what takes memory.
+Use DDP, or ZeRO-1 where the optimizer's state takes most of the memory.
 
 ## When it is wrong
-Where memory is wanted for larger micro-batches or less recomputation.
+Where larger micro-batches or less recomputation need the memory.
 
 ## Sources
 Formula sheet, "Volume per training step" and "Anti-patterns" (FSDP where DDP would fit).
@@ -47,8 +48,8 @@ def check(configuration: ConfigurationResult, limits: Limits) -> Iterator[Draft]
     if plain is None or plain > limits["room_ratio"] * configuration.usable_bytes:
         return
     yield Draft(
-        message="Weights are sharded although the whole state fits.",
-        fix="Use ddp or zero-1: a third less is sent.",
+        message="The job shards weights although the whole state fits.",
+        fix="Use ddp or zero-1: they send a third less.",
         confidence=Confidence.MODELLED,
         evidence=("configuration.plain_bytes", "configuration.usable_bytes"),
     )

@@ -1,4 +1,4 @@
-"""Sizes of a sweep that a rule can judge."""
+"""Helpers for the rules on sweeps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["between", "larger_sizes", "lowest", "size_of"]
 
 
 def larger_sizes(scaling: ScalingResult) -> list[ScalingSize]:
-    """Sizes beyond the baseline, ascending.
+    """Sizes larger than the baseline, ascending.
 
     Raises:
         InsufficientEvidenceError: If there are none.
@@ -19,22 +19,24 @@ def larger_sizes(scaling: ScalingResult) -> list[ScalingSize]:
     sizes = [size for size in scaling.sizes if base is not None and size.num_ranks > base]
     if not sizes:
         why = "; ".join(scaling.unavailable)
-        raise InsufficientEvidenceError("no size beyond the baseline" + (f": {why}" if why else ""))
+        raise InsufficientEvidenceError(
+            "no size larger than the baseline" + (f": {why}" if why else "")
+        )
     return sizes
 
 
 def size_of(scaling: ScalingResult, num_ranks: int | None) -> ScalingSize | None:
-    """The size with so many ranks."""
+    """The size with this number of ranks."""
     return next((size for size in scaling.sizes if size.num_ranks == num_ranks), None)
 
 
 def lowest(size: ScalingSize) -> float:
-    """The efficiency that is certain: the lower end, or the figure where nothing tells."""
+    """Lower end of the efficiency's interval, or the efficiency where there is no interval."""
     return size.efficiency if size.efficiency_low is None else size.efficiency_low
 
 
 def between(size: ScalingSize) -> str:
-    """For example ``72.0 % (70.1 % to 73.9 %)``."""
+    """Efficiency with its interval, for example ``72.0 % (70.1 % to 73.9 %)``."""
     if size.efficiency_low is None or size.efficiency_high is None:
         return format_ratio(size.efficiency)
     ends = f"{format_ratio(size.efficiency_low)} to {format_ratio(size.efficiency_high)}"

@@ -1,29 +1,27 @@
 """# efficiency-below-target
 
 ## What it detects
-More ranks do less work per rank than is accepted: efficiency over the smallest size is below the
-target, and so is its whole interval.
+Each rank does less work as ranks are added, and efficiency falls below the target. Its whole
+interval is below the target too.
 
 ## Why it costs time
-At an efficiency of 70 %, three of ten GPUs work for nothing. What is lost grows with every rank
-that is added, so a job that is to run on many GPUs should not begin below the target on a few.
+At an efficiency of 70 %, three of ten GPUs are wasted. The loss grows with every added rank, so a
+job for many GPUs should reach the target on a few GPUs first.
 
 ## Evidence needed
-Runs of two sizes at least. Repeats of each tell how sure the efficiency is; without them the
-interval is that of the steps of one run.
+Runs of at least two sizes. Repeats of each size determine the uncertainty of the efficiency.
+Without repeats, the interval comes from the steps of one run.
 
 ## How the cost is computed
-The step at the largest such size, less what the same work would take at the efficiency of the
-baseline.
+The step at the largest such size, minus the time of the same work at the baseline's efficiency.
 
 ## How to fix
-What the loss consists of says what to do: see the losses by cause, and the findings of
-`distprof analyze` on the largest run. Strong scaling always ends somewhere; then use fewer ranks,
-or let the batch grow with them.
+Start with the losses by cause, and with the findings of `distprof analyze` on the largest run.
+Strong scaling always has a limit. At the limit, use fewer ranks, or increase the batch with them.
 
 ## When it is wrong
-A baseline of one rank has no communication at all; where no rank alone can train the model anyway,
-a baseline of one node is fairer.
+A baseline of one rank has no communication. If a single rank cannot train the model anyway, a
+baseline of one node is fairer.
 
 ## Sources
 Formula sheet, "Scaling".
@@ -45,10 +43,10 @@ from distprof.verbs.sweep.rules._shared import between, larger_sizes
     severity=Severity.WARNING,
     since="0.1.0",
     needs=(ScalingResult,),
-    limits={"target_ratio": Limit(0.8, "efficiency over the baseline that is asked for")},
+    limits={"target_ratio": Limit(0.8, "efficiency over the baseline that is required")},
 )
 def check(scaling: ScalingResult, limits: Limits) -> Iterator[Draft]:
-    """Yield one finding for the sweep, at its largest size below the target."""
+    """Yield one finding for the largest size below the target."""
     target = limits["target_ratio"]
     below = [
         size
@@ -58,15 +56,15 @@ def check(scaling: ScalingResult, limits: Limits) -> Iterator[Draft]:
     if not below:
         return
     worst = below[-1]
-    since = f"; it falls below at {below[0].num_ranks} ranks" if len(below) > 1 else ""
+    since = f", from {below[0].num_ranks} ranks on" if len(below) > 1 else ""
     yield Draft(
         message=(
             f"{str(scaling.mode).capitalize()} scaling from {scaling.baseline_ranks} to"
             f" {worst.num_ranks} ranks has an efficiency of {between(worst)}, below the"
-            f" {format_ratio(target)} that are asked for{since}."
+            f" {format_ratio(target)} target{since}."
         ),
         fix=(
-            "See the losses by cause for what to change; until then, use fewer ranks than"
+            "Reduce the largest of the losses by cause. Until then, use fewer ranks than"
             f" {below[0].num_ranks}, or more work per rank."
         ),
         cost_ns_per_step=max(worst.lost_ns, 1),

@@ -2,28 +2,28 @@
 
 ## What it detects
 In data-parallel training, each rank's batch is so small that a step transfers gradients for longer
-than it computes, and the transfers show.
+than it computes, and part of the transfer is exposed.
 
 ## Why it costs time
-A step sends each gradient once, however many tokens it was computed from, so that transfer stays
-while computation shrinks with the batch of a rank. Below the critical batch not even perfect
-overlap can hide it.
+A step sends each gradient once, for any number of tokens. The transfer therefore stays the same
+while computation shrinks with the batch per rank. Below the critical batch, not even perfect
+overlap can hide the transfer.
 
 ## Evidence needed
-A trace of the largest size with both exposed and hidden communication, and the mesh, which must
-have no axis but those of data parallelism: the traffic of others grows with the batch.
+A trace of the largest size with both exposed and overlapped communication, and the mesh. The mesh
+must have data-parallel axes only, as the traffic of other axes grows with the batch.
 
 ## How the cost is computed
-Transfers that hide behind nothing, of one step. All of it could be hidden at the critical batch: it
-is the batch of a rank times transfer over computation.
+Exposed transfers of one step. At the critical batch all of them could overlap with computation. The
+critical batch is the batch per rank times transfer time over computation time.
 
 ## How to fix
-More work per rank and step: a larger batch, or micro-batches whose gradients are accumulated
-without reducing each. Or use fewer ranks, gradients of half the size, or a faster network.
+Give each rank more work per step: a larger batch, or micro-batches that accumulate gradients
+without reducing each time. Or use fewer ranks, gradients of half the size, or a faster network.
 
 ## When it is wrong
-Sharded weights are gathered once per micro-batch, so that accumulation does not save all of it.
-Small collectives are bound by latency rather than by bytes; then fewer and larger buckets do more.
+Sharded weights are gathered once per micro-batch, so accumulation does not save all of the traffic.
+Small collectives are latency-bound: there, fewer and larger buckets help more.
 A larger batch may need other hyperparameters.
 
 ## Sources
@@ -48,15 +48,19 @@ from distprof.verbs.sweep.rules._shared import larger_sizes
     since="0.1.0",
     needs=(ScalingResult,),
     limits={
-        "position_ratio": Limit(0.8, "computation over transfer below which transfers bound"),
-        "exposed_ratio": Limit(0.1, "exposed transfer of the step before it is worth a finding"),
+        "position_ratio": Limit(
+            0.8, "computation over transfer time below which transfers limit the step"
+        ),
+        "exposed_ratio": Limit(
+            0.1, "exposed transfer, as a share of the step, from which it is a finding"
+        ),
     },
 )
 def check(scaling: ScalingResult, limits: Limits) -> Iterator[Draft]:
     """Yield the largest size, if its batch is below the critical one."""
     size = larger_sizes(scaling)[-1]
     if size.exposed_transfer_ns is None or size.computation_ns is None:
-        raise InsufficientEvidenceError(f"no traced parts of {size.num_ranks} ranks")
+        raise InsufficientEvidenceError(f"no traced parts for {size.num_ranks} ranks")
     if size.is_data_parallel is None:
         raise InsufficientEvidenceError(f"the mesh of the run on {size.num_ranks} ranks is unknown")
     if not size.is_data_parallel or size.transfer_ns is None or size.computation_ns <= 0:
@@ -75,7 +79,7 @@ def check(scaling: ScalingResult, limits: Limits) -> Iterator[Draft]:
         ),
         fix=(
             "Give each rank more work per step: a larger batch, or micro-batches whose gradients"
-            " are accumulated without reducing each."
+            " accumulate without a reduction each time."
         ),
         cost_ns_per_step=size.exposed_transfer_ns,
         confidence=Confidence.INFERRED,
@@ -84,7 +88,7 @@ def check(scaling: ScalingResult, limits: Limits) -> Iterator[Draft]:
 
 
 def _batch(size: ScalingSize, scaling: ScalingResult) -> str:
-    """The batch against the critical one; without units where work is not known."""
+    """The batch compared with the critical batch; without units where work is unknown."""
     assert size.computation_ns is not None
     assert size.transfer_ns is not None
     batch = (size.work_per_step or size.num_ranks) / size.num_ranks

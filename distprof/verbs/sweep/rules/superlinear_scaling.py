@@ -1,28 +1,27 @@
 """# superlinear-scaling
 
 ## What it detects
-More ranks do more work per rank than the baseline does, beyond what repeats differ by.
+Each rank does more work than in the baseline, by more than repeats differ.
 
 ## Why it costs time
-It costs nothing, but every efficiency that is measured against such a baseline is too high: losses
-of larger sizes hide behind a baseline that is itself slow. A gate on efficiency then passes what it
-should not, and an extrapolation promises what will not come.
+It costs no time, but every efficiency over this baseline is too high: the slow baseline hides
+losses of larger sizes. A gate on efficiency then misses regressions, and an extrapolation is too
+optimistic.
 
 ## Evidence needed
-Runs of two sizes at least, with the interval of their efficiency from repeats or steps.
+Runs of at least two sizes, with the interval of their efficiency from repeats or steps.
 
 ## How the cost is computed
-There is none: the sweep loses no time to it, only its meaning.
+There is none: the sweep loses no time, but its figures lose their meaning.
 
 ## How to fix
-Look at the baseline first: analyse it alone. Usual reasons are a baseline that is short of memory
-and recomputes, pages or allocates anew, whose share does not fit the caches, that was measured
-while something else ran, or on other hardware. Choose a larger baseline, and repeat it in turns
-with the others.
+Analyse the baseline alone first. It may be short of memory and recompute, page or allocate again.
+Its share of the data may not fit into caches. It may have run next to other programs, or on other
+hardware. Choose a larger baseline, and repeat it alternately with the other sizes.
 
 ## When it is wrong
-In strong scaling each rank's share gets smaller and may fit a cache at last: then it is true,
-although not a reason to expect more of the same.
+In strong scaling, each rank's share shrinks and may fit into a cache at some size. Then the gain is
+real, but it does not continue with more ranks.
 
 ## Sources
 Gunther, Puglia and Tomasette, "Hadoop Superlinear Scalability" (2015).
@@ -44,7 +43,7 @@ from distprof.verbs.sweep.rules._shared import between, larger_sizes, lowest
     severity=Severity.INFO,
     since="0.1.0",
     needs=(ScalingResult,),
-    limits={"above_ratio": Limit(0.02, "efficiency beyond 1 that is put down to measurement")},
+    limits={"above_ratio": Limit(0.02, "efficiency above 1 that counts as measurement error")},
     costs_time=False,
 )
 def check(scaling: ScalingResult, limits: Limits) -> Iterator[Draft]:
@@ -62,14 +61,14 @@ def check(scaling: ScalingResult, limits: Limits) -> Iterator[Draft]:
         ),
         fix=(
             f"Analyse the baseline of {ranks} alone (memory, recomputation, other programs), repeat"
-            " it in turns with the others, or choose a larger one."
+            " it alternately with the others, or choose a larger one."
         ),
         evidence=("scaling.sizes",),
     )
 
 
 def _computation(size: ScalingSize) -> str:
-    """Whether computation of the same work got shorter, where traces tell."""
+    """Whether computation of the same work got shorter, where traces show it."""
     grew = next((x.lost_ns for x in size.losses if x.cause == CAUSES["computation_ns"]), None)
     if grew is None or grew >= 0 or size.computation_ns is None:
         return ""
