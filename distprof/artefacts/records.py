@@ -200,7 +200,7 @@ class ClockStamp(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DiaryLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """An event of ``distprof capture`` in one process. File ``capture.jsonl`` of the run, no header.
+    """An event of ``distprof capture`` in a process. File ``capture.jsonl`` of the run, no header.
 
     Args:
         event: ``python`` an interpreter loaded the hook; ``torch`` it imported torch;
