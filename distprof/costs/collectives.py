@@ -109,7 +109,7 @@ def collective_time(
             for all-reduce also ``tree`` (not pipelined) and ``naive``.
 
     Raises:
-        ValueError: If the kind has no such algorithm.
+        ValueError: If the algorithm is not defined for the kind.
     """
     _check_size(group_size)
     steps = latency_steps(kind, group_size, algorithm)
@@ -165,7 +165,7 @@ def latency_steps(kind: CollectiveKind, group_size: int, algorithm: Algorithm) -
     """The number of sequential steps that pay the latency.
 
     Raises:
-        ValueError: If the kind has no such algorithm.
+        ValueError: If the algorithm is not defined for the kind.
     """
     hops, doublings = group_size - 1, math.ceil(math.log2(group_size))
     if kind is CollectiveKind.ALL_REDUCE:

@@ -86,7 +86,7 @@ def zero_bubble_idle(
         backward_weight: W, the part that computes gradients of weights.
 
     Raises:
-        ValueError: If the schedule has no such formula, or P is below 1.
+        ValueError: If the schedule has no formula, or P is below 1.
 
     Source:
         Formula sheet, "Pipeline bubble"; Qi et al. 2024, section 2.
@@ -142,7 +142,7 @@ def in_flight(
         stage: From 0.
 
     Raises:
-        ValueError: If the schedule has no such formula, or a stage is not in the pipeline.
+        ValueError: If the schedule has no formula, or a stage is not in the pipeline.
     """
     stages = _at_least_one(num_stages, "stages")
     batches = _at_least_one(num_micro_batches, "micro-batches")

@@ -14,7 +14,7 @@ from distprof.costs.repeats import (
     compare_repeats,
     pseudo_median,
     student_quantile,
-    tamed,
+    winsorized,
 )
 from distprof.costs.scaling import _fieller, _least_squares, _Line
 from distprof.sections.own_time import chance_of_mean
@@ -110,7 +110,7 @@ def test_the_interval_of_pairs_is_the_percentile_bootstrap_widened(
     count: int, level: Level
 ) -> None:
     random = np.random.default_rng(count)
-    change = tamed(random.normal(1, 1, count))
+    change = winsorized(random.normal(1, 1, count))
     ours = compare_pairs(np.zeros(count), change, level=level)
     plain = stats.bootstrap(
         (change,),
