@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""The one task runner: ``python3 tasks.py demo`` and ``python3 tasks.py test`` are all the set-up.
+"""The task runner: ``python3 tasks.py demo`` and ``python3 tasks.py test`` need no other set-up.
 
-It needs Python 3.11 or newer and nothing else: it makes ``.venv`` in this folder, installs the
-versions pinned in ``constraints.txt``, and runs the task there. Run without arguments for the list.
+It needs only Python 3.11 or newer: it creates ``.venv`` in this folder, installs the versions
+pinned in ``constraints.txt``, and runs the task there. Run it without arguments to list the tasks.
 """
 
 from __future__ import annotations
@@ -29,53 +29,54 @@ GATE_RUN = (
 
 
 def demo(*arguments: str) -> None:
-    """Train on two CPU ranks, one of them slowed on purpose, and report who it is."""
+    """Train on two CPU ranks, slow one down on purpose, and report which one it is."""
     install()
     job = ("run", "ddp", "--ranks", "2", "--device", "cpu", "--fault", "slow-rank=1:1.5")
     run("distprof", *job, *arguments)
 
 
 def test(*arguments: str) -> None:
-    """Everything that must hold: lint, types, imports, docs, tests."""
+    """Run all checks: lint, types, imports, docs, tests."""
     started = time.monotonic()
     install("dev")
     together(lint, types, imports, docs)
     for task in (gate, unit):
         say(f"{task.__name__}: {summary(task)}")
         task(*(arguments if task is unit else ()))
-    say(f"all of it passed in {time.monotonic() - started:.0f} s")
+    say(f"all checks passed in {time.monotonic() - started:.0f} s")
 
 
 def lint() -> None:
-    """Formatting and lint of the whole tree."""
+    """Check formatting and lint of the whole tree."""
     install("dev")
     run("ruff", "format", "--check", "--quiet", ".")
     run("ruff", "check", "--quiet", ".")
 
 
 def types() -> None:
-    """Strict types of the three packages."""
+    """Check types of the three packages strictly."""
     install("dev")
     run("mypy")
 
 
 def imports() -> None:
-    """Imports go one way."""
+    """Check that imports follow the layers."""
     install("dev")
     run("lint-imports", "--no-logo")
 
 
 def docs(*arguments: str) -> None:
-    """Generated pages equal what the code says (``docs --write`` renews them)."""
+    """Check that generated pages match the code (``docs --write`` updates them)."""
     install("dev")
     run("python", "-m", "docs.build", *(arguments or ("--check",)))
 
 
 def gate(*arguments: str) -> None:
-    """The speed of two CPU ranks that sleep, against a baseline (``gate --update`` renews it).
+    """Compare the speed of two sleeping CPU ranks with a baseline (``gate --update`` updates it).
 
-    Its steps are nearly alike on all machines, hence another machine and a wide tolerance. Further
-    arguments go to the run: ``gate --fault slow-rank=1:2`` must fail.
+    Its steps take almost the same time on all machines, so the baseline may come from another
+    machine, with a wide tolerance. Further arguments go to the run: ``gate --fault
+    slow-rank=1:2`` must fail.
     """
     install("dev")
     accepts = arguments[:1] == ("--update",)
@@ -88,20 +89,20 @@ def gate(*arguments: str) -> None:
 
 
 def unit(*arguments: str) -> None:
-    """The tests (further arguments go to pytest)."""
+    """Run the tests (further arguments go to pytest)."""
     install("dev")
     run("pytest", *IN_PARALLEL, *arguments)
 
 
 def nightly(*arguments: str) -> None:
-    """Drawn examples that ``unit`` leaves out, and many more of each property."""
+    """Run random examples that ``unit`` skips, and many more examples of each property."""
     install("dev")
     chosen = ("-m", "nightly or hypothesis", "--hypothesis-profile", "nightly")
     run("pytest", *IN_PARALLEL, *chosen, *arguments)
 
 
 def coverage() -> None:
-    """The tests again, with the lines and branches they do not reach."""
+    """Run the tests and list the lines and branches that they do not reach."""
     install("dev")
     run("pytest", *IN_PARALLEL, "--quiet", "--cov", "--cov-report=term-missing:skip-covered")
 
@@ -121,7 +122,7 @@ TASKS: tuple[Callable[..., None], ...] = (
 
 
 def together(*tasks: Callable[..., None]) -> None:
-    """Run tasks beside each other, none of which needs more than a core; each tells at its end."""
+    """Run tasks in parallel, each on at most one core; each reports when it ends."""
 
     def ended(task: Callable[..., None]) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, __file__, task.__name__]
@@ -138,7 +139,7 @@ def together(*tasks: Callable[..., None]) -> None:
 
 
 def install(*groups: str) -> None:
-    """Make the virtual environment and install what ``groups`` need, once per set of pins."""
+    """Create the virtual environment and install packages of ``groups``, once per set of pins."""
     stamp = VENV / f".installed-{'-'.join(groups) or 'runtime'}"
     pins = hashlib.sha256(
         b"".join((ROOT / name).read_bytes() for name in ("pyproject.toml", "constraints.txt"))
@@ -146,7 +147,7 @@ def install(*groups: str) -> None:
     if stamp.is_file() and stamp.read_text() == pins:
         return
     if not (BIN / "python").exists():
-        say("making .venv")
+        say("creating .venv")
         make_venv()
     say(f"installing {' '.join(groups) or 'runtime'} packages into .venv")
     pip = [str(BIN / "python"), "-m", "pip", "install", "--quiet", "-c", "constraints.txt"]
@@ -156,7 +157,7 @@ def install(*groups: str) -> None:
 
 
 def make_venv() -> None:
-    """Make ``.venv``, or say which system package brings the means."""
+    """Create ``.venv``, or name the system package that is missing."""
     made = subprocess.run([sys.executable, "-m", "venv", str(VENV)], cwd=ROOT, check=False)
     if made.returncode != 0:
         sys.exit(
@@ -171,7 +172,7 @@ def run(program: str, *arguments: str) -> None:
 
 
 def call(command: Sequence[str]) -> None:
-    """Run a command in the project's folder; leave with its exit code if it fails."""
+    """Run a command in the project's folder; exit with its exit code if it fails."""
     environment = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ.get('PATH', '')}"}
     finished = subprocess.run(command, cwd=ROOT, env=environment, check=False)
     if finished.returncode != 0:
@@ -180,19 +181,19 @@ def call(command: Sequence[str]) -> None:
 
 
 def say(text: str) -> None:
-    """One line of progress."""
+    """Print one line of progress."""
     sys.stderr.write(f"── {text}\n")
     sys.stderr.flush()
 
 
 def summary(task: Callable[..., None]) -> str:
-    """First line of a task's description."""
+    """The first line of a task's description."""
     return (task.__doc__ or "").splitlines()[0]
 
 
 def main(arguments: Sequence[str]) -> None:
     """Run the named task, or list them."""
-    if sys.version_info < (3, 11):  # noqa: UP036  # whoever runs this may have an older one
+    if sys.version_info < (3, 11):  # noqa: UP036  # users may have an older version
         sys.exit(f"distprof needs Python 3.11 or newer; this is {sys.version.split()[0]}")
     tasks = {task.__name__: task for task in TASKS}
     if not arguments or arguments[0] not in tasks:

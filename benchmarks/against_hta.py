@@ -1,10 +1,10 @@
-"""distprof and HTA on the same grown traces, in the same run, in turn.
+"""distprof and HTA on the same grown traces, alternating in the same run.
 
-What is compared (each in a process of its own, nothing cached, gz input):
+The contestants (each in a separate process, without a cache, gz input):
 
 - ``distprof-full``: every row to tables and Parquet, then the overlap;
 - ``distprof-device``: device rows only, then the overlap;
-- ``distprof-analyze``: everything that ``distprof analyze`` does;
+- ``distprof-analyze``: the whole of ``distprof analyze``;
 - ``hta-overlap``: HTA's ``TraceAnalysis(...)`` and its ``get_comm_comp_overlap``.
 
 With ``--steps kept`` the grown trace has the three profiler steps of the real one, which spares HTA
@@ -38,7 +38,7 @@ CONTESTANTS = ("distprof-full", "distprof-device", "distprof-analyze", HTA)
 
 
 def grown(folder: Path, megabytes: int, *, steps: str) -> Path:
-    """A trace of about that size, grown from a real one with its text form kept."""
+    """A trace of about that size, grown from a real one in the same text form."""
     path = folder / f"grown-{megabytes}-{steps}.json.gz"
     if path.exists():
         return path

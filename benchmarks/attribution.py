@@ -5,8 +5,8 @@
     python -m benchmarks.attribution                          # 64 ranks x 4,000 collectives
     python -m benchmarks.attribution --ranks 1024 --collectives 10000
 
-The recording is that of ``benchmarks.cross_rank``; what is measured rank by rank is made up beside
-it: a tenth of all waiting is hidden, and steps last 60 collectives. Times are CPU seconds.
+The recording is that of ``benchmarks.cross_rank``. Measurements of single ranks are synthetic: a
+tenth of all waiting overlaps, and steps last 60 collectives. Times are CPU seconds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Is the cause found: simulated jobs of every parallelism, each with one fault or none.
+"""Does distprof find the cause? Simulated jobs of every parallelism, with one fault or none.
 
 ::
 
@@ -22,7 +22,7 @@ from tests.simulator.trials import FAULTS, Outcome, healthy, judge, trial_of
 
 @dataclass(kw_only=True)
 class Score:
-    """Of one kind of job."""
+    """Counts for one kind of job."""
 
     trials: int = 0
     right: int = 0
@@ -41,7 +41,7 @@ class Score:
 
 
 def lines_of(outcome: Outcome) -> Iterator[str]:
-    """What was said, for people."""
+    """The findings of a job, for people."""
     job = outcome.trial.job
     yield (
         f"    world {job.world_size} noise {job.compute_noise} faults {job.faults} costs "

@@ -1,7 +1,7 @@
-"""One contestant of a benchmark, run as a process of its own: ``contestant.py WHAT SOURCE``.
+"""One contestant of a benchmark, run in a separate process: ``contestant.py WHAT SOURCE``.
 
-Prints the CPU seconds of its work, the interpreter's start and imports apart, and the overlap it
-found, in percent, so that a benchmark can show that all did the same work.
+Prints the CPU seconds of its work, without the interpreter's start and imports, and the overlap it
+found, in percent, so that a benchmark can show that all contestants did the same work.
 """
 
 from __future__ import annotations
@@ -86,10 +86,10 @@ def _hta(source: str) -> Any:
 
 
 def _import(what: str) -> None:
-    """Import what the contestant needs, so that its work can be told from its start.
+    """Import what the contestant needs, so that its work can be separated from its start.
 
-    As in the command ``distprof``, and for all alike: without numpy's threads for linear algebra,
-    which nobody here uses and which spin for a tenth of a second, into the work.
+    All contestants, like the command ``distprof``, run without numpy's threads for linear algebra:
+    none uses them, and they spin for a tenth of a second, into the work.
     """
     os.environ["OPENBLAS_NUM_THREADS"] = "1"
     if what.startswith("hta"):

@@ -4,7 +4,7 @@
     python -m benchmarks.cross_rank --ranks 1024 --collectives 10000
     python -m benchmarks.cross_rank --without-seq
 
-The recording is made up in numpy (the simulator of the tests is too slow for millions of rows):
+The recording is generated with numpy (the simulator of the tests is too slow for millions of rows):
 one third of the collectives is of the whole job, the rest of groups of eight and of their
 orthogonal groups; nodes of eight ranks with clocks up to 10 ms and 20 ppm apart; windows that start
 up to ten collectives apart. Times are process CPU time of one core.

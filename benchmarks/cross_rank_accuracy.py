@@ -1,4 +1,4 @@
-"""How often matching and clock alignment are right, on simulated jobs of known truth.
+"""Accuracy of matching and clock alignment on simulated jobs with known truth.
 
     python -m benchmarks.cross_rank_accuracy --seeds 300
 

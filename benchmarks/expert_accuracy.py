@@ -1,4 +1,4 @@
-"""Is the hot expert named and rightly priced: simulated expert-parallel jobs, some of them healthy.
+"""Does distprof name the hot expert and its cost? Simulated expert-parallel jobs, some healthy.
 
 ::
 
@@ -56,7 +56,7 @@ def job_of(seed: int) -> MoeJob:
 
 
 def findings_of(simulated: Simulated) -> tuple[Finding, ...]:
-    """What the rules on experts say."""
+    """Findings of the rules on experts."""
     ranks = []
     for number, builder in sorted(simulated.builders.items()):
         builder.groups = [group for group in simulated.groups if number in group.ranks]
@@ -103,7 +103,7 @@ def main() -> None:
     accused = {seed: [f.code for f in findings_of(simulate_moe(job_of(seed)))] for seed in seeds}
     accused = {seed: codes for seed, codes in accused.items() if codes}
     took = time.perf_counter() - started
-    print(f"healthy     accused {len(accused)}/{len(seeds)} {accused or ''}  {took:.1f} s")
+    print(f"healthy     blamed {len(accused)}/{len(seeds)} {accused or ''}  {took:.1f} s")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Is an injected fault named in the report of a real run, and nobody in a healthy one.
+"""Does the report of a real run name the injected fault, and no rank in a healthy run?
 
 ::
 
@@ -6,11 +6,11 @@
     python -m benchmarks.fault_accuracy --trials 5 --share 0.1 --only "ddp x 2"
     python -m benchmarks.fault_accuracy --trials 3 --compute real --only ddp
 
-Each trial is one ``distprof run`` on CPU ranks, which train, are recorded and analysed as any job.
-For each fault and workload the table says in how many trials the report named the rank, stage or
-expert that was struck, in how many it also said why, and how often it accused anybody else. Blocks
-sleep for given times by default, so that ranks need not share cores; with ``--compute real`` they
-compute, and what else the machine does counts as well.
+Each trial is one ``distprof run`` on CPU ranks, recorded and analysed like any other job. For each
+fault and workload the table shows in how many trials the report named the affected rank, stage or
+expert, in how many it also named the cause, and how often it blamed another one. By default blocks
+sleep for given times, so that ranks need not share cores; with ``--compute real`` they compute, and
+other load on the machine affects the result.
 """
 
 from __future__ import annotations

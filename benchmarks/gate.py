@@ -1,4 +1,4 @@
-"""How often the gate is right, beside other rules on the same simulated runs.
+"""How often the gate is right, compared with other rules on the same simulated runs.
 
 ::
 
@@ -31,7 +31,7 @@ LOSS = 0.05
 
 
 def flagged(is_flagged: bool) -> str:
-    """A rule that knows no third answer."""
+    """The answer of a rule that has no third one."""
     return "regressed" if is_flagged else "passed"
 
 

@@ -1,8 +1,8 @@
-"""Grow a real trace to the size of a long recording, its text form kept.
+"""Grow a real trace to the size of a long recording, in the same text form.
 
 Events are repeated with times, correlation and event ids shifted, so that the result is what a
 longer recording of the same job would look like: names repeat, times and ids do not. The numbers
-of profiler steps go on too, unless ``--steps kept`` leaves them.
+of profiler steps continue too, unless ``--steps kept`` keeps them.
 
 Run::
 

@@ -1,6 +1,6 @@
 """``distprof hang`` on the dumps of 1,000 ranks with full rings: wall time, CPU and memory.
 
-Dumps are pickles as torch spells them: 2,000 collectives each in a world group and groups of eight,
+Dumps are pickles in torch's form: 2,000 collectives each in a world group and groups of eight,
 one rank 40 operations behind. The answer is checked as well.
 """
 
@@ -23,7 +23,7 @@ PER_GROUP = 8
 
 
 class Speller:
-    """Plain data as torch's pickler spells it: text is remembered, containers are not."""
+    """Pickles plain data like torch's pickler: text is memoised, containers are not."""
 
     def __init__(self) -> None:
         self.known: dict[str, int] = {}

@@ -1,12 +1,12 @@
-"""Marks in a history: how often chance makes one, how often a loss gets one, and how long it takes.
+"""Marks in a history: the rate of false marks, the rate of marked losses, and the time it takes.
 
 ::
 
     python -m benchmarks.history --histories 200
     python -m benchmarks.history --runs 10000     # reading, loose and put together
 
-A history has 30 commits; the loss comes with the sixteenth and stays. Runs of a commit share what
-its session is off by; each is off by something of its own.
+A history has 30 commits; the loss begins with the sixteenth and stays. Runs of a commit share the
+deviation of its session; each run also deviates on its own.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ STEP_NS, DAY_NS = 100_000_000, 86_400_000_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """How runs vary, and what is lost."""
+    """The variation of runs, and the loss."""
 
     repeats: int
     session: float
@@ -77,7 +77,7 @@ def run(step_ns: int, day: int, number: int) -> SummaryFile:
 
 
 def marks(case: Case, histories: int, seed: int) -> str:
-    """A row: chance's marks, and the share of losses marked at their commit."""
+    """A row: false marks, and the share of losses marked at their commit."""
     metric = find_history_metric("step_time")
     assert metric is not None
     false = right = 0

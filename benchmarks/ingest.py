@@ -1,10 +1,10 @@
-"""How fast one trace becomes tables, beside limits measured in the same run.
+"""How fast one trace becomes tables, compared with limits measured in the same run.
 
-Contestants, each a process of its own, in turn, from the same ``.json.gz``:
+Contestants, in separate processes, alternating, from the same ``.json.gz``:
 
 - ``gunzip``: decompression alone; no reader of this file can be faster.
-- ``skip-all``: the same and a JSON decoder that validates every byte and keeps nothing: the limit
-  of any reader without compiled code of its own.
+- ``skip-all``: the same plus a JSON decoder that validates every byte and keeps nothing: the limit
+  of any reader without its own compiled code.
 - ``full``: all rows to tables and Parquet.
 - ``device``: device rows only, and the union and overlap of communication and computation.
 - ``reload``: what an analysis loads from the Parquet files.

@@ -32,7 +32,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "distprof"
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """What one command took.
+    """The cost of one command.
 
     Args:
         cpu_s: User and system time of the process and the children it waited for.
@@ -56,7 +56,7 @@ def measure(
 
     Args:
         command: The program and its arguments.
-        tree: Sample the memory of the whole process tree, which costs some CPU of ours, not its.
+        tree: Whether to sample the memory of the whole process tree; the CPU cost is not counted.
         env: Variables to add to the environment.
 
     Raises:
@@ -92,7 +92,7 @@ def measure(
 
 @cache
 def compile_as_installed() -> None:
-    """Keep compiled modules beside the sources, as pip does for every package that it installs."""
+    """Keep compiled modules next to the sources, as pip does for every package that it installs."""
     compileall.compile_dir(PACKAGE, quiet=2)
 
 
@@ -136,7 +136,7 @@ def _proportional_bytes(pid: int) -> int:
 
 
 def rounds(contestants: dict[str, Callable[[], Cost]], count: int) -> dict[str, list[Cost]]:
-    """Measure every contestant in turn, ``count`` times, so that noise meets all of them alike."""
+    """Measure all contestants alternately, ``count`` times, so that noise affects them equally."""
     costs: dict[str, list[Cost]] = {name: [] for name in contestants}
     for number in range(count):
         order = list(contestants.items())

@@ -1,8 +1,9 @@
 """Overlap of many kernels: distprof against HTA, or against its formulation where it is absent.
 
 Both sides start from the same rows (start, duration, coded kernel name) and end at the share of
-communication that computation hides. CPU seconds of one process, both in the same run. Where HTA is
-installed, its own ``get_comm_comp_overlap`` runs; else the same steps written out in pandas.
+communication that overlaps with computation. Times are CPU seconds of one process, both in the same
+run. If HTA is installed, its own ``get_comm_comp_overlap`` runs, otherwise the same steps written
+out in pandas.
 
     python benchmarks/overlap.py            # one million kernels
     python benchmarks/overlap.py --full     # ten million

@@ -1,4 +1,4 @@
-"""What the probes cost: CPU of all threads and wall time of a step, with and without them.
+"""The cost of probes: CPU of all threads and wall time of a step, with and without them.
 
 ::
 
@@ -6,9 +6,9 @@
     python benchmarks/probe_cost.py --step-ms 200 --steps 200 --rounds 5
 
 A small model trains one rank in one thread and then sleeps, so that a step lasts as long as asked.
-Each contestant is a fresh process, in turn. CPU time of all threads is what the probes can cost at
-most where every core is taken; what other programs do to the machine hardly changes it, which
-cannot be said of the length of steps. Limit: 1 % of a step of 200 ms.
+Contestants run alternately, each in a fresh process. CPU time of all threads is the upper bound of
+the cost when every core is busy. Unlike the length of steps, it hardly depends on other programs on
+the machine. Limit: 1 % of a step of 200 ms.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Do intervals of fitted laws hold the truth: simulated sweeps with known parameters.
+"""Do intervals of fitted laws contain the truth? Simulated sweeps with known parameters.
 
 ::
 
     python -m benchmarks.scaling_accuracy --sweeps 1000
 
-Every size is run several times; throughputs are off by independent relative errors. Beside the
-share of sweeps whose interval holds each parameter, the median width of the intervals is printed,
-and the same for the efficiency at four times the largest size.
+Every size is run several times; throughputs have independent relative errors. The table shows the
+share of sweeps whose interval contains each parameter, the median width of the intervals, and the
+same for the efficiency at four times the largest size.
 """
 
 from __future__ import annotations

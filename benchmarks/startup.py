@@ -1,4 +1,4 @@
-"""Start-up: ``distprof --help`` and ``import distprof``, beside an empty Python and HTA.
+"""Start-up: ``distprof --help`` and ``import distprof``, compared with an empty Python and HTA.
 
 Limits: ``distprof --help`` below 150 ms, ``import distprof`` below 250 ms.
 """

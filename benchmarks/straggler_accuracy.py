@@ -1,4 +1,4 @@
-"""Is the right rank named, and nobody in a healthy job: simulated jobs with known truth.
+"""Does distprof name the right rank, and none in a healthy job? Simulated jobs with known truth.
 
 ::
 
@@ -6,7 +6,7 @@
 
 Each job goes through matching, clock alignment, measurement and straggler analysis. Nodes' clocks
 are off by up to 10 ms and drift by 20 ppm against each other, and captures start up to ten
-collectives apart. Printed is, for each kind of job, how often the analysis said what is true.
+collectives apart. The output shows how often the analysis was right, for each kind of job.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ PATTERN, CAUSE = StragglerPattern, StragglerCause
 
 @dataclass(frozen=True)
 class Case:
-    """A job, and what the analysis must say of it; no rank means nobody."""
+    """A job, and the expected result of the analysis; without a rank, none is responsible."""
 
     job: SimulatedJob
     rank: int | None = None
@@ -67,12 +67,12 @@ def disturbed(seed: int, *, num_steps: int = 10, noise: float | None = None) -> 
 
 
 def healthy(seed: int) -> Case:
-    """Nobody is to blame."""
+    """No rank is responsible."""
     return Case(disturbed(seed))
 
 
 def slow(seed: int) -> Case:
-    """A device is slower by 8 to 30 %."""
+    """A GPU is slower by 8 to 30 %."""
     job, rank = _with_rank(seed)
     factor = random.Random(seed + 1).uniform(1.08, 1.3)
     fault = SlowDevice(rank=rank, factor=factor)
@@ -94,7 +94,7 @@ def late_input(seed: int) -> Case:
 
 
 def late_host(seed: int) -> Case:
-    """A rank's host stalls for 3 ms in each step."""
+    """A rank's CPU stalls for 3 ms in each step."""
     job, rank = _with_rank(seed)
     fault = LateHost(rank=rank, ns=3 * MS)
     return Case(replace(job, faults=(fault,)), rank, PATTERN.PERSISTENT, CAUSE.LATE_HOST)
@@ -116,7 +116,7 @@ def rotates(seed: int) -> Case:
 
 
 def handed_on(seed: int) -> Case:
-    """In a mesh of 4 x 4 a device is slower; its group then comes late to all other groups."""
+    """In a mesh of 4 x 4 a GPU is slower; its group then arrives late in all other groups."""
     dice = random.Random(seed)
     layer = (Compute(ns=MS), Collective(axis="tp", transfer_ns=MS // 10, bytes=1 << 20))
     job = replace(
@@ -138,7 +138,7 @@ def handed_on(seed: int) -> Case:
 
 
 def healthy_mesh(seed: int) -> Case:
-    """The same mesh with nobody to blame."""
+    """The same mesh without a slow rank."""
     return Case(replace(handed_on(seed).job, faults=()))
 
 

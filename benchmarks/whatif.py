@@ -1,7 +1,7 @@
-"""What-if on operation tables: whole program on published tables, and the simulation at scale.
+"""What-if on operation tables: the whole program on published tables, and the simulation at scale.
 
-Each table is analysed by a fresh process; a table of 64 workers with 10,000 operations each is
-made, written, read, and simulated in this process, CPU seconds of one core.
+A fresh process analyses each table. This process generates, writes, reads and simulates a table of
+64 workers with 10,000 operations each. Times are CPU seconds of one core.
 
     python benchmarks/whatif.py
     python benchmarks/whatif.py --tables /path/to/folder    # every trace-*.parquet below it

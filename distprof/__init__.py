@@ -1,4 +1,4 @@
-"""Where each step of a distributed PyTorch job goes, who caused it, what a fix is worth.
+"""Where each step of a distributed PyTorch job goes, what causes it, what a fix would gain.
 
 ::
 
@@ -8,7 +8,7 @@
     report = distprof.analyze(run)
     report.breakdown.to_pandas()
 
-Names are imported when they are first used, so that ``import distprof`` stays quick.
+Names are imported on first use, so that ``import distprof`` stays fast.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
-    """Import a public name at its first use (PEP 562)."""
+    """Import a public name on first use (PEP 562)."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value: object = getattr(import_module(_HOMES[name]), name)

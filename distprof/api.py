@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 __all__ = ["Progress", "analyze", "open_run"]
 
 Progress: TypeAlias = Callable[[int, int], None]
-"""Called with the number of ranks done and the number of all ranks."""
+"""Called with the number of ranks done and the total number of ranks."""
 
 MANY_EVENTS = 3_000_000
-"""From this number of events on, processes measure faster than this one alone."""
+"""With at least this many events, several processes are faster than the current one."""
 
 Source: TypeAlias = "str | os.PathLike[str]"
 
@@ -51,17 +51,17 @@ def open_run(
 
     Args:
         path: A trace, a folder or glob of traces, a run directory, or an fsspec URL of these.
-        rows: ``device`` reads only what devices did: faster, but says nothing about the host.
-        strict: Refuse a damaged trace instead of salvaging what is whole.
-        ranks: Only these ranks; None for all.
+        rows: ``device`` reads only GPU activity: faster, but without causes on the CPU.
+        strict: Whether to refuse a damaged trace instead of salvaging its intact part.
+        ranks: Ranks to read; None for all.
         executor: Where ranks are read: a ``concurrent.futures`` executor, or ``process``,
-            ``process:N``, ``serial``, ``dask://HOST:PORT``. None for processes where it pays.
-        cache_dir: Where parsed tables are kept; None for the usual place.
-        use_cache: Whether parsed tables are reused and kept.
+            ``process:N``, ``serial``, ``dask://HOST:PORT``. None for processes where they pay off.
+        cache_dir: Where parsed tables are cached; None for the default folder.
+        use_cache: Whether parsed tables are reused and cached.
         config: A configuration or its file; None for the nearest ``distprof.toml``.
         evidence: Logs and tables that go with the recording, each of any kind in
             :mod:`distprof.ingest.source`.
-        progress: Told after each rank.
+        progress: Called after each rank.
 
     Returns:
         The run, with everything missing or damaged listed in ``gaps``.
@@ -101,21 +101,21 @@ def analyze(
     progress: Progress | None = None,
     debug: bool = False,
 ) -> Report:
-    """Find out where each step's time went, who caused it and what a fix is worth.
+    """Find out where each step's time went, what caused it and what a fix would gain.
 
     Args:
         run_or_path: A run, or what :func:`open_run` takes.
         config: A configuration or its file; None for the nearest ``distprof.toml``.
         fabric: A fabric profile (:mod:`distprof.artefacts.fabric_file`) or the output of
-            nccl-tests, for what collectives should reach; None for the configuration's.
+            nccl-tests: the speed that collectives should reach. None for the configuration's.
         window: ``steps`` analyses the steps that all ranks recorded completely, or the whole
-            capture where nothing marks steps; ``capture`` always the whole capture.
+            capture if nothing marks steps; ``capture`` always analyses the whole capture.
         executor: As in :func:`open_run`.
-        progress: Told after each rank that was read, then after each that was measured.
-        debug: Let the exception of a failing rule through.
+        progress: Called after each rank that was read, then after each that was measured.
+        debug: Whether to raise the exception of a failing rule.
 
     Returns:
-        The report: measurements, findings by cost, and what could not be checked.
+        The report: measurements, findings by cost, and rules that could not be checked.
 
     Raises:
         InputError: If nothing could be read.
@@ -166,7 +166,7 @@ def analyze(
 
 
 def _fabric(fabric: Source | None, settings: Config) -> FabricFile | None:
-    """The profile that the caller names, else the configuration; read before any work."""
+    """The profile named by the caller, else by the configuration; read before any work."""
     file = os.fspath(fabric) if fabric is not None else settings.fabric
     if not file:
         return None
@@ -176,12 +176,12 @@ def _fabric(fabric: Source | None, settings: Config) -> FabricFile | None:
 
 
 class _RankMapper:
-    """Maps over ranks so that a rank whose work fails, or whose worker dies, costs itself only.
+    """Maps over ranks; a rank whose work fails, or whose worker dies, affects no other rank.
 
     Args:
         executor: Where ranks are measured.
-        progress: Told after each rank.
-        debug: Let the exception through.
+        progress: Called after each rank.
+        debug: Whether to raise the exception.
     """
 
     def __init__(self, executor: Executor, progress: Progress | None, *, debug: bool) -> None:
@@ -190,7 +190,7 @@ class _RankMapper:
         self._debug = debug
 
     def map(self, fn: Callable[..., Any], /, *iterables: Iterable[Any]) -> Iterator[Any]:
-        """Results in order; in place of a failed one, a sentence that says which and why."""
+        """Results in order; a failed rank's is a sentence that names the rank and the reason."""
         from distprof.ingest.executor import map_each
 
         (jobs,) = (list(items) for items in iterables)
@@ -207,7 +207,7 @@ class _RankMapper:
 
 
 def _suitable(executor: Any, run: Run) -> Any:
-    """Starting processes to measure a small run costs more than it saves."""
+    """None for a small run, where starting processes costs more than it saves."""
     if executor not in (None, "process"):
         return executor
     num_events = sum(rank.quality.num_events for rank in run.ranks)

@@ -22,8 +22,8 @@
     preset = "llama3-8b"
     batch = 512
 
-The structs below are the whole of it: they check the file, and the JSON Schema that editors use is
-made from them. Unknown keys are errors: a misspelt limit must not be ignored in silence.
+The structs below define it completely: they check the file, and the JSON Schema for editors is
+generated from them. Unknown keys are errors, because a misspelt limit must not be ignored silently.
 """
 
 from __future__ import annotations
@@ -63,28 +63,28 @@ _KINDS = {kind.label: kind for kind in CollectiveKind}
 
 
 def _count(text: str) -> msgspec.Meta:
-    """A number of things in a model, for example its layers."""
+    """Metadata of a count of parts of a model, for example its layers."""
     return option(text, ge=1, le=10**9, metavar="N")
 
 
 class NamePattern(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Names that are communication."""
+    """A pattern of names that are communication."""
 
     match: Annotated[
         str,
         option(
-            "Regular expression, searched for in the name.",
+            "Regular expression to search for in the name.",
             min_length=1,
             expects="a regular expression",
         ),
     ]
-    library: Annotated[str, option("Who runs it, for example nccl.")] = ""
+    library: Annotated[str, option("The library that runs it, for example nccl.")] = ""
     kind: Annotated[
         str, option("The operation; empty to read it from the name.", choices=["", *_KINDS])
     ] = ""
 
     def __post_init__(self) -> None:
-        """Refuse a regular expression that is none."""
+        """Refuse an invalid regular expression."""
         _check_regex(self.match)
 
     @property
@@ -97,121 +97,123 @@ class CommunicationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
     """Names that are communication, and names that only look like it."""
 
     patterns: Annotated[
-        tuple[NamePattern, ...], option("Tried in order, the first match decides.")
+        tuple[NamePattern, ...], option("Patterns, tried in order; the first match decides.")
     ] = ()
     exclude: Annotated[
         tuple[Annotated[str, option("A name.", min_length=1, expects="a regular expression")], ...],
-        option("Regular expressions of names that are computation."),
+        option("Regular expressions for names that are computation."),
     ] = ()
 
     def __post_init__(self) -> None:
-        """Refuse regular expressions that are none."""
+        """Refuse invalid regular expressions."""
         for text in self.exclude:
             _check_regex(text)
 
 
 class TopologyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Scale-up domains: sets of GPUs that a fast fabric such as NVLink joins."""
+    """Scale-up domains: sets of GPUs connected by a fast fabric such as NVLink."""
 
     gpus_per_domain: (
         Annotated[
             int,
-            option("GPUs of one domain, in order of ranks; by default by the device's name.", ge=1),
+            option("GPUs per domain, in order of ranks; by default from the GPU's name.", ge=1),
         ]
         | None
     ) = None
     domains: Annotated[
         Mapping[str, tuple[str, ...]],
-        option("Name of a domain to its nodes, by name or pattern (rack1-*)."),
+        option("Name of a domain to its nodes: names or patterns (rack1-*)."),
     ] = msgspec.field(default_factory=dict)
 
 
 class CheckConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What ``distprof check`` guards."""
+    """What ``distprof check`` gates."""
 
     metrics: Annotated[
         tuple[str, ...],
-        option("Metrics that decide; by default step time and scaling efficiency."),
+        option("Gated metrics; by default step time and scaling efficiency."),
     ] = ()
     tolerance: Annotated[
         Mapping[str, Annotated[float, option("Accepted loss.", ge=0, lt=1)]],
-        option("Metric to the loss that is accepted: 0.03 is 3 % of a time, 3 points of a share."),
+        option("Metric to its accepted loss: 0.03 is 3 % of a time, 3 points of a share."),
     ] = msgspec.field(default_factory=dict)
     inconclusive_fails: Annotated[
-        bool, option("Whether too few repeats for a conclusion fail the check.")
+        bool, option("Whether too few repeats to decide fail the check.")
     ] = False
     session_noise: (
         Annotated[
             float,
             option(
-                "How much step time and efficiency differ from session to session of the machine,"
-                " as a standard deviation: 0.03 is 3 %.",
+                "Standard deviation of step time and efficiency between sessions on this machine:"
+                " 0.03 is 3 %.",
                 ge=0,
                 lt=1,
             ),
         ]
         | None
     ) = None
-    window: Annotated[int, option("Sessions that a baseline keeps.", ge=1, le=100)] = 8
+    window: Annotated[int, option("Number of sessions that a baseline keeps.", ge=1, le=100)] = 8
     history: Annotated[
         str,
         option(
-            "Folder or URL to which every checked run is added; a folder is relative to this file.",
+            "Folder or URL to add every checked run to; a folder is relative to this file.",
             expects="a folder or URL",
         ),
     ] = ""
 
 
 class ModelShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the shape of a transformer may be given by, besides its number of parameters.
+    """Options that describe the shape of a transformer, besides its number of parameters.
 
-    The same on the command line of ``distprof plan`` and in the table ``[model]``.
+    They are the same on the command line of ``distprof plan`` and in the table ``[model]``.
     """
 
     layers: Annotated[int, _count("Blocks.")] | None = None
     hidden: Annotated[int, _count("Hidden size.")] | None = None
-    heads: Annotated[int, _count("Heads of queries.")] | None = None
-    kv_heads: Annotated[int, _count("Heads of keys and values; by default as many.")] | None = None
+    heads: Annotated[int, _count("Query heads.")] | None = None
+    kv_heads: (
+        Annotated[int, _count("Key and value heads; as many as query heads by default.")] | None
+    ) = None
     ffn: (
         Annotated[
-            int, _count("Width of the MLP; by default 8/3 of hidden, or what parameters leave.")
+            int, _count("Width of the MLP; by default 8/3 of hidden, or derived from parameters.")
         ]
         | None
     ) = None
-    vocabulary: Annotated[int, _count("Tokens known; by default 32000.")] | None = None
-    experts: Annotated[int, _count("Routed experts of a layer.")] | None = None
+    vocabulary: Annotated[int, _count("Vocabulary size; 32000 by default.")] | None = None
+    experts: Annotated[int, _count("Routed experts per layer.")] | None = None
     top_k: Annotated[int, _count("Experts per token.")] | None = None
-    expert_ffn: Annotated[int, _count("Width of an expert; by default that of the MLP.")] | None = (
-        None
-    )
+    expert_ffn: Annotated[int, _count("Width of an expert; by default the MLP's.")] | None = None
 
 
 class ModelConfig(ModelShape, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is trained, for FLOP and MFU."""
+    """The trained model, for FLOP and MFU."""
 
-    preset: Annotated[str, option("Published model.", expects="a model's name")] | None = None
-    parameters: Annotated[float, option("Parameters of the model.", ge=1, le=10**15)] | None = None
-    sequence: Annotated[int, _count("Tokens of a sequence.")] | None = None
-    batch: Annotated[int, _count("Sequences of a step, all ranks together.")] | None = None
+    preset: (
+        Annotated[str, option("Name of a published model.", expects="a model's name")] | None
+    ) = None
+    parameters: Annotated[float, option("Number of parameters.", ge=1, le=10**15)] | None = None
+    sequence: Annotated[int, _count("Tokens per sequence.")] | None = None
+    batch: Annotated[int, _count("Sequences per step, all ranks together.")] | None = None
     gated: Annotated[bool, option("Whether MLPs have a gate.")] = True
-    precision: Annotated[Literal["bf16", "fp16", "fp8", "fp32"], option("Of matrix products.")] = (
-        "bf16"
-    )
+    precision: Annotated[
+        Literal["bf16", "fp16", "fp8", "fp32"], option("Precision of matrix products.")
+    ] = "bf16"
     recomputation: Annotated[
-        Literal["none", "selective", "full"], option("Activations computed again in backward.")
+        Literal["none", "selective", "full"], option("Activations recomputed in the backward.")
     ] = "none"
 
 
 class ConfigFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What ``distprof.toml`` may hold."""
+    """The contents of ``distprof.toml``."""
 
     communication: Annotated[
         CommunicationConfig,
-        option("How communication is recognised, beyond what ships with distprof."),
+        option("How to recognise communication, in addition to distprof's own patterns."),
     ] = CommunicationConfig()
     limits: Annotated[
         Mapping[str, Mapping[str, int | float]],
-        option("Rule code to the limits it overrides, by name: distprof rule CODE shows them."),
+        option("Rule code to overridden limits, by name: distprof rule CODE lists them."),
     ] = msgspec.field(default_factory=dict)
     hardware: Annotated[
         Mapping[str, Any],
@@ -220,22 +222,22 @@ class ConfigFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     fabric: Annotated[
         str,
         option(
-            "Fabric profile that runs are held against, relative to this file.",
-            expects="the name of a file",
+            "Fabric profile to compare runs with, relative to this file.",
+            expects="a file name",
         ),
     ] = ""
-    model: Annotated[ModelConfig, option("What is trained, for FLOP and MFU.")] | None = None
+    model: Annotated[ModelConfig, option("The trained model, for FLOP and MFU.")] | None = None
     topology: Annotated[TopologyConfig, option("Scale-up domains of the cluster.")] = (
         TopologyConfig()
     )
-    check: Annotated[CheckConfig, option("What distprof check guards.")] = CheckConfig()
+    check: Annotated[CheckConfig, option("What distprof check gates.")] = CheckConfig()
 
 
 class Config(ConfigFile, frozen=True, kw_only=True):
-    """What ``distprof.toml`` says, its file names relative to the working directory.
+    """The configuration, with file names relative to the working directory.
 
     Args:
-        source: The file it was read from, empty for the defaults.
+        source: The file it was read from; empty for the defaults.
     """
 
     source: str = ""
@@ -255,7 +257,7 @@ def load_config(path: str | os.PathLike[str] | None = None) -> Config:
         path: The file; None for the nearest ``distprof.toml``, or the defaults without one.
 
     Raises:
-        UsageError: If the file cannot be read or says something that distprof does not know.
+        UsageError: If the file cannot be read or holds something that distprof does not know.
     """
     found = Path(path) if path is not None else find_config()
     if found is None:
@@ -270,24 +272,24 @@ def load_config(path: str | os.PathLike[str] | None = None) -> Config:
 
 
 def parse_config(values: Mapping[str, Any], source: str) -> Config:
-    """The configuration that a parsed TOML document says.
+    """The configuration in a parsed TOML document.
 
     Raises:
-        UsageError: If a key is unknown or a value is none that it takes; the message names both.
+        UsageError: If a key is unknown or its value invalid; the message names both.
     """
     said = convert(values, ConfigFile, f"{source}: ")
     history = said.check.history
     relative = {
-        "fabric": _beside(said.fabric, source),
+        "fabric": _relative_to(said.fabric, source),
         "check": msgspec.structs.replace(
-            said.check, history=history if "://" in history else _beside(history, source)
+            said.check, history=history if "://" in history else _relative_to(history, source)
         ),
     }
     return Config(**{**msgspec.structs.asdict(said), **relative}, source=source)
 
 
 def parse_communication(values: Mapping[str, Any], source: str) -> CommunicationConfig:
-    """The ``patterns`` and ``exclude`` of a ``[communication]`` table.
+    """``patterns`` and ``exclude`` of a ``[communication]`` table.
 
     Raises:
         UsageError: If a key is unknown, a regular expression is invalid or a kind does not exist.
@@ -295,8 +297,8 @@ def parse_communication(values: Mapping[str, Any], source: str) -> Communication
     return convert(values, CommunicationConfig, f"{source}: ")
 
 
-def _beside(file: str, source: str) -> str:
-    """A file named in the configuration: relative to it."""
+def _relative_to(file: str, source: str) -> str:
+    """The path of a file that the configuration names relative to itself."""
     return str(Path(source).parent / file) if file else ""
 
 
@@ -304,4 +306,4 @@ def _check_regex(text: str) -> None:
     try:
         re.compile(text)
     except re.error as error:
-        raise ValueError(f"{text!r} is no regular expression: {error}") from None
+        raise ValueError(f"{text!r} is not a regular expression: {error}") from None

@@ -1,15 +1,15 @@
-"""Every error a caller may meet.
+"""All errors that a caller may see.
 
 ::
 
     DistprofError            exit code 3
     ├── UsageError           exit code 2: an option or a combination of options is wrong
-    │   └── MissingExtraError    an optional dependency is absent; the message installs it
+    │   └── MissingExtraError    an optional dependency is absent; the message says how to get it
     └── InputError           exit code 3: a file or folder is bad or insufficient
-        └── SchemaError      a saved file has another schema or version than this program reads
+        └── SchemaError      a saved file has a schema or version that this program cannot read
 
 The command line catches :class:`DistprofError` once, prints its message and exits with its code.
-``ValueError`` is for wrong use of the Python API, ``assert`` for our own invariants only.
+``ValueError`` is for wrong use of the Python API, ``assert`` only for internal invariants.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["DistprofError", "InputError", "MissingExtraError", "SchemaError", "U
 
 
 class DistprofError(Exception):
-    """Base of all errors that a user can act upon."""
+    """Base of all errors that a user can act on."""
 
     exit_code = 3
 
@@ -61,12 +61,12 @@ class InputError(DistprofError):
         super().__init__(f"{source}:\n  expected: {expected}\n  found: {found}{way_out}")
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Cross a process boundary: keyword-only arguments need telling how to come back."""
+        """Support pickling: keyword-only arguments need an explicit constructor."""
         return _rebuild, (type(self), self.source, self.expected, self.found, self.fix)
 
 
 class SchemaError(InputError):
-    """A saved file carries another schema, or another version of it, than this program reads."""
+    """A saved file has a schema, or a version of it, that this program cannot read."""
 
 
 def _rebuild(

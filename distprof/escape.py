@@ -1,4 +1,4 @@
-"""Names come from traces and are not trusted: no control character or markup gets out raw."""
+"""Escaping of names from traces, which are not trusted: no raw control character or markup."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ def plain(text: str) -> str:
 
 
 def plain_lines(text: str) -> str:
-    """The same for text of several lines, whose line breaks are kept."""
+    """The same for text of several lines; line breaks are kept."""
     return "\n".join(plain(line) for line in text.split("\n"))
 
 
 def markdown_text(text: str) -> str:
-    """``text`` as it is meant, inside a Markdown table cell or paragraph.
+    """``text`` literally, inside a Markdown table cell or paragraph.
 
-    HTML is escaped, and so is every character that Markdown could read inside a line; an at sign
-    calls nobody's attention, and an address does not become a link.
+    HTML is escaped, and so is every character with a meaning in Markdown inside a line. An at sign
+    mentions no user, and an address does not become a link.
     """
     escaped = html.escape(plain(text), quote=False)
     spelled = "".join(f"\\{c}" if c in _MARKDOWN_SPECIAL else c for c in escaped)
@@ -54,12 +54,12 @@ def html_text(text: str) -> str:
 
 
 def shorten(text: str, width: int) -> str:
-    """At most ``width`` characters of ``text``, the cut marked by an ellipsis."""
+    """At most ``width`` characters of ``text``; an ellipsis marks the cut."""
     return text if len(text) <= width else text[: max(width - 1, 0)] + "…"
 
 
 def wrapped(text: str, width: int) -> str:
-    """``text``, already plain, broken into lines; a number is never parted from its unit."""
+    """``text``, already plain, broken into lines; a number stays with its unit."""
     glued = _UNIT.sub("\u00a0", text)
     return "\n".join(textwrap.wrap(glued, max(width, 1), break_on_hyphens=False)).replace(
         "\u00a0", " "
@@ -67,7 +67,7 @@ def wrapped(text: str, width: int) -> str:
 
 
 def short_ranks(ranks: Collection[int], width: int = 40) -> str:
-    """Ranks as ranges of at most about ``width`` characters; what is cut is counted."""
+    """Ranks as ranges of at most about ``width`` characters, with the count if it is cut."""
     text = fold_ranks(ranks)
     if len(text) <= width:
         return text

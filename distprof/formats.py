@@ -1,4 +1,4 @@
-"""Reporters by name: those shipped here, and those that other packages add.
+"""Reporters by name: those of distprof, and those that other packages add.
 
 A reporter is a function ``(Report, RenderOptions) -> str``. Another package adds one under the
 entry-point group ``distprof.reporters``; its name is then a choice of ``--format``.
@@ -39,8 +39,8 @@ class RenderOptions:
     Args:
         width: Columns of the terminal.
         color: Whether colour and weight may be used.
-        show_all: Every finding, rank, class and kernel instead of the first few.
-        saved_as: Where the report lies as JSON, for the next command; empty when nowhere.
+        show_all: Whether to show every finding, rank, class and kernel instead of the first few.
+        saved_as: Path of the report's JSON, for the next command; empty if it was not saved.
     """
 
     width: int = 100
@@ -53,13 +53,13 @@ Reporter: TypeAlias = "Callable[[Report, RenderOptions], str]"
 
 
 def reporter_names() -> tuple[str, ...]:
-    """Names that ``--format`` accepts; the shipped ones first."""
+    """Names that ``--format`` accepts, distprof's own first."""
     others = sorted({point.name for point in entry_points(group=ENTRY_POINT_GROUP)})
     return (*_BUILT_IN, *(name for name in others if name not in _BUILT_IN))
 
 
 def find_reporter(name: str) -> Reporter:
-    """The reporter called ``name``; a shipped one wins over another package's.
+    """The reporter called ``name``; distprof's own take precedence.
 
     Raises:
         UsageError: If there is none, or it cannot be imported.
@@ -74,9 +74,9 @@ def find_reporter(name: str) -> Reporter:
 
 
 def documents(reference: str) -> Any:
-    """A function or constant of :mod:`distprof.documents`, imported when it is wanted.
+    """A function or constant of :mod:`distprof.documents`, imported on demand.
 
-    A report knows how it is shown by name only, so that what is measured never imports what draws.
+    Reports refer to their renderers only by name, so that measuring never imports drawing.
 
     Args:
         reference: Module and name, for example ``text:render``.
@@ -86,7 +86,7 @@ def documents(reference: str) -> Any:
 
 
 def format_of_file(name: str) -> str | None:
-    """The format that a file name's ending stands for, None when it stands for none."""
+    """The format for a file name's ending; None if there is none."""
     dot = name.rfind(".")
     return _SUFFIXES.get(name[dot:].lower()) if dot >= 0 else None
 

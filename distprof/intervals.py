@@ -1,8 +1,8 @@
-"""Interval algebra on int64 nanoseconds: the arithmetic under every time that distprof reports.
+"""Interval algebra on int64 nanoseconds: the arithmetic of every time that distprof reports.
 
 Intervals are half-open ``[start, end)`` and kept as two arrays. A *set* is sorted and disjoint (no
-two members touch); :func:`union` makes one. All functions are linear in the number of intervals but
-for the sort, which is skipped where the input is already sorted.
+two members touch); :func:`union` makes one. All functions are linear in the number of intervals,
+except for the sort, which sorted input skips.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def union(intervals: Intervals, *, overwrite: bool = False) -> Intervals:
     Args:
         intervals: Any order, may overlap.
         overwrite: Whether the arrays may be sorted in place, which saves memory and the time to
-            touch it; they are of no use to the caller afterwards.
+            touch it; the caller must not use them afterwards.
 
     Returns:
         A set: sorted, disjoint, touching neighbours merged.
@@ -68,13 +68,13 @@ def union(intervals: Intervals, *, overwrite: bool = False) -> Intervals:
         return EMPTY
     if (start[1:] > end[:-1]).all():
         return Intervals(start, end)
-    # Sorted apart, starts and ends need not stay in pairs: a member of the union opens where as
-    # many intervals have ended as have started before.
+    # Starts and ends are sorted separately and need not stay paired: a member of the union opens
+    # where as many intervals have ended as have started before.
     return _joined(_ascending(start, overwrite), _ascending(end, overwrite))
 
 
 def _ascending(times: Int64Array, overwrite: bool) -> Int64Array:
-    """Sorted times; timsort, because traces are nearly in order already."""
+    """Sorted times, by timsort, because traces are nearly sorted already."""
     if not (times[1:] < times[:-1]).any():
         return times
     if not overwrite:
@@ -84,7 +84,7 @@ def _ascending(times: Int64Array, overwrite: bool) -> Int64Array:
 
 
 def _joined(start: Int64Array, end: Int64Array) -> Intervals:
-    """The set between sorted starts and ends, of which there is at least one."""
+    """The set between sorted starts and ends, at least one of each."""
     breaks = np.flatnonzero(start[1:] > end[:-1])
     first = np.empty(len(breaks) + 1, dtype=np.int64)
     last = np.empty(len(breaks) + 1, dtype=np.int64)
@@ -104,7 +104,7 @@ def intersect(a: Intervals, b: Intervals) -> Intervals:
     if a.size == 0 or b.size == 0:
         return EMPTY
     if a.size < b.size:
-        a, b = b, a  # search for the fewer in the more
+        a, b = b, a  # search for the smaller set in the larger one
     first = np.searchsorted(a.end, b.start, side="right")
     last = np.searchsorted(a.start, b.end, side="left")
     hits = np.maximum(last - first, 0)
@@ -117,7 +117,7 @@ def intersect(a: Intervals, b: Intervals) -> Intervals:
 
 
 def complement(disjoint: Intervals, low: int, high: int) -> Intervals:
-    """The set of what ``[low, high)`` has outside the set ``disjoint``."""
+    """The part of ``[low, high)`` outside the set ``disjoint``."""
     inside = clip(disjoint, low, high)
     start = np.concatenate(([low], inside.end)).astype(np.int64)
     end = np.concatenate((inside.start, [high])).astype(np.int64)
@@ -140,7 +140,7 @@ def subtract(a: Intervals, b: Intervals) -> Intervals:
 
 
 def clip(disjoint: Intervals, low: int, high: int) -> Intervals:
-    """The part of a set inside ``[low, high)``; nothing where ``high`` is not after ``low``."""
+    """The part of a set inside ``[low, high)``; empty if ``high`` is not after ``low``."""
     if high <= low:
         return EMPTY
     first = int(np.searchsorted(disjoint.end, low, side="right"))
@@ -154,7 +154,7 @@ def clip(disjoint: Intervals, low: int, high: int) -> Intervals:
 
 
 def covered(queries: Intervals, disjoint: Intervals) -> Int64Array:
-    """For each query interval, the time of it that the set covers.
+    """The time of each query interval that the set covers.
 
     Args:
         queries: Any order, may overlap; an interval that ends before it starts counts 0.
@@ -175,12 +175,12 @@ def covered(queries: Intervals, disjoint: Intervals) -> Int64Array:
 
 
 def reach(disjoint: Intervals, amounts: Int64Array) -> Int64Array:
-    """When a set has covered each of ``amounts``, counted from its start.
+    """The time at which a set has covered each of ``amounts``, counted from its start.
 
     Args:
-        disjoint: A set that is not empty.
-        amounts: int64 ns, 0 to the set's total. Where an amount is used up at the end of a member,
-            the answer is the start of the next one, if there is a next one.
+        disjoint: A non-empty set.
+        amounts: int64 ns, 0 to the set's total. If an amount is reached at the end of a member, the
+            answer is the start of the next member, if there is one.
     """
     until: Int64Array = np.cumsum(disjoint.end - disjoint.start)
     index = np.minimum(np.searchsorted(until, amounts, side="right"), disjoint.size - 1)
@@ -191,7 +191,7 @@ def reach(disjoint: Intervals, amounts: Int64Array) -> Int64Array:
 def _covered_until(
     times: Int64Array, disjoint: Intervals, lengths: Int64Array, until: Int64Array
 ) -> Int64Array:
-    """Time the set covers before each of ``times``; ``until`` is the running sum of lengths."""
+    """Time that the set covers before each of ``times``; ``until`` is the cumulative length."""
     index = np.searchsorted(disjoint.start, times, side="right") - 1
     inside = np.maximum(index, 0)
     after = np.maximum(disjoint.end[inside] - times, 0)

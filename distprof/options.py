@@ -1,15 +1,15 @@
-"""Options, declared once: a struct makes the command line, checks TOML and explains both.
+"""Options, declared once: a struct defines the command line, checks TOML and documents both.
 
 ::
 
     class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         nodes: Annotated[int, option("Nodes; run the same command on each.", ge=1)] = 1
 
-    convert({"nodes": 2}, LaunchOptions, "[launch] ")   # TOML and JSON, refused in plain English
+    convert({"nodes": 2}, LaunchOptions, "[launch] ")   # TOML and JSON, with clear messages
     click_options(options_of(LaunchOptions))            # --nodes, with the same help
     msgspec.json.schema(LaunchOptions)                  # for editors and for the documentation
 
-A field's type and bounds are its check, so nothing else tests values by hand.
+A field's type and bounds are its check, so no other code checks values by hand.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ T = TypeVar("T")
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 _SHOWN = 80
-"""Characters of a refused value that its message repeats."""
+"""Characters of a refused value that its message quotes."""
 
 _PLAIN: dict[type[inspect.Type], tuple[str, type]] = {
     inspect.BoolType: ("true or false", bool),
@@ -38,7 +38,7 @@ _PLAIN: dict[type[inspect.Type], tuple[str, type]] = {
     inspect.FloatType: ("a number", float),
     inspect.StrType: ("text", str),
 }
-"""What a value of that type is called in a message, and the type that click converts to."""
+"""The name of a type in messages, and the type that click converts to."""
 
 
 def option(
@@ -50,15 +50,15 @@ def option(
     metavar: str = "",
     **bounds: Any,
 ) -> msgspec.Meta:
-    """Explanation and bounds of a field, the second argument of its ``Annotated``.
+    """Help and bounds of a field, the second argument of its ``Annotated``.
 
     Args:
         text: Help: one sentence, with its full stop.
-        choices: Texts that are allowed, where no ``Literal`` can list them.
-        expects: What a message says was expected, in place of what the type is called.
+        choices: Allowed texts, where no ``Literal`` can list them.
+        expects: What messages call the expected value, instead of the name of its type.
         flag: Name on the command line, without dashes; by default the field's.
-        metavar: What stands for the value in help.
-        bounds: As :class:`msgspec.Meta` takes them: ge, gt, le, lt, min_length.
+        metavar: Placeholder of the value in help.
+        bounds: Arguments of :class:`msgspec.Meta`: ge, gt, le, lt, min_length.
     """
     if choices:
         bounds |= {
@@ -74,15 +74,15 @@ class Option:
     """One option, as its struct declares it.
 
     Args:
-        name: Of the field.
+        name: Name of the field.
         help: One sentence.
-        default: Of the field; None where it must be given.
+        default: Default of the field; None if a value is required.
         value_type: ``bool``, ``int``, ``float`` or ``str``.
-        choices: Values that are allowed; empty for any.
+        choices: Allowed values; empty for any.
         low: Smallest value; None for any.
         high: Largest value; None for any.
         flag: Name on the command line, without dashes.
-        metavar: What stands for the value in help; empty for what click makes of the type.
+        metavar: Placeholder of the value in help; empty for click's own.
     """
 
     name: str
@@ -97,14 +97,14 @@ class Option:
 
     @property
     def spelling(self) -> str:
-        """On the command line; a switch turns both ways: ``--shapes/--no-shapes``."""
+        """Its spelling on the command line; a switch has both forms: ``--shapes/--no-shapes``."""
         if self.value_type is not bool:
             return f"--{self.flag}"
         off = self.flag.removeprefix("no-") if self.flag.startswith("no-") else f"no-{self.flag}"
         return f"--{self.flag}/--{off}"
 
     def click_attributes(self, *, with_range: bool = True) -> dict[str, Any]:
-        """What click is told: type, help, metavar; no default, so that None is "not typed".
+        """Attributes for click: type, help, metavar; no default, so that None is "not typed".
 
         Args:
             with_range: Whether click shows and checks the bounds; :func:`convert` always does.
@@ -125,7 +125,7 @@ class Option:
 
 
 def options_of(kind: type[msgspec.Struct]) -> tuple[Option, ...]:
-    """The options that a struct declares, in its order; tables and lists in it are none."""
+    """The options that a struct declares, in its order; its tables and lists are skipped."""
     found, hints = inspect.type_info(kind), get_type_hints(kind, include_extras=True)
     assert isinstance(found, inspect.StructType)
     return tuple(
@@ -138,11 +138,11 @@ def options_of(kind: type[msgspec.Struct]) -> tuple[Option, ...]:
 def click_options(
     options: Collection[Option], **more: Mapping[str, Any]
 ) -> Callable[[Command], Command]:
-    """A decorator that gives these options to a command.
+    """A decorator that adds these options to a command.
 
     Args:
-        options: In the order of the help.
-        more: By an option's name: attributes of click that this command adds or words anew.
+        options: Options in the order of the help.
+        more: Name of an option to click attributes that this command adds or overrides.
     """
     import click
 
@@ -156,16 +156,16 @@ def click_options(
 
 
 def convert(values: Mapping[str, Any], kind: type[T], where: str) -> T:
-    """What a table of TOML or JSON says, checked.
+    """The checked contents of a table of TOML or JSON.
 
     Args:
-        values: As parsed.
-        kind: The struct that declares what may stand there.
-        where: How messages begin: ``distprof.toml: `` or ``[training] ``.
+        values: The parsed table.
+        kind: The struct that declares its keys.
+        where: Prefix of messages: ``distprof.toml: `` or ``[training] ``.
 
     Raises:
-        UsageError: If a key is unknown or missing, or a value is none that its field takes; the
-            message names the key, what was expected and what was found.
+        UsageError: If a key is unknown or missing, or a value does not fit its field; the message
+            names the key, what was expected and what was found.
     """
     try:
         return msgspec.convert(values, kind)
@@ -192,7 +192,7 @@ def check_known(what: str, name: str, known: Collection[str]) -> None:
 
 
 def _problem(value: object, hint: Any, place: str) -> str:
-    """What is wrong with a value that does not fit, at the innermost place where it shows."""
+    """Why a value does not fit, at the innermost place that shows it."""
     for part in _parts(value, hint, place):
         if not _fits(part.value, part.hint):
             return _problem(part.value, part.hint, part.place)
@@ -207,7 +207,7 @@ def _problem(value: object, hint: Any, place: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Part:
-    """A value inside of another, with the type that its field or element has."""
+    """A value inside another, with the type of its field or element."""
 
     place: str
     value: object
@@ -231,7 +231,7 @@ def _parts(value: object, hint: Any, place: str) -> Iterator[_Part]:
 
 
 def _problem_of_table(value: Mapping[str, Any], kind: inspect.StructType, place: str) -> str:
-    """Every value fits: a key is unknown or missing, or the values contradict each other."""
+    """Why a table whose values all fit is refused: a wrong or missing key, or a contradiction."""
     before = f"{place}." if place else ""
     known = [field.encode_name for field in kind.fields]
     for key in value:
@@ -244,7 +244,7 @@ def _problem_of_table(value: Mapping[str, Any], kind: inspect.StructType, place:
         msgspec.convert(value, kind.cls)
     except msgspec.ValidationError as error:  # of __post_init__
         return f"{place}: {error}" if place else str(error)
-    raise AssertionError(kind)  # it was refused before
+    raise AssertionError(kind)  # it was refused earlier
 
 
 def _unknown(what: str, name: str, known: Collection[str]) -> str:
@@ -266,7 +266,7 @@ def _expected(kind: inspect.Type) -> str:
         return "a table"
     if isinstance(kind, inspect.VarTupleType):
         return "a list"
-    if isinstance(kind, inspect.UnionType):  # a whole number or any other
+    if isinstance(kind, inspect.UnionType):  # an integer or a float
         return "a number"
     bounds = _bounds(kind) if isinstance(kind, inspect.IntType | inspect.FloatType) else ""
     return _PLAIN[type(kind)][0] + bounds
@@ -316,7 +316,7 @@ def _is_option(kind: inspect.Type) -> bool:
 
 
 def _given(kind: inspect.Type) -> inspect.Type:
-    """The type that ``X | None`` has when it is given, with what is said of it."""
+    """The type ``X`` of ``X | None``, with its metadata."""
     if not isinstance(kind, inspect.UnionType):
         return kind
     rest = tuple(each for each in kind.types if not isinstance(each, inspect.NoneType))
@@ -324,12 +324,12 @@ def _given(kind: inspect.Type) -> inspect.Type:
 
 
 def _bare(kind: inspect.Type) -> inspect.Type:
-    """The type without what is said of it."""
+    """The type without its metadata."""
     return kind.type if isinstance(kind, inspect.Metadata) else kind
 
 
 def _literals(hint: Any) -> tuple[Any, ...]:
-    """Values of a ``Literal`` in the order that they were written, which msgspec does not keep."""
+    """Values of a ``Literal`` in the order of the source, which msgspec does not keep."""
     inner = get_args(hint)
     if get_origin(hint) is Literal:
         return inner

@@ -1,4 +1,4 @@
-"""Files behind URLs, by fsspec: the one place that says what a protocol still lacks."""
+"""Files at URLs, by fsspec; errors name the package that a protocol needs."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from distprof.errors import MissingExtraError, UsageError
 __all__ = ["file_system"]
 
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "http": "http", "https": "http"}
-"""Protocol to the extra that brings what fsspec needs for it."""
+"""Protocol to the extra that installs its fsspec implementation."""
 
 
 def file_system(url: str) -> tuple[Any, str]:
     """The file system of a URL, and the path within it.
 
     Raises:
-        MissingExtraError: If an extra brings what its protocol needs.
-        UsageError: If its protocol needs a package that no extra brings.
-        ValueError: If there is no such protocol.
+        MissingExtraError: If its protocol needs an extra.
+        UsageError: If its protocol needs a package that no extra installs.
+        ValueError: If the protocol is unknown.
     """
     import fsspec
 

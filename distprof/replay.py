@@ -1,9 +1,9 @@
-"""Dependency graphs of operations, and their simulation: when would everything have happened.
+"""Dependency graphs of operations, and their simulation: when would everything have happened?
 
-An operation starts as soon as everything it depends on has ended, and lasts as long as it is told.
-Whatever waits for several others (a collective for its members, a rank for a message) is an
-operation with several edges into it, so that waiting comes out of the simulation and is never put
-in. Many sets of durations are simulated at once: each costs little beyond the first.
+An operation starts as soon as everything it depends on has ended, and lasts for its given duration.
+A wait for several others (a collective for its members, a rank for a message) is an operation with
+several incoming edges, so that waiting is a result of the simulation and never an input. Many sets
+of durations are simulated at once: each costs little more than the first.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ __all__ = ["CycleError", "Graph", "Times", "critical_path", "simulate"]
 
 
 class CycleError(ValueError):
-    """Operations that depend on each other in a circle; ``operations`` are some of it."""
+    """Operations depend on each other in a cycle; ``operations`` are some of them."""
 
     def __init__(self, operations: tuple[int, ...]) -> None:
         self.operations = operations
         shown = ", ".join(map(str, operations[:8]))
-        super().__init__(f"operations wait for each other in a circle, among them {shown}")
+        super().__init__(f"operations wait for each other in a cycle, among them {shown}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Times:
-    """When operations start and end, shape ``(n,)`` or ``(n, k)`` as their durations."""
+    """When operations start and end, of the same shape as durations: ``(n,)`` or ``(n, k)``."""
 
     start: NDArray[Any]
     end: NDArray[Any]
 
     @property
     def makespan(self) -> Any:
-        """From time 0 to the last end, one per set of durations."""
+        """Time from 0 to the last end, one per set of durations."""
         return self.end.max(axis=0) if len(self.end) else np.zeros(self.end.shape[1:])
 
 
@@ -45,9 +45,9 @@ class Graph:
 
     Args:
         num_operations: n.
-        source: int64 per edge, the operation that is waited for; edges in order of levels.
+        source: int64 per edge, the operation that the target waits for; edges in order of levels.
         target: int64 per edge, the operation that waits.
-        edge: int64 per edge, its number among the edges as given.
+        edge: int64 per edge, its index among the given edges.
         levels: Slices of the edges whose targets can be computed together, in order.
     """
 
@@ -76,7 +76,7 @@ class Graph:
         for ends in (source, target):
             if len(ends) and (ends.min() < 0 or ends.max() >= num_operations):
                 raise ValueError(
-                    f"an edge names an operation beyond the {num_operations} there are"
+                    f"an edge names an operation outside the {num_operations} of the graph"
                 )
         depth = _depths(num_operations, source, target)
         order = np.lexsort((target, depth[target]))
@@ -101,13 +101,13 @@ def simulate(
 
     Args:
         graph: What waits for what.
-        duration: Of each operation, shape ``(n,)``, or ``(n, k)`` for k simulations at once.
-        delay: What passes at least on each edge, in the order in which edges were given, shape
-            ``(e,)`` or ``(e, k)``; None for nothing.
-        release: Before which an operation cannot start, shape ``(n,)`` or ``(n, k)``; None for 0.
+        duration: Duration of each operation, shape ``(n,)``, or ``(n, k)`` for k simulations.
+        delay: Minimum time on each edge, in the order of the given edges, shape ``(e,)`` or
+            ``(e, k)``; None for 0.
+        release: Earliest start of each operation, shape ``(n,)`` or ``(n, k)``; None for 0.
 
     Returns:
-        Start and end, of the numbers' own type: integers stay exact.
+        Start and end, in the type of the durations: integers stay exact.
     """
     if len(duration) != graph.num_operations:
         raise ValueError(f"{len(duration)} durations for {graph.num_operations} operations")
@@ -136,15 +136,15 @@ def simulate(
 def critical_path(
     graph: Graph, times: Times, *, delay: NDArray[Any] | None = None
 ) -> NDArray[np.int64]:
-    """Operations that the end waited for, first to last: each starts when the one before ends.
+    """Operations on which the end depends, first to last: each starts when the previous one ends.
 
     Args:
         graph: What waits for what.
-        times: Of one simulation of it, shape ``(n,)``.
-        delay: As simulated.
+        times: Result of one simulation, shape ``(n,)``.
+        delay: Delay used in the simulation.
 
     Returns:
-        int64. Of several paths that are equally long, one.
+        int64; one path if several are equally long.
     """
     if graph.num_operations == 0:
         return np.empty(0, np.int64)
@@ -163,7 +163,7 @@ def critical_path(
 
 
 def _as_wide(values: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
-    """Values of one dimension as a column beside those of many simulations."""
+    """One-dimensional values as a column that broadcasts over many simulations."""
     return values[:, np.newaxis] if values.ndim < len(shape) else values
 
 

@@ -35,7 +35,7 @@ Int64Array: TypeAlias = NDArray[np.int64]
 DType = Literal["int64", "int32", "int8", "float64", "bool", "category"]
 
 ABSENT = -1
-"""What an integer column holds where the trace says nothing."""
+"""Value of an integer column where the trace has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class Column:
         dtype: ``category`` is a :class:`Coded` column of strings.
         doc: What a value means, as a sentence.
         unit: Unit of the values, empty for counts, ids and names.
-        nullable: Whether :data:`ABSENT` (for strings: the empty string) stands for "not known".
+        nullable: Whether :data:`ABSENT` (for strings: the empty string) means unknown.
     """
 
     name: str
@@ -90,7 +90,7 @@ class Coded:
         return len(self.codes)
 
     def take(self, index: Any) -> Coded:
-        """The rows that ``index`` (a mask, a slice or positions) selects, same dictionary."""
+        """The rows that ``index`` (a mask, a slice or positions) selects, with the same values."""
         return Coded(self.codes[index], self.values)
 
     def decode(self) -> list[str]:
@@ -115,7 +115,7 @@ class Coded:
 
     @staticmethod
     def merged(codes: NDArray[np.int32], values: Sequence[str]) -> Coded:
-        """A column from codes into ``values``, which may repeat: equal ones become one."""
+        """A column from codes into ``values``; repeated values are merged."""
         distinct = Coded.encode(values)
         if len(distinct.values) == len(values):
             return Coded(codes, distinct.values)
@@ -132,7 +132,7 @@ class Coded:
 
 
 class Table:
-    """Columns of equal length under a schema. Never changed after it is made.
+    """Columns of equal length with a schema; immutable.
 
     Args:
         schema: What the columns are.
@@ -188,11 +188,11 @@ class Table:
         return Table(self.schema, columns)
 
     def with_columns(self, **changed: NDArray[Any] | Coded) -> Table:
-        """The same table with other values in the columns named; this one stays as it is."""
+        """A copy of the table with other values in the named columns."""
         return Table(self.schema, {**self._columns, **changed})
 
     def to_pandas(self) -> pd.DataFrame:
-        """A pandas frame of the table; nullable integers become ``Int64`` with ``NA``."""
+        """The table as a pandas frame; nullable integers become ``Int64`` with ``NA``."""
         import pandas as pd
 
         return pd.DataFrame(
@@ -201,7 +201,7 @@ class Table:
 
     @staticmethod
     def empty(schema: TableSchema) -> Table:
-        """A table of no rows."""
+        """A table without rows."""
         return Table(
             schema,
             {
@@ -265,16 +265,16 @@ def _to_series(column: Column, values: NDArray[Any] | Coded) -> Any:
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One row of a result: plain numbers and names, written to ``report.json`` as it is.
+    """One row of a result: plain numbers and names, written to ``report.json`` unchanged.
 
-    Times are int ns, sizes int bytes, ratios 0 to 1. None means not known; it is never 0.
+    Times are int ns, sizes int bytes, ratios 0 to 1. None means unknown, never 0.
     """
 
 
 def records_to_pandas(records: Sequence[Record], kind: type[Record]) -> pd.DataFrame:
-    """Records as a frame, a column per field, typed even when there are none.
+    """Records as a frame with a column per field, typed even without records.
 
-    Integers that may be None become ``Int64`` with ``NA``, other numbers stay as they are.
+    Integers that may be None become ``Int64`` with ``NA``; other numbers keep their type.
     """
     import pandas as pd
 

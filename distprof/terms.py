@@ -1,4 +1,4 @@
-"""The field's words, as enumerations. Upstream spellings are translated to these at ingest."""
+"""The field's terms, as enumerations. Ingest translates upstream spellings to these."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ __all__ = [
 
 
 class ActivityKind(IntEnum):
-    """What a device activity does. Stored as int8 in tables."""
+    """What a GPU activity does. Stored as int8 in tables."""
 
     COMPUTATION = 0
     COMMUNICATION = 1
     COPY = 2  # memory copies and sets
-    ANNOTATION = 3  # a range drawn on the device time line; takes part in no time sum
-    WAITING = 4  # blocked in a send or receive of which no transfer time is known
+    ANNOTATION = 3  # a range on the GPU's timeline; part of no time sum
+    WAITING = 4  # blocked in a send or receive whose transfer time is unknown
 
 
 class CollectiveKind(IntEnum):
@@ -45,12 +45,12 @@ class CollectiveKind(IntEnum):
     GATHER = 8
     SEND = 9
     RECV = 10
-    SEND_RECV = 11  # grouped point-to-point: direction not told apart in the trace
+    SEND_RECV = 11  # grouped point-to-point: the trace does not give the direction
     BARRIER = 12
 
     @property
     def label(self) -> str:
-        """The name as shown and as written to reports, for example ``all_reduce``."""
+        """The name in reports, for example ``all_reduce``."""
         return self.name.lower()
 
     @property
@@ -62,7 +62,7 @@ class CollectiveKind(IntEnum):
     def is_symmetric(self) -> bool:
         """True when no member can finish before every member has started.
 
-        Only such collectives tell anything about clocks: their ends are common to all members.
+        Only these collectives carry information about clocks: their end is common to all members.
         """
         return self in (
             CollectiveKind.ALL_REDUCE,
@@ -74,20 +74,20 @@ class CollectiveKind(IntEnum):
 
 
 class Origin(IntEnum):
-    """How a value of a collective record came about. Stored as int8 in tables."""
+    """Where a value of a collective record comes from. Stored as int8 in tables."""
 
     ABSENT = 0
     MEASURED = 1  # written in the trace
-    DERIVED = 2  # concluded from other fields; the reader documents how
+    DERIVED = 2  # inferred from other fields; the reader documents how
 
 
 class StepSource(StrEnum):
     """How the window of a step was found."""
 
-    PROFILER_STEP = "profiler_step"  # the host's ProfilerStep# annotation
-    DEVICE = "device"  # the device activities launched inside the host's step
+    PROFILER_STEP = "profiler_step"  # the ProfilerStep# annotation on the CPU
+    DEVICE = "device"  # the GPU activities launched inside the CPU's step
     OPTIMIZER = "optimizer"  # ends of Optimizer.step annotations
-    OPERATIONS = "operations"  # numbered in a log of operations, which holds no trace
+    OPERATIONS = "operations"  # numbered in a log of operations, without a trace
     CAPTURE = "capture"  # no step marks: the whole capture is one window
 
 
@@ -123,7 +123,7 @@ class SlotKind(IntEnum):
 
 
 class IdleCause(StrEnum):
-    """Why a device had nothing to do."""
+    """Why a GPU was idle."""
 
     INPUT = "input"
     SYNC = "sync"
@@ -165,7 +165,7 @@ class Severity(StrEnum):
 
 
 class Subject(StrEnum):
-    """What is judged: evidence of one subject says nothing about another."""
+    """What is judged; evidence of one subject says nothing about another."""
 
     RUN = "run"  # a recording, or logs of a job
     CONFIGURATION = "configuration"  # of a job that has not run
@@ -173,7 +173,7 @@ class Subject(StrEnum):
 
 
 class Confidence(StrEnum):
-    """What a finding rests on."""
+    """What a finding is based on."""
 
     MEASURED = "measured"
     INFERRED = "inferred"

@@ -1,6 +1,6 @@
-"""Constants and the only functions that turn numbers into text.
+"""Constants, and the only functions that format numbers as text.
 
-Everything read from a trace is int64 nanoseconds and bytes until a reporter shows it.
+Values from a trace stay int64 nanoseconds and bytes until a reporter shows them.
 Bandwidths and byte counts use decimal prefixes (1 GB = 1e9 B), as nccl-tests does.
 """
 
@@ -26,7 +26,7 @@ NS_PER_MS = 1_000_000
 NS_PER_S = 1_000_000_000
 
 _LEAST_SHOWN = 0.01
-_ROUNDED_UP = 0.9995  # from here on three digits round to 1.00: 999.9 µs is 1.00 ms
+_ROUNDED_UP = 0.9995  # at or above this, three digits round to 1.00: 999.9 µs is 1.00 ms
 _DURATION_UNITS = ((NS_PER_S, "s"), (NS_PER_MS, "ms"), (NS_PER_US, "µs"))
 _BYTE_UNITS = ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
 
@@ -72,8 +72,8 @@ def format_ratio(ratio: float | None) -> str:
 def format_parts(parts_ns: Sequence[float]) -> tuple[list[str], str]:
     """Durations and their sum in one unit, rounded so that the shown parts add up to the shown sum.
 
-    Where rounded parts do not add up, the largest ones give way by a unit of their last digit: a
-    small part reads as it does elsewhere.
+    If rounded parts do not add up, the largest ones change by one unit of their last digit, so
+    that small parts look the same as elsewhere.
     """
     total = sum(parts_ns)
     size, unit = next((u for u in _DURATION_UNITS if abs(total) >= u[0]), (1, "ns"))

@@ -1,4 +1,4 @@
-"""The version, on its own so that every layer can say it."""
+"""The version, in a separate module so that every layer can import it."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Generated pages: what the code says about itself, in ``docs/reference/``; and the JSON Schema.
+"""Generates the reference pages in ``docs/reference/`` from the code, and the JSON Schema.
 
 ::
 
     python -m docs.build --check    # exit code 1 and the names of pages that differ
-    python -m docs.build --write    # renew them
+    python -m docs.build --write    # update them
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def pages() -> Iterator[tuple[Path, str]]:
 
 
 def config_schema_text() -> str:
-    """JSON Schema of ``distprof.toml``, for editors that complete and check TOML by one."""
+    """JSON Schema of ``distprof.toml``, with which editors complete and check the file."""
     (root,), definitions = msgspec.json.schema_components([ConfigFile])
     for definition in definitions.values():
         definition["description"] = " ".join(definition["description"].split())
@@ -74,7 +74,7 @@ def config_schema_text() -> str:
 
 
 def _toml_value(value: dict[str, Any]) -> dict[str, Any]:
-    """A key's schema as TOML has it: there is no null, and a table that is absent has no value."""
+    """A key's schema for TOML, which has no null; an absent table has no value."""
     given = [each for each in value.get("anyOf", ()) if each != {"type": "null"}]
     said = given[0] if len(given) == 1 else value
     return {key: part for key, part in said.items() if key != "default" or not _is_table(part)}
@@ -85,11 +85,11 @@ def _is_table(value: object) -> bool:
 
 
 def rule_page(rule: Rule, example: Sequence[str]) -> str:
-    """The rule's page; sections of the formula sheet that its sources cite are links.
+    """The rule's page, with links to the cited sections of the formula sheet.
 
     Args:
-        rule: Which.
-        example: What it says about its bad fixture, a message each.
+        rule: The rule.
+        example: Its messages about its bad fixture.
     """
     page, heading, sources = rule.page_with(example).partition("\n## Sources\n")
     if "Formula sheet" in sources:
@@ -104,7 +104,7 @@ def rules_index(rules: Sequence[Rule]) -> str:
     head = (
         "# Rules\n\n"
         "What `distprof analyze` looks for. Each finding names its rule; `distprof rule CODE` "
-        "shows the same page in a terminal. Limits are changed in `distprof.toml`.\n\n"
+        "shows the same page in a terminal. Change limits in `distprof.toml`.\n\n"
         "| code | name | severity | detects |\n|---|---|---|---|\n"
     )
     rows = (
@@ -116,13 +116,13 @@ def rules_index(rules: Sequence[Rule]) -> str:
 
 
 def columns_page(tables: Sequence[TableSchema]) -> str:
-    """Every table of a rank and what its columns mean."""
+    """The page of all tables of a rank and their columns."""
     head = (
         "# Tables and columns\n\n"
-        "One set of tables per rank; those from step_log on hold what probes recorded in addition "
-        "to the trace. Times are integers in nanoseconds on the rank's own clock. "
-        f"Where a column may be empty, an integer holds {ABSENT} inside distprof and `NA` in "
-        "pandas, a string is empty; neither ever stands for 0.\n"
+        "Each rank has one set of tables; those from step_log on hold records of probes in "
+        "addition to the trace. Times are integers in nanoseconds on the rank's own clock. "
+        f"A missing integer is {ABSENT} inside distprof and `NA` in pandas, and a missing string "
+        "is empty. Neither ever means 0.\n"
     )
     return head + "".join(_table_section(table) for table in tables)
 
@@ -162,7 +162,7 @@ def write(wanted: Iterable[tuple[Path, str]]) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Check or write; returns the exit code."""
+    """Check or write the pages; return the exit code."""
     if list(arguments) == ["--write"]:
         write(pages())
         return 0
@@ -173,7 +173,7 @@ def main(arguments: Sequence[str]) -> int:
     for path in old:
         sys.stderr.write(f"{path.relative_to(ROOT)} is out of date\n")
     if old:
-        sys.stderr.write("renew generated pages: python3 tasks.py docs --write\n")
+        sys.stderr.write("to update generated pages: python3 tasks.py docs --write\n")
     return 1 if old else 0
 
 

@@ -1,12 +1,13 @@
-"""Finds phrases of ``docs/words.toml`` in what people read: Markdown, docstrings, comments, texts.
+"""Finds phrases of ``docs/words.toml`` in Markdown, docstrings, comments and messages.
 
 ::
 
-    python -m docs.english           # exit code 1, and per phrase its place and what to write
-    python -m docs.english FILE …    # in these files only
+    python -m docs.english           # exit code 1, and each phrase with its place and a better one
+    python -m docs.english FILE …    # check only these files
 
-Code is left out: fenced blocks, text between backticks, and of a Python file all but its comments
-and strings. ``english: ok`` in a comment on the line where a phrase begins allows it there.
+Code is not checked: fenced blocks, text between backticks, and in Python files everything except
+comments and strings. ``english: ok`` in a comment on the line where a phrase begins allows it
+there.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ ROOT = Path(__file__).parent.parent
 WORDS = ROOT / "docs" / "words.toml"
 ALLOWED = "english: ok"
 HINT = (
-    f"Write what the style sheet says (docs/style.md). If a phrase is right where it is, put "
+    f"Follow the style sheet (docs/style.md). If a phrase is right here, put "
     f"<!-- {ALLOWED} --> or # {ALLOWED} on its line; if it is right everywhere, "
-    f"take it out of docs/words.toml."
+    f"remove it from docs/words.toml."
 )
 
 _CODE = "\x00"  # stands for code: no phrase reaches across it
@@ -48,7 +49,7 @@ class Words:
     exclude: tuple[str, ...]
     """Files and folders below them that are not checked."""
     never: tuple[tuple[re.Pattern[str], str], ...]
-    """Each phrase with what to write instead."""
+    """Each phrase with its replacement."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +68,7 @@ class Problem:
 
 
 def read_words(path: Path = WORDS) -> Words:
-    """The word list; a space in a phrase stands for any white space."""
+    """Read the word list; a space in a phrase matches any white space."""
     values = tomllib.loads(path.read_text(encoding="utf-8"))
     never = tuple((_compiled(phrase), better) for phrase, better in values["never"].items())
     return Words(paths=tuple(values["paths"]), exclude=tuple(values["exclude"]), never=never)
@@ -107,12 +108,12 @@ def problems_in(path: Path, words: Words) -> list[Problem]:
 
 
 def _blank(match: re.Match[str]) -> str:
-    """As much code as was matched, on as many lines."""
+    """A placeholder for matched code with the same number of lines."""
     return re.sub(r"[^\n]", _CODE, match[0])
 
 
 def _prose_of_python(text: str) -> str:
-    """Comments and strings, at their places; strings that Python joins are joined here."""
+    """Comments and strings at their original positions, with adjacent strings joined."""
     lines = [re.sub(r"\S", _CODE, line) for line in text.splitlines(keepends=True)]
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type == tokenize.COMMENT:
@@ -126,7 +127,7 @@ def _prose_of_python(text: str) -> str:
 
 
 def _place(lines: list[str], start: tuple[int, int], text: str) -> None:
-    """Put the text into the lines, from a line (counted from 1) and a column (from 0) on."""
+    """Insert the text into the lines, starting at a line (from 1) and a column (from 0)."""
     row, column = start
     for part in text.split("\n"):
         line = lines[row - 1]
@@ -135,7 +136,7 @@ def _place(lines: list[str], start: tuple[int, int], text: str) -> None:
 
 
 def main(arguments: Sequence[str] = ()) -> int:
-    """Exit code 1 if there is a phrase of the list in a file."""
+    """Check the files; return exit code 1 if one contains a phrase of the list."""
     words = read_words()
     files: Iterable[Path] = map(Path, arguments) if arguments else checked_files(words)
     problems = [problem for path in files for problem in problems_in(path, words)]

@@ -1,4 +1,4 @@
-"""The example on a rule's page: what the rule says about its bad fixture."""
+"""The example on a rule's page: the rule's messages about its bad fixture."""
 
 from __future__ import annotations
 

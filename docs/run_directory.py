@@ -1,4 +1,4 @@
-"""The reference page of the run directory and its JSON Schemas, made from the structs."""
+"""Generates the reference page of the run directory and its JSON Schemas from the structs."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class Format:
 
     Args:
         file: Name of the file.
-        schema: What its ``schema`` says; empty where it has none.
-        kinds: What it holds: one struct; or the header and the record of a line.
-        about: What it is, one sentence.
+        schema: Value of its ``schema`` field; empty if it has none.
+        kinds: Its contents: one struct, or the header and the record of a line.
+        about: Its purpose, one sentence.
     """
 
     file: str
@@ -48,7 +48,7 @@ class Format:
 
     @property
     def name(self) -> str:
-        """For example ``steps``."""
+        """Name of the format, for example ``steps``."""
         return self.file.partition(".")[0]
 
 
@@ -57,19 +57,19 @@ SCHEMAS = (
         file=artefacts.RUN_FILE,
         schema=RUN_SCHEMA,
         kinds=(RunFile,),
-        about="What was run, where, how it ended, and what was watching.",
+        about="What ran, where, how it ended, and which probes recorded it.",
     ),
     Format(
         file=artefacts.RANK_FILE,
         schema=RANK_SCHEMA,
         kinds=(RankFile,),
-        about="What one rank's process says of itself; merged into run.json at the end.",
+        about="Facts about one rank's process; merged into run.json at the end.",
     ),
     Format(
         file=artefacts.STEPS_FILE,
         schema="distprof.steps/1",
         kinds=(Header, StepRecord),
-        about="Every step: when, its phases, tokens, samples, loss.",
+        about="Every step: its time, phases, tokens, samples and loss.",
     ),
     Format(
         file=artefacts.MEMORY_FILE,
@@ -81,13 +81,13 @@ SCHEMAS = (
         file=artefacts.NVML_FILE,
         schema="distprof.nvml/1",
         kinds=(Header, NvmlRecord),
-        about="Samples of the device's sensors.",
+        about="Samples of the GPU's sensors.",
     ),
     Format(
         file=artefacts.MOE_FILE,
         schema="distprof.moe/1",
         kinds=(Header, MoeRecord),
-        about="Where tokens went, by layer and micro-batch.",
+        about="Routing of tokens to experts, by layer and micro-batch.",
     ),
     Format(
         file=artefacts.PAUSES_FILE,
@@ -99,33 +99,36 @@ SCHEMAS = (
         file=artefacts.SETTINGS_FILE,
         schema=SETTINGS_SCHEMA,
         kinds=(SettingsFile,),
-        about="How data loaders, parallel modules, optimizers and threads are set up.",
+        about="Configuration of data loaders, parallel modules, optimizers and threads.",
     ),
     Format(
         file=artefacts.CLOCK_FILE,
         schema="distprof.clock/1",
         kinds=(Header, ClockStamp),
-        about="Exchanges of time with rank 0.",
+        about="Time exchanges with rank 0.",
     ),
     Format(
         file=artefacts.ERROR_FILE,
         schema="",
         kinds=(ErrorFile,),
-        about="Why a rank's Python code stopped; only where it did.",
+        about="Why a rank's Python code failed; only for failed ranks.",
     ),
     Format(
         file=artefacts.EXIT_FILE,
         schema="",
         kinds=(ExitFile,),
-        about="How a rank's process ended, where another host's launcher has to learn of it.",
+        about="How a rank's process ended, for the launcher on another host.",
     ),
 )
 
 _OTHERS = (
-    (artefacts.TRACE_FILE, "Kineto trace, as `torch.profiler` writes it."),
-    (artefacts.FLIGHT_FILE, "PyTorch's Flight Recorder, as `torch.distributed` writes it in JSON."),
+    (artefacts.TRACE_FILE, "Kineto trace, written by `torch.profiler`."),
+    (
+        artefacts.FLIGHT_FILE,
+        "Dump of PyTorch's Flight Recorder, in JSON, written by `torch.distributed`.",
+    ),
     (artefacts.NCCL_LOG_FILE, "NCCL's own log (`NCCL_DEBUG`)."),
-    (artefacts.OUTPUT_FILE, "What the rank printed, both streams."),
+    (artefacts.OUTPUT_FILE, "Output of the rank, both streams."),
     (artefacts.STACKS_FILE, "Python stacks of all threads, at a hang or on demand."),
 )
 
@@ -134,38 +137,39 @@ _INTRODUCTION = f"""\
 
 <!-- generated: python -m docs.build --write -->
 
-`distprof run`, `distprof capture` and `distprof_probes.session` write it, `distprof analyze` reads
-it:
+`distprof run`, `distprof capture` and `distprof_probes.session` write this directory, and
+`distprof analyze` reads it:
 
 ```text
 RUN/
-  {artefacts.RUN_FILE:22}what was run, where, how it ended
+  {artefacts.RUN_FILE:22}what ran, where, how it ended
   {artefacts.REPORT_FILE:22}the report, after `distprof analyze RUN`
   {artefacts.CACHE_DIR + "/":22}parsed tables; safe to delete
   rank00000/            one folder per rank, so that thousands of them do not collide
 ```
 
 run.json is written when the job starts and again when it ends. Every file of a rank is optional:
-what is missing is reported as missing. Other files may be there and are not read.
-`{artefacts.DIARY_FILE}` and `{artefacts.ATTACH_FILE}` are the probes' own and may change any time.
+the report lists missing ones. distprof ignores other files.
+`{artefacts.DIARY_FILE}` and `{artefacts.ATTACH_FILE}` are internal to the probes and may change at
+any time.
 
 """
 
 _PROMISE = """\
-## What stays as it is
+## Compatibility
 
-Formats have a name and a number, for example `distprof.run/1`. Under the same number fields are
-only added, each with a default: readers ignore fields that they do not know and take the default of
-those that are absent. A field is never renamed, and its meaning and unit never change; when that
-must happen, the number goes up, and a reader of an older number refuses the file with a sentence
-that says so. `null` means not known and is never 0.
+Formats have a name and a number, for example `distprof.run/1`. As long as the number stays the
+same, fields are only added, each with a default: readers ignore unknown fields and use the default
+of absent ones. A field is never renamed, and its meaning and unit never change. If that becomes
+necessary, the number increases, and a reader of an older number refuses the file with a message
+that says so. `null` means unknown and is never 0.
 
-Whole files are written under another name and renamed, so that a reader never sees half of one.
-Files of lines (`.jsonl`) are JSON texts, one to a line; the first is a header. A writer that is
-killed costs the last line at most. A reader leaves out lines that it cannot use, and says how many.
+Whole files are written under another name and renamed, so that a reader never sees a partial file.
+Line-wise files (`.jsonl`) hold one JSON text per line; the first line is a header. A killed writer
+loses at most the last line. A reader skips lines that it cannot use, and reports how many.
 
-The JSON Schemas (draft 2020-12) ship with the package in `distprof/artefacts/schema/`; that of a
-file of lines describes one line.
+The JSON Schemas (draft 2020-12) ship with the package in `distprof/artefacts/schema/`; the schema
+of a line-wise file describes one line.
 
 """
 
@@ -188,14 +192,14 @@ def schema_files() -> Iterator[tuple[Path, str]]:
 
 
 def run_directory_page() -> str:
-    """The page, Markdown: the files, the promise, and every struct once."""
+    """The page in Markdown: the files, the compatibility promise, and every struct once."""
     return "\n".join([_INTRODUCTION + _table() + "\n" + _PROMISE, *_sections()])
 
 
 def _table() -> str:
     rows = [f"| `{f.file}` | {f'`{f.schema}`' if f.schema else ''} | {f.about} |" for f in SCHEMAS]
     rows += [f"| `{name}` | | {about} |" for name, about in _OTHERS]
-    return "| file | format | what it is |\n|---|---|---|\n" + "\n".join(rows) + "\n"
+    return "| file | format | contents |\n|---|---|---|\n" + "\n".join(rows) + "\n"
 
 
 def _sections() -> Iterator[str]:

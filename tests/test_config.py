@@ -221,7 +221,7 @@ def test_the_schema_for_editors_refuses_what_distprof_refuses(values):
         ),
         (
             {"communication": {"patterns": [{"match": "x"}, {"match": "("}]}},
-            "communication.patterns[1]: '(' is no regular expression",
+            "communication.patterns[1]: '(' is not a regular expression",
         ),
         ({"communication": {"patterns": [{}]}}, "communication.patterns[0].match is missing"),
         ({"model": {"precision": "fp7"}}, "model.precision must be one of bf16, fp16, fp8, fp32"),

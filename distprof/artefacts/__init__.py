@@ -1,10 +1,10 @@
-"""The run directory: the one contract between probes (write) and ingest (read).
+"""The run directory: the only contract between probes (which write) and ingest (which reads).
 
 This module holds the names of files. The formats are in :mod:`distprof.artefacts.run_file`,
 :mod:`distprof.artefacts.rank_file` and :mod:`distprof.artefacts.records`; the reference page and
 the JSON Schemas are generated from them. All files are written under a temporary name and renamed,
-except the line-wise ones (``.jsonl``), whose every complete line counts: a killed process costs the
-last line at most.
+except the line-wise ones (``.jsonl``): every complete line of these counts, so that a killed
+process loses at most the last line.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ RUN_SCHEMA = "distprof.run/1"
 REPORT_FILE = "report.json"
 REPORT_SCHEMA = "distprof.report/1"
 CACHE_DIR = "cache"
-DIARY_FILE = "capture.jsonl"  # what the hook of `distprof capture` met in each process
+DIARY_FILE = "capture.jsonl"  # events of `distprof capture`'s hook in each process
 
 # Within the directory of each rank.
 RANK_DIR_FORMAT = "rank{rank:05d}"
@@ -54,13 +54,13 @@ NVML_FILE = "nvml.jsonl"
 MEMORY_FILE = "memory.jsonl"
 MOE_FILE = "moe.jsonl"
 PAUSES_FILE = "pauses.jsonl"
-SETTINGS_FILE = "settings.json"  # how the job is set up, by its own objects
+SETTINGS_FILE = "settings.json"  # configuration of the job, read from its live objects
 SETTINGS_SCHEMA = "distprof.settings/1"
 CLOCK_FILE = "clock.jsonl"
 NCCL_LOG_FILE = "nccl.log"
-FLIGHT_FILE = "flight.json"  # as torch.distributed's Flight Recorder writes it
+FLIGHT_FILE = "flight.json"  # written by torch.distributed's Flight Recorder
 ERROR_FILE = "error.json"
-EXIT_FILE = "exit.json"  # how its process ended, where another host's launcher has to learn of it
-ATTACH_FILE = "attach.json"  # where `distprof attach` reaches the rank while it lives
+EXIT_FILE = "exit.json"  # how its process ended, for the launcher on another host
+ATTACH_FILE = "attach.json"  # where `distprof attach` reaches the live rank
 STACKS_FILE = "stacks.txt"  # Python stacks of all threads, at a hang or on demand
-OUTPUT_FILE = "output.log"  # what the rank printed, both streams
+OUTPUT_FILE = "output.log"  # output of the rank, both streams

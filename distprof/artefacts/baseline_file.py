@@ -1,4 +1,4 @@
-"""A baseline: what later runs are compared with. Small JSON that people review and git keeps."""
+"""A baseline, with which later runs are compared: small JSON, to be reviewed and kept in git."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ class BaselineSession(msgspec.Struct, frozen=True, kw_only=True):
     """Repeats that were measured one after the other and accepted together.
 
     Args:
-        git_commit: Of the code that ran; empty where unknown.
-        created_ns: When, ns since the epoch.
+        git_commit: Commit of the code that ran; empty if unknown.
+        created_ns: Time of creation, ns since the epoch.
         values: Metric to one value per repeat (of ``step_time`` the median step, ns), in order of
             time. A repeat without the metric is left out of its list.
-        parts: Where the traced step went, mean of the repeats; None without traces. It explains a
-            loss later.
+        parts: Breakdown of the traced step, mean of the repeats; None without traces. It explains
+            later losses.
     """
 
     git_commit: str = ""
@@ -30,14 +30,14 @@ class BaselineSession(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Acknowledged(msgspec.Struct, frozen=True, kw_only=True):
-    """A loss that somebody accepts for a while: it is shown, and fails nothing.
+    """A loss that the team accepts for a while: the check shows it, but does not fail.
 
     Args:
-        metric: Which.
+        metric: Name of the metric.
         up_to: Accepted loss, in the metric's own terms: 0.08 for 8 % of a ratio, or the difference.
-        reason: Why, for whoever reads the file.
+        reason: Reason, for readers of the file.
         until_ns: End of its validity, ns since the epoch; None for no end.
-        git_commit: The commit that brought it; empty where unknown.
+        git_commit: The commit that introduced it; empty if unknown.
     """
 
     metric: str
@@ -48,16 +48,16 @@ class Acknowledged(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BaselineFile(msgspec.Struct, frozen=True, kw_only=True):
-    """What a gate compares with.
+    """The reference of a gate.
 
     Args:
         schema: ``distprof.baseline/1``.
-        distprof_version: Of the writer.
-        fingerprint: What a run must have in common with it.
-        small_world_size: Ranks of the smaller size, of which the efficiency is; None without one.
-        window: Sessions that are kept; older ones fall out as new ones are accepted.
-        sessions: Oldest first.
-        acknowledged: Losses that are accepted.
+        distprof_version: Version of the writer.
+        fingerprint: What comparable runs must have in common with it.
+        small_world_size: Ranks of the smaller size, the reference of the efficiency; None without.
+        window: Number of sessions to keep; new sessions replace the oldest.
+        sessions: Accepted sessions, oldest first.
+        acknowledged: Accepted losses.
     """
 
     schema: str = BASELINE_SCHEMA

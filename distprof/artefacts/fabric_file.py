@@ -1,6 +1,6 @@
 """A fabric profile: how fast collectives of each size are on given machines.
 
-``distprof bench`` writes one, and the output of nccl-tests is read as the same. Sizes are counted
+``distprof bench`` writes one, and output of nccl-tests is converted to one. Sizes are counted
 as nccl-tests counts them (formula sheet, "Collectives"): the full buffer for all-reduce, the
 concatenated size for all-gather and reduce-scatter, one rank's whole send buffer for all-to-all,
 the message for the others.
@@ -33,13 +33,13 @@ class FabricPoint(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         bytes: Size as nccl-tests counts it.
-        time_ns: Of one operation: the median round's mean over its iterations.
-        low_ns: The quickest round; None where only one figure is known.
-        high_ns: The slowest round; None where only one figure is known.
-        num_rounds: How often it was measured.
+        time_ns: Time of one operation: the mean over the iterations of the median round.
+        low_ns: The fastest round; None if only one figure is known.
+        high_ns: The slowest round; None if only one figure is known.
+        num_rounds: Number of measurements.
         num_iterations: Operations in each round, None when unknown.
         algbw_bytes_per_s: ``bytes`` over the time.
-        busbw_bytes_per_s: Times the bus factor of the kind and the group.
+        busbw_bytes_per_s: ``algbw_bytes_per_s`` times the bus factor of the kind and the group.
     """
 
     bytes: int
@@ -55,8 +55,8 @@ class FabricPoint(msgspec.Struct, frozen=True, kw_only=True):
 class FabricFit(msgspec.Struct, frozen=True, kw_only=True):
     """Latency and bandwidth fitted to a curve: time = steps · α + bus factor · bytes / bandwidth.
 
-    Intervals hold the value in 95 of 100 cases if the model holds; ``residual_ratio`` says how well
-    it does.
+    Intervals are 95 % confidence intervals if the model holds; ``residual_ratio`` says how well it
+    fits.
 
     Args:
         alpha_ns: Latency of one step of the algorithm.
@@ -65,13 +65,13 @@ class FabricFit(msgspec.Struct, frozen=True, kw_only=True):
         bandwidth_bytes_per_s: 1 / β.
         bandwidth_low_bytes_per_s: Lower end of its interval.
         bandwidth_high_bytes_per_s: Upper end.
-        num_steps: Steps that the algorithm pays the latency for.
+        num_steps: Steps of the algorithm that pay the latency.
         algorithm: The algorithm assumed for steps.
-        crossover_bytes: Size at which latency and transfer take equally long; below it the
-            operation is bound by latency.
-        residual_ratio: Median over sizes of how far the time is from the fitted one.
-        worst_ratio: The largest of these.
-        worst_bytes: At which size.
+        crossover_bytes: Size at which latency and transfer take the same time; below it the
+            operation is latency-bound.
+        residual_ratio: Relative deviation of the time from the fitted one, median over sizes.
+        worst_ratio: The largest deviation.
+        worst_bytes: Size of the largest deviation.
     """
 
     alpha_ns: float
@@ -95,12 +95,11 @@ class FabricCurve(msgspec.Struct, frozen=True, kw_only=True):
         kind: The operation, for example ``all_reduce``.
         group_size: Ranks of the group.
         num_nodes: Nodes that the group spans, None when unknown.
-        tier: ``node`` inside one node, ``across`` several; None when unknown.
-        in_place: Whether it is the second half of nccl-tests' table, in which input and output
-            share memory.
-        dtype: Of the elements.
-        points: By size, ascending.
-        fit: None where ``refusal`` says why there is none.
+        tier: ``node`` inside one node, ``across`` several nodes; None when unknown.
+        in_place: Whether input and output share memory (the second half of nccl-tests' table).
+        dtype: Type of the elements.
+        points: Measurements by size, ascending.
+        fit: The fit; None if ``refusal`` says why there is none.
         refusal: One sentence; empty with a fit.
     """
 
@@ -116,21 +115,21 @@ class FabricCurve(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FabricFile(msgspec.Struct, frozen=True, kw_only=True):
-    """``fabric.json``: what ``distprof bench`` measured, or a reader of nccl-tests found.
+    """``fabric.json``: measurements of ``distprof bench``, or converted from nccl-tests.
 
     Args:
         schema: ``distprof.fabric/1``.
         origin: ``distprof bench`` or ``nccl-tests``.
-        source: The file it was read from; empty where it was measured.
-        distprof_version: Of the writer.
-        measured_ns: When, ns since the epoch; None when unknown.
+        source: The file it was read from; empty if distprof measured it.
+        distprof_version: Version of the writer.
+        measured_ns: Time of the measurement, ns since the epoch; None when unknown.
         device: Name of the accelerator, or ``cpu``.
         backend: ``nccl`` or ``gloo``.
         world_size: Ranks of the job.
         hosts: Host names, in the order of ranks.
-        versions: Of torch, NCCL and so on.
-        curves: Everything measured.
-        notes: One sentence each: what was left out, what is odd.
+        versions: Versions of torch, NCCL and other packages.
+        curves: All measured curves.
+        notes: One sentence each about omissions and anomalies.
     """
 
     schema: str = FABRIC_SCHEMA

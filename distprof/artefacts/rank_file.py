@@ -1,4 +1,4 @@
-"""rank.json, error.json and attach.json: what one rank's process says of itself."""
+"""rank.json, error.json and attach.json: what the process of one rank reports about itself."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class RankFile(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         schema: ``distprof.rank/1``.
         rank: Global rank.
-        world_size: As the process sees it, None when it is alone.
+        world_size: World size in this process, None without a process group.
         node: torchrun's group rank or SLURM's node id, None when unknown.
         host: Host name.
         local_rank: Index on its node, None when unknown.
@@ -27,9 +27,9 @@ class RankFile(msgspec.Struct, frozen=True, kw_only=True):
         coordinates: Index along each mesh axis.
         versions: As in run.json.
         started_ns: ns since the epoch.
-        ended_ns: None until probes stopped in order.
-        probes: What each probe did so far.
-        overhead: Measured so far.
+        ended_ns: None until the probes have stopped cleanly.
+        probes: State of each probe so far.
+        overhead: Overhead measured so far.
         notes: One sentence each.
     """
 
@@ -57,11 +57,11 @@ class ErrorFile(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         rank: Global rank.
-        time_ns: When, ns since the epoch.
+        time_ns: Time of the exception, ns since the epoch.
         kind: Name of the exception's class.
-        message: Its text.
-        traceback: As Python prints it.
-        is_peer_loss: Whether it says only that another rank went away or did not answer in time.
+        message: Text of the exception.
+        traceback: Traceback in Python's format.
+        is_peer_loss: Whether it only reports that another rank disappeared or timed out.
         step: Last step completed, None before the first.
     """
 
@@ -75,17 +75,17 @@ class ErrorFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AttachFile(msgspec.Struct, frozen=True, kw_only=True):
-    """``attach.json``: where ``distprof attach`` reaches a living rank.
+    """``attach.json``: where ``distprof attach`` reaches a live rank.
 
     Args:
         rank: Global rank.
         host: The only host where it can be reached.
         pid: Process id there.
-        started_ticks: When that process started, in clock ticks since the machine did; with the
-            pid it names a process for good.
-        socket: Path of the unix socket that its worker server listens on; empty when there is
-            none, and ``reason`` says why.
-        reason: Why it cannot be asked.
+        started_ticks: Start of that process, in clock ticks since the machine booted; together with
+            the pid it identifies a process uniquely.
+        socket: Path of the unix socket that its worker server listens on; empty if there is none,
+            for the reason in ``reason``.
+        reason: Why the rank cannot be reached.
     """
 
     rank: int
@@ -97,7 +97,7 @@ class AttachFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def with_ranks(run: RunFile, found: list[RankFile]) -> RunFile:
-    """``run`` with what its ranks say of themselves; what the launcher knows of them stays."""
+    """``run`` merged with the files of its ranks; what the launcher knows about them is kept."""
     known = {entry.rank: entry for entry in run.ranks}
     for file in found:
         entry = known.get(file.rank, RankEntry(rank=file.rank))

@@ -26,7 +26,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
         schema: ``distprof.steps/1``, ``distprof.nvml/1``, ``distprof.memory/1``,
             ``distprof.moe/1``, ``distprof.pauses/1`` or ``distprof.clock/1``.
         rank: Global rank.
-        about: What all lines share, for example the device's name or the sampling period.
+        about: Facts common to all lines, for example the device's name or the sampling period.
     """
 
     schema: str
@@ -38,7 +38,7 @@ class Phase(msgspec.Struct, frozen=True, array_like=True):
     """A part of a step. Written as ``[name, start_ns, end_ns]``.
 
     Args:
-        name: ``input``, ``forward``, ``backward``, ``optimizer``, or one of the user's own.
+        name: ``input``, ``forward``, ``backward``, ``optimizer``, or a user-defined name.
         start_ns: ns since the epoch.
         end_ns: ns since the epoch.
     """
@@ -52,17 +52,17 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One step (one optimizer update) as the training thread saw it. File ``steps.jsonl``.
 
     Args:
-        step: Number, from 0 at the start of the session.
-        start_ns: End of the step before, ns since the epoch.
-        end_ns: Its end; monotonic within a rank.
-        phases: In order of time; phases of several micro-batches repeat.
-        tokens: Tokens this rank trained on, None when unknown. Ranks that work on the same ones
-            (tensor, pipeline, context parallel) count a part each, so that ranks add up to the job.
+        step: Step number, from 0 at the start of the session.
+        start_ns: End of the previous step, ns since the epoch.
+        end_ns: End of the step; monotonic within a rank.
+        phases: Phases in order of time, repeated for each micro-batch.
+        tokens: Tokens this rank trained on, None when unknown. Ranks that share tokens (tensor,
+            pipeline, context parallel) count a part each, so that ranks add up to the job.
         samples: Samples, counted in the same way; None when unknown.
-        loss: As the training code gave it, None when it gave none.
+        loss: Loss passed by the training code, None if it passed none.
         num_micro_batches: Forward passes in the step, None when unknown.
         is_traced: Whether torch.profiler was recording.
-        is_probed: False in the steps that were left alone to measure overhead.
+        is_probed: False in steps without probes, which serve to measure overhead.
     """
 
     step: int
@@ -78,23 +78,23 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class NvmlRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One sample of the device's sensors. File ``nvml.jsonl``. None: the device does not tell.
+    """One sample of the GPU's sensors. File ``nvml.jsonl``. None: the GPU does not report it.
 
     Args:
         t_ns: ns since the epoch, middle of the reading.
-        sm_clock_mhz: Streaming multiprocessors' clock.
+        sm_clock_mhz: Clock of the streaming multiprocessors.
         memory_clock_mhz: Memory clock.
-        throttle_reasons: Names of NVML's reasons that hold, without idle; empty when none holds.
+        throttle_reasons: Names of NVML's active reasons, except idle; empty if none is active.
         power_w: Watts.
         energy_j: Joules since the driver was loaded.
         temperature_c: Degrees Celsius.
         gpu_utilization_ratio: Share of the last period with a kernel running, 0 to 1.
         memory_utilization_ratio: Share of the last period with memory busy, 0 to 1.
-        memory_used_bytes: Of the whole device, all processes.
-        pcie_tx_bytes_per_s: From the device.
-        pcie_rx_bytes_per_s: To the device.
-        nvlink_tx_bytes: Since start of the counters, all links.
-        nvlink_rx_bytes: Since start of the counters, all links.
+        memory_used_bytes: Used memory of the whole GPU, all processes.
+        pcie_tx_bytes_per_s: PCIe traffic from the GPU.
+        pcie_rx_bytes_per_s: PCIe traffic to the GPU.
+        nvlink_tx_bytes: Bytes sent on all links since the counters started.
+        nvlink_rx_bytes: Bytes received on all links since the counters started.
         ecc_uncorrected: Uncorrected errors since the driver was loaded.
         xid: Numbers of XID errors seen since the last sample.
     """
@@ -121,11 +121,11 @@ class MemoryRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """Memory at the end of a step. File ``memory.jsonl``. None: not measurable here.
 
     Args:
-        step: Its number.
+        step: Step number.
         t_ns: ns since the epoch.
-        allocated_bytes: Held by tensors on the accelerator.
-        peak_allocated_bytes: Highest since the step before.
-        reserved_bytes: Held by the caching allocator.
+        allocated_bytes: Memory held by tensors on the accelerator.
+        peak_allocated_bytes: Peak since the previous step.
+        reserved_bytes: Memory held by the caching allocator.
         num_retries: Allocations retried after freeing the cache, since the start.
         rss_bytes: Resident memory of the process.
     """
@@ -143,14 +143,14 @@ class MoeRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Routing of one micro-batch by one layer on one rank. File ``moe.jsonl``.
 
     Args:
-        step: Its number.
+        step: Step number.
         layer: Index or name of the layer.
         micro_batch: Index within the step.
         tokens_per_expert: Assignments of this rank's tokens to each of all experts.
         num_tokens: Tokens routed (each goes to ``top_k`` experts).
         top_k: Experts per token.
-        capacity: Most assignments an expert takes from this rank, None without a limit.
-        dropped: Assignments over capacity.
+        capacity: Maximum assignments from this rank to an expert, None without a limit.
+        dropped: Assignments above capacity.
         aux_loss: Load-balancing loss, None when there is none.
     """
 
@@ -172,9 +172,9 @@ class Pause(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         kind: ``gc`` garbage collection, ``input`` waiting for the data loader.
         start_ns: ns since the epoch.
         end_ns: ns since the epoch.
-        step: During which it happened.
-        generation: Of the garbage collector; None for others.
-        num_collected: Objects freed; None for others.
+        step: Step in which it happened.
+        generation: Generation of the garbage collector; None for other kinds.
+        num_collected: Objects freed; None for other kinds.
     """
 
     kind: Literal["gc", "input"]
@@ -186,12 +186,12 @@ class Pause(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ClockStamp(msgspec.Struct, frozen=True, kw_only=True):
-    """One exchange of time with rank 0 (as NTP does it). File ``clock.jsonl``.
+    """One time exchange with rank 0, as in NTP. File ``clock.jsonl``.
 
     Args:
-        t_sent_ns: Own clock when the question left.
+        t_sent_ns: Own clock when the request was sent.
         t_server_ns: Rank 0's clock when it answered.
-        t_received_ns: Own clock when the answer came.
+        t_received_ns: Own clock when the answer arrived.
     """
 
     t_sent_ns: int
@@ -200,20 +200,20 @@ class ClockStamp(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DiaryLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What ``distprof capture`` met in one process. File ``capture.jsonl`` of the run, no header.
+    """An event of ``distprof capture`` in a process. File ``capture.jsonl`` of the run, no header.
 
     Args:
-        event: ``python`` an interpreter took the hook up; ``torch`` it imported torch;
+        event: ``python`` an interpreter loaded the hook; ``torch`` it imported torch;
             ``recording`` it is a rank and probes started; ``passed_over`` it is not recorded;
-            ``unusable`` probes cannot work in it; ``closed`` probes ended in order.
+            ``unusable`` probes cannot work in it; ``closed`` probes stopped cleanly.
         t_ns: ns since the epoch.
         pid: Process id.
         host: Host name.
-        program: What the interpreter was started with.
+        program: Program that the interpreter was started with.
         python: Path of the interpreter.
-        rank: Global rank, None where it is not known.
+        rank: Global rank, None when unknown.
         steps: Steps recorded, with ``closed``.
-        detail: Why, or what was noticed.
+        detail: Reason or remark.
     """
 
     event: Literal["python", "torch", "recording", "passed_over", "unusable", "closed"]

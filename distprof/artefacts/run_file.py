@@ -1,4 +1,4 @@
-"""run.json: what was run, where, how it ended, and what was watching."""
+"""run.json: what ran, where, how it ended, and which probes recorded it."""
 
 from __future__ import annotations
 
@@ -28,12 +28,13 @@ FailureKind = Literal[
 
 
 class ProbeStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What one probe did on one rank.
+    """State of one probe on one rank.
 
     Args:
         name: For example ``profiler``, ``nvml``, ``step_log``.
-        state: ``on`` it recorded; ``off`` not asked for; ``unavailable`` it cannot work here;
-            ``yielded`` it gave way to the user's own profiler; ``failed`` it broke on the way.
+        state: ``on`` it recorded; ``off`` it was not requested; ``unavailable`` it cannot work
+            here; ``yielded`` it stopped for the user's own profiler; ``failed`` it failed while
+            recording.
         reason: One sentence; empty when ``on`` without remarks.
         num_records: Records written.
         num_dropped: Records lost because the disk was full or too slow.
@@ -72,8 +73,8 @@ class Exit(msgspec.Struct, frozen=True, kw_only=True):
     """How a rank's process ended.
 
     Args:
-        code: Exit code, None if it was ended by a signal or never ended.
-        signal: For example ``SIGKILL``; empty when there was none.
+        code: Exit code, None if a signal ended it or it never ended.
+        signal: For example ``SIGKILL``; empty without a signal.
         ended_ns: When the launcher saw it end, ns since the epoch; None if it did not.
         by_launcher: Whether the launcher ended it after another rank had failed.
     """
@@ -92,12 +93,12 @@ class ExitFile(Exit, frozen=True, kw_only=True):
         signal: As in run.json.
         ended_ns: As in run.json.
         by_launcher: As in run.json.
-        alive_until_ns: When it was last seen alive, ns since the epoch; None when it never was.
+        alive_until_ns: When it was last seen alive, ns since the epoch; None if it never was.
         told_to_end_ns: When the launcher asked it to end, None if it never did.
-        state: Letter of its process's state (as ``ps`` shows it) when trouble was seen; empty
-            when it had ended by then.
-        struck_by: Where the kernel's out-of-memory killer struck meanwhile: in its control group,
-            or somewhere on the machine; empty if nowhere or unknown.
+        state: State letter of its process (as in ``ps``) when the failure was noticed; empty if it
+            had ended by then.
+        struck_by: Where the kernel's out-of-memory killer struck during that time: in its control
+            group, or elsewhere on the machine; empty if nowhere or unknown.
     """
 
     alive_until_ns: int | None = None
@@ -107,14 +108,14 @@ class ExitFile(Exit, frozen=True, kw_only=True):
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
-    """The first cause of a failed job, by the launcher's own evidence.
+    """The root cause of a failed job, from the launcher's evidence.
 
     Args:
-        rank: Who failed first; None when that cannot be told.
-        kind: What happened to it.
-        message: One sentence: what, and what the evidence is.
-        step: Last step that rank completed, None when unknown.
-        detected_ns: When the launcher knew, ns since the epoch.
+        rank: The rank that failed first; None if unknown.
+        kind: Kind of failure.
+        message: One sentence: the failure and its evidence.
+        step: Last step that the rank completed, None when unknown.
+        detected_ns: When the launcher detected it, ns since the epoch.
     """
 
     rank: int | None
@@ -125,13 +126,13 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
-    """A fault that was injected on purpose: the ground truth of a demonstration or a test.
+    """An injected fault: the ground truth of a demonstration or a test.
 
     Args:
         kind: For example ``slow-rank``.
-        target: Rank, stage, expert or node, as the fault's kind has it; None for all.
-        amount: Factor, milliseconds or share, as the fault's kind has it.
-        text: As it was asked for, for example ``slow-rank=3:1.2``.
+        target: Rank, stage, expert or node, depending on the kind; None for all.
+        amount: Factor, milliseconds or share, depending on the kind.
+        text: The fault as requested, for example ``slow-rank=3:1.2``.
     """
 
     kind: str
@@ -141,11 +142,11 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Coverage(msgspec.Struct, frozen=True, kw_only=True):
-    """Which ranks were traced, and why not all.
+    """Which ranks were traced, and the request that selected them.
 
     Args:
         profiled_ranks: Ranks with the profiler on, ascending; None means all.
-        text: As it was asked for, for example ``replica`` or ``0,8``.
+        text: The selection as requested, for example ``replica`` or ``0,8``.
     """
 
     profiled_ranks: tuple[int, ...] | None = None
@@ -163,10 +164,10 @@ class RankEntry(msgspec.Struct, frozen=True, kw_only=True):
         device: Name of its accelerator, or ``cpu``.
         pid: Process id on its host.
         coordinates: Index along each mesh axis, for example ``{"pp": 1, "dp": 0}``.
-        exit: How it ended, None when nobody saw it.
-        probes: What each probe did.
-        overhead: Measured on this rank.
-        notes: What its probes noted, one sentence each.
+        exit: How it ended, None if no launcher saw it.
+        probes: State of each probe.
+        overhead: Overhead measured on this rank.
+        notes: Notes of its probes, one sentence each.
     """
 
     rank: int
@@ -187,27 +188,27 @@ class RunFile(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         schema: ``distprof.run/1``; a reader refuses another major number.
-        distprof_version: Who wrote it.
+        distprof_version: Version of the writer.
         kind: ``run`` a reference workload, ``capture`` a user's program, ``session`` probes used
             from a user's own code.
-        command: What was typed.
-        workload: Name of the reference workload; empty for others.
-        config: Its whole configuration, every default spelled out: sections to options to values.
+        command: The command line.
+        workload: Name of the reference workload; empty for other programs.
+        config: Its whole configuration including defaults: sections to options to values.
         strategy: For people, for example ``FSDP (ZeRO-3)``; empty when unknown.
         mesh: Mesh axis to its size, slowest varying first (names of
             :class:`distprof.terms.MeshAxis`).
         world_size: Ranks of the job, None when unknown.
-        ranks: What is known of each, ascending.
+        ranks: Known facts about each rank, ascending.
         versions: ``python``, ``torch``, ``cuda``, ``nccl``, ``driver``.
-        git_commit: Of the folder the command ran in; ends in ``+dirty`` if changed; empty if none.
+        git_commit: Commit of the working directory; ends in ``+dirty`` if modified; empty if none.
         environment: Allow-listed variables only, never secrets.
         started_ns: ns since the epoch.
-        ended_ns: None while it runs, or when the launcher was killed.
+        ended_ns: None while it runs, or if the launcher was killed.
         outcome: How the job ended.
-        failure: The first cause, when it failed.
-        faults: Injected on purpose.
+        failure: The root cause, if it failed.
+        faults: Injected faults.
         coverage: Which ranks were traced.
-        notes: What a reader should know, one sentence each.
+        notes: Remarks for readers, one sentence each.
     """
 
     schema: str = RUN_SCHEMA

@@ -1,4 +1,4 @@
-"""settings.json: how a rank's job is set up, as its own objects say, read and never changed."""
+"""settings.json: configuration of a rank's job, read from its live objects and never changed."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ __all__ = [
 ]
 
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 50)]
-_Limit = Annotated[int, msgspec.Meta(ge=0)]  # may be the largest there is, for no limit
+_Limit = Annotated[int, msgspec.Meta(ge=0)]  # may be the largest integer, for no limit
 _Ratio = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 
 class LoaderSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """A ``torch.utils.data.DataLoader`` that was iterated; those with the same settings are one.
+    """A ``torch.utils.data.DataLoader`` that was iterated; loaders with equal settings are merged.
 
     Args:
         num_loaders: Loaders with these settings.
         dataset: Class of its dataset.
-        is_iterable: Whether that is an ``IterableDataset``.
+        is_iterable: Whether the dataset is an ``IterableDataset``.
         num_workers: Worker processes; 0 loads in the training thread.
-        pin_memory: As given.
+        pin_memory: Argument of the loader.
         prefetch_factor: Batches that each worker keeps ready, None without workers.
-        persistent_workers: As given.
-        batch_size: Samples in a batch, None where the loader does not say.
-        sampler: Class of the sampler; empty where there is none.
-        is_plain: Whether it draws from the whole dataset by torch's own random or sequential
+        persistent_workers: Argument of the loader.
+        batch_size: Samples in a batch, None if the loader does not define it.
+        sampler: Class of the sampler; empty if there is none.
+        is_plain: Whether it samples the whole dataset with torch's own random or sequential
             sampler, so that only the dataset itself may differ between ranks.
-        num_replicas: Of a ``DistributedSampler``, None for others.
-        shuffle: Of a ``DistributedSampler``, None for others.
-        num_epochs: Steps of the training in which its iteration began, at least; several
-            iterations begun in the same step count once.
-        num_orders: Different epoch numbers that its ``DistributedSampler`` had at these times,
+        num_replicas: Replicas of a ``DistributedSampler``, None for other samplers.
+        shuffle: Argument of a ``DistributedSampler``, None for other samplers.
+        num_epochs: Minimum number of training steps in which an iteration of it began; several
+            iterations that began in the same step count once.
+        num_orders: Distinct epoch numbers that its ``DistributedSampler`` had at these times,
             None for other samplers.
         first_batch: Checksum of the start of each tensor in its first batch, hexadecimal; empty
-            where that is not known, or every tensor is constant.
+            if unknown, or if every tensor is constant.
     """
 
     num_loaders: _Count = 1
@@ -70,17 +70,17 @@ class DdpSettings(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         module: Class of the module inside.
         group_size: Ranks of its process group, None when unknown.
-        find_unused_parameters: As given.
-        static_graph: As given.
-        gradient_as_bucket_view: As given.
+        find_unused_parameters: Argument of the wrapper.
+        static_graph: Argument of the wrapper.
+        gradient_as_bucket_view: Argument of the wrapper.
         bucket_cap_bytes: Largest bucket, None when unknown.
         comm_hook: Name of its communication hook; empty without one.
         num_parameters: Elements of its parameters.
         parameter_bytes: Size of its parameters.
-        dtypes: Of its parameters.
-        num_looks: Iterations of which torch's logger said what was unused.
-        max_unused_bytes: Most bytes of parameters that one of them left unused on this rank; None
-            before the first.
+        dtypes: Types of its parameters.
+        num_looks: Iterations for which torch's logger reported unused parameters.
+        max_unused_bytes: Largest size of unused parameters in one of these iterations on this rank;
+            None before the first.
     """
 
     module: str = ""
@@ -102,16 +102,16 @@ class FsdpSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         api: ``fully_shard`` or ``FullyShardedDataParallel``.
-        num_units: Modules with parameters of their own to gather.
+        num_units: Modules that gather their own parameters.
         group_size: Ranks that a parameter is sharded over, None when unknown.
         num_parameters: Elements of all their parameters, over all ranks.
         parameter_bytes: Size of all their parameters, over all ranks.
         reshard_after_forward: Whether parameters are freed between forward and backward, None
             when unknown.
-        param_dtype: That computation takes; empty for the parameters' own.
-        reduce_dtype: That gradients are reduced in; empty for the parameters' own.
-        num_prefetching: Units that were told which to gather next in the forward pass.
-        is_offloaded: Whether parameters live in host memory.
+        param_dtype: Type of computation; empty for the parameters' type.
+        reduce_dtype: Type of gradient reduction; empty for the parameters' type.
+        num_prefetching: Units with an explicit list of modules to prefetch in the forward pass.
+        is_offloaded: Whether parameters are in CPU memory.
     """
 
     api: str
@@ -130,11 +130,11 @@ class OptimizerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """An optimizer of ``torch.optim``.
 
     Args:
-        name: Its class.
+        name: Class of the optimizer.
         is_sharded: Whether it is a ``ZeroRedundancyOptimizer``.
-        num_parameters: Elements of the parameters that it updates, a sharded one counted whole.
-        fused: As given, None for torch's choice.
-        foreach: As given, None for torch's choice.
+        num_parameters: Elements of the parameters that it updates; sharded ones count in full.
+        fused: Argument of the optimizer, None for torch's choice.
+        foreach: Argument of the optimizer, None for torch's choice.
     """
 
     name: str
@@ -145,17 +145,17 @@ class OptimizerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ThreadSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Threads of the process, and the processors that it may use.
+    """Threads of the process, and the CPUs that it may use.
 
     Args:
-        num_threads: Threads that torch computes an operator with.
-        num_interop_threads: Operators that torch runs beside each other in TorchScript.
-        omp_num_threads: The variable ``OMP_NUM_THREADS``; empty where it is not set.
-        cpus: Processors that the process may run on, for example ``0-15,32``; empty when unknown.
-        processor: Model of the processors, as the system names it; empty when unknown.
-        num_local_ranks: Ranks on the host, None where the launcher does not say.
-        cpu_busy_ratio: Share of time that ``cpus`` were busy, with whatever ran there, from the end
-            of the first step to the last writing; None where Linux's ``/proc/stat`` does not say.
+        num_threads: Threads that torch uses inside an operator.
+        num_interop_threads: Operators that torch runs in parallel in TorchScript.
+        omp_num_threads: The variable ``OMP_NUM_THREADS``; empty if it is not set.
+        cpus: CPUs that the process may run on, for example ``0-15,32``; empty when unknown.
+        processor: CPU model reported by the system; empty when unknown.
+        num_local_ranks: Ranks on the host, None if the launcher does not report it.
+        cpu_busy_ratio: Share of time in which ``cpus`` were busy with any process, from the end of
+            the first step to the last write of this file; None without Linux's ``/proc/stat``.
     """
 
     num_threads: _Count | None = None
@@ -173,15 +173,15 @@ class SettingsFile(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         schema: ``distprof.settings/1``.
         rank: Global rank.
-        num_steps: Steps that had ended when it was written.
+        num_steps: Steps completed when it was written.
         loaders: Data loaders that were iterated.
         ddp: Modules wrapped in ``DistributedDataParallel``.
         fsdp: Sharded modules.
         optimizers: Optimizers.
-        threads: Threads and processors.
+        threads: Threads and CPUs.
         allow_tf32: Whether matrix products may use TF32, None when unknown.
-        cudnn_benchmark: Whether cuDNN tries algorithms, None when unknown.
-        is_deterministic: Whether torch was told to use deterministic algorithms, None when unknown.
+        cudnn_benchmark: Whether cuDNN benchmarks algorithms, None when unknown.
+        is_deterministic: Whether torch must use deterministic algorithms, None when unknown.
         num_compiled: Modules given to ``torch.compile``.
         num_checkpointed: Modules wrapped for activation checkpointing.
         notes: What could not be read, one sentence each.

@@ -1,6 +1,6 @@
 """A summary of a run: the few figures that are compared between runs, sizes and commits.
 
-A report says why; a summary is what a baseline, a history and a scaling sweep keep of it.
+A report explains a run; baselines, histories and scaling sweeps keep only its summary.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ SUMMARY_SCHEMA = "distprof.summary/1"
 
 
 class Fingerprint(msgspec.Struct, frozen=True, kw_only=True):
-    """What must be alike for two runs to be compared; empty or None where not known.
+    """What two comparable runs have in common; empty or None when unknown.
 
     Args:
         world_size: Ranks of the job.
-        num_nodes: Nodes that they are on.
-        device: Name of the accelerator, or the processor's for CPU ranks.
-        backend: Of the process groups, for example ``nccl``.
+        num_nodes: Nodes of the job.
+        device: Name of the accelerator, or of the CPU for CPU ranks.
+        backend: Backend of the process groups, for example ``nccl``.
         workload: Name of the reference workload, or the user's command.
         strategy: For people, for example ``FSDP (ZeRO-3)``.
         mesh: Mesh axis to its size.
-        config: Of the workload, flattened: ``section.option`` to its value as text.
+        config: Configuration of the workload, flattened: ``section.option`` to its value as text.
         versions: ``driver``, ``cuda``, ``nccl``, ``torch``, ``python``, ``distprof``.
         environment: Allow-listed variables that change speed, for example ``NCCL_ALGO``.
     """
@@ -41,19 +41,19 @@ class Fingerprint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepParts(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the mean traced step of the mean rank went, ns; they add up to ``span_ns`` exactly.
+    """Breakdown of the mean traced step of the mean rank, ns; parts add up to ``span_ns`` exactly.
 
     Args:
         span_ns: The step.
         computation_ns: Computation.
-        exposed_transfer_ns: Communication that moves data and hides behind nothing.
-        exposed_wait_ns: Waiting for the last member of a collective: imbalance, stragglers.
+        exposed_transfer_ns: Exposed communication that moves data.
+        exposed_wait_ns: Exposed waiting for late ranks in collectives: imbalance, stragglers.
         bubble_ns: Waiting for messages of a pipeline.
-        unsplit_comm_ns: Exposed communication of which nothing tells waiting from transfer.
-        host_ns: Idle, because the host launched late or synchronised.
-        input_ns: Idle, waiting for input.
-        copy_ns: Copies and sets of memory.
-        other_ns: Idle of another cause or of none that is known.
+        unsplit_comm_ns: Exposed communication whose waiting and transfer cannot be separated.
+        host_ns: Idle because the CPU launched late or synchronised.
+        input_ns: Idle while waiting for input.
+        copy_ns: Memory copies and sets.
+        other_ns: Idle for other or unknown causes.
     """
 
     span_ns: int
@@ -69,30 +69,30 @@ class StepParts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SummaryFile(msgspec.Struct, frozen=True, kw_only=True):
-    """One run in figures. Ratios 0 to 1; None where not known, never 0.
+    """The figures of one run. Ratios are 0 to 1; None means unknown, never 0.
 
     Args:
-        schema: Of this document.
-        distprof_version: Who wrote it.
-        source: Run directory, report or file of measurements that it is of.
-        label: For people, for example ``ddp on 4 ranks, repeat 2``.
-        git_commit: Of the code that ran; empty where unknown.
-        created_ns: When the run ended, or was read where that is unknown; ns since the epoch.
-        fingerprint: What must be alike.
-        step_ns: Steady steps that no profiler disturbed, each as long as on the median rank, in
-            order of time; traced steps where there are no others (``is_traced``).
+        schema: Schema of this document.
+        distprof_version: Version of the writer.
+        source: Run directory, report or file of measurements that it summarises.
+        label: Label for people, for example ``ddp on 4 ranks, repeat 2``.
+        git_commit: Commit of the code that ran; empty if unknown.
+        created_ns: End of the run, or when it was read if that is unknown; ns since the epoch.
+        fingerprint: What comparable runs have in common.
+        step_ns: Durations of steady steps without a profiler, each on the median rank, in order of
+            time; traced steps if there are no others (``is_traced``).
         is_traced: Whether a profiler was recording during ``step_ns``.
-        tokens_per_step: All ranks together.
-        samples_per_step: All ranks together.
-        parts: Where the traced step went; None without traces.
-        overlap_ratio: Communication hidden by computation, of all communication.
-        exposed_comm_ratio: Exposed communication of the step.
+        tokens_per_step: Tokens of all ranks together.
+        samples_per_step: Samples of all ranks together.
+        parts: Breakdown of the traced step; None without traces.
+        overlap_ratio: Share of communication that overlaps with computation.
+        exposed_comm_ratio: Share of the step in exposed communication.
         bubble_ratio: Largest bubble fraction of its pipelines.
-        imbalance_ratio: What stragglers cost of the step: slowdown − 1 of the replayed run.
-        expert_imbalance_ratio: Largest max/mean load of its layers of experts.
+        imbalance_ratio: Cost of stragglers relative to the step: slowdown − 1 of the replayed run.
+        expert_imbalance_ratio: Largest max/mean load of its expert layers.
         mfu_ratio: Model FLOP utilisation.
-        peak_memory_bytes: Highest of all ranks: of the accelerator, of the process on CPUs.
-        energy_per_step_j: All devices together.
+        peak_memory_bytes: Maximum over all ranks: accelerator memory, or process memory on CPUs.
+        energy_per_step_j: Energy of all devices together.
     """
 
     schema: str = SUMMARY_SCHEMA

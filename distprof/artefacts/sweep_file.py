@@ -1,4 +1,4 @@
-"""``sweep.json``: a series of runs of one workload, by size and repeat, and how far it has come."""
+"""``sweep.json``: a series of runs of one workload, by size and repeat, and its progress."""
 
 from __future__ import annotations
 
@@ -16,14 +16,13 @@ class SweepRun(msgspec.Struct, frozen=True, kw_only=True):
     """One run of the series.
 
     Args:
-        ranks: Its ranks.
-        repeat: From 0.
-        folder: Its run directory, within that of the sweep.
-        arguments: Of the program ``distprof``, without the folder.
-        state: ``waiting`` it was not started, or not to its end; ``done``; ``failed``.
-        exit_code: Of the last attempt; None before it.
-        took_s: Seconds of the attempt that is done, starting and analysing included; None where
-            that is not known.
+        ranks: Number of ranks.
+        repeat: Repeat, from 0.
+        folder: Its run directory inside the folder of the sweep.
+        arguments: Arguments of ``distprof``, without the folder.
+        state: ``waiting`` not started, or not finished; ``done``; ``failed``.
+        exit_code: Exit code of the last attempt; None before it.
+        took_s: Seconds of the completed attempt, including start and analysis; None when unknown.
     """
 
     ranks: int
@@ -36,18 +35,18 @@ class SweepRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SweepFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A sweep: what was asked for, and each run in the order in which they are made.
+    """A sweep: the request, and its runs in order of execution.
 
     Args:
         schema: ``distprof.sweep/1``; a reader refuses another major number.
-        distprof_version: Who wrote it.
+        distprof_version: Version of the writer.
         workload: Name of the reference workload; empty for a user's own program.
-        scaling: What was asked for; of a user's own program what the user says that it does, or
+        scaling: Requested scaling; for a user's own program the mode that the user states, or
             ``as_given``.
-        device: ``gpus`` or ``ranks``: what the sizes count.
-        runs: In order: sizes take turns, there and back, so that what drifts meets all alike.
+        device: ``gpus`` or ``ranks``: the unit of the sizes.
+        runs: Runs in order: sizes alternate, up and down, so that drift affects them equally.
         started_ns: ns since the epoch.
-        num_cpus: Processors of the machine that it may use; None where not known.
+        num_cpus: CPUs of the machine that it may use; None when unknown.
     """
 
     schema: str = SWEEP_SCHEMA

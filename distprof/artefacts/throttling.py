@@ -5,7 +5,7 @@ from __future__ import annotations
 __all__ = ["throttle_reasons"]
 
 # Bits of nvmlDeviceGetCurrentClocksEventReasons, named as nvidia-smi does (clocks_event_reasons.*).
-# Bit 0, "GPU idle", is no throttling.
+# Bit 0, "GPU idle", is not throttling.
 _REASONS: tuple[tuple[int, str], ...] = (
     (0x002, "applications_clocks_setting"),
     (0x004, "sw_power_cap"),
@@ -20,7 +20,7 @@ _KNOWN = 0x001 | sum(bit for bit, _ in _REASONS)
 
 
 def throttle_reasons(bits: int) -> tuple[str, ...]:
-    """Names of the reasons that hold, without idle; bits without a name as one hexadecimal."""
+    """Names of the active reasons, except idle; unnamed bits as one hexadecimal number."""
     named = tuple(name for bit, name in _REASONS if bits & bit)
     unknown = bits & ~_KNOWN
     return (*named, f"0x{unknown:x}") if unknown else named

@@ -1,4 +1,4 @@
-"""The command line: one file per verb. A command is parse and call; the reporter writes."""
+"""The command line: one file per verb. A command parses and calls; a reporter writes."""
 
 from __future__ import annotations
 

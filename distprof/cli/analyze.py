@@ -25,7 +25,7 @@ __all__ = ["analyze"]
     "--save-report",
     type=click.Path(),
     metavar="FILE",
-    help="Keep the report as JSON. A run directory gets one without asking.",
+    help="Save the report as JSON. In a run directory this is the default.",
 )
 @click.option(
     "--window",
@@ -34,29 +34,29 @@ __all__ = ["analyze"]
     show_default=True,
     help="Analyse complete steps, or the whole capture as one window.",
 )
-@click.option("--ranks", type=RankList(), metavar="0-3,8", help="Only these ranks; by default all.")
+@click.option("--ranks", type=RankList(), metavar="0-3,8", help="Only these ranks; all by default.")
 @click.option(
-    "--device-only", is_flag=True, help="Read only what devices did: faster, no host causes."
+    "--device-only", is_flag=True, help="Read only GPU activity: faster, but no causes on the CPU."
 )
 @click.option("--strict", is_flag=True, help="Refuse damaged traces instead of salvaging them.")
 @click.option(
     "--executor",
     metavar="SPEC",
-    help="process, process:N, serial or dask://HOST:PORT; by default processes.",
+    help="process, process:N, serial or dask://HOST:PORT; processes by default.",
 )
-@click.option("--cache-dir", type=click.Path(), metavar="DIR", help="Where parsed tables are kept.")
-@click.option("--no-cache", is_flag=True, help="Neither reuse nor keep parsed tables.")
+@click.option("--cache-dir", type=click.Path(), metavar="DIR", help="Cache for parsed tables.")
+@click.option("--no-cache", is_flag=True, help="Neither reuse nor cache parsed tables.")
 @click.option(
     "--config",
     type=click.Path(),
     metavar="FILE",
-    help="Configuration; by default the nearest distprof.toml.",
+    help="Configuration; the nearest distprof.toml by default.",
 )
 @click.option(
     "--fabric",
     type=click.Path(),
     metavar="FILE",
-    help="What the network can do: a profile of distprof bench, or what nccl-tests printed.",
+    help="Expected network speed: a profile from distprof bench, or output of nccl-tests.",
 )
 @click.option(
     "--with",
@@ -64,7 +64,7 @@ __all__ = ["analyze"]
     type=click.Path(),
     multiple=True,
     metavar="FILE",
-    help="What goes with the traces: a log of NCCL, sensors, nvidia-smi topo -m. May be repeated.",
+    help="More evidence: an NCCL log, sensors, nvidia-smi topo -m. May be repeated.",
 )
 @debug_option
 def analyze(
@@ -73,10 +73,10 @@ def analyze(
     fail_on: str | None,
     **options: Any,
 ) -> int:
-    """Find out where each step's time goes, who caused it and what a fix is worth.
+    """Find out where each step's time goes, what causes it and what a fix would gain.
 
-    SOURCE is a Kineto trace, a folder or glob of traces (one per rank), a run directory, or a URL
-    of these that fsspec can read.
+    SOURCE is a Kineto trace, a folder or glob of traces (one per rank), a run directory, or the URL
+    of one of these that fsspec can read.
 
     \b
       distprof analyze traces/
@@ -129,7 +129,7 @@ def _analyzed(source: str, *, quiet: bool, debug: bool, **options: Any) -> Repor
 
 
 def _save(report: Report, source: str, wanted: str | None, *, quiet: bool) -> str:
-    """Keep the report where the user asked, else in a run directory; returns where, or empty."""
+    """Save the report where the user asked, else in a run directory; return its path or ``""``."""
     from distprof.artefacts import REPORT_FILE, RUN_FILE
     from distprof.documents.saved import save_report
     from distprof.errors import InputError
@@ -145,7 +145,7 @@ def _save(report: Report, source: str, wanted: str | None, *, quiet: bool) -> st
     try:
         save_report(report, folder / REPORT_FILE)
     except InputError as error:
-        note(f"The report was not kept: {error.found}", quiet=quiet)
+        note(f"The report was not saved: {error.found}", quiet=quiet)
         return ""
     return str(folder)
 

@@ -1,7 +1,7 @@
-"""The command ``distprof``: finds the verbs, and turns every way out into an exit code.
+"""The command ``distprof``: finds the verbs, and turns every outcome into an exit code.
 
-Verbs are imported when they are called, so that ``distprof --help`` stays quick. Another package
-adds one under the entry-point group ``distprof.commands``.
+Verbs are imported when they are called, so that ``distprof --help`` stays fast. Another package
+adds a verb under the entry-point group ``distprof.commands``.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ __all__ = ["ExitCode", "State", "app", "main"]
 ENTRY_POINT_GROUP = "distprof.commands"
 
 _VERBS = {
-    "analyze": "Where each step's time goes, who caused it, what a fix is worth.",
-    "compare": "What changed between two runs, and where the difference lies.",
-    "scale": "How efficiency falls over the number of ranks, and where it goes.",
+    "analyze": "Where each step's time goes, what causes it, what a fix would gain.",
+    "compare": "What changed between two runs, and which parts of a step explain it.",
+    "scale": "How efficiency falls as ranks are added, and where it is lost.",
     "check": "Fail when runs are slower than a baseline: a gate for CI.",
-    "history": "Figures of runs over commits: add, show, query.",
-    "report": "Show a saved report again, in any format.",
-    "rule": "Explain a rule: what it detects, its cost, its fix.",
-    "hang": "Which ranks the others wait for where a job is stuck.",
-    "fabric": "How fast a network is, by distprof bench or nccl-tests.",
-    "plan": "Which layouts fit a model on a cluster, and what each costs.",
-    "doctor": "Check this installation: versions, extras, cache, device.",
+    "history": "Metrics of runs over commits: add, show, query.",
+    "report": "Show a saved report in any format.",
+    "rule": "Explain a rule: what it detects, what it costs, how to fix it.",
+    "hang": "Which ranks the others wait for when a job is stuck.",
+    "fabric": "How fast a network is, measured by distprof bench or nccl-tests.",
+    "plan": "Which layouts of a model fit a cluster, and how fast each is.",
+    "doctor": "Check this installation: versions, extras, cache, GPU.",
 }
 
 _STARTING = {
-    "run": "Train a reference workload of one parallelism, under probes.",
-    "capture": "Record your own program, unchanged, and report on it.",
-    "attach": "Look into a running or hung job: state, stacks, a profile now.",
-    "bench": "Measure how fast collectives are here.",
+    "run": "Train a reference workload with one kind of parallelism, under probes.",
+    "capture": "Record your own program, unmodified, and report on it.",
+    "attach": "Inspect a running or hung job: state, stacks, a profile now.",
+    "bench": "Measure the speed of collectives on this machine or cluster.",
 }
-"""Verbs that start or enter training processes; an installation without them lacks the names."""
+"""Verbs that start or enter training processes; absent where they are not installed."""
 
 
 class ExitCode(IntEnum):
-    """What the shell is told."""
+    """Exit codes of the command."""
 
     FINE = 0
     FINDINGS = 1
@@ -61,15 +61,15 @@ class ExitCode(IntEnum):
 
 
 class _Terminated(BaseException):
-    """SIGTERM, as batch systems send it: an orderly end, so that no worker process is left."""
+    """SIGTERM, as batch systems send it: exit cleanly, so that no worker process remains."""
 
 
 @dataclass
 class State:
-    """What one call of the program knows from its start to its end.
+    """State of one invocation of the program.
 
     Args:
-        debug: Whether an unexpected error shows where it happened.
+        debug: Whether an unexpected error shows its traceback.
     """
 
     debug: bool = False
@@ -96,7 +96,7 @@ class _Verbs(click.Group):
             raise click.UsageError(_unknown_verb(args[0]), ctx) from error
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        """List the verbs by what is known of them without importing them."""
+        """List the verbs with their summaries, without importing them."""
         rows = list(_VERBS.items())
         rows += [
             (name, _STARTING.get(name, f"From {package}."))
@@ -107,7 +107,7 @@ class _Verbs(click.Group):
 
 
 def _other_verbs() -> dict[str, str]:
-    """Verbs of other packages, with the name of the package."""
+    """Verbs of other packages, mapped to the name of the package."""
     from importlib.metadata import entry_points
 
     points = entry_points(group=ENTRY_POINT_GROUP)
@@ -136,14 +136,14 @@ def _unknown_verb(name: str) -> str:
 @click.command(
     cls=_Verbs,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="Exit codes: 0 fine, 1 findings at or above --fail-on, 2 wrong usage, 3 bad input.",
+    epilog="Exit codes: 0 success, 1 findings at or above --fail-on, 2 wrong usage, 3 bad input.",
 )
 @click.version_option(__version__, prog_name="distprof", message="%(prog)s %(version)s")
 def app() -> None:
     """Find out where each step of a distributed PyTorch job goes.
 
     \b
-    Start with a folder of Kineto traces, one per rank, or with just one:
+    Start with a folder of Kineto traces, one per rank, or with a single trace:
       distprof analyze traces/
     """  # noqa: D301 - click reads it
 
@@ -152,7 +152,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line.
 
     Args:
-        arguments: Instead of the process's own.
+        arguments: Arguments to use instead of those of the process.
 
     Returns:
         The exit code: see :class:`ExitCode`.
@@ -160,14 +160,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     state = State()
     with warnings.catch_warnings(), _orderly_end():
         if not sys.warnoptions:
-            warnings.simplefilter("ignore")  # a library's warning is no message to a user
+            warnings.simplefilter("ignore")  # a library's warning is not for the user
         try:
             return _run(arguments, state)
         except (KeyboardInterrupt, click.Abort):
-            _say("Interrupted. What was parsed stays in the cache.")
+            _say("Interrupted. Parsed tables stay in the cache.")
             return ExitCode.INTERRUPTED
         except _Terminated:
-            _say("Terminated. What was parsed stays in the cache.")
+            _say("Terminated. Parsed tables stay in the cache.")
             return ExitCode.TERMINATED
         except DistprofError as error:
             _say(f"Error: {error}")
@@ -178,7 +178,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 @contextmanager
 def _orderly_end() -> Iterator[None]:
-    """Make SIGTERM unwind, for the time of the block; other threads than the first cannot."""
+    """Make SIGTERM unwind the stack inside the block; only the main thread can do so."""
 
     def unwind(*_: object) -> None:
         raise _Terminated
@@ -222,11 +222,11 @@ def _unexpected(error: Exception, state: State) -> int:
     if state.debug:
         traceback.print_exception(error)
     what = plain(f"{type(error).__name__}: {error}"[:300])
-    again = "" if state.debug else " Run again with --debug to see where."
-    _say(f"Error: distprof met something it does not expect ({what}).{again}")
+    again = "" if state.debug else " Run again with --debug to see the traceback."
+    _say(f"Error: unexpected error in distprof ({what}).{again}")
     return ExitCode.INPUT
 
 
 def _say(message: str) -> None:
-    """One message on stderr, harmless to the terminal."""
+    """Write one message to stderr, with control characters escaped."""
     click.echo(plain_lines(message), err=True)

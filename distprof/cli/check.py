@@ -1,4 +1,4 @@
-"""``distprof check``: a gate on speed and scaling efficiency that one can trust."""
+"""``distprof check``: a gate on speed and scaling efficiency."""
 
 from __future__ import annotations
 
@@ -33,37 +33,41 @@ _STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
 
 @click.command(
     epilog="Exit codes: 0 passed, 1 regressed (with --fail-on-inconclusive also too few repeats),"
-    " 2 wrong usage, 3 bad or unlike input, 4 a run failed, 130 interrupted.",
+    " 2 wrong usage, 3 bad or incomparable input, 4 a run failed, 130 interrupted.",
 )
 @click.argument("sources", metavar="RUN", nargs=-1)
 @click.option(
-    "--baseline", type=click.Path(), metavar="FILE", help="What is compared with; kept in git."
+    "--baseline",
+    type=click.Path(),
+    metavar="FILE",
+    help="The baseline to compare with; keep it in git.",
 )
 @click.option(
     "--against",
     multiple=True,
     metavar="RUN",
-    help="Compare with this run, or folder of runs, instead; made in turns, what drifts cancels.",
+    help="Compare with this run or folder of runs instead. Alternate both when you make them:"
+    " drift then cancels.",
 )
 @click.option(
     "--run",
     "workload",
     metavar="'WORKLOAD …'",
-    help="Make the runs first: arguments of distprof run, for example 'ddp --ranks 2'. With"
-    " --ranks 1,2 the scaling efficiency is guarded too.",
+    help="Make the runs first: arguments of distprof run, for example 'ddp --ranks 2'."
+    " --ranks 1,2 also gates the scaling efficiency.",
 )
 @click.option("--repeats", type=click.IntRange(1, MOST), help="With --run: runs of each size.  [5]")
 @click.option(
     "--max-repeats",
     type=click.IntRange(1, MOST),
-    help="With --run: make more while that may decide it, so many at most.  [--repeats]",
+    help="With --run: make more runs while they may decide, up to this many.  [--repeats]",
 )
 @click.option(
     "--sweep",
     "folder",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="With --run: where the runs are kept; interrupted ones go on there.  [runs/check-TIME]",
+    help="With --run: folder of the runs; an interrupted check resumes there.  [runs/check-TIME]",
 )
 @click.option(
     "--update-baseline", is_flag=True, help="Accept these runs as a new session of the baseline."
@@ -74,40 +78,42 @@ _STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
     help="Accept a loss for a while, for example step_time=0.08; needs --reason.",
 )
 @click.option("--reason", default="", help="Why a loss is accepted.")
-@click.option("--until", metavar="YYYY-MM-DD", help="Last day on which it is.")
+@click.option("--until", metavar="YYYY-MM-DD", help="Last day on which the loss is accepted.")
 @click.option(
     "--tolerance",
     multiple=True,
     metavar="METRIC=VALUE",
-    help="Instead of distprof.toml's: 0.03 is 3 % of a time, or 3 points of a share.",
+    help="Tolerated loss: 0.03 is 3 % of a time, or 3 points of a share.  [distprof.toml's]",
 )
 @click.option(
     "--metrics",
     metavar="NAME,…",
-    help="Those that decide.  [distprof.toml's, else step_time and efficiency]",
+    help="Gated metrics.  [distprof.toml's, else step_time and efficiency]",
 )
 @click.option(
     "--session-noise",
     type=click.FloatRange(0, 1, max_open=True),
     metavar="DEVIATION",
-    help="How much sessions of this machine differ: 0.03 is 3 %.  [distprof.toml's, else unknown]",
+    help="Spread between sessions on this machine: 0.03 is 3 %.  [distprof.toml's, else unknown]",
 )
 @click.option(
     "--fail-on-inconclusive/--pass-on-inconclusive",
     default=None,
-    help="Whether too few repeats fail.  [distprof.toml's, else they pass]",
+    help="Whether too few repeats fail the check.  [distprof.toml's, else they pass]",
 )
-@click.option("--allow-unlike", is_flag=True, help="Compare other hardware, jobs or software too.")
+@click.option(
+    "--allow-unlike", is_flag=True, help="Compare even if hardware, job or software differ."
+)
 @click.option("--history", metavar="URL", help="Add the runs to a history.  [distprof.toml's]")
 @output_options_with(*FORMATS)
 @debug_option
 def check(sources: tuple[str, ...], **options: Any) -> int:
     """Fail when runs are slower than a baseline by more than chance and tolerance explain.
 
-    RUNs are repeats of one job: run directories, saved reports, summaries or a sweep's folder;
-    those of two sizes guard the scaling efficiency as well. A loss counts when the whole bootstrap
-    interval is beyond the tolerance and a rank test agrees; else the check passes, or says how many
-    more repeats would decide.
+    RUNs are repeats of one job: run directories, saved reports, summaries or a sweep's folder.
+    Runs of two sizes also gate the scaling efficiency. A loss counts when the whole bootstrap
+    interval exceeds the tolerance and a rank test agrees. Otherwise the check passes, or says how
+    many more repeats would decide.
 
     \b
       distprof check runs/*/ --baseline perf.json --update-baseline
@@ -129,7 +135,7 @@ def check(sources: tuple[str, ...], **options: Any) -> int:
 
 
 def _check_usage(sources: tuple[str, ...], options: dict[str, Any]) -> None:
-    """Refuse before the work what would fail after it."""
+    """Refuse up front what would fail only after the work."""
     if bool(sources) == bool(options["workload"]):
         raise UsageError("name the runs to check, or make them with --run 'WORKLOAD …'")
     if (options["baseline"] is None) == (not options["against"]):
@@ -151,13 +157,13 @@ def _check_usage(sources: tuple[str, ...], options: dict[str, Any]) -> None:
 
 
 def _check_against(sources: tuple[str, ...], against: tuple[str, ...]) -> None:
-    """An option takes one name: a shell gives it the first of ``old/*/``, and us the others."""
+    """Refuse an expanded glob: of ``old/*/`` the option gets the first name, RUNs the others."""
     old = {Path(name).absolute().parent for name in against}
     stray = [name for name in sources if Path(name).absolute().parent in old]
     if stray and len(stray) < len(sources):
         raise UsageError(
-            f"does {stray[0]} belong to --against? It takes one name: that of the folder which"
-            " holds the runs, or --against once for each"
+            f"does {stray[0]} belong to --against? It takes one name: name the folder that holds"
+            " the runs, or repeat --against for each"
         )
 
 
@@ -166,17 +172,17 @@ def _check_making(options: dict[str, Any]) -> None:
     if not options["workload"]:
         stray = next((flag for flag, name in making.items() if options[name] is not None), None)
         if stray is not None:
-            raise UsageError(f"{stray} is for runs that --run makes")
+            raise UsageError(f"{stray} needs --run")
         return
     options["repeats"] = options["repeats"] or REPEATS
     if (options["max_repeats"] or MOST) < options["repeats"]:
         raise UsageError(
-            f"--max-repeats {options['max_repeats']} is below the {options['repeats']} of --repeats"
+            f"--max-repeats {options['max_repeats']} is less than --repeats {options['repeats']}"
         )
 
 
 def _settings(config: CheckConfig, options: dict[str, Any]) -> CheckConfig:
-    """What was typed wins over distprof.toml."""
+    """Settings of the check: the command line overrides distprof.toml."""
     from msgspec.structs import replace
 
     from distprof.verbs.gate.metrics import find_metric
@@ -190,7 +196,7 @@ def _settings(config: CheckConfig, options: dict[str, Any]) -> CheckConfig:
             raise UsageError(f"no metric {name!r}: choose from {_metric_names()}")
     wrong = next((name for name, value in tolerance.items() if not 0 <= value < 1), None)
     if wrong is not None:
-        raise UsageError(f"the tolerance of {wrong} must be from 0 up and below 1: 0.03 is 3 %")
+        raise UsageError(f"the tolerance of {wrong} must be at least 0 and below 1: 0.03 is 3 %")
     fails, noise = options["fail_on_inconclusive"], options["session_noise"]
     return replace(
         config,
@@ -203,10 +209,10 @@ def _settings(config: CheckConfig, options: dict[str, Any]) -> CheckConfig:
 
 
 def _acknowledge(sources: tuple[str, ...], options: dict[str, Any], *, quiet: bool) -> int:
-    """Write a loss that is accepted into the baseline."""
+    """Write an accepted loss into the baseline."""
     file, until = options["baseline"], options["until"]
     if file is None or sources or options["workload"]:
-        raise UsageError("--acknowledge METRIC=LOSS takes --baseline FILE, and no runs")
+        raise UsageError("--acknowledge METRIC=LOSS needs --baseline FILE and takes no runs")
     from distprof.artefacts.baseline_file import Acknowledged
     from distprof.verbs.gate.baseline import BASELINE, acknowledge, read_baseline
 
@@ -233,7 +239,7 @@ def _end_of(day: str | None) -> int | None:
     try:
         after = dt.date.fromisoformat(day) + dt.timedelta(days=1)
     except (ValueError, OverflowError):
-        raise UsageError(f"{day!r} is no day such as 2027-01-31") from None
+        raise UsageError(f"{day!r} is not a date such as 2027-01-31") from None
     return int(dt.datetime.combine(after, dt.time(), dt.UTC).timestamp()) * 1_000_000_000
 
 
@@ -245,23 +251,25 @@ def _metric_names() -> str:
 
 
 def _assigned(text: str) -> tuple[str, float]:
-    """``METRIC=VALUE`` as it was typed.
+    """Metric and value of a typed ``METRIC=VALUE``.
 
     Raises:
-        UsageError: If it is none.
+        UsageError: If the text has another form.
     """
     name, _, value = text.partition("=")
     try:
         return name.strip(), float(value)
     except ValueError:
-        raise UsageError(f"{text!r} is no METRIC=VALUE such as step_time=0.03") from None
+        raise UsageError(
+            f"{text!r} is not of the form METRIC=VALUE, for example step_time=0.03"
+        ) from None
 
 
 def _check_writable(file: str) -> None:
-    """Refuse, before any work, a baseline that could not be written.
+    """Refuse, before any work, a baseline that cannot be written.
 
     Raises:
-        UsageError: With what is wrong about its place.
+        UsageError: If it cannot be written; the message says why.
     """
     if not Path(file).exists():
         check_free(file, force=False)
@@ -283,7 +291,7 @@ def _checked(
             return code
         sources = (str(place),)
     sizes = _sizes(sources)
-    session_of_sizes(sizes)  # says what is wrong with the runs
+    session_of_sizes(sizes)  # raises if the runs do not fit together
     _remember(tuple(run for runs in sizes for run in runs), settings.history, quiet=output.quiet)
     if options["update_baseline"]:
         file = options["baseline"]
@@ -297,30 +305,30 @@ def _checked(
 
 
 def _sizes(sources: tuple[str, ...]) -> Sizes:
-    """Runs as a user names them, by size."""
-    runs = summaries_of(sources)  # sets the threads of numpy before anything imports it
+    """The runs that the user named, by size."""
+    runs = summaries_of(sources)  # sets numpy's threads before anything imports it
     from distprof.verbs.gate.repeats import sizes_of
 
     return sizes_of(runs)
 
 
 def _make(place: Path, settings: CheckConfig, options: dict[str, Any], *, quiet: bool) -> int:
-    """Make the runs, more of them while that may decide it; returns the exit code."""
+    """Make the runs, and more of them while that may decide; return the exit code."""
     from distprof.verbs.gate.decide import EARLY_ALPHA
     from distprof.verbs.gate.repeats import num_repeats, planned_repeats
     from distprof.verbs.sweep.plan import with_more_repeats
 
-    again = f"to go on, repeat the command with --sweep {place}"
+    again = f"to resume, repeat the command with --sweep {place}"
     sweep = planned_repeats(options["workload"], place, repeats=options["repeats"])
     code = make_sweep(place, sweep, again=again, quiet=quiet)
     most = 0 if options["update_baseline"] else options["max_repeats"] or 0
     while not code and (repeats := num_repeats(sweep)) < most:
-        # A loss must be plain to end it here: each look gives chance another chance
+        # Only a clear loss ends it here: every extra look raises the rate of false alarms
         look = _judged(_sizes((str(place),)), settings, options, alpha=EARLY_ALPHA)
         needed = look.needed_repeats
         if not needed:
             return ExitCode.FINE
-        note(f"Not decided with {repeats} repeats: {needed} more may do it", quiet=quiet)
+        note(f"Undecided after {repeats} repeats: {needed} more may decide", quiet=quiet)
         sweep = with_more_repeats(sweep, min(needed, most - repeats))
         code = make_sweep(place, sweep, again=again, quiet=quiet)
     return code
@@ -361,7 +369,7 @@ def _remember(runs: tuple[SummaryFile, ...], history: str, *, quiet: bool) -> No
 
 
 def _summarize(result: CheckResult) -> None:
-    """The summary page of a step of GitHub's CI, where there is one."""
+    """Append to the step summary of GitHub Actions, if there is one."""
     file = os.environ.get(_STEP_SUMMARY)
     if not file:
         return

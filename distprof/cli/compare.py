@@ -21,10 +21,10 @@ __all__ = ["compare"]
 @output_options
 @debug_option
 def compare(first: str, second: str, **output_options: Any) -> int:
-    """Show what changed from one run to another, and where the difference of their steps lies.
+    """Show what changed between two runs, and which parts of a step explain the difference.
 
     FIRST and SECOND are run directories, saved reports, or traces as distprof analyze takes them.
-    They may be of unlike hardware and size: what is not like for like is said.
+    Hardware and size may differ: the report says what is not directly comparable.
 
     \b
       distprof compare runs/before runs/after

@@ -1,4 +1,4 @@
-"""``distprof doctor``: is this installation whole, and what can it use here."""
+"""``distprof doctor``: checks that this installation is complete, and what it can use here."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ _FEW_FREE_BYTES = 2 * 10**9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One thing looked at.
+    """The outcome of one check.
 
     Args:
-        name: What was looked at.
-        state: ``ok``, ``absent`` (something optional is not there) or ``problem``.
+        name: What was checked.
+        state: ``ok``, ``absent`` (something optional is not installed) or ``problem``.
         found: What was found.
-        fix: The way out of a problem, or the command that installs what is absent.
+        fix: How to fix a problem, or the command that installs what is absent.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Check:
 @click.command()
 @debug_option
 def doctor() -> int:
-    """Check this installation: versions, extras, cache, device. Exit code 1 with problems."""
+    """Check this installation: versions, extras, cache, GPU. Exit code 1 if there are problems."""
     checks = list(all_checks())
     to_stdout("".join(_line(check) for check in checks))
     problems = sum(check.state == "problem" for check in checks)
@@ -125,7 +125,7 @@ def _cache() -> Iterator[Check]:
 
 
 def cache_check(root: Path) -> Check:
-    """Whether the cache can be written, how large it is and how much room is left."""
+    """Whether the cache can be written, how large it is and how much space is free."""
     name = "cache"
     existing = next((p for p in (root, *root.parents) if p.exists()), Path("/"))
     if not os.access(existing, os.W_OK):
@@ -134,12 +134,14 @@ def cache_check(root: Path) -> Check:
     free = shutil.disk_usage(existing).free
     found = f"{root}, holds {format_bytes(_size_of(root))}, {format_bytes(free)} free"
     if free < _FEW_FREE_BYTES:
-        return Check(name=name, state="problem", found=found, fix=f"delete {root}: it is safe")
+        return Check(
+            name=name, state="problem", found=found, fix=f"delete {root}: distprof recreates it"
+        )
     return Check(name=name, state="ok", found=found)
 
 
 def _device() -> Iterator[Check]:
-    """NVML through its own binding; analysing needs no device, so its absence is no problem."""
+    """NVML through its own binding; analysis needs no GPU, so its absence is not a problem."""
     try:
         import pynvml  # type: ignore[import-untyped]
     except ImportError:
@@ -162,7 +164,7 @@ def _device() -> Iterator[Check]:
         yield Check(
             name="nvml",
             state="ok",
-            found=f"driver {driver}, {count} devices: {', '.join(dict.fromkeys(names))}",
+            found=f"driver {driver}, {count} GPUs: {', '.join(dict.fromkeys(names))}",
         )
     finally:
         pynvml.nvmlShutdown()

@@ -1,4 +1,4 @@
-"""``distprof fabric``: what a fabric profile or the output of nccl-tests says."""
+"""``distprof fabric``: shows a fabric profile or the output of nccl-tests."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ __all__ = ["fabric"]
 def fabric(file: str, **output_options: Any) -> int:
     """Show how fast a network is: latency, bandwidth and crossover size of each collective.
 
-    FILE is a profile that distprof bench has written, or what a program of nccl-tests has printed,
-    - for standard input; with --format json the latter becomes a profile. distprof analyze --fabric
-    FILE holds a run against it.
+    FILE is a profile from distprof bench or the output of a program of nccl-tests; - is standard
+    input. --format json converts that output to a profile. distprof analyze --fabric FILE compares
+    a run with it.
 
     \b
       distprof fabric fabric.json --all

@@ -1,4 +1,4 @@
-"""``distprof hang``: who is missing where a job is stuck."""
+"""``distprof hang``: which ranks are missing where a job is stuck."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NEVER, _STUCK, _IN_FLIGHT = "never", "stuck", "in_flight"
     type=click.Choice([_STUCK, _IN_FLIGHT, _NEVER]),
     default=_STUCK,
     show_default=True,
-    help="Exit with 1 if the job is stuck; with in_flight also if operations are under way.",
+    help="Exit with 1 if the job is stuck; in_flight: also if operations are in flight.",
 )
 @click.option("--executor", metavar="SPEC", default="process", help="process, process:N or serial.")
 @debug_option
@@ -34,8 +34,8 @@ def hang(source: str, fail_on: str, executor: str, **output_options: Any) -> int
     """Find out in which operation a job is stuck, and which ranks the others wait for.
 
     DIR holds dumps of torch's Flight Recorder, pickle or JSON, one per rank; some may be missing.
-    It may be a run directory whose ranks were asked with distprof attach DIR --flight. Logs and
-    Python stacks beside the dumps are read too. Nothing in a dump is executed.
+    It may be a run directory whose ranks distprof attach DIR --flight asked for dumps. Logs and
+    Python stacks in the folder are read too. Nothing in a dump is executed.
 
     \b
       distprof hang dumps/

@@ -1,4 +1,4 @@
-"""``distprof history``: summaries of runs over time, a metric over commits, and SQL over it all."""
+"""``distprof history``: summaries of runs over time, a metric over commits, and SQL on them."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ _history_option = click.option(
 
 @click.group()
 def history() -> None:
-    """Keep runs' figures, follow one over commits, and query them all.
+    """Keep the metrics of runs, follow one over commits, and query all of them.
 
-    A history is a folder of small Parquet files, here or under any URL that fsspec knows (s3://,
-    gs://). Jobs that add to it at the same time lose nothing.
+    A history is a folder of small Parquet files, local or at any URL that fsspec knows (s3://,
+    gs://). Several jobs may add to it at the same time without losing runs.
 
     \b
       distprof history add runs/*/
@@ -49,9 +49,9 @@ def history() -> None:
 @history.command()
 @click.argument("sources", metavar="RUN…", nargs=-1, required=True)
 @_history_option
-@click.option("--label", help="Of these runs, for people.")
-@click.option("--commit", metavar="SHA", help="Of the code, where the runs do not tell it.")
-@click.option("-q", "--quiet", is_flag=True, help="Nothing on stderr but errors.")
+@click.option("--label", help="Label of these runs, for people.")
+@click.option("--commit", metavar="SHA", help="Commit of the code, for runs that do not record it.")
+@click.option("-q", "--quiet", is_flag=True, help="Write only errors to stderr.")
 @debug_option
 def add(
     sources: tuple[str, ...],
@@ -63,8 +63,8 @@ def add(
 ) -> int:
     """Add runs to a history.
 
-    RUNs are run directories, saved reports, summaries, a sweep's folder, or traces. A run that is
-    there already is not added again.
+    RUNs are run directories, saved reports, summaries, a sweep's folder, or traces. A run that the
+    history already holds is not added again.
 
     \b
       distprof history add runs/nightly --history s3://bucket/perf
@@ -83,14 +83,19 @@ def add(
 
 @history.command()
 @_history_option
-@click.option("--metric", "name", default="step_time", help="What to follow.  [step_time]")
-@click.option("--series", "key", metavar="KEY", help="Only this series; its first digits do.")
-@click.option("--workload", metavar="NAME", help="Only runs whose workload or strategy holds NAME.")
+@click.option("--metric", "name", default="step_time", help="Metric to follow.  [step_time]")
+@click.option("--series", "key", metavar="KEY", help="Only this series; its first digits suffice.")
 @click.option(
-    "--last", type=click.IntRange(1), metavar="N", help=f"Newest points.  [{_FEW_POINTS}]"
+    "--workload", metavar="NAME", help="Only runs whose workload or strategy contains NAME."
 )
 @click.option(
-    "--plot", type=click.Path(), metavar="FILE", help="Draw it (.svg, .png, .pdf; extra plot)."
+    "--last", type=click.IntRange(1), metavar="N", help=f"Number of newest points.  [{_FEW_POINTS}]"
+)
+@click.option(
+    "--plot",
+    type=click.Path(),
+    metavar="FILE",
+    help="Plot the metric (.svg, .png, .pdf; extra plot).",
 )
 @output_options
 @debug_option
@@ -105,8 +110,8 @@ def show(
 ) -> int:
     """Show a metric over commits, and where it regressed or improved.
 
-    A series is one job on one kind of hardware. Repeats of a commit make one point. Each is held
-    against those before it as distprof check does; a loss is marked where it came.
+    A series is one job on one kind of hardware. Repeats of a commit make one point. Each point is
+    compared with earlier ones as in distprof check; a loss is marked at the point where it begins.
 
     \b
       distprof history show --metric memory --last 50
@@ -142,7 +147,7 @@ def show(
 @output_options_with("text", "json", "csv", "md")
 @debug_option
 def query(sql: str, folder: str | None, **output_options: Any) -> int:
-    """Ask DuckDB: the table is history, a row is a run.
+    """Query the history with DuckDB: the table is called history, a row is a run.
 
     \b
       distprof history query "DESCRIBE history"
@@ -162,18 +167,18 @@ def query(sql: str, folder: str | None, **output_options: Any) -> int:
 
 @history.command()
 @_history_option
-@click.option("-q", "--quiet", is_flag=True, help="Nothing on stderr but errors.")
+@click.option("-q", "--quiet", is_flag=True, help="Write only errors to stderr.")
 @debug_option
 def compact(folder: str | None, *, quiet: bool) -> int:
-    """Put a history's many small files together into one, which is read faster.
+    """Merge the small files of a history into one, which is faster to read.
 
-    Jobs may add to it meanwhile.
+    Jobs may add to it at the same time.
     """
     from distprof.verbs.history.dataset import compact as put_together
 
     place = _place(folder)
     files, runs = put_together(place)
-    note(f"{runs} runs, of which {files} files were put together, in {place}", quiet=quiet)
+    note(f"Merged {files} files with {runs} runs in {place}", quiet=quiet)
     return ExitCode.FINE
 
 
@@ -227,10 +232,10 @@ def _metric(name: str) -> Metric:
 def _chosen(
     summaries: Sequence[SummaryFile], key: str | None, workload: str | None
 ) -> dict[str, list[SummaryFile]]:
-    """Series that were asked for.
+    """The series that the user asked for.
 
     Raises:
-        UsageError: If there are none, with those that there are.
+        UsageError: If there are none; the message lists those that exist.
     """
     from distprof.verbs.history.show import series_name
     from distprof.verbs.history.timeline import by_series
@@ -247,7 +252,7 @@ def _chosen(
         f"{name} ({series_name(runs[-1].fingerprint)})"
         for name, runs in list(series.items())[:_FEW_SERIES]
     )
-    raise UsageError(f"no such series: there are {known}")
+    raise UsageError(f"series not found; the history holds {known}")
 
 
 def _is_of(summary: SummaryFile, workload: str) -> bool:
@@ -256,7 +261,7 @@ def _is_of(summary: SummaryFile, workload: str) -> bool:
 
 
 def _more(place: str, chosen: dict[str, list[SummaryFile]], *, show_all: bool) -> tuple[str, ...]:
-    """What is not shown, and what would make it faster."""
+    """Notes on what is not shown, and how to speed up reading."""
     from distprof.verbs.history.dataset import MANY_FILES, count_files
 
     notes = []

@@ -24,7 +24,7 @@ MAX_RANK = 10_000_000
 
 
 class FormatChoice(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.5 only
-    """The name of a reporter; names are looked up when one is given, not at start."""
+    """The name of a reporter; names are looked up only when one is given."""
 
     name = "format"
 
@@ -32,12 +32,12 @@ class FormatChoice(click.ParamType):  # type: ignore[type-arg]  # generic since 
         self.names = names
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Check that there is such a reporter."""
+        """Check that the reporter exists."""
         from distprof.formats import reporter_names
 
         names = self.names or reporter_names()
         if value not in names:
-            self.fail(f"{value!r} is none of {', '.join(names)}", param, ctx)
+            self.fail(f"{value!r} is not one of {', '.join(names)}", param, ctx)
         return str(value)
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:  # noqa: ARG002
@@ -60,20 +60,22 @@ class RankList(click.ParamType):  # type: ignore[type-arg]
             low, _, high = piece.strip().partition("-")
             last = high or low
             if not (low.isdecimal() and last.isdecimal()) or int(last) < int(low):
-                self.fail(f"{piece.strip()!r} is no rank and no range such as 0-3", param, ctx)
+                self.fail(
+                    f"{piece.strip()!r} is neither a rank nor a range such as 0-3", param, ctx
+                )
             if int(last) > MAX_RANK:
-                self.fail(f"rank {last} is beyond {MAX_RANK:,}", param, ctx)
+                self.fail(f"rank {last} is above {MAX_RANK:,}", param, ctx)
             ranks.update(range(int(low), int(last) + 1))
         return frozenset(ranks)
 
 
 def output_options(command: Command) -> Command:
-    """How a report is shown, and where."""
+    """Options for how and where a report is shown."""
     return output_options_with()(command)
 
 
 def output_options_with(*formats: str) -> Callable[[Command], Command]:
-    """The same for a verb whose result has formats of its own.
+    """The same for a verb whose result has its own formats.
 
     Args:
         formats: Their names; none for those of reports.
@@ -87,7 +89,7 @@ def _output_options(formats: tuple[str, ...]) -> tuple[Callable[[Command], Comma
             "--format",
             "format_name",
             type=FormatChoice(formats),
-            help="How to show the report; by default what -o ends in, else text.",
+            help="Output format; by default the ending of -o decides, else text.",
         ),
         click.option(
             "-o",
@@ -96,22 +98,22 @@ def _output_options(formats: tuple[str, ...]) -> tuple[Callable[[Command], Comma
             metavar="FILE",
             help="Write to FILE instead of stdout (-).",
         ),
-        click.option("--force", is_flag=True, help="Replace files that exist."),
+        click.option("--force", is_flag=True, help="Replace existing files."),
         click.option(
             "--width",
             type=click.IntRange(40, 400),
             metavar="COLUMNS",
-            help="Width of text; by default the terminal's.",
+            help="Text width; the terminal's by default.",
         ),
         click.option(
-            "--all", "show_all", is_flag=True, help="Every finding, rank, class and kernel."
+            "--all", "show_all", is_flag=True, help="Show every finding, rank, class and kernel."
         ),
-        click.option("-q", "--quiet", is_flag=True, help="Nothing on stderr but errors."),
+        click.option("-q", "--quiet", is_flag=True, help="Write only errors to stderr."),
     )
 
 
 def fail_on_option(command: Command) -> Command:
-    """Exit code 1 for findings."""
+    """Add ``--fail-on``: exit code 1 for findings."""
     option = click.option(
         "--fail-on",
         type=click.Choice([severity.value for severity in Severity]),
@@ -121,7 +123,7 @@ def fail_on_option(command: Command) -> Command:
 
 
 def debug_option(command: Command) -> Command:
-    """Show where an unexpected error happened."""
+    """Add ``--debug``: show the traceback of an unexpected error."""
 
     def remember(ctx: click.Context, param: click.Parameter, value: bool) -> None:  # noqa: ARG001
         state = ctx.find_object(State)
@@ -134,7 +136,7 @@ def debug_option(command: Command) -> Command:
         is_eager=True,
         expose_value=False,
         callback=remember,
-        help="Show where an unexpected error happened.",
+        help="Show the traceback of an unexpected error.",
     )
     return option(command)
 

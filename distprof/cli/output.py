@@ -1,4 +1,4 @@
-"""Where a report goes: the terminal, a pipe or a file that is safe from being replaced."""
+"""Where a report goes: the terminal, a pipe or a file, which is not replaced by accident."""
 
 from __future__ import annotations
 
@@ -41,20 +41,20 @@ T = TypeVar("T", bound="Struct")
 
 PIPE_WIDTH = 100
 _ASCII = str.maketrans("█▓▒▚░·µ–…×", "#=~+.-u-~x")
-"""What reports draw with, and what stands for it where only ASCII is known; widths are kept."""
+"""Characters that reports draw with, and their ASCII substitutes of the same width."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
-    """What the user said about output.
+    """The user's choices about output.
 
     Args:
         format_name: Name of a reporter, None for the file's ending or text.
         output: File to write, None for stdout.
         force: Whether files may be replaced.
         width: Columns of text, None for the terminal's.
-        show_all: Nothing folded, nothing left out.
-        quiet: Nothing on stderr but errors.
+        show_all: Whether to show everything, with nothing folded.
+        quiet: Whether to write only errors to stderr.
     """
 
     format_name: str | None
@@ -65,7 +65,7 @@ class Output:
     quiet: bool
 
     def __post_init__(self) -> None:
-        if self.output == "-":  # as other programs take it
+        if self.output == "-":  # stdout, as in other programs
             object.__setattr__(self, "output", None)
 
     @property
@@ -76,13 +76,13 @@ class Output:
         return self.format_name or (self.output and format_of_file(self.output)) or "text"
 
     def check(self, document: Document[Any] | None = None) -> None:
-        """Refuse before the work what would fail after it.
+        """Refuse up front what would fail only after the work.
 
         Args:
-            document: What will be written; None for a report, whose formats are looked at before.
+            document: What will be written; None for a report, whose format is checked earlier.
 
         Raises:
-            UsageError: If the file exists, its folder does not, or there is no such format.
+            UsageError: If the file exists, its folder does not, or the format is unknown.
         """
         if self.output is not None:
             check_free(self.output, force=self.force)
@@ -91,10 +91,10 @@ class Output:
 
 
 def check_free(file: str, *, force: bool) -> None:
-    """Refuse a file that exists or could not be made.
+    """Refuse a file that exists or cannot be created.
 
     Raises:
-        UsageError: With what is wrong about it.
+        UsageError: If so; the message says why.
     """
     path = Path(file)
     if not file:
@@ -104,7 +104,7 @@ def check_free(file: str, *, force: bool) -> None:
     if path.is_file() and not force:
         raise UsageError(f"{file} exists: add --force to replace it")
     if not path.parent.is_dir():
-        raise UsageError(f"{path.parent} is no folder: make it first")
+        raise UsageError(f"{path.parent} is not a folder: create it first")
     if not os.access(path.parent, os.W_OK):
         raise UsageError(f"{path.parent} cannot be written: choose another place")
 
@@ -121,11 +121,11 @@ def show(report: Report, output: Output, *, saved_as: str = "") -> None:
 
 
 def deliver(document: Document[T], result: T, output: Output) -> None:
-    """Render a result that is no report of a run, and write it where the user wants it.
+    """Render a result other than a run's report, and write it where the user wants it.
 
     Raises:
         InputError: If a file cannot be written.
-        UsageError: If there is no such format.
+        UsageError: If the format is unknown.
     """
     _write(document.reporter(output.reporter)(result, _options(output)), output)
 
@@ -163,16 +163,16 @@ def verdict_code(findings: Iterable[Finding], fail_on: str | None) -> int:
 
 
 def note(message: str, *, quiet: bool = False) -> None:
-    """A remark on stderr."""
+    """Write a remark to stderr."""
     if not quiet:
         click.echo(plain(message), err=True)
 
 
 def to_stdout(text: str) -> None:
-    """Write and flush; a reader that has gone away, as ``head`` does, is no error.
+    """Write to stdout and flush; a reader that has closed the pipe, like ``head``, is not an error.
 
     Raises:
-        InputError: If stdout cannot be written, as when the disk behind it is full.
+        InputError: If stdout cannot be written, for example because its disk is full.
     """
     from distprof.errors import InputError
 
@@ -187,14 +187,14 @@ def to_stdout(text: str) -> None:
         _forget_stdout()
         raise InputError(
             "stdout",
-            expected="a place that takes the report",
+            expected="an output that accepts the report",
             found=error.strerror or str(error),
             fix="free some space, or write elsewhere with -o",
         ) from error
 
 
 def in_encoding(text: str, encoding: str) -> str:
-    """``text`` with what the encoding lacks spelled otherwise, bars by other characters."""
+    """``text`` with characters that the encoding lacks replaced or escaped."""
     try:
         text.encode(encoding)
     except UnicodeEncodeError:
@@ -203,7 +203,7 @@ def in_encoding(text: str, encoding: str) -> str:
 
 
 def _forget_stdout() -> None:
-    """Keep the interpreter from flushing to a closed pipe at its end."""
+    """Keep the interpreter from flushing to a closed pipe at exit."""
     devnull = os.open(os.devnull, os.O_WRONLY)
     os.dup2(devnull, sys.stdout.fileno())
     os.close(devnull)
@@ -217,7 +217,7 @@ def terminal_width() -> int:
 
 
 def has_color(stream: TextIO) -> bool:
-    """Colour for a terminal that has not refused it."""
+    """Whether the stream is a terminal whose user has not switched colour off."""
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return False
     return stream.isatty()

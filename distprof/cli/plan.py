@@ -1,4 +1,4 @@
-"""``distprof plan``: which layouts fit a model on a cluster, and what they cost."""
+"""``distprof plan``: which layouts of a model fit a cluster, and how fast they are."""
 
 from __future__ import annotations
 
@@ -30,69 +30,74 @@ _SHAPE_KEYS = ModelShape.__struct_fields__
 @click.option("--params", type=click.FloatRange(1), metavar="N", help="Parameters, e.g. 70e9.")
 @click_options(
     options_of(ModelShape),
-    ffn={"help": "Width of the MLP; by default 8/3 of hidden, or what --params leaves."},
+    ffn={"help": "Width of the MLP; by default 8/3 of hidden, or derived from --params."},
 )
 @click.option(
-    "--sequence", type=_AT_LEAST_ONE, metavar="TOKENS", help="By default the model's, or 4096."
+    "--sequence",
+    type=_AT_LEAST_ONE,
+    metavar="TOKENS",
+    help="Sequence length; the model's by default, else 4096.",
 )
 @click.option(
     "--batch",
     type=_AT_LEAST_ONE,
     metavar="SEQUENCES",
-    help="Of one step, all ranks; by default 4 Mi tokens.",
+    help="Global batch of a step; 4 Mi tokens by default.",
 )
-@click.option("--gpus", type=click.IntRange(1, 10**6), metavar="N", help="Of the job.")
-@click.option("--gpu", metavar="NAME", help="Kind of GPU; by default h100.")
+@click.option(
+    "--gpus", type=click.IntRange(1, 10**6), metavar="N", help="Number of GPUs of the job."
+)
+@click.option("--gpu", metavar="NAME", help="Kind of GPU; h100 by default.")
 @click.option(
     "--gpus-per-node",
     type=_AT_LEAST_ONE,
     metavar="N",
-    help="GPUs of one fast (NVLink) domain; by default 8.",
+    help="GPUs per fast (NVLink) domain; 8 by default.",
 )
 @click.option(
     "--inter-node",
     metavar="LINK",
-    help="Between nodes, per GPU and direction: 50GB/s, 400Gb/s or a name; by default ndr.",
+    help="Link between nodes, per GPU and direction: 50GB/s, 400Gb/s or a name; ndr by default.",
 )
 @click.option(
     "--compute-efficiency",
     type=_SHARE,
     default=0.6,
     show_default=True,
-    help="Share of the dense peak that kernels reach.",
+    help="Share of the dense peak FLOP/s that kernels reach.",
 )
 @click.option(
     "--link-efficiency",
     type=_SHARE,
     default=0.8,
     show_default=True,
-    help="Share of their bandwidth that links reach.",
+    help="Share of the nominal bandwidth that links reach.",
 )
 @click.option(
     "--reserve",
     type=_SHARE,
     default=0.1,
     show_default=True,
-    help="Share of memory that stays free.",
+    help="Share of GPU memory to keep free.",
 )
-@click.option("--fp32-gradients", is_flag=True, help="Gradients are accumulated in fp32.")
+@click.option("--fp32-gradients", is_flag=True, help="Accumulate gradients in fp32.")
 @click.option(
-    "--layout", metavar="tp=8,pp=4,…", help="Judge this layout alone instead of all there are."
+    "--layout", metavar="tp=8,pp=4,…", help="Estimate only this layout instead of all layouts."
 )
 @click.option(
     "--lint",
     type=click.Path(),
     metavar="FILE",
-    help="Check the layout of a configuration: own or torchtitan TOML, Megatron arguments,"
-    " DeepSpeed JSON.",
+    help="Check the layout of a configuration file: TOML of distprof or torchtitan, Megatron"
+    " arguments, DeepSpeed JSON.",
 )
 @output_options
 @debug_option
 def plan(**options: Any) -> int:
-    """Find the layouts that fit a model on a cluster, and estimate what each costs.
+    """Find the layouts of a model that fit a cluster, and estimate the step time of each.
 
     Everything is modelled from the model's shape and the hardware sheet; nothing is measured. The
-    report says what the estimate assumes. GPUs and links that distprof does not know are added in
+    report lists the assumptions of the estimate. Add GPUs and links that distprof does not know in
     distprof.toml.
 
     \b
@@ -116,7 +121,7 @@ def plan(**options: Any) -> int:
 
 
 def _lint(options: dict[str, Any], output: Output) -> int:
-    """The layout of a file; what it does not say is taken from the command line."""
+    """Lint the layout of a file; values that it lacks come from the command line."""
     from distprof.config import load_config
     from distprof.terms import Severity
     from distprof.verbs.plan.job_file import layout_of, num_gpus_of, read_job_file
@@ -125,7 +130,7 @@ def _lint(options: dict[str, Any], output: Output) -> int:
     from distprof.version import __version__
 
     if options["layout"] is not None:
-        raise UsageError("--lint and --layout: the layout is the file's")
+        raise UsageError("--lint takes the layout from the file: leave out --layout")
     file = read_job_file(Path(options["lint"]))
     merged = _merged(options, file, num_gpus_of(file))
     if merged["gpus"] is None:
@@ -140,7 +145,7 @@ def _lint(options: dict[str, Any], output: Output) -> int:
 
 
 def _merged(options: dict[str, Any], file: JobFile, num_gpus: int | None) -> dict[str, Any]:
-    """What was typed wins over what the file says."""
+    """Options of the file and the command line; the command line wins."""
     said = {
         key: file.values.get(key)
         for key in ("gpu", "gpus_per_node", "inter_node", "sequence", "params")

@@ -1,4 +1,4 @@
-"""What a user sees of long work: a bar on a terminal, or the runs of a sweep one after another."""
+"""Progress of long work: a bar on a terminal, or the runs of a sweep one after another."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _FEW_CELLS = 16
 _ERASE = "\r\x1b[2K"
 
 RUN_FAILED = 4
-"""Exit code where a run failed; what is done stays."""
+"""Exit code when a run failed; finished runs are kept."""
 
 
 @contextmanager
 def progress_bar(
     label: str, *, quiet: bool, clock: Callable[[], float] = time.monotonic
 ) -> Iterator[Callable[[int, int], None] | None]:
-    """A bar that appears after a second of work and leaves no trace.
+    """A bar that appears after a second of work and is erased at the end.
 
     Args:
         label: What is being done.
@@ -44,7 +44,7 @@ def progress_bar(
         clock: Seconds.
 
     Yields:
-        A function that takes the number of items done and of all; None where nothing is shown.
+        A function that takes the number of items done and in total; None if nothing is shown.
     """
     if quiet or not sys.stderr.isatty():
         yield None
@@ -61,12 +61,12 @@ def progress_bar(
 
 @contextmanager
 def status_line() -> Iterator[Callable[[int, int, str], None]]:
-    """A line on a terminal with a bar and what goes on, for work in a few long pieces.
+    """A line on a terminal with a bar and the current state, for work in a few long pieces.
 
-    It is there from the start, never wider than the terminal, and leaves no trace.
+    It appears at once, is never wider than the terminal, and is erased at the end.
 
     Yields:
-        A function that takes the number of pieces done, of all, and a text.
+        A function that takes the number of pieces done, their total, and a text.
     """
     with _line() as draw:
 
@@ -79,7 +79,7 @@ def status_line() -> Iterator[Callable[[int, int, str], None]]:
 
 @contextmanager
 def _line() -> Iterator[Callable[[str], None]]:
-    """The last line of a terminal, drawn again and again, and erased at the end."""
+    """The last line of a terminal, redrawn on each call and erased at the end."""
     stream = sys.stderr
     encoding = getattr(stream, "encoding", None) or "utf-8"
     is_drawn = False
@@ -104,24 +104,24 @@ def _bar(done: int, total: int, cells: int) -> str:
 
 
 def make_sweep(place: Path, sweep: SweepFile, *, again: str, quiet: bool) -> int:
-    """Make every run that is not done; returns the exit code, 0 where all are done.
+    """Make every run that is not done; return the exit code, 0 if all are done.
 
     Args:
-        place: Folder of the sweep, made where it is missing.
+        place: Folder of the sweep, created if missing.
         sweep: Its plan.
-        again: How the user goes on after an interruption, for people.
-        quiet: Say nothing but what went wrong.
+        again: How the user resumes after an interruption, for people.
+        quiet: Whether to report failures only.
 
     Raises:
-        InputError: If the folder cannot be written, or is being worked on.
-        UsageError: If the folder cannot be made.
+        InputError: If the folder cannot be written, or another process is using it.
+        UsageError: If the folder cannot be created.
     """
     from distprof.verbs.sweep.running import make_runs
 
     try:
         place.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError(f"{place} cannot be made: {error.strerror}") from error
+        raise UsageError(f"{place} cannot be created: {error.strerror}") from error
     number = len(sweep.runs)
     note(f"{number} run{'' if number == 1 else 's'} in {place}", quiet=quiet)
     try:
@@ -139,7 +139,7 @@ def make_sweep(place: Path, sweep: SweepFile, *, again: str, quiet: bool) -> int
 
 @contextmanager
 def _shown(*, quiet: bool) -> Iterator[Callable[[Progress], None]]:
-    """A line that stays on a terminal and changes; elsewhere a line before each run."""
+    """One updated line on a terminal; elsewhere a line before each run."""
     is_live = not quiet and sys.stderr.isatty()
 
     def line(progress: Progress) -> None:
@@ -183,6 +183,6 @@ def _failed(place: Path, outcome: Outcome, again: str) -> int:
         note(f"  {line}")
     failed = next((run for run in outcome.sweep.runs if run.state == "failed"), None)
     if failed is not None and (place / failed.folder / RUN_FILE).is_file():
-        note(f"What it left: distprof analyze {shlex.quote(str(place / failed.folder))}")
+        note(f"To see what it recorded: distprof analyze {shlex.quote(str(place / failed.folder))}")
     note(again[:1].upper() + again[1:])
     return RUN_FAILED

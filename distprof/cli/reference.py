@@ -20,21 +20,21 @@ _EXIT_CODES = """\
 
 | code | meaning |
 |---:|---|
-| 0 | fine |
+| 0 | success |
 | 1 | findings at or above `--fail-on`, or problems found by `doctor` |
 | 2 | wrong usage: an option, a configuration, a missing extra |
 | 3 | input that is bad or insufficient, or an unexpected error |
-| 130 | interrupted; what was parsed stays in the cache |
+| 130 | interrupted; parsed tables stay in the cache |
 | 143 | terminated (SIGTERM), the same |
 
 Reports go to stdout, everything else to stderr. Colour and progress appear on terminals only;
-`NO_COLOR` switches colour off. A run directory keeps its report as `report.json`; beside bare
-traces nothing is written unless `-o` or `--save-report` asks for it.
+`NO_COLOR` switches colour off. A run directory keeps its report as `report.json`. A folder of bare
+traces stays unchanged unless `-o` or `--save-report` names a file there.
 """
 
 
 def command_line_page() -> str:
-    """The page, Markdown."""
+    """The page, in Markdown."""
     settings = {**app.context_settings, "max_content_width": _WIDTH, "terminal_width": _WIDTH}
     context = click.Context(app, info_name="distprof", **settings)
     parts = ["# Command line", "<!-- generated: python -m distprof.cli.reference -->"]
@@ -50,7 +50,7 @@ def command_line_page() -> str:
 
 
 def _verbs_of(command: click.Command, context: click.Context) -> list[str]:
-    """Verbs of a verb that has some."""
+    """Subcommands of a command, if it has any."""
     parts = []
     for name, inner in getattr(command, "commands", {}).items():
         below = click.Context(inner, context, info_name=name, terminal_width=_WIDTH)
@@ -65,7 +65,7 @@ def _block(command: click.Command, context: click.Context) -> str:
 
 
 def _is_own(command: click.Command) -> bool:
-    """Verbs of other packages have their own pages."""
+    """Whether the verb is distprof's; verbs of other packages have their own pages."""
     return getattr(command.callback, "__module__", "").startswith("distprof.")
 
 

@@ -1,4 +1,4 @@
-"""``distprof report``: a saved report, in any format."""
+"""``distprof report``: shows a saved report in any format."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["report"]
 @fail_on_option
 @debug_option
 def report(saved: str, fail_on: str | None, **output_options: Any) -> int:
-    """Show a saved report again: SAVED is a report.json or a run directory that holds one.
+    """Show a saved report. SAVED is a report.json or a run directory that holds one.
 
     \b
       distprof report RUN

@@ -1,4 +1,4 @@
-"""``distprof rule``: the page of a rule, or the list of all."""
+"""``distprof rule``: the page of a rule, or the list of all rules."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ __all__ = ["listed_rules", "page_text", "rule"]
     "format_name",
     type=click.Choice(["text", "json", "md"]),
     default="text",
-    help="How to show it.",
+    help="Output format.",
 )
 @debug_option
 def rule(code_or_name: str | None, list_all: bool, format_name: str) -> None:
-    """Explain a rule by its code or name: what it detects, its cost, its fix, when it is wrong.
+    """Explain a rule, by its code or name: what it detects, its cost, its fix, when it is wrong.
 
     \b
       distprof rule COM101
@@ -40,7 +40,7 @@ def rule(code_or_name: str | None, list_all: bool, format_name: str) -> None:
     from distprof.rules.registry import all_rules, find_rule
 
     if list_all == bool(code_or_name):
-        raise click.UsageError("name one rule, or ask for --all")
+        raise click.UsageError("name a rule, or list all rules with --all")
     rules = all_rules() if list_all else (find_rule(code_or_name or ""),)
     to_stdout(_FORMATS[format_name](rules, listed=list_all))
 
@@ -88,11 +88,11 @@ _FORMATS = {"text": _as_text, "json": _as_json, "md": _as_markdown}
 
 MAX_PAGE_WIDTH = 100
 
-_HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)  # set at the left, where rich centres them
+_HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)  # left-aligned here; rich centres them
 
 
 def page_text(markdown: str) -> str:
-    """A page written in Markdown, drawn for the terminal."""
+    """A Markdown page rendered for the terminal."""
     from rich.console import Console
     from rich.markdown import Markdown
 

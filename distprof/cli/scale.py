@@ -1,4 +1,4 @@
-"""``distprof scale``: efficiency over the number of ranks, and where it goes."""
+"""``distprof scale``: efficiency over the number of ranks, and where it is lost."""
 
 from __future__ import annotations
 
@@ -25,38 +25,40 @@ __all__ = ["scale"]
 
 @click.command(
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": True},
-    epilog="Exit codes: 0 fine, 1 findings at or above --fail-on, 2 wrong usage, 3 bad input,"
-    " 4 a run failed (what is done stays), 130 interrupted.",
+    epilog="Exit codes: 0 success, 1 findings at or above --fail-on, 2 wrong usage, 3 bad input,"
+    " 4 a run failed (finished runs are kept), 130 interrupted.",
 )
 @click.argument("program", metavar="[WORKLOAD|-- PROGRAM …]", nargs=-1, type=click.UNPROCESSED)
 @click.option("--ranks", metavar="1,2,4", help="Numbers of CPU ranks, or of ranks of a program.")
 @click.option("--gpus", metavar="1,2,4,8", help="Numbers of GPUs, one rank on each.")
 @click.option("--repeats", type=click.IntRange(1, 100), default=3, help="Runs of each size.  [3]")
-@click.option("--weak", "mode", flag_value="weak", help="Each rank has the same work.  [default]")
+@click.option("--weak", "mode", flag_value="weak", help="Constant work per rank.  [default]")
 @click.option(
     "--strong",
     "mode",
     flag_value="strong",
-    help="All ranks share the same work; --batch is that of all of them.",
+    help="Constant work in total; --batch is the global batch.",
 )
 @click.option(
     "--sweep",
     "folder",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="Where the runs are kept; an interrupted sweep goes on there.  [runs/scale-WORKLOAD-TIME]",
+    help="Folder of the runs; an interrupted sweep resumes there.  [runs/scale-WORKLOAD-TIME]",
 )
 @click.option(
     "--from",
     "sources",
     multiple=True,
     metavar="RUN",
-    help="Start nothing: runs, reports, a sweep's folder, or a table of ranks and times (CSV,"
-    " JSON). May be given several times.",
+    help="Use existing runs, reports, a sweep's folder, or a table of ranks and times (CSV,"
+    " JSON), and start nothing. May be repeated.",
 )
-@click.option("--baseline-ranks", type=click.IntRange(1), help="Efficiency 1.  [the smallest size]")
 @click.option(
-    "--save-summaries", type=click.Path(), metavar="FILE", help="Keep each run's figures."
+    "--baseline-ranks", type=click.IntRange(1), help="Size with efficiency 1.  [the smallest]"
+)
+@click.option(
+    "--save-summaries", type=click.Path(), metavar="FILE", help="Save the metrics of each run."
 )
 @click.option(
     "--plot",
@@ -74,12 +76,12 @@ def scale(
     fail_on: str | None,
     **options: Any,
 ) -> int:
-    """Measure how efficiency falls from few ranks to many, and where it goes.
+    """Measure how efficiency falls as ranks are added, and where it is lost.
 
-    WORKLOAD is one of distprof run's; its options follow. A program of your own is run under
-    distprof capture, with {ranks} where the number of ranks belongs; --weak or --strong then say
-    what it does. Sizes take turns, so that what drifts meets all alike; the profiler's steps are
-    not in the step time. Interrupted, it goes on with distprof scale --sweep DIR.
+    WORKLOAD is a workload of distprof run; its options follow. Your own program runs under distprof
+    capture: write {ranks} where the number of ranks belongs, and --weak or --strong for how it
+    scales. Sizes alternate, so that drift affects all of them equally. Profiled steps are not part
+    of the step time. Resume an interrupted sweep with distprof scale --sweep DIR.
 
     \b
       distprof scale ddp --ranks 1,2,4 --device cpu --steps 20
@@ -96,11 +98,13 @@ def scale(
     if sources and program:
         raise UsageError("--from starts nothing: leave out the workload or the program")
     if sources and folder is not None:
-        raise UsageError("--from starts nothing: name the sweep's folder with one of the two")
+        raise UsageError(
+            "--from starts nothing: name the sweep's folder with either --from or --sweep"
+        )
     if sources:
         return _show(sources, output, fail_on, options)
     place, sweep = _planned(program, folder, options)
-    again = f"go on with: distprof scale --sweep {shlex.quote(str(place))}"
+    again = f"resume with: distprof scale --sweep {shlex.quote(str(place))}"
     code = make_sweep(place, sweep, again=again, quiet=output.quiet)
     if code:
         return code
@@ -108,7 +112,7 @@ def scale(
 
 
 def _check_files(options: dict[str, Any], *, force: bool) -> None:
-    """Refuse before the runs what could not be written after them."""
+    """Refuse, before the runs, files that could not be written after them."""
     for file in (options["save_summaries"], options["plot"]):
         if file is not None:
             check_free(file, force=force)
@@ -129,7 +133,7 @@ def _planned(
         if found is not None:
             return folder, _same(found, program, options)
         if _holds_something(folder):
-            raise UsageError(f"{folder} holds something else than a sweep: name a new folder")
+            raise UsageError(f"{folder} exists and is not a sweep: name a new folder")
     sweep = _plan(program, options)
     return folder or _new_place(sweep), sweep
 
@@ -142,14 +146,14 @@ def _holds_something(folder: Path) -> bool:
 
 
 def _same(found: SweepFile, program: tuple[str, ...], options: dict[str, Any]) -> SweepFile:
-    """The sweep that was begun; refuses to go on with another one."""
+    """The sweep in the folder; refuse to resume it with other settings."""
     if not program and options["ranks"] is None and options["gpus"] is None:
         return found
     asked = _plan(program, options)
     if [run.arguments for run in asked.runs] != [run.arguments for run in found.runs]:
         raise UsageError(
-            "the folder holds a sweep with other sizes, repeats or options: to go on with it, name "
-            "the folder alone (distprof scale --sweep DIR); for another sweep, a new folder"
+            "the folder holds a sweep with other sizes, repeats or options: to resume it, name "
+            "only the folder (distprof scale --sweep DIR); for another sweep, name a new folder"
         )
     return found
 
@@ -160,11 +164,11 @@ def _plan(program: tuple[str, ...], options: dict[str, Any]) -> SweepFile:
 
     if not program:
         raise UsageError(
-            f"what is to be scaled? Name a workload ({', '.join(WORKLOADS)}), a program after --, "
-            "or runs that exist with --from"
+            f"nothing to scale: name a workload ({', '.join(WORKLOADS)}), a program after --, "
+            "or existing runs with --from"
         )
     if (options["ranks"] is None) == (options["gpus"] is None):
-        raise UsageError("name the sizes, with --ranks 1,2,4 or with --gpus 1,2,4,8")
+        raise UsageError("name the sizes with --ranks 1,2,4 or --gpus 1,2,4,8")
     device: Literal["gpus", "ranks"] = "ranks" if options["gpus"] is None else "gpus"
     sizes = parse_sizes(options[device])
     _check_sizes(sizes, device, options["baseline_ranks"])
@@ -189,13 +193,15 @@ def _plan(program: tuple[str, ...], options: dict[str, Any]) -> SweepFile:
 
 
 def _check_sizes(sizes: tuple[int, ...], device: str, baseline_ranks: int | None) -> None:
-    """Refuse before the runs what no sweep of these sizes can answer."""
+    """Refuse, before the runs, sizes from which no efficiency follows."""
     if len(sizes) < 2:
         more = f"--{device} {sizes[0]},{2 * sizes[0]}"
-        raise UsageError(f"scaling compares sizes, and {sizes[0]} is only one: {more}")
+        raise UsageError(
+            f"scaling compares at least two sizes, and {sizes[0]} is one: for example {more}"
+        )
     if baseline_ranks is not None and baseline_ranks not in sizes:
         asked = ", ".join(map(str, sizes))
-        raise UsageError(f"--baseline-ranks {baseline_ranks} is none of the sizes {asked}")
+        raise UsageError(f"--baseline-ranks {baseline_ranks} is not one of the sizes {asked}")
 
 
 def _new_place(sweep: SweepFile) -> Path:
@@ -220,7 +226,7 @@ def _show(
     report = report_scaling(
         summaries,
         source=", ".join(sources),
-        mode=options["mode"] or _told_before(sweeps.values()),
+        mode=options["mode"] or _saved_mode(sweeps.values()),
         baseline_ranks=options["baseline_ranks"],
         limits=load_config(None).limits,
         num_cpus=max((sweep.num_cpus or 0 for sweep in sweeps.values()), default=0) or None,
@@ -239,8 +245,8 @@ def _sweep_in(source: str) -> SweepFile | None:
     return load_sweep(Path(source))
 
 
-def _told_before(sweeps: Iterable[SweepFile]) -> Mode | None:
-    """What the user said of a program of their own when its sweep was begun."""
+def _saved_mode(sweeps: Iterable[SweepFile]) -> Mode | None:
+    """The scaling mode that the user stated for their program when the sweep began."""
     for sweep in sweeps:
         if not sweep.workload and sweep.scaling != "as_given":
             return sweep.scaling
@@ -266,7 +272,7 @@ def _summaries(
         done = finished_runs(Path(source), sweeps[source])
         missing = len(sweeps[source].runs) - len(done)
         if missing:
-            note(f"{source}: {missing} of its runs are not made yet", quiet=quiet)
+            note(f"{source}: {missing} of its runs are still missing", quiet=quiet)
         wanted += done
     return load_summaries(wanted)
 

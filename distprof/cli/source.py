@@ -1,4 +1,4 @@
-"""What a user named as source, looked at before any work: is it there, and is it a trace at all."""
+"""Checks of the user's source before any work: does it exist, and is it a trace at all?"""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MAX_ENTRIES = 10_000
 
 
 def single_source(sources: tuple[str, ...]) -> str:
-    """The one source; several mean that the shell has expanded a pattern.
+    """The only source; several mean that the shell has expanded a pattern.
 
     Raises:
         UsageError: If there are several.
@@ -30,37 +30,37 @@ def single_source(sources: tuple[str, ...]) -> str:
     folders = {str(Path(source).parent) for source in sources}
     folder = folders.pop() if len(folders) == 1 else "FOLDER"
     raise UsageError(
-        f"{len(sources)} sources, but one run is analysed at a time: "
+        f"{len(sources)} sources, but distprof analyses one run at a time: "
         f"name their folder ({folder}), or put the pattern in quotes"
     )
 
 
 def check_source(source: str) -> None:
-    """Refuse a local path that does not exist, is no file or folder, or is a saved report.
+    """Refuse a local path that does not exist, is not a file or folder, or is a saved report.
 
-    URLs and globs are left to the reader that opens them.
+    The reader checks URLs and globs when it opens them.
 
     Raises:
-        InputError: With the names that come near, or the command that shows a report.
+        InputError: If so; the message suggests similar names, or the command that shows a report.
     """
     _check_path(source, expected="a trace, a folder or glob of traces, or a run directory")
     _refuse_saved_report(Path(source), source)
 
 
 def check_comparable(source: str) -> None:
-    """As :func:`check_source`, where a saved report is as good as what it was made of.
+    """Like :func:`check_source`, but accept a saved report.
 
     Raises:
-        InputError: With the names that come near.
+        InputError: If the path is unusable; the message suggests similar names.
     """
     _check_path(source, expected="a run directory, a saved report, or traces")
 
 
 def summaries_of(sources: Sequence[str]) -> tuple[SummaryFile, ...]:
-    """Summaries of what the user named, every name looked at before any work.
+    """Summaries of the user's sources; every name is checked before any work.
 
     Raises:
-        InputError: If one is not there, or cannot be read.
+        InputError: If a source does not exist or cannot be read.
     """
     from distprof.ingest.executor import import_numpy
 
@@ -90,12 +90,12 @@ def _check_path(source: str, *, expected: str) -> None:
 def _exists(path: Path) -> bool:
     try:
         return path.exists()
-    except (OSError, ValueError):  # a name too long, or one that holds a null
+    except (OSError, ValueError):  # a name that is too long or holds a null character
         return False
 
 
 def _refuse_what_cannot_be_read_twice(path: Path, source: str) -> None:
-    """A pipe that nobody writes to would be waited for, without end."""
+    """Refuse a pipe or device: reading a pipe without a writer would block forever."""
     if not (path.is_file() or path.is_dir()):
         raise InputError(
             source,
@@ -112,7 +112,7 @@ def _refuse_saved_report(path: Path, source: str) -> None:
         with path.open("rb") as stream:
             head = stream.read(_HEAD_BYTES)
     except (OSError, ValueError):
-        return  # the reader says what is wrong with it
+        return  # the reader reports what is wrong with it
     if f'"{REPORT_SCHEMA}"'.encode() in head:
         raise InputError(
             source,

@@ -1,1 +1,1 @@
-"""Closed-form models: scalars and arrays in, numbers out, no I/O."""
+"""Closed-form models: functions of scalars and arrays, without I/O."""

@@ -1,4 +1,4 @@
-"""What the ranks of a pipeline do in which order: as a schedule says, or as it was observed."""
+"""The order of actions on the ranks of a pipeline: from a schedule, or as observed."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ __all__ = ["Action", "Orders", "in_flight_of", "orders_from"]
 
 
 class Action(NamedTuple):
-    """One slot: what a stage does with a micro-batch."""
+    """One slot: the work of a stage on a micro-batch."""
 
     stage: int
     kind: SlotKind
     micro_batch: int
 
     def __str__(self) -> str:
-        """As torch writes it, for example ``1F3``, ``0I2``, ``2W7``."""
+        """The action in torch's notation, for example ``1F3``, ``0I2``, ``2W7``."""
         return f"{self.stage}{'FBIWLO'[self.kind]}{self.micro_batch}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Orders:
-    """Actions of all ranks of one pipeline and step, rank after rank, each rank's in its order.
+    """Actions of all ranks of one pipeline and step, rank by rank, in the order of each rank.
 
     Args:
-        schedule: Where the order comes from.
-        num_ranks: Of the pipeline.
+        schedule: Source of the order.
+        num_ranks: Ranks of the pipeline.
         rank: int32 per action, place in the pipeline's group from 0, ascending.
         stage: int32, from 0 over the whole pipeline.
         kind: int8, a SlotKind.
@@ -54,16 +54,16 @@ class Orders:
 
     @property
     def num_stages(self) -> int:
-        """One more than the last stage that does anything."""
+        """One more than the last stage with an action."""
         return int(self.stage.max()) + 1 if len(self) else 0
 
     @property
     def num_micro_batches(self) -> int:
-        """Different ones."""
+        """Number of distinct micro-batches."""
         return len(np.unique(self.micro_batch))
 
     def actions(self, rank: int) -> tuple[Action, ...]:
-        """One rank's, in order."""
+        """Actions of one rank, in order."""
         rows = np.flatnonzero(self.rank == rank)
         columns = (self.stage[rows], self.kind[rows], self.micro_batch[rows])
         return tuple(
@@ -82,9 +82,9 @@ def orders_from(
 
     Args:
         ranks: For each rank of the pipeline its (stage, kind, micro-batch), in order of start: any
-            iterable, or an integer array of shape (n, 3). Ranks that did nothing, or of which
-            nothing is known, are empty.
-        schedule: What to call it.
+            iterable, or an integer array of shape (n, 3). Ranks without actions, or with unknown
+            actions, are empty.
+        schedule: Name of the schedule.
         overlaps: Per rank and action, see :class:`Orders`; None where nothing overlaps.
     """
     parts = [
@@ -105,13 +105,13 @@ def orders_from(
 
 
 def in_flight_of(orders: Orders, *, by_stage: bool = False) -> NDArray[np.int64]:
-    """Activations that are held at most at once: of one stage and micro-batch each.
+    """The largest number of activations held at once, each of one stage and micro-batch.
 
-    They are held from the start of a forward to the end of its backward, or of the weight's part
-    where the backward is split.
+    They are held from the start of a forward to the end of its backward, or of its weight part if
+    the backward is split.
 
     Args:
-        orders: Of a pipeline.
+        orders: Actions of a pipeline.
         by_stage: Per stage, shape (stages,), instead of per rank, shape (ranks,).
     """
     key = orders.stage if by_stage else orders.rank

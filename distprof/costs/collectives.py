@@ -1,4 +1,4 @@
-"""What a collective costs: bus factors, bytes sent, and α-β times.
+"""Costs of collectives: bus factors, bytes sent, and α-β times.
 
 Source of every formula here: formula sheet, "Collectives". ``num_bytes`` is counted as nccl-tests
 counts it: the full (unsharded) buffer for all-reduce, the concatenated size for all-gather and
@@ -55,14 +55,14 @@ _ROOTED = frozenset(
 
 
 def bus_factor(kind: CollectiveKind, group_size: int) -> float | None:
-    """What turns algorithm bandwidth into bus bandwidth; None where no factor is defined.
+    """The ratio of bus bandwidth to algorithm bandwidth; None where none is defined.
 
     Args:
         kind: The operation.
-        group_size: Ranks of the collective's own group, never of the world.
+        group_size: Ranks of the collective's group, never of the world.
 
     Raises:
-        ValueError: If the group has no member.
+        ValueError: If the group is empty.
     """
     _check_size(group_size)
     if kind is CollectiveKind.ALL_REDUCE:
@@ -109,7 +109,7 @@ def collective_time(
             for all-reduce also ``tree`` (not pipelined) and ``naive``.
 
     Raises:
-        ValueError: If the kind has no such algorithm.
+        ValueError: If the algorithm is not defined for the kind.
     """
     _check_size(group_size)
     steps = latency_steps(kind, group_size, algorithm)
@@ -128,7 +128,7 @@ def hierarchical_all_reduce_time(
     alpha_inter_s: float,
     bandwidth_inter: float,
 ) -> float:
-    """All-reduce as reduce-scatter in the node, all-reduce across nodes, all-gather in the node."""
+    """Time of reduce-scatter in the node, all-reduce across nodes, all-gather in the node."""
     within = 2 * collective_time(
         CollectiveKind.REDUCE_SCATTER,
         ranks_per_node,
@@ -147,12 +147,12 @@ def hierarchical_all_reduce_time(
 
 
 def crossover_bytes(alpha_s: float, bandwidth: float) -> float:
-    """The size n* = α · bandwidth below which a message is bound by latency."""
+    """The size n* = α · bandwidth below which a message is latency-bound."""
     return alpha_s * bandwidth
 
 
 def exposed_overhead_ratio(communication_s: float, computation_s: float) -> float:
-    """Share of a step that communication takes when none of it is hidden."""
+    """Share of a step that communication takes when none of it overlaps."""
     return communication_s / (communication_s + computation_s)
 
 
@@ -162,10 +162,10 @@ def _check_size(group_size: int) -> None:
 
 
 def latency_steps(kind: CollectiveKind, group_size: int, algorithm: Algorithm) -> int:
-    """How often the latency is paid, one after another.
+    """The number of sequential steps that pay the latency.
 
     Raises:
-        ValueError: If the kind has no such algorithm.
+        ValueError: If the algorithm is not defined for the kind.
     """
     hops, doublings = group_size - 1, math.ceil(math.log2(group_size))
     if kind is CollectiveKind.ALL_REDUCE:

@@ -1,9 +1,9 @@
-"""α and β of a link, fitted to times of a collective over sizes; and what a size should reach.
+"""α and β of a link, fitted to times of a collective over sizes; expected speed of a size.
 
-Source: formula sheet, "Collectives". Step count and bus factor of the algorithm are divided out;
-the regression weighs relative errors, since times span six decades, and an outlier counts for
-little (Huber's weights, then Tukey's, which leave out sizes that follow no line at all). Where no
-one line meets the largest sizes, bandwidth is theirs alone and latency that of the smallest.
+Source: formula sheet, "Collectives". Step count and bus factor of the algorithm are divided out.
+The regression weighs relative errors, since times span six decades. Outliers have little weight
+(Huber's weights, then Tukey's, which drop sizes that follow no line at all). If no single line fits
+the largest sizes, they alone determine the bandwidth, and the smallest sizes the latency.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ MIN_SIZES = 5
 """Two unknowns, their errors, and one outlier."""
 
 _MIN_IN_REGIME = 2
-_REGIME_RATIO = 0.75  # of the time is latency, or is transfer: then the size belongs to that regime
+_REGIME_RATIO = 0.75  # share of latency, or of transfer, from which a size belongs to that regime
 _HUBER, _TUKEY = 1.345, 4.685  # 95 % as efficient as least squares where errors are normal
 _ROUNDS = 20
 _SATURATED_RATIO = 0.1
-_TOP = 3  # largest sizes that must lie on the line
+_TOP = 3  # largest sizes that must fit the line
 _BENT_RATIO = 0.05
 _CLEARLY_LATENCY = 0.1
-_LEAST_ERROR = 1e-3  # no clock and no machine repeats a time better than this
+_LEAST_ERROR = 1e-3  # no clock or machine reproduces a time more closely
 
 
 class NoFitError(ValueError):
-    """The sizes do not determine latency and bandwidth; the message says why, one sentence."""
+    """The sizes do not determine latency and bandwidth; the message says why in one sentence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +69,13 @@ def point(
     *,
     num_iterations: int | None = None,
 ) -> FabricPoint:
-    """One size as measured.
+    """The measured point of one size.
 
     Args:
         kind: The operation.
         group_size: Ranks of its group.
         num_bytes: Size as nccl-tests counts it.
-        rounds_ns: Time of one operation, for each round.
+        rounds_ns: Time of one operation in each round.
         num_iterations: Operations in each round.
 
     Raises:
@@ -99,7 +99,7 @@ def point(
 
 
 def fitted(curve: FabricCurve) -> FabricCurve:
-    """The curve with its fit, or with the reason why it has none."""
+    """The curve with its fit, or the reason why it has none."""
     sizes = [p.bytes for p in curve.points]
     times = [p.time_ns for p in curve.points]
     try:
@@ -123,8 +123,8 @@ def fit_alpha_beta(
         kind: The operation.
         group_size: Ranks of its group.
         sizes: Bytes as nccl-tests counts them.
-        times_ns: Of one operation of each size.
-        algorithm: Whose steps and bytes are divided out; ring or recursive.
+        times_ns: Time of one operation of each size.
+        algorithm: Algorithm whose steps and bytes are divided out; ring or recursive.
 
     Raises:
         NoFitError: If there are too few sizes, or they cover only one regime.
@@ -169,13 +169,13 @@ def expected_busbw(
 ) -> float | None:
     """Bus bandwidth that a collective should reach, bytes per second.
 
-    A curve of the same group size is read between its sizes, and beyond its largest where it has
-    levelled off there. For another group size in the same tier the fitted α and β are used, inside
-    the measured sizes. Where several curves answer (in and out of place), the best counts: what the
-    machines have shown they can do.
+    A curve of the same group size is interpolated between its sizes, and extended above its largest
+    size if it has levelled off there. For another group size in the same tier the fitted α and β
+    are used, inside the measured sizes. Of several matching curves (in and out of place) the best
+    counts: the machines have shown that they can reach it.
 
     Returns:
-        None where the profile does not reach.
+        None outside the range of the profile.
     """
     if kind.is_point_to_point:
         kind = CollectiveKind.SEND_RECV
@@ -191,12 +191,12 @@ def expected_busbw(
 def expected_latency_ns(
     profile: FabricFile, kind: CollectiveKind, *, group_size: int, num_nodes: int
 ) -> int | None:
-    """Start-up of one collective by the fitted α: what it takes however little it moves.
+    """Start-up time of one collective by the fitted α, independent of its size.
 
-    The shortest of the curves that answer, as for bandwidth.
+    Of several matching curves the shortest time counts, as for bandwidth.
 
     Returns:
-        None where no curve of the tier has a fit.
+        None if no curve of the tier has a fit.
     """
     tier: Tier = "node" if num_nodes == 1 else "across"
     steps = latency_steps(kind, group_size, "ring")
@@ -211,13 +211,13 @@ def expected_latency_ns(
 def _is_same_group(
     curve: FabricCurve, kind: CollectiveKind, group_size: int, num_nodes: int
 ) -> bool:
-    if kind.is_point_to_point:  # its bandwidth is one pair's
+    if kind.is_point_to_point:  # its bandwidth is that of one pair
         return True
     return curve.group_size == group_size and curve.num_nodes in (None, num_nodes)
 
 
 def _interpolated(curve: FabricCurve, num_bytes: int) -> float | None:
-    """Between the two sizes around, on logarithmic scales."""
+    """Interpolation between the two nearest sizes, on logarithmic scales."""
     points = curve.points
     if num_bytes < points[0].bytes:
         return None
@@ -229,7 +229,7 @@ def _interpolated(curve: FabricCurve, num_bytes: int) -> float | None:
 
 
 def _levelled_off(points: Sequence[FabricPoint]) -> float | None:
-    """The last bandwidth, if twice the size or more brought hardly any more of it."""
+    """The last bandwidth, if at least doubling the size hardly increased it."""
     last = points[-1]
     before = [p for p in points if 2 * p.bytes <= last.bytes]
     if not before:
@@ -241,7 +241,7 @@ def _levelled_off(points: Sequence[FabricPoint]) -> float | None:
 def _modelled(
     curve: FabricCurve, kind: CollectiveKind, group_size: int, num_bytes: int
 ) -> float | None:
-    """By α and β of another group in the same tier."""
+    """Bandwidth by α and β of another group in the same tier."""
     fit, factor = curve.fit, bus_factor(kind, group_size)
     if fit is None or not factor:
         return None
@@ -253,10 +253,10 @@ def _modelled(
 
 
 def _robust_line(size: Floats, time: Floats) -> _Line:
-    """Least squares of relative errors, outliers by Huber's weights.
+    """Least squares of relative errors, robust to outliers by Huber's weights.
 
-    Residuals are divided by the fitted time rather than by the measured one, which would draw the
-    line below the data.
+    Residuals are divided by the fitted time; division by the measured time would pull the line
+    below the data.
     """
     order = np.argsort(size)
     quarter = max(len(size) // 4, 1)
@@ -273,21 +273,21 @@ def _robust_line(size: Floats, time: Floats) -> _Line:
 
 
 def _describes_the_largest(line: _Line, size: Floats, time: Floats) -> bool:
-    """Whether the line meets the largest sizes, whose slope is what a bandwidth means."""
+    """Whether the line fits the largest sizes, whose slope defines the bandwidth."""
     largest = size >= np.sort(np.unique(size))[-_TOP:][0]
     wrong = np.abs(time / (line.start + line.slope * size) - 1)
     return bool(wrong[largest].mean() <= _BENT_RATIO)
 
 
 def _by_regime(size: Floats, time: Floats) -> _Line | None:
-    """Bandwidth by the largest sizes alone and latency by the smallest, for times that are bent.
+    """Bandwidth from the largest sizes alone and latency from the smallest, for curved times.
 
-    Protocols that change with the size bend them, and so do shapers that let bursts pass: the
-    largest sizes then have a line of their own, which does not begin at the latency. It takes in
-    smaller sizes as long as these lie on it.
+    Times curve where the protocol changes with the size, and where traffic shapers let bursts pass.
+    The largest sizes then follow a separate line, which does not start at the latency. That line
+    includes smaller sizes as long as they fit it.
 
     Returns:
-        None where the largest sizes lie on no line, or no size is small enough for the latency.
+        None if the largest sizes follow no line, or no size is small enough for the latency.
     """
     order = np.argsort(size)
     size, time = size[order], time[order]
@@ -300,7 +300,7 @@ def _by_regime(size: Floats, time: Floats) -> _Line | None:
             break
     else:
         return None
-    for share in (_CLEARLY_LATENCY, 1 - _REGIME_RATIO):  # the fewer bytes, the less they bend
+    for share in (_CLEARLY_LATENCY, 1 - _REGIME_RATIO):  # smaller sizes curve less
         lower = slope * size <= share * time
         if np.count_nonzero(lower) >= _MIN_IN_REGIME:
             break
@@ -309,7 +309,7 @@ def _by_regime(size: Floats, time: Floats) -> _Line | None:
     starts = (time - slope * size)[lower]
     start = float(np.median(starts))
     of_start = float(starts.std(ddof=1)) / math.sqrt(len(starts)) if len(starts) > 1 else start
-    freedom = student_quantile(max(len(size) - 2, 1))  # by which the caller widens
+    freedom = student_quantile(max(len(size) - 2, 1))  # the caller widens the interval by this
     errors = np.array(
         [
             student_quantile(max(len(starts) - 1, 1)) * of_start / freedom,
@@ -320,7 +320,7 @@ def _by_regime(size: Floats, time: Floats) -> _Line | None:
 
 
 def _own_line(size: Floats, time: Floats) -> tuple[float, float, float]:
-    """Intercept, slope and the slope's standard error, by least squares of relative errors."""
+    """Intercept, slope and its standard error, by least squares of relative errors."""
     matrix = np.stack([np.ones_like(size), size], axis=1) / time[:, None]
     (own, slope), *_ = np.linalg.lstsq(matrix, np.ones_like(size), rcond=None)
     wrong = matrix @ np.array([own, slope]) - 1
@@ -340,7 +340,7 @@ def _tukey(far: Floats) -> Floats:
 def _step(
     size: Floats, time: Floats, start: float, slope: float, root: Floats
 ) -> tuple[float, float]:
-    """One weighted least-squares problem, relative to the line before; neither goes to nothing."""
+    """One weighted least-squares step, relative to the previous line; both stay positive."""
     matrix = root[:, None] * _shares(size, start, slope)
     relative = root * time / (start + slope * size)
     by, of = np.linalg.lstsq(matrix, relative, rcond=None)[0].tolist()
@@ -349,13 +349,13 @@ def _step(
 
 
 def _shares(size: Floats, start: float, slope: float) -> Floats:
-    """Latency's and transfer's share of each fitted time: the columns of the relative problem."""
+    """Shares of latency and transfer in each fitted time: the columns of the relative problem."""
     model = start + slope * size
     return np.stack([start / model, slope * size / model], axis=1)
 
 
 def _covariance(size: Floats, time: Floats, start: float, slope: float, weight: Floats) -> Floats:
-    """Of start and slope; the error is the larger of the robust one and that of what counts."""
+    """Covariance of start and slope; of the robust and the weighted error the larger counts."""
     wrong = time / (start + slope * size) - 1
     mean_square = float(np.sum(weight * wrong**2)) / max(float(np.sum(weight)) - 2, 1)
     robust = 1.4826 * float(np.median(np.abs(wrong)))
@@ -371,10 +371,6 @@ def _check_regimes(line: _Line, size: Floats) -> None:
     ends = f"{format_bytes(float(size.min()))} to {format_bytes(float(size.max()))}"
     distinct = {float(s): float(r) for s, r in zip(size, latency, strict=True)}.values()
     if sum(ratio >= _REGIME_RATIO for ratio in distinct) < _MIN_IN_REGIME:
-        raise NoFitError(
-            f"{ends} are bound by transfer alone: smaller sizes would show the latency"
-        )
+        raise NoFitError(f"{ends} are all transfer-bound: smaller sizes would show the latency")
     if sum(ratio <= 1 - _REGIME_RATIO for ratio in distinct) < _MIN_IN_REGIME:
-        raise NoFitError(
-            f"{ends} are bound by latency alone: larger sizes would show the bandwidth"
-        )
+        raise NoFitError(f"{ends} are all latency-bound: larger sizes would show the bandwidth")

@@ -1,4 +1,4 @@
-"""The schedules that are known by name, and the order of actions of each."""
+"""The named schedules, and the order of actions of each."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class Schedule:
     """A way to order a pipeline's actions.
 
     Args:
-        name: As in :data:`SCHEDULES`.
-        make: From ranks, micro-batches and stages per rank to the order.
-        fewest: Stages per rank, at least.
-        most: Stages per rank, at most; None for no limit.
-        goes_back: Whether the second round of stages goes from the last rank to the first.
-        splits_backward: Whether weights' gradients are actions of their own.
+        name: Name in :data:`SCHEDULES`.
+        make: Function of ranks, micro-batches and stages per rank that returns the order.
+        fewest: Minimum number of stages per rank.
+        most: Maximum number of stages per rank; None for no limit.
+        goes_back: Whether the second round of stages runs from the last rank to the first.
+        splits_backward: Whether weight gradients are separate actions.
         fills: Whether it needs a micro-batch per stage of the whole pipeline.
         grouped: Whether micro-batches pass a rank's stages in groups.
     """
@@ -39,7 +39,7 @@ class Schedule:
     grouped: bool = False
 
     def rank_of(self, stage: int, num_ranks: int) -> int:
-        """Where a stage runs."""
+        """The rank that runs a stage."""
         lap, place = divmod(stage, num_ranks)
         return num_ranks - 1 - place if self.goes_back and lap % 2 else place
 
@@ -52,19 +52,19 @@ def orders(
     *,
     group_size: int | None = None,
 ) -> Orders:
-    """What each rank of a pipeline does, in order.
+    """The actions of each rank of a pipeline, in order.
 
     Args:
         schedule: One of :data:`SCHEDULES`.
         num_ranks: P.
         num_micro_batches: M, per step.
-        virtual_stages: V, stages per rank; None for as few as the schedule takes.
-        group_size: Of interleaved schedules: micro-batches that pass one stage of a rank before
-            its next stage comes (Megatron's ``microbatch_group_size_per_vp_stage``); None for P,
-            or a little more where torch makes the groups larger so that they are equal.
+        virtual_stages: V, stages per rank; None for the schedule's minimum.
+        group_size: For interleaved schedules: micro-batches that pass one stage of a rank before
+            its next stage (Megatron's ``microbatch_group_size_per_vp_stage``); None for P, or
+            slightly more where torch enlarges the groups to make them equal.
 
     Raises:
-        ValueError: If there is no such schedule, or it cannot run so.
+        ValueError: If the schedule is unknown, or cannot run with these numbers.
     """
     if schedule not in SCHEDULES:
         raise ValueError(f"no schedule {schedule}; known are {', '.join(SCHEDULES)}")
@@ -78,15 +78,17 @@ def orders(
     rest = num_micro_batches % group_size if group_size >= num_ranks else 1
     if 0 < rest < num_ranks:
         raise ValueError(
-            f"groups of {group_size} of {num_micro_batches} micro-batches: every group, the last"
-            f" included, holds at least one per rank, {num_ranks}"
+            f"groups of {group_size} of {num_micro_batches} micro-batches: every group, including"
+            f" the last, needs at least one per rank, {num_ranks}"
         )
     return _grouped(schedule, num_ranks, num_micro_batches, per_rank, group_size)
 
 
 def _check(schedule: Schedule, num_ranks: int, num_micro_batches: int, per_rank: int) -> None:
     if min(num_ranks, num_micro_batches) < 1:
-        raise ValueError(f"{num_ranks} ranks and {num_micro_batches} micro-batches: 1 at least")
+        raise ValueError(
+            f"{num_ranks} ranks and {num_micro_batches} micro-batches: both must be at least 1"
+        )
     if per_rank < schedule.fewest or (schedule.most is not None and per_rank > schedule.most):
         limits = (
             f"{schedule.fewest} or more" if schedule.most is None else f"exactly {schedule.fewest}"
@@ -120,7 +122,7 @@ def _equal_groups(
 
 
 def _one_stage(name: str, make: Callable[[int, int], plain.RankOrders], **more: bool) -> Schedule:
-    """A schedule of one stage per rank."""
+    """A schedule with one stage per rank."""
 
     def orders_of(num_ranks: int, num_micro_batches: int, _: int) -> Orders:
         return orders_from(make(num_ranks, num_micro_batches), schedule=name)
@@ -129,12 +131,12 @@ def _one_stage(name: str, make: Callable[[int, int], plain.RankOrders], **more: 
 
 
 def _many_stages(name: str, make: Callable[[int, int, int], Orders], **more: bool) -> Schedule:
-    """A schedule of two or more stages per rank, round by round."""
+    """A schedule with two or more stages per rank, round by round."""
     return Schedule(name=name, make=make, fewest=2, most=None, **more)
 
 
 def _there_and_back(name: str, make: Callable[[int, int, int], Orders], **more: bool) -> Schedule:
-    """A schedule whose ranks hold two stages, the second ones in the order of ranks reversed."""
+    """A schedule with two stages per rank, the second ones in reverse order of ranks."""
     return Schedule(
         name=name, make=make, fewest=2, most=2, goes_back=True, splits_backward=True, **more
     )
@@ -172,4 +174,4 @@ _ALL = (
 )
 
 SCHEDULES: Mapping[str, Schedule] = MappingProxyType({known.name: known for known in _ALL})
-"""By name; the names of ``distprof run pp --schedule``, and those that torch does not offer."""
+"""Schedules by name: those of ``distprof run pp --schedule``, and some that torch lacks."""

@@ -1,4 +1,4 @@
-"""Layers of a model split into the stages of a pipeline, as evenly as can be."""
+"""Splits the layers of a model into the stages of a pipeline as evenly as possible."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ __all__ = ["split_layers"]
 def split_layers(
     work_ns: NDArray[Any], num_stages: int, *, rank_of_stage: Sequence[int] | None = None
 ) -> tuple[int, ...]:
-    """How many consecutive layers each stage gets so that the busiest has least to do.
+    """The number of consecutive layers per stage that minimises the work of the busiest stage.
 
-    With one stage per rank the best there is, by dynamic programming; of splits equally good in
-    that, the one with the least sum of squares, so that the others are even too. With several,
-    from there layers move between stages as long as that relieves the busiest rank: good, not
-    proved best. Every stage gets a layer.
+    With one stage per rank the split is optimal, by dynamic programming. Of equally good splits it
+    has the smallest sum of squares, so that the other stages are even too. With several stages per
+    rank, layers then move between stages as long as that relieves the busiest rank, which is good
+    but not proven optimal. Every stage gets at least one layer.
 
     Args:
-        work_ns: Of each layer, in order, shape (layers,).
-        num_stages: To split into.
-        rank_of_stage: Which rank holds each stage; None for one rank per stage.
+        work_ns: Work of each layer, in order, shape (layers,).
+        num_stages: Number of stages.
+        rank_of_stage: Rank of each stage; None for one rank per stage.
 
     Raises:
         ValueError: If there are fewer layers than stages.
@@ -40,11 +40,11 @@ def split_layers(
 
 
 def _even_stages(before: NDArray[np.float64], num_stages: int) -> NDArray[np.int64]:
-    """Where to cut; ``before`` is the work of all layers before each place, and of all."""
-    # of a stage from the place of the row to the place of the column
+    """The optimal cuts; ``before`` is the cumulative work before each layer, and in total."""
+    # work of a stage from the layer of the row to the layer of the column
     part = np.where(np.tri(len(before), k=-1, dtype=np.bool_).T, before - before[:, None], np.inf)
     busiest, _ = _best_cuts(part, num_stages, np.maximum)
-    # equal sums that rounding tells apart are equal
+    # sums that differ only by rounding are equal
     allowed = np.where(part <= busiest * (1 + 1e-12), part, np.inf)
     return _best_cuts(allowed**2, num_stages, np.add)[1]
 
@@ -52,7 +52,7 @@ def _even_stages(before: NDArray[np.float64], num_stages: int) -> NDArray[np.int
 def _best_cuts(
     cost: NDArray[np.float64], num_stages: int, combine: np.ufunc
 ) -> tuple[float, NDArray[np.int64]]:
-    """The cheapest way from before the first layer to after the last in so many parts."""
+    """The cheapest path from before the first layer to after the last in that many parts."""
     best, came_from = cost[0], []
     for _ in range(num_stages - 1):
         total = combine(best[:, None], cost)
@@ -67,7 +67,7 @@ def _best_cuts(
 def _even_ranks(
     before: NDArray[np.float64], cuts: NDArray[np.int64], ranks: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Moves one layer at a time from a stage to another, all between them shifting along."""
+    """Move one layer at a time from one stage to another; the stages between them shift."""
     moves = _moves(len(ranks))
     score = _scores(before, cuts[None], ranks)[0]
     while True:
@@ -98,6 +98,6 @@ def _scores(
     stage = np.diff(before[cuts], axis=1)
     rank = stage @ (ranks[:, None] == np.arange(ranks.max() + 1)).astype(np.float64)
     scores = (rank.max(axis=1), stage.max(axis=1), (rank**2).sum(axis=1), (stage**2).sum(axis=1))
-    # rounding of sums is no improvement
+    # a difference by rounding is not an improvement
     scale = max(float(before[-1]), 1.0)
     return np.round(np.stack(scores, axis=1) / [scale, scale, scale**2, scale**2], 12)

@@ -22,7 +22,7 @@ _ZERO_STAGES = (0, 1, 2, 3)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateBytes:
-    """What the model's state takes on one GPU."""
+    """Bytes of the model's state on one GPU."""
 
     weights: float
     gradients: float
@@ -30,7 +30,7 @@ class StateBytes:
 
     @property
     def total(self) -> float:
-        """All three."""
+        """The sum of all three."""
         return self.weights + self.gradients + self.optimizer
 
 
@@ -40,13 +40,13 @@ def model_state_bytes(
     """16N: 2 for weights, 2 for gradients, 12 for the optimizer; each divided where it is sharded.
 
     Args:
-        num_parameters: N, the rank's own share under tensor and pipeline parallelism.
+        num_parameters: N, the rank's share under tensor and pipeline parallelism.
         zero_stage: 0 nothing is sharded, 1 the optimizer, 2 gradients too, 3 (FSDP) weights too.
-        shards: Ranks among which.
-        fp32_gradients: Gradients are accumulated in fp32: 18N.
+        shards: Ranks that share the state.
+        fp32_gradients: Whether gradients are accumulated in fp32: 18N.
 
     Raises:
-        ValueError: If there is no such stage, or no rank.
+        ValueError: If the stage is unknown, or there is no rank.
 
     Source:
         Formula sheet, "Memory"; ZeRO (Rajbhandari et al. 2020), table 1.
@@ -71,7 +71,7 @@ def activation_bytes_per_layer(
     sequence_parallel: bool = False,
     recomputation: Recomputation = "none",
 ) -> float:
-    """What a GPT block keeps of a micro-batch for its backward.
+    """Activation bytes that a GPT block keeps of a micro-batch for its backward.
 
     S·B·H(34 + 5aS/H); tensor parallel S·B·H(10 + 24/T + 5aS/(HT)); with sequence parallelism
     S·B·H/T·(34 + 5aS/H). Selective recomputation, or flash attention, drops 5aS/H; full 2·S·B·H.
@@ -83,7 +83,7 @@ def activation_bytes_per_layer(
         heads: a.
         tensor: T.
         sequence_parallel: Whether norms and dropout are divided by T too.
-        recomputation: Of activations.
+        recomputation: Recomputation of activations.
 
     Source:
         Formula sheet, "Memory"; Korthikanti et al. 2022.
@@ -105,18 +105,18 @@ def activation_bytes_per_token(
     sequence_parallel: bool = False,
     recomputation: Recomputation = "none",
 ) -> float:
-    """The same of a mean block of any shape, per token: of a GPT it is Korthikanti's.
+    """The same for a mean block of any shape, per token; for a GPT it equals Korthikanti's formula.
 
-    Kept are both norms' inputs, the inputs of attention and MLP, queries, keys, values, what
-    attention yields, and what MLPs hold: input, output and gate of the activation. Of a mixture
-    each token counts k times, and its dispatched copies are kept.
+    A block keeps the inputs of both norms, the inputs of attention and MLP, queries, keys, values,
+    the output of attention, and the MLP's activation input, output and gate. In a mixture of
+    experts each token counts k times, and its dispatched copies are kept.
 
     Args:
         model: The shape.
-        sequence: S, whose scores are kept when nothing is recomputed.
+        sequence: S; attention scores are kept when nothing is recomputed.
         tensor: T.
-        sequence_parallel: Whether what tensor parallelism leaves whole is divided too.
-        recomputation: Full keeps a block's input alone.
+        sequence_parallel: Whether parts that tensor parallelism leaves whole are divided too.
+        recomputation: Full keeps only a block's input.
     """
     spread = tensor if sequence_parallel else 1
     if recomputation == "full":
@@ -133,7 +133,7 @@ def activation_bytes_per_token(
 
 
 def _mlp_bytes(model: Transformer) -> float:
-    """What MLPs of a mean block keep of a token."""
+    """Bytes that the MLPs of a mean block keep per token."""
     each = 6 if model.gated else 4
     dense = (model.layers - model.expert_layers) * model.ffn
     sparse = model.expert_layers * (model.top_k + model.shared_experts) * model.expert_ffn

@@ -1,7 +1,7 @@
-"""What uneven experts cost: measures of load, capacity, and where experts could be placed.
+"""Costs of uneven experts: measures of load, capacity, and placements of experts.
 
 Source of every formula here: formula sheet, "Mixture of experts". ``tokens`` are assignments of
-tokens to experts (or to ranks), the last axis is that of experts (or ranks).
+tokens to experts (or to ranks); the last axis is experts (or ranks).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _Floats = NDArray[np.float64]
 
 
 def load_imbalance(tokens: ArrayLike) -> _Floats:
-    """The busiest over the mean, 1 if even; NaN where there are no tokens.
+    """Maximum over mean load, 1 if even; NaN where there are no tokens.
 
     Args:
         tokens: Shape ``(…, n)``.
@@ -57,7 +57,7 @@ def load_variation(tokens: ArrayLike) -> _Floats:
 def normalised_entropy(tokens: ArrayLike) -> _Floats:
     """Entropy of the shares of tokens over ln n, 1 if even; NaN where there are no tokens.
 
-    One expert alone is as even as it can be.
+    A single expert counts as even.
     """
     load = _loads(tokens)
     total = load.sum(axis=-1, keepdims=True)
@@ -77,18 +77,18 @@ def dead_ratio(tokens: ArrayLike) -> _Floats:
 
 
 def expert_capacity(factor: float, top_k: int, num_tokens: int, num_experts: int) -> int:
-    """Most assignments that an expert takes: ⌈factor · k · T / E⌉.
+    """Maximum number of assignments of an expert: ⌈factor · k · T / E⌉.
 
     Raises:
         ValueError: If there is no expert, or a number is negative.
     """
     if num_experts < 1 or factor < 0 or top_k < 0 or num_tokens < 0:
-        raise ValueError("a capacity needs experts, and no negative numbers")
+        raise ValueError("a capacity needs at least one expert and no negative numbers")
     return math.ceil(factor * top_k * num_tokens / num_experts)
 
 
 def dropped_tokens(tokens: ArrayLike, capacity: float) -> _Floats:
-    """Assignments beyond what the experts take, shape ``(…,)``."""
+    """Assignments above the capacity of the experts, shape ``(…,)``."""
     beyond: _Floats = np.maximum(_loads(tokens) - capacity, 0).sum(axis=-1)
     return beyond
 
@@ -114,9 +114,9 @@ def distribution_distance(first: ArrayLike, second: ArrayLike) -> float:
 
 
 def lost_to_imbalance(expert_ns: ArrayLike) -> _Floats:
-    """What the slowest of a group costs: its expert time less the mean of all.
+    """Time lost to the slowest rank of a group: its expert time minus the mean of all.
 
-    The others spend that time waiting in the collective that brings tokens back: it is one loss,
+    The others spend that time waiting in the collective that returns tokens: it is the same loss,
     seen from two sides.
 
     Args:
@@ -129,7 +129,7 @@ def lost_to_imbalance(expert_ns: ArrayLike) -> _Floats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """Which expert each slot of each rank holds, layer by layer.
+    """The expert in each slot of each rank, layer by layer.
 
     Args:
         num_ranks: Ranks that share the experts.
@@ -145,12 +145,12 @@ class Placement:
 
     @property
     def slots_per_rank(self) -> int:
-        """How many experts each rank holds."""
+        """Number of experts on each rank."""
         return int(self.expert.shape[1]) // self.num_ranks
 
     @property
     def rank_of_expert(self) -> NDArray[np.int64]:
-        """First rank that holds each expert, int64, shape ``(layers, experts)``."""
+        """The first rank that holds each expert, int64, shape ``(layers, experts)``."""
         rank = np.full((len(self.expert), self.num_experts), self.num_ranks, dtype=np.int64)
         of_slot = np.broadcast_to(
             np.arange(self.expert.shape[1]) // self.slots_per_rank, self.expert.shape
@@ -180,7 +180,7 @@ def contiguous_placement(num_layers: int, num_experts: int, num_ranks: int) -> P
     """The usual placement: the first experts on the first rank, and so on.
 
     Raises:
-        ValueError: If the experts cannot be shared out evenly.
+        ValueError: If the experts cannot be divided evenly.
     """
     _check_slots(num_experts, num_ranks)
     expert = np.broadcast_to(np.arange(num_experts, dtype=np.int64), (num_layers, num_experts))
@@ -188,11 +188,11 @@ def contiguous_placement(num_layers: int, num_experts: int, num_ranks: int) -> P
 
 
 def place_experts(load: ArrayLike, num_ranks: int, *, replicas: int = 0) -> Placement:
-    """Experts on ranks so that the busiest rank has as little as a greedy choice finds.
+    """A placement of experts that minimises the load of the busiest rank greedily.
 
-    The busiest experts first, each to the rank with least load that has a free slot; every rank has
-    as many slots. Each replica first goes to the expert with most tokens per copy. Without replicas
-    a layer for which that is no better than contiguous blocks keeps these.
+    The busiest experts are placed first, each on the least loaded rank with a free slot; every rank
+    has the same number of slots. Before that, each replica goes to the expert with most tokens per
+    copy. Without replicas a layer keeps contiguous blocks unless the greedy placement is better.
 
     Args:
         load: Tokens per expert, shape ``(layers, experts)``.
@@ -200,14 +200,14 @@ def place_experts(load: ArrayLike, num_ranks: int, *, replicas: int = 0) -> Plac
         replicas: Slots beyond one per expert.
 
     Raises:
-        ValueError: If the slots cannot be shared out evenly, or the load is no table.
+        ValueError: If the slots cannot be divided evenly, or the load is not two-dimensional.
 
     Source:
         DeepSeek-AI, EPLB (expert parallelism load balancer): balanced packing, replicated experts.
     """
     tokens = _loads(load)
     if tokens.ndim != 2:
-        raise ValueError(f"a load has layers and experts, not {tokens.ndim} axes")
+        raise ValueError(f"a load has two axes, layers and experts, not {tokens.ndim}")
     num_layers, num_experts = tokens.shape
     if replicas < 0:
         raise ValueError("replicas cannot be negative")
@@ -237,7 +237,7 @@ def _replicate(tokens: _Floats, replicas: int) -> tuple[NDArray[np.int64], _Floa
 
 
 def _pack(expert: NDArray[np.int64], load: _Floats, num_ranks: int) -> NDArray[np.int64]:
-    """Slots on ranks, all layers at once: heaviest first onto the least loaded rank with room."""
+    """Slots by rank, all layers at once: heaviest first, onto the least loaded rank with room."""
     num_layers, num_slots = load.shape
     layers, room = np.arange(num_layers), num_slots // num_ranks
     order = np.argsort(-load, axis=1, kind="stable")
@@ -254,7 +254,7 @@ def _pack(expert: NDArray[np.int64], load: _Floats, num_ranks: int) -> NDArray[n
 
 def _check_slots(num_slots: int, num_ranks: int) -> None:
     if num_ranks < 1 or num_slots < 1 or num_slots % num_ranks:
-        raise ValueError(f"{num_slots} experts cannot be shared out evenly among {num_ranks} ranks")
+        raise ValueError(f"{num_slots} experts cannot be divided evenly among {num_ranks} ranks")
 
 
 def _loads(values: Any) -> _Floats:

@@ -1,16 +1,17 @@
-"""An order of a pipeline's actions, replayed: when everything would have happened.
+"""Replays an order of a pipeline's actions: when would everything have happened?
 
-Built on :mod:`distprof.replay`. An action starts when its rank has ended the one before and its
-inputs are there:
+Built on :mod:`distprof.replay`. An action starts when its rank has ended the previous one and its
+inputs are available:
 
-- a forward needs the forward of the stage before,
-- a loss its stage's forward,
-- a backward, or its input's part, the forward (and loss) of its stage, and the gradient of the
-  next,
-- a weight's part the input's part of its stage,
-- and what either part of a pair made is sent when both have ended, as torch does it.
+- a forward needs the forward of the previous stage,
+- a loss needs its stage's forward,
+- a backward, or its input part, needs the forward (and loss) of its stage, and the gradient of the
+  next stage,
+- a weight part needs the input part of its stage,
+- and the outputs of a pair are sent when both parts have ended, as torch does it.
 
-Inputs that are not among the actions, because a rank was not observed, are there from the start.
+Inputs that are not among the actions, because a rank was not observed, are available from the
+start.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Replay:
         orders: What was replayed.
         start_ns: Per action, int64, shape ``(n,)``, or ``(n, k)`` of k sets of durations.
         end_ns: The same.
-        busy_ns: Per rank, shape ``(ranks,)`` or ``(ranks, k)``: time at work.
+        busy_ns: Per rank, shape ``(ranks,)`` or ``(ranks, k)``: busy time.
     """
 
     orders: Orders
@@ -51,26 +52,26 @@ class Replay:
 
     @property
     def makespan_ns(self) -> Any:
-        """From the first start to the last end; one number per set of durations."""
+        """Time from the first start to the last end; one number per set of durations."""
         if not len(self.orders):
             return np.zeros(self.end_ns.shape[1:], np.int64)[()]
         return self.end_ns.max(axis=0)
 
     @property
     def idle_ns(self) -> NDArray[np.int64]:
-        """Per rank, of the whole makespan."""
+        """Idle time per rank in the whole makespan."""
         idle: NDArray[np.int64] = self.makespan_ns - self.busy_ns
         return idle
 
     @property
     def bubble_fraction(self) -> Any:
-        """Idle over total time of all ranks; 0 where nothing takes time."""
+        """Idle over total time of all ranks; 0 if nothing takes time."""
         total = np.maximum(self.makespan_ns * np.float64(self.orders.num_ranks), 1)
         return (self.idle_ns.sum(axis=0) / total)[()]
 
     @property
     def own_idle_ns(self) -> NDArray[np.int64]:
-        """Per rank, between its own first start and last end only."""
+        """Idle time per rank between its own first start and last end."""
         own = np.zeros_like(self.busy_ns)
         for rank in range(self.orders.num_ranks):
             rows = self.orders.rank == rank
@@ -81,7 +82,7 @@ class Replay:
 
     @property
     def in_flight(self) -> NDArray[np.int64]:
-        """Per rank: activations of a stage and micro-batch held at most at once."""
+        """Per rank: the most activations of a stage and micro-batch held at once."""
         return in_flight_of(self.orders)
 
 
@@ -91,10 +92,10 @@ def replay(
     *,
     transfer_ns: ArrayLike = 0,
 ) -> Replay:
-    """When every action starts and ends if all start as early as their inputs and rank allow.
+    """When every action starts and ends if each starts as early as its inputs and rank allow.
 
     Args:
-        orders: What each rank does in which order.
+        orders: Actions of each rank, in order.
         durations: By kind: ns, the same for all stages or one per stage. ``BACKWARD`` may be left
             out where both its parts are given, ``LOSS`` takes nothing unless given. With
             ``OVERLAPPED`` pairs run at once and take that long, else one part after the other.
@@ -109,7 +110,7 @@ def replay(
     """
     part_ns, pair_ns = _lengths(orders, durations)
     merged = orders.overlaps if pair_ns is not None else np.zeros(len(orders), np.bool_)
-    # a merged pair is one operation, as long as is said; others are one each
+    # a merged pair is one operation of the given duration; other actions are one each
     second = _after(merged)
     first = np.flatnonzero(~second)
     operation = np.cumsum(~second) - 1
@@ -130,7 +131,7 @@ def _as_ns(values: ArrayLike) -> NDArray[np.int64]:
 
 
 def _after(flags: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Rows that follow a flagged one."""
+    """Mask of the rows that follow a flagged one."""
     shifted = np.zeros_like(flags)
     shifted[1:] = flags[:-1]
     return shifted
@@ -139,7 +140,7 @@ def _after(flags: NDArray[np.bool_]) -> NDArray[np.bool_]:
 def _lengths(
     orders: Orders, durations: Durations | NDArray[Any]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
-    """How long each action takes, and if that is said, together with the next as a pair."""
+    """Duration of each action and, if given, of its pair with the next action."""
     if isinstance(durations, np.ndarray):
         if len(durations) != len(orders):
             raise ValueError(f"{len(durations)} durations for {len(orders)} actions")
@@ -166,7 +167,7 @@ def _of_kinds(orders: Orders, durations: Durations) -> NDArray[np.int64]:
 
 
 def _by_stage(orders: Orders, values: ArrayLike) -> NDArray[np.int64]:
-    """Per action, of one number or one per stage."""
+    """One value per action, from one number or one per stage."""
     ns = _as_ns(values)
     if ns.ndim == 0:
         return np.full(len(orders), ns)
@@ -178,7 +179,7 @@ def _by_stage(orders: Orders, values: ArrayLike) -> NDArray[np.int64]:
 def _delay(
     orders: Orders, boundary: NDArray[np.int64], transfer_ns: ArrayLike
 ) -> NDArray[np.int64] | None:
-    """Per edge; ``boundary`` is the stage before it, or -1 within a rank."""
+    """Delay per edge; ``boundary`` is the stage before it, or -1 within a rank."""
     transfer = _as_ns(transfer_ns)
     if not transfer.any():
         return None
@@ -193,7 +194,7 @@ def _delay(
 def _edges(
     orders: Orders,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """What waits for what: sources, targets, and the boundary that lies between."""
+    """Dependencies: sources, targets, and the boundary between them."""
     row = np.arange(len(orders))
     same = row[1:][orders.rank[1:] == orders.rank[:-1]]
     places = _Places(orders)
@@ -210,7 +211,7 @@ def _edges(
     source, target = (np.concatenate([pair[side] for pair in found]) for side in (0, 1))
     crosses = orders.rank[source] != orders.rank[target]
     boundary = np.minimum(orders.stage[source], orders.stage[target]).astype(np.int64)
-    # a pair sends when its second part has ended, too
+    # a pair also sends when its second part has ended
     source = source + (orders.overlaps[source] & crosses)
     return source, target, np.where(crosses, boundary, np.int64(-1))
 
@@ -222,13 +223,13 @@ class _Places:
         self._kind = orders.kind
         _, batch = np.unique(orders.micro_batch, return_inverse=True)
         self._width = np.int64(batch.max(initial=0) + 1)
-        # stage -1 and one after the last are looked for, too
+        # lookups include stage -1 and the one after the last
         self._key = (orders.stage.astype(np.int64) + 1) * self._width + batch
 
     def join(
         self, sources: tuple[SlotKind, ...], targets: tuple[SlotKind, ...], shift: int
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Actions, and those they need: of other kinds, ``shift`` stages on."""
+        """Actions and their dependencies: of other kinds, ``shift`` stages further."""
         source = np.flatnonzero(np.isin(self._kind, sources))
         target = np.flatnonzero(np.isin(self._kind, targets))
         source = source[np.argsort(self._key[source], kind="stable")]

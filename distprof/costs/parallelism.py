@@ -1,8 +1,8 @@
 """Bytes that each rank sends in a training step, by kind of parallelism.
 
 Source of every formula here: formula sheet, "Volume per training step". Bytes are those of
-bandwidth-optimal algorithms. ``num_parameters`` are the rank's own under tensor and pipeline
-parallelism; ``element_bytes`` those of a gradient, weight or activation on the wire.
+bandwidth-optimal algorithms. ``num_parameters`` is the rank's share under tensor and pipeline
+parallelism; ``element_bytes`` is the size of a gradient, weight or activation on the wire.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ def fully_sharded_bytes(
     """FSDP, ZeRO-3: weights gathered forward and backward, gradients reduce-scattered.
 
     Args:
-        num_ranks: That share the state.
+        num_ranks: Ranks that share the state.
         num_parameters: N.
-        element_bytes: On the wire.
-        reshards: Whether weights are freed after the forward; without, they are gathered once.
+        element_bytes: Size of an element on the wire.
+        reshards: Whether weights are freed after the forward; otherwise they are gathered once.
     """
     one_way = sent_bytes(CollectiveKind.ALL_GATHER, num_ranks, num_parameters * element_bytes)
     return (3 if reshards else 2) * one_way
@@ -55,20 +55,20 @@ def hybrid_sharded_bytes(
 def tensor_parallel_bytes(
     num_ranks: int, batch: int, sequence: int, hidden: int, *, element_bytes: int = 2
 ) -> float:
-    """Of one layer and micro-batch: 4 all-reduces of B·S·H, or as many gathers and scatters."""
+    """Bytes of one layer and micro-batch: 4 all-reduces of B·S·H, or 4 gathers and scatters."""
     size = batch * sequence * hidden * element_bytes
     return 4 * sent_bytes(CollectiveKind.ALL_REDUCE, num_ranks, size)
 
 
 def pipeline_bytes(batch: int, sequence: int, hidden: int, *, element_bytes: int = 2) -> float:
-    """Over one boundary and of one micro-batch: an activation forward, a gradient backward."""
+    """Bytes of one boundary and micro-batch: an activation forward, a gradient backward."""
     return 2.0 * batch * sequence * hidden * element_bytes
 
 
 def expert_parallel_bytes(
     num_ranks: int, top_k: int, num_tokens: float, hidden: int, *, element_bytes: int = 2
 ) -> float:
-    """Of one layer with experts: 4 all-to-alls of k · tokens · H, routed evenly."""
+    """Bytes of one layer with experts: 4 all-to-alls of k · tokens · H, routed evenly."""
     size = top_k * num_tokens * hidden * element_bytes
     return 4 * sent_bytes(CollectiveKind.ALL_TO_ALL, num_ranks, size)
 
@@ -76,14 +76,14 @@ def expert_parallel_bytes(
 def ring_attention_bytes(
     num_ranks: int, batch: int, sequence: int, kv_size: int, *, element_bytes: int = 2
 ) -> float:
-    """Of one layer and micro-batch: keys and values around the ring, and twice that backward.
+    """Bytes of one layer and micro-batch: keys and values around the ring, twice that backward.
 
     Args:
-        num_ranks: P, of the ring.
+        num_ranks: P, ranks of the ring.
         batch: B.
-        sequence: S, the whole one.
+        sequence: S, the whole sequence.
         kv_size: Width of keys (or values) of a token.
-        element_bytes: On the wire.
+        element_bytes: Size of an element on the wire.
     """
     hop = 2.0 * batch * sequence / num_ranks * kv_size * element_bytes
     return 3 * (num_ranks - 1) * hop
@@ -92,6 +92,6 @@ def ring_attention_bytes(
 def ulysses_bytes(
     num_ranks: int, batch: int, sequence: int, hidden: int, *, element_bytes: int = 2
 ) -> float:
-    """Of one layer and micro-batch: 4 all-to-alls of a rank's B·S/P·H forward, 4 backward."""
+    """Bytes of one layer and micro-batch: 4 all-to-alls of a rank's B·S/P·H forward, 4 backward."""
     size = batch * sequence / num_ranks * hidden * element_bytes
     return 8 * sent_bytes(CollectiveKind.ALL_TO_ALL, num_ranks, size)

@@ -1,7 +1,7 @@
 """Pipeline bubbles in closed form: fractions, overheads, idle times, micro-batches in flight.
 
 Source of every formula here: formula sheet, "Pipeline bubble". All hold for equal stages and free
-messages; what unequal stages and messages do is replayed (:mod:`distprof.costs.schedules`). Numbers
+messages; a replay covers unequal stages and messages (:mod:`distprof.costs.schedules`). Numbers
 may be scalars or arrays that broadcast against each other; results are floats or float64 arrays.
 """
 
@@ -25,7 +25,7 @@ __all__ = [
 ZeroBubbleSchedule = Literal["1f1b", "zb-h1", "zb-h2"]
 
 _WEIGHT_PARTS = {"1f1b": -1, "zb-h1": 1, "zb-h2": 2}
-"""How many weight-gradient slots per hop a schedule fills its bubble with; 1F1B waits for one."""
+"""Weight-gradient slots per hop that a schedule moves into its bubble; 1F1B waits for one."""
 
 
 def bubble_fraction(
@@ -51,7 +51,7 @@ def bubble_fraction(
 def bubble_overhead(
     num_stages: ArrayLike, num_micro_batches: ArrayLike, virtual_stages: ArrayLike = 1
 ) -> Any:
-    """Idle over useful time: (P - 1) / (V · M). Not the bubble fraction, and larger than it.
+    """Idle over useful time: (P - 1) / (V · M), which is larger than the bubble fraction.
 
     Args:
         num_stages: P, ranks of the pipeline.
@@ -75,8 +75,8 @@ def zero_bubble_idle(
     """Idle time per rank between its first and its last work, in the unit of the durations.
 
     1F1B (P - 1)(F + B + W), ZB-H1 (P - 1)(F + B - W), ZB-H2 (P - 1)(F + B - 2W), never below 0.
-    The two latter hold where W is no longer than F and B, and there are micro-batches enough to
-    fill the pipeline.
+    The last two hold if W is at most as long as F and B, and there are enough micro-batches to fill
+    the pipeline.
 
     Args:
         schedule: ``1f1b``, ``zb-h1`` or ``zb-h2``.
@@ -86,7 +86,7 @@ def zero_bubble_idle(
         backward_weight: W, the part that computes gradients of weights.
 
     Raises:
-        ValueError: If the schedule has no such formula, or P is below 1.
+        ValueError: If the schedule has no formula, or P is below 1.
 
     Source:
         Formula sheet, "Pipeline bubble"; Qi et al. 2024, section 2.
@@ -131,18 +131,18 @@ def in_flight(
     num_micro_batches: ArrayLike,
     stage: ArrayLike,
 ) -> Any:
-    """Micro-batches whose activations a stage holds at most.
+    """The most micro-batches whose activations a stage holds at once.
 
     GPipe M, 1F1B min(M, P - stage).
 
     Args:
-        schedule: ``gpipe`` or ``1f1b``; those of others come from their order of actions.
+        schedule: ``gpipe`` or ``1f1b``; for others use their order of actions.
         num_stages: P, ranks of the pipeline.
         num_micro_batches: M, per step.
         stage: From 0.
 
     Raises:
-        ValueError: If the schedule has no such formula, or a stage is not in the pipeline.
+        ValueError: If the schedule has no formula, or a stage is not in the pipeline.
     """
     stages = _at_least_one(num_stages, "stages")
     batches = _at_least_one(num_micro_batches, "micro-batches")
@@ -163,7 +163,7 @@ def min_micro_batches(
 
     Args:
         num_stages: P, ranks of the pipeline.
-        fraction: Of the step that may be bubble, above 0 and below 1.
+        fraction: Accepted bubble fraction, above 0 and below 1.
         virtual_stages: V, stages that each rank holds.
 
     Returns:
@@ -174,10 +174,10 @@ def min_micro_batches(
     """
     limit = np.asarray(fraction, np.float64)
     if np.any(limit <= 0) or np.any(limit >= 1):
-        raise ValueError(f"a bubble fraction lies between 0 and 1, not at {fraction!r}")
+        raise ValueError(f"a bubble fraction is between 0 and 1, not {fraction!r}")
     idle = _at_least_one(num_stages, "stages") - 1
     per_batch = _at_least_one(virtual_stages, "virtual stages") * limit
-    # a hair below the next integer is that integer: 0.1 is not exact in binary
+    # slightly below the next integer counts as that integer: 0.1 is not exact in binary
     fewest = np.ceil(idle * (1 - limit) / per_batch - 1e-9)
     result = np.maximum(fewest, 1).astype(np.int64)
     return int(result) if result.ndim == 0 else result
@@ -196,10 +196,10 @@ def _hops(
 def _at_least_one(number: ArrayLike, what: str) -> NDArray[np.float64]:
     values = np.asarray(number, np.float64)
     if np.any(~(values >= 1)):
-        raise ValueError(f"a pipeline has at least one of its {what}, not {number!r}")
+        raise ValueError(f"a pipeline has at least one of {what}, not {number!r}")
     return values
 
 
 def _plain(values: NDArray[np.float64]) -> Any:
-    """A float of what is one number, else the array."""
+    """A float for a single number, else the array."""
     return float(values) if np.ndim(values) == 0 else values

@@ -1,7 +1,7 @@
 """Orders of schedules whose backward is one piece: GPipe, 1F1B, interleaved 1F1B, looped BFS.
 
-Each function yields, for every rank, its actions in order. What a rank waits for is no part of an
-order: it comes out of the replay.
+Each function yields, for every rank, its actions in order. Waiting is not part of an order: it is a
+result of the replay.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def gpipe(num_ranks: int, num_micro_batches: int) -> RankOrders:
 
 
 def one_f_one_b(num_ranks: int, num_micro_batches: int) -> RankOrders:
-    """P - 1 - rank forwards, then one forward and one backward in turn.
+    """P - 1 - rank forwards, then alternating forwards and backwards.
 
     Source:
         Narayanan et al. 2021, section 2.2 (PipeDream-Flush).
@@ -58,7 +58,7 @@ def one_f_one_b(num_ranks: int, num_micro_batches: int) -> RankOrders:
 
 
 def looped_bfs(num_ranks: int, num_micro_batches: int, virtual_stages: int) -> RankOrders:
-    """Every micro-batch on one stage of a rank before the next; backward all the other way round.
+    """Every micro-batch on one stage of a rank before its next stage; the backward in reverse.
 
     Source:
         Lamy-Poirier 2022 (breadth-first pipeline parallelism); torch's ScheduleLoopedBFS.
@@ -78,13 +78,13 @@ def looped_bfs(num_ranks: int, num_micro_batches: int, virtual_stages: int) -> R
 def interleaved_1f1b(
     num_ranks: int, num_micro_batches: int, virtual_stages: int, group_size: int
 ) -> RankOrders:
-    """Groups of micro-batches through each stage of a rank in turn, 1F1B after a warm-up.
+    """Groups of micro-batches through one stage of a rank after another; 1F1B after a warm-up.
 
     Args:
         num_ranks: P.
         num_micro_batches: M.
         virtual_stages: V.
-        group_size: Micro-batches that pass one stage of a rank before its next stage comes.
+        group_size: Micro-batches that pass one stage of a rank before its next stage.
 
     Source:
         Narayanan et al. 2021, section 2.2; Megatron's schedule table, torch's
@@ -110,14 +110,14 @@ def interleave(
     weight: Sequence[Action] = (),
     deferred: int = 0,
 ) -> list[Action]:
-    """Forwards to warm up, then one of each in turn, then the backwards that are left.
+    """Warm-up forwards, then alternating forwards and backwards, then the remaining backwards.
 
     Args:
-        forward: In order.
-        backward: In order; the input's part where there are weights' parts.
-        warm_up: Forwards before the first backward, one less than are done by then.
-        weight: The weights' parts of the backwards, in the same order.
-        deferred: How many backwards a weight's part lies behind.
+        forward: Forwards, in order.
+        backward: Backwards, in order; only their input parts if ``weight`` is given.
+        warm_up: Forwards before the first alternation, one less than precede the first backward.
+        weight: The weight parts of the backwards, in the same order.
+        deferred: By how many backwards a weight part is deferred.
     """
     actions = list(forward[:warm_up])
     rest = forward[warm_up:]
@@ -132,7 +132,7 @@ def interleave(
 def chunk_table(
     num_micro_batches: int, virtual_stages: int, group_size: int
 ) -> list[tuple[int, int]]:
-    """(Micro-batch, chunk of the rank) in the order of the forwards.
+    """Pairs of micro-batch and chunk of the rank, in the order of the forwards.
 
     Source:
         Megatron's ``get_schedule_table``: groups of micro-batches, the last may be smaller.
@@ -147,7 +147,7 @@ def chunk_table(
 
 
 def default_group_size(num_ranks: int, num_micro_batches: int) -> int:
-    """As many micro-batches as ranks, or a few more so that all groups are equal.
+    """The number of ranks, or slightly more, so that all groups of micro-batches are equal.
 
     Raises:
         ValueError: If they cannot be equal; torch refuses this too.

@@ -1,7 +1,7 @@
-"""What other schedules, micro-batches and layer splits would make of the same work.
+"""Predicts the same work with other schedules, micro-batches and layer splits.
 
-The work is measured on the stages as they are. The batch of a step stays the same: with other
-numbers of micro-batches each is smaller or larger, and takes time in proportion.
+The work is measured on the present stages. The batch of a step stays the same: with another number
+of micro-batches each is smaller or larger, and takes time in proportion.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ __all__ = ["Candidate", "Prediction", "StageWork", "predict"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageWork:
-    """What the present stages do with one of the present micro-batches.
+    """Work of the present stages on one of the present micro-batches.
 
     Args:
         forward_ns: Per stage, from the first to the last.
-        backward_input_ns: Per stage, the part of the backward for gradients of inputs. Where only
-            the whole backward is known, half of it is a fair guess.
+        backward_input_ns: Per stage, the part of the backward for gradients of inputs. If only the
+            whole backward is known, half of it is a fair guess.
         backward_weight_ns: Per stage, the part for gradients of weights.
-        num_micro_batches: Of a step, at present.
-        layers: Of each stage, which then are taken to share its work evenly; empty where unknown,
-            then any stage can be divided anywhere.
-        fixed_ns: What an action takes beside its work, however small its micro-batch (launches,
-            Python); 0 for nothing.
+        num_micro_batches: Present number per step.
+        layers: Layers of each stage, assumed to share its work evenly; empty if unknown: a stage
+            can then be divided anywhere.
+        fixed_ns: Fixed overhead of an action, independent of the size of its micro-batch (launches,
+            Python); 0 for none.
     """
 
     forward_ns: Int64Array
@@ -52,11 +52,11 @@ class Candidate:
     Args:
         schedule: One of :data:`~distprof.costs.known_schedules.SCHEDULES`.
         num_micro_batches: Per step.
-        virtual_stages: Stages per rank; None for as few as the schedule takes.
+        virtual_stages: Stages per rank; None for the schedule's minimum.
         layer_split: Layers of each stage; None for the most even split.
-        keeps_stages: Leave the work of the stages as it is, in place of ``layer_split``. Where
-            there are more or fewer stages than at present, each present one counts for as many
-            layers, and the new ones get equal numbers of them: no stage is relieved.
+        keeps_stages: Whether to keep the work of the stages, instead of ``layer_split``. If the
+            number of stages differs from the present one, each present stage counts as the same
+            number of layers, and the new stages get equal numbers of them: no stage is relieved.
     """
 
     schedule: str
@@ -68,15 +68,15 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """What a configuration would take; modelled, never measured.
+    """Predicted time and memory of a configuration; modelled, never measured.
 
     Args:
         schedule: Its name.
         num_micro_batches: Per step.
         virtual_stages: Stages per rank.
-        layer_split: Layers of each stage, first to last; empty where layers are unknown.
-        step_ns: The pipeline's makespan, and what else the step takes.
-        makespan_ns: From the first action to the end of the last.
+        layer_split: Layers of each stage, first to last; empty if layers are unknown.
+        step_ns: The pipeline's makespan plus the rest of the step.
+        makespan_ns: Time from the first action to the end of the last.
         bubble_fraction: Idle over total time of the ranks within the makespan, 0 to 1.
         in_flight: Micro-batches whose activations the fullest rank holds, in all its layers.
         activation_ratio: The same in micro-batches of the present size: its activation memory.
@@ -103,15 +103,15 @@ def predict(
 ) -> tuple[Prediction, ...]:
     """Step time and bubble of each configuration that can run, in the order given.
 
-    Those that cannot (micro-batches that do not divide, fewer layers than stages) are left out.
+    Those that cannot run (micro-batches that do not divide, fewer layers than stages) are omitted.
 
     Args:
-        work: Of the present stages.
-        num_ranks: Of the pipeline.
-        candidates: To predict.
-        transfer_ns: Of one of the present messages between stages. Smaller ones are taken to be
-            no faster, larger ones slower in proportion.
-        other_ns: Of the step outside the pipeline: optimizer, gradients, input.
+        work: Work of the present stages.
+        num_ranks: Ranks of the pipeline.
+        candidates: Configurations to predict.
+        transfer_ns: Time of one of the present messages between stages. Smaller messages are
+            assumed to be no faster, larger ones proportionally slower.
+        other_ns: Time of the step outside the pipeline: optimizer, gradients, input.
     """
     made = (_predict(work, num_ranks, candidate, transfer_ns, other_ns) for candidate in candidates)
     return tuple(prediction for prediction in made if prediction is not None)
@@ -159,7 +159,7 @@ def _predict(
 def _stages(
     work: StageWork, candidate: Candidate, places: list[int]
 ) -> tuple[NDArray[np.float64], tuple[int, ...]]:
-    """Forward, input's and weight's part per stage, shape (3, stages), and the layers of each."""
+    """Forward, input part and weight part per stage, shape (3, stages), and the layers of each."""
     num_stages = len(places)
     present = np.stack((work.forward_ns, work.backward_input_ns, work.backward_weight_ns)).astype(
         np.float64
@@ -176,7 +176,9 @@ def _stages(
         layers.sum(axis=0), num_stages, rank_of_stage=places
     )
     if len(split) != num_stages or sum(split) != layers.shape[1] or min(split) < 1:
-        raise ValueError(f"a split {split} of {layers.shape[1]} layers into {num_stages} stages")
+        raise ValueError(
+            f"a split {split} does not fit {layers.shape[1]} layers and {num_stages} stages"
+        )
     cuts = np.concatenate((np.zeros(1, np.int64), np.cumsum(split)))[:-1]
     return np.add.reduceat(layers, cuts, axis=1), tuple(split)
 
@@ -184,7 +186,7 @@ def _stages(
 def _divided(
     present: NDArray[np.float64], along: NDArray[np.float64], num_stages: int
 ) -> NDArray[np.float64]:
-    """Stages of equal length along the model; ``along`` says where the present ones lie."""
+    """Stages of equal length along the model; ``along`` holds the positions of the present ones."""
     cuts = np.linspace(0, along[-1], num_stages + 1)
     before = [
         np.interp(cuts, along, np.concatenate((np.zeros(1), np.cumsum(kind)))) for kind in present

@@ -1,8 +1,8 @@
-"""Centre and uncertainty of a few repeats that differ from run to run, outliers among them.
+"""Centre and uncertainty of a few repeats that vary from run to run, with outliers.
 
-The unit is the repeat: one run of a program, of which one figure is kept, for example its median
-step. Steps of a run share what that run was given (clocks, placement, neighbours), so that a
-thousand steps of one run say nothing about the next one; resampling steps would pretend they do.
+The unit is the repeat: one run of a program, summarised by one figure, for example its median step.
+Steps of a run share its conditions (clocks, placement, neighbours), so that a thousand steps of one
+run say nothing about the next run. Resampling steps would pretend that they do.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ __all__ = [
 ]
 
 RESAMPLES = 2_000
-"""Of a bootstrap; its ends then vary by about 2 % of the interval from seed to seed."""
+"""Resamples of a bootstrap; the ends then vary by about 2 % of the interval between seeds."""
 
 FEWEST_TO_TAME = 7
 
 Level = Literal[90, 95, 98]
-"""How often an interval holds the truth, in 100 cases."""
+"""Coverage of an interval, in percent."""
 
 _NORMAL: dict[int, float] = {90: 1.645, 95: 1.96, 98: 2.326}
 _SLOPE: dict[int, float] = {90: 1.7, 95: 2.6, 98: 4.4}  # over many degrees of freedom
@@ -42,18 +42,18 @@ _QUANTILES: dict[int, tuple[float, ...]] = {
     95: (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
     98: (31.82, 6.965, 4.541, 3.747, 3.365, 3.143, 2.998, 2.896, 2.821, 2.764),
 }
-_MANY = 60  # from here on means of pairs cost more than they add, and the median is taken
+_MANY = 60  # above this, means of pairs cost more than they add, and the median is used
 
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """An estimate and the interval that holds the truth in 95 of 100 cases, unless said otherwise.
+    """An estimate and its 95 % confidence interval, unless another level was requested.
 
     Args:
         value: The estimate.
-        low: Lower end; minus infinity where nothing tells the spread.
+        low: Lower end; minus infinity if the spread is unknown.
         high: Upper end.
     """
 
@@ -76,10 +76,10 @@ def student_quantile(freedom: float, level: Level = 95) -> float:
 
 
 def pseudo_median(values: ArrayLike) -> Floats:
-    """Median of the means of all pairs, a value with itself included, along the last axis.
+    """Median of the means of all pairs, each value with itself included, along the last axis.
 
-    As good as the mean where errors are normal (95 %), and unmoved by outliers up to 29 % of the
-    values.
+    It is 95 % as efficient as the mean for normal errors, and robust to outliers in up to 29 % of
+    the values.
 
     Source:
         Hodges and Lehmann, "Estimates of location based on rank tests" (1963).
@@ -94,19 +94,19 @@ def pseudo_median(values: ArrayLike) -> Floats:
 def compare_repeats(
     first: ArrayLike, second: ArrayLike, *, level: Level = 95, seed: int = 0
 ) -> Interval:
-    """``second`` less ``first``: difference of their centres, repeats drawn anew on each side.
+    """``second`` minus ``first``: difference of their centres, with repeats resampled on each side.
 
     Pass logarithms to compare by ratio. A percentile bootstrap is too narrow for few repeats; it
     is widened by √(n/(n − 1)) on each side and by Student's t with Welch's degrees of freedom.
 
     Args:
         first: One value per repeat, at least one.
-        second: The same, of the other side; the number may differ.
-        level: How often the interval holds the truth.
-        seed: Of the bootstrap.
+        second: The same for the other side; the number may differ.
+        level: Coverage of the interval.
+        seed: Seed of the bootstrap.
 
     Returns:
-        Infinitely wide where a side has a single repeat.
+        The difference; its interval is infinite if a side has a single repeat.
 
     Source:
         Hesterberg, "What Teachers Should Know About the Bootstrap" (2015), section 5.
@@ -124,15 +124,15 @@ def compare_repeats(
 def compare_pairs(
     first: ArrayLike, second: ArrayLike, *, level: Level = 95, seed: int = 0
 ) -> Interval:
-    """``second`` less ``first`` where value i of both was measured side by side.
+    """``second`` minus ``first`` where value i of both was measured side by side.
 
-    What both of a pair share, drift above all, cancels.
+    Effects common to both values of a pair, above all drift, cancel.
 
     Args:
         first: One value per repeat, at least one.
-        second: As many.
-        level: How often the interval holds the truth.
-        seed: Of the bootstrap.
+        second: The same number of values.
+        level: Coverage of the interval.
+        seed: Seed of the bootstrap.
     """
     change = winsorized(np.asarray(second, np.float64) - np.asarray(first, np.float64))
     value = float(pseudo_median(change))
@@ -144,11 +144,11 @@ def compare_pairs(
 
 
 def winsorized(values: ArrayLike) -> Floats:
-    """Values of which outliers are drawn in to 3.5 standard deviations, told by the median.
+    """Values with outliers clipped to 3.5 standard deviations, estimated from the median.
 
-    In a resample an outlier comes two or three times and would move any centre. Fewer than
-    :data:`FEWEST_TO_TAME` values tell no outlier from their spread and stay as they are, and so do
-    values half of which are the same.
+    In a resample an outlier may occur two or three times and would move any centre. With fewer than
+    :data:`FEWEST_TO_TAME` values, outliers cannot be separated from the spread, and the values stay
+    unchanged; the same holds if half of them are equal.
     """
     data = np.asarray(values, np.float64)
     centre = float(np.median(data))
@@ -159,9 +159,9 @@ def winsorized(values: ArrayLike) -> Floats:
 
 
 def step_interval(steps: ArrayLike, *, seed: int = 0) -> Interval:
-    """Median of the steps of one run, in blocks drawn anew, since neighbours are alike.
+    """Median of the steps of one run, resampled in blocks, because neighbours are correlated.
 
-    It tells how well the run's own median is known, and nothing of other runs.
+    The interval covers only the median of this run and says nothing about other runs.
 
     Source:
         Künsch, "The jackknife and the bootstrap for general stationary observations" (1989).
@@ -178,7 +178,7 @@ def step_interval(steps: ArrayLike, *, seed: int = 0) -> Interval:
 
 
 def _deviations(values: Floats, random: np.random.Generator) -> Floats:
-    """How far the centre of repeats drawn anew is from the centre, widened for few repeats."""
+    """Deviations of the centre of resampled repeats from the centre, widened for few repeats."""
     count = len(values)
     drawn = values[random.integers(0, count, (RESAMPLES, count))]
     return (pseudo_median(drawn) - pseudo_median(values)) * math.sqrt(count / (count - 1))

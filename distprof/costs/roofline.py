@@ -30,29 +30,29 @@ def data_parallel_intensity(
 
     Args:
         num_parameters: N.
-        num_tokens: Of one rank's step.
-        bytes_per_parameter: Of a gradient.
+        num_tokens: Tokens of one rank per step.
+        bytes_per_parameter: Bytes of a gradient.
     """
     return 6 * num_parameters * num_tokens / (2 * num_parameters * bytes_per_parameter)
 
 
 def ridge(peak_flops: float, bandwidth: float) -> float:
-    """FLOP per byte at which computation and communication take equally long."""
+    """FLOP per byte at which computation and communication take the same time."""
     return peak_flops / bandwidth
 
 
 def bound_with_overlap(intensity: float, ridge_intensity: float) -> float:
-    """The highest efficiency if communication hides perfectly: min(1, CCR / CCR*)."""
+    """The highest efficiency with perfect overlap: min(1, CCR / CCR*)."""
     return min(1.0, intensity / ridge_intensity)
 
 
 def bound_without_overlap(intensity: float, ridge_intensity: float) -> float:
-    """The highest efficiency if nothing hides: 1 / (1 + CCR* / CCR)."""
+    """The highest efficiency without overlap: 1 / (1 + CCR* / CCR)."""
     return intensity / (intensity + ridge_intensity)
 
 
 def regime(intensity: float, ridge_intensity: float) -> Regime:
-    """What bounds a step, by CCR / CCR*: below 0.2, 0.8, up to 1.2, above."""
+    """The bound of a step by CCR / CCR*: below 0.2, below 0.8, up to 1.2, above."""
     position = intensity / ridge_intensity
     if position < 0.2:
         return "severely communication-bound"
@@ -69,10 +69,10 @@ def critical_batch(batch: float, intensity: float, ridge_intensity: float) -> fl
 def flop_utilisation(
     flop_per_step: float, step_s: float, num_gpus: int, peak_flops: float
 ) -> float:
-    """MFU of a model's FLOP, HFU of all that were computed; the peak is a dense one.
+    """MFU from the model's FLOP, or HFU from all computed FLOP; the peak is dense.
 
     Raises:
-        ValueError: If there is no time, GPU or peak to divide by.
+        ValueError: If time, number of GPUs or peak is zero.
     """
     available = step_s * num_gpus * peak_flops
     if available <= 0:

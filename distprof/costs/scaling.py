@@ -1,17 +1,17 @@
 """Speed-up and efficiency over ranks, and the laws fitted to them.
 
-Source of every formula here: formula sheet, "Scaling". Throughput is work of all ranks together per
+Source of every formula here: formula sheet, "Scaling". Throughput is the work of all ranks per
 time, in any unit: tokens, samples or steps of the same work. ``C(N)`` is the speed-up over one
 rank, which need not have been measured.
 
 Amdahl's law and the Universal Scalability Law (Gunther, "Guerrilla Capacity Planning", 2007) say
-that the time which a rank takes for its share of the work grows linearly in what is to be fitted::
+that the time of a rank for its share of the work is linear in the fitted coefficients::
 
     N / X(N) = a + b (N − 1) + c N (N − 1),   a = 1 / X(1),  σ = b / a,  κ = c / a
 
-and Gustafson's that throughput does. Errors are relative, as those of times are, and of unknown
-size. Estimates are bounded by what a law allows (σ, κ ≥ 0); intervals of a ratio of two such
-coefficients are Fieller's, exact for normal errors, so they hold at the bounds too.
+and Gustafson's law says that throughput is. Errors are relative, like those of times, and of
+unknown size. Estimates are bounded by what a law allows (σ, κ ≥ 0). Intervals of a ratio of two
+coefficients are Fieller's, which are exact for normal errors, so they also hold at the bounds.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ LAW_NAMES: dict[str, str] = {
     "gustafson": "Gustafson's law",
     "usl": "the Universal Scalability Law",
 }
-"""For people, within a sentence."""
+"""Names for people, inside a sentence."""
 Floats = NDArray[np.float64]
 
 _PARAMETERS: dict[Law, tuple[str, ...]] = {
@@ -58,11 +58,11 @@ _PARAMETERS: dict[Law, tuple[str, ...]] = {
     "usl": ("sigma", "kappa"),
 }
 _ROUNDS = 25
-_LEAST_ERROR = 1e-6  # no clock repeats better; keeps an exact sweep from intervals of width 0
+_LEAST_ERROR = 1e-6  # no clock is more precise; an exact sweep would have intervals of width 0
 
 
 class NoScalingFitError(ValueError):
-    """The sweep does not determine the law; the message says why, one sentence."""
+    """The sweep does not determine the law; the message says why in one sentence."""
 
 
 def strong_speedup(base_time: float, time: float) -> float:
@@ -88,13 +88,13 @@ def throughput_speedup(base_throughput: float, throughput: float) -> float:
 
 
 def amdahl_speedup(num_ranks: ArrayLike, serial: float) -> Floats:
-    """1 / (s + (1 − s) / N): the same work, of which a share s cannot be divided."""
+    """1 / (s + (1 − s) / N): constant work, of which a share s is serial."""
     n = np.asarray(num_ranks, np.float64)
     return np.asarray(1 / (serial + (1 - serial) / n))
 
 
 def gustafson_speedup(num_ranks: ArrayLike, serial: float) -> Floats:
-    """N − s (N − 1): work that grows with N, of which each rank's time has a share s alone."""
+    """N − s (N − 1): work that grows with N, with a serial share s of each rank's time."""
     n = np.asarray(num_ranks, np.float64)
     return n - serial * (n - 1)
 
@@ -106,23 +106,23 @@ def usl_speedup(num_ranks: ArrayLike, sigma: float, kappa: float) -> Floats:
 
 
 def peak_ranks(sigma: float, kappa: float) -> float | None:
-    """Where the Universal Scalability Law is at its best, √((1 − σ)/κ); None if it has no peak."""
+    """Ranks at the peak of the Universal Scalability Law, √((1 − σ)/κ); None without a peak."""
     return math.sqrt((1 - sigma) / kappa) if kappa > 0 and sigma < 1 else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalingFit:
-    """One law, fitted.
+    """One fitted law.
 
     Args:
-        law: Which.
-        names: Of its parameters.
-        parameters: Estimates with their intervals; ends are bounded by what the law allows.
-        base_throughput: Of one rank, fitted.
-        residual_ratio: Median of how far a throughput is from the fitted one.
-        num_sizes: Different numbers of ranks.
-        num_points: Throughputs.
-        largest: Most ranks measured: beyond, :meth:`efficiency` extrapolates.
+        law: The law.
+        names: Names of its parameters.
+        parameters: Estimates with their intervals, whose ends are bounded by what the law allows.
+        base_throughput: Fitted throughput of one rank.
+        residual_ratio: Median deviation of a throughput from the fitted one.
+        num_sizes: Number of distinct sizes.
+        num_points: Number of throughputs.
+        largest: Largest measured number of ranks, above which :meth:`efficiency` extrapolates.
         notes: What the bounds hide, one sentence each.
     """
 
@@ -145,13 +145,13 @@ class ScalingFit:
     def relative_efficiency(self, num_ranks: int, base: int) -> Interval:
         """Efficiency of N ranks over that of ``base`` ranks, both by the law.
 
-        The interval covers the error of the measurements. That the law still holds beyond the
-        measured sizes is taken for granted, and no interval can tell.
+        The interval covers measurement errors only. It assumes that the law still holds beyond the
+        measured sizes.
         """
         here, there = _design(self.law, np.array([float(num_ranks), float(base)]))
-        if self.law == "gustafson":  # its coefficients are those of throughput
+        if self.law == "gustafson":  # its coefficients describe throughput
             here, there = here / num_ranks, there / base
-        else:  # of its inverse
+        else:  # those of the others its inverse
             here, there = there, here
         value = float(here @ self._bounded) / float(there @ self._bounded)
         low, high = _fieller(self._free, here, there)
@@ -159,7 +159,7 @@ class ScalingFit:
 
     @property
     def peak(self) -> Interval | None:
-        """Ranks beyond which more are slower, by the law; None if κ is estimated as 0."""
+        """Ranks above which the law gets slower; None if κ is estimated as 0."""
         if self.law != "usl":
             return None
         sigma, kappa = self.parameters
@@ -173,7 +173,7 @@ class ScalingFit:
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """Coefficients without bounds, their covariance, and the degrees of freedom of its scale."""
+    """Unbounded coefficients, their covariance, and the degrees of freedom of its scale."""
 
     coefficients: Floats
     covariance: Floats
@@ -184,13 +184,13 @@ def fit_scaling(law: Law, num_ranks: Sequence[int], throughput: Sequence[float])
     """Fit one law to a sweep.
 
     Args:
-        law: Which.
-        num_ranks: Of each measurement; sizes repeat where a size was measured several times.
-        throughput: Of all ranks together, any unit, one for each.
+        law: The law.
+        num_ranks: Ranks of each measurement; a size that was measured several times is repeated.
+        throughput: Throughput of all ranks together for each measurement, any unit.
 
     Raises:
-        NoScalingFitError: If there are fewer sizes than the law has parameters (its base
-            throughput included), or not one measurement more than that.
+        NoScalingFitError: If there are fewer sizes than the law has parameters (including its base
+            throughput), or no more measurements than parameters.
         ValueError: If a number is not positive and finite, or the lengths differ.
     """
     n, x = _checked(num_ranks, throughput)
@@ -231,24 +231,24 @@ def _check_sizes(law: Law, n: Floats, unknowns: int) -> None:
     sizes = len(np.unique(n))
     if sizes < unknowns:
         raise NoScalingFitError(
-            f"{LAW_NAMES[law]} takes {unknowns} different numbers of ranks, measured: {sizes}"
+            f"{LAW_NAMES[law]} needs {unknowns} different numbers of ranks, measured: {sizes}"
         )
     if len(n) <= unknowns:
         raise NoScalingFitError(
-            f"{LAW_NAMES[law]} goes through {len(n)} measurements exactly, so nothing tells how"
-            " well it fits: repeat them, or add a size"
+            f"{LAW_NAMES[law]} fits {len(n)} measurements exactly, so the quality of the fit is"
+            " unknown: repeat them, or add a size"
         )
 
 
 def _design(law: Law, n: Floats) -> Floats:
-    """Columns whose coefficients are fitted; those of Gustafson are s·X(1) and (1 − s)·X(1)."""
+    """Columns of the fitted coefficients; Gustafson's are s·X(1) and (1 − s)·X(1)."""
     if law == "usl":
         return np.stack([np.ones_like(n), n - 1, n * (n - 1)], axis=1)
     return np.stack([np.ones_like(n), n if law == "gustafson" else n - 1], axis=1)
 
 
 def _least_squares(design: Floats, observed: Floats) -> _Line:
-    """Relative least squares without bounds: errors are a share of what is fitted."""
+    """Relative least squares without bounds: errors are a share of the fitted value."""
     fitted: Floats = observed
     coefficients: Floats = np.zeros(design.shape[1])
     for _ in range(_ROUNDS):
@@ -266,7 +266,7 @@ def _least_squares(design: Floats, observed: Floats) -> _Line:
 
 
 def _bounded(design: Floats, observed: Floats) -> Floats:
-    """The best coefficients none of which is negative: best of all choices of those that are 0."""
+    """The best non-negative coefficients: the best of all choices of zero coefficients."""
     best, least = np.zeros(design.shape[1]), math.inf
     columns = range(design.shape[1])
     for count in columns:
@@ -279,7 +279,7 @@ def _bounded(design: Floats, observed: Floats) -> Floats:
             wrong = np.log(observed / fitted)
             if float(wrong @ wrong) < least:
                 best, least = found, float(wrong @ wrong)
-    if best[0] == 0 and best.sum() > 0:  # a law needs its first rank to take some time
+    if best[0] == 0 and best.sum() > 0:  # in every law the first rank takes time
         best[0] = 1e-9 * best.max()
     return best
 
@@ -291,7 +291,7 @@ def _base(law: Law, coefficients: Floats) -> float:
 
 
 def _parameter(law: Law, index: int, line: _Line, bounded: Floats, notes: list[str]) -> Interval:
-    """σ, κ or s as the ratio of two linear combinations of coefficients."""
+    """σ, κ or s, as the ratio of two linear combinations of coefficients."""
     unit = np.eye(len(bounded))
     above = unit[0] if law == "gustafson" else unit[index + 1]
     below = unit.sum(axis=0) if law == "gustafson" else unit[0]
@@ -302,7 +302,7 @@ def _parameter(law: Law, index: int, line: _Line, bounded: Floats, notes: list[s
     free = float(above @ line.coefficients) / float(below @ line.coefficients)
     if high < 0:  # the law does not hold; an interval of width 0 would claim that it does
         notes.append(
-            f"{name} would be {free:.2g}, below 0, in all of its interval: the sweep scales better"
+            f"{name} would be {free:.2g}, with its whole interval below 0: the sweep scales better"
             f" than {LAW_NAMES[law]} allows."
         )
         high += -free
@@ -332,12 +332,12 @@ def _fieller(line: _Line, above: Floats, below: Floats) -> tuple[float, float]:
 
 
 def _inside(value: float, low: float, high: float, least: float, most: float) -> Interval:
-    """Bounded, and never without the estimate."""
+    """The interval within the bounds, extended to include the estimate."""
     value = min(max(value, least), most)
     return Interval(value, min(max(low, least), value), max(min(high, most), value))
 
 
 def _law_bounds(growth: float, law: Law) -> tuple[float, float]:
-    """Least and most efficiency of ``growth`` times the ranks that the law knows."""
-    flat = 0.0 if law == "usl" else 1 / growth  # all of it serial; with coherence even less
+    """Lowest and highest efficiency that the law allows for ``growth`` times the ranks."""
+    flat = 0.0 if law == "usl" else 1 / growth  # all work serial; lower still with coherence
     return (flat, 1.0) if growth >= 1 else (1.0, math.inf if law == "usl" else flat)

@@ -1,4 +1,4 @@
-"""A model as a job trains it: FLOP of a token, needed and computed."""
+"""A model as a job trains it: needed and computed FLOP per token."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ Precision = Literal["bf16", "fp16", "fp8", "fp32"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedModel:
-    """What is known of the model and of how it is trained; None is not known.
+    """The model and how it is trained; None means unknown.
 
     Args:
-        name: Of the model, for people.
-        source: Who says so: ``run.json`` or the configuration's file.
-        parameters: N, all of them.
-        active_parameters: Those that a token passes.
-        shape: Layers and widths; None where only parameters are known.
-        sequence: S, tokens of a sequence.
-        tokens_per_step: All ranks together, where the configuration says it.
-        precision: Of matrix products.
-        recomputation: Of activations in the backward.
-        zero_stage: 0 to 3 (FSDP); None where nothing says.
-        shards: Ranks among which the state is divided.
+        name: Name of the model, for people.
+        source: Source of the information: ``run.json`` or the configuration's file.
+        parameters: N, all parameters.
+        active_parameters: Parameters that a token passes.
+        shape: Layers and widths; None if only parameters are known.
+        sequence: S, tokens per sequence.
+        tokens_per_step: Tokens of all ranks together, if the configuration says so.
+        precision: Precision of matrix products.
+        recomputation: Recomputation of activations in the backward.
+        zero_stage: 0 to 3 (FSDP); None if unknown.
+        shards: Ranks that share the state.
     """
 
     name: str
@@ -44,10 +44,10 @@ class TrainedModel:
 
     @property
     def flop_per_token(self) -> float:
-        """Forward and backward, each product once: the numerator of MFU.
+        """FLOP of forward and backward, each product once: the numerator of MFU.
 
-        6 FLOP per parameter that multiplies the token, so none for looking it up; attention is
-        causal, and left out where shape or sequence is not known.
+        Each parameter that multiplies the token takes 6 FLOP; the embedding lookup takes none.
+        Attention is causal, and left out if shape or sequence is unknown.
 
         Source:
             Formula sheet, "Computation and communication".
@@ -56,9 +56,10 @@ class TrainedModel:
 
     @property
     def computed_flop_per_token(self) -> float:
-        """The same with what is recomputed: the numerator of HFU.
+        """The same including recomputation: the numerator of HFU.
 
-        Full recomputation computes the forward of each block twice, selective that of attention.
+        Full recomputation repeats the forward of each block, selective recomputation that of
+        attention.
         """
         again_blocks = 4 / 3 if self.recomputation == "full" else 1.0
         again_attention = 1.0 if self.recomputation == "none" else 4 / 3

@@ -1,4 +1,4 @@
-"""Transformers as shapes: parameters counted from them, FLOP per token.
+"""Shapes of transformers: their parameters and FLOP per token.
 
 Source:
     Formula sheet, "Computation and communication"; the shapes' own papers for parameters.
@@ -21,9 +21,9 @@ class Latent:
     Args:
         query_rank: Width of the compressed query.
         kv_rank: Width of the compressed key and value.
-        plain_size: Of a head's query and key, the part without positions.
-        rope_size: The part with positions; the key's is shared by all heads.
-        value_size: Of a head's value.
+        plain_size: Width of a head's query and key without positions.
+        rope_size: Width of the part with positions; all heads share the key's.
+        value_size: Width of a head's value.
 
     Source:
         DeepSeek-V2 report, section 2.1.
@@ -41,24 +41,24 @@ class Transformer:
     """The shape of a decoder.
 
     Args:
-        name: Of the model.
+        name: Name of the model.
         layers: L, all blocks.
         hidden: H.
-        heads: a, of queries.
-        kv_heads: Of keys and values.
+        heads: a, query heads.
+        kv_heads: Key and value heads.
         ffn: Width of a dense MLP.
-        vocabulary: Tokens known.
-        head_size: Of one head; 0 for H / a.
+        vocabulary: Vocabulary size.
+        head_size: Width of one head; 0 for H / a.
         gated: Whether MLPs have a gate (three matrices instead of two).
-        tied: Whether input and output embedding are one.
-        biased: GPT's: biases everywhere, norms with a shift.
-        learned_positions: Positions with an embedding of their own.
-        dropout: Whether masks are kept for the backward.
-        experts: E, routed ones of a layer; 0 for a dense model.
+        tied: Whether input and output embedding are shared.
+        biased: Whether there are biases everywhere and norms with a shift, as in GPT.
+        learned_positions: Number of positions with a learned embedding.
+        dropout: Whether dropout masks are kept for the backward.
+        experts: E, routed experts per layer; 0 for a dense model.
         top_k: k, experts per token.
         expert_ffn: Width of one expert.
         shared_experts: Experts that every token passes.
-        dense_layers: Blocks of a mixture that have a dense MLP.
+        dense_layers: Blocks of a mixture of experts that have a dense MLP.
         router_biased: Whether the router adds a bias per expert.
         latent: Latent attention, else None.
     """
@@ -86,14 +86,14 @@ class Transformer:
 
     @property
     def size_of_head(self) -> int:
-        """Of one head's query."""
+        """Width of one head's query."""
         if self.latent is not None:
             return self.latent.plain_size + self.latent.rope_size
         return self.head_size or self.hidden // self.heads
 
     @property
     def size_of_value(self) -> int:
-        """Of one head's value."""
+        """Width of one head's value."""
         return self.size_of_head if self.latent is None else self.latent.value_size
 
     @property
@@ -103,7 +103,7 @@ class Transformer:
 
     @property
     def attention_parameters(self) -> int:
-        """Of one block, with its norms of compressed vectors."""
+        """Attention parameters of one block, including norms of compressed vectors."""
         if self.latent is not None:
             return self._latent_parameters(self.latent)
         queries = self.heads * self.size_of_head
@@ -119,28 +119,28 @@ class Transformer:
         return query + keys + self.heads * latent.value_size * self.hidden
 
     def mlp_parameters(self, ffn: int) -> int:
-        """Of one MLP of this width."""
+        """Parameters of one MLP of this width."""
         biases = ffn + self.hidden if self.biased else 0
         return (3 if self.gated else 2) * self.hidden * ffn + biases
 
     @property
     def expert_parameters(self) -> int:
-        """All routed experts of one block; 0 of a dense model."""
+        """Parameters of all routed experts of one block; 0 for a dense model."""
         return self.experts * self.mlp_parameters(self.expert_ffn) if self.experts else 0
 
     @property
     def embedding_parameters(self) -> int:
-        """The table of tokens, and that of positions."""
+        """Parameters of the token and position embeddings."""
         return (self.vocabulary + self.learned_positions) * self.hidden
 
     @property
     def head_parameters(self) -> int:
-        """The matrix that makes logits, also where it is the table of tokens."""
+        """Parameters of the output matrix, also if it is the token embedding."""
         return self.vocabulary * self.hidden
 
     @property
     def shared_parameters(self) -> int:
-        """All blocks without routed experts, and the last norm."""
+        """Parameters of all blocks without routed experts, and of the last norm."""
         norm = self.hidden * (2 if self.biased else 1)
         dense = (self.layers - self.expert_layers) * self.mlp_parameters(self.ffn)
         router = self.experts * (self.hidden + (1 if self.router_biased else 0))
@@ -150,14 +150,14 @@ class Transformer:
 
     @property
     def parameters(self) -> int:
-        """N, all of them."""
+        """N, all parameters."""
         head = 0 if self.tied else self.head_parameters
         blocks = self.shared_parameters + self.expert_layers * self.expert_parameters
         return blocks + self.embedding_parameters + head
 
     @property
     def active_parameters(self) -> int:
-        """Those that one token passes."""
+        """Parameters that one token passes."""
         if not self.experts:
             return self.parameters
         idle = self.expert_layers * self.expert_parameters * (self.experts - self.top_k)
@@ -171,7 +171,7 @@ class Transformer:
         return (self.shared_parameters + used) / self.layers
 
     def attention_flop_per_token(self, sequence: int, *, causal: bool = True) -> float:
-        """Of scores and values in one block, forward and backward: 12·H·S, half when causal."""
+        """FLOP of scores and values of one block, forward and backward: 12·H·S; causal, half."""
         width = self.heads * (self.size_of_head + self.size_of_value) / 2
         return 12.0 * width * sequence * (0.5 if causal else 1.0)
 
@@ -188,11 +188,11 @@ def training_flop_per_token(
     """6N + 12·L·H·S FLOP, half of the second when causal; 8N and 16·L·H·S with recomputation.
 
     Args:
-        num_parameters: N, those that a token passes.
+        num_parameters: N, parameters that a token passes.
         layers: L; 0 leaves attention out.
         hidden: H.
         sequence: S, tokens.
-        causal: Whether a token sees only those before it.
+        causal: Whether a token attends only to earlier ones.
         full_recomputation: Whether the forward is computed twice.
 
     Source:

@@ -1,6 +1,6 @@
 """Orders of schedules that split the backward: ZB-H1, ZB-H2, interleaved, ZB-V, DualPipeV.
 
-The gradients of weights are nobody's input, so that they can fill what would be bubble. Each
+No other action needs the gradients of weights, so that they can fill what would be bubble. Each
 function yields, for every rank, its actions in order.
 """
 
@@ -16,10 +16,12 @@ __all__ = ["dualpipe_v", "interleaved_zero_bubble", "zb_h1", "zb_h2", "zb_v"]
 
 
 def zb_h1(num_ranks: int, num_micro_batches: int) -> RankOrders:
-    """1F1B with weights' gradients put off by as many micro-batches as the rank's number.
+    """1F1B with weight gradients deferred by as many micro-batches as the rank's index.
+
+    No stage holds more activations than the first stage of 1F1B.
 
     Source:
-        Qi et al. 2024, section 2.1; no more activations than 1F1B's first stage.
+        Qi et al. 2024, section 2.1.
     """
     return [
         _split_1f1b(rank, num_micro_batches, warm_up=num_ranks - 1 - rank, deferred=rank)
@@ -28,10 +30,10 @@ def zb_h1(num_ranks: int, num_micro_batches: int) -> RankOrders:
 
 
 def zb_h2(num_ranks: int, num_micro_batches: int) -> RankOrders:
-    """ZB-H1 with twice the forwards to warm up and twice put off: 2P - 1 micro-batches in flight.
+    """ZB-H1 with twice the warm-up and twice the deferral: 2P - 1 micro-batches in flight.
 
-    Ranks start and end one after the other; each alone has no bubble with F = B = W. An optimizer
-    that waits for all of them sees the offset.
+    Ranks start and end one after the other; with F = B = W no rank has a bubble in between. An
+    optimizer that waits for all ranks sees the offset.
 
     Source:
         Qi et al. 2024, section 2.2.
@@ -45,7 +47,7 @@ def zb_h2(num_ranks: int, num_micro_batches: int) -> RankOrders:
 def interleaved_zero_bubble(
     num_ranks: int, num_micro_batches: int, virtual_stages: int, group_size: int
 ) -> RankOrders:
-    """Interleaved 1F1B with half the warm-up, and weights' gradients put off as in ZB-H1.
+    """Interleaved 1F1B with half the warm-up, and weight gradients deferred as in ZB-H1.
 
     Source:
         torch's ScheduleInterleavedZeroBubble; Qi et al. 2024.
@@ -67,7 +69,7 @@ def interleaved_zero_bubble(
 
 
 def zb_v(num_ranks: int, num_micro_batches: int) -> RankOrders:
-    """Two stages per rank, there and back, so that the first rank holds the last stage too.
+    """Two stages per rank in a V, so that the first rank also holds the last stage.
 
     Source:
         Qi et al. 2024, section 6; torch's ScheduleZBVZeroBubble.
@@ -76,7 +78,7 @@ def zb_v(num_ranks: int, num_micro_batches: int) -> RankOrders:
 
 
 def dualpipe_v(num_ranks: int, num_micro_batches: int) -> tuple[RankOrders, list[list[bool]]]:
-    """Two stages per rank, there and back, forwards and backwards in pairs that can overlap.
+    """Two stages per rank in a V, with pairs of a forward and a backward that can overlap.
 
     Returns:
         The orders, and which actions overlap with the next.
@@ -100,7 +102,7 @@ def _split_1f1b(rank: int, num_micro_batches: int, *, warm_up: int, deferred: in
 
 
 class _Chunks:
-    """Writes down what a rank's two stages do; counts micro-batches per stage and kind."""
+    """Records the actions of a rank's two stages; counts micro-batches per stage and kind."""
 
     def __init__(self, rank: int, num_ranks: int) -> None:
         self.stages = (rank, 2 * num_ranks - 1 - rank)
@@ -110,28 +112,28 @@ class _Chunks:
         self._weights: deque[tuple[int, int]] = deque()
 
     def done(self, chunk: int, kind: SlotKind) -> int:
-        """How many micro-batches have had this."""
+        """Number of micro-batches that have finished this action."""
         return self._done.get((chunk, kind), 0)
 
     def write(self, text: str, times: int = 1) -> None:
-        """Some of ``F0 I1 W1 B0``, in order, as often as said."""
+        """Append actions such as ``F0 I1 W1 B0``, in order, ``times`` times."""
         for _ in range(times):
             for word in text.split():
                 self._write(SlotKind("FBIW".index(word[0])), int(word[1]))
 
     def write_overlapped(self, forward: int, backward: int) -> None:
-        """A forward of one chunk and a backward of the other at once."""
+        """Append an overlapped forward of one chunk and backward of the other."""
         self.write(f"F{forward}")
         self.overlaps[-1] = True
         self.write(f"B{backward}")
 
     def write_input(self, chunk: int) -> None:
-        """The input's part of a backward, the weight's to be written later."""
+        """Append the input part of a backward and leave its weight part pending."""
         self._weights.append((chunk, self.done(chunk, SlotKind.BACKWARD_INPUT)))
         self.write(f"I{chunk}")
 
     def write_weight(self) -> None:
-        """The longest pending weight's part, if any is pending."""
+        """Append the oldest pending weight part, if any is pending."""
         if self._weights:
             chunk, batch = self._weights.popleft()
             self._put(SlotKind.BACKWARD_WEIGHT, chunk, batch)
@@ -148,7 +150,7 @@ class _Chunks:
 
 
 def _zb_v_rank(rank: int, num_ranks: int, num_micro_batches: int) -> list[Action]:
-    # the order is made for a pipeline that fills; of fewer micro-batches the others are left out
+    # the order is for a full pipeline; with fewer micro-batches, missing ones are skipped
     enough = max(2 * num_ranks - 1, num_micro_batches)
     chunks, back = _Chunks(rank, num_ranks), num_ranks - rank
     chunks.write("F0", 2 * back - 1)
@@ -191,7 +193,7 @@ def _dualpipe_v_rank(rank: int, num_ranks: int, num_micro_batches: int) -> _Chun
 
 
 def _cool_down(chunks: _Chunks, rank: int, hops: int) -> None:
-    """Backwards of both chunks; from the middle on weights are put off to fill what follows."""
+    """Backwards of both chunks; from the middle on, weight parts are deferred to fill the end."""
     for number in range(2 * (rank + 1)):
         if number >= rank + 1:
             chunks.write_input(1 - number % 2)

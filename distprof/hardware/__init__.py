@@ -1,4 +1,4 @@
-"""What devices and links can do: the hardware sheet, which ``distprof.toml`` can extend."""
+"""The hardware sheet: peak speeds of GPUs and links, which ``distprof.toml`` can extend."""
 
 from distprof.hardware.sheet import Gpu, Link, Sheet, load_sheet, parse_bandwidth
 

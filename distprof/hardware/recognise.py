@@ -1,4 +1,4 @@
-"""Which entry of the hardware sheet a device is, by the name that its driver gives it."""
+"""Finds the hardware sheet's entry for a GPU by the name that its driver reports."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ __all__ = ["recognise_gpu"]
 
 _WORDS = re.compile(r"[a-z0-9]+")
 _SLOWER_KINDS = frozenset({"pcie", "nvl", "fhhl", "dgxs", "mig", "max", "laptop"})
-"""Words for other chips, or cut ones, of the same family: their peaks are not those of SXM."""
+"""Words for other or cut-down chips of the same family, whose peaks differ from SXM's."""
 
 
 def recognise_gpu(sheet: Sheet, device: str) -> Gpu | None:
-    """The sheet's entry for a device, for example ``NVIDIA H100 80GB HBM3``.
+    """The sheet's entry for a GPU, for example ``NVIDIA H100 80GB HBM3``.
 
-    All words of an entry's name must be words of the device's; the entry with most words wins. A
-    PCIe, NVL or MIG variant is not its SXM sibling: it needs an entry of its own that says so.
+    All words of an entry's name must occur in the GPU's name; the entry with most words wins. A
+    PCIe, NVL or MIG variant differs from its SXM sibling and needs a separate entry that names it.
 
     Args:
-        sheet: With what the user added.
-        device: As the driver calls it.
+        sheet: The sheet, including the user's additions.
+        device: Name reported by the driver.
 
     Returns:
-        None where no entry fits: a peak is never guessed.
+        None if no entry fits: a peak is never guessed.
     """
     words = _words_of(device)
     fitting = [

@@ -1,4 +1,4 @@
-"""GPUs and links by name: ``gpus.toml`` and ``links.toml``, and what the user adds to them.
+"""GPUs and links by name: ``gpus.toml`` and ``links.toml``, and the user's additions.
 
 ::
 
@@ -26,7 +26,7 @@ from distprof.errors import UsageError
 __all__ = ["SCALE_UP_LATENCY_S", "Gpu", "Link", "Sheet", "load_sheet", "parse_bandwidth"]
 
 SCALE_UP_LATENCY_S = 1e-6
-"""Of one step of an algorithm inside a fast domain, as of NVLink."""
+"""Latency of one step of an algorithm inside a fast domain such as NVLink."""
 
 _GPU_KEYS = (
     "title",
@@ -45,19 +45,19 @@ _PREFIX = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """One kind of device.
+    """One kind of GPU.
 
     Args:
-        name: As on the command line.
-        title: As people say it.
+        name: Name on the command line.
+        title: Name for people.
         bf16_flops: Dense peak of bf16 (or fp16) matrix products, FLOP per second.
-        fp8_flops: Dense peak of fp8; None where it has none.
-        memory_bandwidth: Bytes per second of its own memory.
-        memory_bytes: Size of its own memory.
+        fp8_flops: Dense peak of fp8; None without fp8.
+        memory_bandwidth: Bytes per second of its memory.
+        memory_bytes: Size of its memory.
         scale_up_bandwidth: Bytes per second and direction to its neighbours in the fast domain.
-        gpus_per_domain: GPUs of a fast domain as usually built; None where it has none, or where
-            that is not known.
-        domain_spans_hosts: Whether such a domain spans hosts, as NVL72 does.
+        gpus_per_domain: Usual number of GPUs per fast domain; None if it has no fast domain, or if
+            the number is unknown.
+        domain_spans_hosts: Whether a domain spans hosts, like NVL72.
     """
 
     name: str
@@ -76,10 +76,10 @@ class Link:
     """One kind of link between nodes.
 
     Args:
-        name: As on the command line.
-        title: As people say it.
+        name: Name on the command line.
+        title: Name for people.
         bandwidth: Bytes per second, one port, one direction.
-        latency_s: Of one step of an algorithm.
+        latency_s: Latency of one step of an algorithm.
     """
 
     name: str
@@ -90,13 +90,13 @@ class Link:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sheet:
-    """Everything that is known by name."""
+    """All GPUs and links, by name."""
 
     gpus: Mapping[str, Gpu]
     links: Mapping[str, Link]
 
     def gpu(self, name: str) -> Gpu:
-        """The device called ``name``; case does not matter.
+        """The GPU called ``name``; case does not matter.
 
         Raises:
             UsageError: If there is none; the message names the known ones and how to add one.
@@ -119,14 +119,14 @@ class Sheet:
 
 
 def load_sheet(more: Mapping[str, Any] | None = None, source: str = "distprof.toml") -> Sheet:
-    """The sheet that comes with the package, and what a user adds to it or corrects in it.
+    """The sheet of the package, with the user's additions and corrections.
 
     Args:
         more: The table ``[hardware]`` of a configuration: ``gpus`` and ``links`` by name.
-        source: The file it is from, for messages.
+        source: The file that the table is from, for messages.
 
     Raises:
-        UsageError: If a table has an unknown key, lacks one, or a number is none.
+        UsageError: If a table has an unknown key, lacks one, or a value is not a number.
     """
     added = dict(more or {})
     _refuse_unknown(added, ("gpus", "links"), f"{source}: [hardware]")
@@ -143,7 +143,7 @@ def load_sheet(more: Mapping[str, Any] | None = None, source: str = "distprof.to
 
 
 def parse_bandwidth(text: str) -> float | None:
-    """Bytes per second of ``50GB/s``, ``400Gb/s`` or ``400Gbps``; None if it is no bandwidth."""
+    """Bytes per second of ``50GB/s``, ``400Gb/s`` or ``400Gbps``; None for other text."""
     match = _BANDWIDTH.fullmatch(text.strip())
     if match is None:
         return None

@@ -1,1 +1,1 @@
-"""Judgement: thresholds, cost and fix. One file per rule; found by walking the folders below."""
+"""Judgement: thresholds, costs and fixes. Each rule is one file, discovered by folder."""

@@ -1,4 +1,4 @@
-"""What a rule is: a documented check over results, with limits that users may change."""
+"""Rules: documented checks of results, with limits that users may change."""
 
 from __future__ import annotations
 
@@ -34,26 +34,26 @@ class Evidence:
 
     subject: ClassVar[Subject] = Subject.RUN
     has_own_steps: ClassVar[bool] = False
-    """Whether it counts per step of its own, whatever steps traces mark."""
+    """Whether its costs refer to its own steps, independent of the steps that traces mark."""
 
     @property
     def marks_steps(self) -> bool:
-        """False where it shows that the recording has no steps: costs per step are unknown then."""
+        """False if it shows that the recording has no steps: costs per step are then unknown."""
         return True
 
     @property
     def recoverable_ns(self) -> Mapping[str, int]:
-        """Key of a simulated scenario to the step time, ns, that comes back in it."""
+        """Key of each simulated scenario to the step time, ns, that it recovers."""
         return {}
 
 
 class InsufficientEvidenceError(Exception):
-    """Raised by a check that cannot judge: its message says which evidence is missing and why."""
+    """Raised by a check that cannot judge; the message says which evidence is missing and why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """A threshold: its default and, in one sentence without full stop, what it means."""
+    """A threshold: its default and its meaning, one sentence without full stop."""
 
     value: float
     meaning: str
@@ -61,23 +61,23 @@ class Limit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """What a check yields; the engine adds code, name, severity and page to make a finding.
+    """The result of a check; the engine adds code, name, severity and page to make a finding.
 
     Args:
         message: One or two sentences with numbers and units.
         fix: What to do, one or two sentences.
         cost_ns_per_step: Step time that could be recovered, an upper bound; None when unknown, and
-            always of a rule that says ``costs_time=False``.
-        confidence: What the statement rests on.
-        ranks: Ranks concerned; empty for all.
-        steps: Steps concerned; empty for all analysed ones.
+            always None for a rule with ``costs_time=False``.
+        confidence: What the statement is based on.
+        ranks: Affected ranks; empty for all.
+        steps: Affected steps; empty for all analysed ones.
         evidence: Sections and keys of the report that hold the numbers.
         severity: Only where it differs from the rule's own.
         without: Key of the what-if scenario that removes this problem
             (:class:`~distprof.sections.whatif.result.Scenario`), so that the simulated gain is
-            put beside the cost; empty where none does.
-        explains: Codes of wider findings that count the same time among theirs: beside this one
-            they say little new (:mod:`distprof.rules.engine`).
+            shown next to the cost; empty if no scenario does.
+        explains: Codes of wider findings whose cost includes the same time. Next to this finding
+            they add little (:mod:`distprof.rules.engine`).
     """
 
     message: str
@@ -99,14 +99,14 @@ class Rule:
     Args:
         code: Family and number, for example ``COM101``; never reused.
         name: The problem in kebab-case.
-        severity: Of its findings, unless a check says otherwise.
+        severity: Severity of its findings, unless a draft sets another.
         since: First version that has it.
         needs: Result types, in the order in which the check takes them.
         limits: Thresholds by name.
-        costs_time: False where no finding has a cost: what is lost is memory, energy or the
-            model's quality, or no source has times for it.
+        costs_time: False if no finding has a cost: the loss is memory, energy or model quality, or
+            no source has times for it.
         doc: The page, parsed from the module's docstring.
-        check: Called with one result per type in ``needs``, then the limits.
+        check: Function called with one result per type in ``needs``, then the limits.
     """
 
     code: str
@@ -121,7 +121,7 @@ class Rule:
 
     @property
     def subject(self) -> Subject:
-        """What it judges."""
+        """The subject that the rule judges."""
         return next((need.subject for need in self.needs), Subject.RUN)
 
     @property
@@ -131,11 +131,11 @@ class Rule:
 
     @property
     def page(self) -> str:
-        """The rule's page, Markdown, with the example that is shipped."""
+        """The rule's page, Markdown, with the shipped example."""
         return self.page_with(examples().get(self.code, ()))
 
     def page_with(self, messages: Sequence[str]) -> str:
-        """The rule's page, Markdown, with these messages of it as the example."""
+        """The rule's page, Markdown, with these messages as the example."""
         facts = f"`{self.code}` · {self.severity.value} · since {self.since}"
         sections = self.doc.with_example(self.name, messages).sections
         parts = [f"# {self.name}", facts]
@@ -144,7 +144,7 @@ class Rule:
 
     @property
     def docs(self) -> str:
-        """Where the page is, relative to the documentation."""
+        """Path of the page, relative to the documentation."""
         return f"reference/rules/{self.name}.md"
 
 
@@ -160,7 +160,7 @@ def rule(
     """Turn a check function into a :class:`Rule`.
 
     The rule's name is that of its module and its page is the module's docstring, so each rule is
-    one module. Rules that differ in a few words only are rows of one module's ``RULES`` instead.
+    one module. Rules that differ only in a few words are rows of one module's ``RULES`` instead.
     """
 
     def decorate(check: Check) -> Rule:
@@ -196,16 +196,16 @@ class Finding(Record, frozen=True, kw_only=True):
 
     Args:
         code: Never reused, for example ``COM101``.
-        name: The problem, never the cure, for example ``low-overlap``.
+        name: The problem, never the fix, for example ``low-overlap``.
         message: One or two sentences with the numbers.
-        ranks: Ranks concerned.
-        steps: Steps concerned; empty for all analysed ones.
+        ranks: Affected ranks.
+        steps: Affected steps; empty for all analysed ones.
         cost_ns_per_step: Step time that could be recovered, an upper bound; None when unknown.
-        recoverable_ns: Step time that the simulated step is shorter by without it; None where it
+        recoverable_ns: How much shorter the simulated step is without this problem; None if that
             was not simulated.
-        evidence: Where the numbers come from: section and key of the report, one each.
+        evidence: Source of each number: section and key of the report.
         fix: What to do, one or two sentences.
-        docs: Page of the rule, relative to the documentation.
+        docs: Path of the rule's page, relative to the documentation.
     """
 
     code: str
@@ -223,7 +223,7 @@ class Finding(Record, frozen=True, kw_only=True):
 
 
 class NotChecked(Record, frozen=True, kw_only=True):
-    """A rule that lacked its evidence, and why."""
+    """A rule that was not checked for lack of evidence, with the reason."""
 
     code: str
     name: str

@@ -1,4 +1,4 @@
-"""Runs the rules over the results of one analysis, and puts what they find in order."""
+"""Runs the rules on the results of one analysis and sorts their findings."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ __all__ = ["Judged", "RuleOutcome", "in_order", "run_rules"]
 Overrides = Mapping[str, Mapping[str, float]]
 
 EXPLAINED = 0.8
-"""Share of a wide finding's cost from which a narrower one leaves nothing to say."""
+"""A narrower finding that explains at least this share of a wide one's cost replaces it."""
 
 MOSTLY = 0.5
-"""Share from which the narrower one comes first, though it costs less."""
+"""At or above this share the narrower finding comes first, although it costs less."""
 
 _Order = tuple[float, int, str]
 
 
 @dataclass(frozen=True, slots=True)
 class RuleOutcome:
-    """Findings, dearest first, and the rules that could not judge."""
+    """Findings, most expensive first, and the rules that could not be checked."""
 
     findings: tuple[Finding, ...]
     not_checked: tuple[NotChecked, ...]
@@ -42,7 +42,7 @@ class RuleOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A draft and its rule; what it could recover orders it, even where that is not shown."""
+    """A draft and its rule, sorted by what it could recover, even where that is not shown."""
 
     rule: Rule
     draft: Draft
@@ -50,12 +50,12 @@ class Judged:
 
     @property
     def severity(self) -> Severity:
-        """The rule's, unless the check said otherwise."""
+        """The rule's severity, unless the check sets another."""
         return self.draft.severity or self.rule.severity
 
     @property
     def order(self) -> _Order:
-        """What findings are sorted by: errors without a cost first, then the dearest."""
+        """The sort key of findings: errors without a cost first, then by descending cost."""
         cost = self.draft.cost_ns_per_step if self.recoverable_ns is None else self.recoverable_ns
         if cost is not None:
             first: float = -cost
@@ -64,9 +64,9 @@ class Judged:
         return (first, -self.severity.rank, self.rule.code)
 
     def explains(self, wide: Judged) -> bool:
-        """Whether it names the reason for time that a finding as severe at most counts too.
+        """Whether it explains time that another finding, no more severe, counts too.
 
-        Two that claim to explain each other explain nothing: neither may take both away.
+        Two findings that claim to explain each other do not: otherwise both would disappear.
         """
         return (
             wide.rule.code in self.draft.explains
@@ -82,21 +82,21 @@ def run_rules(
     rules: Iterable[Rule] | None = None,
     debug: bool = False,
 ) -> RuleOutcome:
-    """Judge the results, by the rules on their subject.
+    """Judge the results with the rules of their subject.
 
     Args:
         results: One result per analyzer that ran, any order; or a configuration.
-        overrides: Code or name of a rule to limit name to value.
-        rules: Instead of all known rules.
-        debug: Let the exception of a failing rule through instead of listing the rule as not
+        overrides: Code or name of a rule to a mapping of limit name to value.
+        rules: Rules to run instead of all known ones.
+        debug: Whether to raise the exception of a failing rule instead of listing the rule as not
             checked.
 
     Returns:
-        Errors without a cost, then findings by what the simulated step recovers without them, or
-        their cost where that was not simulated (unknown last), then severity; and what was
-        not checked. A wide finding that a narrower one explains comes after it, or not at all
-        (:mod:`distprof.rules.engine`). Where there are no step marks costs are None, since the
-        capture is no step, but keep their order.
+        The findings and the rules that were not checked. Errors without a cost come first. The
+        others are sorted by the step time that a simulation recovers without them, or by their cost
+        where that was not simulated (unknown last), then by severity. A wide finding that a
+        narrower one explains comes after it, or is left out (:func:`in_order`). Without step marks
+        costs are None, because the capture is not a step, but the order stays.
 
     Raises:
         UsageError: If an override names an unknown rule or limit, or is not a finite number.
@@ -122,7 +122,7 @@ def run_rules(
 def _on_subject(
     rules: Iterable[Rule], by_type: Mapping[type[Evidence], Evidence]
 ) -> Iterator[Rule]:
-    """Rules on what the results are about; all of them where there is no result."""
+    """The rules of the results' subject; all rules if there is no result."""
     subjects = {kind.subject for kind in by_type}
     return (rule for rule in rules if not subjects or rule.subject in subjects)
 
@@ -130,10 +130,10 @@ def _on_subject(
 def _run(
     rule: Rule, by_type: Mapping[type[Evidence], Evidence], limits: Limits, *, debug: bool
 ) -> tuple[list[Draft], str]:
-    """The rule's drafts, or none and why it could not judge."""
+    """The rule's drafts, or none and the reason why it could not judge."""
     missing = [need.__name__ for need in rule.needs if need not in by_type]
     if missing:
-        return [], f"the analysis holds no {', '.join(missing)}"
+        return [], f"the analysis has no {', '.join(missing)}"
     try:
         return list(rule.check(*(by_type[need] for need in rule.needs), limits)), ""
     except InsufficientEvidenceError as lack:
@@ -145,14 +145,14 @@ def _run(
 
 
 def _resolve(overrides: Overrides) -> dict[str, dict[str, float]]:
-    """Overrides by code, checked."""
+    """The checked overrides, by code."""
     changed: dict[str, dict[str, float]] = {}
     for key, values in overrides.items():
         rule = find_rule(key)
         for name, value in values.items():
             if name not in rule.limits:
                 known = ", ".join(rule.limits) or "none"
-                raise UsageError(f"rule {rule.code} has no limit {name!r}; it has: {known}")
+                raise UsageError(f"rule {rule.code} has no limit {name!r}; its limits: {known}")
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise UsageError(f"limit {name} of rule {rule.code} must be a number")
             if not math.isfinite(value):
@@ -163,7 +163,7 @@ def _resolve(overrides: Overrides) -> dict[str, dict[str, float]]:
 
 def _finding(judged: Judged, *, has_steps: bool) -> Finding:
     rule, draft = judged.rule, judged.draft
-    # what a training program's log costs is per iteration of that log, whatever traces mark
+    # a cost from a training log is per iteration of that log, whichever steps traces mark
     has_cost = has_steps or any(need.has_own_steps for need in rule.needs)
     return Finding(
         code=rule.code,
@@ -182,10 +182,10 @@ def _finding(judged: Judged, *, has_steps: bool) -> Finding:
 
 
 def in_order(judged: Iterable[Judged]) -> list[Judged]:
-    """The findings worth showing: errors without a cost, then the dearest first.
+    """The findings worth showing: errors without a cost, then the most expensive first.
 
-    A finding whose cost is mostly explained by a narrower one comes after that one. Where hardly
-    anything else remains of it, it is left out.
+    A finding whose cost is mostly explained by a narrower one comes after that one. If hardly
+    anything else remains, it is left out.
     """
     items = list(judged)
     placed: list[tuple[_Order, bool, _Order, Judged]] = []
@@ -201,9 +201,9 @@ def in_order(judged: Iterable[Judged]) -> list[Judged]:
 
 
 def _best_explanation(wide: Judged, items: Sequence[Judged]) -> tuple[Judged | None, float]:
-    """The dearest finding that counts a part of this one's time, and the share that it counts.
+    """The most expensive finding that explains part of this one's time, and that share.
 
-    The largest part and not their sum: narrow findings may count the same time twice.
+    It is the largest part rather than the sum, because narrow findings may overlap in time.
     """
     whole = wide.draft.cost_ns_per_step
     narrower = [item for item in items if item.explains(wide)]

@@ -1,4 +1,4 @@
-"""The text of a rule's page: the rule's docstring, and as an example what the rule really says."""
+"""The text of a rule's page: the rule's docstring, with real messages of the rule as an example."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ class Page:
 
     @property
     def summary(self) -> str:
-        """First sentence of the first section, on one line; empty without sections."""
+        """The first sentence of the first section, on one line; empty without sections."""
         first = next(iter(self.sections.values()), "")
         flat = " ".join(first.split())
         end = flat.find(". ")
         return flat if end < 0 else flat[: end + 1]
 
     def with_example(self, name: str, messages: Sequence[str]) -> Page:
-        """The page with a section that shows a rule's messages; as it is where there are none."""
+        """The page with an example section of a rule's messages; unchanged if there are none."""
         if not messages:
             return self
         lines = "\n".join(_filled(f"{name}: {message}") for message in messages)
@@ -63,7 +63,7 @@ class Page:
 
 
 def parse_page(text: str) -> Page:
-    """Split Markdown into its ``#`` title and ``##`` sections. Nothing is required here."""
+    """Split Markdown into its ``#`` title and ``##`` sections, none of which is required."""
     title = ""
     sections: dict[str, list[str]] = {}
     current: list[str] = []
@@ -79,12 +79,12 @@ def parse_page(text: str) -> Page:
 
 @cache
 def examples() -> Mapping[str, Sequence[str]]:
-    """Code of each of distprof's own rules to its example, a message each."""
+    """Code of each of distprof's own rules to its example messages."""
     return msgspec.json.decode(EXAMPLES_FILE.read_bytes(), type=dict[str, tuple[str, ...]])
 
 
 def _filled(text: str) -> str:
-    """Lines of a page's width, a number never apart from its unit."""
+    """The text wrapped to a page's width, with numbers and units kept on one line."""
     tied = _NUMBER_AND_UNIT.sub("\N{NO-BREAK SPACE}", text)
     lines = textwrap.fill(tied, _WIDTH, break_long_words=False, break_on_hyphens=False)
     return lines.replace("\N{NO-BREAK SPACE}", " ")

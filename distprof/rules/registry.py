@@ -1,4 +1,4 @@
-"""Which rules exist: those in the ``rules`` folder of each subject, and those of plug-ins.
+"""The known rules: those in the ``rules`` folder of each subject, and those of plug-ins.
 
 A rule module holds one rule in ``check``, or a table of them in ``RULES``. A plug-in declares an
 entry point in the group ``distprof.rules`` that names such a module, a
@@ -35,12 +35,12 @@ __all__ = [
 ENTRY_POINT_GROUP = "distprof.rules"
 
 _PLACES = ("sections", "verbs")
-"""Packages of subjects, each of which may have rules."""
+"""Packages whose subpackages may have rules."""
 
 
 @dataclass(frozen=True, slots=True)
 class Catalogue:
-    """The rules, by code, and the plug-ins that could not be taken in, with the reason."""
+    """The rules, by code, and the plug-ins that were rejected, with the reason."""
 
     rules: tuple[Rule, ...]
     failures: tuple[tuple[str, str], ...] = ()
@@ -52,10 +52,10 @@ def all_rules() -> tuple[Rule, ...]:
 
 
 def find_rule(code_or_name: str) -> Rule:
-    """The rule with that code or name; upper and lower case are the same.
+    """The rule with that code or name, in upper or lower case.
 
     Raises:
-        UsageError: If there is none; the message suggests the nearest, or says that it retired.
+        UsageError: If there is none; the message suggests the nearest, or says that it is retired.
     """
     wanted = code_or_name.strip().lower()
     for candidate in all_rules():
@@ -69,12 +69,12 @@ def find_rule(code_or_name: str) -> Rule:
 
 @cache
 def catalogue() -> Catalogue:
-    """Own rules and those of plug-ins, found once per process."""
+    """Rules of distprof and of plug-ins, collected once per process."""
     return collect(own_rules(), metadata.entry_points(group=ENTRY_POINT_GROUP))
 
 
 def collect(own: Iterable[Rule], plugins: Iterable[metadata.EntryPoint]) -> Catalogue:
-    """Join own rules with plug-ins'; a bad plug-in is left out and named, never fatal."""
+    """Combine distprof's rules with those of plug-ins; a bad plug-in is named, but never fatal."""
     found = {rule.code: rule for rule in own}
     names = {rule.name for rule in found.values()}
     failures: list[tuple[str, str]] = []
@@ -94,9 +94,9 @@ def collect(own: Iterable[Rule], plugins: Iterable[metadata.EntryPoint]) -> Cata
 
 
 def own_rules() -> Iterator[Rule]:
-    """Rules of every section and verb: found by looking, imported by name.
+    """Rules of every section and verb, discovered by folder and imported by name.
 
-    By name, because a rule judges results, and results know nothing of rules.
+    They are imported by name because a rule judges results, and results do not know rules.
     """
     for place in _PLACES:
         for folder in sorted(Path(distprof.__file__).parent.joinpath(place).glob("*/rules")):
@@ -125,4 +125,4 @@ def _suggestion(wanted: str) -> str:
     shown = [word.upper() if "-" not in word else word for word in near]
     if shown:
         return f": did you mean {' or '.join(shown)}?"
-    return ": distprof rule --all lists them"
+    return ": list all with distprof rule --all"

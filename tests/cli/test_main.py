@@ -220,7 +220,7 @@ def test_an_interruption_is_130_and_one_line(
 ) -> None:
     raising(monkeypatch, KeyboardInterrupt())
     assert main(["report", saved]) == 130
-    assert capsys.readouterr().err.strip() == "Interrupted. What was parsed stays in the cache."
+    assert capsys.readouterr().err.strip() == "Interrupted. Parsed tables stay in the cache."
 
 
 def test_a_batch_system_that_ends_the_job_gets_143_and_one_line(
@@ -232,7 +232,7 @@ def test_a_batch_system_that_ends_the_job_gets_143_and_one_line(
     monkeypatch.setattr("distprof.documents.saved.load_report", end)
     before = signal.getsignal(signal.SIGTERM)
     assert main(["report", "report.json"]) == 143
-    assert capsys.readouterr().err == "Terminated. What was parsed stays in the cache.\n"
+    assert capsys.readouterr().err == "Terminated. Parsed tables stay in the cache.\n"
     assert signal.getsignal(signal.SIGTERM) == before
 
 
@@ -242,8 +242,8 @@ def test_an_unexpected_error_is_3_and_one_sentence(
     raising(monkeypatch, ZeroDivisionError("\x1b[31mno"))
     assert main(["report", saved]) == 3
     assert capsys.readouterr().err == (
-        "Error: distprof met something it does not expect (ZeroDivisionError: \\x1b[31mno). "
-        "Run again with --debug to see where.\n"
+        "Error: unexpected error in distprof (ZeroDivisionError: \\x1b[31mno). "
+        "Run again with --debug to see the traceback.\n"
     )
 
 

@@ -113,7 +113,7 @@ def test_a_run_that_fails_ends_it_with_4_and_nothing_is_lost(stand_in, capsys):
     assert "0 of 2 runs are done" in said
     assert "distprof scale --sweep s" in said
     assert main(["scale", "--from", "s"]) == 3
-    assert "2 of its runs are not made yet" in capsys.readouterr().err
+    assert "2 of its runs are still missing" in capsys.readouterr().err
     (stand_in / "fail").unlink()
     assert main(["scale", "--sweep", "s"]) == 0
     assert len(calls(stand_in)) == 3
@@ -135,7 +135,7 @@ def test_ctrl_c_is_told_to_the_run_and_the_sweep_goes_on_later(stand_in, capsys)
         said = process.communicate(timeout=60)[1]
     assert process.returncode == 130
     assert (stand_in / "told").exists()
-    assert "Interrupted: 0 of 2 runs are done; go on with: distprof scale --sweep s" in said
+    assert "Interrupted: 0 of 2 runs are done; resume with: distprof scale --sweep s" in said
     (stand_in / "wait").unlink()
     assert main(["scale", "--sweep", "s"]) == 0
     assert "2 ranks reach 95.0 %" in capsys.readouterr().out

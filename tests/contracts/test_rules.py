@@ -195,4 +195,4 @@ def test_without_any_result_a_rule_is_not_checked_and_says_why(rule):
     outcome = run_rules([], rules=[rule])
     assert outcome.findings == ()
     assert [skipped.code for skipped in outcome.not_checked] == [rule.code]
-    assert outcome.not_checked[0].why.startswith("the analysis holds no ")
+    assert outcome.not_checked[0].why.startswith("the analysis has no ")

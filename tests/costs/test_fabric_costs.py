@@ -122,8 +122,8 @@ def test_one_size_gone_wrong_moves_neither_by_much():
 @pytest.mark.parametrize(
     ("sizes", "says"),
     [
-        ([64, 128, 256, 512, 1024], "bound by latency alone"),
-        ([2**k for k in range(24, 30)], "bound by transfer alone"),
+        ([64, 128, 256, 512, 1024], "all latency-bound"),
+        ([2**k for k in range(24, 30)], "all transfer-bound"),
         ([64, 2**20, 2**28], "takes 5 sizes, measured: 3"),
     ],
 )

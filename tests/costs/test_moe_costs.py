@@ -74,7 +74,7 @@ def test_capacity_is_rounded_up_and_what_is_beyond_is_dropped():
     assert expert_capacity(1.0, 2, 10, 8) == 3  # 2.5
     assert expert_capacity(1.25, 1, 64, 8) == 10
     assert dropped_tokens([8, 4, 4, 0], 4) == 4.0
-    with pytest.raises(ValueError, match="needs experts"):
+    with pytest.raises(ValueError, match="needs at least one expert"):
         expert_capacity(1.0, 2, 10, 0)
 
 

@@ -129,8 +129,8 @@ def test_better_than_linear_is_said_rather_than_fitted():
 @pytest.mark.parametrize(
     ("law", "sizes", "why"),
     [
-        ("usl", [1, 2, 1, 2], "Scalability Law takes 3 different numbers of ranks, measured: 2"),
-        ("amdahl", [4, 4, 4], "Amdahl.s law takes 2 different numbers of ranks, measured: 1"),
+        ("usl", [1, 2, 1, 2], "Scalability Law needs 3 different numbers of ranks, measured: 2"),
+        ("amdahl", [4, 4, 4], "Amdahl.s law needs 2 different numbers of ranks, measured: 1"),
         ("usl", [1, 2, 4], "repeat them, or add a size"),
         ("gustafson", [1, 2], "repeat them, or add a size"),
     ],

@@ -88,7 +88,7 @@ def test_a_rule_that_lacks_evidence_is_not_checked_and_says_why():
 
 def test_a_rule_without_its_result_is_not_checked():
     outcome = run_rules([], rules=[rule_of(yields(), needs=(WaterfallResult, StepTimeResult))])
-    assert outcome.not_checked[0].why == "the analysis holds no WaterfallResult, StepTimeResult"
+    assert outcome.not_checked[0].why == "the analysis has no WaterfallResult, StepTimeResult"
 
 
 def failing(step_time, limits):
@@ -119,7 +119,7 @@ def test_limits_are_the_rules_own_unless_overridden():
     ("overrides", "message"),
     [
         ({"COM999": {"overlap_ratio": 0.5}}, "no rule 'COM999'"),
-        ({"COM101": {"overlap": 0.5}}, "no limit 'overlap'; it has: overlap_ratio"),
+        ({"COM101": {"overlap": 0.5}}, "no limit 'overlap'; its limits: overlap_ratio"),
         ({"COM101": {"overlap_ratio": "half"}}, "must be a number"),
         ({"COM101": {"overlap_ratio": True}}, "must be a number"),
         ({"COM101": {"overlap_ratio": float("nan")}}, "must be finite"),

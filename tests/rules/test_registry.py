@@ -61,7 +61,7 @@ def test_a_near_miss_is_suggested(typed, suggested):
 
 
 def test_nonsense_points_to_the_list():
-    with pytest.raises(UsageError, match="--all lists them"):
+    with pytest.raises(UsageError, match="list all with distprof rule --all"):
         find_rule("zzzzzzzzzz")
 
 

@@ -176,7 +176,7 @@ def test_limits_of_a_rule_are_changed_as_for_any_other(tmp_path, monkeypatch, ca
     lint = ["plan", "--lint", str(FILES / "own.toml"), "--format", "json"]
     monkeypatch.chdir(tmp_path)
     assert main(lint) == 2
-    assert "rule CFG111 has no limit 'x'; it has: none" in capsys.readouterr().err
+    assert "rule CFG111 has no limit 'x'; its limits: none" in capsys.readouterr().err
     (tmp_path / "distprof.toml").write_text(
         "[limits.planned-sharding-without-need]\nroom_ratio = 9\n"
     )
