@@ -90,7 +90,7 @@ def socket_folder(run_dir: Path, rank: int) -> Path:
     A run directory may be deep or on a network file system, where sockets do not work.
 
     Raises:
-        Unavailable: If no such directory can be created.
+        Unavailable: If it cannot be created.
     """
     job = hashlib.sha256(str(run_dir).encode()).hexdigest()[:8]
     for base in (os.environ.get("XDG_RUNTIME_DIR", ""), tempfile.gettempdir(), "/tmp"):
