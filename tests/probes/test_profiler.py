@@ -255,7 +255,7 @@ def test_a_profiler_around_the_whole_session_is_respected(tmp_path: Path) -> Non
     status = status_of(tmp_path, "profiler")
     assert (status.state, status.reason) == (
         "yielded",
-        "a profiler of the program itself was running",
+        "the program's own profiler was running",
     )
 
 

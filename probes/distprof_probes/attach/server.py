@@ -102,7 +102,7 @@ def socket_folder(run_dir: Path, rank: int) -> Path:
 
 
 def _worker_server() -> Any:
-    """torch's class of the worker server."""
+    """The worker server class of torch."""
     if "torch" not in sys.modules:
         raise Unavailable("the program does not use torch")
     try:

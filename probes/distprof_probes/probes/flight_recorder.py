@@ -104,7 +104,7 @@ def _is_initialized() -> bool:
 
 
 def _dumper() -> Callable[[], bytes | str] | None:
-    """torch's function for a dump; None without torch.distributed."""
+    """The dump function of torch; None without torch.distributed."""
     module = sys.modules.get("torch._C._distributed_c10d")
     if module is None:
         return None

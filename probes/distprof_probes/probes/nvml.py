@@ -248,7 +248,7 @@ def _why(nvml: Any, error: Exception) -> str:
         "NVMLError_LibraryNotFound": "no NVML library: the NVIDIA driver is not installed",
         "NVMLError_DriverNotLoaded": "the NVIDIA driver is not loaded",
         "NVMLError_NoPermission": "no permission to query the NVIDIA driver",
-        "NVMLError_LibRmVersionMismatch": "NVML and the driver versions differ: restart the machine",
+        "NVMLError_LibRmVersionMismatch": "NVML and driver versions differ: restart the machine",
     }
     for name, reason in reasons.items():
         if isinstance(error, getattr(nvml, name, ())):
