@@ -1,4 +1,4 @@
-"""Clock stamps: right by the formula, off the training thread, harmless when nobody answers."""
+"""Clock stamps: right by the formula, off the training thread, harmless without an answer."""
 
 from __future__ import annotations
 

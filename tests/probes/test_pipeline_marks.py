@@ -128,7 +128,7 @@ def test_a_torch_whose_stages_differ_is_unavailable(
 def test_a_stage_called_in_another_way_runs_without_marks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A later torch may rename the parameters: training continues, marks stop, the status says so."""
+    """A later torch may rename the parameters: training continues, and the status says why."""
     base = _places()[1][0]
     monkeypatch.setattr(base, "forward_one_chunk", lambda *_, **keywords: keywords["chunk"])
     session = Session(tmp_path, options=OPTIONS, probes=[PipelineMarksProbe()])
@@ -222,7 +222,7 @@ def test_each_micro_batch_is_marked_once_on_each_stage(traces: Path, case: str) 
         for op in ops
         for micro_batch in range(MICRO_BATCHES)
     } | {(stages - 1, "L", micro_batch) for micro_batch in range(MICRO_BATCHES)}
-    if case == "zbv-4":  # torch joins I and W to one B where nothing lies between them
+    if case == "zbv-4":  # torch joins I and W to one B where nothing is between them
         joined = {(stage, mb) for stage, op, mb in counts if op == "B"}
         expected = {key for key in expected if key[1] in "FL" or (key[0], key[2]) not in joined}
         expected |= {(stage, "B", mb) for stage, mb in joined}
