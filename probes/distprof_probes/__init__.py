@@ -1,4 +1,4 @@
-"""What runs inside a training process and writes artefacts for ``distprof`` to read.
+"""Probes that run inside a training process and write artefacts for ``distprof`` to read.
 
 ::
 
@@ -11,8 +11,8 @@
             ...
             session.step(loss=loss, tokens=batch.numel())
 
-Then ``distprof analyze runs/mine``. Importing this package needs no torch; without torch a session
-keeps a step log.
+Then ``distprof analyze runs/mine``. Importing this package does not import torch. Without
+torch, a session writes a step log only.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where this process stands in its job, and what software it runs."""
+"""This process's place in its job, and the software that it runs."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ __all__ = [
     "versions",
 ]
 
-# What launchers set: rank, world size, local rank, local world size, node. The first that is there
-# decides; torchrun's own variables come first, since it may itself run under SLURM or MPI.
+# What launchers set: rank, world size, local rank, local world size, node. The first that is
+# set wins; torchrun's variables come first, since torchrun may itself run under SLURM or MPI.
 _LAUNCHERS: tuple[tuple[str, tuple[str, str, str, str, str]], ...] = (
     ("torchrun", ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")),
     (
@@ -66,9 +66,9 @@ class Placement:
 
     Args:
         rank: Global rank; 0 when the process is alone.
-        world_size: Ranks of the job; None when unknown.
+        world_size: Number of ranks in the job; None when unknown.
         local_rank: Index on its node; None when unknown.
-        local_world_size: Ranks on its node; None when unknown.
+        local_world_size: Number of ranks on its node; None when unknown.
         node: Index of its node; None when unknown.
         host: Host name.
         origin: ``torchrun``, ``slurm``, ``mpi``, or ``alone``.
@@ -84,7 +84,7 @@ class Placement:
 
 
 def placement(environment: Mapping[str, str] | None = None) -> Placement:
-    """What the launcher's environment variables say.
+    """Placement that the launcher's environment variables give.
 
     Args:
         environment: Instead of the process's own.
@@ -93,9 +93,9 @@ def placement(environment: Mapping[str, str] | None = None) -> Placement:
     for origin, names in _LAUNCHERS:
         values = [_number(env.get(name)) for name in names]
         if origin == "slurm" and "SLURM_STEP_ID" not in env:
-            continue  # in a batch script, outside srun: SLURM_PROCID is 0 and says nothing
+            continue  # a batch script outside srun: SLURM_PROCID is 0 and means nothing
         rank, world_size, local_rank, local_world_size, node = values
-        if origin == "slurm":  # SLURM_NTASKS_PER_NODE is what was asked of the job, if anything was
+        if origin == "slurm":  # SLURM_NTASKS_PER_NODE is the job's request, and often missing
             local_world_size = _tasks_on_node(env.get("SLURM_STEP_TASKS_PER_NODE", ""), node)
         if rank is not None and world_size is not None and rank < world_size:
             break
@@ -114,9 +114,9 @@ def placement(environment: Mapping[str, str] | None = None) -> Placement:
 
 
 def versions() -> dict[str, str]:
-    """Versions of ``python``, ``torch``, ``cuda``, ``nccl``, ``driver``; without those unknown.
+    """Known versions of ``python``, ``torch``, ``cuda``, ``nccl`` and ``driver``.
 
-    Torch is not imported for it: a launcher may ask before its ranks exist.
+    This does not import torch: a launcher may call it before its ranks exist.
     """
     found = {"python": platform.python_version(), "driver": _driver_version()}
     torch = sys.modules.get("torch")
@@ -132,14 +132,14 @@ def versions() -> dict[str, str]:
 
 
 def tool_version() -> str:
-    """Version of distprof as installed; empty where it runs from a folder without installation."""
+    """Version of the installed distprof; empty when it runs from a folder, not installed."""
     with suppress(metadata.PackageNotFoundError):
         return metadata.version("distprof")
     return ""
 
 
 def git_commit(folder: Path) -> str:
-    """Commit of the working tree around ``folder``, with ``+dirty`` if changed; empty if none."""
+    """Commit of the working tree that holds ``folder``, with ``+dirty`` if changed; else empty."""
     commit = _git(folder, "rev-parse", "HEAD")
     if not re.fullmatch(r"[0-9a-f]{40,64}", commit):
         return ""
@@ -147,7 +147,7 @@ def git_commit(folder: Path) -> str:
 
 
 def allowed_environment(environment: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Variables that explain performance. Nothing whose name sounds like a secret, ever.
+    """Variables that explain performance, never one whose name suggests a secret.
 
     Args:
         environment: Instead of the process's own.
@@ -161,7 +161,7 @@ def allowed_environment(environment: Mapping[str, str] | None = None) -> dict[st
 
 
 def _tasks_on_node(text: str, node: int | None) -> int | None:
-    """What SLURM's list says of one node: ``2(x3),1`` is 2, 2, 2, 1. None if it says nothing."""
+    """One node's entry in SLURM's list (``2(x3),1`` is 2, 2, 2, 1); None if it has none."""
     counts: list[int] = []
     for part in text.split(","):
         found = re.fullmatch(r"(\d{1,6})(?:\(x(\d{1,6})\))?", part)

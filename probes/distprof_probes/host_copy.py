@@ -1,4 +1,4 @@
-"""Values of tensors without waiting for the accelerator."""
+"""Reads the values of tensors without waiting for the GPU."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import Any
 
 __all__ = ["HostCopy"]
 
-_FREE: dict[tuple[int, str], list[Any]] = {}  # pinned buffers to use again, by size and type
+_FREE: dict[tuple[int, str], list[Any]] = {}  # pinned buffers to reuse, by size and type
 _MAX_FREE = 64
-_MARK = 0x7FF8_DEAD_BEEF_0001  # as float64 a NaN that no computation makes
+_MARK = 0x7FF8_DEAD_BEEF_0001  # as float64: a NaN that no computation produces
 
 
 class HostCopy:
-    """A tensor's values on their way to the host, as a flat list of numbers.
+    """A tensor's values on their way to the CPU, as a flat list of numbers.
 
-    On the CPU they are read at once. On an accelerator a copy into pinned memory is enqueued on the
-    current stream, behind the work that computes them. Arrival is seen in the memory itself, which
-    holds a mark until it is overwritten: no call to CUDA is made from another thread, since such a
-    call would break a graph that the training thread is capturing at the time.
+    A CPU tensor is read at once. For a GPU tensor, a copy into pinned memory is enqueued on the
+    current stream, behind the work that computes the values. The buffer holds a mark until the copy
+    overwrites it, so any thread can detect arrival without calling CUDA. A CUDA call from another
+    thread would break a graph that the training thread is capturing.
 
     Args:
         tensor: Any tensor; it is detached and only read.
@@ -44,14 +44,14 @@ class HostCopy:
         self._buffer.copy_(values.flatten(), non_blocking=True)
 
     def is_ready(self) -> bool:
-        """Whether :meth:`values` would answer. Any thread may ask; the device is not."""
+        """Whether the values have arrived. Any thread may ask; this does not call CUDA."""
         if self._values is not None:
             return True
         torch = sys.modules["torch"]
         return _MARK not in self._buffer.view(torch.int64).tolist()
 
     def values(self) -> list[float]:
-        """The numbers, flat, in the tensor's order; to be called once :meth:`is_ready`."""
+        """The numbers, flat, in the tensor's order. Call it only after :meth:`is_ready`."""
         if self._values is None:
             self._values = self._buffer.tolist()
             kept = _FREE.setdefault((self._buffer.numel(), str(self._buffer.dtype)), [])

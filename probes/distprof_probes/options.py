@@ -1,4 +1,4 @@
-"""What the probes of a session shall do. Free of torch: launchers make these and pass them on."""
+"""Options of a session's probes. Does not import torch: launchers create and forward them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RUN_DIR_VARIABLE = "DISTPROF_RUN_DIR"
 
 
 class ProbeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which probes work, and when. The same on all ranks, who switch at the same step numbers."""
+    """Which probes run, and when. Identical on all ranks, so that they switch at the same steps."""
 
     mode: Annotated[
         Literal["window", "always-on", "off"],
@@ -25,70 +25,75 @@ class ProbeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ] = "window"
     start_step: Annotated[
         int,
-        option("First step traced; -1 for soon after the start, see distprof_probes.plan.", ge=-1),
+        option("First step to trace; -1: soon after the start, see distprof_probes.plan.", ge=-1),
     ] = -1
-    num_steps: Annotated[int, option("Steps traced.", ge=1, flag="profile-steps")] = 4
+    num_steps: Annotated[int, option("Number of steps to trace.", ge=1, flag="profile-steps")] = 4
     warmup: Annotated[
         int,
         option(
-            "Steps before them in which the profiler is armed and its records thrown away.",
+            "Warm-up steps before them: the profiler runs, and its records are discarded.",
             ge=0,
             flag="profile-warmup",
         ),
     ] = 3
     total_steps: Annotated[
-        int, option("Steps the job will make, 0 when unknown; a short job is traced earlier.", ge=0)
+        int,
+        option("Steps in the job, 0 if unknown; a short job is traced earlier.", ge=0),
     ] = 0
-    settle_steps: Annotated[int, option("Steps at the start that no measurement uses.", ge=0)] = 3
+    settle_steps: Annotated[int, option("Steps at the start that measurements skip.", ge=0)] = 3
     shapes: Annotated[
         bool,
-        option("Record the shapes of operators' inputs. On CPU ranks sizes are known only so."),
+        option("Record operators' input shapes. On CPU ranks, message sizes need them."),
     ] = True
-    stacks: Annotated[bool, option("Record Python stacks; costs several percent of a step.")] = (
-        False
-    )
-    profile_memory: Annotated[bool, option("Record every allocation.")] = False
+    stacks: Annotated[bool, option("Record Python stacks; costs several % of a step.")] = False
+    profile_memory: Annotated[bool, option("Record every memory allocation.")] = False
     nvml: Annotated[bool, option("Sample the GPU's sensors.")] = True
-    nvml_period_s: Annotated[float, option("Between two samples, seconds.", gt=0)] = 0.1
-    nccl_debug: Annotated[bool, option("Let NCCL write its log to a file per rank.")] = True
+    nvml_period_s: Annotated[float, option("Seconds between two samples.", gt=0)] = 0.1
+    nccl_debug: Annotated[bool, option("Write NCCL's log to a file per rank.")] = True
     memory: Annotated[bool, option("Record memory at the end of each step.")] = True
     reset_peak_memory: Annotated[
         bool,
         option(
-            "Reset torch's peak counters each step, so that each step's own peak is"
-            " known. Off because a program that prints its own peak would then print another."
+            "Reset torch's peak-memory counters every step to record the peak of each step."
+            " Off by default: a program that prints its own peak would print a different value."
         ),
     ] = False
     flight_recorder: Annotated[
         bool, option("Save torch's Flight Recorder after the window and on errors.")
     ] = True
     flight_entries: Annotated[
-        int, option("Collectives that it remembers; only where the user has not said.", ge=1)
+        int, option("Collectives that it keeps; a value that the user has set wins.", ge=1)
     ] = 20_000
     pauses: Annotated[bool, option("Record garbage collections and waits for input.")] = True
     settings: Annotated[
-        bool, option("Read once how data loaders, parallel modules and optimizers are set up.")
+        bool,
+        option("Read the configuration of data loaders, parallel modules and optimizers once."),
     ] = True
     pipeline_marks: Annotated[bool, option("Mark the work of pipeline stages in the trace.")] = True
     moe_routing: Annotated[bool, option("Record tokens per expert.")] = True
     clock: Annotated[bool, option("Exchange time stamps with rank 0.")] = True
     attach: Annotated[
-        bool, option("Open a unix socket through which distprof attach reaches this rank.")
+        bool, option("Open a Unix socket through which distprof attach reaches this rank.")
     ] = True
-    measure_overhead: Annotated[bool, option("Leave some steps alone and compare.")] = True
+    measure_overhead: Annotated[
+        bool, option("Pause the probes for a few steps to measure their cost.")
+    ] = True
     overhead_block: Annotated[int, option("Steps per block of that comparison.", ge=1)] = 1
     overhead_rounds: Annotated[
-        int, option("Rounds of four blocks (with, without, without, with) at most.", ge=0)
+        int, option("Maximum rounds of four blocks (with, without, without, with).", ge=0)
     ] = 16
-    profile_ranks: Annotated[str, option("Ranks that trace: all, none, or for example 0,8-15.")] = (
-        "all"
-    )
+    profile_ranks: Annotated[
+        str, option("Ranks to trace: all, none, or a list such as 0,8-15.")
+    ] = "all"
     max_growth_mb: Annotated[
-        int, option("Stop tracing when the process has grown by so many MB meanwhile.", ge=1)
+        int, option("Stop tracing when the process has grown by this many MB.", ge=1)
     ] = 2000
     queue_records: Annotated[
         int,
-        option("Records per file that may wait to be written; more are dropped and counted.", ge=1),
+        option(
+            "Records per file that may wait for the disk; the rest is dropped and counted.",
+            ge=1,
+        ),
     ] = 10_000
 
     def to_json(self) -> str:
@@ -96,7 +101,7 @@ class ProbeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return msgspec.json.encode(self).decode()
 
     def profiles(self, rank: int) -> bool:
-        """Whether ``rank`` is one of those that trace.
+        """Whether ``rank`` is traced.
 
         Raises:
             UsageError: If ``profile_ranks`` cannot be read.
@@ -107,7 +112,7 @@ class ProbeOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 def options_from_environment() -> ProbeOptions:
-    """Options that the launcher passed in DISTPROF_PROBES; the defaults where there are none.
+    """Options that the launcher passed in DISTPROF_PROBES; the defaults if it passed none.
 
     Raises:
         UsageError: If the variable does not hold options.
@@ -118,7 +123,7 @@ def options_from_environment() -> ProbeOptions:
     try:
         return msgspec.json.decode(text, type=ProbeOptions)
     except msgspec.MsgspecError as error:
-        raise UsageError(f"{OPTIONS_VARIABLE} holds no probe options: {error}; unset it") from error
+        raise UsageError(f"{OPTIONS_VARIABLE} is not valid: {error}; unset it") from error
 
 
 def _rank_ranges(text: str) -> list[tuple[int, int]]:
@@ -127,7 +132,7 @@ def _rank_ranges(text: str) -> list[tuple[int, int]]:
         low, dash, high = part.strip().partition("-")
         if not low.isdecimal() or (dash and not high.isdecimal()):
             raise UsageError(
-                f"profile_ranks {text!r}: write all, none, or ranks, for example 0,8-15"
+                f"profile_ranks {text!r}: use all, none, or a list of ranks such as 0,8-15"
             )
         ranges.append((int(low), int(high) if dash else int(low)))
     return ranges

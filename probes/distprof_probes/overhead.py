@@ -1,14 +1,14 @@
-"""What the probes cost, measured: the same job's steps with and without them, compared.
+"""Measures the cost of the probes by comparing steps of one job with and without them.
 
-Always-on probes: neighbouring blocks of steps, one with the probes and one in which every probe
-rests, in the order with, without, without, with. The median of the paired differences has a
-distribution-free interval: the order statistics between which the true median lies with at least
-95 % probability whatever the distribution of the noise (sign test inverted; Conover, Practical
-Nonparametric Statistics, 3.2). It needs six pairs; with fewer no figure is given.
+Always-on probes: adjacent blocks of steps, with the probes running or paused, in the order with,
+without, without, with. The estimate is the median of the paired differences. Its interval is
+distribution-free: two order statistics that enclose the true median with at least 95 % probability
+for any noise distribution (inverted sign test; Conover, Practical Nonparametric Statistics, 3.2).
+It needs six pairs; with fewer, no figure is given.
 
-Tracing: the traced steps against the untraced ones around them. The median of all differences
-between one of each, and the interval from the rank-sum test inverted (Hodges and Lehmann 1963;
-Conover 5.4), exact for so few steps.
+Tracing: traced steps are compared with the untraced ones around them. The estimate is the median of
+all pairwise differences. The interval comes from the inverted rank-sum test (Hodges and Lehmann
+1963; Conover 5.4), which is exact for small samples.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ __all__ = ["OverheadMeter", "paired_interval", "shift_interval"]
 
 CONFIDENCE = 0.95
 _WIDE_RATIO = 0.2  # of a step
-_NUM_AROUND = 8  # untraced steps compared, on each side of the window
+_NUM_AROUND = 8  # untraced steps to compare with, on each side of the window
 
 
 def paired_interval(differences: Sequence[float]) -> tuple[float, float] | None:
-    """Interval that holds the median of ``differences`` with 95 % confidence; None if too few."""
+    """95 % confidence interval of the median of ``differences``; None if there are too few."""
     count = len(differences)
     tail, below = 0.0, -1  # P(X <= below) for X ~ Binomial(count, 1/2)
     while below + 1 < count:
@@ -43,14 +43,14 @@ def paired_interval(differences: Sequence[float]) -> tuple[float, float] | None:
 
 
 def shift_interval(first: Sequence[float], second: Sequence[float]) -> tuple[float, float] | None:
-    """Interval that holds the shift of ``first`` over ``second`` with 95 % confidence.
+    """95 % confidence interval of the shift of ``first`` relative to ``second``.
 
     Args:
         first: Independent values.
-        second: Independent values of the same distribution but for a shift.
+        second: Independent values of the same distribution, up to a shift.
 
     Returns:
-        None if there are too few for any interval.
+        None if there are too few values for an interval.
     """
     ordered = sorted(a - b for a in first for b in second)
     ways = _rank_sum_ways(len(first), len(second))
@@ -65,9 +65,9 @@ def shift_interval(first: Sequence[float], second: Sequence[float]) -> tuple[flo
 
 
 def _rank_sum_ways(m: int, n: int) -> list[int]:
-    """In how many orders of m + n values the Mann-Whitney U statistic is 0, 1, …, m·n.
+    """Number of orders of m + n values with a Mann-Whitney U statistic of 0, 1, …, m·n.
 
-    These are the coefficients of the Gaussian binomial: product of
+    These are the coefficients of the Gaussian binomial: the product of
     (1 - q^(n+i)) / (1 - q^i) over i from 1 to m.
     """
     size = m * n + 1
@@ -81,7 +81,7 @@ def _rank_sum_ways(m: int, n: int) -> list[int]:
 
 
 class OverheadMeter:
-    """Collects the durations of steps and compares them.
+    """Collects step durations and compares them.
 
     Args:
         plan: Which steps are paired.
@@ -97,7 +97,7 @@ class OverheadMeter:
         self._durations: dict[int, int] = {}
 
     def record(self, step: int, duration_ns: int) -> None:
-        """A step ended; the time includes what probes did in it."""
+        """Record a step that ended; its duration includes the work of the probes."""
         if step < self._last_needed:
             self._durations[step] = duration_ns
 
@@ -105,11 +105,11 @@ class OverheadMeter:
         """Cost of the always-on probes, or why there is no figure."""
         pairs = self._complete_pairs()
         if not self._plan.pairs:
-            return "overhead was not measured: it was not asked for, or there was no room"
+            return "overhead was not measured: it is off, or the run was too short"
         differences = [with_ - without for with_, without in pairs]
         interval = paired_interval(differences)
         if interval is None:
-            return f"overhead was not measured: {len(pairs)} pairs of blocks; 6 are needed"
+            return f"overhead was not measured: {len(pairs)} pairs of blocks, 6 needed"
         base = median(without for _, without in pairs)
         if _is_meaningless(median(differences), interval, base):
             return f"overhead was not measured: steps vary too much ({_percent(interval, base)})"
@@ -136,8 +136,8 @@ class OverheadMeter:
         interval = shift_interval(recorded, around)
         if interval is None:
             return (
-                f"the cost of tracing was not measured: {len(recorded)} traced steps and"
-                f" {len(around)} untraced ones around them are too few"
+                f"the cost of tracing was not measured: {len(recorded)} traced and"
+                f" {len(around)} untraced steps are too few"
             )
         base = median(around)
         shift = median(a - b for a in recorded for b in around)
@@ -148,7 +148,7 @@ class OverheadMeter:
             )
         return Overhead(
             mode="tracing",
-            method=f"{len(recorded)} traced steps against {len(around)} untraced ones around them;"
+            method=f"{len(recorded)} traced steps compared with {len(around)} untraced neighbours;"
             " median of all differences, interval from rank sums",
             ratio=shift / base,
             low=interval[0] / base,
@@ -175,7 +175,7 @@ class OverheadMeter:
 
 
 def _is_meaningless(middle: float, interval: tuple[float, float], base: float) -> bool:
-    """Whether the interval is both wide and wider than what it surrounds."""
+    """Whether the interval is wide, and wider than the absolute value of its middle."""
     return interval[1] - interval[0] > max(_WIDE_RATIO * base, abs(middle))
 
 

@@ -1,4 +1,4 @@
-"""The probes of a session together: made, called within a guard, and asked for their state."""
+"""Creates the probes of a session, calls them inside a guard and collects their states."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ State = Literal["on", "off", "unavailable", "yielded", "failed"]
 
 _log = logging.getLogger("distprof.probes")
 
-# Name of the probe, its option, its module. NCCL's environment must be set before anything else.
+# Probe name, option, module. NCCL's environment must be set before anything else.
 _PROBES: tuple[tuple[str, str, str], ...] = (
     ("nccl_debug", "nccl_debug", "distprof_probes.probes.nccl_debug"),
     ("memory", "memory", "distprof_probes.probes.memory"),
@@ -42,7 +42,7 @@ _PROBES: tuple[tuple[str, str, str], ...] = (
 
 
 class _Slot:
-    """A probe and what became of it."""
+    """A probe and its state."""
 
     def __init__(
         self, name: str, probe: Probe | None, state: State = "on", reason: str = ""
@@ -70,11 +70,11 @@ class Panel:
     """All probes of a session.
 
     Args:
-        session: Whose they are.
-        given: Instead of the probes that the options ask for; the step log is always there.
+        session: The session that owns them.
+        given: Replaces the probes that the options select; the step log is always included.
 
     Attributes:
-        step_log: The step log; None when it could not start.
+        step_log: The step log; None if it could not start.
     """
 
     def __init__(self, session: Session, given: Sequence[Probe] | None) -> None:
@@ -88,7 +88,7 @@ class Panel:
         self._phase_watchers: tuple[_Slot, ...] = ()
 
     def start(self) -> None:
-        """Make the probes and start them; those that cannot work say so and are left out."""
+        """Create and start the probes; those that cannot run say why and are left out."""
         if self._refusal:
             return
         log = _Slot(StepLog.name, StepLog())
@@ -101,7 +101,7 @@ class Panel:
         self._sort()
 
     def turn_off(self, reason: str) -> None:
-        """End all probes for this reason; those not yet made are never made."""
+        """Stop all probes for this reason; those not created yet never will be."""
         self._refusal = reason
         if not self._slots:
             names = [StepLog.name, *(name for name, _, _ in _PROBES)]
@@ -114,39 +114,39 @@ class Panel:
     # Called at each step, from the training thread ------------------------------------------------
 
     def step_started(self, step: int) -> None:
-        """A step begins in which probes watch."""
+        """A step starts in which the probes record."""
         for slot in self._watchers:
             self._call(slot, "step_started", step)
         for slot in self._tracers:
             self._call(slot, "step_started", step)
 
     def end_mark(self, step: int) -> bool:
-        """Close the step's mark in the trace; whether the step was recorded."""
+        """Close the step's mark in the trace and return whether the step was recorded."""
         recorded = [self._call(slot, "end_mark", step) for slot in self._tracers]
         return any(recorded)
 
     def step_ended(self, step: int) -> None:
-        """A step ends in which probes watched."""
+        """A step ends in which the probes recorded."""
         for slot in self._watchers:
             self._call(slot, "step_ended", step)
 
     def between_steps(self, next_step: int) -> bool:
-        """Let the tracers start, stop and save; whether that took time."""
+        """Let the tracers start, stop and save; return whether that took time."""
         took_long = [self._call(slot, "between_steps", next_step) for slot in self._tracers]
         return any(took_long)
 
     def phase_ended(self, name: str, start_ns: int, end_ns: int) -> None:
-        """Tell those who want to know of phases."""
+        """Report a phase to the probes that record phases."""
         for slot in self._phase_watchers:
             self._call(slot, "phase_ended", name, start_ns, end_ns)
 
     def open_mark(self, name: str) -> list[AbstractContextManager[Any]]:
-        """Begin a mark in the trace, if one is being recorded, for :meth:`close_mark`."""
+        """Open a mark in the trace, if one is being recorded; pass it to :meth:`close_mark`."""
         marks = [self._call(slot, "open_mark", name) for slot in self._tracers]
         return [mark for mark in marks if mark is not None]
 
     def close_mark(self, marks: list[AbstractContextManager[Any]]) -> None:
-        """End a mark in the trace."""
+        """Close a mark in the trace."""
         for mark in marks:
             try:
                 mark.__exit__(None, None, None)
@@ -154,17 +154,17 @@ class Panel:
                 self._session.note(f"a mark in the trace was not closed: {_sentence(error)}")
 
     def pause(self) -> None:
-        """Silence all probes that are not tracers."""
+        """Pause all probes except tracers."""
         for slot in self._watchers:
             self._call(slot, "pause")
 
     def resume(self) -> None:
-        """Let them watch again."""
+        """Resume them."""
         for slot in self._watchers:
             self._call(slot, "resume")
 
     def call_by_name(self, name: str, method: str, *args: Any, **keywords: Any) -> None:
-        """Call a method that only this probe has; nothing if it is not on."""
+        """Call a method that only this probe has; do nothing if the probe is not on."""
         for slot in self._slots:
             if slot.name == name and slot.is_on:
                 self._call(slot, method, *args, **keywords)
@@ -172,12 +172,12 @@ class Panel:
     # Ending ---------------------------------------------------------------------------------------
 
     def failed(self) -> None:
-        """Training stopped with an exception: tracers save what helps."""
+        """Training stopped with an exception: tracers save what helps to find its cause."""
         for slot in self._tracers:
             self._call(slot, "failed")
 
     def stop(self) -> None:
-        """End all probes and close their files."""
+        """Stop all probes and close their files."""
         for slot in self._slots:
             if slot.is_on:
                 self._end(slot, "on", "")
@@ -185,12 +185,12 @@ class Panel:
         self.step_log = None
 
     def status(self) -> tuple[ProbeStatus, ...]:
-        """What each probe did so far."""
+        """Status of each probe so far."""
         return tuple(slot.status() for slot in self._slots)
 
     @property
     def traced_steps(self) -> tuple[int, ...]:
-        """Steps that were recorded from beginning to end."""
+        """Steps that were recorded from start to end."""
         steps = [getattr(slot.probe, "traced_steps", ()) for slot in self._slots]
         return tuple(sorted({step for some in steps for step in some}))
 
@@ -212,12 +212,12 @@ class Panel:
         probe = slot.probe
         slot.state, slot.reason = state, reason
         if state == "failed":
-            _log.warning("distprof: probe %s stopped, training goes on: %s", slot.name, reason)
+            _log.warning("distprof: probe %s stopped, training continues: %s", slot.name, reason)
         if probe is None:
             return
         try:
             probe.stop()
-        except Unavailable as why:  # it only now knows that there was nothing to record
+        except Unavailable as why:  # the probe finds out only now that there was nothing to record
             slot.state, slot.reason = "unavailable", why.reason
         except Exception as error:
             if state == "on":
@@ -250,21 +250,21 @@ class Panel:
         try:
             return _Slot(name, _probe_in(module))
         except ImportError as error:
-            return _Slot(name, None, "unavailable", f"cannot be imported: {error}")
+            return _Slot(name, None, "unavailable", f"import failed: {error}")
 
 
 def _why_off(options: ProbeOptions, option: str, rank: int) -> str:
     if options.mode == "off":
-        return "mode is off"
+        return "mode=off"
     if option:
-        return "" if getattr(options, option) else "not asked for"
+        return "" if getattr(options, option) else "switched off"
     if options.mode != "window":
-        return f"mode is {options.mode}"
-    return "" if options.profiles(rank) else f"traced ranks are {options.profile_ranks}"
+        return f"mode={options.mode}"
+    return "" if options.profiles(rank) else f"only these ranks are traced: {options.profile_ranks}"
 
 
 def _probe_in(module: str) -> Probe:
-    """The probe that a module defines: its only subclass of :class:`Probe`."""
+    """The only subclass of :class:`Probe` that the module defines."""
     loaded = importlib.import_module(module)
     found = [
         value

@@ -1,7 +1,7 @@
-"""Telling a rank that failed from one that only lost its peers.
+"""Distinguishes a rank that failed from one that only lost its peers.
 
-When one rank dies or hangs, the others' collectives fail too, with plain errors that name no rank.
-Such an error is a consequence, never the first cause.
+When one rank dies or hangs, the collectives of the others fail too, with errors that name no rank.
+These errors are consequences, never the cause.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PEER_LOSS = re.compile(
     r"|Watchdog caught collective operation timeout|Collective operation timeout"
     r"|ncclInProgress.*timeout|NCCL communicator was aborted"
     r"|Some NCCL operations have failed or timed out|Process group watchdog thread terminated"
-    # the store, and monitored barriers on ranks other than the one that is missing
+    # the store, and monitored barriers on ranks other than the missing one
     r"|wait timeout after \d+ms|store.*(timed? ?out|closed)|TCPStore.*(fail|recv|send)"
     r"|DistStoreError|DistNetworkError"
     r"|Detected mismatch between collectives.*missing"
@@ -33,7 +33,7 @@ _PEER_LOSS = re.compile(
 
 
 def is_peer_loss(exception_text: str) -> bool:
-    """Whether the text says only that another rank went away or did not answer in time.
+    """Whether the text only says that another rank disappeared or did not answer in time.
 
     Args:
         exception_text: Class and message of the exception, for example

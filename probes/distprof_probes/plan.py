@@ -1,12 +1,12 @@
-"""Which step does what: the same on every rank, because it follows from the options alone.
+"""Plans what happens in each step. It follows from the options alone, so all ranks agree.
 
 ::
 
-    0 1 2 | A B B A  A B B A | w w w | T T T T | _ | A B B A  A B B A …   then A for ever
+    0 1 2 | A B B A  A B B A | w w w | T T T T | _ | A B B A  A B B A …   then always A
     settle  overhead rounds    warm-up  traced   settle
 
-A: probes on; B: probes left out. ``with, without, without, with`` cancels a drift of the step time
-within a round. Ranks must switch together: one slow rank slows its peers.
+A: probes on; B: probes paused. The order ``with, without, without, with`` cancels drift of the step
+time within a round. Ranks must switch together, because one slow rank slows its peers.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _ROUND = 4  # blocks
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What happens in which step.
+    """What happens in each step.
 
     Args:
         settled: First step that measurements may use.
-        warmup: Steps with the profiler armed, right before ``traced``.
-        traced: Steps recorded; empty without tracing.
-        pairs: Neighbouring blocks, with and without probes.
-        paused: Steps in which probes are left out.
+        warmup: Steps in which the profiler warms up, immediately before ``traced``.
+        traced: Steps to record; empty without tracing.
+        pairs: Adjacent blocks, with and without probes.
+        paused: Steps in which probes are paused.
     """
 
     settled: int
@@ -40,9 +40,9 @@ class Plan:
     paused: frozenset[int]
 
     def is_quiet(self, step: int) -> bool:
-        """Whether nothing but the always-on probes touches the step, and it is no first step.
+        """Whether only the always-on probes affect the step, and it is not one of the first.
 
-        The step after the window is not quiet: ranks come to it from saving at different times.
+        The step after the window is not quiet: ranks finish saving at different times.
         """
         touched = range(self.warmup.start, self.traced.stop + 1) if self.traced else range(0)
         return step >= self.settled and step not in touched
@@ -53,7 +53,7 @@ def make_plan(options: ProbeOptions, *, is_traced: bool = True) -> Plan:
 
     Args:
         options: The same on all ranks.
-        is_traced: Whether this rank records; the steps in which probes rest do not depend on it.
+        is_traced: Whether this rank is traced. The paused steps do not depend on it.
     """
     window = _window(options) if options.mode == "window" else range(0)
     warmup = range(max(0, window.start - options.warmup), window.start)
@@ -69,7 +69,7 @@ def make_plan(options: ProbeOptions, *, is_traced: bool = True) -> Plan:
 
 
 def _window(options: ProbeOptions) -> range:
-    """Steps to trace: as asked, else after a few steps, and after two rounds if there is room."""
+    """Steps to trace: the requested ones, else after a few steps and two rounds if they fit."""
     length = options.num_steps
     if options.start_step >= 0:
         return range(options.start_step, options.start_step + length)
@@ -89,7 +89,7 @@ def _measures(options: ProbeOptions) -> bool:
 
 
 def _rounds(options: ProbeOptions, warmup: range, window: range) -> list[int]:
-    """First steps of the overhead rounds, before the window as many as fit, the rest after it."""
+    """First steps of the overhead rounds: as many as fit before the window, the rest after it."""
     if not _measures(options):
         return []
     length = _ROUND * options.overhead_block

@@ -1,11 +1,11 @@
-"""What a probe is: something that watches one aspect of training and writes it down.
+"""The base class of probes. A probe observes one aspect of training and records it.
 
-A probe never stops training. The session calls it within a guard: what it raises disables it, is
-shown in run.json as its state, and goes no further. In the steps that are left alone to measure
-overhead (between :meth:`Probe.pause` and :meth:`Probe.resume`) it does nothing at all: no thread of
-its own runs, no hook of its own does more than return.
+A probe never stops training. The session calls it inside a guard: an exception disables the probe,
+appears in run.json as its state and does not propagate. In the steps that measure overhead (between
+:meth:`Probe.pause` and :meth:`Probe.resume`) a probe does nothing: its threads do not run, and its
+hooks return at once.
 
-A module that holds a probe defines exactly one subclass of :class:`Probe`, made without arguments.
+A probe's module defines exactly one subclass of :class:`Probe`, constructed without arguments.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["Probe", "Tracer", "Unavailable", "Yielded"]
 
 
 class Unavailable(Exception):  # noqa: N818  # a state, not a fault
-    """This probe cannot work here; raised by :meth:`Probe.start` or later.
+    """This probe cannot run here; raised by :meth:`Probe.start` or later.
 
     Args:
         reason: One sentence for run.json.
@@ -36,16 +36,16 @@ class Unavailable(Exception):  # noqa: N818  # a state, not a fault
 
 
 class Yielded(Unavailable):
-    """The probe gives way to the user's own profiler."""
+    """The probe stopped because the user's own profiler is running."""
 
 
 class Probe:
-    """Base of all probes. The session calls these from the training thread.
+    """Base of all probes. The session calls these methods from the training thread.
 
     Attributes:
-        name: As in run.json.
-        writer: Its line-wise file; None if it writes none.
-        remark: One sentence for run.json although all is well; mostly empty.
+        name: Its name in run.json.
+        writer: Writer of its line-wise file; None if it has none.
+        remark: One sentence for run.json when the probe works; usually empty.
     """
 
     name: ClassVar[str]
@@ -57,37 +57,37 @@ class Probe:
         self.num_dropped = 0
 
     def start(self, session: Session) -> None:
-        """Begin.
+        """Start the probe.
 
         Raises:
-            Unavailable: If it cannot work here.
+            Unavailable: If it cannot run here.
         """
 
     def step_started(self, step: int) -> None:
-        """A step begins in which this probe watches."""
+        """A step starts in which this probe records."""
 
     def step_ended(self, step: int) -> None:
-        """A step ends in which this probe watched."""
+        """A step ends in which this probe recorded."""
 
     def phase_ended(self, name: str, start_ns: int, end_ns: int) -> None:
-        """A phase of the step ended, times in ns since the epoch."""
+        """A phase of the step ended. Times are in ns since the epoch."""
 
     def pause(self) -> None:
-        """Be silent until :meth:`resume`, to the last thread and hook."""
+        """Stop all activity, threads and hooks included, until :meth:`resume`."""
 
     def resume(self) -> None:
-        """Watch again."""
+        """Record again."""
 
     def stop(self) -> None:
-        """End for good: restore what was changed, let threads go. The session closes the writer."""
+        """Stop for good: restore all changes, end threads. The session closes the writer."""
 
     def open_writer(
         self, session: Session, file: str, schema: str, about: dict[str, Any] | None = None
     ) -> RecordWriter:
-        """The writer of this probe's file in the rank's directory, with its header.
+        """Open the writer of this probe's file in the rank's directory and write its header.
 
         Raises:
-            OSError: If the file cannot be made.
+            OSError: If the file cannot be created.
         """
         header = Header(schema=schema, rank=session.rank, about=about or {})
         limit = session.options.queue_records
@@ -95,7 +95,7 @@ class Probe:
         return self.writer
 
     def status(self) -> ProbeStatus:
-        """What it did so far, as far as it knows; the session adds failures it caught."""
+        """Its status so far, as it knows it; the session adds the failures it caught."""
         if self.writer is None:
             return ProbeStatus(
                 name=self.name,
@@ -115,26 +115,26 @@ class Probe:
 
 
 class Tracer(Probe):
-    """A probe that works in the traced window only and takes long between steps.
+    """A probe that runs in the traced window only and needs time between steps.
 
-    Tracers take no part in the always-on blocks: they are neither paused nor resumed.
+    Tracers are not part of the always-on blocks: they are neither paused nor resumed.
     """
 
     def between_steps(self, next_step: int) -> bool:  # noqa: ARG002
-        """Prepare, start, stop or save; called between two steps, and before the first.
+        """Prepare, start, stop or save. Called between two steps and before the first.
 
         Returns:
-            Whether it did any of these. The time it took then belongs to no step.
+            Whether it did any of these. That time then belongs to no step.
         """
         return False
 
     def end_mark(self, step: int) -> bool:  # noqa: ARG002
-        """The step ends now: close its mark. Returns whether all of the step was recorded."""
+        """Close the mark of the step that ends; return whether the whole step was recorded."""
         return False
 
     def open_mark(self, name: str) -> AbstractContextManager[Any] | None:  # noqa: ARG002
-        """An entered mark in the trace for a phase; None while nothing is recorded."""
+        """Enter a mark in the trace for a phase; None while nothing is recorded."""
         return None
 
     def failed(self) -> None:
-        """Training stops with an exception: save what helps to find out why."""
+        """Training stopped with an exception: save what helps to find its cause."""

@@ -1,4 +1,4 @@
-"""Threads of the process, the processors that it may use, and how busy they were."""
+"""The process's threads, the CPUs that it may use, and how busy they were."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ __all__ = ["Processors"]
 
 _STAT = Path("/proc/stat")
 _CPUINFO = Path("/proc/cpuinfo")
-_MODEL_FIELDS = ("model name", "cpu", "cpu model")  # of x86, POWER, MIPS
+_MODEL_FIELDS = ("model name", "cpu", "cpu model")  # on x86, POWER, MIPS
 _ARM_FIELDS = ("CPU implementer", "CPU part")
 _MAX_MODEL = 80
 _IDLE = slice(3, 5)  # idle and iowait, of user, nice, system, idle, iowait, irq, softirq, steal
 _FIELDS = 8  # guest time is in user time already
-_FEWEST_TICKS = 10  # a hundredth of a second each: less says nothing
+_FEWEST_TICKS = 10  # 10 ms each: fewer are too few to judge
 
 
 class Processors:
-    """Watches from now on.
+    """Observes the CPUs from its construction on.
 
     Args:
-        num_local_ranks: Ranks on the host, None where the launcher does not say.
-        stat: Instead of Linux's ``/proc/stat``.
-        cpuinfo: Instead of Linux's ``/proc/cpuinfo``.
+        num_local_ranks: Number of ranks on the host, None if the launcher does not set it.
+        stat: File to read instead of Linux's ``/proc/stat``.
+        cpuinfo: File to read instead of Linux's ``/proc/cpuinfo``.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Processors:
         self._before = _ticks(stat, self._cpus)
 
     def settings(self) -> ThreadSettings:
-        """What is known of them now."""
+        """Thread and CPU settings, as known now."""
         torch: Any = sys.modules.get("torch")
         return ThreadSettings(
             num_threads=int(torch.get_num_threads()) if torch is not None else None,
@@ -65,7 +65,7 @@ class Processors:
 
 
 def _model(cpuinfo: Path) -> str:
-    """Name of the first processor's model; ARM gives numbers, in hexadecimal. Empty if unknown."""
+    """Model name of the first CPU; hexadecimal numbers on ARM. Empty if unknown."""
     fields: dict[str, str] = {}
     try:
         with cpuinfo.open(encoding="utf-8", errors="replace") as stream:
@@ -74,7 +74,7 @@ def _model(cpuinfo: Path) -> str:
                 if colon:
                     fields.setdefault(name.strip(), " ".join(value.split()))
                 elif fields:
-                    break  # the next processor
+                    break  # the next CPU
     except OSError:
         return ""
     found = next((fields[name] for name in _MODEL_FIELDS if fields.get(name)), "")
@@ -84,7 +84,7 @@ def _model(cpuinfo: Path) -> str:
 
 
 def _ticks(stat: Path, cpus: Collection[int]) -> tuple[int, int] | None:
-    """Busy and all time of these processors since the machine started, hundredths of seconds."""
+    """Busy and total time of these CPUs since the machine started, in units of 10 ms."""
     names = {f"cpu{number}" for number in cpus}
     try:
         lines = stat.read_text(encoding="ascii").splitlines()

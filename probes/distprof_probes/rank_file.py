@@ -1,4 +1,4 @@
-"""What a session writes about itself: rank.json, error.json, and run.json if nobody else did."""
+"""Files in which a session describes itself: rank.json, error.json, and run.json if missing."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ _MAX_TRACEBACK = 100_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mesh:
-    """Mesh axis to size, slowest first, and this rank's index along each."""
+    """Size of each mesh axis, slowest first, and this rank's index along each."""
 
     sizes: Mapping[str, int]
     coordinates: Mapping[str, int]
 
 
 def mesh_of(mesh: Any, coordinates: Mapping[str, int] | None) -> Mesh:
-    """From a DeviceMesh, or from a mapping of sizes and one of coordinates; both may be None."""
+    """Mesh from a DeviceMesh, or from mappings of sizes and coordinates; both may be None."""
     names = getattr(mesh, "mesh_dim_names", None)
     if names:
         sizes = {name: int(mesh.size(i)) for i, name in enumerate(names)}
@@ -97,7 +97,7 @@ def write_rank_file(
 
 
 def write_error_file(rank_dir: Path, rank: int, error: BaseException, step: int | None) -> None:
-    """Write ``error.json``; the first error of a rank stays, later ones follow from it.
+    """Write ``error.json``. The first error of a rank is kept: later ones follow from it.
 
     Raises:
         OSError: If the disk does not take it.
@@ -121,10 +121,10 @@ def write_error_file(rank_dir: Path, rank: int, error: BaseException, step: int 
 def start_run_file(
     run_dir: Path, place: Placement, mesh: Mesh, options: ProbeOptions, started_ns: int
 ) -> bool:
-    """Write ``run.json`` of kind ``session``, unless a launcher has.
+    """Write ``run.json`` of kind ``session``, unless a launcher has done so.
 
     Returns:
-        Whether it was written: then :func:`conclude_run_file` has to follow.
+        Whether it was written. If so, call :func:`conclude_run_file` at the end.
 
     Raises:
         OSError: If the disk does not take it.
@@ -157,7 +157,7 @@ def conclude_run_file(run_dir: Path, outcome: Outcome, ended_ns: int) -> None:
 
     Raises:
         OSError: If a file cannot be read or written.
-        msgspec.MsgspecError: If one is not what was written.
+        msgspec.MsgspecError: If the contents of a file have changed.
     """
     run = msgspec.json.decode((run_dir / RUN_FILE).read_bytes(), type=RunFile)
     found = [

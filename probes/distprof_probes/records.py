@@ -1,8 +1,8 @@
-"""Writing lines off the training thread, never waiting for the disk.
+"""Writes records outside the training thread, which never waits for the disk.
 
-Records go into a bounded queue; one daemon thread per process writes the queues of all files, five
-times a second. When a queue is full, or the disk, records are dropped and counted. A file holds
-whole lines only, as far as the file system lets: what a failed write left behind is cut off.
+Records go into a bounded queue. One daemon thread per process writes the queues of all files, five
+times a second. If a queue or the disk is full, records are dropped and counted. A file holds whole
+lines only, as far as the file system permits: the remains of a failed write are cut off.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from distprof.artefacts.records import Header
 __all__ = ["Deferred", "RecordWriter"]
 
 FLUSH_PERIOD_S = 0.2
-_PATIENCE_S = 5.0  # for a deferred record, and for the disk at the end
+_PATIENCE_S = 5.0  # time limit for a deferred record, and for the disk at the end
 
 
 class Deferred(Protocol):
-    """A record whose values are still on their way from the accelerator."""
+    """A record whose values are still being copied from the GPU."""
 
     def resolve(self, *, is_last_chance: bool) -> msgspec.Struct | None:
-        """The record, or None while it must wait; at the last chance without what is missing."""
+        """The record, or None while it must wait. At the last chance, omit missing values."""
         ...
 
 
@@ -36,19 +36,19 @@ class RecordWriter:
     """Appends records to one line-wise file.
 
     Args:
-        path: The file; it is made new.
+        path: The file; an existing one is truncated.
         header: Its first line.
-        limit: Records that may wait.
-        background: Whether the process's writing thread serves this file; without it only
+        limit: Maximum number of records that may wait.
+        background: Whether the process's writer thread serves this file. Without it, only
             :meth:`flush` and :meth:`close` write.
 
     Attributes:
-        num_records: Lines written, without the header.
+        num_records: Lines written, excluding the header.
         num_dropped: Records lost.
-        problem: Why records were lost, one sentence; empty if the disk never failed.
+        problem: Why records were lost, in one sentence; empty if no write failed.
 
     Raises:
-        OSError: If the file cannot be made.
+        OSError: If the file cannot be created.
     """
 
     def __init__(
@@ -71,15 +71,15 @@ class RecordWriter:
             _Flusher.serve(self)
 
     def put(self, record: msgspec.Struct | Deferred) -> None:
-        """Queue a record. Never blocks, never raises; a record too many is dropped and counted."""
+        """Queue a record. Never blocks or raises. If the queue is full, drop and count it."""
         if self._is_closed or len(self._queue) >= self._limit:
             self.num_dropped += 1
         else:
             self._queue.append((time.monotonic(), record))
 
     def flush(self, *, is_last_chance: bool = False) -> None:
-        """Write what waits and is ready, in the calling thread."""
-        if os.getpid() != self._pid:  # a forked child: the file is its parent's
+        """Write all waiting records that are ready, in the calling thread."""
+        if os.getpid() != self._pid:  # a forked child: the file belongs to its parent
             self._queue.clear()
             return
         with self._lock:
@@ -88,7 +88,7 @@ class RecordWriter:
                 self._append(lines)
 
     def close(self, timeout_s: float = _PATIENCE_S) -> None:
-        """Write the rest and close the file, waiting at most ``timeout_s`` for the disk."""
+        """Write the rest and close the file; wait at most ``timeout_s`` for the disk."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -97,13 +97,15 @@ class RecordWriter:
         thread.start()
         thread.join(timeout_s)
         if thread.is_alive():
-            self.problem = self.problem or f"the disk did not take the rest within {timeout_s:g} s"
+            self.problem = (
+                self.problem or f"the disk did not accept the rest within {timeout_s:g} s"
+            )
             self.num_dropped += len(self._queue)
 
     def _finish(self) -> None:
         deadline = time.monotonic() + _PATIENCE_S / 2
         self.flush()
-        while self._queue and time.monotonic() < deadline:  # values on their way from the device
+        while self._queue and time.monotonic() < deadline:  # values being copied from the GPU
             time.sleep(0.01)
             self.flush()
         self.flush(is_last_chance=True)
@@ -121,25 +123,25 @@ class RecordWriter:
                 self._lose(1, f"{self.path.name}: {type(error).__name__}: {error}")
                 line = b""
             if line is None:
-                break  # those behind it wait too: lines keep their order
+                break  # later records wait too, so that lines keep their order
             self._queue.popleft()
             if line:
                 lines.append(line)
         return lines
 
     def _encode(self, record: msgspec.Struct | Deferred, *, is_last_chance: bool) -> bytes | None:
-        """The record's line; None while it waits for its values."""
+        """The record as a line; None while it waits for its values."""
         if not isinstance(record, msgspec.Struct):
             resolved = record.resolve(is_last_chance=is_last_chance)
             if resolved is None:
                 if is_last_chance:
-                    raise ValueError("a record never got its values")
+                    raise ValueError("the values of a record never arrived")
                 return None
             record = resolved
         return self._encoder.encode(record) + b"\n"
 
     def _append(self, lines: list[bytes]) -> None:
-        """Write whole lines; those that the disk does not take are dropped and counted."""
+        """Write whole lines; drop and count those that the disk does not accept."""
         if os.fstat(self._fd).st_nlink == 0:
             self._lose(len(lines), f"{self.path.name} was deleted while it was written")
             return
@@ -171,7 +173,7 @@ class RecordWriter:
         self._count(kept)
 
     def _count(self, num_lines: int) -> None:
-        """``num_lines`` were written, the header first if it was still to come."""
+        """Count ``num_lines`` as written; the first is the header if it was pending."""
         if num_lines and self._header is not None:
             self._header = None
             num_lines -= 1
@@ -183,7 +185,7 @@ class RecordWriter:
 
 
 class _Flusher(threading.Thread):
-    """The one writing thread of this process."""
+    """The single writer thread of this process."""
 
     _current: _Flusher | None = None
     _lock = threading.Lock()
@@ -197,7 +199,7 @@ class _Flusher(threading.Thread):
 
     @classmethod
     def serve(cls, writer: RecordWriter) -> None:
-        """Write ``writer``'s queue from now on; starts the thread when it is the first."""
+        """Serve ``writer`` from now on; start the thread if it is the first."""
         with cls._lock:
             current = cls._current
             if current is not None and current.pid == os.getpid() and current.is_alive():
@@ -209,7 +211,7 @@ class _Flusher(threading.Thread):
 
     @classmethod
     def release(cls, writer: RecordWriter) -> None:
-        """Forget ``writer``; the thread ends with the last one."""
+        """Stop serving ``writer``; the thread ends after the last one."""
         with cls._lock:
             current = cls._current
             if current is None:
@@ -229,7 +231,7 @@ class _Flusher(threading.Thread):
 
 
 def drain(timeout_s: float) -> None:
-    """Let the writing thread write what waits now; returns after ``timeout_s`` in any case."""
+    """Let the writer thread write all waiting records; return after ``timeout_s`` at the latest."""
     current = _Flusher._current
     if current is not None:
         current.done.clear()

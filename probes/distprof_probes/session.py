@@ -1,8 +1,8 @@
 """A session: the probes of one rank, from the first step to the last.
 
-The session is the only part that training code touches. Nothing that happens in it reaches
-training: an exception in a probe disables the probe, one in the session itself the session, and
-both are written to ``rank.json``.
+The session is the only part that training code uses. Its errors never reach training: an exception
+in a probe disables that probe, an exception in the session disables the session, and ``rank.json``
+records both.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _log = logging.getLogger("distprof.probes")
 
 
 class SessionFiles:
-    """Writes rank.json, error.json, and run.json where no launcher did.
+    """Writes rank.json and error.json, and run.json if no launcher did.
 
     Args:
         run_dir: The run directory.
@@ -72,7 +72,7 @@ class SessionFiles:
         self._notes[text] = None
 
     def begin(self, options: ProbeOptions, probes: tuple[ProbeStatus, ...]) -> None:
-        """Write what is known at the start."""
+        """Write the facts known at the start."""
         try:
             if self._place.rank == 0:
                 self._owns_run_file = start_run_file(
@@ -83,7 +83,7 @@ class SessionFiles:
             self.note(f"not all files could be written: {error.strerror}")
 
     def error(self, error: BaseException, last_step: int) -> None:
-        """Write why training stopped; ``last_step`` is negative before the first was over."""
+        """Record why training stopped; ``last_step`` is negative if no step was completed."""
         try:
             write_error_file(
                 self._rank_dir, self._place.rank, error, last_step if last_step >= 0 else None
@@ -98,7 +98,7 @@ class SessionFiles:
         overhead: tuple[Overhead, ...],
         ended_ns: int,
     ) -> None:
-        """Write what is known at the end."""
+        """Write the facts known at the end."""
         try:
             self._write_rank_file(probes, overhead, ended_ns)
             if self._owns_run_file:
@@ -125,10 +125,10 @@ class SessionFiles:
 
 
 def outcome_of(error: BaseException | None) -> Outcome:
-    """What the reason for which training ended makes of the run.
+    """The outcome of a run, from the reason for which training ended.
 
     Args:
-        error: What left the session's ``with`` block; None when nothing did.
+        error: Exception that left the session's ``with`` block; None if there was none.
     """
     if isinstance(error, KeyboardInterrupt | Terminated):
         return "interrupted"
@@ -139,9 +139,9 @@ def outcome_of(error: BaseException | None) -> Outcome:
 
 # A session: the probes of one rank, from the first step to the last ------------------------------
 
-_CLOSING_S = 60.0  # how long saving may take in the main thread after SIGTERM
+_CLOSING_S = 60.0  # time limit for saving in the main thread after SIGTERM
 
-_DRAIN_S = 0.02  # how long the last record of a block may hold up the next
+_DRAIN_S = 0.02  # how long the last record of a block may delay the next block
 
 _active: Session | None = None
 
@@ -157,25 +157,25 @@ def session(
     mesh: Any = None,
     coordinates: Mapping[str, int] | None = None,
 ) -> Session:
-    """Watch this process's training from now on.
+    """Start to record this process's training.
 
     Args:
-        out: The run directory, the same for all ranks; made if it is missing.
-        options: Which probes work and when, the same for all ranks; by default those that a
-            launcher passed in the environment.
-        rank: Global rank; by default as torchrun, SLURM or MPI say, else 0.
-        world_size: Ranks of the job, likewise.
+        out: The run directory, the same for all ranks; created if it is missing.
+        options: Which probes run and when, the same for all ranks; by default the options that
+            a launcher passed in the environment.
+        rank: Global rank; by default from torchrun, SLURM or MPI, else 0.
+        world_size: Number of ranks in the job; the same default.
         mesh: Mesh axis to size, slowest varying first, or a torch ``DeviceMesh``.
         coordinates: This rank's index along each axis; not needed with a ``DeviceMesh``.
 
     Returns:
-        The session: a context manager, or to be ended with :meth:`Session.close`.
+        The session. Use it as a context manager, or end it with :meth:`Session.close`.
 
     Raises:
-        UsageError: If the options cannot be read. Nothing else is ever raised.
+        UsageError: If the options cannot be read. It raises nothing else.
     """
     chosen = options if options is not None else options_from_environment()
-    chosen.profiles(0)  # a misspelt list of ranks is the caller's to know, at once
+    chosen.profiles(0)  # report a misspelt list of ranks to the caller at once
     return Session(
         Path(out),
         options=chosen,
@@ -192,7 +192,7 @@ def current() -> Session | None:
 
 
 class Session:
-    """One rank's probes; made by :func:`session`.
+    """The probes of one rank; created by :func:`session`.
 
     Attributes:
         run_dir: The run directory.
@@ -200,10 +200,10 @@ class Session:
         rank: Global rank.
         placement: Where this rank runs.
         options: As given.
-        mesh: Sizes and this rank's coordinates, as far as known.
-        plan: Which step does what.
-        current_step: Number of the running step, from 0.
-        is_open: Until :meth:`close`.
+        mesh: Sizes and this rank's coordinates, if known.
+        plan: What happens in each step.
+        current_step: Number of the current step, from 0.
+        is_open: True until :meth:`close`.
     """
 
     def __init__(
@@ -246,26 +246,27 @@ class Session:
         self._panel = Panel(self, probes)
         self._begin()
 
-    # What training calls ------------------------------------------------------------------------
+    # Called by training -------------------------------------------------------------------------
 
     def phase(self, name: str) -> AbstractContextManager[None]:
-        """Time inside belongs to a part of the step.
+        """Attribute the time inside the block to a part of the step.
 
         Args:
-            name: ``input``, ``forward``, ``backward``, ``optimizer``, or your own; may be nested,
-                and repeated within a step.
+            name: ``input``, ``forward``, ``backward``, ``optimizer``, or your own. Phases may be
+                nested, and repeated within a step.
         """
         return self._phase(name)
 
     def step(
         self, *, loss: Any = None, tokens: int | None = None, samples: int | None = None
     ) -> None:
-        """A step (one optimizer update) ends here, and the next begins.
+        """End a step (one optimizer update) and start the next.
 
         Args:
-            loss: A number or a tensor of one element on any device; nothing waits for a GPU.
+            loss: A number, or a tensor of one element on any device. Reading it does not wait for
+                the GPU.
             tokens: Tokens that this rank trained on in the step.
-            samples: Samples, likewise.
+            samples: Samples that this rank trained on in the step.
         """
         if not self._is_ours("step"):
             return
@@ -275,7 +276,7 @@ class Session:
             self._give_up(error)
 
     def watch(self, *modules: Any) -> None:
-        """Watch the routing of the mixture-of-experts layers in ``modules``."""
+        """Record the routing of the mixture-of-experts layers in ``modules``."""
         self._panel.call_by_name("moe_routing", "watch", *modules)
 
     def record_routing(
@@ -290,15 +291,16 @@ class Session:
         dropped: Any = 0,
         aux_loss: Any = None,
     ) -> None:
-        """Record where one micro-batch's tokens went in one layer.
+        """Record how one layer routed the tokens of one micro-batch.
 
         Args:
             layer: Index or name of the layer.
-            tokens_per_expert: Assignments to each of all experts: numbers, or a tensor.
+            tokens_per_expert: Number of assignments to each expert, all experts: numbers or a
+                tensor.
             num_tokens: Tokens routed.
             top_k: Experts per token.
-            micro_batch: Index within the step; counted per layer when None.
-            capacity: Most assignments that an expert takes, None without a limit.
+            micro_batch: Index within the step; counted per layer if None.
+            capacity: Maximum number of assignments per expert, None if unlimited.
             dropped: Assignments over capacity, a number or a tensor.
             aux_loss: Load-balancing loss, a number or a tensor.
         """
@@ -322,10 +324,10 @@ class Session:
         self._files.note(text)
 
     def close(self, error: BaseException | None = None) -> None:
-        """End: stop the probes and write everything. Safe to call twice.
+        """End the session: stop the probes and write everything. Safe to call twice.
 
         Args:
-            error: Why training stopped, when it did not stop by itself.
+            error: Why training stopped, unless it finished normally.
         """
         if os.getpid() != self._pid or not self._closing.acquire(blocking=False):
             return
@@ -339,9 +341,9 @@ class Session:
             atexit.unregister(self.close)
 
     def close_on_sigterm(self) -> None:
-        """On SIGTERM close in order, even while the main thread hangs in a collective, and exit.
+        """On SIGTERM, close cleanly and exit, even while the main thread hangs in a collective.
 
-        For programs whose main thread is theirs to decide about; by default signals are left alone.
+        Only for programs that own their main thread. By default, a session handles no signals.
         """
         close_on_sigterm(self._close_from_elsewhere)
 
@@ -363,10 +365,10 @@ class Session:
     # Beginning ------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
-        global _active  # one session per process: two would trace each other
+        global _active  # one session per process: two would record each other
         other = current()
         if other is not None:
-            self.note(f"another session was open in this process ({other.run_dir}): probes are off")
+            self.note(f"another session is open in this process ({other.run_dir}): probes are off")
             self._panel.turn_off(f"another session is open in this process: {other.run_dir}")
         else:
             _active = self
@@ -400,7 +402,7 @@ class Session:
         if not self._is_paused:
             self._panel.step_ended(step)
             if step + 1 in self.plan.paused:
-                drain(_DRAIN_S)  # what was recorded is written at the cost of the step it is from
+                drain(_DRAIN_S)  # the step that produced the records pays for writing them
         self._meter.record(step, self._timer() - self._mark)
         self.current_step = step + 1
         self._switch_probes(step + 1)
@@ -455,19 +457,19 @@ class Session:
                 self._panel.phase_ended(name, start_ns, self._now())
 
     def _is_ours(self, what: str) -> bool:
-        """Whether the caller is the thread that trains, in the process that does."""
+        """Whether the caller is the training thread of the training process."""
         if not self.is_open or self._has_given_up or os.getpid() != self._pid:
             return False
         thread = threading.get_ident()
         if self._thread is None:
             self._thread = thread
         if thread != self._thread:
-            self.note(f"{what}() was called from a second thread: ignored there")
+            self.note(f"{what}() was called from a second thread and ignored")
             return False
         return True
 
     def _now(self) -> int:
-        """Wall clock, ns since the epoch, never going back (the system's may be set back)."""
+        """Wall clock, ns since the epoch. Never decreases, although the system clock may."""
         self._last_ns = max(self._last_ns, self._clock())
         return self._last_ns
 
@@ -490,7 +492,7 @@ class Session:
         self._files.end(outcome, self.status(), overhead, self._now())
 
     def _overhead(self) -> tuple[Overhead, ...]:
-        """What was measured; why something was not goes to the notes."""
+        """The measured overheads; the notes say why one is missing."""
         asked = [self._meter.always_on()] if self.plan.pairs else []
         if self._panel.traced_steps:
             asked.append(self._meter.tracing(self._panel.traced_steps))
@@ -500,14 +502,14 @@ class Session:
         return tuple(answer for answer in asked if not isinstance(answer, str))
 
     def status(self) -> tuple[ProbeStatus, ...]:
-        """What each probe did so far."""
+        """Status of each probe so far."""
         return self._panel.status()
 
     def _give_up(self, error: Exception) -> None:
-        """The session itself broke: training goes on without it."""
+        """The session itself failed: training continues without it."""
         self._has_given_up = True
         self.note(f"the session stopped: {type(error).__name__}: {error}")
         _log.warning(
-            "distprof: probes stopped, training goes on: %s: %s", type(error).__name__, error
+            "distprof: probes stopped, training continues: %s: %s", type(error).__name__, error
         )
         self._panel.turn_off(f"the session stopped: {error}")

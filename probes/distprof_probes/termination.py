@@ -1,8 +1,8 @@
-"""SIGTERM for programs of our own: what was recorded is saved even while the main thread hangs.
+"""Handles SIGTERM in distprof's own programs: saves records even while the main thread hangs.
 
 Python runs signal handlers in the main thread, between two instructions. A rank that waits for a
-dead peer inside gloo or NCCL never comes to that point, and is killed with all it had recorded. The
-signal itself is noticed at once, though, through a socket that a thread of ours reads.
+dead peer inside gloo or NCCL never reaches that point, and is killed before it can save its
+records. A separate thread notices the signal at once, because it reads the wake-up socket.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from types import FrameType
 __all__ = ["Terminated", "close_on_sigterm"]
 
 EXIT_CODE = 128 + signal.SIGTERM
-_PATIENCE_S = 2.0  # for the main thread to leave by itself
+_PATIENCE_S = 2.0  # time for the main thread to exit by itself
 
 
 class Terminated(SystemExit):
-    """Raised in the main thread on SIGTERM, so that ``with`` blocks are left in order."""
+    """Raised in the main thread on SIGTERM, so that ``with`` blocks exit cleanly."""
 
     def __init__(self) -> None:
         super().__init__(EXIT_CODE)
 
 
 def close_on_sigterm(close: Callable[[], None], *, patience_s: float = _PATIENCE_S) -> None:
-    """End this process in order on SIGTERM. For a program's own main thread only.
+    """End this process cleanly on SIGTERM. Only for a program's own main thread.
 
-    The main thread gets :class:`Terminated`. If it is still there after ``patience_s``, ``close``
+    The main thread gets :class:`Terminated`. If it still runs after ``patience_s``, ``close``
     is called from another thread and the process ends with exit code 143.
 
     Args:
-        close: Saves what was recorded, or waits while the main thread does.
-        patience_s: How long the main thread may take.
+        close: Saves the records, or waits while the main thread does.
+        patience_s: Seconds that the main thread may take.
     """
     reader, writer = socket.socketpair()
     writer.setblocking(False)

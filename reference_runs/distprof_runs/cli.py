@@ -1,4 +1,4 @@
-"""``distprof run``: a reference run of one kind of parallelism, and its report.
+"""``distprof run``: runs and reports a reference run of one kind of parallelism.
 
 Its options are made from the structs in :mod:`distprof_runs.options`; torch is imported when a
 job starts, not for ``--help``.
@@ -78,7 +78,7 @@ class GroupedCommand(click.Command):
 
 
 class Workloads(click.Group):
-    """The workloads as commands, each made when it is called for: they have many options."""
+    """The workloads as commands, each created on demand because they have many options."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """All of them, in the registry's order."""
@@ -93,22 +93,22 @@ class Workloads(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click does; a name that is none is answered with those that are."""
+        """Resolve as click does; an error for an unknown name lists the known ones."""
         if args and args[0] not in WORKLOADS and not args[0].startswith("-"):
             near = difflib.get_close_matches(args[0], WORKLOADS, n=1, cutoff=0.4)
             hint = f": did you mean {near[0]}?" if near else f": {', '.join(WORKLOADS)}"
-            raise click.UsageError(f"there is no workload {args[0]!r}{hint}", ctx)
+            raise click.UsageError(f"unknown workload {args[0]!r}{hint}", ctx)
         return super().resolve_command(ctx, args)
 
 
 @click.group(
     cls=Workloads,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="Exit codes: 0 fine, 1 findings at or above --fail-on, 2 wrong usage, 3 bad input,"
-    " 4 the job failed (its report still comes), 130 interrupted.",
+    epilog="Exit codes: 0 success, 1 findings at or above --fail-on, 2 wrong usage, 3 bad input,"
+    " 4 the job failed (the report is still shown), 130 interrupted.",
 )
 def run() -> None:
-    """Run a small training of one kind of parallelism under probes, and report on it.
+    """Run a small training with one kind of parallelism under probes, and report on it.
 
     \b
       distprof run ddp --ranks 2 --device cpu
@@ -141,7 +141,7 @@ def _command(workload: str) -> click.Command:
 
 
 def _section(name: str, heading: str, options: Iterable[Option]) -> list[GroupedOption]:
-    """Options of one section; each stays None unless it was typed, so a file's value can stand."""
+    """Options of one section; None unless given, so that a file's value can apply."""
     return [
         GroupedOption(
             [each.spelling, each.name],
@@ -154,7 +154,7 @@ def _section(name: str, heading: str, options: Iterable[Option]) -> list[Grouped
 
 
 def _probe_options() -> list[Option]:
-    """Those of the probes that are worth a line, in that order."""
+    """The probe options that the help shows, in that order."""
     known = {each.name: each for each in options_of(ProbeOptions)}
     return [known[name] for name in _PROBES_SHOWN]
 
@@ -172,7 +172,7 @@ def _shown(default: Any) -> str:
 
 
 def _other_options() -> list[click.Parameter]:
-    """What concerns the command rather than the run."""
+    """Options of the command rather than of the run."""
     faults = "Faults"
     report = "Configuration and report"
     return [
@@ -180,20 +180,20 @@ def _other_options() -> list[click.Parameter]:
             ["--fault", "faults"],
             multiple=True,
             metavar="KIND=TARGET:AMOUNT",
-            help="Injure the run on purpose, for example slow-rank=1:1.5; may be repeated.",
+            help="Inject a fault, for example slow-rank=1:1.5; may be repeated.",
             section=faults,
         ),
         GroupedOption(
             ["--config"],
             type=click.Path(path_type=Path),
             metavar="FILE",
-            help="TOML file with the same options; what is typed wins.",
+            help="TOML file with the same options; the command line wins.",
             section=report,
         ),
         GroupedOption(
             ["--dry-run"],
             is_flag=True,
-            help="Print the whole configuration as such a file, and stop.",
+            help="Print the whole configuration as a TOML file and exit.",
             section=report,
         ),
         GroupedOption(
@@ -206,18 +206,20 @@ def _other_options() -> list[click.Parameter]:
         GroupedOption(
             ["--format", "format_name"],
             metavar="text|json|md",
-            help="How the report is shown.  [text]",
+            help="Format of the report.  [text]",
             section=report,
         ),
         GroupedOption(
             ["--fail-on"],
             type=click.Choice([severity.value for severity in Severity]),
-            help="Exit with 1 if a finding is at least this severe.",
+            help="Exit with 1 if a finding has at least this severity.",
             section=report,
         ),
-        GroupedOption(["--no-report"], is_flag=True, help="Record only.", section=report),
         GroupedOption(
-            ["-q", "--quiet"], is_flag=True, help="Nothing on stderr but errors.", section=report
+            ["--no-report"], is_flag=True, help="Record without a report.", section=report
+        ),
+        GroupedOption(
+            ["-q", "--quiet"], is_flag=True, help="Print only errors on stderr.", section=report
         ),
         GroupedOption(
             ["--debug"],
@@ -225,7 +227,7 @@ def _other_options() -> list[click.Parameter]:
             is_eager=True,
             expose_value=False,
             callback=remember_debug,
-            help="Show where an unexpected error happened.",
+            help="Show the traceback of an unexpected error.",
             section=report,
         ),
     ]

@@ -1,4 +1,4 @@
-"""The whole configuration of a reference run: what run.json's ``config`` holds. Free of torch."""
+"""The whole configuration of a reference run, as in run.json's ``config``. Free of torch."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Configuration:
     faults: tuple[Fault, ...] = ()
 
     def to_sections(self) -> dict[str, dict[str, Any]]:
-        """Sections of run.json's ``config``, every value spelled out; faults stand beside it."""
+        """Sections of run.json's ``config``, with every value; faults are separate."""
         return {
             "model": msgspec.structs.asdict(self.model.resolved()),
             "training": msgspec.structs.asdict(self.training),
@@ -63,7 +63,9 @@ class Configuration:
             UsageError: If a section, a key or a value is unknown; the message names it.
         """
         if workload not in WORKLOADS:
-            raise UsageError(f"there is no reference run {workload!r}: {', '.join(WORKLOADS)}")
+            raise UsageError(
+                f"unknown reference run {workload!r}: choose from {', '.join(WORKLOADS)}"
+            )
         options = WORKLOADS[workload].options
         for name in sections:
             known = ("model", "training", workload, "probes", "faults")

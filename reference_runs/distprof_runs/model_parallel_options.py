@@ -1,4 +1,4 @@
-"""Options of the reference runs that split the model itself. Free of torch."""
+"""Options of the reference runs that split the model itself. Does not import torch."""
 
 from __future__ import annotations
 
@@ -62,12 +62,12 @@ class PpOptions(WorkloadOptions, frozen=True, kw_only=True):
     """Options of ``pp``."""
 
     name = "pp"
-    summary = "pipeline parallelism with each schedule that torch offers"
+    summary = "pipeline parallelism with every schedule of torch"
     training_defaults: ClassVar[dict[str, Any]] = {"micro_batches": 8}
 
     schedule: Annotated[Schedule, option("Pipeline schedule.")] = "1f1b"
     virtual_stages: Annotated[
-        int, option("Stages per rank (0: 1, or 2 where the schedule wants more).")
+        int, option("Stages per rank (0: 1, or 2 if the schedule needs more).")
     ] = 0
     split: Annotated[str, option("Blocks per stage, for example 2,3,3 (empty: even).")] = ""
 
@@ -108,9 +108,7 @@ class MoeOptions(WorkloadOptions, frozen=True, kw_only=True):
 
     experts: Annotated[int, option("Experts per layer.")] = 8
     top_k: Annotated[int, option("Experts per token.")] = 2
-    capacity_factor: Annotated[
-        float, option("Tokens an expert takes / even share (0: no limit).")
-    ] = 0.0
+    capacity_factor: Annotated[float, option("Tokens per expert / even share (0: no limit).")] = 0.0
     aux_loss_weight: Annotated[float, option("Weight of the load-balancing loss.")] = 0.01
     skew: Annotated[float, option("Added to the router's logit of the first expert.")] = 0.0
 
@@ -127,7 +125,7 @@ class MoeOptions(WorkloadOptions, frozen=True, kw_only=True):
         super().check(model, training, world_size)
         _check_experts(self.experts, self.top_k, world_size)
         if self.capacity_factor < 0 or self.aux_loss_weight < 0:
-            raise UsageError("--capacity-factor and --aux-loss-weight are 0 or more")
+            raise UsageError("--capacity-factor and --aux-loss-weight must be 0 or more")
 
 
 class CpOptions(WorkloadOptions, frozen=True, kw_only=True):
@@ -142,8 +140,8 @@ class CpOptions(WorkloadOptions, frozen=True, kw_only=True):
     zigzag: Annotated[
         bool,
         option(
-            "With --method ring: two pieces per rank, one from each end, so that a"
-            " causal mask leaves all the same work; off is the anti-pattern."
+            "With --method ring: two pieces per rank, one from each end, so that all ranks"
+            " have equal work under a causal mask; off is the anti-pattern."
         ),
     ] = True
 
@@ -175,7 +173,7 @@ class ThreeDOptions(WorkloadOptions, frozen=True, kw_only=True):
 
     pp: Annotated[int, option("Pipeline stages.")] = 2
     dp: Annotated[int, option("Replicas.")] = 1
-    fsdp: Annotated[int, option("Shards (FSDP2); 0: what is left of the ranks.")] = 2
+    fsdp: Annotated[int, option("Shards (FSDP2); 0: the remaining ranks.")] = 2
     tp: Annotated[int, option("Tensor-parallel ranks.")] = 2
     ep: Annotated[
         int,

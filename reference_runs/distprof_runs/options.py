@@ -30,7 +30,7 @@ Schedule = Literal[
 
 
 class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Size of the transformer. 0 means: as the preset has it."""
+    """Size of the transformer. 0 means the preset's value."""
 
     preset: Annotated[str, option("Size of the model: tiny, small, 125m, 1b, 7b, 13b, 70b.")] = (
         "tiny"
@@ -47,11 +47,11 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         """The same with every 0 filled in from the preset.
 
         Raises:
-            UsageError: If there is no such preset, or the sizes do not fit each other.
+            UsageError: If the preset is unknown, or the sizes do not fit each other.
         """
         if self.preset not in PRESETS:
             known = ", ".join(PRESETS)
-            raise UsageError(f"there is no preset {self.preset!r}; choose one of {known}")
+            raise UsageError(f"unknown preset {self.preset!r}; choose one of {known}")
         preset = PRESETS[self.preset]
         chosen: dict[str, Any] = {
             name: getattr(self, name) or size for name, size in preset.items()
@@ -91,7 +91,7 @@ PRESETS: dict[str, dict[str, int]] = {
 
 
 class TrainingOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What every workload has in common."""
+    """Options common to all workloads."""
 
     steps: Annotated[int, option("Optimizer steps.")] = 40
     batch: Annotated[int, option("Sequences per micro-batch and data-parallel rank.")] = 4
@@ -107,15 +107,13 @@ class TrainingOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     ] = False
     learning_rate: Annotated[float, option("Of AdamW.")] = 0.0003
     clip_grad_norm: Annotated[float, option("Clip the gradient's norm (0: do not).")] = 0.0
-    device: Annotated[
-        Literal["auto", "cuda", "cpu"], option("Auto: CUDA devices where there are.")
-    ] = "auto"
-    seed: Annotated[int, option("Of weights and data.")] = 0
+    device: Annotated[Literal["auto", "cuda", "cpu"], option("Auto: CUDA if available.")] = "auto"
+    seed: Annotated[int, option("Random seed of weights and data.")] = 0
     threads: Annotated[int, option("CPU threads of each rank.")] = 1
-    group_timeout_s: Annotated[float, option("How long a collective may wait for a rank.")] = 60.0
+    group_timeout_s: Annotated[float, option("Seconds a collective may wait for a rank.")] = 60.0
     compute: Annotated[
         Literal["real", "sleep"],
-        option("Sleep: blocks sleep for the times given, for exact ground truth."),
+        option("Sleep: blocks sleep for given times, for exact ground truth."),
     ] = "real"
     forward_ms: Annotated[float, option("With --compute sleep: forward time of a block.")] = 5.0
     backward_ms: Annotated[float, option("With --compute sleep: backward time of a block.")] = 10.0
@@ -135,7 +133,7 @@ class WorkloadOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         """Mesh axis to size, slowest varying first; the product is ``world_size``.
 
         Raises:
-            UsageError: If the ranks cannot be arranged as asked.
+            UsageError: If the ranks do not fit the mesh.
         """
         raise NotImplementedError
 
@@ -147,7 +145,7 @@ class WorkloadOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         """Refuse what cannot run.
 
         Raises:
-            UsageError: With the way out.
+            UsageError: With a fix.
         """
         del model
         if training.compute == "sleep" and training.checkpoint_activations:
@@ -157,7 +155,7 @@ class WorkloadOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     def notes(
         self, model: ModelOptions, training: TrainingOptions, world_size: int
     ) -> tuple[str, ...]:
-        """What a reader of the run should know, one sentence each.
+        """Notes for a reader of the run, one sentence each.
 
         Args:
             model: Resolved sizes.
@@ -179,9 +177,7 @@ class DdpOptions(WorkloadOptions, frozen=True, kw_only=True):
         True
     )
     static_graph: Annotated[bool, option("Tell DDP that the graph never changes.")] = False
-    find_unused: Annotated[
-        bool, option("Search for parameters that took no part in each forward.")
-    ] = False
+    find_unused: Annotated[bool, option("Search for unused parameters in each forward.")] = False
     hook: Annotated[
         Literal["none", "fp16", "bf16", "powersgd", "topk"],
         option("Compress gradients on the wire."),
@@ -193,10 +189,10 @@ class DdpOptions(WorkloadOptions, frozen=True, kw_only=True):
         return {"dp_replicate": world_size}
 
     def check(self, model: ModelOptions, training: TrainingOptions, world_size: int) -> None:
-        """Refuse buckets and shares that cannot be."""
+        """Reject impossible bucket sizes and shares."""
         super().check(model, training, world_size)
         if self.bucket_mb <= 0:
-            raise UsageError(f"--bucket-mb {self.bucket_mb:g}: a bucket has a size above 0")
+            raise UsageError(f"--bucket-mb {self.bucket_mb:g}: must be above 0")
         if not 0 < self.topk_ratio <= 1:
             raise UsageError(f"--topk-ratio {self.topk_ratio:g}: must be above 0 and at most 1")
 
@@ -236,7 +232,7 @@ class FsdpOptions(WorkloadOptions, frozen=True, kw_only=True):
         return {"dp_replicate": self.replicas, "dp_shard": shards}
 
     def check(self, model: ModelOptions, training: TrainingOptions, world_size: int) -> None:
-        """Refuse hybrid sharding of the optimizer alone: it is not made."""
+        """Reject hybrid sharding of the optimizer alone, which is not implemented."""
         super().check(model, training, world_size)
         if self.zero == "1" and self.replicas > 1:
             raise UsageError("--replicas needs sharded parameters: use --zero 2 or --zero 3")
@@ -270,7 +266,7 @@ def divide(whole: int, part: int, what: str) -> int:
     """``whole`` ranks shared among ``part``.
 
     Raises:
-        UsageError: If there is a rest; ``what`` names the part.
+        UsageError: If there is a remainder; ``what`` names the part.
     """
     if part < 1 or whole % part:
         raise UsageError(f"{what} = {part} does not divide {whole} ranks")

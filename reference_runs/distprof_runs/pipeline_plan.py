@@ -83,16 +83,16 @@ def plan_pipeline(
         split: Blocks per stage, separated by commas; empty: as even as can be.
 
     Raises:
-        UsageError: If the schedule cannot run so; with the way out.
+        UsageError: If the schedule cannot run this way; with a fix.
     """
     if ranks < 2:
-        raise UsageError("a pipeline has at least 2 ranks: use --ranks 2")
+        raise UsageError("a pipeline needs at least 2 ranks: use --ranks 2")
     fewest, most = SCHEDULES[schedule]
     per_rank = virtual_stages or fewest
     if per_rank < fewest or (most is not None and per_rank > most):
         limits = f"exactly {fewest}" if fewest == most else f"{fewest} or more"
         raise UsageError(
-            f"schedule {schedule} takes {limits} stages per rank, not {per_rank}: leave out"
+            f"schedule {schedule} needs {limits} stages per rank, not {per_rank}: remove"
             " --virtual-stages"
         )
     stages = ranks * per_rank
@@ -110,8 +110,8 @@ def _check_micro_batches(schedule: str, ranks: int, stages: int, micro_batches: 
     rounds = max(1, micro_batches // ranks)
     if schedule in ("interleaved-1f1b", "interleaved-zb") and micro_batches % rounds:
         raise UsageError(
-            f"schedule {schedule} shares {micro_batches} micro-batches among {rounds} rounds, which"
-            f" leaves a rest: use --micro-batches {rounds * ranks}"
+            f"schedule {schedule} cannot divide {micro_batches} micro-batches evenly among {rounds}"
+            f" rounds: use --micro-batches {rounds * ranks}"
         )
 
 

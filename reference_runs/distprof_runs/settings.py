@@ -1,4 +1,4 @@
-"""What the user asked for: a TOML file, the command line over it, and back. Free of torch."""
+"""The user's settings from a TOML file and the command line, and back. Free of torch."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ _FIXED = ("model", "training", "launch", "probes", "faults")
 
 
 class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How many ranks, and where. 0 means: not given."""
+    """Number and placement of ranks. 0 means not given."""
 
     ranks: Annotated[int, option("Ranks on each node (2 if neither this nor --gpus is given).")] = 0
-    gpus: Annotated[int, option("GPUs on each node, one rank on each.")] = 0
+    gpus: Annotated[int, option("GPUs on each node, one rank per GPU.")] = 0
     nodes: Annotated[int, option("Nodes; run the same command on each.")] = 1
-    node_rank: Annotated[int, option("Number of this node, from 0 (-1: as SLURM counts).")] = -1
+    node_rank: Annotated[int, option("Number of this node, from 0 (-1: from SLURM).")] = -1
     rdzv_endpoint: Annotated[str, option("HOST:PORT on the first node, where nodes meet.")] = ""
     emulate_nodes: Annotated[
-        int, option("Make so many nodes on this machine, out of network namespaces (needs root).")
+        int, option("Emulate this many nodes here with network namespaces (needs root).")
     ] = 0
 
     @property
@@ -65,24 +65,24 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return int(text) if text.isdecimal() else None
 
     def check(self) -> None:
-        """Refuse what contradicts itself.
+        """Reject contradictory options.
 
         Raises:
-            UsageError: With the way out.
+            UsageError: With a fix.
         """
         if min(self.ranks, self.gpus) < 0 or self.nodes < 1 or self.node_rank < -1:
             raise UsageError("--ranks, --gpus and --nodes count from 1, --node-rank from 0")
         if self.gpus and self.ranks and self.gpus != self.ranks:
-            raise UsageError("--gpus starts one rank on each GPU: leave --ranks out")
+            raise UsageError("--gpus starts one rank on each GPU: remove --ranks")
         if self.is_emulating and self.nodes > 1:
-            raise UsageError("--emulate-nodes makes nodes here: leave --nodes out")
+            raise UsageError("--emulate-nodes creates the nodes: remove --nodes")
         if self.node_rank >= self.nodes:
             raise UsageError(
                 f"--node-rank {self.node_rank}: nodes count from 0 to {self.nodes - 1}"
             )
         if self.nodes > 1 and not self.rdzv_endpoint:
             raise UsageError(
-                f"--nodes {self.nodes}: say where they meet, --rdzv-endpoint FIRST_NODE:29500"
+                f"--nodes {self.nodes}: give their meeting point, --rdzv-endpoint FIRST_NODE:29500"
             )
         if self.nodes > 1 and self.this_node is None:
             raise UsageError(
@@ -97,7 +97,7 @@ class LaunchOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class FaultOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is injured on purpose."""
+    """Faults to inject."""
 
     inject: Annotated[tuple[str, ...], option("Faults, for example slow-rank=1:1.5.")] = ()
 
@@ -111,8 +111,8 @@ def _check_one_per_node(nodes: int) -> None:
     tasks = os.environ.get("SLURM_STEP_NUM_TASKS", "")
     if tasks.isdecimal() and int(tasks) != nodes:
         raise UsageError(
-            f"--nodes {nodes}: srun has started {tasks} of this command, and it takes one on each"
-            f" node: srun --nodes {nodes} --ntasks {nodes}"
+            f"--nodes {nodes}: srun started {tasks} copies of this command; start one on each node:"
+            f" srun --nodes {nodes} --ntasks {nodes}"
         )
 
 
@@ -145,12 +145,12 @@ def read_settings_file(file: Path) -> dict[str, dict[str, Any]]:
     """Sections of a TOML file.
 
     Raises:
-        InputError: If it cannot be read or is no TOML.
+        InputError: If it cannot be read or is not TOML.
     """
     try:
         content = tomllib.loads(file.read_text("utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        found = error.strerror if isinstance(error, OSError) else "no text in UTF-8"
+        found = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise InputError(str(file), expected="a TOML file", found=found or str(error)) from error
     except tomllib.TOMLDecodeError as error:
         raise InputError(str(file), expected="TOML", found=str(error)) from error
@@ -159,8 +159,8 @@ def read_settings_file(file: Path) -> dict[str, dict[str, Any]]:
         raise InputError(
             str(file),
             expected="options in sections, for example [training]",
-            found=f"{loose[0]} outside of any section",
-            fix="distprof run WORKLOAD --dry-run prints a whole file",
+            found=f"{loose[0]} outside any section",
+            fix="distprof run WORKLOAD --dry-run prints a complete file",
         )
     return content
 
@@ -195,7 +195,7 @@ def resolve(workload: str, file: Sections, given: Sections) -> Settings:
 
 
 def traced_steps(steps: int) -> int:
-    """Steps to trace of a run: ten tell a straggler among two ranks from chance, if it has them."""
+    """Steps to trace: ten, if available, separate a straggler of two ranks from chance."""
     return min(10, max(4, steps // 3))
 
 
@@ -203,13 +203,12 @@ def _check_link(faults: Collection[Fault], launch: LaunchOptions) -> None:
     for fault in faults:
         if fault.kind == SLOW_LINK and not launch.emulate_nodes:
             raise UsageError(
-                f"--fault {fault.text}: a slow link lies between emulated nodes; add"
-                " --emulate-nodes 2"
+                f"--fault {fault.text}: a slow link needs emulated nodes; add --emulate-nodes 2"
             )
 
 
 def to_toml(settings: Settings) -> str:
-    """A file that asks for exactly this run, every default spelled out."""
+    """A TOML file that describes exactly this run, with every default."""
     sections: dict[str, Mapping[str, Any]] = {
         **settings.configuration.to_sections(),
         "launch": msgspec.structs.asdict(settings.launch),

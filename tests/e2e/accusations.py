@@ -65,9 +65,9 @@ def is_rightly_explained(report: dict[str, Any], fault: Fault) -> bool:
 
 
 def others_accused(report: dict[str, Any], fault: Fault | None) -> list[Finding]:
-    """Accusations of anybody else; in a healthy job (no fault) all of them.
+    """Accusations of any other rank; in a healthy job (no fault) all of them.
 
-    An overloaded expert makes ranks that hold it late: naming one of them is no error.
+    An overloaded expert makes ranks that hold it late: naming one of them is correct.
     """
     if fault is None:
         return accusations(report)

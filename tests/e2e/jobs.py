@@ -97,7 +97,7 @@ def run_job(folder: Path, *arguments: str, start: Starter = started_cold) -> Job
 
 
 def job_in(folder: Path, exit_code: int, stdout: str, stderr: str) -> Job:
-    """What lies in a run directory, with what the command said."""
+    """Contents of a run directory, and the output of the command."""
     run, report = folder / RUN_FILE, folder / REPORT_FILE
     return Job(
         dir=folder,

@@ -80,9 +80,9 @@ def test_under_torchrun_the_processes_are_the_ranks(tmp_path: Path) -> None:
 def test_wrong_usage_is_told_before_any_rank_starts(tmp_path: Path, ran_warm: Ran) -> None:
     (tmp_path / "there.json").write_text("x")
     cases = [
-        (("--ranks", "1"), "nobody to talk to"),
+        (("--ranks", "1"), "needs at least 2 ranks"),
         (("--collectives", "all_redo"), "known are all_reduce"),
-        (("--min-bytes", "1X"), "is no size"),
+        (("--min-bytes", "1X"), "is not a size"),
         (("--min-bytes", "2M", "--max-bytes", "1M"), "swap them"),
         (("-o", str(tmp_path / "there.json")), "--force"),
     ]

@@ -1,4 +1,4 @@
-"""Each fault that can be ordered is named in the report of a real run, and nobody else.
+"""The report of a real run names each injected fault, and no other rank.
 
 Blocks sleep, so that ranks need not share cores. Faults take a third of the step or more: on a
 machine that does other things too, smaller ones may drown (benchmarks/fault_accuracy.py counts

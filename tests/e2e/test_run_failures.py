@@ -134,7 +134,7 @@ def test_gpus_that_are_not_there_name_the_way_without(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_written_is_refused() -> None:
     said = refused(Path("/proc/distprof-run"), "ddp", "--device", "cpu")
-    assert "choose another place with -o" in said
+    assert "choose another folder with -o" in said
 
 
 def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Reports of every reference run, held against what was asked for and against theory."""
+"""Compares the report of every reference run with its options and with theory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reference runs whose reports are held against theory, and what theory says of each.
+"""The reference runs whose reports are compared with theory, and the theory of each.
 
 Models are as small as the shapes allow: what is asserted are groups, counts and bytes, not times.
 """
@@ -45,7 +45,7 @@ class Case:
     Args:
         workload: Its name.
         ranks: On one node.
-        options: Of the command line, beside the small sizes.
+        options: Command-line options, in addition to the small sizes.
         strategy: As the report must call it.
     """
 

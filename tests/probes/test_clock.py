@@ -1,4 +1,4 @@
-"""Clock stamps: right by the formula, off the training thread, harmless when nobody answers."""
+"""Clock stamps: right by the formula, off the training thread, harmless without an answer."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ def test_a_rank_0_that_never_comes_holds_nobody_up(writer: RecordWriter) -> None
     asker.start()
     asker.end(within_s=5.0)
     assert not asker.is_alive()
-    assert asker.trouble == "rank 0 did not say where it answers"
+    assert asker.trouble == "rank 0 did not publish its address"
     assert writer.num_dropped == 0
 
 
@@ -288,7 +288,7 @@ def test_one_rank_has_nobody_to_ask(tmp_path: Path) -> None:
         session.close()
     finally:
         distributed.destroy_process_group()
-    assert _status(session).reason == "one rank: nobody to compare clocks with"
+    assert _status(session).reason == "a single rank has no other clock to compare with"
 
 
 @pytest.mark.parametrize(
@@ -361,7 +361,7 @@ def test_two_processes_of_one_host_have_one_clock(tmp_path: Path) -> None:
         middle = (stamp.t_sent_ns + stamp.t_received_ns) // 2
         assert abs(stamp.t_server_ns - middle) <= (stamp.t_received_ns - stamp.t_sent_ns) / 2 + 1
     statuses = _probe_states(tmp_path / "run")
-    assert statuses == {0: ("on", "rank 0 has the clock that the others ask for"), 1: ("on", "")}
+    assert statuses == {0: ("on", "rank 0 provides the reference clock"), 1: ("on", "")}
 
 
 @pytest.mark.distributed

@@ -95,7 +95,7 @@ def test_a_process_that_uses_no_gpu_records_none(tmp_path: Path) -> None:
     session.close()
     status = _status(session)
     assert status.state == "unavailable"
-    assert status.reason == "this process used no CUDA device"
+    assert status.reason == "this process used no GPU"
     assert not (tmp_path / "rank00000" / "nvml.jsonl").exists()
     assert nvml.num_open == 0
 
@@ -105,7 +105,7 @@ def test_a_device_that_nvml_does_not_have_is_said(tmp_path: Path) -> None:
     session = Session(tmp_path, options=OPTIONS, probes=[probe])
     session.close()
     assert _status(session).state == "unavailable"
-    assert _status(session).reason == "NVML has no device for CUDA device 3"
+    assert _status(session).reason == "NVML does not know CUDA device 3"
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_a_device_that_nvml_does_not_have_is_said(tmp_path: Path) -> None:
         (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, "no NVML library"),
         (pynvml.NVML_ERROR_DRIVER_NOT_LOADED, "not loaded"),
         (pynvml.NVML_ERROR_NO_PERMISSION, "no permission"),
-        (pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, "differ in version"),
+        (pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, "versions differ"),
         (pynvml.NVML_ERROR_UNKNOWN, "Unknown Error"),
     ],
 )
@@ -132,7 +132,7 @@ def test_a_driver_without_gpus_is_absence(tmp_path: Path) -> None:
     nvml = FakeNvml()
     session = Session(tmp_path, options=OPTIONS, probes=[NvmlProbe(nvml)])
     session.close()
-    assert _status(session).reason == "NVML sees no GPU"
+    assert _status(session).reason == "NVML found no GPU"
     assert nvml.num_open == 0
 
 

@@ -125,7 +125,7 @@ def test_too_few_pairs_give_a_reason_instead_of_a_figure(plan: Plan) -> None:
     for step in range(12):
         meter.record(step, STEP_NS)
 
-    assert meter.always_on() == "overhead was not measured: 4 pairs of blocks; 6 are needed"
+    assert meter.always_on() == "overhead was not measured: 4 pairs of blocks, 6 needed"
     assert "0 traced steps" in str(meter.tracing(list(plan.traced)))
 
 

@@ -126,7 +126,7 @@ def test_short_collections_are_counted_and_summed(tmp_path: Path) -> None:
     assert _pauses(tmp_path) == []
     status = _status(session)
     assert (status.state, status.num_records, status.num_dropped) == ("on", 0, 0)
-    assert status.reason == "3 garbage collections under 0.1 ms are not listed (0.1 ms in all)"
+    assert status.reason == "3 garbage collections under 0.1 ms are not listed (0.1 ms in total)"
 
 
 @pytest.mark.usefixtures("quiet")

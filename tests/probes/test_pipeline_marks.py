@@ -121,14 +121,14 @@ def test_a_torch_whose_stages_differ_is_unavailable(
     session.close()
     (status,) = [status for status in session.status() if status.name == "pipeline_marks"]
     assert status.state == "unavailable"
-    assert status.reason == "this torch's pipelines have no forward_one_chunk"
+    assert status.reason == "this torch's pipelines lack forward_one_chunk"
     assert wait == "_wait_batch_p2p"
 
 
 def test_a_stage_called_in_another_way_runs_without_marks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A later torch may rename the parameters: training goes on, the marks stop, and it is said."""
+    """A later torch may rename the parameters: training continues, and the status says why."""
     base = _places()[1][0]
     monkeypatch.setattr(base, "forward_one_chunk", lambda *_, **keywords: keywords["chunk"])
     session = Session(tmp_path, options=OPTIONS, probes=[PipelineMarksProbe()])
@@ -136,7 +136,7 @@ def test_a_stage_called_in_another_way_runs_without_marks(
     assert base.forward_one_chunk(SimpleNamespace(stage_index=0), chunk=4) == 4
     session.close()
     (status,) = [status for status in session.status() if status.name == "pipeline_marks"]
-    assert "call their stages otherwise" in status.reason
+    assert "call their stages in an unknown way" in status.reason
     assert status.num_records == 0
 
 
@@ -222,7 +222,7 @@ def test_each_micro_batch_is_marked_once_on_each_stage(traces: Path, case: str) 
         for op in ops
         for micro_batch in range(MICRO_BATCHES)
     } | {(stages - 1, "L", micro_batch) for micro_batch in range(MICRO_BATCHES)}
-    if case == "zbv-4":  # torch joins I and W to one B where nothing lies between them
+    if case == "zbv-4":  # torch joins I and W to one B where nothing is between them
         joined = {(stage, mb) for stage, op, mb in counts if op == "B"}
         expected = {key for key in expected if key[1] in "FL" or (key[0], key[2]) not in joined}
         expected |= {(stage, "B", mb) for stage, mb in joined}

@@ -42,7 +42,7 @@ def _no_profiler_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def train(session: Session, steps: int, at: dict[int, Callable[[], object]] | None = None) -> None:
-    """So many steps; something else may happen in the middle of some."""
+    """Run this many steps; something else may happen in the middle of some."""
     weight = torch.ones(4, 4, requires_grad=True)
     for step in range(steps):
         with session.phase("forward"):
@@ -255,7 +255,7 @@ def test_a_profiler_around_the_whole_session_is_respected(tmp_path: Path) -> Non
     status = status_of(tmp_path, "profiler")
     assert (status.state, status.reason) == (
         "yielded",
-        "a profiler of the program itself was running",
+        "the program's own profiler was running",
     )
 
 
@@ -308,7 +308,7 @@ with distprof_probes.session({str(tmp_path)!r}, options=options) as session:
 
 
 class Export:
-    """Stands in for a stopped profile: writes what it is told."""
+    """Replaces a stopped profile: writes the given text."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data

@@ -229,7 +229,7 @@ def test_a_disk_that_never_answers_does_not_hold_up_the_end(
     problem = log.problem
     answers.set()
 
-    assert "did not take the rest" in problem
+    assert "did not accept the rest" in problem
 
 
 def test_put_after_close_is_counted(file: Path) -> None:

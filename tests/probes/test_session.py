@@ -121,7 +121,7 @@ def test_a_loss_that_is_no_number_is_left_out_and_said(tmp_path: Path, loss: flo
         session.step(loss=loss)
 
     assert [s.loss for s in steps_of(tmp_path)] == [1.0, None, None]
-    assert status_of(tmp_path, "step_log").reason == f"the loss was {loss} first in step 1"
+    assert status_of(tmp_path, "step_log").reason == f"the loss was first {loss} in step 1"
 
 
 def test_a_loss_of_a_wrong_type_costs_the_session_but_not_the_training(tmp_path: Path) -> None:
@@ -355,7 +355,7 @@ def test_why_overhead_has_no_figure_is_noted(tmp_path: Path) -> None:
 
     assert rank_file_of(tmp_path).overhead == ()
     assert rank_file_of(tmp_path).notes == (
-        "overhead was not measured: 0 pairs of blocks; 6 are needed",
+        "overhead was not measured: 0 pairs of blocks, 6 needed",
     )
 
 
@@ -367,8 +367,8 @@ def test_modes_and_switches_turn_probes_off_with_a_reason(tmp_path: Path, mode: 
 
     states = {item.name: (item.state, item.reason) for item in rank_file_of(tmp_path).probes}
     assert states["step_log"][0] == "on"
-    assert states["nvml"] == ("off", "mode is off" if mode == "off" else "not asked for")
-    reason = "traced ranks are 1-3" if mode == "window" else f"mode is {mode}"
+    assert states["nvml"] == ("off", "mode=off" if mode == "off" else "switched off")
+    reason = "only these ranks are traced: 1-3" if mode == "window" else f"mode={mode}"
     assert states["profiler"] == ("off", reason)
     assert (states["memory"][0] == "on") == (mode != "off")
 
@@ -384,7 +384,7 @@ def test_a_second_session_in_one_process_leaves_the_first_alone(tmp_path: Path) 
     assert "step_ended 0" in witness.calls
     assert len(steps_of(tmp_path / "first")) == 1
     assert not (tmp_path / "second/rank00000/steps.jsonl").exists()
-    assert "another session was open" in rank_file_of(tmp_path / "second").notes[0]
+    assert "another session is open" in rank_file_of(tmp_path / "second").notes[0]
 
 
 # What cannot be written ---------------------------------------------------------------------------

@@ -176,7 +176,7 @@ def _described_functional(func: Any, args: Sequence[Any]) -> Call:
 
 
 class Silent:
-    """Nobody wants to know the phases."""
+    """Ignores the phases."""
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         return nullcontext()

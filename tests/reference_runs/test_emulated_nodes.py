@@ -104,5 +104,5 @@ def test_nothing_is_left_behind() -> None:
 
 
 def test_too_many_nodes_are_refused() -> None:
-    with pytest.raises(UsageError, match="between 2 and 16"):
+    with pytest.raises(UsageError, match="choose 2 to 16 nodes"):
         EmulatedNodes(17, Link())

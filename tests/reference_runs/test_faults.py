@@ -57,8 +57,8 @@ def test_what_cannot_be_read_is_answered_with_an_example(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("slow-rank=1:0.5", "would be faster"),
-        ("late-input=1:-3", "not negative"),
+        ("slow-rank=1:0.5", "must be at least 1"),
+        ("late-input=1:-3", "must not be negative"),
         ("dead-rank=1:2.5", "whole number"),
         ("hang-rank=1:-1", "whole number"),
     ],
@@ -101,11 +101,11 @@ def test_any_text_is_read_or_refused(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "options", "why"),
     [
-        ("slow-rank=4:2", DDP, "no rank 4, they are numbered 0 to 3"),
+        ("slow-rank=4:2", DDP, "rank 4 does not exist, they are numbered 0 to 3"),
         ("routing-skew=0:2", DDP, "no experts"),
-        ("routing-skew=8:2", MOE, "no expert 8"),
+        ("routing-skew=8:2", MOE, "expert 8 does not exist"),
         ("stage-skew=0:2", DDP, "no stages"),
-        ("stage-skew=4:2", PP, "no stage 4"),
+        ("stage-skew=4:2", PP, "stage 4 does not exist"),
         ("dead-rank=1:10", DDP, "ends after step 9"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Faults strike whom they are meant for, and nobody else. Nobody sleeps or dies here."""
+"""Faults affect only their target. No test here sleeps or dies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a rank stands in the mesh, and what it joins."""
+"""The place of a rank in the mesh, and the groups that it joins."""
 
 from __future__ import annotations
 

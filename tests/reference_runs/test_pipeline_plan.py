@@ -46,8 +46,8 @@ def test_a_split_is_taken_as_given() -> None:
     [
         ("gpipe", {"ranks": 1}, "--ranks 2"),
         ("gpipe", {"layers": 3}, "--layers 4"),
-        ("gpipe", {"virtual_stages": 2}, "leave out --virtual-stages"),
-        ("zbv", {"virtual_stages": 3, "layers": 12}, "leave out --virtual-stages"),
+        ("gpipe", {"virtual_stages": 2}, "remove --virtual-stages"),
+        ("zbv", {"virtual_stages": 3, "layers": 12}, "remove --virtual-stages"),
         ("1f1b", {"micro_batches": 3}, "--micro-batches 4"),
         ("dualpipev", {"micro_batches": 7, "layers": 8}, "--micro-batches 8"),
         ("interleaved-zb", {"micro_batches": 9, "layers": 8}, "--micro-batches 8"),

@@ -59,12 +59,12 @@ def test_flags_that_are_named_for_a_negative_turn_both_ways() -> None:
         ({"training": {"steps": "x"}}, r"\[training\] steps must be a whole number, not 'x'"),
         ({"probes": {"mode": "loud"}}, r"\[probes\] mode must be one of window, .* not 'loud'"),
         ({"ddp": {"hook": "fp8"}}, r"\[ddp\] hook"),
-        ({"model": {"preset": "huge"}}, "there is no preset 'huge'"),
-        ({"faults": {"inject": ["slow"]}}, "there is no fault 'slow'"),
-        ({"launch": {"nodes": 2}}, "say where they meet"),
+        ({"model": {"preset": "huge"}}, "unknown preset 'huge'"),
+        ({"faults": {"inject": ["slow"]}}, "unknown fault 'slow'"),
+        ({"launch": {"nodes": 2}}, "give their meeting point"),
         ({"launch": {"nodes": 2, "rdzv_endpoint": "a:1"}}, "number this one"),
         ({"launch": {"rdzv_endpoint": "nohost"}}, "write HOST:PORT"),
-        ({"launch": {"gpus": 4, "ranks": 2}}, "leave --ranks out"),
+        ({"launch": {"gpus": 4, "ranks": 2}}, "remove --ranks"),
         ({"launch": {"ranks": -1}}, "count from 1"),
     ],
 )
@@ -222,7 +222,7 @@ def test_help_shows_the_options_of_the_probes_with_their_explanation() -> None:
     said = CliRunner().invoke(run, ["ddp", "--help"]).output
     assert "Probes:" in said
     assert "--profile-steps INTEGER" in said
-    assert "Steps traced." in said
+    assert "Number of steps to trace." in said
 
 
 def test_a_misspelt_workload_is_answered_with_the_nearest() -> None:

@@ -1,4 +1,4 @@
-"""Blocks that sleep: which half of a step sleeps for how long. Nobody sleeps here."""
+"""Blocks that sleep: which half of a step sleeps for how long. No test here sleeps."""
 
 from __future__ import annotations
 

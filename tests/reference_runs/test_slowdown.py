@@ -1,4 +1,4 @@
-"""Operators that take longer, by processor time: other programs on this machine do not matter."""
+"""Operators that take longer, by CPU time: other programs on this machine do not matter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a rank tells of its training, and how it leaves."""
+"""What a rank reports about its training, and how it exits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``distprof attach`` asks of living ranks, all at the same time."""
+"""Requests of ``distprof attach`` to running ranks, sent to all ranks in parallel."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ _Answer = TypeVar("_Answer")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answers(Generic[_Answer]):
-    """What came back.
+    """Answers of the ranks.
 
     Args:
         given: Rank to its answer.
-        missing: Rank to why there is none.
+        missing: Rank to the reason why it has none.
     """
 
     given: dict[int, _Answer]
@@ -53,12 +53,12 @@ class Answers(Generic[_Answer]):
 
 
 def ask_stacks(ranks: Sequence[LivingRank]) -> Answers[Stack]:
-    """Where the training thread of each rank stands."""
+    """The stack of each rank's training thread."""
     return _of_training(_each(ranks, _stacks))
 
 
 def save_stacks(ranks: Sequence[LivingRank]) -> Answers[Stack]:
-    """The same, with the stacks of all threads written to ``stacks.txt`` of each rank.
+    """As :func:`ask_stacks`; also write the stacks of all threads to each rank's ``stacks.txt``.
 
     Raises:
         InputError: If a file cannot be written.
@@ -92,19 +92,19 @@ def save_flight(ranks: Sequence[LivingRank]) -> Answers[int]:
 def profile(
     run_dir: Path, ranks: Sequence[LivingRank], *, seconds: float, out: Path | None
 ) -> tuple[Path, Answers[int]]:
-    """Trace each rank for some seconds, into a run directory of its own.
+    """Trace each rank for a few seconds into a separate run directory.
 
     Args:
         run_dir: The run directory of the job.
-        ranks: Of whom.
-        seconds: How long.
-        out: The directory to make; by default beside ``run_dir``.
+        ranks: The ranks to trace.
+        seconds: Duration.
+        out: The directory to create; by default next to ``run_dir``.
 
     Returns:
-        The directory made, and the size of each trace in bytes.
+        The new directory, and the size of each trace in bytes.
 
     Raises:
-        UsageError: If the directory cannot be made.
+        UsageError: If the directory cannot be created.
         InputError: If a file cannot be written.
     """
     stamp = time.strftime("%Y%m%d-%H%M%S")
@@ -125,7 +125,7 @@ def profile(
 def _each(
     ranks: Sequence[LivingRank], question: Callable[[LivingRank], _Answer]
 ) -> Answers[_Answer]:
-    """Ask all at once: a rank that does not answer holds nobody up."""
+    """Query all ranks in parallel, so that one that does not answer delays no other."""
 
     def answer(rank: LivingRank) -> _Answer | NoAnswer:
         try:
@@ -151,7 +151,7 @@ def _stacks(rank: LivingRank) -> str:
 
 def _of_training(answers: Answers[str]) -> Answers[Stack]:
     found = {rank: training_stack(parse_stacks(text)) for rank, text in answers.given.items()}
-    silent = {rank: "it runs no Python" for rank, stack in found.items() if stack is None}
+    silent = {rank: "it is not running Python" for rank, stack in found.items() if stack is None}
     return Answers(
         given={rank: stack for rank, stack in found.items() if stack is not None},
         missing={**answers.missing, **silent},
@@ -163,7 +163,7 @@ def _flight(rank: LivingRank) -> bytes:
     try:
         msgspec.json.decode(answer)
     except msgspec.DecodeError:
-        raise NoAnswer("its Flight Recorder's answer is no JSON") from None
+        raise NoAnswer("its Flight Recorder returned invalid JSON") from None
     return answer
 
 
@@ -176,7 +176,7 @@ def _trace(rank: LivingRank, seconds: float) -> bytes:
     question = f"torch_profile?duration={seconds:g}"
     answer = ask(rank.socket, question, within_s=seconds + _EXPORT_WITHIN_S)
     if b"traceEvents" not in answer[:65536] and b"traceEvents" not in answer:
-        raise NoAnswer("its answer is no trace")
+        raise NoAnswer("it returned something other than a trace")
     return answer
 
 
@@ -193,7 +193,7 @@ def _keep(folder: Path, rank: LivingRank, trace: bytes, flight: bytes | None) ->
 
 
 def _description(run_dir: Path, seconds: float, started_ns: int) -> RunFile:
-    """run.json of the profile: that of the job, with other times."""
+    """run.json of the profile: a copy of the job's with the times of the profile."""
     try:
         job = read_run_file(run_dir)
     except DistprofError:
@@ -221,7 +221,7 @@ def _write(file: Path, content: bytes) -> None:
 def _cannot_write(file: Path, error: OSError) -> InputError:
     return InputError(
         str(file),
-        expected="a place that can be written",
+        expected="a writable folder",
         found=error.strerror or str(error),
-        fix="free some space, or choose another place with -o",
+        fix="free disk space, or choose another folder with -o",
     )

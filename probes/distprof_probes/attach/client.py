@@ -1,4 +1,4 @@
-"""Questions to one living rank, over the unix socket of its worker server."""
+"""Sends requests to one running rank through the Unix socket of its worker server."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ _CHUNK_BYTES = 2**20
 
 
 class NoAnswer(Exception):  # noqa: N818  # a state of the rank, not a fault of ours
-    """The rank did not answer; the text says why, in a few words."""
+    """The rank did not answer; the text says why in a few words."""
 
 
 def ask(path: str, question: str, *, within_s: float) -> bytes:
-    """What the rank answers.
+    """Send a request to a rank and return its answer.
 
     Args:
         path: Its socket.
         question: Name of a handler of torch's worker server, with parameters as in a URL.
-        within_s: How long to wait for each piece of the answer.
+        within_s: Seconds to wait for each part of the answer.
 
     Raises:
-        NoAnswer: If it is stopped, gone, or does not know the question.
+        NoAnswer: If the rank is stopped, gone, or does not support the request.
     """
     connection = http.client.HTTPConnection("localhost", timeout=within_s)
     try:
@@ -36,18 +36,18 @@ def ask(path: str, question: str, *, within_s: float) -> bytes:
     except TimeoutError:
         raise NoAnswer(f"no answer within {within_s:g} s") from None
     except FileNotFoundError:
-        raise NoAnswer("its socket is gone") from None
+        raise NoAnswer("its socket no longer exists") from None
     except ConnectionRefusedError:
-        raise NoAnswer("nobody listens on its socket any more") from None
+        raise NoAnswer("its socket is no longer served") from None
     except PermissionError:
         raise NoAnswer("it belongs to another user") from None
     except (OSError, http.client.HTTPException) as error:
-        raise NoAnswer(f"its answer broke off: {error!r}") from None
+        raise NoAnswer(f"its answer was cut off: {error!r}") from None
     finally:
         connection.close()
     if answer.status != http.client.OK:
         text = body[:300].decode("utf-8", "replace").strip()
-        raise NoAnswer(f"it answers {answer.status}: {text}")
+        raise NoAnswer(f"it answered with status {answer.status}: {text}")
     return body
 
 
@@ -65,7 +65,7 @@ def _connected(path: str, within_s: float) -> socket.socket:
 
 
 def _body(answer: http.client.HTTPResponse) -> bytes:
-    """The whole answer, of bounded size."""
+    """The whole answer, up to a size limit."""
     parts, size = [], 0
     while chunk := answer.read(_CHUNK_BYTES):
         size += len(chunk)

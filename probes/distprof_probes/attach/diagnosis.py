@@ -1,4 +1,4 @@
-"""Why a capture holds less than was hoped for, told from its diary."""
+"""Explains from the diary of a capture why it recorded less than expected."""
 
 from __future__ import annotations
 
@@ -11,41 +11,42 @@ __all__ = ["notes_of", "why_nothing"]
 
 
 def why_nothing(diary: Sequence[DiaryLine]) -> str:
-    """Why no step was recorded, with the way out."""
+    """Why no step was recorded, and how to fix it."""
     unusable = [line.detail for line in diary if line.event == "unusable"]
     if unusable:
-        return f"the probes could not work in the program: {unusable[0]}"
+        return f"the probes could not run in the program: {unusable[0]}"
     if any(line.event == "recording" for line in diary):
         return _started_only(diary)
     if any(line.event == "torch" for line in diary):
         return (
-            "the program imported torch but built no optimizer of torch.optim, and made no process"
-            " group; if it trains otherwise, mark its steps with distprof_probes.session"
+            "the program imported torch but created neither a torch.optim optimizer nor a process"
+            " group; if it trains in another way, mark its steps with distprof_probes.session"
         )
     if diary:
-        return f"no Python of the program imported torch ({_programs(diary)})"
+        return f"no Python process of the program imported torch ({_programs(diary)})"
     return (
-        "no Python of the program took the hook up: it ran none, or one with -I, -E or -S, or in a"
-        " container or on a host that does not see distprof's folder and the run directory, or with"
-        " another PYTHONPATH; install distprof there, and mount the run directory"
+        "no Python process of the program loaded the hook: the program does not run Python, runs it"
+        " with -I, -E or -S, replaces PYTHONPATH, or runs in a container or on a host without"
+        " access to distprof's folder and the run directory; install distprof there, and mount the"
+        " run directory"
     )
 
 
 def _started_only(diary: Sequence[DiaryLine]) -> str:
     if any(line.event == "closed" for line in diary):
-        return "no optimizer made a step: steps are found by optimizer.step"
+        return "no optimizer stepped: distprof finds steps by optimizer.step"
     return (
-        "the ranks ended before they could say how many steps they made (os._exit or a signal);"
-        " what was written until then is kept"
+        "the ranks ended before they could report their number of steps (os._exit or a signal);"
+        " the records written until then are kept"
     )
 
 
 def notes_of(diary: Sequence[DiaryLine], ended: Exit) -> list[str]:
-    """What a reader of run.json should know, one sentence each."""
+    """Notes for a reader of run.json, one sentence each."""
     notes = [f"The program ended with {_way(ended)}."] if ended.signal or ended.code else []
     for line in diary:
         if line.event == "passed_over":
-            notes.append(f"A process (pid {line.pid}) was left alone: {line.detail}.")
+            notes.append(f"A process (pid {line.pid}) was not recorded: {line.detail}.")
         elif line.event == "unusable":
             notes.append(f"A process (pid {line.pid}) could not be recorded: {line.detail}.")
         elif line.event == "closed" and line.detail:
@@ -54,10 +55,10 @@ def notes_of(diary: Sequence[DiaryLine], ended: Exit) -> list[str]:
 
 
 def _few(notes: list[str], limit: int = 12) -> list[str]:
-    """A few are read; of thousands of ranks that say the same, a count."""
+    """The first notes, and a count of the rest: thousands of ranks may say the same."""
     if len(notes) <= limit:
         return notes
-    return [*notes[:limit], f"{len(notes) - limit} more notes of this kind are in capture.jsonl."]
+    return [*notes[:limit], f"capture.jsonl has {len(notes) - limit} more notes of this kind."]
 
 
 def _way(ended: Exit) -> str:

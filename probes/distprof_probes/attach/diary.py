@@ -1,4 +1,4 @@
-"""capture.jsonl: what the hook met in each process, written there and read back afterwards."""
+"""Writes and reads capture.jsonl, the hook's diary of what it found in each process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Event = Literal["python", "torch", "recording", "passed_over", "unusable", "clos
 
 
 def write_down(run_dir: Path, event: Event, **about: Any) -> None:
-    """Add a line; what cannot be written is not worth a failure.
+    """Add a line. A failed write is ignored.
 
     Args:
         run_dir: The run directory.
@@ -44,7 +44,7 @@ def write_down(run_dir: Path, event: Event, **about: Any) -> None:
 
 
 def read_diary(run_dir: Path) -> list[DiaryLine]:
-    """Every line that can be read, in order; empty when no process took the hook up."""
+    """Every readable line, in order; empty if no process loaded the hook."""
     try:
         with (run_dir / DIARY_FILE).open("rb") as stream:
             content = stream.read(MAX_BYTES)

@@ -1,8 +1,8 @@
-"""Every way a program's process may end, so that what was recorded is kept.
+"""Saves the records however the process ends.
 
-At exit, at an exception nobody caught, at the end of a ``multiprocessing`` child (which skips
-``atexit``), and at SIGTERM where the program leaves that to the system. Nothing helps against
-``os._exit`` and SIGKILL: of those the line-wise files are kept, and a trace whose window had ended.
+It covers normal exit, an uncaught exception, the end of a ``multiprocessing`` child (which skips
+``atexit``), and SIGTERM if the program does not handle it. ``os._exit`` and SIGKILL cannot be
+intercepted: the line-wise files survive them, and so does a trace whose window has ended.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ KEEPING_S = 10.0  # launchers wait 30 s before they kill
 
 
 def when_it_ends(finish: Finish) -> None:
-    """Have ``finish`` called once the process ends, with the exception that ended it, if any.
+    """Call ``finish`` when the process ends, with the exception that ended it, if any.
 
-    It may be called more than once. What the program set up itself stays in force.
+    It may be called more than once. The program's own hooks and handlers stay in force.
     """
     end = _End(finish)
     _at_exception(end)
@@ -42,7 +42,7 @@ def when_it_ends(finish: Finish) -> None:
 
 
 class _End:
-    """The call of ``finish``, which a signal may meet half-way: it is then let come to its end."""
+    """The call of ``finish``. A signal that arrives during the call does not interrupt it."""
 
     def __init__(self, finish: Finish) -> None:
         self._finish = finish
@@ -64,21 +64,21 @@ class _End:
 
 
 def die_of_sigterm() -> None:
-    """End as the signal alone would have ended the process; from any thread."""
+    """End the process as SIGTERM alone would have; works from any thread."""
     ctypes.CDLL(None).signal(
         int(signal.SIGTERM), 0
-    )  # SIG_DFL; Python allows it the main thread only
+    )  # SIG_DFL; Python permits this in the main thread only
     os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _last_exception() -> BaseException | None:
-    """The exception that ended the main program: also where another hook hid it from ours."""
+    """The exception that ended the main program, even if another hook hid it from ours."""
     last = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
     return last if isinstance(last, BaseException) else None
 
 
 def _exception_in_flight() -> BaseException | None:
-    """What ends a ``multiprocessing`` child, whose end runs before the exception is handled.
+    """The exception that ends a ``multiprocessing`` child, whose end precedes its handling.
 
     Ranks that ``torch.multiprocessing`` spawns turn theirs into ``sys.exit(1)``.
     """
@@ -99,12 +99,12 @@ def _at_exception(finish: Finish) -> None:
 
 
 class _OnTermination:
-    """Keeps the evidence at SIGTERM, then lets the process end by that signal as it would have.
+    """Saves the records on SIGTERM, then lets the signal end the process as it would have.
 
-    A Python handler waits for the main thread to come back to Python, which a thread stuck in a
-    collective never does: so a thread of our own is woken by the signal too, and ends the process
-    if the main thread has not answered in time. A captured job dies no later than it would alone,
-    save for the writing.
+    A Python handler runs only when the main thread returns to Python, which a thread stuck in a
+    collective never does. Therefore the signal also wakes a separate thread, which ends the process
+    if the main thread has not answered in time. Except for the time to write, a captured job ends
+    no later than it would without capture.
     """
 
     def __init__(self, end: _End) -> None:
@@ -113,7 +113,7 @@ class _OnTermination:
         self._pid = os.getpid()
 
     def install(self) -> None:
-        """Take SIGTERM, unless the program has a handler or a wake-up file of its own."""
+        """Handle SIGTERM, unless the program has its own handler or wake-up file."""
         if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
             return
         reading, writing = os.pipe()
@@ -134,7 +134,7 @@ class _OnTermination:
         is_ours = signal.getsignal(signal.SIGTERM) == self._in_main_thread
         if os.getpid() != self._pid:
             die_of_sigterm()
-        elif not is_ours:  # the program has its own handler by now, which called this one
+        elif not is_ours:  # the program has since installed a handler, which called this one
             self._end(None)
         else:
             self._end.is_terminated = True

@@ -1,4 +1,4 @@
-"""What ``distprof capture`` adds to the environment of the program."""
+"""Environment variables that ``distprof capture`` adds for the program."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ __all__ = ["captured_environment"]
 
 PACKAGES_VARIABLE = "DISTPROF_PACKAGES"
 
-# All that the probes import beside torch and the standard library. Nothing else of the environment
-# that distprof is installed in is shown to the program: it may have another one of its own.
+# All that the probes import in addition to torch and the standard library. The program sees nothing
+# else of the environment that distprof is installed in, because it may use a different one.
 _OURS = ("distprof", "distprof_probes", "msgspec", "pynvml")
 
 
 def captured_environment(
     environment: Mapping[str, str], run_dir: Path, options: ProbeOptions
 ) -> dict[str, str]:
-    """The environment with the hook in it.
+    """The environment with the hook added.
 
-    ``PYTHONPATH`` is led by a folder that holds nothing but ``sitecustomize.py``.
+    ``PYTHONPATH`` starts with a folder that holds nothing but ``sitecustomize.py``.
 
     Args:
-        environment: As it is.
+        environment: The present environment.
         run_dir: The run directory, absolute.
         options: For the sessions of all ranks.
     """
@@ -42,7 +42,7 @@ def captured_environment(
 
 
 def _places() -> list[str]:
-    """The folders (or files) of our own packages."""
+    """The folders (or files) of distprof's own packages."""
     places = []
     for name in _OURS:
         spec = importlib.util.find_spec(name)

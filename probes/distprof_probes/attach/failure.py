@@ -1,4 +1,4 @@
-"""How a captured job ended: what its ranks left behind, and what was seen of them meanwhile."""
+"""How a captured job ended, from the files of its ranks and observations during the run."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _NEW_RANKS_EVERY_NS = 10**9
 
 @dataclass(slots=True)
 class Watch:
-    """Looks at the ranks on this host while the program runs.
+    """Observes the ranks on this host while the program runs.
 
-    They are no children of ours, so how they end cannot be seen, only when: a rank that is gone
-    before any other rank had trouble was the first.
+    They are not child processes, so only the time of their end is visible, not the reason: a rank
+    that disappeared before any other rank had trouble was the first.
 
     Args:
         run_dir: The run directory.
@@ -45,11 +45,11 @@ class Watch:
 
     @property
     def struck_by(self) -> Literal["", "group", "machine"]:
-        """Where the kernel's out-of-memory killer has been at work since."""
+        """Where the kernel's out-of-memory killer has struck since the start."""
         return who_struck(self._kills_before, kill_counts())
 
     def look(self) -> None:
-        """Look once; quick, and never fails."""
+        """Check once; quick, and never fails."""
         now_ns = time.time_ns()
         if now_ns - self._looked_ns > _NEW_RANKS_EVERY_NS:
             self._looked_ns = now_ns
@@ -77,14 +77,14 @@ class Watch:
 def rank_ends(
     run_dir: Path, ending: Ending, watch: Watch, *, own: int | None, told: Sequence[RankEvidence]
 ) -> list[RankEvidence]:
-    """What is known of every rank when the program has ended.
+    """Evidence about every rank after the program has ended.
 
     Args:
         run_dir: The run directory.
         ending: How the program ended.
-        watch: What was seen meanwhile.
-        own: The rank that the program itself was, None if it was none.
-        told: What captures of other ranks told.
+        watch: The observations during the run.
+        own: The rank of the program itself, None if it was not a rank.
+        told: Reports of the captures of other ranks.
     """
     words = {each.rank: each for each in told}
     found = {rank.rank: _evidence(run_dir, rank, watch) for rank in look(run_dir)} | words
@@ -96,11 +96,11 @@ def rank_ends(
 
 
 def outcome_of(ending: Ending, evidence: Sequence[RankEvidence]) -> tuple[Outcome, Failure | None]:
-    """The outcome, and the first cause where the job failed.
+    """The outcome, and the first cause if the job failed.
 
     Args:
         ending: How the program ended.
-        evidence: As :func:`rank_ends` has it.
+        evidence: From :func:`rank_ends`.
     """
     ends = [ending.exit, *(each.exit for each in evidence if each.exit is not None)]
     if all(end.code == 0 for end in ends):
@@ -125,7 +125,7 @@ def _evidence(run_dir: Path, rank: LivingRank, watch: Watch) -> RankEvidence:
 
 
 def _first_to_vanish(evidence: Sequence[RankEvidence]) -> Failure | None:
-    """A rank that was gone, without a word, before any other rank reported trouble."""
+    """A rank that disappeared, without an error report, before any other rank had trouble."""
     errors = [each.error.time_ns for each in evidence if each.error is not None]
     silent = [
         each
@@ -143,14 +143,14 @@ def _first_to_vanish(evidence: Sequence[RankEvidence]) -> Failure | None:
     )
     others = ", before any other rank had trouble" if len(evidence) > 1 else ""
     why = {
-        "": "killed from outside (SIGKILL, out of memory), crashed, or left by os._exit",
-        "group": "the kernel's out-of-memory killer struck in this job's control group meanwhile",
-        "machine": "the kernel's out-of-memory killer struck on this machine meanwhile",
+        "": "it was killed from outside (SIGKILL, out of memory), crashed, or called os._exit",
+        "group": "the kernel's out-of-memory killer struck in this job's control group during it",
+        "machine": "the kernel's out-of-memory killer struck on this machine during the job",
     }[first.struck_by]
     return Failure(
         rank=first.rank,
         kind="out_of_memory" if first.struck_by else "killed",
-        message=f"rank {first.rank} was gone without a word {when}{others}: {why}",
+        message=f"rank {first.rank} disappeared without an error {when}{others}: {why}",
         step=first.last_step,
         detected_ns=first.alive_until_ns,
     )

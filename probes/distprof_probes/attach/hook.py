@@ -1,12 +1,12 @@
-"""Inside a captured process: finds the training loop by its optimizer and drives a session.
+"""Runs in a captured process: finds the training loop by its optimizer and drives a session.
 
-A process is taken for a rank when it joins a process group or builds a
-:class:`torch.optim.Optimizer`: launchers, data loader workers and compile workers never do. Until
+A process counts as a rank when it joins a process group or builds a
+:class:`torch.optim.Optimizer`. Launchers, data loader workers and compile workers never do. Until
 then nothing is started or written. The steps of the optimizer are the steps of the session
-(:mod:`distprof_probes.attach.step_clock`). Phases are ``backward``, from
-:func:`torch.autograd.backward`, and ``optimizer``; waiting for input is found by the probe
-``pauses``. There is no phase ``forward``: it would take a hook on each call of each module. Nothing
-here raises into the training.
+(:mod:`distprof_probes.attach.step_clock`). The phases are ``backward``, from
+:func:`torch.autograd.backward`, and ``optimizer``. The probe ``pauses`` finds waits for input.
+There is no phase ``forward``: it would need a hook on every call of every module. No exception from
+here reaches the training.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _MOMENT_S = 0.05
 
 
 def install(torch: ModuleType) -> None:
-    """Hook ``torch``, which has just been imported; does nothing the second time."""
+    """Hook ``torch``, which has just been imported; a second call does nothing."""
     if hasattr(torch, _MARK):
         return
     capture = Capture(Path(os.environ[RUN_DIR_VARIABLE]))
@@ -65,7 +65,7 @@ def install(torch: ModuleType) -> None:
 
 
 def _never_raises(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Training goes on whatever happens here: an error ends the capture of this process."""
+    """Training continues after any error here: the error ends the capture of this process."""
 
     @functools.wraps(method)
     def guarded(self: Capture, *args: Any) -> Any:
@@ -103,9 +103,10 @@ class Capture:
 
     @_never_raises
     def joins_group(self, rank: int | None, world_size: int | None) -> None:
-        """The process is about to join the job's process group: it is a rank.
+        """The process is about to join the job's process group, so it is a rank.
 
-        Now, because NCCL and the Flight Recorder read their settings when the group is made.
+        The session opens now, because NCCL and the Flight Recorder read their settings when the
+        group is created.
         """
         if self._session is None and (rank is not None or "RANK" in os.environ):
             self._open(rank, world_size)
@@ -114,9 +115,9 @@ class Capture:
     def leaves_group(self) -> None:
         """The process is about to destroy its process groups.
 
-        gloo's threads drop the last collectives' Python objects, for which they need the
-        interpreter's lock; torch joins those threads with the lock held. Threads of ours make them
-        wait for it longer than they would alone: so they get a moment.
+        gloo's threads release the Python objects of the last collectives, for which they need the
+        interpreter lock. torch joins those threads while it holds the lock. distprof's threads
+        delay them further, so this method gives them a moment.
         """
         if self._session is not None:
             time.sleep(_MOMENT_S)
@@ -134,8 +135,8 @@ class Capture:
         """An optimizer is about to step.
 
         Returns:
-            None, or its arguments with another closure in them: what a closure does, forward and
-            backward of a whole micro-batch, is not the optimizer's work.
+            None, or its arguments with a wrapped closure: a closure runs forward and backward of a
+            whole micro-batch, which is not the optimizer's work.
         """
         if self._session is None:
             self._open()
@@ -151,7 +152,7 @@ class Capture:
         return with_closure(args, kwargs, self._outside)
 
     def _outside(self, closure: Callable[[], Any]) -> Callable[[], Any]:
-        """The closure, run outside of the phase ``optimizer``."""
+        """The closure, which then runs outside the phase ``optimizer``."""
 
         @functools.wraps(closure)
         def run() -> Any:
@@ -179,13 +180,13 @@ class Capture:
 
     @_never_raises
     def call_begins(self) -> None:
-        """``step`` of an optimizer is called; around torch's own mark of it in the trace."""
+        """An optimizer's ``step`` is called; this wraps torch's own mark in the trace."""
         if self._is_training_thread():
             self._calls += 1
 
     @_never_raises
     def call_ends(self) -> None:
-        """It has returned: the step may end, and the profiler stop, without cutting that mark."""
+        """``step`` has returned: the step and the profiler can end without cutting that mark."""
         if self._calls and self._is_training_thread():
             self._calls -= 1
             if not self._calls:
@@ -202,13 +203,13 @@ class Capture:
 
     @_never_raises
     def backward_ends(self) -> None:
-        """The backward pass is over, or has failed."""
+        """The backward pass has ended or failed."""
         if self._in_backward and self._is_training_thread():
             self._in_backward = False
             self._leave_phase()
 
     def finish(self, error: BaseException | None) -> None:
-        """Close the session; the process ends."""
+        """Close the session because the process ends."""
         session, self._session = self._session, None
         self.is_over = True
         if session is None:
@@ -219,13 +220,13 @@ class Capture:
             self._say_closed(session.rank)
 
     def forked(self) -> None:
-        """In a child made by fork: the session is the parent's, and stays there."""
+        """Runs in a forked child: the session belongs to the parent and stays there."""
         if self._session is not None:
             self._session = None
             self.is_over = True
 
     def give_up(self, event: Any, why: str) -> None:
-        """Leave this process alone from now on, and write down why."""
+        """Stop recording this process, and write down why."""
         session, self._session = self._session, None
         self.is_over = True
         write_down(self.run_dir, event, detail=why, python=sys.executable)
@@ -236,7 +237,7 @@ class Capture:
         if rank is None:
             rank, world_size = _place()
         if not _claim(self.run_dir, rank):
-            self.give_up("passed_over", f"another process is recorded as rank {rank} already")
+            self.give_up("passed_over", f"another process is already recorded as rank {rank}")
             return
         import distprof_probes
 
@@ -253,7 +254,7 @@ class Capture:
 
         torch: Any = sys.modules["torch"]
 
-        # A compiled step calls the hooks too: they are to run as they are, not to be traced.
+        # A compiled step also calls the hooks: they must run as they are, not be traced.
         begins = torch.compiler.disable(self.step_begins)
         ends = torch.compiler.disable(self.step_ends)
         optimizer.register_optimizer_step_pre_hook(begins)
@@ -261,7 +262,7 @@ class Capture:
         wrap_backward(torch, self)
 
     def _is_training_thread(self) -> bool:
-        """The first thread seen; autograd's own threads run parts of a backward pass too."""
+        """Whether this is the first thread seen; autograd's threads also run backward passes."""
         thread = threading.get_ident()
         if self._thread is None:
             self._thread = thread
@@ -292,10 +293,10 @@ class Capture:
 
 
 def _knows_its_rank() -> bool:
-    """Whether the rank can be told yet.
+    """Whether the rank is known.
 
-    A child of ``torch.multiprocessing`` gets its rank as an argument: it is known only once the
-    process group is there, at the latest when the optimizer steps.
+    A child of ``torch.multiprocessing`` gets its rank as an argument. It becomes known when the
+    process group exists, at the latest when the optimizer steps.
     """
     if _process_group() is not None or multiprocessing.parent_process() is None:
         return True
@@ -303,7 +304,7 @@ def _knows_its_rank() -> bool:
 
 
 def _place() -> tuple[int, int | None]:
-    """Global rank and world size; the process group knows better than the environment."""
+    """Global rank and world size; the process group takes precedence over the environment."""
     from distprof_probes.environment import placement
 
     group = _process_group()
@@ -321,7 +322,7 @@ def _process_group() -> tuple[int, int] | None:
 
 
 def _claim(run_dir: Path, rank: int) -> bool:
-    """Be the one process that is recorded as this rank; a restarted rank comes too late."""
+    """Claim this rank for this process; a restarted rank comes too late and fails."""
     folder = run_dir / RANK_DIR_FORMAT.format(rank=rank)
     folder.mkdir(parents=True, exist_ok=True)
     try:

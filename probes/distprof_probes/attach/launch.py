@@ -1,4 +1,4 @@
-"""Runs the user's program as if it had been typed alone: same terminal, signals, exit code."""
+"""Runs the user's program as if called directly: same terminal, signals and exit code."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class Ending:
 
     Args:
         exit: Exit code or signal.
-        pid: Of the process that it was.
-        signals: Signals received meanwhile, in order.
+        pid: Its process id.
+        signals: Signals received while it ran, in order.
     """
 
     exit: Exit
@@ -46,7 +46,7 @@ class Ending:
 
     @property
     def was_interrupted(self) -> bool:
-        """Whether somebody asked it to end."""
+        """Whether a signal asked it to end."""
         return bool({signal.SIGINT, signal.SIGTERM, signal.SIGHUP} & set(self.signals))
 
 
@@ -54,24 +54,22 @@ def check_program(command: Sequence[str]) -> str:
     """The path of the program.
 
     Raises:
-        UsageError: If there is none, or it is a Python that is told to ignore the hook.
+        UsageError: If it does not exist, or is a Python whose flags disable the hook.
     """
     program = shutil.which(command[0])
     if program is None:
-        raise UsageError(
-            f"there is no program {command[0]!r}: write it as you would without capture"
-        )
+        raise UsageError(f"program {command[0]!r} not found: write it as you would without capture")
     if Path(program).name.startswith("python"):
         for flag in _flags(command[1:]):
             raise UsageError(
-                f"{command[0]} -{flag} ignores PYTHONPATH or sitecustomize, through which capture"
-                f" reaches the program: leave -{flag} out"
+                f"{command[0]} -{flag} ignores PYTHONPATH or sitecustomize, which capture needs to"
+                f" reach the program: remove -{flag}"
             )
     return program
 
 
 def _flags(arguments: Sequence[str]) -> list[str]:
-    """Those of Python's own flags that keep the hook out; they stand before the program's name."""
+    """Python flags before the program's name that disable the hook."""
     found: list[str] = []
     for argument in arguments:
         if not argument.startswith("-") or argument.startswith(("--", "-c", "-m", "-X", "-W")):
@@ -87,15 +85,15 @@ def run_program(
     *,
     meanwhile: Callable[[], None],
 ) -> Ending:
-    """Run the program to its end, passing signals on to it.
+    """Run the program to its end and forward signals to it.
 
-    A signal from the terminal reaches the program by itself, as a member of the same group: only
-    those sent to this process alone are passed on, so that none arrives twice.
+    A signal from the terminal reaches the program directly, as a member of the same group. Only
+    signals sent to this process alone are forwarded, so that none arrives twice.
 
     Args:
         program: Its path.
-        command: What was typed, from the program's name on.
-        environment: All of its environment.
+        command: The command line, starting with the program's name.
+        environment: Its complete environment.
         meanwhile: Called about ten times a second while it runs.
 
     Raises:
@@ -113,7 +111,7 @@ def run_program(
 def _start(
     program: str, command: Sequence[str], environment: Mapping[str, str], mask: Iterable[int]
 ) -> int:
-    ignored_by_python = (signal.SIGPIPE, signal.SIGXFSZ)  # and by no other program
+    ignored_by_python = (signal.SIGPIPE, signal.SIGXFSZ)  # other programs do not ignore these
     try:
         return os.posix_spawn(
             program, list(command), environment, setsigmask=mask, setsigdef=ignored_by_python
@@ -148,13 +146,13 @@ def _exit(status: int) -> Exit:
 
 
 def shell_code(ended: Exit) -> int:
-    """The exit code as a shell gives it: 128 and more for a signal."""
+    """The exit code that a shell reports: 128 plus the number of a signal."""
     if ended.signal:
         return 128 + int(signal.Signals[ended.signal])
     return ended.code or 0
 
 
 def _drain(waited: Iterable[int]) -> None:
-    """Signals still pending were meant for the program, which is gone."""
+    """Discard pending signals: they were meant for the program, which has ended."""
     while signal.sigtimedwait(waited, 0) is not None:
         pass

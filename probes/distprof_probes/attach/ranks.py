@@ -1,4 +1,4 @@
-"""The ranks of a run directory as they are at this moment."""
+"""The present state of the ranks of a run directory."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class LivingRank:
         folder: Its directory.
         host: Where it runs; empty when unknown.
         pid: Process id there, None when unknown.
-        is_here: Whether that is this host.
-        process: Its process now, None when it is gone, or elsewhere.
-        has_ended: Whether it said itself that it ended.
-        socket: Where it can be asked; empty when it cannot.
-        why_not: Why it cannot be asked.
+        is_here: Whether it runs on this host.
+        process: Its process now, None if it is gone or on another host.
+        has_ended: Whether it reported its own end.
+        socket: Path of its socket; empty if it cannot be queried.
+        why_not: Why it cannot be queried.
         last_step: Last step completed, None before the first.
         progressed_ns: End of that step, ns since the epoch.
     """
@@ -57,12 +57,12 @@ class LivingRank:
 
     @property
     def can_be_asked(self) -> bool:
-        """Whether asking makes sense; a stopped process would not answer."""
+        """Whether a query can succeed; a stopped process would not answer."""
         return bool(self.is_here and self.process and self.socket and not self.is_stopped)
 
     @property
     def is_stopped(self) -> bool:
-        """Stopped by SIGSTOP, by job control or by a debugger."""
+        """Whether it is stopped by SIGSTOP, job control or a debugger."""
         return self.process is not None and self.process.letter in "Tt"
 
 
@@ -77,14 +77,14 @@ def look(run_dir: Path) -> list[LivingRank]:
 
 
 def remove_sockets(run_dir: Path) -> None:
-    """Remove what ranks of this host that ended without order have left; those alive are spared."""
+    """Remove sockets left by ranks of this host that did not end cleanly; keep those in use."""
     for rank in look(run_dir):
         if rank.is_here and rank.process is None and rank.socket:
             _remove(Path(rank.socket))
 
 
 def _remove(path: Path) -> None:
-    """Only a socket, and only its folder if that is ours and empty: the name is from a file."""
+    """Remove a socket, and its folder if it is ours and empty. The name comes from a file."""
     with contextlib.suppress(OSError):
         if path.is_socket() and path.parent.name.startswith(SOCKET_PREFIX):
             path.unlink()
@@ -115,7 +115,7 @@ def _look_at(folder: Path, rank: int) -> LivingRank:
 
 
 def _process(pid: int | None, attach: AttachFile | None) -> ProcessState | None:
-    """Its process; None if it is gone, and another one has its number by now."""
+    """Its process; None if it is gone, even if another process has its number now."""
     state = process_state(pid) if pid is not None else None
     if state is None or state.letter == "Z":
         return None

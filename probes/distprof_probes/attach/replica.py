@@ -1,4 +1,4 @@
-"""Which ranks to profile, when all are too many."""
+"""Selects the ranks to profile if profiling all is too much."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def parse_mesh(text: str) -> dict[str, int]:
     """Mesh axes and their sizes, slowest varying first, from ``pp=2,dp=4,tp=2``.
 
     Raises:
-        UsageError: If it is no such list, or an axis is not known.
+        UsageError: If the text is malformed, or an axis is unknown.
     """
     known = {axis.value for axis in MeshAxis if axis != MeshAxis.WORLD} | set(_ALIASES)
     mesh: dict[str, int] = {}
@@ -28,12 +28,12 @@ def parse_mesh(text: str) -> dict[str, int]:
         name, _, size = (part.strip() for part in piece.partition("="))
         if name not in known or not size.isdecimal() or int(size) < 1:
             raise UsageError(
-                f"--mesh {text}: {piece.strip()!r} is no axis with its size, as in pp=2,dp=4,tp=2;"
-                f" axes are {', '.join(sorted(known))}"
+                f"--mesh {text}: {piece.strip()!r} is not an axis and its size, as in"
+                f" pp=2,dp=4,tp=2; axes are {', '.join(sorted(known))}"
             )
         axis = _ALIASES.get(name, name)
         if axis in mesh:
-            raise UsageError(f"--mesh {text}: {axis} is there twice")
+            raise UsageError(f"--mesh {text}: {axis} appears twice")
         mesh[axis] = int(size)
     return mesh
 
@@ -42,14 +42,14 @@ def parse_ranks(text: str, *, option: str = "--profile-ranks") -> tuple[int, ...
     """Ranks, ascending, from ``0-3,8``.
 
     Raises:
-        UsageError: If it is no such list.
+        UsageError: If the text is malformed.
     """
     ranks: set[int] = set()
     for piece in text.split(","):
         low, _, high = (part.strip() for part in piece.partition("-"))
         last = high or low
         if not (low.isdecimal() and last.isdecimal()) or not int(low) <= int(last) <= MAX_RANK:
-            or_else = "; or say all, or replica" if option == "--profile-ranks" else ""
+            or_else = ", all, or replica" if option == "--profile-ranks" else ""
             found = f"{piece.strip()!r} is neither a rank nor a range such as 0-3"
             raise UsageError(f"{option} {text}: {found}{or_else}")
         ranks.update(range(int(low), int(last) + 1))
@@ -59,10 +59,10 @@ def parse_ranks(text: str, *, option: str = "--profile-ranks") -> tuple[int, ...
 def replica_ranks(mesh: dict[str, int]) -> tuple[int, ...]:
     """One whole replica of the model, and one rank of each other replica, ascending.
 
-    Ranks that share everything but their data-parallel index make a replica. Of the others the rank
-    is taken that stands where the first replica's first rank does, so that its data-parallel group
-    is complete and its collectives can be matched. Sharding (FSDP) is data-parallel too: the whole
-    model is gathered on each of its ranks.
+    The ranks with the same data-parallel index form a replica. Each other replica contributes the
+    rank in the position of the first replica's first rank, so that this rank's data-parallel group
+    is complete and its collectives can be matched. Sharding (FSDP) is data-parallel too: each of
+    its ranks gathers the whole model.
 
     Args:
         mesh: Axis to size, slowest varying first.

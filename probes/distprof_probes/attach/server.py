@@ -1,8 +1,8 @@
 """The socket through which ``distprof attach`` reaches a rank, even one that hangs.
 
-torch's worker server (``torch.distributed.debug``) answers on a C++ thread of its own, so it does
-so while the training thread is stuck in a collective or in a loop. It listens on a unix socket in a
-directory that only this user may enter; never on TCP.
+torch's worker server (``torch.distributed.debug``) answers on a separate C++ thread, even while the
+training thread is stuck in a collective or in a loop. It listens on a Unix socket in a directory
+that only this user may enter, never on TCP.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _QUIET = 2  # c10's log level ERROR
 
 
 class WorkerServerProbe(Probe):
-    """Opens the socket, and says in ``attach.json`` where it is. Costs nothing until asked."""
+    """Opens the socket and writes its path to ``attach.json``. Idle until queried."""
 
     name = "attach"
 
@@ -52,7 +52,7 @@ class WorkerServerProbe(Probe):
         """Open the socket.
 
         Raises:
-            Unavailable: Without torch, or with one that has no worker server.
+            Unavailable: Without torch, or with a torch that has no worker server.
         """
         try:
             path = self._listen(session.run_dir, session.rank)
@@ -77,20 +77,20 @@ class WorkerServerProbe(Probe):
                 started = server(str(path))
         except (RuntimeError, OSError) as error:
             self.stop()
-            raise Unavailable(f"torch's worker server does not start: {error}") from None
+            raise Unavailable(f"torch's worker server did not start: {error}") from None
         path.chmod(stat.S_IRUSR | stat.S_IWUSR)
-        # Kept for ever: its destructor would print, and wait for requests, while Python ends.
+        # Never released: its destructor would print, and wait for requests, while Python exits.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(started))
         return path
 
 
 def socket_folder(run_dir: Path, rank: int) -> Path:
-    """A new directory of mode 0700 whose path is short enough for a socket in it.
+    """A new directory of mode 0700 with a path short enough to hold a socket.
 
     A run directory may be deep or on a network file system, where sockets do not work.
 
     Raises:
-        Unavailable: If there is no place for it.
+        Unavailable: If it cannot be created.
     """
     job = hashlib.sha256(str(run_dir).encode()).hexdigest()[:8]
     for base in (os.environ.get("XDG_RUNTIME_DIR", ""), tempfile.gettempdir(), "/tmp"):
@@ -98,11 +98,11 @@ def socket_folder(run_dir: Path, rank: int) -> Path:
             continue
         with contextlib.suppress(OSError):
             return Path(tempfile.mkdtemp(prefix=f"{SOCKET_PREFIX}{job}-{rank}-", dir=base))
-    raise Unavailable("no folder for a socket: XDG_RUNTIME_DIR and /tmp cannot be written")
+    raise Unavailable("no folder for a socket: XDG_RUNTIME_DIR and /tmp are not writable")
 
 
 def _worker_server() -> Any:
-    """The class of torch."""
+    """The worker server class of torch."""
     if "torch" not in sys.modules:
         raise Unavailable("the program does not use torch")
     try:
@@ -110,14 +110,14 @@ def _worker_server() -> Any:
         from torch._C._distributed_c10d import _WorkerServer
     except ImportError:
         raise Unavailable(
-            "this torch has no worker server: version 2.10 or newer is needed"
+            "this torch has no worker server: install version 2.10 or newer"
         ) from None
     return _WorkerServer
 
 
 @contextlib.contextmanager
 def _quiet_log() -> Iterator[None]:
-    """Without torch's line about its new server: what the program prints stays as it was."""
+    """Suppress torch's line about its new server, so that the program's output is unchanged."""
     import torch
 
     try:

@@ -1,8 +1,8 @@
-"""One capture for each rank, as under ``srun distprof capture``: what they tell each other.
+"""Coordinates captures that run one per rank, as under ``srun distprof capture``.
 
-The capture of rank 0 concludes and reports. The others leave word of how their ranks ended, and one
-whose rank failed stays until the report is there, since mpirun ends all processes as soon as one
-fails. Nobody ends another's program.
+The capture of rank 0 completes run.json and reports. The others write how their ranks ended. A
+capture whose rank failed waits for the report, because mpirun ends all processes as soon as one
+fails. No capture ends another's program.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["SharedJob"]
 
 _OTHERS_S = 60.0
 _STAY_S = 10.0
-_INTERRUPTED_S = 2.0  # launchers that end a job have little patience
+_INTERRUPTED_S = 2.0  # a launcher that ends a job does not wait long
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class SharedJob:
 
     Args:
         run_dir: The run directory, the same for all.
-        place: Of this process by its launcher's word.
+        place: This process's placement, from its launcher.
     """
 
     run_dir: Path
@@ -39,21 +39,21 @@ class SharedJob:
 
     @classmethod
     def of(cls, run_dir: Path) -> SharedJob:
-        """As the environment has it."""
+        """The job that the environment describes."""
         return cls(run_dir=run_dir, place=placement())
 
     def own_rank(self, ending: Ending) -> int | None:
-        """The rank that the captured program itself was; None if it started ranks, or was none."""
+        """The rank of the captured program; None if it started ranks, or was not a rank."""
         if self.place.origin == "alone":
             return None
         pids = {each.rank: each.pid for each in look(self.run_dir) if each.is_here}
         return self.place.rank if pids.get(self.place.rank) == ending.pid else None
 
     def other_endings(self, ending: Ending) -> list[RankEvidence]:
-        """On rank 0: how the ranks of other captures ended, those that told.
+        """On rank 0: how the ranks of other captures ended, where reported.
 
         Args:
-            ending: How the own program ended.
+            ending: How this capture's program ended.
         """
         if self.own_rank(ending) is None:
             return []
@@ -64,11 +64,11 @@ class SharedJob:
         return [each for each in heard if each.exit is not None]
 
     def report_own_ending(self, ending: Ending, seen: Sequence[RankEvidence]) -> None:
-        """On other ranks: tell how this one ended, and stay for the report if it ended badly.
+        """On other ranks: report how this one ended, and wait for the report if it failed.
 
         Args:
-            ending: How the own program ended.
-            seen: What is known of the ranks on this host.
+            ending: How this capture's program ended.
+            seen: Evidence about the ranks on this host.
         """
         own = self.own_rank(ending)
         if own is None:
@@ -80,5 +80,5 @@ class SharedJob:
             alarm.wait_for_the_end(conclude_s=_STAY_S)
 
     def release_others(self) -> None:
-        """On rank 0: the report is there, the others may go."""
+        """On rank 0: the report is complete, so let the others end."""
         Alarm(self.run_dir).silence()

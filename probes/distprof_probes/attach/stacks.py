@@ -1,4 +1,4 @@
-"""Python stacks as the interpreter's own fault handler prints them, and alike ones folded."""
+"""Parses Python stacks that ``faulthandler`` prints, and groups identical ones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Frame:
 
     Args:
         file: Path of the source.
-        line: Line in it; None where Python does not know.
+        line: Line in it; None if Python does not know.
         name: Of the function.
     """
 
@@ -32,7 +32,7 @@ class Frame:
     name: str
 
     def __str__(self) -> str:
-        """For people, short."""
+        """A short text for people."""
         where = self.file.rpartition("/")[2]
         return f"{self.name} ({where}:{'?' if self.line is None else self.line})"
 
@@ -43,7 +43,7 @@ class Stack:
 
     Args:
         thread: Its id, as Python prints it.
-        name: Its name where the interpreter tells it (Python 3.14 and newer), else empty.
+        name: Its name, from Python 3.14 on; else empty.
         frames: Innermost first; empty for a thread that runs no Python.
     """
 
@@ -53,7 +53,7 @@ class Stack:
 
 
 def parse_stacks(text: str) -> tuple[Stack, ...]:
-    """The stacks in a dump of ``faulthandler``; what cannot be read is left out."""
+    """The stacks in a dump of ``faulthandler``; unreadable ones are left out."""
     stacks: list[tuple[re.Match[str], list[Frame]]] = []
     for line in text.splitlines():
         if (thread := _THREAD.match(line)) is not None:
@@ -68,7 +68,7 @@ def parse_stacks(text: str) -> tuple[Stack, ...]:
 
 
 def training_stack(stacks: Sequence[Stack]) -> Stack | None:
-    """The main thread's: Python prints it last; None where no thread runs Python."""
+    """The stack of the main thread, which Python prints last; None if no thread runs Python."""
     return next((stack for stack in reversed(stacks) if stack.frames), None)
 
 
@@ -83,9 +83,9 @@ def _is_library(file: str) -> bool:
 
 
 def fold(stacks: Mapping[int, Stack]) -> list[tuple[tuple[int, ...], Stack]]:
-    """Ranks that stand in the same calls, together; the smallest groups first.
+    """Ranks grouped by identical calls, smallest groups first.
 
-    The rank that stands alone where all others wait is what one looks for.
+    The rank to look for is the one that is in a different call while all others wait.
     """
     groups: dict[tuple[Frame, ...], list[int]] = {}
     for rank in sorted(stacks):

@@ -1,4 +1,4 @@
-"""Which optimizer's steps are the steps of the training, when nobody says."""
+"""Chooses the optimizer whose steps count as training steps."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ PATIENCE = 64
 
 @dataclass(slots=True)
 class StepClock:
-    """The first optimizer seen owns the clock; what the others do is counted.
+    """The first optimizer seen owns the clock; steps of the others are only counted.
 
-    An optimizer that wraps another (ZeroRedundancyOptimizer) steps around it, so the first seen is
-    the outer one and the step is counted once. Gradient accumulation needs nothing: the optimizer
-    steps once per update. The clock goes to another optimizer when its owner is gone, or has not
-    moved for ``PATIENCE`` steps of the others.
+    An optimizer that wraps another (ZeroRedundancyOptimizer) steps around it, so the outer one is
+    seen first and the step is counted once. Gradient accumulation needs no special case: the
+    optimizer steps once per update. Another optimizer takes the clock when the owner is gone, or
+    has not stepped for ``PATIENCE`` steps of the others.
 
     Args:
         num_others: Steps of other optimizers, by class name.
@@ -31,11 +31,11 @@ class StepClock:
     _since: int = 0
 
     def begins(self, optimizer: object) -> None:
-        """An optimizer's step begins: the first one seen becomes the owner."""
+        """An optimizer's step starts: the first optimizer seen becomes the owner."""
         if self._owner is None:
             self._owner = weakref.ref(optimizer)
         elif self._owner() is None:
-            self._hand_over(optimizer, "the optimizer that was followed is gone")
+            self._hand_over(optimizer, "the followed optimizer is gone")
 
     def ticks(self, optimizer: object) -> bool:
         """An optimizer's step ended; returns whether that ends a step of the training."""
@@ -46,11 +46,11 @@ class StepClock:
         self._since += 1
         if self._since < PATIENCE:
             return False
-        self._hand_over(optimizer, f"the optimizer that was followed stood still for {PATIENCE}")
+        self._hand_over(optimizer, f"the followed optimizer did not step for {PATIENCE}")
         return True
 
     def _hand_over(self, optimizer: object, why: str) -> None:
         self._owner = weakref.ref(optimizer)
         self._since = 0
         if len(self.notes) < 8:
-            self.notes.append(f"{why}; steps are now those of {type(optimizer).__name__}.")
+            self.notes.append(f"{why}; steps are now counted by {type(optimizer).__name__}.")

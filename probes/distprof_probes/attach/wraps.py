@@ -1,4 +1,4 @@
-"""The functions of torch that a capture wraps, each so that it does what it did before."""
+"""Wraps the torch functions that a capture observes, without changing what they do."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MARK = "_distprof_wrapped"
 
 
 def wrap_group_functions(capture: Capture) -> None:
-    """Hear of a process group before it is made, and before it is destroyed."""
+    """Notify the capture before a process group is created or destroyed."""
     distributed = sys.modules.get("torch.distributed")
     make = getattr(distributed, "init_process_group", None)
     destroy = getattr(distributed, "destroy_process_group", None)
@@ -39,17 +39,17 @@ def wrap_group_functions(capture: Capture) -> None:
 
 
 def _replace_in_torch(name: str, original: object, replacement: object) -> None:
-    """Wherever torch itself has imported the function to."""
+    """Replace the function in every torch module that has imported it."""
     for place, module in list(sys.modules.items()):
         if place.startswith("torch.distributed") and vars(module).get(name) is original:
             setattr(module, name, replacement)
 
 
 def _asked_place(function: Any, args: Any, kwargs: Any) -> tuple[int | None, int | None]:
-    """Rank and world size as the program gave them; None where the environment is to say."""
+    """Rank and world size that the program passed; None where the environment decides."""
     try:
         given = inspect.signature(function).bind(*args, **kwargs).arguments
-    except TypeError:  # torch will say what is wrong with the call
+    except TypeError:  # torch will report what is wrong with the call
         return None, None
     rank, world_size = given.get("rank", -1), given.get("world_size", -1)
     if not isinstance(rank, int) or rank < 0:
@@ -58,7 +58,7 @@ def _asked_place(function: Any, args: Any, kwargs: Any) -> tuple[int | None, int
 
 
 def wrap_step(kind: type, capture: Capture) -> None:
-    """Hear when an optimizer of this class begins and ends its ``step``, around torch's wrapper."""
+    """Notify the capture when an optimizer of this class starts and ends ``step``."""
     original: Any = getattr(kind, "step", None)
     if original is None or hasattr(original, _MARK):
         return
@@ -81,7 +81,7 @@ def wrap_step(kind: type, capture: Capture) -> None:
 def with_closure(
     args: Any, kwargs: Any, wrap: Callable[[Callable[[], Any]], Callable[[], Any]]
 ) -> tuple[Any, Any] | None:
-    """Arguments of ``optimizer.step`` with the closure wrapped; None where there is none."""
+    """Arguments of ``optimizer.step`` with the closure wrapped; None if it has no closure."""
     if callable(kwargs.get("closure")):
         return args, {**kwargs, "closure": wrap(kwargs["closure"])}
     if len(args) > 1 and callable(args[1]):
@@ -90,7 +90,7 @@ def with_closure(
 
 
 def wrap_backward(torch: Any, capture: Capture) -> None:
-    """Hear of backward passes; ``Tensor.backward`` looks this function up at each call."""
+    """Notify the capture of backward passes; ``Tensor.backward`` looks up this name per call."""
     original = torch.autograd.backward
 
     @functools.wraps(original)

@@ -1,4 +1,4 @@
-"""``distprof attach``: look into a running or hung job."""
+"""``distprof attach``: inspect a running or hung job."""
 
 from __future__ import annotations
 
@@ -27,14 +27,16 @@ _MAX_FRAMES_SHOWN = 30
 
 @click.command()
 @click.argument("run_dir", metavar="DIR", type=click.Path(path_type=Path))
-@click.option("--stacks", is_flag=True, help="Python stacks of every rank, alike ones folded.")
+@click.option(
+    "--stacks", is_flag=True, help="Show the Python stacks of every rank; identical ones once."
+)
 @click.option("--flight", is_flag=True, help="Save the Flight Recorder of every rank.")
 @click.option(
     "--profile",
     "seconds",
     type=click.FloatRange(min=0.01, max=600),
     metavar="SECONDS",
-    help="Trace every rank for so long, now, and report.",
+    help="Trace every rank now for this many seconds, and report.",
 )
 @click.option("--ranks", metavar="0-3,8", help="Only these ranks; by default all.")
 @click.option(
@@ -42,9 +44,9 @@ _MAX_FRAMES_SHOWN = 30
     "--out",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="Where --profile goes; by default beside DIR.",
+    help="Output directory of --profile; by default next to DIR.",
 )
-@click.option("--no-report", is_flag=True, help="With --profile: only record.")
+@click.option("--no-report", is_flag=True, help="With --profile: record without a report.")
 def attach(
     run_dir: Path,
     stacks: bool,
@@ -54,15 +56,15 @@ def attach(
     out: Path | None,
     no_report: bool,
 ) -> int:
-    """Look into a running or hung job: where each rank is, and what it is doing.
+    """Inspect a running or hung job: show where each rank is and what it is doing.
 
-    DIR is the run directory that distprof capture or distprof run named at the start. Ranks are
-    asked on this host, also while they hang in a collective or in your own code.
+    DIR is the run directory that distprof capture or distprof run printed at the start. Ranks on
+    this host answer even while they hang in a collective or in your code.
 
     \b
       distprof attach runs/mine                 state of every rank
-      distprof attach runs/mine --stacks        Python stacks, alike ones folded
-      distprof attach runs/mine --profile 2     trace two seconds, now
+      distprof attach runs/mine --stacks        Python stacks, identical ones once
+      distprof attach runs/mine --profile 2     trace the next two seconds
     """  # noqa: D301 - click reads it
     found = _chosen(_all_ranks(run_dir), ranks)
     able = [rank for rank in found if rank.can_be_asked]
@@ -86,8 +88,8 @@ def _all_ranks(run_dir: Path) -> list[LivingRank]:
     if not found:
         raise InputError(
             str(run_dir),
-            expected="the run directory of a job under distprof run or distprof capture",
-            found="no rank has written there" if folder.is_dir() else "no such folder",
+            expected="the run directory of a job started by distprof run or distprof capture",
+            found="no files of a rank" if folder.is_dir() else "no folder of this name",
             fix="name the folder that was printed when the job started",
         )
     return found
@@ -137,7 +139,11 @@ def _state(rank: LivingRank) -> str:
         return "on another host"
     if rank.process is None:
         return "ended" if rank.has_ended else "gone"
-    meaning = {"T": "stopped (T)", "t": "traced (t)", "D": "waits for the kernel (D)"}
+    meaning = {
+        "T": "stopped (T)",
+        "t": "stopped by a debugger (t)",
+        "D": "blocked in the kernel (D)",
+    }
     return meaning.get(rank.process.letter, f"alive ({rank.process.letter})")
 
 
@@ -196,7 +202,7 @@ def _show_profile(
     folder, answers = profile(run_dir.resolve(), able, seconds=seconds, out=out)
     _show_missing(answers.missing)
     if not answers.given:
-        click.echo("No rank gave a trace.", err=True)
+        click.echo("No rank returned a trace.", err=True)
         return _INPUT
     click.echo(f"Traced {name_ranks(answers.given)} in {folder}", err=True)
     return report(folder) if with_report else 0
@@ -211,7 +217,7 @@ def _show_missing(missing: dict[int, str]) -> None:
 
 
 def _show_others(run_dir: Path, found: Sequence[LivingRank], *, verbose: bool) -> None:
-    """Ranks that could not be asked, and what to do about it."""
+    """Ranks that could not be queried, and what to do about it."""
     elsewhere: dict[str, list[int]] = {}
     for rank in found:
         if not rank.is_here:
@@ -228,10 +234,10 @@ def _why_silent(rank: LivingRank) -> str:
     if rank.process is None:
         return "it has ended" if rank.has_ended else "its process is gone"
     if rank.is_stopped:
-        return f"it is stopped and answers nothing; kill -CONT {rank.pid} lets it go on"
-    return rank.why_not or "it cannot be asked"
+        return f"it is stopped and does not answer; resume it with kill -CONT {rank.pid}"
+    return rank.why_not or "it cannot be queried"
 
 
 def _plain(text: str) -> str:
-    """Names come from the job and are not trusted: no control character reaches the terminal."""
+    """Text without control characters: names come from the job and are not trusted."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)

@@ -1,4 +1,4 @@
-"""``distprof capture``: any training program under probes, without a change to its code."""
+"""``distprof capture``: record any training program without changing its code."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ _SWITCHES = (
     "attach",
 )
 _IN_SHORT = {
-    "shapes": "Record the shapes of operators' inputs.",
+    "shapes": "Record operators' input shapes.",
     "pauses": "Record garbage collections and waits for the data loader.",
-    "settings": "Read how data loaders, modules and optimizers are set up.",
+    "settings": "Read the configuration of data loaders, modules and optimizers.",
     "attach": "Open a socket per rank for distprof attach.",
 }
 _NOTHING_RECORDED = 3
@@ -62,20 +62,24 @@ def _switches(command: _Command) -> _Command:
 @click.command(context_settings={"allow_interspersed_args": False})
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.option(
-    "-o", "--out", type=click.Path(path_type=Path), metavar="DIR", help="The run directory to make."
+    "-o",
+    "--out",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="The run directory to create.",
 )
 @click.option(
     "--mode",
     type=click.Choice(["window", "always-on", "off"]),
     default="window",
     show_default=True,
-    help="Trace some steps; never trace; or keep the step log only.",
+    help="Trace some steps; never trace; or write the step log only.",
 )
 @click.option(
     "--start-step",
     type=click.IntRange(min=-1),
     default=-1,
-    help="First step traced; by default soon after the start.",
+    help="First step to trace; by default soon after the start.",
 )
 @click.option(
     "--steps",
@@ -84,14 +88,14 @@ def _switches(command: _Command) -> _Command:
     type=click.IntRange(min=1),
     default=ProbeOptions().num_steps,
     show_default=True,
-    help="Steps traced.",
+    help="Number of steps to trace.",
 )
 @click.option(
     "--profile-ranks",
     default="all",
     show_default=True,
     metavar="all|replica|0,8-15",
-    help="Ranks traced. replica: one whole replica of the model and one rank of each other.",
+    help="Ranks to trace. replica: all ranks of one model replica, and one of each other replica.",
 )
 @click.option(
     "--mesh",
@@ -100,13 +104,13 @@ def _switches(command: _Command) -> _Command:
     help="The job's device mesh, slowest axis first.",
 )
 @_switches
-@click.option("--format", "format_name", metavar="text|json|md", help="How to show the report.")
+@click.option("--format", "format_name", metavar="text|json|md", help="Format of the report.")
 @click.option(
     "--fail-on",
     type=click.Choice([severity.value for severity in Severity]),
     help="Exit with 1 if there are findings of this severity or above.",
 )
-@click.option("--no-report", is_flag=True, help="Only record.")
+@click.option("--no-report", is_flag=True, help="Record without a report.")
 def capture(
     command: tuple[str, ...],
     out: Path | None,
@@ -117,10 +121,10 @@ def capture(
     no_report: bool,
     **probes: Any,
 ) -> int:
-    """Run a training program under probes, and report where its steps' time went.
+    """Run a training program with probes, and report where the time of its steps goes.
 
-    Its code stays as it is: steps are found by the optimizer. What it prints, signals and its exit
-    code pass through.
+    The program needs no changes: distprof finds steps by the optimizer. Its output, signals and
+    exit code pass through.
 
     \b
       distprof capture -- torchrun --nproc-per-node 8 train.py --lr 3e-4
@@ -150,7 +154,7 @@ def _coverage(asked: str, mesh: dict[str, int]) -> Coverage:
     if asked == "replica":
         if not mesh:
             raise UsageError(
-                "--profile-ranks replica: say how the ranks are arranged, for example"
+                "--profile-ranks replica: give the layout of the ranks, for example"
                 " --mesh pp=2,dp=4,tp=2"
             )
         return Coverage(profiled_ranks=replica_ranks(mesh), text=asked)
@@ -169,7 +173,7 @@ def _new_run(
     mesh: dict[str, int],
     coverage: Coverage,
 ) -> Path:
-    """The run directory, with its run.json; another launcher's, where that one came first."""
+    """The run directory and its run.json, which another launcher may have written first."""
     from distprof_probes.environment import placement
     from distprof_probes.job.directory import DEFAULT_FOLDER, new_run_directory, write_run_file
     from distprof_probes.job.other_hosts import agreed_directory, job_name
@@ -184,7 +188,7 @@ def _new_run(
         write_run_file(run_dir, describe())
         return run_dir
     if out is None and (is_alone or not job_name()):
-        raise UsageError("one capture on each node or rank: give all the same new folder with -o")
+        raise UsageError("one capture per node or rank: give all the same new folder with -o")
     folder = out or DEFAULT_FOLDER / f"capture-{name}-{job_name()}"
     return agreed_directory(folder, is_first=is_first, describe=describe)
 
@@ -228,10 +232,10 @@ def _name_of(command: Sequence[str]) -> str:
 
 
 def _run(program: str, command: Sequence[str], run_dir: Path, options: ProbeOptions) -> int:
-    """Run the program, and conclude run.json.
+    """Run the program and complete run.json.
 
     Returns:
-        Its exit code; 3 if it ended well but nothing was recorded.
+        Its exit code; 3 if it succeeded but nothing was recorded.
     """
     from distprof_probes.attach.diagnosis import notes_of, why_nothing
     from distprof_probes.attach.diary import read_diary
@@ -274,7 +278,7 @@ def _way(ended: Exit) -> str:
 
 
 def _report(run_dir: Path, format_name: str | None, fail_on: str | None, code: int) -> int:
-    """Show the report; the program's own exit code comes first."""
+    """Show the report; the program's own exit code takes precedence."""
     from distprof_probes.job.finish import report
 
     arguments = ["--format", format_name] if format_name else []
@@ -289,6 +293,6 @@ def _has_evidence(run_dir: Path) -> bool:
 
 
 def _say(text: str) -> None:
-    """One line on stderr: stdout is the program's, then the report's."""
+    """Print one line on stderr; stdout belongs to the program and then to the report."""
     shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
     print(f"distprof: {shown}", file=sys.stderr, flush=True)  # noqa: T201

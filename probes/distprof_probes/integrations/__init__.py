@@ -1,1 +1,1 @@
-"""Sessions for frameworks that own the training loop. Each module needs its framework."""
+"""Sessions for frameworks that own the training loop. Each module requires its framework."""

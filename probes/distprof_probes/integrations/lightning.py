@@ -1,4 +1,4 @@
-"""Probes in a Lightning ``Trainer``: one more callback.
+"""Runs probes in a Lightning ``Trainer`` through a callback.
 
 ::
 
@@ -31,15 +31,16 @@ class DistprofCallback(Callback):  # type: ignore[misc]
     """Opens a session for each ``fit``. A step is an optimizer update, as ``global_step`` counts.
 
     With automatic optimization the phases are ``input``, ``forward``, ``backward`` and
-    ``optimizer``; with manual optimization only ``input`` can be told. ``validation`` and
-    ``checkpoint`` are phases of the step that follows them; the first batch after a checkpoint is
-    fetched within it. The loss of a step is the sum of what its micro-batches return, which
-    Lightning has divided by their number; with manual optimization their mean.
+    ``optimizer``; with manual optimization only ``input`` can be detected. ``validation`` and
+    ``checkpoint`` are phases of the step that follows them. The phase ``checkpoint`` includes
+    fetching the first batch after it. The loss of a step is the sum of the losses of its
+    micro-batches, which Lightning has divided by their number; with manual optimization, their
+    mean.
 
     Args:
         out: The run directory, the same on all ranks.
-        options: Which probes work and when; by default as a launcher passed them, else the
-        defaults.
+        options: Which probes run and when; by default the options that a launcher passed, else
+            the defaults.
 
     Attributes:
         session: While training, and after it until the next ``fit``; None before.
@@ -51,12 +52,12 @@ class DistprofCallback(Callback):  # type: ignore[misc]
         self._out = out
         self._options = options
         self._phases: PhaseSwitch | None = None
-        self._updates = 0  # of the optimizer, as seen at the last batch
+        self._updates = 0  # optimizer updates up to the last batch
         self._loss: Any = None  # of the micro-batches of this step
         self._num_batches = 0
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Open the session: ranks are known, and the sanity check is over."""
+        """Open the session: the ranks are known, and the sanity check has ended."""
         self._end()
         self.session = session(
             self._out,
@@ -76,7 +77,7 @@ class DistprofCallback(Callback):  # type: ignore[misc]
         batch: Any,
         batch_idx: int,
     ) -> None:
-        """The batch is here."""
+        """The batch has arrived."""
         self._switch("forward" if pl_module.automatic_optimization else None)
 
     def on_before_zero_grad(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
@@ -85,7 +86,7 @@ class DistprofCallback(Callback):  # type: ignore[misc]
             self._switch(None)
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
-        """Backward begins."""
+        """Backward starts."""
         if pl_module.automatic_optimization:
             self._switch("backward")
 
@@ -95,7 +96,7 @@ class DistprofCallback(Callback):  # type: ignore[misc]
             self._switch(None)
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
-        """The update begins."""
+        """The update starts."""
         if pl_module.automatic_optimization:
             self._switch("optimizer")
 
@@ -120,7 +121,7 @@ class DistprofCallback(Callback):  # type: ignore[misc]
         self._switch("input")
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-        """Time until its end is no wait for input."""
+        """The time until validation ends is not a wait for input."""
         self._switch("validation")
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
@@ -128,7 +129,7 @@ class DistprofCallback(Callback):  # type: ignore[misc]
         self._switch("input")
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Any) -> None:
-        """Nobody tells when the file is written; the phase ends with the next batch's arrival."""
+        """No callback marks the end of writing, so the phase ends when the next batch arrives."""
         self._switch("checkpoint")
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
@@ -136,7 +137,7 @@ class DistprofCallback(Callback):  # type: ignore[misc]
         self._end()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Close the session; it writes down why."""
+        """Close the session, which records the reason."""
         self._end(exception)
 
     def _switch(self, name: str | None) -> None:

@@ -1,4 +1,4 @@
-"""Phases for frameworks that call back: one ends where the next begins."""
+"""Phases for frameworks with callbacks: each phase ends where the next starts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class PhaseSwitch:
     """At most one open phase of a session.
 
     Args:
-        session: Whose phases.
+        session: The session to which the phases belong.
     """
 
     def __init__(self, session: Session) -> None:
@@ -21,7 +21,7 @@ class PhaseSwitch:
         self._open: AbstractContextManager[None] | None = None
 
     def to(self, name: str | None) -> None:
-        """End the open phase, if any, and begin ``name``; None for none."""
+        """End the open phase, if any, and start ``name``, unless it is None."""
         if self._open is not None:
             self._open.__exit__(None, None, None)
             self._open = None

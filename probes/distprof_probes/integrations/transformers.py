@@ -1,4 +1,4 @@
-"""Probes in a Hugging Face ``Trainer``: one more callback.
+"""Runs probes in a Hugging Face ``Trainer`` through a callback.
 
 ::
 
@@ -31,17 +31,17 @@ class DistprofCallback(TrainerCallback):  # type: ignore[misc]
 
     Phases: ``input`` (all micro-batches of a step are fetched at its start), ``forward``,
     ``backward`` (with the clipping of gradients), ``optimizer``; ``evaluation`` and ``checkpoint``
-    belong to the step that follows them. Forward is told from backward by hooks on the model; with
-    ``torch_compile``, where they would break the graph, both are the phase ``forward_backward``.
+    belong to the step that follows them. Hooks on the model separate forward from backward. With
+    ``torch_compile``, hooks would break the graph, so both are the phase ``forward_backward``.
 
-    A step has a loss where the Trainer logs one (``logging_steps``): its own figure, the mean over
-    the steps since the last log and over all ranks. Tokens and samples are counted from the model's
-    ``input_ids``, padding included.
+    A step has a loss if the Trainer logs one (``logging_steps``): the Trainer's own figure, the
+    mean over the steps since the last log and over all ranks. Tokens and samples are counted from
+    the model's ``input_ids``, including padding.
 
     Args:
         out: The run directory, the same on all ranks.
-        options: Which probes work and when; by default as a launcher passed them, else the
-        defaults.
+        options: Which probes run and when; by default the options that a launcher passed, else
+            the defaults.
 
     Attributes:
         session: While training, and after it until the next ``train``; None before.
@@ -82,20 +82,20 @@ class DistprofCallback(TrainerCallback):  # type: ignore[misc]
         self._switch("input")
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """The batches of the step are here."""
+        """The batches of the step have arrived."""
         self._end_step()
         self._switch(None if self._hooks else "forward_backward")
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """A micro-batch that is not the last one is through."""
+        """A micro-batch other than the last one has ended."""
         self._switch(None if self._hooks else "forward_backward")
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """The update begins."""
+        """The update starts."""
         self._switch("optimizer")
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """The update is made; the step ends here, or with its loss."""
+        """The update is done; the step ends here, or with its loss."""
         self._switch(None)
         self._is_ending_step = True
         if not control.should_log:
@@ -116,7 +116,7 @@ class DistprofCallback(TrainerCallback):  # type: ignore[misc]
             self._after_step(control)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Evaluation is over."""
+        """Evaluation has ended."""
         self._switch("checkpoint" if control.should_save else "input")
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -147,7 +147,7 @@ class DistprofCallback(TrainerCallback):  # type: ignore[misc]
         self._is_ending_step = False
 
     def _after_step(self, control: Any) -> None:
-        """What the Trainer does next, by what it is told to do."""
+        """Switch to the phase that the Trainer's control flags announce."""
         if control.should_evaluate:
             self._switch("evaluation")
         else:
@@ -169,5 +169,5 @@ class DistprofCallback(TrainerCallback):  # type: ignore[misc]
         atexit.unregister(self._at_exit)
 
     def _at_exit(self) -> None:
-        """The Trainer has no hook for exceptions: what ended the program is found here."""
+        """Find the exception that ended the program: the Trainer has no hook for exceptions."""
         self._end(getattr(sys, "last_value", None))

@@ -1,5 +1,5 @@
-"""What surrounds the ranks of a job: its directory, who watches them, who failed first, the end.
+"""Parts of a launcher: the run directory, supervision, the first failure, the end of the job.
 
-Free of torch, so that a launcher's command line starts quickly. ``distprof run`` and
-``distprof capture`` are both built from these parts.
+Does not import torch, so that a launcher's command line starts quickly. ``distprof run`` and
+``distprof capture`` both use these parts.
 """

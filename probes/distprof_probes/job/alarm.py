@@ -1,8 +1,8 @@
-"""One job, several launchers: when a rank fails, each of them is to know.
+"""Informs all launchers of a job when a rank fails.
 
-The ranks find out by themselves, but late: NCCL waits for its timeout, and a rank that stands still
-makes nobody fail but the others. A file in the run directory is quicker, and needs no connection
-that could be lost itself. Where hosts do not share the folder, each ends its own ranks as before.
+The ranks find out by themselves, but late: NCCL waits for its timeout, and a rank that hangs makes
+only the others fail. A file in the run directory is faster, and needs no connection that could be
+lost. If hosts do not share the folder, each ends its own ranks without it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from distprof_probes.job.supervise import Phase, Supervisor
 __all__ = ["ANSWER_S", "Alarm"]
 
 ANSWER_S = 15.0
-"""Within this time after the alarm a living launcher has ended its ranks and left word."""
+"""Within this time after the alarm, a running launcher has ended its ranks and written how."""
 
 _LISTEN_EVERY_S = 1.0
 _LOOK_S = 0.1
@@ -27,7 +27,7 @@ _REPORT_S = 300.0
 
 @dataclass(slots=True)
 class Alarm:
-    """A file that is there from the first trouble until the first launcher is done with the job.
+    """A file that exists from the first trouble until the first launcher has finished the job.
 
     Args:
         run_dir: The run directory.
@@ -42,7 +42,7 @@ class Alarm:
         return self.run_dir / ".trouble"
 
     def serve(self, supervisor: Supervisor) -> None:
-        """Tell the others of trouble here, and the supervisor of trouble elsewhere."""
+        """Report local trouble to the other launchers, and theirs to the supervisor."""
         if supervisor.phase is not Phase.RUNNING:
             if not (self._is_told or supervisor.is_sound or supervisor.is_interrupted):
                 self.ring()
@@ -55,30 +55,30 @@ class Alarm:
 
     @property
     def is_ringing(self) -> bool:
-        """Whether somebody has seen trouble."""
+        """Whether any launcher has seen trouble."""
         return self._file.exists()
 
     def ring(self) -> None:
-        """Tell the others, unless the job has been concluded."""
+        """Alert the other launchers, unless the job is complete."""
         self._is_told = True
         if self._is_running():
             try:
                 self._file.touch()
-            except OSError:  # a full disk: they find out by themselves
+            except OSError:  # a full disk: the others find out by themselves
                 return
 
     def silence(self) -> None:
-        """The first launcher is done; the others need not wait any more."""
+        """The first launcher has finished, so the others need not wait."""
         self._file.unlink(missing_ok=True)
 
     def wait_for_the_end(self, *, conclude_s: float = 2 * ANSWER_S) -> None:
-        """Let the first launcher conclude and report.
+        """Wait until the first launcher has completed run.json and reported.
 
-        mpirun and torchrun end all processes as soon as one of them fails, the one that reports
-        among them: so whoever failed stays until the report is there.
+        mpirun and torchrun end all processes as soon as one fails, including the one that reports.
+        So a failed launcher stays until the report is complete.
 
         Args:
-            conclude_s: How long to wait for run.json to be concluded.
+            conclude_s: Seconds to wait for run.json to be completed.
         """
         started_s = time.monotonic()
         while self.is_ringing:

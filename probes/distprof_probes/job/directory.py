@@ -1,4 +1,4 @@
-"""The run directory: made new for each job, with run.json in it from the first moment."""
+"""The run directory: new for each job, and with a run.json from the start."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ _MAX_RUN_FILE_BYTES = 256 * 2**20
 
 
 def new_run_directory(asked: Path | None, name: str) -> Path:
-    """An empty directory for one job, made now.
+    """Create an empty directory for one job.
 
     Args:
-        asked: Where the user wants it; None for ``runs/NAME-YYYYMMDD-HHMMSS``.
-        name: Of the workload or program, for the default.
+        asked: The path that the user chose; None for ``runs/NAME-YYYYMMDD-HHMMSS``.
+        name: Name of the workload or program, for the default path.
 
     Returns:
         Its absolute path.
 
     Raises:
-        UsageError: If it holds something already, or cannot be written.
+        UsageError: If it is not empty or not writable.
     """
     folder = _unused(name) if asked is None else asked
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):
-            raise UsageError(f"{folder} is not empty: name another folder with -o, or remove it")
+            raise UsageError(f"{folder} is not empty: choose another folder with -o, or remove it")
         _try_to_write(folder)
     except OSError as error:
         raise UsageError(_why_not(folder, error)) from error
@@ -50,7 +50,7 @@ def new_run_directory(asked: Path | None, name: str) -> Path:
 
 
 def _unused(name: str) -> Path:
-    """``runs/NAME-time``, with a number behind it where two jobs start in the same second."""
+    """``runs/NAME-time``, with a number appended if two jobs start in the same second."""
     stem = f"{_safe(name)}-{time.strftime('%Y%m%d-%H%M%S')}"
     for number in range(1, 10_000):
         folder = DEFAULT_FOLDER / (stem if number == 1 else f"{stem}-{number}")
@@ -59,13 +59,13 @@ def _unused(name: str) -> Path:
         except FileExistsError:
             if not DEFAULT_FOLDER.is_dir():
                 raise UsageError(
-                    f"{DEFAULT_FOLDER} is a file here: name a folder with -o"
+                    f"{DEFAULT_FOLDER} is a file here: choose a folder with -o"
                 ) from None
         except OSError as error:
             raise UsageError(_why_not(folder, error)) from error
         else:
             return folder
-    raise UsageError(f"{DEFAULT_FOLDER} holds too many runs of this second: name a folder with -o")
+    raise UsageError(f"{DEFAULT_FOLDER} has too many runs of this second: choose a folder with -o")
 
 
 def _safe(name: str) -> str:
@@ -74,7 +74,7 @@ def _safe(name: str) -> str:
 
 
 def _try_to_write(folder: Path) -> None:
-    """Find out now, not after the job: permission, a read-only or a full file system."""
+    """Find permission problems and a read-only or full file system before the job starts."""
     probe = folder / ".distprof-can-write"
     try:
         probe.write_bytes(b"x" * 4096)
@@ -84,19 +84,19 @@ def _try_to_write(folder: Path) -> None:
 
 def _why_not(folder: Path, error: OSError) -> str:
     if error.errno == errno.ENOSPC:
-        return f"{folder} cannot be written, the disk is full: free some space, or use -o"
+        return f"{folder} cannot be written, the disk is full: free disk space, or use -o"
     if error.errno in (errno.EEXIST, errno.ENOTDIR):
-        return f"{folder} is no folder: name another place with -o"
-    return f"{folder} cannot be written ({error.strerror}): choose another place with -o"
+        return f"{folder} is not a folder: choose another with -o"
+    return f"{folder} cannot be written ({error.strerror}): choose another folder with -o"
 
 
 def rank_directory(run_dir: Path, rank: int) -> Path:
-    """Where rank ``rank`` keeps its files; not made here."""
+    """Path of the directory of rank ``rank``; this does not create it."""
     return run_dir / RANK_DIR_FORMAT.format(rank=rank)
 
 
 def write_run_file(run_dir: Path, run: RunFile) -> None:
-    """Replace run.json in one step, so that a reader never sees half of it.
+    """Replace run.json atomically, so that a reader never sees half of it.
 
     Raises:
         InputError: If it cannot be written.
@@ -111,14 +111,14 @@ def write_run_file(run_dir: Path, run: RunFile) -> None:
         temporary.unlink(missing_ok=True)
         raise InputError(
             str(file),
-            expected="a place that takes the description of the run",
+            expected="a folder with room for run.json",
             found=error.strerror or str(error),
-            fix="free some space, or choose another place with -o",
+            fix="free disk space, or choose another folder with -o",
         ) from error
 
 
 def read_run_file(run_dir: Path) -> RunFile:
-    """What run.json says.
+    """Read run.json.
 
     Raises:
         SchemaError: If another version wrote it.

@@ -1,4 +1,4 @@
-"""From the last rank's end to the exit code: conclude, tell, report."""
+"""From the end of the last rank to the exit code: complete run.json, show failures, report."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from distprof_probes.job.supervise import Supervisor
 __all__ = ["JOB_FAILED", "ReportOptions", "end_job"]
 
 JOB_FAILED = 4
-"""Exit code of a job in which a rank failed, whatever its report finds."""
+"""Exit code of a job in which a rank failed, whatever the report finds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportOptions:
-    """What the user said about the report.
+    """The user's choices for the report.
 
     Args:
         out: The run directory, None for a new one under ``runs``.
-        format_name: How the report is shown, None for text.
-        fail_on: Severity of findings that makes the exit code 1, None for none.
-        no_report: Record only.
-        quiet: Nothing on stderr but errors.
+        format_name: Format of the report, None for text.
+        fail_on: Least severity of findings that makes the exit code 1, None for none.
+        no_report: Record without a report.
+        quiet: Print only errors on stderr.
     """
 
     out: Path | None = None
@@ -40,12 +40,12 @@ class ReportOptions:
 
     @property
     def arguments(self) -> list[str]:
-        """The same options for another ``distprof run``, without the directory."""
+        """The same options, without the directory, for another ``distprof run``."""
         return [*self.report_arguments, *(["--no-report"] if self.no_report else [])]
 
     @property
     def report_arguments(self) -> list[str]:
-        """For ``distprof analyze``."""
+        """The options for ``distprof analyze``."""
         arguments = ["--quiet"] if self.quiet else []
         arguments += ["--format", self.format_name] if self.format_name else []
         return arguments + (["--fail-on", self.fail_on] if self.fail_on else [])
@@ -60,15 +60,15 @@ def end_job(
     problem: str = "",
     elsewhere: Sequence[RankEvidence] = (),
 ) -> int:
-    """Write the end into run.json, say what failed, and show the report.
+    """Complete run.json, print what failed, and show the report.
 
     Args:
         run_dir: The run directory.
-        supervisor: Has seen the ranks of this host to their end.
+        supervisor: Has watched the ranks of this host until they ended.
         interrupts: Whether the user ended the job; released when run.json is complete.
-        report_options: About the report.
-        problem: Why the launcher itself could not go on; empty if it could.
-        elsewhere: What is known of ranks on other hosts.
+        report_options: The user's choices for the report.
+        problem: Why the launcher itself could not continue; empty if it could.
+        elsewhere: Evidence about ranks on other hosts.
 
     Returns:
         The exit code: 0, the report's own, 4 for a failed job, 130 or 143 when interrupted.
@@ -86,7 +86,7 @@ def end_job(
         run = conclude(
             run_dir, outcome=outcome, exits=exits, failure=failure, notes=supervisor.notes
         )
-    except InputError as error:  # a full disk: the report can still be made of what is there
+    except InputError as error:  # a full disk: a report of the existing files is still possible
         say(f"Error: {error}")
         run = None
     if failure is not None:
@@ -102,7 +102,7 @@ def end_job(
 
 
 def _reported(run_dir: Path, report_options: ReportOptions) -> int:
-    """The report's exit code; interrupting the report is no failure of the job."""
+    """The report's exit code. An interrupted report does not fail the job."""
     try:
         return report(run_dir, report_options.report_arguments)
     except KeyboardInterrupt:

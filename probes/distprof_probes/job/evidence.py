@@ -1,4 +1,4 @@
-"""What a launcher knows of each rank when it has to say who failed first."""
+"""What a launcher knows about each rank when it determines which failed first."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ _NOT_OWN = ("/torch/", "<frozen", "/threading.py", "/distprof_probes/")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankEvidence:
-    """What is known of one rank.
+    """Evidence about one rank.
 
     Args:
         rank: Global rank.
-        exit: How its process ended, None while it lives or when nobody saw it.
-        alive_until_ns: The last look that found it alive, ns since the epoch.
+        exit: How its process ended, None while it runs or if its end was not observed.
+        alive_until_ns: The last check that found it alive, ns since the epoch.
         told_to_end_ns: When the launcher asked it to end, None if it never did.
-        error: What its Python code said, None when it said nothing.
-        state: Letter of its process's state when trouble was seen, before anything was stopped.
+        error: Error that its Python code reported, None if it reported none.
+        state: Letter of its process's state when trouble was seen, before any rank was stopped.
         last_step: Last step it completed, None before the first.
         progressed_ns: End of that step.
-        last_collective: Sequence number of the last collective of the default group it had
-            enqueued, by the Flight Recorder; None when unknown.
-        output: The end of what it printed.
+        last_collective: Sequence number of the last collective that it had enqueued in the
+            default group, from the Flight Recorder; None when unknown.
+        output: The end of its output.
         where: ``function (file:line)`` it was in when trouble was seen; empty when unknown.
-        struck_by: Where the out-of-memory killer was seen at work during the job.
-        is_lost: Whether its launcher, on another host, should have told how it ended and did not.
+        struck_by: Where the out-of-memory killer struck during the job.
+        is_lost: Whether its launcher, on another host, should have reported its end and did not.
     """
 
     rank: int
@@ -68,7 +68,7 @@ class RankEvidence:
 
 
 def rank_evidence(run_dir: Path, rank: int, **seen: Any) -> RankEvidence:
-    """What the rank's directory holds, with what the launcher has ``seen`` itself.
+    """Evidence from the rank's directory and from what the launcher has ``seen`` itself.
 
     Args:
         run_dir: The run directory.
@@ -91,7 +91,7 @@ def rank_evidence(run_dir: Path, rank: int, **seen: Any) -> RankEvidence:
 
 
 def read_error(file: Path) -> ErrorFile | None:
-    """What error.json says; None when there is none, or half of one."""
+    """Contents of error.json; None if it is missing or incomplete."""
     try:
         return msgspec.json.decode(_bounded(file), type=ErrorFile)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
@@ -101,8 +101,8 @@ def read_error(file: Path) -> ErrorFile | None:
 def latest_collective(file: Path) -> int | None:
     """Sequence number of the last collective that the default group had enqueued.
 
-    Every rank belongs to the default group, so its numbers compare; of Flight Recorder's fields on
-    gloo this one is reliable, state and completion times are not.
+    Every rank belongs to the default group, so its numbers are comparable. On gloo, this field of
+    the Flight Recorder is reliable; state and completion times are not.
     """
     try:
         dump = msgspec.json.decode(_bounded(file))
@@ -113,7 +113,7 @@ def latest_collective(file: Path) -> int | None:
 
 
 def last_lines(file: Path, number: int) -> list[str]:
-    """The last lines of a text file, at most 16 KiB of them; empty when there is none."""
+    """The last lines of a text file, at most 16 KiB; empty if there is no file."""
     try:
         with file.open("rb") as stream:
             stream.seek(max(stream.seek(0, 2) - _TAIL_BYTES, 0))
@@ -132,7 +132,7 @@ def where_it_is(file: Path) -> str:
 
 
 def main_stack(file: Path) -> list[str]:
-    """The frames of the main thread in the last stacks of a rank, innermost first.
+    """The main thread's frames in the last stacks of a rank, innermost first.
 
     The main thread is the oldest, which :mod:`faulthandler` names last.
     """

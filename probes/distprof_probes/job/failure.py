@@ -1,10 +1,10 @@
-"""Who failed first.
+"""Determines which rank failed first.
 
-When one rank goes, all others fail within moments, each with an error of its own, and a rank that
-hangs makes everybody fail but itself. So an elastic launcher, which blames the first process to
-end, is often wrong. Here a rank is blamed by its own evidence only: an exception that does not
-speak of other ranks, a signal from outside, an exit too early, or standing still while the others
-waited for it.
+When one rank ends, all others fail within moments, each with a separate error, and a rank that
+hangs makes all ranks fail except itself. So an elastic launcher, which blames the first process to
+end, is often wrong. Here a rank is blamed only on its own evidence: an exception that does not
+mention other ranks, a signal from outside, an early exit, or no progress while the others waited
+for it.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _MAX_MESSAGE = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suspicion:
-    """One thing that went wrong by itself.
+    """One failure that is not a consequence of another.
 
     Args:
-        when_ns: Not later than this, ns since the epoch.
-        rank: To whom.
-        kind: What.
+        when_ns: Latest possible time, ns since the epoch.
+        rank: The rank that failed.
+        kind: Kind of failure.
         message: One sentence, with the evidence.
         step: Last step that rank completed.
     """
@@ -51,22 +51,22 @@ def first_cause(
     detected_ns: int | None = None,
     is_interrupted: bool = False,
 ) -> Failure | None:
-    """The rank that failed first and what happened to it.
+    """The rank that failed first, and what happened to it.
 
     Args:
-        evidence: One per rank that this launcher knows, any order.
-        num_steps: How many steps each rank was to make, None when unknown.
+        evidence: One per rank that this launcher knows, in any order.
+        num_steps: Number of steps that each rank should run, None when unknown.
         detected_ns: When trouble was seen, ns since the epoch.
         is_interrupted: Whether the user ended the job: no rank is then blamed for not finishing.
 
     Returns:
         None if nothing went wrong. ``rank`` is None if something did, but the evidence does not
-        tell to whom first.
+        show which rank failed first.
     """
     own = [s for each in evidence for s in _own_trouble(each)]
     if not is_interrupted and (
         num_steps is not None or not own
-    ):  # without a goal, leaving early is the weakest reason
+    ):  # if the goal is unknown, an early exit is the weakest reason
         own += _early_leavers(evidence, num_steps)
     if own:
         return _failure(min(own, key=lambda s: (s.when_ns, s.rank)), detected_ns)
@@ -87,13 +87,13 @@ def _failure(cause: Suspicion, detected_ns: int | None) -> Failure:
 
 
 def _own_trouble(each: RankEvidence) -> Iterable[Suspicion]:
-    """What went wrong on this rank without another rank's doing."""
+    """Failures of this rank that no other rank caused."""
     rules: tuple[Callable[[RankEvidence], Suspicion | None], ...] = (_raised, _struck, _quit)
     return [cause for rule in rules if (cause := rule(each)) is not None]
 
 
 def _raised(each: RankEvidence) -> Suspicion | None:
-    """An exception that is neither another rank's absence nor our own request to end."""
+    """An exception that neither another rank's absence nor our request to end explains."""
     error = each.error
     if error is None or error.is_peer_loss or is_peer_loss(error.message):
         return None
@@ -119,9 +119,9 @@ def _struck(each: RankEvidence) -> Suspicion | None:
     if end is None or not end.signal or end.by_launcher or each.error is not None:
         return None
     if end.signal == "SIGABRT" and is_peer_loss(each.output):
-        return None  # NCCL's watchdog and gloo abort the process that lost another
-    # An abort may follow another rank's end at once; what comes from outside has no such excuse,
-    # so it counts from the last moment the process was seen alive.
+        return None  # NCCL's watchdog and gloo abort a process that lost a peer
+    # An abort may be a consequence of another rank's end. A signal from outside is not, so it
+    # counts from the last moment the process was seen alive.
     seen_ns = each.alive_until_ns if end.signal != "SIGABRT" else end.ended_ns
     kind, what = _signal_meaning(each, end.signal)
     return Suspicion(
@@ -137,12 +137,12 @@ def _signal_meaning(each: RankEvidence, name: str) -> tuple[FailureKind, str]:
     if name == "SIGKILL" and each.struck_by == "group":
         return "out_of_memory", (
             "was killed (SIGKILL){when}: the kernel's out-of-memory killer struck in this job's"
-            " control group meanwhile"
+            " control group during the job"
         )
     if name == "SIGKILL" and each.struck_by == "machine":
         return "out_of_memory", (
             "was killed (SIGKILL){when}, probably by the kernel's out-of-memory killer, which"
-            " struck on this machine meanwhile"
+            " struck on this machine during the job"
         )
     if name in _CRASHES:
         return "killed", f"crashed ({name}){{when}}"
@@ -152,7 +152,7 @@ def _signal_meaning(each: RankEvidence, name: str) -> tuple[FailureKind, str]:
 
 
 def _quit(each: RankEvidence) -> Suspicion | None:
-    """An exit code other than 0 without a word in error.json."""
+    """An exit code other than 0 without an error.json."""
     end = each.exit
     if end is None or not end.code or end.by_launcher or each.error is not None:
         return None
@@ -163,18 +163,18 @@ def _quit(each: RankEvidence) -> Suspicion | None:
     kind: FailureKind = "exception" if is_traceback else "exited"
     if is_traceback and _speaks_of_memory(last, last):
         kind = "out_of_memory"
-    words = f": {last}" if last else " and said nothing"
+    words = f": {last}" if last else " without printing an error"
     return Suspicion(
         when_ns=each.alive_until_ns or end.ended_ns or 0,
         rank=each.rank,
         kind=kind,
-        message=f"rank {each.rank} left with exit code {end.code} {_when(each)}{words}",
+        message=f"rank {each.rank} exited with code {end.code} {_when(each)}{words}",
         step=each.last_step,
     )
 
 
 def _early_leavers(evidence: Sequence[RankEvidence], num_steps: int | None) -> list[Suspicion]:
-    """Ranks that left in good order, with exit code 0, before their work was done."""
+    """Ranks that exited normally, with code 0, before their work was done."""
     found = []
     for each in evidence:
         end = each.exit
@@ -189,7 +189,7 @@ def _early_leavers(evidence: Sequence[RankEvidence], num_steps: int | None) -> l
                 when_ns=each.alive_until_ns or end.ended_ns or 0,
                 rank=each.rank,
                 kind="exited",
-                message=f"rank {each.rank} left with exit code 0 {when}, before its work was done",
+                message=f"rank {each.rank} exited with code 0 {when}, before its work was done",
                 step=each.last_step,
             )
         )
@@ -197,14 +197,14 @@ def _early_leavers(evidence: Sequence[RankEvidence], num_steps: int | None) -> l
 
 
 def _is_done(each: RankEvidence, evidence: Sequence[RankEvidence], num_steps: int | None) -> bool:
-    """By the number of steps where it is known, else if no other rank came to harm."""
+    """Whether it ran all its steps; if their number is unknown, whether no other rank failed."""
     if num_steps is not None:
         return each.last_step is not None and each.last_step + 1 >= num_steps
     return not any(_suffered(other) for other in evidence)
 
 
 def _suffered(each: RankEvidence) -> bool:
-    """Whether the rank did not end well, for whatever reason."""
+    """Whether the rank ended badly, for any reason."""
     end = each.exit
     return (
         each.error is not None
@@ -214,14 +214,14 @@ def _suffered(each: RankEvidence) -> bool:
 
 
 def _lost(evidence: Sequence[RankEvidence]) -> Suspicion | None:
-    """A rank that went together with the launcher that watched it."""
+    """A rank that was lost together with its launcher."""
     lost = [each for each in evidence if each.is_lost and each.error is None]
     if not lost or len(lost) == len(evidence):
         return None
     first = min(lost, key=lambda each: (each.progressed_ns or 0, each.rank))
     also = [str(each.rank) for each in lost if each is not first]
-    text = f"rank {first.rank} was lost together with its launcher, neither of which says how it"
-    text += f" ended: both were killed or their node went down{_on_record(first)}"
+    text = f"rank {first.rank} and its launcher disappeared without reporting how they ended:"
+    text += f" both were killed or their node went down{_on_record(first)}"
     text += f"; so were ranks {', '.join(also[:8])}" if also else ""
     return Suspicion(
         when_ns=first.progressed_ns or 0,
@@ -233,7 +233,7 @@ def _lost(evidence: Sequence[RankEvidence]) -> Suspicion | None:
 
 
 def _standing_still(evidence: Sequence[RankEvidence], detected_ns: int | None) -> Suspicion | None:
-    """The rank for which the others waited."""
+    """The rank that the others waited for."""
     silent = [each for each in evidence if not _lost_a_peer(each) and not _left(each)]
     stopped = [each for each in silent if each.state in ("T", "t")]
     if stopped:
@@ -261,7 +261,7 @@ def _left(each: RankEvidence) -> bool:
 
 
 def _furthest_behind(evidence: Sequence[RankEvidence]) -> list[RankEvidence]:
-    """Those with the fewest collectives enqueued, else with the fewest steps completed."""
+    """The ranks with the fewest collectives enqueued, else with the fewest steps completed."""
     counts = [each.last_collective for each in evidence]
     if None not in counts and len(set(counts)) > 1:
         least = min(count for count in counts if count is not None)
@@ -271,7 +271,7 @@ def _furthest_behind(evidence: Sequence[RankEvidence]) -> list[RankEvidence]:
 
 
 def _came_back_late(evidence: Sequence[RankEvidence]) -> RankEvidence | None:
-    """A rank that met the loss of its peers long after they had given up waiting for it."""
+    """A rank that noticed the loss of its peers long after they had stopped waiting for it."""
     times = sorted((e.error.time_ns, e.rank, e) for e in evidence if e.error is not None)
     if len(times) < 2 or times[-1][0] - times[-2][0] < _CAME_BACK_NS:
         return None
@@ -304,13 +304,13 @@ def _for_how_long(each: RankEvidence, detected_ns: int | None) -> str:
 
 
 def _untold(evidence: Sequence[RankEvidence], detected_ns: int | None) -> Failure:
-    """Something happened, and nobody's evidence is better than another's."""
+    """A failure for which no rank's evidence is stronger than another's."""
     steps = {each.last_step for each in evidence}
     lost = any(_lost_a_peer(each) for each in evidence)
     if lost:
-        message = "ranks lost one another, and no rank's evidence says who went first"
+        message = "ranks lost contact with each other, and no evidence shows which failed first"
     else:
-        message = "no rank made progress any more, and all had come equally far"
+        message = "all ranks stopped making progress at the same point"
     return Failure(
         rank=None,
         kind="unknown" if lost else "hung",
@@ -331,10 +331,10 @@ def _when(each: RankEvidence) -> str:
 
 
 def _on_record(each: RankEvidence) -> str:
-    """For a process that had no time to write its last lines."""
+    """The last recorded step, for a process that could not write its last lines."""
     if each.last_step is None:
-        return " before any step on record"
-    return f"; its last step on record is {each.last_step}"
+        return " before its first recorded step"
+    return f"; its last recorded step is {each.last_step}"
 
 
 def _one_line(text: str) -> str:

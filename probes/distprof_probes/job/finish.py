@@ -1,4 +1,4 @@
-"""The end of a job: run.json says how it went, and the report follows at once."""
+"""The end of a job: completes run.json and shows the report."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ def conclude(
     notes: Sequence[str] = (),
     ended_ns: int | None = None,
 ) -> RunFile:
-    """Write the end into run.json, with what the ranks say of themselves.
+    """Complete run.json with the outcome and the facts that the ranks reported.
 
     Args:
         run_dir: The run directory; its run.json was written at the start.
         outcome: How the job ended.
         exits: Rank to how its process ended.
-        failure: Who failed first.
+        failure: The first failure.
         notes: Sentences to add.
-        ended_ns: ns since the epoch; now, if None.
+        ended_ns: ns since the epoch; None means now.
 
     Returns:
-        What was written.
+        The completed run.json.
 
     Raises:
         InputError: If run.json is missing, broken, or cannot be replaced.
@@ -98,19 +98,19 @@ def analyze_command(run_dir: Path, arguments: Sequence[str] = ()) -> list[str]:
 def report(run_dir: Path, arguments: Sequence[str] = ()) -> int:
     """Analyse the run and show the report on this terminal.
 
-    A process of its own: what analyses and what measures share no code, so a fault in one costs
-    nothing in the other.
+    It runs in a separate process. Analysis and measurement share no code, so a fault in one cannot
+    harm the other.
 
     Args:
         run_dir: The run directory.
-        arguments: Further ones for ``distprof analyze``.
+        arguments: Further arguments for ``distprof analyze``.
 
     Returns:
         Its exit code.
     """
     sys.stdout.flush()
     sys.stderr.flush()
-    below = Path.cwd() in run_dir.parents  # the report names the folder: the shorter the better
+    below = Path.cwd() in run_dir.parents  # the report names the folder: use the shorter path
     shown = run_dir.relative_to(Path.cwd()) if below else run_dir
     finished = subprocess.run(analyze_command(shown, arguments), check=False)
     return finished.returncode

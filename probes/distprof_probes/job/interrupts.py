@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM while a job runs: once for an orderly end, twice for one at once."""
+"""Ctrl-C and SIGTERM while a job runs: once for a clean end, twice to end at once."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from distprof_probes.job.supervise import Supervisor
 __all__ = ["Interrupts"]
 
 _ONE_REQUEST_S = 3.0
-"""SLURM ends the step and then the job, so that SIGTERM comes twice; only a person's Ctrl-C means
-more when it is repeated at once."""
+"""SLURM ends the step and then the job, so SIGTERM arrives twice. Only a repeated Ctrl-C asks for
+an immediate end."""
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupts:
-    """Counts interruptions instead of raising them wherever the launcher happens to be.
+    """Counts interruptions instead of raising them at an arbitrary point of the launcher.
 
-    Used as a context manager; handlers from before are put back at its end. Before any rank is
-    watched there is nothing to end in order, so an interruption raises ``KeyboardInterrupt``.
+    Use it as a context manager, which restores the previous handlers at its end. Until a rank is
+    watched, there is nothing to end cleanly, so an interruption raises ``KeyboardInterrupt``.
 
     Args:
-        say: Called with one line for the user at each step.
+        say: Called with one line for the user at each interruption.
     """
 
     def __init__(self, say: Callable[[str], None]) -> None:
@@ -39,7 +39,7 @@ class Interrupts:
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Interrupts:
-        """Take the signals over."""
+        """Install the handlers."""
         self._before = {number: signal.getsignal(number) for number in _SIGNALS}
         self.install()
         return self
@@ -50,32 +50,32 @@ class Interrupts:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Give them back."""
+        """Restore the previous handlers."""
         self.release()
 
     def release(self) -> None:
-        """Give the signals back now: what follows may be interrupted as any program."""
+        """Restore the handlers now: what follows may be interrupted like any program."""
         for number, handler in self._before.items():
             signal.signal(number, handler)
         self._before = {}
 
     def install(self) -> None:
-        """Take the signals (again): torch's launcher sets handlers of its own when it starts."""
+        """Install the handlers (again): torch's launcher sets its own when it starts."""
         for number in _SIGNALS:
             if self._before[number] is not signal.SIG_IGN:  # as under nohup
                 signal.signal(number, self._note)
 
     @property
     def exit_code(self) -> int:
-        """What a shell expects of an interrupted program."""
+        """The exit code that a shell expects of an interrupted program."""
         return 143 if self.signal is signal.SIGTERM else 130
 
     def serve(self, supervisor: Supervisor) -> None:
-        """Act upon what has come since the last call."""
+        """Act on the signals since the last call."""
         while self._served < self._count:
             self._served += 1
             if self._served == 1:
-                self._say("stopping the ranks; once more to stop at once")
+                self._say("stopping the ranks; press Ctrl-C again to stop at once")
                 supervisor.interrupt()
             else:
                 supervisor.kill()

@@ -1,7 +1,7 @@
 """Whether the kernel's out-of-memory killer struck while the job ran.
 
-A process it ends looks like any other ended by SIGKILL; the counters of the control group tell the
-two apart. Source: Linux, Documentation/admin-guide/cgroup-v2.rst (``memory.events``) and
+A process that it ends looks like any other ended by SIGKILL; the control group's counters show the
+difference. Source: Linux, Documentation/admin-guide/cgroup-v2.rst (``memory.events``) and
 cgroup-v1/memory.rst (``memory.oom_control``).
 """
 
@@ -18,11 +18,11 @@ _GROUPS = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KillCounts:
-    """Processes ended by the out-of-memory killer so far; None where no counter is readable.
+    """Processes that the out-of-memory killer has ended so far; None if no counter is readable.
 
     Args:
         group: In this process's control group and those below.
-        machine: On the whole machine.
+        machine: On the machine as a whole.
     """
 
     group: int | None = None
@@ -38,7 +38,7 @@ def kill_counts() -> KillCounts:
 
 
 def who_struck(before: KillCounts, after: KillCounts) -> Literal["", "group", "machine"]:
-    """Where the counter rose in between; empty if nowhere or unknown."""
+    """Where the counter rose between the two readings; empty if nowhere or unknown."""
     if _rose(before.group, after.group):
         return "group"
     if before.group is None and _rose(before.machine, after.machine):
@@ -51,7 +51,7 @@ def _rose(before: int | None, after: int | None) -> bool:
 
 
 def _group_files() -> list[str]:
-    """Where the counter of the own group may lie, in version 2 or 1, seen from a container too."""
+    """Paths at which this group's counter may be, for versions 2 and 1, in containers too."""
     names = []
     try:
         lines = Path("/proc/self/cgroup").read_text("utf-8", "replace").splitlines()

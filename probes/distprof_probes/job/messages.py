@@ -1,4 +1,4 @@
-"""What a launcher says to its user: on stderr, one line at a time, harmless to a terminal."""
+"""Messages of a launcher to its user: single lines on stderr, without control characters."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _PLUMBING = ('"<frozen ', "/distprof_probes/job/rank_main.py")
 
 
 def plain(text: str) -> str:
-    r"""``text`` with control characters spelled out, as in ``\x1b``: ranks print what they like."""
+    r"""``text`` with control characters escaped, as in ``\x1b``: ranks may print anything."""
     return "".join(
         c if c.isprintable() else c.encode("unicode_escape").decode() for c in text.expandtabs()
     )
 
 
 def say(text: str, *, quiet: bool = False) -> None:
-    """One line on stderr."""
+    """Print one line on stderr."""
     if quiet:
         return
     encoding = getattr(sys.stderr, "encoding", None) or "utf-8"
@@ -34,12 +34,12 @@ def say(text: str, *, quiet: bool = False) -> None:
     try:
         sys.stderr.write(line)
         sys.stderr.flush()
-    except OSError:  # the terminal has gone; the job goes on
+    except OSError:  # the terminal is gone; the job continues
         return
 
 
 def shown_path(path: Path) -> str:
-    """The shorter of the relative and the absolute path, ready for a shell."""
+    """The shorter of the relative and the absolute path, quoted for a shell."""
     try:
         relative = os.path.relpath(path)
     except (OSError, ValueError):
@@ -48,7 +48,7 @@ def shown_path(path: Path) -> str:
 
 
 def print_failure(run_dir: Path, failure: Failure) -> None:
-    """What happened first, and the last words of the rank to whom it happened."""
+    """Print the first failure, and the last output of the rank that failed."""
     say(f"The job failed: {failure.message}.")
     if failure.rank is None:
         return
@@ -57,11 +57,11 @@ def print_failure(run_dir: Path, failure: Failure) -> None:
     for line in _last_words(folder, failure) or last_lines(output, _LINES):
         say(f"  {line}")
     if output.is_file() and output.stat().st_size:
-        say(f"All that rank {failure.rank} printed: {shown_path(output)}")
+        say(f"Full output of rank {failure.rank}: {shown_path(output)}")
 
 
 def _last_words(folder: Path, failure: Failure) -> list[str]:
-    """A rank that raised shows its traceback; one that stood still, where it stands."""
+    """The traceback of a rank that raised, or the stack of one that made no progress."""
     if failure.kind in ("hung", "stopped"):
         stack = main_stack(folder / STACKS_FILE)
         return [line for line in stack if not any(name in line for name in _PLUMBING)][:_LINES]
@@ -71,7 +71,7 @@ def _last_words(folder: Path, failure: Failure) -> list[str]:
 
 
 def print_next_steps(run: RunFile, run_dir: Path, *, has_report: bool) -> None:
-    """Where everything is, and the two commands most useful next."""
+    """Print the folder, and the two most useful next commands."""
     folder = shown_path(run_dir)
     analyze = f"distprof analyze {folder} --format md -o report.md"
     again = f"distprof report {folder}" if has_report else f"distprof analyze {folder}"

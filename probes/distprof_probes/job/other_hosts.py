@@ -1,9 +1,9 @@
-"""One job, several launchers: the folder they share, and what each has to tell the first.
+"""The shared folder of a job with several launchers, and their reports to the first one.
 
-The launcher of rank 0 describes the run and concludes it. The others leave word of how their ranks
-ended in ``exit.json``. Where the folder turns out not to be shared, each host keeps a whole
-description of the run beside its own ranks, so that the folders can be put together later.
-That a rank failed anywhere, all learn from :mod:`distprof_probes.job.alarm`.
+The launcher of rank 0 writes run.json and completes it. The others write how their ranks ended to
+``exit.json``. If the folder turns out not to be shared, each host keeps a complete description of
+the run next to its own ranks, so that the folders can be merged later. All launchers learn about a
+failed rank through :mod:`distprof_probes.job.alarm`.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ def agreed_directory(
     describe: Callable[[], RunFile],
     patience_s: float = _MEET_S,
 ) -> Path:
-    """The run directory on this host, with the description of the run in it.
+    """The run directory on this host, with run.json in it.
 
     Args:
-        folder: The same on every host.
+        folder: The same path on every host.
         is_first: Whether this process describes the run for all.
-        describe: Makes run.json.
-        patience_s: How long to wait for the first, until the folder counts as not shared.
+        describe: Creates the contents of run.json.
+        patience_s: Seconds to wait for the first launcher before the folder counts as not shared.
 
     Raises:
         UsageError: If the folder holds another run, or cannot be written.
@@ -74,21 +74,21 @@ def _is_described(folder: Path) -> bool:
 
 
 def _own_directory(folder: Path) -> Path:
-    """A folder that the first host does not see; ranks of this host may be there already."""
+    """A folder that the first host does not see; ranks of this host may have written there."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         known = any(folder.glob("rank[0-9]*"))
     except OSError as error:
-        raise UsageError(f"{folder} cannot be made: {error.strerror}; choose another -o") from error
+        raise UsageError(f"{folder} cannot be created: {error.strerror}; use another -o") from error
     return folder.resolve() if known else new_run_directory(folder, folder.name)
 
 
 def report_endings(run_dir: Path, ranks: Sequence[RankEvidence]) -> None:
-    """Tell the first launcher how ranks of this host ended; a full disk is said, not raised.
+    """Report to the first launcher how ranks of this host ended; a full disk prints a message.
 
     Args:
         run_dir: The run directory.
-        ranks: What is known of each; those that have not ended are left out.
+        ranks: Evidence about each; those that have not ended are left out.
     """
     for each in ranks:
         if each.exit is None:
@@ -100,7 +100,7 @@ def report_endings(run_dir: Path, ranks: Sequence[RankEvidence]) -> None:
             temporary.write_bytes(msgspec.json.encode(_word(each, each.exit)))
             temporary.replace(file)
         except OSError as error:
-            say(f"how rank {each.rank} ended could not be written: {error.strerror}")
+            say(f"the exit status of rank {each.rank} could not be written: {error.strerror}")
 
 
 def _word(each: RankEvidence, end: Exit) -> ExitFile:
@@ -116,12 +116,12 @@ def _word(each: RankEvidence, end: Exit) -> ExitFile:
 def evidence_of_others(
     run_dir: Path, ranks: Iterable[int], *, patience_s: float
 ) -> list[RankEvidence]:
-    """What ranks that other launchers watch have left behind.
+    """Evidence that the ranks of other launchers have written.
 
     Args:
         run_dir: The run directory.
-        ranks: Which.
-        patience_s: How long to wait for word of those that have left none yet.
+        ranks: Their numbers.
+        patience_s: Seconds to wait for reports that are still missing.
     """
     missing, words = set(ranks), dict[int, ExitFile]()
     everybody = sorted(missing)
@@ -138,7 +138,7 @@ def evidence_of_others(
 
 def _evidence(run_dir: Path, rank: int, word: ExitFile | None) -> RankEvidence:
     if word is None:
-        # A folder of its own shows that this rank writes here; then its launcher would, too.
+        # The rank's folder shows that it writes here, so its launcher would write here, too.
         return rank_evidence(run_dir, rank, is_lost=rank_directory(run_dir, rank).is_dir())
     told = word.told_to_end_ns or (word.ended_ns if word.by_launcher else None)
     return rank_evidence(
@@ -161,7 +161,7 @@ def _read_word(run_dir: Path, rank: int) -> ExitFile | None:
 
 
 def job_name() -> str:
-    """What all ranks of this job call it; empty if its launcher has no name for it."""
+    """The name of the job, common to all its ranks; empty if its launcher has none."""
     job, step = os.environ.get("SLURM_JOB_ID", ""), os.environ.get("SLURM_STEP_ID", "")
     if job:
         return f"{job}.{step}" if step else job

@@ -1,4 +1,4 @@
-"""What Linux says of a process: whether it runs, how it ended, whether it takes a signal."""
+"""Facts from Linux about a process: whether it runs, how it ended, whether it handles a signal."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessState:
-    """A moment of a process's life.
+    """The state of a process at one moment.
 
     Args:
-        letter: As ``ps`` shows it: R runs, S sleeps, D waits for the kernel, T stopped,
-            t traced, Z ended.
-        cpu_s: Processor time so far, all threads.
-        started_ticks: Since the machine started; with the pid, names a process for good.
+        letter: As in ``ps``: R runs, S sleeps, D is blocked in the kernel, T is stopped, t is
+            traced, Z has ended.
+        cpu_s: CPU time so far, all threads.
+        started_ticks: Ticks since the machine started; identifies a process together with the pid.
     """
 
     letter: str
@@ -32,12 +32,12 @@ class ProcessState:
 
 
 def process_state(pid: int) -> ProcessState | None:
-    """The process's state, None when it is gone or this system has no ``/proc``."""
+    """The state of the process; None if it is gone or the system has no ``/proc``."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
     except OSError:
         return None
-    fields = text[text.rfind(")") + 2 :].split()  # the name before may hold spaces and brackets
+    fields = text[text.rfind(")") + 2 :].split()  # the name may contain spaces and brackets
     return ProcessState(
         letter=fields[0],
         cpu_s=(int(fields[11]) + int(fields[12])) / _TICKS_PER_S,
@@ -46,9 +46,9 @@ def process_state(pid: int) -> ProcessState | None:
 
 
 def exit_of(pid: int) -> Exit | None:
-    """How a child ended, without taking the news from whoever waits for it; None while it runs.
+    """How a child ended, or None while it runs. Leaves the child for its waiter to reap.
 
-    Of a process that is no child of this one only its end can be seen, not how it ended.
+    For a process that is not a child of this one, only the fact that it ended is visible.
     """
     try:
         news = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -70,7 +70,7 @@ def _signal_name(number: int) -> str:
 
 
 def takes_signal(pid: int, number: signal.Signals) -> bool:
-    """Whether the process has a handler for it; without one, most signals would end it."""
+    """Whether the process handles the signal; without a handler, most signals end it."""
     try:
         status = Path(f"/proc/{pid}/status").read_text("utf-8", "replace")
     except OSError:
@@ -82,7 +82,7 @@ def takes_signal(pid: int, number: signal.Signals) -> bool:
 
 
 def send(pid: int, number: signal.Signals) -> bool:
-    """Send a signal; False when the process is gone or not ours."""
+    """Send a signal; return False if the process is gone or belongs to another user."""
     try:
         os.kill(pid, number)
     except (ProcessLookupError, PermissionError):

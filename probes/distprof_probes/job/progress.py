@@ -1,4 +1,4 @@
-"""How far a rank has come, from the lines it adds to steps.jsonl."""
+"""The progress of a rank, read from the lines that it adds to steps.jsonl."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _CHUNK_BYTES = 2**20
 
 
 class _Line(msgspec.Struct):
-    """The part of a step record that tells progress; the header has no step."""
+    """The fields of a step record that show progress; the header has no step."""
 
     step: int | None = None
     start_ns: int = 0
@@ -23,14 +23,14 @@ class _Line(msgspec.Struct):
 
 @dataclass(slots=True)
 class StepTail:
-    """Reads what has been added since the last time; never waits.
+    """Reads the lines added since the last time; never waits.
 
     Args:
-        file: ``steps.jsonl`` of one rank; need not exist yet.
+        file: ``steps.jsonl`` of one rank; it may not exist yet.
         last_step: Number of the last step completed, None before the first.
-        ended_ns: When that was, ns since the epoch.
-        longest_ns: The longest step so far.
-        tokens_per_s: In the last step, None when unknown.
+        ended_ns: End of that step, ns since the epoch.
+        longest_ns: Duration of the longest step so far.
+        tokens_per_s: Throughput of the last step, None when unknown.
         num_broken: Lines that could not be read.
     """
 
@@ -44,7 +44,7 @@ class StepTail:
     _rest: bytes = field(default=b"", repr=False)
 
     def read(self) -> bool:
-        """Read on; True if another step was completed."""
+        """Read new lines; return whether another step was completed."""
         before = self.last_step
         try:
             with self.file.open("rb") as stream:
@@ -52,7 +52,7 @@ class StepTail:
                 while chunk := stream.read(_CHUNK_BYTES):
                     self._offset += len(chunk)
                     self._take(chunk)
-        except OSError:  # not there yet, or a file system that comes and goes
+        except OSError:  # it does not exist yet, or the file system is unreliable
             return False
         return self.last_step != before
 

@@ -1,9 +1,9 @@
-"""A rank's Python program, ready to show its stacks.
+"""Runs a rank's Python program so that it can write its stacks on demand.
 
 ``python -m distprof_probes.job.rank_main MODULE`` runs the module as the main program.
 
-On SIGUSR1 the stacks of all threads are added to ``stacks.txt`` in the rank's directory. The C code
-of :mod:`faulthandler` writes them, so that it works while the main thread waits inside a library.
+On SIGUSR1, the stacks of all threads are appended to ``stacks.txt`` in the rank's directory. The C
+code of :mod:`faulthandler` writes them, so this works while the main thread waits in a library.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["write_stacks_on_signal"]
 
 
 def write_stacks_on_signal(run_dir: Path, rank: int) -> None:
-    """Have this process add its Python stacks to stacks.txt whenever it is asked to.
+    """Let this process append its Python stacks to stacks.txt on SIGUSR1.
 
     Args:
         run_dir: The run directory.
@@ -35,7 +35,7 @@ def write_stacks_on_signal(run_dir: Path, rank: int) -> None:
 
 
 def main() -> None:
-    """Be ready, then be the module."""
+    """Register the signal, then run the module as the main program."""
     try:
         write_stacks_on_signal(Path(os.environ["DISTPROF_RUN_DIR"]), int(os.environ["RANK"]))
     except OSError:  # a full disk costs the stacks, not the job

@@ -1,7 +1,7 @@
-"""The first moments of a rank's process: where it prints, and that it ends with its launcher.
+"""Starts a rank's process: redirects its output, and ties its life to the launcher's.
 
-Run as a file by the launcher; it turns itself into the rank's program. Only the standard library,
-for a quick start.
+The launcher runs this file, which replaces itself with the rank's program. It imports only the
+standard library for a quick start.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _PR_SET_PDEATHSIG = 1  # Linux, prctl(2)
 def command(run_dir: Path, program: Sequence[str]) -> list[str]:
     """The command that runs ``program`` as a rank of the calling process.
 
-    What it prints, both streams in order, goes to ``output.log`` in the directory of the rank that
-    the environment variable RANK names.
+    Both output streams, in order, go to ``output.log`` in the directory of the rank that the
+    environment variable RANK names.
 
     Args:
         run_dir: The run directory.
-        program: With its arguments.
+        program: The program and its arguments.
     """
     from distprof.artefacts import OUTPUT_FILE, RANK_DIR_FORMAT
 
@@ -45,12 +45,12 @@ def _become(run_dir: str, output: str, launcher: int, program: list[str]) -> Non
 
 
 def _end_with(launcher: int) -> None:
-    """Ask the kernel for a SIGTERM when the launcher goes, however it goes; kept across exec."""
+    """Ask the kernel for SIGTERM when the launcher ends for any reason; survives exec."""
     try:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     except (OSError, AttributeError):  # not Linux: ranks then outlive a killed launcher
         return
-    if os.getppid() != launcher:  # it went before the question was asked
+    if os.getppid() != launcher:  # it ended before the request
         sys.exit(1)
 
 

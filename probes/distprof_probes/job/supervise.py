@@ -1,15 +1,15 @@
-"""Watching the ranks of one host: their processes, their steps, and their end in good order.
+"""Watches the ranks of one host: their processes, their steps, and their clean end.
 
-The launcher calls :meth:`Supervisor.look` every few hundredths of a second. Nothing here waits:
-each look reads ``/proc`` and the lines added to ``steps.jsonl``, decides, and returns. A job goes
+The launcher calls :meth:`Supervisor.look` every few tens of milliseconds. Nothing here waits: each
+call reads ``/proc`` and the lines added to ``steps.jsonl``, decides, and returns. A job passes
 through four phases, forwards only::
 
-    RUNNING ──a rank fails, leaves early, or nobody moves──▶ DRAINING   the others notice it and
+    RUNNING ──a rank fails, exits early, or all stall─────▶ DRAINING   the others notice it and
        │                                                        │       write what they know
        └─────────────interrupt()───────▶ ENDING ◀───────────────┘       SIGTERM: probes save
                                             │
                                             ▼ patience is over: SIGKILL
-                                          OVER (also when every rank has left by itself)
+                                          OVER (also when every rank has ended by itself)
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from distprof_probes.job.progress import StepTail
 __all__ = ["Patience", "Phase", "Progress", "Supervisor"]
 
 STACKS_SIGNAL = signal.SIGUSR1
-"""A rank that has a handler for it writes its Python stacks to stacks.txt."""
+"""A rank that handles it writes its Python stacks to stacks.txt."""
 
 _S = 10**9
 _IDLE_RATIO = 0.05
@@ -43,15 +43,15 @@ _IDLE_RATIO = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
-    """How long to wait for what, in seconds.
+    """Time limits, in seconds.
 
     Args:
-        suspicion_s: Without a step of any rank, until stacks are taken; the job goes on.
-        stall_s: Until a job is ended in which nobody makes a step and nobody computes; ten times
-            that if somebody computes.
+        suspicion_s: Time without a step on any rank until stacks are taken; the job continues.
+        stall_s: Time until a job is ended in which no rank completes a step and none computes;
+            ten times as long if a rank computes.
         first_step_s: The same before the first step, in which much is built.
-        drain_s: For the others to notice a rank's failure and write what they know.
-        end_s: Between SIGTERM and SIGKILL.
+        drain_s: Time for the others to notice a rank's failure and write their evidence.
+        end_s: Time between SIGTERM and SIGKILL.
     """
 
     suspicion_s: float
@@ -62,9 +62,9 @@ class Patience:
 
     @classmethod
     def of(cls, group_timeout_s: float) -> Patience:
-        """What suits a job whose collectives give up after ``group_timeout_s``.
+        """Limits for a job whose collectives time out after ``group_timeout_s``.
 
-        The ranks' own timeout comes first: they then say themselves for whom they waited.
+        The ranks' own timeout comes first, so that they report for whom they waited.
         """
         return cls(
             suspicion_s=group_timeout_s / 2,
@@ -74,7 +74,7 @@ class Patience:
 
 
 class Phase(Enum):
-    """Where a job is in its life."""
+    """Phase of a job."""
 
     RUNNING = "running"
     DRAINING = "draining"
@@ -84,12 +84,12 @@ class Phase(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far the slowest rank of this host has come.
+    """Progress of the slowest rank of this host.
 
     Args:
         num_steps: Steps completed.
-        tokens_per_s: Of all ranks of this host in the last step, None when unknown.
-        num_ranks: Ranks watched.
+        tokens_per_s: Sum over the ranks of this host in the last step, None when unknown.
+        num_ranks: Number of ranks watched.
     """
 
     num_steps: int
@@ -118,9 +118,9 @@ class Supervisor:
 
     Args:
         run_dir: The run directory.
-        patience: How long to wait for what.
-        num_steps: Steps each rank is to make, None when unknown.
-        clock_ns: ns since the epoch; tests bring their own.
+        patience: Time limits.
+        num_steps: Number of steps that each rank should run, None when unknown.
+        clock_ns: Returns ns since the epoch; tests pass their own.
     """
 
     run_dir: Path
@@ -142,7 +142,7 @@ class Supervisor:
         self._moved_ns = self._phase_ns = self.clock_ns()
 
     def watch(self, rank: int, pid: int) -> None:
-        """Watch a rank of this host, once its process has been started."""
+        """Watch a rank of this host; call this after its process has started."""
         state = process_state(pid)
         self._ranks[rank] = _Watched(
             rank=rank,
@@ -152,7 +152,7 @@ class Supervisor:
         )
 
     def look(self) -> Phase:
-        """See how the ranks are, do what is due, and say in which phase the job is."""
+        """Check the ranks, do what is due, and return the phase of the job."""
         now_ns = self.clock_ns()
         for each in self._ranks.values():
             self._look_at(each, now_ns)
@@ -167,19 +167,19 @@ class Supervisor:
         return self.phase
 
     def interrupt(self) -> None:
-        """Ask every rank to end, so that its probes save; a second call has no effect."""
+        """Ask every rank to end, so that its probes save. A second call has no effect."""
         if self.phase in (Phase.RUNNING, Phase.DRAINING):
             self.is_interrupted = self.phase is Phase.RUNNING
             self._end_all(self.clock_ns())
 
     def trouble_elsewhere(self) -> None:
-        """A rank on another host failed: see how ours are, and end them unless they end."""
+        """A rank on another host failed: check ours, and end them unless they end themselves."""
         if self.phase is Phase.RUNNING:
             self._drain(self.clock_ns())
 
     @property
     def is_sound(self) -> bool:
-        """Whether no rank of this host has had trouble so far, nor was asked to end."""
+        """Whether no rank of this host has had trouble or was asked to end."""
         return self.phase in (Phase.RUNNING, Phase.OVER) and not any(
             self._left_badly(each) for each in self._ranks.values()
         )
@@ -192,14 +192,14 @@ class Supervisor:
             send(each.pid, signal.SIGKILL)
 
     def ask_stacks(self) -> None:
-        """Have every living rank that can write its Python stacks."""
+        """Ask every running rank that supports it to write its Python stacks."""
         for each in self._living():
             if takes_signal(each.pid, STACKS_SIGNAL):
                 send(each.pid, STACKS_SIGNAL)
 
     @property
     def progress(self) -> Progress:
-        """How far the slowest rank of this host has come."""
+        """Progress of the slowest rank of this host."""
         tails = [each.tail for each in self._ranks.values()]
         rates = [tail.tokens_per_s for tail in tails if tail.tokens_per_s is not None]
         done = [0 if tail.last_step is None else tail.last_step + 1 for tail in tails]
@@ -211,11 +211,11 @@ class Supervisor:
 
     @property
     def exits(self) -> dict[int, Exit]:
-        """How the ranks that have ended did so."""
+        """Exit status of each rank that has ended."""
         return {rank: each.exit for rank, each in self._ranks.items() if each.exit is not None}
 
     def evidence(self) -> list[RankEvidence]:
-        """All that is known of each rank, for :func:`distprof_probes.job.failure.first_cause`."""
+        """Evidence about each rank, for :func:`distprof_probes.job.failure.first_cause`."""
         struck = who_struck(self._kills_before, kill_counts())
         return [
             rank_evidence(
@@ -231,10 +231,10 @@ class Supervisor:
         ]
 
     def failure(self, elsewhere: Sequence[RankEvidence] = ()) -> Failure | None:
-        """Who failed first; None if nothing went wrong, or the user ended a sound job.
+        """The first failure; None if nothing went wrong, or the user ended a healthy job.
 
         Args:
-            elsewhere: What is known of ranks on other hosts.
+            elsewhere: Evidence about ranks on other hosts.
         """
         return first_cause(
             [*self.evidence(), *elsewhere],
@@ -252,7 +252,7 @@ class Supervisor:
         if ended is None:
             each.alive_until_ns = now_ns
             return
-        each.tail.read()  # what it wrote between the two lines above
+        each.tail.read()  # lines that it wrote between the two statements above
         by_us = each.told_to_end_ns is not None
         each.exit = msgspec.structs.replace(ended, ended_ns=now_ns, by_launcher=by_us)
 
@@ -272,7 +272,7 @@ class Supervisor:
             self.ask_stacks()
         if still_s > self._stall_limit_s(still_s):
             self.notes.append(
-                f"The launcher ended the job: no rank made a step for {still_s:.0f} s."
+                f"The launcher ended the job: no rank completed a step for {still_s:.0f} s."
             )
             self._drain(now_ns)
             self._end_all(now_ns)
@@ -286,7 +286,7 @@ class Supervisor:
         return self.num_steps is not None and (last is None or last + 1 < self.num_steps)
 
     def _usual_s(self) -> float:
-        """A few times the longest step so far; ranks may be slow without being stuck."""
+        """A few times the longest step so far: slow ranks are not necessarily stuck."""
         return 5 * max((each.tail.longest_ns for each in self._ranks.values()), default=0) / _S
 
     def _stall_limit_s(self, still_s: float) -> float:
@@ -297,12 +297,12 @@ class Supervisor:
         return limit if computed_s < _IDLE_RATIO * still_s else 10 * limit
 
     def _cpu_s(self) -> float:
-        """Processor time of all living ranks so far."""
+        """CPU time of all running ranks so far."""
         states = (process_state(each.pid) for each in self._living())
         return sum(state.cpu_s for state in states if state is not None)
 
     def _drain(self, now_ns: int) -> None:
-        """The first sign of trouble: keep what can be seen now, and let the others notice."""
+        """At the first sign of trouble, save the present evidence and let the others notice."""
         self.detected_ns = now_ns
         self._note_states()
         self.ask_stacks()
@@ -317,7 +317,7 @@ class Supervisor:
         for each in self._living():
             each.told_to_end_ns = now_ns
             send(each.pid, signal.SIGTERM)
-            send(each.pid, signal.SIGCONT)  # a stopped process takes no other signal
+            send(each.pid, signal.SIGCONT)  # a stopped process handles no other signal
         self._enter(Phase.ENDING, now_ns)
 
     def _living(self) -> list[_Watched]:

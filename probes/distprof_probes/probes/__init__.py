@@ -1,1 +1,1 @@
-"""One module for each probe: what it watches, and how it writes that down."""
+"""The probes, one module each."""

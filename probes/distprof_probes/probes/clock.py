@@ -1,12 +1,12 @@
-"""Time stamps exchanged with rank 0, so that clocks of different hosts can be compared.
+"""Exchanges time stamps with rank 0, so that clocks of different hosts can be compared.
 
-Rank 0 answers questions on a UDP port that it publishes, with a random token, in the store of the
-job's process group: no shared file system is needed, and no port is fixed. The others ask at the
-start, every 30 seconds and at the end, from a thread of their own. Nothing waits for them: when
-rank 0 is gone, or a firewall is in between, there are fewer stamps and the status says so.
+Rank 0 answers requests on a UDP port. It publishes the port, with a random token, in the store of
+the job's process group: this needs no shared file system and no fixed port. The other ranks send
+requests at the start, every 30 seconds and at the end, from a separate thread. Training never waits
+for them. If rank 0 is gone or a firewall blocks it, there are fewer stamps and the status says so.
 
-Ranks of one host share a clock. In jobs of more than 64 ranks only the first rank of each host
-asks, so that rank 0 is not kept busy.
+Ranks of one host share a clock. In jobs of more than 64 ranks, only the first rank of each host
+sends requests, to limit the load of rank 0.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _sessions = itertools.count()  # of this process; ranks open their sessions toge
 
 
 class ClockProbe(Probe):
-    """Writes ``clock.jsonl`` on every rank that asks.
+    """Writes ``clock.jsonl`` on every rank that sends requests.
 
     Args:
         environment: In place of ``os.environ``.
@@ -55,31 +55,31 @@ class ClockProbe(Probe):
         self._asker: Asker | None = None
 
     def start(self, session: Session) -> None:
-        """Begin, if the job has its process group already.
+        """Start if the process group of the job exists.
 
         Raises:
-            Unavailable: Where there is nobody to ask, or no need to.
+            Unavailable: If there is no rank to compare with, or no need to.
         """
         self._session = session
         self._begin()
 
     def step_ended(self, step: int) -> None:  # noqa: ARG002
-        """Begin, if the process group was made only now."""
+        """Start if the process group was created since."""
         if self._answerer is None and self._asker is None:
             self._begin()
 
     def pause(self) -> None:
-        """Ask nothing."""
+        """Send no requests."""
         if self._asker is not None:
             self._asker.running.clear()
 
     def resume(self) -> None:
-        """Ask again."""
+        """Send requests again."""
         if self._asker is not None:
             self._asker.running.set()
 
     def stop(self) -> None:
-        """Ask a last time, for half a second at most, and end."""
+        """Send a last request, for half a second at most, and stop."""
         if self._asker is not None:
             self._asker.end(_LAST_WITHIN_S)
         if self._answerer is not None:
@@ -87,9 +87,9 @@ class ClockProbe(Probe):
         self._session = None
 
     def status(self) -> ProbeStatus:
-        """``unavailable`` as long as there is nobody to ask."""
+        """``unavailable`` as long as there is no rank to compare with."""
         if self._asker is None and self._answerer is None:
-            reason = "there is no process group: nobody to compare clocks with"
+            reason = "there is no process group, so no rank to compare clocks with"
             return ProbeStatus(name=self.name, state="unavailable", reason=reason)
         own = super().status()
         trouble = self._asker.trouble if self._asker is not None else ""
@@ -103,14 +103,14 @@ class ClockProbe(Probe):
             return
         rank, world_size, store = group
         if world_size == 1:
-            raise Unavailable("one rank: nobody to compare clocks with")
+            raise Unavailable("a single rank has no other clock to compare with")
         place = placement(self._environment)
         if rank == 0:
             alone = place.local_world_size == world_size
             self._answerer = Answerer(
                 store, self._key, secrets.token_bytes(16), self._environment, one_host=alone
             )
-            self.remark = "rank 0 has the clock that the others ask for"
+            self.remark = "rank 0 provides the reference clock"
             self._answerer.start()
             return
         if world_size > MOST_ASKERS and place.local_rank:
@@ -128,5 +128,5 @@ def _process_group() -> tuple[int, int, Any] | None:
     try:
         from torch.distributed.distributed_c10d import _get_default_store
     except ImportError:
-        raise Unavailable("this torch does not show the store of its process group") from None
+        raise Unavailable("this torch does not expose the store of its process group") from None
     return distributed.get_rank(), distributed.get_world_size(), _get_default_store()

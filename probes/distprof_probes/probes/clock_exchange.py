@@ -1,8 +1,9 @@
-"""Asking another process what time it is: datagrams, as NTP does it.
+"""Asks another process for its time with datagrams, as NTP does.
 
-A question is a token and a number; the answer adds two stamps of the server's clock: when the
-question arrived (by the kernel, so that a busy interpreter does not spoil it) and when the answer
-left. Whoever does not know the token gets no answer, and an answer is no longer than its question.
+A request holds a token and a number. The answer adds two stamps of the server's clock: when the
+request arrived (stamped by the kernel, so that a busy interpreter does not distort it) and when the
+answer left. A request without the right token gets no answer, and no answer is longer than its
+request.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ _SO_TIMESTAMPNS = 35  # Linux, asm-generic/socket.h; the message that carries it
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
-    """Four stamps, ns since the epoch, of a question and its answer.
+    """The four time stamps of a request and its answer, ns since the epoch.
 
     Args:
-        sent_ns: Own clock when the question left.
-        arrived_ns: The server's clock when it came.
-        answered_ns: The server's clock when the answer left.
-        received_ns: Own clock when the answer came.
+        sent_ns: Local clock when the request left.
+        arrived_ns: Server's clock when it arrived.
+        answered_ns: Server's clock when the answer left.
+        received_ns: Local clock when the answer arrived.
     """
 
     sent_ns: int
@@ -42,24 +43,24 @@ class Exchange:
 
     @property
     def offset_ns(self) -> int:
-        """The server's clock minus the own one (RFC 5905, section 8)."""
+        """Server's clock minus the local clock (RFC 5905, section 8)."""
         return (self.arrived_ns - self.sent_ns + self.answered_ns - self.received_ns) // 2
 
     @property
     def delay_ns(self) -> int:
-        """Time on the way, both ways; the offset is right within half of it."""
+        """Round-trip time; the error of the offset is at most half of it."""
         return (self.received_ns - self.sent_ns) - (self.answered_ns - self.arrived_ns)
 
 
 class TimeServer(threading.Thread):
-    """Answers questions until :meth:`end`.
+    """Answers requests until :meth:`end`.
 
     Args:
-        token: What askers must know.
+        token: Token that requests must contain.
         host: Address to listen on; empty for all.
 
     Attributes:
-        port: Where it listens.
+        port: The port on which it listens.
     """
 
     def __init__(self, token: bytes, host: str = "") -> None:
@@ -67,20 +68,20 @@ class TimeServer(threading.Thread):
         self._token = token
         self._socket = _server_socket(host)
         self._ended = False
-        self._asked_s = 0.0  # when somebody asked last
+        self._asked_s = 0.0  # time of the last request
         self.port: int = self._socket.getsockname()[1]
 
     def run(self) -> None:
-        """Answer; what is no question is ignored. Nothing runs while nobody asks."""
+        """Answer requests and ignore other datagrams. Idle between requests."""
         with self._socket:
             while not self._ended:
                 try:
                     self._answer(*_receive(self._socket))
-                except OSError:  # of one asker who is gone
+                except OSError:  # one client is gone
                     continue
 
     def end(self, *, linger_s: float = 0.0, within_s: float = 1.0) -> None:
-        """Stop answering once nobody has asked for ``linger_s`` seconds, or after ``within_s``."""
+        """Stop after ``linger_s`` seconds without a request, at the latest after ``within_s``."""
         began = time.monotonic()
         deadline = began + within_s
         while (now := time.monotonic()) < min(max(self._asked_s, began) + linger_s, deadline):
@@ -107,7 +108,7 @@ class TimeServer(threading.Thread):
 
 
 def connect(host: str, port: int) -> socket.socket | None:
-    """A socket that talks to one server; None if the name means nothing here."""
+    """A socket connected to one server; None if its name cannot be resolved here."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[
             0
@@ -127,13 +128,13 @@ def connect(host: str, port: int) -> socket.socket | None:
 def ask(
     asker: socket.socket, token: bytes, *, times: int, timeout_s: float = 0.2
 ) -> list[Exchange]:
-    """Exchange stamps up to ``times`` times; ends early when an answer does not come.
+    """Exchange stamps up to ``times`` times; stop early if an answer is missing.
 
     Args:
         asker: From :func:`connect`.
-        token: That the server wants.
-        times: Questions.
-        timeout_s: For each answer.
+        token: Token that the server expects.
+        times: Number of requests.
+        timeout_s: Time limit for each answer.
     """
     exchanges: list[Exchange] = []
     for _ in range(times):
@@ -145,7 +146,7 @@ def ask(
 
 
 def best(exchanges: list[Exchange], count: int) -> list[Exchange]:
-    """Those that were least on the way, in order of time."""
+    """The exchanges with the shortest round trips, in order of time."""
     chosen = sorted(exchanges, key=lambda exchange: exchange.delay_ns)[:count]
     return sorted(chosen, key=lambda exchange: exchange.sent_ns)
 
@@ -162,7 +163,7 @@ def _ask_once(asker: socket.socket, token: bytes, timeout_s: float) -> Exchange 
             if len(data) != _QUESTION.size:
                 continue
             _, answered_number, arrived_ns, answered_ns = _QUESTION.unpack(data)
-            if answered_number == number:  # not a late answer to an earlier question
+            if answered_number == number:  # not a late answer to an earlier request
                 return Exchange(
                     sent_ns=sent_ns,
                     arrived_ns=arrived_ns,
@@ -187,12 +188,12 @@ def _server_socket(host: str) -> socket.socket:
 
 
 def _ask_for_stamps(sock: socket.socket) -> None:
-    with contextlib.suppress(OSError):  # not Linux: the interpreter's stamp must do
+    with contextlib.suppress(OSError):  # not Linux: use the interpreter's stamp
         sock.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
 
 
 def _receive(sock: socket.socket) -> tuple[bytes, int, Any]:
-    """A datagram, when it came (epoch ns, the kernel's stamp if there is one), from whom."""
+    """A datagram, its arrival (epoch ns, from the kernel if possible) and its sender."""
     data, ancillary, _, asker = sock.recvmsg(256, socket.CMSG_SPACE(_TIMESPEC.size))
     for level, kind, payload in ancillary:
         if (level, kind) == (socket.SOL_SOCKET, _SO_TIMESTAMPNS) and len(payload) >= _TIMESPEC.size:

@@ -1,4 +1,4 @@
-"""The two sides of the clock comparison: the thread that answers, and the thread that asks."""
+"""The two sides of the clock comparison: the thread that answers and the thread that asks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from distprof_probes.records import RecordWriter
 __all__ = ["Answerer", "Asker"]
 
 PERIOD_S = 30.0
-_SOON_S = 3.0  # the second time: a short job has two sets of stamps, too
+_SOON_S = 3.0  # until the second set of stamps: a short job gets two sets, too
 _QUESTIONS = 16  # each time
 _KEPT = 4
 _INVITED_WITHIN_S = 120.0
@@ -36,9 +36,9 @@ class Invitation(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         hosts: Names and addresses to try, in order.
-        network: Identity of rank 0's network; whoever has the same reaches it at 127.0.0.1.
-        port: UDP.
-        token: Hexadecimal.
+        network: Identity of rank 0's network; a process with the same one uses 127.0.0.1.
+        port: UDP port.
+        token: Token, hexadecimal.
     """
 
     hosts: tuple[str, ...]
@@ -48,14 +48,14 @@ class Invitation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Answerer(threading.Thread):
-    """Rank 0's side: publishes where it answers. The answering itself is a thread of its own.
+    """Rank 0's side: publishes its address. A separate thread answers.
 
     Args:
         store: Of the default process group.
-        key: To publish under.
-        token: That askers must know.
-        environment: Of the process.
-        one_host: Whether all ranks are on this host, so that no other needs to be heard.
+        key: Key of the invitation in the store.
+        token: Token that requests must contain.
+        environment: The process's environment.
+        one_host: Whether all ranks are on this host, so that loopback suffices.
     """
 
     def __init__(
@@ -79,13 +79,13 @@ class Answerer(threading.Thread):
         )
 
     def run(self) -> None:
-        """Publish and leave."""
+        """Publish the invitation and end."""
         self._server.start()
         with contextlib.suppress(RuntimeError):  # the store is gone: the job ends
             own_store(self._store).set(self._key, msgspec.json.encode(self._invitation).decode())
 
     def end(self) -> None:
-        """Stop answering, a moment after the last question."""
+        """Stop answering, a moment after the last request."""
         self.join(1.0)
         self._server.end(linger_s=0.2, within_s=1.0)
 
@@ -95,13 +95,13 @@ class Asker(threading.Thread):
 
     Args:
         store: Of the default process group.
-        key: Where rank 0 publishes.
-        environment: Of the process.
-        writer: Takes the stamps.
+        key: Key of rank 0's invitation in the store.
+        environment: The process's environment.
+        writer: Writes the stamps.
 
     Attributes:
-        running: Cleared while nothing may be asked.
-        trouble: Why there are no stamps, one sentence.
+        running: Cleared while no request may be sent.
+        trouble: Why there are no stamps, in one sentence.
     """
 
     def __init__(
@@ -125,11 +125,11 @@ class Asker(threading.Thread):
         return self._socket is not None
 
     def run(self) -> None:
-        """Ask at the start, soon after, and every :data:`PERIOD_S` seconds."""
+        """Send requests at the start, soon after, and every :data:`PERIOD_S` seconds."""
         try:
             invitation = self._await_invitation()
             if invitation is None:
-                self.trouble = "rank 0 did not say where it answers"
+                self.trouble = "rank 0 did not publish its address"
                 return
             self._accept(invitation)
             pause_s = _SOON_S
@@ -138,11 +138,11 @@ class Asker(threading.Thread):
                 self.running.wait()
                 if not self._ended.is_set():
                     self._write(self._ask())
-        except Exception as error:  # an odd store, an odd network: no stamps, no harm
+        except Exception as error:  # an unusual store or network: no stamps, no harm
             self.trouble = f"{type(error).__name__}: {error}"
 
     def end(self, within_s: float) -> None:
-        """Ask a last time and close, within ``within_s`` seconds."""
+        """Send a last request and close, within ``within_s`` seconds."""
         deadline = time.monotonic() + within_s
         self._ended.set()
         self.running.set()
@@ -160,14 +160,14 @@ class Asker(threading.Thread):
         store = own_store(self._store)
         deadline = time.monotonic() + _INVITED_WITHIN_S
         while time.monotonic() < deadline:
-            if store.check([self._key]):  # get would wait, and hold what it holds
+            if store.check([self._key]):  # get would wait and hold its lock
                 return msgspec.json.decode(store.get(self._key), type=Invitation)
             if self._ended.wait(_POLL_S):
                 return None
         return None
 
     def _accept(self, invitation: Invitation) -> None:
-        """Find a way to rank 0 and ask for the first time."""
+        """Find an address of rank 0 that answers, and send the first requests."""
         self._token = bytes.fromhex(invitation.token)
         for host in _ways(invitation, self._environment):
             asker = connect(host, invitation.port)
@@ -179,7 +179,7 @@ class Asker(threading.Thread):
                 self._socket = asker
                 return
             asker.close()
-        self.trouble = "rank 0 does not answer: UDP from this host to it may be blocked"
+        self.trouble = "rank 0 does not answer: UDP to it may be blocked from this host"
         self._ended.set()
 
     def _ask(self) -> list[Exchange]:
@@ -189,7 +189,7 @@ class Asker(threading.Thread):
 
     def _write(self, exchanges: list[Exchange]) -> None:
         for exchange in best(exchanges, _KEPT):
-            # Two stamps of the server give one: their middle, from which the usual formula gives
+            # The server's two stamps are combined into their middle. The usual formula then gives
             # the same offset, and a delay that is never too small.
             middle_ns = (exchange.arrived_ns + exchange.answered_ns) // 2
             stamp = ClockStamp(
@@ -201,19 +201,19 @@ class Asker(threading.Thread):
 
 
 def own_store(store: Any) -> Any:
-    """A connection of our own to the same store: a wait on it holds nobody else up."""
+    """A separate connection to the same store, so that waiting on it delays no other user."""
     try:
         own = store.clone()
     except (AttributeError, RuntimeError, NotImplementedError):
-        return store  # only asked what it answers at once
+        return store  # used only for calls that return at once
     with contextlib.suppress(RuntimeError):
         own.set_timeout(_STORE_TIMEOUT)
     return own
 
 
 def own_addresses(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Names and addresses under which other hosts may reach this one, best first."""
-    found = [environment.get("MASTER_ADDR", "")]  # rank 0 is there, as a rule
+    """Names and addresses at which other hosts may reach this one, best first."""
+    found = [environment.get("MASTER_ADDR", "")]  # usually rank 0's host
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         interface = environment.get(name, "").split(",")[0].lstrip("=^")
         found.append(_interface_address(interface))
@@ -222,7 +222,7 @@ def own_addresses(environment: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def network_identity() -> str:
-    """The same text for processes that share a loopback interface; empty when unknown."""
+    """A text that is equal for processes that share a loopback interface; empty when unknown."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {Path('/proc/self/ns/net').readlink()}"
@@ -253,7 +253,7 @@ def _interface_address(interface: str) -> str:
 
 
 def _outward_address() -> str:
-    """Address of the interface that leads outside; nothing is sent for it."""
+    """Address of the interface with the default route; this sends no data."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         try:
             sock.connect(("192.0.2.1", 9))  # TEST-NET-1, RFC 5737

@@ -22,10 +22,10 @@ _SIZE_VARIABLES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 
 
 class FlightRecorder(Tracer):
-    """Writes ``flight.json``, in torch's own format: after the window, on errors, or at the end.
+    """Writes ``flight.json`` in torch's own format: after the window, on errors, or at the end.
 
-    The recorder is a ring. What a later dump no longer holds is kept from the one after the window,
-    so that the file covers both the traced steps and the end.
+    The recorder is a ring buffer. Entries that a later dump no longer holds are kept from the dump
+    after the window, so that the file covers both the traced steps and the end.
     """
 
     name = "flight_recorder"
@@ -37,32 +37,34 @@ class FlightRecorder(Tracer):
         self._had_group = False
 
     def start(self, session: Session) -> None:
-        """Let the ring be large enough for the window; works before the first process group."""
+        """Make the ring large enough for the window; only works before the first process group."""
         self._session = session
         if not any(name in os.environ for name in _SIZE_VARIABLES):
             os.environ[_size_variable()] = str(session.options.flight_entries)
         self._had_group = _is_initialized()
         if self._had_group:
-            self.remark = "the process group was made before the session: its ring is torch's own"
+            self.remark = (
+                "the process group is older than the session: its ring has torch's default size"
+            )
 
     def between_steps(self, next_step: int) -> bool:
-        """Dump when the window is over."""
+        """Dump when the window has ended."""
         self._had_group = self._had_group or _is_initialized()
         traced = self._session.plan.traced
         return bool(traced) and next_step == traced.stop and self._save()
 
     def failed(self) -> None:
-        """Dump: the last collective that each rank enqueued tells who stopped first."""
+        """Dump: the last collective that each rank enqueued shows which stopped first."""
         self._save()
 
     def stop(self) -> None:
-        """Dump, if nothing was dumped yet."""
+        """Dump, unless there is a dump already."""
         if self._dump is None and not self._save():
             raise Unavailable("no collective was recorded: there was no process group")
 
     def _save(self) -> bool:
         if not (self._had_group or _is_initialized()):
-            return False  # asking would make an empty recorder
+            return False  # the call would create an empty recorder
         dump = _dumper()
         if dump is None:
             return False
@@ -76,7 +78,7 @@ class FlightRecorder(Tracer):
 
 
 def merge_dumps(before: dict[str, Any] | None, now: dict[str, Any]) -> dict[str, Any]:
-    """``now``, with those entries of ``before`` in front that the ring has lost since.
+    """``now``, preceded by the entries of ``before`` that the ring has lost since.
 
     Args:
         before: An earlier dump of the same process, or None.
@@ -90,7 +92,7 @@ def merge_dumps(before: dict[str, Any] | None, now: dict[str, Any]) -> dict[str,
 
 
 def _size_variable() -> str:
-    """Torch 2.9 renamed it and warns of the old name."""
+    """Name of the variable: torch 2.9 renamed it and warns about the old name."""
     major, minor = (int(part) for part in versions().get("torch", "2.9").split(".")[:2])
     new, old = _SIZE_VARIABLES
     return new if (major, minor) >= (2, 9) else old
@@ -102,7 +104,7 @@ def _is_initialized() -> bool:
 
 
 def _dumper() -> Callable[[], bytes | str] | None:
-    """Torch's own function; None without torch.distributed."""
+    """The dump function of torch; None without torch.distributed."""
     module = sys.modules.get("torch._C._distributed_c10d")
     if module is None:
         return None
@@ -110,4 +112,4 @@ def _dumper() -> Callable[[], bytes | str] | None:
         function: Callable[[], bytes | str] | None = getattr(module, name, None)
         if function is not None:
             return function
-    raise Unavailable("this torch has no Flight Recorder that writes JSON")
+    raise Unavailable("this torch's Flight Recorder cannot write JSON")

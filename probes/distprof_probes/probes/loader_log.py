@@ -1,8 +1,8 @@
-"""Which data loaders are iterated, how they are set up, and in which order they draw.
+"""Records which data loaders are iterated, their configuration, and their sampling order.
 
 Two methods of torch's loader iterator are wrapped, each called once per epoch and not per batch.
-Only the very first batch of a loader is looked at: the start of each of its tensors goes into a
-checksum that tells whether two ranks were handed the same data.
+Only the first batch of a loader is read: the start of each of its tensors goes into a checksum that
+shows whether two ranks got the same data.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _Function = Callable[..., Any]
 
 
 class LoaderLog:
-    """Listens to every ``DataLoader`` of the process; holds none of them.
+    """Observes every ``DataLoader`` of the process without keeping any alive.
 
     Args:
-        step: Number of the running step.
+        step: Returns the number of the current step.
     """
 
     def __init__(self, step: Callable[[], int]) -> None:
@@ -45,26 +45,26 @@ class LoaderLog:
         self._entries: list[_Entry] = []
 
     def install(self) -> None:
-        """Wrap torch's iterator, once torch has it."""
+        """Wrap torch's iterator, if torch has imported it."""
         owner = getattr(sys.modules.get(_MODULE), "_BaseDataLoaderIter", None)
         if owner is None or self._installed:
             return
         for name, wrap in (("__init__", self._around_init), ("_reset", self._around_reset)):
             original = vars(owner).get(name)
-            if original is not None:  # another torch: less is seen, nothing breaks
+            if original is not None:  # another torch version: records less, breaks nothing
                 wrapped = wrap(original)
                 setattr(owner, name, wrapped)
                 self._installed.append((owner, name, original, wrapped))
 
     def remove(self) -> None:
-        """Undo it, unless somebody has wrapped the same since."""
+        """Unwrap it, unless other code has wrapped it since."""
         for owner, name, original, wrapped in self._installed:
             if vars(owner)[name] is wrapped:
                 setattr(owner, name, original)
         self._installed.clear()
 
     def settings(self) -> tuple[LoaderSettings, ...]:
-        """The loaders so far; those with the same settings are one."""
+        """The loaders so far; loaders with the same settings are merged."""
         counts: dict[LoaderSettings, int] = {}
         for entry in self._entries:
             settings = entry.settings()
@@ -86,13 +86,13 @@ class LoaderLog:
         @functools.wraps(original)
         def reset(iterator: Any, loader: Any, first_iter: bool = False, **kwargs: Any) -> None:
             original(iterator, loader, first_iter, **kwargs)
-            if not first_iter:  # else the iterator has just been made
+            if not first_iter:  # else the iterator is new
                 self._begins(iterator, loader)
 
         return reset
 
     def _begins(self, iterator: Any, loader: Any) -> None:
-        """An iteration begins; training goes on whatever happens here."""
+        """An iteration starts. Training continues after any error here."""
         try:
             entry = self._by_loader.get(loader)
             if entry is None:
@@ -113,7 +113,7 @@ class _Entry:
         self._described = described
         self._epochs: dict[
             int, int | None
-        ] = {}  # step in which an iteration began, to the epoch number
+        ] = {}  # step in which an iteration started, to the epoch number
         self.first_batch = ""
 
     def begins(self, step: int, epoch: Any) -> None:
@@ -131,7 +131,7 @@ class _Entry:
 
 
 def _number(epoch: Any) -> int | None:
-    """An epoch's number, whatever kind of number it is."""
+    """An epoch's number, from any numeric type."""
     try:
         return None if epoch is None else int(epoch)
     except (TypeError, ValueError):
@@ -161,7 +161,7 @@ def _described(loader: Any) -> LoaderSettings:
 
 
 def _sampler_of(loader: Any) -> Any:
-    """What draws samples: a loader that is given batches has a sampler too, which draws nothing."""
+    """The object that draws samples; a loader with a batch sampler has another, unused one."""
     return getattr(loader.batch_sampler, "sampler", loader.sampler)
 
 
@@ -169,10 +169,10 @@ def _sampler_of(loader: Any) -> Any:
 
 
 def _at_first_batch(iterator: Any, entry: _Entry) -> None:
-    """Have the first batch looked at; then the iterator is as if nobody had been there."""
+    """Read the first batch, then restore the iterator."""
 
     def first() -> Any:
-        del iterator._next_data  # the class's own again
+        del iterator._next_data  # restore the class's method
         batch = iterator._next_data()
         entry.first_batch = checksum_of(batch)
         return batch
@@ -182,13 +182,13 @@ def _at_first_batch(iterator: Any, entry: _Entry) -> None:
 
 
 def checksum_of(batch: Any) -> str:
-    """Checksum of the start of each tensor of a batch, hexadecimal; never raises.
+    """Checksum, hexadecimal, of the start of each tensor of a batch; never raises.
 
     Args:
-        batch: What a data loader yields: tensors, in lists, tuples and mappings.
+        batch: Output of a data loader: tensors in lists, tuples and mappings.
 
     Returns:
-        Empty where there is no tensor on the CPU, or all of them are constant, or tell too little.
+        Empty if no tensor is on the CPU, or all of them are constant or too small.
     """
     try:
         return _checksum(batch)
@@ -205,7 +205,7 @@ def _checksum(batch: Any) -> str:
         code = zlib.crc32(repr((tuple(tensor.shape), str(tensor.dtype))).encode(), code)
         code = zlib.crc32(data, code)
         size = tensor.element_size()
-        if data != data[:size] * (len(data) // size):  # a constant says nothing
+        if data != data[:size] * (len(data) // size):  # a constant carries no information
             told += len(data)
     return f"{code:08x}" if told >= _FEWEST_BYTES else ""
 
@@ -218,7 +218,7 @@ def _start_of(tensor: Any) -> bytes:
 
 
 def _tensors(batch: Any, depth: int) -> Iterator[Any]:
-    """Plain tensors in host memory that lie in one piece."""
+    """Plain contiguous tensors in CPU memory."""
     torch: Any = sys.modules["torch"]
     if type(batch) is torch.Tensor:
         if batch.device.type == "cpu" and batch.numel() and batch.is_contiguous():

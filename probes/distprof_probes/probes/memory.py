@@ -1,4 +1,4 @@
-"""Memory at the end of each step: the accelerator's caching allocator, and the process."""
+"""Records memory at the end of each step: the GPU's caching allocator and the process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _STATM = Path("/proc/self/statm")
 
 
 def resident_bytes() -> int | None:
-    """Resident memory of this process; None where the system does not tell (not Linux)."""
+    """Resident memory of this process; None if the system does not report it (not Linux)."""
     try:
         return int(_STATM.read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
@@ -28,8 +28,8 @@ def resident_bytes() -> int | None:
 class MemoryProbe(Probe):
     """Writes ``memory.jsonl``.
 
-    torch keeps one peak since its last reset. The peak of a step is therefore known where the step
-    raised it, and None otherwise, unless ``reset_peak_memory`` lets this probe reset it each step.
+    torch keeps one peak since its last reset. So the peak of a step is known only if the step
+    raised it, and None otherwise, unless ``reset_peak_memory`` lets this probe reset it every step.
     """
 
     name = "memory"
@@ -69,6 +69,6 @@ class MemoryProbe(Probe):
         if self._resets:
             torch.cuda.reset_peak_memory_stats()
             return peak
-        raised = peak != self._highest  # lower: somebody else reset it, and this step reached it
+        raised = peak != self._highest  # lower: other code reset it, and this step reached it
         self._highest = peak
         return peak if raised else None

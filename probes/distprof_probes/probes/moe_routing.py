@@ -1,8 +1,8 @@
-"""How the tokens of each micro-batch are spread over the experts, layer by layer.
+"""Records how the tokens of each micro-batch are distributed over the experts, per layer.
 
-Layers with a list ``watchers`` are watched (the reference runs' mixture of experts has one); any
-other code hands its counts to ``session.record_routing``. Counts on an accelerator are copied in
-the background: the training thread never waits for the device.
+Layers with a list ``watchers`` are watched (the reference runs' mixture of experts has one). Other
+code passes its counts to ``session.record_routing``. Counts on a GPU are copied in the background:
+the training thread never waits for the GPU.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["MoeRoutingProbe"]
 
 
 class MoeRoutingProbe(Probe):
-    """Writes ``moe.jsonl``, made when the first routing comes."""
+    """Writes ``moe.jsonl``, created at the first routing."""
 
     name = "moe_routing"
 
@@ -34,19 +34,19 @@ class MoeRoutingProbe(Probe):
         super().__init__()
         self._session: Session | None = None
         self._is_paused = False
-        self._num_seen: dict[str, int] = defaultdict(int)  # layer to micro-batches of the step
+        self._num_seen: dict[str, int] = defaultdict(int)  # micro-batches of the step, per layer
         self._step = -1
         self._removals: list[Callable[[], None]] = []
 
     def start(self, session: Session) -> None:
-        """Ready; nothing is written before the first routing."""
+        """Get ready; nothing is written before the first routing."""
         self._session = session
 
     def watch(self, *modules: Any) -> int:
-        """Watch every layer of ``modules`` that has ``watchers``, under its name in the model.
+        """Watch every layer of ``modules`` that has ``watchers``, by its name in the model.
 
         Returns:
-            How many layers were found.
+            Number of layers found.
         """
         found = 0
         for module in modules:
@@ -68,17 +68,16 @@ class MoeRoutingProbe(Probe):
         dropped: Any = 0,
         aux_loss: Any = None,
     ) -> None:
-        """Write one routing.
+        """Record one routing.
 
         Args:
             layer: Name or index of the layer.
-            tokens_per_expert: Assignments to each of all experts, before drops: a tensor of
-            integers
-                (also of a device), or numbers.
+            tokens_per_expert: Number of assignments to each expert, all experts, before drops: a
+                tensor of integers (on any device) or numbers.
             num_tokens: Tokens routed.
             top_k: Experts per token.
             micro_batch: Index within the step; None to count the calls of each layer.
-            capacity: Most assignments an expert takes, None without a limit.
+            capacity: Maximum number of assignments per expert, None if unlimited.
             dropped: Assignments over capacity, a number or a tensor.
             aux_loss: Load-balancing loss, a number or a tensor; None without one.
         """
@@ -104,15 +103,15 @@ class MoeRoutingProbe(Probe):
         )
 
     def pause(self) -> None:
-        """Let routings pass unseen."""
+        """Ignore routings."""
         self._is_paused = True
 
     def resume(self) -> None:
-        """Write them again."""
+        """Record routings again."""
         self._is_paused = False
 
     def stop(self) -> None:
-        """Take the watchers out."""
+        """Remove the watchers."""
         for remove in self._removals:
             remove()
         self._removals.clear()
@@ -141,7 +140,7 @@ class MoeRoutingProbe(Probe):
         self._removals.append(remove)
 
     def _take(self, name: str, routing: Any) -> None:
-        """A routing from a layer, in the middle of the model's forward: nothing may leave this."""
+        """Record a layer's routing, inside the model's forward: this must never raise."""
         try:
             self.record_routing(
                 name,
@@ -160,7 +159,7 @@ class MoeRoutingProbe(Probe):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Routing:
-    """A record whose numbers may still be on the device."""
+    """A record whose numbers may still be on the GPU."""
 
     step: int
     layer: str
@@ -173,7 +172,7 @@ class _Routing:
     aux_loss: _Numbers | None
 
     def resolve(self, *, is_last_chance: bool) -> MoeRecord | None:  # noqa: ARG002
-        """The record; None while its numbers are on their way."""
+        """The record; None while its numbers are being copied."""
         parts = (self.tokens_per_expert, self.dropped, self.aux_loss)
         if not all(part is None or part.is_ready() for part in parts):
             return None
@@ -191,7 +190,7 @@ class _Routing:
 
 
 class _Numbers(Protocol):
-    """Numbers that are here, or on their way."""
+    """Numbers that are available, or being copied."""
 
     def is_ready(self) -> bool: ...
 
@@ -200,7 +199,7 @@ class _Numbers(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Here:
-    """Numbers that never were on a device."""
+    """Numbers that were never on a GPU."""
 
     numbers: list[float]
 
@@ -212,19 +211,19 @@ class _Here:
 
 
 def _leave(value: Any) -> _Numbers:
-    """Let ``value`` leave its device without waiting for it."""
+    """Start to copy ``value`` from its device without waiting."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
-        own = value.to_local() if hasattr(value, "to_local") else value  # a DTensor's own part
+        own = value.to_local() if hasattr(value, "to_local") else value  # a DTensor's local part
         return HostCopy(own)
     return _Here(list(value) if isinstance(value, Iterable) else [value])
 
 
 def _is_replayed() -> bool:
-    """Whether this forward is one that must not be counted.
+    """Whether this forward must not be counted.
 
-    Activation checkpointing runs a block again during backward. A graph that is being compiled or
-    captured is not a run at all, and a watcher in it would break it.
+    Activation checkpointing runs a block again during backward. Compiling or capturing a graph is
+    not a run, and a watcher inside would break the graph.
     """
     torch = sys.modules["torch"]
     if torch.compiler.is_compiling():

@@ -1,7 +1,7 @@
-"""NCCL's own log, in a file per rank: rings, trees, transports, algorithms.
+"""Writes NCCL's log to a file per rank: rings, trees, transports, algorithms.
 
-NCCL reads its settings once, when the process makes its first communicator, so the session must be
-opened before the first collective. What the user has set is left alone.
+NCCL reads its settings once, when the process creates its first communicator. So the session must
+be opened before the first collective. Settings of the user are left unchanged.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 __all__ = ["SUBSYSTEMS", "NcclDebugProbe"]
 
-# COLL is left out: a line for each call on each rank. TUNING writes one for each collective too,
-# but on the first rank of a communicator only.
+# COLL is left out: it writes a line per call on each rank. TUNING also writes one per collective,
+# but only on the first rank of a communicator.
 SUBSYSTEMS = "INIT,ENV,GRAPH,NET,TUNING"
 
 
 class NcclDebugProbe(Probe):
-    """Sets NCCL_DEBUG and its companions for the time of the session.
+    """Sets NCCL_DEBUG and related variables during the session.
 
     Args:
         environment: In place of ``os.environ``.
@@ -43,11 +43,11 @@ class NcclDebugProbe(Probe):
         self._backend = ""
 
     def start(self, session: Session) -> None:
-        """Ask NCCL for a log.
+        """Enable NCCL's log.
 
         Raises:
-            Unavailable: If the job's process group is not of NCCL.
-            Yielded: If the user has settings of their own.
+            Unavailable: If the job's process group does not use NCCL.
+            Yielded: If the user has set NCCL_DEBUG.
         """
         self._look_at_backend()
         level = self._environment.get("NCCL_DEBUG", "")
@@ -57,7 +57,7 @@ class NcclDebugProbe(Probe):
         wanted = {"NCCL_DEBUG": "INFO"}
         if "NCCL_DEBUG_SUBSYS" not in self._environment:
             wanted["NCCL_DEBUG_SUBSYS"] = SUBSYSTEMS
-        # NCCL replaces %h and %p; a percent sign of the folder's name is doubled.
+        # NCCL replaces %h and %p; double a percent sign in the folder's name.
         wanted["NCCL_DEBUG_FILE"] = str(self._file.absolute()).replace("%", "%%")
         if "NCCL_DEBUG_FILE" in self._environment:
             del wanted["NCCL_DEBUG_FILE"]
@@ -66,7 +66,7 @@ class NcclDebugProbe(Probe):
         self._set = wanted
 
     def step_ended(self, step: int) -> None:  # noqa: ARG002
-        """Give up as soon as the job shows that it works without NCCL."""
+        """Give up as soon as it is clear that the job does not use NCCL."""
         if not self._backend:
             try:
                 self._look_at_backend()
@@ -75,7 +75,7 @@ class NcclDebugProbe(Probe):
                 raise
 
     def stop(self) -> None:
-        """Take back what was set; NCCL has read it."""
+        """Restore the variables; NCCL has read them."""
         for name, value in self._set.items():
             if self._environment.get(name) == value:
                 del self._environment[name]
@@ -86,7 +86,7 @@ class NcclDebugProbe(Probe):
         own_target = self._file is not None and not self.remark
         if own_target and not _has_text(self._file):
             reason = (
-                "NCCL wrote no log: it made no communicator, or made its first before the session"
+                "NCCL wrote no log: it created no communicator, or the first before the session"
                 if self._backend
                 else "there was no process group: NCCL was not used"
             )
@@ -98,10 +98,10 @@ class NcclDebugProbe(Probe):
         return f"to {file}" if file else "to standard output"
 
     def _look_at_backend(self) -> None:
-        """Remember the backend of the default process group, if there is one by now.
+        """Remember the backend of the default process group, if it exists.
 
         Raises:
-            Unavailable: If it is another than NCCL.
+            Unavailable: If it is not NCCL.
         """
         torch = sys.modules.get("torch")
         distributed = getattr(torch, "distributed", None)

@@ -1,7 +1,7 @@
-"""The GPU's sensors, sampled on a thread of its own: clocks, power, memory, links, errors.
+"""Samples the GPU's sensors on a separate thread: clocks, power, memory, links, errors.
 
-The device sampled is the one on which the training thread uses CUDA. Sampling starts once that is
-known, at the end of the first step at the latest, so that no sample is of somebody else's GPU. A
+The sampled GPU is the one on which the training thread uses CUDA. Sampling starts when this is
+known, at the end of the first step at the latest, so that no sample comes from another job's GPU. A
 process that never uses CUDA records nothing, and the probe says so.
 """
 
@@ -39,15 +39,15 @@ if TYPE_CHECKING:
 __all__ = ["NvmlProbe"]
 
 SLOW_PERIOD_S = 1.0
-STOP_WITHIN_S = 2.0  # a driver that hangs costs the end of training no more than this
+STOP_WITHIN_S = 2.0  # a driver that hangs delays the end of training by no more than this
 
 
 class NvmlProbe(Probe):
     """Samples one GPU every ``options.nvml_period_s`` seconds into ``nvml.jsonl``.
 
     Args:
-        nvml: In place of the module ``pynvml``.
-        which_device: Says on which device the calling thread computes, None as long as on none.
+        nvml: Used in place of the module ``pynvml``.
+        which_device: Returns the GPU on which the calling thread computes, None before it does.
     """
 
     name = "nvml"
@@ -60,10 +60,10 @@ class NvmlProbe(Probe):
         self._which_device = which_device or _own_device
         self._session: Session | None = None
         self._sampler: _Sampler | None = None
-        self._trouble = "this process used no CUDA device"  # until a sampler runs
+        self._trouble = "this process used no GPU"  # until a sampler runs
 
     def start(self, session: Session) -> None:
-        """Open NVML, and begin to sample if the device is already known.
+        """Open NVML, and start to sample if the GPU is already known.
 
         Raises:
             Unavailable: Without pynvml, library, driver, permission or GPU.
@@ -73,12 +73,12 @@ class NvmlProbe(Probe):
         self._begin()
 
     def step_ended(self, step: int) -> None:  # noqa: ARG002
-        """Begin to sample, if CUDA came into use only now."""
+        """Start to sample if CUDA is in use since this step."""
         if self._sampler is None:
             self._begin()
 
     def pause(self) -> None:
-        """Leave the driver alone."""
+        """Stop calling the driver."""
         if self._sampler is not None:
             self._sampler.running.clear()
 
@@ -88,14 +88,14 @@ class NvmlProbe(Probe):
             self._sampler.running.set()
 
     def stop(self) -> None:
-        """End the thread and write what is left."""
+        """End the thread and write the remaining samples."""
         ended = self._sampler is None or self._sampler.end(STOP_WITHIN_S)
         if self._session is not None and ended:
             _quietly(self._nvml, self._nvml.nvmlShutdown)
         self._session = None
 
     def status(self) -> ProbeStatus:
-        """``unavailable`` where there was no device to sample, ``failed`` where it went away."""
+        """``unavailable`` if there was no GPU to sample, ``failed`` if it stopped answering."""
         if self._sampler is None:
             return ProbeStatus(name=self.name, state="unavailable", reason=self._trouble)
         self.remark = self._sampler.remarks()
@@ -122,13 +122,13 @@ class NvmlProbe(Probe):
 
 
 class _Sampler(threading.Thread):
-    """The thread that reads one device.
+    """The thread that reads one GPU.
 
     Args:
-        device: To be read.
-        open_writer: Makes the file for the samples, given what its header says.
-        found_by: How the device was found.
-        period_s: From sample to sample, seconds.
+        device: The GPU to read.
+        open_writer: Creates the file for the samples from the fields of its header.
+        found_by: How the GPU was identified.
+        period_s: Seconds between two samples.
     """
 
     def __init__(
@@ -151,16 +151,16 @@ class _Sampler(threading.Thread):
         self._num_read = 0
 
     def remarks(self) -> str:
-        """What the device did not tell."""
+        """Sensors that the GPU does not report, and failed readings."""
         parts = []
         if self._device.unreadable:
-            parts.append(f"the device does not tell {', '.join(sorted(self._device.unreadable))}")
+            parts.append(f"the GPU does not report {', '.join(sorted(self._device.unreadable))}")
         if self._device.num_errors:
             parts.append(f"{self._device.num_errors} readings failed")
         return "; ".join(parts)
 
     def run(self) -> None:
-        """Read until ended, or until the device is gone."""
+        """Read until ended, or until the GPU is gone."""
         try:
             self._read_all()
         except DeviceLostError as error:
@@ -169,7 +169,7 @@ class _Sampler(threading.Thread):
             self.trouble = f"{type(error).__name__}: {error}"
 
     def end(self, within_s: float) -> bool:
-        """Stop reading; False if the driver holds the thread for longer than ``within_s``."""
+        """Stop reading; return False if the driver blocks the thread longer than ``within_s``."""
         self._ended.set()
         self.running.set()
         self.join(within_s)
@@ -180,14 +180,14 @@ class _Sampler(threading.Thread):
         return True
 
     def _read_all(self) -> None:
-        first = self._device.read(slow=True)  # learns what the device tells, for the header
+        first = self._device.read(slow=True)  # finds out which sensors work, for the header
         writer = self._open_writer(self._about())
         writer.put(first)
         self._num_read = 1
         began = slow_at = time.monotonic()
         num = 0
         while not self._ended.is_set():
-            # Late samples are left out, not caught up with: the period stays what the header says.
+            # Skip late samples instead of catching up: the period stays as in the header.
             num = max(num, int((time.monotonic() - began) / self._period_s)) + 1
             if self._ended.wait(max(began + num * self._period_s - time.monotonic(), 0)):
                 return
@@ -219,13 +219,13 @@ def _initialised(nvml: Any) -> Any:
     """The module pynvml, ready to use.
 
     Raises:
-        Unavailable: With the reason, for people.
+        Unavailable: With a readable reason.
     """
     if nvml is None:
         try:
             nvml = importlib.import_module("pynvml")
         except ImportError:
-            raise Unavailable("no module pynvml: pip install 'distprof[run]'") from None
+            raise Unavailable("pynvml is not installed: pip install 'distprof[run]'") from None
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
@@ -239,16 +239,16 @@ def _initialised(nvml: Any) -> Any:
         raise Unavailable(_why(nvml, error)) from None
     if not count:
         _quietly(nvml, nvml.nvmlShutdown)
-        raise Unavailable("NVML sees no GPU")
+        raise Unavailable("NVML found no GPU")
     return nvml
 
 
 def _why(nvml: Any, error: Exception) -> str:
     reasons = {
-        "NVMLError_LibraryNotFound": "no NVML library: there is no NVIDIA driver here",
+        "NVMLError_LibraryNotFound": "no NVML library: the NVIDIA driver is not installed",
         "NVMLError_DriverNotLoaded": "the NVIDIA driver is not loaded",
-        "NVMLError_NoPermission": "no permission to ask the NVIDIA driver",
-        "NVMLError_LibRmVersionMismatch": "NVML and the driver differ in version (restart needed)",
+        "NVMLError_NoPermission": "no permission to query the NVIDIA driver",
+        "NVMLError_LibRmVersionMismatch": "NVML and driver versions differ: restart the machine",
     }
     for name, reason in reasons.items():
         if isinstance(error, getattr(nvml, name, ())):

@@ -1,7 +1,7 @@
-"""One GPU through NVML: finding the device that this process trains on, and reading its sensors.
+"""Finds the GPU on which this process trains and reads its sensors through NVML.
 
-NVML is NVIDIA's management library (``pynvml``, from the package nvidia-ml-py). What a device does
-not support, or does not let this user read, is None and is not asked for again; it is never zero.
+NVML is NVIDIA's management library (``pynvml``, from the package nvidia-ml-py). A sensor that the
+GPU does not support, or that this user may not read, is None, never zero, and is not read again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ALL_LINKS = (
     0xFFFFFFFF  # nvml.h: "A scopeId of UINT_MAX returns aggregate value ... across all links"
 )
 _KIB = 1024
-_KB = 1000  # NVML: "throughput in KB/s"; KiB is what it says where it means 1024
+_KB = 1000  # NVML: "throughput in KB/s"; where it means 1024, it writes KiB
 
 
 class DeviceLostError(Exception):
@@ -37,18 +37,18 @@ class DeviceLostError(Exception):
 
 
 class NoDeviceError(Exception):
-    """NVML does not have the device that is looked for."""
+    """NVML does not know the GPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceHint:
-    """What is known of the GPU of this process, best evidence first.
+    """What is known about this process's GPU, best evidence first.
 
     Args:
-        uuid: Of the CUDA device in use, without the prefix ``GPU-``; empty when unknown.
+        uuid: UUID of the CUDA device in use, without the prefix ``GPU-``; empty when unknown.
         pci_bus_id: For example ``00000000:1B:00.0``; empty when unknown.
         visible: Value of CUDA_VISIBLE_DEVICES; None when unset.
-        index: CUDA's index of the device (the local rank, as a rule).
+        index: CUDA's index of the device (usually the local rank).
     """
 
     uuid: str = ""
@@ -58,14 +58,14 @@ class DeviceHint:
 
 
 def device_hint(torch: Any, environment: Mapping[str, str]) -> DeviceHint | None:
-    """The device on which the calling thread uses CUDA; None as long as it has not begun to.
+    """The GPU on which the calling thread uses CUDA; None before it does.
 
-    CUDA is never initialised by asking. The current device belongs to the thread: it is the
-    training thread that must ask.
+    This never initialises CUDA. The current device belongs to the thread, so the training thread
+    must call this.
 
     Args:
-        torch: The module; None where it is not imported, which leaves the local rank as evidence.
-        environment: Of the process.
+        torch: The module; None if it is not imported, which leaves the local rank as evidence.
+        environment: The process's environment.
     """
     if torch is None:
         local_rank = environment.get("LOCAL_RANK", "")
@@ -95,21 +95,21 @@ def _pci_bus_id(properties: Any) -> str:
 
 
 def find_device(nvml: Any, hint: DeviceHint) -> tuple[Any, str]:
-    """NVML's handle of a device, and by what it was found.
+    """NVML's handle of a GPU, and what identified it.
 
     Args:
         nvml: The module ``pynvml``, initialised.
-        hint: What is known of the device.
+        hint: What is known about the GPU.
 
     Raises:
-        NoDeviceError: If NVML has no such device.
+        NoDeviceError: If NVML does not know the GPU.
     """
     for found_by, name, lookup in _lookups(nvml, hint):
         try:
             return lookup(name), found_by
-        except nvml.NVMLError:  # not under this name: the next one
+        except nvml.NVMLError:  # not known by this name: try the next
             continue
-    raise NoDeviceError(f"NVML has no device for CUDA device {hint.index}")
+    raise NoDeviceError(f"NVML does not know CUDA device {hint.index}")
 
 
 def _lookups(nvml: Any, hint: DeviceHint) -> list[tuple[str, Any, Callable[[Any], Any]]]:
@@ -121,7 +121,7 @@ def _lookups(nvml: Any, hint: DeviceHint) -> list[tuple[str, Any, Callable[[Any]
     if hint.pci_bus_id:
         lookups.append(("pci_bus_id", hint.pci_bus_id, nvml.nvmlDeviceGetHandleByPciBusId))
     if hint.uuid or hint.pci_bus_id:
-        return lookups  # CUDA named its device: nothing is guessed beside it
+        return lookups  # CUDA named its device: do not guess
     if hint.visible is None:
         return [("index", hint.index, by_index)]
     entries = [entry.strip() for entry in hint.visible.split(",")]
@@ -134,11 +134,11 @@ def _lookups(nvml: Any, hint: DeviceHint) -> list[tuple[str, Any, Callable[[Any]
 
 
 class NvmlDevice:
-    """Sensors of one device.
+    """Sensors of one GPU.
 
     Args:
         nvml: The module ``pynvml``, initialised.
-        handle: Of the device.
+        handle: NVML's handle of the GPU.
     """
 
     def __init__(self, nvml: Any, handle: Any) -> None:
@@ -146,7 +146,7 @@ class NvmlDevice:
         self._handle = handle
         self._events = self._watch_xid()
         self.unreadable: dict[str, str] = {}
-        self.num_errors = 0  # readings that failed for once
+        self.num_errors = 0  # readings that failed once
         missing = {
             error
             for error in (
@@ -167,7 +167,7 @@ class NvmlDevice:
         return self._events is not None
 
     def describe(self) -> dict[str, str]:
-        """Name, UUID, PCI bus id and driver, as far as the device tells."""
+        """Name, UUID, PCI bus id and driver, as far as the GPU reports them."""
         nvml, handle = self._nvml, self._handle
         readings: dict[str, Callable[[], Any]] = {
             "device": lambda: nvml.nvmlDeviceGetName(handle),
@@ -185,7 +185,7 @@ class NvmlDevice:
             slow: Also read :data:`SLOW_FIELDS`; they are None otherwise.
 
         Raises:
-            DeviceLostError: If the device no longer answers.
+            DeviceLostError: If the GPU no longer answers.
         """
         before = time.time_ns()
         values = {
@@ -197,13 +197,13 @@ class NvmlDevice:
         return NvmlRecord(t_ns=(before + time.time_ns()) // 2, xid=xid, **values)
 
     def close(self) -> None:
-        """Forget the events that were asked for."""
+        """Free the event set."""
         if self._events is not None:
             self._ask("xid", lambda: self._nvml.nvmlEventSetFree(self._events))
             self._events = None
 
     def _ask(self, name: str, reading: Callable[[], Any]) -> Any:
-        """The reading, or None; what can never be read is remembered with its reason."""
+        """The reading, or None; sensors that never work are remembered with the reason."""
         if name in self.unreadable:
             return None
         try:
@@ -212,14 +212,14 @@ class NvmlDevice:
             self.unreadable[name] = str(error)
         except self._lost as error:
             raise DeviceLostError(str(error)) from error
-        except self._nvml.NVMLError:  # busy, timed out, unknown: perhaps next time
+        except self._nvml.NVMLError:  # busy, timed out, unknown: may work next time
             self.num_errors += 1
-        except (AttributeError, TypeError, ValueError) as error:  # an older or odd pynvml
+        except (AttributeError, TypeError, ValueError) as error:  # an older or unusual pynvml
             self.unreadable[name] = f"{type(error).__name__}: {error}"
         return None
 
     def _watch_xid(self) -> Any:
-        """An event set for XID errors, None where the driver or the permissions forbid it."""
+        """An event set for XID errors, None if the driver or the permissions forbid it."""
         nvml = self._nvml
         try:
             events = nvml.nvmlEventSetCreate()
@@ -237,7 +237,7 @@ class NvmlDevice:
         while self._events is not None and len(seen) < 100:
             try:
                 seen.append(int(self._nvml.nvmlEventSetWait_v2(self._events, 0).eventData))
-            except self._nvml.NVMLError_Timeout:  # none waits
+            except self._nvml.NVMLError_Timeout:  # none is pending
                 break
             except self._nvml.NVMLError_GpuIsLost as error:
                 raise DeviceLostError(str(error)) from error
@@ -257,7 +257,7 @@ def _throttle_reasons(nvml: Any, handle: Any) -> tuple[str, ...]:
 
 
 def _memory_used(nvml: Any, handle: Any) -> int:
-    try:  # version 2 leaves out what the driver keeps for itself, as nvidia-smi does
+    try:  # like nvidia-smi, version 2 excludes the driver's own memory
         return int(nvml.nvmlDeviceGetMemoryInfo(handle, nvml.nvmlMemory_v2).used)
     except (nvml.NVMLError_FunctionNotFound, nvml.NVMLError_NotSupported, AttributeError):
         return int(nvml.nvmlDeviceGetMemoryInfo(handle).used)

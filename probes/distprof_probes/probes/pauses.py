@@ -1,9 +1,9 @@
-"""Time that training loses to Python's garbage collector and to waiting for the data loader.
+"""Records time that training loses to Python's garbage collector and to waiting for data loaders.
 
-Garbage collections shorter than 0.1 ms are counted and summed, not listed: there are hundreds in a
-second and none matters. Waits for a ``DataLoader`` are those of the training thread, from asking
-for a batch to having it, including the start of an epoch (where workers are started). Inside
-``session.phase("input")`` they are left out: the phase is in ``steps.jsonl`` already, so that the
+Garbage collections shorter than 0.1 ms are counted and summed, not listed: there are hundreds per
+second and none matters. Waits for a ``DataLoader`` are those of the training thread, from the
+request for a batch until it arrives, including the start of an epoch (where workers start). Waits
+inside ``session.phase("input")`` are left out, because ``steps.jsonl`` holds the phase. So the
 input time of a step is the sum of both files.
 """
 
@@ -35,7 +35,7 @@ class PausesProbe(Probe):
     """Writes ``pauses.jsonl``.
 
     Args:
-        clock: Epoch nanoseconds.
+        clock: Returns nanoseconds since the epoch.
     """
 
     name = "pauses"
@@ -50,7 +50,7 @@ class PausesProbe(Probe):
         self._loader = _LoaderWaits(clock)
 
     def start(self, session: Session) -> None:
-        """Listen to the garbage collector and to data loaders."""
+        """Start to observe the garbage collector and data loaders."""
         self._session = session
         about = {"shortest_ns": SHORTEST_NS}
         self.open_writer(session, PAUSES_FILE, "distprof.pauses/1", about)
@@ -59,11 +59,11 @@ class PausesProbe(Probe):
 
     def step_ended(self, step: int) -> None:
         """Write the waits of the step."""
-        self._loader.install()  # torch may have been imported only now
+        self._loader.install()  # torch may have been imported since
         self._write_waits(step)
 
     def phase_ended(self, name: str, start_ns: int, end_ns: int) -> None:
-        """Forget the waits that an input phase holds."""
+        """Discard the waits inside an input phase."""
         if name == "input":
             self._loader.waits = [
                 (start, end)
@@ -72,21 +72,21 @@ class PausesProbe(Probe):
             ]
 
     def pause(self) -> None:
-        """Listen to nothing."""
+        """Stop observing."""
         if self._on_collection in gc.callbacks:
             gc.callbacks.remove(self._on_collection)
         self._collecting_since = None
         self._loader.remove()
 
     def resume(self) -> None:
-        """Listen again."""
+        """Observe again."""
         if self._on_collection not in gc.callbacks:
             gc.callbacks.append(self._on_collection)
         self._loader.active = True
         self._loader.install()
 
     def stop(self) -> None:
-        """Write what is left."""
+        """Write the remaining records."""
         self.pause()
         if self._session is not None:
             self._write_waits(self._session.current_step)
@@ -94,7 +94,7 @@ class PausesProbe(Probe):
     def _on_collection(self, phase: str, info: dict[str, int]) -> None:
         """Called by the interpreter before and after each collection, in whichever thread it runs.
 
-        Between any two bytecodes, that is: nothing here may take a lock (``put`` takes none).
+        It may run between any two bytecodes, so it must not take a lock (``put`` takes none).
         """
         if phase == "start":
             self._collecting_since = self._clock()
@@ -122,7 +122,7 @@ class PausesProbe(Probe):
         self._short_ns += duration_ns
         self.remark = (
             f"{self._num_short} garbage collections under {SHORTEST_NS / 1e6:g} ms are not listed"
-            f" ({self._short_ns / 1e6:.1f} ms in all)"
+            f" ({self._short_ns / 1e6:.1f} ms in total)"
         )
 
     def _write_waits(self, step: int) -> None:
@@ -133,15 +133,15 @@ class PausesProbe(Probe):
 
 
 class _LoaderWaits:
-    """Times the training thread's calls of DataLoader and its iterators.
+    """Times the training thread's calls to DataLoader and its iterators.
 
     Args:
         clock: Epoch nanoseconds.
 
     Attributes:
-        waits: Start and end of each, of the step in progress.
+        waits: Start and end of each wait in the current step.
         thread: The training thread.
-        active: Whether to listen.
+        active: Whether to observe.
     """
 
     def __init__(self, clock: Callable[[], int]) -> None:
@@ -150,24 +150,24 @@ class _LoaderWaits:
         self.active = False
         self._clock = clock
         self._installed: list[tuple[type, str, _Function, _Function]] = []
-        self._inside = False  # a loader over a loader waits once
+        self._inside = False  # nested loaders wait once
 
     def install(self) -> None:
-        """Wrap torch's classes, once torch has them."""
+        """Wrap torch's classes, if torch has imported them."""
         module = sys.modules.get("torch.utils.data.dataloader")
         if module is None or self._installed or not self.active:
             return
         for owner_name, name in (("DataLoader", "__iter__"), ("_BaseDataLoaderIter", "__next__")):
             owner = getattr(module, owner_name, None)
             if owner is None or name not in vars(owner):
-                continue  # another torch: less is seen, nothing breaks
+                continue  # another torch version: records less, breaks nothing
             original = vars(owner)[name]
             timed = self._timed(original)
             setattr(owner, name, timed)
             self._installed.append((owner, name, original, timed))
 
     def remove(self) -> None:
-        """Undo it, unless somebody has wrapped the same since."""
+        """Unwrap them, unless other code has wrapped them since."""
         self.active = False
         for owner, name, original, timed in self._installed:
             if vars(owner)[name] is timed:

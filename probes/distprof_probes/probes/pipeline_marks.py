@@ -1,9 +1,9 @@
-"""Marks around what a pipeline stage itself does, and around its waits for other stages.
+"""Marks the work of pipeline stages and their waits for other stages in the trace.
 
-torch's own ``PP:`` annotations begin before the wait for a stage's input, so they hide most of the
-bubble, and the 1F1B schedule has none. The three methods of a stage that compute, and the one
-function that waits, are the same for every schedule: each gets a mark (``record_function``) while
-the probe is on. They are private; where torch no longer has them the probe is unavailable.
+torch's own ``PP:`` annotations start before the wait for a stage's input, so they hide most of the
+bubble, and the 1F1B schedule has none. Every schedule uses the same three stage methods that
+compute and the same function that waits: each gets a mark (``record_function``) while the probe is
+on. They are private; the probe is unavailable in a torch without them.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _Function = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Wrap:
-    """One place to be marked.
+    """One function to mark.
 
     Args:
         owner: Module or class.
-        name: Of its function.
-        original: The function, before the probe came.
-        marked: The same inside its mark.
+        name: Name of the function.
+        original: The original function.
+        marked: The function inside its mark.
     """
 
     owner: Any
@@ -47,12 +47,12 @@ class _Wrap:
     marked: _Function
 
     def install(self) -> None:
-        """Put the mark in, unless it is there."""
+        """Install the mark, unless it is installed."""
         if getattr(self.owner, self.name) is self.original:
             setattr(self.owner, self.name, self.marked)
 
     def remove(self) -> None:
-        """Take the mark out, unless somebody has wrapped it since."""
+        """Remove the mark, unless other code has wrapped the function since."""
         if getattr(self.owner, self.name) is self.marked:
             setattr(self.owner, self.name, self.original)
 
@@ -61,8 +61,8 @@ class PipelineMarksProbe(Probe):
     """Names in the trace: ``distprof:pp stage=1 op=F mb=3`` and ``distprof:pp_wait``.
 
     Ops are F (forward), B (full backward), I (backward to the inputs), W (backward to the weights)
-    and L (the last stage's loss). Marks come from the host's thread; on CUDA the profiler adds the
-    device's side of each.
+    and L (the last stage's loss). Marks are set on the CPU thread; with CUDA, the profiler adds the
+    GPU's side of each.
     """
 
     name = "pipeline_marks"
@@ -73,40 +73,40 @@ class PipelineMarksProbe(Probe):
         self._active = False
 
     def start(self, session: Session) -> None:  # noqa: ARG002  # the interface of all probes
-        """Put the marks in, if the program has torch's pipelines.
+        """Install the marks, if the program has imported torch's pipelines.
 
         Raises:
-            Unavailable: If they are not as expected.
+            Unavailable: If the functions are missing.
         """
         self.resume()
 
     def step_ended(self, step: int) -> None:  # noqa: ARG002
-        """Put them in, if it has pipelines only now."""
+        """Install them, if the program has imported pipelines since."""
         if not self._wraps:
             self.resume()
 
     def pause(self) -> None:
-        """Take the marks out: nothing is left in the way."""
+        """Remove the marks completely."""
         self._active = False
         for wrap in self._wraps:
             wrap.remove()
 
     def resume(self) -> None:
-        """Put them in again."""
+        """Install them again."""
         self._active = True
         self._wraps = self._wraps or self._found_wraps()
         for wrap in self._wraps:
             wrap.install()
 
     def stop(self) -> None:
-        """Take the marks out for good."""
+        """Remove the marks for good."""
         self.pause()
         self._wraps = ()
 
     def _found_wraps(self) -> tuple[_Wrap, ...]:
-        """A wrap for each place; none as long as nobody has imported torch's pipelines.
+        """A wrap for each function; none until the program imports torch's pipelines.
 
-        They are not imported for it: that takes a second, and most programs have none.
+        This does not import them: that takes a second, and most programs have none.
         """
         schedules, stage = sys.modules.get(_SCHEDULES), sys.modules.get(_STAGE)
         if schedules is None or stage is None:
@@ -122,7 +122,7 @@ class PipelineMarksProbe(Probe):
         )
         missing = [name for owner, name, _ in places if not hasattr(owner, name)]
         if missing:
-            raise Unavailable(f"this torch's pipelines have no {', '.join(missing)}")
+            raise Unavailable(f"this torch's pipelines lack {', '.join(missing)}")
         return tuple(
             _Wrap(
                 owner=owner,
@@ -134,7 +134,7 @@ class PipelineMarksProbe(Probe):
         )
 
     def _mark(self, function: _Function, label: Callable[..., str]) -> _Function:
-        """``function`` inside a mark whose name is made of its arguments."""
+        """``function`` inside a mark, named after its arguments."""
         from torch.autograd.profiler import record_function
 
         @functools.wraps(function)
@@ -151,14 +151,14 @@ class PipelineMarksProbe(Probe):
     def _name(
         self, label: Callable[..., str], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> str:
-        """What to call the mark; empty for none. Training goes on whatever the arguments are."""
-        if not self._active:  # somebody holds on to the wrapped function
+        """Name of the mark; empty for none. Never raises, whatever the arguments are."""
+        if not self._active:  # other code still holds the wrapped function
             return ""
         try:
             return label(*args, **kwargs)
         except Exception as error:
             self.pause()
-            self.remark = f"torch's pipelines call their stages otherwise: {error}"
+            self.remark = f"torch's pipelines call their stages in an unknown way: {error}"
             return ""
 
 

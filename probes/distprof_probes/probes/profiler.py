@@ -1,4 +1,4 @@
-"""torch.profiler over a window of steps that all ranks agree on by number."""
+"""Runs torch.profiler over a window of steps, the same on all ranks."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ __all__ = [
 
 _ENTRANCES = ("_prepare_profiler", "_enable_profiler")
 
-# Set by tools that attach to CUDA through CUPTI, of which the driver allows one at a time.
+# Set by tools that attach to CUDA through CUPTI; the driver allows one at a time.
 _CUPTI_TOOLS = {
     "NSYS_PROFILING_SESSION_ID": "Nsight Systems",
     "NV_COMPUTE_PROFILER_PERFWORKS_DIR": "Nsight Compute",
@@ -43,7 +43,7 @@ _CUPTI_TOOLS = {
 
 
 def is_profiler_running() -> bool:
-    """Whether some torch profiler records in this thread, or in any if torch knows."""
+    """Whether a torch profiler records in this thread, or in any if torch knows."""
     torch = sys.modules["torch"]
     enabled = getattr(torch._C._autograd, "_profiler_enabled", None)
     if enabled is not None and enabled():
@@ -57,10 +57,10 @@ def tool_that_holds_cupti() -> str:
 
 
 class UserProfilerWatch:
-    """Calls back before a profiler that is not ours is prepared or started.
+    """Calls back before the program prepares or starts its own profiler.
 
     Args:
-        give_way: Must end our profiler; it must not raise.
+        give_way: Must stop distprof's profiler; it must not raise.
     """
 
     def __init__(self, give_way: Callable[[], None]) -> None:
@@ -69,7 +69,7 @@ class UserProfilerWatch:
         self._replaced: dict[str, tuple[Any, Any]] = {}
 
     def install(self) -> None:
-        """Begin to watch; with a torch that lacks these functions nothing is watched."""
+        """Start to watch; does nothing with a torch that lacks these functions."""
         module = sys.modules["torch"].autograd.profiler
         for name in _ENTRANCES:
             original = getattr(module, name, None)
@@ -79,7 +79,7 @@ class UserProfilerWatch:
                 setattr(module, name, watched)
 
     def remove(self) -> None:
-        """Put everything back, unless somebody else has wrapped it since."""
+        """Restore everything, unless other code has wrapped it since."""
         if not self._replaced:
             return
         module = sys.modules["torch"].autograd.profiler
@@ -90,7 +90,7 @@ class UserProfilerWatch:
 
     @contextmanager
     def ours(self) -> Iterator[None]:
-        """What is started inside is our own profiler."""
+        """Marks a profiler started inside the block as distprof's own."""
         self._ours.is_inside = True
         try:
             yield
@@ -111,18 +111,18 @@ class UserProfilerWatch:
 
 _CHUNK_BYTES = 1 << 22
 
-_LEVEL = 3  # of zlib: a third larger than level 6 in little more than half the time
+_LEVEL = 3  # zlib: a third larger than level 6, in little more than half the time
 
 _DEVICE_EVENT = re.compile(rb'"cat": ?"(kernel|gpu_memcpy|gpu_memset)"')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedTrace:
-    """What was written.
+    """A trace that was written.
 
     Args:
-        num_bytes: Of the compressed file.
-        has_device_events: Whether it holds work of an accelerator.
+        num_bytes: Size of the compressed file.
+        has_device_events: Whether it contains GPU work.
     """
 
     num_bytes: int
@@ -130,16 +130,16 @@ class SavedTrace:
 
 
 def save_trace(profile: Any, path: Path, *, cut_step: int | None = None) -> SavedTrace:
-    """Write what a stopped torch profile recorded.
+    """Write the recording of a stopped torch profile.
 
     Args:
         profile: A ``torch.profiler._KinetoProfile``.
-        path: Where to, ending in ``.json.gz``.
-        cut_step: A step that was not over when recording stopped. Its mark is renamed, so that no
-            reader takes its part for the whole.
+        path: The output file, ending in ``.json.gz``.
+        cut_step: A step that had not ended when recording stopped. Its mark is renamed, so that
+            no reader mistakes the part for the whole.
 
     Raises:
-        OSError: If the disk does not take all of it; nothing is left behind.
+        OSError: If the disk does not accept all of it; nothing is left behind.
     """
     plain = path.with_name(f".trace-{os.getpid()}.part.json")
     packed = path.with_name(f".trace-{os.getpid()}.part.json.gz")
@@ -155,19 +155,19 @@ def save_trace(profile: Any, path: Path, *, cut_step: int | None = None) -> Save
 
 
 def _check_whole(plain: Path) -> None:
-    """Torch does not say when the disk was full: a whole file is there and ends with a brace."""
+    """Check that the file exists and ends with a brace: torch does not report a full disk."""
     if not plain.exists():
-        raise OSError("the disk did not take the trace: torch wrote none")
+        raise OSError("the disk did not accept the trace: torch wrote none")
     with plain.open("rb") as file:
         file.seek(0, os.SEEK_END)
         file.seek(-min(file.tell(), 64), os.SEEK_END)
         if not file.read().rstrip().endswith(b"}"):
-            raise OSError(f"the disk did not take the whole trace ({plain.stat().st_size} bytes)")
+            raise OSError(f"the disk did not accept the whole trace ({plain.stat().st_size} bytes)")
 
 
 def _compress(plain: Path, packed: Path, cut_step: int | None) -> SavedTrace:
     has_device_events = False
-    # Torch writes its file's own path, a quotation mark in it and all, for a name.
+    # torch writes the path of its file as a name and does not escape quotation marks.
     name_as_written, name = b'"' + os.fsencode(plain) + b'"', b'"%s"' % TRACE_FILE.encode()
     compressor = zlib.compressobj(_LEVEL, wbits=31)
     with plain.open("rb") as source, packed.open("wb") as target:
@@ -184,7 +184,7 @@ def _compress(plain: Path, packed: Path, cut_step: int | None) -> SavedTrace:
 
 
 def _whole_lines(file: BinaryIO) -> Iterator[bytes]:
-    """Chunks that end where a line ends, so that nothing searched for is cut in two."""
+    """Chunks that end at the end of a line, so that no searched text is split."""
     rest = b""
     while chunk := file.read(_CHUNK_BYTES):
         end = chunk.rfind(b"\n") + 1
@@ -197,7 +197,7 @@ def _whole_lines(file: BinaryIO) -> Iterator[bytes]:
 
 # torch.profiler over a window of steps that all ranks agree on by number -------------------------
 
-# A quotation mark in a name makes torch write broken JSON: names are cut down to these characters.
+# A quotation mark in a name makes torch write broken JSON: names keep only these characters.
 _FORBIDDEN = re.compile(r"[^A-Za-z0-9_:.=;,\[\] -]")
 
 
@@ -205,7 +205,7 @@ class ProfilerProbe(Tracer):
     """Writes ``trace.json.gz``.
 
     Attributes:
-        traced_steps: Steps recorded from beginning to end.
+        traced_steps: Steps recorded from start to end.
     """
 
     name = "profiler"
@@ -225,17 +225,17 @@ class ProfilerProbe(Tracer):
         self._has_given_way = False
 
     def start(self, session: Session) -> None:
-        """Look whether tracing can work here; it begins later, by step number."""
+        """Check whether tracing can work here; it starts later, by step number."""
         self._session = session
         tool = tool_that_holds_cupti()
         if tool:
-            raise Unavailable(f"{tool} holds CUPTI, which serves one tool at a time")
-        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it prints a line per start otherwise
+            raise Unavailable(f"{tool} uses CUPTI, which serves one tool at a time")
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # otherwise it prints a line per start
         if "torch" in sys.modules:
             self._watch.install()
 
     def between_steps(self, next_step: int) -> bool:
-        """Arm, start or end the recording when the next step asks for it."""
+        """Arm, start or end the recording, as the next step requires."""
         plan = self._session.plan
         if self._has_given_way:
             raise Yielded(self._why_yielded())
@@ -253,7 +253,7 @@ class ProfilerProbe(Tracer):
         return arms or starts or ends
 
     def step_started(self, step: int) -> None:
-        """Open the mark that readers find steps by."""
+        """Open the mark by which readers find steps."""
         if self._is_recording:
             self._marked_step = step
             self._mark = _entered(f"ProfilerStep#{step}")
@@ -268,7 +268,7 @@ class ProfilerProbe(Tracer):
         return True
 
     def open_mark(self, name: str) -> AbstractContextManager[Any] | None:
-        """A mark for a phase; waiting for input has the name that readers look for."""
+        """A mark for a phase; waiting for input gets the name that readers expect."""
         if not self._is_recording:
             return None
         if name == "input":
@@ -276,11 +276,11 @@ class ProfilerProbe(Tracer):
         return _entered(f"distprof:phase name={_plain(name)}")
 
     def stop(self) -> None:
-        """End early, keeping what was recorded."""
+        """End early and keep the recording."""
         if self._is_recording and threading.get_ident() == self._thread:
             self._finish()
         elif self._is_recording:
-            self._profile = None  # torch wants a profiler ended by the thread that began it
+            self._profile = None  # torch requires the thread that started a profiler to stop it
             self.remark = "the trace is lost: the session was closed from another thread"
         elif not self._is_done and not self.traced_steps and not self.remark:
             first = self._session.plan.traced.start
@@ -299,7 +299,7 @@ class ProfilerProbe(Tracer):
         if "torch" not in sys.modules:
             raise Unavailable("torch is not imported in this process")
         if is_profiler_running():
-            raise Yielded("a profiler of the program itself was running")
+            raise Yielded("the program's own profiler was running")
         self._watch.install()
         self._thread = threading.get_ident()
         self._profile = _make_profile(self._session)
@@ -308,14 +308,14 @@ class ProfilerProbe(Tracer):
 
     def _record(self) -> None:
         if is_profiler_running():
-            raise Yielded("a profiler of the program itself was running")
+            raise Yielded("the program's own profiler was running")
         self._resident_at_start = resident_bytes() or 0
         with self._watch.ours():
             self._profile.start_trace()
         self._is_recording = True
 
     def _finish(self) -> None:
-        """Stop recording, save, and let everything go."""
+        """Stop recording, save, and release everything."""
         cut_step = self._marked_step if self._mark is not None else None
         if self._mark is not None:
             self._mark.__exit__(None, None, None)
@@ -338,7 +338,7 @@ class ProfilerProbe(Tracer):
             self.remark = "the trace holds no kernels: does another tool hold CUPTI?"
 
     def _disarm(self) -> None:
-        """Leave no profiler behind that is armed: torch can only end what has begun."""
+        """Leave no armed profiler behind: torch can only stop one that has started."""
         profile, self._profile = self._profile, None
         if profile is not None and threading.get_ident() == self._thread:
             with self._watch.ours():
@@ -360,7 +360,7 @@ class ProfilerProbe(Tracer):
     # The user's own profiler ----------------------------------------------------------------------
 
     def _give_way(self) -> None:
-        """The user's profiler is about to start, perhaps in the middle of a step of ours."""
+        """The user's profiler is about to start, perhaps in the middle of a traced step."""
         if self._has_given_way or self._is_done:
             return
         self._has_given_way = True
@@ -370,13 +370,13 @@ class ProfilerProbe(Tracer):
             else:
                 self._disarm()
         except Exception as error:
-            self.remark = f"what was recorded until then is lost: {error}"
+            self.remark = f"the recording until then is lost: {error}"
         self._watch.remove()
 
     def _why_yielded(self) -> str:
         kept = f"; {len(self.traced_steps)} steps were traced before" if self.traced_steps else ""
         lost = f"; {self.remark}" if self.remark else ""
-        return f"the program started a profiler of its own{kept}{lost}"
+        return f"the program started its own profiler{kept}{lost}"
 
 
 def _plain(name: str) -> str:
@@ -414,7 +414,7 @@ def _make_profile(session: Session) -> Any:
 
 
 def _trace_only() -> Any:
-    """Ask torch not to build its own events as well: halves the time to stop; newer torch only."""
+    """Ask torch (newer versions) not to build its own events: halves the time to stop."""
     from torch._C._profiler import _ExperimentalConfig
 
     try:
@@ -424,9 +424,9 @@ def _trace_only() -> Any:
 
 
 def _metadata(session: Session) -> dict[str, Any]:
-    """What the trace says of its rank beyond torch's own ``distributedInfo``.
+    """Facts about the rank for the trace, in addition to torch's ``distributedInfo``.
 
-    Torch drops the backslashes of escaped characters: texts are cut down to those that need none.
+    torch drops the backslashes of escaped characters, so texts keep only those that need none.
     """
     place = session.placement
     sizes, coordinates = session.mesh.sizes, session.mesh.coordinates

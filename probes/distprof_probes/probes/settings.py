@@ -1,8 +1,8 @@
-"""How the job is set up, as its own objects say: data loaders, parallel modules, optimizers.
+"""Reads the job's configuration from live objects: data loaders, parallel modules, optimizers.
 
-Read once, after the first step, in time that belongs to no step; torch's logger of a
-``DistributedDataParallel`` module is asked a few times more what was unused. Nothing is changed and
-no object is kept alive.
+It reads once, after the first step, in time that belongs to no step. It asks torch's logger of a
+``DistributedDataParallel`` module a few more times for unused parameters. It changes nothing and
+keeps no object alive.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = ["SettingsProbe"]
 
 MAX_OF_A_KIND = 64
 _LOOKS = frozenset(range(1, 11))  # torch's logger samples the first ten iterations …
-_LOOK_EVERY = 100  # … and then each hundredth
+_LOOK_EVERY = 100  # … and then every hundredth
 
 _Settings = TypeVar("_Settings")
 
@@ -57,12 +57,12 @@ class SettingsProbe(Tracer):
         self._processors: Processors | None = None
 
     def start(self, session: Session) -> None:
-        """Listen to data loaders."""
+        """Start to observe data loaders."""
         self._session = session
         self._loaders.install()
 
     def between_steps(self, next_step: int) -> bool:
-        """Look at the objects once the first step is over, at what DDP left unused a bit longer."""
+        """Read the objects after the first step, and DDP's unused parameters for longer."""
         self._loaders.install()  # torch may have been imported only now
         is_first = self._file is None and next_step > 0
         if is_first:
@@ -75,7 +75,7 @@ class SettingsProbe(Tracer):
         return is_first
 
     def stop(self) -> None:
-        """Write what has come since."""
+        """Write what has been found since."""
         self._loaders.remove()
         if self._file is None:
             self._gather()
@@ -86,7 +86,7 @@ class SettingsProbe(Tracer):
         return self._session.current_step if self._session is not None else 0
 
     def _gather(self) -> None:
-        """Everything but the loaders and what is unused, which change."""
+        """Read everything except loaders and unused parameters, which change."""
         assert self._session is not None
         self._processors = Processors(self._session.placement.local_world_size)
         found = find()
@@ -110,12 +110,14 @@ class SettingsProbe(Tracer):
         self._file = _with_switches(self._file)
 
     def _each(self, things: Iterable[Any], read: Callable[[Any], _Settings]) -> list[_Settings]:
-        """What can be read; why something cannot is noted."""
+        """The settings that can be read; a note gives the reason for others."""
         results = []
         for thing in list(things)[:MAX_OF_A_KIND]:
             try:
                 results.append(read(thing))
-            except Exception as error:  # a private attribute of another torch, somebody's subclass
+            except (
+                Exception
+            ) as error:  # a private attribute of another torch version, or a subclass
                 kind = "sharded modules" if isinstance(thing, Found) else type(thing).__name__
                 self._notes.append(f"{kind} cannot be read: {type(error).__name__}: {error}"[:300])
         return results
@@ -140,8 +142,8 @@ class _Ddp:
     """A ``DistributedDataParallel`` module, which may go at any time.
 
     Args:
-        module: Where it is.
-        settings: What it says.
+        module: Reference to it.
+        settings: Its settings.
     """
 
     def __init__(self, module: weakref.ref[Any], settings: DdpSettings) -> None:
@@ -149,7 +151,7 @@ class _Ddp:
         self.settings = settings
 
     def look(self) -> None:
-        """Ask what it left unused."""
+        """Read its unused parameters."""
         module = self._module() if self.settings.find_unused_parameters else None
         size = None if module is None else unused_bytes(module)
         if size is not None:
@@ -173,13 +175,13 @@ def _with_switches(file: SettingsFile) -> SettingsFile:
 
 
 def _allows_tf32(matmul: Any) -> bool:
-    """By torch's newer setting where it is made: the older one cannot be read then."""
+    """Whether TF32 is allowed; if torch's newer setting is set, the older one cannot be read."""
     precision = getattr(matmul, "fp32_precision", "none")
     return bool(matmul.allow_tf32) if precision == "none" else precision == "tf32"
 
 
 def _asked(ask: Callable[[], Any]) -> bool | None:
-    """The answer, None where this torch has none."""
+    """The answer, None if this torch has none."""
     try:
         return bool(ask())
     except (AttributeError, RuntimeError):

@@ -1,4 +1,4 @@
-"""The step log: when each step began and ended, its phases, and what training said of it."""
+"""The step log: start and end of each step, its phases, and its loss, tokens and samples."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["StepLog"]
 
 
 class StepLog(Probe):
-    """Writes ``steps.jsonl``. It works in every step; in those left alone it records no phases."""
+    """Writes ``steps.jsonl`` in every step; in paused steps it records no phases."""
 
     name = "step_log"
 
@@ -29,7 +29,7 @@ class StepLog(Probe):
         self.open_writer(session, STEPS_FILE, "distprof.steps/1")
 
     def phase_ended(self, name: str, start_ns: int, end_ns: int) -> None:
-        """Keep the phase for the record of the running step."""
+        """Keep the phase for the record of the current step."""
         self._phases.append(Phase(name, start_ns, end_ns))
 
     def write(
@@ -51,10 +51,10 @@ class StepLog(Probe):
             start_ns: Its start, ns since the epoch.
             end_ns: Its end.
             loss: A number, a tensor of one element on any device, or None.
-            tokens: Of this rank.
-            samples: Of this rank.
+            tokens: Tokens of this rank.
+            samples: Samples of this rank.
             is_traced: Whether the profiler recorded it.
-            is_probed: Whether probes watched it.
+            is_probed: Whether the probes recorded it.
         """
         phases, self._phases = self._phases, []
         record = StepRecord(
@@ -77,7 +77,9 @@ class StepLog(Probe):
         if not hasattr(loss, "detach"):
             return self._finite(record, float(loss))
         if loss.numel() != 1:
-            self.remark = f"loss of step {record.step} has {loss.numel()} elements: not recorded"
+            self.remark = (
+                f"the loss of step {record.step} has {loss.numel()} elements: not recorded"
+            )
             return record
         copy = HostCopy(loss)
         if copy.is_ready():
@@ -87,7 +89,7 @@ class StepLog(Probe):
     def _finite(self, record: StepRecord, loss: float) -> StepRecord:
         if math.isfinite(loss):
             return msgspec.structs.replace(record, loss=loss)
-        self.remark = self.remark or f"the loss was {loss} first in step {record.step}"
+        self.remark = self.remark or f"the loss was first {loss} in step {record.step}"
         return record
 
 
@@ -100,13 +102,13 @@ class _LossToCome:
         self._copy = copy
 
     def resolve(self, *, is_last_chance: bool) -> StepRecord | None:
-        """The record once the loss has come; without it at the last chance."""
+        """The record, when the loss has arrived; without it at the last chance."""
         if self._copy.is_ready():
             return self._log._finite(self._record, self._copy.values()[0])
         return self._record if is_last_chance else None
 
 
 def _within(phases: list[Phase], start_ns: int, end_ns: int) -> tuple[Phase, ...]:
-    """Phases in order of time; one that began before the step is cut at its start."""
+    """Phases in order of time; one that started before the step is cut at its start."""
     inside = (Phase(p.name, max(p.start_ns, start_ns), min(p.end_ns, end_ns)) for p in phases)
     return tuple(sorted(inside, key=lambda p: (p.start_ns, -p.end_ns)))

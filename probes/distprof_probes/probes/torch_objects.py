@@ -1,8 +1,7 @@
-"""Parallel modules and optimizers of the process, found among its objects and described.
+"""Finds and describes the parallel modules and optimizers of the process.
 
-They are found among the objects that Python's garbage collector knows, so that it does not matter
-who made them, when, and in whose variable they are. Nothing is called on them that changes them,
-and none is kept.
+They are found among the objects that Python's garbage collector tracks, so it does not matter which
+code created them, when, and which variables hold them. This changes no object and keeps none.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from distprof.artefacts.settings_file import DdpSettings, FsdpSettings, Optimize
 
 __all__ = ["Found", "ddp_settings", "find", "fsdp_settings", "optimizer_settings", "unused_bytes"]
 
-# What is looked for, by the module that must have been imported for it to exist.
+# Classes to find, by the module that must have been imported for them to exist.
 _CLASSES = {
     "ddp": (("torch.nn.parallel.distributed", "DistributedDataParallel"),),
     "fsdp": (
@@ -42,8 +41,8 @@ class Found:
         ddp: ``DistributedDataParallel`` modules.
         fsdp: Modules that ``fully_shard`` was applied to.
         fsdp1: ``FullyShardedDataParallel`` modules.
-        optimizers: Optimizers, inner ones of a sharded optimizer left out.
-        compiled: Modules made by ``torch.compile``.
+        optimizers: Optimizers, except the inner ones of a sharded optimizer.
+        compiled: Modules created by ``torch.compile``.
         checkpointed: Modules wrapped for activation checkpointing.
     """
 
@@ -56,7 +55,7 @@ class Found:
 
 
 def find() -> Found:
-    """All of them. Takes some 50 ms of processor time for a million objects."""
+    """Find all of them. Takes about 50 ms of CPU time for a million objects."""
     kinds = {
         kind: name
         for name, places in _CLASSES.items()
@@ -65,7 +64,9 @@ def find() -> Found:
     }
     found = Found()
     for thing in gc.get_objects():
-        if type(thing) in kinds:  # isinstance would ask each object, and some answer by loading
+        if (
+            type(thing) in kinds
+        ):  # isinstance would query each object, and some load modules to answer
             getattr(found, kinds[type(thing)]).append(thing)
     inner = {id(getattr(optimizer, "optim", None)) for optimizer in found.optimizers}
     found.optimizers[:] = [thing for thing in found.optimizers if id(thing) not in inner]
@@ -73,7 +74,7 @@ def find() -> Found:
 
 
 def _with_subclasses(kind: type | None) -> Iterable[type]:
-    """``kind`` and every class that is derived from it."""
+    """``kind`` and all classes derived from it."""
     found: dict[type, None] = {}
     waiting = [] if kind is None else [kind]
     while waiting:
@@ -85,7 +86,7 @@ def _with_subclasses(kind: type | None) -> Iterable[type]:
 
 
 def _first(read: Callable[[], Any], otherwise: Any = None) -> Any:
-    """What ``read`` gives; ``otherwise`` where this torch has it not, or elsewhere."""
+    """The result of ``read``; ``otherwise`` if this torch does not have it there."""
     try:
         return read()
     except (AttributeError, KeyError, IndexError, RuntimeError, TypeError):
@@ -96,7 +97,7 @@ def _first(read: Callable[[], Any], otherwise: Any = None) -> Any:
 
 
 def ddp_settings(module: Any) -> DdpSettings:
-    """A ``DistributedDataParallel`` module."""
+    """Settings of a ``DistributedDataParallel`` module."""
     parameters = list(module.module.parameters())
     hooks = _first(lambda: [hook for hook, _ in module._comm_hooks], [])
     return DdpSettings(
@@ -114,7 +115,7 @@ def ddp_settings(module: Any) -> DdpSettings:
 
 
 def unused_bytes(module: Any) -> int | None:
-    """What torch's logger noted as unused in the last iteration that it sampled."""
+    """Bytes that torch's logger counted as unused in the last iteration that it sampled."""
     said = _first(lambda: module._get_ddp_logging_data(), {})
     size = said.get("unused_parameter_size")
     return size if isinstance(size, int) and said.get("iteration", 0) > 0 else None
@@ -124,7 +125,7 @@ def unused_bytes(module: Any) -> int | None:
 
 
 def fsdp_settings(found: Found) -> tuple[FsdpSettings, ...]:
-    """All sharded modules, one record for each of the two ways to shard them."""
+    """Settings of all sharded modules, one record for each of the two ways to shard."""
     both = (_fully_sharded(found.fsdp), _fully_sharded_1(found.fsdp1))
     return tuple(settings for settings in both if settings is not None)
 
@@ -156,7 +157,7 @@ def _fully_sharded(modules: list[Any]) -> FsdpSettings | None:
 
 
 def _groups(state: Any) -> list[Any]:
-    """Groups of parameters of one module; older versions of torch know one at most."""
+    """Parameter groups of one module; older versions of torch have at most one."""
     several = getattr(state, "_fsdp_param_groups", None)
     if several is not None:
         return list(several)
@@ -188,7 +189,7 @@ def _fully_sharded_1(modules: list[Any]) -> FsdpSettings | None:
 
 
 def _whole_size(flat: Any) -> int:
-    """Elements of a flat parameter before it was sharded, 0 where this torch does not say."""
+    """Elements of a flat parameter before sharding, 0 if this torch does not report it."""
     size: int = _first(lambda: int(flat._unpadded_unsharded_size.numel()), 0)
     return size
 
@@ -197,7 +198,7 @@ def _whole_size(flat: Any) -> int:
 
 
 def optimizer_settings(optimizer: Any) -> OptimizerSettings:
-    """An optimizer."""
+    """Settings of an optimizer."""
     groups = optimizer.param_groups
     first = groups[0] if groups else {}
     return OptimizerSettings(

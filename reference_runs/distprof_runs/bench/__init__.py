@@ -1,1 +1,1 @@
-"""``distprof bench``: how fast collectives are on a real process group, over sizes."""
+"""``distprof bench``: measures the speed of collectives on a real process group by size."""

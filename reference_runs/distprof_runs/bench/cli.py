@@ -21,61 +21,68 @@ _LAUNCH = [each for each in options_of(LaunchOptions) if each.name != "emulate_n
 
 @click.command(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="Exit codes: 0 fine, 2 wrong usage, 3 bad input, 4 the ranks failed, 130 interrupted.",
+    epilog="Exit codes: 0 success, 2 wrong usage, 3 bad input, 4 ranks failed, 130 interrupted.",
 )
 @click_options(_LAUNCH)
 @click.option(
     "--device",
     type=click.Choice(["auto", "cuda", "cpu"]),
     default="auto",
-    help="CUDA devices where there are, by default.",
+    help="By default CUDA if available.",
 )
-@click.option(
-    "--collectives", default="", metavar="LIST", help=f"Some of {','.join(KINDS)}.  [all]"
-)
+@click.option("--collectives", default="", metavar="LIST", help=f"Any of {','.join(KINDS)}.  [all]")
 @click.option("--min-bytes", default="64", metavar="SIZE", help="Smallest size.  [64]")
 @click.option("--max-bytes", metavar="SIZE", help="Largest size.  [CUDA: 1G, CPU: 64M]")
-@click.option("--factor", type=int, default=_DEFAULTS.factor, help="From size to size.  [4]")
-@click.option("--rounds", type=int, default=_DEFAULTS.rounds, help="Per size; their median.  [5]")
 @click.option(
-    "--iterations", type=int, default=0, help="Operations per round.  [as many as take --round-s]"
+    "--factor", type=int, default=_DEFAULTS.factor, help="Ratio of successive sizes.  [4]"
 )
-@click.option("--round-s", type=float, default=_DEFAULTS.round_s, help="Length of a round.  [0.05]")
 @click.option(
-    "--timeout-s", type=float, default=_DEFAULTS.timeout_s, help="Longest wait for a rank.  [60]"
+    "--rounds", type=int, default=_DEFAULTS.rounds, help="Rounds per size; the median counts.  [5]"
+)
+@click.option(
+    "--iterations", type=int, default=0, help="Operations per round.  [as many as fit in --round-s]"
+)
+@click.option("--round-s", type=float, default=_DEFAULTS.round_s, help="Seconds per round.  [0.05]")
+@click.option(
+    "--timeout-s",
+    type=float,
+    default=_DEFAULTS.timeout_s,
+    help="Maximum seconds to wait for a rank.  [60]",
 )
 @click.option(
     "--show",
     "shown",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Measure nothing: show a saved profile, or what nccl-tests printed.",
+    help="Do not measure: show a saved profile or the output of nccl-tests.",
 )
 @click.option(
     "-o",
     "--output",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Keep the profile, JSON; with --show, write what is shown.",
+    help="Save the profile as JSON; with --show, save the shown text.",
 )
-@click.option("--force", is_flag=True, help="Replace a file that exists.")
-@click.option("--format", "format_name", metavar="text|json|md", help="How it is shown.  [text]")
-@click.option("--width", type=click.IntRange(40, 400), help="Width of text.  [the terminal's]")
-@click.option("--all", "show_all", is_flag=True, help="Every size with its times and their spread.")
-@click.option("-q", "--quiet", is_flag=True, help="Nothing on stderr but errors.")
+@click.option("--force", is_flag=True, help="Overwrite an existing file.")
+@click.option("--format", "format_name", metavar="text|json|md", help="Output format.  [text]")
+@click.option("--width", type=click.IntRange(40, 400), help="Width of the text.  [the terminal's]")
+@click.option(
+    "--all", "show_all", is_flag=True, help="Show every size with its times and their spread."
+)
+@click.option("-q", "--quiet", is_flag=True, help="Print only errors on stderr.")
 @click.option(
     "--debug",
     is_flag=True,
     is_eager=True,
     expose_value=False,
     callback=remember_debug,
-    help="Show where an unexpected error happened.",
+    help="Show the traceback of an unexpected error.",
 )
 def bench(**values: Any) -> int:
-    """Measure how fast collectives are here: latency, bandwidth, crossover size.
+    """Measure the collectives of this machine: latency, bandwidth, crossover size.
 
-    Every rank takes part; sizes and bandwidths are counted as nccl-tests counts them. Started by
-    torchrun or srun, the processes are the ranks.
+    All ranks take part. Sizes and bandwidths are defined as in nccl-tests. Under torchrun or srun,
+    the started processes are the ranks.
 
     \b
       distprof bench --gpus 8 -o fabric.json
@@ -90,7 +97,7 @@ def bench(**values: Any) -> int:
         more = ["-o", str(output)] if output else []
         return show(values["shown"], [*arguments, *more, *(["--force"] if force else [])])
     if values["format_name"] not in (None, "text", "json", "md"):
-        raise UsageError(f"no format {values['format_name']!r}: choose from text, json, md")
+        raise UsageError(f"unknown format {values['format_name']!r}: choose text, json or md")
     launch = {o.name: values[o.name] for o in _LAUNCH if values[o.name] is not None}
     settings = resolve("ddp", {}, {"launch": launch, "training": {"device": values["device"]}})
     showing = Showing(out=output, force=force, arguments=tuple(arguments), quiet=values["quiet"])
@@ -115,7 +122,7 @@ def _plan(values: dict[str, Any]) -> Plan:
 
 
 def _shown_arguments(values: dict[str, Any]) -> list[str]:
-    """For ``distprof fabric``."""
+    """The arguments of ``distprof fabric``."""
     arguments = ["--format", values["format_name"]] if values["format_name"] else []
     arguments += ["--width", str(values["width"])] if values["width"] else []
     arguments += ["--all"] if values["show_all"] else []

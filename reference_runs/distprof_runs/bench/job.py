@@ -1,4 +1,4 @@
-"""One benchmark, from the user's options to the saved profile, what it says, and the exit code."""
+"""One benchmark, from the user's options to the saved and shown profile and the exit code."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ _WORKER = (sys.executable, "-m", "distprof_probes.job.rank_main", "distprof_runs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Showing:
-    """What the user said about the profile.
+    """The user's choices for the profile.
 
     Args:
-        out: Where it is kept; None for nowhere.
-        force: Whether a file may be replaced.
-        arguments: For ``distprof fabric``.
-        quiet: Nothing on stderr but errors.
+        out: The output file; None for none.
+        force: Whether to overwrite an existing file.
+        arguments: Arguments for ``distprof fabric``.
+        quiet: Print only errors on stderr.
     """
 
     out: Path | None = None
@@ -50,7 +50,7 @@ class Showing:
     quiet: bool = False
 
     def check(self) -> None:
-        """Refuse before the work what would fail after it.
+        """Check before the measurement what would fail after it.
 
         Raises:
             UsageError: If the file exists or its folder does not.
@@ -58,24 +58,26 @@ class Showing:
         if self.out is None:
             return
         if self.out.is_dir() or (self.out.exists() and not self.force):
-            raise UsageError(f"{self.out} exists: add --force to replace it, or name another file")
+            raise UsageError(
+                f"{self.out} exists: add --force to overwrite it, or choose another file"
+            )
         if not self.out.parent.is_dir():
-            raise UsageError(f"{self.out.parent} is no folder: make it first")
+            raise UsageError(f"{self.out.parent} is not a folder: create it first")
 
 
 def run_bench(settings: Settings, plan: Plan, showing: Showing) -> int:
-    """Measure, save, show.
+    """Measure, save and show.
 
     Args:
-        settings: Of which only the launching and the device count.
+        settings: Only the launch options and the device are used.
         plan: What to measure.
-        showing: What becomes of it.
+        showing: How to save and show the profile.
 
     Returns:
         The exit code: 0, 4 for a failed job, 130 or 143 when interrupted.
 
     Raises:
-        UsageError: If it cannot run here as asked.
+        UsageError: If it cannot run here with these options.
     """
     if importlib.util.find_spec("torch") is None:
         raise MissingExtraError("distprof bench", "run")
@@ -83,7 +85,7 @@ def run_bench(settings: Settings, plan: Plan, showing: Showing) -> int:
     if is_rank_already(settings, place):
         return _as_rank(plan, showing, place)
     if launch.world_size < 2:
-        raise UsageError("one rank has nobody to talk to: --ranks 2 or more")
+        raise UsageError("a benchmark needs at least 2 ranks: use --ranks 2 or more")
     if launch.this_node == 0:
         showing.check()
         if launch.rdzv_endpoint:
@@ -93,16 +95,19 @@ def run_bench(settings: Settings, plan: Plan, showing: Showing) -> int:
     plan = msgspec.structs.replace(plan, device=device)
     sizes = plan.sizes(launch.world_size, "cuda" if device == "cuda" else "cpu")
     ranks = f"{launch.world_size} {device.upper()} ranks"
-    say(f"{len(plan.kinds)} collectives of {len(sizes)} sizes on {ranks}", quiet=showing.quiet)
+    say(
+        f"measuring {len(plan.kinds)} collectives at {len(sizes)} sizes on {ranks}",
+        quiet=showing.quiet,
+    )
     folder = Path(tempfile.mkdtemp(prefix="distprof-bench-"))
     code = _launched(folder, settings, plan, showing)
-    if code != JOB_FAILED:  # what the ranks printed is needed then
+    if code != JOB_FAILED:  # a failed job needs the output of the ranks
         shutil.rmtree(folder, ignore_errors=True)
     return code
 
 
 def _launched(folder: Path, settings: Settings, plan: Plan, showing: Showing) -> int:
-    """Start this node's ranks, see them to their end, and on the first node show the profile."""
+    """Run this node's ranks to their end; on the first node, show the profile."""
     result = folder / FABRIC_FILE
     plan = msgspec.structs.replace(plan, result=str(result))
     supervisor = Supervisor(folder, Patience.of(plan.timeout_s))
@@ -119,7 +124,7 @@ def _launched(folder: Path, settings: Settings, plan: Plan, showing: Showing) ->
         if failure is not None or problem:
             if failure is not None:
                 print_failure(folder, failure)
-            say(problem or f"What the ranks printed is in {shown_path(folder)}")
+            say(problem or f"Output of the ranks: {shown_path(folder)}")
             return JOB_FAILED
         if interrupts.signal is not None:
             return interrupts.exit_code
@@ -133,11 +138,11 @@ def _text(plan: Plan) -> str:
 
 
 def _as_rank(plan: Plan, showing: Showing, place: Placement) -> int:
-    """Be one rank of a job that torchrun, srun or mpirun has launched; rank 0 shows."""
+    """Run as one rank of a job launched by torchrun, srun or mpirun; rank 0 shows the profile."""
     from distprof_runs.launching.as_rank import torch_variables
 
     if (place.world_size or 1) < 2:
-        raise UsageError("one rank has nobody to talk to: launch 2 or more")
+        raise UsageError("a benchmark needs at least 2 ranks: launch 2 or more")
     if place.rank == 0:
         showing.check()
     with tempfile.TemporaryDirectory(prefix="distprof-bench-") as folder:
@@ -152,8 +157,8 @@ def _as_rank(plan: Plan, showing: Showing, place: Placement) -> int:
 
 
 def _deliver(result: Path, showing: Showing) -> int:
-    """Keep the profile where the user wants it, and show it."""
-    if showing.out is None:  # nobody can open the file afterwards: it is not to be named
+    """Save the profile as requested, and show it."""
+    if showing.out is None:  # the file is temporary: do not name it
         with result.open("rb") as profile:
             return show(Path("-"), showing.arguments, profile)
     partial = showing.out.with_name(f".{showing.out.name}.partial")
@@ -169,12 +174,12 @@ def _deliver(result: Path, showing: Showing) -> int:
 
 
 def show(file: Path, arguments: Sequence[str] = (), profile: BinaryIO | None = None) -> int:
-    """Show a profile on this terminal, as ``distprof fabric`` does, in a process of its own.
+    """Show a profile on this terminal with ``distprof fabric`` in a separate process.
 
     Args:
-        file: The profile, ``-`` where it comes from ``profile``.
-        arguments: Of ``distprof fabric``.
-        profile: What that process reads as standard input.
+        file: The profile; ``-`` reads it from ``profile``.
+        arguments: Arguments of ``distprof fabric``.
+        profile: Standard input of that process.
     """
     sys.stdout.flush()
     command = [sys.executable, "-m", "distprof", "fabric", str(file), *arguments]

@@ -1,4 +1,4 @@
-"""One operation of each kind, ready to be repeated. Sizes as nccl-tests counts them."""
+"""One repeatable operation of each kind. Sizes are defined as in nccl-tests."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ class Ranks:
 def operation(
     kind: CollectiveKind, ranks: Ranks, num_bytes: int, device: torch.device
 ) -> Operation:
-    """What to call for one operation; buffers are made here, once.
+    """The function that runs one operation; its buffers are allocated here, once.
 
     Args:
         kind: The collective.
-        ranks: Among whom.
+        ranks: The ranks that take part.
         num_bytes: Size, a multiple of four times the number of ranks.
-        device: Where buffers lie.
+        device: Device of the buffers.
 
     Raises:
         ValueError: If there is no benchmark of this kind.
@@ -77,7 +77,7 @@ def _done(work: object) -> None:
 
 
 def _broadcast(whole: torch.Tensor, ranks: Ranks) -> Operation:
-    """The root moves on with each iteration: one that always sends would run ahead."""
+    """The root changes with each iteration: a rank that always sends would run ahead."""
 
     def run(number: int) -> None:
         root = ranks.members[number % len(ranks.members)]
@@ -87,7 +87,7 @@ def _broadcast(whole: torch.Tensor, ranks: Ranks) -> Operation:
 
 
 def _send_recv(whole: torch.Tensor, ranks: Ranks) -> Operation:
-    """Pairs of a rank of the first half and its counterpart in the second, to and fro.
+    """Ping-pong between each rank of the first half and its counterpart in the second.
 
     One direction at a time, each message waiting for the one before: what the formula sheet's
     time of a message is. Halves rather than neighbours, so that pairs cross nodes where ranks do.

@@ -1,4 +1,4 @@
-"""What a benchmark measures. Free of torch."""
+"""What a benchmark measures. Does not import torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from distprof.terms import CollectiveKind
 __all__ = ["KINDS", "PLAN_VARIABLE", "Plan", "parse_kinds", "parse_size"]
 
 PLAN_VARIABLE = "DISTPROF_BENCH"
-"""Tells each rank, as JSON, what to measure."""
+"""Holds the plan, as JSON, for each rank."""
 
 KINDS = {
     kind.label: kind
@@ -37,9 +37,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         kinds: Labels of collectives, in order.
         min_bytes: Smallest size.
-        max_bytes: Largest size, 0 for what suits the device.
-        factor: From one size to the next.
-        rounds: How often each size is measured.
+        max_bytes: Largest size, 0 for the default of the device.
+        factor: Ratio of successive sizes.
+        rounds: Number of measurements of each size.
         iterations: Operations in each round; 0 for as many as take ``round_s``.
         round_s: See there.
         device: ``auto``, ``cuda`` or ``cpu``.
@@ -59,19 +59,21 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     result: str = ""
 
     def check(self) -> None:
-        """Refuse what cannot be measured.
+        """Check that the plan can be measured.
 
         Raises:
-            UsageError: With the way out.
+            UsageError: With a fix.
         """
         if self.max_bytes and self.max_bytes < self.min_bytes:
             raise UsageError(
                 f"--max-bytes {self.max_bytes} is below --min-bytes {self.min_bytes}: swap them"
             )
         if self.factor < 2 or self.rounds < 1 or self.iterations < 0:
-            raise UsageError("--factor is at least 2, --rounds at least 1, --iterations 0 or more")
+            raise UsageError(
+                "--factor must be at least 2, --rounds at least 1, --iterations at least 0"
+            )
         if not (self.round_s > 0 and self.timeout_s > 0):
-            raise UsageError("--round-s and --timeout-s are above 0")
+            raise UsageError("--round-s and --timeout-s must be above 0")
 
     def sizes(self, group_size: int, device: str) -> tuple[int, ...]:
         """Bytes of each size, ascending: whole elements of float32 for each rank."""
@@ -85,25 +87,25 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_size(text: str) -> int:
-    """Bytes, as nccl-tests takes them: ``64``, ``1K``, ``32M``, ``2G``, by powers of 1024.
+    """Bytes from the notation of nccl-tests: ``64``, ``1K``, ``32M``, ``2G``, powers of 1024.
 
     Raises:
-        UsageError: If it is no size.
+        UsageError: If it is not a size.
     """
     found = _SIZE.fullmatch(text.strip())
     if found is None or int(found[1]) == 0:
-        raise UsageError(f"{text!r} is no size: write bytes, or 1K, 32M, 2G")
+        raise UsageError(f"{text!r} is not a size: use bytes, or for example 1K, 32M, 2G")
     return int(found[1]) * _UNITS[(found[2] or "").lower()]
 
 
 def parse_kinds(text: str) -> tuple[str, ...]:
-    """Labels from a list with commas; all without one.
+    """Labels from a comma-separated list; all if it is empty.
 
     Raises:
-        UsageError: If one is not known.
+        UsageError: If one is unknown.
     """
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
     unknown = [name for name in names if name not in KINDS]
     if unknown:
-        raise UsageError(f"--collectives {unknown[0]}: known are {', '.join(KINDS)}")
+        raise UsageError(f"--collectives {unknown[0]}: choose from {', '.join(KINDS)}")
     return names or tuple(KINDS)

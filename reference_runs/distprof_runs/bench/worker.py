@@ -64,7 +64,7 @@ def measure(job: Job, plan: Plan) -> FabricFile:
 
 
 def _hosts_and_nodes(job: Job) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Host and node of each rank; where no launcher numbers nodes, a host is one."""
+    """Host and node of each rank; if no launcher numbers nodes, each host is a node."""
     host = socket.gethostname()
     mine = (host, os.environ.get("GROUP_RANK") or host)
     everybody: list[tuple[str, str]] = [mine] * job.world_size
@@ -93,7 +93,7 @@ def _groups(job: Job, nodes: tuple[str, ...]) -> list[Ranks]:
 def _sweep(
     job: Job, plan: Plan, kind: CollectiveKind, ranks: Ranks, notes: list[str]
 ) -> Iterator[FabricPoint]:
-    """Every size of one collective."""
+    """Measure every size of one collective."""
     group_size = len(ranks.members)
     for num_bytes in plan.sizes(group_size, job.device.type):
         try:
@@ -105,7 +105,7 @@ def _sweep(
         except (NotImplementedError, RuntimeError) as error:
             if not _is_unsupported(error):
                 raise
-            notes.append(f"{dist.get_backend()} has no {kind.label}.")
+            notes.append(f"{dist.get_backend()} does not support {kind.label}.")
             return
         iterations = plan.iterations or _fitting(plan, _round(job, run, _WARM_UP))
         rounds = [_round(job, run, iterations) for _ in range(plan.rounds)]
@@ -180,7 +180,7 @@ def _work(place: Place) -> None:
 
 
 def main() -> NoReturn:
-    """Be one rank, and leave."""
+    """Run one rank and exit."""
     run_and_leave(lambda: _work(Place.from_environment()))
 
 

@@ -1,1 +1,1 @@
-"""Faults on request, so that a report can be held against a known cause."""
+"""Fault injection, so that a report can be compared with a known cause."""

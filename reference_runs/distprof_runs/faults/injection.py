@@ -1,4 +1,4 @@
-"""Makes the faults happen that :mod:`distprof_runs.faults.orders` describes, inside one rank."""
+"""Injects the faults that :mod:`distprof_runs.faults.orders` describes into one rank."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from distprof_runs.workloads.workload import Job, Trainer
 __all__ = ["GC_EVERY", "Injection"]
 
 GC_EVERY = 3
-"""A ``gc-pause`` comes in every so many steps."""
+"""A ``gc-pause`` happens once in this many steps."""
 
 
 class Injection:
-    """The faults that strike this rank. Without any, nothing is changed.
+    """The faults of this rank. Without faults, it changes nothing.
 
     Args:
         faults: All of the job's.
@@ -47,7 +47,7 @@ class Injection:
         _pause(self._amount("late-input"))
 
     def training_begins(self, step: int) -> None:
-        """Input is there, the forward pass is about to begin."""
+        """The input has arrived, and the forward pass is about to start."""
         self._step = step
         _pause(self._amount("sleep-rank"))
         if any(fault.amount == step for fault in self._of("dead-rank")):
@@ -104,7 +104,7 @@ class Garbage:
 
 
 def hang_on_purpose() -> None:
-    """Never return; the name is for those who read the stack."""
+    """Never return. The name is for readers of the stack."""
     while True:
         time.sleep(3600)
 

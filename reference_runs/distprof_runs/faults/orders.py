@@ -1,4 +1,4 @@
-"""Faults to order: what ``--fault KIND=TARGET:AMOUNT`` means. Free of torch.
+"""Faults to inject: the meaning of ``--fault KIND=TARGET:AMOUNT``. Does not import torch.
 
 :mod:`distprof_runs.faults.injection` makes them happen inside a rank.
 """
@@ -21,8 +21,8 @@ class FaultKind:
     """One kind of fault.
 
     Args:
-        target: What it strikes: ``rank``, ``stage`` or ``expert``.
-        amount: What its amount is: ``factor``, ``ms``, ``logit`` or ``step``.
+        target: Kind of target: ``rank``, ``stage`` or ``expert``.
+        amount: Unit of the amount: ``factor``, ``ms``, ``logit`` or ``step``.
         summary: One line for people.
         example: A typical one.
     """
@@ -39,7 +39,7 @@ def _kind(target: str, amount: str, summary: str, example: str) -> FaultKind:
 
 FAULTS: dict[str, FaultKind] = {
     "slow-rank": _kind(
-        "rank", "factor", "its computation takes FACTOR times as long", "slow-rank=3:1.2"
+        "rank", "factor", "its compute takes FACTOR times as long", "slow-rank=3:1.2"
     ),
     "slow-host": _kind(
         "rank", "ms", "its Python code loses MS before each block's forward", "slow-host=1:5"
@@ -50,7 +50,7 @@ FAULTS: dict[str, FaultKind] = {
     "gc-pause": _kind(
         "rank",
         "ms",
-        "it collects garbage for about MS in the middle of every third step",
+        "its garbage collector runs for about MS in the middle of every third step",
         "gc-pause=0:80",
     ),
     "routing-skew": _kind(
@@ -59,28 +59,28 @@ FAULTS: dict[str, FaultKind] = {
     "stage-skew": _kind(
         "stage",
         "factor",
-        "computation of this stage takes FACTOR times as long",
+        "compute of this stage takes FACTOR times as long",
         "stage-skew=1:1.5",
     ),
     "sleep-rank": _kind("rank", "ms", "it sleeps MS in each step", "sleep-rank=2:30"),
     "dead-rank": _kind("rank", "step", "it kills itself (SIGKILL) in step STEP", "dead-rank=1:5"),
-    "hang-rank": _kind("rank", "step", "it never comes out of step STEP", "hang-rank=1:5"),
+    "hang-rank": _kind("rank", "step", "it hangs in step STEP", "hang-rank=1:5"),
 }
 
 SLOW_LINK = "slow-link"
-"""Kind of the one fault that lies between emulated nodes, and not inside a rank."""
+"""Kind of the only fault between emulated nodes instead of inside a rank."""
 
 _LINK_FORM = f"{SLOW_LINK}=MBIT_PER_S:DELAY_MS, for example {SLOW_LINK}=1000:0.2"
 
 
 def parse_fault(text: str) -> Fault:
-    """What ``KIND=TARGET:AMOUNT`` asks for.
+    """The fault that ``KIND=TARGET:AMOUNT`` describes.
 
     Args:
         text: For example ``slow-rank=3:1.2``.
 
     Raises:
-        UsageError: If there is no such kind, or the numbers do not fit; with the kinds and an
+        UsageError: If the kind is unknown or a number is invalid; with the kinds and an
             example.
     """
     name, _, rest = text.partition("=")
@@ -93,7 +93,7 @@ def parse_fault(text: str) -> Fault:
             for key, what in FAULTS.items()
         )
         known += f"\n  {_LINK_FORM} (with --emulate-nodes)"
-        raise UsageError(f"--fault {text}: there is no fault {name!r}. Known are\n{known}")
+        raise UsageError(f"--fault {text}: unknown fault {name!r}. Known faults:\n{known}")
     target, colon, amount = rest.partition(":")
     if not target.isdecimal() or not colon or not _is_number(amount):
         raise UsageError(
@@ -129,11 +129,11 @@ def _is_number(text: str) -> bool:
 def _check_amount(fault: Fault, kind: FaultKind) -> None:
     problem = ""
     if kind.amount == "factor" and fault.amount < 1:
-        problem = "a factor below 1 would be faster: 1.2 means 20 percent slower"
+        problem = "a factor must be at least 1: 1.2 means 20 % slower"
     if kind.amount == "ms" and fault.amount < 0:
-        problem = "milliseconds are not negative"
+        problem = "milliseconds must not be negative"
     if kind.amount == "step" and (fault.amount < 0 or fault.amount % 1):
-        problem = "a step is a whole number from 0"
+        problem = "a step must be a whole number from 0"
     if problem:
         raise UsageError(f"--fault {fault.text}: {problem}; for example {kind.example}")
 
@@ -141,7 +141,7 @@ def _check_amount(fault: Fault, kind: FaultKind) -> None:
 def check_faults(
     faults: tuple[Fault, ...], options: WorkloadOptions, world_size: int, steps: int
 ) -> None:
-    """Refuse faults that would strike nothing.
+    """Reject faults that would have no effect.
 
     Args:
         faults: As parsed.
@@ -167,12 +167,12 @@ def check_faults(
             raise UsageError(f"--fault {fault.text}: {options.name} has no stages; use pp, or 3d")
         if fault.target is not None and fault.target >= number:
             raise UsageError(
-                f"--fault {fault.text}: there is no {kind.target} {fault.target}, they are"
+                f"--fault {fault.text}: {kind.target} {fault.target} does not exist, they are"
                 f" numbered 0 to {number - 1}"
             )
         if kind.amount == "step" and fault.amount >= steps:
             raise UsageError(
-                f"--fault {fault.text}: the job ends after step {steps - 1}; ask for more --steps"
+                f"--fault {fault.text}: the job ends after step {steps - 1}; increase --steps"
             )
 
 

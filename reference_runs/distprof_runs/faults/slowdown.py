@@ -1,4 +1,4 @@
-"""Makes every operator of a thread take longer, as a slower device would."""
+"""Makes every operator of a thread take longer, as on a slower GPU or CPU."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ __all__ = ["Slowdown"]
 
 _CALIBRATION_ROUNDS = 9
 _LEAST_SPIN_NS = 5_000  # shorter ones would mostly be looking at the clock
-_COMPUTES = frozenset(("aten", "fsdp"))  # not c10d: a slow device does not make a slow link
+_COMPUTES = frozenset(("aten", "fsdp"))  # not c10d: a slow GPU does not make a slow link
 _REPEATABLE = frozenset(("mm", "addmm", "bmm", "baddbmm"))  # without side effects
 
 
 class Slowdown(TorchDispatchMode):
-    """While active, each operator takes ``factor`` times as long. Results are the same to the bit.
+    """While active, each operator takes ``factor`` times as long. Results are bit-identical.
 
-    On a CPU the thread spins after an operator for a share of the processor time that the operator
-    took, within it as traces see it; waiting for others is not computation, and is not stretched.
-    What the interception itself costs is measured once and counts as a part of the delay, so
-    operators of a few microseconds may take longer than asked. On a GPU matrix products are done
-    again, in the share asked for: more kernels, the same on the device's time line.
+    On a CPU, the thread spins after an operator for a share of the CPU time that the operator took;
+    in traces the spin is part of the operator. Waiting for other ranks is not stretched. The cost
+    of the interception is measured once and counts as part of the delay, so operators of a few
+    microseconds may take longer than requested. On a GPU, the requested share of the matrix
+    products is repeated: more kernels, with the same effect on the GPU's time line.
 
     Args:
         factor: 1 or more.
@@ -71,7 +71,7 @@ class Slowdown(TorchDispatchMode):
             func(*args, **kwargs)
 
     def _calibrated_ns(self) -> float:
-        """What one operator costs more inside than outside, without any delay, ns."""
+        """Cost of intercepting one operator, without any delay, in ns."""
         work, extra = _small_training(), self._extra
         self._extra = 0.0
         found = []
@@ -86,7 +86,7 @@ class Slowdown(TorchDispatchMode):
 
 
 def _spin(start: int, ns: float) -> int:
-    """Use up processor time since ``start``; how much it was in the end."""
+    """Use up CPU time since ``start``; return the amount used."""
     now = start
     while now - start < ns:
         now = time.thread_time_ns()
@@ -96,8 +96,8 @@ def _spin(start: int, ns: float) -> int:
 def _small_training() -> Callable[[], None]:
     """A few milliseconds of forward and backward.
 
-    Matrices are large enough to push Python out of the processor's caches between operators, as
-    those of a model do: interception costs twice as much then.
+    The matrices are large enough to evict Python from the CPU caches between operators, as a
+    model's matrices do, which doubles the cost of interception.
     """
     weights = [torch.zeros(256, 256, requires_grad=True) for _ in range(8)]
     x = torch.zeros(128, 256)

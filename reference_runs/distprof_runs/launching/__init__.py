@@ -1,1 +1,1 @@
-"""From a command line to ranks that train: nodes, processes, process groups."""
+"""Launches ranks from a command line: nodes, processes, process groups."""

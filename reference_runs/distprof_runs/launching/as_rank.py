@@ -47,18 +47,18 @@ _FIRST_PORT, _NUM_PORTS = 16_384, 16_000
 
 
 def run_as_rank(settings: Settings, report_options: ReportOptions, place: Placement) -> int:
-    """Be one rank of a job that something else has launched.
+    """Run as one rank of a job that another launcher has started.
 
     Args:
-        settings: What is run; launching options play no part.
+        settings: The run; its launch options are ignored.
         report_options: How rank 0 reports.
-        place: Who this process is.
+        place: Placement of this process.
 
     Returns:
         On rank 0 the exit code of the whole job, elsewhere that of the rank.
 
     Raises:
-        UsageError: If the ranks cannot agree on a folder or on where to meet.
+        UsageError: If the ranks cannot agree on a folder or a rendezvous address.
     """
     environment = torch_variables(place)
     check(settings, place.world_size or 1)
@@ -90,7 +90,7 @@ def run_as_rank(settings: Settings, report_options: ReportOptions, place: Placem
 
 
 def _leave(run_dir: Path, supervisor: Supervisor, interrupts: Interrupts, alarm: Alarm) -> int:
-    """Tell rank 0 how this rank ended."""
+    """Report to rank 0 how this rank ended."""
     report_endings(run_dir, supervisor.evidence())
     if supervisor.is_sound:
         return 0
@@ -108,7 +108,7 @@ def _conclude(
     report_options: ReportOptions,
     place: Placement,
 ) -> int:
-    """On rank 0: hear the others and end the job."""
+    """On rank 0: collect the others' reports and end the job."""
     is_sound = supervisor.is_sound
     patience_s = settings.configuration.training.group_timeout_s if is_sound else ANSWER_S
     others = set(range(place.world_size or 1)) - {0}
@@ -117,15 +117,15 @@ def _conclude(
 
 
 def torch_variables(place: Placement) -> dict[str, str]:
-    """What torch's ``env://`` rendezvous reads, from what the launcher has set.
+    """Variables for torch's ``env://`` rendezvous, from those of the launcher.
 
     Raises:
-        UsageError: If nothing says where rank 0 is.
+        UsageError: If the host of rank 0 is unknown.
     """
     address = os.environ.get("MASTER_ADDR") or _first_host(place)
     if not address:
         raise UsageError(
-            f"{place.origin} does not say where rank 0 runs: set MASTER_ADDR to its host name"
+            f"{place.origin} does not give the host of rank 0: set MASTER_ADDR to its host name"
             " (and MASTER_PORT to a free port)"
         )
     local = place.local_rank if place.local_rank is not None else 0
@@ -144,7 +144,7 @@ def torch_variables(place: Placement) -> dict[str, str]:
 
 
 def _first_host(place: Placement) -> str:
-    """Where rank 0 runs, where that can be known without asking another program."""
+    """Host of rank 0, if it is known without calling another program."""
     if place.local_world_size == place.world_size:
         return "localhost"
     nodes = os.environ.get("SLURM_STEP_NODELIST") or os.environ.get("SLURM_JOB_NODELIST", "")
@@ -163,7 +163,7 @@ def _first_of(nodes: str) -> str:
 
 
 def _port() -> int:
-    """The same on each rank of a job, and seldom that of another job on the same host.
+    """A port that is the same on each rank of a job and rarely used by another on the host.
 
     Below the ports that Linux gives to outgoing connections.
     """
@@ -183,7 +183,7 @@ def _agreed_directory(settings: Settings, report_options: ReportOptions, place: 
     name = job_name()
     if report_options.out is None and not name:
         raise UsageError(
-            "name a new folder with -o: every rank must know it, and nothing here names the job"
+            "choose a new folder with -o: the launcher sets no job name that all ranks could use"
         )
     workload = settings.configuration.workload.name
     return agreed_directory(

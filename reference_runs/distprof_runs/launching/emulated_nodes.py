@@ -25,7 +25,7 @@ from distprof_runs.launching.link_relay import MTU
 __all__ = ["EmulatedNodes", "Link", "why_not"]
 
 DEVICE = "dplink"
-_HOSTS = Path("/etc/netns")  # what lies here replaces files of /etc inside `ip netns exec`
+_HOSTS = Path("/etc/netns")  # files here replace those of /etc inside `ip netns exec`
 _BURST_BYTES = 131_072  # of the token bucket: two packets of a TUN device
 _SUBNET = "10.77.0"  # seen by these namespaces alone
 _numbers = count()
@@ -34,7 +34,7 @@ _START = 'hostname "$0" && exec "$@"'  # in a namespace of host names, so that t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """What joins two nodes.
+    """The link between two nodes.
 
     Args:
         delay_ms: One way, added to what the machine itself takes.
@@ -46,14 +46,14 @@ class Link:
 
 
 def why_not() -> str:
-    """Why this machine cannot emulate nodes, one sentence; empty when it can."""
+    """Why this machine cannot emulate nodes, in one sentence; empty if it can."""
     if sys.platform != "linux":
         return "network namespaces need Linux"
     missing = [name for name in ("ip", "tc", "unshare") if shutil.which(name) is None]
     if missing:
         return f"{' and '.join(missing)} not found (Debian, Ubuntu: apt install iproute2)"
     if os.geteuid() != 0:
-        return "making network namespaces needs root"
+        return "creating network namespaces needs root"
     probe = f"distprof-{os.getpid()}-probe"
     made = _run("ip", "netns", "add", probe, check=False)
     _run("ip", "netns", "del", probe, check=False)
@@ -61,11 +61,11 @@ def why_not() -> str:
 
 
 class EmulatedNodes:
-    """A context manager: namespaces exist inside, and are gone after.
+    """A context manager: the namespaces exist inside the block.
 
     Args:
         num_nodes: Number of nodes, 2 to 16.
-        link: What joins them.
+        link: The link between them.
 
     Raises:
         UsageError: On entering, if this machine cannot do it.
@@ -73,7 +73,7 @@ class EmulatedNodes:
 
     def __init__(self, num_nodes: int, link: Link) -> None:
         if not 2 <= num_nodes <= 16:
-            raise UsageError(f"--emulate-nodes {num_nodes}: between 2 and 16 nodes can be emulated")
+            raise UsageError(f"--emulate-nodes {num_nodes}: choose 2 to 16 nodes")
         self.num_nodes = num_nodes
         self.link = link
         self._prefix = f"distprof-{os.getpid()}-{next(_numbers)}"
@@ -170,9 +170,7 @@ class EmulatedNodes:
         )
         assert self._relay.stdout is not None
         if self._relay.stdout.readline() != "ready\n":
-            raise UsageError(
-                "the relay between emulated nodes did not start: is /dev/net/tun there?"
-            )
+            raise UsageError("the relay between emulated nodes did not start: check /dev/net/tun")
         for node in range(self.num_nodes):
             self._inside(node, "ip", "link", "set", DEVICE, "mtu", str(MTU))
 
@@ -220,6 +218,6 @@ def _run(*command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if check and done.returncode != 0:
         raise UsageError(
-            f"nodes cannot be emulated: `{' '.join(command)}` says {done.stderr.strip()}"
+            f"nodes cannot be emulated: `{' '.join(command)}` failed: {done.stderr.strip()}"
         )
     return done

@@ -77,7 +77,9 @@ def _link(faults: tuple[Fault, ...]) -> Link:
     """The link that a ``slow-link`` fault asks for; as fast as the machine without one."""
     slow = [fault for fault in faults if fault.kind == SLOW_LINK]
     if len(slow) > 1:
-        raise UsageError(f"--fault {slow[1].text}: one link joins all nodes, and it is given twice")
+        raise UsageError(
+            f"--fault {slow[1].text}: all nodes share one link; give slow-link only once"
+        )
     if not slow:
         return Link()
     mbit_per_s, delay_ms = link_of(slow[0])

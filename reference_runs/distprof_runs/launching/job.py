@@ -38,7 +38,7 @@ _OTHERS_S = ANSWER_S + 5
 
 
 def run_job(settings: Settings, report_options: ReportOptions) -> int:
-    """Run, watch, conclude, report.
+    """Run, watch, complete run.json, report.
 
     Args:
         settings: What is run.
@@ -48,7 +48,7 @@ def run_job(settings: Settings, report_options: ReportOptions) -> int:
         The exit code: 0, 1 for findings, 4 for a failed job, 130 or 143 when interrupted.
 
     Raises:
-        UsageError: If it cannot run here as asked.
+        UsageError: If it cannot run here with these options.
     """
     if importlib.util.find_spec("torch") is None:
         raise MissingExtraError("distprof run", "run")
@@ -76,7 +76,9 @@ def _directory(settings: Settings, report_options: ReportOptions) -> Path:
         write_run_file(run_dir, described(settings, launch.world_size))
         return run_dir
     if report_options.out is None:
-        raise UsageError(f"--nodes {launch.nodes}: name a new folder with -o, the same on each")
+        raise UsageError(
+            f"--nodes {launch.nodes}: choose a new folder with -o, the same on each node"
+        )
     return agreed_directory(
         report_options.out,
         is_first=launch.this_node == 0,

@@ -25,7 +25,7 @@ __all__ = ["Place", "arrange", "coordinates_of", "join"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where torchrun's variables say this process is; alone without them."""
+    """Place of this process from torchrun's variables; a single rank without them."""
 
     rank: int = 0
     world_size: int = 1
@@ -50,7 +50,7 @@ def join(place: Place, training: TrainingOptions, options: WorkloadOptions) -> J
         options: Of the workload, for its mesh.
 
     Raises:
-        UsageError: If there is no device, or no such mesh.
+        UsageError: If there is no device, or the mesh is impossible.
     """
     options.mesh(place.world_size)  # refuse before others wait for this rank
     device = _device(place, training)
@@ -115,7 +115,7 @@ def _device(place: Place, training: TrainingOptions) -> torch.device:
     if wanted == "cpu":
         return torch.device("cpu")
     if not torch.cuda.is_available():
-        raise UsageError("--device cuda: torch finds no CUDA device here; use --device cpu")
+        raise UsageError("--device cuda: torch found no CUDA device; use --device cpu")
     return torch.device("cuda", place.local_rank % torch.cuda.device_count())
 
 
@@ -127,9 +127,9 @@ def _meet(timeout: timedelta) -> Store:
 
 
 def _backend(place: Place, device: torch.device, store: Store) -> str:
-    """NCCL wants a GPU for each rank; ranks that share one talk through gloo.
+    """The backend: NCCL needs a GPU for each rank, so ranks that share one use gloo.
 
-    How many devices a rank sees does not tell: SLURM and Kubernetes show each its own alone.
+    The number of visible GPUs does not decide: SLURM and Kubernetes show each rank only its own.
     """
     if device.type != "cuda":
         return "gloo"

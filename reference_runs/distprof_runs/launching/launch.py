@@ -1,9 +1,8 @@
-"""Starting ranks on this host with torch's elastic agent, and watching them with our own eyes.
+"""Starts ranks on this host with torch's elastic agent, and watches them with our supervisor.
 
-The agent brings the ranks of all nodes together and gives each its environment, as torchrun does.
-It does not decide who failed: it blames the first process to end, and that is often a victim. So
-the agent sees a change only once :class:`distprof_probes.job.supervise.Supervisor` has brought the
-job to its end.
+As under torchrun, the agent connects the ranks of all nodes and sets their environment. It does not
+decide which rank failed: it blames the first process to end, which is often a victim. So the agent
+sees a change only after :class:`distprof_probes.job.supervise.Supervisor` has ended the job.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ def start_ranks(
 ) -> None:
     """Run ``program`` once per rank on this host and return when all have ended.
 
-    How they ended is the supervisor's to tell.
+    The supervisor knows how they ended.
 
     Args:
         program: Command of one rank, with its arguments.
@@ -146,7 +145,7 @@ def _environment(added: Mapping[str, str]) -> Iterator[None]:
 
 @contextmanager
 def _quiet_torch() -> Iterator[None]:
-    """Keep the agent's log off the terminal: what happened is said once, by us."""
+    """Keep the agent's log off the terminal: distprof reports what happened."""
     logger = logging.getLogger("torch.distributed.elastic")
     level = logger.level
     logger.setLevel(logging.CRITICAL)

@@ -1,7 +1,7 @@
-"""Where the launchers of a job's nodes meet: a store on the first node, entered by number.
+"""Rendezvous of the launchers of a job's nodes: a store on the first node, keyed by node number.
 
-torch's own static rendezvous waits inside C++, where neither Ctrl-C nor an absent node is noticed
-before ten minutes are over. This one looks every now and then, and says who is missing.
+torch's own static rendezvous waits inside C++, where it notices neither Ctrl-C nor a missing node
+for ten minutes. This one polls, and names the missing nodes.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Meeting(RendezvousHandler):
         """Meet.
 
         Raises:
-            UsageError: If not all nodes came in time; the message names those that did not.
+            UsageError: If nodes are missing at the time limit; the message names them.
         """
         host, _, port = (self.endpoint or "localhost:0").rpartition(":")
         until = time.monotonic() + self.timeout_s
@@ -67,7 +67,7 @@ class Meeting(RendezvousHandler):
         )
 
     def _enter(self, host: str, port: int, until: float) -> TCPStore:
-        """Open the store on the first node; on the others, knock until it is open."""
+        """Open the store on the first node; on the others, retry until it is open."""
         while True:
             try:
                 return TCPStore(
@@ -93,7 +93,7 @@ class Meeting(RendezvousHandler):
             if time.monotonic() > until:
                 names = ", ".join(str(node) for node in missing)
                 raise UsageError(
-                    f"node {names} did not come to {self.endpoint} within {self.timeout_s:g} s"
+                    f"node {names} did not join at {self.endpoint} within {self.timeout_s:g} s"
                 )
             time.sleep(_LOOK_S)
             missing = self._missing(store)

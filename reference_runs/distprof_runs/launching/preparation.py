@@ -1,4 +1,4 @@
-"""What is settled before ranks start: where they compute, if they can, what run.json says."""
+"""Prepares a run before ranks start: the device, checks, and the contents of run.json."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 COMMAND_VARIABLE = "DISTPROF_COMMAND"
-"""Tells an emulated node, as JSON, what was typed to make it."""
+"""Holds, as JSON, the command line that created an emulated node."""
 
 WORKER = (sys.executable, "-m", "distprof_probes.job.rank_main", "distprof_runs.launching.worker")
 """Command of one rank."""
@@ -58,18 +58,18 @@ def is_rank_already(settings: Settings, place: Placement) -> bool:
         return False
     if asked:
         raise UsageError(
-            f"this process is already rank {place.rank} of {place.world_size} (by {place.origin}):"
-            " leave out --ranks and --gpus, or start one process per node and add --nodes and"
+            f"this process is already rank {place.rank} of {place.world_size} ({place.origin}):"
+            " omit --ranks and --gpus, or start one process per node and add --nodes and"
             " --rdzv-endpoint"
         )
     return True
 
 
 def check(settings: Settings, world_size: int) -> None:
-    """Refuse what cannot run with so many ranks.
+    """Reject options that cannot run with this number of ranks.
 
     Raises:
-        UsageError: With the way out.
+        UsageError: With a fix.
     """
     run = settings.configuration
     run.workload.check(run.model.resolved(), run.training, world_size)
@@ -77,13 +77,13 @@ def check(settings: Settings, world_size: int) -> None:
 
 
 def check_port(endpoint: str) -> None:
-    """Find out before the job whether the first node's port can be had.
+    """Check before the job whether the first node's port is available.
 
     Args:
         endpoint: ``HOST:PORT``, this node being the host.
 
     Raises:
-        UsageError: If it is taken, or not for everybody.
+        UsageError: If it is in use or needs privileges.
     """
     host, _, port = endpoint.rpartition(":")
     for family in (socket.AF_INET6, socket.AF_INET):
@@ -105,18 +105,20 @@ def on_this_machine(settings: Settings, *, quiet: bool) -> Settings:
     """Decide between CUDA and CPU, and say so where the user left it open.
 
     Raises:
-        UsageError: If there are not the GPUs that were asked for.
+        UsageError: If there are fewer GPUs than requested.
     """
     launch, device = settings.launch, settings.configuration.training.device
     if launch.gpus and device == "cpu":
-        raise UsageError("--gpus and --device cpu contradict each other: use --ranks with it")
+        raise UsageError(
+            "--gpus and --device cpu contradict each other: use --ranks with --device cpu"
+        )
     if device == "cpu":
         return settings
     found = _num_cuda_devices()
     needed = launch.gpus or (1 if device == "cuda" else 0)
     if found < needed:
         raise UsageError(
-            f"this needs {needed} CUDA device{'s' if needed > 1 else ''}, torch finds"
+            f"this needs {needed} CUDA device{'s' if needed > 1 else ''}, torch found"
             f" {found or 'none'} here; without GPUs: --ranks {launch.ranks_per_node} --device cpu"
         )
     if needed or found >= launch.ranks_per_node:
@@ -133,7 +135,7 @@ def _num_cuda_devices() -> int:
 
 
 def described(settings: Settings, world_size: int) -> RunFile:
-    """run.json as it stands when the job starts."""
+    """Contents of run.json at the start of the job."""
     run = settings.configuration
     return RunFile(
         distprof_version=tool_version(),
@@ -155,7 +157,7 @@ def described(settings: Settings, world_size: int) -> RunFile:
 
 
 def _typed() -> tuple[str, ...]:
-    """What the user typed, also where nodes were made to run it."""
+    """The user's command line, on emulated nodes too."""
     passed_on = os.environ.get(COMMAND_VARIABLE)
     return tuple(json.loads(passed_on)) if passed_on else ("distprof", *sys.argv[1:])
 
@@ -172,11 +174,11 @@ def _coverage(probes: ProbeOptions, world_size: int) -> Coverage:
 
 
 def rank_environment(run_dir: Path, settings: Settings) -> dict[str, str]:
-    """What ranks are told; all the rest stands in run.json."""
+    """Environment variables of the ranks; run.json holds everything else."""
     return {RUN_DIR_VARIABLE: str(run_dir), OPTIONS_VARIABLE: settings.probes.to_json()}
 
 
 def supervisor_of(run_dir: Path, settings: Settings) -> Supervisor:
-    """The supervisor that suits the run."""
+    """The supervisor for the run."""
     training = settings.configuration.training
     return Supervisor(run_dir, Patience.of(training.group_timeout_s), num_steps=training.steps)

@@ -13,7 +13,7 @@ __all__ = ["job_progress"]
 
 @contextmanager
 def job_progress(num_steps: int, *, quiet: bool) -> Iterator[Callable[[Progress], None]]:
-    """Yield what draws the job's progress, or does nothing where nobody watches.
+    """Yield a function that draws the job's progress, or does nothing without a terminal.
 
     Args:
         num_steps: Steps each rank is to make.

@@ -1,4 +1,4 @@
-"""How the process of one rank ends: what it says, and with which exit code."""
+"""The end of a rank's process: its error message and exit code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Start the ranks of this host as a user's launch options say, and see them to their end."""
+"""Starts the ranks of this host with the user's launch options and watches them to the end."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def run_ranks(
     """Run ``program`` once per rank until all have ended; imports torch.
 
     Returns:
-        What kept the launcher from it, else empty; how ranks ended is the supervisor's to tell.
+        Why the launcher failed, else empty. The supervisor knows how the ranks ended.
 
     Raises:
         UsageError: If the ranks cannot run as asked.

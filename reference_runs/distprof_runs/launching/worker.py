@@ -1,7 +1,7 @@
 """One rank of a reference run: ``python -m distprof_runs.launching.worker``.
 
-What to do stands in run.json of the folder that DISTPROF_RUN_DIR names; who it is, in torchrun's
-variables.
+run.json in the folder that DISTPROF_RUN_DIR names holds the configuration; torchrun's variables
+hold the rank.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = ["Log", "main", "train"]
 
 
 class Log(Phases, Protocol):
-    """What training tells of itself; :class:`distprof_probes.Session` is one."""
+    """Receives the progress of training; :class:`distprof_probes.Session` is one."""
 
     def step(
         self,
@@ -54,8 +54,8 @@ def train(
         job: This rank's place.
         trainer: Its share of the training.
         configuration: Sizes, steps and seed.
-        log: Told of phases and steps.
-        injection: Faults to order.
+        log: Receives phases and steps.
+        injection: Faults to inject.
     """
     for step in range(configuration.training.steps):
         with log.phase("input"):
@@ -144,7 +144,7 @@ def _is_peer_loss(text: str) -> bool:
 
 
 def main() -> NoReturn:
-    """Be one rank, and leave."""
+    """Run one rank and exit."""
     place = Place.from_environment()
     run_dir = Path(os.environ["DISTPROF_RUN_DIR"])
     run_and_leave(

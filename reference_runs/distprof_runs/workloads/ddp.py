@@ -1,7 +1,7 @@
 """DistributedDataParallel: each rank has the whole model and its own part of the batch.
 
 Gradients are all-reduced in buckets during backward: 2(P-1)/P · N · bytes per step and rank,
-hidden behind backward as far as buckets allow. Weights, and so gradients, stay float32 under bf16
+overlapped with backward as far as buckets allow. Weights, and so gradients, stay float32 under bf16
 autocast.
 """
 

@@ -83,15 +83,15 @@ def shard(
 def _plan_prefetch(
     root: nn.Module, blocks: Sequence[nn.Module], options: FsdpOptions, job: Job
 ) -> None:
-    """Say which weights are gathered early.
+    """Choose which weights are gathered early.
 
-    fully_shard gathers ahead in backward by itself, unless told what to gather: a module told to
-    gather itself, which it just did, gathers nothing ahead.
+    By default fully_shard prefetches in backward by itself. A module that is set to prefetch
+    itself, which it has just gathered, prefetches nothing.
     """
     order = [module for module in (root, *blocks) if isinstance(module, FSDPModule)]
     for module in order:
         if job.device.type == "cpu":
-            # Without streams, a gathering only runs beside computation if it is asynchronous.
+            # Without streams, gathering overlaps with compute only if it is asynchronous.
             module._set_unshard_async_op(True)
         if not options.prefetch:
             module.set_modules_to_backward_prefetch([module])

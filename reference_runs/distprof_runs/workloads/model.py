@@ -1,4 +1,4 @@
-"""The one transformer of all reference runs. It knows nothing of parallelism.
+"""The transformer of all reference runs. It is independent of parallelism.
 
 Parallelism is applied from outside: by wrapping, by sharding parameters by name, by keeping only
 some blocks, or by replacing the two places where a block looks beyond its own tokens:
@@ -318,7 +318,7 @@ class Transformer(nn.Module):
 
 
 def initialise(module: nn.Module, seed: int, prefix: str = "") -> None:
-    """Draw every parameter on the CPU from a generator of its own, seeded by its name.
+    """Draw every parameter on the CPU from a separate generator, seeded by its name.
 
     So a weight is the same on each rank and device, whichever parts of the model are built there
     and in whatever order: normal with standard deviation fan-in^-1/2, norms one.

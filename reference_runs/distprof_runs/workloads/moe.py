@@ -61,12 +61,12 @@ class MoeTrainer:
 
     @property
     def data_index(self) -> int:
-        """Each rank has tokens of its own."""
+        """Each rank has its own tokens."""
         return self._job.rank
 
     @property
     def num_data_parts(self) -> int:
-        """As many as ranks."""
+        """Number of ranks."""
         return self._job.world_size
 
     def train_step(self, micro_batches: Sequence[Batch], phases: Phases) -> Tensor | None:

@@ -34,7 +34,7 @@ class Sleeper:
         self.slowdown = 1.0
 
     def sleep(self, milliseconds: float, device: torch.device) -> None:
-        """Keep the device busy for so long: a CPU rank's thread sleeps, a GPU spins."""
+        """Occupy the device for this time: a CPU rank's thread sleeps, a GPU spins."""
         milliseconds *= self.slowdown
         if device.type == "cuda":
             _spin(int(milliseconds * _cycles_per_ms(device)))

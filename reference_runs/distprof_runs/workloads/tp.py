@@ -1,6 +1,6 @@
 """Tensor parallelism: every rank works on the same tokens, with its share of each block's weights.
 
-What moves is said in :mod:`distprof_runs.workloads.tensor_parallel`. All of it is on the critical
+:mod:`distprof_runs.workloads.tensor_parallel` describes the traffic. All of it is on the critical
 path.
 """
 

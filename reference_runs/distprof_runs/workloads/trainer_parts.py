@@ -1,4 +1,4 @@
-"""What trainers of several workloads share: precision, micro-batches, clipping, optimizer."""
+"""Parts shared by several trainers: precision, micro-batches, clipping, optimizer."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _first_and_second_pass(
 
 
 class _Unwatched(AbstractContextManager[None]):
-    """Tokens are routed again when activations are recomputed: tell nobody twice.
+    """Disables watchers while activations are recomputed, which routes tokens again.
 
     Can be entered again: a backward in two halves recomputes twice.
     """

@@ -1,4 +1,4 @@
-"""What a workload is: a function that builds one rank's share of a parallel training."""
+"""The interface of a workload: a function that builds one rank's share of a parallel training."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What a rank knows of the job it is part of.
+    """What a rank knows about its job.
 
     Args:
         rank: Global rank.
@@ -73,7 +73,7 @@ class Trainer(Protocol):
 
     @property
     def modules(self) -> Sequence[nn.Module]:
-        """The parts of the model on this rank, of which faults and probes find the blocks."""
+        """The parts of the model on this rank, in which faults and probes find the blocks."""
         ...
 
     @property

@@ -21,14 +21,14 @@ PYTHON = _line("python", program="train.py")
 @pytest.mark.parametrize(
     ("diary", "expected"),
     [
-        ([], "no Python of the program took the hook up"),
+        ([], "no Python process of the program loaded the hook"),
         ([PYTHON], "imported torch (train.py)"),
-        ([PYTHON, _line("torch")], "built no optimizer"),
+        ([PYTHON, _line("torch")], "created neither a torch.optim optimizer"),
         ([PYTHON, _line("torch"), _line("unusable", detail="No module named 'x'")], "named 'x'"),
         ([PYTHON, _line("recording", rank=0)], "os._exit"),
         (
             [_line("recording", rank=0), _line("closed", rank=0, steps=0)],
-            "no optimizer made a step",
+            "no optimizer stepped",
         ),
     ],
 )
@@ -38,12 +38,12 @@ def test_the_reason_is_told(diary: list[DiaryLine], expected: str) -> None:
 
 def test_notes_name_the_exit_and_the_processes_left_alone() -> None:
     diary = [
-        _line("passed_over", detail="another process is recorded as rank 0 already"),
+        _line("passed_over", detail="another process is already recorded as rank 0"),
         _line("closed", rank=1, steps=4, detail="Also seen: 4 steps of SGD."),
     ]
     assert notes_of(diary, Exit(code=3)) == [
         "The program ended with exit code 3.",
-        "A process (pid 7) was left alone: another process is recorded as rank 0 already.",
+        "A process (pid 7) was not recorded: another process is already recorded as rank 0.",
         "Rank 1: Also seen: 4 steps of SGD.",
     ]
 
@@ -52,4 +52,4 @@ def test_thousands_of_notes_become_a_few_and_a_count() -> None:
     diary = [_line("closed", rank=rank, steps=1, detail=f"x {rank}") for rank in range(5000)]
     notes = notes_of(diary, Exit(code=0))
     assert len(notes) == 13
-    assert notes[-1].startswith("4988 more")
+    assert notes[-1].startswith("capture.jsonl has 4988 more")

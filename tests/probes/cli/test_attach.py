@@ -152,7 +152,10 @@ def _says_who_is_stopped(job: Job) -> None:
     assert "stopped (T)" in done.stdout
     done = _attach(job.folder, "--stacks")
     assert done.returncode == 0
-    assert f"rank 1: it is stopped and answers nothing; kill -CONT {job.pid(1)}" in done.stderr
+    assert (
+        f"rank 1: it is stopped and does not answer; resume it with kill -CONT {job.pid(1)}"
+        in done.stderr
+    )
 
 
 def test_a_folder_without_ranks_is_bad_input(tmp_path: Path) -> None:

@@ -226,7 +226,7 @@ def test_a_program_that_trains_nothing_is_told_so(tmp_path: Path) -> None:
     run = captured(tmp_path / "run", program=[sys.executable, "-c", "print('hello')"])
     assert run.out == "hello\n"
     assert run.code == 3
-    assert "No step was recorded: no Python of the program imported torch" in run.err
+    assert "No step was recorded: no Python process of the program imported torch" in run.err
 
 
 def test_a_wrong_command_is_told_before_anything_is_made(tmp_path: Path) -> None:

@@ -155,7 +155,7 @@ trainer.train()
 
 
 def test_an_exception_that_ends_the_program_is_written_down(tmp_path: Path) -> None:
-    """The Trainer calls nobody back when it raises."""
+    """The Trainer calls no callback when it raises."""
     done = subprocess.run(
         [sys.executable, "-c", FAILING, str(tmp_path)],
         cwd=ROOT,

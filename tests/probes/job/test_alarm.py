@@ -1,4 +1,4 @@
-"""Launchers of one job hear of trouble elsewhere."""
+"""Launchers of one job learn about trouble on other hosts."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def test_an_empty_folder_may_be_asked_for_and_a_full_one_not(tmp_path: Path) -> 
     (tmp_path / "a" / "b" / "file").touch()
     with pytest.raises(UsageError, match="is not empty"):
         new_run_directory(tmp_path / "a" / "b", "x")
-    with pytest.raises(UsageError, match="is no folder"):
+    with pytest.raises(UsageError, match="is not a folder"):
         new_run_directory(tmp_path / "a" / "b" / "file", "x")
 
 

@@ -80,7 +80,7 @@ def test_a_killed_rank_is_the_cause_though_its_peers_ended_first_in_the_launcher
     found = first_cause([victim(0), victim(1, 100.001), killed])
     assert found is not None
     assert (found.rank, found.kind) == (2, "killed")
-    assert found.message == "rank 2 was killed (SIGKILL); its last step on record is 5"
+    assert found.message == "rank 2 was killed (SIGKILL); its last recorded step is 5"
 
 
 def test_a_killed_rank_precedes_an_error_of_unknown_words_that_followed_within_one_look() -> None:
@@ -160,7 +160,7 @@ def test_an_exit_code_without_a_word_is_told_with_the_last_line_printed() -> Non
     found = first_cause([victim(0), gone])
     assert found is not None
     assert (found.rank, found.kind) == (1, "exited")
-    assert found.message.endswith("exit code 3 after step 5: licence server says no")
+    assert found.message.endswith("exited with code 3 after step 5: licence server says no")
 
 
 def test_a_traceback_before_probes_were_open_is_an_exception() -> None:
@@ -179,7 +179,7 @@ def test_leaving_with_0_before_the_work_is_done_is_a_failure() -> None:
     found = first_cause([victim(0), left, victim(2)], num_steps=30)
     assert found is not None
     assert (found.rank, found.kind) == (1, "exited")
-    assert "left with exit code 0 after step 5 of 30" in found.message
+    assert "exited with code 0 after step 5 of 30" in found.message
 
 
 def test_leaving_with_0_is_suspicious_without_a_known_goal_only_if_others_came_to_harm() -> None:
@@ -328,7 +328,7 @@ def test_a_rank_lost_together_with_its_launcher_is_the_cause() -> None:
     found = first_cause([victim(0), rank(1, is_lost=True), victim(2)])
     assert found is not None
     assert (found.rank, found.kind, found.step) == (1, "killed", 5)
-    assert "their node went down; its last step on record is 5" in found.message
+    assert "their node went down; its last recorded step is 5" in found.message
 
 
 def test_own_trouble_elsewhere_counts_more_than_silence() -> None:

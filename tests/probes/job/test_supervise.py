@@ -167,7 +167,7 @@ def test_a_job_in_which_nobody_moves_is_ended(ranks: Ranks) -> None:
     assert failure is not None
     assert (failure.rank, failure.kind) == (None, "hung")
     assert ranks.supervisor.notes == [
-        f"The launcher ended the job: no rank made a step for {1.5:.0f} s."
+        f"The launcher ended the job: no rank completed a step for {1.5:.0f} s."
     ]
 
 
@@ -211,7 +211,7 @@ def test_interrupted_twice_ranks_end_at_once(ranks: Ranks) -> None:
         interrupts.serve(ranks.supervisor)
     ranks.to_the_end()
     assert ranks.supervisor.exits[0].signal == "SIGKILL"
-    assert said == ["stopping the ranks; once more to stop at once"]
+    assert said == ["stopping the ranks; press Ctrl-C again to stop at once"]
     assert interrupts.exit_code == 130
 
 

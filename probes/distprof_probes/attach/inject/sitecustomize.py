@@ -1,7 +1,7 @@
-"""The hook of ``distprof capture``: Python imports this at its start, because of ``PYTHONPATH``.
+"""The hook of ``distprof capture``: Python imports it at startup because of ``PYTHONPATH``.
 
-It runs in every Python that the captured program starts, of whatever version and environment, so it
-needs the standard library only, does next to nothing until torch is imported, and never fails.
+It runs in every Python process that the captured program starts, of any version and environment. So
+it needs only the standard library, does almost nothing until torch is imported, and never fails.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 import sys
 import time
 
-TYPE_CHECKING = False  # as type checkers take it; importing it from typing takes milliseconds
+TYPE_CHECKING = False  # type checkers know this name; importing it from typing takes milliseconds
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
@@ -21,7 +21,7 @@ MAX_DIARY_BYTES = 4 * 2**20
 
 
 def _write_down(event: str, **about: str) -> None:
-    """Add a line to the diary of the run; what cannot be written is not worth a failure."""
+    """Add a line to the diary of the run. A failed write is ignored."""
     try:
         texts = {"event": event, "host": os.uname().nodename, **about}
         pairs = [f'"t_ns": {time.time_ns()}, "pid": {os.getpid()}']
@@ -38,7 +38,7 @@ def _write_down(event: str, **about: str) -> None:
 
 
 def _quoted(text: str) -> str:
-    """``text`` in JSON; the module json would take longer to import than all the rest here."""
+    """``text`` as JSON; importing the module json would take longer than all else here."""
     return '"{}"'.format("".join(_escaped(letter) for letter in text[:500]))
 
 
@@ -57,7 +57,7 @@ def _find_in(name: str, folders: list[str], target: Any = None) -> Any:
 
 
 def _chain() -> None:
-    """Run the ``sitecustomize`` that this one hides, if there is one."""
+    """Run the ``sitecustomize`` that this one hides, if any."""
     elsewhere = [folder for folder in sys.path if os.path.abspath(folder or ".") != HERE]  # noqa: PTH100
     spec = _find_in("sitecustomize", elsewhere)
     if spec is None or spec.loader is None:
@@ -70,10 +70,10 @@ def _chain() -> None:
 
 
 class _OurPackages:
-    """Finds distprof's own packages where the program's environment lacks them.
+    """Finds distprof's own packages if the program's environment lacks them.
 
-    Last in line, and by name: nothing else of the environment that ``distprof`` is installed in can
-    reach the program.
+    It comes last and matches by name, so that nothing else from distprof's environment can reach
+    the program.
     """
 
     def __init__(self, places: list[str]) -> None:
@@ -90,7 +90,7 @@ class _OurPackages:
 
 
 class _AfterTorch:
-    """Calls back once torch has been imported; then it is as if it had never been there."""
+    """Calls back once torch has been imported, then removes itself without a trace."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:  # noqa: ARG002
         """As the import system asks."""
@@ -106,18 +106,18 @@ class _AfterTorch:
 
 
 def _call_after(loader: Any, callback: Callable[[ModuleType], None]) -> None:
-    """Have ``callback`` called after the loader has executed its module."""
+    """Call ``callback`` after the loader has executed its module."""
     execute = loader.exec_module
 
     def execute_and_call(module: ModuleType) -> None:
-        del loader.exec_module  # the loader is torch's own again
+        del loader.exec_module  # restore torch's own loader
         execute(module)
         callback(module)
 
     try:
         loader.exec_module = execute_and_call
-    except AttributeError:  # a loader that takes no attributes
-        _write_down("unusable", detail="torch is loaded in a way that leaves no room for a hook")
+    except AttributeError:  # a loader that does not accept attributes
+        _write_down("unusable", detail="torch is loaded in a way that cannot be hooked")
 
 
 def _torch_imported(torch: ModuleType) -> None:
@@ -139,7 +139,7 @@ def _places() -> list[str]:
 
 
 def _why_not(error: ImportError) -> str:
-    """Why the probes cannot be imported, with the way out."""
+    """Why the probes cannot be imported, and how to fix it."""
     version = "{}.{}".format(*sys.version_info[:2])
     return f"{error} in Python {version}; {sys.executable} -m pip install distprof"
 
