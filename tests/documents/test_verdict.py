@@ -120,13 +120,13 @@ def test_a_capture_window_that_was_asked_for_is_not_called_a_lack_of_marks() -> 
     report = report_of(
         ranks, num_steps=1, source=StepSource.CAPTURE, capture=capture((0,), steps=(3, 4))
     )
-    assert judge(report).why[-1] == "As asked, the whole capture counts as one window."
+    assert judge(report).why[-1] == "As requested, the whole capture counts as one window."
 
 
 def test_input_bound_cpu_run_is_told_to_load_earlier() -> None:
     assert judge(cpu_only()).line == (
-        "Waiting for input takes 43.7 % of each step (10.0 ms of 22.9 ms): "
-        "load batches earlier and with more workers."
+        "Input-bound: the ranks wait for input for 43.7 % of each step (10.0 ms of 22.9 ms). "
+        "Load batches earlier and with more workers."
     )
 
 
@@ -138,7 +138,7 @@ def test_nothing_measured_says_why() -> None:
 
 @pytest.mark.parametrize(
     ("within_launch", "advice"),
-    [(0, "look at the gaps in a timeline."), (300 * MS, "most of it lies in CUDA graphs")],
+    [(0, "Look at the gaps in a timeline."), (300 * MS, "Most of it is inside CUDA graphs")],
 )
 def test_idle_inside_graph_launches_is_told_from_other_idle(
     within_launch: int, advice: str
@@ -152,7 +152,7 @@ def test_idle_inside_graph_launches_is_told_from_other_idle(
 def test_without_host_rows_the_advice_is_to_record_them() -> None:
     ranks = [waterfall_of(0, computation_ns=600 * MS, idle_unknown_ns=400 * MS)]
     report = report_of(ranks, idle=IdleResult(ranks=(), sync_calls=()))
-    assert "record host activities too" in judge(report).line
+    assert "Record CPU activities too" in judge(report).line
 
 
 @pytest.mark.parametrize(
@@ -214,14 +214,14 @@ def stragglers_result(*rows: RankStraggler) -> StragglersResult:
 @pytest.mark.parametrize(
     ("fields", "line"),
     [
-        ({"failure": None}, "The job failed; which rank failed first is not known."),
+        ({"failure": None}, "The job failed; it is unknown which rank failed first."),
         (
             {"failure": None, "outcome": "interrupted"},
             "The job was interrupted after step 14.",
         ),
         (
             {"failure": None, "outcome": "running"},
-            "The job was still running, or its launcher was killed; its last step on record is 14.",
+            "The job was still running, or its launcher was killed; its last recorded step is 14.",
         ),
     ],
 )
@@ -239,7 +239,6 @@ def test_a_host_between_operators_is_no_idle_device() -> None:
     report = two_ranks(computation_ns=600 * MS, idle_unknown_ns=400 * MS)
     report = msgspec.structs.replace(report, run=run_info((0, 1), device="cpu"))
     assert judge(report).line == (
-        "Between operators, in Python or blocked, the host spends 40.0 % of each step "
-        "(40.0 ms of 100 ms): use fewer, larger operators; record stacks to see what runs between "
-        "them."
+        "The CPU spends 40.0 % of each step (40.0 ms of 100 ms) between operators, in Python or "
+        "blocked. Use fewer, larger operators; record stacks to see what runs between them."
     )
