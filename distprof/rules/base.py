@@ -197,15 +197,17 @@ class Finding(Record, frozen=True, kw_only=True):
     Args:
         code: Never reused, for example ``COM101``.
         name: The problem, never the fix, for example ``low-overlap``.
+        severity: ``error``, ``warning`` or ``info``.
+        confidence: Whether the statement is measured, inferred or modelled.
         message: One or two sentences with the numbers.
         ranks: Affected ranks.
         steps: Affected steps; empty for all analysed ones.
         cost_ns_per_step: Step time that could be recovered, an upper bound; None when unknown.
-        recoverable_ns: How much shorter the simulated step is without this problem; None if that
-            was not simulated.
         evidence: Source of each number: section and key of the report.
         fix: What to do, one or two sentences.
         docs: Path of the rule's page, relative to the documentation.
+        recoverable_ns: How much shorter the simulated step is without this problem; None if that
+            was not simulated.
     """
 
     code: str
@@ -223,7 +225,13 @@ class Finding(Record, frozen=True, kw_only=True):
 
 
 class NotChecked(Record, frozen=True, kw_only=True):
-    """A rule that was not checked for lack of evidence, with the reason."""
+    """A rule that was not checked for lack of evidence, with the reason.
+
+    Args:
+        code: Code of the rule; ``PLUGIN`` for a plug-in that failed to load.
+        name: Name of the rule or plug-in.
+        why: Which evidence is missing and why, one sentence.
+    """
 
     code: str
     name: str

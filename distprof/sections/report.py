@@ -41,17 +41,42 @@ __all__ = ["GroupInfo", "Report", "RunInfo"]
 
 
 class GroupInfo(Record, frozen=True, kw_only=True):
-    """A process group of the run."""
+    """A process group of the run.
+
+    Args:
+        name: Name of the process group as PyTorch gives it.
+        description: Description that the program gave the group; empty without one.
+        size: Ranks in the group; null where unknown.
+        axis: Mesh axis that it spans, for example ``tp``; null where unknown.
+        num_groups: Groups with this description, for example one per data-parallel replica.
+    """
 
     name: str
     description: str
     size: int | None
     axis: str | None
-    num_groups: int  # groups of the same description, for example one per data-parallel replica
+    num_groups: int
 
 
 class RunInfo(Record, frozen=True, kw_only=True):
-    """What was recorded."""
+    """What was recorded.
+
+    Args:
+        source: Path or URL that was analysed.
+        world_size: Ranks of the job; null where the recording does not say.
+        ranks: Global ranks with a readable trace, ascending.
+        num_steps: Analysed steps; 0 where nothing marks steps and the whole capture was analysed.
+        backend: Communication library, for example ``nccl`` or ``gloo``; empty where unknown.
+        device: Name of the GPU, or ``cpu``; empty where unknown.
+        strategy: Kind of parallelism by run.json, for example ``fsdp``; null without a run
+            directory.
+        mesh: Mesh axis to its size, outermost first; empty where unknown.
+        nodes: Node to its ranks.
+        node_origin: What the nodes were taken from, for example ``run.json``, host names or
+            ``device_count``.
+        groups: Process groups, alike ones folded into one row.
+        versions: Software to its version, for example ``torch``, ``nccl``, ``cuda``.
+    """
 
     source: str
     world_size: int | None
@@ -68,7 +93,45 @@ class RunInfo(Record, frozen=True, kw_only=True):
 
 
 class Report(Record, frozen=True, kw_only=True):
-    """One analysis: measurements, findings and what could not be checked."""
+    """One analysis: measurements, findings and what could not be checked.
+
+    Args:
+        schema: Version of this document's format.
+        distprof_version: Version of distprof that wrote it.
+        run: What was recorded: ranks, nodes, groups, software.
+        capture: Quality of the recording: what is missing, how well clocks agree.
+        step_time: Duration of the analysed steps.
+        breakdown: Exclusive split of each rank's time into computation, exposed communication,
+            exposed copies and idle.
+        overlap: How much communication computation hides, by rank and by mesh axis.
+        collectives: Collectives by kind, group and size, with bandwidth and waiting.
+        stragglers: Which ranks the others wait for, how steadily, and why.
+        idle: Why GPUs are idle.
+        kernels: Kernels by name, and how ranks differ in them.
+        waterfall: The mean step as an exact sum of computation and of everything lost.
+        job: How the job was launched and how it ended; empty without a run directory.
+        step_log: Steps as the job logged them itself; empty without a run directory.
+        memory: Memory by rank; empty without records of it.
+        telemetry: GPU sensors and errors, and energy; empty without samples.
+        moe: Experts: load, routing and exchanges; empty without them.
+        pauses: Pauses of the training thread: garbage collection and waiting for input; empty
+            without records of them.
+        pipeline: Pipeline schedule, bubble fraction and stages; empty without a pipeline.
+        messages: Ranks that leave their GPU idle while others wait for their messages.
+        whatif: The step simulated as it was and without each of its causes.
+        nccl: What NCCL's own log says; empty without one.
+        placement: Process groups on nodes, scale-up domains and network cards.
+        gradients: How data parallelism reduces gradients; empty where nothing marks it.
+        sharding: What sharded parameters and tensor parallelism move; empty without them.
+        efficiency: FLOP, MFU and memory against the hardware.
+        settings: Configuration read from the job's live objects; empty without a run directory.
+        training_log: What a training program printed about its iterations; empty without such a
+            log.
+        collective_summary: A table of collectives by rank from another tool; empty without one.
+        input_readiness: Measured readiness of each rank's input over time; empty without it.
+        findings: Problems, each with its cost and fix, most important first.
+        not_checked: Rules that lacked their evidence, and why.
+    """
 
     schema: str = REPORT_SCHEMA
     distprof_version: str

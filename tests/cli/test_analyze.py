@@ -87,7 +87,7 @@ def test_ranks_left_out_as_asked_are_not_called_missing(
 ) -> None:
     assert main(["analyze", DLRM, "--ranks", "0-3"]) == 0
     shown = capsys.readouterr().out
-    assert "Ranks 4-7 were left out, as asked." in shown
+    assert "Ranks 4-7 were left out on request." in shown
     assert "ranks left out" in shown
     assert "CAP101" not in shown
 

@@ -21,10 +21,10 @@ def rows(**fields):
 
 def test_figures_of_a_step_and_a_device():
     found = rows()
-    assert found["step"] == "8,192 tokens, 71.2 TFLOP in 20.0 ms on 8 devices"
-    assert found["per device"] == "51,200 tokens/s, 445 TFLOP/s"
+    assert found["step"] == "8,192 tokens, 71.2 TFLOP in 20.0 ms on 8 GPUs"
+    assert found["per GPU"] == "51,200 tokens/s, 445 TFLOP/s"
     assert found["MFU"] == "45.0 % of 989 TFLOP/s (NVIDIA H100 80GB HBM3, bf16, dense)"
-    assert found["memory"] == "60.0 % of 80.0 GB at most, on rank 0"
+    assert found["memory"] == "at most 60.0 % of 80.0 GB, on rank 0"
 
 
 def test_hfu_is_shown_where_something_is_recomputed():
@@ -47,7 +47,7 @@ def test_what_is_unknown_has_no_row_and_says_why():
     found = table(
         mfu_ratio=None, peak_flops=None, computing_ratio=None, memory=(), unavailable=("why",)
     )
-    assert {name for name, _ in found.rows} == {"model", "step", "per device"}
+    assert {name for name, _ in found.rows} == {"model", "step", "per GPU"}
     assert found.notes == ("why",)
 
 
@@ -59,6 +59,6 @@ def test_a_run_of_which_no_model_is_known_has_no_table(show_all):
 
 def test_the_verdict_says_the_mfu_where_it_is_known():
     report = msgspec.structs.replace(healthy(), efficiency=efficiency())
-    sentence = "MFU is 45.0 %; while computing, 56.0 % of the peak is reached."
+    sentence = "MFU is 45.0 %; while computing, 56.0 % of the peak."
     assert sentence in judge(report).why
     assert not any("MFU" in text for text in judge(healthy()).why)

@@ -122,7 +122,7 @@ def test_a_capture_window_that_was_asked_for_is_not_called_a_lack_of_marks() -> 
     report = report_of(
         ranks, num_steps=1, source=StepSource.CAPTURE, capture=capture((0,), steps=(3, 4))
     )
-    assert judge(report).why[-1] == "As asked, the whole capture counts as one window."
+    assert judge(report).why[-1] == "As requested, the whole capture counts as one window."
 
 
 def test_input_bound_cpu_run_is_told_to_load_earlier() -> None:
@@ -216,14 +216,14 @@ def stragglers_result(*rows: RankStraggler) -> StragglersResult:
 @pytest.mark.parametrize(
     ("fields", "line"),
     [
-        ({"failure": None}, "The job failed; which rank failed first is not known."),
+        ({"failure": None}, "The job failed; it is unknown which rank failed first."),
         (
             {"failure": None, "outcome": "interrupted"},
             "The job was interrupted after step 14.",
         ),
         (
             {"failure": None, "outcome": "running"},
-            "The job was still running, or its launcher was killed; its last step on record is 14.",
+            "The job was still running, or its launcher was killed; its last recorded step is 14.",
         ),
     ],
 )

@@ -37,7 +37,7 @@ def test_a_small_batch_is_given_in_tokens_where_the_step_log_has_them():
 @pytest.mark.parametrize(
     ("changes", "code", "why"),
     [
-        ({"times_reduced": None}, "COM110", "does not mark updates"),
+        ({"times_reduced": None}, "COM110", "does not mark the updates"),
         ({"backward_ns": None, "before_first_ns": None}, "COM112", "when backward begins"),
         ({"backward_ns": None, "before_first_ns": None}, "COM114", "when backward begins"),
         ({"transfer_ns": None, "is_split": False}, "COM114", "not matched across ranks"),
@@ -68,7 +68,7 @@ def test_full_precision_within_a_node_is_a_remark():
 def test_without_matched_members_nobody_says_transfer():
     group = gradient_group(is_split=False, before_first_ns=10 * MS)
     late = finding("COM112", group)
-    assert "waiting for late ranks included" in late.message
+    assert "including waiting for late ranks" in late.message
     assert late.confidence == "inferred"
 
 

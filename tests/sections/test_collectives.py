@@ -85,7 +85,7 @@ def test_a_single_rank_has_durations_and_exposure_but_no_transfer_or_waiting():
     assert record.wait_ns_per_step is None
     assert record.exposed_wait_ns_per_step is None
     assert record.busbw_bytes_per_s is None
-    assert "told apart" in result.unavailable[0]
+    assert "separated" in result.unavailable[0]
 
 
 def test_unmatched_rows_of_several_ranks_are_as_many_instances_as_the_busiest_saw():

@@ -153,7 +153,7 @@ def test_a_captured_job_says_how_to_name_its_model_and_uses_it_then(tmp_path):
 def test_without_a_count_of_tokens_the_batch_is_asked_for(tmp_path):
     job = job_of(tmp_path / "run", tokens=None, kind="capture", workload="", config={})
     model = {"preset": "llama2-7b"}
-    assert "say batch" in efficiency_of(job, {"model": model}).unavailable[0]
+    assert "set batch" in efficiency_of(job, {"model": model}).unavailable[0]
     found = efficiency_of(job, {"model": {**model, "batch": 16}})
     assert found.tokens_per_step == 16 * 4096
     assert found.mfu_ratio == pytest.approx(8192 * FLOP_PER_TOKEN / 989e12)
@@ -287,7 +287,7 @@ def test_weights_gathered_again_for_the_backward_are_sharded(passes, stage):
 def test_more_than_the_peak_is_no_figure_but_a_contradiction():
     found = traced((), tokens_per_step=80 * 8192)
     assert found.mfu_ratio is found.hfu_ratio is found.computing_ratio is None
-    assert "times the peak of its devices" in found.unavailable[0]
+    assert "times the peak of its GPUs" in found.unavailable[0]
 
 
 @pytest.mark.parametrize(("micro_batches", "tokens"), [(1, 8192), (4, 8192), (4, None)])

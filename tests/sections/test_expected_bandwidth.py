@@ -53,7 +53,7 @@ def test_a_class_that_it_does_not_cover_stays_unknown_and_is_named(fields) -> No
     table = collectives(collective_class(**fields))
     result = with_expectations(table, profile(), is_cpu=False)
     assert result.classes == table.classes
-    assert result.unavailable[0].startswith("the fabric profile does not reach all_")
+    assert result.unavailable[0].startswith("the fabric profile does not cover all_")
 
 
 @pytest.mark.parametrize(("device", "is_cpu"), [("cpu", False), ("NVIDIA H200", True)])

@@ -13,6 +13,16 @@ class NodeClock(Record, frozen=True, kw_only=True):
 
     ``within_ns`` is the smaller uncertainty between ranks of the domain, which share the clock of
     their host.
+
+    Args:
+        name: Clock domain: a node, or a rank whose node is unknown.
+        ranks: Ranks that share it.
+        offset_ns: Subtracted from its times to reach the common clock, at the reference time.
+        drift_ppm: How much faster it runs than the reference, parts per million.
+        residual_ns: Uncertainty between this clock and the others after alignment; null where not
+            measured.
+        within_ns: Uncertainty between ranks of this node, smaller because they share its clock;
+            null where not measured.
     """
 
     name: str
@@ -24,7 +34,13 @@ class NodeClock(Record, frozen=True, kw_only=True):
 
 
 class CaptureGap(Record, frozen=True, kw_only=True):
-    """Something that was missing or damaged when the recording was read."""
+    """Something that was missing or damaged when the recording was read.
+
+    Args:
+        what: Kind of gap, for example ``missing-ranks`` or ``unreadable``.
+        message: What is missing or damaged, one sentence.
+        ranks: Ranks concerned; empty for all or unknown.
+    """
 
     what: str
     message: str
@@ -36,6 +52,34 @@ class CaptureResult(Result, frozen=True, kw_only=True):
 
     ``incomplete_ratio`` is the share of matched collectives that lack a member in the recording.
     That member may have arrived last, so apparent transfer may be waiting for it.
+
+    Args:
+        world_size: Ranks of the job; null where the recording does not say.
+        ranks_present: Ranks with a readable trace, ascending.
+        ranks_missing: Ranks of the job without one.
+        matched_ratio: Share of collective records that were matched with those of other ranks, 0 to
+            1; null without any.
+        num_matched: Collective records that were matched.
+        incomplete_ratio: Share of matched collectives that lack a member in the recording: that
+            member may have come last, so what looks like transfer may be waiting. Null without
+            matches.
+        clocks: Clock domains, each corrected on its own.
+        num_causality_checked: Matched symmetric collectives checked for causality after clocks were
+            aligned.
+        num_causality_violations: Of these, collectives in which a member ends before the last one
+            starts, by more than the residual.
+        window_overlap_ratio: Time that all ranks recorded over the time that any rank recorded, 0
+            to 1; null for fewer than two ranks.
+        steps: Numbers of the analysed steps.
+        dropped_steps: Step number to why it was not analysed.
+        transient_steps: Steps left out because the profiler was starting.
+        num_events: Events in all traces.
+        num_repaired: Events that were invalid JSON and were repaired.
+        num_quarantined: Events that could not be read and were left out.
+        num_clamped: Events with a negative or absurd duration, kept with duration 0.
+        num_unlaunched: GPU activities without a launch record in the trace.
+        gaps: What is missing or damaged.
+        notes: Remarks on how the recording was read, one sentence each.
     """
 
     needs_traces = True

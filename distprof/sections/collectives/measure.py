@@ -1,8 +1,9 @@
-"""What do the collectives cost, by class: transfer against waiting, and bus bandwidth.
+"""Measures the cost of collectives per class: transfer, waiting and bus bandwidth.
 
-An instance's transfer runs from its last member's start to its end; a member's wait from its own
-start to the last member's (formula sheet, "Measured from traces"). Both need members matched across
-ranks on clocks that can be compared; a member's own duration is neither.
+The transfer of an instance lasts from the start of its last member to its end. The wait of a member
+lasts from its own start to the start of the last member (formula sheet, "Measured from traces").
+Both need members matched across ranks on clocks that can be compared. The duration of a single
+member is neither.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from distprof.units import NS_PER_S, format_bytes
 __all__ = ["MAX_SIZES", "analyze_collectives", "with_expectations"]
 
 MAX_SIZES = 32
-"""More sizes than this of one kind in one group are folded into powers of two."""
+"""Above this number of sizes for one kind in one group, sizes are folded into powers of two."""
 
 
 _ONE_SENDER = frozenset(
@@ -47,16 +48,16 @@ _ONE_SENDER = frozenset(
 def analyze_collectives(
     run: Run, analyses: RankAnalyses, profile: FabricFile | None = None
 ) -> CollectivesResult:
-    """The class table over the analysed steps, with what a fabric profile expects.
+    """The class table over the analysed steps, with the expectations of a fabric profile.
 
     Args:
         run: The recording.
-        analyses: Per-rank analyses by rank; ranks without one take no part.
-        profile: Of the machines that the run was on; None where none is known.
+        analyses: Per-rank analyses by rank; ranks without one are left out.
+        profile: Profile of the machines of the run; None if there is none.
 
     Returns:
         Classes by exposed time, most first. ``unavailable`` says where waiting and transfer could
-        not be told apart.
+        not be separated.
     """
     result = _class_table(run, analyses)
     if profile is None:
@@ -133,7 +134,7 @@ class _Keys:
         self._units: dict[tuple[_ClassKey, str, str], int] = {}
 
     def fold_sizes(self) -> None:
-        """Number the classes; sizes that vary are put into one class per power of two."""
+        """Number the classes; sizes that vary form one class per power of two."""
         sizes: dict[_ClassKey, set[int]] = {}
         for key, _, _ in self._units:
             sizes.setdefault(replace(key, bytes=0), set()).add(key.bytes)
@@ -143,7 +144,7 @@ class _Keys:
             self.class_of_unit.append(self.classes.setdefault(folded, len(self.classes)))
 
     def encode(self, rank: Rank, size: Int64Array) -> NDArray[np.int32]:
-        """The unit of each COLLECTIVES row of a rank; ``size`` is what its class is told by."""
+        """The unit of each COLLECTIVES row of a rank; ``size`` determines its class."""
         table = rank.collectives
         columns = ("group", "group_desc", "group_ranks")
         name, desc, ranks = (table.coded(column) for column in columns)
@@ -446,7 +447,7 @@ def _bandwidth(num_bytes: int, transfer_ns: int | None) -> float | None:
 
 
 def _factor(key: _ClassKey) -> float | None:
-    """Bus factor with the group's own size, never the world's."""
+    """Bus factor for the size of the group, never for the world size."""
     if key.group_size < 2:
         return None
     return bus_factor(CollectiveKind(key.kind), key.group_size)
@@ -457,7 +458,7 @@ def _present(value: int) -> int | None:
 
 
 def _most_exposed(record: CollectiveClass) -> tuple[int, int, str, str, int]:
-    """Sorting key: exposed time, then time, then names, so that the order is the same each time."""
+    """Sorting key: exposed time, then total time, then names, which makes the order stable."""
     total = (record.duration_ns_median or 0) * record.count
     exposed = record.exposed_ns_per_step or 0
     return (-exposed, -total, record.kind, record.group, record.bytes or 0)
@@ -468,21 +469,21 @@ def _unavailable(rows: _Rows) -> tuple[str, ...]:
     posted = int((rows.inside & ~rows.executed).sum())
     if posted:
         lacks.append(
-            f"the transfer time of {posted:,} sends and receives is not recorded (gloo): only when "
-            "they were posted, and when a rank was blocked in one"
+            f"the transfer time of {posted:,} sends and receives is not recorded: gloo only shows "
+            "when they were posted, and when a rank was blocked in one"
         )
     inside = int((rows.inside & rows.executed).sum())
     timed = int((rows.inside & rows.executed & rows.timed).sum())
     if inside != timed:
-        share = "none" if timed == 0 else f"{timed} of {inside}"
+        share = "none" if timed == 0 else f"only {timed} of {inside}"
         lacks.append(
-            f"waiting and transfer told apart for {share} of the collectives: the others have no "
-            "partner among the ranks present, or clocks that cannot be compared"
+            f"waiting and transfer are separated for {share} of the collectives: the others have "
+            "no partner among the recorded ranks, or clocks that cannot be compared"
         )
     return tuple(lacks)
 
 
-# What bus bandwidth should each class of collectives reach, by a fabric profile? -----------------
+# The bus bandwidth that each class of collectives should reach, from a fabric profile -----------
 
 _FEW = 3
 
@@ -490,19 +491,19 @@ _FEW = 3
 def with_expectations(
     result: CollectivesResult, profile: FabricFile, *, is_cpu: bool
 ) -> CollectivesResult:
-    """The classes with what the profile expects of each; None stays where it does not reach.
+    """The classes with the bandwidth that the profile expects; None for those it does not cover.
 
     Args:
         result: The class table.
-        profile: Of the machines that the run was on, as the user says.
-        is_cpu: Whether the run's ranks were CPUs: a profile of devices says nothing about them.
+        profile: Profile of the machines of the run, according to the user.
+        is_cpu: Whether the ranks of the run were CPUs: a profile of GPUs says nothing about them.
 
     Returns:
-        The table; ``unavailable`` says for which classes with a bandwidth nothing is expected.
+        The table; ``unavailable`` lists classes with a bandwidth that the profile does not cover.
     """
     if (profile.device == "cpu") != is_cpu:
-        measured, ran = ("CPU ranks", "devices") if not is_cpu else ("devices", "CPU ranks")
-        why = f"the fabric profile was measured on {measured} and the run was on {ran}: not used"
+        measured, ran = ("CPUs", "GPUs") if not is_cpu else ("GPUs", "CPUs")
+        why = f"the fabric profile is not used: it was measured on {measured}, the run on {ran}"
         return msgspec.structs.replace(result, unavailable=(*result.unavailable, why))
     classes = tuple(_expecting(record, profile) for record in result.classes)
     missed = [
@@ -536,4 +537,4 @@ def _missed(records: Sequence[CollectiveClass]) -> str:
         for record in records[:_FEW]
     ]
     more = f" and {len(records) - _FEW} more" if len(records) > _FEW else ""
-    return f"the fabric profile does not reach {', '.join(names)}{more}"
+    return f"the fabric profile does not cover {', '.join(names)}{more}"

@@ -30,6 +30,34 @@ class CollectiveClass(Record, frozen=True, kw_only=True):
     what each rank of the job sends, mean over ranks, with the bandwidth-optimal algorithm (formula
     sheet, "Collectives"); receiving sends nothing. ``num_nodes`` is the largest number of nodes
     that a group of the class spans.
+
+    Args:
+        kind: Operation, for example ``all_reduce``.
+        group: Process group, or the description that its groups share.
+        group_size: Ranks in the group; null where unknown.
+        axis: Mesh axis; null where unknown.
+        bytes: Size of the full buffer in bytes, the median where sizes were put together; null
+            where unknown.
+        count: Collectives, each counted once however many members were recorded.
+        num_matched: Of these, matched across ranks.
+        duration_ns_median: Median of a member's own duration, waiting included.
+        transfer_ns_median: Median time from the last member's start to the end; null where not
+            matched.
+        wait_ns_median: Median time that a member waits for the last one to start; null where not
+            matched.
+        wait_ns_per_step: Waiting, exposed or not, mean per rank and step; null where not matched.
+        transfer_ns_per_step: Transfer, exposed or not, mean per rank and step; null where not
+            matched.
+        exposed_ns_per_step: Time that no computation hides, mean per rank and step.
+        exposed_wait_ns_per_step: Of that, waiting for the last member; null where not matched.
+        algbw_bytes_per_s: Algorithm bandwidth as nccl-tests defines it: size over transfer time;
+            null where either is unknown.
+        busbw_bytes_per_s: Bus bandwidth as nccl-tests defines it; null as above.
+        expected_busbw_bytes_per_s: Bus bandwidth that the fabric profile promises for this size;
+            null without a profile.
+        sent_bytes_per_step: What each rank of the job sends by the bandwidth-optimal algorithm,
+            mean per rank and step; null where sizes are unknown.
+        num_nodes: Nodes that a group of this class spans, the most of all; null where unknown.
     """
 
     kind: str
@@ -37,14 +65,14 @@ class CollectiveClass(Record, frozen=True, kw_only=True):
     group_size: int | None
     axis: str | None
     bytes: int | None
-    count: int  # instances, each counted once for any number of recorded members
+    count: int
     num_matched: int
-    duration_ns_median: int | None  # of one member, including waiting
+    duration_ns_median: int | None
     transfer_ns_median: int | None
-    wait_ns_median: int | None  # per member
-    wait_ns_per_step: int | None  # exposed or not, mean per rank
+    wait_ns_median: int | None
+    wait_ns_per_step: int | None
     transfer_ns_per_step: int | None
-    exposed_ns_per_step: int | None  # mean per rank
+    exposed_ns_per_step: int | None
     exposed_wait_ns_per_step: int | None
     algbw_bytes_per_s: float | None
     busbw_bytes_per_s: float | None
@@ -59,7 +87,13 @@ class CollectiveClass(Record, frozen=True, kw_only=True):
 
 
 class CollectivesResult(Result, frozen=True, kw_only=True):
-    """Classes of collectives; the class with the most exposed time comes first."""
+    """Classes of collectives; the class with the most exposed time comes first.
+
+    Args:
+        num_ranks: Ranks that the means are over.
+        num_steps: Steps that the means are over.
+        classes: Collectives by kind, group and size, most exposed time first.
+    """
 
     needs_traces = True
 

@@ -79,7 +79,7 @@ _GATHERED_AGAIN = 1.5
 _SHARDED = 3
 
 NO_MODEL = (
-    "the model is not known, so its FLOP are not: say which it is under [model] in distprof.toml"
+    "the model is unknown, and so are its FLOP: name the model under [model] in distprof.toml"
 )
 
 _DATA_AXES = frozenset({MeshAxis.DP, MeshAxis.DP_REPLICATE, MeshAxis.DP_SHARD, MeshAxis.WORLD})
@@ -99,18 +99,18 @@ def analyze_efficiency(
     collectives: CollectivesResult,
     sharding: ShardingResult,
 ) -> EfficiencyResult:
-    """Hold what a run did against what its devices can do.
+    """Compare what a run did with what its devices can do.
 
     Args:
         run: The recording.
-        model: What it trains; None where nothing says.
-        sheet: Of the devices that are known.
-        step_log: Every step by its log.
+        model: The model that it trains; None if unknown.
+        sheet: The hardware sheet.
+        step_log: Every step, from the log.
         step_time: Traced steps.
         memory: Counters of each rank.
-        waterfall: Where traced steps went.
+        waterfall: How traced steps spent their time.
         collectives: What was sent in traced steps.
-        sharding: What traces show of gathered weights.
+        sharding: Gathered weights in the traces.
     """
     device = _device(run)
     gpu = recognise_gpu(sheet, device)
@@ -134,7 +134,7 @@ def analyze_efficiency(
 
 
 def _as_sharded(model: TrainedModel, sharding: ShardingResult) -> TrainedModel:
-    """Where no configuration tells: weights that are gathered again for backward are sharded."""
+    """Without a configuration, weights that are gathered again for backward count as sharded."""
     axes = [axis for axis in sharding.axes if (axis.gather_passes or 0.0) >= _GATHERED_AGAIN]
     if model.zero_stage is not None or len(axes) != 1 or axes[0].group_size is None:
         return model
@@ -154,18 +154,20 @@ def _about(model: TrainedModel) -> dict[str, Any]:
 
 
 def _assumptions(model: TrainedModel) -> list[str]:
-    said = ["6 FLOP per token and parameter that multiplies it; optimizer and norms do not count"]
+    texts = ["6 FLOP per token and parameter that multiplies it; optimizer and norms do not count"]
     if model.shape is None:
-        said.append("attention and the size of the embedding are not known, and left out or in")
+        texts.append("attention is left out and the embedding included: their sizes are unknown")
     elif model.sequence is None:
-        said.append("attention is left out: the sequence's length is not known")
+        texts.append("attention is left out: the sequence length is unknown")
     else:
-        said.append(f"attention is causal over {model.sequence:,} tokens")
+        texts.append(f"attention is causal over {model.sequence:,} tokens")
     if model.recomputation != "none":
-        said.append(f"{model.recomputation} recomputation, as the configuration says")
+        texts.append(f"{model.recomputation} recomputation, according to the configuration")
     if model.zero_stage == _SHARDED and model.shards:
-        said.append(f"weights, gradients and optimizer are divided among {model.shards} ranks")
-    return said
+        texts.append(
+            f"weights, gradients and optimizer state are divided among {model.shards} ranks"
+        )
+    return texts
 
 
 def _with_flop(
@@ -175,7 +177,7 @@ def _with_flop(
     step_log: StepLogResult,
     step_time: StepTimeResult,
 ) -> EfficiencyResult:
-    """FLOP of a step and of a second; says which of tokens, time and devices is missing."""
+    """FLOP per step and per second; ``unavailable`` says which of their inputs is missing."""
     step_ns, where = step_log.median_ns, "steps without a profiler"
     if step_ns is None:
         step_ns, where = step_time.median_ns, "traced steps"
@@ -277,7 +279,7 @@ def _while_computing(computed: float, peak: float, waterfall: WaterfallResult) -
 def _with_roofline(
     result: EfficiencyResult, computed: float, peak: float, collectives: CollectivesResult
 ) -> EfficiencyResult:
-    """Bytes and times of the classes that have both; none of messages, whose times are waits."""
+    """Add the roofline, from classes with bytes and times; messages only have waiting times."""
     timed = [
         (record.sent_bytes_per_step, record.transfer_ns_per_step)
         for record in collectives.classes
@@ -300,7 +302,7 @@ def _with_roofline(
 def _with_memory(
     result: EfficiencyResult, model: TrainedModel, step_log: StepLogResult
 ) -> EfficiencyResult:
-    """What sharding and recomputation save, modelled where only data-parallel axes divide it."""
+    """Add what sharding and recomputation save, modelled if all axes are data-parallel."""
     used = [rank.allocated_bytes for rank in result.memory if rank.allocated_bytes is not None]
     if not used or result.is_data_parallel_only is False:
         return result
@@ -321,8 +323,8 @@ def _with_memory(
 def _recomputed_bytes(
     result: EfficiencyResult, model: TrainedModel, step_log: StepLogResult
 ) -> int | None:
-    """Activations of one micro-batch, those of attention's scores aside."""
-    even = (result.tokens_per_step or 0) / (result.num_devices or 1)  # where ranks count none
+    """Activations of one micro-batch, without those of the attention scores."""
+    even = (result.tokens_per_step or 0) / (result.num_devices or 1)  # if ranks count no tokens
     counts = [
         (rank.tokens_per_step or even) / rank.num_micro_batches
         for rank in step_log.ranks
@@ -338,15 +340,15 @@ def _recomputed_bytes(
 
 
 def _device(run: Run) -> str:
-    """The one name that all ranks give; empty where they give several, or none."""
+    """The device name if all ranks report the same one, else empty."""
     traced = {rank.device.name for rank in run.ranks if rank.device.name}
-    told = {entry.device for entry in run.job.ranks if entry.device} if run.job else set()
-    names = traced or told
+    noted = {entry.device for entry in run.job.ranks if entry.device} if run.job else set()
+    names = traced or noted
     return names.pop() if len(names) == 1 else ""
 
 
 def _known_devices(run: Run, sheet: Sheet) -> Mapping[int, Gpu]:
-    """Rank to what the sheet says of its device."""
+    """Rank to the entry of its device on the hardware sheet."""
     names = {entry.rank: entry.device for entry in run.job.ranks} if run.job else {}
     names |= {rank.rank: rank.device.name for rank in run.ranks if rank.device.name}
     by_name = {name: recognise_gpu(sheet, name) for name in set(names.values())}
@@ -367,7 +369,7 @@ def _world_size(run: Run) -> int | None:
 
 
 def _is_data_parallel_only(run: Run) -> bool | None:
-    """By run.json's mesh, else by the axes of the process groups."""
+    """According to the mesh in run.json, else to the axes of the process groups."""
     if run.job is not None and run.job.mesh:
         return all(axis in _DATA_AXES for axis, size in run.job.mesh.items() if size > 1)
     axes = {group.axis for group in run.topology.groups if group.axis is not None}

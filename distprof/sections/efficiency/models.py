@@ -1,11 +1,11 @@
-"""Models by name, from a few numbers, and the one that a recorded job trained.
+"""Models by name or from a few numbers, and the model that a recorded job trained.
 
-That one is told by run.json, or by the table ``[model]`` of distprof.toml::
+The trained model is known from run.json, or from the table ``[model]`` of distprof.toml::
 
     [model]
     preset = "llama3-8b"      # or parameters, or layers, hidden and heads, …
     sequence = 8192
-    batch = 512               # sequences of a step, all ranks together
+    batch = 512               # sequences per step, all ranks together
     precision = "bf16"
     recomputation = "full"
 """
@@ -30,7 +30,7 @@ from distprof.errors import UsageError
 __all__ = ["SHAPE_KEYS", "known_model", "preset", "preset_names", "preset_sequence", "shape_from"]
 
 SHAPE_KEYS = ModelShape.__struct_fields__
-"""What a shape may be given by, besides ``params``."""
+"""Keys that describe a shape, in addition to ``params``."""
 
 _DEFAULT_VOCABULARY = 32000
 
@@ -50,7 +50,7 @@ def preset(name: str) -> Transformer:
     """The shape of a published model.
 
     Raises:
-        UsageError: If there is none of that name; the message names the known ones.
+        UsageError: If the name is unknown; the message lists the known names.
     """
     values = dict(_preset_values(name))
     values.pop("sequence")
@@ -62,10 +62,10 @@ def preset(name: str) -> Transformer:
 
 
 def preset_sequence(name: str) -> int:
-    """Tokens of a sequence that the model was trained on.
+    """Length in tokens of the sequences that the model was trained on.
 
     Raises:
-        UsageError: If there is no such model.
+        UsageError: If the name is unknown.
     """
     return int(_preset_values(name)["sequence"])
 
@@ -77,27 +77,27 @@ def shape_from(
     is_gated: bool = True,
     name: str = "model",
 ) -> Transformer:
-    """A Llama-like shape from what is known of it.
+    """A Llama-like shape from a few numbers.
 
     Args:
-        values: By :data:`SHAPE_KEYS`; ``layers``, ``hidden`` and ``heads`` are needed.
-        params: N; where ``ffn`` (or, of a mixture, ``expert_ffn``) is not given it is chosen so
-            that N comes out, and where it is given N is checked.
-        is_gated: Whether MLPs have a gate; without, they are 4 H wide.
-        name: What to call it.
+        values: Numbers by :data:`SHAPE_KEYS`; ``layers``, ``hidden`` and ``heads`` are required.
+        params: N; if ``ffn`` (or ``expert_ffn`` for a mixture of experts) is missing, it is chosen
+            to match N, and if it is given, N is checked.
+        is_gated: Whether MLPs have a gate; without one they are 4 H wide.
+        name: Name of the shape.
 
     Raises:
-        UsageError: If something needed is missing, or numbers contradict each other.
+        UsageError: If a required number is missing, or numbers contradict each other.
     """
     given = {key: value for key, value in values.items() if value is not None}
     missing = [key for key in ("layers", "hidden", "heads") if key not in given]
     if missing:
         raise UsageError(
-            f"the model's shape lacks {', '.join(missing)}: give them, or a --model of"
+            f"the shape of the model lacks {', '.join(missing)}: set them, or choose a --model from"
             f" {', '.join(preset_names())}"
         )
     if any(not 0 < value <= _MOST for value in given.values()):
-        raise UsageError("a model's layers, widths, heads and experts are numbers above 0")
+        raise UsageError("layers, widths, heads and experts of a model must be above 0")
     if given["hidden"] < given["heads"]:
         raise UsageError(
             f"{given['heads']} heads do not fit into a hidden size of {given['hidden']}"
@@ -118,16 +118,16 @@ def shape_from(
 def _check_experts(given: Mapping[str, int]) -> None:
     if "experts" not in given:
         if "top_k" in given or "expert_ffn" in given:
-            raise UsageError("top_k and expert_ffn are of experts: say how many there are")
+            raise UsageError("top_k and expert_ffn need experts: set the number of experts")
         return
     if not 1 <= given.get("top_k", 0) <= given["experts"]:
         raise UsageError(
-            f"of {given['experts']} experts each token takes top_k: say how many, at most all"
+            f"each token uses top_k of {given['experts']} experts: set top_k, at most all of them"
         )
 
 
 def _default_ffn(hidden: int) -> int:
-    """8/3 H, as Llama's, rounded up to a multiple of 64."""
+    """8/3 H, as in Llama, rounded up to a multiple of 64."""
     return -(-8 * hidden // (3 * _FFN_STEP)) * _FFN_STEP
 
 
@@ -157,7 +157,7 @@ def _preset_values(name: str) -> Mapping[str, Any]:
         near = difflib.get_close_matches(wanted, _presets(), n=1, cutoff=0.5)
         meant = f" (did you mean {near[0]}?)" if near else ""
         raise UsageError(
-            f"no model {name!r}{meant}: known are {', '.join(_presets())}; or give --layers,"
+            f"no model {name!r}{meant}: choose one of {', '.join(_presets())}, or set --layers,"
             " --hidden and --heads"
         )
     return _presets()[wanted]
@@ -178,10 +178,10 @@ _SHARDED = "dp_shard"
 def known_model(
     job: RunFile | None, table: ModelConfig | None, source: str = "distprof.toml"
 ) -> TrainedModel | None:
-    """The model of a job; None where nothing says which it is.
+    """The model of a job; None if it is unknown.
 
-    A reference run says its own in run.json, which comes first: the table is of the folder's
-    project, whatever was recorded.
+    The model in the run.json of a reference run takes precedence: the table belongs to the project
+    in the folder and may not describe the recording.
 
     Args:
         job: run.json, None for bare traces.
@@ -202,7 +202,7 @@ def known_model(
 
 
 def _in_toml(text: str) -> str:
-    """The planner speaks of its options; here they are keys."""
+    """The message with configuration keys instead of the options of the planner."""
     return text.replace("--model", "preset").replace("--params", "parameters").replace("--", "")
 
 
@@ -210,13 +210,13 @@ def _of_table(table: ModelConfig, source: str) -> TrainedModel:
     shape, name = _shape_of_table(table)
     parameters = shape.parameters if shape else table.parameters
     if parameters is None:
-        raise UsageError("say which model it is: preset, parameters, or layers, hidden and heads")
+        raise UsageError("name the model: set preset, parameters, or layers, hidden and heads")
     sequence = table.sequence
     if sequence is None and table.preset is not None:
         sequence = preset_sequence(table.preset)
     batch = table.batch
     if batch is not None and sequence is None:
-        raise UsageError("batch counts sequences: say how long one is with sequence")
+        raise UsageError("batch counts sequences: set the length of one with sequence")
     return TrainedModel(
         name=name,
         source=PurePath(source).name,
@@ -235,7 +235,7 @@ def _shape_of_table(table: ModelConfig) -> tuple[Transformer | None, str]:
     if table.preset is not None:
         if given or table.parameters is not None:
             also = next(iter(given), "parameters")
-            raise UsageError(f"preset says the whole shape: leave out {also}, or the preset")
+            raise UsageError(f"preset sets the whole shape: leave out {also}, or the preset")
         return preset(table.preset), table.preset.strip().lower()
     if not given:
         return None, f"{_short(table.parameters)} parameters" if table.parameters else ""
@@ -244,7 +244,7 @@ def _shape_of_table(table: ModelConfig) -> tuple[Transformer | None, str]:
 
 
 def _of_reference_run(job: RunFile) -> TrainedModel | None:
-    """None where its numbers are none, or where blocks sleep in place of computing."""
+    """The model from run.json; None if its numbers are invalid, or if blocks sleep, not compute."""
     values, training = job.config.get("model", {}), job.config.get("training", {})
     options = job.config.get(job.workload, {})
     if training.get("compute") == _ASLEEP:
@@ -286,12 +286,12 @@ def _zero_stage(options: Mapping[str, Any], job: RunFile) -> int | None:
 
 
 def _precision(value: object) -> Precision:
-    """``auto`` is bf16 on devices; on a CPU there is no peak to hold it against."""
+    """``auto`` is bf16 on GPUs; on a CPU there is no peak to compare with."""
     return cast("Precision", value) if value in get_args(Precision) else "bf16"
 
 
 def _number(value: object) -> int | None:
-    """A count from a file that anybody may have written; None for 0 and for what is no count."""
+    """A count from an untrusted file; None for 0 and for values that are not counts."""
     is_count = isinstance(value, int) and not isinstance(value, bool) and value > 0
     return cast("int", value) if is_count else None
 

@@ -56,7 +56,7 @@ def _step_text(found: EfficiencyResult) -> str:
         return ""
     return (
         f"{found.tokens_per_step:,} tokens, {_flop(found.flop_per_step)} in"
-        f" {format_duration(found.step_ns)} on {counted(found.num_devices, _processor(found))}"
+        f" {format_duration(found.step_ns)} on {counted(found.num_devices or 0, _processor(found))}"
     )
 
 

@@ -1,8 +1,8 @@
-"""Traffic of data parallelism: what gradients are reduced when, how often and how precisely.
+"""Traffic of data parallelism: which gradients are reduced, when, how often and how precisely.
 
-Of DistributedDataParallel, which marks its forward in the trace; :mod:`.gradient_traffic` says how
-its collectives are told from others. A *reduction* is all of one backward's buckets, and an update
-of the optimizer needs one.
+This covers DistributedDataParallel, which marks its forward in the trace; :mod:`.traffic` explains
+how its collectives are identified. A *reduction* is all buckets of one backward, and an update of
+the optimizer needs one.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _NO_REDUCTION = (
 )
 
 _ALIKE = 0.01
-"""Reductions whose bytes differ by less carry the same gradients."""
+"""Reductions whose bytes differ by less than this carry the same gradients."""
 
 
 def analyze_gradients(run: Run, analyses: RankAnalyses) -> GradientsResult:
-    """Put together what the ranks reduce.
+    """Combine the reductions of all ranks.
 
     Args:
         run: For its groups and nodes.
@@ -138,7 +138,7 @@ def _pooled(axis: str, analyses: Sequence[RankAnalysis]) -> _Pooled:
 def _repeats(
     own: RankGradients, rows: NDArray[np.intp]
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Which reductions are the last of their update, and which before it carry the same."""
+    """The last reduction of each update, and earlier ones that carry the same gradients."""
     update, count, size = own.update[rows], own.num_buckets[rows], own.bytes[rows]
     is_last = np.append(np.diff(update) != 0, True)
     last = np.flatnonzero(is_last)[np.cumsum(is_last) - is_last]
@@ -177,7 +177,7 @@ def _group(topology: Topology, axis: str, pooled: _Pooled) -> GradientGroup:
 
 
 def _mean_where_known(values: Int64Array) -> int | None:
-    """The mean; None where some value is not known, as the others need not be like it."""
+    """The mean; None if a value is unknown, because it may differ from the others."""
     if not len(values) or (values == ABSENT).any():
         return None
     return int(values.mean())
@@ -186,7 +186,7 @@ def _mean_where_known(values: Int64Array) -> int | None:
 def _extent(
     topology: Topology, axis: str, ranks: Sequence[int]
 ) -> tuple[int | None, int | None, bool]:
-    """Members of the largest group along the axis, its nodes, and whether all members are here.
+    """Members of the largest group along the axis, its nodes, and whether all were recorded.
 
     A member that was not recorded may have come last: then waiting is not told from transfer.
     """

@@ -3,8 +3,8 @@
 An all-reduce carries gradients if it is of floating-point numbers, larger than a scalar or two
 (:data:`SMALL_BYTES`), and asked for after a ``DistributedDataParallel.forward`` (torch marks each)
 and before the update (``Optimizer.step#…``, marked too). Groups of tensor and pipeline parallelism
-carry none, nor does a group that all-reduces within forward. Without the marks nothing is told:
-tensor parallelism by another name looks the same.
+carry none, nor does a group that all-reduces within forward. Without the marks no collective counts
+as gradients: tensor parallelism by another name looks the same.
 
 The gradients of one backward are a *reduction*: its buckets follow one forward. Backward is the
 computation from the end of that forward (on a device: from the first kernel that autograd's thread
@@ -29,16 +29,16 @@ __all__ = ["DDP_FORWARD", "SEARCH", "SMALL_BYTES", "gradient_traffic"]
 
 DDP_FORWARD = "DistributedDataParallel.forward"
 SEARCH = "torch.distributed.ddp.reducer::search_unused_parameters"
-"""What DDP does after each forward with ``find_unused_parameters=True``."""
+"""The search that DDP runs after each forward with ``find_unused_parameters=True``."""
 
 UPDATE = "Optimizer.step#"
 SMALL_BYTES = 4_096
-"""Less than this is a loss, a norm or a metric."""
+"""Smaller all-reduces carry a loss, a norm or a metric."""
 
 _FLOATS = re.compile(r"^(c10::)?(b?float\d*|double|half|bfloat16)$", re.IGNORECASE)
 _INTEGERS = re.compile(r"^(c10::)?int(32)?$", re.IGNORECASE)
 _OTHER_AXES = (MeshAxis.TP, MeshAxis.PP)
-"""Ranks of others may be replicas of each other, for all weights or for those beside experts."""
+"""Ranks of other axes may be replicas of each other, for all weights or for all but experts."""
 
 
 def gradient_traffic(
@@ -112,7 +112,7 @@ def gradient_traffic(
 
 
 def _marked(host: Table, prefix: str) -> Intervals:
-    """Host rows whose names begin so, by start, those within another left out."""
+    """Outermost host rows whose names begin with the prefix, by start."""
     names = host.coded("name")
     wanted = [code for code, name in enumerate(names.values) if name.startswith(prefix)]
     if not wanted:
@@ -135,14 +135,14 @@ def _segments(
 
 
 def _update_of(forwards: Intervals, updates: Int64Array) -> Int64Array:
-    """Which update each forward works for; where none is marked, each has its own."""
+    """The update that each forward belongs to; without marks each forward has a separate one."""
     if not len(updates):
         return np.arange(forwards.size, dtype=np.int64)
     return np.searchsorted(updates, forwards.start, side="right").astype(np.int64)
 
 
 def _forwards_of(updated: Int64Array) -> Int64Array:
-    """Number of forwards that work for each update."""
+    """Number of forwards per update."""
     return np.bincount(updated).astype(np.int64)
 
 
@@ -224,7 +224,7 @@ def _transfer(
     first: NDArray[np.intp],
     last: NDArray[np.intp],
 ) -> Int64Array:
-    """Time in which data of each reduction moves; ABSENT where a bucket was not matched."""
+    """Time in which the data of each reduction moves; ABSENT if a bucket was not matched."""
     if not len(first):
         return np.empty(0, np.int64)
     start, end = (column[picked] for column in intervals_of(collectives))
@@ -241,7 +241,7 @@ def _transfer(
 def _dtypes(
     collectives: Table, context: RankContext, picked: NDArray[np.intp]
 ) -> dict[int, tuple[str, ...]]:
-    """Axis to the element types on the wire, the same word however the backend spells it."""
+    """Axis to the element types on the wire, with one spelling for all backends."""
     dtype, axis = collectives.coded("dtype"), context.axis[picked]
     return {
         int(number): tuple(

@@ -154,7 +154,7 @@ def _ready(
 def _other_stream(
     activity: Table, timeline: Timeline, row: Int64Array, gap_start: Int64Array
 ) -> NDArray[np.bool_]:
-    """Whether communication is on either side of the gap, and its two sides on other streams."""
+    """Whether communication borders the gap and its two sides are on different streams."""
     is_comm = _pick(activity["kind"], row) == ActivityKind.COMMUNICATION
     after_comm = np.isin(gap_start, timeline.communication.end)
     streams = activity["stream"]
@@ -212,7 +212,7 @@ BLOCKING_CALLS = frozenset(
 COPY_CALLS = frozenset(
     ("cudaMemcpyAsync", "hipMemcpyAsync", "hipMemcpyWithStream", "cudaMemcpy2DAsync")
 )
-"""Copies that block in some uses (pageable memory); judged by whether they returned after it."""
+"""Copies that block in some uses (pageable memory): they count if they outlasted the copy."""
 
 BLOCKING_COPY_NS = 20_000  # a copy that is really asynchronous returns sooner
 
@@ -245,7 +245,7 @@ def _waited_for_copy(
 
 
 def _outermost(calls: Table) -> NDArray[np.bool_]:
-    """Mask of the rows that lie in no earlier row of the same thread; rows sorted by start."""
+    """Mask of the rows that are not inside an earlier row of the same thread, sorted by start."""
     start, end = intervals_of(calls)
     keep = np.ones(len(calls), dtype=np.bool_)
     for _, rows in rows_by_thread(calls):
@@ -272,7 +272,7 @@ _NEVER = np.iinfo(np.int64).max
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyncBlame:
-    """For each gap, how much of the host's part is due to calls, and which call (-1 for none)."""
+    """For each gap, the part of the host's time that is due to calls, and the call (-1: none)."""
 
     ns: Int64Array
     call: Int64Array
@@ -281,7 +281,7 @@ class SyncBlame:
 def blame_calls(
     gaps: Gaps, host_ns: Int64Array, calls: Table, activity: Table, launches: Launches
 ) -> SyncBlame:
-    """Blame synchronising calls for the gaps that their threads filled late.
+    """Charge synchronising calls with the gaps that their threads filled late.
 
     Args:
         gaps: The idle stretches.

@@ -45,7 +45,7 @@ __all__ = [
 ]
 
 MAX_STEPS = 4_096
-"""Of each rank, the last steps whose pauses are kept one by one."""
+"""Number of last steps per rank whose pauses are kept individually."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +64,7 @@ class HostPauses:
 
 
 def measure_pauses(records: RankRecords) -> RankPauses | None:
-    """The figures of one rank; None where pauses were not watched or no step was logged."""
+    """Pauses of one rank; None if they were not recorded or no step was logged."""
     num_steps = max(1, len(records.step_log) - 1)
     if len(records.step_log) == 0 or (len(records.pauses) == 0 and "pauses" not in records.about):
         return None
@@ -82,7 +82,7 @@ def measure_pauses(records: RankRecords) -> RankPauses | None:
 
 
 def host_pauses(records: RankRecords) -> HostPauses:
-    """Pauses of the last steps, one by one."""
+    """Pauses of the last steps, each step separately."""
     pauses, phases = records.pauses, records.phases
     watched = len(pauses) > 0 or "pauses" in records.about
     collected = pauses.take(pauses.coded("kind").equals("gc"))
@@ -96,7 +96,7 @@ def host_pauses(records: RankRecords) -> HostPauses:
 
 
 def _tokens(log: Table) -> dict[int, int] | None:
-    """Of the last steps, one by one; None where any of them does not tell."""
+    """Values of the last steps, each separately; None if one of them is missing."""
     steps, tokens = log["step"][-MAX_STEPS:], log["tokens"][-MAX_STEPS:]
     if len(tokens) == 0 or (tokens < 0).any():
         return None
@@ -104,7 +104,7 @@ def _tokens(log: Table) -> dict[int, int] | None:
 
 
 def _by_step(rows: Table) -> dict[int, int]:
-    """Time of rows by step; those of no step are left out."""
+    """Time of rows by step, without rows outside of steps."""
     steps, index = np.unique(rows["step"], return_inverse=True)
     total = np.zeros(len(steps), dtype=np.int64)
     np.add.at(total, index, rows["end_ns"] - rows["start_ns"])
@@ -113,7 +113,7 @@ def _by_step(rows: Table) -> dict[int, int]:
 
 
 def analyze_pauses(records: ProbeRecords) -> PausesResult:
-    """All ranks whose pauses were watched."""
+    """Pauses of all ranks on which they were recorded."""
     ranks = tuple(records.of(RankPauses).values())
     return PausesResult(ranks=ranks, unavailable=records.why("pauses", ranks))
 
@@ -142,13 +142,13 @@ def analyze_idle(analyses: RankAnalyses) -> IdleResult:
     notes: tuple[str, ...] = ()
     if blind:
         notes += (
-            f"Idle time has no cause on {name_ranks(blind)}: "
-            "the host's side was not read, or is not in the trace.",
+            f"The cause of idle time is unknown on {name_ranks(blind)}: "
+            "CPU activities were not read, or are not in the trace.",
         )
     graphs = [a.idle for a in known if a.idle and _mostly_within_launches(a.idle)]
     if graphs:
         notes += (
-            f"Much of the idle time of {name_ranks(idle.rank for idle in graphs)} lies in CUDA "
+            f"Much of the idle time of {name_ranks(idle.rank for idle in graphs)} is inside CUDA "
             "graphs, whose kernels the trace may lack: its cause is unknown.",
         )
     return IdleResult(
@@ -289,12 +289,12 @@ def _last_part(gaps: Gaps, late: Intervals, late_ns: Int64Array, wanted: Int64Ar
 
 
 def _held(gaps: Gaps, mask: NDArray[np.bool_]) -> Intervals:
-    """What is left of gaps once the launch of their next activity could have taken effect."""
+    """The rest of each gap after the launch of its next activity could have taken effect."""
     return union(Intervals(gaps.ready[mask], gaps.end[mask]))
 
 
 def _of_graphs(host: Table, gaps: Gaps) -> NDArray[np.bool_]:
-    """Mask over gaps: a graph launch is what ends it."""
+    """Mask over gaps: a graph launch ends the gap."""
     if len(host) == 0:
         return np.zeros(len(gaps.call), dtype=np.bool_)
     result: NDArray[np.bool_] = _named(host, GRAPH_LAUNCHES)[gaps.call] & (gaps.call != ABSENT)

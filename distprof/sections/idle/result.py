@@ -13,6 +13,22 @@ class RankIdle(Record, frozen=True, kw_only=True):
 
     ``within_launch_ns`` is the part of ``unknown_ns`` between two activities of one launch call, or
     before the first recorded activity of a CUDA graph: the trace may lack kernels there.
+
+    Args:
+        rank: Global rank.
+        idle_ns: Time in which the GPU neither computes, communicates nor copies; the causes add up
+            to it exactly.
+        input_ns: Idle while the training thread waited for input.
+        sync_ns: Idle because a call had waited for the GPU.
+        host_ns: Idle because the CPU launched too late.
+        comm_wait_ns: Idle between work launched in time and communication on another stream.
+        unknown_ns: Idle without a cause in the trace.
+        num_kernels: Kernels in the analysed time.
+        median_kernel_ns: Their median duration; null without kernels.
+        late_launch_ratio: Share of launches made after the GPU had run out of work, 0 to 1; null
+            without launches.
+        within_launch_ns: Part of ``unknown_ns`` inside one launch call or before the first recorded
+            kernel of a CUDA graph, where the trace may lack kernels.
     """
 
     rank: int
@@ -24,7 +40,7 @@ class RankIdle(Record, frozen=True, kw_only=True):
     unknown_ns: int
     num_kernels: int
     median_kernel_ns: int | None
-    late_launch_ratio: float | None  # share of launches made when the device was already idle
+    late_launch_ratio: float | None
     within_launch_ns: int = 0
 
 
@@ -32,17 +48,30 @@ class RankIdle(Record, frozen=True, kw_only=True):
 
 
 class SyncCall(Record, frozen=True, kw_only=True):
-    """A synchronising runtime call, summed over all ranks and analysed steps."""
+    """A synchronising runtime call, summed over all ranks and analysed steps.
+
+    Args:
+        name: Runtime call, for example ``cudaStreamSynchronize``.
+        ranks: Ranks that made it.
+        count_per_step: Calls, mean per rank and step.
+        blocked_ns_per_step: CPU time inside it, mean per rank and step.
+        idle_ns_per_step: Idle GPU time that it caused, mean per rank and step.
+    """
 
     name: str
     ranks: tuple[int, ...]
-    count_per_step: float  # mean over ranks and steps
-    blocked_ns_per_step: int  # mean host time inside it
-    idle_ns_per_step: int  # mean device idle time charged to it
+    count_per_step: float
+    blocked_ns_per_step: int
+    idle_ns_per_step: int
 
 
 class IdleResult(Result, frozen=True, kw_only=True):
-    """Idle time by cause, and the calls that emptied the queue of the device."""
+    """Idle time by cause, and the calls that emptied the queue of the device.
+
+    Args:
+        ranks: Each rank over all analysed steps.
+        sync_calls: Runtime calls that waited for the GPU, most idle time first.
+    """
 
     needs_traces = True
 
@@ -76,6 +105,10 @@ class RankPauses(Record, frozen=True, kw_only=True):
 
 
 class PausesResult(Result, frozen=True, kw_only=True):
-    """Pauses of each rank on which they were recorded."""
+    """Pauses of each rank on which they were recorded.
+
+    Args:
+        ranks: Each rank's pauses.
+    """
 
     ranks: tuple[RankPauses, ...] = ()

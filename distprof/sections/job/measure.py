@@ -1,4 +1,4 @@
-"""What was run, how it ended, and what was watching: run.json, folded over ranks."""
+"""What ran, how it ended, and which probes recorded it: run.json, combined over ranks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _MAX_NOTES = 64
 
 
 def analyze_job(run: Run) -> JobResult:
-    """The job of a run; one without a run directory says only that."""
+    """The job of a run; without a run directory the result only says so."""
     job = run.job
     if job is None:
         return JobResult(kind=None, unavailable=(NO_RUN_DIRECTORY,))
@@ -60,7 +60,7 @@ def analyze_job(run: Run) -> JobResult:
 
 
 def _flat(config: Mapping[str, Mapping[str, object]]) -> dict[str, str]:
-    """Sections and options as one level of text."""
+    """Sections and options as one flat mapping to text."""
     return {
         f"{section}.{option}": str(value)[:_MAX_TEXT]
         for section, options in config.items()
@@ -83,7 +83,7 @@ def _failure(job: RunFile) -> JobFailure | None:
 
 
 def _exits(entries: Iterable[RankEntry]) -> tuple[JobExit, ...]:
-    """Ends folded over ranks, ranks that failed by themselves first."""
+    """Exits combined over ranks; ranks that failed by themselves come first."""
     alike: dict[tuple[int | None, str, bool], list[int]] = {}
     for entry in entries:
         if entry.exit is not None:
@@ -97,7 +97,7 @@ def _exits(entries: Iterable[RankEntry]) -> tuple[JobExit, ...]:
 
 
 def _errors(run: Run) -> tuple[JobError, ...]:
-    """Exceptions, those that tell of more than a lost peer first."""
+    """Exceptions; those that only report a lost peer come last."""
     ordered = sorted(run.errors, key=lambda error: (error.is_peer_loss, error.time_ns))
     return tuple(
         JobError(
@@ -153,7 +153,7 @@ def _median_overhead(mode: str, found: Sequence[tuple[int, Overhead]]) -> ProbeO
 
 
 def _probe_notes(entries: Iterable[RankEntry]) -> tuple[str, ...]:
-    """Notes folded over ranks, at most some."""
+    """Notes combined over ranks, up to a limit."""
     alike: dict[str, list[int]] = {}
     for entry in entries:
         for note in entry.notes:
@@ -165,5 +165,5 @@ def _end_unseen(job: RunFile) -> tuple[str, ...]:
     if job.outcome != "running":
         return ()
     return (
-        "How the job ended was not recorded: it was still running, or its launcher was killed.",
+        "The end of the job was not recorded: it was still running, or its launcher was killed.",
     )

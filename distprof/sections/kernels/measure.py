@@ -1,4 +1,4 @@
-"""Which kernels take the time, and on which rank is the same kernel slower than on its peers."""
+"""Which kernels take the most time, and on which rank they are slower than on its peers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class _Cells:
 
 
 def analyze_kernels(analyses: RankAnalyses) -> KernelsResult:
-    """The kernel table of all ranks, and how fast each rank runs what the others run too.
+    """The kernel table of all ranks, and how fast each rank runs the kernels that it shares.
 
     At most :data:`TABLE_LIMIT` kernels are listed; one row stands for the rest. A median of an even
     number of ranks is the lower one: of two ranks, the faster is the measure.
@@ -152,7 +152,7 @@ def _folded_row(count: Int64Array, total_ns: Int64Array, median_ns: Int64Array) 
 
 
 def _rank_speeds(cells: _Cells) -> tuple[RankSpeed, ...]:
-    """How each rank's shared computation kernels compare with the typical rank's."""
+    """How the shared computation kernels of each rank compare with the typical rank."""
     kind = np.array([key[0] for key in cells.keys], dtype=np.int64)
     shared = (kind == ActivityKind.COMPUTATION) & (cells.num_ranks > 1)
     typical_ns = _median_per_kernel(cells, cells.median_ns)
@@ -229,7 +229,7 @@ def kernel_stats(activity: Table, inside: NDArray[np.bool_]) -> tuple[KernelStat
 
 
 def _sort_pairs(key: Int64Array, value: Int64Array) -> tuple[Int64Array, Int64Array]:
-    """Both arrays in order of key, then value; as one sort of packed numbers where they fit."""
+    """Both arrays in order of key, then value; a single sort of packed numbers if they fit."""
     if len(key) == 0:
         return key, value
     base = int(value.max()) + 1

@@ -9,7 +9,13 @@ __all__ = ["CategoryTime", "KernelRow", "KernelsResult", "RankSpeed"]
 
 
 class CategoryTime(Record, frozen=True, kw_only=True):
-    """Total duration of one kind of activity (computation, communication, copy) on all ranks."""
+    """Total duration of one kind of activity (computation, communication, copy) on all ranks.
+
+    Args:
+        kind: ``computation``, ``communication`` or ``copy``.
+        count: Activities.
+        total_ns: Sum of their durations; overlapping ones count in full.
+    """
 
     kind: str
     count: int
@@ -17,7 +23,17 @@ class CategoryTime(Record, frozen=True, kw_only=True):
 
 
 class KernelRow(Record, frozen=True, kw_only=True):
-    """One kernel name on all ranks; ``spread``: median of the slowest rank over the median rank."""
+    """One kernel name on all ranks; ``spread``: median of the slowest rank over the median rank.
+
+    Args:
+        name: Name of the kernel or operator.
+        kind: ``computation``, ``communication`` or ``copy``.
+        count: How often it ran, all ranks.
+        total_ns: Sum of its durations, all ranks.
+        median_ns: Its median duration.
+        slowest_rank: Rank with the longest median; null where ranks cannot be compared.
+        spread: That rank's median over the median rank's; null as above.
+    """
 
     name: str
     kind: str
@@ -32,8 +48,10 @@ class RankSpeed(Record, frozen=True, kw_only=True):
     """How one rank's computation kernels compare with the same kernels of its peers.
 
     Args:
+        rank: Global rank.
         relative_time: Weighted mean over kernels of median here / median over ranks.
         relative_work: Kernel launches here / median over ranks, the same kernels.
+        num_shared_kernels: Kernel names that were compared with those of peers.
     """
 
     rank: int
@@ -43,7 +61,13 @@ class RankSpeed(Record, frozen=True, kw_only=True):
 
 
 class KernelsResult(Result, frozen=True, kw_only=True):
-    """Kernels by name; the kernel with the longest total comes first."""
+    """Kernels by name; the kernel with the longest total comes first.
+
+    Args:
+        categories: Sum of durations by kind of activity.
+        kernels: Kernels by name, longest total first.
+        ranks: Each rank's kernels against those of its peers.
+    """
 
     needs_traces = True
 

@@ -39,6 +39,10 @@ class RankMemory(Record, frozen=True, kw_only=True):
 
 
 class MemoryResult(Result, frozen=True, kw_only=True):
-    """Memory of each rank that has counters."""
+    """Memory of each rank that has counters.
+
+    Args:
+        ranks: Each rank's memory.
+    """
 
     ranks: tuple[RankMemory, ...] = ()

@@ -20,44 +20,84 @@ __all__ = [
 
 
 class NcclGroup(Record, frozen=True, kw_only=True):
-    """Communicators of one size that span the same number of hosts."""
+    """Communicators of one size that span the same number of hosts.
+
+    Args:
+        num_ranks: Ranks of one communicator.
+        num_communicators: Communicators of this size and span.
+        num_members: Members that wrote a log, all communicators together.
+        num_hosts: Hosts that one communicator spans; null where members cannot be told apart.
+        num_channels: Channels; null where not printed.
+        num_nvls_channels: Channels of NVLink SHARP; null where not printed.
+        init_ns: Time that initialisation took, the slowest; null where not printed.
+        num_rings: Rings that the log holds completely.
+        crossings: Mean number of times that such a ring passes from one host to another; null
+            without rings.
+        tree_depth: Depth of the deepest tree that the log holds completely; null without one.
+    """
 
     num_ranks: int
     num_communicators: int
-    num_members: int  # that wrote a log, all communicators together
-    num_hosts: int | None  # of one communicator; None if members cannot be distinguished
+    num_members: int
+    num_hosts: int | None
     num_channels: int | None
     num_nvls_channels: int | None
-    init_ns: int | None  # slowest of all
-    num_rings: int  # that the log holds completely
-    crossings: float | None  # how often a complete ring passes from one host to another, mean
-    tree_depth: int | None  # deepest tree that is complete in the log
+    init_ns: int | None
+    num_rings: int
+    crossings: float | None
+    tree_depth: int | None
 
 
 class NcclTransport(Record, frozen=True, kw_only=True):
-    """One kind of connection between ranks."""
+    """One kind of connection between ranks.
 
-    where: str  # between nodes, inside nodes
+    Args:
+        where: ``between nodes`` or ``inside nodes``.
+        transport: Way of NCCL, for example ``P2P/CUMEM``, ``SHM``, ``NET/IB``.
+        has_gdr: Whether the network card reads GPU memory directly (GPUDirect RDMA).
+        num_lines: Lines that say so: one per channel, and per side where both write.
+        num_pairs: Pairs of ranks.
+        num_processes: Processes that print it.
+    """
+
+    where: str
     transport: str
     has_gdr: bool
-    num_lines: int  # one per channel, and per side if both sides log it
+    num_lines: int
     num_pairs: int
     num_processes: int
 
 
 class NcclHost(Record, frozen=True, kw_only=True):
-    """A host: its processes and network cards."""
+    """A host: its processes and network cards.
+
+    Args:
+        host: Host name.
+        num_processes: Processes on it that wrote a log.
+        ranks: Their ranks, as far as known.
+        cards: Network cards that NCCL found.
+        used_cards: Cards that carry connections; empty also where no connection leaves the host.
+        links: Link types of the cards, for example ``IB/SHARP`` or ``RoCE``.
+    """
 
     host: str
     num_processes: int
     ranks: tuple[int, ...]
     cards: tuple[str, ...]
-    used_cards: tuple[str, ...]  # also empty if no connection leaves the host
-    links: tuple[str, ...]  # of the cards, for example IB/SHARP, RoCE
+    used_cards: tuple[str, ...]
+    links: tuple[str, ...]
 
 
 class NcclSetting(Record, frozen=True, kw_only=True):
-    """An environment variable of NCCL, with one value."""
+    """An environment variable of NCCL, with one value.
+
+    Args:
+        name: Variable, for example ``NCCL_IB_HCA``.
+        value: Its value.
+        num_processes: Processes that print this value.
+        ranks: Their ranks, as far as known.
+        hosts: Their hosts.
+    """
 
     name: str
     value: str
@@ -67,7 +107,16 @@ class NcclSetting(Record, frozen=True, kw_only=True):
 
 
 class NcclChoices(Record, frozen=True, kw_only=True):
-    """NCCL's choices for an operation, with its smallest and largest size; or only its calls."""
+    """NCCL's choices for an operation, with its smallest and largest size; or only its calls.
+
+    Args:
+        operation: Operation, for example ``AllReduce``.
+        algorithm: Algorithm, for example ``RING`` or ``NVLS``; empty where only calls are known.
+        protocol: Protocol, for example ``LL128`` or ``SIMPLE``; empty as above.
+        min_bytes: Smallest size for which it was chosen; null where not printed.
+        max_bytes: Largest such size; null as above.
+        num_calls: Calls.
+    """
 
     operation: str
     algorithm: str
@@ -78,7 +127,15 @@ class NcclChoices(Record, frozen=True, kw_only=True):
 
 
 class NcclWarnings(Record, frozen=True, kw_only=True):
-    """Warnings that differ only in numbers."""
+    """Warnings that differ only in numbers.
+
+    Args:
+        text: The warning, with numbers left out.
+        about: What it is about, for example the network; empty where unknown.
+        num_lines: Lines that say so.
+        ranks: Ranks that print it, as far as known.
+        hosts: Their hosts.
+    """
 
     text: str
     about: str
@@ -88,9 +145,31 @@ class NcclWarnings(Record, frozen=True, kw_only=True):
 
 
 class NcclResult(Result, frozen=True, kw_only=True):
-    """Contents of NCCL's logs."""
+    """Contents of NCCL's logs.
 
-    is_missing: bool = False  # the job uses NCCL, but no log was read
+    Args:
+        is_missing: Whether the job uses NCCL but no log of it was read.
+        num_files: Log files that were read.
+        num_processes: Processes that wrote them.
+        num_hosts: Hosts of these processes.
+        num_lines: Lines in the files.
+        num_texts: Messages of NCCL among them.
+        num_unknown: Of these, messages that the reader does not know.
+        num_cut: Of these, messages that output of another rank cut short.
+        unknown: Examples of unknown messages.
+        versions: Versions of NCCL, with the processes that print them.
+        networks: Networks in use, for example ``IB`` or ``Socket``.
+        missing_networks: Networks for which NCCL found no device.
+        paths: Types of paths between GPUs by NCCL's graph search, for example ``NVL``, ``PIX``.
+        groups: Communicators, alike ones folded into one row.
+        transports: How ranks are connected.
+        hosts: Hosts with their network cards.
+        settings: Environment variables of NCCL, each with its values.
+        choices: Algorithm and protocol by operation and size.
+        warnings: Warnings, alike ones folded into one row.
+    """
+
+    is_missing: bool = False
     num_files: int = 0
     num_processes: int = 0
     num_hosts: int = 0

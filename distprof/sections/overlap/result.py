@@ -9,7 +9,18 @@ __all__ = ["AxisOverlap", "OverlapResult", "RankOverlap"]
 
 
 class RankOverlap(Record, frozen=True, kw_only=True):
-    """One rank over all analysed steps. ``overlap_ratio`` is None without communication."""
+    """One rank over all analysed steps. ``overlap_ratio`` is None without communication.
+
+    Args:
+        rank: Global rank.
+        computation_ns: Time in which at least one computation kernel or operator runs.
+        communication_ns: Time in which at least one communication kernel or operation runs.
+        overlapped_ns: Of that, time in which computation runs too.
+        exposed_comm_ns: The rest of the communication: no computation hides it. Time blocked in
+            messages of gloo is left out, because nothing says when their data moved; ``breakdown``
+            counts it.
+        overlap_ratio: Overlapped over communication, 0 to 1; null without communication.
+    """
 
     rank: int
     computation_ns: int
@@ -23,6 +34,14 @@ class AxisOverlap(Record, frozen=True, kw_only=True):
     """Communication of one mesh axis or process group description, summed over all ranks.
 
     Axes can communicate at the same time, so their sum may exceed the rank's communication.
+
+    Args:
+        axis: Mesh axis, or the group's description.
+        ranks: Ranks that communicate along it.
+        communication_ns: Communication along it, all ranks added up.
+        overlapped_ns: Of that, time in which computation runs too.
+        exposed_comm_ns: The rest, which no computation hides.
+        overlap_ratio: Overlapped over communication, 0 to 1; null without communication.
     """
 
     axis: str
@@ -37,7 +56,12 @@ class AxisOverlap(Record, frozen=True, kw_only=True):
 
 
 class OverlapResult(Result, frozen=True, kw_only=True):
-    """Overlap; source: formula sheet, "Measured from traces": |K ∩ C| / |C|."""
+    """Overlap; source: formula sheet, "Measured from traces": |K ∩ C| / |C|.
+
+    Args:
+        ranks: Each rank over all analysed steps.
+        axes: All ranks' communication by mesh axis or group description.
+    """
 
     needs_traces = True
 

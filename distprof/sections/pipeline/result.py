@@ -71,7 +71,16 @@ class PipelinePrediction(Record, frozen=True, kw_only=True):
 
 
 class PictureRow(Record, frozen=True, kw_only=True):
-    """One slot of one step, for a picture of the schedule. Times since the step's first work."""
+    """One slot of one step, for a picture of the schedule. Times since the step's first work.
+
+    Args:
+        rank: Global rank.
+        stage: Pipeline stage, from 0.
+        kind: What the slot holds, for example forward or backward.
+        micro_batch: Number of the micro-batch, from 0.
+        start_ns: Start, since the first work of the step.
+        end_ns: End, since the first work of the step.
+    """
 
     rank: int
     stage: int

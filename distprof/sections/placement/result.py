@@ -42,7 +42,13 @@ class CardPath(Record, frozen=True, kw_only=True):
 
 
 class PlacedNode(Record, frozen=True, kw_only=True):
-    """A node, its ranks, and the scale-up domains that they are in."""
+    """A node, its ranks, and the scale-up domains that they are in.
+
+    Args:
+        node: Node.
+        ranks: Its ranks.
+        domains: Scale-up domains that they are in; empty where unknown.
+    """
 
     node: str
     ranks: tuple[int, ...]

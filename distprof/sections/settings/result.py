@@ -21,7 +21,27 @@ __all__ = [
 
 
 class LoaderSetup(Record, frozen=True, kw_only=True):
-    """Data loaders that were iterated, with the same configuration on these ranks."""
+    """Data loaders that were iterated, with the same configuration on these ranks.
+
+    Args:
+        ranks: Ranks with this data loader.
+        dataset: Class of the dataset.
+        is_iterable: Whether the dataset is iterable, without an index.
+        num_workers: Worker processes of each rank; 0: the training thread loads.
+        pin_memory: Whether batches are put into pinned memory.
+        prefetch_factor: Batches that each worker loads ahead; null without workers.
+        persistent_workers: Whether workers survive the end of an epoch.
+        batch_size: Samples of a batch; null where the sampler decides.
+        sampler: Class of the sampler.
+        is_plain: Whether it is torch's own sampler over the whole dataset, the same on every rank.
+        num_replicas: Ranks that a distributed sampler divides the data among; null without one.
+        shuffle: Whether it shuffles; null where unknown.
+        num_epochs: Steps in which an iteration began, the fewest of all ranks.
+        num_orders: Epoch numbers that the sampler was given, the most of all ranks; null where it
+            takes none.
+        num_first_batches: Different first batches among ranks; null where a rank does not know its
+            own.
+    """
 
     ranks: tuple[int, ...]
     dataset: str
@@ -32,16 +52,33 @@ class LoaderSetup(Record, frozen=True, kw_only=True):
     persistent_workers: bool
     batch_size: int | None
     sampler: str
-    is_plain: bool  # torch's own sampler over the whole dataset, the same on every rank
+    is_plain: bool
     num_replicas: int | None
     shuffle: bool | None
-    num_epochs: int  # steps in which an iteration began, fewest of all ranks
-    num_orders: int | None  # epoch numbers that the sampler was given, most of all ranks
-    num_first_batches: int | None  # different first batches; None if a rank cannot identify its own
+    num_epochs: int
+    num_orders: int | None
+    num_first_batches: int | None
 
 
 class DdpSetup(Record, frozen=True, kw_only=True):
-    """Modules in ``DistributedDataParallel``, with the same configuration on these ranks."""
+    """Modules in ``DistributedDataParallel``, with the same configuration on these ranks.
+
+    Args:
+        ranks: Ranks with this module.
+        module: Class of the wrapped module.
+        group_size: Ranks that average gradients; null where unknown.
+        find_unused_parameters: Whether DDP looks for unused parameters in every iteration.
+        static_graph: Whether the graph is declared static.
+        gradient_as_bucket_view: Whether gradients are views of the buckets.
+        bucket_cap_bytes: Size limit of a bucket in bytes; null where unknown.
+        comm_hook: Communication hook; empty without one.
+        num_parameters: Parameters that are trained.
+        parameter_bytes: Their size in bytes.
+        dtypes: Their dtypes.
+        num_looks: Iterations for which torch reported unused parameters, the fewest of all ranks.
+        max_unused_bytes: Size of unused parameters in bytes, the most of all ranks; null where a
+            rank could not tell.
+    """
 
     ranks: tuple[int, ...]
     module: str
@@ -54,12 +91,26 @@ class DdpSetup(Record, frozen=True, kw_only=True):
     num_parameters: int
     parameter_bytes: int
     dtypes: tuple[str, ...]
-    num_looks: int  # iterations for which torch reported unused parameters, fewest of all ranks
-    max_unused_bytes: int | None  # most of all ranks; None if a rank does not know
+    num_looks: int
+    max_unused_bytes: int | None
 
 
 class FsdpSetup(Record, frozen=True, kw_only=True):
-    """Sharded modules, with the same configuration on these ranks."""
+    """Sharded modules, with the same configuration on these ranks.
+
+    Args:
+        ranks: Ranks with these modules.
+        api: ``fully_shard`` or ``FullyShardedDataParallel``.
+        num_units: Sharded units.
+        group_size: Ranks that share a unit; null where unknown.
+        num_parameters: Parameters, before sharding.
+        parameter_bytes: Their size in bytes.
+        reshard_after_forward: Whether parameters are freed after forward; null where units differ.
+        param_dtype: Dtype of gathered parameters; empty for their own.
+        reduce_dtype: Dtype of reduced gradients; empty for their own.
+        num_prefetching: Units with explicit prefetching.
+        is_offloaded: Whether parameters are kept on the CPU.
+    """
 
     ranks: tuple[int, ...]
     api: str
@@ -75,7 +126,16 @@ class FsdpSetup(Record, frozen=True, kw_only=True):
 
 
 class OptimizerSetup(Record, frozen=True, kw_only=True):
-    """Optimizers, with the same configuration on these ranks."""
+    """Optimizers, with the same configuration on these ranks.
+
+    Args:
+        ranks: Ranks with this optimizer.
+        name: Class.
+        is_sharded: Whether its state is divided among ranks.
+        num_parameters: Parameters that it updates.
+        fused: Whether the fused implementation is on; null where it is not set.
+        foreach: Whether the multi-tensor implementation is on; null where it is not set.
+    """
 
     ranks: tuple[int, ...]
     name: str
@@ -86,33 +146,73 @@ class OptimizerSetup(Record, frozen=True, kw_only=True):
 
 
 class HostSetup(Record, frozen=True, kw_only=True):
-    """Threads and CPUs of one host."""
+    """Threads and CPUs of one host.
+
+    Args:
+        host: Host name.
+        ranks: Ranks on it that reported.
+        is_cpu: Whether none of them has a GPU.
+        num_local_ranks: Ranks on the host, by the launcher or as far as known.
+        num_cpus: CPUs that at least one of the ranks may use; null where unknown.
+        num_threads: Threads that torch computes an operator with, the most of all ranks; null where
+            unknown.
+        num_workers: Workers of the largest data loader, all ranks added up.
+        cpu_busy_ratio: Share of these CPUs that was busy while the job ran, with whatever else ran
+            there, 0 to 1; null where unknown.
+        omp_num_threads: ``OMP_NUM_THREADS`` as set; empty where it is not set or differs.
+        processor: Model of the CPU; empty where unknown.
+    """
 
     host: str
-    ranks: tuple[int, ...]  # that say so
-    is_cpu: bool  # whether none of them has an accelerator
-    num_local_ranks: int  # on the host, from the launcher or as far as known
-    num_cpus: int | None  # that at least one of the ranks may use
-    num_threads: int | None  # that torch computes an operator with, most of all ranks
-    num_workers: int  # of the data loader with most of them, summed over the ranks
-    cpu_busy_ratio: float | None  # of these CPUs while the job ran, including other processes
-    omp_num_threads: str  # as set; empty if unset or different between ranks
-    processor: str = ""  # model of the CPUs; empty if unknown
+    ranks: tuple[int, ...]
+    is_cpu: bool
+    num_local_ranks: int
+    num_cpus: int | None
+    num_threads: int | None
+    num_workers: int
+    cpu_busy_ratio: float | None
+    omp_num_threads: str
+    processor: str = ""
 
 
 class RankFeed(Record, frozen=True, kw_only=True):
-    """Input of one rank in the analysed steps, from its trace."""
+    """Input of one rank in the analysed steps, from its trace.
+
+    Args:
+        rank: Global rank.
+        num_own_loads: Batches that the training thread loaded itself.
+        num_worker_loads: Batches that workers had loaded.
+        num_pageable: Copies from pageable host memory.
+        pageable_ns: Duration of these copies.
+        exposed_pageable_ns: Part of it that no computation hides.
+    """
 
     rank: int
-    num_own_loads: int  # batches that the training thread loaded itself
-    num_worker_loads: int  # batches that workers had loaded
-    num_pageable: int  # copies from pageable CPU memory
+    num_own_loads: int
+    num_worker_loads: int
+    num_pageable: int
     pageable_ns: int
     exposed_pageable_ns: int
 
 
 class SettingsResult(Result, frozen=True, kw_only=True):
-    """The configuration of a job, from its live objects and environment."""
+    """The configuration of a job, from its live objects and environment.
+
+    Args:
+        loaders: Data loaders that were iterated.
+        ddp: Modules in ``DistributedDataParallel``.
+        fsdp: Fully sharded modules.
+        optimizers: Optimizers.
+        hosts: Threads and CPUs of each host.
+        feed: How ranks were fed in the analysed steps.
+        num_ranks: Ranks that reported their configuration.
+        allow_tf32: Whether matrix multiplications may use TF32; null where unknown or not the same
+            on all ranks.
+        cudnn_benchmark: Whether cuDNN tries algorithms; null as above.
+        is_deterministic: Whether deterministic algorithms are enforced; null as above.
+        num_compiled: Modules given to ``torch.compile``, the most of all ranks.
+        num_checkpointed: Modules wrapped for activation checkpointing, the most of all ranks.
+    """
 
     loaders: tuple[LoaderSetup, ...] = ()
     ddp: tuple[DdpSetup, ...] = ()
@@ -120,9 +220,9 @@ class SettingsResult(Result, frozen=True, kw_only=True):
     optimizers: tuple[OptimizerSetup, ...] = ()
     hosts: tuple[HostSetup, ...] = ()
     feed: tuple[RankFeed, ...] = ()
-    num_ranks: int = 0  # that recorded their configuration
-    allow_tf32: bool | None = None  # None if unknown or different between ranks
+    num_ranks: int = 0
+    allow_tf32: bool | None = None
     cudnn_benchmark: bool | None = None
     is_deterministic: bool | None = None
-    num_compiled: int = 0  # modules given to torch.compile, most of all ranks
-    num_checkpointed: int = 0  # modules wrapped for activation checkpointing, most of all ranks
+    num_compiled: int = 0
+    num_checkpointed: int = 0

@@ -109,7 +109,12 @@ class SharedStream(Record, frozen=True, kw_only=True):
 
 
 class Variable(Record, frozen=True, kw_only=True):
-    """A variable of the job's environment."""
+    """A variable of the job's environment.
+
+    Args:
+        name: Name of the variable.
+        value: Its value.
+    """
 
     name: str
     value: str

@@ -55,12 +55,19 @@ class SummarisedClass(Record, frozen=True, kw_only=True):
 
 
 class SummarisedRank(Record, frozen=True, kw_only=True):
-    """A rank: its time in collectives, and how much of it is waiting for others."""
+    """A rank: its time in collectives, and how much of it is waiting for others.
+
+    Args:
+        rank: Global rank.
+        communication_ns: Time in collectives.
+        wait_ns: Of that, waiting for the last rank.
+        blamed_ns: What all other ranks wait in collectives to which this rank comes last.
+    """
 
     rank: int
     communication_ns: int
     wait_ns: int
-    blamed_ns: int  # what all other ranks wait in collectives to which this one comes last
+    blamed_ns: int
 
 
 class CollectiveSummaryResult(Result, frozen=True, kw_only=True):
@@ -101,7 +108,14 @@ class RankReadiness(Record, frozen=True, kw_only=True):
 
 
 class LatePeriod(Record, frozen=True, kw_only=True):
-    """A time in which mostly one rank is the least ready."""
+    """A time in which mostly one rank is the least ready.
+
+    Args:
+        rank: Rank whose input is mostly the least ready.
+        first_sample: Index of its first sample.
+        num_samples: Samples.
+        mean_ratio: Mean readiness of this rank's input in the period, 0 to 1.
+    """
 
     rank: int
     first_sample: int

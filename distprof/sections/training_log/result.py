@@ -38,7 +38,12 @@ class TrainingTimer(Record, frozen=True, kw_only=True):
 
 
 class SlowIteration(Record, frozen=True, kw_only=True):
-    """An iteration that took much longer than its neighbours."""
+    """An iteration that took much longer than its neighbours.
+
+    Args:
+        iteration: Number as printed; null where not printed.
+        duration_ns: Its duration.
+    """
 
     iteration: int | None
     duration_ns: int

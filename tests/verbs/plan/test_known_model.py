@@ -91,11 +91,11 @@ def test_a_table_of_a_shape():
 @pytest.mark.parametrize(
     ("table", "said"),
     [
-        ({"sequence": 128}, "which model"),
+        ({"sequence": 128}, "name the model"),
         ({"preset": "lama3-8b"}, "did you mean llama3-8b"),
         ({"preset": "llama3-8b", "layers": 4}, "leave out layers"),
-        ({"layers": 4}, "lacks hidden, heads: give them, or a preset of"),
-        ({"parameters": 7e9, "batch": 8}, "how long one is"),
+        ({"layers": 4}, "lacks hidden, heads: set them, or choose a preset from"),
+        ({"parameters": 7e9, "batch": 8}, "set the length of one"),
         ({"layers": 32, "hidden": 4096, "heads": 32, "ffn": 11008, "parameters": 1e9}, "6,7"),
     ],
 )

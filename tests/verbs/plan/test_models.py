@@ -57,8 +57,8 @@ def test_a_width_is_chosen_so_that_the_parameters_come_out():
     [
         ({"layers": 2, "hidden": 64}, None, "lacks heads"),
         ({"layers": 2, "hidden": 4, "heads": 64}, None, "do not fit into"),
-        ({"layers": 2, "hidden": 64, "heads": 4, "top_k": 2}, None, "of experts"),
-        ({"layers": 2, "hidden": 64, "heads": 4, "experts": 4}, None, "takes top_k"),
+        ({"layers": 2, "hidden": 64, "heads": 4, "top_k": 2}, None, "number of experts"),
+        ({"layers": 2, "hidden": 64, "heads": 4, "experts": 4}, None, "set top_k"),
         ({"layers": 2, "hidden": 64, "heads": 4, "ffn": 256}, 7e9, "--params says 7,000,000,000"),
         ({"layers": 32, "hidden": 4096, "heads": 32}, 1e9, "correct the shape"),
     ],
