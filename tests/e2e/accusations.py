@@ -22,7 +22,7 @@ _EXPLAINED_BY = {
     "sleep-rank": ("its host is late", "idles for its host"),
     "late-input": ("its input is late", "for input", "waits for data"),
     "gc-pause": ("garbage collector",),
-    "routing-skew": ("mean of all experts' tokens",),
+    "routing-skew": ("tokens of the mean expert",),
 }
 
 
