@@ -219,7 +219,7 @@ def _notes(
             f"(missing: {fold_ranks(missing)}): idle time covers only the recorded ranks, and its "
             "causes cannot be separated."
             if missing
-            else "Ranks hold unequal numbers of stages: the causes of idle time cannot be separated."
+            else "Ranks hold unequal numbers of stages: causes of idle time cannot be separated."
         )
     if observed.num_left_out:
         notes.append(

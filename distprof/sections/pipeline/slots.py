@@ -161,7 +161,7 @@ MARKS = "distprof marks"
 
 TORCH = "torch annotations"
 
-_HOST_ONLY = ", CPU side only"
+_HOST_ONLY = ", host side only"
 
 _SET_UP = 0.02
 """Share of a slot's computation that may precede its wait, such as creating a buffer."""
