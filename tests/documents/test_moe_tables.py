@@ -121,7 +121,7 @@ def test_what_is_not_known_is_a_dash_and_never_zero():
     plain = placement("0", expert_max_over_mean=None, replaced_max_over_mean=None)
     timed = placement("1", expert_ns_per_step=8 * MS, lost_ns_per_step=2 * MS)
     first, second = cells(placement_table(report(placement=(plain, timed)), show_all=True))
-    assert (first["layer"], first["lost"], first["anew"]) == ("1", "2.00 ms", "–")
+    assert (first["layer"], first["lost"], first["if replaced"]) == ("1", "2.00 ms", "–")
     assert (second["expert time"], second["replaced"]) == ("–", "–")
 
 
@@ -204,7 +204,7 @@ def test_counts_alone_are_judged_by_where_a_placement_helps_most():
     verdict = judge(report)
     assert verdict.line == (
         "In layer 7 (github) the busiest of 8 ranks gets 2.14 times the mean; with experts placed "
-        "by their loads it would get 1.01 times the mean."
+        "by load it would get 1.01 times the mean."
     )
     assert headline(report) == "64 experts · 3 layers · 6 parts of the data · nothing timed"
 
