@@ -111,7 +111,7 @@ def test_the_most_uneven_layers_come_first_and_the_rest_is_counted():
 def test_counts_name_their_data_and_show_one_number_of_ranks():
     rows = tuple(placement("7", part="code", num_ranks=n) for n in (2, 4, 8, 16))
     (row,) = cells(placement_table(report(placement=rows), show_all=False))
-    assert (row["data"], row["ranks"], row["load"], row["placed anew"]) == (
+    assert (row["data"], row["ranks"], row["load"], row["replaced"]) == (
         "code", "8", "1.50 ×", "1.25 ×"
     )  # fmt: skip
     assert len(cells(placement_table(report(placement=rows), show_all=True))) == 4
@@ -121,8 +121,8 @@ def test_what_is_not_known_is_a_dash_and_never_zero():
     plain = placement("0", expert_max_over_mean=None, replaced_max_over_mean=None)
     timed = placement("1", expert_ns_per_step=8 * MS, lost_ns_per_step=2 * MS)
     first, second = cells(placement_table(report(placement=(plain, timed)), show_all=True))
-    assert (first["layer"], first["lost"], first["anew"]) == ("1", "2.00 ms", "–")
-    assert (second["expert time"], second["placed anew"]) == ("–", "–")
+    assert (first["layer"], first["lost"], first["if replaced"]) == ("1", "2.00 ms", "–")
+    assert (second["expert time"], second["replaced"]) == ("–", "–")
 
 
 def test_ranks_and_exchanges():
@@ -204,7 +204,7 @@ def test_counts_alone_are_judged_by_where_a_placement_helps_most():
     verdict = judge(report)
     assert verdict.line == (
         "In layer 7 (github) the busiest of 8 ranks gets 2.14 times the mean; with experts placed "
-        "by their loads it would get 1.01 times the mean."
+        "by load it would get 1.01 times the mean."
     )
     assert headline(report) == "64 experts · 3 layers · 6 parts of the data · nothing timed"
 
@@ -212,4 +212,4 @@ def test_counts_alone_are_judged_by_where_a_placement_helps_most():
 def test_a_placement_that_is_no_better_is_said_to_be_none():
     row = placement("3", max_over_mean=1.14, replaced_max_over_mean=1.15)
     (shown,) = cells(placement_table(report(placement=(row,)), show_all=True))
-    assert shown["placed anew"] == "no better"
+    assert shown["replaced"] == "no better"

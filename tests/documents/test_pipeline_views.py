@@ -109,9 +109,9 @@ def test_the_parts_of_the_bubble_stand_below_it():
         ("1f1b, ranks 0-1", "30.0 ms", "50.0 %"),
         ("  warm-up and drain", "20.0 ms", "33.3 %"),
         ("  unequal stages", "4.00 ms", "6.67 %"),
-        ("  unlike micro-batches", "1.00 ms", "1.67 %"),
+        ("  uneven micro-batches", "1.00 ms", "1.67 %"),
         ("  messages", "3.00 ms", "5.00 %"),
-        ("  host and other", "2.00 ms", "3.33 %"),
+        ("  CPU and other", "2.00 ms", "3.33 %"),
         ("  ideal", "", "50.0 %"),
     ]
     assert table.strong == {0}
@@ -193,5 +193,5 @@ def test_where_only_the_bubble_is_known_it_is_the_verdict(tmp_path):
         if file.name != "pp_rank_3.json":
             shutil.copy(file, tmp_path)
     told = distprof.analyze(tmp_path)
-    assert judge(told).line.startswith("The pipeline of ranks 0-2,4-7 idles for 3")
+    assert judge(told).line.startswith("The pipeline of ranks 0-2,4-7 idles 3")
     assert "7 of the pipeline's 8 stages were recorded (missing: 3)" in str(told)

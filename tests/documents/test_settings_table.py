@@ -68,7 +68,7 @@ def test_sharding_optimizers_hosts_and_switches() -> None:
     )
     assert texts["optimizer"] == "AdamW: 10 parameters, fused"
     assert texts["host"] == (
-        "node-2: 4 ranks, 8 threads each, 16 loader workers, 64 processors, 40.0 % busy"
+        "node-2: 4 ranks, 8 threads each, 16 loader workers, 64 CPUs, 40.0 % busy"
     )
     assert texts["torch"] == "TF32, 2 compiled modules"
 

@@ -22,7 +22,7 @@ _EXPLAINED_BY = {
     "sleep-rank": ("Its CPU launches late", "waits for its CPU"),
     "late-input": ("Its input arrives late", "for input", "waits for data"),
     "gc-pause": ("garbage collector",),
-    "routing-skew": ("mean of all experts' tokens",),
+    "routing-skew": ("tokens of the mean expert",),
 }
 
 

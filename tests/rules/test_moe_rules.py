@@ -61,7 +61,7 @@ def test_an_expert_that_is_hot_in_most_layers_is_named_and_the_others_are_folded
     first, second = findings(MoeResult(layers=layers), "MOE101")
     assert first.message.startswith("Expert 7 gets 4.0 times")
     assert "6 of 10 layers" in first.message
-    assert "expert 3 of layer 9, 2.6 times" in second.message
+    assert "expert 3 of layer 9 with 2.6 times" in second.message
     assert "In 4 of 10 layers" in second.message
 
 

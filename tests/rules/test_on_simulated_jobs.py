@@ -59,7 +59,7 @@ def test_waiting_for_a_rank_that_is_not_recorded_is_not_taken_for_transfer(tmp_p
     found = {finding.name: finding for finding in report.findings}
     assert found["exposed-communication"].confidence is Confidence.INFERRED
     assert found["low-overlap"].confidence is Confidence.INFERRED
-    assert "or waiting for ranks that are not recorded" in found["exposed-communication"].message
+    assert "or waiting for unrecorded ranks" in found["exposed-communication"].message
     assert "COM104" in {item.code for item in report.not_checked}
     assert "or waiting for ranks that are not in the recording" in judge(report).line
 

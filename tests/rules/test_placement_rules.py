@@ -189,6 +189,6 @@ def test_time_that_is_not_split_leaves_them_unchecked():
     )
     results = {**healthy(), PlacementResult: PlacementResult(nodes=placement.nodes, axes=unsplit)}
     outcome = run_rules(results.values(), rules=RULES)
-    assert [(s.code, "could not be told apart" in s.why) for s in outcome.not_checked] == [
+    assert [(s.code, "cannot be separated" in s.why) for s in outcome.not_checked] == [
         ("COM108", True)
     ]

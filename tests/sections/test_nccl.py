@@ -64,7 +64,7 @@ def test_where_an_end_is_not_known_the_transport_tells(tmp_path):
         line(0, "Channel 00/0 : 0[0] -> 1[1] via SHM/direct/direct"),
     )
     assert ways(result) == [(BETWEEN, "NET/IB", 1), (INSIDE, "SHM", 1)]
-    assert "The log tells of 1 of 4 ranks." in result.unavailable
+    assert "The log covers 1 of 4 ranks." in result.unavailable
 
 
 @pytest.mark.parametrize(("ring", "crossings"), [((0, 1, 2, 3), 2.0), ((0, 2, 1, 3), 4.0)])

@@ -111,7 +111,7 @@ def test_groups_with_members_on_unknown_nodes_are_left_out():
 def test_without_nodes_nothing_is_placed_and_that_is_said():
     result = analyze_placement(job({}, *mesh(2, 4)), NOTHING)
     assert result.axes == ()
-    assert result.unavailable == ("Which node ranks run on is not known.",)
+    assert result.unavailable == ("The nodes of the ranks are unknown.",)
     assert result.unplaced == ("dp", "tp")
 
 
@@ -141,7 +141,7 @@ def test_a_node_is_the_domain_of_devices_that_span_no_hosts(device):
 def test_a_device_that_nobody_knows_leaves_nodes_and_that_is_said():
     result = analyze_placement(job(blocks(2, 4), device="ACME X1"), NOTHING, sheet=load_sheet())
     assert (result.num_domains, result.domain_origin) == (2, "nodes")
-    assert "of ACME X1 are not known" in result.unavailable[0]
+    assert "of ACME X1 are unknown" in result.unavailable[0]
 
 
 @pytest.mark.parametrize(
@@ -307,7 +307,7 @@ def test_gpus_that_nvlink_does_not_join_are_said():
     text = TOPO.replace("NV18", "PHB")
     result = analyze_placement(job({}).having(log()).having(parse_machines(text)), NOTHING)
     assert (
-        "NVLink does not join all GPUs of node-1: 2 parts of 2 GPUs are joined by PCIe."
+        "NVLink does not connect all 2 GPUs of node-1: PCIe connects 2 islands."
         in result.unavailable
     )
 
@@ -325,7 +325,7 @@ def test_a_real_job_on_two_hosts_by_its_log_and_a_matrix():
     )
     placement = report.placement
     assert (placement.order, placement.num_domains, placement.domain_size) == ("blocked", 2, 8)
-    assert placement.domain_origin.startswith("NVLink by nvidia-smi")
+    assert placement.domain_origin.startswith("NVLink, from nvidia-smi")
     assert [(one.size, one.num_groups, one.num_nodes) for one in placement.axes] == [
         (8, 2, 1),
         (16, 1, 2),
@@ -338,7 +338,7 @@ def test_a_real_job_on_two_hosts_by_its_log_and_a_matrix():
 def test_a_matrix_alone_is_a_report():
     report = distprof.analyze(GOLDEN / "machine" / "topo-m-8xh200-roce.txt", debug=True)
     assert str(report).startswith("1 machine, 8 GPUs: no ranks, no steps.")
-    assert "8 GPUs, all joined by NVLink; 8 network cards." in str(report)
+    assert "8 GPUs, all connected by NVLink; 8 network cards." in str(report)
     assert report.findings == ()
 
 

@@ -36,7 +36,7 @@ class CallLabels:
         logged: Index into ``tokens`` of each section's call, int64 ``(s,)``; ABSENT without a log.
         tokens: Assignments per expert of each logged call, the whole group together, int64
             ``(calls, experts)``.
-        contiguous: Whether all-to-all sizes say that experts lie in contiguous blocks; None where
+        contiguous: Whether all-to-all sizes show that experts are in contiguous blocks; None if
             that cannot be checked.
         problems: Sentences.
     """
@@ -95,8 +95,8 @@ def label_calls(
         return _nothing(
             group,
             (
-                "The all-to-alls of experts do not fit the calls in the routing log: the time of "
-                "single layers is not known.",
+                "The expert all-to-alls do not match the calls in the routing log, so times of "
+                "single layers are unknown.",
             ),
         )
     call, is_first = called
@@ -266,8 +266,8 @@ def _disagreement(
     rank = group.ranks[int(group.members[member])]
     sentence = (
         f"The routing log and the all-to-alls disagree: rank {rank} logged "
-        f"{int(tokens[call, member].sum()):,} assignments where it sent "
-        f"{int(sent[call, member].sum()):,}; ranks are compared by what they sent."
+        f"{int(tokens[call, member].sum()):,} assignments but sent "
+        f"{int(sent[call, member].sum()):,}. Ranks are compared by what they sent."
     )
     unknown = np.full(len(labels.logged), ABSENT, dtype=np.int64)
     return replace(labels, logged=unknown, problems=(sentence,))
@@ -277,14 +277,14 @@ def _disagreement(
 
 
 def _by_order(group: GroupExchanges) -> CallLabels:
-    """Layers numbered in order of their calls; all unknown where their number cannot be told."""
+    """Layers numbered in order of their calls; all unknown if their number is unknown."""
     depth = _depth(group)
     if depth is None:
         return _nothing(
             group,
             (
-                "Without a routing log the layers of the experts' all-to-alls cannot be told "
-                "apart: times are those of all layers together.",
+                "Without a routing log the layers of the expert all-to-alls cannot be "
+                "distinguished, so times cover all layers together.",
             ),
         )
     unknown = np.full(len(group.dispatch), ABSENT, dtype=np.int64)

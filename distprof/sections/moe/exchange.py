@@ -4,7 +4,7 @@ A combine sends back what its dispatch brought: its splits are those of the disp
 output exchanged. Two such all-to-alls of a group, one right after the other, are a *section*: from
 the end of the first to the start of the second a rank computes its experts, forward, backward or
 once more for a checkpoint. Sections of a step that move the same tokens belong to one *call* of a
-layer. All-to-alls of whole numbers (how many tokens are to come) are no part of it.
+layer. All-to-alls of whole numbers (token counts) are left out.
 
 Each section is measured on each rank's own clock, so that clocks need not agree.
 """
@@ -33,7 +33,7 @@ _EXPERT_GROUP = re.compile(r"expert|(?:^|[_\W])(?:ep|moe)(?:$|[_\W])", re.IGNORE
 
 _WHOLE_NUMBERS = re.compile(r"^(?:c10::)?(?:u?int\d*|long|short|byte|char|bool)\b", re.IGNORECASE)
 
-_SIZE = re.compile(r"[0-9]{1,9}")  # longer ones are nonsense, as no rank sends so many tokens
+_SIZE = re.compile(r"[0-9]{1,9}")  # longer ones are damaged, because no rank sends that many tokens
 
 _OTHER_AXES = (MeshAxis.CP, MeshAxis.PP)
 """Axes whose all-to-alls are others': heads of attention for tokens of a sequence, for example."""
@@ -89,7 +89,7 @@ class GroupExchanges:
 
     @property
     def has_sizes(self) -> bool:
-        """Whether it is known who sends whom how much, in every section."""
+        """Whether the traffic between all pairs of ranks is known in every section."""
         return bool(len(self.dispatch)) and not np.isnan(self.sent[self.dispatch]).any()
 
     @property
@@ -199,7 +199,7 @@ def _of_group(
     rows: _Rows,
     num_steps: int,
 ) -> GroupExchanges | None:
-    """The exchanges of one group; None where fewer than two members tell of one."""
+    """The exchanges of one group; None if fewer than two members recorded one."""
     row, rank = _as_matrix(members, instances)
     if row is None or rank is None:
         return None

@@ -1,8 +1,8 @@
 """Load and expert time of the ranks that share experts, layer by layer, and how even it is.
 
 Tokens of a rank are those that its dispatches brought, or, where sizes are not known, those that
-the log holds for its experts, placed in contiguous blocks. Placed anew, experts lie so that their
-loads even out.
+the log holds for its experts, placed in contiguous blocks. A new placement balances the loads of
+experts.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ def placement_row(
     placed: Placement | None = None,
     part: str = "",
 ) -> MoePlacement:
-    """How even ranks are in the calls of one layer, and how even they would be placed anew.
+    """Balance of ranks in the calls of one layer, now and with another placement.
 
     Args:
         layer: Its name.
         rank_load: Tokens of each rank in each call, ``(calls, ranks)``; each call has some.
         origin: Where they come from.
-        expert_load: Assignments per expert of each call, None where experts are not told apart.
+        expert_load: Assignments per expert of each call, None if experts cannot be distinguished.
         placed: Another placement of one layer, None where none was sought.
         part: Part of the data.
     """
@@ -116,7 +116,7 @@ def placement_of_log(
 def row_of_experts(
     name: str, tokens: NDArray[np.int64], size: int, origin: str, part: str = ""
 ) -> MoePlacement:
-    """The row of a layer whose experts lie in contiguous blocks on ``size`` ranks.
+    """The row of a layer with experts in contiguous blocks on ``size`` ranks.
 
     Args:
         name: Of the layer.
@@ -473,7 +473,7 @@ def _problems(group: GroupExchanges) -> Iterator[str]:
         absent = set(group.ranks) - {group.ranks[at] for at in group.members.tolist()}
         yield (
             f"Of the {who}, which share experts, {name_ranks(absent)} "
-            f"{'was' if len(absent) == 1 else 'were'} not recorded: the others are compared alone."
+            f"{'was' if len(absent) == 1 else 'were'} not recorded: only the others are compared."
         )
     if not len(group.dispatch):
         yield (
@@ -482,6 +482,6 @@ def _problems(group: GroupExchanges) -> Iterator[str]:
         )
     elif not group.has_sizes:
         yield (
-            f"Split sizes of the all-to-alls of {who} are not known (even, or not recorded): "
-            "sections are paired by their order."
+            f"Split sizes of the all-to-alls of {who} are unknown (even, or not recorded), so "
+            "sections are paired by order."
         )

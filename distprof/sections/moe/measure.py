@@ -54,7 +54,7 @@ def _of_counts(counts: ExpertCounts) -> MoeResult:
         layers=tuple(layers),
         origin=EXPERT_COUNTS if layers else None,
         placement=tuple(placement),
-        unavailable=(*problems, "Counts hold no times: what the imbalance costs is not known."),
+        unavailable=(*problems, "Counts hold no times, so the cost of the imbalance is unknown."),
     )
 
 
@@ -155,18 +155,18 @@ def _without_exchanges(
     routing: Sequence[Routing],
     places: Mapping[int, Mapping[str, int]],
 ) -> MoeResult:
-    """What a routing log alone tells of ranks: experts in contiguous blocks over the mesh axis."""
+    """Ranks from a routing log alone: experts in contiguous blocks over the mesh axis."""
     if not logged.layers:
         return logged
     placement = placement_of_log(routing, places)
     why = []
     if run.ranks:
         why.append(
-            "No all-to-all of experts could be joined across ranks: what their imbalance costs is "
-            "not known."
+            "No expert all-to-all could be matched across ranks, so the cost of the imbalance is "
+            "unknown."
         )
     if not placement:
-        why.append("Which ranks share experts is not known.")
+        why.append("The ranks that share experts are unknown.")
     return msgspec.structs.replace(
         logged, placement=placement, unavailable=(*logged.unavailable, *why)
     )
@@ -197,7 +197,7 @@ def _totals(totals: Totals | None) -> dict[str, int | None]:
 def _with_times(
     layers: Sequence[MoeLayer], placement: Sequence[MoePlacement]
 ) -> tuple[MoeLayer, ...]:
-    """The layers with the times of their experts, where these could be told apart."""
+    """The layers with the times of their experts, if these can be separated."""
     by_name = {row.layer: row for row in placement if row.expert_ns_per_step is not None}
     return tuple(_with_time(layer, by_name.get(layer.layer)) for layer in layers)
 

@@ -1,6 +1,6 @@
-"""Mixture of experts: what a report says of them.
+"""Mixtures of experts in a report.
 
-Who computes it: :mod:`distprof.sections.moe.routing` (what the routers chose),
+Computed by :mod:`distprof.sections.moe.routing` (what the routers chose),
 :mod:`distprof.sections.moe.exchange` (all-to-alls and the time between them) and
 :mod:`distprof.sections.moe.measure`, which joins the two.
 """
@@ -41,7 +41,8 @@ class MoeLayer(Record, frozen=True, kw_only=True):
         expert_ns_per_step: Time between dispatch and combine on the slowest rank of each
             micro-batch, forward and backward.
         balanced_ns_per_step: The same if all ranks took the mean.
-        replaced_ns_per_step: The same with experts placed anew, time in proportion to tokens.
+        replaced_ns_per_step: The same with another placement of experts, with time in proportion to
+            tokens.
         part: Part of the data that was counted (a domain), empty for all of it.
         min_over_mean: The least used expert's tokens over the mean, over all steps.
         dead_experts: The dead ones, at most sixteen.
@@ -76,15 +77,15 @@ class MoePlacement(Record, frozen=True, kw_only=True):
         part: Part of the data that was counted, empty for all of it.
         num_ranks: Ranks that share the experts.
         origin: ``all-to-all sizes``, ``routing log`` (experts in contiguous blocks) or ``expert
-            counts`` (the same, for a number of ranks that nobody measured).
+            counts`` (the same, for a number of ranks that was not measured).
         num_calls: Calls of the layer that the figures are means over: micro-batches of all steps
             and expert-parallel groups.
         tokens_per_call: Assignments of all ranks of a group in a call, mean.
         max_over_mean: The busiest rank's tokens over the mean of its group, mean of all calls.
         worst_max_over_mean: The same in the worst call.
-        expert_max_over_mean: The same of experts, mean of all calls; None where experts are not
-            told apart.
-        replaced_max_over_mean: Of ranks, if experts were placed anew by their measured loads.
+        expert_max_over_mean: The same of experts, mean of all calls; None if experts cannot be
+            distinguished.
+        replaced_max_over_mean: The same of ranks, if experts were placed by their measured loads.
         rank_of_expert: That placement: which of the group's ranks would hold each expert; empty
             where none was sought.
         lost_ns_per_step: Slowest rank's expert time less the mean rank's; None: not measured.
@@ -209,10 +210,10 @@ class MoeResult(Result, frozen=True, kw_only=True):
     Args:
         layers: By the routing log, or by counts.
         origin: Where tokens come from: ``routing log``, ``all-to-all sizes``, ``expert counts``.
-        placement: Ranks against each other, layer by layer.
+        placement: Comparison of ranks, layer by layer.
         ranks: The ranks.
         exchanges: All-to-alls by group.
-        pairs: Who sends whom how much; empty for more than 64 ranks.
+        pairs: Traffic between pairs of ranks; empty for more than 64 ranks.
         drift: Change over time, layer by layer.
         expert_ns_per_step: Time between dispatch and combine on the slowest rank, all layers.
         lost_ns_per_step: That less the mean rank's: what the imbalance costs.

@@ -1,12 +1,11 @@
 """The bubble of one pipeline, what it is made of, and what other configurations would make of it.
 
-Idle is split by replaying the observed order again and again, each time with less put to rights:
+Repeated replays of the observed order split the idle time. Each restores one more effect:
 
-1. equal stages: what the order itself costs, warm-up and drain;
-2. each stage with its own mean durations: stage imbalance;
-3. each action with its own duration: variation between micro-batches;
-4. what each action waited for its message after that had been sent: exposed messages;
-5. as measured: late launches and stalls inside of slots.
+1. equal stages: what the order itself costs, warm-up and drain; 2. each stage with its own mean
+durations: stage imbalance; 3. each action with its own duration: variation between micro-batches;
+4. what each action waited for its message after that had been sent: exposed messages; 5. as
+measured: late launches and stalls inside slots.
 
 Each replay's span less the one before is a part; parts add up to the idle, exactly.
 
@@ -89,7 +88,7 @@ def idle_parts(
         observed: With all stages.
         orders: Its order, under the name of its schedule.
         comparable: Whether times of different ranks can be compared. If not, waiting for messages
-            and for the host are not told apart: all of it is the host's and other.
+            and for the CPU cannot be separated: all of it counts as CPU and other.
         residual_ns: Uncertainty of times of different ranks: no message is blamed for less.
 
     Raises:
@@ -102,7 +101,7 @@ def idle_parts(
     replayed = np.asarray(replay(orders, sets).makespan_ns).reshape(4, k)
     busy = np.rint(observed.busy_ns.mean(axis=0)).astype(np.int64)
     levels = np.concatenate((busy[None], replayed, spans(observed, comparable=comparable)[None]))
-    # What is put to rights may make a replay a little longer: it then takes nothing, and never
+    # A replay with fewer effects may be a little longer: the effect then costs nothing, and never
     # more than there is.
     levels = np.minimum(np.maximum.accumulate(levels, axis=0), levels[-1])
     mean = np.rint(levels.mean(axis=1)).astype(np.int64)
@@ -285,7 +284,7 @@ def _other_schedule(name: str, group: PipelineGroup) -> Proposal:
     keeps = same and present is not None and schedule.goes_back == present.goes_back
     what = name if present is None else f"{name} instead of {group.schedule}"
     if not keeps:
-        what += ", equal stages" if same else f", {per_rank} equal stages a rank"
+        what += ", equal stages" if same else f", {per_rank} equal stages per rank"
     candidate = Candidate(
         schedule=name,
         num_micro_batches=group.num_micro_batches,

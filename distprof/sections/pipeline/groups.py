@@ -216,10 +216,10 @@ def _notes(
         missing = sorted({*range(num_ranks * virtual)} - {*observed.stages})
         notes.append(
             f"{len(observed.stages)} of the pipeline's {num_ranks * virtual} stages were recorded "
-            f"(missing: {fold_ranks(missing)}): idle is that of the ranks present, and its causes "
-            "are not told apart."
+            f"(missing: {fold_ranks(missing)}): idle time covers only the recorded ranks, and its "
+            "causes cannot be separated."
             if missing
-            else "Ranks hold unequal numbers of stages: the causes of idle are not told apart."
+            else "Ranks hold unequal numbers of stages: causes of idle time cannot be separated."
         )
     if observed.num_left_out:
         notes.append(
@@ -228,8 +228,8 @@ def _notes(
         )
     if not given.comparable:
         notes.append(
-            "Clocks of the ranks cannot be compared: the span is that of the rank whose own is the "
-            "longest, and waiting for messages is not told from the host's share."
+            "Clocks of the ranks cannot be compared: the span is the longest span of a single "
+            "rank, and waiting for messages cannot be separated from CPU time."
         )
     return notes
 

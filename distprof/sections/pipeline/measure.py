@@ -1,7 +1,7 @@
-"""Pipeline parallelism: work of the stages beside each other.
+"""Pipeline parallelism: work of the stages compared with each other.
 
-Ranks that hold the same stages are one position of the pipeline. What a position works is what its
-least busy rank works, so that a slow rank among several is not taken for an unequal split.
+Ranks that hold the same stages are one position of the pipeline. The least busy rank defines the
+work of a position, so that a slow rank among several does not count as an unequal split.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from distprof.terms import MeshAxis
 
 __all__ = ["analyze_pipeline", "are_comparable", "pipelines_of"]
 
-BY_RANK = "Which ranks form one pipeline is concluded from the order of their numbers."
+BY_RANK = "The ranks of each pipeline are inferred from the order of their numbers."
 
 
 def pipelines_of(run: Run, analyses: Mapping[int, RankAnalysis]) -> tuple[PipelineSlots, ...]:
@@ -127,7 +127,7 @@ def _on_common_clock(clock: ClockAlignment, rank: int, slots: StageSlots) -> Sta
     )
 
 
-# Pipeline parallelism: work of the stages beside each other --------------------------------------
+# Pipeline parallelism: work of the stages compared with each other -------------------------------
 
 NO_MARKS = "no marks of pipeline stages in the traces"
 
@@ -158,7 +158,7 @@ def analyze_pipeline(run: Run, analyses: RankAnalyses) -> PipelineResult:
 def _with_positions(
     marked: Mapping[int, RankAnalysis], groups: tuple[PipelineGroup, ...]
 ) -> PipelineResult:
-    """Work of positions beside each other."""
+    """Work of positions, compared with each other."""
     positions = _positions(marked)
     work = np.array([position.work_ns_per_step for position in positions], dtype=np.float64)
     uneven = float(work.max() - work.mean())

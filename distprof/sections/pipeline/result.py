@@ -1,7 +1,7 @@
-"""Pipelines of a run: work of the stages beside each other, bubbles, predictions, a step's picture.
+"""Pipelines of a run: work of the stages, bubbles, predictions, and a picture of one step.
 
-Ranks that hold the same stages are one position of the pipeline. What a position works is what its
-least busy rank works, so that a slow rank among several is not taken for an unequal split.
+Ranks that hold the same stages are one position of the pipeline. The least busy rank defines the
+work of a position, so that a slow rank among several does not count as an unequal split.
 """
 
 from __future__ import annotations
@@ -93,9 +93,9 @@ class PictureRow(Record, frozen=True, kw_only=True):
 class PipelineGroup(Record, frozen=True, kw_only=True):
     """Pipelines of one shape; numbers are those of the one whose span is the median.
 
-    The span of a step runs from the first work of any rank to the last. Idle is what the mean rank
-    does not work in it: waiting for messages is idle. ``idle_ns`` is, exactly, the sum of
-    ``warm_up_drain_ns``, ``imbalance_ns``, ``variation_ns``, ``exposed_p2p_ns`` and
+    The span of a step runs from the first work of any rank to the last. Idle is the time in the
+    span that the mean rank does not work, including waiting for messages. ``idle_ns`` is, exactly,
+    the sum of ``warm_up_drain_ns``, ``imbalance_ns``, ``variation_ns``, ``exposed_p2p_ns`` and
     ``host_ns``; all are means over steps.
 
     Args:
@@ -122,7 +122,7 @@ class PipelineGroup(Record, frozen=True, kw_only=True):
         imbalance_ns: What unequal stages add to it.
         variation_ns: What is added because one stage's micro-batches differ in time.
         exposed_p2p_ns: What waiting for messages adds, when they are already sent.
-        host_ns: The rest: late launches, stalls inside of slots, other communication.
+        host_ns: The rest: late launches, stalls inside slots, other communication.
         limiting_stage: The busiest stage of the busiest rank.
         limiting_rank: Its rank.
         model_error_ratio: Span of the replay without messages and host, over the measured, less 1.
@@ -177,7 +177,7 @@ class PipelinePosition(Record, frozen=True, kw_only=True):
         work_ns_per_step: Computation inside the marks of its stages, of the least busy rank.
         work_ns_per_micro_batch: The same over the micro-batches, None without any.
         excess_ratio: What it works beyond the median of the other positions, over that median.
-        chance: That positions which are all alike show such an excess, at most 1.
+        chance: Probability that equal positions show this excess, at most 1.
     """
 
     stages: tuple[int, ...]
@@ -196,9 +196,9 @@ class PipelineRank(Record, frozen=True, kw_only=True):
         rank: Global rank.
         stages: That it holds.
         work_ns_per_step: In its stages.
-        wait_ns_per_step: Sends and receives that no computation hides: waiting for other stages,
-            and transfer. Collectives of other axes are no part of it.
-        other_ns_per_step: The rest: optimizer, input, idling for the host.
+        wait_ns_per_step: Exposed sends and receives: waiting for other stages, and transfer.
+            Collectives of other axes are not included.
+        other_ns_per_step: The rest: optimizer, input, waiting for the CPU.
     """
 
     rank: int

@@ -1,8 +1,8 @@
 """What the pipeline stages of one rank did when, from marks or annotations in its trace.
 
 Source of the marks: ``distprof:pp stage=1 op=F mb=3`` around the work of a stage itself, without
-its waits for other stages. Work is the computation inside of them: collectives of other axes, and
-stalls of the host, may lie inside too.
+its waits for other stages. Work is the computation inside of them: collectives of other axes and
+CPU stalls may be inside too.
 
 A slot is where its computation is: waiting for a message inside of a range, as torch's annotations
 have it, is cut off. On a device the profiler draws the same names on the device's time line; where
@@ -164,7 +164,7 @@ TORCH = "torch annotations"
 _HOST_ONLY = ", host side only"
 
 _SET_UP = 0.02
-"""Share of a slot's computation that may lie before its wait, such as making a buffer."""
+"""Share of a slot's computation that may precede its wait, such as creating a buffer."""
 
 _NOT_PIPELINES = ("cp", "tp", "ep", "dp", "dp_shard", "dp_replicate")
 """Axes whose messages are rings or exchanges, not a pipeline's."""
@@ -233,7 +233,7 @@ def message_waits(tables: RankTables, context: RankContext) -> Intervals:
 
 
 def _ranges_of(tables: RankTables, parser: Parser, on_device: bool) -> _Ranges | None:
-    """Ranges that the names of one table tell of; None where none does."""
+    """Ranges that the names of one table describe; None if there are none."""
     table = tables.activity if on_device else tables.host
     names = table.coded("name")
     parsed = [tuple(parser(name)) for name in names.values]
@@ -378,7 +378,7 @@ def _wait_ends(start: Int64Array, end: Int64Array, waits: Intervals) -> Int64Arr
 
 
 def exposed_waits(waits: Intervals, timeline: Timeline, windows: Intervals) -> Int64Array:
-    """Per window, the time of waits that no computation hides."""
+    """Exposed waiting time per window."""
     return covered(windows, subtract(union(waits), timeline.computation))
 
 

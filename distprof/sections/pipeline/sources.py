@@ -1,4 +1,4 @@
-"""Pipelines without marks: stages and micro-batches concluded from the messages between ranks.
+"""Pipelines without marks: stages and micro-batches inferred from messages between ranks.
 
 Neighbours in a pipeline send to each other in both directions, activations one way and gradients
 the other, equally often in every step. Neighbours so form a chain: its ends have one neighbour
@@ -28,9 +28,8 @@ __all__ = ["groups_from_messages", "pipelines_of_log"]
 SOURCE = "messages between ranks"
 
 NOTE = (
-    "Stages and micro-batches are concluded from messages: ranks in a chain that send each other "
-    "equally many in every step. Idle is what the ranks do not compute in the whole step, "
-    "optimizer included."
+    "Stages and micro-batches are inferred from messages: ranks in a chain send each other equally "
+    "many in every step. Idle is all time of a step without computation, optimizer included."
 )
 
 Traffic = Mapping[tuple[int, int], float]
@@ -193,7 +192,7 @@ def _notes(exposed: int | None) -> tuple[str, ...]:
     if exposed is None:
         return (NOTE,)
     milliseconds = f"{exposed / 1e6:,.3g} ms"
-    return (NOTE, f"Of the idle, {milliseconds} per rank and step is in sends and receives.")
+    return (NOTE, f"{milliseconds} of the idle time per rank and step is in sends and receives.")
 
 
 # Pipelines of logs that hold one row per operation: Megatron timelines, operation tables ---------

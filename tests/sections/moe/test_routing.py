@@ -182,7 +182,7 @@ def test_a_log_beside_traces_without_all_to_alls_says_that_no_time_is_known():
     )
     assert moe.layers
     assert moe.lost_ns_per_step is None
-    assert any("could be joined" in text for text in moe.unavailable)
+    assert any("could be matched" in text for text in moe.unavailable)
 
 
 def test_without_log_traces_or_counts_there_is_nothing():

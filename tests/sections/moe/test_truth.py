@@ -244,7 +244,7 @@ def test_a_rank_alone_says_that_nothing_can_be_joined():
     moe = analysed(simulate_moe(MoeJob()), present=(1,))
     assert moe.lost_ns_per_step is None
     assert moe.layers
-    assert any("could be joined" in text for text in moe.unavailable)
+    assert any("could be matched" in text for text in moe.unavailable)
 
 
 def test_embedding_tables_are_no_experts():
