@@ -97,7 +97,7 @@ class MessageRank(Record, frozen=True, kw_only=True):
 
 
 class MessagesResult(Result, frozen=True, kw_only=True):
-    """Ranks that exchange messages, ascending; empty where nobody waits for one.
+    """Ranks that exchange messages, ascending; empty where no rank waits for one.
 
     Args:
         ranks: One row per rank.
@@ -116,7 +116,7 @@ class RankStraggler(Record, frozen=True, kw_only=True):
     Args:
         lost_ns_per_step: Exposed wait of a typical other member, summed over the collectives that
             this rank made late, each weighted with its members, as a mean over all other ranks and
-            steps. Lateness handed on to other groups is among it, waits below the clock residual
+            steps. It includes lateness propagated to other groups, waits below the clock residual
             are not.
         share_of_step_ratio: The same over the mean step of all ranks.
         late_ratio: Share of its judged collectives in which this rank came last, whoever is to
@@ -141,7 +141,7 @@ class RankStraggler(Record, frozen=True, kw_only=True):
 
 
 class StepBlame(Record, frozen=True, kw_only=True):
-    """One step: what was lost to late ranks, and the rank that cost most (None when nobody)."""
+    """One step: what was lost to late ranks, and the rank that cost most (None without one)."""
 
     step: int
     lost_ns: int
@@ -150,7 +150,7 @@ class StepBlame(Record, frozen=True, kw_only=True):
 
 
 class StragglersResult(Result, frozen=True, kw_only=True):
-    """Ranks by what they cost, dearest first; ``pattern`` is that of the run as a whole.
+    """Ranks by what they cost, most expensive first; ``pattern`` is that of the run as a whole.
 
     ``links``: groups whose transfers take longer than the same of other groups, for which no rank
     is to blame. ``sequences``: computation that differs by sequence lengths, None where it does

@@ -133,8 +133,8 @@ def _collectives(result: CollectiveSummaryResult) -> list[str]:
     text = f"{format_ratio(result.wait_ratio)} of the time in collectives is waiting"
     if result.late_rank is not None:
         text += (
-            f", {format_ratio(result.blamed_ratio)} of it for rank {result.late_rank}, which arrives "
-            "last: look at what this rank does before its collectives"
+            f", {format_ratio(result.blamed_ratio)} of it for rank {result.late_rank}, which "
+            "arrives last: look at what this rank does before its collectives"
         )
     worst = result.classes[0]
     size = f" of {format_bytes(worst.num_bytes)}" if worst.num_bytes is not None else ""

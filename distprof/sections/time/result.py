@@ -48,7 +48,7 @@ class RankWaterfall(Record, frozen=True, kw_only=True):
     exposed_transfer_ns: int
     exposed_wait_ns: int  # waiting in a collective for its last member
     exposed_p2p_wait_ns: int  # the same in send and recv: bubble, in a pipeline
-    exposed_comm_unsplit_ns: int  # members could not be matched: wait and transfer not told apart
+    exposed_comm_unsplit_ns: int  # members could not be matched: wait and transfer not separated
     exposed_copy_ns: int
     idle_host_ns: int
     idle_sync_ns: int

@@ -1,4 +1,4 @@
-"""Ranks beside their peers, section by section.
+"""Ranks compared with their peers, section by section.
 
 A section is a rank's own time between two collectives that it asks for. Peers are ranks that hold
 the same pipeline stages and exchange as many messages; of those that ask for the same collectives
@@ -44,7 +44,7 @@ def evened(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """For each rank its own without what sets it apart from its peers in all sections alike.
 
     Unlike batches lengthen all that a rank computes by one factor each, in proportion to what the
-    section has of such work; what kernels vary by at random has no such form and stays. That is the
+    section has of such work; what kernels vary by at random does not have this form and stays. That is the
     leading component of the differences from the mean, found by power iteration.
     """
     apart = values - values.mean(axis=0)

@@ -48,7 +48,7 @@ class KindSlowdown(Record, frozen=True, kw_only=True):
 
 
 class WorkerSlowdown(Record, frozen=True, kw_only=True):
-    """S_w: the smaller of the slow-downs by the worker's data-parallel row and pipeline stage."""
+    """S_w: the smaller of the slowdowns by the worker's data-parallel row and pipeline stage."""
 
     rank: int
     dp_rank: int | None
@@ -113,7 +113,7 @@ class WhatIfResult(Result, frozen=True, kw_only=True):
         without: By what they recover, most first.
         kinds: S_t, largest first.
         workers: S_w, largest first.
-        m_w: Share of the slow-down that the slowest 3 % of the workers explain.
+        m_w: Share of the slowdown that the slowest 3 % of the workers explain.
         m_s: Share that the last pipeline stage explains.
         path: Critical path, largest share first.
         stages: Slow-down by pipeline stage, in order of stages.

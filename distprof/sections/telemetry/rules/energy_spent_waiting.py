@@ -64,8 +64,8 @@ def check(telemetry: TelemetryResult, limits: Limits) -> Iterator[Draft]:
             f"{_amount(telemetry.energy_per_step_j, share)} is drawn while ranks wait for others."
         ),
         fix=(
-            "Fix what ranks wait for, most expensive first. Until then a lower power cap on waiting "
-            "ranks saves energy and costs no time."
+            "Fix what ranks wait for, most expensive first. Until then a lower power cap on "
+            "waiting ranks saves energy and costs no time."
         ),
         confidence=Confidence.MODELLED,
         evidence=("telemetry.waiting_energy_ratio",),
