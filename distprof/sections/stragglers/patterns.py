@@ -246,8 +246,8 @@ def _by_events(blame: Blame, step_ns: float) -> tuple[Verdict, ...]:
 def _events(blame: Blame, step_ns: float) -> NDArray[np.float64]:
     """What standing out cost, shape ``(P, S)``: no more than the margin to the second last.
 
-    Propagated lateness stands out where it came from. A rank that stalls in one step only must do so
-    for longer.
+    Propagated lateness stands out where it came from. A rank that stalls in only one step must do
+    so for longer.
     """
     arrivals = blame.arrivals
     stands_out = arrivals.clear & (arrivals.margin_ns >= STAND_OUT * _usual_distance(arrivals))

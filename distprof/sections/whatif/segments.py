@@ -42,8 +42,8 @@ class StageLine:
 
     Args:
         slots: When they work; disjoint, in order.
-        needed_ns: int64 per row of COLLECTIVES: when they continue only with it, had it come in time;
-            ABSENT where that is not known.
+        needed_ns: int64 per row of COLLECTIVES: when they continue only with it, had it come in
+            time; ABSENT where unknown.
     """
 
     slots: Intervals
@@ -117,8 +117,8 @@ def main_line(
 class _Cuts:
     """Moments in order, twice their time and one more for those at which only something is asked.
 
-    At the same time continuing comes before asking. Times count from ``origin_ns``, as twice the time
-    since the epoch may be too large a number. ``segment`` is what each cut opens.
+    At the same time continuing comes before asking. Times count from ``origin_ns``, because twice
+    the time since the epoch may be too large a number. ``segment`` is what each cut opens.
     """
 
     origin_ns: int

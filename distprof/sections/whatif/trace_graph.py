@@ -13,8 +13,8 @@ when both ends had been posted, until the rank continued.
 
 The critical path is the chain of operations that the run's end waited for. Only what is on it
 shortens the run when it gets shorter, and only as long as no other chain is as long. On the path
-no rank waits for another that it could wait for less: waiting stands for what is not known, collectives
-that could not be matched and messages whose other end was not seen.
+no rank waits for another longer than it must: waiting there means unknown causes, collectives that
+could not be matched and messages whose other end was not seen.
 """
 
 from __future__ import annotations
