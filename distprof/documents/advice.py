@@ -20,7 +20,7 @@ SAME_RATIO = 0.05
 def cost_text(finding: Finding, report: Report) -> str:
     """What a finding costs, for example ``6.91 ms per step (31.0 %)``; ``–`` when unknown.
 
-    Where the simulated step recovers something else without it, that is said too.
+    Where the simulated step recovers a different time, the text adds it.
     """
     cost = finding.cost_ns_per_step
     recovered = _recovered_text(finding, report)

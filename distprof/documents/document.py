@@ -60,7 +60,7 @@ class Document(Generic[T]):
         order: ``sorted`` for keys in the order of the alphabet, so that a review shows what
             changed; None for that of the struct.
         is_whole: Whether every field is always written. Of files that several versions write and
-            read, absent fields have defaults; their schemas lie with the run directory's.
+            read, absent fields have defaults; their schemas are with the run directory's.
         max_bytes: Larger files are refused.
     """
 
@@ -102,7 +102,7 @@ class Document(Generic[T]):
         """What writes a result in a format.
 
         Raises:
-            UsageError: If there is no such format, with those that there are.
+            UsageError: If the format is unknown; the message lists the known ones.
         """
         found = self.reporters
         if name not in found:

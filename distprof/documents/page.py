@@ -1,4 +1,4 @@
-"""What a verb shows besides a trace's report, before somebody draws it as text or Markdown.
+"""What a verb shows besides a trace's report, before it is drawn as text or Markdown.
 
 A verb makes a :class:`Page` of its result; everything below it is drawn here, once.
 """
@@ -48,7 +48,7 @@ class Page:
         has_captions: Whether Markdown shows the captions of tables too.
         remarks: Sentences at the end.
         remarks_title: Above them, for example ``Assumed``; empty for none.
-        commands: Commands to go on with, and what each is for.
+        commands: Commands to run next, each with its purpose.
     """
 
     verdict: str

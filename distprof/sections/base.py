@@ -55,7 +55,7 @@ class Result(Record, Evidence, frozen=True, kw_only=True):
                 classes of collectives, kernels, else ranks. A result without tables is one row.
 
         Raises:
-            ValueError: If the result has no such table.
+            ValueError: If the result does not have the table.
         """
         tables = _tables_of(type(self))
         if not table:

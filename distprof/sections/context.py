@@ -151,15 +151,15 @@ class MainLine:
         own_ns: int64, shape ``(S, len(Own))``. The last segment is empty.
         stage_ns: int64 per segment: computation inside the marks of pipeline stages.
         issue: int64 per row of COLLECTIVES: the segment after which it was asked for; ABSENT where
-            that lies outside of the line.
+            that is outside of the line.
         resume: The segment that could not start before the row's end; ABSENT outside, or where the
             end is not known. For a row that computation hid, that of the pipeline slot which needs
             it, else the one after its window.
         exposed: bool, whether the rank was blocked when the row ended.
         wait_start_ns: int64 per time that it was blocked in a send or receive of which no transfer
             time is known, own clock.
-        wait_end_ns: When it went on.
-        wait_resume: The segment that it went on with.
+        wait_end_ns: When it continued.
+        wait_resume: The segment that it continued with.
         opens: int64 per window: the segment that it starts with.
         closes: The segment that starts at its end.
     """
@@ -203,7 +203,7 @@ class RankGradients:
         dtypes: Axis to element types on the wire.
         marks_updates: Whether updates are marked; if not, each reduction counts as one's own.
         search_ns: Time spent on searching for unused parameters, in all windows.
-        search_exposed_ns: Of that what nothing hides, with the bitmap that ranks exchange.
+        search_exposed_ns: The exposed part of it, with the bitmap that ranks exchange.
     """
 
     axis: NDArray[np.int32]
@@ -270,14 +270,14 @@ class RankAnalysis:
         stages: Work of the pipeline stages that it holds, ascending; empty without marks.
         slots: What they did when, None without marks.
         attention_ns: Computation in attention, per analysed step; empty where not looked for.
-        line: Own time between the moments at which it asked for communication and went on after
+        line: Own time between the moments at which it asked for communication and continued after
             it; None without windows.
         window_start_ns: Start of each analysed window, own clock.
         window_end_ns: End of each.
         row_axis: For each row of COLLECTIVES, index into ``row_axis_names``.
         row_axis_names: Mesh axes or group descriptions.
         input: How it is fed.
-        row_hidden_ns: For each row of COLLECTIVES, time of it beside which something is computed.
+        row_hidden_ns: For each row of COLLECTIVES, time of it that overlaps with computation.
         row_begins_beside: Whether something is computed while it begins.
         row_among_kernels: Whether it runs on a device's stream that computes; empty on a CPU.
         gradients: Reductions of gradients; None where nothing marks DDP.
@@ -378,7 +378,7 @@ _Found = TypeVar("_Found")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeRecords:
-    """What probes recorded beside the traces, measured rank by rank.
+    """What probes recorded in addition to the traces, measured rank by rank.
 
     Args:
         found: Type of a measurement to rank to it, ranks ascending.

@@ -33,12 +33,12 @@ _PREFIX = "analyze_"
 
 
 class WiringError(TypeError):
-    """A result has no analyzer, or one asks for what nobody makes: a mistake in distprof."""
+    """A result has no analyzer, or one asks for what no analyzer makes: a mistake in distprof."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inputs:
-    """What analyzers may ask for beside results of other sections, by type.
+    """What analyzers may ask for in addition to results of other sections, by type.
 
     Args:
         run: The recording.
@@ -106,7 +106,7 @@ def in_order(report: type, inputs: type = Inputs) -> Iterator[tuple[type[Result]
     """Every result of a report and of what its analyzers need, each after those that it needs.
 
     Raises:
-        WiringError: If an analyzer is missing, asks for what nobody makes, or for its own result.
+        WiringError: If an analyzer is missing, or asks for its own result or one without a maker.
     """
     given = {_without_none(hint) for hint in typing.get_type_hints(inputs).values()}
     done: set[type[Result]] = set()
@@ -125,7 +125,7 @@ def in_order(report: type, inputs: type = Inputs) -> Iterator[tuple[type[Result]
                 continue
             if not _is_result(need):
                 raise WiringError(
-                    f"{analyzer.make.__module__}.{analyzer.make.__name__}: nobody makes the "
+                    f"{analyzer.make.__module__}.{analyzer.make.__name__}: no analyzer makes the "
                     f"{need} that its parameter {name!r} asks for"
                 )
             yield from visit(need, (*above, kind))

@@ -21,7 +21,7 @@ from distprof.sections.context import RankAnalysis
 __all__ = ["Members", "RowIndex", "by_size", "median_by_code", "segment_median"]
 
 _BLOCK = 4_000_000
-"""Members looked at in one go: bounds the memory of intermediate arrays to some 100 MB."""
+"""Members looked at at once: limits intermediate arrays to about 100 MB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

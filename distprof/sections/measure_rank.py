@@ -39,7 +39,7 @@ BEGINNING_NS = 20_000
 """A kernel ends and the next one starts within less."""
 
 _LEAST_SHARE = 0.2
-"""Streams of copies and of reductions beside communication compute less than this."""
+"""Streams of copies and of reductions that accompany communication compute less than this."""
 
 
 def begins_beside(collectives: Table, computation: Intervals) -> NDArray[np.bool_]:
@@ -75,7 +75,7 @@ def among_kernels(tables: RankTables, *, is_cpu: bool) -> NDArray[np.bool_]:
 # Everything that is measured on one rank alone, from its tables and its windows ------------------
 
 NOTED_LATE_NS = 500_000
-"""A thread of gloo may note the end of a collective this long after the training thread went on."""
+"""A gloo thread may note a collective's end this long after the training thread continued."""
 
 
 def measure_rank(tables: RankTables, context: RankContext) -> RankAnalysis:
@@ -201,7 +201,7 @@ def _moment_of(collectives: Table, context: RankContext) -> Int64Array:
     """For each row, the moment that says to which window it belongs.
 
     That is its last nanosecond, as a device's step lasts until all that it launched has ended. A
-    step on the host ends when training goes on, which may be before a backend's thread has: there
+    step on the host ends when training continues, which may be before a backend's thread has: there
     it is the moment when it was asked for.
     """
     start, end = intervals_of(collectives)

@@ -1,4 +1,4 @@
-"""Measure what probes recorded beside the traces, each rank alone."""
+"""Measure what probes recorded in addition to the traces, each rank alone."""
 
 from __future__ import annotations
 

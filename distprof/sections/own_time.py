@@ -1,4 +1,4 @@
-"""What each rank does with the time in which it waits for nobody, beside its peers.
+"""What each rank does while it waits for no other rank, compared with its peers.
 
 A rank makes others wait because some part of its own time is longer than theirs: it computes, waits
 for input, or leaves its device idle. A part does not hold the disturbances of the others, nor any

@@ -37,7 +37,7 @@ def describe_run(run: Run, *, num_steps: int) -> RunInfo:
 
 
 def _world_size(run: Run) -> int | None:
-    """As the traces say; of a run without any, as the log of operations does."""
+    """From the traces; without any, from the log of operations."""
     operations, log = run.get(OperationLog), run.get(NcclLog)
     told = run.topology.world_size or (operations.world_size if operations else None)
     return told or (log.world_size if log else None)

@@ -22,7 +22,7 @@ __all__ = [
 ]
 
 MOST_INCOMPLETE_RATIO = 0.5
-"""From here on transfer and waiting for missing ranks are not told apart."""
+"""From here on transfer and waiting for missing ranks cannot be separated."""
 
 WIDER_TRANSFER = ("COM101", "COM102", "COM104")
 """Findings on exposed transfer as such: for ``Draft.explains`` of those that name a reason."""
@@ -73,7 +73,7 @@ class MeanStep:
 
     @property
     def is_split(self) -> bool:
-        """Whether waiting and transfer could be told apart for most of the exposed time."""
+        """Whether waiting and transfer could be separated for most of the exposed time."""
         total = self.total
         known = total.exposed_transfer_ns + total.exposed_wait_ns + total.exposed_p2p_wait_ns
         return known >= total.exposed_comm_unsplit_ns
@@ -115,11 +115,11 @@ def hideable_ns(step: MeanStep, overlap: OverlapResult) -> int:
     """Exposed transfer that computation now running alone could have hidden, mean per step.
 
     No more than the exposed transfer, and no more than the computation without communication
-    beside it: the part beyond is bound by the network however well the program overlaps.
+    at the same time: the part beyond is bound by the network however well the program overlaps.
     """
     return min(step.exposed_transfer_ns, alone_ns(step, overlap))
 
 
 def alone_ns(step: MeanStep, overlap: OverlapResult) -> int:
-    """Computation without communication beside it, mean per step."""
+    """Computation without concurrent communication, mean per step."""
     return step.mean(sum(rank.computation_ns - rank.overlapped_ns for rank in overlap.ranks))

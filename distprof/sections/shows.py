@@ -59,7 +59,7 @@ def table(
 
 
 def verdict(*, place: int) -> Callable[[Callable[P, Told]], Declared[P, Told]]:
-    """Declare what a report is told by where no trace says what steps consist of."""
+    """Declare the verdict of a report where no trace shows what steps consist of."""
     return lambda make: Declared("verdict", place, make)
 
 

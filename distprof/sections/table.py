@@ -1,4 +1,4 @@
-"""What a table of a report is, before somebody draws it, and how one is declared.
+"""What a table of a report is, before it is drawn, and how one is declared.
 
 A table is a title, columns and records: :func:`rows_table`, or :func:`ranks_table` where rows are
 ranks and many of them are folded. A column says what of a record it shows.
@@ -123,7 +123,7 @@ class TableView:
         title: Heading, a few words.
         columns: The columns.
         rows: One cell for each column; text is not escaped yet.
-        caption: What the numbers are, half a sentence beside the heading.
+        caption: What the numbers are, half a sentence next to the heading.
         notes: Sentences under the table.
         strong: Indexes of rows to be set in bold, such as a sum.
     """

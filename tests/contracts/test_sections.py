@@ -141,7 +141,7 @@ def test_a_result_that_nobody_makes_is_said(make_section: Make) -> None:
 
 def test_a_parameter_that_nobody_provides_is_said(make_section: Make) -> None:
     kind = make_section("ranks", "RanksResult", RANKS.replace("run: Run", "path: str"))
-    with pytest.raises(WiringError, match=r"analyze_ranks: nobody makes the .*str.*'path'"):
+    with pytest.raises(WiringError, match=r"analyze_ranks: no analyzer makes the .*str.*'path'"):
         list(in_order(report_of(ranks=kind)))
 
 

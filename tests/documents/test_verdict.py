@@ -111,7 +111,7 @@ def test_a_single_rank_cannot_tell_waiting_from_transfer() -> None:
 
 def test_without_step_marks_times_are_per_capture_and_that_is_said() -> None:
     verdict = judge(capture_only())
-    assert "310 ms (31.0 %) of the whole capture" in verdict.line
+    assert "31.0 % of the whole capture (310 ms of 1.00 s)" in verdict.line
     assert verdict.why[-1] == (
         "No step marks were found, so the whole capture counts as one window."
     )

@@ -61,7 +61,7 @@ def test_waiting_for_a_rank_that_is_not_recorded_is_not_taken_for_transfer(tmp_p
     assert found["low-overlap"].confidence is Confidence.INFERRED
     assert "or waiting for unrecorded ranks" in found["exposed-communication"].message
     assert "COM104" in {item.code for item in report.not_checked}
-    assert "or waiting for ranks that are not in the recording" in judge(report).line
+    assert "or waiting for ranks that were not recorded" in judge(report).line
 
 
 def test_with_all_members_recorded_transfer_is_measured(tmp_path):

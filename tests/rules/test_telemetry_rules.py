@@ -67,7 +67,7 @@ def test_of_several_reasons_the_gravest_is_told_once():
         "throttle_reasons": {"hw_slowdown": 0.9, "hw_thermal_slowdown": 0.9},
     }
     (finding,) = found(telemetry({3: both, 4: both}), "TEL101")
-    assert "The devices of ranks 3-4 are slowed down by heat" in finding.message
+    assert "The GPUs of ranks 3-4 are slowed down by heat" in finding.message
 
 
 def test_a_device_that_is_throttled_is_not_named_for_its_clock_too():
@@ -128,14 +128,14 @@ def test_errors_of_the_device_are_errors_and_those_of_the_program_warnings():
 
 def test_an_error_without_a_time_is_told_as_such():
     (finding,) = found(telemetry(errors=(error(79, is_dated=False),)), "TEL103")
-    assert "does not tell when" in finding.message
+    assert "does not show when" in finding.message
     assert finding.severity is Severity.WARNING
 
 
 def test_what_probe_and_kernel_log_both_tell_of_a_rank_counts_once():
     result = telemetry({3: {"xid": (79,)}}, errors=(error(79, rank=3),))
     (finding,) = found(result, "TEL103")
-    assert "XID 79 2 times on the device of rank 3" in finding.message
+    assert "XID 79 2 times on the GPU of rank 3" in finding.message
 
 
 def test_uncorrected_errors_and_switches_are_told():

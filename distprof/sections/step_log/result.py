@@ -77,10 +77,10 @@ class StepLogResult(Result, frozen=True, kw_only=True):
         first_loss: Mean over the ranks that have one.
         last_loss: Mean over the ranks that have one.
         ranks: One row per rank.
-        plain_ns: Durations of the last plain steps, at most some hundreds, in order of time.
+        plain_ns: Durations of the last plain steps, at most a few hundred, in order of time.
         tokens_per_step: All ranks together, None unless every logging rank counts them.
         samples_per_step: The same of samples.
-        stalls: Work that comes back every so many steps and makes them longer on all ranks.
+        stalls: Periodic work that makes steps longer on all ranks.
     """
 
     num_steps: int = 0

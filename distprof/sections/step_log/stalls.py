@@ -1,4 +1,4 @@
-"""Work that comes back every so many steps: checkpoints, evaluation, whatever a loop does each k.
+"""Periodic work: checkpoints, evaluation, anything a loop does every k steps.
 
 Steps that are much longer than the median are looked at. A period is believed if nearly all its
 steps are long, and if long steps that fall anywhere would hardly do that.
@@ -18,7 +18,7 @@ __all__ = ["PeriodicStall", "find_periodic_stalls"]
 _LONGER_RATIO = 0.25
 """A long step takes so much more than the median,"""
 _SPREADS = 6.0
-"""and so many of the usual deviations from it."""
+"""and this many of the usual deviations from it."""
 _SHORTEST_PERIOD = 3
 _FEWEST = 4
 _HELD_RATIO = 0.8
@@ -48,7 +48,7 @@ class PeriodicStall(Record, frozen=True, kw_only=True):
 
 
 def find_periodic_stalls(step: Int64Array, duration_ns: Int64Array) -> tuple[PeriodicStall, ...]:
-    """Periods at which steps are long, dearest first.
+    """Periods at which steps are long, most expensive first.
 
     Args:
         step: int64 step numbers, ascending; gaps (traced steps) are allowed.
@@ -104,7 +104,7 @@ def _best_period(step: Int64Array, is_long: NDArray[np.bool_]) -> tuple[int, int
 
 
 def _chance(num_steps: int, num_long: int, num_due: int, held: int) -> float:
-    """Of any period holding so many of the long steps, if those fell anywhere.
+    """Chance that any period holds this many of the long steps, if they fell anywhere.
 
     The upper tail of the hypergeometric distribution, times the periods and offsets that there are.
     """

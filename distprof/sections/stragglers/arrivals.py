@@ -34,7 +34,7 @@ class Arrivals:
         rest_spread_ns: Second last start less the first: how far the others are apart.
         size: Members present.
         clear: Whether the last rank stands beyond the clock residual from all others.
-        root: Which entry shows the lateness itself: the own one, or where it was handed on from
+        root: Which entry shows the lateness itself: its own, or where it propagated from
             (-1 where that instance was not judged).
     """
 
@@ -63,7 +63,7 @@ class Blame:
         arrivals: The judged instances.
         num_judged: Instances judged, with those below the residual.
         num_below_residual: Instances whose members are too close for the clocks to tell who was
-            last; nobody is blamed for them.
+            last; no rank is blamed for them.
         num_incomparable: Instances whose members' clocks cannot be compared; not judged.
         num_incomplete: Judged instances of which a member is missing from the capture.
         num_across_stages: Instances that join ranks of unlike pipeline stages, which finish their
@@ -327,7 +327,7 @@ class _Tally:
         size = block.start_ns.shape[1]
         tied = block.could_be_last()
         num_tied = tied.sum(axis=1)
-        below = (2 * num_tied > size) | (block.root < 0)  # nobody is to blame for a slow link
+        below = (2 * num_tied > size) | (block.root < 0)  # no rank is to blame for a slow link
         # As a mean over all other ranks, costs of groups side by side can be added.
         spread = (size - 1) / max(self.shape[0] - 1, 1)
         cost = np.where(below, 0, block.wait_ns() * spread).astype(np.int64)
@@ -344,7 +344,7 @@ class _Tally:
         self.roots.append((block.instance, block.root))
 
     def _add_cost(self, block: _Block, cost: Int64Array, share: NDArray[np.float64]) -> None:
-        """To those who could be last; what was handed on, to the rank it came from."""
+        """To those that could be last; propagated lateness to the rank that caused it."""
         own = (block.root == block.instance) | (block.root < 0)
         cell = block.rank_index.astype(np.int64) * self.shape[1] + block.step[:, None]
         _add(self.lost, cell[own], (share * cost[:, None])[own])

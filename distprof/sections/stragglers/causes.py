@@ -230,7 +230,7 @@ def _speeds(
     analyses: Mapping[int, RankAnalysis],
     kernels: KernelsResult,
 ) -> KernelsResult:
-    """How fast kernels are beside the peers' alone: other stages do other work."""
+    """Kernel speed compared only with peers: other stages do other work."""
     return (
         kernels if len(among) == len(analyses) else analyze_kernels(RankAnalyses.of(among.values()))
     )

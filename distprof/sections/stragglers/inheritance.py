@@ -1,13 +1,13 @@
-"""Lateness handed on: a rank that waited in one group comes late to the next.
+"""Propagated lateness: a rank that waited in one group arrives late at the next.
 
 In a mesh of several axes a slow rank delays its own group, whose members then come late to *their*
 other groups although they did nothing wrong. A rank's start at a collective is therefore compared
 after taking off what it had waited since its group last met: after the group's previous collective
-all members go on together, and exposed waiting in other groups since then is not of the rank's own
-making. Where that explains at least :data:`INHERITED` of the lateness of the last member, the
+all members continue together, and the rank did not cause exposed waiting in other groups since
+then. Where that explains at least :data:`INHERITED` of the lateness of the last member, the
 instance points to the one in which that member had waited longest, and blame follows the pointers
 to their root. Where transfers that took the last member longer than the others explain as much, it
-was held up by a link, and nobody is to blame.
+was held up by a link, and no rank is to blame.
 """
 
 from __future__ import annotations

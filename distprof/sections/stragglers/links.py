@@ -1,6 +1,6 @@
 """Is a link slow: the same collective takes some groups longer to transfer than others.
 
-A transfer runs from the last member's start to the end, so nobody's lateness is in it. Groups of
+A transfer runs from the last member's start to the end, so it contains no lateness. Groups of
 one axis do the same at the same time; a group of them whose transfers of the same kind and size
 take longer than the other groups' passes a slow link. Where several such groups have members in
 common, the link is one of theirs.
@@ -43,7 +43,7 @@ def find_slow_links(
     wait_ends: Mapping[int, Int64Array],
     mean_step_ns: float,
 ) -> tuple[SlowLink, ...]:
-    """Slow links, dearest first; one entry per set of ranks.
+    """Slow links, most expensive first; one entry per set of ranks.
 
     Args:
         run: The recording.
@@ -224,7 +224,7 @@ def _of_class(
 
 
 def _together(parts: Sequence[SlowLink]) -> SlowLink:
-    """One entry for all that the same ranks lose: the dearest stands for it, the costs add up."""
+    """One entry for all losses of the same ranks: the most expensive, with the sum of costs."""
     dearest = max(parts, key=lambda link: link.lost_ns_per_step)
     return replace(
         dearest,

@@ -47,7 +47,7 @@ from distprof.terms import StragglerCause, StragglerPattern
 
 __all__ = ["analyze_messages", "analyze_stragglers"]
 
-NO_MESSAGES = "nobody waits in sends and receives"
+NO_MESSAGES = "no rank waits in sends and receives"
 
 
 def analyze_messages(analyses: RankAnalyses) -> MessagesResult:
@@ -115,7 +115,7 @@ def analyze_stragglers(
         telemetry: Sensors of the devices, for why one is slow.
 
     Returns:
-        All analysed ranks, dearest first. A rank that is not worth naming has pattern ``none``.
+        All analysed ranks, most expensive first. A rank not worth naming has pattern ``none``.
     """
     pauses = records.of(HostPauses) if records is not None else {}
     step_numbers = _step_numbers(analyses)
@@ -284,7 +284,7 @@ def _unavailable(blame: Blame) -> tuple[str, ...]:
     if blame.num_across_stages:
         lacks.append(
             f"{blame.num_across_stages} collectives join ranks of unlike pipeline stages and blame "
-            "nobody: stages wait for each other by design"
+            "no rank: stages wait for each other by design"
         )
     return tuple(lacks)
 
@@ -301,7 +301,7 @@ def _why_nothing(run: Run, analyses: Mapping[int, RankAnalysis], blame: Blame) -
             "all matched collectives join ranks of unlike pipeline stages, which wait for each "
             "other by design"
         )
-    return "no matched collective that makes its members wait lies inside the analysed steps"
+    return "no matched collective inside the analysed steps makes its members wait"
 
 
 def _nobody(why: str) -> StragglersResult:

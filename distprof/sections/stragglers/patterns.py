@@ -1,4 +1,4 @@
-"""Is a rank late more often than chance makes one: persistent, transient, rotating or nobody.
+"""Is a rank late more often than chance makes one: persistent, transient, rotating or none.
 
 In a healthy job some rank is last at every collective, and waiting adds up. A rank is named only if
 it costs at least :data:`MIN_SHARE` of the step and one of these holds:
@@ -13,7 +13,7 @@ it costs at least :data:`MIN_SHARE` of the step and one of these holds:
   (:mod:`distprof.sections.own_time`) is longer than its peers' beyond chance (t test), and by at
   least :data:`EXPLAINS` of what the rank costs.
 - *standing out*: at single collectives it comes later than the second last by :data:`STAND_OUT`
-  times the distance at which the other members usually lie apart (their 90th percentile).
+  times the usual spread of the other members (its 90th percentile).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ __all__ = [
 ]
 
 MIN_SHARE = 0.01
-"""Share of the step below which nobody is named."""
+"""Share of the step below which no rank is named."""
 
 ALPHA = 0.002
 """Chance of naming a rank of a healthy job that is accepted."""
@@ -239,15 +239,15 @@ def _by_events(blame: Blame, step_ns: float) -> tuple[Verdict, ...]:
     if len(involved) >= MIN_STEPS:
         return tuple(_rotating_verdict(events, int(position)) for position in involved)
     if 2 * len(involved) >= len(per_rank):
-        return ()  # half of all ranks, each now and then: that is nobody in particular
+        return ()  # half of all ranks, each occasionally: no rank in particular
     return tuple(_transient_verdict(events, int(position)) for position in involved)
 
 
 def _events(blame: Blame, step_ns: float) -> NDArray[np.float64]:
     """What standing out cost, shape ``(P, S)``: no more than the margin to the second last.
 
-    Lateness handed on stands out where it came from. A rank that stalls in one step only must do so
-    for longer.
+    Propagated lateness stands out where it came from. A rank that stalls in only one step must do
+    so for longer.
     """
     arrivals = blame.arrivals
     stands_out = arrivals.clear & (arrivals.margin_ns >= STAND_OUT * _usual_distance(arrivals))
@@ -265,9 +265,9 @@ def _events(blame: Blame, step_ns: float) -> NDArray[np.float64]:
 
 
 def _usual_distance(arrivals: Arrivals) -> float:
-    """How far members other than the last usually lie apart.
+    """Usual distance between members other than the last.
 
-    Between two members there are no others: then it is how far the two usually lie apart.
+    Of two members, it is the usual distance between the two.
     """
     three_or_more = arrivals.size > 2
     if three_or_more.any():

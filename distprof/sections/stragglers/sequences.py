@@ -2,7 +2,7 @@
 
 Work on tokens grows with their number, attention with the square of a sequence's length. Batches
 are drawn anew in each step, so the rank with most work changes, and what it computes beyond the
-others follows its tokens (where the step log tells them), or lies in attention far more than in
+others follows its tokens (where the step log has them), or is in attention far more than in
 the rest of its computation. A device that is slow for a while slows all of its kernels alike.
 """
 

@@ -129,7 +129,7 @@ def _energy(table: Table, windows: Intervals) -> float | None:
 
 
 def _reaches(time_ns: Int64Array, windows: Intervals) -> bool:
-    """Whether samples lie before, after, and close enough together between."""
+    """Whether samples exist before, after, and densely enough between."""
     start, end = int(windows.start[0]), int(windows.end[-1])
     if len(time_ns) < 2 or time_ns[0] > start or time_ns[-1] < end:
         return False
@@ -169,7 +169,7 @@ def measure_telemetry(records: RankRecords, windows: Intervals = EMPTY) -> RankT
     """The figures of one rank; None where no sample was taken.
 
     Args:
-        records: What was recorded beside its trace.
+        records: What was recorded in addition to its trace.
         windows: The analysed steps, own clock, in order.
     """
     table = records.telemetry
@@ -222,7 +222,7 @@ def measure_device(
 def analyze_telemetry(
     run: Run, records: ProbeRecords, waterfall: WaterfallResult, step_log: StepLogResult
 ) -> TelemetryResult:
-    """Sensors of all ranks, what files beside the recording tell, and the energy of a step."""
+    """Sensors of all ranks, the content of additional files, and the energy of a step."""
     ranks = tuple(records.of(RankTelemetry).values())
     sensed = TelemetryResult(ranks=ranks, unavailable=records.why("nvml", ranks))
     return with_energy(with_devices(sensed, run), waterfall, step_log, run.topology.world_size)
@@ -256,7 +256,7 @@ def _xids(table: Table) -> tuple[int, ...]:
     )
 
 
-# What sensor files and logs of drivers tell beside the ranks: other devices, errors, NVLink ------
+# From sensor files and logs of drivers, without ranks: other GPUs, errors, NVLink ------
 
 MAX_DEVICES = 4_096
 
@@ -275,7 +275,7 @@ _SXM = (
 
 
 def with_devices(result: TelemetryResult, run: Run) -> TelemetryResult:
-    """The result with what files beside the recording tell; as it was without such a file."""
+    """The result with the content of additional files; unchanged without one."""
     log = run.get(DeviceLog)
     is_told = bool(result.ranks or (log is not None and log.series))
     is_missing = not is_told and any(_has_sensors(rank.device.name) for rank in run.ranks)
@@ -313,7 +313,7 @@ def _devices(log: DeviceLog) -> tuple[DeviceTelemetry, ...]:
 
 
 def _errors(events: Sequence[DeviceEvent]) -> tuple[DeviceError, ...]:
-    """Alike ones of a device in one row, in order of their first."""
+    """Identical ones of a GPU in one row, in order of their first."""
     alike: dict[tuple[object, ...], list[DeviceEvent]] = {}
     for event in events:
         device = event.bus_id or event.uuid or event.index

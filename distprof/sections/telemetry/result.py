@@ -22,7 +22,7 @@ class WindowSensors(Record, frozen=True, kw_only=True):
 
     Args:
         num_samples: Samples that the figures are of.
-        is_bracketed: Whether no sample lies inside, so that they are of the last one before and
+        is_bracketed: Whether no sample is inside, so that they are of the last one before and
             the first one after.
         sm_clock_mhz_median: Clock of the streaming multiprocessors.
         sm_clock_mhz_min: Lowest.
@@ -174,7 +174,7 @@ class TelemetryResult(Result, frozen=True, kw_only=True):
     Args:
         ranks: One row per rank with sensors.
         devices: Devices in sensor files of which no rank is known.
-        errors: What logs of drivers and switches tell of the time of the recording.
+        errors: Errors in logs of drivers and switches during the recording.
         nvlinks: What ``nvidia-smi nvlink --status`` shows.
         energy_per_step_j: All devices together, mean of the analysed steps; None unless it is known
             of every rank's device. Ranks that were not traced count in the time of one that was.

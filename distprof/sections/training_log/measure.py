@@ -47,7 +47,7 @@ _TO_EARLIER = ("forward-recv", "backward-send", "backward-send-forward-recv")
 
 
 def analyze_training_log(run: Run) -> TrainingLogResult:
-    """What the training program's log tells of its iterations.
+    """The iterations in the training program's log.
 
     Args:
         run: The recording, or the log alone.

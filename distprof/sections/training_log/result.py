@@ -65,7 +65,7 @@ class TrainingLogResult(Result, frozen=True, kw_only=True):
         p99_ns: 99th percentile.
         max_ns: Longest.
         cv: Standard deviation over mean.
-        steady_ns: An iteration by each of the last steady reports, at most some hundreds, in order.
+        steady_ns: An iteration by each of the last steady reports, at most a few hundred, in order.
         samples_per_s: All ranks together, median of the reports.
         tokens_per_s: The same with tokens; where none are printed, by the batch and its length.
         tokens_per_s_per_device: As printed, median.

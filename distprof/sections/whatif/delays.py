@@ -1,4 +1,4 @@
-"""Ranks beside their peers, section by section.
+"""Ranks compared with their peers, section by section.
 
 A section is a rank's own time between two collectives that it asks for. Peers are ranks that hold
 the same pipeline stages and exchange as many messages; of those that ask for the same collectives
@@ -41,11 +41,12 @@ def mean_of_peers(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def evened(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """For each rank its own without what sets it apart from its peers in all sections alike.
+    """Values of each rank without its constant difference from its peers.
 
-    Unlike batches lengthen all that a rank computes by one factor each, in proportion to what the
-    section has of such work; what kernels vary by at random has no such form and stays. That is the
-    leading component of the differences from the mean, found by power iteration.
+    Batches of different sizes lengthen all computation of a rank by one factor, in proportion to
+    the affected work in each section. The factor is the leading component of the differences from
+    the mean, found by power iteration. Random variation of kernels does not have this form and
+    stays.
     """
     apart = values - values.mean(axis=0)
     rank = apart.sum(axis=1)

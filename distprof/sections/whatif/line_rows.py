@@ -151,7 +151,7 @@ class TransferParts:
     """Some transfers, and the rows, segments and delays by which ranks take part in them.
 
     ``row``, ``of`` and ``late``: row of a member, its transfer, how much later than the transfer
-    the member ends. ``asks`` and ``asks_of``: further segments that a transfer waits for, beside
+    the member ends. ``asks`` and ``asks_of``: further segments that a transfer waits for, besides
     those of its members. ``goes_on`` and ``goes_on_of``: further segments that wait for it.
     ``sent`` and ``received``: transfers of which the second waits for the first.
     """

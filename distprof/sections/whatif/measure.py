@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["analyze_whatif"]
 
 LARGEST_ERROR = 0.1
-"""Model error from which on nothing is concluded from the simulation."""
+"""Model error from which the simulation is not used."""
 
 LEAST_MATCHED = 0.5
 """Share of the collectives that must have found their partners."""

@@ -173,7 +173,7 @@ def _alike(step: Int64Array, keys: Int64Array) -> tuple[Int64Array, RowIndex, in
 # What waits for what in a step of pipeline- and data-parallel training, from a log of operati ----
 
 EPS_NS = 50_000
-"""By how much clocks may be wrong when a message is told from one that was never sent."""
+"""Tolerated clock error when a message is distinguished from one that was never sent."""
 
 _COMPUTE = ("forward-compute", "backward-compute")
 
@@ -430,7 +430,7 @@ def _hand_overs(rows: StepRows) -> Edges:
         micro = dp_rank[chosen] * batches + rows.micro_batch[chosen]
         here = micro * (num_places + 1) + place[chosen] + 1
         if len(np.unique(here)) < len(here):
-            continue  # parts of one computation: which of them hands on is not known
+            continue  # parts of one computation: which of them passes it on is not known
         a, b = _joined(here + step, here)
         source.append(chosen[a])
         target.append(chosen[b])
@@ -465,7 +465,7 @@ def _after_last_compute(rows: StepRows, compute: Int64Array) -> list[Edges]:
     """What follows the last computation of a worker, one after another.
 
     Where gradients of whole chunks are reduced while others are computed (there is a separate
-    all-reduce then), the reduce-scatters have their place beside the computation.
+    all-reduce then), the reduce-scatters run at the same time as the computation.
     """
     overlaps = bool(rows.of("separate-grads-all-reduce").any())
     phase = np.full(len(KINDS), -1)

@@ -246,7 +246,7 @@ def _ready(graph: StepGraph, end: Int64Array) -> tuple[Int64Array, Mask]:
 SLOWEST_PERCENT = 3
 
 MAX_SIMULATED_CELLS = 500_000_000
-"""Operations times steps times rows that are simulated to tell rows apart: about a minute."""
+"""Operations times steps times rows that are simulated to separate rows: about a minute."""
 
 COMPUTE = ("forward-compute", "backward-compute")
 
@@ -377,7 +377,7 @@ def even_micro_batches(replay: OperationReplay) -> Int64Array:
 
 
 def _by_kind_and_stage(replay: OperationReplay) -> Iterator[tuple[Mask, Mask]]:
-    """Computation of each kind and stage, beside that of the kind on all stages."""
+    """Computation of each kind and stage, compared with that of the kind on all stages."""
     rows = replay.rows
     for kind in COMPUTE:
         whole = rows.of(kind)

@@ -1,4 +1,4 @@
-"""The what-if answer for a log of operations, without traces, and what a slow-down comes from.
+"""The what-if answer for a log of operations, without traces, and what a slowdown comes from.
 
 Causes (few workers, a stage, micro-batches, transfers) are read off a
 :class:`~distprof.sections.whatif.result.WhatIfResult` alone, so that rules and reports agree.
@@ -102,7 +102,7 @@ def _key(replay: OperationReplay, node: int) -> Key:
 
 
 MIN_SLOWDOWN = 1.03
-"""Below this S nobody is blamed: shares of so small a difference are noise."""
+"""Below this S no rank is blamed: shares of so small a difference are noise."""
 
 MIN_RECOVERABLE_RATIO = 0.01
 
@@ -191,7 +191,7 @@ class _Causes:
         self._measured = measured
 
     def share(self, mask: Mask, ideal: int) -> float:
-        """Part of the slow-down that goes when the operations of a mask become ideal."""
+        """Part of the slowdown that goes when the operations of a mask become ideal."""
         if self._step == ideal:
             return 0.0
         fixed = float(self._replay.fixing([mask]).mean())
@@ -310,7 +310,7 @@ def _step_slowdowns(
     )
 
 
-# What a logged job's slow-down comes from: few workers, a stage, micro-batches, or transfers -----
+# What a logged job's slowdown comes from: few workers, a stage, micro-batches, or transfers -----
 
 FEW_WORKERS_SHARE = 0.5
 """M_W from which few workers are to blame: what they do shows in every other scenario too."""
@@ -342,7 +342,7 @@ class Cause:
     Args:
         kind: Which.
         scenario: The step without it.
-        share: Part of the slow-down that goes with it; causes overlap.
+        share: Part of the slowdown that goes with it; causes overlap.
     """
 
     kind: CauseKind
@@ -351,7 +351,7 @@ class Cause:
 
 
 def causes_of(whatif: WhatIfResult, min_share: float) -> tuple[Cause, ...]:
-    """Causes that explain at least ``min_share`` of the slow-down, largest first.
+    """Causes that explain at least ``min_share`` of the slowdown, largest first.
 
     Few slow workers, where they explain most of it and have faster peers on their stages, are the
     only cause named. A stage whose every worker is slow has more work, or slow machines only: that
@@ -384,7 +384,7 @@ def limiting_stage(whatif: WhatIfResult) -> StageSlowdown | None:
 
 
 def share_of(whatif: WhatIfResult, scenario: Scenario) -> float:
-    """Part of the slow-down that the scenario recovers."""
+    """Part of the slowdown that the scenario recovers."""
     if whatif.replayed_ns is None or whatif.ideal_ns is None:
         return 0.0
     return scenario.recoverable_ns / max(1, whatif.replayed_ns - whatif.ideal_ns)

@@ -41,27 +41,14 @@ class Scenario(Record, frozen=True, kw_only=True):
 
 
 class KindSlowdown(Record, frozen=True, kw_only=True):
-    """S_t: the step with all ideal but this kind of operation, over the ideal step.
-
-    Args:
-        kind: Kind of operation.
-        slowdown: Step with everything ideal but this kind, over the ideal step; 1 is no slow-down.
-    """
+    """S_t: the step with all ideal but this kind of operation, over the ideal step."""
 
     kind: str
     slowdown: float
 
 
 class WorkerSlowdown(Record, frozen=True, kw_only=True):
-    """S_w: the smaller of the slow-downs by the worker's data-parallel row and pipeline stage.
-
-    Args:
-        rank: Worker.
-        dp_rank: Its data-parallel rank; null where unknown.
-        stage: Its pipeline stage; null where unknown.
-        slowdown: The smaller of the slow-downs of its data-parallel rank and of its stage; 1 is
-            none.
-    """
+    """S_w: the smaller of the slowdowns by the worker's data-parallel row and pipeline stage."""
 
     rank: int
     dp_rank: int | None
@@ -86,12 +73,7 @@ class StageSlowdown(Record, frozen=True, kw_only=True):
 
 
 class StepSlowdown(Record, frozen=True, kw_only=True):
-    """One step, simulated without launch delays, over the ideal step.
-
-    Args:
-        step: Step number.
-        slowdown: The step simulated without launch delays, over the ideal step.
-    """
+    """One step, simulated without launch delays, over the ideal step."""
 
     step: int
     slowdown: float
@@ -131,7 +113,7 @@ class WhatIfResult(Result, frozen=True, kw_only=True):
         without: By what they recover, most first.
         kinds: S_t, largest first.
         workers: S_w, largest first.
-        m_w: Share of the slow-down that the slowest 3 % of the workers explain.
+        m_w: Share of the slowdown that the slowest 3 % of the workers explain.
         m_s: Share that the last pipeline stage explains.
         path: Critical path, largest share first.
         stages: Slow-down by pipeline stage, in order of stages.

@@ -1,14 +1,14 @@
 """The main line of a rank: its own time, cut where it asks for communication and waits for it.
 
-A rank goes on with its own work until it cannot without a collective or a message; while it is
+A rank continues with its own work until it cannot without a collective or a message; while it is
 blocked no own time passes. Cuts are the moments at which it asked for communication (a collective
-started on it, a message was posted) and at which it went on after waiting; between two cuts lies a
-*segment* of own time, told apart by what it was spent on. How long the rank was blocked is not
+started on it, a message was posted) and at which it continued after waiting; between two cuts is a
+*segment* of own time, classified by what it was spent on. How long the rank was blocked is not
 kept: that follows from the others, and is what a simulation has to find.
 
 A device's streams and a CPU's threads make one line together, as in the breakdown of a step: own
 time is what exposed communication leaves. Exposed communication after which nothing ends (work
-began again while a collective still ran) blocked nobody: it is own time, spent idle.
+began again while a collective still ran) blocked no rank: it is own time, spent idle.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class StageLine:
 
     Args:
         slots: When they work; disjoint, in order.
-        needed_ns: int64 per row of COLLECTIVES: when they go on only with it, had it come in time;
-            ABSENT where that is not known.
+        needed_ns: int64 per row of COLLECTIVES: when they continue only with it, had it come in
+            time; ABSENT where unknown.
     """
 
     slots: Intervals
@@ -67,7 +67,7 @@ def main_line(
         timeline: The sets of its activities.
         causes: Idle time by cause; None where it is not known.
         stages: What the rank's pipeline stages do, None without marks.
-        lag_ns: How long after the rank went on a collective's end may be noted at most.
+        lag_ns: How long after the rank continued a collective's end may be noted at most.
 
     Returns:
         The line; None without windows.
@@ -93,7 +93,7 @@ def main_line(
     hard = np.concatenate((*windows, resumed_ns[exposed | hidden], waits.end))
     cuts = _Cuts.of(hard, asked[issued])
     own = _own_time(cuts, blocked, timeline, causes.causes if causes else {})
-    # After asking for something a rank may wait at once: no segment lies between
+    # After asking for something a rank may wait at once: no segment is between
     dropped = cuts.is_soft & (own.sum(axis=1) == 0)
     of_stages = EMPTY if stages is None else intersect(stages.slots, timeline.computation)
     stage_ns = covered(cuts.spans, of_stages)[~dropped]
@@ -117,8 +117,8 @@ def main_line(
 class _Cuts:
     """Moments in order, twice their time and one more for those at which only something is asked.
 
-    At the same time going on comes before asking. Times count from ``origin_ns``, as twice the time
-    since the epoch may be too large a number. ``segment`` is what each cut opens.
+    At the same time continuing comes before asking. Times count from ``origin_ns``, because twice
+    the time since the epoch may be too large a number. ``segment`` is what each cut opens.
     """
 
     origin_ns: int
@@ -154,7 +154,7 @@ class _Cuts:
         return before
 
     def after_hard(self, time: Int64Array) -> Int64Array:
-        """The segment that starts at a moment of going on."""
+        """The segment that starts at a moment of continuing."""
         at = np.searchsorted(self.keys, (time - self.origin_ns) * 2)
         after: Int64Array = self.segment[np.minimum(at, len(self.keys) - 1)]
         return after
@@ -202,10 +202,10 @@ def _blocked(
     stretches: Intervals,
     lag_ns: int,
 ) -> tuple[NDArray[np.bool_], Int64Array, Intervals]:
-    """Rows that end while nothing hides them, when the rank went on, and until when it could not.
+    """Rows that end while exposed, when the rank continued, and until when it could not.
 
     A stretch blocks up to the last end in it. Threads of a backend may note an end a little after
-    the rank went on: what no end explains of a stretch is blocked until the first that follows
+    the rank continued: what no end explains of a stretch is blocked until the first that follows
     within the lag, if that is sooner than the unexplained time is long.
     """
     if stretches.size == 0:

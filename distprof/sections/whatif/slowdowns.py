@@ -27,7 +27,7 @@ from distprof.sections.whatif.trace_graph import TraceGraph
 __all__ = ["Slowdowns", "slowdowns"]
 
 EXPLAINED_FROM = 1.03
-"""Below this slow-down there is nothing to attribute."""
+"""Below this slowdown there is nothing to attribute."""
 
 SLOWEST_RATIO = 0.03
 MAX_WORKERS = 256
@@ -71,7 +71,7 @@ def slowdowns(
 
     Args:
         graph: The run.
-        sections: Its ranks beside each other.
+        sections: Its ranks, section by section.
         analyses: By global rank, for the pipeline stages that they hold.
         replayed_ns: Mean simulated step, nothing changed.
     """
@@ -224,7 +224,7 @@ def _explained(
     replayed_ns: int,
     ideal_ns: int,
 ) -> tuple[float | None, float | None]:
-    """M_W and M_S: what of the slow-down the slowest workers, and the last stage, explain."""
+    """M_W and M_S: what of the slowdown the slowest workers, and the last stage, explain."""
     if replayed_ns < EXPLAINED_FROM * ideal_ns:
         return None, None
     position = {rank: i for i, rank in enumerate(graph.ranks)}

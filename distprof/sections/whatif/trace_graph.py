@@ -3,18 +3,18 @@
 Operations are the segments of every rank's main line, one after another
 (:mod:`distprof.sections.whatif.segments`), and what is transferred between ranks: a collective
 starts when the last member has asked for it and no earlier one on its stream is still running, and
-a rank that needs it goes on after its end. So waiting comes out of the simulation, and shrinks or
+a rank that needs it continues after its end. So waiting comes out of the simulation, and shrinks or
 moves when durations change.
 
 A transfer lasts from the last member's start to the first member's end; members that end later do
 so by a delay. A collective that could not be matched lasts as long as it did on its rank. Of
 messages without transfer times only the time at which ranks were blocked is known: they are, from
-when both ends had been posted, until the rank went on.
+when both ends had been posted, until the rank continued.
 
-The critical path is the chain of operations that the run's end waited for. Only what lies on it
+The critical path is the chain of operations that the run's end waited for. Only what is on it
 shortens the run when it gets shorter, and only as long as no other chain is as long. On the path
-nobody waits for anybody it could wait for less: waiting stands for what is not known, collectives
-that could not be matched and messages whose other end was not seen.
+no rank waits for another longer than it must: waiting there means unknown causes, collectives that
+could not be matched and messages whose other end was not seen.
 """
 
 from __future__ import annotations
@@ -224,7 +224,7 @@ def _stream_order(
 ) -> tuple[Int64Array, Int64Array, Int64Array]:
     """Transfers that follow another on a member's stream, that one, and its delay there.
 
-    Where the rank asked for the later one after going on from the earlier, its line says so.
+    Where the rank asked for the later one after continuing from the earlier, its line says so.
     """
     rank = rows.index.rank_index[parts.row].astype(np.int64)
     stream = rows.stream[parts.row]
