@@ -185,7 +185,7 @@ def test_a_folder_with_a_trace_is_a_folder_of_traces(tmp_path):
 def test_a_text_file_without_nccl_is_no_log(tmp_path):
     (tmp_path / "job.log").write_text("loss 2.0\n")
     assert not fits_nccl_log(str(tmp_path / "job.log"))
-    with pytest.raises(InputError, match="without a word of NCCL"):
+    with pytest.raises(InputError, match="none of them from NCCL"):
         read_nccl_log(str(tmp_path / "job.log"))
 
 
