@@ -76,7 +76,7 @@ def test_clocks_that_no_collective_connects_are_connected():
     assert better.component.tolist() == [0, 0]
     assert better.offset_ns.tolist() == [0, 7 * MS]
     assert better.residual_between(0, 1) == 100
-    assert "time stamps only" in better.notes[0]
+    assert "only from timestamps" in better.notes[0]
 
 
 def test_stamps_replace_collectives_that_are_less_sure():

@@ -293,4 +293,4 @@ def test_a_log_that_is_cut_inside_its_archive_keeps_what_comes_before(tmp_path):
     path.write_bytes(gzip.compress(lines)[:-2_000])
     log = read_nccl_log(str(path))
     assert 2_000 < log.num_info < 5_000
-    assert any("up to its damage" in note for note in log.notes)
+    assert any("up to the damage" in note for note in log.notes)
