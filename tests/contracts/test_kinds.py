@@ -69,7 +69,7 @@ def test_a_kind_joins_its_sample_to_a_run_or_is_refused_beside_one(source):
         assert {*run.evidence} <= {*joined.evidence}
         assert joined.origin == other.origin
     else:
-        with pytest.raises(InputError, match="none of these"):
+        with pytest.raises(InputError, match="another kind of file"):
             with_evidence(run, [SAMPLES[source.origin]])
 
 

@@ -187,7 +187,7 @@ def test_the_first_of_two_writers_of_one_entry_wins(tmp_path, key):
 @pytest.mark.parametrize("content", [b"", b"PAR1", b"not parquet at all", b"PAR1" * 100])
 def test_reading_a_damaged_table_says_so(tmp_path, content):
     (tmp_path / "t").write_bytes(content)
-    with pytest.raises(DamagedCacheError, match="cannot be read"):
+    with pytest.raises(DamagedCacheError, match="cannot read the cached table"):
         read_table(tmp_path / "t", HOST)
     with pytest.raises(DamagedCacheError):
         read_table(tmp_path / "none", HOST)
@@ -208,7 +208,7 @@ def test_a_cache_that_cannot_be_written_gives_way_to_a_temporary_folder(tmp_path
         (entry.folder / RANK_FILE).write_text("{}")
         folder = entry.commit()
 
-    assert "cannot be written" in entry.note
+    assert "Cannot write to the cache" in entry.note
     assert (folder / RANK_FILE).exists()
     assert is_temporary(str(folder))
     assert not is_temporary(str(tmp_path))

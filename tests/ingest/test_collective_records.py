@@ -221,7 +221,7 @@ def test_kernels_of_one_call_do_not_each_get_its_size():
     records = records_of(built, [on_host("record_param_comms", 5, 20, **ARGUMENTS)])
     assert records.table["bytes"].tolist() == [ABSENT, ABSENT]
     assert records.table["seq"].tolist() == [17, 17]
-    assert any("no known size" in note for note in records.notes)
+    assert any("an unknown size" in note for note in records.notes)
 
 
 def test_coalesced_operations_take_their_kind_from_the_kernel():

@@ -285,5 +285,5 @@ def test_a_run_is_read_on_a_dask_cluster(cluster, tmp_path):
 def test_a_scheduler_that_does_not_answer_is_a_sentence(monkeypatch):
     pytest.importorskip("distributed", reason="needs the extra dask")
     monkeypatch.setattr("distprof.ingest.executor._CONNECT_SECONDS", 1)
-    with pytest.raises(UsageError, match="no Dask scheduler answers at 127"):
+    with pytest.raises(UsageError, match="no Dask scheduler answered at 127"):
         make_executor(f"dask://127.0.0.1:{free_port()}")

@@ -48,7 +48,7 @@ def test_devices_missing_from_a_cut_file_are_not_blamed_on_the_profiler(options,
     cut.write_bytes(whole[:3_000_000])  # host rows come first
     (opened,) = open_run(str(cut), options).ranks
     (note,) = (note for note in opened.quality.notes if "No activity of the NVIDIA" in note)
-    assert "may be in the part of the file that is lost" in note
+    assert "may be in the missing part of the file" in note
 
 
 def fill_disk(monkeypatch, *, below):
@@ -73,7 +73,7 @@ def test_a_full_cache_costs_no_rank(options, tmp_path, monkeypatch):
 
 def test_no_room_anywhere_is_a_sentence_with_a_way_out(options, monkeypatch):
     fill_disk(monkeypatch, below="/")
-    with pytest.raises(InputError, match="room on disk") as caught:
+    with pytest.raises(InputError, match="disk space") as caught:
         open_run(str(GLOO), options, executor="serial")
     assert "--cache-dir" in caught.value.fix
 

@@ -67,7 +67,7 @@ def test_one_file_is_spoken_of_as_one():
     _, (copies,) = same_run([made(0), made(0, path="copy/rank0.json"), made(1)])
     assert copies.message.startswith("copy/rank0.json repeats ")
     _, (others,) = same_run([made(0), made(0, 10 * MINUTE, 11 * MINUTE, path="later")])
-    assert "analysed the newest, left out rank0.json" in others.message
+    assert "analyses the newest and skips rank0.json" in others.message
 
 
 def test_clocks_half_a_minute_apart_are_one_recording():

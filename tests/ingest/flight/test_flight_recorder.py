@@ -122,7 +122,7 @@ def test_damaged_entries_are_counted_and_cost_themselves_only(encode: object) ->
     data = encode(content)  # type: ignore[operator]
     found = read(data if isinstance(data, bytes) else data.encode())
     assert found.entries["seq"].tolist() == [1, 5]
-    assert found.notes == ("3 entries of _dump_3 are damaged and left out.",)
+    assert found.notes == ("3 damaged entries of _dump_3 were skipped.",)
 
 
 def test_damaged_groups_cost_themselves_only() -> None:

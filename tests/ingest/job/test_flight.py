@@ -63,7 +63,7 @@ def test_entries_come_in_order_of_time_without_messages(tmp_path):
 def test_damaged_entries_are_counted_and_cost_themselves_only(tmp_path):
     found = flight_of(tmp_path, entry(1), {"profiling_name": 4}, "x", entry(2, seq=10**30))
     assert len(found) == 1
-    assert found.notes == ("3 entries of flight.json are damaged and left out.",)
+    assert found.notes == ("3 damaged entries of flight.json were skipped.",)
 
 
 def test_sizes_that_are_nonsense_are_unknown(tmp_path):

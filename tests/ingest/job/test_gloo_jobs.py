@@ -70,8 +70,8 @@ def test_a_pipeline_over_gloo_tells_messages_but_no_times(runs):
 def test_that_messages_name_no_group_is_said_alike_on_all_ranks(runs):
     said = {rank.quality.notes[0] for rank in runs["pp"]}
     assert said == {
-        "Sends and receives name no process group: taken as mesh_pp, along which ranks exchange"
-        " messages."
+        "Sends and receives do not name a process group: distprof assumes mesh_pp, "
+        "along which ranks exchange messages."
     }
 
 

@@ -59,7 +59,7 @@ def test_a_lost_header_loses_no_record(tmp_path):
 
 @pytest.mark.parametrize(
     ("schema", "said"),
-    [("distprof.memory/2", "a newer one is needed"), ("distprof.nvml/1", "its schema is")],
+    [("distprof.memory/2", "upgrade distprof"), ("distprof.nvml/1", "its schema is")],
 )
 def test_a_file_of_another_kind_or_version_is_not_read_and_said_so(tmp_path, schema, said):
     steps, file = read(tmp_path, HEADER.replace(b"distprof.memory/1", schema.encode()) + LINE % 0)

@@ -106,7 +106,7 @@ def test_nonsense_is_left_out_and_counted(job, name, schema, line):
     records = load(job)
     tables = (records.step_log, records.routing, records.telemetry)
     assert [len(table) for table in tables] == [0, 0, 0]
-    assert records.notes == (f"1 line is damaged in {name} and left out.",)
+    assert records.notes == (f"Skipped 1 damaged line in {name}.",)
 
 
 def test_steps_of_a_restarted_session_are_in_order_of_time(job):
@@ -134,7 +134,7 @@ def test_clock_stamps_that_go_backwards_are_left_out(job):
     job.clock(0, good, bad)
     stamps, notes = read_clock_stamps(0, str(job.rank_dir(0)))
     assert len(stamps) == 1
-    assert notes == ("Rank 0: 1 line is damaged in clock.jsonl and left out.",)
+    assert notes == ("Rank 0: Skipped 1 damaged line in clock.jsonl.",)
 
 
 @given(st.binary(max_size=300), st.sampled_from([STEPS_FILE, MOE_FILE, NVML_FILE]))

@@ -68,7 +68,7 @@ def test_what_is_wrong_is_named_with_its_key_and_a_way_out(tmp_path, content, na
 
 
 def test_a_file_that_is_not_there_cannot_be_read(tmp_path):
-    with pytest.raises(InputError, match="cannot be read"):
+    with pytest.raises(InputError, match="not readable"):
         read_expert_counts(str(tmp_path / "none.json"))
     assert not fits_expert_counts(str(tmp_path / "none.json"))
 

@@ -107,7 +107,7 @@ def test_a_matrix_without_all_its_rows_is_left_out_and_said():
     found = parse_machines(f"node-1\n{cut}")
     assert found.machines == ()
     assert found.notes == (
-        "A matrix of nvidia-smi topo -m of node-1 lacks rows of GPUs and is left out.",
+        "A matrix of nvidia-smi topo -m of node-1 lacks GPU rows and was skipped.",
     )
 
 

@@ -62,7 +62,7 @@ def test_work_per_step_is_kept(tmp_path):
         ("colour,step_ms\n1,3\n", "columns colour"),
         ("nothing at all", "no columns"),
         ("", "no columns"),
-        ('[{"n": 1}, 3]', "other things"),
+        ('[{"n": 1}, 3]', "something other than objects"),
         ('{"n": ', "Expecting"),
     ],
 )

@@ -123,7 +123,7 @@ def test_negative_durations_are_counted_and_said(path):
 def test_chunks_that_are_not_dealt_in_turn_are_said(path):
     gmc = np.arange(COUNT) % 3
     again = read_operation_table(str(write_table(path, log_of(BY_HAND), gmc=gmc)))
-    assert "not dealt to stages in turn" in again.notes[0]
+    assert "not assigned to stages round-robin" in again.notes[0]
 
 
 def test_missing_rows_of_the_mesh_are_said(path):

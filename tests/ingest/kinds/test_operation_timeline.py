@@ -69,9 +69,9 @@ def test_operations_are_placed_by_process_and_name_of_thread(tmp_path):
     [
         ({"traceEvents": EVENTS}, "array"),
         (EVENTS[3:], "no operation"),
-        (EVENTS[:3], "names tell no stage"),
+        (EVENTS[:3], "without a stage in their names"),
         ([*EVENTS, name(0, 1, "PP rank 0, TP rank 1, compute")], "tensor-parallel"),
-        ([*EVENTS, event("forward-compute", -1, 0, 1, 1)], "no index of data parallelism"),
+        ([*EVENTS, event("forward-compute", -1, 0, 1, 1)], "not a data-parallel index"),
         ([EVENTS[0], *EVENTS], "repeated"),
     ],
 )

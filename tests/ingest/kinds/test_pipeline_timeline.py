@@ -86,7 +86,7 @@ def test_chunks_go_in_groups_of_as_many_micro_batches_as_ranks(tmp_path):
 def test_an_iteration_that_a_rank_lacks_is_left_out_and_said(tmp_path):
     log = read_pipeline_timeline(write(tmp_path, {"1": FIRST, "2": FIRST}, {"1": SECOND}))
     assert sorted(log.step_ns) == [1]
-    assert "not whole on every rank" in log.notes[0]
+    assert "incomplete on some rank" in log.notes[0]
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_a_damaged_file_is_named(tmp_path, content):
 
 def test_ranks_without_a_whole_iteration_in_common_are_refused(tmp_path):
     short = iteration([], [], 3)
-    with pytest.raises(InputError, match="none of them whole"):
+    with pytest.raises(InputError, match="none of them complete"):
         read_pipeline_timeline(write(tmp_path, {"1": FIRST}, {"1": short}))
 
 

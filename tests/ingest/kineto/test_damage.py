@@ -81,7 +81,7 @@ def test_a_truncated_gzip_file_keeps_what_was_there(keep):
     parsed = read_text(packed[: int(len(packed) * keep)])
 
     assert parsed.quality.truncated
-    assert "compressed data end early" in parsed.quality.notes[0]
+    assert "compressed data ends early" in parsed.quality.notes[0]
     assert len(parsed.activity) >= 1
 
 

@@ -140,7 +140,7 @@ def test_a_log_that_is_cut_inside_its_archive_is_read_up_to_there(tmp_path):
     path.write_bytes(whole[:-2_000])
     log = read_training_log(str(path))
     assert 0 < len(log.iteration) < 20
-    assert any("up to its damage" in note for note in log.notes)
+    assert any("up to the damage" in note for note in log.notes)
 
 
 def test_timers_beyond_a_bound_are_not_kept(monkeypatch):
