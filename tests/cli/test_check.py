@@ -54,7 +54,7 @@ def workplace(tmp_path, monkeypatch):
 
 @pytest.fixture
 def program(tmp_path, monkeypatch):
-    """Stands in for distprof run: a run is made of the step times that the plan holds."""
+    """Replaces distprof run: makes each run from the step times in the plan."""
     folder = tmp_path / "program"
     folder.mkdir()
     script = folder / "stand_in.py"

@@ -309,7 +309,7 @@ _ONE_TENSOR = ("_base", "tensor", "single")
 
 _GLOO_LOOKS_BACK = 64  # gloo fails soon after, but does not record completion
 
-_MOST_TOLD = 3
+_MOST_NAMED = 3
 
 
 def mismatch_point(group: JobGroup) -> Point | None:
@@ -431,8 +431,8 @@ def _others(odd: Sequence[Member], seq: int) -> list[str]:
         if row is not None:
             by_what.setdefault(described(member, row), []).append(member.rank)
     sentences = [f"{name_ranks(ranks)} launched {what}" for what, ranks in by_what.items()]
-    more = len(sentences) - _MOST_TOLD
-    return sentences[:_MOST_TOLD] + ([f"and {more} more variants"] if more > 0 else [])
+    more = len(sentences) - _MOST_NAMED
+    return sentences[:_MOST_NAMED] + ([f"and {more} more variants"] if more > 0 else [])
 
 
 def described(member: Member, row: int) -> str:

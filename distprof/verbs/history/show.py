@@ -205,12 +205,12 @@ def _ends(points: Sequence[HistoryPoint]) -> tuple[float, float]:
     """Range of the drawing: medians, and intervals that are narrow enough."""
     values = [point.value for point in points]
     for point in points:
-        if point.low is not None and point.high is not None and _is_telling(point):
+        if point.low is not None and point.high is not None and _is_narrow(point):
             values += [point.low, point.high]
     return min(values), max(values)
 
 
-def _is_telling(point: HistoryPoint) -> bool:
+def _is_narrow(point: HistoryPoint) -> bool:
     low, high = point.low, point.high
     return low is not None and high is not None and high <= _WIDEST * max(low, 0) + 1e-9
 
@@ -224,7 +224,7 @@ def _drawing(point: HistoryPoint, least: float, most: float) -> Drawing:
 
     def draw(room: int) -> str:
         line = [" "] * room
-        if point.low is not None and point.high is not None and _is_telling(point):
+        if point.low is not None and point.high is not None and _is_narrow(point):
             for cell in range(place(point.low, room), place(point.high, room) + 1):
                 line[cell] = "·"
         line[place(point.value, room)] = "█" if point.state in _MARKED else "▒"
@@ -234,7 +234,7 @@ def _drawing(point: HistoryPoint, least: float, most: float) -> Drawing:
 
 
 def _interval(point: HistoryPoint, unit: str) -> str:
-    if point.low is None or point.high is None or not _is_telling(point):
+    if point.low is None or point.high is None or not _is_narrow(point):
         return ""
     return f"{metric_text(point.low, unit)} to {metric_text(point.high, unit)}"
 

@@ -83,7 +83,7 @@ def stored_gate(
     sessions: int = 1,
     session_noise: float | None = None,
 ) -> Decision:
-    """What the gate says by a stored baseline of so many sessions with ten runs each."""
+    """The gate's decision with a stored baseline of this many sessions of ten runs each."""
     before, after = noise.apart(sessions, 10, loss, np.random.default_rng(seed))
     labels = np.repeat(np.arange(sessions), 10).tolist()
     return decide(before, after, tolerance=tolerance, sessions=labels, session_noise=session_noise)
@@ -101,7 +101,7 @@ def looking_gate(
     """What the gate says by a stored session of ten, sessions being alike, adding runs as it asks.
 
     Args:
-        noise: Without drift, as sessions are taken to be alike.
+        noise: Noise without drift, as sessions are assumed to be equal.
         loss: True loss.
         seed: Of the runs.
         tolerance: None is the hardest.
@@ -133,7 +133,7 @@ def single_point(noise: Noise, loss: float, seed: int) -> bool:
 def asv_rule(noise: Noise, loss: float, seed: int, *, factor: float = 1.1) -> bool:
     """``asv continuous``: median beyond the factor, and different by its test; ten runs, in turns.
 
-    asv 0.6, ``asv/commands/compare.py`` (factor 1.1 unless told) and ``asv/statistics.py:
+    asv 0.6, ``asv/commands/compare.py`` (factor 1.1 by default) and ``asv/statistics.py:
     is_different`` (two-sided Mann-Whitney below 0.002).
     """
     before, after = noise.pairs(10, loss, np.random.default_rng(seed))

@@ -48,7 +48,7 @@ def waiting(seq: int, **fields: Any) -> dict[str, Any]:
 def test_published_hangs_are_attributed_as_published(
     folder: Any, missing: tuple[int, ...], seq: int
 ) -> None:
-    """``reference.txt`` beside the dumps: group, operation and missing ranks."""
+    """``reference.txt`` next to the dumps: group, operation and missing ranks."""
     row = (folder / "reference.txt").read_text().splitlines()[1]
     group, description, name, _, dtype, ranks = (part.strip() for part in row.split("|"))
     found = of(published(folder))
@@ -63,7 +63,7 @@ def test_published_hangs_are_attributed_as_published(
 
 
 def test_the_second_injected_device_error_is_named_too() -> None:
-    """Rank 14's device failed as well: its host went on, so that only completion tells."""
+    """Rank 14's GPU failed as well: its CPU continued, so only completion shows it."""
     found = of(published(GPU_ERROR))
     assert any("12,14 did not finish all_to_all 20530" in why for why in found.why)
     assert any("Rank 14 may be at fault" in text for text in found.alternatives)

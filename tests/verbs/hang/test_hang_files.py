@@ -1,4 +1,4 @@
-"""Dumps are found under any name, logs and stacks beside them; what is broken is said."""
+"""distprof finds dumps under any name, with logs and stacks, and reports broken files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The dataset of summaries: what is added is there, whatever happens beside it."""
+"""The dataset of summaries: added summaries stay, whatever happens at the same time."""
 
 import os
 import signal
@@ -311,7 +311,7 @@ class _EndlessQuery:
     def execute(self, sql, parameters):
         self.num_queries += 1
         self.told()
-        assert self.interrupted.wait(HANGS_S), "nobody stopped the query"
+        assert self.interrupted.wait(HANGS_S), "the query was not stopped"
         raise RuntimeError("interrupted")
 
     def interrupt(self):

@@ -29,7 +29,7 @@ def runs(
     mesh: dict[str, int] | None = None,
     **fields: Any,
 ) -> list[SummaryFile]:
-    """Repeats of one size, nine steps each; a thousand tokens per rank unless told."""
+    """Repeats of one size, nine steps each; a thousand tokens per rank by default."""
     return [
         SummaryFile(
             distprof_version="1",

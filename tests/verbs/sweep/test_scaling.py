@@ -51,7 +51,7 @@ def test_the_baseline_may_be_any_size():
     assert result.sizes[1].efficiency_low is None
     assert analyze_scaling(sweep).baseline_ranks == 2
     assert analyze_scaling(sweep, baseline_ranks=3).unavailable == (
-        "No run has 3 ranks, which was to be the baseline; there are 2, 4, 8.",
+        "No run has 3 ranks, the requested baseline. Sizes are 2, 4, 8.",
     )
 
 
@@ -179,8 +179,8 @@ def test_too_few_sizes_for_a_law_is_a_sentence():
     [
         ([], "found no run with steps and a size"),
         (runs(4, 100), "found only 4 ranks"),
-        ([*runs(1, 100, tokens=10), *runs(2, 100, tokens=15)], "neither stays nor grows"),
-        ([*runs(1, 100, tokens=0), *runs(2, 100, tokens=0)], "Say which"),
+        ([*runs(1, 100, tokens=10), *runs(2, 100, tokens=15)], "neither constant nor proportional"),
+        ([*runs(1, 100, tokens=0), *runs(2, 100, tokens=0)], "Choose --weak or --strong"),
         ([*runs(1, 100), *runs(1, 100, tokens=50), *runs(2, 100)], "differ in work"),
     ],
 )

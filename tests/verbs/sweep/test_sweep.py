@@ -52,7 +52,7 @@ def batch_by_size(sweep):
 
 @pytest.fixture
 def calls(tmp_path, monkeypatch):
-    """Stands in for the program; returns the arguments of each call so far."""
+    """Replaces the program; returns the arguments of each call so far."""
     script = tmp_path / "stand_in.py"
     script.write_text(STAND_IN)
     monkeypatch.setattr(running, "_DISTPROF", (sys.executable, str(script)))
@@ -190,7 +190,7 @@ def test_what_was_done_before_a_kill_is_not_made_again(tmp_path, calls):
     """The sweep's own program may be killed after a run ended, before it wrote that down."""
     plan = sweep_of()
     make_runs(tmp_path, plan, say=lambda _: None)
-    running.save_sweep(tmp_path, plan)  # nobody wrote that anything is done
+    running.save_sweep(tmp_path, plan)  # no file says that a run is done
     again = make_runs(tmp_path, load_sweep(tmp_path), say=lambda _: None)
     assert again.num_done == 6
     assert len(calls()) == 6

@@ -56,7 +56,7 @@ def check(scaling: ScalingResult, limits: Limits) -> Iterator[Draft]:
     if not below:
         return
     worst = below[-1]
-    since = f", from {below[0].num_ranks} ranks on" if len(below) > 1 else ""
+    since = f"; it falls below the target at {below[0].num_ranks} ranks" if len(below) > 1 else ""
     yield Draft(
         message=(
             f"{str(scaling.mode).capitalize()} scaling from {scaling.baseline_ranks} to"
