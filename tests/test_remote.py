@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 import pytest
-from distprof.ingest.log_files import beginning
+from distprof.ingest.files import beginning
 
 from distprof.cli import main
 from distprof.errors import MissingExtraError, UsageError

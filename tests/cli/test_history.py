@@ -226,7 +226,7 @@ def test_times_that_no_calendar_has_are_shown_as_unknown(capsys, tmp_path):
 
 def test_files_are_put_together(capsys, history):
     assert main(["history", "compact", "--history", history]) == 0
-    assert "30 runs, of which 30 files were put together" in capsys.readouterr().err
+    assert "Merged 30 files with 30 runs" in capsys.readouterr().err
     assert len(list(Path(history).iterdir())) == 1
     assert main(["history", "show", "--history", history]) == 0
     assert "1 regression in 10 points" in capsys.readouterr().out
