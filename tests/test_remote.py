@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 
 import pytest
-from distprof.ingest.files import beginning
 
 from distprof.cli import main
 from distprof.errors import MissingExtraError, UsageError
+from distprof.ingest.files import beginning
 from distprof.remote import file_system
 
 

@@ -243,7 +243,7 @@ def test_files_are_put_together(capsys, history):
         (["show", "--metric", "speed"], 2, "step_time"),
         (["show", "--last", "0"], 2, "--last"),
         (["show", "--plot", "a.txt"], 2, ".svg"),
-        (["show", "--plot", "no/such/folder/a.svg"], 2, "no folder"),
+        (["show", "--plot", "no/such/folder/a.svg"], 2, "is not a folder"),
         (["show", "--format", "csv"], 2, "csv"),
         (["query"], 2, "SQL"),
         (["query", "SELECT 1", "--history", "nowhere"], 3, "distprof history add"),
