@@ -23,7 +23,7 @@ from distprof.cli import main
 from tests.broken_inputs import CASES, HEAVY, Case, Outcome, intact
 
 SENTENCE = ("expected: ", "found: ")
-UNEXPECTED = "does not expect"  # what the command line says of a bug of ours
+UNEXPECTED = "unexpected error in distprof"  # what the command line says of a bug of ours
 TURNS = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"  # change the direction of text
 DAMAGE = ("num_repaired", "num_quarantined", "num_clamped")
 MAX_BYTES = 700 * 2**20

@@ -228,7 +228,7 @@ def test_times_that_no_calendar_has_are_shown_as_unknown(capsys, tmp_path):
 
 def test_files_are_put_together(capsys, history):
     assert main(["history", "compact", "--history", history]) == 0
-    assert "30 runs, of which 30 files were put together" in capsys.readouterr().err
+    assert "Merged 30 files with 30 runs" in capsys.readouterr().err
     assert len(list(Path(history).iterdir())) == 1
     assert main(["history", "show", "--history", history]) == 0
     assert "1 regression in 10 points" in capsys.readouterr().out
@@ -245,7 +245,7 @@ def test_files_are_put_together(capsys, history):
         (["show", "--metric", "speed"], 2, "step_time"),
         (["show", "--last", "0"], 2, "--last"),
         (["show", "--plot", "a.txt"], 2, ".svg"),
-        (["show", "--plot", "no/such/folder/a.svg"], 2, "no folder"),
+        (["show", "--plot", "no/such/folder/a.svg"], 2, "is not a folder"),
         (["show", "--format", "csv"], 2, "csv"),
         (["query"], 2, "SQL"),
         (["query", "SELECT 1", "--history", "nowhere"], 3, "distprof history add"),

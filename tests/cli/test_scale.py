@@ -171,12 +171,12 @@ def test_without_work_per_step_the_mode_must_be_told(stand_in, capsys):
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        ([], "what is to be scaled"),
+        ([], "nothing to scale"),
         (["ddp"], "name the sizes"),
         (["ddp", "--ranks", "2"], "--ranks 2,4"),
         (["ddp", "--ranks", "1,x"], "no list"),
         (["ddp", "--ranks", "1,2", "--gpus", "1,2"], "name the sizes"),
-        (["ddp", "--ranks", "1,2", "--baseline-ranks", "3"], "none of the sizes 1, 2"),
+        (["ddp", "--ranks", "1,2", "--baseline-ranks", "3"], "not one of the sizes 1, 2"),
         (["ddp", "--ranks", "1,2", "--bach", "3"], "--bach"),
         (["ddp", "--ranks", "1,2,3", "--strong"], "--batch 12"),
         (["ddp", "--ranks", "1,2", "--plot", "x.bmp"], ".svg, .png, .pdf"),
@@ -184,8 +184,8 @@ def test_without_work_per_step_the_mode_must_be_told(stand_in, capsys):
         (["ddp", "--ranks", "1,2", "--format", "junit"], "--format"),
         (["ddp", "--ranks", "1,2", "--from", "s"], "--from starts nothing"),
         (["--from", "s", "--sweep", "s"], "--from starts nothing"),
-        (["ddp", "--ranks", "1,2", "--sweep", "full"], "something else than a sweep"),
-        (["ddp", "--ranks", "1,2", "--sweep", "full/file"], "cannot be made"),
+        (["ddp", "--ranks", "1,2", "--sweep", "full"], "exists and is not a sweep"),
+        (["ddp", "--ranks", "1,2", "--sweep", "full/file"], "cannot be created"),
     ],
 )
 def test_what_cannot_work_is_said_before_anything_runs(stand_in, capsys, arguments, why):
@@ -300,7 +300,7 @@ def test_a_damaged_sweep_file_is_named_and_nothing_is_run_or_removed(
     assert main(["scale", option, "s"]) == 3
     said = capsys.readouterr().err
     assert "found: " in said
-    assert "does not expect" not in said
+    assert "unexpected error in distprof" not in said
     assert "\x1b" not in said
     assert Path("victim").is_dir()
     assert calls(stand_in) == []
