@@ -136,8 +136,8 @@ class OverheadMeter:
         interval = shift_interval(recorded, around)
         if interval is None:
             return (
-                f"the cost of tracing was not measured: {len(recorded)} traced and"
-                f" {len(around)} untraced steps are too few"
+                f"the cost of tracing was not measured: {len(recorded)} traced steps and"
+                f" {len(around)} untraced ones are too few"
             )
         base = median(around)
         shift = median(a - b for a in recorded for b in around)

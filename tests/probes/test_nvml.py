@@ -147,7 +147,7 @@ def test_the_real_library_on_a_machine_without_driver_is_absence(tmp_path: Path)
     session = Session(tmp_path, options=OPTIONS, probes=[NvmlProbe()])
     session.close()
     assert _status(session).state == "unavailable"
-    assert "no NVIDIA driver" in _status(session).reason
+    assert "the NVIDIA driver is not installed" in _status(session).reason
 
 
 def test_a_gpu_that_is_lost_on_the_way_keeps_its_samples(tmp_path: Path) -> None:

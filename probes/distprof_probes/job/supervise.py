@@ -4,7 +4,7 @@ The launcher calls :meth:`Supervisor.look` every few tens of milliseconds. Nothi
 call reads ``/proc`` and the lines added to ``steps.jsonl``, decides, and returns. A job passes
 through four phases, forwards only::
 
-    RUNNING ──a rank fails, exits early, or all stall─────▶ DRAINING   the others notice it and
+    RUNNING ──a rank fails, exits early, or all stall──────▶ DRAINING   the others notice it and
        │                                                        │       write what they know
        └─────────────interrupt()───────▶ ENDING ◀───────────────┘       SIGTERM: probes save
                                             │
