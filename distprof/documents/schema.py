@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -31,8 +31,9 @@ def json_schema(
         is_whole: Whether every field is always written, or those with a default may be absent.
     """
     roots, definitions = msgspec.json.schema_components(kinds)
-    for definition in definitions.values():
-        _describe(definition)
+    inherited = _inherited_descriptions()
+    for name, definition in definitions.items():
+        _describe(definition, inherited.get(name, {}))
         if is_whole:
             _require_all(definition)
     if schema:
@@ -66,15 +67,28 @@ def schema_page(about: str, schema: dict[str, Any]) -> str:
     return "\n".join([about, *(section(name, part) for name, part in schema["$defs"].items())])
 
 
-def _describe(definition: dict[str, Any]) -> None:
-    """Take the descriptions of a struct and its fields from its docstring."""
+def _describe(definition: dict[str, Any], inherited: Mapping[str, str]) -> None:
+    """Take the descriptions of a struct and its fields from its docstring and its bases'."""
     summary, fields = _docstring_parts(definition.get("description", ""))
     definition["description"] = summary
     for name, value in definition.get("properties", {}).items():
-        if name in fields:
-            value["description"] = fields[name]
+        if name in fields or name in inherited:
+            value["description"] = fields.get(name) or inherited[name]
     for (name, text), value in zip(fields.items(), definition.get("prefixItems", ()), strict=False):
         value |= {"title": name, "description": text}
+
+
+def _inherited_descriptions() -> dict[str, dict[str, str]]:
+    """Name of a struct to the descriptions of the fields that it inherits."""
+    found: dict[str, dict[str, str]] = {}
+    pending = list(msgspec.Struct.__subclasses__())
+    while pending:
+        kind = pending.pop()
+        pending += kind.__subclasses__()
+        for base in kind.__mro__[1:]:
+            if issubclass(base, msgspec.Struct) and base is not msgspec.Struct:
+                found.setdefault(kind.__name__, {}).update(_docstring_parts(base.__doc__ or "")[1])
+    return found
 
 
 def _require_all(definition: dict[str, Any]) -> None:

@@ -114,6 +114,7 @@ class RankStraggler(Record, frozen=True, kw_only=True):
     """What one rank cost the others.
 
     Args:
+        rank: Global rank.
         lost_ns_per_step: Exposed wait of a typical other member, summed over the collectives that
             this rank made late, each weighted with its members, as a mean over all other ranks and
             steps. It includes lateness propagated to other groups, waits below the clock residual
@@ -123,10 +124,10 @@ class RankStraggler(Record, frozen=True, kw_only=True):
             blame.
         pattern: How its lateness is spread over steps; ``none`` when it is not worth naming.
         cause: Why, ``unknown`` where the evidence is not in the traces.
-        detail: What of that, where it is known: ``gc`` (garbage collection), ``throttled``,
-            ``low_clocks``, ``sequence_length``, ``tokens``; empty otherwise.
         confidence: 0 to 1, that the rank is rightly named.
         evidence: What pattern and cause rest on, one sentence each.
+        detail: What of that, where it is known: ``gc`` (garbage collection), ``throttled``,
+            ``low_clocks``, ``sequence_length``, ``tokens``; empty otherwise.
     """
 
     rank: int
@@ -141,7 +142,14 @@ class RankStraggler(Record, frozen=True, kw_only=True):
 
 
 class StepBlame(Record, frozen=True, kw_only=True):
-    """One step: what was lost to late ranks, and the rank that cost most (None without one)."""
+    """One step: what was lost to late ranks, and the rank that cost most (None without one).
+
+    Args:
+        step: Step number.
+        lost_ns: What a typical rank lost to late ranks in this step.
+        rank: The rank that cost most; null where nobody did.
+        rank_lost_ns: What that rank cost.
+    """
 
     step: int
     lost_ns: int
@@ -155,6 +163,18 @@ class StragglersResult(Result, frozen=True, kw_only=True):
     ``links``: groups whose transfers take longer than the same of other groups, for which no rank
     is to blame. ``sequences``: computation that differs by sequence lengths, None where it does
     not, or where nothing tells.
+
+    Args:
+        ranks: Ranks by what they cost the others, most first.
+        steps: Each step's loss and the rank that cost most in it.
+        pattern: How lateness is spread over steps in the run as a whole.
+        lost_ns_per_step: Sum of what the ranks cost, each as in ``ranks``.
+        num_judged: Matched collectives whose members start further apart than the clock residual,
+            or closer.
+        num_below_residual: Of these, closer than the residual: nobody is blamed for them.
+        links: Groups whose transfers take longer than those of other groups, with no rank to blame.
+        sequences: Computation that differs by sequence length; null where it does not, or nothing
+            shows it.
     """
 
     needs_traces = True
@@ -162,8 +182,8 @@ class StragglersResult(Result, frozen=True, kw_only=True):
     ranks: tuple[RankStraggler, ...]
     steps: tuple[StepBlame, ...]
     pattern: StragglerPattern
-    lost_ns_per_step: int  # all ranks
-    num_judged: int  # matched collectives with a spread above the clock residual or below it
+    lost_ns_per_step: int
+    num_judged: int
     num_below_residual: int
     links: tuple[SlowLink, ...] = ()
     sequences: SequenceImbalance | None = None

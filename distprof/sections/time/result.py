@@ -17,7 +17,18 @@ __all__ = [
 
 
 class StepBreakdown(Record, frozen=True, kw_only=True):
-    """One rank and step; the last four add up to ``span_ns`` exactly."""
+    """One rank and step; the last four add up to ``span_ns`` exactly.
+
+    Args:
+        rank: Global rank.
+        step: Step number.
+        span_ns: Duration of the step on this rank; the other four add up to it exactly.
+        computation_ns: Time in which at least one computation kernel or operator runs.
+        exposed_comm_ns: Communication that no computation hides, plus time blocked in messages of
+            gloo.
+        exposed_copy_ns: Memory copies that neither computation nor communication hides.
+        idle_ns: The rest.
+    """
 
     rank: int
     step: int
@@ -29,7 +40,17 @@ class StepBreakdown(Record, frozen=True, kw_only=True):
 
 
 class RankBreakdown(Record, frozen=True, kw_only=True):
-    """One rank over all analysed steps; the last four add up to ``span_ns`` exactly."""
+    """One rank over all analysed steps; the last four add up to ``span_ns`` exactly.
+
+    Args:
+        rank: Global rank.
+        span_ns: Analysed time; the other four add up to it exactly.
+        computation_ns: Time in which at least one computation kernel or operator runs.
+        exposed_comm_ns: Communication that no computation hides, plus time blocked in messages of
+            gloo. ``overlap`` leaves the latter out, so its field of this name can be smaller.
+        exposed_copy_ns: Memory copies that neither computation nor communication hides.
+        idle_ns: The rest.
+    """
 
     rank: int
     span_ns: int
@@ -40,15 +61,32 @@ class RankBreakdown(Record, frozen=True, kw_only=True):
 
 
 class RankWaterfall(Record, frozen=True, kw_only=True):
-    """One rank over all analysed steps; everything after ``span_ns`` adds up to it exactly."""
+    """One rank over all analysed steps; everything after ``span_ns`` adds up to it exactly.
+
+    Args:
+        rank: Global rank; -1 for all added up.
+        span_ns: Analysed time; all other times add up to it exactly.
+        computation_ns: Time in which at least one computation kernel or operator runs.
+        exposed_transfer_ns: Exposed communication while data moves: all members have started.
+        exposed_wait_ns: Exposed waiting in a collective for its last member.
+        exposed_p2p_wait_ns: Exposed waiting in send and recv; in a pipeline this is bubble.
+        exposed_comm_unsplit_ns: Exposed communication whose members could not be matched, so that
+            waiting and transfer cannot be told apart.
+        exposed_copy_ns: Memory copies that neither computation nor communication hides.
+        idle_host_ns: Idle because the CPU launched too late.
+        idle_sync_ns: Idle because a call had waited for the GPU.
+        idle_input_ns: Idle while the training thread waited for input.
+        idle_comm_wait_ns: Idle between work launched in time and communication on another stream.
+        idle_unknown_ns: Idle without a cause in the trace.
+    """
 
     rank: int
     span_ns: int
     computation_ns: int
     exposed_transfer_ns: int
-    exposed_wait_ns: int  # waiting in a collective for its last member
-    exposed_p2p_wait_ns: int  # the same in send and recv: bubble, in a pipeline
-    exposed_comm_unsplit_ns: int  # members could not be matched: wait and transfer not separated
+    exposed_wait_ns: int
+    exposed_p2p_wait_ns: int
+    exposed_comm_unsplit_ns: int
     exposed_copy_ns: int
     idle_host_ns: int
     idle_sync_ns: int
@@ -61,7 +99,12 @@ class RankWaterfall(Record, frozen=True, kw_only=True):
 
 
 class BreakdownResult(Result, frozen=True, kw_only=True):
-    """Exclusive split of the analysed time; source: formula sheet, "Measured from traces"."""
+    """Exclusive split of the analysed time; source: formula sheet, "Measured from traces".
+
+    Args:
+        ranks: Each rank over all analysed steps.
+        steps: Each rank and step.
+    """
 
     needs_traces = True
 
@@ -70,7 +113,16 @@ class BreakdownResult(Result, frozen=True, kw_only=True):
 
 
 class StepTimeResult(Result, frozen=True, kw_only=True):
-    """Durations of the analysed steps; one value per step, the median over ranks."""
+    """Durations of the analysed steps; one value per step, the median over ranks.
+
+    Args:
+        num_steps: Analysed steps.
+        median_ns: Median duration of a step; null where nothing marks steps.
+        p95_ns: 95th percentile of the durations; null as above.
+        cv: Standard deviation over mean of the durations; null as above.
+        source: What marks the steps.
+        note: How the steps were found, one sentence.
+    """
 
     num_steps: int
     median_ns: int | None
@@ -89,11 +141,18 @@ class StepTimeResult(Result, frozen=True, kw_only=True):
 
 
 class WaterfallResult(Result, frozen=True, kw_only=True):
-    """Per rank, and all ranks added up; divide by ``num_ranks * num_steps`` for a mean step."""
+    """Per rank, and all ranks added up; divide by ``num_ranks * num_steps`` for a mean step.
+
+    Args:
+        num_ranks: Ranks that were added up.
+        num_steps: Analysed steps, 1 for a whole capture.
+        ranks: Each rank over all analysed steps.
+        all: All ranks added up, ``rank`` is -1; null where nothing was measured.
+    """
 
     needs_traces = True
 
     num_ranks: int
     num_steps: int
     ranks: tuple[RankWaterfall, ...]
-    all: RankWaterfall | None  # rank is -1
+    all: RankWaterfall | None

@@ -41,14 +41,27 @@ class Scenario(Record, frozen=True, kw_only=True):
 
 
 class KindSlowdown(Record, frozen=True, kw_only=True):
-    """S_t: the step with all ideal but this kind of operation, over the ideal step."""
+    """S_t: the step with all ideal but this kind of operation, over the ideal step.
+
+    Args:
+        kind: Kind of operation.
+        slowdown: Step with everything ideal but this kind, over the ideal step; 1 is no slow-down.
+    """
 
     kind: str
     slowdown: float
 
 
 class WorkerSlowdown(Record, frozen=True, kw_only=True):
-    """S_w: the smaller of the slowdowns by the worker's data-parallel row and pipeline stage."""
+    """S_w: the smaller of the slowdowns by the worker's data-parallel row and pipeline stage.
+
+    Args:
+        rank: Worker.
+        dp_rank: Its data-parallel rank; null where unknown.
+        stage: Its pipeline stage; null where unknown.
+        slowdown: The smaller of the slow-downs of its data-parallel rank and of its stage; 1 is
+            none.
+    """
 
     rank: int
     dp_rank: int | None
@@ -73,7 +86,12 @@ class StageSlowdown(Record, frozen=True, kw_only=True):
 
 
 class StepSlowdown(Record, frozen=True, kw_only=True):
-    """One step, simulated without launch delays, over the ideal step."""
+    """One step, simulated without launch delays, over the ideal step.
+
+    Args:
+        step: Step number.
+        slowdown: The step simulated without launch delays, over the ideal step.
+    """
 
     step: int
     slowdown: float
