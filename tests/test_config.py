@@ -86,7 +86,7 @@ def test_a_fabric_profile_is_named_relative_to_the_configuration(tmp_path):
 
 def test_a_fabric_that_is_no_name_is_refused(tmp_path):
     (tmp_path / "distprof.toml").write_text("fabric = 3\n")
-    with pytest.raises(UsageError, match="fabric must be the name of a file"):
+    with pytest.raises(UsageError, match="fabric must be a file name"):
         load_config(tmp_path / "distprof.toml")
 
 

@@ -53,13 +53,13 @@ def test_the_critical_path_is_what_the_end_waited_for():
 
 
 def test_operations_that_wait_for_each_other_are_named():
-    with pytest.raises(CycleError, match="in a circle") as error:
+    with pytest.raises(CycleError, match="in a cycle") as error:
         graph_of(4, (0, 1), (1, 2), (2, 1), (2, 3))
     assert set(error.value.operations) == {1, 2, 3}
 
 
 def test_an_edge_from_nowhere_is_refused():
-    with pytest.raises(ValueError, match="beyond the 2"):
+    with pytest.raises(ValueError, match="outside the 2"):
         graph_of(2, (0, 5))
 
 

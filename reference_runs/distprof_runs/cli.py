@@ -219,7 +219,7 @@ def _other_options() -> list[click.Parameter]:
             ["--no-report"], is_flag=True, help="Record without a report.", section=report
         ),
         GroupedOption(
-            ["-q", "--quiet"], is_flag=True, help="Print only errors on stderr.", section=report
+            ["-q", "--quiet"], is_flag=True, help="Write only errors to stderr.", section=report
         ),
         GroupedOption(
             ["--debug"],

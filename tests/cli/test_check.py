@@ -236,8 +236,8 @@ def test_an_acknowledged_loss_passes_until_it_runs_out(baseline, capsys):
         (["a.csv", "--baseline", "perf.json", "--format", "html"], "is not one of text"),
         (["a.csv", "--baseline", "no/perf.json", "--update-baseline"], "is not a folder"),
         (["a.csv", "--baseline", ".", "--update-baseline"], "cannot be written"),
-        (["--run", "nope --ranks 2", "--baseline", "perf.json"], "no workload"),
-        (["--run", "ddp", "--baseline", "perf.json"], "on how many"),
+        (["--run", "nope --ranks 2", "--baseline", "perf.json"], "does not begin with a workload"),
+        (["--run", "ddp", "--baseline", "perf.json"], "lacks the number of ranks"),
         (["--run", "ddp --ranks '2", "--baseline", "perf.json"], "quotation"),
         (
             ["--run", "ddp --ranks 2", "--baseline", "perf.json", "--max-repeats", "2"],
@@ -408,7 +408,7 @@ def test_a_folder_with_other_runs_is_not_touched(program, capsys):
     Path("letters").mkdir()
     Path("letters/mine.txt").touch()
     assert made("--sweep", "letters") == 2
-    assert "something else" in capsys.readouterr().err
+    assert "holds other files" in capsys.readouterr().err
 
 
 def test_what_is_written_fits_its_schema_and_nothing_else_does(baseline, capsys):

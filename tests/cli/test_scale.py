@@ -174,7 +174,7 @@ def test_without_work_per_step_the_mode_must_be_told(stand_in, capsys):
         ([], "nothing to scale"),
         (["ddp"], "name the sizes"),
         (["ddp", "--ranks", "2"], "--ranks 2,4"),
-        (["ddp", "--ranks", "1,x"], "no list"),
+        (["ddp", "--ranks", "1,x"], "is not a list"),
         (["ddp", "--ranks", "1,2", "--gpus", "1,2"], "name the sizes"),
         (["ddp", "--ranks", "1,2", "--baseline-ranks", "3"], "not one of the sizes 1, 2"),
         (["ddp", "--ranks", "1,2", "--bach", "3"], "--bach"),

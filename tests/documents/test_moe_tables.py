@@ -206,7 +206,7 @@ def test_counts_alone_are_judged_by_where_a_placement_helps_most():
         "In layer 7 (github) the busiest of 8 ranks gets 2.14 times the mean; with experts placed "
         "by load it would get 1.01 times the mean."
     )
-    assert headline(report) == "64 experts · 3 layers · 6 parts of the data · nothing timed"
+    assert headline(report) == "64 experts · 3 layers · 6 parts of the data · no timings"
 
 
 def test_a_placement_that_is_no_better_is_said_to_be_none():

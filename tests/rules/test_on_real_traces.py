@@ -32,7 +32,7 @@ def test_four_of_eight_dlrm_ranks_wait_rather_than_transfer():
     # one step, begun by the profiler's own skew: rank 2 is suspected, not accused
     assert "persistent-straggler" not in found
     assert report.stragglers.ranks[0].rank == 2
-    assert "Rank 2 came last" in found["arrival-skew-bound-collectives"].message
+    assert "Rank 2 arrived last" in found["arrival-skew-bound-collectives"].message
 
 
 def test_one_rank_of_two_cannot_tell_waiting_from_transfer():

@@ -106,7 +106,7 @@ def test_parameters_gathered_late_cost_what_nothing_hides():
     finding = next(finding for finding in report.findings if finding.code == "COM117")
     assert finding.cost_ns_per_step == 40 * GATHER_US * US
     assert finding.confidence == "inferred"  # one rank alone knows no waiting
-    assert "0 % of the parameters that dp_shard (4 ranks) shares" in finding.message
+    assert "Only 0 % of the parameters sharded over dp_shard (4 ranks)" in finding.message
 
 
 def test_small_units_are_found_though_gathered_in_time_in_part():

@@ -309,7 +309,7 @@ def test_damage_is_said_once_for_all_ranks_that_have_it(job):
         with (job.rank_dir(rank) / STEPS_FILE).open("a") as stream:
             stream.write("{oops\n")
     assert analyze_step_log(measured(job)).unavailable == (
-        "ranks 0-1: 1 line is damaged in steps.jsonl and left out.",
+        "ranks 0-1: Skipped 1 damaged line in steps.jsonl.",
     )
 
 

@@ -291,11 +291,9 @@ def _zones(log: DeviceLog, when: Recorded | None) -> tuple[dict[tuple[str, str],
 def _no_zone(file: str, *, is_local: bool, is_known: bool) -> str:
     if not is_known:
         return f"Samples in {file} are not used: the date of the recording is unknown."
-    why = "they fit in no time zone, or in several" if is_local else "they do not fit"
+    why = "no time zone, or more than one, fits" if is_local else "their times do not fit"
     fix = (
-        ("; if they belong to it, append the time zone to each time (Z, +02:00)")
-        if is_local
-        else ""
+        "; if they belong to it, append the time zone to each time (Z, +02:00)" if is_local else ""
     )
     return f"Samples in {file} are not used: {why} the time of the recording{fix}."
 

@@ -29,7 +29,7 @@ class ReportOptions:
         format_name: Format of the report, None for text.
         fail_on: Least severity of findings that makes the exit code 1, None for none.
         no_report: Record without a report.
-        quiet: Print only errors on stderr.
+        quiet: Write only errors to stderr.
     """
 
     out: Path | None = None

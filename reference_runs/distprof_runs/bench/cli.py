@@ -69,7 +69,7 @@ _LAUNCH = [each for each in options_of(LaunchOptions) if each.name != "emulate_n
 @click.option(
     "--all", "show_all", is_flag=True, help="Show every size with its times and their spread."
 )
-@click.option("-q", "--quiet", is_flag=True, help="Print only errors on stderr.")
+@click.option("-q", "--quiet", is_flag=True, help="Write only errors to stderr.")
 @click.option(
     "--debug",
     is_flag=True,

@@ -41,7 +41,7 @@ class Showing:
         out: The output file; None for none.
         force: Whether to overwrite an existing file.
         arguments: Arguments for ``distprof fabric``.
-        quiet: Print only errors on stderr.
+        quiet: Write only errors to stderr.
     """
 
     out: Path | None = None

@@ -57,7 +57,7 @@ def test_domains_of_a_real_model():
         ({"domains": {"a": [[1], [2]]}, "layers": [7]}, "1 different names under layers"),
         ({"domains": {"a": [[1], [2]]}, "layers": [7, 7]}, "1 different names"),
         ({"domains": {"a": [[1]]}, "layers": [None]}, "under layers"),
-        ("[[1, 2", "no JSON"),
+        ("[[1, 2", "invalid JSON"),
         ('"text"', "'text' at the top"),
     ],
 )
@@ -116,7 +116,7 @@ def test_a_report_of_counts_compares_ranks_that_could_share_the_experts():
 
 def test_rules_judge_counts():
     findings = {f.code: f for f in distprof.analyze(str(OLMOE), debug=True).findings}
-    assert "expert 0 of layer 0 (arxiv), 7.8 times" in findings["MOE101"].message
+    assert "expert 0 of layer 0 (arxiv) with 7.8 times" in findings["MOE101"].message
     assert "4 of 64 experts of layer 15 (arxiv)" in findings["MOE102"].message
     assert "layer 7 (github): 2.14 times" in findings["MOE104"].message
     assert "MOE103" not in findings

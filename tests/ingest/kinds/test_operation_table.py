@@ -229,7 +229,7 @@ def test_too_many_kinds_are_refused(path, monkeypatch):
 def test_a_file_cut_short_is_an_input_error(path, size):
     whole = write_table(path, log_of(BY_HAND)).read_bytes()
     path.write_bytes(whole[:size])
-    assert "check that the file is whole" in refused(path)
+    assert "check that the file is complete" in refused(path)
 
 
 def test_a_file_damaged_in_the_middle_is_an_input_error_or_read(path):

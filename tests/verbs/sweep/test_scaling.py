@@ -171,7 +171,7 @@ def test_predictions_are_against_the_baseline_of_the_sweep():
 def test_too_few_sizes_for_a_law_is_a_sentence():
     result = analyze_scaling([*runs(1, 100), *runs(2, 110)])
     assert [law.law for law in result.laws] == ["gustafson"]
-    assert any("Universal Scalability Law takes 3 different" in why for why in result.unavailable)
+    assert any("Universal Scalability Law needs 3 different" in why for why in result.unavailable)
 
 
 @pytest.mark.parametrize(

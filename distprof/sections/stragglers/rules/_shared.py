@@ -11,8 +11,8 @@ __all__ = ["because", "fix_of", "of_pattern"]
 
 _FIX = {
     StragglerCause.SLOW_DEVICE: (
-        "Check the GPU's clocks, temperature, power limit and throttle reasons (nvidia-smi -q), "
-        "run the job without its node, and replace the GPU if it stays slow."
+        "Check its clocks, temperature, power limit and throttle reasons (nvidia-smi -q on a GPU), "
+        "run the job without its node, and replace the hardware if it stays slow."
     ),
     StragglerCause.MORE_WORK: (
         "Give ranks equal work: pack or bucket sequences by cost, balance experts, shard embedding "

@@ -95,7 +95,9 @@ def test_samples_of_another_day_are_not_joined_and_it_is_said():
     run = simulated()
     joined = with_device_log(run, log_beside(run, shift=30 * 24 * HOUR))
     assert joined.records == run.records
-    assert any("do not cover" in text for text in gaps_of(joined, "assumed"))
+    assert any(
+        "do not fit the time of the recording" in text for text in gaps_of(joined, "assumed")
+    )
     assert joined.get(DeviceLog).series == ()
 
 
@@ -135,7 +137,7 @@ def test_of_another_host_nothing_is_joined():
     run = replace(run, topology=replace(run.topology, nodes={"node-1": (0, 1), "node-2": (2, 3)}))
     joined = with_device_log(run, log_beside(run, host="node-9"))
     assert joined.records == run.records
-    assert "is not known" in gaps_of(joined, "unplaced-devices")[0]
+    assert "Unknown rank" in gaps_of(joined, "unplaced-devices")[0]
 
 
 def test_several_nodes_without_a_name_are_told_apart_by_nothing_and_the_fix_is_said():
