@@ -47,10 +47,8 @@ def test_with_two_fixtures_it_is_checked_and_its_page_has_an_example(added, monk
     assert [finding.code for finding in fired] == ["COM901"]
     assert run_rules(fixture(added, "good"), rules=[added], debug=True).findings == ()
     page = rule_page(added, rule_examples([added])["COM901"])
-    assert (
-        "\n## Example\n\n```text\nhardly-overlapped: Only 51.3 % of transfer overlaps with computation"
-        in page
-    )
+    example = "```text\nhardly-overlapped: Only 51.3 % of transfer overlaps"
+    assert f"\n## Example\n\n{example}" in page
 
 
 def test_the_recipe_names_the_places_that_are_used_here():
