@@ -190,7 +190,7 @@ def test_recording_stops_before_it_holds_too_much(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     memory = iter(range(0, 10**12, 10**8))
-    monkeypatch.setattr("distprof_probes.probes.memory.resident_bytes", lambda: next(memory))
+    monkeypatch.setattr("distprof_probes.probes.profiler.resident_bytes", lambda: next(memory))
     options = ProbeOptions(
         start_step=1, num_steps=50, warmup=1, measure_overhead=False, max_growth_mb=150
     )
