@@ -21,7 +21,7 @@ from distprof.sections.capture.show import headline
 from distprof.sections.job.show import job_facts
 from distprof.sections.parts import parts_of
 from distprof.sections.report import Report
-from distprof.sections.table import Bar, Cell, Drawing, TableColumn, TableView
+from distprof.sections.table import Bar, Cell, Column, Drawing, TableView
 from distprof.sections.tables import tables_of
 from distprof.sections.verdict import judge
 from distprof.units import format_ratio
@@ -262,7 +262,7 @@ def _natural_width(view: TableView, index: int) -> int:
     return max(bar, *(cell_len(plain(text[:_MAX_NAME])) for text in texts))
 
 
-def _add_column(table: Table, column: TableColumn, room: int) -> None:
+def _add_column(table: Table, column: Column, room: int) -> None:
     table.add_column(
         Text(column.title),
         justify="left" if column.left else "right",

@@ -28,7 +28,6 @@ __all__ = [
     "Cell",
     "Column",
     "Drawing",
-    "TableColumn",
     "TableView",
     "counted",
     "facts_table",
@@ -110,9 +109,6 @@ class Column:
             return value
         form = self.form or _form_of(self.shows if isinstance(self.shows, str) else "")
         return FORMS[form](value)
-
-
-TableColumn = Column
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

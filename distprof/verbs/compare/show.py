@@ -9,7 +9,7 @@ from distprof.documents.document import Document
 from distprof.documents.page import Page
 from distprof.formats import RenderOptions
 from distprof.sections.report import Report
-from distprof.sections.table import TableColumn, TableView, counted
+from distprof.sections.table import Column, TableView, counted
 from distprof.units import format_bandwidth, format_bytes, format_duration, format_ratio
 from distprof.verbs.compare.measure import FoundProblem, Side, compare
 from distprof.verbs.compare.result import (
@@ -218,10 +218,10 @@ def _parts_table(parts: Sequence[PartChange]) -> TableView:
         title="Where the difference is",
         caption="mean traced step, averaged over ranks",
         columns=(
-            TableColumn(title="part", left=True),
-            TableColumn(title="first"),
-            TableColumn(title="second"),
-            TableColumn(title="change"),
+            Column(title="part", left=True),
+            Column(title="first"),
+            Column(title="second"),
+            Column(title="change"),
         ),
         rows=tuple(rows),
         strong=frozenset({len(rows) - 1}),
@@ -233,15 +233,15 @@ def _collectives_table(rows: Sequence[CollectiveChange], total: int) -> TableVie
         title="Collectives",
         caption="exposed time per rank and step",
         columns=(
-            TableColumn(title="collective", left=True),
-            TableColumn(title="axis", left=True),
-            TableColumn(title="size"),
-            TableColumn(title="first"),
-            TableColumn(title="second"),
-            TableColumn(title="change"),
-            TableColumn(title="", left=True),
-            TableColumn(title="busbw", wide_only=True),
-            TableColumn(title="then", wide_only=True),
+            Column(title="collective", left=True),
+            Column(title="axis", left=True),
+            Column(title="size"),
+            Column(title="first"),
+            Column(title="second"),
+            Column(title="change"),
+            Column(title="", left=True),
+            Column(title="busbw", wide_only=True),
+            Column(title="then", wide_only=True),
         ),
         rows=tuple(
             (
@@ -266,13 +266,13 @@ def _kernels_table(rows: Sequence[KernelChange], total: int) -> TableView:
         title="Kernels",
         caption="time per rank and step",
         columns=(
-            TableColumn(title="kernel", left=True, stretch=True),
-            TableColumn(title="first"),
-            TableColumn(title="second"),
-            TableColumn(title="change"),
-            TableColumn(title="", left=True),
-            TableColumn(title="calls", wide_only=True),
-            TableColumn(title="then", wide_only=True),
+            Column(title="kernel", left=True, stretch=True),
+            Column(title="first"),
+            Column(title="second"),
+            Column(title="change"),
+            Column(title="", left=True),
+            Column(title="calls", wide_only=True),
+            Column(title="then", wide_only=True),
         ),
         rows=tuple(
             (
@@ -299,10 +299,10 @@ def _findings_table(comparison: Comparison) -> TableView:
         title="Findings",
         caption="cost per step",
         columns=(
-            TableColumn(title="rule", left=True),
-            TableColumn(title="", left=True),
-            TableColumn(title="first"),
-            TableColumn(title="second"),
+            Column(title="rule", left=True),
+            Column(title="", left=True),
+            Column(title="first"),
+            Column(title="second"),
         ),
         rows=tuple(
             (
@@ -320,9 +320,9 @@ def _differences_table(comparison: Comparison) -> TableView:
     return TableView(
         title="Other differences",
         columns=(
-            TableColumn(title="", left=True),
-            TableColumn(title="first", left=True, wrap=True),
-            TableColumn(title="second", left=True, wrap=True),
+            Column(title="", left=True),
+            Column(title="first", left=True, wrap=True),
+            Column(title="second", left=True, wrap=True),
         ),
         rows=tuple((d.field, _or(d.first), _or(d.second)) for d in comparison.differences),
     )

@@ -15,7 +15,7 @@ from distprof.artefacts.fabric_file import (
 from distprof.documents.document import Document
 from distprof.documents.page import Page
 from distprof.formats import RenderOptions
-from distprof.sections.table import TableColumn, TableView, counted
+from distprof.sections.table import Column, TableView, counted
 from distprof.units import format_bandwidth, format_bytes, format_duration, format_ratio
 
 __all__ = ["FABRIC", "fabric_headline", "fabric_tables", "fabric_verdict", "fabric_words"]
@@ -102,15 +102,15 @@ def _fit_table(profile: FabricFile) -> TableView:
         title="Latency and bandwidth",
         caption="fitted: time = steps · α + bus factor · bytes · β",
         columns=(
-            TableColumn(title="collective", left=True),
-            TableColumn(title="over", left=True, wide_only=True),
-            TableColumn(title="α per step"),
-            TableColumn(title="95 %", left=True, wide_only=True),
-            TableColumn(title="1/β"),
-            TableColumn(title="95 %", left=True, wide_only=True),
-            TableColumn(title="crossover"),
-            TableColumn(title="residual"),
-            TableColumn(title="steps"),
+            Column(title="collective", left=True),
+            Column(title="over", left=True, wide_only=True),
+            Column(title="α per step"),
+            Column(title="95 %", left=True, wide_only=True),
+            Column(title="1/β"),
+            Column(title="95 %", left=True, wide_only=True),
+            Column(title="crossover"),
+            Column(title="residual"),
+            Column(title="steps"),
         ),
         rows=tuple(_fit_row(curve, curve.fit) for curve in profile.curves if curve.fit is not None),
         notes=(
@@ -144,8 +144,8 @@ def _size_table(curves: Sequence[FabricCurve]) -> TableView:
         title=f"Bus bandwidth over {_where(curves[0])}",
         caption="GB/s, by size of the full buffer",
         columns=(
-            TableColumn(title="size"),
-            *(TableColumn(title=_short(curve)) for curve in curves),
+            Column(title="size"),
+            *(Column(title=_short(curve)) for curve in curves),
         ),
         rows=tuple(
             (format_bytes(size), *(_gigabytes(speed.get(size)) for speed in speeds))
@@ -164,13 +164,13 @@ def _point_table(curve: FabricCurve) -> TableView:
         title=_name(curve),
         caption="median of rounds" if any(p.low_ns for p in curve.points) else "",
         columns=(
-            TableColumn(title="size"),
-            TableColumn(title="time"),
-            TableColumn(title="quickest", wide_only=True),
-            TableColumn(title="slowest", wide_only=True),
-            TableColumn(title="algbw"),
-            TableColumn(title="busbw"),
-            TableColumn(title="off the fit"),
+            Column(title="size"),
+            Column(title="time"),
+            Column(title="quickest", wide_only=True),
+            Column(title="slowest", wide_only=True),
+            Column(title="algbw"),
+            Column(title="busbw"),
+            Column(title="off the fit"),
         ),
         rows=tuple(
             (

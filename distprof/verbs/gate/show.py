@@ -10,7 +10,7 @@ from distprof.documents.document import Document
 from distprof.documents.page import Page
 from distprof.escape import plain
 from distprof.formats import RenderOptions
-from distprof.sections.table import TableColumn, TableView, counted
+from distprof.sections.table import Column, TableView, counted
 from distprof.units import format_bytes, format_duration, format_ratio
 from distprof.verbs.compare.show import PARTS, signed
 from distprof.verbs.gate.check import CHECK_SCHEMA, CheckResult, MetricCheck, fails
@@ -138,11 +138,11 @@ def check_tables(result: CheckResult, *, show_all: bool) -> Iterator[TableView]:
 
 
 _FIGURES = (
-    TableColumn(title="metric", left=True),
-    TableColumn(title="baseline"),
-    TableColumn(title="now"),
-    TableColumn(title="change"),
-    TableColumn(title=f"{LEVEL} % interval", left=True),
+    Column(title="metric", left=True),
+    Column(title="baseline"),
+    Column(title="now"),
+    Column(title="change"),
+    Column(title=f"{LEVEL} % interval", left=True),
 )
 
 
@@ -162,9 +162,9 @@ def _deciding_table(checks: list[MetricCheck]) -> TableView:
         caption="medians of repeats",
         columns=(
             *_FIGURES,
-            TableColumn(title="tolerance"),
-            TableColumn(title="p", wide_only=True),
-            TableColumn(title="", left=True),
+            Column(title="tolerance"),
+            Column(title="p", wide_only=True),
+            Column(title="", left=True),
         ),
         rows=tuple(
             (*_figures(check), f"{100 * check.tolerance:.3g}", f"{check.p:.2g}", check.state)
@@ -177,7 +177,7 @@ def _shown_table(checks: list[MetricCheck]) -> TableView:
     return TableView(
         title="Informational",
         caption="--metrics gates them",
-        columns=(*_FIGURES, TableColumn(title="", left=True)),
+        columns=(*_FIGURES, Column(title="", left=True)),
         rows=tuple((*_figures(check), _NOTABLE.get(check.state, "")) for check in checks),
     )
 
@@ -209,10 +209,10 @@ def _parts_table(result: CheckResult) -> TableView:
         title="Where the difference is",
         caption="mean traced step",
         columns=(
-            TableColumn(title="part", left=True),
-            TableColumn(title="baseline"),
-            TableColumn(title="now"),
-            TableColumn(title="change"),
+            Column(title="part", left=True),
+            Column(title="baseline"),
+            Column(title="now"),
+            Column(title="change"),
         ),
         rows=tuple(rows),
     )

@@ -8,7 +8,7 @@ from distprof.documents.document import Document
 from distprof.documents.page import Listing, Page
 from distprof.escape import short_ranks
 from distprof.formats import RenderOptions
-from distprof.sections.table import TableColumn, TableView, counted
+from distprof.sections.table import Column, TableView, counted
 from distprof.units import fold_ranks, format_duration, name_ranks
 from distprof.verbs.hang.result import HANG_SCHEMA, HangReport, HangState, RankPosition
 
@@ -77,7 +77,7 @@ def _operation_table(report: HangReport) -> TableView:
         rows.append(("launched in", operation.frame))
     return TableView(
         title="First divergent operation",
-        columns=(TableColumn(title="", left=True), TableColumn(title="", left=True, wrap=True)),
+        columns=(Column(title="", left=True), Column(title="", left=True, wrap=True)),
         rows=tuple(rows),
     )
 
@@ -101,12 +101,12 @@ def _group_table(report: HangReport, *, show_all: bool) -> TableView:
         title="Process groups",
         caption="latest collective launched, over members",
         columns=(
-            TableColumn(title="group", left=True, stretch=True),
-            TableColumn(title="ranks"),
-            TableColumn(title="launched to"),
-            TableColumn(title="behind"),
-            TableColumn(title="in flight", wide_only=True),
-            TableColumn(title="waits in", left=True, wide_only=True),
+            Column(title="group", left=True, stretch=True),
+            Column(title="ranks"),
+            Column(title="launched to"),
+            Column(title="behind"),
+            Column(title="in flight", wide_only=True),
+            Column(title="waits in", left=True, wide_only=True),
         ),
         rows=tuple(rows),
         notes=(f"{counted(left_out, 'other group')}: --all.",) if left_out else (),
@@ -130,16 +130,16 @@ def _rank_table(report: HangReport, *, show_all: bool) -> TableView:
     left_out = sum(len(positions) for _, positions in rows[len(chosen) :])
     kept = [i for i in range(4) if any(key[i] for key in same)]
     columns = (
-        TableColumn(title="last launched", left=True),
-        TableColumn(title="of group", left=True, stretch=True),
-        TableColumn(title="host", left=True, wide_only=True),
-        TableColumn(title="in", left=True, wide_only=True),
+        Column(title="last launched", left=True),
+        Column(title="of group", left=True, stretch=True),
+        Column(title="host", left=True, wide_only=True),
+        Column(title="in", left=True, wide_only=True),
     )
     return TableView(
         title="Ranks",
         columns=(
-            TableColumn(title="rank"),
-            TableColumn(title="waits for"),
+            Column(title="rank"),
+            Column(title="waits for"),
             *(columns[i] for i in kept),
         ),
         rows=tuple(
@@ -174,9 +174,9 @@ def _log_table(report: HangReport, *, show_all: bool) -> TableView:
     return TableView(
         title="Logs",
         columns=(
-            TableColumn(title="rank"),
-            TableColumn(title="about", left=True),
-            TableColumn(title="line", left=True, wrap=True),
+            Column(title="rank"),
+            Column(title="about", left=True),
+            Column(title="line", left=True, wrap=True),
         ),
         rows=tuple(
             ("–" if line.rank is None else str(line.rank), line.about, line.text) for line in chosen
@@ -190,7 +190,7 @@ def _stack_table(report: HangReport, *, show_all: bool) -> TableView:
     return TableView(
         title="Python stacks",
         caption="innermost call first, rarest stack first",
-        columns=(TableColumn(title="ranks"), TableColumn(title="calls", left=True, wrap=True)),
+        columns=(Column(title="ranks"), Column(title="calls", left=True, wrap=True)),
         rows=tuple(
             (fold_ranks(stack.ranks), " ← ".join(stack.calls[:calls]))
             for stack in report.stacks[: _ALL if show_all else _FEW_RANKS]
@@ -205,12 +205,12 @@ def _cadence_table(report: HangReport, *, show_all: bool) -> TableView:
         title="Cadence",
         caption="time from one launch to the next of the same operation",
         columns=(
-            TableColumn(title="group", left=True, stretch=True),
-            TableColumn(title="operation", left=True),
-            TableColumn(title="sizes", left=True, wide_only=True),
-            TableColumn(title="count"),
-            TableColumn(title="median"),
-            TableColumn(title="longest"),
+            Column(title="group", left=True, stretch=True),
+            Column(title="operation", left=True),
+            Column(title="sizes", left=True, wide_only=True),
+            Column(title="count"),
+            Column(title="median"),
+            Column(title="longest"),
         ),
         rows=tuple(
             (

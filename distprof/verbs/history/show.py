@@ -15,7 +15,7 @@ from distprof.documents.document import Document
 from distprof.documents.page import Page
 from distprof.escape import plain, shorten
 from distprof.formats import RenderOptions
-from distprof.sections.table import Drawing, TableColumn, TableView, counted
+from distprof.sections.table import Column, Drawing, TableView, counted
 from distprof.units import NS_PER_S, format_bytes, format_duration, format_ratio
 from distprof.verbs.gate.show import amount
 from distprof.verbs.history.timeline import HISTORY_SCHEMA, History, HistoryPoint, HistorySeries
@@ -162,14 +162,14 @@ def _series_table(history: History, series: HistorySeries) -> TableView:
         title=series_name(series.fingerprint),
         caption=f"{history.label} over commits, series {series.key}",
         columns=(
-            TableColumn(title="commit", left=True),
-            TableColumn(title="date", left=True),
-            TableColumn(title="runs"),
-            TableColumn(title="median"),
-            TableColumn(title="95 %", left=True, wide_only=True),
-            TableColumn(title="change"),
-            TableColumn(title="", left=True),
-            TableColumn(title="", left=True),
+            Column(title="commit", left=True),
+            Column(title="date", left=True),
+            Column(title="runs"),
+            Column(title="median"),
+            Column(title="95 %", left=True, wide_only=True),
+            Column(title="change"),
+            Column(title="", left=True),
+            Column(title="", left=True),
         ),
         rows=tuple(
             (
@@ -391,7 +391,7 @@ def _answer_table(answer: HistoryAnswer, *, show_all: bool) -> TableView:
     return TableView(
         title="Answer",
         columns=tuple(
-            TableColumn(title=shorten(name, _MAX_CELL) or " ", left=words)
+            Column(title=shorten(name, _MAX_CELL) or " ", left=words)
             for name, words in zip(answer.columns, left, strict=True)
         ),
         rows=tuple(tuple(shorten(_shown(value), _MAX_CELL) for value in row) for row in rows),

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from distprof.documents.document import Document
 from distprof.documents.page import Page
 from distprof.formats import RenderOptions
-from distprof.sections.table import TableColumn, TableView, counted
+from distprof.sections.table import Column, TableView, counted
 from distprof.units import format_bandwidth, format_bytes, format_duration, format_ratio
 from distprof.verbs.plan.layout import Layout
 from distprof.verbs.plan.result import PLAN_SCHEMA, Estimate, MemoryParts, Plan
@@ -118,20 +118,20 @@ def _layout_table(plan: Plan, *, show_all: bool) -> TableView:
         title="Layouts",
         caption="fastest first; mb: sequences per micro-batch, V: stages per rank",
         columns=(
-            TableColumn(title="dp"),
-            TableColumn(title="tp"),
-            TableColumn(title="pp"),
-            TableColumn(title="cp"),
-            TableColumn(title="ep"),
-            TableColumn(title="sharding", left=True),
-            TableColumn(title="recompute", left=True),
-            TableColumn(title="mb×number"),
-            TableColumn(title="step"),
-            TableColumn(title="MFU"),
-            TableColumn(title="memory"),
-            TableColumn(title="bubble", wide_only=True),
-            TableColumn(title="exposed", wide_only=True),
-            TableColumn(title="V", wide_only=True),
+            Column(title="dp"),
+            Column(title="tp"),
+            Column(title="pp"),
+            Column(title="cp"),
+            Column(title="ep"),
+            Column(title="sharding", left=True),
+            Column(title="recompute", left=True),
+            Column(title="mb×number"),
+            Column(title="step"),
+            Column(title="MFU"),
+            Column(title="memory"),
+            Column(title="bubble", wide_only=True),
+            Column(title="exposed", wide_only=True),
+            Column(title="V", wide_only=True),
         ),
         rows=tuple(_layout_row(found) for found in chosen),
         strong=frozenset({0}),
@@ -162,7 +162,7 @@ def _memory_table(found: Estimate) -> TableView:
     return TableView(
         title="Memory",
         caption="the fullest GPU, in the first or the last stage",
-        columns=(TableColumn(title="part", left=True), TableColumn(title="size")),
+        columns=(Column(title="part", left=True), Column(title="size")),
         rows=(*shown, ("all", format_bytes(memory.total_bytes))),
         strong=frozenset({len(shown)}),
     )
@@ -173,12 +173,12 @@ def _axis_table(found: Estimate) -> TableView:
         title="Communication",
         caption="per rank and step",
         columns=(
-            TableColumn(title="axis", left=True),
-            TableColumn(title="ranks"),
-            TableColumn(title="links", left=True),
-            TableColumn(title="sent"),
-            TableColumn(title="time"),
-            TableColumn(title="exposed"),
+            Column(title="axis", left=True),
+            Column(title="ranks"),
+            Column(title="links", left=True),
+            Column(title="sent"),
+            Column(title="time"),
+            Column(title="exposed"),
         ),
         rows=tuple(
             (
@@ -199,9 +199,9 @@ def _rejection_table(plan: Plan) -> TableView:
         title="Rejected",
         caption="a choice that already fails counts once, without its variants",
         columns=(
-            TableColumn(title="layouts"),
-            TableColumn(title="reason", left=True),
-            TableColumn(title="for example", left=True, wrap=True),
+            Column(title="layouts"),
+            Column(title="reason", left=True),
+            Column(title="for example", left=True, wrap=True),
         ),
         rows=tuple(
             (f"{rejected.count:,}", rejected.reason, rejected.example)

@@ -9,7 +9,7 @@ from distprof.costs.scaling import LAW_NAMES
 from distprof.documents.document import Document
 from distprof.documents.page import Page
 from distprof.formats import RenderOptions
-from distprof.sections.table import Bar, Cell, Drawing, TableColumn, TableView, counted
+from distprof.sections.table import Bar, Cell, Column, Drawing, TableView, counted
 from distprof.units import format_duration, format_ratio
 from distprof.verbs.compare.show import signed
 from distprof.verbs.sweep.result import (
@@ -235,15 +235,15 @@ def _sizes_table(scaling: ScalingResult) -> TableView:
         title="Efficiency",
         caption=f"{scaling.mode} scaling, over {scaling.baseline_ranks}; 95 % intervals",
         columns=(
-            TableColumn(title="ranks"),
-            TableColumn(title="runs", wide_only=True),
-            TableColumn(title="step"),
-            TableColumn(title="95 %", left=True, wide_only=True),
-            TableColumn(title=f"{unit}/s"),
-            TableColumn(title="speed-up"),
-            TableColumn(title="efficiency"),
-            TableColumn(title="95 %", left=True),
-            TableColumn(title="", left=True),
+            Column(title="ranks"),
+            Column(title="runs", wide_only=True),
+            Column(title="step"),
+            Column(title="95 %", left=True, wide_only=True),
+            Column(title=f"{unit}/s"),
+            Column(title="speed-up"),
+            Column(title="efficiency"),
+            Column(title="95 %", left=True),
+            Column(title="", left=True),
         ),
         rows=tuple(_size_row(size) for size in scaling.sizes),
         notes=tuple(_size_notes(scaling.sizes)),
@@ -293,7 +293,7 @@ def _drawn_table(sizes: Sequence[ScalingSize]) -> TableView:
     return TableView(
         title="Where efficiency is lost",
         caption="one line per step: # at full efficiency, then the losses",
-        columns=(TableColumn(title="ranks"), TableColumn(title="", left=True)),
+        columns=(Column(title="ranks"), Column(title="", left=True)),
         rows=tuple((f"{size.num_ranks:,}", Drawing(_drawing(size))) for size in sizes),
         notes=(legend,) if legend else (),
     )
@@ -329,9 +329,9 @@ def _losses_table(sizes: Sequence[ScalingSize], *, show_all: bool) -> TableView:
         title="Losses by cause",
         caption="share of the step by number of ranks; the parts add up",
         columns=(
-            TableColumn(title="", left=True),
-            *(TableColumn(title=f"{size.num_ranks:,}") for size in shown),
-            TableColumn(title=f"on {largest}"),
+            Column(title="", left=True),
+            *(Column(title=f"{size.num_ranks:,}") for size in shown),
+            Column(title=f"on {largest}"),
         ),
         rows=tuple(rows),
         strong=frozenset({len(rows) - 1}),
@@ -358,9 +358,9 @@ def _laws_table(laws: Sequence[ScalingLaw]) -> TableView:
         title="Laws",
         caption="fitted to all runs; off by: median deviation of a run",
         columns=(
-            TableColumn(title="law", left=True),
-            TableColumn(title="parameters, 95 % intervals", left=True, wrap=True),
-            TableColumn(title="off by"),
+            Column(title="law", left=True),
+            Column(title="parameters, 95 % intervals", left=True, wrap=True),
+            Column(title="off by"),
         ),
         rows=tuple(
             (
@@ -382,8 +382,8 @@ def _extrapolation_table(laws: Sequence[ScalingLaw]) -> Iterator[TableView]:
         title="Beyond the measured sizes",
         caption="efficiency by each law; 95 % intervals of measurement error only",
         columns=(
-            TableColumn(title="ranks"),
-            *(TableColumn(title=LAWS.get(law.law, law.law), left=True) for law in laws),
+            Column(title="ranks"),
+            *(Column(title=LAWS.get(law.law, law.law), left=True) for law in laws),
         ),
         rows=tuple(
             (f"{ones[0].num_ranks:,}", *map(_interval, ones)) for ones in zip(*beyond, strict=True)
