@@ -54,8 +54,8 @@ def settings_table(report: Report, *, show_all: bool) -> TableView | None:
 
 def _ranks(result: SettingsResult) -> str:
     """The ranks whose objects were read; their number if no object lists them."""
-    objects = (*result.ddp, *result.fsdp, *result.optimizers, *result.loaders, *result.hosts)
-    ranks = {rank for one in objects for rank in getattr(one, "ranks", ())}
+    kinds = (result.ddp, result.fsdp, result.optimizers, result.loaders, result.hosts)
+    ranks = {rank for objects in kinds for one in objects for rank in one.ranks}
     if not ranks:
         return counted(result.num_ranks, "rank")
     return f"rank{'s' * (len(ranks) > 1)} {short_ranks(ranks)}"
