@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parent
 VENV = ROOT / ".venv"
 BIN = VENV / ("Scripts" if os.name == "nt" else "bin")
 IN_PARALLEL = ("-n", "auto", "--dist", "loadfile", "--no-loadscope-reorder")  # the long ones first
+PACKAGES = ("distprof", "probes/distprof_probes", "reference_runs/distprof_runs")
 GATE_BASELINE = "benchmarks/gate-baseline.json"
 GATE_RUN = (
     "ddp --ranks 2 --device cpu --compute sleep --forward-ms 40 --backward-ms 80"
@@ -91,6 +92,7 @@ def gate(*arguments: str) -> None:
 def unit(*arguments: str) -> None:
     """Run the tests (further arguments go to pytest)."""
     install("dev")
+    compiled()
     run("pytest", *IN_PARALLEL, *arguments)
 
 
@@ -154,6 +156,11 @@ def install(*groups: str) -> None:
     call([*pip, "--upgrade", "pip"])
     call([*pip, "--editable", ".[run]", *(f"--group={group}" for group in groups)])
     stamp.write_text(pins)
+
+
+def compiled() -> None:
+    """Compile the packages: hundreds of processes start, and may be forbidden to write bytecode."""
+    run("python", "-m", "compileall", "-q", "-j", "0", *PACKAGES)
 
 
 def make_venv() -> None:
