@@ -7,10 +7,11 @@ entry-point group ``distprof.reporters``; its name is then a choice of ``--forma
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, TypeAlias
+
+import msgspec
 
 from distprof.errors import UsageError
 
@@ -32,8 +33,7 @@ _BUILT_IN = ("text", "json", "md")
 _SUFFIXES = {".json": "json", ".md": "md", ".markdown": "md", ".txt": "text", ".xml": "junit"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RenderOptions:
+class RenderOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How a report is shown.
 
     Args:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -69,8 +68,7 @@ def option(
     return msgspec.Meta(description=text, extra=said, **bounds)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Option:
+class Option(msgspec.Struct, frozen=True, kw_only=True):
     """One option, as its struct declares it.
 
     Args:
@@ -205,8 +203,7 @@ def _problem(value: object, hint: Any, place: str) -> str:
     return f"{place or 'it'} must be {expected}, not {_short(value)}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Part:
+class _Part(msgspec.Struct, frozen=True, kw_only=True):
     """A value inside another, with the type of its field or element."""
 
     place: str

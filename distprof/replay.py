@@ -8,9 +8,9 @@ of durations are simulated at once: each costs little more than the first.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -26,8 +26,7 @@ class CycleError(ValueError):
         super().__init__(f"operations wait for each other in a cycle, among them {shown}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Times:
+class Times(msgspec.Struct, frozen=True, kw_only=True):
     """When operations start and end, of the same shape as durations: ``(n,)`` or ``(n, k)``."""
 
     start: NDArray[Any]
@@ -39,8 +38,7 @@ class Times:
         return self.end.max(axis=0) if len(self.end) else np.zeros(self.end.shape[1:])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Graph:
+class Graph(msgspec.Struct, frozen=True, kw_only=True):
     """Operations ``0 … n - 1`` and what each waits for. Made by :meth:`of`.
 
     Args:

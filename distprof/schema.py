@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import msgspec
@@ -38,8 +37,7 @@ ABSENT = -1
 """Value of an integer column where the trace has none."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
+class Column(msgspec.Struct, frozen=True, kw_only=True):
     """One column: its name, dtype, unit and meaning.
 
     Args:
@@ -57,8 +55,7 @@ class Column:
     nullable: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TableSchema:
+class TableSchema(msgspec.Struct, frozen=True, kw_only=True):
     """A table's name, meaning and columns."""
 
     name: str
@@ -74,8 +71,7 @@ class TableSchema:
         return tuple(column.name for column in self.columns)
 
 
-@dataclass(frozen=True, slots=True)
-class Coded:
+class Coded(msgspec.Struct, frozen=True):
     """A dictionary-encoded column of strings.
 
     Args:

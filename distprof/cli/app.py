@@ -6,6 +6,7 @@ adds a verb under the entry-point group ``distprof.commands``.
 
 from __future__ import annotations
 
+import gc
 import signal
 import sys
 import traceback
@@ -47,6 +48,11 @@ _STARTING = {
     "bench": "Measure the speed of collectives on this machine or cluster.",
 }
 """Verbs that start or enter training processes; absent where they are not installed."""
+
+
+_GARBAGE = 50_000
+"""Objects between two looks for cycles: imports make many objects and no garbage, and looking takes
+an eighth of a short command."""
 
 
 class ExitCode(IntEnum):
@@ -157,6 +163,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: see :class:`ExitCode`.
     """
+    gc.set_threshold(_GARBAGE)
     state = State()
     with warnings.catch_warnings(), _orderly_end():
         if not sys.warnoptions:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -26,8 +26,7 @@ class Action(NamedTuple):
         return f"{self.stage}{'FBIWLO'[self.kind]}{self.micro_batch}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Orders:
+class Orders(msgspec.Struct, frozen=True, kw_only=True):
     """Actions of all ranks of one pipeline and step, rank by rank, in the order of each rank.
 
     Args:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import msgspec
 import numpy as np
@@ -52,8 +51,7 @@ class NoFitError(ValueError):
     """The sizes do not determine latency and bandwidth; the message says why in one sentence."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Line:
+class _Line(msgspec.Struct, frozen=True):
     """time = start + slope · bytes, with the covariance of the two."""
 
     start: float

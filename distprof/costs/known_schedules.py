@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
+
+import msgspec
 
 from distprof.costs import plain_orders as plain
 from distprof.costs import zero_bubble_orders as zero_bubble
@@ -14,8 +15,7 @@ from distprof.costs.actions import Orders, orders_from
 __all__ = ["SCHEDULES", "Schedule", "orders"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Schedule:
+class Schedule(msgspec.Struct, frozen=True, kw_only=True):
     """A way to order a pipeline's actions.
 
     Args:

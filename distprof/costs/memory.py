@@ -5,7 +5,7 @@ Mixed precision with Adam. Source of every formula here: formula sheet, "Memory"
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from distprof.costs.transformer import Recomputation, Transformer
 
@@ -20,8 +20,7 @@ _WEIGHT, _GRADIENT, _OPTIMIZER = 2, 2, 12
 _ZERO_STAGES = (0, 1, 2, 3)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StateBytes:
+class StateBytes(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of the model's state on one GPU."""
 
     weights: float

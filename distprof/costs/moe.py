@@ -7,9 +7,9 @@ tokens to experts (or to ranks); the last axis is experts (or ranks).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -127,8 +127,7 @@ def lost_to_imbalance(expert_ns: ArrayLike) -> _Floats:
     return lost
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Placement:
+class Placement(msgspec.Struct, frozen=True, kw_only=True):
     """The expert in each slot of each rank, layer by layer.
 
     Args:

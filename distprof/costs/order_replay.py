@@ -17,9 +17,9 @@ start.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -34,8 +34,7 @@ Durations = Mapping[SlotKind, ArrayLike]
 _GRADIENT = (SlotKind.BACKWARD, SlotKind.BACKWARD_INPUT)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Replay:
+class Replay(msgspec.Struct, frozen=True, kw_only=True):
     """When the actions of a pipeline would have happened, from its first start at 0.
 
     Args:

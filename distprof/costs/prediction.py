@@ -7,8 +7,8 @@ of micro-batches each is smaller or larger, and takes time in proportion.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -21,8 +21,7 @@ from distprof.terms import SlotKind
 __all__ = ["Candidate", "Prediction", "StageWork", "predict"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageWork:
+class StageWork(msgspec.Struct, frozen=True, kw_only=True):
     """Work of the present stages on one of the present micro-batches.
 
     Args:
@@ -45,8 +44,7 @@ class StageWork:
     fixed_ns: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
+class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     """A configuration to predict.
 
     Args:
@@ -66,8 +64,7 @@ class Candidate:
     keeps_stages: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prediction:
+class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     """Predicted time and memory of a configuration; modelled, never measured.
 
     Args:

@@ -8,9 +8,9 @@ run say nothing about the next run. Resampling steps would pretend that they do.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -47,8 +47,7 @@ _MANY = 60  # above this, means of pairs cost more than they add, and the median
 Floats = NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True)
-class Interval:
+class Interval(msgspec.Struct, frozen=True):
     """An estimate and its 95 % confidence interval, unless another level was requested.
 
     Args:

@@ -19,9 +19,9 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -110,8 +110,7 @@ def peak_ranks(sigma: float, kappa: float) -> float | None:
     return math.sqrt((1 - sigma) / kappa) if kappa > 0 and sigma < 1 else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScalingFit:
+class ScalingFit(msgspec.Struct, frozen=True, kw_only=True):
     """One fitted law.
 
     Args:
@@ -171,8 +170,7 @@ class ScalingFit:
         return Interval(value, low or 0.0, math.inf if high is None else high)
 
 
-@dataclass(frozen=True, slots=True)
-class _Line:
+class _Line(msgspec.Struct, frozen=True):
     """Unbounded coefficients, their covariance, and the degrees of freedom of its scale."""
 
     coefficients: Floats

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
+
+import msgspec
 
 from distprof.costs.transformer import Recomputation, Transformer, training_flop_per_token
 
@@ -12,8 +13,7 @@ __all__ = ["Precision", "TrainedModel"]
 Precision = Literal["bf16", "fp16", "fp8", "fp32"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainedModel:
+class TrainedModel(msgspec.Struct, frozen=True, kw_only=True):
     """The model and how it is trained; None means unknown.
 
     Args:

@@ -6,16 +6,16 @@ Source:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
+
+import msgspec
 
 __all__ = ["Latent", "Recomputation", "Transformer", "training_flop_per_token"]
 
 Recomputation = Literal["none", "selective", "full"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Latent:
+class Latent(msgspec.Struct, frozen=True, kw_only=True):
     """Multi-head latent attention: queries, keys and values come from compressed vectors.
 
     Args:
@@ -36,8 +36,7 @@ class Latent:
     value_size: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Transformer:
+class Transformer(msgspec.Struct, frozen=True, kw_only=True):
     """The shape of a decoder.
 
     Args:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeAlias, TypeVar
@@ -40,8 +39,7 @@ class _Header(msgspec.Struct):
     distprof_version: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Document(Generic[T]):
+class Document(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     """One kind of result.
 
     Args:
@@ -73,7 +71,7 @@ class Document(Generic[T]):
     absent: str = ""
     foreign: str = ""
     page: Callable[[T, RenderOptions], Page] | None = None
-    formats: Mapping[str, Reporting[T]] = field(default_factory=dict)
+    formats: Mapping[str, Reporting[T]] = msgspec.field(default_factory=dict)
     about: str = ""
     indent: int = 2
     order: Literal["sorted"] | None = None

@@ -6,8 +6,9 @@ A verb makes a :class:`Page` of its result; everything below it is drawn here, o
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from distprof.formats import RenderOptions
 from distprof.rules.base import Finding
@@ -17,8 +18,7 @@ from distprof.units import format_duration
 __all__ = ["Listing", "Page", "page_markdown", "page_text"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Listing:
+class Listing(msgspec.Struct, frozen=True, kw_only=True):
     """Sentences under a title of their own.
 
     Args:
@@ -32,8 +32,7 @@ class Listing:
     is_numbered: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Page:
+class Page(msgspec.Struct, frozen=True, kw_only=True):
     """One result for people.
 
     Args:

@@ -16,10 +16,11 @@ import difflib
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import Any
+
+import msgspec
 
 from distprof.errors import UsageError
 
@@ -43,8 +44,7 @@ _BANDWIDTH = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kMGT]?)(b|bit|B)(?:/s|ps)")
 _PREFIX = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gpu:
+class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     """One kind of GPU.
 
     Args:
@@ -71,8 +71,7 @@ class Gpu:
     domain_spans_hosts: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
+class Link(msgspec.Struct, frozen=True, kw_only=True):
     """One kind of link between nodes.
 
     Args:
@@ -88,8 +87,7 @@ class Link:
     latency_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sheet:
+class Sheet(msgspec.Struct, frozen=True, kw_only=True):
     """All GPUs and links, by name."""
 
     gpus: Mapping[str, Gpu]

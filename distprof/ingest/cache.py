@@ -24,12 +24,12 @@ import tempfile
 import time
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -91,8 +91,7 @@ class DamagedCacheError(DistprofError):
     """A cache file cannot be read. Whoever meets it parses the trace again."""
 
 
-@dataclass(frozen=True, slots=True)
-class CacheKey:
+class CacheKey(msgspec.Struct, frozen=True):
     """Names the tables of one trace under one set of options."""
 
     digest: str
@@ -229,8 +228,7 @@ def is_temporary(folder: str) -> bool:
     return path.name.startswith(_TEMPORARY) and path.parent == Path(tempfile.gettempdir())
 
 
-@dataclass(frozen=True, slots=True)
-class CachedTables:
+class CachedTables(msgspec.Struct, frozen=True):
     """The tables of an entry; a :class:`~distprof.run.run.TableSource`.
 
     Args:
@@ -242,8 +240,8 @@ class CachedTables:
 
     folder: str
     has_host: bool
-    collectives: Table | None = field(default=None, repr=False)
-    steps: Table | None = field(default=None, repr=False)
+    collectives: Table | None = None
+    steps: Table | None = None
 
     def load(self, *, every_host_row: bool = False) -> RankTables:
         """Read the tables.

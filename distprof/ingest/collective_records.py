@@ -12,9 +12,9 @@ Evidence for one record, strongest first; a field is taken from the first that h
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -35,8 +35,7 @@ from distprof.terms import ActivityKind, CollectiveKind, Origin
 __all__ = ["Records", "device_records", "mark_communication", "notes_on", "records_table"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Records:
+class Records(msgspec.Struct, frozen=True, kw_only=True):
     """COLLECTIVES table of one rank, with what had to be assumed.
 
     Args:

@@ -10,10 +10,10 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib import resources
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -55,8 +55,7 @@ _END_OF_NAME = re.compile(r"[(<]")
 _WAITS = frozenset(("wait", "init", "end", "start", "shutdown"))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """What a name says: whether it is communication, its kind, and the library that runs it."""
 
     is_communication: bool

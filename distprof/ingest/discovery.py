@@ -7,9 +7,10 @@ import re
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
+
+import msgspec
 
 from distprof import artefacts
 from distprof.artefacts import CACHE_DIR
@@ -39,8 +40,7 @@ _TRACE_KEYS = (
 _RANK_IN_NAME = re.compile(r"(?:^|[^a-z])(?:rank|worker|r)[-_.=]?(\d{1,7})(?!\d)", re.IGNORECASE)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TraceFile:
+class TraceFile(msgspec.Struct, frozen=True, kw_only=True):
     """One file that may hold the trace of one rank.
 
     Args:
@@ -61,8 +61,7 @@ class TraceFile:
         return "://" not in self.path
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Discovery:
+class Discovery(msgspec.Struct, frozen=True, kw_only=True):
     """What a source holds.
 
     Args:

@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future
 from concurrent.futures import wait as wait_for
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
+
+import msgspec
 
 from distprof.errors import DistprofError, MissingExtraError, UsageError
 
@@ -38,16 +39,14 @@ _BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 _FORMS = "serial, process, process:N or dask://HOST:PORT"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
+class Failure(msgspec.Struct, frozen=True, kw_only=True):
     """Why the work on one item gave no result."""
 
     reason: str
     error: BaseException
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome(Generic[R]):
+class Outcome(msgspec.Struct, Generic[R], frozen=True, kw_only=True):
     """The result of one item, or why there is none."""
 
     result: R | None = None

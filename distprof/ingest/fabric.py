@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -66,8 +65,7 @@ _ROW = re.compile(
 )
 
 
-@dataclass(slots=True)
-class _Row:
+class _Row(msgspec.Struct):
     """One line of a table."""
 
     num_bytes: int
@@ -76,15 +74,14 @@ class _Row:
     halves: tuple[tuple[float, float, float, str], ...]  # µs, GB/s, GB/s, wrong: out of, in place
 
 
-@dataclass(slots=True)
-class _Table:
+class _Table(msgspec.Struct):
     """One test's output."""
 
     test: str = ""
-    hosts: dict[int, str] = field(default_factory=dict)
+    hosts: dict[int, str] = msgspec.field(default_factory=dict)
     device: str = ""
     num_iterations: int | None = None
-    rows: list[_Row] = field(default_factory=list)
+    rows: list[_Row] = msgspec.field(default_factory=list)
 
 
 def read_fabric(source: str) -> FabricFile:

@@ -11,9 +11,10 @@ import os
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, cast
+
+import msgspec
 
 from distprof.errors import UsageError
 from distprof.remote import file_system
@@ -34,8 +35,7 @@ class TooLargeError(OSError):
     """A file is larger than its kind can be."""
 
 
-@dataclass(frozen=True, slots=True)
-class Folder:
+class Folder(msgspec.Struct, frozen=True):
     """A folder by its path or URL. Picklable, so that another process can read it.
 
     Args:
@@ -209,8 +209,7 @@ def beginning(source: str, size: int, *, endings: tuple[str, ...] = ()) -> bytes
         return b""
 
 
-@dataclass(slots=True)
-class Blocks:
+class Blocks(msgspec.Struct):
     """Blocks of whole lines; ends of lines are LF, CR LF or CR, and LF in what comes out.
 
     A line longer than :data:`MAX_LINE_BYTES` comes in pieces.

@@ -12,9 +12,9 @@ does both: that is not a transfer time. Its record has the time of posting.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from distprof.ingest.collective_records import Records, notes_on, records_table
@@ -38,8 +38,7 @@ _MIN_RUNS = 4  # fewer may follow another group's requests by chance
 _MOSTLY = 0.5  # requests over executions: the first ones may have been asked for before the capture
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
     """Operators that ask for a collective, in order of start.
 
     Args:
@@ -117,8 +116,7 @@ def groups_of_threads(
     return result
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Requests:
+class _Requests(msgspec.Struct, frozen=True, kw_only=True):
     """Requests of known group, kind and size, in order of start."""
 
     key: Int64Array
@@ -320,8 +318,7 @@ def _key(start: Int64Array, end: Int64Array) -> NDArray[np.uint64]:
     return start.view(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + end.view(np.uint64)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Side:
+class _Side(msgspec.Struct, frozen=True, kw_only=True):
     """Operations of one side of the pairing: rows of COMM_ARGS, kind as executed, elements."""
 
     rows: Int64Array

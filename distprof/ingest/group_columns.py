@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -21,8 +21,7 @@ __all__ = ["GroupColumns", "Membership"]
 _MESSAGES = (CollectiveKind.SEND, CollectiveKind.RECV)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupColumns:
+class GroupColumns(msgspec.Struct, frozen=True, kw_only=True):
     """The group columns of a COLLECTIVES table."""
 
     group: Coded
@@ -32,8 +31,7 @@ class GroupColumns:
     origin: NDArray[np.int8]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Group:
+class _Group(msgspec.Struct, frozen=True, kw_only=True):
     name: str = ""
     description: str = ""
     ranks: tuple[int, ...] = ()
@@ -45,8 +43,7 @@ _NO_GROUP = _Group()
 _MESSAGE_AXES = (MeshAxis.PP, MeshAxis.CP)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Membership:
+class Membership(msgspec.Struct, frozen=True, kw_only=True):
     """The groups that one rank belongs to.
 
     Args:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from distprof.run.run import Device
 from distprof.run.topology import ProcessGroup, axis_of
@@ -21,8 +22,7 @@ _MAX_RANK = 1 << 18  # more ranks than any job has: larger numbers are nonsense
 _MAX_TEXT = 200
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TraceMetadata:
+class TraceMetadata(msgspec.Struct, frozen=True, kw_only=True):
     """What one file says about itself.
 
     Args:

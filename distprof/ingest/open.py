@@ -7,8 +7,9 @@ import shutil
 import tempfile
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Executor
-from dataclasses import replace
 from functools import partial
+
+from msgspec.structs import replace
 
 from distprof.artefacts import NCCL_LOG_FILE
 from distprof.errors import DistprofError, InputError

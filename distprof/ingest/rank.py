@@ -7,11 +7,11 @@ tables stay on disk and are loaded one rank at a time.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from distprof.config import CommunicationConfig
 from distprof.errors import InputError
@@ -48,8 +48,7 @@ CONCLUSIONS_VERSION = 4
 _MAX_NOTES = 12
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Conclusions:
+class Conclusions(msgspec.Struct, frozen=True, kw_only=True):
     """What one file tells about its rank.
 
     Args:
@@ -141,8 +140,7 @@ def _quality(
 Rows = Literal["all", "device"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IngestOptions:
+class IngestOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How traces are read.
 
     Args:
@@ -159,11 +157,10 @@ class IngestOptions:
     cache_dir: str | None = None
     use_cache: bool = True
     run_dir: str | None = None
-    communication: CommunicationConfig = field(default_factory=CommunicationConfig)
+    communication: CommunicationConfig = msgspec.field(default_factory=CommunicationConfig)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Summary:
+class _Summary(msgspec.Struct, frozen=True, kw_only=True):
     """``rank.json`` of a cache entry: a :class:`Rank` without its tables and its file's name."""
 
     rank: int | None
@@ -343,7 +340,7 @@ def _rank(
     number, origin = _number(trace, summary.rank)
     shared: dict[str, Any] = {
         name: getattr(summary, name)
-        for name in _Summary.__dataclass_fields__
+        for name in _Summary.__struct_fields__
         if name not in ("rank", "has_host")
     }
     return Rank(

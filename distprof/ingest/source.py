@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import pkgutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
 from typing import Any, Generic, Literal, Protocol, TypeVar
+
+import msgspec
+from msgspec.structs import replace
 
 from distprof.errors import InputError
 from distprof.ingest import kinds
@@ -34,8 +36,7 @@ class Evidence(Protocol):
 _T = TypeVar("_T", bound=Evidence)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Source(Generic[_T]):
+class Source(msgspec.Struct, Generic[_T], frozen=True, kw_only=True):
     """One kind of source. Large readers are imported when a file of the kind is read.
 
     Args:

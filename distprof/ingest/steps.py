@@ -10,8 +10,8 @@ computes most; it runs in the order of launches, while side streams prefetch ahe
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -32,8 +32,7 @@ _PROFILER_STEP = re.compile(r"^ProfilerStep#(\d{1,18})$")
 _OPTIMIZER_STEP = re.compile(r"^Optimizer\.step#")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Steps:
+class Steps(msgspec.Struct, frozen=True, kw_only=True):
     """Steps of one rank and how they were found.
 
     Args:
@@ -47,8 +46,7 @@ class Steps:
     note: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Marks:
+class _Marks(msgspec.Struct, frozen=True, kw_only=True):
     """Steps as the host marks them: numbers, windows, whether each is whole."""
 
     step: Int64Array

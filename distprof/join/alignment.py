@@ -8,9 +8,10 @@ a domain is used only where it stands out of its own error; the residual says wh
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from distprof.join.clocks import components_of, fit_line, location, pooled_scale, solve_graph
@@ -121,8 +122,7 @@ def _domains(
     return {name: tuple(members) for name, members in domains.items()}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Ends:
+class _Ends(msgspec.Struct, frozen=True, kw_only=True):
     """Own ends of the members of collectives that end everywhere at once, instance by instance.
 
     Args:

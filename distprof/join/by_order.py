@@ -11,9 +11,10 @@ Variations", Algorithmica 1, 1986, here with pairs allowed only where their time
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from distprof.join.clocks import SEPARATE_NS, ClockLinks
@@ -39,8 +40,7 @@ __all__ = ["Clock", "GroupMerge", "Pairing", "match_by_order", "match_messages",
 MAX_EDITS = 500  # differences after which two sequences are not called the same
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Clock:
+class Clock(msgspec.Struct, frozen=True, kw_only=True):
     """The second clock minus the first, over time, and what a pair may be off."""
 
     reference_ns: int
@@ -68,8 +68,7 @@ class Clock:
         return not (off[1:] & off[:-1]).any()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pairing:
+class Pairing(msgspec.Struct, frozen=True, kw_only=True):
     """Positions in two sequences that belong together, both ascending.
 
     Args:
@@ -192,8 +191,7 @@ def _walk_back(history: list[dict[int, int]], i: int, j: int) -> list[tuple[int,
 # Sequences of several ranks, merged ---------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class _MergedSequence:
+class _MergedSequence(msgspec.Struct):
     """Ranks whose operations are paired with those of the first of them.
 
     Args:
@@ -243,8 +241,7 @@ class _MergedSequence:
         self.weight[first] += other.weight[second]
 
 
-@dataclass(slots=True)
-class GroupMerge:
+class GroupMerge(msgspec.Struct):
     """The ranks of a group on their way to being joined.
 
     Args:
@@ -255,7 +252,7 @@ class GroupMerge:
 
     main: _MergedSequence
     waiting: list[_MergedSequence]
-    unfit: set[int] = field(default_factory=set)
+    unfit: set[int] = msgspec.field(default_factory=set)
     _tried_at: tuple[int, int] = (-1, -1)
 
     @classmethod

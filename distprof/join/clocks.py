@@ -15,9 +15,10 @@ the delay; of several exchanges those of least delay are best.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from distprof.join.shifts import Expectation
@@ -64,8 +65,7 @@ _MIN_WEIGHT = 1e-12  # keeps the equations solvable where a node hangs on a poor
 _CONVERGED = 0.01  # of the smallest error
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(msgspec.Struct, frozen=True):
     """A fitted slope; its standard error is ``scale / leverage``.
 
     Args:
@@ -315,8 +315,7 @@ _MAX_NAMED = 5
 _TIMES_BEST = 1.5  # exchanges that took at most this much longer than the fastest count
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StampedClock:
+class StampedClock(msgspec.Struct, frozen=True, kw_only=True):
     """A rank's clock against rank 0's.
 
     Args:

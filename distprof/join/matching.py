@@ -7,9 +7,9 @@ refute that; the rest by order (:mod:`.by_order`).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -47,8 +47,7 @@ _SAMPLES = 32  # instances looked at per group
 _OVERRULES = 2 * CLEAR  # numbers are good evidence themselves
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NumberConflicts:
+class NumberConflicts(msgspec.Struct, frozen=True, kw_only=True):
     """Groups whose numbers and times do not go together, with the ranks that show it.
 
     Args:
@@ -60,8 +59,7 @@ class NumberConflicts:
     odd: dict[int, set[int]]
 
 
-@dataclass(frozen=True, slots=True)
-class _Link:
+class _Link(msgspec.Struct, frozen=True):
     """Median difference of ends of two ranks over collectives of equal number."""
 
     group: int

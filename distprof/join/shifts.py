@@ -12,8 +12,8 @@ How sure that is, :mod:`.steadiness` tells.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -45,8 +45,7 @@ SAMPLES = 512  # pairs looked at per shift
 TIMED = [kind for kind in CollectiveKind if kind.is_symmetric]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Operations:
+class Operations(msgspec.Struct, frozen=True, kw_only=True):
     """What one rank did, in order.
 
     Args:
@@ -137,8 +136,15 @@ Bools = NDArray[np.bool_]
 def steadier(a: Operations, b: Operations, shifts: Sequence[int], lead: int) -> Floats:
     """Logarithm of the likelihood of one shift over that of each, given their ends.
 
-    Two tests, of which the one that tells more counts: paired on the operations that both shifts
-    cover, and on all that each covers, which are more where the two are far apart.
+    Shifts are compared over the same operations by the Pitman-Morgan test for the variances of
+    paired samples. A plain ratio of variances would not do: where steps are so regular that times
+    say nothing, it favours some shift by chance, and more strongly with more operations. A second
+    test uses all operations that each shift covers, which are more where the two are far apart. The
+    more conclusive of the two decides.
+
+    Source: E. J. G. Pitman, "A Note on Normal Correlation", Biometrika 31, 1939; W. A. Morgan, "A
+    Test for the Significance of the Difference between the Two Variances in a Sample from a Normal
+    Bivariate Population", Biometrika 31, 1939.
 
     Args:
         a: What one rank did.
@@ -147,7 +153,7 @@ def steadier(a: Operations, b: Operations, shifts: Sequence[int], lead: int) -> 
         lead: Which of them is compared with all.
 
     Returns:
-        One per shift; 0 where too few pairs tell anything.
+        One per shift; 0 where there are too few pairs.
     """
     samples = [middle_of_overlap(a, b, shift) for shift in shifts]
     column = np.array(shifts)[:, np.newaxis]
@@ -255,8 +261,7 @@ MAX_CANDIDATES = 256
 MAX_TURNS = 8  # changes of mind about the best shift
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Expectation:
+class Expectation(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of the second clock minus the first before any operation is looked at.
 
     Args:
@@ -283,8 +288,7 @@ class Expectation:
         return bool(np.isinf(self.usual_error_ns)) or not far
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class Choice(msgspec.Struct, frozen=True, kw_only=True):
     """The shift that fits best.
 
     Args:
@@ -339,8 +343,7 @@ def best_shift(a: Operations, b: Operations, expected: Expectation) -> Choice | 
 # --- candidates -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Fit:
+class _Fit(msgspec.Struct, frozen=True):
     """How well a shift fits.
 
     Args:

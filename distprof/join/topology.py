@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import lru_cache
 from itertools import product
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from distprof.artefacts.run_file import RunFile
@@ -51,11 +51,19 @@ Nodes = Mapping[str, tuple[int, ...]]
 
 
 def nodes_of_launcher(environment: Mapping[str, str], world_size: int | None) -> Nodes:
-    """Node name to its ranks; empty where the variables do not tell.
+    """Node name to its ranks, from launchers' variables; empty where they do not say.
+
+    Used only where neither the ranks of a run directory nor host names in traces name the nodes.
+    Launchers number ranks node by node by default. Where a variable says otherwise, or the numbers
+    do not fit, nothing is concluded.
 
     Args:
         environment: Variables of any rank of the job, or of its launcher.
         world_size: Ranks of the job.
+
+    Source:
+        The documentation of SLURM's ``srun`` (output environment variables, distribution, hostlist
+        expressions), torchrun, Kubeflow's training operator (``PET_…``) and Open MPI's ``mpirun``.
     """
     if world_size is None or world_size < 1:
         return {}

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeAlias
+
+import msgspec
 
 from distprof.rules.page import Page, examples, parse_page
 from distprof.schema import Record
@@ -51,16 +52,14 @@ class InsufficientEvidenceError(Exception):
     """Raised by a check that cannot judge; the message says which evidence is missing and why."""
 
 
-@dataclass(frozen=True, slots=True)
-class Limit:
+class Limit(msgspec.Struct, frozen=True):
     """A threshold: its default and its meaning, one sentence without full stop."""
 
     value: float
     meaning: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Draft:
+class Draft(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a check; the engine adds code, name, severity and page to make a finding.
 
     Args:
@@ -92,8 +91,7 @@ class Draft:
     explains: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
+class Rule(msgspec.Struct, frozen=True, kw_only=True):
     """One rule. Made by :func:`rule`.
 
     Args:
@@ -114,7 +112,7 @@ class Rule:
     severity: Severity
     since: str
     needs: tuple[type[Evidence], ...]
-    limits: Mapping[str, Limit] = field(default_factory=dict)
+    limits: Mapping[str, Limit] = msgspec.field(default_factory=dict)
     costs_time: bool = True
     doc: Page
     check: Check

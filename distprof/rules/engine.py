@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from distprof.errors import UsageError
 from distprof.rules.base import (
@@ -32,16 +33,14 @@ MOSTLY = 0.5
 _Order = tuple[float, int, str]
 
 
-@dataclass(frozen=True, slots=True)
-class RuleOutcome:
+class RuleOutcome(msgspec.Struct, frozen=True):
     """Findings, most expensive first, and the rules that could not be checked."""
 
     findings: tuple[Finding, ...]
     not_checked: tuple[NotChecked, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Judged:
+class Judged(msgspec.Struct, frozen=True):
     """A draft and its rule, sorted by what it could recover, even where that is not shown."""
 
     rule: Rule

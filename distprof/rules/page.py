@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -34,8 +33,7 @@ _WIDTH = 100
 _NUMBER_AND_UNIT = re.compile(r"(?<=\d) (?=\S)")
 
 
-@dataclass(frozen=True, slots=True)
-class Page:
+class Page(msgspec.Struct, frozen=True):
     """A parsed page: its title and the text under each heading, in the order written."""
 
     title: str

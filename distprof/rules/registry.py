@@ -11,11 +11,12 @@ import difflib
 import importlib
 import pkgutil
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
+
+import msgspec
 
 import distprof
 from distprof.errors import UsageError
@@ -38,8 +39,7 @@ _PLACES = ("sections", "verbs")
 """Packages whose subpackages may have rules."""
 
 
-@dataclass(frozen=True, slots=True)
-class Catalogue:
+class Catalogue(msgspec.Struct, frozen=True):
     """The rules, by code, and the plug-ins that were rejected, with the reason."""
 
     rules: tuple[Rule, ...]

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -59,8 +59,7 @@ OPERATIONS = TableSchema(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OperationLog:
+class OperationLog(msgspec.Struct, frozen=True, kw_only=True):
     """Operations of a job, and the facts that the log gives about it.
 
     Args:
@@ -77,18 +76,17 @@ class OperationLog:
     operations: Table
     origin: str
     world_size: int | None = None
-    mesh: Mapping[str, int] = field(default_factory=dict)
+    mesh: Mapping[str, int] = msgspec.field(default_factory=dict)
     num_micro_batches: int | None = None
     shares_clock: bool = True
-    step_ns: Mapping[int, int] = field(default_factory=dict)
+    step_ns: Mapping[int, int] = msgspec.field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
 
 # Tokens per expert --------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExpertCounts:
+class ExpertCounts(msgspec.Struct, frozen=True, kw_only=True):
     """Assignments per expert of each layer, once for each part of the data.
 
     Args:
@@ -99,7 +97,7 @@ class ExpertCounts:
         notes: What was assumed, one sentence each.
     """
 
-    tokens: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
+    tokens: Mapping[str, NDArray[np.int64]] = msgspec.field(default_factory=dict)
     layers: tuple[str, ...] = ()
     top_k: int | None = None
     model: str = ""
@@ -109,8 +107,7 @@ class ExpertCounts:
 # Tables without a time line -----------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SummaryClass:
+class SummaryClass(msgspec.Struct, frozen=True, kw_only=True):
     """Collectives with the same group, kind, type and size.
 
     Args:
@@ -128,8 +125,7 @@ class SummaryClass:
     num_bytes: int | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CollectiveSummary:
+class CollectiveSummary(msgspec.Struct, frozen=True, kw_only=True):
     """Durations of collectives by rank and class; one entry per row of the table.
 
     Args:
@@ -149,8 +145,7 @@ class CollectiveSummary:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InputReadiness:
+class InputReadiness(msgspec.Struct, frozen=True, kw_only=True):
     """How ready each rank's input was, over time: 1 where the loader was never waited for.
 
     Args:
@@ -176,8 +171,7 @@ ACROSS_SOCKETS = "SYS"
 _NVLINK = re.compile(r"NV\d{1,3}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
+class Machine(msgspec.Struct, frozen=True, kw_only=True):
     """One machine, or several identical ones.
 
     Args:
@@ -237,8 +231,7 @@ class Machine:
         return {other for other in others if _NVLINK.fullmatch(self.between(gpu, other))}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Machines:
+class Machines(msgspec.Struct, frozen=True, kw_only=True):
     """The machines that a file describes.
 
     Args:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from distprof.artefacts.summary_file import Fingerprint
 
@@ -32,8 +33,7 @@ _VARYING = (
 """Variables that differ from run to run, or that change what is said and not what is done."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
+class Difference(msgspec.Struct, frozen=True, kw_only=True):
     """One fact that is not the same in both runs.
 
     Args:

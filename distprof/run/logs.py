@@ -7,9 +7,9 @@ that tools other than the probes recorded, and what a training program printed o
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -36,8 +36,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NcclProcess:
+class NcclProcess(msgspec.Struct, frozen=True, kw_only=True):
     """A process that wrote lines.
 
     Args:
@@ -51,8 +50,7 @@ class NcclProcess:
     rank: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NcclMember:
+class NcclMember(msgspec.Struct, frozen=True, kw_only=True):
     """A rank of a communicator.
 
     Args:
@@ -70,8 +68,7 @@ class NcclMember:
     is_complete: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NcclCommunicator:
+class NcclCommunicator(msgspec.Struct, frozen=True, kw_only=True):
     """A communicator, or what is known of it.
 
     Args:
@@ -100,8 +97,7 @@ class NcclCommunicator:
     num_nodes: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NcclEdge:
+class NcclEdge(msgspec.Struct, frozen=True, kw_only=True):
     """A connection between two ranks of a communicator, all its channels together.
 
     Args:
@@ -127,8 +123,7 @@ class NcclEdge:
     num_lines: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NcclCard:
+class NcclCard(msgspec.Struct, frozen=True, kw_only=True):
     """A network card that NCCL found.
 
     Args:
@@ -146,8 +141,7 @@ class NcclCard:
     link: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NcclChoice:
+class NcclChoice(msgspec.Struct, frozen=True, kw_only=True):
     """What NCCL chose for operations of one size, or calls of which no choice is logged.
 
     Args:
@@ -165,8 +159,7 @@ class NcclChoice:
     num_calls: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NcclWarning:
+class NcclWarning(msgspec.Struct, frozen=True, kw_only=True):
     """Warnings that differ in numbers only.
 
     Args:
@@ -183,8 +176,7 @@ class NcclWarning:
     processes: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NcclLog:
+class NcclLog(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that the logs tell.
 
     Args:
@@ -212,13 +204,13 @@ class NcclLog:
 
     files: tuple[str, ...] = ()
     processes: tuple[NcclProcess, ...] = ()
-    versions: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    settings: Mapping[str, Mapping[str, tuple[int, ...]]] = field(default_factory=dict)
+    versions: Mapping[str, tuple[int, ...]] = msgspec.field(default_factory=dict)
+    settings: Mapping[str, Mapping[str, tuple[int, ...]]] = msgspec.field(default_factory=dict)
     communicators: tuple[NcclCommunicator, ...] = ()
     edges: tuple[NcclEdge, ...] = ()
     cards: tuple[NcclCard, ...] = ()
-    missing_networks: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    networks: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    missing_networks: Mapping[str, tuple[int, ...]] = msgspec.field(default_factory=dict)
+    networks: Mapping[str, tuple[int, ...]] = msgspec.field(default_factory=dict)
     links: tuple[str, ...] = ()
     choices: tuple[NcclChoice, ...] = ()
     warnings: tuple[NcclWarning, ...] = ()
@@ -245,8 +237,7 @@ does not tell; since a midnight whose date it does not tell; numbers of samples,
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceSeries:
+class DeviceSeries(msgspec.Struct, frozen=True, kw_only=True):
     """Samples of one device's sensors.
 
     Args:
@@ -272,8 +263,7 @@ class DeviceSeries:
     rank: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceEvent:
+class DeviceEvent(msgspec.Struct, frozen=True, kw_only=True):
     """An error that a driver or a switch's manager logged.
 
     Args:
@@ -305,8 +295,7 @@ class DeviceEvent:
     rank: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceLinks:
+class DeviceLinks(msgspec.Struct, frozen=True, kw_only=True):
     """NVLink of one device at one moment.
 
     Args:
@@ -328,8 +317,7 @@ class DeviceLinks:
     rank: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceLog:
+class DeviceLog(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that such files tell.
 
     Args:
@@ -348,7 +336,7 @@ class DeviceLog:
     events: tuple[DeviceEvent, ...] = ()
     links: tuple[DeviceLinks, ...] = ()
     num_lines: int = 0
-    written_ns: Mapping[str, int] = field(default_factory=dict)
+    written_ns: Mapping[str, int] = msgspec.field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
     @staticmethod
@@ -376,8 +364,7 @@ def name_of_device(host: str, index: int | None, bus_id: str, uuid: str) -> str:
 Float64Array = NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingFacts:
+class TrainingFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What the log says of the job's layout; None where it says nothing.
 
     Args:
@@ -391,7 +378,7 @@ class TrainingFacts:
     """
 
     world_size: int | None = None
-    mesh: Mapping[str, int] = field(default_factory=dict)
+    mesh: Mapping[str, int] = msgspec.field(default_factory=dict)
     num_micro_batches: int | None = None
     micro_batch_size: int | None = None
     global_batch_size: int | None = None
@@ -399,8 +386,7 @@ class TrainingFacts:
     virtual_stages: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingLog:
+class TrainingLog(msgspec.Struct, frozen=True, kw_only=True):
     """Iterations as printed; all arrays have one entry for each report, in the order of the log.
 
     Args:
@@ -437,10 +423,10 @@ class TrainingLog:
     tflops: Float64Array
     loss: Float64Array
     printed_samples_per_s: Float64Array
-    timers: Mapping[str, Int64Array] = field(default_factory=dict)
+    timers: Mapping[str, Int64Array] = msgspec.field(default_factory=dict)
     is_of_slowest_ranks: bool = False
-    startup: Mapping[str, int] = field(default_factory=dict)
-    facts: TrainingFacts = field(default_factory=TrainingFacts)
+    startup: Mapping[str, int] = msgspec.field(default_factory=dict)
+    facts: TrainingFacts = msgspec.field(default_factory=TrainingFacts)
     num_lines: int = 0
     num_reports: int = 0
     num_unknown: int = 0

@@ -7,10 +7,10 @@ unknown.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, Protocol
 
+import msgspec
 import numpy as np
 
 from distprof.artefacts.settings_file import SettingsFile
@@ -185,8 +185,7 @@ CLOCK_STAMPS = TableSchema(
 RECORD_TABLES = (STEP_LOG, PHASES, MEMORY_LOG, TELEMETRY, ROUTING, PAUSES, CLOCK_STAMPS)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankRecords:
+class RankRecords(msgspec.Struct, frozen=True, kw_only=True):
     """The records of one rank; a table is empty where its file does not exist.
 
     Args:
@@ -205,14 +204,14 @@ class RankRecords:
     """
 
     rank: int
-    step_log: Table = field(default_factory=lambda: Table.empty(STEP_LOG))
-    phases: Table = field(default_factory=lambda: Table.empty(PHASES))
-    memory: Table = field(default_factory=lambda: Table.empty(MEMORY_LOG))
-    telemetry: Table = field(default_factory=lambda: Table.empty(TELEMETRY))
-    routing: Table = field(default_factory=lambda: Table.empty(ROUTING))
-    expert_tokens: Int64Array = field(default_factory=lambda: np.empty(0, np.int64))
-    pauses: Table = field(default_factory=lambda: Table.empty(PAUSES))
-    about: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    step_log: Table = msgspec.field(default_factory=lambda: Table.empty(STEP_LOG))
+    phases: Table = msgspec.field(default_factory=lambda: Table.empty(PHASES))
+    memory: Table = msgspec.field(default_factory=lambda: Table.empty(MEMORY_LOG))
+    telemetry: Table = msgspec.field(default_factory=lambda: Table.empty(TELEMETRY))
+    routing: Table = msgspec.field(default_factory=lambda: Table.empty(ROUTING))
+    expert_tokens: Int64Array = msgspec.field(default_factory=lambda: np.empty(0, np.int64))
+    pauses: Table = msgspec.field(default_factory=lambda: Table.empty(PAUSES))
+    about: Mapping[str, Mapping[str, Any]] = msgspec.field(default_factory=dict)
     nccl_log_bytes: int | None = None
     settings: SettingsFile | None = None
     notes: tuple[str, ...] = ()
@@ -283,8 +282,7 @@ FLIGHT = TableSchema(
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FlightGroup:
+class FlightGroup(msgspec.Struct, frozen=True, kw_only=True):
     """A process group as a rank's dump describes it.
 
     Args:
@@ -298,8 +296,7 @@ class FlightGroup:
     ranks: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupStatus:
+class GroupStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Progress of one group on one rank: sequence numbers, None where not known.
 
     Args:
@@ -313,8 +310,7 @@ class GroupStatus:
     completed: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FlightDump:
+class FlightDump(msgspec.Struct, frozen=True, kw_only=True):
     """The dump of one rank.
 
     Args:
@@ -337,7 +333,7 @@ class FlightDump:
     version: str = ""
     library: str = ""
     groups: tuple[FlightGroup, ...] = ()
-    status: dict[int, GroupStatus] = field(default_factory=dict)
+    status: dict[int, GroupStatus] = msgspec.field(default_factory=dict)
     host: str = ""
     written_ns: int | None = None
     digest: str = ""

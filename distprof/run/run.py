@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, TypeVar
 
+import msgspec
 import numpy as np
+from msgspec.structs import force_setattr, replace
 from numpy.typing import NDArray
 
 from distprof.artefacts.rank_file import ErrorFile
@@ -33,8 +34,7 @@ __all__ = [
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gap:
+class Gap(msgspec.Struct, frozen=True, kw_only=True):
     """Evidence that is missing or damaged, and what follows from it.
 
     Args:
@@ -48,8 +48,7 @@ class Gap:
     ranks: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Device:
+class Device(msgspec.Struct, frozen=True, kw_only=True):
     """The accelerator a rank used. ``name`` is ``cpu`` for CPU-only traces, empty when unknown."""
 
     name: str
@@ -57,8 +56,7 @@ class Device:
     memory_bytes: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Quality:
+class Quality(msgspec.Struct, frozen=True, kw_only=True):
     """What the reader met in one file, counted.
 
     Args:
@@ -95,8 +93,7 @@ class TableSource(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rank:
+class Rank(msgspec.Struct, frozen=True, kw_only=True):
     """One rank of the run: what its trace says about itself, and where its tables are.
 
     Args:
@@ -140,8 +137,7 @@ class Rank:
     tables: TableSource
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CollectiveMatches:
+class CollectiveMatches(msgspec.Struct, frozen=True, kw_only=True):
     """Collectives seen by two or more ranks, their members joined.
 
     Instance ``i`` has the members ``offsets[i]:offsets[i + 1]`` of ``member_rank`` and
@@ -213,8 +209,7 @@ class CollectiveMatches:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClockAlignment:
+class ClockAlignment(msgspec.Struct, frozen=True, kw_only=True):
     """Corrections that put all ranks on one clock, with what remains uncertain.
 
     A clock domain is a set of ranks that share a clock (one host); where hosts are unknown, each
@@ -247,11 +242,11 @@ class ClockAlignment:
     num_checked: int = 0
     num_violations: int = 0
     notes: tuple[str, ...] = ()
-    _domain_of: dict[int, int] = field(init=False, repr=False, compare=False)
+    _domain_of: dict[int, int] = msgspec.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         index = {rank: i for i, ranks in enumerate(self.domains) for rank in ranks}
-        object.__setattr__(self, "_domain_of", index)
+        force_setattr(self, "_domain_of", index)
 
     def domain_of(self, rank: int) -> int:
         """Index of the domain of ``rank``.
@@ -286,8 +281,7 @@ class ClockAlignment:
         return int(max(self.residual_ns[a], self.residual_ns[b]))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CaptureWindow:
+class CaptureWindow(msgspec.Struct, frozen=True, kw_only=True):
     """The part of the recording that all ranks share and that is analysed.
 
     Args:
@@ -300,13 +294,12 @@ class CaptureWindow:
     """
 
     steps: tuple[int, ...]
-    dropped: Mapping[int, str] = field(default_factory=dict)
+    dropped: Mapping[int, str] = msgspec.field(default_factory=dict)
     overlap_ratio: float | None = None
     transient_steps: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Run:
+class Run(msgspec.Struct, frozen=True, kw_only=True):
     """One recording of a job: its ranks, topology, matched collectives, clock and gaps.
 
     Args:
@@ -334,11 +327,11 @@ class Run:
     window: CaptureWindow
     gaps: tuple[Gap, ...] = ()
     job: RunFile | None = None
-    records: Mapping[int, RecordSource] = field(default_factory=dict)
+    records: Mapping[int, RecordSource] = msgspec.field(default_factory=dict)
     errors: tuple[ErrorFile, ...] = ()
     run_dir: str = ""
     origin: str = ""
-    evidence: Mapping[type, Any] = field(default_factory=dict)
+    evidence: Mapping[type, Any] = msgspec.field(default_factory=dict)
 
     def __repr__(self) -> str:
         """One line: the ranks hold whole tables."""

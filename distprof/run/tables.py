@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -150,8 +150,7 @@ STEPS = TableSchema(
 TABLES = (ACTIVITY, HOST, COLLECTIVES, STEPS)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankTables:
+class RankTables(msgspec.Struct, frozen=True, kw_only=True):
     """The tables of one rank.
 
     ``host`` is empty with ``has_host`` false when only device rows were read. Otherwise it holds
@@ -230,8 +229,7 @@ NO_THREAD = -1
 CALL_CATEGORIES = ("runtime", "driver")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Launches:
+class Launches(msgspec.Struct, frozen=True, kw_only=True):
     """The launch call of each activity; arrays as long as the activities.
 
     Args:

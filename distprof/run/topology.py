@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from math import prod
 from typing import Literal
+
+import msgspec
+from msgspec.structs import replace
 
 from distprof.artefacts.run_file import RunFile
 from distprof.terms import MeshAxis
@@ -28,8 +30,7 @@ __all__ = [
 NodeOrigin = Literal["host_name", "device_count", "run.json", "launcher", "unknown"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessGroup:
+class ProcessGroup(msgspec.Struct, frozen=True, kw_only=True):
     """One process group of the job.
 
     Args:
@@ -49,8 +50,7 @@ class ProcessGroup:
     axis: MeshAxis | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Topology:
+class Topology(msgspec.Struct, frozen=True, kw_only=True):
     """Ranks, nodes and process groups of a run.
 
     Args:

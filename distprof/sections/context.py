@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, Literal, TypeVar
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -35,8 +36,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankContext:
+class RankContext(msgspec.Struct, frozen=True, kw_only=True):
     """Input of one rank's analysis besides its tables. Times on the rank's own clock.
 
     Args:
@@ -61,8 +61,7 @@ class RankContext:
     is_capture: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KernelStats:
+class KernelStats(msgspec.Struct, frozen=True, kw_only=True):
     """One kernel name on one rank, inside the analysed windows."""
 
     name: str
@@ -72,8 +71,7 @@ class KernelStats:
     median_ns: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SyncStats:
+class SyncStats(msgspec.Struct, frozen=True, kw_only=True):
     """One synchronising call on one rank, inside the analysed windows."""
 
     name: str
@@ -82,8 +80,7 @@ class SyncStats:
     idle_ns: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageMarks:
+class StageMarks(msgspec.Struct, frozen=True, kw_only=True):
     """Work of one pipeline stage on one rank.
 
     Args:
@@ -97,8 +94,7 @@ class StageMarks:
     num_micro_batches: Int64Array
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageSlots:
+class StageSlots(msgspec.Struct, frozen=True, kw_only=True):
     """What a rank's pipeline stages did, one row per slot of a micro-batch, in order of start.
 
     Args:
@@ -142,8 +138,7 @@ class Own(IntEnum):
     OTHER = 5  # idle, of another cause or none that is known
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MainLine:
+class MainLine(msgspec.Struct, frozen=True, kw_only=True):
     """Segments of one rank from its first analysed window to its last, S of them.
 
     Args:
@@ -180,8 +175,7 @@ class MainLine:
         return len(self.own_ns)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankGradients:
+class RankGradients(msgspec.Struct, frozen=True, kw_only=True):
     """Reductions of gradients on one rank, those that follow one forward, in order of time.
 
     Args:
@@ -226,8 +220,7 @@ class RankGradients:
     search_exposed_ns: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankInput:
+class RankInput(msgspec.Struct, frozen=True, kw_only=True):
     """How one rank is fed, inside its analysed windows.
 
     Args:
@@ -245,8 +238,7 @@ class RankInput:
     exposed_pageable_ns: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankAnalysis:
+class RankAnalysis(msgspec.Struct, frozen=True, kw_only=True):
     """All that is measured on one rank alone; small, so that it can cross a process boundary.
 
     Args:
@@ -302,16 +294,20 @@ class RankAnalysis:
     stages: tuple[StageMarks, ...] = ()
     slots: StageSlots | None = None
     message_wait_ns: Int64Array | None = None
-    attention_ns: Int64Array = field(default_factory=lambda: np.empty(0, np.int64))
+    attention_ns: Int64Array = msgspec.field(default_factory=lambda: np.empty(0, np.int64))
     line: MainLine | None = None
-    window_start_ns: Int64Array = field(default_factory=lambda: np.empty(0, np.int64))
-    window_end_ns: Int64Array = field(default_factory=lambda: np.empty(0, np.int64))
-    row_axis: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
+    window_start_ns: Int64Array = msgspec.field(default_factory=lambda: np.empty(0, np.int64))
+    window_end_ns: Int64Array = msgspec.field(default_factory=lambda: np.empty(0, np.int64))
+    row_axis: NDArray[np.int32] = msgspec.field(default_factory=lambda: np.empty(0, np.int32))
     row_axis_names: tuple[str, ...] = ()
     input: RankInput = RankInput()
-    row_hidden_ns: Int64Array = field(default_factory=lambda: np.empty(0, np.int64))
-    row_begins_beside: NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, np.bool_))
-    row_among_kernels: NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, np.bool_))
+    row_hidden_ns: Int64Array = msgspec.field(default_factory=lambda: np.empty(0, np.int64))
+    row_begins_beside: NDArray[np.bool_] = msgspec.field(
+        default_factory=lambda: np.empty(0, np.bool_)
+    )
+    row_among_kernels: NDArray[np.bool_] = msgspec.field(
+        default_factory=lambda: np.empty(0, np.bool_)
+    )
     gradients: RankGradients | None = None
 
     @property
@@ -376,8 +372,7 @@ class RankAnalyses(Mapping[int, RankAnalysis]):
 _Found = TypeVar("_Found")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProbeRecords:
+class ProbeRecords(msgspec.Struct, frozen=True, kw_only=True):
     """What probes recorded in addition to the traces, measured rank by rank.
 
     Args:

@@ -15,9 +15,11 @@ import inspect
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields
 from importlib import import_module
 from typing import Any
+
+import msgspec
+from msgspec.structs import fields
 
 from distprof.artefacts.fabric_file import FabricFile
 from distprof.config import TopologyConfig
@@ -36,8 +38,7 @@ class WiringError(TypeError):
     """A result has no analyzer, or one asks for what no analyzer makes: a mistake in distprof."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Inputs:
+class Inputs(msgspec.Struct, frozen=True, kw_only=True):
     """What analyzers may ask for in addition to results of other sections, by type.
 
     Args:
@@ -59,8 +60,7 @@ class Inputs:
     model: TrainedModel | None
 
 
-@dataclass(frozen=True, slots=True)
-class Analyzer:
+class Analyzer(msgspec.Struct, frozen=True):
     """How a result is made.
 
     Args:
@@ -141,7 +141,7 @@ def resolve(report: type, inputs: Any) -> dict[str, Result]:
 
     Args:
         report: The type whose fields say which sections there are.
-        inputs: A dataclass of what analyzers may ask for, usually :class:`Inputs`.
+        inputs: A struct of what analyzers may ask for, usually :class:`Inputs`.
 
     Returns:
         Results by the report's field.

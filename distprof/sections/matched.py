@@ -7,9 +7,9 @@ ranks, joined the same way, are indexed by that number.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -24,8 +24,7 @@ _BLOCK = 4_000_000
 """Members looked at at once: limits intermediate arrays to about 100 MB."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowIndex:
+class RowIndex(msgspec.Struct, frozen=True, kw_only=True):
     """Numbers the COLLECTIVES rows of the analysed ranks.
 
     Args:
@@ -75,8 +74,7 @@ class RowIndex:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Members:
+class Members(msgspec.Struct, frozen=True, kw_only=True):
     """Members of all instances, instance after instance.
 
     Args:

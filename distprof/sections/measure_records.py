@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from distprof.intervals import EMPTY, Intervals
 from distprof.run.records import RecordSource
@@ -21,8 +22,7 @@ from distprof.units import name_ranks
 __all__ = ["measure_records"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _OfRank:
+class _OfRank(msgspec.Struct, frozen=True, kw_only=True):
     """What one rank's records say; small, so that it can cross a process boundary."""
 
     rank: int
@@ -30,8 +30,7 @@ class _OfRank:
     notes: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Job:
+class _Job(msgspec.Struct, frozen=True):
     """What a worker needs: a rank's records, and its analysed steps."""
 
     source: RecordSource

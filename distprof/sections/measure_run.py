@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor
-from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from distprof.errors import DistprofError
@@ -37,8 +38,7 @@ class Mapper(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Job:
+class _Job(msgspec.Struct, frozen=True, kw_only=True):
     """What a worker needs to measure one rank. ``context`` without windows: the whole capture."""
 
     path: str
@@ -177,8 +177,7 @@ def _map(
 # Axes ---------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Groups:
+class _Groups(msgspec.Struct, frozen=True, kw_only=True):
     """The run's process groups by what a collective says of its own."""
 
     exact: Mapping[tuple[str, str], ProcessGroup]  # by name and folded ranks

@@ -8,9 +8,9 @@ error of the clocks, so in few steps it tells more than who came last.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -90,8 +90,7 @@ INPUT = "waiting for input"
 HOST = "idling for the host"
 
 
-@dataclass(frozen=True, kw_only=True)
-class OwnTime:
+class OwnTime(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """Parts of own time, P ranks, S analysed steps.
 
     Args:

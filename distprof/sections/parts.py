@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from distprof.terms import StepSource
 from distprof.units import format_duration
@@ -47,8 +48,7 @@ _LABELS = {
 """In the order of the waterfall; the keys are its fields."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class Part(msgspec.Struct, frozen=True, kw_only=True):
     """One part of a mean step.
 
     Args:

@@ -74,7 +74,7 @@ class RunInfo(Record, frozen=True, kw_only=True):
         nodes: Node to its ranks.
         node_origin: What the nodes were taken from, for example ``run.json``, host names or
             ``device_count``.
-        groups: Process groups, alike ones folded into one row.
+        groups: Process groups, identical ones folded into one row.
         versions: Software to its version, for example ``torch``, ``nccl``, ``cuda``.
     """
 
@@ -103,7 +103,7 @@ class Report(Record, frozen=True, kw_only=True):
         step_time: Duration of the analysed steps.
         breakdown: Exclusive split of each rank's time into computation, exposed communication,
             exposed copies and idle.
-        overlap: How much communication computation hides, by rank and by mesh axis.
+        overlap: How much communication overlaps with computation, by rank and by mesh axis.
         collectives: Collectives by kind, group and size, with bandwidth and waiting.
         stragglers: Which ranks the others wait for, how steadily, and why.
         idle: Why GPUs are idle.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from distprof.rules.base import InsufficientEvidenceError
 from distprof.sections.capture.result import CaptureResult
@@ -31,8 +31,7 @@ WIDER_WAIT = ("COM102", "COM103")
 """Findings on waiting for late ranks as such."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeanStep:
+class MeanStep(msgspec.Struct, frozen=True, kw_only=True):
     """The mean step over ranks and steps; without step marks, the mean rank's whole capture.
 
     Args:

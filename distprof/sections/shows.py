@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from importlib.util import find_spec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeAlias, TypeVar
@@ -32,8 +31,7 @@ Told: TypeAlias = "tuple[str, tuple[str, ...]] | None"
 """A verdict's line and the numbers behind it; None where the report is on something else."""
 
 
-@dataclass(frozen=True, slots=True)
-class Declared(Generic[P, T]):
+class Declared(msgspec.Struct, Generic[P, T], frozen=True):
     """A function of a report that its subject declares, called as the function is.
 
     Args:

@@ -11,8 +11,10 @@ import operator
 import re
 import statistics
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
+
+import msgspec
 
 from distprof.units import (
     fold_ranks,
@@ -43,8 +45,7 @@ _OUTLIER_SPREADS = 5.0
 _OUTLIER_RATIO = 0.05
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bar:
+class Bar(msgspec.Struct, frozen=True, kw_only=True):
     """A share of a whole, to be drawn as a bar.
 
     Args:
@@ -56,8 +57,7 @@ class Bar:
     key: str
 
 
-@dataclass(frozen=True, slots=True)
-class Drawing:
+class Drawing(msgspec.Struct, frozen=True):
     """Something drawn with characters, as wide as there is room.
 
     Args:
@@ -111,8 +111,7 @@ class Column:
         return FORMS[form](value)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TableView:
+class TableView(msgspec.Struct, frozen=True, kw_only=True):
     """One table.
 
     Args:
@@ -129,7 +128,7 @@ class TableView:
     rows: tuple[tuple[Cell, ...], ...]
     caption: str = ""
     notes: tuple[str, ...] = ()
-    strong: frozenset[int] = field(default_factory=frozenset)
+    strong: frozenset[int] = msgspec.field(default_factory=frozenset)
 
 
 def counted(number: int, noun: str) -> str:

@@ -6,8 +6,9 @@ shown with the finding. Each subject declares its own sentence. This module choo
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from distprof.sections.job.show import end_line
 from distprof.sections.shows import declared
@@ -19,8 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["Verdict", "judge"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """What a reader sees first.
 
     Args:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from distprof.artefacts.baseline_file import Acknowledged
 from distprof.documents.document import Document

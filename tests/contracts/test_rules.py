@@ -3,9 +3,9 @@
 import importlib
 import inspect
 import re
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from distprof.rules.engine import run_rules
 from distprof.rules.page import HEADINGS

@@ -6,11 +6,11 @@ import os
 import sys
 import textwrap
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any, get_type_hints
 
+import msgspec
 import pytest
 
 import distprof.sections
@@ -97,8 +97,7 @@ def make_section(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     return make
 
 
-@dataclass(frozen=True)
-class OnlyRun:
+class OnlyRun(msgspec.Struct, frozen=True):
     run: Run
     limit: int | None = None
 

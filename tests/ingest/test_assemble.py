@@ -1,9 +1,8 @@
 """A run from its ranks, and what is said to be missing."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from distprof.errors import InputError
 from distprof.ingest.assemble import assemble_run

@@ -1,8 +1,7 @@
 """Common steps, overlap of captures, transients of the profiler's start."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from distprof.ingest.assemble import assemble_run
 from distprof.terms import StepSource

@@ -1,8 +1,7 @@
 """Quality of a recording: what is there, what is missing, how sure the clocks are."""
 
-from dataclasses import replace
-
 import numpy as np
+from msgspec.structs import replace
 
 from distprof.run.run import CaptureWindow, ClockAlignment, CollectiveMatches, Gap, Quality
 from distprof.sections.capture.measure import analyze_capture

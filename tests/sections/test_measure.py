@@ -3,10 +3,11 @@
 import pickle
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from distprof.errors import InputError
 from distprof.run.run import CollectiveMatches

@@ -1,12 +1,11 @@
 """Laws that hold for any rank, whatever its trace: exact sums, and what must not matter."""
 
-import dataclasses
-
 import hypothesis.strategies as st
 import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from msgspec.structs import fields, replace
 
 from distprof.run.tables import RankTables
 from distprof.schema import ABSENT, Table
@@ -62,7 +61,7 @@ def shifted(table: Table, by: int) -> Table:
 def comparable(analysis: RankAnalysis) -> dict:
     """An analysis as plain values, so that two can be compared."""
     plain = {}
-    for field in dataclasses.fields(analysis):
+    for field in fields(analysis):
         value = getattr(analysis, field.name)
         plain[field.name] = value.tolist() if isinstance(value, np.ndarray) else value
     start = analysis.window_start_ns[:1]
@@ -75,7 +74,7 @@ def _since_its_start(line: MainLine | None) -> dict | None:
     """A main line as plain values, times since its start."""
     if line is None:
         return None
-    plain = {name: getattr(line, name) for name in MainLine.__dataclass_fields__}
+    plain = {name: getattr(line, name) for name in MainLine.__struct_fields__}
     del plain["start_ns"]
     for name in ("wait_start_ns", "wait_end_ns"):
         plain[name] = plain[name] - line.start_ns
@@ -212,7 +211,7 @@ def test_the_order_of_rows_does_not_matter(rank_and_waits, windows, random):
     activity_order, host_order = list(range(len(tables.activity))), list(range(len(tables.host)))
     random.shuffle(activity_order)
     random.shuffle(host_order)
-    mixed = dataclasses.replace(
+    mixed = replace(
         tables,
         activity=tables.activity.take(np.array(activity_order, dtype=np.int64)),
         host=tables.host.take(np.array(host_order, dtype=np.int64)),

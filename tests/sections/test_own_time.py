@@ -1,12 +1,11 @@
 """What a rank does with time in which it waits for nobody, beside its peers."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from msgspec.structs import replace
 
 from distprof.sections.own_time import COMPUTATION, HOST, OwnTime, over_peers
 from tests.builders import RankBuilder

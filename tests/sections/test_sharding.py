@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from distprof.artefacts.fabric_file import FabricCurve, FabricFile, FabricFit
 from distprof.run.topology import ProcessGroup

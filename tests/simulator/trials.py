@@ -10,6 +10,8 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from msgspec import structs
+
 import distprof
 from distprof.ingest.assemble import assemble_run
 from distprof.rules.base import Finding
@@ -284,7 +286,7 @@ class Outcome:
 def report_of(recording: Recording) -> Report:
     """From recording to report."""
     run = assemble_run("simulated", recording.to_ranks())
-    run = replace(run, records=recording.to_records())
+    run = structs.replace(run, records=recording.to_records())
     return distprof.analyze(run, executor="serial", debug=True)
 
 

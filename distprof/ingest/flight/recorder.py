@@ -13,7 +13,6 @@ import io
 import re
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -219,8 +218,7 @@ def _known(number: int) -> int | None:
 # The dump of a rank in a run directory ------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FlightEntries:
+class FlightEntries(msgspec.Struct, frozen=True, kw_only=True):
     """Collectives that one rank asked for, in order of time; messages are left out.
 
     Args:

@@ -17,8 +17,9 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 __all__ = ["PickleRefused", "Template", "Values", "read_pickle", "template_of"]
 
@@ -39,8 +40,7 @@ MOST_KEYS = 64
 LONGEST = 4096
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Template:
+class Template(msgspec.Struct, frozen=True, kw_only=True):
     """The shape of a dict.
 
     Args:

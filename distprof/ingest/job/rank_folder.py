@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
 import msgspec
@@ -68,8 +67,7 @@ _BLOCK_BYTES = 1 << 20
 _BROKEN = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError, OverflowError)
 
 
-@dataclass(slots=True, kw_only=True)
-class LineFile:
+class LineFile(msgspec.Struct, kw_only=True):
     """What was met in one file, counted.
 
     Args:
@@ -83,7 +81,7 @@ class LineFile:
     """
 
     name: str
-    about: dict[str, Any] = field(default_factory=dict)
+    about: dict[str, Any] = msgspec.field(default_factory=dict)
     num_records: int = 0
     num_bad: int = 0
     is_cut: bool = False
@@ -279,8 +277,7 @@ MAX_PHASES = 10_000  # of one step
 MAX_SETTINGS_BYTES = 1 << 22
 
 
-@dataclass(frozen=True, slots=True)
-class RankFolder:
+class RankFolder(msgspec.Struct, frozen=True):
     """A rank's folder in a run directory: where its records come from.
 
     Args:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from distprof.artefacts import ERROR_FILE, FLIGHT_FILE, RANK_FILE, RANK_SCHEMA, RUN_FILE, RUN_SCHEMA
 from distprof.artefacts.rank_file import ErrorFile, RankFile, with_ranks
@@ -46,8 +46,7 @@ _MAX_NAMED = 5
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunDirectory:
+class RunDirectory(msgspec.Struct, frozen=True, kw_only=True):
     """What a run directory says of the job.
 
     Args:
@@ -60,7 +59,7 @@ class RunDirectory:
 
     folder: Folder
     job: RunFile
-    records: dict[int, RankFolder] = field(default_factory=dict)
+    records: dict[int, RankFolder] = msgspec.field(default_factory=dict)
     errors: tuple[ErrorFile, ...] = ()
     gaps: tuple[Gap, ...] = ()
 

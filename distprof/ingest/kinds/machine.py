@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+
+import msgspec
 
 from distprof.errors import InputError
 from distprof.ingest.files import DAMAGE, opened
@@ -111,8 +112,7 @@ def parse_machines(text: str) -> Machines:
     return Machines(machines=tuple(machines), notes=notes)
 
 
-@dataclass
-class _Block:
+class _Block(msgspec.Struct):
     """One matrix while it is read.
 
     Args:
@@ -122,9 +122,9 @@ class _Block:
 
     host: str
     names: list[str]
-    rows: dict[str, list[str]] = field(default_factory=dict)
-    beside: dict[str, list[str]] = field(default_factory=dict)
-    card_names: dict[str, str] = field(default_factory=dict)
+    rows: dict[str, list[str]] = msgspec.field(default_factory=dict)
+    beside: dict[str, list[str]] = msgspec.field(default_factory=dict)
+    card_names: dict[str, str] = msgspec.field(default_factory=dict)
 
     def take(self, line: str) -> None:
         """One more line of the same host's output; what is no row and no legend is passed over."""

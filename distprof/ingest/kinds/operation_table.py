@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -45,8 +45,7 @@ _SIZES = {"pp_size": "pp", "dp_size": "dp", "dsp_size": "dsp", "tp_size": "tp"}
 _FIX = "write one `key: value` per line, sizes that are positive integers, or remove the file"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobSizes:
+class JobSizes(msgspec.Struct, frozen=True, kw_only=True):
     """What a meta file says.
 
     Args:

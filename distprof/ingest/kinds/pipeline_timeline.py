@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -62,8 +61,7 @@ _Rank = dict[int, _Iteration]
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Times:
+class _Times(msgspec.Struct, frozen=True, kw_only=True):
     """Times of all ranks in all whole iterations, ns.
 
     Args:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -183,8 +182,7 @@ def as_text(value: Any) -> str:
 # Events of unusual types --------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class PermissiveEvents:
+class PermissiveEvents(msgspec.Struct):
     """What came of a list of event texts.
 
     Args:
@@ -198,10 +196,10 @@ class PermissiveEvents:
         first_fault: The first text that was mended or given up.
     """
 
-    rows: list[Complete] = field(default_factory=list)
-    start_ns: list[int] = field(default_factory=list)
-    arguments: list[Mapping[str, Any]] = field(default_factory=list)
-    metadata: list[Metadata] = field(default_factory=list)
+    rows: list[Complete] = msgspec.field(default_factory=list)
+    start_ns: list[int] = msgspec.field(default_factory=list)
+    arguments: list[Mapping[str, Any]] = msgspec.field(default_factory=list)
+    metadata: list[Metadata] = msgspec.field(default_factory=list)
     num_repaired: int = 0
     num_quarantined: int = 0
     num_unusual: int = 0

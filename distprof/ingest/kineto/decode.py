@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from itertools import compress
 from typing import Any
 
 import msgspec
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from distprof.ingest.kineto.comm import CommRow, Wanted, find_arguments
@@ -62,8 +62,7 @@ Columns = dict[str, NDArray[Any]]
 Event = Complete | ExactComplete
 
 
-@dataclass(frozen=True, slots=True)
-class Rows:
+class Rows(msgspec.Struct, frozen=True):
     """Complete events and the columns that all of them have.
 
     Args:
@@ -233,8 +232,7 @@ def _fill(column: Int64Array, value: Callable[[int], int]) -> None:
 # Chunks -------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True, kw_only=True)
-class DecodeState:
+class DecodeState(msgspec.Struct, kw_only=True):
     """What the decoder learned so far of one file.
 
     Args:
@@ -246,16 +244,15 @@ class DecodeState:
         permissive: Whether the last chunk needed the permissive decoder.
     """
 
-    symbols: SymbolTable = field(default_factory=SymbolTable)
-    boundary: Boundary = field(default_factory=lambda: Boundary(b"},{"))
+    symbols: SymbolTable = msgspec.field(default_factory=SymbolTable)
+    boundary: Boundary = msgspec.field(default_factory=lambda: Boundary(b"},{"))
     device_only: bool = False
     exact: bool = False
     usual: bool = True
     permissive: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EventColumns:
+class EventColumns(msgspec.Struct, frozen=True, kw_only=True):
     """Rows of one chunk. Times are int64 ns as the file counts them, the base not added.
 
     Args:

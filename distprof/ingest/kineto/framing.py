@@ -11,7 +11,8 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+
+import msgspec
 
 from distprof.errors import InputError
 from distprof.ingest.kineto.source import ByteSource
@@ -25,8 +26,7 @@ _SEPARATED = re.compile(rb"\}\s*,\s*\{")
 _NEXT_EVENT = re.compile(r'\s*,\s*\{(?:\s*")?')
 
 
-@dataclass(frozen=True, slots=True)
-class Boundary:
+class Boundary(msgspec.Struct, frozen=True):
     """The text from the end of one event to the first key of the next: a hint, never relied on.
 
     A longer text is searched for faster.

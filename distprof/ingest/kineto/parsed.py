@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Generic, TypeVar
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -169,8 +169,7 @@ COMM_ARGS = TableSchema(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ParsedTrace:
+class ParsedTrace(msgspec.Struct, frozen=True, kw_only=True):
     """One Kineto file as tables, with exact int64 ns times.
 
     Args:

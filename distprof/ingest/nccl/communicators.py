@@ -8,7 +8,8 @@ several communicators have one size, the members of each are unknown.
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field
+
+import msgspec
 
 from distprof.ingest.nccl.messages import (
     Channels,
@@ -33,29 +34,29 @@ MAX_PLACES = 1 << 22
 _NO_ONE = -1
 
 
-@dataclass(slots=True)
-class _Open:
+class _Open(msgspec.Struct):
     """A communicator while the log is read."""
 
     identity: str
     num_ranks: int
-    members: dict[int, NcclMember] = field(default_factory=dict)
+    members: dict[int, NcclMember] = msgspec.field(default_factory=dict)
     init_ns: int | None = None
     channels: Channels | None = None
     num_nodes: int | None = None
-    rings: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    trees: dict[int, dict[int, int]] = field(default_factory=lambda: defaultdict(dict))
+    rings: dict[int, tuple[int, ...]] = msgspec.field(default_factory=dict)
+    trees: dict[int, dict[int, int]] = msgspec.field(default_factory=lambda: defaultdict(dict))
 
 
-@dataclass(slots=True)
-class _Writer:
+class _Writer(msgspec.Struct):
     """What one process has said that belongs to a communicator that it has not named yet."""
 
     current: int | None = None
-    ranks: dict[int, int] = field(default_factory=dict)  # communicator to own rank, latest last
-    pointers: dict[str, int] = field(default_factory=dict)
-    edges: dict[Connection, int] = field(default_factory=dict)
-    events: list[Event] = field(default_factory=list)
+    ranks: dict[int, int] = msgspec.field(
+        default_factory=dict
+    )  # communicator to own rank, latest last
+    pointers: dict[str, int] = msgspec.field(default_factory=dict)
+    edges: dict[Connection, int] = msgspec.field(default_factory=dict)
+    events: list[Event] = msgspec.field(default_factory=list)
 
 
 class Communicators:

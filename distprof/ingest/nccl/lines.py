@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import BinaryIO
+
+import msgspec
 
 from distprof.ingest.files import read_some
 
@@ -35,8 +36,7 @@ Said = tuple[tuple[bytes, int] | None, bytes, bytes]
 """Process (host and id; None where the line names none), level (empty for a version), text."""
 
 
-@dataclass(slots=True)
-class Lines:
+class Lines(msgspec.Struct):
     """Lines of a stream with bounded memory; ends of lines are LF, CR LF or CR.
 
     Args:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+
+import msgspec
 
 from distprof.units import NS_PER_S
 
@@ -32,8 +33,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class Marker:
+class Marker(msgspec.Struct, frozen=True):
     """A text that carries nothing further."""
 
     name: str
@@ -46,23 +46,20 @@ CUT = Marker("cut")
 """Begins like a text that is known, and ends too early."""
 
 
-@dataclass(frozen=True, slots=True)
-class Version:
+class Version(msgspec.Struct, frozen=True):
     """``NCCL version 2.18.5+cuda12.2``."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
+class Setting(msgspec.Struct, frozen=True):
     """``NCCL_ALGO set by environment to RING``."""
 
     name: str
     value: str
 
 
-@dataclass(frozen=True, slots=True)
-class Connection:
+class Connection(msgspec.Struct, frozen=True):
     """One channel from a rank to another; a rank is None for a switch."""
 
     source: int | None
@@ -74,23 +71,20 @@ class Connection:
     pointer: str
 
 
-@dataclass(frozen=True, slots=True)
-class Ring:
+class Ring(msgspec.Struct, frozen=True):
     """The ranks of a ring in order."""
 
     channel: int
     ranks: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Trees:
+class Trees(msgspec.Struct, frozen=True):
     """A rank's place in each tree: channel, rank, rank above it (-1 for the root)."""
 
     places: tuple[tuple[int, int, int], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Initialised:
+class Initialised(msgspec.Struct, frozen=True):
     """Start or end of a communicator's life on one rank; ``what`` is upstream's word for it."""
 
     pointer: str
@@ -102,8 +96,7 @@ class Initialised:
     what: str
 
 
-@dataclass(frozen=True, slots=True)
-class Timing:
+class Timing(msgspec.Struct, frozen=True):
     """How long a rank took to initialise."""
 
     rank: int
@@ -111,46 +104,40 @@ class Timing:
     total_ns: int
 
 
-@dataclass(frozen=True, slots=True)
-class Cards:
+class Cards(msgspec.Struct, frozen=True):
     """Cards of a network: index, name, link; none where no device was found."""
 
     network: str
     cards: tuple[tuple[int, str, str], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Network:
+class Network(msgspec.Struct, frozen=True):
     """The network that NCCL chose."""
 
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class Channels:
+class Channels(msgspec.Struct, frozen=True):
     """How many channels a communicator has."""
 
     collective: int
     nvls: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Nodes:
+class Nodes(msgspec.Struct, frozen=True):
     """How many nodes a communicator spans."""
 
     pointer: str
     num_nodes: int
 
 
-@dataclass(frozen=True, slots=True)
-class PathTypes:
+class PathTypes(msgspec.Struct, frozen=True):
     """Kinds of links inside a node and to the network, of one graph search."""
 
     inside: str
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(msgspec.Struct, frozen=True):
     """The algorithm and protocol of one operation."""
 
     operation: str
@@ -159,8 +146,7 @@ class Choice:
     protocol: str
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(msgspec.Struct, frozen=True):
     """One call of an operation."""
 
     operation: str

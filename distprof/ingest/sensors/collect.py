@@ -10,11 +10,11 @@ import re
 from array import array
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -158,8 +158,7 @@ _WORDS = ("throttle_reasons", "xid")
 _LARGEST = float(1 << 53)
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
+class Identity(msgspec.Struct, frozen=True):
     """What a row says of its device, as in :class:`~distprof.run.logs.DeviceSeries`."""
 
     host: str = ""
@@ -229,8 +228,7 @@ class Samples:
         return Coded(padded, tuple(words))
 
 
-@dataclass(slots=True)
-class Collector:
+class Collector(msgspec.Struct):
     """Everything that one file tells.
 
     Args:
@@ -243,12 +241,12 @@ class Collector:
     num_lines: int = 0
     num_samples: int = 0
     num_events: int = 0
-    events: list[DeviceEvent] = field(default_factory=list)
-    links: list[DeviceLinks] = field(default_factory=list)
-    uuids: dict[str, str] = field(default_factory=dict)
-    left_out: Counter[str] = field(default_factory=Counter)
-    notes: list[str] = field(default_factory=list)
-    _samples: dict[tuple[Identity, Clock], Samples] = field(default_factory=dict)
+    events: list[DeviceEvent] = msgspec.field(default_factory=list)
+    links: list[DeviceLinks] = msgspec.field(default_factory=list)
+    uuids: dict[str, str] = msgspec.field(default_factory=dict)
+    left_out: Counter[str] = msgspec.field(default_factory=Counter)
+    notes: list[str] = msgspec.field(default_factory=list)
+    _samples: dict[tuple[Identity, Clock], Samples] = msgspec.field(default_factory=dict)
 
     def sample(
         self,

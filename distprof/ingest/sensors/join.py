@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import TypeVar
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from distprof.ingest.sensors.places import Places
 from distprof.run.logs import (
@@ -38,16 +39,14 @@ _SLACK_NS = 2 * NS_PER_S
 _WRITTEN_WITHIN_NS = 5 * NS_PER_S
 
 
-@dataclass(frozen=True, slots=True)
-class Recorded:
+class Recorded(msgspec.Struct, frozen=True):
     """The time that a recording covers, ns since the epoch."""
 
     start_ns: int
     end_ns: int
 
 
-@dataclass(frozen=True, slots=True)
-class Zone:
+class Zone(msgspec.Struct, frozen=True):
     """What to add to times, ns, and for people what was decided."""
 
     shift_ns: int
@@ -142,8 +141,7 @@ _LOCAL_NS = 14 * 3_600 * NS_PER_S
 """A local time is at most so far from UTC."""
 
 
-@dataclass(frozen=True, slots=True)
-class JoinedRecords:
+class JoinedRecords(msgspec.Struct, frozen=True):
     """A rank's records with sensors from a file, where its own probes recorded none.
 
     Args:
@@ -154,7 +152,7 @@ class JoinedRecords:
     """
 
     rank: int
-    telemetry: Table = field(repr=False)
+    telemetry: Table
     origin: str
     own: RecordSource | None = None
 

@@ -14,7 +14,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
@@ -279,12 +278,11 @@ _REASONS = ("DEV_CLOCK_THROTTLE_REASONS", "DEV_CLOCKS_EVENT_REASONS")
 _XID_METRIC = "DEV_XID_ERRORS"
 
 
-@dataclass(slots=True)
-class _Scrape:
+class _Scrape(msgspec.Struct):
     """One device's lines of one scrape."""
 
-    seen: set[str] = field(default_factory=set)
-    values: dict[str, float | None] = field(default_factory=dict)
+    seen: set[str] = msgspec.field(default_factory=set)
+    values: dict[str, float | None] = msgspec.field(default_factory=dict)
     reasons: str = ""
     when: tuple[int, Clock] | None = None
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from distprof.ingest.sensors.collect import bus_id, whole
 from distprof.run.logs import NcclLog
@@ -15,8 +16,7 @@ __all__ = ["Places"]
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
-@dataclass(frozen=True, slots=True)
-class Places:
+class Places(msgspec.Struct, frozen=True):
     """Where devices have ranks.
 
     Args:

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import lru_cache
+
+import msgspec
 
 from distprof.ingest.sensors.collect import (
     Collector,
@@ -226,8 +227,7 @@ def is_headless(line: str) -> bool:
 _MAX_CACHED = 100_000
 
 
-@dataclass(frozen=True, slots=True)
-class _Number:
+class _Number(msgspec.Struct, frozen=True):
     """A column of numbers: where it is, and what a number without a unit is counted in.
 
     Cells repeat, so that each distinct one is parsed once.
@@ -236,7 +236,7 @@ class _Number:
     position: int
     column: str
     scale: float
-    cells: dict[str, float | None] = field(default_factory=dict)
+    cells: dict[str, float | None] = msgspec.field(default_factory=dict)
 
     def value(self, cell: str) -> float | None:
         """Of one cell."""

@@ -9,11 +9,11 @@ import math
 import re
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import pairwise
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from distprof.run.logs import Float64Array, TrainingFacts, TrainingLog
@@ -80,8 +80,7 @@ class Row(NamedTuple):
     at_s: float | None = None
 
 
-@dataclass(slots=True)
-class TimerValues:
+class TimerValues(msgspec.Struct):
     """Values of one timer.
 
     Args:
@@ -89,12 +88,11 @@ class TimerValues:
         ns: Per iteration.
     """
 
-    report: array[int] = field(default_factory=lambda: array("q"))
-    ns: array[int] = field(default_factory=lambda: array("q"))
+    report: array[int] = msgspec.field(default_factory=lambda: array("q"))
+    ns: array[int] = msgspec.field(default_factory=lambda: array("q"))
 
 
-@dataclass(slots=True)
-class Grammar:
+class Grammar(msgspec.Struct):
     """A way of writing that is looked for in every block of a log. Subclasses say how.
 
     Args:
@@ -111,17 +109,17 @@ class Grammar:
         notes: What was assumed.
     """
 
-    rows: list[Row] = field(default_factory=list)
-    timers: dict[str, TimerValues] = field(default_factory=dict)
-    startup: dict[str, int] = field(default_factory=dict)
-    facts: dict[str, int] = field(default_factory=dict)
+    rows: list[Row] = msgspec.field(default_factory=list)
+    timers: dict[str, TimerValues] = msgspec.field(default_factory=dict)
+    startup: dict[str, int] = msgspec.field(default_factory=dict)
+    facts: dict[str, int] = msgspec.field(default_factory=dict)
     num_unknown: int = 0
     num_timer_lines: int = 0
     num_timer_values: int = 0
-    rates: list[float] = field(default_factory=list)
+    rates: list[float] = msgspec.field(default_factory=list)
     is_full: bool = False
     is_of_slowest_ranks: bool = False
-    notes: list[str] = field(default_factory=list)
+    notes: list[str] = msgspec.field(default_factory=list)
 
     @property
     def name(self) -> str:

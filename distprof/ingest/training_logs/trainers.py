@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -77,15 +76,14 @@ class TrainerGrammar(Grammar):
         self.notes.append("The iteration time is the Trainer's mean over the whole training.")
 
 
-@dataclass(slots=True)
-class _Bar:
+class _Bar(msgspec.Struct):
     """One bar by its total: where the present span began, and what it told so far."""
 
     step: int
     second: int
     first_second: int
     last_second: int
-    rows: list[Row] = field(default_factory=list)
+    rows: list[Row] = msgspec.field(default_factory=list)
 
 
 class BarGrammar(Grammar):

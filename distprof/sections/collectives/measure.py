@@ -9,11 +9,11 @@ member is neither.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from distprof.artefacts.fabric_file import FabricFile
@@ -115,8 +115,7 @@ def _class_bytes(index: RowIndex, members: Members) -> Int64Array:
     return size
 
 
-@dataclass(frozen=True, slots=True)
-class _ClassKey:
+class _ClassKey(msgspec.Struct, frozen=True):
     """What makes two collectives comparable."""
 
     kind: int
@@ -185,8 +184,7 @@ def _unique_rows(columns: list[NDArray[np.generic]]) -> tuple[Int64Array, Int64A
     return first.astype(np.int64), inverse.astype(np.int64)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Rows:
+class _Rows(msgspec.Struct, frozen=True, kw_only=True):
     """Per-row columns of all ranks; ``inside`` marks the analysed windows.
 
     The wait and the time after the last start mean something only where ``timed``, durations only
@@ -237,8 +235,7 @@ def _rows(
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Instances:
+class _Instances(msgspec.Struct, frozen=True, kw_only=True):
     """Matched instances inside the analysed windows.
 
     ``matched_row`` marks the rows that belong to any instance, ``received`` holds the classes of

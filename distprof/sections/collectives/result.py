@@ -48,7 +48,7 @@ class CollectiveClass(Record, frozen=True, kw_only=True):
         wait_ns_per_step: Waiting, exposed or not, mean per rank and step; null where not matched.
         transfer_ns_per_step: Transfer, exposed or not, mean per rank and step; null where not
             matched.
-        exposed_ns_per_step: Time that no computation hides, mean per rank and step.
+        exposed_ns_per_step: Time that does not overlap with computation, mean per rank and step.
         exposed_wait_ns_per_step: Of that, waiting for the last member; null where not matched.
         algbw_bytes_per_s: Algorithm bandwidth as nccl-tests defines it: size over transfer time;
             null where either is unknown.

@@ -8,7 +8,6 @@ necessary has a low MFU.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -138,7 +137,7 @@ def _as_sharded(model: TrainedModel, sharding: ShardingResult) -> TrainedModel:
     axes = [axis for axis in sharding.axes if (axis.gather_passes or 0.0) >= _GATHERED_AGAIN]
     if model.zero_stage is not None or len(axes) != 1 or axes[0].group_size is None:
         return model
-    return dataclasses.replace(model, zero_stage=_SHARDED, shards=axes[0].group_size)
+    return replace(model, zero_stage=_SHARDED, shards=axes[0].group_size)
 
 
 def _about(model: TrainedModel) -> dict[str, Any]:

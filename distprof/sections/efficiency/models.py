@@ -12,7 +12,6 @@ The trained model is known from run.json, or from the table ``[model]`` of distp
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import tomllib
 from collections.abc import Mapping
@@ -20,6 +19,8 @@ from functools import cache
 from importlib.resources import files
 from pathlib import PurePath
 from typing import Any, cast, get_args
+
+from msgspec.structs import replace
 
 from distprof.artefacts.run_file import RunFile
 from distprof.config import ModelConfig, ModelShape
@@ -140,7 +141,7 @@ def _fit(model: Transformer, params: float, width: str, *, is_open: bool) -> Tra
         )
         missing = (params - model.parameters) / per_unit
         step = round((getattr(model, width) + missing) / _FFN_STEP) * _FFN_STEP
-        fitted = dataclasses.replace(model, **{width: step}) if step > 0 else model
+        fitted = replace(model, **{width: step}) if step > 0 else model
     else:
         fitted = model
     if abs(fitted.parameters / params - 1) > _NEAR:

@@ -8,8 +8,8 @@ the optimizer needs one.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -75,8 +75,7 @@ def _axes_of(analysis: RankAnalysis) -> list[str]:
     return [] if own is None else [analysis.row_axis_names[number] for number in own.dtypes]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Pooled:
+class _Pooled(msgspec.Struct, frozen=True, kw_only=True):
     """Reductions of all ranks along one axis, one after another.
 
     ``update`` is distinct across ranks; ``is_last`` marks the last reduction of each update, and

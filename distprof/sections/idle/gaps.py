@@ -10,9 +10,9 @@ is to blame for what it lasted, in its own gap.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -44,8 +44,7 @@ DEFAULT_LATENCY_NS = 10_000
 _LAST = np.iinfo(np.int64).max
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gaps:
+class Gaps(msgspec.Struct, frozen=True, kw_only=True):
     """Every idle stretch with what ends it; arrays of one length.
 
     ``call`` is the host row of the call that launched the next activity, ABSENT without a record.
@@ -270,8 +269,7 @@ DRAINING_NS = 20_000  # a call that returns sooner hardly waited
 _NEVER = np.iinfo(np.int64).max
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SyncBlame:
+class SyncBlame(msgspec.Struct, frozen=True, kw_only=True):
     """For each gap, the part of the host's time that is due to calls, and the call (-1: none)."""
 
     ns: Int64Array

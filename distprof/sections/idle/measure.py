@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -48,8 +48,7 @@ MAX_STEPS = 4_096
 """Number of last steps per rank whose pauses are kept individually."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostPauses:
+class HostPauses(msgspec.Struct, frozen=True, kw_only=True):
     """What kept one rank's training thread from its model, step by step.
 
     Args:
@@ -196,8 +195,7 @@ GRAPH_LAUNCHES = re.compile(r"^(cuda|hip|cu)GraphLaunch")
 """Names of the calls that launch many activities, of which a trace may lack some."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IdleCauses:
+class IdleCauses(msgspec.Struct, frozen=True, kw_only=True):
     """Idle time of one rank by cause, over the whole capture.
 
     Args:
@@ -219,7 +217,30 @@ class IdleCauses:
 
 
 def attribute_idle(tables: RankTables, timeline: Timeline, windows: Intervals) -> IdleCauses:
-    """Why the device was idle, gap by gap, as this module's docstring defines it.
+    """Attribute one rank's idle time to causes: an exact partition of every gap.
+
+    A *gap* ``[g0, g1)`` is a longest stretch in which the device neither computes, communicates nor
+    copies. Its *next activity* is the first to start at ``g1`` (of several, the one launched
+    first). The CPU's call that launched it, found by correlation, takes ``[l0, l1)``. Causes are
+    applied in this order, each to what the earlier ones left:
+
+    1. *input*: the part of ``[g0, l0)`` that data-loading ranges on the launching thread cover.
+    2. *sync*: the part of line 3 that exists only because synchronising calls blocked the
+       launching thread: at most as long as they blocked it, taken from the gap's end. The gap in
+       which a call ended comes first, then the next ones until the CPU has caught up
+       (:func:`~distprof.sections.idle.gaps.blame_calls`).
+    3. *host*: the gap until the launch could take effect, ``[g0, max(l1, l0 + latency))``. The
+       latency is at most 50 µs for work launched after the gap opened, and this rank's typical
+       latency for work launched before.
+    4. *comm_wait*: up to 50 µs of the rest, where the next activity was launched in time and waited
+       for another stream, and either it or what ended at ``g0`` is communication.
+    5. *unknown*: the rest, for example the device's own pause between queued kernels, gaps at a
+       graph launch (``within_launch``; some of its kernels may not have been recorded), gaps at the
+       end of the capture, and gaps whose next activity has no launch record.
+
+    Without a launch record of the next activity, only data-loading ranges of any thread explain a
+    gap. In traces without any launch records, as from CPU-only jobs, waiting for a collective on
+    the CPU (:data:`WAIT_CALLS`) counts as *comm_wait*.
 
     Args:
         tables: The rank's tables, with host rows.

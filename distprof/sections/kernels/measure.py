@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -22,8 +22,7 @@ TABLE_LIMIT = 200
 EQUAL_COUNT_RATIO = 0.02  # ranks that launch a kernel about equally often do the same work with it
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Cells:
+class _Cells(msgspec.Struct, frozen=True, kw_only=True):
     """Kernel statistics of all ranks, one entry per rank and kernel; arrays of one length.
 
     ``kernel`` numbers the distinct (kind, name) pairs; entries are sorted by it, then by median.

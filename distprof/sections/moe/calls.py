@@ -7,9 +7,10 @@ layers are numbered: a step's forward calls up to the first that comes back are 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from distprof.schema import ABSENT, Int64Array
@@ -25,8 +26,7 @@ MISMATCH_RATIO = 0.01
 _MOST_SECTIONS = 3  # forward, once more for a checkpoint, backward
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallLabels:
+class CallLabels(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of a group's sections.
 
     Args:
@@ -50,8 +50,7 @@ class CallLabels:
     problems: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoggedCalls:
+class LoggedCalls(msgspec.Struct, frozen=True, kw_only=True):
     """Logged calls of a group's members, in the order of a step; the same on each of them.
 
     Args:

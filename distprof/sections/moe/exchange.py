@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -46,8 +46,7 @@ _Sizes = NDArray[np.float32]
 """Tokens that one rank sends another: whole numbers, exact up to 16 million."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupExchanges:
+class GroupExchanges(msgspec.Struct, frozen=True, kw_only=True):
     """All-to-alls of one group of ranks inside the analysed steps, in order.
 
     Arrays over exchanges have shape ``(n, …)``, over sections ``(s, …)``; m are the members that
@@ -98,8 +97,7 @@ class GroupExchanges:
         return len(self.members) == len(self.ranks)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Rows:
+class _Rows(msgspec.Struct, frozen=True, kw_only=True):
     """Per-row columns of all ranks' COLLECTIVES tables."""
 
     wanted: NDArray[np.bool_]
@@ -284,8 +282,7 @@ def _unit_bytes(size: Int64Array, sent: _Sizes) -> _Floats:
 # Sections -----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Sections:
+class _Sections(msgspec.Struct, frozen=True, kw_only=True):
     duration_ns: Int64Array
     call: Int64Array
     is_first: NDArray[np.bool_]

@@ -8,8 +8,8 @@ experts.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -213,8 +213,7 @@ _EVEN = 0.01
 """Ranks whose busiest has this much more tokens than the mean are even: nothing to place anew."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Totals:
+class Totals(msgspec.Struct, frozen=True, kw_only=True):
     """Expert time per step, mean over groups: of the slowest rank, of the mean rank, re-placed."""
 
     slowest_ns: float
@@ -223,8 +222,7 @@ class Totals:
     wait_ns: float | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class Load(msgspec.Struct, frozen=True, kw_only=True):
     """Rows of the report, what could not be measured, and the sums over layers."""
 
     placement: tuple[MoePlacement, ...]
@@ -233,8 +231,7 @@ class Load:
     problems: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Part:
+class _Part(msgspec.Struct, frozen=True, kw_only=True):
     """One layer in one group.
 
     Args:
@@ -256,8 +253,7 @@ class _Part:
     expert_load: NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Times:
+class _Times(msgspec.Struct, frozen=True, kw_only=True):
     """Sums over the sections of some parts."""
 
     slowest_ns: float

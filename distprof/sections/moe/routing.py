@@ -7,8 +7,8 @@ ranks and micro-batches of a step together; imbalance, variation and entropy are
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -52,8 +52,7 @@ MIN_DRIFT_STEPS = 6
 MAX_DEAD_NAMED = 16
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerRouting:
+class LayerRouting(msgspec.Struct, frozen=True, kw_only=True):
     """One layer on one rank.
 
     Args:
@@ -71,8 +70,7 @@ class LayerRouting:
     top_k: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoutedCalls:
+class RoutedCalls(msgspec.Struct, frozen=True, kw_only=True):
     """Calls of layers one by one, in the order of the log, for a few steps.
 
     Args:
@@ -95,12 +93,11 @@ class RoutedCalls:
     names: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Routing:
+class Routing(msgspec.Struct, frozen=True, kw_only=True):
     """Layers of one rank by name, calls of some steps, and what could not be used."""
 
     rank: int
-    layers: Mapping[str, LayerRouting] = field(default_factory=dict)
+    layers: Mapping[str, LayerRouting] = msgspec.field(default_factory=dict)
     problems: tuple[str, ...] = ()
     calls: RoutedCalls | None = None
 
@@ -305,8 +302,7 @@ def _by_layer(
     }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Found:
+class _Found(msgspec.Struct, frozen=True, kw_only=True):
     layer: MoeLayer
     steps: Int64Array
     tokens: NDArray[np.int64]

@@ -26,7 +26,7 @@ class NcclGroup(Record, frozen=True, kw_only=True):
         num_ranks: Ranks of one communicator.
         num_communicators: Communicators of this size and span.
         num_members: Members that wrote a log, all communicators together.
-        num_hosts: Hosts that one communicator spans; null where members cannot be told apart.
+        num_hosts: Hosts that one communicator spans; null where members cannot be distinguished.
         num_channels: Channels; null where not printed.
         num_nvls_channels: Channels of NVLink SHARP; null where not printed.
         init_ns: Time that initialisation took, the slowest; null where not printed.
@@ -161,12 +161,12 @@ class NcclResult(Result, frozen=True, kw_only=True):
         networks: Networks in use, for example ``IB`` or ``Socket``.
         missing_networks: Networks for which NCCL found no device.
         paths: Types of paths between GPUs by NCCL's graph search, for example ``NVL``, ``PIX``.
-        groups: Communicators, alike ones folded into one row.
+        groups: Communicators, identical ones folded into one row.
         transports: How ranks are connected.
         hosts: Hosts with their network cards.
         settings: Environment variables of NCCL, each with its values.
         choices: Algorithm and protocol by operation and size.
-        warnings: Warnings, alike ones folded into one row.
+        warnings: Warnings, identical ones folded into one row.
     """
 
     is_missing: bool = False

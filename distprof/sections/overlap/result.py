@@ -16,7 +16,7 @@ class RankOverlap(Record, frozen=True, kw_only=True):
         computation_ns: Time in which at least one computation kernel or operator runs.
         communication_ns: Time in which at least one communication kernel or operation runs.
         overlapped_ns: Of that, time in which computation runs too.
-        exposed_comm_ns: The rest of the communication: no computation hides it. Time blocked in
+        exposed_comm_ns: The rest of the communication, not overlapped. Time blocked in
             messages of gloo is left out, because nothing says when their data moved; ``breakdown``
             counts it.
         overlap_ratio: Overlapped over communication, 0 to 1; null without communication.
@@ -40,7 +40,7 @@ class AxisOverlap(Record, frozen=True, kw_only=True):
         ranks: Ranks that communicate along it.
         communication_ns: Communication along it, all ranks added up.
         overlapped_ns: Of that, time in which computation runs too.
-        exposed_comm_ns: The rest, which no computation hides.
+        exposed_comm_ns: The rest, which does not overlap with computation.
         overlap_ratio: Overlapped over communication, 0 to 1; null without communication.
     """
 

@@ -19,8 +19,8 @@ Source:
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -49,8 +49,7 @@ _GRADIENTS = (SlotKind.BACKWARD, SlotKind.BACKWARD_INPUT)
 _NEVER = np.iinfo(np.int64).min // 2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IdleParts:
+class IdleParts(msgspec.Struct, frozen=True, kw_only=True):
     """Mean idle of a step in ns; parts add up to ``idle_ns``.
 
     Args:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from distprof.costs.actions import Orders, in_flight_of
@@ -95,8 +96,7 @@ MAX_RECOGNISED = 50_000
 _CLOSED = ("gpipe", "1f1b", "interleaved-1f1b", "looped-bfs")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PipelineSlots:
+class PipelineSlots(msgspec.Struct, frozen=True, kw_only=True):
     """Slots of the ranks of one pipeline.
 
     Args:
@@ -116,8 +116,7 @@ class PipelineSlots:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Pipeline:
+class _Pipeline(msgspec.Struct, frozen=True, kw_only=True):
     """A pipeline that was observed, and what is known of its shape."""
 
     given: PipelineSlots
@@ -126,7 +125,7 @@ class _Pipeline:
     schedule: str
     virtual_stages: int
     is_whole: bool
-    notes: list[str] = field(default_factory=list)
+    notes: list[str] = msgspec.field(default_factory=list)
 
     @property
     def num_ranks(self) -> int:

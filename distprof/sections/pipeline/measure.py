@@ -7,9 +7,9 @@ work of a position, so that a slow rank among several does not count as an unequ
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from distprof.run.evidence import OperationLog

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -38,8 +38,7 @@ def number_in_run(*keys: NDArray[np.integer]) -> Int64Array:
 # One pipeline as it was observed: actions of all its ranks, and their times in every step --------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ObservedPipeline:
+class ObservedPipeline(msgspec.Struct, frozen=True, kw_only=True):
     """Actions of one pipeline, n of them, in k steps of the same order.
 
     Args:
@@ -85,8 +84,7 @@ class ObservedPipeline:
         return own
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Merged:
+class _Merged(msgspec.Struct, frozen=True, kw_only=True):
     """One rank's slots by step, then start: losses in their forwards, each action once."""
 
     step: Int64Array

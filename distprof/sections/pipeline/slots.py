@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from distprof.intervals import Intervals, covered, intersect, subtract, union
@@ -172,8 +173,7 @@ _NOT_PIPELINES = ("cp", "tp", "ep", "dp", "dp_shard", "dp_replicate")
 _MESSAGES = tuple(int(kind) for kind in CollectiveKind if kind.is_point_to_point)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Ranges:
+class _Ranges(msgspec.Struct, frozen=True, kw_only=True):
     """Named ranges of slots, one row each."""
 
     stage: NDArray[np.int32]

@@ -12,8 +12,8 @@ Source:
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -119,8 +119,7 @@ def _split_machines(machines: Iterable[PlacedMachine]) -> Iterator[str]:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class _Places:
+class _Places(msgspec.Struct, frozen=True):
     """Nodes and domains of ranks as arrays; -1 if unknown.
 
     Args:
@@ -228,8 +227,7 @@ def _ranks_of(groups: Iterable[NDArray[np.int_]]) -> tuple[int, ...]:
     return tuple(sorted({int(rank) for members in groups for rank in members}))
 
 
-@dataclass(frozen=True, slots=True)
-class _Traffic:
+class _Traffic(msgspec.Struct, frozen=True):
     """Sent bytes and exposed time of an axis's collectives per rank and step; None if unknown."""
 
     sent: float | None

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+import msgspec
 import numpy as np
 
 from distprof.config import TopologyConfig
@@ -79,8 +79,7 @@ def machines_of(run: Run) -> tuple[Machine, ...]:
     return shown.machines if shown is not None else ()
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
+class Group(msgspec.Struct, frozen=True):
     """A process group: its axis or name, and its members."""
 
     axis: str
@@ -134,8 +133,7 @@ def groups_by_axis(run: Run) -> dict[tuple[str, int], list[Group]]:
 Nodes = Mapping[str, tuple[int, ...]]
 
 
-@dataclass(frozen=True, slots=True)
-class Domains:
+class Domains(msgspec.Struct, frozen=True):
     """Domains of the ranks whose nodes are known; every such rank is in exactly one.
 
     Args:

@@ -184,7 +184,7 @@ class RankFeed(Record, frozen=True, kw_only=True):
         num_worker_loads: Batches that workers had loaded.
         num_pageable: Copies from pageable host memory.
         pageable_ns: Duration of these copies.
-        exposed_pageable_ns: Part of it that no computation hides.
+        exposed_pageable_ns: Part of it that does not overlap with computation.
     """
 
     rank: int

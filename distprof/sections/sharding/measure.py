@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence, Set
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -105,8 +105,7 @@ _ELEMENT_BYTES = {
 """Element types of parameters and gradients. Bytes may be packed data of any type."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AxisRows:
+class AxisRows(msgspec.Struct, frozen=True, kw_only=True):
     """Collectives of one rank along one axis inside its windows, in launch order.
 
     ``elements`` are ABSENT if size or type is unknown, ``wait_ns`` if members were not matched;
@@ -188,8 +187,7 @@ _LONG_RATIO = 0.6
 """Length from which a run of gathers counts as forward, relative to the longest."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Passes:
+class Passes(msgspec.Struct, frozen=True, kw_only=True):
     """How often a step gathers and reduces all parameters.
 
     Args:

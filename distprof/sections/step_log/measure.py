@@ -6,8 +6,8 @@ A trace holds a few steps; the log holds all of them, also those without a profi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -28,8 +28,7 @@ MAX_STEPS_KEPT = 512
 """Durations of single steps that a report holds."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepLog:
+class StepLog(msgspec.Struct, frozen=True, kw_only=True):
     """One rank's row, and its last steps to be joined with those of other ranks.
 
     Args:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
 from typing import Any
 
+import msgspec
 import numpy as np
+from msgspec.structs import fields, replace
 from numpy.typing import NDArray
 
 from distprof.join.waits import comparable_instances
@@ -21,8 +22,7 @@ from distprof.terms import CollectiveKind
 __all__ = ["Arrivals", "Blame", "judge_arrivals"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Arrivals:
+class Arrivals(msgspec.Struct, frozen=True, kw_only=True):
     """One entry per judged instance.
 
     Args:
@@ -48,8 +48,7 @@ class Arrivals:
     root: Int64Array
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Blame:
+class Blame(msgspec.Struct, frozen=True, kw_only=True):
     """What each rank cost the others. P analysed ranks, S analysed steps.
 
     Args:
@@ -111,8 +110,7 @@ def judge_arrivals(run: Run, analyses: Mapping[int, RankAnalysis], num_steps: in
     return tally.blame(context.ranks)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Context:
+class _Context(msgspec.Struct, frozen=True, kw_only=True):
     """What judging needs, for all instances.
 
     ``roots`` and ``last_rank``: per instance, where its lateness comes from, and who came last.
@@ -173,8 +171,7 @@ def _last_rank(members: Members, start_ns: Int64Array) -> Int64Array:
     return result
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Columns:
+class _Columns(msgspec.Struct, frozen=True, kw_only=True):
     start_ns: Int64Array  # common clock
     exposed_wait_ns: Int64Array
     exposed_transfer_ns: Int64Array
@@ -238,8 +235,7 @@ class _DomainsOf:
         return np.where(one_clock, own, across).astype(np.int64)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Block:
+class _Block(msgspec.Struct, frozen=True, kw_only=True):
     """Instances of equal size: members as matrices with a row each, the rest one per instance."""
 
     rank_index: NDArray[np.int32]

@@ -7,9 +7,9 @@ named only if it explains at least :data:`EXPLAINS` of the lateness.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -122,8 +122,7 @@ UNIFORM = 0.7
 """Share of kernel time that must be slower alike for the device, not the work, to be blamed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Cause:
+class Cause(msgspec.Struct, frozen=True):
     """A cause, what of it where that is known, and the sentences it rests on."""
 
     cause: StragglerCause
@@ -131,8 +130,7 @@ class Cause:
     detail: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class _Excess:
+class _Excess(msgspec.Struct, frozen=True):
     """Time per late step that a rank spends beyond the median of its peers."""
 
     what: str

@@ -12,8 +12,7 @@ was held up by a link, and no rank is to blame.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -63,8 +62,7 @@ def find_roots(
     return np.where(last.held_up[root], -1, root)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Last:
+class _Last(msgspec.Struct, frozen=True, kw_only=True):
     """Per instance: row and start of its last member, and where its lateness is from.
 
     ``inherited``: from waiting; ``held_up``: from transfers instead.

@@ -9,8 +9,8 @@ common, the link is one of theirs.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from msgspec.structs import replace
 
@@ -64,8 +64,7 @@ def find_slow_links(
     return tuple(sorted(links, key=lambda link: (-link.lost_ns_per_step, link.ranks)))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Cells:
+class _Cells(msgspec.Struct, frozen=True, kw_only=True):
     """Transfers of one group, kind and size each; arrays of one length.
 
     Args:

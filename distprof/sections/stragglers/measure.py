@@ -13,8 +13,8 @@ messages meanwhile.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from msgspec.structs import replace
 
@@ -84,8 +84,7 @@ USUAL_SPREAD = 0.018
 """Share of the step by which equal devices differ in what they compute."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Evidence:
+class _Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """What may tell why a rank is late."""
 
     analyses: Mapping[int, RankAnalysis]

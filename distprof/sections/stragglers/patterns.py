@@ -19,9 +19,10 @@ it costs at least :data:`MIN_SHARE` of the step and one of these holds:
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from distprof.run.run import Run
@@ -74,8 +75,7 @@ MIN_STEPS = 3
 """Fewer steps cannot tell persistent from transient."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """What was concluded about one rank.
 
     Args:

@@ -147,7 +147,7 @@ class StepBlame(Record, frozen=True, kw_only=True):
     Args:
         step: Step number.
         lost_ns: What a typical rank lost to late ranks in this step.
-        rank: The rank that cost most; null where nobody did.
+        rank: The rank that cost most; null where none did.
         rank_lost_ns: What that rank cost.
     """
 
@@ -171,7 +171,7 @@ class StragglersResult(Result, frozen=True, kw_only=True):
         lost_ns_per_step: Sum of what the ranks cost, each as in ``ranks``.
         num_judged: Matched collectives whose members start further apart than the clock residual,
             or closer.
-        num_below_residual: Of these, closer than the residual: nobody is blamed for them.
+        num_below_residual: Of these, closer than the residual: no rank is blamed for them.
         links: Groups whose transfers take longer than those of other groups, with no rank to blame.
         sequences: Computation that differs by sequence length; null where it does not, or nothing
             shows it.

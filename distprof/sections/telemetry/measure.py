@@ -365,10 +365,12 @@ def with_energy(
     step_log: StepLogResult,
     world_size: int | None = None,
 ) -> TelemetryResult:
-    """The result with the energy of a step, and why it is not known where it is not.
+    """The result with the energy of a step, or the reason why it is unknown.
 
-    The share of waiting is that of the ranks whose waiting is known, which are those that were
-    traced; the energy of a step is that of all ranks of the job.
+    Energy drawn while ranks wait is ``E_wait = sum over ranks r of P_r * wait_r``: P_r is the mean
+    power of rank r's device in the analysed steps, wait_r its exposed waiting in collectives and
+    for messages, as in the waterfall. The share of waiting covers the ranks whose waiting is known,
+    which are those that were traced. The energy of a step is that of all ranks of the job.
 
     Args:
         telemetry: Sensors, with their figures in the analysed steps.

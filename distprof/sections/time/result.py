@@ -24,8 +24,8 @@ class StepBreakdown(Record, frozen=True, kw_only=True):
         step: Step number.
         span_ns: Duration of the step on this rank; the other four add up to it exactly.
         computation_ns: Time in which at least one computation kernel or operator runs.
-        exposed_comm_ns: Communication that no computation hides, plus time blocked in messages of
-            gloo.
+        exposed_comm_ns: Communication that does not overlap with computation, plus time blocked in
+            messages of gloo.
         exposed_copy_ns: Memory copies that neither computation nor communication hides.
         idle_ns: The rest.
     """
@@ -46,8 +46,9 @@ class RankBreakdown(Record, frozen=True, kw_only=True):
         rank: Global rank.
         span_ns: Analysed time; the other four add up to it exactly.
         computation_ns: Time in which at least one computation kernel or operator runs.
-        exposed_comm_ns: Communication that no computation hides, plus time blocked in messages of
-            gloo. ``overlap`` leaves the latter out, so its field of this name can be smaller.
+        exposed_comm_ns: Communication that does not overlap with computation, plus time blocked in
+            messages of gloo. ``overlap`` leaves the latter out, so its field of this name can be
+            smaller.
         exposed_copy_ns: Memory copies that neither computation nor communication hides.
         idle_ns: The rest.
     """
@@ -71,7 +72,7 @@ class RankWaterfall(Record, frozen=True, kw_only=True):
         exposed_wait_ns: Exposed waiting in a collective for its last member.
         exposed_p2p_wait_ns: Exposed waiting in send and recv; in a pipeline this is bubble.
         exposed_comm_unsplit_ns: Exposed communication whose members could not be matched, so that
-            waiting and transfer cannot be told apart.
+            waiting and transfer cannot be separated.
         exposed_copy_ns: Memory copies that neither computation nor communication hides.
         idle_host_ns: Idle because the CPU launched too late.
         idle_sync_ns: Idle because a call had waited for the GPU.

@@ -8,8 +8,8 @@ in the same order within a window, sections can be compared one by one, else who
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -61,8 +61,7 @@ def evened(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return even
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sections:
+class Sections(msgspec.Struct, frozen=True, kw_only=True):
     """Sections of all ranks and windows, C of them.
 
     Args:

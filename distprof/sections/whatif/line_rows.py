@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from distprof.run.run import Rank, Run
@@ -18,8 +19,7 @@ from distprof.terms import CollectiveKind
 __all__ = ["LineRows", "TransferParts", "Transfers", "transfers_of"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LineRows:
+class LineRows(msgspec.Struct, frozen=True, kw_only=True):
     """COLLECTIVES rows of all lines, one rank after another; times since the earliest line."""
 
     index: RowIndex
@@ -118,8 +118,7 @@ _SYMMETRIC = [int(kind) for kind in CollectiveKind if kind.is_symmetric]
 _MESSAGES = (int(CollectiveKind.SEND), int(CollectiveKind.RECV))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Transfers:
+class Transfers(msgspec.Struct, frozen=True, kw_only=True):
     """Operations between ranks, J of them; their nodes follow those of the segments.
 
     Args:
@@ -146,8 +145,7 @@ class Transfers:
         return len(self.duration_ns)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TransferParts:
+class TransferParts(msgspec.Struct, frozen=True, kw_only=True):
     """Some transfers, and the rows, segments and delays by which ranks take part in them.
 
     ``row``, ``of`` and ``late``: row of a member, its transfer, how much later than the transfer
@@ -181,7 +179,7 @@ class TransferParts:
 
         transfers = {
             name: np.concatenate([getattr(part.transfers, name) for part in parts])
-            for name in Transfers.__dataclass_fields__
+            for name in Transfers.__struct_fields__
         }
         return TransferParts(
             transfers=Transfers(**transfers),

@@ -6,7 +6,6 @@ Source of the definitions of S, S_t, S_w, M_W and M_S: formula sheet, "What-if".
 from __future__ import annotations
 
 from collections.abc import Set
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -96,8 +95,7 @@ def _of_traces(
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Replayed:
+class _Replayed(msgspec.Struct, frozen=True, kw_only=True):
     """The run simulated as it was; ``error_ratio`` is the worse of step by step and as a whole."""
 
     result: WhatIfResult

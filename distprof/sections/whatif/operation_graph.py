@@ -13,9 +13,9 @@ clip over all workers and the optimizer. Collectives and messages begin when the
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from itertools import pairwise
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -48,8 +48,7 @@ MESSAGES = ("forward-send", "forward-recv", "backward-send", "backward-recv")
 RowIndex = NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepRows:
+class StepRows(msgspec.Struct, frozen=True, kw_only=True):
     """n operations of one step, and when each ran in each of s steps.
 
     Args:
@@ -191,8 +190,7 @@ _ACROSS_DP = ("params-all-gather", "grads-reduce-scatter", "separate-grads-all-r
 Edges = tuple[Int64Array, Int64Array]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepGraph:
+class StepGraph(msgspec.Struct, frozen=True, kw_only=True):
     """The graph of one step: n operations, then g meetings of those that begin together.
 
     Args:

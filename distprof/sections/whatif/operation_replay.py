@@ -9,9 +9,10 @@ What-if Analysis" (OSDI 2025); formula sheet, "What-if".
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from distprof.replay import Times, simulate
@@ -53,8 +54,7 @@ _COMMUNICATION = (
 Mask = NDArray[np.bool_]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OperationReplay:
+class OperationReplay(msgspec.Struct, frozen=True, kw_only=True):
     """What is needed to simulate n operations in s steps.
 
     Args:
@@ -256,8 +256,7 @@ _TOGETHER = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Workers:
+class Workers(msgspec.Struct, frozen=True, kw_only=True):
     """Workers of the log in order of rank, arrays of shape ``(w,)``.
 
     Args:

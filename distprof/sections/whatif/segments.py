@@ -14,9 +14,10 @@ began again while a collective still ran) blocked no rank: it is own time, spent
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from distprof.intervals import EMPTY, Intervals, clip, covered, intersect, subtract, union
@@ -36,8 +37,7 @@ QUEUED_NS = 20_000
 _CAUSES = {Own.HOST: IdleCause.HOST, Own.INPUT: IdleCause.INPUT, Own.SYNC: IdleCause.SYNC}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageLine:
+class StageLine(msgspec.Struct, frozen=True, kw_only=True):
     """What a rank's pipeline stages do, own clock.
 
     Args:
@@ -113,8 +113,7 @@ def main_line(
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Cuts:
+class _Cuts(msgspec.Struct, frozen=True, kw_only=True):
     """Moments in order, twice their time and one more for those at which only something is asked.
 
     At the same time continuing comes before asking. Times count from ``origin_ns``, because twice

@@ -11,11 +11,12 @@ Source:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
 from math import ceil
 from typing import Any
 
+import msgspec
 import numpy as np
+from msgspec.structs import fields
 
 from distprof.schema import Int64Array
 from distprof.sections.context import Own, RankAnalysis
@@ -42,8 +43,7 @@ _NAMES = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Slowdowns:
+class Slowdowns(msgspec.Struct, frozen=True, kw_only=True):
     """The figures as :class:`distprof.sections.whatif.result.WhatIfResult` has them."""
 
     ideal_ns: int
@@ -58,8 +58,7 @@ class Slowdowns:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Ideal:
+class _Ideal(msgspec.Struct, frozen=True, kw_only=True):
     own_ns: Int64Array  # as in the graph
     transfer_ns: Int64Array
 
@@ -151,8 +150,7 @@ def _all_but(graph: TraceGraph, ideal: _Ideal, positions: Sequence[int]) -> Chan
     return Change(what="", title="", own_ns=own)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _WorkerRows:
+class _WorkerRows(msgspec.Struct, frozen=True, kw_only=True):
     """Sets of ranks that are kept as they are: data-parallel rows, then stages.
 
     Args:

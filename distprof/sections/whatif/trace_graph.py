@@ -21,8 +21,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -39,8 +39,7 @@ from distprof.terms import CollectiveKind
 __all__ = ["TraceGraph", "path_shares", "trace_graph"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TraceGraph:
+class TraceGraph(msgspec.Struct, frozen=True, kw_only=True):
     """A run of P ranks and W windows as S segments and J transfers.
 
     Args:

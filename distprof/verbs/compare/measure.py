@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from math import comb
 
+import msgspec
 import numpy as np
 
 from distprof.artefacts.summary_file import StepParts, SummaryFile
@@ -302,8 +302,7 @@ def _trend(
 # The comparison: step time, its parts, kernels, collectives, findings, environment ---------------
 
 
-@dataclass(frozen=True, slots=True)
-class FoundProblem:
+class FoundProblem(msgspec.Struct, frozen=True):
     """Findings of a rule: its code, its name, and the cost of each finding."""
 
     code: str
@@ -311,8 +310,7 @@ class FoundProblem:
     cost_ns_per_step: int | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Side:
+class Side(msgspec.Struct, frozen=True, kw_only=True):
     """One of the two runs.
 
     Args:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Literal
 
 import msgspec
@@ -134,8 +133,7 @@ def fails(state: State, *, inconclusive_fails: bool) -> bool:
     return state == "regressed" or (state == "inconclusive" and inconclusive_fails)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GateSettings:
+class GateSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings for comparing runs with a baseline.
 
     Args:
@@ -150,7 +148,7 @@ class GateSettings:
     """
 
     metrics: Sequence[str] = ()
-    tolerance: Mapping[str, float] = field(default_factory=dict)
+    tolerance: Mapping[str, float] = msgspec.field(default_factory=dict)
     session_noise: float | None = None
     is_paired: bool = False
     inconclusive_fails: bool = False

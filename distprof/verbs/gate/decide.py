@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -220,8 +220,7 @@ _ASSUMES_NOISE = f"sessions of this machine differ by {UNKNOWN_NOISE:.0%} at mos
 _MOST_NEEDED = 200  # more repeats than is practical: then no number is given
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
+class Decision(msgspec.Struct, frozen=True, kw_only=True):
     """The decision from the repeats.
 
     Args:
@@ -254,8 +253,7 @@ class Decision:
     assumes: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class _Sessions:
+class _Sessions(msgspec.Struct, frozen=True):
     """Sessions of the baseline's repeats, and how far another session may differ from them.
 
     Args:
@@ -317,8 +315,7 @@ class _Sessions:
         return wide * math.sqrt(1 + 1 / count)
 
 
-@dataclass(frozen=True, slots=True)
-class _Evidence:
+class _Evidence(msgspec.Struct, frozen=True):
     """Changes on an additive scale on which worse is positive: logarithms for ratios."""
 
     worse: Interval

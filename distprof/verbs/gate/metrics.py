@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable
-from dataclasses import dataclass
+
+import msgspec
 
 from distprof.artefacts.summary_file import SummaryFile
 from distprof.verbs.gate.decide import Better, Scale
@@ -13,8 +14,7 @@ from distprof.verbs.gate.decide import Better, Scale
 __all__ = ["METRICS", "Metric", "efficiency_ratio", "find_metric", "values_of"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Metric:
+class Metric(msgspec.Struct, frozen=True, kw_only=True):
     """One metric of a run.
 
     Args:

@@ -12,8 +12,10 @@ import re
 import zlib
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
 
 from distprof.artefacts import FLIGHT_FILE, STACKS_FILE
 from distprof.errors import DistprofError, InputError
@@ -94,8 +96,7 @@ _LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib/python\d|^<frozen")
 _STACK_THREAD = re.compile(r"^(?:Current t|T)hread 0x[0-9a-f]+")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogFile:
+class LogFile(msgspec.Struct, frozen=True, kw_only=True):
     """A log to scan, picklable so that another process can read it.
 
     Args:
@@ -217,8 +218,7 @@ _NOT_DUMPS = re.compile(
 _SKIPPED = frozenset(("cache", ".git", "__pycache__"))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DumpFile:
+class DumpFile(msgspec.Struct, frozen=True, kw_only=True):
     """A file that may be a dump, picklable so that another process can read it.
 
     Args:

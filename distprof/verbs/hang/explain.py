@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from distprof.units import name_ranks
 from distprof.verbs.hang.divergence import Point, waits
@@ -23,8 +24,7 @@ _LEFT_OUT = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Explanation:
+class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     """The text of a diagnosis."""
 
     verdict: str

@@ -9,8 +9,8 @@ no entry of a group.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 
 from distprof.run.records import FlightDump, FlightState, GroupStatus
@@ -22,8 +22,7 @@ __all__ = ["JobGroup", "Member", "cadence", "job_groups"]
 _DEFAULT = ("default_pg", "0", "")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
+class Member(msgspec.Struct, frozen=True, kw_only=True):
     """Progress of one rank in one group.
 
     Args:
@@ -60,8 +59,7 @@ class Member:
         return int(self.collectives[at[0]]) if len(at) else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobGroup:
+class JobGroup(msgspec.Struct, frozen=True, kw_only=True):
     """One process group of the job.
 
     Args:
@@ -75,7 +73,7 @@ class JobGroup:
     name: str
     description: str
     ranks: tuple[int, ...]
-    members: Mapping[int, Member] = field(default_factory=dict)
+    members: Mapping[int, Member] = msgspec.field(default_factory=dict)
     knows_ranks: bool = True
 
     @property

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from distprof.run.records import FlightDump
 from distprof.schema import ABSENT
@@ -42,8 +43,7 @@ _STALE_NS = 30 * NS_PER_S
 _TROUBLE = ("timeout", "peer", "device")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Diagnosis:
+class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     """A diagnosis before it is explained in sentences.
 
     Args:

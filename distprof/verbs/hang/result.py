@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from enum import StrEnum
 
 import msgspec
@@ -43,8 +42,7 @@ class LogLine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     text: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HangEvidence:
+class HangEvidence(msgspec.Struct, frozen=True, kw_only=True):
     """All evidence about a job that may hang.
 
     Args:
@@ -62,10 +60,10 @@ class HangEvidence:
     source: str
     dumps: tuple[FlightDump, ...]
     world_size: int | None = None
-    hosts: dict[int, str] = field(default_factory=dict)
+    hosts: dict[int, str] = msgspec.field(default_factory=dict)
     log_lines: tuple[LogLine, ...] = ()
-    stacks: dict[int, tuple[str, ...]] = field(default_factory=dict)
-    failed: dict[int, str] = field(default_factory=dict)
+    stacks: dict[int, tuple[str, ...]] = msgspec.field(default_factory=dict)
+    failed: dict[int, str] = msgspec.field(default_factory=dict)
     has_ended_well: bool = False
     notes: tuple[str, ...] = ()
 

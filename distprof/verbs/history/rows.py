@@ -7,7 +7,6 @@ import io
 import json
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -185,8 +184,7 @@ MERGED_NAME = re.compile(r"merged-[0-9a-f]{24}\.parquet")
 _HARMLESS = ("README", "README.md", "desktop.ini", "lost+found")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Store:
+class Store(msgspec.Struct, frozen=True, kw_only=True):
     """The location of a history.
 
     Args:

@@ -14,7 +14,6 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
@@ -177,16 +176,14 @@ class History(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Commit:
+class _Commit(msgspec.Struct, frozen=True, kw_only=True):
     """Runs of one commit that have the metric, oldest first, and their values."""
 
     runs: tuple[SummaryFile, ...]
     values: tuple[float, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Judged:
+class _Judged(msgspec.Struct, frozen=True, kw_only=True):
     decision: Decision
     num_before: int
     num_after: int = 0

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
+from msgspec.structs import replace
 
 from distprof.costs import parallelism as volumes
 from distprof.costs.collectives import collective_time
@@ -116,8 +117,7 @@ gradient's norm reads the gradient once more, 2."""
 _NS = 1e9
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Work:
+class _Work(msgspec.Struct, frozen=True, kw_only=True):
     """Computation of one micro-batch on the slowest stage of one rank, in seconds."""
 
     forward_s: float
@@ -130,8 +130,7 @@ class _Work:
         return self.forward_s + self.backward_s
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Axis:
+class _Axis(msgspec.Struct, frozen=True, kw_only=True):
     """Communication of one axis; ``each`` is per micro-batch, ``once`` per step."""
 
     axis: str
@@ -333,7 +332,7 @@ def _data(question: Question, layout: Layout, work: _Work) -> Iterator[_Axis]:
 def _together(parts: list[_Axis]) -> _Axis:
     """Dense, then expert parameters; the axis describes the larger group."""
     largest = max(parts, key=lambda part: part.ranks)
-    return dataclasses.replace(
+    return replace(
         largest,
         sent=sum(part.sent for part in parts),
         time_s=sum(part.time_s for part in parts),

@@ -11,10 +11,11 @@ import re
 import shlex
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from distprof.errors import InputError
 from distprof.sections.efficiency.models import SHAPE_KEYS
@@ -104,8 +105,7 @@ _ZERO = {0: "ddp", 1: "zero-1", 2: "zero-2", 3: "fsdp"}
 _WORDS = frozenset({"model", "gpu", "inter_node", "sharding", "recomputation", "family", "flavor"})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobFile:
+class JobFile(msgspec.Struct, frozen=True, kw_only=True):
     """Values that distprof uses from a configuration.
 
     Args:
@@ -117,7 +117,7 @@ class JobFile:
 
     source: str
     kind: str
-    values: Mapping[str, Any] = field(default_factory=dict)
+    values: Mapping[str, Any] = msgspec.field(default_factory=dict)
     not_read: tuple[str, ...] = ()
 
     def number(self, name: str) -> int | None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from distprof.config import CONFIG_FILE, ModelShape, load_config
 from distprof.costs.transformer import Transformer
@@ -24,8 +25,7 @@ _DEFAULT_SEQUENCE = 4096
 _GPU, _PER_NODE, _LINK = "h100", 8, "ndr"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Path:
+class Path(msgspec.Struct, frozen=True, kw_only=True):
     """How the members of a group reach each other.
 
     Args:
@@ -43,8 +43,7 @@ class Path:
     link_bandwidth: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cluster:
+class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     """GPUs and the links between them.
 
     Args:
@@ -117,8 +116,7 @@ def inter_node_link(text: str, sheet: Sheet) -> Link:
     return Link(name=text, title=text, bandwidth=bandwidth, latency_s=_DEFAULT_LATENCY_S)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class Question(msgspec.Struct, frozen=True, kw_only=True):
     """A model, a cluster and a batch.
 
     Args:

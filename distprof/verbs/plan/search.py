@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+
+import msgspec
+from msgspec.structs import replace
 
 from distprof.units import format_bytes
 from distprof.verbs.plan.estimate import estimate, footprint
@@ -29,12 +31,11 @@ _SHARDINGS = ("ddp", "zero-1", "zero-2", "fsdp", "hsdp")
 _RECOMPUTATIONS = ("selective", "full")
 
 
-@dataclass(slots=True)
-class _Refused:
+class _Refused(msgspec.Struct):
     """Counts the reasons for rejection and keeps the first example of each."""
 
-    count: dict[str, int] = field(default_factory=dict)
-    example: dict[str, str] = field(default_factory=dict)
+    count: dict[str, int] = msgspec.field(default_factory=dict)
+    example: dict[str, str] = msgspec.field(default_factory=dict)
 
     def add(self, objection: Objection) -> None:
         self.count[objection.kind] = self.count.get(objection.kind, 0) + 1
@@ -197,7 +198,6 @@ def _shardings(question: Question, layout: Layout) -> Iterator[tuple[str, int]]:
 
 
 def _replace(layout: Layout, **changes: object) -> Layout:
-    from msgspec.structs import replace
 
     return replace(layout, **changes)
 

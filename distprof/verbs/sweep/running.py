@@ -18,7 +18,6 @@ import time
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +54,7 @@ _PATIENCE_S = 60.0
 _TOLD_LINES = 12
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
+class Ended(msgspec.Struct, frozen=True, kw_only=True):
     """How a process ended.
 
     Args:
@@ -190,8 +188,7 @@ _VERBS = (("run",), ("capture",))
 _FOLDER = re.compile(r"[\w\-]{1,100}", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class Progress(msgspec.Struct, frozen=True, kw_only=True):
     """How far a sweep has come.
 
     Args:
@@ -209,8 +206,7 @@ class Progress:
     left_s: float | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """How a sweep ended.
 
     Args:

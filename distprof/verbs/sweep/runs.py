@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -40,8 +39,7 @@ class SweepError(ValueError):
     """These runs do not form a sweep; the message says why in one sentence."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sweep:
+class Sweep(msgspec.Struct, frozen=True, kw_only=True):
     """Runs of several sizes.
 
     Args:

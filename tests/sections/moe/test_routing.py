@@ -1,11 +1,10 @@
 """Routing logs: drift over the steps, calls one by one, and ranks by the mesh alone."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from distprof.run.records import ROUTING, STEP_LOG, RankRecords
 from distprof.schema import ABSENT

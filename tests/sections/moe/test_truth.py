@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from distprof.rules.engine import run_rules
 from distprof.rules.registry import find_rule
@@ -209,7 +210,7 @@ def test_without_split_sizes_sections_are_paired_by_order_and_named_by_the_log()
 
 def test_a_log_that_disagrees_with_the_all_to_alls_is_said_with_numbers():
     def halved(records):
-        return replace(records, expert_tokens=records.expert_tokens // 2)
+        return structs.replace(records, expert_tokens=records.expert_tokens // 2)
 
     simulated = simulate_moe(MoeJob(share=hot(2, 8, 6, 3.0)))
     moe = analysed(simulated, change=halved)
@@ -223,7 +224,7 @@ def test_a_log_that_disagrees_with_the_all_to_alls_is_said_with_numbers():
 
 def test_a_log_of_other_calls_costs_the_names_of_layers_only():
     def cut(records):
-        return replace(records, routing=records.routing.take(slice(None, None, 2)))
+        return structs.replace(records, routing=records.routing.take(slice(None, None, 2)))
 
     simulated = simulate_moe(MoeJob(micro_batches=2, layers=3))
     moe = analysed(simulated, change=cut)
@@ -260,7 +261,7 @@ def test_embedding_tables_are_no_experts():
 
 
 def without_axis(group):
-    return replace(group, axis=None, description="embeddings")
+    return structs.replace(group, axis=None, description="embeddings")
 
 
 def test_results_of_every_kind_are_json():
@@ -277,7 +278,10 @@ def test_without_a_log_rules_on_experts_cannot_judge_and_say_so():
 
 def test_heads_that_are_exchanged_are_no_experts_though_the_run_has_some():
     simulated = simulate_moe(MoeJob())
-    other = [replace(group, axis=MeshAxis.CP, description="mesh_cp") for group in simulated.groups]
+    other = [
+        structs.replace(group, axis=MeshAxis.CP, description="mesh_cp")
+        for group in simulated.groups
+    ]
     for builder in simulated.builders.values():
         for row in builder.collectives:
             row.pop("in_splits", None), row.pop("out_splits", None)

@@ -1,9 +1,8 @@
 """Pipelines put together from ranks: whole, halved, unclocked, repeated, and without marks."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from distprof.run.run import ClockAlignment
 from distprof.run.topology import ProcessGroup

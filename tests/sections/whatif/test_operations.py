@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from distprof.ingest.kinds.operation_table import read_operation_table
 from distprof.sections.whatif import operation_replay as by
@@ -192,7 +193,6 @@ def test_the_order_of_rows_changes_nothing(log, random):
 
 
 def log_like(log, *, table=None, **columns):
-    from dataclasses import replace
 
     return replace(log, operations=table or log.operations.with_columns(**columns))
 
@@ -283,7 +283,6 @@ def test_workers_without_a_common_clock_are_not_compared():
 
 
 def log_like_clockless():
-    from dataclasses import replace
 
     return replace(log_of(BY_HAND), shares_clock=False)
 

@@ -1,10 +1,9 @@
 """The main line of a rank: where it is cut, and what its segments were spent on."""
 
-import dataclasses
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import fields
 
 from distprof.schema import ABSENT
 from distprof.sections.context import MainLine, Own
@@ -135,7 +134,7 @@ def test_a_line_does_not_depend_on_when_it_was_recorded():
         builder.step(0, shift, shift + 100)
         builder.kernel("gemm", shift, shift + 40).comm("nccl", shift + 40, shift + 60)
     first, second = line_of(rank), line_of(later)
-    same = [field.name for field in dataclasses.fields(MainLine) if field.name != "start_ns"]
+    same = [field.name for field in fields(MainLine) if field.name != "start_ns"]
     assert second.start_ns == far
     for name in same:
         np.testing.assert_array_equal(getattr(first, name), getattr(second, name))

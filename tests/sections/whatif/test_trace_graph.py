@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 import distprof
 from distprof.ingest.assemble import assemble_run
@@ -191,7 +192,7 @@ def test_a_rank_alone_has_scenarios_of_its_own_time_and_of_what_it_could_hide():
 
 
 def test_ranks_that_were_not_matched_are_not_simulated():
-    run = replace(two_ranks(), matches=make_run([]).matches)
+    run = structs.replace(two_ranks(), matches=make_run([]).matches)
     result = whatif_of(run)
     assert result.without == ()
     assert "found their partners" in result.unavailable[0]

@@ -1,10 +1,10 @@
 """What changed between two runs."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 import distprof
 from distprof.artefacts.summary_file import Fingerprint, StepParts, SummaryFile

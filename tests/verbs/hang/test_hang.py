@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from distprof.ingest.flight.recorder import parse_flight
 from distprof.run.records import FlightDump
@@ -259,7 +260,6 @@ def test_a_dump_written_right_after_the_operation_is_no_hang() -> None:
 
 
 def diagnosed_written(at_ns: int) -> HangReport:
-    from dataclasses import replace
 
     from tests.flight_jobs import parsed
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+from msgspec.structs import replace
 
 from distprof.costs.transformer import Transformer
 from distprof.hardware import load_sheet
@@ -28,7 +28,7 @@ def question(
 
 def gpt(layers: int, hidden: int, heads: int) -> Transformer:
     """A GPT of this size."""
-    return dataclasses.replace(
+    return replace(
         preset("gpt3-175b"),
         layers=layers, hidden=hidden, heads=heads, kv_heads=heads, ffn=4 * hidden,
     )  # fmt: skip

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from dataclasses import dataclass
+
+import msgspec
 
 from distprof.rules.base import InsufficientEvidenceError
 from distprof.sections.idle.result import IdleResult, PausesResult
@@ -17,8 +18,7 @@ from distprof.units import format_duration, format_ratio
 __all__ = ["Waiting", "named_for_late_input", "waiting_for_input"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Waiting:
+class Waiting(msgspec.Struct, frozen=True, kw_only=True):
     """Time for which the training loop waits for its next batch, mean per step.
 
     Args:

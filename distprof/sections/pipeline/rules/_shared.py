@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+import msgspec
 
 from distprof.rules.base import InsufficientEvidenceError
 from distprof.sections.pipeline.result import PipelineGroup, PipelinePrediction, PipelineResult
@@ -12,8 +13,7 @@ from distprof.units import format_duration, name_ranks
 __all__ = ["Judged", "judged_groups"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Judged:
+class Judged(msgspec.Struct, frozen=True, kw_only=True):
     """A pipeline whose idle time is split into its causes.
 
     Args:

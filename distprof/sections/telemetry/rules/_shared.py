@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from distprof.rules.base import InsufficientEvidenceError
@@ -36,8 +36,7 @@ LEAST_BUSY = 0.5
 """Share of time with a kernel running from which a GPU without a rank counts as busy."""
 
 
-@dataclass(frozen=True, slots=True)
-class Unit:
+class Unit(msgspec.Struct, frozen=True):
     """One GPU.
 
     Args:

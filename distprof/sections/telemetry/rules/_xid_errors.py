@@ -1,8 +1,11 @@
-"""Well-known XID errors of GPUs: what they mean and what to do."""
+"""Well-known XID errors of GPUs: what they mean and what to do.
+
+Source: NVIDIA, "XID Errors" (docs.nvidia.com/deploy/xid-errors).
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 __all__ = ["Meaning", "meaning_of"]
 
@@ -20,8 +23,7 @@ _LINK = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Meaning:
+class Meaning(msgspec.Struct, frozen=True):
     """What an XID means.
 
     Args:

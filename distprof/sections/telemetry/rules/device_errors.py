@@ -30,7 +30,8 @@ NVIDIA, "XID Errors"; "Fabric Manager for NVIDIA NVSwitch Systems".
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+
+import msgspec
 
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limits, rule
 from distprof.sections.telemetry.result import DeviceError, TelemetryResult
@@ -42,12 +43,11 @@ from distprof.units import name_ranks
 _MAX_NAMED = 4
 
 
-@dataclass(slots=True)
-class _Found:
+class _Found(msgspec.Struct):
     """One number, on all GPUs."""
 
-    ranks: set[int] = field(default_factory=set)
-    devices: list[str] = field(default_factory=list)
+    ranks: set[int] = msgspec.field(default_factory=set)
+    devices: list[str] = msgspec.field(default_factory=list)
     count: int = 0
     is_dated: bool = False
 
