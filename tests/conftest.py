@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 from hypothesis import settings
+
+from tests.warm import LIMIT_S, Starter, WarmPython
 
 settings.register_profile("distprof", deadline=None, print_blob=True, max_examples=40)
 settings.register_profile("ci", parent=settings.get_profile("distprof"), derandomize=True)
@@ -57,6 +60,18 @@ def _own_environment(
     monkeypatch.setenv("DISTPROF_CACHE_DIR", str(cache))
     for name in ("COLUMNS", "NO_COLOR", "FORCE_COLOR", "PYTHONWARNINGS"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(scope="session")
+def started_warm() -> Iterator[Starter]:
+    """Run a Python command whose processes need not import torch."""
+    warm = WarmPython()
+
+    def start(command: Sequence[str], environment: Mapping[str, str]) -> CompletedProcess[str]:
+        return warm.run(command, env=environment, timeout_s=LIMIT_S)
+
+    yield start
+    warm.close()
 
 
 @pytest.fixture

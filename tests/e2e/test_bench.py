@@ -16,7 +16,7 @@ from distprof_runs.launching.emulated_nodes import EmulatedNodes, Link, why_not
 
 from distprof.artefacts.fabric_file import FabricCurve, FabricFile
 from distprof.ingest.fabric import read_fabric
-from tests.e2e.jobs import Starter
+from tests.warm import Starter
 
 pytestmark = pytest.mark.distributed
 REASON = why_not()

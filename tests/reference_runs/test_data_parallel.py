@@ -9,6 +9,7 @@ import pytest
 from distprof_runs.workloads.alone import losses_alone
 
 from tests.reference_runs.ranks import Seen, Variant, run_variants
+from tests.warm import Starter
 
 pytestmark = pytest.mark.distributed
 
@@ -65,13 +66,17 @@ AGREES = [item.name for item in TWO_RANKS if item.name != "sleep"]
 
 
 @pytest.fixture(scope="module")
-def of_two(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, list[Seen]]:
-    return run_variants(tmp_path_factory.mktemp("two"), TWO_RANKS, 2)
+def of_two(
+    tmp_path_factory: pytest.TempPathFactory, started_warm: Starter
+) -> Mapping[str, list[Seen]]:
+    return run_variants(tmp_path_factory.mktemp("two"), TWO_RANKS, 2, started_warm)
 
 
 @pytest.fixture(scope="module")
-def of_four(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, list[Seen]]:
-    return run_variants(tmp_path_factory.mktemp("four"), FOUR_RANKS, 4)
+def of_four(
+    tmp_path_factory: pytest.TempPathFactory, started_warm: Starter
+) -> Mapping[str, list[Seen]]:
+    return run_variants(tmp_path_factory.mktemp("four"), FOUR_RANKS, 4, started_warm)
 
 
 def alone(asked: Variant, parts: int) -> list[float]:

@@ -15,6 +15,7 @@ from distprof_runs.workloads.model import MoeSettings
 from distprof.terms import CollectiveKind
 from tests.reference_runs.ranks import Call, Seen, Variant, run_variants
 from tests.reference_runs.volumes import Volume, add_up, expected_volumes, members_along
+from tests.warm import Starter
 
 pytestmark = pytest.mark.distributed
 
@@ -134,9 +135,11 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def outcome(tmp_path_factory: pytest.TempPathFactory) -> Mapping[int, Outcome]:
+def outcome(
+    tmp_path_factory: pytest.TempPathFactory, started_warm: Starter
+) -> Mapping[int, Outcome]:
     return {
-        size: run_variants(tmp_path_factory.mktemp(f"ranks{size}"), items, size)
+        size: run_variants(tmp_path_factory.mktemp(f"ranks{size}"), items, size, started_warm)
         for size, items in CASES.items()
     }
 

@@ -30,7 +30,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import IO, Any, NoReturn
 
-__all__ = ["WarmPython"]
+__all__ = ["LIMIT_S", "Starter", "WarmPython"]
+
+LIMIT_S = 400
+Starter = Callable[[Sequence[str], Mapping[str, str]], "subprocess.CompletedProcess[str]"]
+"""Runs a command in an environment to its end."""
 
 _ColdPopen = subprocess.Popen
 _FAILED = 1
@@ -198,12 +202,14 @@ def _leaving(program: Callable[[], None]) -> int:
 
 def _execute(words: list[str]) -> None:
     """``FILE ARGUMENTS`` or ``-m MODULE ARGUMENTS``; switches before matter at the start only."""
-    words = [*words]
+    words, switches = [*words], set()
     while words[0] in ("-P", "-S", "-u"):
-        words.pop(0)
+        switches.add(words.pop(0))
     is_module = words[0] == "-m"
     name, *arguments = words[is_module:]
     sys.argv = [name, *arguments]
+    if "-P" not in switches:
+        sys.path.insert(0, str(Path.cwd() if is_module else Path(name).parent))
     if is_module:
         runpy.run_module(name, run_name="__main__", alter_sys=True)
     else:
