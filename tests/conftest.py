@@ -13,7 +13,7 @@ from hypothesis import settings
 
 from tests.warm import LIMIT_S, Starter, WarmPython
 
-settings.register_profile("distprof", deadline=None, print_blob=True, max_examples=40)
+settings.register_profile("distprof", deadline=None, print_blob=True, max_examples=20)
 settings.register_profile("ci", parent=settings.get_profile("distprof"), derandomize=True)
 settings.register_profile("nightly", parent=settings.get_profile("distprof"), max_examples=1_000)
 settings.load_profile("ci" if os.environ.get("CI") else "distprof")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import pytest
+import torch
 from distprof_runs.workloads.alone import losses_alone
 
 from tests.reference_runs.ranks import Seen, Variant, run_variants
@@ -63,6 +64,15 @@ LOSSY = {
     "zero 3 bf16": 1e-2,
 }
 AGREES = [item.name for item in TWO_RANKS if item.name != "sleep"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Models this small are slower on several."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
