@@ -18,7 +18,10 @@ settings.register_profile("ci", parent=settings.get_profile("distprof"), derando
 settings.register_profile("nightly", parent=settings.get_profile("distprof"), max_examples=1_000)
 settings.load_profile("ci" if os.environ.get("CI") else "distprof")
 
-LONG_FIRST = ("e2e/test_workloads", "e2e", "probes", "reference_runs", "sections/pipeline")
+LONG_FIRST = (
+    *("e2e/test_workloads", "reference_runs/test_model_parallel", "e2e", "probes/cli"),
+    *("reference_runs", "probes", "test_fuzz_inputs", "sections/pipeline", "sections"),
+)
 """Below ``tests/``: what takes longest begins first, lest one process is left alone with it."""
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -35,7 +38,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_report_header() -> str:
-    return "nightly: further drawn examples are left out here (python3 tasks.py nightly)"
+    return "nightly: some examples and cases are left out here (python3 tasks.py nightly)"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
