@@ -112,44 +112,42 @@ def test_a_disk_that_fills_up_does_not_stop_training(tmp_path: Path, started_war
     assert job.exit_code == 0
 
 
-def refused(folder: Path, *arguments: str) -> str:
+def refused(start: Starter, folder: Path, *arguments: str) -> str:
     """What a command says that never starts a job."""
-    done = subprocess.run(
-        [sys.executable, "-m", "distprof", "run", *arguments, "-o", str(folder)],
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
+    command = [sys.executable, "-m", "distprof", "run", *arguments, "-o", str(folder)]
+    done = start(command, os.environ)
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
     return done.stderr
 
 
-def test_gpus_that_are_not_there_name_the_way_without(tmp_path: Path) -> None:
-    said = refused(tmp_path / "run", "ddp", "--gpus", "64")
+def test_gpus_that_are_not_there_name_the_way_without(
+    tmp_path: Path, started_warm: Starter
+) -> None:
+    said = refused(started_warm, tmp_path / "run", "ddp", "--gpus", "64")
     assert "--ranks 64 --device cpu" in said
     assert not (tmp_path / "run").exists()
 
 
-def test_a_folder_that_cannot_be_written_is_refused() -> None:
-    said = refused(Path("/proc/distprof-run"), "ddp", "--device", "cpu")
+def test_a_folder_that_cannot_be_written_is_refused(started_warm: Starter) -> None:
+    said = refused(started_warm, Path("/proc/distprof-run"), "ddp", "--device", "cpu")
     assert "choose another folder with -o" in said
 
 
-def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
+def test_a_folder_in_use_is_refused(tmp_path: Path, started_warm: Starter) -> None:
     (tmp_path / "notes.txt").write_text("mine")
-    assert "is not empty" in refused(tmp_path, "ddp", "--device", "cpu")
+    assert "is not empty" in refused(started_warm, tmp_path, "ddp", "--device", "cpu")
     assert [file.name for file in tmp_path.iterdir()] == ["notes.txt"]
 
 
-def test_a_port_in_use_is_refused(tmp_path: Path) -> None:
+def test_a_port_in_use_is_refused(tmp_path: Path, started_warm: Starter) -> None:
     with socket.socket() as taken:
         taken.bind(("", 0))
         taken.listen()
         endpoint = f"localhost:{taken.getsockname()[1]}"
         said = refused(
+            started_warm,
             tmp_path / "run",
             *("ddp", "--device", "cpu", "--nodes", "2", "--node-rank", "0"),
             *("--rdzv-endpoint", endpoint),
