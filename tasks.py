@@ -97,7 +97,7 @@ def unit(*arguments: str) -> None:
 
 
 def nightly(*arguments: str) -> None:
-    """Run random examples that ``unit`` skips, and many more examples of each property."""
+    """Run examples and cases that ``unit`` skips, and many more examples of each property."""
     install("dev")
     chosen = ("-m", "nightly or hypothesis", "--hypothesis-profile", "nightly")
     run("pytest", *IN_PARALLEL, *chosen, *arguments)

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 from hypothesis import settings
 
-settings.register_profile("distprof", deadline=None, print_blob=True, max_examples=40)
+from tests.warm import LIMIT_S, Starter, WarmPython
+
+settings.register_profile("distprof", deadline=None, print_blob=True, max_examples=20)
 settings.register_profile("ci", parent=settings.get_profile("distprof"), derandomize=True)
 settings.register_profile("nightly", parent=settings.get_profile("distprof"), max_examples=1_000)
 settings.load_profile("ci" if os.environ.get("CI") else "distprof")
 
-LONG_FIRST = ("e2e/test_workloads", "e2e", "probes", "reference_runs", "sections/pipeline")
+LONG_FIRST = (
+    *("e2e/test_workloads", "reference_runs/test_model_parallel", "e2e", "probes/cli"),
+    *("reference_runs", "probes", "test_fuzz_inputs", "sections/pipeline", "sections"),
+)
 """Below ``tests/``: what takes longest begins first, lest one process is left alone with it."""
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -32,7 +38,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_report_header() -> str:
-    return "nightly: further drawn examples are left out here (python3 tasks.py nightly)"
+    return "nightly: some examples and cases are left out here (python3 tasks.py nightly)"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -57,6 +63,18 @@ def _own_environment(
     monkeypatch.setenv("DISTPROF_CACHE_DIR", str(cache))
     for name in ("COLUMNS", "NO_COLOR", "FORCE_COLOR", "PYTHONWARNINGS"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(scope="session")
+def started_warm() -> Iterator[Starter]:
+    """Run a Python command whose processes need not import torch."""
+    warm = WarmPython()
+
+    def start(command: Sequence[str], environment: Mapping[str, str]) -> CompletedProcess[str]:
+        return warm.run(command, env=environment, timeout_s=LIMIT_S)
+
+    yield start
+    warm.close()
 
 
 @pytest.fixture

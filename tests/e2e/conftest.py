@@ -3,26 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from subprocess import CompletedProcess
 
 import pytest
 
-from tests.e2e.jobs import LIMIT_S, Job, RunOnce, Starter, run_once_in, started_cold
-from tests.e2e.warm import WarmPython
-
-
-@pytest.fixture(scope="session")
-def started_warm() -> Iterator[Starter]:
-    """Run a Python command whose processes need not import torch."""
-    warm = WarmPython()
-
-    def start(command: Sequence[str], environment: Mapping[str, str]) -> CompletedProcess[str]:
-        return warm.run(command, env=environment, timeout_s=LIMIT_S)
-
-    yield start
-    warm.close()
+from tests.e2e.jobs import Job, RunOnce, run_once_in, started_cold
+from tests.warm import Starter
 
 
 @pytest.fixture(scope="session")

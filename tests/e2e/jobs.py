@@ -9,7 +9,7 @@
 
 Jobs with the same arguments run once per test session, also among the processes of pytest-xdist.
 They stay on the CPU, make no overhead blocks and trace soon, unless the arguments say otherwise.
-Their processes start warm (:mod:`tests.e2e.warm`); ``run_cold`` starts them as a shell does.
+Their processes start warm (:mod:`tests.warm`); ``run_cold`` starts them as a shell does.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ import msgspec
 
 from distprof.artefacts import REPORT_FILE, RUN_FILE
 from distprof.artefacts.run_file import RunFile
+from tests.warm import LIMIT_S, Starter
 
 __all__ = ["Job", "RunOnce", "run_job"]
 
-LIMIT_S = 400
 _DEFAULTS = ("--device", "cpu")
 _QUICK = ("--steps", "8", "--no-measure-overhead")
 
@@ -59,8 +59,6 @@ class Job:
 
 
 RunOnce = Callable[..., Job]
-Starter = Callable[[Sequence[str], Mapping[str, str]], "subprocess.CompletedProcess[str]"]
-"""Runs a command in an environment to its end."""
 
 
 def command_of(folder: Path, *arguments: str) -> list[str]:

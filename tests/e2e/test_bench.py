@@ -16,7 +16,7 @@ from distprof_runs.launching.emulated_nodes import EmulatedNodes, Link, why_not
 
 from distprof.artefacts.fabric_file import FabricCurve, FabricFile
 from distprof.ingest.fabric import read_fabric
-from tests.e2e.jobs import Starter
+from tests.warm import Starter
 
 pytestmark = pytest.mark.distributed
 REASON = why_not()
@@ -66,11 +66,11 @@ def test_a_profile_that_is_not_kept_names_no_file(ran_warm: Ran) -> None:
     assert (profile.source, len(profile.curves)) == ("", 1)
 
 
-def test_under_torchrun_the_processes_are_the_ranks(tmp_path: Path) -> None:
+def test_under_torchrun_the_processes_are_the_ranks(tmp_path: Path, ran_warm: Ran) -> None:
     file = tmp_path / "fabric.json"
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
     bench = ("-m", "distprof", "bench", "--device", "cpu", "--collectives", "all_reduce")
-    done = ran(*torchrun, *bench, "--max-bytes", "256", *QUICK, "-o", str(file), "-q")
+    done = ran_warm(*torchrun, *bench, "--max-bytes", "256", *QUICK, "-o", str(file), "-q")
     assert done.returncode == 0, done.stderr
     (curve,) = read_fabric(str(file)).curves
     assert (curve.kind, curve.group_size, len(curve.points)) == ("all_reduce", 2, 2)

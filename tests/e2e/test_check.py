@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import tasks
-from tests.e2e.jobs import Starter
+from tests.warm import Starter
 
 ROOT = Path(__file__).parents[2]
 LENIENT = ("--allow-unlike", "--tolerance", "step_time=0.25", "--session-noise", "0.05")

@@ -37,6 +37,8 @@ def struck(kind: str, rank: int, amount: float) -> Fault:
     return Fault(kind=kind, target=rank, amount=amount, ranks=(rank,))
 
 
+# Each kind of fault once in every run; this one strikes another workload too.
+PIPELINE_SLEEPS = ("pp", struck("sleep-rank", 0, 120), PIPELINE)
 FAULTS = [
     ("ddp", struck("slow-rank", 1, 1.5), ()),
     ("ddp", struck("slow-host", 0, 15), ()),
@@ -44,7 +46,7 @@ FAULTS = [
     ("ddp", struck("gc-pause", 0, 150), ()),
     ("ddp", struck("sleep-rank", 1, 50), ()),
     ("pp", struck("stage-skew", 1, 1.5), PIPELINE),
-    ("pp", struck("sleep-rank", 0, 120), PIPELINE),
+    PIPELINE_SLEEPS,
     ("moe", Fault(kind="routing-skew", target=5, amount=3), ()),
 ]
 
@@ -57,7 +59,10 @@ def report_of(run_once: RunOnce, workload: str, *options: str) -> dict[str, Any]
 
 @pytest.mark.parametrize(
     ("workload", "fault", "options"),
-    FAULTS,
+    [
+        pytest.param(*each, marks=pytest.mark.nightly) if each is PIPELINE_SLEEPS else each
+        for each in FAULTS
+    ],
     ids=[f"{workload}-{fault.kind}" for workload, fault, _ in FAULTS],
 )
 def test_the_fault_is_named_with_its_cause_and_cost(

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.jobs import LIMIT_S, Job, job_in
+from tests.e2e.jobs import Job, job_in, started_cold
+from tests.warm import LIMIT_S, Starter
 
 pytestmark = pytest.mark.distributed
 
@@ -27,6 +28,14 @@ LAUNCHERS = {
     "srun": ("srun", "--ntasks", "2", "--overcommit", "--kill-on-bad-exit"),
     "mpirun": ("mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2"),
 }
+
+
+@pytest.fixture
+def start(request: pytest.FixtureRequest, launcher: tuple[str, ...]) -> Starter:
+    """How to start a launcher: one that is written in Python may be warm, and so its ranks are."""
+    if launcher == LAUNCHERS["torchrun"]:
+        return request.getfixturevalue("started_warm")  # type: ignore[no-any-return]
+    return started_cold
 
 
 @pytest.fixture(params=LAUNCHERS)
@@ -46,23 +55,18 @@ def environment(**added: str) -> dict[str, str]:
     return {**kept, "OMP_NUM_THREADS": "1", **added}
 
 
-def launched(launcher: tuple[str, ...], folder: Path, *arguments: str) -> Job:
+def launched(
+    launcher: tuple[str, ...], folder: Path, *arguments: str, start: Starter = started_cold
+) -> Job:
     """One job; the folder is its run directory."""
-    done = subprocess.run(
-        [*launcher, *DISTPROF, *arguments],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
+    done = start([*launcher, *DISTPROF, *arguments], environment())
     return job_in(folder, done.returncode, done.stdout, done.stderr)
 
 
-def test_ranks_are_one_run(launcher: tuple[str, ...], tmp_path: Path) -> None:
+def test_ranks_are_one_run(launcher: tuple[str, ...], start: Starter, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     words = ("ddp", "--steps", "6", "--no-report", "-o", str(folder))
-    job = launched(launcher, folder, "run", *words, *QUICK)
+    job = launched(launcher, folder, "run", *words, *QUICK, start=start)
     assert job.exit_code == 0, job.stderr
     assert job.run is not None
     assert (job.run.outcome, job.run.world_size) == ("completed", 2)
@@ -71,11 +75,11 @@ def test_ranks_are_one_run(launcher: tuple[str, ...], tmp_path: Path) -> None:
 
 
 def test_a_rank_that_dies_is_named_in_a_report_before_the_launcher_ends_all(
-    launcher: tuple[str, ...], tmp_path: Path
+    launcher: tuple[str, ...], start: Starter, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
     words = ("ddp", "--steps", "9", "--fault", "dead-rank=1:6", "-o", str(folder))
-    job = launched(launcher, folder, "run", *words, *QUICK)
+    job = launched(launcher, folder, "run", *words, *QUICK, start=start)
     assert job.exit_code != 0
     assert job.run is not None
     assert job.run.failure is not None

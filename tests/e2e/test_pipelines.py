@@ -2,21 +2,32 @@
 
 Stages sleep so long that two cores are enough for four ranks; what their last one computes beside
 (output layer and loss) is work, and depends on how busy the machine is. So the measured bubble is
-held against the replay of the order with the times that stages really took.
+held against the replay of the order with the times that stages really took, and of the steps the
+median one counts: something else on the machine may stall one of them.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
 
-from tests.e2e.jobs import RunOnce
+import distprof
+from distprof.sections.pipeline.result import PipelineGroup
+from tests.e2e.jobs import Job, RunOnce
 
 pytestmark = pytest.mark.distributed
 
 PARTS = ("warm_up_drain_ns", "imbalance_ns", "variation_ns", "exposed_p2p_ns", "host_ns")
 WITHIN = 0.03
+SMALL = (
+    *("--hidden", "64", "--heads", "4", "--kv-heads", "4", "--ffn", "128"),
+    *("--vocabulary", "64", "--sequence", "32", "--batch", "8"),
+)
 
 # Stages per rank, and the bubble that the order has with equal stages and free messages.
 CASES = {"1f1b": (1, 3 / 11), "zbv": (2, 3 / 51)}
@@ -28,16 +39,34 @@ def schedule(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def group(schedule: str, run_once: RunOnce) -> dict[str, Any]:
+def job(schedule: str, run_once: RunOnce) -> Job:
     per_rank, _ = CASES[schedule]
-    job = run_once(
+    found = run_once(
         *("pp", "--ranks", "4", "--schedule", schedule, "--layers", str(4 * per_rank)),
         *("--compute", "sleep", "--forward-ms", "100", "--backward-ms", "200"),
-        *("--micro-batches", "8", "--vocabulary", "64", "--steps", "5", "--no-measure-overhead"),
+        *("--micro-batches", "8", "--steps", "5", "--no-measure-overhead", *SMALL),
     )
-    assert job.exit_code == 0, job.stderr
+    assert found.exit_code == 0, found.stderr
+    return found
+
+
+@pytest.fixture
+def group(job: Job) -> dict[str, Any]:
     (found,) = job.report["pipeline"]["groups"]
     return dict(found)
+
+
+@pytest.fixture
+def steps(job: Job) -> list[PipelineGroup]:
+    """The pipeline in each step by itself."""
+    return steps_of(job.dir)
+
+
+@cache
+def steps_of(folder: Path) -> list[PipelineGroup]:
+    run = distprof.open_run(folder, executor="serial")
+    alone = [replace(run, window=replace(run.window, steps=(step,))) for step in run.window.steps]
+    return [distprof.analyze(step, executor="serial").pipeline.groups[0] for step in alone]
 
 
 def test_the_schedule_its_stages_and_micro_batches_are_recognised(
@@ -51,15 +80,20 @@ def test_the_schedule_its_stages_and_micro_batches_are_recognised(
 
 
 def test_the_bubble_is_that_of_the_stages_replayed_but_for_messages_and_host(
-    group: dict[str, Any],
+    group: dict[str, Any], steps: list[PipelineGroup]
 ) -> None:
     assert sum(group[part] for part in PARTS) == group["idle_ns"]
-    replayed = sum(group[part] for part in PARTS[:3]) / group["span_ns"]
-    beyond = (group["exposed_p2p_ns"] + group["host_ns"]) / group["span_ns"]
-    assert group["bubble_fraction"] == pytest.approx(replayed, abs=WITHIN)
-    assert 0 <= beyond <= WITHIN
+    assert len(steps) >= 3
+    replayed = [sum(getattr(step, part) for part in PARTS[:3]) / step.span_ns for step in steps]
+    beyond = [(step.exposed_p2p_ns + step.host_ns) / step.span_ns for step in steps]
+    more = [step.bubble_fraction - r for step, r in zip(steps, replayed, strict=True)]
+    assert min(beyond) >= 0
+    assert median(more) == pytest.approx(median(beyond), abs=0.001)
+    assert median(beyond) <= WITHIN
 
 
-def test_the_present_configuration_is_predicted(group: dict[str, Any]) -> None:
-    assert abs(group["prediction_error_ratio"]) < 0.05
+def test_the_present_configuration_is_predicted(
+    group: dict[str, Any], steps: list[PipelineGroup]
+) -> None:
+    assert median(abs(step.prediction_error_ratio) for step in steps) < 0.05
     assert any(row["saved_ns"] > 0 for row in group["predictions"])

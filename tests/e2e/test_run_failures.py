@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from distprof.artefacts import ATTACH_FILE
-from tests.e2e.jobs import LIMIT_S, Job, RunOnce, command_of, job_in, run_job
+from tests.e2e.jobs import Job, RunOnce, command_of, job_in, run_job
+from tests.warm import LIMIT_S, Starter
 
 pytestmark = pytest.mark.distributed
 
@@ -42,8 +43,8 @@ def _pid(folder: Path, rank: int) -> int:
     return int(json.loads((folder / f"rank{rank:05d}" / "rank.json").read_text())["pid"])
 
 
-def test_a_rank_that_dies_is_named_and_the_rest_is_reported(run_cold: RunOnce) -> None:
-    job = run_cold("ddp", "--ranks", "2", "--fault", "dead-rank=1:6", *TIMEOUT)
+def test_a_rank_that_dies_is_named_and_the_rest_is_reported(run_once: RunOnce) -> None:
+    job = run_once("ddp", "--ranks", "2", "--fault", "dead-rank=1:6", *TIMEOUT)
     assert job.exit_code == 4
     assert job.run is not None
     assert job.run.outcome == "failed"
@@ -57,8 +58,8 @@ def test_a_rank_that_dies_is_named_and_the_rest_is_reported(run_cold: RunOnce) -
     assert (job.dir / "rank00000" / "error.json").is_file()
 
 
-def test_a_rank_that_hangs_is_named_though_the_others_time_out(run_cold: RunOnce) -> None:
-    job = run_cold("ddp", "--ranks", "3", "--fault", "hang-rank=1:5", "--no-report", *TIMEOUT)
+def test_a_rank_that_hangs_is_named_though_the_others_time_out(run_once: RunOnce) -> None:
+    job = run_once("ddp", "--ranks", "3", "--fault", "hang-rank=1:5", "--no-report", *TIMEOUT)
     assert job.exit_code == 4
     assert job.run is not None
     assert job.run.failure is not None
@@ -97,58 +98,56 @@ def test_sigterm_is_as_orderly(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small file system")
-def test_a_disk_that_fills_up_does_not_stop_training(tmp_path: Path) -> None:
+def test_a_disk_that_fills_up_does_not_stop_training(tmp_path: Path, started_warm: Starter) -> None:
     small = tmp_path / "small"
     small.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=200k", "tmpfs", str(small)]
     if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
         pytest.skip("this root cannot mount a small file system")
     try:
-        job = run_job(small / "run", "ddp", "--ranks", "2", "--no-report")
+        job = run_job(small / "run", "ddp", "--ranks", "2", "--no-report", start=started_warm)
     finally:
         subprocess.run(["umount", "-l", str(small)], check=True)
     assert "Traceback" not in job.stderr
     assert job.exit_code == 0
 
 
-def refused(folder: Path, *arguments: str) -> str:
+def refused(start: Starter, folder: Path, *arguments: str) -> str:
     """What a command says that never starts a job."""
-    done = subprocess.run(
-        [sys.executable, "-m", "distprof", "run", *arguments, "-o", str(folder)],
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
+    command = [sys.executable, "-m", "distprof", "run", *arguments, "-o", str(folder)]
+    done = start(command, os.environ)
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
     return done.stderr
 
 
-def test_gpus_that_are_not_there_name_the_way_without(tmp_path: Path) -> None:
-    said = refused(tmp_path / "run", "ddp", "--gpus", "64")
+def test_gpus_that_are_not_there_name_the_way_without(
+    tmp_path: Path, started_warm: Starter
+) -> None:
+    said = refused(started_warm, tmp_path / "run", "ddp", "--gpus", "64")
     assert "--ranks 64 --device cpu" in said
     assert not (tmp_path / "run").exists()
 
 
-def test_a_folder_that_cannot_be_written_is_refused() -> None:
-    said = refused(Path("/proc/distprof-run"), "ddp", "--device", "cpu")
+def test_a_folder_that_cannot_be_written_is_refused(started_warm: Starter) -> None:
+    said = refused(started_warm, Path("/proc/distprof-run"), "ddp", "--device", "cpu")
     assert "choose another folder with -o" in said
 
 
-def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
+def test_a_folder_in_use_is_refused(tmp_path: Path, started_warm: Starter) -> None:
     (tmp_path / "notes.txt").write_text("mine")
-    assert "is not empty" in refused(tmp_path, "ddp", "--device", "cpu")
+    assert "is not empty" in refused(started_warm, tmp_path, "ddp", "--device", "cpu")
     assert [file.name for file in tmp_path.iterdir()] == ["notes.txt"]
 
 
-def test_a_port_in_use_is_refused(tmp_path: Path) -> None:
+def test_a_port_in_use_is_refused(tmp_path: Path, started_warm: Starter) -> None:
     with socket.socket() as taken:
         taken.bind(("", 0))
         taken.listen()
         endpoint = f"localhost:{taken.getsockname()[1]}"
         said = refused(
+            started_warm,
             tmp_path / "run",
             *("ddp", "--device", "cpu", "--nodes", "2", "--node-rank", "0"),
             *("--rdzv-endpoint", endpoint),

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.jobs import Starter
+from tests.warm import Starter
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 

@@ -20,9 +20,11 @@ import distprof
 from distprof.join.instances import step_labels
 from distprof.run.run import Run
 from distprof.terms import CollectiveKind
+from tests.drawn import some
 from tests.e2e.jobs import Job, RunOnce
 from tests.e2e.workload_cases import (
     ALL,
+    NIGHTLY,
     TRACED_STEPS,
     Case,
     Moved,
@@ -47,7 +49,11 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.fixture(params=ALL.values(), ids=list(ALL), scope="module")
+@pytest.fixture(
+    params=some(ALL.values(), always=lambda case: case.name not in NIGHTLY),
+    ids=list(ALL),
+    scope="module",
+)
 def case(request: pytest.FixtureRequest) -> Case:
     asked: Case = request.param
     return asked

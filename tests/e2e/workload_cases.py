@@ -22,6 +22,7 @@ from tests.reference_runs.volumes import Routing, expected_volumes
 
 __all__ = [
     "ALL",
+    "NIGHTLY",
     "TRACED_STEPS",
     "Case",
     "Moved",
@@ -134,6 +135,17 @@ CASES = [
     _case("3d", 8, "PP 2 × FSDP 2 × TP 2"),
 ]
 ALL = {case.name: case for case in CASES}
+
+# In every run stays each workload, each switch, two and four ranks, and one mesh of all three axes.
+# Of these, others have the same strategy on more ranks or with more switches, or the schedule:
+# tests/reference_runs/test_model_parallel.py runs each of them on real ranks.
+NIGHTLY = {
+    *("ddp-2 --bucket-mb 0.1", "tp-2", "tp-2 --sequence-parallel", "moe-2", "cp-2"),
+    *("cp-4 --method ulysses", "pp-4 --schedule 1f1b", "pp-4 --schedule looped-bfs"),
+    *("pp-4 --schedule interleaved-zb",),
+    "pp-4 --schedule gpipe --layers 8 --micro-batches 8 --batch 1",
+}
+assert ALL.keys() >= NIGHTLY
 
 
 def configuration_of(job: Job) -> Configuration:

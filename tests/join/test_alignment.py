@@ -10,6 +10,7 @@ from distprof.join.matching import match_collectives
 from distprof.join.topology import build_topology
 from distprof.schema import ABSENT
 from distprof.terms import CollectiveKind
+from tests.drawn import drawn
 from tests.ingest.dlrm import dlrm_ranks
 from tests.simulator import Collective, Compute, Exchange, SimulatedJob
 from tests.simulator.by_hand import collective, rank_by_hand
@@ -148,7 +149,7 @@ def errors_ns(clock, job, times):
     return worst
 
 
-@pytest.mark.parametrize("seed", range(100))
+@pytest.mark.parametrize("seed", drawn(range(100), always=30))
 def test_offsets_and_drifts_are_recovered_within_the_stated_residual(seed):
     """±10 ms, ±20 ppm, windows up to ten collectives apart, ends known to ±5 µs."""
     rng = np.random.default_rng(seed)

@@ -1,6 +1,7 @@
 """One rank of pipelines whose stages sleep.
 
-To be run as ``python -m tests.probes.sleep_pipeline RANK SIZE FOLDER``, once for each rank. All
+``python -m tests.probes.sleep_pipeline FOLDER SIZE`` starts that many ranks, each of which is this
+program with its rank behind. All
 schedules run one after the other in the same processes. Two-rank pipelines run twice at the same
 time, on the first and on the second half of the ranks. Each leaves traces of
 single steps.
@@ -8,6 +9,7 @@ single steps.
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import time
 from datetime import timedelta
@@ -27,6 +29,7 @@ from torch.profiler import ProfilerActivity, profile
 FORWARD_S = 0.030
 HALF_BACKWARD_S = 0.030
 MICRO_BATCHES = 8
+LIMIT_S = 180
 ATTEMPTS = 3  # a busy machine can make a step longer, never shorter
 
 # Name, torch's class, ranks of the pipeline, stages per rank, V-shaped placement of the stages.
@@ -142,5 +145,15 @@ def main(rank: int, size: int, folder: Path) -> None:
     dist.destroy_process_group()
 
 
+def launch(arguments: list[str], size: int) -> int:
+    """Start all ranks and wait for them; the exit code is 0 if all of theirs are."""
+    command = [sys.executable, "-m", "tests.probes.sleep_pipeline", *arguments]
+    ranks = [subprocess.Popen([*command, str(rank)]) for rank in range(size)]
+    return max(abs(rank.wait(LIMIT_S)) for rank in ranks)
+
+
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
+    where, number, *which = sys.argv[1:]
+    if not which:
+        sys.exit(launch(sys.argv[1:], int(number)))
+    main(int(which[0]), int(number), Path(where))

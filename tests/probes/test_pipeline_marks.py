@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import re
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from distprof_probes.session import Session
 
 from distprof.intervals import total, union
 from tests.probes.sleep_pipeline import ATTEMPTS, MICRO_BATCHES
+from tests.warm import Starter
 
 OPTIONS = ProbeOptions(measure_overhead=False)
 ROOT = Path(__file__).resolve().parents[2]
@@ -153,21 +155,12 @@ def test_a_wrap_put_over_ours_survives_our_end(
 
 
 @pytest.fixture(scope="module")
-def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def traces(tmp_path_factory: pytest.TempPathFactory, started_warm: Starter) -> Path:
     """Traces of all cases: four processes, one launch."""
     folder = tmp_path_factory.mktemp("pipelines")
-    command = [sys.executable, "-m", "tests.probes.sleep_pipeline"]
-    ranks = [
-        subprocess.Popen(
-            [*command, str(rank), "4", str(folder)],
-            cwd=ROOT,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(4)
-    ]
-    errors = [rank.communicate(timeout=180)[1] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0, 0, 0], "\n".join(errors)
+    command = [sys.executable, "-m", "tests.probes.sleep_pipeline", str(folder), "4"]
+    done = started_warm(command, os.environ)
+    assert done.returncode == 0, done.stderr
     return folder
 
 

@@ -1,7 +1,7 @@
 """Several trainings one after another in one set of processes: starting torch takes longest.
 
-``python -m tests.reference_runs.ranks FOLDER`` is one rank: it reads ``variants.json`` and writes
-what it saw to ``RANK.json``.
+``python -m tests.reference_runs.ranks FOLDER SIZE`` starts that many ranks. Without the size it is
+one rank: it reads ``variants.json`` and writes what it saw to ``RANK.json``.
 """
 
 from __future__ import annotations
@@ -29,10 +29,12 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from distprof.errors import UsageError
+from tests.warm import Starter
 
 TINY = {"hidden": 64, "heads": 4, "kv_heads": 4, "ffn": 128, "sequence": 16, "vocabulary": 64}
 """Sizes of the model in tests: milliseconds per step."""
 LIMIT_S = 240.0
+_US = (sys.executable, "-m", "tests.reference_runs.ranks")
 FUNCTIONAL = ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor")
 
 
@@ -84,19 +86,13 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run_variants(
-    folder: Path, variants: Sequence[Variant], world_size: int
+    folder: Path, variants: Sequence[Variant], world_size: int, start: Starter
 ) -> Mapping[str, list[Seen]]:
     """What each rank saw, by the variants' names."""
     (folder / "variants.json").write_bytes(msgspec.json.encode(list(variants)))
-    ranks = [_start(folder, rank, world_size) for rank in range(world_size)]
-    try:
-        codes = [rank.wait(LIMIT_S) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
-    logs = "\n".join((folder / f"{rank}.log").read_text() for rank in range(world_size))
-    assert codes == [0] * world_size, logs
+    done = start([*_US, str(folder), str(world_size)], os.environ)
+    logs = "\n".join(log.read_text() for log in sorted(folder.glob("*.log")))
+    assert done.returncode == 0, done.stderr + logs
     seen = [
         msgspec.json.decode((folder / f"{rank}.json").read_bytes(), type=list[Seen])
         for rank in range(world_size)
@@ -106,12 +102,23 @@ def run_variants(
     }
 
 
+def launch(folder: Path, world_size: int) -> int:
+    """Start the ranks and wait for them; the exit code is 0 if all of theirs are."""
+    ranks = [_start(folder, rank, world_size) for rank in range(world_size)]
+    try:
+        return max(abs(rank.wait(LIMIT_S)) for rank in ranks)
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+
+
 def _start(folder: Path, rank: int, world_size: int) -> subprocess.Popen[bytes]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "RANK": str(rank)}
     environment |= {"WORLD_SIZE": str(world_size), "LOCAL_RANK": str(rank)}
     with (folder / f"{rank}.log").open("wb") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "tests.reference_runs.ranks", str(folder)],
+            [*_US, str(folder)],
             env=environment,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -241,4 +248,7 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    place, *size = sys.argv[1:]
+    if size:
+        sys.exit(launch(Path(place), int(size[0])))
+    main(Path(place))

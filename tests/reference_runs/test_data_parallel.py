@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import pytest
+import torch
 from distprof_runs.workloads.alone import losses_alone
 
 from tests.reference_runs.ranks import Seen, Variant, run_variants
+from tests.warm import Starter
 
 pytestmark = pytest.mark.distributed
 
@@ -64,14 +66,27 @@ LOSSY = {
 AGREES = [item.name for item in TWO_RANKS if item.name != "sleep"]
 
 
-@pytest.fixture(scope="module")
-def of_two(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, list[Seen]]:
-    return run_variants(tmp_path_factory.mktemp("two"), TWO_RANKS, 2)
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Models this small are slower on several."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
-def of_four(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, list[Seen]]:
-    return run_variants(tmp_path_factory.mktemp("four"), FOUR_RANKS, 4)
+def of_two(
+    tmp_path_factory: pytest.TempPathFactory, started_warm: Starter
+) -> Mapping[str, list[Seen]]:
+    return run_variants(tmp_path_factory.mktemp("two"), TWO_RANKS, 2, started_warm)
+
+
+@pytest.fixture(scope="module")
+def of_four(
+    tmp_path_factory: pytest.TempPathFactory, started_warm: Starter
+) -> Mapping[str, list[Seen]]:
+    return run_variants(tmp_path_factory.mktemp("four"), FOUR_RANKS, 4, started_warm)
 
 
 def alone(asked: Variant, parts: int) -> list[float]:

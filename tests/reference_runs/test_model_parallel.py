@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from distprof_runs.workloads.model import MoeSettings
 from distprof.terms import CollectiveKind
 from tests.reference_runs.ranks import Call, Seen, Variant, run_variants
 from tests.reference_runs.volumes import Volume, add_up, expected_volumes, members_along
+from tests.warm import Starter
 
 pytestmark = pytest.mark.distributed
 
@@ -116,10 +118,38 @@ CASES = {
     ],
 }
 ALL = [(size, item) for size, items in CASES.items() for item in items]
-EVERY_CASE = pytest.mark.parametrize(
-    ("ranks", "asked"), ALL, ids=[f"{item.name}-{size}" for size, item in ALL]
-)
+
+# In every run stays each workload, switch and schedule on some number of ranks, and each pair of
+# axes in some mesh; nightly the same on the other number, or without the switches.
+NIGHTLY = {
+    2: {
+        *("tp", "tp sequence", "tp loss", "tp sequence, loss", "moe", "moe capacity"),
+        *("ring", "ring contiguous", "ulysses"),
+        *("pp gpipe", "pp interleaved-1f1b", "pp 1f1b", "pp zbv"),
+    },
+    4: {
+        *("ring switches", "pp looped-bfs", "pp interleaved-zb", "pp dualpipev"),
+        *("pp x fsdp", "dp x tp", "dp x fsdp", "tp x ep", "sharded experts"),
+    },
+    8: {"pp x fsdp x tp"},
+}
 IN_FLOAT32 = [(size, item) for size, item in ALL if "bf16" not in item.name]
+
+
+def cases(these: Sequence[tuple[int, Variant]]) -> pytest.MarkDecorator:
+    """A test for each of these, those of ``NIGHTLY`` marked."""
+    return pytest.mark.parametrize(
+        ("ranks", "asked"),
+        [
+            pytest.param(
+                *each,
+                id=f"{each[1].name}-{each[0]}",
+                marks=[pytest.mark.nightly] * (each[1].name in NIGHTLY[each[0]]),
+            )
+            for each in these
+        ],
+    )
+
 
 Outcome = Mapping[str, Sequence[Seen]]
 
@@ -134,11 +164,31 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def outcome(tmp_path_factory: pytest.TempPathFactory) -> Mapping[int, Outcome]:
+def outcome(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, started_warm: Starter
+) -> Mapping[int, Outcome]:
+    """What ranks saw of the variants that are asked for in this session."""
     return {
-        size: run_variants(tmp_path_factory.mktemp(f"ranks{size}"), items, size)
-        for size, items in CASES.items()
+        size: run_variants(tmp_path_factory.mktemp(f"ranks{size}"), items, size, started_warm)
+        for size, items in asked_for(request.session.items).items()
     }
+
+
+def asked_for(items: Sequence[pytest.Item]) -> Mapping[int, Sequence[Variant]]:
+    """Variants of the tests that were chosen, by number of ranks."""
+    found = [
+        item.callspec.params
+        for item in items
+        if isinstance(item, pytest.Function)
+        and item.path == Path(__file__)
+        and hasattr(item, "callspec")
+    ]
+    names = {(params["ranks"], params["asked"].name) for params in found}
+    chosen = {
+        size: [each for each in each_of if (size, each.name) in names]
+        for size, each_of in CASES.items()
+    }
+    return {size: each_of for size, each_of in chosen.items() if each_of}
 
 
 def alone(asked: Variant, ranks: int) -> list[float]:
@@ -166,7 +216,7 @@ def alone(asked: Variant, ranks: int) -> list[float]:
     )
 
 
-@EVERY_CASE
+@cases(ALL)
 def test_losses_are_those_of_one_process(
     ranks: int, asked: Variant, outcome: Mapping[int, Outcome]
 ) -> None:
@@ -176,9 +226,7 @@ def test_losses_are_those_of_one_process(
     assert means == pytest.approx(alone(asked, ranks), rel=tolerance)
 
 
-@pytest.mark.parametrize(
-    ("ranks", "asked"), IN_FLOAT32, ids=[f"{item.name}-{size}" for size, item in IN_FLOAT32]
-)
+@cases(IN_FLOAT32)
 def test_a_step_moves_what_theory_says(
     ranks: int, asked: Variant, outcome: Mapping[int, Outcome]
 ) -> None:

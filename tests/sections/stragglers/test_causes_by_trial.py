@@ -5,12 +5,13 @@ The benchmark ``cause_accuracy`` judges by many more; these seeds are of no othe
 
 import pytest
 
+from tests.drawn import drawn
 from tests.simulator.trials import FAULTS, healthy, judge, trial_of
 
 SEEDS = (5000, 5001)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", drawn(SEEDS, always=1))
 @pytest.mark.parametrize("build", FAULTS, ids=lambda build: build.__name__)
 def test_the_fault_is_named_and_nobody_else(build, seed):
     outcome = judge(trial_of(build, seed))

@@ -20,6 +20,7 @@ from distprof.sections.whatif.result import WhatIfResult
 from distprof.sections.whatif.trace_graph import TraceGraph, trace_graph
 from distprof.terms import CollectiveKind
 from tests.builders import RankBuilder, make_run
+from tests.drawn import drawn as seeds
 from tests.sections.measured import measure
 from tests.simulator import (
     Collective,
@@ -291,7 +292,7 @@ def drawn(kind: str, seed: int) -> Trial:
 
 
 @pytest.mark.parametrize("kind", KEYS)
-@pytest.mark.parametrize("seed", [90_001, 90_002])
+@pytest.mark.parametrize("seed", seeds([90_001, 90_002], always=1))
 def test_the_cost_of_faults_in_drawn_jobs(kind, seed):
     """Jobs of every parallelism on several nodes, clocks off by up to 10 ms, captures torn."""
     trial = drawn(kind, seed)

@@ -15,8 +15,10 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import importlib
 import json
 import os
+import pkgutil
 import runpy
 import signal
 import subprocess
@@ -25,14 +27,29 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import IO, Any, NoReturn
 
-__all__ = ["WarmPython"]
+__all__ = ["LIMIT_S", "Starter", "WarmPython"]
+
+LIMIT_S = 400
+Starter = Callable[[Sequence[str], Mapping[str, str]], "subprocess.CompletedProcess[str]"]
+"""Runs a command in an environment to its end."""
 
 _ColdPopen = subprocess.Popen
 _FAILED = 1
 _IN_A_NETWORK = ["ip", "netns", "exec"]
-_OURS = ["-m", "distprof"]
+_DISTPROF = ["-m", "distprof"]
+_PACKAGES = ("distprof", "distprof_probes", "distprof_runs")
+_LOADED_BY_OTHERS = ("__main__", "integrations", "inject")
+_LATE = (
+    *("torch._dynamo", "torch.distributed.elastic.agent.server", "torch.distributed.optim"),
+    *("torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks", "torch.distributed.debug"),
+    *("torch.distributed.pipelining", "torch.profiler", "torch.distributed.tensor.parallel"),
+    *("concurrent.futures.process", "isal.igzip_lib", "numpy.ma", "numpy.random"),
+    *("pyarrow.parquet", "rich.console", "rich.table", "rich.markup", "rich.text"),
+)
+"""What our modules import only once they need it."""
 _KINDS = ("net", "uts", "mnt")
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -103,7 +120,7 @@ class _Popen(_ColdPopen):
         place = words.index(sys.executable) if sys.executable in words else -1
         if place == 0:
             super().__init__(args, *rest, **options, preexec_fn=_becoming(words, options))
-        elif place > 0 and words[:3] == _IN_A_NETWORK and words[place + 1 :][:2] == _OURS:
+        elif place > 0 and words[:3] == _IN_A_NETWORK and words[place + 1 :][:2] == _DISTPROF:
             with _namespaces(words[:place]) as spaces:
                 become = _becoming(words[place:], options, spaces)
                 super().__init__(args, *rest, **options, preexec_fn=become)
@@ -185,12 +202,14 @@ def _leaving(program: Callable[[], None]) -> int:
 
 def _execute(words: list[str]) -> None:
     """``FILE ARGUMENTS`` or ``-m MODULE ARGUMENTS``; switches before matter at the start only."""
-    words = [*words]
+    words, switches = [*words], set()
     while words[0] in ("-P", "-S", "-u"):
-        words.pop(0)
+        switches.add(words.pop(0))
     is_module = words[0] == "-m"
     name, *arguments = words[is_module:]
     sys.argv = [name, *arguments]
+    if "-P" not in switches:
+        sys.path.insert(0, str(Path.cwd() if is_module else Path(name).parent))
     if is_module:
         runpy.run_module(name, run_name="__main__", alter_sys=True)
     else:
@@ -232,6 +251,21 @@ def _forget_signals() -> None:
 
 def _warm_up() -> None:
     """Import what launchers, ranks and reports import, also where they do so late."""
+    for package in _PACKAGES:
+        for name in _modules_of(importlib.import_module(package)):
+            importlib.import_module(name)
+    for name in _LATE:
+        importlib.import_module(name)
+
+
+def _modules_of(package: ModuleType) -> Iterator[str]:
+    """All modules below a package but those that other programs load, or that run when loaded."""
+    for found in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+        if found.name.rpartition(".")[2] in _LOADED_BY_OTHERS:
+            continue
+        yield found.name
+        if found.ispkg:
+            yield from _modules_of(importlib.import_module(found.name))
 
 
 def _serve(requests: IO[str], answers: IO[str]) -> None:
