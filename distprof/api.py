@@ -121,6 +121,8 @@ def analyze(
         InputError: If nothing could be read.
         UsageError: If an option or the configuration is wrong.
     """
+    from msgspec.structs import replace
+
     from distprof.hardware import load_sheet
     from distprof.ingest.executor import running
     from distprof.rules.engine import run_rules
@@ -131,6 +133,8 @@ def analyze(
     from distprof.sections.report import Report
     from distprof.sections.run_info import describe_run
     from distprof.sections.untraced import explain_untraced
+    from distprof.sections.verdict import judge
+    from distprof.sections.whatif.plan import Workbench
 
     settings = _config(config)
     profile = _fabric(fabric, settings)
@@ -145,6 +149,7 @@ def analyze(
         quiet = _RankMapper(pool, None, debug=debug)
         windows = analyses.windows_of(run.records)
         records = measure_records(run, executor=quiet, windows=windows)
+    bench = Workbench()
     inputs = Inputs(
         run=run,
         analyses=analyses,
@@ -153,16 +158,19 @@ def analyze(
         sheet=sheet,
         topology=settings.topology,
         model=known_model(run.job, settings.model, settings.source),
+        bench=bench,
     )
     results: dict[str, Any] = explain_untraced(run, resolve(Report, inputs))
-    outcome = run_rules(results.values(), settings.limits, debug=debug)
-    return Report(
+    outcome = run_rules(results.values(), settings.limits, planner=bench.price, debug=debug)
+    report = Report(
         distprof_version=__version__,
+        plan=bench.plan,
         run=describe_run(run, num_steps=results["step_time"].num_steps),
         **results,
         findings=outcome.findings,
         not_checked=outcome.not_checked,
     )
+    return replace(report, verdict=judge(report))
 
 
 def _fabric(fabric: Source | None, settings: Config) -> FabricFile | None:

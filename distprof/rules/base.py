@@ -77,6 +77,8 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
             shown next to the cost; empty if no scenario does.
         explains: Codes of wider findings whose cost includes the same time. Next to this finding
             they add little (:mod:`distprof.rules.engine`).
+        last_resort_ns: For a finding that counts only if no other one names the same scenario: what
+            the scenario must still recover after all others; None for ordinary findings.
     """
 
     message: str
@@ -89,6 +91,7 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
     severity: Severity | None = None
     without: str = ""
     explains: tuple[str, ...] = ()
+    last_resort_ns: int | None = None
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True):
@@ -206,6 +209,9 @@ class Finding(Record, frozen=True, kw_only=True):
         docs: Path of the rule's page, relative to the documentation.
         recoverable_ns: How much shorter the simulated step is without this problem; None if that
             was not simulated.
+        remaining_ns: How much of that is left after the findings above: for a finding of the plan,
+            after those before it; for any other, after the whole plan. None if not simulated, or
+            if a finding above asks for the same change.
     """
 
     code: str
@@ -220,6 +226,7 @@ class Finding(Record, frozen=True, kw_only=True):
     fix: str
     docs: str
     recoverable_ns: int | None = None
+    remaining_ns: int | None = None
 
 
 class NotChecked(Record, frozen=True, kw_only=True):

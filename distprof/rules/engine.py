@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Protocol, TypeAlias
 
 import msgspec
+from msgspec.structs import replace
 
 from distprof.errors import UsageError
 from distprof.rules.base import (
@@ -20,7 +22,7 @@ from distprof.rules.base import (
 from distprof.rules.registry import catalogue, find_rule
 from distprof.terms import Severity
 
-__all__ = ["Judged", "RuleOutcome", "in_order", "run_rules"]
+__all__ = ["Judged", "Planner", "Prices", "RuleOutcome", "in_order", "run_rules"]
 
 Overrides = Mapping[str, Mapping[str, float]]
 
@@ -30,7 +32,28 @@ EXPLAINED = 0.8
 MOSTLY = 0.5
 """At or above this share the narrower finding comes first, although it costs less."""
 
-_Order = tuple[float, int, str]
+_Order: TypeAlias = tuple[float, int, str]
+
+_Place: TypeAlias = tuple[int, int, _Order]
+
+
+class Prices(Protocol):
+    """A plan of repairs, and what each scenario still recovers."""
+
+    @property
+    def order(self) -> Sequence[str]:
+        """Keys of the scenarios that the plan consists of."""
+
+    @property
+    def remaining_ns(self) -> Mapping[str, int]:
+        """Key to what a scenario recovers after those before it, or after the whole plan."""
+
+    def is_wide(self, what: str) -> bool:
+        """Whether the scenario removes what many causes have in common."""
+
+
+Planner: TypeAlias = "Callable[[Collection[str]], Prices | None]"
+"""From the scenarios that findings name to their prices; None where nothing was simulated."""
 
 
 class RuleOutcome(msgspec.Struct, frozen=True):
@@ -41,11 +64,21 @@ class RuleOutcome(msgspec.Struct, frozen=True):
 
 
 class Judged(msgspec.Struct, frozen=True):
-    """A draft and its rule, sorted by what it could recover, even where that is not shown."""
+    """A draft and its rule, sorted by what it could recover, even where that is not shown.
+
+    Args:
+        rule: The rule.
+        draft: What its check found.
+        recoverable_ns: What its scenario recovers alone; None if that was not simulated.
+        remaining_ns: What its scenario recovers after those above; None if that is not known.
+        place: Position of its scenario in the plan of repairs; None outside of it.
+    """
 
     rule: Rule
     draft: Draft
     recoverable_ns: int | None
+    remaining_ns: int | None = None
+    place: int | None = None
 
     @property
     def severity(self) -> Severity:
@@ -55,7 +88,8 @@ class Judged(msgspec.Struct, frozen=True):
     @property
     def order(self) -> _Order:
         """The sort key of findings: errors without a cost first, then by descending cost."""
-        cost = self.draft.cost_ns_per_step if self.recoverable_ns is None else self.recoverable_ns
+        known = (self.remaining_ns, self.recoverable_ns, self.draft.cost_ns_per_step)
+        cost = next((ns for ns in known if ns is not None), None)
         if cost is not None:
             first: float = -cost
         else:
@@ -79,6 +113,7 @@ def run_rules(
     overrides: Overrides | None = None,
     *,
     rules: Iterable[Rule] | None = None,
+    planner: Planner | None = None,
     debug: bool = False,
 ) -> RuleOutcome:
     """Judge the results with the rules of their subject.
@@ -87,15 +122,17 @@ def run_rules(
         results: One result per analyzer that ran, any order; or a configuration.
         overrides: Code or name of a rule to a mapping of limit name to value.
         rules: Rules to run instead of all known ones.
+        planner: Plans repairs among the scenarios that findings name.
         debug: Whether to raise the exception of a failing rule instead of listing the rule as not
             checked.
 
     Returns:
-        The findings and the rules that were not checked. Errors without a cost come first. The
-        others are sorted by the step time that a simulation recovers without them, or by their cost
-        where that was not simulated (unknown last), then by severity. A wide finding that a
-        narrower one explains comes after it, or is left out (:func:`in_order`). Without step marks
-        costs are None, because the capture is not a step, but the order stays.
+        The findings and the rules that were not checked. Errors without a cost come first, then
+        the plan of repairs in its order. The others are sorted by the step time that a simulation
+        still recovers without them, or by their cost where that was not simulated (unknown last),
+        then by severity. A wide finding that a narrower one explains comes after it, or is left out
+        (:func:`in_order`), as is one of which the plan leaves nothing. Without step marks costs are
+        None, because the capture is not a step, but the order stays.
 
     Raises:
         UsageError: If an override names an unknown rule or limit, or is not a finite number.
@@ -114,8 +151,69 @@ def run_rules(
         if why:
             skipped.append(NotChecked(code=rule.code, name=rule.name, why=why))
     has_steps = all(result.marks_steps for result in by_type.values())
-    findings = tuple(_finding(item, has_steps=has_steps) for item in in_order(judged))
+    priced = _priced(judged, planner if has_steps else None)
+    findings = tuple(_finding(item, has_steps=has_steps) for item in in_order(priced))
     return RuleOutcome(findings, tuple(skipped))
+
+
+def _priced(judged: Sequence[Judged], planner: Planner | None) -> list[Judged]:
+    """The findings with their places in the plan, and what they still recover.
+
+    Wide ones of which the findings above leave next to nothing are left out.
+    """
+    items = _without_claimed(judged)
+    prices = planner(_claims(items)) if planner else None
+    if planner is None or prices is None:
+        return items
+    worth = [item for item in items if _is_last_resort_worth(item, prices)]
+    if len(worth) < len(items):
+        prices = planner(_claims(worth)) or prices
+    places = {what: place for place, what in enumerate(prices.order)}
+    found: list[Judged] = []
+    named: set[str] = set()
+    for item in sorted(worth, key=lambda item: item.order):
+        what = item.draft.without
+        remaining = None if what in named else prices.remaining_ns.get(what)
+        if what in places:
+            named.add(what)
+        one = _with_price(item, remaining, places.get(what))
+        if not (prices.is_wide(what) and _is_used_up(one)):
+            found.append(one)
+    return found
+
+
+def _without_claimed(judged: Sequence[Judged]) -> list[Judged]:
+    """Ordinary findings, and those of last resort whose scenario no ordinary one names."""
+    claimed = {item.draft.without for item in judged if item.draft.last_resort_ns is None}
+    return [
+        item
+        for item in judged
+        if item.draft.last_resort_ns is None or item.draft.without not in claimed
+    ]
+
+
+def _claims(items: Iterable[Judged]) -> list[str]:
+    return [item.draft.without for item in items if item.draft.without]
+
+
+def _is_last_resort_worth(item: Judged, prices: Prices) -> bool:
+    least = item.draft.last_resort_ns
+    return least is None or prices.remaining_ns.get(item.draft.without, 0) >= least
+
+
+def _with_price(item: Judged, remaining_ns: int | None, place: int | None) -> Judged:
+    """A finding of last resort costs what the others leave."""
+    draft = item.draft
+    if draft.last_resort_ns is not None:
+        draft = replace(draft, cost_ns_per_step=remaining_ns)
+    return replace(item, draft=draft, remaining_ns=remaining_ns, place=place)
+
+
+def _is_used_up(item: Judged) -> bool:
+    """Whether the findings above recover nearly all that this one would."""
+    if item.place is not None or item.remaining_ns is None or item.recoverable_ns is None:
+        return False
+    return item.remaining_ns <= (1 - EXPLAINED) * item.recoverable_ns
 
 
 def _on_subject(
@@ -177,26 +275,36 @@ def _finding(judged: Judged, *, has_steps: bool) -> Finding:
         fix=draft.fix,
         docs=rule.docs,
         recoverable_ns=judged.recoverable_ns if has_steps else None,
+        remaining_ns=judged.remaining_ns if has_steps else None,
     )
 
 
 def in_order(judged: Iterable[Judged]) -> list[Judged]:
-    """The findings worth showing: errors without a cost, then the most expensive first.
+    """The findings worth showing: errors without a cost, the plan, then the most expensive first.
 
     A finding whose cost is mostly explained by a narrower one comes after that one. If hardly
     anything else remains, it is left out.
     """
     items = list(judged)
-    placed: list[tuple[_Order, bool, _Order, Judged]] = []
+    placed: list[tuple[_Place, bool, _Place, Judged]] = []
     for item in items:
         narrower, share = _best_explanation(item, items)
-        if share >= EXPLAINED:
+        if share >= EXPLAINED and item.place is None:
             continue
-        place = item.order
-        if narrower is not None and share >= MOSTLY:
-            place = max(place, narrower.order)
-        placed.append((place, place > item.order, item.order, item))
+        place = own = _place(item)
+        if narrower is not None and share >= MOSTLY and item.place is None:
+            place = max(place, _place(narrower))
+        placed.append((place, place > own, own, item))
     return [item for *_, item in sorted(placed, key=lambda entry: entry[:3])]
+
+
+def _place(item: Judged) -> _Place:
+    """Errors without a cost first, then the plan, then the rest."""
+    if item.order[0] == -math.inf:
+        return 0, 0, item.order
+    if item.place is not None:
+        return 1, item.place, item.order
+    return 2, 0, item.order
 
 
 def _best_explanation(wide: Judged, items: Sequence[Judged]) -> tuple[Judged | None, float]:

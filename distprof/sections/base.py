@@ -75,3 +75,17 @@ def _tables_of(kind: type[Result]) -> dict[str, type[Record]]:
         if arguments and isinstance(arguments[0], type) and issubclass(arguments[0], Record):
             tables[name] = arguments[0]
     return tables
+
+
+class Verdict(Record, frozen=True, kw_only=True):
+    """What a reader sees first.
+
+    Args:
+        line: One or two sentences: the first finding, or what dominates the step.
+        why: The numbers behind it, a few sentences.
+        part: Key of the part of the step that dominates; empty when nothing was measured.
+    """
+
+    line: str = ""
+    why: tuple[str, ...] = ()
+    part: str = ""

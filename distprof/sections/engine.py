@@ -28,6 +28,7 @@ from distprof.hardware.sheet import Sheet
 from distprof.run.run import Run
 from distprof.sections.base import Result
 from distprof.sections.context import ProbeRecords, RankAnalyses
+from distprof.sections.whatif.plan import Workbench
 
 __all__ = ["Analyzer", "Inputs", "WiringError", "analyzer_of", "in_order", "resolve", "sections_of"]
 
@@ -49,6 +50,7 @@ class Inputs(msgspec.Struct, frozen=True, kw_only=True):
         sheet: What devices and links can do.
         topology: Scale-up domains of the cluster.
         model: What the job trains; None where nothing says.
+        bench: Gets the simulated run, from which repairs are planned.
     """
 
     run: Run
@@ -58,6 +60,7 @@ class Inputs(msgspec.Struct, frozen=True, kw_only=True):
     sheet: Sheet
     topology: TopologyConfig
     model: TrainedModel | None
+    bench: Workbench
 
 
 class Analyzer(msgspec.Struct, frozen=True):

@@ -10,6 +10,7 @@ from distprof.artefacts import REPORT_SCHEMA
 from distprof.formats import RenderOptions, documents
 from distprof.rules.base import Finding, NotChecked
 from distprof.schema import Record, records_to_pandas
+from distprof.sections.base import Verdict
 from distprof.sections.capture.result import CaptureResult
 from distprof.sections.collectives.result import CollectivesResult
 from distprof.sections.efficiency.result import EfficiencyResult
@@ -31,7 +32,7 @@ from distprof.sections.summaries.result import CollectiveSummaryResult, InputRea
 from distprof.sections.telemetry.result import TelemetryResult
 from distprof.sections.time.result import BreakdownResult, StepTimeResult, WaterfallResult
 from distprof.sections.training_log.result import TrainingLogResult
-from distprof.sections.whatif.result import WhatIfResult
+from distprof.sections.whatif.result import RepairPlan, WhatIfResult
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -98,6 +99,9 @@ class Report(Record, frozen=True, kw_only=True):
     Args:
         schema: Version of this document's format.
         distprof_version: Version of distprof that wrote it.
+        verdict: The report in one or two sentences, and why; empty in reports of older versions.
+        plan: What to mend, in which order, and where the step is after each change; empty without a
+            simulation.
         run: What was recorded: ranks, nodes, groups, software.
         capture: Quality of the recording: what is missing, how well clocks agree.
         step_time: Duration of the analysed steps.
@@ -135,6 +139,8 @@ class Report(Record, frozen=True, kw_only=True):
 
     schema: str = REPORT_SCHEMA
     distprof_version: str
+    verdict: Verdict = Verdict()
+    plan: RepairPlan = RepairPlan()
     run: RunInfo
     capture: CaptureResult
     step_time: StepTimeResult

@@ -1,37 +1,23 @@
-"""The first line of every report: what dominates, how much of the step it takes, and what to do.
+"""The first line of every report: the first finding, or what dominates the step.
 
-Pure: from a report to sentences. The measure is the lost-time waterfall; a finding's own cost is
-shown with the finding. Each subject declares its own sentence. This module chooses one.
+Pure: from a report to sentences. Each subject declares its own sentences. This module chooses.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import msgspec
-
+from distprof.sections.base import Verdict
 from distprof.sections.job.show import end_line
 from distprof.sections.shows import declared
 from distprof.sections.time.show import dominant_line, dominant_part
+from distprof.terms import Severity
 
 if TYPE_CHECKING:
+    from distprof.rules.base import Finding
     from distprof.sections.report import Report
 
 __all__ = ["Verdict", "judge"]
-
-
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What a reader sees first.
-
-    Args:
-        line: One sentence.
-        why: The numbers behind it, a few sentences.
-        part: Key of the part that dominates, empty when nothing was measured.
-    """
-
-    line: str
-    why: tuple[str, ...]
-    part: str
 
 
 def judge(report: Report) -> Verdict:
@@ -44,15 +30,25 @@ def judge(report: Report) -> Verdict:
 
 
 def _judge_measured(report: Report) -> Verdict:
-    """Judge by the waterfall, or without one by the first subject that has a verdict."""
+    """Judge by the first finding, by the waterfall, or by the first subject that has a verdict."""
     dominant = dominant_part(report)
     if dominant is not None:
         why = (sentence(report) for sentence in declared(report, "why"))
-        line = dominant_line(report, dominant)
+        first = _leading(report)
+        line = dominant_line(report, dominant) if first is None else first.message
         return Verdict(line=line, why=tuple(text for text in why if text), part=dominant.key)
     verdicts = (verdict(report) for verdict in declared(report, "verdict"))
     line, reasons = next(filter(None, verdicts), (_nothing_measured(report), ()))
     return Verdict(line=line, why=reasons, part="")
+
+
+def _leading(report: Report) -> Finding | None:
+    """The finding that is the verdict: the first, if it is an error or begins the plan."""
+    first = next(iter(report.findings), None)
+    if first is None or not first.message.strip():
+        return None
+    is_free_error = first.severity is Severity.ERROR and first.cost_ns_per_step is None
+    return first if report.plan.repairs or is_free_error else None
 
 
 def _nothing_measured(report: Report) -> str:

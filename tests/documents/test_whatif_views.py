@@ -13,7 +13,13 @@ from distprof.documents.text import render as render_text
 from distprof.formats import RenderOptions
 from distprof.sections.report import Report
 from distprof.sections.verdict import judge
-from distprof.sections.whatif.result import PathShare, Scenario, WhatIfResult, WorkerSlowdown
+from distprof.sections.whatif.result import (
+    PathShare,
+    RepairPlan,
+    Scenario,
+    WhatIfResult,
+    WorkerSlowdown,
+)
 from distprof.sections.whatif.show import path_table, whatif_table
 from tests.documents.samples import MS, US, finding, report_of, straggler, waterfall_of
 
@@ -119,7 +125,7 @@ def test_the_verdict_says_what_the_step_takes_without_the_late_rank() -> None:
     assert (
         "If rank 2 kept up with its peers, a step would take 16.5 ms instead of 22.3 ms "
         "(simulated), 26.0 % less. The simulation is 0.40 % off the measured step."
-    ) in judge(slow_rank()).why
+    ) in judge(msgspec.structs.replace(slow_rank(), plan=RepairPlan())).why
 
 
 def test_a_gain_that_is_none_is_not_put_forward() -> None:

@@ -32,7 +32,9 @@ def test_four_of_eight_dlrm_ranks_wait_rather_than_transfer():
     # one step, begun by the profiler's own skew: rank 2 is suspected, not accused
     assert "persistent-straggler" not in found
     assert report.stragglers.ranks[0].rank == 2
-    assert "Rank 2 arrived last" in found["arrival-skew-bound-collectives"].message
+    # once launches are on time, next to nothing is left of the waiting for it
+    assert report.plan.repairs[0].what == "launch-gaps"
+    assert "arrival-skew-bound-collectives" not in found
 
 
 def test_one_rank_of_two_cannot_tell_waiting_from_transfer():

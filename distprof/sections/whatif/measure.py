@@ -17,6 +17,7 @@ from distprof.run.run import Run
 from distprof.sections.context import RankAnalyses
 from distprof.sections.moe.result import MoeResult
 from distprof.sections.stragglers.result import StragglersResult
+from distprof.sections.whatif.plan import Simulation, Workbench
 from distprof.sections.whatif.result import WhatIfResult
 from distprof.terms import StragglerPattern
 from distprof.units import format_ratio
@@ -35,7 +36,11 @@ LEAST_MATCHED = 0.5
 
 
 def analyze_whatif(
-    run: Run, analyses: RankAnalyses, stragglers: StragglersResult, moe: MoeResult
+    run: Run,
+    analyses: RankAnalyses,
+    stragglers: StragglersResult,
+    moe: MoeResult,
+    bench: Workbench,
 ) -> WhatIfResult:
     """Simulate the run as it was, and without each cause that it shows.
 
@@ -44,6 +49,7 @@ def analyze_whatif(
         analyses: By global rank; ranks without one take no part.
         stragglers: Ranks named in it get a scenario of their own.
         moe: Whether there are experts at all.
+        bench: Gets the simulation, from which repairs are planned once the findings are known.
 
     Returns:
         The scenarios; without them, and with the reason in ``unavailable``, where the graph does
@@ -60,15 +66,15 @@ def analyze_whatif(
         share = format_ratio(matched or 0.0)
         return _nothing(f"{share} of the collectives found their partners on other ranks")
     named = {r.rank for r in stragglers.ranks if r.pattern is not StragglerPattern.NONE}
-    return _of_traces(run, analyses, frozenset(named), has_experts=bool(moe.layers))
+    return _of_traces(run, analyses, frozenset(named), bench, has_experts=bool(moe.layers))
 
 
 def _of_traces(
-    run: Run, analyses: RankAnalyses, named: Set[int], *, has_experts: bool
+    run: Run, analyses: RankAnalyses, named: Set[int], bench: Workbench, *, has_experts: bool
 ) -> WhatIfResult:
     # They hold results of this module
     from distprof.sections.whatif.delays import Sections
-    from distprof.sections.whatif.scenarios import scenarios
+    from distprof.sections.whatif.scenarios import is_worth_showing, scenarios
     from distprof.sections.whatif.slowdowns import slowdowns
     from distprof.sections.whatif.trace_graph import path_shares, trace_graph
 
@@ -87,9 +93,16 @@ def _of_traces(
     replayed_ns = base.result.replayed_ns or 0
     sections = Sections.of(graph, analyses, has_experts=has_experts)
     slow = slowdowns(graph, sections, analyses, replayed_ns)
+    found = scenarios(graph, sections, analyses, replayed_ns, named)
+    bench.simulation = Simulation(
+        graph=graph,
+        changes={change.what: change for _, change in found},
+        step_ns=replayed_ns,
+        alone_ns={scenario.what: scenario.recoverable_ns for scenario, _ in found},
+    )
     return msgspec.structs.replace(
         base.result,
-        without=scenarios(graph, sections, analyses, replayed_ns, named),
+        without=tuple(s for s, _ in found if is_worth_showing(s, replayed_ns, named)),
         path=path_shares(graph, times, replayed_ns),
         **({} if slow is None else slow.fields()),
     )

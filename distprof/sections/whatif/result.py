@@ -13,6 +13,8 @@ from distprof.sections.base import Result
 __all__ = [
     "KindSlowdown",
     "PathShare",
+    "Repair",
+    "RepairPlan",
     "Scenario",
     "StageSlowdown",
     "StepSlowdown",
@@ -38,6 +40,40 @@ class Scenario(Record, frozen=True, kw_only=True):
     step_ns: int
     recoverable_ns: int
     ranks: tuple[int, ...] = ()
+
+
+class Repair(Record, frozen=True, kw_only=True):
+    """One change of a plan, made after those before it.
+
+    Args:
+        what: Key of its scenario.
+        title: What is different, as a clause that follows "if".
+        done: The change as a fact, for example ``rank 6 mended``.
+        ranks: Whose operations change; empty for all.
+        alone_ns: What it gives back alone, per step.
+        gain_ns: What it gives back after those before it, per step.
+        step_ns: The simulated step after it and those before it.
+    """
+
+    what: str
+    title: str
+    done: str
+    ranks: tuple[int, ...]
+    alone_ns: int
+    gain_ns: int
+    step_ns: int
+
+
+class RepairPlan(Record, frozen=True, kw_only=True):
+    """What to mend, in which order, and where the step is afterwards.
+
+    Args:
+        step_ns: Mean simulated step, nothing changed; null where the run could not be simulated.
+        repairs: Changes in order; empty where none gives back 2 % of the step.
+    """
+
+    step_ns: int | None = None
+    repairs: tuple[Repair, ...] = ()
 
 
 class KindSlowdown(Record, frozen=True, kw_only=True):

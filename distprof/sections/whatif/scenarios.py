@@ -20,7 +20,7 @@ from distprof.sections.whatif.trace_graph import TraceGraph
 from distprof.terms import CollectiveKind, MeshAxis
 from distprof.units import format_bytes
 
-__all__ = ["Change", "affordable", "scenarios", "step_times"]
+__all__ = ["Change", "affordable", "is_worth_showing", "scenarios", "step_times"]
 
 MIN_RANK_RATIO = 0.005
 """Share of the step from which a single rank is worth a scenario."""
@@ -70,8 +70,10 @@ def scenarios(
     analyses: Mapping[int, RankAnalysis],
     replayed_ns: int,
     named: Collection[int] = (),
-) -> tuple[Scenario, ...]:
-    """All scenarios that fit the run, by what they recover, most first.
+) -> tuple[tuple[Scenario, Change], ...]:
+    """All scenarios that fit the run, with their changes, by what they recover, most first.
+
+    A rank that recovers nothing alone is among them: it may once a slower rank is mended.
 
     Args:
         graph: The run.
@@ -88,18 +90,17 @@ def scenarios(
     ]
     steps = step_times(graph, changes)
     found = [
-        _scenario(change, step_ns, replayed_ns)
+        (_scenario(change, step_ns, replayed_ns), change)
         for change, step_ns in zip(changes, steps, strict=True)
     ]
-    least = MIN_RANK_RATIO * replayed_ns
-    kept = [
-        scenario
-        for scenario in found
-        if scenario.recoverable_ns >= least
-        or not scenario.ranks
-        or set(scenario.ranks) & set(named)
-    ]
-    return tuple(sorted(kept, key=lambda scenario: (-scenario.recoverable_ns, scenario.what)))
+    return tuple(sorted(found, key=lambda pair: (-pair[0].recoverable_ns, pair[0].what)))
+
+
+def is_worth_showing(scenario: Scenario, replayed_ns: int, named: Collection[int]) -> bool:
+    """Whether the report lists it: a single rank only if it matters alone, or is named."""
+    if not scenario.ranks or set(scenario.ranks) & set(named):
+        return True
+    return scenario.recoverable_ns >= MIN_RANK_RATIO * replayed_ns
 
 
 def _scenario(change: Change, step_ns: int, replayed_ns: int) -> Scenario:

@@ -47,11 +47,28 @@ _PART_OF_KIND = {
 }
 
 
+@why(place=5)
+def plan_sentence(report: Report) -> str:
+    """Where the step is after each repair of the plan."""
+    plan = report.plan
+    if not plan.repairs or plan.step_ns is None:
+        return ""
+    after = " → ".join(f"{format_duration(r.step_ns)} ({r.done})" for r in plan.repairs)
+    off = report.whatif.model_error_ratio
+    error = ""
+    if off is not None and abs(off) >= SMALL_RATIO:
+        error = f", {format_ratio(abs(off))} off the measured one"
+    return (
+        f"Plan: {format_duration(plan.step_ns)} → {after}. The {window_word(report)} is "
+        f"simulated{error}."
+    )
+
+
 @why(place=20)
 def gain_sentence(report: Report) -> str:
-    """How long the step would take without the dominant loss, and how accurate the model is."""
+    """How long the step would take without the dominant loss, where there is no plan."""
     dominant = dominant_part(report)
-    if dominant is None:
+    if dominant is None or report.plan.repairs:
         return ""
     key = _WITHOUT.get(dominant.key, "")
     if dominant.key == "exposed_wait":

@@ -16,6 +16,7 @@ from distprof.run.run import Run
 from distprof.sections.moe.result import MoeResult
 from distprof.sections.stragglers.measure import analyze_stragglers
 from distprof.sections.whatif.measure import analyze_whatif
+from distprof.sections.whatif.plan import Workbench
 from distprof.sections.whatif.result import WhatIfResult
 from distprof.sections.whatif.trace_graph import TraceGraph, trace_graph
 from distprof.terms import CollectiveKind
@@ -74,7 +75,7 @@ def graph_of(run: Run) -> TraceGraph:
 def whatif_of(run: Run) -> WhatIfResult:
     measured = measure(run)
     stragglers = analyze_stragglers(run, measured.analyses, measured.step_time, measured.kernels)
-    return analyze_whatif(run, measured.analyses, stragglers, MoeResult())
+    return analyze_whatif(run, measured.analyses, stragglers, MoeResult(), Workbench())
 
 
 def recovered(result: WhatIfResult) -> dict[str, int]:

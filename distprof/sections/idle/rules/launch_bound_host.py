@@ -62,7 +62,7 @@ def check(
         return
     yield Draft(
         message=(
-            f"For {step.share(cost)} the GPU waits for the CPU to launch kernels"
+            f"Launch-bound: the GPU idles {step.share(cost)} waiting for the CPU to launch kernels"
             f"{_kernels(idle.ranks)}."
         ),
         fix=(

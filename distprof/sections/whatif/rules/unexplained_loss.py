@@ -1,0 +1,86 @@
+"""# unexplained-loss
+
+## What it detects
+A change that can be made, such as ranks that keep up with each other, would shorten the simulated
+step by 5 % or more, and no other finding names it.
+
+## Why it costs time
+The step takes that much longer than it could. The other rules look for known causes; this one makes
+sure that a large loss without a known cause is not left out.
+
+## Evidence needed
+A recording whose simulated step is within 10 % of the measured one.
+
+## How the cost is computed
+The simulated step with the repairs of all findings above it, less the same step with this change
+too. The finding is *modelled*. It is left out where less than the limit remains.
+
+## How to fix
+The finding says which change was simulated. Look at the step in a trace viewer with that change in
+mind: which rank, which stage or which operation would move?
+
+## When it is wrong
+The simulation keeps the order of operations. A change that also moves work between steps, or that
+costs time elsewhere, gives back less.
+
+## Sources
+Formula sheet, "What-if".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from distprof.rules.base import Draft, Limit, Limits, rule
+from distprof.sections.whatif.result import WhatIfResult
+from distprof.terms import Confidence, Severity
+
+_FIXES = {
+    "late ranks": (
+        "Find out why ranks take turns to be late: garbage collection, sequences of different "
+        "lengths, other processes on the hosts."
+    ),
+    "overlap": "Start transfers earlier: smaller buckets, prefetching, asynchronous collectives.",
+    "launch-gaps": "Launch less (CUDA graphs, torch.compile) or faster (pin processes to cores).",
+    "sync-calls": "Avoid .item(), .cpu() and other calls that wait for the GPU within a step.",
+    "input": "Load and decode input ahead of the step: more workers, prefetch_factor.",
+    "stage-imbalance": "Move layers from the longest stage to the others.",
+}
+"""Key of each change that the rule may name, with the way to it. Not among them: single ranks, on
+which other rules decide, and bounds, such as transfers that take no time."""
+
+_LEADS = {
+    "late ranks": "Ranks take turns to be late. ",
+    "overlap": "Communication runs alone where it could overlap. ",
+}
+
+
+@rule(
+    code="STR110",
+    severity=Severity.WARNING,
+    since="0.1.0",
+    needs=(WhatIfResult,),
+    limits={"min_step_ratio": Limit(0.05, "smallest share of the step that is worth reporting")},
+)
+def check(whatif: WhatIfResult, limits: Limits) -> Iterator[Draft]:
+    """Yield one finding per change that is worth it."""
+    step = whatif.replayed_ns
+    if whatif.source != "traces" or not step:
+        return
+    least = round(limits["min_step_ratio"] * step)
+    for scenario in whatif.without:
+        gain = scenario.recoverable_ns
+        if gain < least or scenario.what not in _FIXES:
+            continue
+        yield Draft(
+            message=(
+                f"{_LEADS.get(scenario.what, '')}The step would be shorter if {scenario.title} "
+                "(simulated), and no other finding says why it is not so."
+            ),
+            fix=_FIXES[scenario.what],
+            cost_ns_per_step=gain,
+            confidence=Confidence.MODELLED,
+            evidence=("whatif.without",),
+            without=scenario.what,
+            last_resort_ns=least,
+        )

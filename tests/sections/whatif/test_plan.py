@@ -1,0 +1,116 @@
+"""The plan of repairs, against the same simulated jobs with their faults really mended."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from distprof.ingest.assemble import assemble_run
+from distprof.sections.moe.result import MoeResult
+from distprof.sections.stragglers.measure import analyze_stragglers
+from distprof.sections.whatif.measure import analyze_whatif
+from distprof.sections.whatif.plan import Workbench, is_actionable
+from distprof.sections.whatif.result import RepairPlan
+from tests.sections.measured import measure
+from tests.simulator.job import (
+    MS,
+    Collective,
+    Compute,
+    Input,
+    LateInput,
+    SimulatedJob,
+    SlowDevice,
+)
+from tests.simulator.trials import report_of
+
+STEP = (
+    Input(),
+    Compute(ns=10 * MS, kernels=20),
+    Compute(ns=20 * MS, kernels=40),
+    Collective(transfer_ns=2 * MS),
+)
+SLOW, LATE = SlowDevice(rank=3, factor=1.4), LateInput(rank=5, ns=6 * MS)
+
+
+def job(*faults: SlowDevice | LateInput) -> SimulatedJob:
+    return SimulatedJob(num_nodes=2, ranks_per_node=4, num_steps=8, program=STEP, faults=faults)
+
+
+def true_step_ns(*faults: SlowDevice | LateInput) -> float:
+    """The mean step with these faults only."""
+    return job(*faults).run().mean_step_ns()
+
+
+def plan_of(simulated: SimulatedJob, claimed: list[str]) -> RepairPlan:
+    """The plan where findings name these scenarios, whatever rules say."""
+    run = assemble_run("simulated", simulated.run().to_ranks())
+    measured = measure(run)
+    stragglers = analyze_stragglers(run, measured.analyses, measured.step_time, measured.kernels)
+    bench = Workbench()
+    analyze_whatif(run, measured.analyses, stragglers, MoeResult(), bench)
+    bench.price(claimed)
+    return bench.plan
+
+
+def test_two_faults_are_two_repairs_and_the_step_lands_where_it_really_does() -> None:
+    """The late input costs nothing as long as the slow rank is later still."""
+    plan = plan_of(job(SLOW, LATE), ["rank 5", "rank 3"])
+    first, second = plan.repairs
+    assert (first.what, second.what) == ("rank 3", "rank 5")
+    assert second.alone_ns < 0.1 * second.gain_ns
+    assert plan.step_ns == pytest.approx(true_step_ns(SLOW, LATE), rel=0.01)
+    assert first.step_ns == pytest.approx(true_step_ns(LATE), rel=0.02)
+    assert second.step_ns == pytest.approx(true_step_ns(), rel=0.02)
+
+
+def test_gains_of_a_plan_add_up() -> None:
+    plan = plan_of(job(SLOW, LATE), ["rank 5", "rank 3", "overlap", "launch-gaps"])
+    assert plan.step_ns is not None
+    assert plan.step_ns - sum(repair.gain_ns for repair in plan.repairs) == plan.repairs[-1].step_ns
+
+
+def test_what_was_not_simulated_is_left_out() -> None:
+    assert plan_of(job(SLOW), ["rank 77", "", "communication"]).repairs == ()
+
+
+def test_verdict_first_finding_and_plan_say_the_same() -> None:
+    report = report_of(job(SLOW).run())
+    first = report.findings[0]
+    assert report.plan.repairs[0].what == "rank 3"
+    assert (first.code, first.ranks) == ("STR101", (3,))
+    assert report.verdict.line == first.message
+    assert first.remaining_ns == report.plan.repairs[0].gain_ns
+    assert "(rank 3 mended)" in report.verdict.why[0]
+
+
+def test_a_wide_finding_is_priced_at_what_the_fault_leaves() -> None:
+    """Alone, communication without waiting would give back the fault too."""
+    report = report_of(job(SLOW).run())
+    wide = [found for found in report.findings if found.code == "COM102"]
+    for found in wide:
+        assert found.recoverable_ns is not None
+        assert found.remaining_ns is not None
+        assert found.remaining_ns < found.recoverable_ns / 2
+        assert found.remaining_ns == pytest.approx(2 * MS, rel=0.3)
+
+
+def test_a_finding_of_which_nothing_is_left_is_left_out() -> None:
+    program = (*STEP[:-1], Collective(transfer_ns=1000))
+    report = report_of(replace(job(SLOW), program=program).run())
+    assert [found.code for found in report.findings if found.code.startswith("COM")] == []
+
+
+def test_a_healthy_job_has_no_repair_of_a_rank() -> None:
+    plan = report_of(job().run()).plan
+    assert not any(repair.ranks for repair in plan.repairs)
+
+
+@pytest.mark.parametrize("what", ["rank 3", "overlap", "stage-imbalance", "hardware all_reduce dp"])
+def test_a_change_that_can_be_made_is_actionable(what: str) -> None:
+    assert is_actionable(what)
+
+
+@pytest.mark.parametrize("what", ["exposed transfer", "communication", "axis tp", ""])
+def test_a_bound_is_not(what: str) -> None:
+    assert not is_actionable(what)
