@@ -35,7 +35,7 @@ PIPELINES = ((2, 2), (4, 1), (4, 2), (2, 4), (4, 4), (8, 1), (8, 2))
 """Stages and replicas."""
 
 SLOWER = "It runs the same kernels slower", "They run the same kernels slower"
-LATE_INPUT = "Its input arrives late", "waits for input"
+LATE_INPUT = "Its input arrives late", "Their input arrives late", "waits for input"
 MORE_TOKENS = "more tokens", "times the tokens", "times the mean"
 
 PER_RANK = ("STR101", "STR102", "STR103")

@@ -72,7 +72,7 @@ def graph_of(run: Run) -> TraceGraph:
 
 def whatif_of(run: Run) -> WhatIfResult:
     measured = measure(run)
-    stragglers = analyze_stragglers(run, measured.analyses, measured.step_time, measured.kernels)
+    stragglers = analyze_stragglers(run, measured.analyses, measured.step_time)
     return analyze_whatif(run, measured.analyses, stragglers, MoeResult())
 
 
