@@ -33,6 +33,9 @@ GAP = 0.5
 CHANCE = 0.002
 """Chance that ranks which are all alike show such a set."""
 
+CHANCE_OF_ONE = 0.02
+"""The same of a single rank of a set, which the gap to all others proves too."""
+
 BEYOND_NOISE = 6.0
 """Robust standard deviations from which a difference is none of chance."""
 
@@ -146,9 +149,12 @@ def _slow_set(values: _Floats, limits: Limits) -> NDArray[np.bool_]:
 
 
 def _chance(values: _Floats, slow: NDArray[np.bool_], limits: Limits) -> float:
-    """That equal ranks show it, by the least slow rank of the set."""
+    """That equal ranks show it, by the mean of the set; 1 if a rank of it alone may be chance."""
     more = values[slow] - np.median(values[~slow], axis=0)
-    return min(1.0, limits.tests * len(values) * float(chance_of_mean(more).max()))
+    if float(chance_of_mean(more).max()) > CHANCE_OF_ONE:
+        return 1.0
+    together = float(chance_of_mean(more.mean(axis=0)[None])[0])
+    return min(1.0, limits.tests * len(values) * together)
 
 
 def _lasting(

@@ -125,7 +125,8 @@ def analyze_stragglers(
     pauses = records.of(HostPauses) if records is not None else {}
     step_numbers = _step_numbers(analyses)
     blame = judge_arrivals(run, analyses, len(step_numbers))
-    own_time = OwnTime.of(analyses, held_stages(analyses, run))
+    stages = held_stages(analyses, run)
+    own_time = OwnTime.of(analyses, stages)
     mean_step = _mean_step(analyses)
     sequences = find_sequence_imbalance(analyses, own_time, pauses, mean_step)
     known = _Evidence(
@@ -137,7 +138,9 @@ def analyze_stragglers(
         sequences=sequences,
         exchanged=_exchanged(run, analyses),
     )
-    slow = find_slowness(analyses, own_time, mean_step, computes_unevenly=sequences is not None)
+    slow = find_slowness(
+        analyses, own_time, stages, mean_step, computes_unevenly=sequences is not None
+    )
     sets = tuple(_set(one, blame, known, mean_step) for one in slow)
     if blame.num_judged == 0 and not sets:
         return replace(_nobody(_why_nothing(run, analyses, blame)), sequences=sequences)

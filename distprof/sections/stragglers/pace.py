@@ -43,7 +43,7 @@ def pace_of(analyses: Mapping[int, RankAnalysis], peers: Sequence[tuple[int, ...
 
     Args:
         analyses: By global rank.
-        peers: For each position the positions of ranks that do the same work.
+        peers: Groups of positions of ranks that do the same work.
 
     Returns:
         None where a rank has no kernels, or no two ranks can be compared.

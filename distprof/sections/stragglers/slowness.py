@@ -7,7 +7,7 @@ different ranks do not hide each other, and ranks of unlike pipeline stages have
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -39,8 +39,9 @@ HOST_CELL = 0.15
 CPU_CELL = 0.25
 """The same where CPU threads are measured, which other processes interrupt."""
 
-PAID = 0.4
-"""Part of the excess that the others must wait for, where it can be seen."""
+PAID = 0.2
+"""Part of the excess that the others must wait for, where it can be seen: another rank that is
+late for another reason hides the rest."""
 
 LEAST_PAID = 0.01
 """Share of the step that the others must wait."""
@@ -73,6 +74,7 @@ def own_part(part: str) -> str:
 def find_slowness(
     analyses: Mapping[int, RankAnalysis],
     own_time: OwnTime,
+    stages: Mapping[int, tuple[int, ...]],
     step_ns: float,
     *,
     computes_unevenly: bool = False,
@@ -81,19 +83,23 @@ def find_slowness(
 
     Args:
         analyses: By global rank.
-        own_time: Of the same ranks, with their peers.
+        own_time: Of the same ranks.
+        stages: Pipeline stages that each rank holds; empty tuples where none are known.
         step_ns: Mean step.
         computes_unevenly: Whether computation follows something else, like sequence lengths, and
             shows nothing about ranks.
     """
     if own_time.parts[COMPUTATION].size == 0:
         return ()
-    wait = None if _has_stages(own_time) else _waits(analyses, own_time.parts[COMPUTATION].shape)
+    peers = _peers([stages[rank] for rank in own_time.ranks])
+    # Stages wait for each other by design, so that waiting shows nothing.
+    shape = own_time.parts[COMPUTATION].shape
+    wait = _waits(analyses, shape) if len(peers) == 1 else None
     is_cpu = any(analysis.is_cpu for analysis in analyses.values())
     found = [
-        Slowness(part=part, episode=episode, lost_ns=lost, is_alone=_is_alone(episode, own_time))
+        Slowness(part=part, episode=episode, lost_ns=lost, is_alone=_is_alone(episode, peers))
         for part, episode in _episodes(
-            analyses, own_time, step_ns, is_cpu=is_cpu, computes_unevenly=computes_unevenly
+            analyses, own_time, peers, step_ns, is_cpu=is_cpu, computes_unevenly=computes_unevenly
         )
         if (lost := _paid(episode, wait)) >= LEAST_PAID * step_ns
         and lost >= PAID * episode.per_step_ns
@@ -104,17 +110,17 @@ def find_slowness(
 def _episodes(
     analyses: Mapping[int, RankAnalysis],
     own_time: OwnTime,
+    peers: tuple[tuple[int, ...], ...],
     step_ns: float,
     *,
     is_cpu: bool,
     computes_unevenly: bool,
 ) -> Iterator[tuple[str, Episode]]:
-    peers = tuple(group for group in dict.fromkeys(own_time.peers) if len(group) > 1)
     everybody = (tuple(range(len(own_time.ranks))),)
     computation = own_time.parts[COMPUTATION].astype(np.float64)
     device = _limits(step_ns, EQUAL_DEVICES, CPU_CELL if is_cpu else DEVICE_CELL)
     host = _limits(step_ns, LASTING, CPU_CELL if is_cpu else HOST_CELL)
-    pace = None if computes_unevenly else pace_of(analyses, own_time.peers)
+    pace = None if computes_unevenly else pace_of(analyses, peers)
     if pace is not None:
         yield from _of(PACE, _paced(pace, computation), pace.groups, device)
         computation = computation / pace.factor
@@ -141,9 +147,12 @@ def _paced(pace: Pace, computation: _Floats) -> _Floats:
     return pace.factor * float(np.median(computation / pace.factor))
 
 
-def _has_stages(own_time: OwnTime) -> bool:
-    """Whether ranks hold unlike stages: they wait for each other by design."""
-    return len(dict.fromkeys(own_time.peers)) > 1
+def _peers(held: Sequence[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
+    """Positions of the ranks that hold the same stages."""
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for position, stages in enumerate(held):
+        groups.setdefault(stages, []).append(position)
+    return tuple(map(tuple, groups.values()))
 
 
 def _waits(analyses: Mapping[int, RankAnalysis], shape: tuple[int, ...]) -> _Floats:
@@ -172,9 +181,6 @@ def _paid(episode: Episode, wait: _Floats | None) -> float:
     return float(np.clip(paid, 0, most).mean())
 
 
-def _is_alone(episode: Episode, own_time: OwnTime) -> bool:
+def _is_alone(episode: Episode, peers: tuple[tuple[int, ...], ...]) -> bool:
     slow = set(episode.positions)
-    return all(set(own_time.peers[position]) <= slow for position in slow) or (
-        _has_stages(own_time)
-        and any(len(own_time.peers[position]) == len(own_time.ranks) for position in slow)
-    )
+    return all(set(group) <= slow for group in peers if slow & set(group))

@@ -20,6 +20,7 @@ from distprof.sections.stragglers.result import StragglerSet
 from distprof.sections.whatif.delays import Sections
 from distprof.sections.whatif.scenarios import Change
 from distprof.sections.whatif.trace_graph import TraceGraph
+from distprof.terms import StragglerCause
 from distprof.units import name_ranks
 
 __all__ = ["set_changes"]
@@ -46,14 +47,57 @@ def set_changes(
         slow = _cells(graph, analyses, one)
         if one.scenario == f"rank {one.ranks[0]}" or not slow.any():
             continue
-        less = _kept_up(sections, own, slow)
-        less = np.minimum(less, _paced(graph, analyses, sections, own, slow))
         yield Change(
             what=one.scenario,
             title=f"{name_ranks(one.ranks)} kept up with the other ranks",
             ranks=one.ranks,
-            own_ns=less,
+            own_ns=_mended(graph, sections, analyses, own, slow, one.cause),
         )
+
+
+def _mended(
+    graph: TraceGraph,
+    sections: Sections,
+    analyses: Mapping[int, RankAnalysis],
+    own: Int64Array,
+    slow: NDArray[np.bool_],
+    cause: StragglerCause,
+) -> Int64Array:
+    """Own time of each segment with the cause gone; work that is too much goes to the others."""
+    if cause is StragglerCause.MORE_WORK:
+        return sections.mean(own)
+    alone = [
+        position
+        for group in sections.peers
+        if all(slow[position].all() for position in group)
+        for position in group
+    ]
+    less = _kept_up(sections, own, slow)
+    if cause in (StragglerCause.LATE_INPUT, StragglerCause.LATE_HOST):
+        return np.minimum(less, _idling_less(graph, sections, own, slow, alone))
+    return np.minimum(less, _paced(graph, analyses, sections, own, slow, alone))
+
+
+def _idling_less(
+    graph: TraceGraph,
+    sections: Sections,
+    own: Int64Array,
+    slow: NDArray[np.bool_],
+    alone: Sequence[int],
+) -> Int64Array:
+    """Own time where ranks without peers idle no longer than the median of the other ranks."""
+    idle = own - graph.own_ns[:, Own.COMPUTATION] - graph.own_ns[:, Own.COPY]
+    windows = sections.by_window(idle)
+    fit = ~slow.any(axis=1)
+    if not alone or not fit.any():
+        return own
+    usual = np.median(windows[fit], axis=0)
+    factor: _Floats = np.ones(slow.shape)
+    for position in alone:
+        ratio = usual / np.maximum(windows[position], 1.0)
+        factor[position] = np.where(slow[position], np.minimum(ratio, 1.0), 1.0)
+    less = np.rint(idle * (1 - sections.of_windows(factor))).astype(np.int64)
+    return np.asarray(own - less, dtype=np.int64)
 
 
 def _cells(
@@ -94,15 +138,10 @@ def _paced(
     sections: Sections,
     own: Int64Array,
     slow: NDArray[np.bool_],
+    alone: Sequence[int],
 ) -> Int64Array:
     """Own time where slow ranks without peers compute at the pace of the others."""
     pace = pace_of(analyses, _peers(analyses))
-    alone = [
-        position
-        for group in sections.peers
-        if all(slow[position].any() for position in group)
-        for position in group
-    ]
     if pace is None or not alone or pace.factor.shape != slow.shape or len(pace.groups) != 1:
         return own
     fit_ranks = ~slow.any(axis=1)
@@ -119,6 +158,8 @@ def _paced(
 
 
 def _peers(analyses: Mapping[int, RankAnalysis]) -> tuple[tuple[int, ...], ...]:
-    """Positions of ranks that hold the same stages, for each position."""
-    held = list(held_stages(analyses).values())
-    return tuple(tuple(other for other, own in enumerate(held) if own == stages) for stages in held)
+    """Positions of ranks that hold the same stages."""
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for position, stages in enumerate(held_stages(analyses).values()):
+        groups.setdefault(stages, []).append(position)
+    return tuple(map(tuple, groups.values()))
