@@ -14,6 +14,7 @@ of each step, a rank's level is its median over the steps.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 import msgspec
@@ -149,12 +150,27 @@ def _slow_set(values: _Floats, limits: Limits) -> NDArray[np.bool_]:
 
 
 def _chance(values: _Floats, slow: NDArray[np.bool_], limits: Limits) -> float:
-    """That equal ranks show it, by the mean of the set; 1 if a rank of it alone may be chance."""
+    """That equal ranks show it; 1 if the steps of a rank of the set alone may be chance.
+
+    By the t test of the set, which allows for unlike noise of ranks, or by the noise of all ranks
+    together, which is known well after few steps too.
+    """
     more = values[slow] - np.median(values[~slow], axis=0)
-    if float(chance_of_mean(more).max()) > CHANCE_OF_ONE:
-        return 1.0
+    number = limits.tests * len(values)
+    pooled = _by_pooled_noise(values, float(more.mean(axis=1).min()))
     together = float(chance_of_mean(more.mean(axis=0)[None])[0])
-    return min(1.0, limits.tests * len(values) * together)
+    if float(chance_of_mean(more).max()) > CHANCE_OF_ONE:
+        together = 1.0
+    return min(1.0, number * min(pooled, together))
+
+
+def _by_pooled_noise(values: _Floats, level: float) -> float:
+    """Chance of a rank's mean at this level by normal noise of the size of all ranks'."""
+    apart = values - np.median(values, axis=0)
+    rest = apart - apart.mean(axis=1, keepdims=True)
+    ranks, steps = values.shape
+    error = math.sqrt(float((rest**2).sum()) / (ranks * (steps - 1)) / steps)
+    return math.erfc(level / max(error, 1e-9) / math.sqrt(2))
 
 
 def _lasting(

@@ -190,6 +190,9 @@ def _set(slow: Slowness, blame: Blame, known: _Evidence, mean_step: float) -> St
     in_all = episode.pattern is StragglerPattern.PERSISTENT
     since = None if episode.since is None else step_numbers[episode.since]
     alone = len(ranks) == 1 and not slow.is_alone and in_all and since is None
+    # Of one rank, collectives show best what the others wait for it.
+    blamed = float(blame.lost_ns[episode.positions[0]].mean()) if alone else 0.0
+    lost_ns = max(slow.lost_ns, blamed)
     return StragglerSet(
         ranks=ranks,
         shares=shared.kind,
@@ -200,8 +203,8 @@ def _set(slow: Slowness, blame: Blame, known: _Evidence, mean_step: float) -> St
         since_step=since,
         cause=cause.cause,
         detail=cause.detail,
-        lost_ns_per_step=int(slow.lost_ns),
-        share_of_step_ratio=slow.lost_ns / mean_step,
+        lost_ns_per_step=int(lost_ns),
+        share_of_step_ratio=lost_ns / mean_step,
         confidence=min(0.99, 1 - episode.chance) * _seen(blame),
         cause_confidence=cause.confidence,
         evidence=(*_evidence_of(slow, step_numbers, since), *cause.evidence, *_lack(blame)),
