@@ -203,6 +203,7 @@ def _set(slow: Slowness, blame: Blame, known: _Evidence, mean_step: float) -> St
         since_step=since,
         cause=cause.cause,
         detail=cause.detail,
+        exchange_ratio=_exchange_ratio(ranks, known.exchanged),
         lost_ns_per_step=int(lost_ns),
         share_of_step_ratio=lost_ns / mean_step,
         confidence=min(0.99, 1 - episode.chance) * _seen(blame),
@@ -210,6 +211,12 @@ def _set(slow: Slowness, blame: Blame, known: _Evidence, mean_step: float) -> St
         evidence=(*_evidence_of(slow, step_numbers, since), *cause.evidence, *_lack(blame)),
         scenario=f"rank {ranks[0]}" if alone else set_key(ranks, episode.pattern),
     )
+
+
+def _exchange_ratio(ranks: Sequence[int], exchanged: Mapping[int, float]) -> float | None:
+    mean = sum(exchanged.values()) / max(len(exchanged), 1)
+    known = [exchanged[rank] for rank in ranks if rank in exchanged]
+    return max(known) / mean if known and mean > 0 else None
 
 
 def _steps_by_rank(episode: Episode, step_numbers: Sequence[int]) -> tuple[tuple[int, ...], ...]:

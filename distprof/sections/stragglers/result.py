@@ -160,6 +160,8 @@ class StragglerSet(Record, frozen=True, kw_only=True):
             not last.
         cause: Why, ``unknown`` where the evidence is not in the traces.
         detail: As of a straggler.
+        exchange_ratio: What the busiest of them exchanges in all-to-alls over the mean of all
+            ranks; null where none of known size was recorded.
         lost_ns_per_step: What the others wait for the set, mean over all steps.
         share_of_step_ratio: The same over the mean step.
         confidence: 0 to 1, that these ranks and no others are slow.
@@ -177,6 +179,7 @@ class StragglerSet(Record, frozen=True, kw_only=True):
     since_step: int | None = None
     cause: StragglerCause
     detail: str = ""
+    exchange_ratio: float | None = None
     lost_ns_per_step: int
     share_of_step_ratio: float
     confidence: float

@@ -20,7 +20,7 @@ from distprof.sections.stragglers.result import StragglerSet
 from distprof.sections.whatif.delays import Sections
 from distprof.sections.whatif.scenarios import Change
 from distprof.sections.whatif.trace_graph import TraceGraph
-from distprof.terms import StragglerCause
+from distprof.terms import CollectiveKind, StragglerCause
 from distprof.units import name_ranks
 
 __all__ = ["set_changes"]
@@ -52,7 +52,18 @@ def set_changes(
             title=f"{name_ranks(one.ranks)} kept up with the other ranks",
             ranks=one.ranks,
             own_ns=_mended(graph, sections, analyses, own, slow, one.cause),
+            transfer_ns=_evened(graph, one),
         )
+
+
+def _evened(graph: TraceGraph, one: StragglerSet) -> Int64Array | None:
+    """All-to-alls as long as even ones: they take as long as their busiest member needs."""
+    if one.detail != "experts" or one.exchange_ratio is None:
+        return None
+    transfers = graph.transfers
+    exchange = transfers.is_joined & (transfers.kind == CollectiveKind.ALL_TO_ALL)
+    even = np.rint(transfers.duration_ns / max(one.exchange_ratio, 1.0)).astype(np.int64)
+    return np.where(exchange, even, transfers.duration_ns)
 
 
 def _mended(
