@@ -291,7 +291,7 @@ class RankAnalysis(msgspec.Struct, frozen=True, kw_only=True):
         row_begins_beside: Whether something is computed while it begins.
         row_among_kernels: Whether it runs on a device's stream that computes; empty on a CPU.
         gradients: Reductions of gradients; None where nothing marks DDP.
-        kernel_steps: Its kernels step by step; None where nobody measured them.
+        kernel_steps: Its kernels step by step; None where they were not measured.
     """
 
     rank: int

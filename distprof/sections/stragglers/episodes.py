@@ -3,7 +3,7 @@
 Each part of own time of ranks that can be compared is a matrix of ranks and steps. Less the median
 of each step, a rank's level is its median over the steps.
 
-- *Set.* Ranks in order of their levels: the widest gap that is as wide as :data:`GAP` of what lies
+- *Set.* Ranks in order of their levels: the widest gap that is as wide as :data:`GAP` of what is
   above it, and far wider than chance, divides a slow set from the others. At most half of the
   ranks are slow, so that no rank is called slow because one is fast.
 - *From a step on.* Both the earlier and the later steps of a rank or set are even, and the later

@@ -221,7 +221,9 @@ def _exchange_ratio(ranks: Sequence[int], exchanged: Mapping[int, float]) -> flo
 
 def _steps_by_rank(episode: Episode, step_numbers: Sequence[int]) -> tuple[tuple[int, ...], ...]:
     return tuple(
-        tuple(step_numbers[step] for step in np.flatnonzero(episode.excess_ns[position] > 0))
+        tuple(
+            step_numbers[step] for step in np.flatnonzero(episode.excess_ns[position] > 0).tolist()
+        )
         for position in episode.positions
     )
 

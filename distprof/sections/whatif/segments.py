@@ -199,7 +199,8 @@ def _done_before(tables: RankTables, causes: IdleCauses, launched_ns: Int64Array
     done = np.maximum.accumulate(activity["end_ns"][rows])
     at = np.searchsorted(launches.start[rows], launched_ns) - 1
     known = np.where(at < 0, launched_ns, done[np.maximum(at, 0)])
-    return np.maximum(known, first)
+    result: Int64Array = np.maximum(known, first).astype(np.int64)
+    return result
 
 
 def _blocked(

@@ -80,13 +80,18 @@ def _mended(
     alone = [
         position
         for group in sections.peers
-        if all(slow[position].all() for position in group)
+        if _are_slow_together(slow[list(group)])
         for position in group
     ]
     less = _kept_up(sections, own, slow)
     if cause in (StragglerCause.LATE_INPUT, StragglerCause.LATE_HOST):
         return np.minimum(less, _idling_less(graph, sections, own, slow, alone))
     return np.minimum(less, _paced(graph, analyses, sections, own, slow, alone))
+
+
+def _are_slow_together(slow: NDArray[np.bool_]) -> bool:
+    """Whether peers are slow in the same windows, so that none of them shows what is usual."""
+    return bool(slow.any() and (slow.all(axis=0) == slow.any(axis=0)).all())
 
 
 def _idling_less(
@@ -116,7 +121,8 @@ def _cells(
 ) -> NDArray[np.bool_]:
     """Ranks and windows that are slow, shape ``(P, W)``."""
     slow = np.zeros(graph.opens.shape, dtype=np.bool_)
-    steps_of = dict(zip(one.ranks, one.steps_by_rank or ((),) * len(one.ranks), strict=True))
+    steps_of: dict[int, tuple[int, ...]] = dict.fromkeys(one.ranks, ())
+    steps_of.update(zip(one.ranks, one.steps_by_rank, strict=False))
     for position, rank in enumerate(graph.ranks):
         numbers = np.array([step.step for step in analyses[rank].steps])
         if rank in steps_of and len(numbers) == slow.shape[1]:
