@@ -122,7 +122,8 @@ def slow_half(workload: str, dice: random.Random) -> Trial:
 def slow_group(workload: str, dice: random.Random) -> Trial:
     """A group of some axis is slow: a tensor group, a pipeline stage, a position of all nodes."""
     job = job_of(workload, dice)
-    groups = [group for groups in job.axes.values() for group in groups if len(group) > 1]
+    groups = [group for groups in job.axes.values() for group in groups]
+    groups = [group for group in groups if 1 < len(group) < job.world_size]
     groups = groups or [tuple(range(0, job.world_size, job.ranks_per_node))]
     return _with(job, slow(dice.choice(groups), dice.uniform(1.05, 1.4)), SLOWER)
 
