@@ -28,7 +28,6 @@ from distprof.run.run import Rank, Run
 from distprof.schema import ABSENT, Int64Array
 from distprof.sections.collectives.measure import analyze_collectives
 from distprof.sections.context import RankAnalyses, RankAnalysis
-from distprof.sections.kernels.result import KernelsResult
 from distprof.sections.overlap.result import RankOverlap
 from distprof.sections.stragglers.measure import analyze_stragglers
 from distprof.sections.time.result import RankWaterfall, StepBreakdown, StepTimeResult
@@ -100,9 +99,8 @@ def measure(ranks: list[Rank], num_collectives: int) -> dict[str, Any]:
         source=StepSource.PROFILER_STEP,
         note="",
     )
-    kernels = KernelsResult(categories=(), kernels=(), ranks=())
     classes = timed("collectives", lambda: analyze_collectives(run, analyses))
-    blame = timed("stragglers", lambda: analyze_stragglers(run, analyses, step_time, kernels))
+    blame = timed("stragglers", lambda: analyze_stragglers(run, analyses, step_time))
     return {
         "rows": sum(len(rank.collectives) for rank in run.ranks),
         "instances": run.matches.count,

@@ -1,98 +1,168 @@
-"""Does distprof find the cause? Simulated jobs of every parallelism, with one fault or none.
+"""Does distprof find the cause? Simulated jobs of every parallelism, with faults or none.
 
 ::
 
     python -m benchmarks.cause_accuracy --first 10000 --seeds 20
+    python -m benchmarks.cause_accuracy --only two_faults,sane --workloads ddp,1f1b --verbose
 
-Jobs run on 4 to 64 ranks; nodes' clocks are off by up to 10 ms and drift, kernel times vary, and
-captures start at different collectives. Each job goes through matching, clock alignment, every
-analyzer and every rule. What a fault costs is known: the same job is simulated without it. Seeds
-below 1,000 are for tuning, those from 10,000 on for judging.
+Nodes' clocks are off by up to 10 ms and drift, kernel times vary, and captures start and end at
+different collectives. Each job goes through matching, clock alignment, every analyzer and every
+rule. What a fault costs is known: the same job is simulated without it. A row per workload and
+fault counts the jobs in which the right ranks (and no others) are named, with the right cause, as
+the first finding of the report, and at a price within 10 % of the truth. Jobs with one plain fault
+(workload "any") run on 4 to 64 ranks, the others on 4 to 16. Seeds below 1,000 are for tuning,
+those from 10,000 on for judging.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 
-from tests.simulator.trials import FAULTS, Outcome, healthy, judge, trial_of
+from tests.simulator.hard_trials import HARD_FAULTS, WORKLOADS, hard_trial_of, sane
+from tests.simulator.trials import FAULTS, Outcome, Trial, healthy, judge, trial_of
+
+ANY = "any"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """A fault in a workload.
+
+    Args:
+        fault: Its name.
+        workload: Name of the workload; ``any`` where each job draws one.
+        make: A trial by seed.
+        is_faulty: False where nothing is wrong.
+    """
+
+    fault: str
+    workload: str
+    make: Callable[[int], Trial]
+    is_faulty: bool = True
+
+
+def kinds() -> Iterator[Kind]:
+    """All rows of the table, healthy jobs last."""
+    for build in FAULTS:
+        yield Kind(fault=build.__name__, workload=ANY, make=lambda seed, b=build: trial_of(b, seed))
+    for hard, workloads in (*HARD_FAULTS.items(), (sane, tuple(WORKLOADS))):
+        for name in workloads:
+            yield Kind(
+                fault=hard.__name__,
+                workload=name,
+                make=lambda seed, b=hard, w=name: hard_trial_of(b, w, seed),
+                is_faulty=hard is not sane,
+            )
+    yield Kind(
+        fault="healthy", workload=ANY, make=lambda seed: trial_of(healthy, seed), is_faulty=False
+    )
 
 
 @dataclass(kw_only=True)
 class Score:
-    """Counts for one kind of job."""
+    """Counts for one kind of job, or several."""
 
     trials: int = 0
-    right: int = 0
+    ranks: int = 0
+    causes: int = 0
+    first: int = 0
     near: int = 0
-    judged: int = 0
+    priced: int = 0
+    blamed: int = 0
     wrong: list[int] = field(default_factory=list)
-    errors: list[float] = field(default_factory=list)
 
     def add(self, seed: int, outcome: Outcome) -> None:
         """Count one job."""
         self.trials += 1
-        self.right += outcome.is_right
-        self.wrong += [] if outcome.is_right else [seed]
-        if outcome.is_right and outcome.cost_error is not None:
-            self.errors.append(outcome.cost_error)
+        self.ranks += outcome.names_right
+        self.causes += outcome.causes_right
+        self.first += outcome.is_first
+        self.priced += len(outcome.cost_errors)
+        self.near += sum(abs(error) <= NEAR for error in outcome.cost_errors)
+        self.blamed += bool(outcome.accusations)
+        self.wrong += [] if outcome.causes_right else [seed]
+
+
+NEAR = 0.1
 
 
 def lines_of(outcome: Outcome) -> Iterator[str]:
     """The findings of a job, for people."""
     job = outcome.trial.job
     yield (
-        f"    world {job.world_size} noise {job.compute_noise} faults {job.faults} costs "
-        f"{outcome.true_ns / outcome.step_ns:.1%} of {outcome.step_ns / 1e6:.1f} ms; "
-        f"must say {outcome.trial.says} of {sorted(outcome.trial.ranks)[:8]}"
+        f"    world {job.world_size} noise {job.compute_noise} spread {job.device_spread} "
+        f"ahead {not job.synchronise} {job.queue_depth} steps {job.steps} faults {job.faults} "
+        f"of {outcome.step_ns / 1e6:.1f} ms"
     )
-    for found in outcome.accusations:
+    for truth, ns in zip(outcome.trial.truths, outcome.true_ns, strict=True):
         yield (
-            f"      {found.code} {found.ranks} {found.message} "
-            f"cost {found.cost_ns_per_step} recovers {found.recoverable_ns}"
+            f"    must say {truth.says} of {sorted(truth.ranks)[:16]}: costs "
+            f"{ns:.0f} ({ns / outcome.step_ns:.1%})"
         )
+    for number, found in enumerate(outcome.findings):
+        if found in outcome.accusations or number == 0:
+            yield (
+                f"      {number} {found.code} {found.ranks} {found.message} "
+                f"cost {found.cost_ns_per_step} recovers {found.recoverable_ns}"
+            )
 
 
 def main() -> None:
     """Print one line per kind of job."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--first", type=int, default=0, help="first seed")
-    parser.add_argument("--seeds", type=int, default=10, help="jobs of each kind")
-    parser.add_argument("--healthy", type=int, default=None, help="healthy jobs, as many as faulty")
-    parser.add_argument("--only", default="", help="kinds of job, by commas")
-    parser.add_argument("--verbose", action="store_true", help="show what was said wrongly")
-    options = parser.parse_args()
-    only = options.only.split(",") if options.only else []
-    faulty, sound = Score(), Score()
-    for build in (*FAULTS, healthy):
-        if only and build.__name__ not in only:
+    options = _options()
+    scores = {True: Score(), False: Score()}
+    print(f"{'fault':<17} {'workload':<9} ranks  cause  first  price within 10 %  blames  seconds")
+    for kind in kinds():
+        if not _is_wanted(kind.fault, options.only) or not _is_wanted(
+            kind.workload, options.workloads
+        ):
             continue
-        number = options.seeds
-        if build is healthy:
-            number = options.seeds * len(FAULTS) if options.healthy is None else options.healthy
+        number = options.seeds if kind.is_faulty else options.healthy or 2 * options.seeds
         score, started = Score(), time.perf_counter()
         for seed in range(options.first, options.first + number):
-            outcome = judge(trial_of(build, seed))
-            for each in (score, sound if build is healthy else faulty):
+            outcome = judge(kind.make(seed))
+            for each in (score, scores[kind.is_faulty]):
                 each.add(seed, outcome)
-            far = outcome.cost_error is not None and abs(outcome.cost_error) > 0.1
-            if options.verbose and (not outcome.is_right or far):
-                print(f"  {build.__name__} {seed} {outcome.cost_error}")
+            if options.verbose and _is_wrong(outcome):
+                print(f"  {kind.fault} {kind.workload} {seed} {outcome.cost_errors}")
                 print("\n".join(lines_of(outcome)))
-        print(line_of(build.__name__, score, time.perf_counter() - started), flush=True)
-    print(line_of("all faulty", faulty, 0.0))
+        print(_line_of(kind.fault, kind.workload, score, time.perf_counter() - started), flush=True)
+    print(_line_of("all faulty", "", scores[True], 0.0))
+    print(_line_of("all healthy", "", scores[False], 0.0))
 
 
-def line_of(name: str, score: Score, took_s: float) -> str:
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--first", type=int, default=0, help="first seed")
+    parser.add_argument("--seeds", type=int, default=5, help="jobs of each kind")
+    parser.add_argument("--healthy", type=int, default=0, help="healthy jobs, else twice as many")
+    parser.add_argument("--only", default="", help="faults, by commas")
+    parser.add_argument("--workloads", default="", help="workloads, by commas")
+    parser.add_argument("--verbose", action="store_true", help="show what was said wrongly")
+    return parser.parse_args()
+
+
+def _is_wanted(name: str, named: str) -> bool:
+    chosen: Collection[str] = named.split(",")
+    return not named or name in chosen
+
+
+def _is_wrong(outcome: Outcome) -> bool:
+    if not outcome.trial.is_faulty:
+        return bool(outcome.accusations)
+    return not outcome.causes_right or any(abs(error) > NEAR for error in outcome.cost_errors)
+
+
+def _line_of(fault: str, workload: str, score: Score, took_s: float) -> str:
     """One row."""
-    errors = sorted(abs(error) for error in score.errors)
-    near = sum(error <= 0.1 for error in errors)
-    median = f"{errors[len(errors) // 2]:.1%}" if errors else "-"
+    number = score.trials
     return (
-        f"{name:<15} right {score.right}/{score.trials}  cost within 10 % {near}/{len(errors)} "
-        f"median error {median}  {took_s:.1f} s  wrong {score.wrong[:12]}"
+        f"{fault:<17} {workload:<9} {score.ranks:>2}/{number:<3} {score.causes:>2}/{number:<3} "
+        f"{score.first:>2}/{number:<3} {score.near:>3}/{score.priced:<13} "
+        f"{score.blamed:>2}/{number:<4} {took_s:>6.1f}  {score.wrong[:12]}"
     )
 
 

@@ -18,7 +18,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from distprof.ingest.assemble import assemble_run
-from distprof.sections.kernels.measure import analyze_kernels
 from distprof.sections.measure_run import measure_run
 from distprof.sections.stragglers.measure import analyze_stragglers
 from distprof.sections.stragglers.result import StragglersResult
@@ -159,8 +158,7 @@ def analyse(job: SimulatedJob) -> StragglersResult:
     """From recording to stragglers."""
     run = assemble_run("simulated", job.run().to_ranks())
     analyses = measure_run(run)
-    step_time, kernels = analyze_step_time(run, analyses), analyze_kernels(analyses)
-    return analyze_stragglers(run, analyses, step_time, kernels)
+    return analyze_stragglers(run, analyses, analyze_step_time(run, analyses))
 
 
 def verdict(case: Case, result: StragglersResult) -> tuple[bool, bool]:

@@ -22,6 +22,7 @@ from distprof.units import name_ranks
 
 __all__ = [
     "KernelStats",
+    "KernelSteps",
     "MainLine",
     "Own",
     "ProbeRecords",
@@ -69,6 +70,23 @@ class KernelStats(msgspec.Struct, frozen=True, kw_only=True):
     count: int
     total_ns: int
     median_ns: int
+
+
+class KernelSteps(msgspec.Struct, frozen=True, kw_only=True):
+    """The longest computation kernels of one rank, N of them, in each of S analysed steps.
+
+    Args:
+        names: Of the kernels.
+        count: int64, shape ``(N, S)``.
+        total_ns: int64, shape ``(N, S)``.
+        quartile_ns: int64, shape ``(N, S, 3)``: lower quartile, median and upper quartile of the
+            durations; 0 where there is none.
+    """
+
+    names: tuple[str, ...]
+    count: Int64Array
+    total_ns: Int64Array
+    quartile_ns: Int64Array
 
 
 class SyncStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -273,6 +291,7 @@ class RankAnalysis(msgspec.Struct, frozen=True, kw_only=True):
         row_begins_beside: Whether something is computed while it begins.
         row_among_kernels: Whether it runs on a device's stream that computes; empty on a CPU.
         gradients: Reductions of gradients; None where nothing marks DDP.
+        kernel_steps: Its kernels step by step; None where they were not measured.
     """
 
     rank: int
@@ -309,6 +328,7 @@ class RankAnalysis(msgspec.Struct, frozen=True, kw_only=True):
         default_factory=lambda: np.empty(0, np.bool_)
     )
     gradients: RankGradients | None = None
+    kernel_steps: KernelSteps | None = None
 
     @property
     def stage_numbers(self) -> tuple[int, ...]:

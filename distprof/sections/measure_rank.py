@@ -13,7 +13,7 @@ from distprof.sections.gradients.traffic import gradient_traffic
 from distprof.sections.idle.measure import IdleCauses, attribute_idle
 from distprof.sections.idle.result import RankIdle
 from distprof.sections.input.measure import measure_input
-from distprof.sections.kernels.measure import kernel_stats
+from distprof.sections.kernels.measure import kernel_stats, kernel_steps
 from distprof.sections.overlap.measure import overlap_by_axis, rank_overlap
 from distprof.sections.pipeline.slots import (
     exposed_waits,
@@ -116,6 +116,7 @@ def measure_rank(tables: RankTables, context: RankContext) -> RankAnalysis:
             rank, steps, windows, timeline, tables.collectives, context.wait_end_ns, idle
         ),
         kernels=kernel_stats(tables.activity, inside),
+        kernel_steps=kernel_steps(tables.activity, windows),
         exposed_ns=exposed_ns,
         exposed_wait_ns=exposed_wait_ns,
         collective_step=window,

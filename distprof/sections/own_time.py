@@ -7,7 +7,7 @@ error of the clocks, so in few steps it tells more than who came last.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 
 import msgspec
@@ -154,6 +154,29 @@ class OwnTime(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def total_excess(self) -> NDArray[np.float64]:
         """All parts together, beyond the median of peers, shape ``(P, S)``."""
         return self.beyond_peers(np.sum(list(self.parts.values()), axis=0, dtype=np.int64))
+
+    def without(self, slow: Collection[int]) -> OwnTime:
+        """The same with these positions compared with peers that are not among them.
+
+        A rank all of whose peers are slow is compared with all other ranks.
+        """
+        everybody = tuple(range(len(self.ranks)))
+
+        def others(position: int) -> tuple[int, ...]:
+            for group in (self.peers[position], everybody):
+                left = {other for other in group if other not in slow}
+                if left - {position}:
+                    return tuple(sorted({*left, position}))
+            return self.peers[position]
+
+        return OwnTime(
+            ranks=self.ranks,
+            parts=self.parts,
+            peers=tuple(
+                others(position) if position in slow else self.peers[position]
+                for position in everybody
+            ),
+        )
 
     def beyond_peers(self, values: Int64Array) -> NDArray[np.float64]:
         """Each value, shape ``(P, S)``, less the median of its rank's peers in the step."""

@@ -99,7 +99,7 @@ def joined_run(recording: Recording, *, residual_ns: int = 5_000) -> Run:
 def stragglers_of(run: Run) -> tuple[StragglersResult, Measured]:
     """The analysis under test, on real measurements."""
     measured = measure(run)
-    result = analyze_stragglers(run, measured.analyses, measured.step_time, measured.kernels)
+    result = analyze_stragglers(run, measured.analyses, measured.step_time)
     return result, measured
 
 

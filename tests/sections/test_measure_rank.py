@@ -9,7 +9,7 @@ from msgspec.structs import fields, replace
 
 from distprof.run.tables import RankTables
 from distprof.schema import ABSENT, Table
-from distprof.sections.context import MainLine, RankAnalysis
+from distprof.sections.context import KernelSteps, MainLine, RankAnalysis
 from distprof.terms import ActivityKind, CollectiveKind
 from tests.builders import RankBuilder
 from tests.sections.measured import measured
@@ -67,7 +67,21 @@ def comparable(analysis: RankAnalysis) -> dict:
     start = analysis.window_start_ns[:1]
     for name in ("window_start_ns", "window_end_ns"):
         plain[name] = (getattr(analysis, name) - start).tolist() if len(start) else []
-    return {**plain, "line": _since_its_start(analysis.line)}
+    return {
+        **plain,
+        "line": _since_its_start(analysis.line),
+        "kernel_steps": _by_name(analysis.kernel_steps),
+    }
+
+
+def _by_name(kernels: KernelSteps | None) -> dict | None:
+    """Kernels as plain values; those of equal time may come in any order."""
+    if kernels is None:
+        return None
+    columns = (kernels.count, kernels.total_ns, kernels.quartile_ns)
+    return {
+        name: [column[row].tolist() for column in columns] for row, name in enumerate(kernels.names)
+    }
 
 
 def _since_its_start(line: MainLine | None) -> dict | None:

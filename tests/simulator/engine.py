@@ -89,6 +89,7 @@ class RankProcess:
         self.pending = self.host
         self.correlation = 1000
         self.seq: dict[tuple[str, tuple[int, ...]], int] = {}
+        self.ends: list[float] = []  # of what was launched, in that order
 
     def steps(self) -> Generator[Arrival, Answer, None]:
         for step in self.job.steps:
@@ -149,6 +150,9 @@ class RankProcess:
     def _launch(self, call: str = "cudaLaunchKernel") -> float:
         """The host launches something; returns when the device could start it at the earliest."""
         self.correlation += 1
+        depth = self.job.queue_depth
+        if depth and len(self.ends) >= depth:
+            self.host = max(self.host, self.ends[-depth])
         start = self.host
         self.log.host.append(
             HostEvent(
@@ -183,6 +187,7 @@ class RankProcess:
             length = max(1_000.0, usual * (1 + self.noise.gauss(0, self.job.compute_noise)))
             start = max(ready, self.device)
             self.device = start + length
+            self.ends.append(self.device)
             self._run(start, self.device, op.name, "computation", COMPUTE_STREAM, step)
 
     def _marked(self, op: Marked, step: int) -> None:
@@ -235,6 +240,7 @@ class RankProcess:
         answer = yield Arrival(
             key, self.rank, start, op, members, group, step, done if detached else None
         )
+        self.ends.append(start if answer is None else answer[1])
         if answer is None:
             return
         instance, end = answer
@@ -341,8 +347,43 @@ def _finish(job: SimulatedJob, arrived: list[Arrival]) -> Instance:
         bytes=op.bytes,
         step=first.step,
         start_ns=start,
-        end_ns=max(start.values()) + op.transfer_ns * _link_factor(job, first),
+        end_ns=max(start.values())
+        + op.transfer_ns * _link_factor(job, first) * _busiest_share(job, first),
+        in_splits=_splits(job, first, brought=False),
+        out_splits=_splits(job, first, brought=True),
     )
+
+
+def _splits(job: SimulatedJob, arrival: Arrival, *, brought: bool) -> dict[int, tuple[int, ...]]:
+    """Tokens that each member sends every other, or gets from it; empty where none are routed."""
+    op = arrival.op
+    if not isinstance(op, Collective) or not op.tokens_of:
+        return {}
+    routed = {
+        rank: _by_owner(job.routing[op.tokens_of, rank, arrival.step], len(arrival.members))
+        for rank in arrival.members
+    }
+    if brought == op.brings_back:
+        return routed
+    return {
+        rank: tuple(routed[other][place] for other in arrival.members)
+        for place, rank in enumerate(arrival.members)
+    }
+
+
+def _by_owner(tokens: tuple[int, ...], members: int) -> tuple[int, ...]:
+    local = len(tokens) // members
+    return tuple(sum(tokens[at * local : (at + 1) * local]) for at in range(members))
+
+
+def _busiest_share(job: SimulatedJob, arrival: Arrival) -> float:
+    """What the busiest member gets or gives, over the mean."""
+    totals = [
+        sum(split)
+        for brought in (False, True)
+        for split in _splits(job, arrival, brought=brought).values()
+    ]
+    return max(totals) * len(totals) / sum(totals) if totals else 1.0
 
 
 def _link_factor(job: SimulatedJob, arrival: Arrival) -> float:

@@ -41,6 +41,9 @@ class Collective:
 
     It starts on a member once that member's earlier computation is done, and ends for all members
     ``transfer_ns`` after the last started. With ``overlap`` the next computation does not wait.
+    With ``tokens_of`` a layer it carries the tokens that the job routes there, or with
+    ``brings_back`` from there: the busiest member's share stretches the transfer, and its splits
+    are in the traces.
     """
 
     kind: CollectiveKind = CollectiveKind.ALL_REDUCE
@@ -48,6 +51,8 @@ class Collective:
     transfer_ns: int = 1 * MS
     axis: str = "world"
     overlap: bool = False
+    tokens_of: str = ""
+    brings_back: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,6 +194,8 @@ class SimulatedJob:
         capture_cut: The same at the end.
         profiler_start_ns: Rank to the time its profiler takes to start, before its first step.
         launch_ns: Host time of a launch.
+        queue_depth: Launches that a host may be ahead of its device; 0 for as many as it likes.
+        logs_routing: Whether probes recorded the routing; traces have the splits in any case.
         synchronise: Whether the host waits for the device at the end of each step.
         present: Ranks whose trace exists; all when None.
     """
@@ -215,6 +222,8 @@ class SimulatedJob:
     capture_cut: Mapping[int, int] = field(default_factory=dict)
     profiler_start_ns: Mapping[int, int] = field(default_factory=dict)
     launch_ns: int = 6 * US
+    queue_depth: int = 0
+    logs_routing: bool = True
     synchronise: bool = True
     present: tuple[int, ...] | None = None
 

@@ -28,6 +28,8 @@ class Instance:
     step: int
     end_ns: float = 0.0
     start_ns: dict[int, float] = field(default_factory=dict)
+    in_splits: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    out_splits: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def last_rank(self) -> int:
@@ -126,10 +128,24 @@ class Recording:
         spans = [
             end - begin
             for log in self.logs
-            for step, begin, end in log.steps
+            for step, begin, end in self.step_windows(log.rank)
             if steps is None or step in steps
         ]
         return sum(spans) / len(spans)
+
+    def step_windows(self, rank: int) -> list[tuple[int, float, float]]:
+        """The host's steps if it waits for the device, else from first kernel to first kernel."""
+        log = self.logs[rank]
+        if self.job.synchronise:
+            return log.steps
+        first: dict[int, float] = {}
+        last: dict[int, float] = {}
+        for event in log.device:
+            first[event.step] = min(first.get(event.step, event.start), event.start)
+            last[event.step] = max(last.get(event.step, event.end), event.end)
+        steps = sorted(first)
+        ends = [first[step] for step in steps[1:]] + [last[steps[-1]]]
+        return [(step, first[step], end) for step, end in zip(steps, ends, strict=True)]
 
     def costliest_rank(self) -> int:
         """The rank that cost the others most over all steps."""

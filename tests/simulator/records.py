@@ -63,7 +63,9 @@ def records_of(recording: Recording, rank: int) -> InMemoryRecords:
         }
         for step, start, end in log.collections
     ]
-    routed = [(key, tokens) for key, tokens in job.routing.items() if key[1] == rank]
+    routed = [
+        (key, tokens) for key, tokens in job.routing.items() if key[1] == rank and job.logs_routing
+    ]
     rows, first = [], 0
     for (layer, _, step), tokens in routed:
         rows.append(

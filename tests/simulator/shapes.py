@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from distprof.terms import CollectiveKind
 from tests.simulator.job import (
@@ -24,10 +24,20 @@ from tests.simulator.job import (
     Wait,
 )
 
-__all__ = ["Shape", "data_parallel", "long_documents", "mixture", "pipeline", "tensor_parallel"]
+__all__ = [
+    "Shape",
+    "data_parallel",
+    "long_documents",
+    "mixture",
+    "pipeline",
+    "sharded",
+    "tensor_parallel",
+]
 
 NORM = Collective(bytes=4, transfer_ns=20_000)
 ADAM = Compute(ns=MS, name="adam")
+KERNELS = 12
+"""Of a micro-batch on a usual pipeline stage."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +92,24 @@ def tensor_parallel(shape: Shape, dice: random.Random, *, num_steps: int = 10) -
     program = (Input(), *layer * 4, reduce, NORM, ADAM)
     axes = _mesh(shape)
     return SimulatedJob(program=program, axes=axes, **_recorded(shape, dice, num_steps))  # type: ignore[arg-type]
+
+
+def sharded(shape: Shape, dice: random.Random, *, num_steps: int = 10) -> SimulatedJob:
+    """Parameters are gathered one layer ahead, gradients are reduced and scattered (FSDP)."""
+    layers, size = dice.randint(3, 6), dice.randint(8, 64) << 20
+    moved = round(MS * dice.uniform(0.3, 0.9))
+    work = round(MS * dice.uniform(0.8, 1.5))
+    gather = Collective(kind=CollectiveKind.ALL_GATHER, bytes=size, transfer_ns=moved, overlap=True)
+    scatter = Collective(
+        kind=CollectiveKind.REDUCE_SCATTER, bytes=size, transfer_ns=moved, overlap=True
+    )
+    program: list[Op] = [Input(), gather]
+    for layer in range(layers):
+        program += [Wait(), gather, Compute(ns=work, name=f"forward_{layer % 2}", kernels=6)]
+    for _ in range(layers):
+        program += [Wait(), gather, Compute(ns=2 * work, name="backward", kernels=8), scatter]
+    program += [Wait(), NORM, ADAM]
+    return SimulatedJob(program=tuple(program), **_recorded(shape, dice, num_steps))  # type: ignore[arg-type]
 
 
 def _mesh(shape: Shape) -> dict[str, tuple[tuple[int, ...], ...]]:
@@ -148,6 +176,7 @@ def mixture(
     num_steps: int = 10,
     hot: int | None = None,
     times: float = 1.0,
+    with_splits: bool = False,
 ) -> SimulatedJob:
     """Experts spread over the ranks of a node, two on each, three layers.
 
@@ -157,16 +186,16 @@ def mixture(
         num_steps: Recorded steps.
         hot: An expert that gets more tokens; None for even routing.
         times: How many times the mean it gets before all are scaled.
+        with_splits: Whether what is routed decides how long the exchanges take, and traces say
+            how many tokens they carry.
     """
     layers = ("0", "1", "2")
-    exchange = Collective(
-        kind=CollectiveKind.ALL_TO_ALL, axis="ep", transfer_ns=MS // 5, bytes=4 << 20
-    )
     program: list[Op] = [Input()]
     for times_ns in (MS, 2 * MS):  # forward, backward
         for layer in layers:
             expert = Compute(ns=times_ns, name="grouped_gemm", follows=f"experts {layer}")
-            program += [Compute(ns=times_ns), exchange, expert, exchange]
+            there, back = _exchanges(layer if with_splits else "")
+            program += [Compute(ns=times_ns), there, expert, back]
     program += [Collective(bytes=25 << 20), NORM, ADAM]
     num_experts = 2 * shape.per_node
     load, routing = _routed(shape, dice, layers, num_experts, num_steps, hot, times)
@@ -177,6 +206,17 @@ def mixture(
         routing=routing,
         **_recorded(shape, dice, num_steps),  # type: ignore[arg-type]
     )
+
+
+def _exchanges(tokens_of: str) -> tuple[Collective, Collective]:
+    there = Collective(
+        kind=CollectiveKind.ALL_TO_ALL,
+        axis="ep",
+        transfer_ns=MS // 5,
+        bytes=4 << 20,
+        tokens_of=tokens_of,
+    )
+    return there, replace(there, brings_back=True)
 
 
 def _routed(
@@ -226,7 +266,7 @@ def pipeline(
         dice: For what is random.
         num_steps: Recorded steps.
         micro_batches: Per step.
-        skew: How many times as long each stage works; all 1 when empty.
+        skew: How many times as many kernels each stage runs; all 1 when empty.
     """
     shape = Shape(num_nodes=stages, per_node=replicas)
     world = shape.world_size
@@ -258,7 +298,9 @@ def _stage_program(
         ahead = 1 if op == "F" else -1
         if 0 <= stage - ahead < stages:
             yield Exchange(src=stage - ahead, dst=stage, axis="pp", detached=True)
-        work = Compute(ns=round(MS * factor) if op == "F" else round(2 * MS * factor))
+        # Layers are made of the same kernels: more of them are more kernels, not longer ones.
+        whole = MS if op == "F" else 2 * MS
+        work = Compute(ns=round(whole * factor), kernels=round(KERNELS * factor))
         yield Marked(name=f"distprof:pp stage={stage} op={op} mb={m}", ops=(work,))
         if 0 <= stage + ahead < stages:
             yield Exchange(src=stage, dst=stage + ahead, axis="pp", detached=True)

@@ -198,7 +198,7 @@ def _steps(recording: Recording, rank: int, detail: TraceDetail) -> Table:
     begin, finish = recording.capture(rank)
     windows = [(0, begin, finish)]
     if detail.steps:
-        windows = _step_windows(recording, rank)
+        windows = recording.step_windows(rank)
     return table(
         STEPS,
         [
@@ -213,21 +213,6 @@ def _steps(recording: Recording, rank: int, detail: TraceDetail) -> Table:
             if begin <= start < finish
         ],
     )
-
-
-def _step_windows(recording: Recording, rank: int) -> list[tuple[int, float, float]]:
-    """The host's steps where it waits for the device, else from first kernel to first kernel."""
-    log = recording.logs[rank]
-    if recording.job.synchronise:
-        return log.steps
-    first: dict[int, float] = {}
-    last: dict[int, float] = {}
-    for event in log.device:
-        first[event.step] = min(first.get(event.step, event.start), event.start)
-        last[event.step] = max(last.get(event.step, event.end), event.end)
-    steps = sorted(first)
-    ends = [first[step] for step in steps[1:]] + [last[steps[-1]]]
-    return [(step, first[step], end) for step, end in zip(steps, ends, strict=True)]
 
 
 def captured_comm(recording: Recording, rank: int) -> list[CommEvent]:
@@ -262,8 +247,8 @@ def _collectives(recording: Recording, rank: int, detail: TraceDetail) -> Table:
                 "bytes": event.instance.bytes,
                 "bytes_origin": Origin.MEASURED,
                 "peer": _peer(event, rank),
-                "in_splits": "",
-                "out_splits": "",
+                "in_splits": _split_text(event.instance.in_splits.get(rank, ())),
+                "out_splits": _split_text(event.instance.out_splits.get(rank, ())),
                 "stream": event.stream,
                 "correlation": event.correlation,
                 "name": event.name,
@@ -271,6 +256,10 @@ def _collectives(recording: Recording, rank: int, detail: TraceDetail) -> Table:
             for event in captured_comm(recording, rank)
         ],
     )
+
+
+def _split_text(split: tuple[int, ...]) -> str:
+    return ",".join(map(str, split))
 
 
 def _peer(event: CommEvent, rank: int) -> int:

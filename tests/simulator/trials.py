@@ -27,6 +27,7 @@ from tests.simulator.job import (
 )
 from tests.simulator.recording import Recording
 from tests.simulator.shapes import (
+    KERNELS,
     Shape,
     data_parallel,
     long_documents,
@@ -35,7 +36,7 @@ from tests.simulator.shapes import (
     tensor_parallel,
 )
 
-__all__ = ["FAULTS", "Outcome", "Trial", "healthy", "judge", "trial_of"]
+__all__ = ["FAULTS", "Outcome", "Trial", "Truth", "healthy", "judge", "trial_of"]
 
 ACCUSING = ("STR", "PIP101", "MOE101", "INP", "HST103")
 """Codes of findings that blame a rank, a stage, an expert, a link or the data."""
@@ -51,27 +52,50 @@ LARGE = Shape(num_nodes=8, per_node=8)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trial:
-    """A job, the same without its fault, and what must be said.
+class Truth:
+    """One fault: what must be said of it, and the job without it.
 
     Args:
-        job: What is analysed.
-        sound: The same job without the fault.
-        says: Words, one of which the message of the right finding holds; empty: nothing is wrong.
-        ranks: Whom the right finding may name.
+        sound: The same job without this fault.
+        says: Words, one of which the message of the right finding holds.
+        ranks: Whom the right finding names.
         codes: Rules that may say so.
+        exact: Whether it must name all of these ranks; else some of them, or none.
     """
 
-    job: SimulatedJob
     sound: SimulatedJob
-    says: tuple[str, ...] = ()
-    ranks: frozenset[int] = frozenset()
+    says: tuple[str, ...]
+    ranks: frozenset[int]
     codes: tuple[str, ...] = ("STR101", "STR102")
+    exact: bool = False
+
+    def is_named_by(self, found: Finding) -> bool:
+        """Whether a finding names the right ranks, by a rule that may."""
+        named = frozenset(found.ranks)
+        right = named == self.ranks if self.exact else named <= self.ranks
+        return right and found.code in self.codes
+
+    def is_said_by(self, found: Finding) -> bool:
+        """Whether a finding also says the right cause."""
+        return self.is_named_by(found) and any(word in found.message for word in self.says)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """A job, and each of its faults; none where nothing is wrong."""
+
+    job: SimulatedJob
+    truths: tuple[Truth, ...] = ()
 
     @property
     def is_faulty(self) -> bool:
         """Whether anything must be said."""
-        return bool(self.says)
+        return bool(self.truths)
+
+    @property
+    def ranks(self) -> frozenset[int]:
+        """Whom findings may name."""
+        return frozenset[int]().union(*(truth.ranks for truth in self.truths))
 
 
 def shape_of(dice: random.Random) -> Shape:
@@ -97,12 +121,14 @@ def piped(dice: random.Random, skew: tuple[float, ...] = ()) -> tuple[SimulatedJ
 
 
 def with_fault(job: SimulatedJob, fault: Fault, *says: str) -> Trial:
-    return Trial(
-        job=replace(job, faults=(fault,)),
-        sound=job,
-        says=says,
-        ranks=frozenset({fault.rank}),
-    )
+    truth = Truth(sound=job, says=says, ranks=frozenset({fault.rank}))
+    return Trial(job=replace(job, faults=(fault,)), truths=(truth,))
+
+
+def altered(trial: Trial, **changes: object) -> Trial:
+    """The same with other expectations of its only fault."""
+    (truth,) = trial.truths
+    return replace(trial, truths=(replace(truth, **changes),))  # type: ignore[arg-type]
 
 
 def slow_rank(dice: random.Random) -> Trial:
@@ -134,7 +160,7 @@ def collects(dice: random.Random) -> Trial:
     ns = part_of_step(job, dice) * every
     fault = GarbageCollection(rank=dice.randrange(job.world_size), ns=ns, steps=steps)
     trial = with_fault(job, fault, "garbage")
-    return replace(trial, codes=("STR101", "STR102", "HST103"))
+    return altered(trial, codes=("STR101", "STR102", "HST103"))
 
 
 def part_of_step(job: SimulatedJob, dice: random.Random) -> int:
@@ -147,13 +173,14 @@ def hot_expert(dice: random.Random) -> Trial:
     number, load = 2 * shape.per_node, dice.uniform(2.2, 3.2)
     hot, times = dice.randrange(number), load * (number - 1) / (number - load)
     owners = range(hot // 2, shape.world_size, shape.per_node)
-    return Trial(
-        job=mixture(shape, random.Random(seed), hot=hot, times=times),
+    truth = Truth(
         sound=mixture(shape, random.Random(seed)),
         says=(f"Expert {hot} ",),
         ranks=frozenset(owners),
         codes=("MOE101",),
     )
+    job = mixture(shape, random.Random(seed), hot=hot, times=times)
+    return Trial(job=job, truths=(truth,))
 
 
 def slow_stage(dice: random.Random) -> Trial:
@@ -161,14 +188,16 @@ def slow_stage(dice: random.Random) -> Trial:
     stages, replicas = dice.choice(((2, 2), (4, 1), (4, 2), (2, 4), (4, 4), (8, 2)))
     stage, seed, factor = dice.randrange(stages), dice.random(), dice.uniform(1.15, 1.4)
     skew = tuple(factor if number == stage else 1.0 for number in range(stages))
+    skew = tuple(round(KERNELS * part) / KERNELS for part in skew)
     even = (sum(skew) / stages,) * stages
-    return Trial(
-        job=pipeline(stages, replicas, random.Random(seed), skew=skew),
+    truth = Truth(
         sound=pipeline(stages, replicas, random.Random(seed), skew=even),
         says=(f"Stage {stage} ",),
         ranks=frozenset(range(stage * replicas, (stage + 1) * replicas)),
         codes=("PIP101",),
     )
+    job = pipeline(stages, replicas, random.Random(seed), skew=skew)
+    return Trial(job=job, truths=(truth,))
 
 
 def long_sequences(dice: random.Random) -> Trial:
@@ -176,13 +205,9 @@ def long_sequences(dice: random.Random) -> Trial:
     shape, seed, packed = shape_of(dice), dice.random(), dice.random() < 0.5
     spread = dice.uniform(0.2, 0.5)
     job = long_documents(shape, random.Random(seed), packed=packed, spread=spread)
-    return Trial(
-        job=job,
-        sound=evened(job),
-        says=("sequence",),
-        ranks=frozenset(range(shape.world_size)),
-        codes=("STR106",),
-    )
+    everybody = frozenset(range(shape.world_size))
+    truth = Truth(sound=evened(job), says=("sequence",), ranks=everybody, codes=("STR106",))
+    return Trial(job=job, truths=(truth,))
 
 
 def evened(job: SimulatedJob) -> SimulatedJob:
@@ -203,7 +228,7 @@ def slow_link(dice: random.Random) -> Trial:
     group = next(group for group in job.groups["dp"] if rank in group)
     fault = SlowLink(rank=rank, factor=dice.uniform(1.3, 2.3))
     trial = with_fault(job, fault, "Transfers of")
-    return replace(trial, ranks=frozenset(group), codes=("STR107",))
+    return altered(trial, ranks=frozenset(group), codes=("STR107",))
 
 
 FAULTS: tuple[Callable[[random.Random], Trial], ...] = (
@@ -228,7 +253,7 @@ def healthy(dice: random.Random) -> Trial:
         job = long_documents(shape_of(dice), dice, packed=packed, spread=dice.uniform(0, 0.01))
     else:
         job = any_job(dice)
-    return Trial(job=job, sound=job)
+    return Trial(job=job)
 
 
 # Judging ------------------------------------------------------------------------------------------
@@ -240,25 +265,47 @@ class Outcome:
 
     Args:
         trial: The job.
-        accusations: Findings that blame anybody, dearest first.
-        true_ns: What the fault costs per step.
+        findings: All of the report, in its order.
+        true_ns: What each fault costs per step.
+        step_ns: Mean step.
     """
 
     trial: Trial
-    accusations: list[Finding]
-    true_ns: float
+    findings: list[Finding]
+    true_ns: tuple[float, ...]
     step_ns: float
 
     @property
-    def right(self) -> Finding | None:
-        """The finding that says what is true, None without one."""
-        return next((found for found in self.accusations if self._is_right(found)), None)
+    def accusations(self) -> list[Finding]:
+        """Findings that blame anybody, in the report's order."""
+        return [found for found in self.findings if found.code.startswith(ACCUSING)]
 
-    def _is_right(self, found: Finding) -> bool:
-        trial = self.trial
-        named = not found.ranks or set(found.ranks) <= trial.ranks
-        said = any(word in found.message for word in trial.says)
-        return found.code in trial.codes and named and said
+    @property
+    def worth_naming(self) -> list[Truth]:
+        """Faults that cost at least :data:`LEAST` of the step."""
+        faults = zip(self.trial.truths, self.true_ns, strict=True)
+        return [truth for truth, ns in faults if ns >= LEAST * self.step_ns]
+
+    @property
+    def names_right(self) -> bool:
+        """Whether the faults' ranks are named, and no others."""
+        others = [found for found in self.accusations if set(found.ranks) - self.trial.ranks]
+        named = [any(map(truth.is_named_by, self.accusations)) for truth in self.worth_naming]
+        return all(named) and not others
+
+    @property
+    def causes_right(self) -> bool:
+        """Whether the ranks are right, and their causes."""
+        said = [any(map(truth.is_said_by, self.accusations)) for truth in self.worth_naming]
+        return all(said) and self.names_right
+
+    @property
+    def is_first(self) -> bool:
+        """Whether a fault is the first finding of the report."""
+        first = self.findings[:1]
+        return not self.worth_naming or any(
+            truth.is_said_by(found) for truth in self.worth_naming for found in first
+        )
 
     @property
     def is_right(self) -> bool:
@@ -268,19 +315,26 @@ class Outcome:
         """
         if not self.trial.is_faulty:
             return not self.accusations
-        others = [found for found in self.accusations if set(found.ranks) - self.trial.ranks]
         if not self.accusations:
-            return self.true_ns < LEAST * self.step_ns
-        return self.accusations[0] is self.right and not others
+            return not self.worth_naming
+        first = any(truth.is_said_by(self.accusations[0]) for truth in self.trial.truths)
+        return first and self.causes_right
 
     @property
-    def cost_error(self) -> float | None:
-        """Of the cost that the finding puts forward, relative to the truth."""
-        found = self.right
-        if found is None or self.true_ns <= 0:
+    def cost_errors(self) -> list[float]:
+        """Of what findings put forward for each fault, relative to the truth."""
+        return [
+            error
+            for truth, ns in zip(self.trial.truths, self.true_ns, strict=True)
+            if (error := self._error(truth, ns)) is not None
+        ]
+
+    def _error(self, truth: Truth, true_ns: float) -> float | None:
+        found = next(filter(truth.is_said_by, self.accusations), None)
+        if found is None or true_ns < LEAST * self.step_ns:
             return None
         said = found.recoverable_ns if found.recoverable_ns is not None else found.cost_ns_per_step
-        return None if said is None else said / self.true_ns - 1
+        return None if said is None else said / true_ns - 1
 
 
 def report_of(recording: Recording) -> Report:
@@ -291,16 +345,16 @@ def report_of(recording: Recording) -> Report:
 
 
 def judge(trial: Trial) -> Outcome:
-    """Analyse the job, and simulate it without its fault."""
+    """Analyse the job, and simulate it without each of its faults."""
     recording = trial.job.run()
     report = report_of(recording)
     steps = {row.step for row in report.breakdown.steps}
     step_ns = recording.mean_step_ns(steps)
-    sound_ns = trial.sound.run().mean_step_ns(steps) if trial.is_faulty else step_ns
+    sound_ns = [truth.sound.run().mean_step_ns(steps) for truth in trial.truths]
     return Outcome(
         trial=trial,
-        accusations=[found for found in report.findings if found.code.startswith(ACCUSING)],
-        true_ns=step_ns - sound_ns,
+        findings=list(report.findings),
+        true_ns=tuple(step_ns - without for without in sound_ns),
         step_ns=step_ns,
     )
 

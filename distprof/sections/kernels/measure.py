@@ -9,13 +9,14 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from distprof.intervals import Intervals
 from distprof.run.tables import distinct
 from distprof.schema import Int64Array, Table
-from distprof.sections.context import KernelStats, RankAnalyses, RankAnalysis
+from distprof.sections.context import KernelStats, KernelSteps, RankAnalyses, RankAnalysis
 from distprof.sections.kernels.result import CategoryTime, KernelRow, KernelsResult, RankSpeed
 from distprof.terms import ActivityKind
 
-__all__ = ["analyze_kernels", "kernel_stats"]
+__all__ = ["analyze_kernels", "kernel_stats", "kernel_steps"]
 
 TABLE_LIMIT = 200
 
@@ -237,3 +238,60 @@ def _sort_pairs(key: Int64Array, value: Int64Array) -> tuple[Int64Array, Int64Ar
         return key[order], value[order]
     packed = np.sort(key * base + value)
     return packed // base, packed % base
+
+
+# Kernels of one rank step by step ----------------------------------------------------------------
+
+_MOST_NAMES = 64
+"""Kernels that are compared step by step: the longest, which make nearly all of the time."""
+
+
+def kernel_steps(activity: Table, windows: Intervals) -> KernelSteps:
+    """Number, time and quartiles of the longest computation kernels in each window.
+
+    Args:
+        activity: ACTIVITY table.
+        windows: Disjoint and in order, S of them; a kernel belongs to the one it starts in.
+    """
+    names = activity.coded("name")
+    start, num_steps = activity["start_ns"], windows.size
+    at = np.searchsorted(windows.start, start, side="right") - 1
+    inside = (activity["kind"] == ActivityKind.COMPUTATION) & (at >= 0)
+    rows = np.flatnonzero(inside)
+    rows = rows[start[rows] < windows.end[at[rows]]] if num_steps else rows[:0]
+    duration = (activity["end_ns"] - start)[rows]
+    total = np.bincount(names.codes[rows], weights=duration, minlength=len(names.values))
+    kept = np.argsort(-total, kind="stable")[:_MOST_NAMES]
+    kept = kept[total[kept] > 0]
+    place = np.full(len(names.values), -1, dtype=np.int64)
+    place[kept] = np.arange(len(kept))
+    among = place[names.codes[rows]] >= 0
+    cell = place[names.codes[rows[among]]] * max(num_steps, 1) + at[rows[among]]
+    return _in_cells(
+        tuple(names.values[code] for code in kept.tolist()), cell, duration[among], num_steps
+    )
+
+
+def _in_cells(
+    names: tuple[str, ...], cell: Int64Array, duration: Int64Array, num_steps: int
+) -> KernelSteps:
+    """Durations counted in cells of kernel and step."""
+    size = len(names) * num_steps
+    cell, duration = _sort_pairs(cell, duration)
+    count = np.bincount(cell, minlength=size).astype(np.int64)
+    total = np.bincount(cell, weights=duration, minlength=size).astype(np.int64)
+    first = np.cumsum(count) - count
+    quartiles = np.zeros((size, 3), dtype=np.int64)
+    held = np.flatnonzero(count)
+    for column, share in enumerate((0.25, 0.5, 0.75)):
+        place = share * (count[held] - 1)
+        low, high = np.floor(place).astype(np.int64), np.ceil(place).astype(np.int64)
+        middle = duration[first[held] + low] + duration[first[held] + high]
+        quartiles[held, column] = middle // 2
+    shape = (len(names), num_steps)
+    return KernelSteps(
+        names=names,
+        count=count.reshape(shape),
+        total_ns=total.reshape(shape),
+        quartile_ns=quartiles.reshape(*shape, 3),
+    )

@@ -14,17 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distprof.schema import Int64Array
-from distprof.sections.context import RankAnalyses, RankAnalysis
+from distprof.sections.context import RankAnalysis
 from distprof.sections.idle.measure import HostPauses
-from distprof.sections.kernels.measure import analyze_kernels
-from distprof.sections.kernels.result import KernelsResult, RankSpeed
 from distprof.sections.own_time import HOST, INPUT, OwnTime
+from distprof.sections.stragglers.computing import Work, why_it_computes_longer
 from distprof.sections.stragglers.result import SequenceImbalance
 from distprof.sections.telemetry.result import RankTelemetry, TelemetryResult, WindowSensors
-from distprof.terms import ActivityKind, StragglerCause
+from distprof.terms import StragglerCause
 from distprof.units import format_duration, format_ratio
 
-__all__ = ["EXPLAINS", "SLOWER", "Cause", "find_cause", "sensed_difference"]
+__all__ = ["EXPLAINS", "Cause", "find_cause", "sensed_difference"]
 
 _Figures: TypeAlias = RankTelemetry | WindowSensors
 
@@ -115,19 +114,14 @@ def _heat(own: _Figures, others: Sequence[_Figures]) -> str | None:
 EXPLAINS = 0.5
 """Part of the lateness that a cause must explain."""
 
-SLOWER = 1.03
-"""Kernel time relative to peers from which a device counts as slow, or its work as more."""
-
-UNIFORM = 0.7
-"""Share of kernel time that must be slower alike for the device, not the work, to be blamed."""
-
 
 class Cause(msgspec.Struct, frozen=True):
-    """A cause, what of it where that is known, and the sentences it rests on."""
+    """A cause, what of it where that is known, the sentences it rests on, and how sure it is."""
 
     cause: StragglerCause
     evidence: tuple[str, ...] = ()
     detail: str = ""
+    confidence: float = 0.0
 
 
 class _Excess(msgspec.Struct, frozen=True):
@@ -143,12 +137,12 @@ def find_cause(
     steps: Sequence[int],
     lateness_ns: float,
     analyses: Mapping[int, RankAnalysis],
-    kernels: KernelsResult,
     own_time: OwnTime,
     pauses: Mapping[int, HostPauses] | None = None,
     proven: str = "",
     telemetry: TelemetryResult | None = None,
     sequences: SequenceImbalance | None = None,
+    exchanged: Mapping[int, float] | None = None,
 ) -> Cause:
     """The cause of a rank's lateness.
 
@@ -157,18 +151,19 @@ def find_cause(
         steps: Indices of the steps in which it was late.
         lateness_ns: What it cost in such a step.
         analyses: Of all ranks.
-        kernels: For the speed of the rank's kernels relative to its peers'.
         own_time: Of all ranks.
         pauses: What probes recorded of each rank's training thread.
         proven: Part of own time that is known to be the reason; empty to look for it.
         telemetry: Sensors of the devices, for why one is slow.
         sequences: Where computation differs by sequence lengths.
+        exchanged: By rank, what its all-to-alls carry.
     """
     position = own_time.ranks.index(rank)
     for what, values in _logged(own_time.ranks, analyses, pauses or {}).items():
         logged = _excess(position, steps, what, values, own_time.beyond_peers(values))
         if lateness_ns > 0 and logged.ns >= EXPLAINS * lateness_ns:
-            return Cause(_CAUSES[what], (_text(logged),), "gc" if what == COLLECTING else "")
+            detail = "gc" if what == COLLECTING else ""
+            return Cause(_CAUSES[what], (_text(logged),), detail, _share(logged, lateness_ns))
     excesses = [
         _excess(position, steps, what, values, own_time.excess[what])
         for what, values in own_time.parts.items()
@@ -178,24 +173,36 @@ def find_cause(
         return Cause(StragglerCause.UNKNOWN, (_nothing(excesses, lateness_ns),))
     text = _text(largest)
     if largest.what in _CAUSES:
-        return Cause(_CAUSES[largest.what], (text,))
+        return Cause(_CAUSES[largest.what], (text,), confidence=_share(largest, lateness_ns))
     if sequences is not None:
-        return Cause(StragglerCause.MORE_WORK, (text, _LENGTHS), "sequence_length")
-    if len(steps) < EXPLAINS * len(analyses[rank].steps):
-        why = "kernel times of single steps are not kept: slower device or more work"
-        return Cause(StragglerCause.UNKNOWN, (text, why))
+        return Cause(StragglerCause.MORE_WORK, (text, _LENGTHS), "sequence_length", 0.9)
     peers = [own_time.ranks[other] for other in own_time.peers[position]]
-    among = {other: analyses[other] for other in peers}
+    work = Work(
+        tokens=_token_ratio(rank, peers, steps, analyses, pauses or {}),
+        exchanged=_over_median(rank, peers, exchanged or {}),
+    )
     longer = largest.ns / max(largest.peers_ns, 1.0)
-    tokens = _token_ratio(rank, peers, steps, analyses, pauses or {})
-    if tokens is not None and tokens - 1 >= EXPLAINS * longer:
-        why = f"it trains on {tokens:.3g} times as many tokens as its peers"
-        return Cause(StragglerCause.MORE_WORK, (text, why), "tokens")
-    cause, why = _computes_longer(rank, longer, among, _speeds(among, analyses, kernels))
-    if cause is StragglerCause.SLOW_DEVICE:
+    among = {other: analyses[other] for other in peers}
+    found = why_it_computes_longer(rank, longer, steps, among, work)
+    sensed: tuple[str, ...] = ()
+    detail = found.detail
+    if found.cause is StragglerCause.SLOW_DEVICE:
         sensed, detail = sensed_difference(rank, peers, telemetry)
-        return Cause(cause, (text, why, *sensed), detail)
-    return Cause(cause, (text, why))
+    return Cause(found.cause, (text, found.why, *sensed), detail, found.confidence)
+
+
+def _share(excess: _Excess, lateness_ns: float) -> float:
+    """How much of the lateness is explained, as a confidence."""
+    return min(0.99, excess.ns / max(lateness_ns, 1.0))
+
+
+def _over_median(rank: int, peers: Sequence[int], amounts: Mapping[int, float]) -> float | None:
+    """The rank's amount over the median of its peers; None where it is not known of all."""
+    others = [amounts[peer] for peer in peers if peer != rank and peer in amounts]
+    if rank not in amounts or not others:
+        return None
+    usual = float(np.median(others))
+    return amounts[rank] / usual if usual > 0 else None
 
 
 def _token_ratio(
@@ -221,17 +228,6 @@ def _token_ratio(
 
 
 _LENGTHS = "computation follows sequence lengths, on all ranks"
-
-
-def _speeds(
-    among: Mapping[int, RankAnalysis],
-    analyses: Mapping[int, RankAnalysis],
-    kernels: KernelsResult,
-) -> KernelsResult:
-    """Kernel speed compared only with peers: other stages do other work."""
-    return (
-        kernels if len(among) == len(analyses) else analyze_kernels(RankAnalyses.of(among.values()))
-    )
 
 
 COLLECTING = "garbage collection"
@@ -293,77 +289,3 @@ def _excess(
 def _nothing(excesses: Sequence[_Excess], lateness_ns: float) -> str:
     found = ", ".join(f"{e.what} {format_duration(max(e.ns, 0.0))}" for e in excesses)
     return f"of {format_duration(lateness_ns)} lateness the traces explain: {found}"
-
-
-def _computes_longer(
-    rank: int, longer: float, analyses: Mapping[int, RankAnalysis], kernels: KernelsResult
-) -> tuple[StragglerCause, str]:
-    """Slow device, or more work: by the same kernels' times and numbers on its peers.
-
-    ``longer`` is what it computes beyond its peers, relative to them: of a small excess, kernels
-    need explain no more than :data:`EXPLAINS`.
-    """
-    speed = next((s for s in kernels.ranks if s.rank == rank), None)
-    if speed is not None and _is_more(speed.relative_work):
-        return StragglerCause.MORE_WORK, _work_text(speed)
-    if speed is None or speed.relative_time is None:
-        return StragglerCause.UNKNOWN, "its kernels cannot be compared with its peers'"
-    if speed.relative_time < min(SLOWER, 1 + EXPLAINS * longer):
-        return (
-            StragglerCause.MORE_WORK,
-            "its kernels are as fast as its peers', so it has more work",
-        )
-    uniform = _slower_share(rank, analyses, speed.relative_time)
-    text = (
-        f"its kernels take {speed.relative_time:.3g} times as long as the same kernels of its "
-        f"peers, {format_ratio(uniform)} of the kernel time alike"
-    )
-    if uniform >= UNIFORM:
-        return StragglerCause.SLOW_DEVICE, text
-    return StragglerCause.MORE_WORK, f"{text}: larger inputs, not a slower device"
-
-
-def _is_more(relative_work: float | None) -> bool:
-    return relative_work is not None and relative_work >= SLOWER
-
-
-def _work_text(speed: RankSpeed) -> str:
-    return f"it launches {speed.relative_work:.2f} times as many kernels as its peers"
-
-
-def _slower_share(rank: int, analyses: Mapping[int, RankAnalysis], relative_time: float) -> float:
-    """Share of the rank's kernel time in kernels that are slower than its peers', much alike.
-
-    Alike is at least half as much slower as all together or, where small kernels are slowed far
-    more than large ones, as the kernel in the middle of the kernel time.
-    """
-    ratios, totals = _ratios(rank, analyses)
-    if not totals.sum():
-        return 0.0
-    order = np.argsort(ratios)
-    middle = np.searchsorted(np.cumsum(totals[order]), totals.sum() / 2)
-    usual = float(ratios[order][middle])
-    slower = min(relative_time, usual) if usual >= SLOWER else relative_time
-    return float(totals[ratios >= (1 + slower) / 2].sum() / totals.sum())
-
-
-def _ratios(
-    rank: int, analyses: Mapping[int, RankAnalysis]
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Of each kernel shared with peers: its median time over theirs, and its total time."""
-    peers = [_medians(analysis) for other, analysis in analyses.items() if other != rank]
-    found = []
-    for name, (median, total) in _medians(analyses[rank]).items():
-        others = [medians[name][0] for medians in peers if name in medians]
-        if others:
-            found.append((median / max(float(np.median(others)), 1.0), float(total)))
-    table = np.array(found, dtype=np.float64).reshape(-1, 2)
-    return table[:, 0], table[:, 1]
-
-
-def _medians(analysis: RankAnalysis) -> dict[str, tuple[int, int]]:
-    return {
-        kernel.name: (kernel.median_ns, kernel.total_ns)
-        for kernel in analysis.kernels
-        if kernel.kind == ActivityKind.COMPUTATION
-    }

@@ -12,7 +12,8 @@ messages meanwhile.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -21,11 +22,13 @@ from msgspec.structs import replace
 from distprof.run.run import Run
 from distprof.sections.context import ProbeRecords, RankAnalyses, RankAnalysis
 from distprof.sections.idle.measure import HostPauses
-from distprof.sections.kernels.result import KernelsResult
 from distprof.sections.own_time import COMPUTATION, HOST, OwnTime, held_stages
 from distprof.sections.stragglers.arrivals import Blame, judge_arrivals
 from distprof.sections.stragglers.causes import Cause, find_cause
+from distprof.sections.stragglers.episodes import Episode
+from distprof.sections.stragglers.exchanged import carried
 from distprof.sections.stragglers.links import find_slow_links
+from distprof.sections.stragglers.pace import ALIKE
 from distprof.sections.stragglers.patterns import (
     Verdict,
     blame_of_pipelines,
@@ -38,12 +41,16 @@ from distprof.sections.stragglers.result import (
     RankStraggler,
     SequenceImbalance,
     StepBlame,
+    StragglerSet,
     StragglersResult,
 )
 from distprof.sections.stragglers.sequences import find_sequence_imbalance
+from distprof.sections.stragglers.sharing import set_key, what_they_share
+from distprof.sections.stragglers.slowness import PACE, Slowness, find_slowness, own_part
 from distprof.sections.telemetry.result import TelemetryResult
 from distprof.sections.time.result import StepTimeResult
 from distprof.terms import StragglerCause, StragglerPattern
+from distprof.units import fold_ranks
 
 __all__ = ["analyze_messages", "analyze_stragglers"]
 
@@ -87,19 +94,19 @@ USUAL_SPREAD = 0.018
 class _Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """What may tell why a rank is late."""
 
+    run: Run
     analyses: Mapping[int, RankAnalysis]
-    kernels: KernelsResult
     own_time: OwnTime
     pauses: Mapping[int, HostPauses]
     telemetry: TelemetryResult
     sequences: SequenceImbalance | None
+    exchanged: Mapping[int, float]
 
 
 def analyze_stragglers(
     run: Run,
     analyses: RankAnalyses,
     step_time: StepTimeResult,
-    kernels: KernelsResult,
     records: ProbeRecords | None = None,
     telemetry: TelemetryResult | None = None,
 ) -> StragglersResult:
@@ -109,7 +116,6 @@ def analyze_stragglers(
         run: The recording, with matches and clock alignment.
         analyses: Per-rank analyses by rank.
         step_time: For the typical step; without steps the capture stands for it.
-        kernels: For telling a slow device from more work.
         records: What probes recorded of each rank's training thread, None without probes.
         telemetry: Sensors of the devices, for why one is slow.
 
@@ -119,34 +125,172 @@ def analyze_stragglers(
     pauses = records.of(HostPauses) if records is not None else {}
     step_numbers = _step_numbers(analyses)
     blame = judge_arrivals(run, analyses, len(step_numbers))
-    own_time = OwnTime.of(analyses, held_stages(analyses, run))
+    stages = held_stages(analyses, run)
+    own_time = OwnTime.of(analyses, stages)
     mean_step = _mean_step(analyses)
     sequences = find_sequence_imbalance(analyses, own_time, pauses, mean_step)
-    if blame.num_judged == 0:
-        return replace(_nobody(_why_nothing(run, analyses, blame)), sequences=sequences)
     known = _Evidence(
+        run=run,
         analyses=analyses,
-        kernels=kernels,
         own_time=own_time,
         pauses=pauses,
         telemetry=telemetry or TelemetryResult(),
         sequences=sequences,
+        exchanged=_exchanged(run, analyses),
     )
-    blame, verdicts = _verdicts(blame, run, own_time, _typical_step(analyses, step_time))
+    slow = find_slowness(
+        analyses, own_time, stages, mean_step, computes_unevenly=sequences is not None
+    )
+    sets = tuple(_set(one, blame, known, mean_step) for one in slow)
+    if blame.num_judged == 0 and not sets:
+        return replace(_nobody(_why_nothing(run, analyses, blame)), sequences=sequences)
+    verdicts: dict[int, Verdict] = {}
+    if not sets:
+        blame, verdicts = _verdicts(blame, run, own_time, _typical_step(analyses, step_time))
     ranks = [
-        _straggler(position, blame, verdicts.get(position), known)
+        _of_set(position, blame, sets, known)
+        if sets
+        else _straggler(position, blame, verdicts.get(position), known)
         for position in range(len(blame.ranks))
     ]
     return StragglersResult(
         ranks=tuple(sorted(ranks, key=lambda record: (-record.lost_ns_per_step, record.rank))),
         steps=_step_blame(blame, step_numbers),
-        pattern=_overall(verdicts.values()),
+        pattern=_overall({record.pattern for record in ranks}),
         lost_ns_per_step=sum(record.lost_ns_per_step for record in ranks),
         num_judged=blame.num_judged,
         num_below_residual=blame.num_below_residual,
         links=find_slow_links(run, analyses, analyses.wait_ends, mean_step),
         sequences=sequences,
+        sets=sets,
         unavailable=_unavailable(blame),
+    )
+
+
+def _exchanged(run: Run, analyses: Mapping[int, RankAnalysis]) -> dict[int, float]:
+    """What the all-to-alls of each rank carry: tokens by their splits, else bytes."""
+    return {
+        rank.rank: amount
+        for rank in run.ranks
+        if rank.rank in analyses and (amount := carried(rank.collectives)) is not None
+    }
+
+
+# Sets of ranks that are slow for one reason -------------------------------------------------------
+
+
+def _set(slow: Slowness, blame: Blame, known: _Evidence, mean_step: float) -> StragglerSet:
+    step_numbers = _step_numbers(known.analyses)
+    episode, own_time = slow.episode, known.own_time
+    ranks = tuple(own_time.ranks[position] for position in episode.positions)
+    cause = _cause_of_set(slow, known)
+    shared = what_they_share(
+        known.run, ranks, own_time.ranks, held_stages(known.analyses, known.run)
+    )
+    in_all = episode.pattern is StragglerPattern.PERSISTENT
+    since = None if episode.since is None else step_numbers[episode.since]
+    alone = len(ranks) == 1 and not slow.is_alone and in_all and since is None
+    # Of one rank, collectives show best what the others wait for it.
+    blamed = float(blame.lost_ns[episode.positions[0]].mean()) if alone else 0.0
+    lost_ns = max(slow.lost_ns, blamed)
+    return StragglerSet(
+        ranks=ranks,
+        shares=shared.kind,
+        name=shared.name,
+        pattern=episode.pattern,
+        steps=() if in_all else tuple(step_numbers[step] for step in episode.steps),
+        steps_by_rank=() if in_all else _steps_by_rank(episode, step_numbers),
+        since_step=since,
+        cause=cause.cause,
+        detail=cause.detail,
+        exchange_ratio=_exchange_ratio(ranks, known.exchanged),
+        lost_ns_per_step=int(lost_ns),
+        share_of_step_ratio=lost_ns / mean_step,
+        confidence=min(0.99, 1 - episode.chance) * _seen(blame),
+        cause_confidence=cause.confidence,
+        evidence=(*_evidence_of(slow, step_numbers, since), *cause.evidence, *_lack(blame)),
+        scenario=f"rank {ranks[0]}" if alone else set_key(ranks, episode.pattern),
+    )
+
+
+def _exchange_ratio(ranks: Sequence[int], exchanged: Mapping[int, float]) -> float | None:
+    mean = sum(exchanged.values()) / max(len(exchanged), 1)
+    known = [exchanged[rank] for rank in ranks if rank in exchanged]
+    return max(known) / mean if known and mean > 0 else None
+
+
+def _steps_by_rank(episode: Episode, step_numbers: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    return tuple(
+        tuple(
+            step_numbers[step] for step in np.flatnonzero(episode.excess_ns[position] > 0).tolist()
+        )
+        for position in episode.positions
+    )
+
+
+def _evidence_of(slow: Slowness, step_numbers: Sequence[int], since: int | None) -> tuple[str, ...]:
+    steps = slow.episode.steps
+    if since is not None:
+        return (f"slower from step {since} on",)
+    if slow.episode.pattern is StragglerPattern.PERSISTENT:
+        return ("slower than the other ranks in its own time, in most steps",)
+    numbers = fold_ranks([step_numbers[step] for step in steps])
+    return (f"slower than the other ranks in step{'s' if len(steps) > 1 else ''} {numbers}",)
+
+
+def _cause_of_set(slow: Slowness, known: _Evidence) -> Cause:
+    """The cause that most of the ranks show, each next to ranks that are not slow."""
+    own_time = known.own_time.without(slow.episode.positions)
+    causes = [
+        _cause_in(slow, position, replace(known, own_time=own_time))
+        for position in slow.episode.positions
+    ]
+    order = Counter((cause.cause, cause.detail) for cause in causes)
+    most = order.most_common(1)[0][0]
+    return next(cause for cause in causes if (cause.cause, cause.detail) == most)
+
+
+def _cause_in(slow: Slowness, position: int, known: _Evidence) -> Cause:
+    excess = slow.episode.excess_ns[position]
+    steps = np.flatnonzero(excess > 0).tolist()
+    if slow.is_alone and slow.part == PACE:
+        text = "it runs the same kernels slower than ranks of other stages do"
+        return Cause(StragglerCause.SLOW_DEVICE, (text,), confidence=ALIKE)
+    return find_cause(
+        known.own_time.ranks[position],
+        steps,
+        float(excess[steps].mean()),
+        known.analyses,
+        known.own_time,
+        known.pauses,
+        own_part(slow.part),
+        known.telemetry,
+        known.sequences,
+        known.exchanged,
+    )
+
+
+def _of_set(
+    position: int, blame: Blame, sets: Sequence[StragglerSet], known: _Evidence
+) -> RankStraggler:
+    """A rank's record, where sets say who is slow."""
+    rank = blame.ranks[position]
+    own = next((one for one in sets if rank in one.ranks), None)
+    plain = _straggler(position, blame, None, known)
+    if own is None:
+        return plain
+    return replace(
+        plain,
+        lost_ns_per_step=max(plain.lost_ns_per_step, own.lost_ns_per_step // len(own.ranks)),
+        share_of_step_ratio=max(
+            plain.share_of_step_ratio, own.share_of_step_ratio / len(own.ranks)
+        ),
+        pattern=own.pattern,
+        cause=own.cause,
+        confidence=own.confidence,
+        cause_confidence=own.cause_confidence,
+        evidence=own.evidence,
+        detail=own.detail,
     )
 
 
@@ -204,7 +348,6 @@ def _straggler(
 ) -> RankStraggler:
     lost = blame.lost_ns[position]
     judged = int(blame.judged[position])
-    completeness = 1 - blame.num_incomplete / blame.num_judged
     cause = _cause(position, blame, verdict, known)
     evidence = () if verdict is None else (*verdict.why, *cause.evidence, *_lack(blame))
     return RankStraggler(
@@ -214,11 +357,16 @@ def _straggler(
         late_ratio=float(blame.late[position]) / judged if judged else None,
         pattern=StragglerPattern.NONE if verdict is None else verdict.pattern,
         cause=cause.cause,
-        # A missing member may be the true last one, so what is incomplete counts half.
-        confidence=0.0 if verdict is None else verdict.confidence * (0.5 + 0.5 * completeness),
+        confidence=0.0 if verdict is None else verdict.confidence * _seen(blame),
         evidence=evidence,
         detail=cause.detail,
+        cause_confidence=cause.confidence if verdict is not None else 0.0,
     )
+
+
+def _seen(blame: Blame) -> float:
+    """Factor on confidence: a missing member may be the true last one, so it counts half."""
+    return 1 - 0.5 * blame.num_incomplete / max(blame.num_judged, 1)
 
 
 def _cause(
@@ -236,12 +384,12 @@ def _cause(
         steps,
         lateness,
         known.analyses,
-        known.kernels,
         known.own_time,
         known.pauses,
         verdict.part,
         known.telemetry,
         known.sequences,
+        known.exchanged,
     )
 
 
@@ -267,9 +415,8 @@ def _step_blame(blame: Blame, step_numbers: tuple[int, ...]) -> tuple[StepBlame,
     )
 
 
-def _overall(verdicts: Iterable[Verdict]) -> StragglerPattern:
+def _overall(found: Collection[StragglerPattern]) -> StragglerPattern:
     """The run's pattern: the most lasting one that any rank shows."""
-    found = {verdict.pattern for verdict in verdicts}
     order = (StragglerPattern.PERSISTENT, StragglerPattern.TRANSIENT, StragglerPattern.ROTATING)
     return next((pattern for pattern in order if pattern in found), StragglerPattern.NONE)
 

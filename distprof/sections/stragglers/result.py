@@ -19,6 +19,7 @@ __all__ = [
     "SequenceImbalance",
     "SlowLink",
     "StepBlame",
+    "StragglerSet",
     "StragglersResult",
 ]
 
@@ -125,9 +126,11 @@ class RankStraggler(Record, frozen=True, kw_only=True):
         pattern: How its lateness is spread over steps; ``none`` when it is not worth naming.
         cause: Why, ``unknown`` where the evidence is not in the traces.
         confidence: 0 to 1, that the rank is rightly named.
+        cause_confidence: 0 to 1, that the cause is right if the rank is; 0 where it is unknown.
         evidence: What pattern and cause rest on, one sentence each.
         detail: What of that, where it is known: ``gc`` (garbage collection), ``throttled``,
-            ``low_clocks``, ``sequence_length``, ``tokens``; empty otherwise.
+            ``low_clocks``, ``sequence_length``, ``tokens``, ``experts`` (they get more tokens);
+            empty otherwise.
     """
 
     rank: int
@@ -139,6 +142,50 @@ class RankStraggler(Record, frozen=True, kw_only=True):
     confidence: float
     evidence: tuple[str, ...] = ()
     detail: str = ""
+    cause_confidence: float = 0.0
+
+
+class StragglerSet(Record, frozen=True, kw_only=True):
+    """Ranks that are slow for one reason, by their own time next to that of the other ranks.
+
+    Args:
+        ranks: Global ranks; one, or several that are slow together or in turn.
+        shares: What these ranks and no others have in common: ``node``, ``stage``, ``group``,
+            ``rail``; empty where nothing is known.
+        name: Its name, for example of the node.
+        pattern: How the slowness is spread over steps.
+        steps: Step numbers in which they are slow; empty for all steps.
+        steps_by_rank: For each of the ranks its steps, where these are not all steps.
+        since_step: The step from which it lasts; null where it lasts from the beginning or does
+            not last.
+        cause: Why, ``unknown`` where the evidence is not in the traces.
+        detail: As of a straggler.
+        exchange_ratio: What the busiest of them exchanges in all-to-alls over the mean of all
+            ranks; null where none of known size was recorded.
+        lost_ns_per_step: What the others wait for the set, mean over all steps.
+        share_of_step_ratio: The same over the mean step.
+        confidence: 0 to 1, that these ranks and no others are slow.
+        cause_confidence: 0 to 1, that the cause is right if the ranks are; 0 where it is unknown.
+        evidence: What this rests on, one sentence each.
+        scenario: Key of the simulation in which all of them keep up.
+    """
+
+    ranks: tuple[int, ...]
+    shares: str = ""
+    name: str = ""
+    pattern: StragglerPattern
+    steps: tuple[int, ...] = ()
+    steps_by_rank: tuple[tuple[int, ...], ...] = ()
+    since_step: int | None = None
+    cause: StragglerCause
+    detail: str = ""
+    exchange_ratio: float | None = None
+    lost_ns_per_step: int
+    share_of_step_ratio: float
+    confidence: float
+    cause_confidence: float
+    evidence: tuple[str, ...] = ()
+    scenario: str
 
 
 class StepBlame(Record, frozen=True, kw_only=True):
@@ -175,6 +222,8 @@ class StragglersResult(Result, frozen=True, kw_only=True):
         links: Groups whose transfers take longer than those of other groups, with no rank to blame.
         sequences: Computation that differs by sequence length; null where it does not, or nothing
             shows it.
+        sets: Ranks that are slow for one reason, most expensive first; each of them is in ``ranks``
+            too.
     """
 
     needs_traces = True
@@ -187,3 +236,4 @@ class StragglersResult(Result, frozen=True, kw_only=True):
     num_below_residual: int
     links: tuple[SlowLink, ...] = ()
     sequences: SequenceImbalance | None = None
+    sets: tuple[StragglerSet, ...] = ()

@@ -5,7 +5,6 @@ Source of the definitions of S, S_t, S_w, M_W and M_S: formula sheet, "What-if".
 
 from __future__ import annotations
 
-from collections.abc import Set
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -65,16 +64,21 @@ def analyze_whatif(
     if len(analyses) > 1 and (matched is None or matched < LEAST_MATCHED):
         share = format_ratio(matched or 0.0)
         return _nothing(f"{share} of the collectives found their partners on other ranks")
-    named = {r.rank for r in stragglers.ranks if r.pattern is not StragglerPattern.NONE}
-    return _of_traces(run, analyses, frozenset(named), bench, has_experts=bool(moe.layers))
+    return _of_traces(run, analyses, stragglers, bench, has_experts=bool(moe.layers))
 
 
 def _of_traces(
-    run: Run, analyses: RankAnalyses, named: Set[int], bench: Workbench, *, has_experts: bool
+    run: Run,
+    analyses: RankAnalyses,
+    stragglers: StragglersResult,
+    bench: Workbench,
+    *,
+    has_experts: bool,
 ) -> WhatIfResult:
     # They hold results of this module
     from distprof.sections.whatif.delays import Sections
     from distprof.sections.whatif.scenarios import is_worth_showing, scenarios
+    from distprof.sections.whatif.sets import set_changes
     from distprof.sections.whatif.slowdowns import slowdowns
     from distprof.sections.whatif.trace_graph import path_shares, trace_graph
 
@@ -93,7 +97,9 @@ def _of_traces(
     replayed_ns = base.result.replayed_ns or 0
     sections = Sections.of(graph, analyses, has_experts=has_experts)
     slow = slowdowns(graph, sections, analyses, replayed_ns)
-    found = scenarios(graph, sections, analyses, replayed_ns, named)
+    named = {r.rank for r in stragglers.ranks if r.pattern is not StragglerPattern.NONE}
+    sets = set_changes(graph, sections, analyses, stragglers.sets)
+    found = scenarios(graph, sections, analyses, replayed_ns, named, sets)
     bench.simulation = Simulation(
         graph=graph,
         changes={change.what: change for _, change in found},

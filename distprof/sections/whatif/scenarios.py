@@ -6,7 +6,7 @@ causes may hide each other.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -70,6 +70,7 @@ def scenarios(
     analyses: Mapping[int, RankAnalysis],
     replayed_ns: int,
     named: Collection[int] = (),
+    further: Iterable[Change] = (),
 ) -> tuple[tuple[Scenario, Change], ...]:
     """All scenarios that fit the run, with their changes, by what they recover, most first.
 
@@ -81,10 +82,12 @@ def scenarios(
         analyses: By global rank.
         replayed_ns: Mean simulated step, nothing changed.
         named: Ranks that get their own scenario, however little they cost.
+        further: Changes of sets of ranks.
     """
     changes = [
         *_idle(graph, sections),
         *_late_ranks(graph, sections, replayed_ns, named),
+        *further,
         *_imbalance(graph, sections, analyses),
         *_transfers(graph, sections, analyses),
     ]

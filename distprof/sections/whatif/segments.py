@@ -183,15 +183,24 @@ def _asked(tables: RankTables, causes: IdleCauses | None) -> Int64Array:
 
 
 def _done_before(tables: RankTables, causes: IdleCauses, launched_ns: Int64Array) -> Int64Array:
-    """When all computation was done that had been launched before each moment."""
+    """When all computation was done that had been launched before each moment.
+
+    A host that runs ahead has launched what a capture begins with before the capture began: what
+    runs before the first computation of known launch was launched before all that is known.
+    """
     launches, activity = causes.launches, tables.activity
-    rows = np.flatnonzero(launches.known & (activity["kind"] == ActivityKind.COMPUTATION))
+    computes = activity["kind"] == ActivityKind.COMPUTATION
+    rows = np.flatnonzero(launches.known & computes)
     if len(rows) == 0:
         return launched_ns
+    earlier = computes & (activity["start_ns"] < activity["start_ns"][rows].min())
+    first = activity["end_ns"][earlier & ~launches.known].max(initial=np.iinfo(np.int64).min)
     rows = rows[np.argsort(launches.start[rows], kind="stable")]
     done = np.maximum.accumulate(activity["end_ns"][rows])
     at = np.searchsorted(launches.start[rows], launched_ns) - 1
-    return np.where(at < 0, launched_ns, done[np.maximum(at, 0)])
+    known = np.where(at < 0, launched_ns, done[np.maximum(at, 0)])
+    result: Int64Array = np.maximum(known, first).astype(np.int64)
+    return result
 
 
 def _blocked(

@@ -50,7 +50,6 @@ def first(pauses):
         run,
         found.analyses,
         found.step_time,
-        found.kernels,
         ProbeRecords(found={HostPauses: pauses}),
     )
     return result.ranks[0]

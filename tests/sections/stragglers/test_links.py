@@ -31,7 +31,7 @@ MESH = SimulatedJob(
 def stragglers_of(job):
     run = assemble_run("simulated", job.run().to_ranks())
     found = measure(run)
-    return analyze_stragglers(run, found.analyses, found.step_time, found.kernels)
+    return analyze_stragglers(run, found.analyses, found.step_time)
 
 
 @pytest.mark.parametrize("factor", [1.3, 2.0, 4.0])

@@ -23,7 +23,7 @@ def job_of(stages=4, replicas=2, skew=(), seed=3):
 def stragglers_of(job):
     run = assemble_run("simulated", job.run().to_ranks())
     found = measure(run)
-    return analyze_stragglers(run, found.analyses, found.step_time, found.kernels)
+    return analyze_stragglers(run, found.analyses, found.step_time)
 
 
 def named(result):

@@ -92,7 +92,6 @@ def test_the_finding_on_a_slow_device_says_that_it_is_throttled():
         run,
         found.analyses,
         found.step_time,
-        found.kernels,
         telemetry=TelemetryResult(ranks=rows),
     )
     late = result.ranks[0]

@@ -29,7 +29,6 @@ def stragglers_of(job, *, with_log=True):
         run,
         found.analyses,
         found.step_time,
-        found.kernels,
         ProbeRecords(found={HostPauses: pauses}),
     )
 

@@ -129,7 +129,7 @@ def test_a_single_rank_accuses_nobody_and_says_why():
 def test_no_ranks_at_all_is_no_failure():
     run = by_hand([1, 2])
     measured = measure(run)
-    result = analyze_stragglers(run, RankAnalyses.of([]), measured.step_time, measured.kernels)
+    result = analyze_stragglers(run, RankAnalyses.of([]), measured.step_time)
     assert result.ranks == ()
 
 
@@ -178,12 +178,12 @@ def test_two_slow_devices_are_both_named():
     assert sorted(named(result)) == [(1, Pattern.PERSISTENT), (5, Pattern.PERSISTENT)]
 
 
-def test_one_bad_step_is_transient_and_its_cause_unknown():
+def test_one_bad_step_is_transient_and_its_kernels_show_the_cause():
     faults = (SlowDevice(rank=1, factor=1.5, steps=(14,)),)
     result = analyse(SimulatedJob(num_steps=10, faults=faults))
     assert named(result) == [(1, Pattern.TRANSIENT)]
-    # kernel times are kept for the whole recording, so a single step's cannot be compared
-    assert result.ranks[0].cause is Cause.UNKNOWN
+    assert result.ranks[0].cause is Cause.SLOW_DEVICE
+    assert result.sets[0].steps == (14,)
 
 
 def test_another_rank_in_each_step_is_rotating():
@@ -239,7 +239,7 @@ def test_a_rank_that_could_not_be_measured_is_a_missing_member():
         by_rank={rank: a for rank, a in measured.analyses.items() if rank != 3},
         wait_ends=measured.analyses.wait_ends,
     )
-    result = analyze_stragglers(run, left, measured.step_time, measured.kernels)
+    result = analyze_stragglers(run, left, measured.step_time)
     assert [record.rank for record in result.ranks] == [2, 0, 1]
     assert any("lack a member" in text for text in result.unavailable)
 

@@ -46,7 +46,7 @@ def plan_of(simulated: SimulatedJob, claimed: list[str]) -> RepairPlan:
     """The plan where findings name these scenarios, whatever rules say."""
     run = assemble_run("simulated", simulated.run().to_ranks())
     measured = measure(run)
-    stragglers = analyze_stragglers(run, measured.analyses, measured.step_time, measured.kernels)
+    stragglers = analyze_stragglers(run, measured.analyses, measured.step_time)
     bench = Workbench()
     analyze_whatif(run, measured.analyses, stragglers, MoeResult(), bench)
     bench.price(claimed)

@@ -74,7 +74,7 @@ def graph_of(run: Run) -> TraceGraph:
 
 def whatif_of(run: Run) -> WhatIfResult:
     measured = measure(run)
-    stragglers = analyze_stragglers(run, measured.analyses, measured.step_time, measured.kernels)
+    stragglers = analyze_stragglers(run, measured.analyses, measured.step_time)
     return analyze_whatif(run, measured.analyses, stragglers, MoeResult(), Workbench())
 
 
@@ -301,7 +301,7 @@ def test_the_cost_of_faults_in_drawn_jobs(kind, seed):
     report = report_of(recording)
     steps = {row.step for row in report.breakdown.steps}
     step = recording.mean_step_ns(steps)
-    truth = step - trial.sound.run().mean_step_ns(steps)
+    truth = step - trial.truths[0].sound.run().mean_step_ns(steps)
     key = f"rank {min(trial.ranks)}" if KEYS[kind] == "rank" else KEYS[kind]
     assert abs(report.whatif.model_error_ratio) < 0.005
     found = recovered(report.whatif).get(key, 0)

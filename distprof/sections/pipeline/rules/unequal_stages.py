@@ -37,7 +37,8 @@ from collections.abc import Iterator
 
 from distprof.rules.base import Draft, Limit, Limits, rule
 from distprof.sections.pipeline.result import PipelinePosition, PipelineResult
-from distprof.terms import Severity
+from distprof.sections.stragglers.result import StragglersResult
+from distprof.terms import Severity, StragglerCause
 from distprof.units import format_duration, format_ratio, name_ranks
 
 _FIX = (
@@ -50,7 +51,7 @@ _FIX = (
     code="PIP101",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(PipelineResult,),
+    needs=(PipelineResult, StragglersResult),
     limits={
         "excess_ratio": Limit(
             0.08, "largest acceptable excess of a stage's work over the other stages' median"
@@ -61,7 +62,9 @@ _FIX = (
         ),
     },
 )
-def check(pipeline: PipelineResult, limits: Limits) -> Iterator[Draft]:
+def check(
+    pipeline: PipelineResult, stragglers: StragglersResult, limits: Limits
+) -> Iterator[Draft]:
     """Yield one finding for the busiest stage."""
     cost, step = pipeline.lost_ns_per_step, pipeline.step_ns
     if not pipeline.positions:
@@ -72,7 +75,7 @@ def check(pipeline: PipelineResult, limits: Limits) -> Iterator[Draft]:
     busiest = max(pipeline.positions, key=lambda position: position.excess_ratio)
     if busiest.excess_ratio < limits["excess_ratio"] or busiest.chance > limits["chance"]:
         return
-    if cost < limits["min_step_ratio"] * step:
+    if cost < limits["min_step_ratio"] * step or _runs_slower(busiest, stragglers):
         return
     yield Draft(
         message=(
@@ -88,6 +91,17 @@ def check(pipeline: PipelineResult, limits: Limits) -> Iterator[Draft]:
         evidence=("pipeline.positions", "pipeline.max_over_mean"),
         without="stage-imbalance",
     )
+
+
+def _runs_slower(busiest: PipelinePosition, stragglers: StragglersResult) -> bool:
+    """Whether all ranks of a position run the kernels of other stages slower: not more layers."""
+    slow = {
+        rank
+        for one in stragglers.sets
+        if one.cause is StragglerCause.SLOW_DEVICE
+        for rank in one.ranks
+    }
+    return set(busiest.ranks) <= slow
 
 
 def _of_logs(pipeline: PipelineResult, limits: Limits) -> Iterator[Draft]:

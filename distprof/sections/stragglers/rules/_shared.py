@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from distprof.rules.base import InsufficientEvidenceError
 from distprof.sections.collectives.result import CollectivesResult
-from distprof.sections.stragglers.result import RankStraggler, StragglersResult
+from distprof.sections.moe.result import MoeResult
+from distprof.sections.stragglers.result import RankStraggler, StragglerSet, StragglersResult
 from distprof.terms import StragglerCause, StragglerPattern
+from distprof.units import name_ranks
 
-__all__ = ["because", "fix_of", "of_pattern"]
+__all__ = ["because", "fix_of", "is_for_experts", "of_pattern", "sets_of_pattern", "who"]
 
 _FIX = {
     StragglerCause.SLOW_DEVICE: (
@@ -49,6 +51,10 @@ _FIX_OF_DETAIL = {
         "Give all ranks the same number of tokens: distribute the samples of a global batch by "
         "token count, and check how this rank's data is sharded."
     ),
+    "experts": (
+        "Balance the routing (load-balancing loss, bias of the router), or place busy experts on "
+        "different ranks."
+    ),
     "sequence_length": (
         "Give ranks batches of equal cost: balance the sum of squared sequence lengths, bucket "
         "by length, pack documents."
@@ -61,6 +67,7 @@ _BECAUSE_OF_DETAIL = {
     "low_clocks": "It runs the same kernels slower: its GPU clock is low",
     "sequence_length": "It has more work: longer sequences",
     "tokens": "It has more work: more tokens",
+    "experts": "It has more work: its experts get more tokens",
 }
 
 _BECAUSE = {
@@ -72,14 +79,64 @@ _BECAUSE = {
 }
 
 
-def because(rank: RankStraggler) -> str:
+_Slow = RankStraggler | StragglerSet
+
+_SEVERAL = (
+    ("It runs", "They run"),
+    ("It has", "They have"),
+    ("Its CPU launches", "Their CPUs launch"),
+    ("Its input arrives", "Their input arrives"),
+    ("its GPU is", "their GPUs are"),
+    ("its GPU clock is", "their GPU clocks are"),
+    ("its experts", "their experts"),
+)
+
+
+def because(rank: _Slow) -> str:
     """The cause as a sentence without its full stop."""
+    text = _because(rank)
+    if isinstance(rank, StragglerSet) and len(rank.ranks) > 1:
+        for one, several in _SEVERAL:
+            text = text.replace(one, several)
+    return text
+
+
+def who(found: StragglerSet) -> str:
+    """For example ``Ranks 4-7 (node1)``."""
+    shared = {"node": f" (node {found.name})", "": ""}.get(found.shares, f" ({found.name})")
+    ranks = name_ranks(found.ranks)
+    return f"{ranks[:1].upper()}{ranks[1:]}{shared}"
+
+
+def _because(rank: _Slow) -> str:
     return _BECAUSE_OF_DETAIL.get(rank.detail) or _BECAUSE[rank.cause]
 
 
-def fix_of(rank: RankStraggler) -> str:
+def fix_of(rank: _Slow) -> str:
     """What to do about the cause."""
     return _FIX_OF_DETAIL.get(rank.detail) or _FIX[rank.cause]
+
+
+def sets_of_pattern(
+    stragglers: StragglersResult, pattern: StragglerPattern, min_ratio: float
+) -> list[StragglerSet]:
+    """Return the sets of a pattern that cost at least ``min_ratio`` of the step each."""
+    return [
+        one
+        for one in stragglers.sets
+        if one.pattern is pattern and one.share_of_step_ratio >= min_ratio
+    ]
+
+
+OVERLOADED = 2.0
+"""Load of an expert over the mean from which `overloaded-expert` reports it."""
+
+
+def is_for_experts(found: StragglerSet, moe: MoeResult) -> bool:
+    """Whether the ranks only compute what an overloaded expert gets, which has its own finding."""
+    if found.cause is not StragglerCause.MORE_WORK:
+        return False
+    return any(layer.busiest_share_ratio * layer.num_experts >= OVERLOADED for layer in moe.layers)
 
 
 def of_pattern(
@@ -99,9 +156,14 @@ def of_pattern(
     if not collectives.classes:
         return []
     if stragglers.num_judged == 0:
+        if stragglers.sets:
+            return []
         why = "; ".join(stragglers.unavailable) or "no collective was matched across ranks"
         raise InsufficientEvidenceError(why)
-    found = [rank for rank in stragglers.ranks if rank.pattern is pattern]
+    in_sets = {rank for one in stragglers.sets for rank in one.ranks}
+    found = [
+        rank for rank in stragglers.ranks if rank.pattern is pattern and rank.rank not in in_sets
+    ]
     if pattern is not StragglerPattern.PERSISTENT and stragglers.sequences is not None:
         found = [rank for rank in found if rank.detail != "sequence_length"]
     return found if sum(rank.share_of_step_ratio for rank in found) >= min_ratio else []

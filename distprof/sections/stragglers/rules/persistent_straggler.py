@@ -42,8 +42,16 @@ from collections.abc import Iterator
 
 from distprof.rules.base import Draft, Limit, Limits, rule
 from distprof.sections.collectives.result import CollectivesResult
-from distprof.sections.stragglers.result import StragglersResult
-from distprof.sections.stragglers.rules._shared import because, fix_of, of_pattern
+from distprof.sections.moe.result import MoeResult
+from distprof.sections.stragglers.result import StragglerSet, StragglersResult
+from distprof.sections.stragglers.rules._shared import (
+    because,
+    fix_of,
+    is_for_experts,
+    of_pattern,
+    sets_of_pattern,
+    who,
+)
 from distprof.terms import Confidence, Severity, StragglerCause, StragglerPattern
 from distprof.units import format_duration, format_ratio
 
@@ -52,20 +60,28 @@ from distprof.units import format_duration, format_ratio
     code="STR101",
     severity=Severity.WARNING,
     since="0.1.0",
-    needs=(StragglersResult, CollectivesResult),
+    needs=(StragglersResult, CollectivesResult, MoeResult),
     limits={
         "min_step_ratio": Limit(0.015, "share of the step that waiting for the rank may take"),
         "error_step_ratio": Limit(0.1, "share of the step from which it is an error"),
     },
 )
 def check(
-    stragglers: StragglersResult, collectives: CollectivesResult, limits: Limits
+    stragglers: StragglersResult, collectives: CollectivesResult, moe: MoeResult, limits: Limits
 ) -> Iterator[Draft]:
     """Yield one finding per persistent straggler."""
     found = of_pattern(
         stragglers, collectives, StragglerPattern.PERSISTENT, limits["min_step_ratio"]
     )
-    article = "the" if len(found) == 1 else "a"
+    sets = [
+        one
+        for one in sets_of_pattern(
+            stragglers, StragglerPattern.PERSISTENT, limits["min_step_ratio"]
+        )
+        if not is_for_experts(one, moe)
+    ]
+    article = "the" if len(found) + len(sets) == 1 else "a"
+    yield from (_of_set(one, article, limits) for one in sets)
     for rank in found:
         share = rank.share_of_step_ratio
         sure = rank.cause is not StragglerCause.UNKNOWN and rank.confidence >= 0.75
@@ -83,3 +99,25 @@ def check(
             without=f"rank {rank.rank}",
             severity=Severity.ERROR if share >= limits["error_step_ratio"] else None,
         )
+
+
+def _of_set(found: StragglerSet, article: str, limits: Limits) -> Draft:
+    share = found.share_of_step_ratio
+    sure = found.cause is not StragglerCause.UNKNOWN and found.confidence >= 0.75
+    wait = f"{format_duration(found.lost_ns_per_step)} ({format_ratio(share)}) of"
+    each = "every step" if found.since_step is None else "the mean step"
+    since = "" if found.since_step is None else f" from step {found.since_step} on"
+    if len(found.ranks) == 1:
+        said = f"{who(found)} is {article} straggler{since}: the others wait {wait} {each} for it."
+    else:
+        said = f"{who(found)} are slow{since}: the others wait {wait} {each} for them."
+    return Draft(
+        message=f"{said} {because(found)}.",
+        fix=fix_of(found),
+        cost_ns_per_step=found.lost_ns_per_step,
+        confidence=Confidence.MEASURED if sure else Confidence.INFERRED,
+        ranks=found.ranks,
+        evidence=("stragglers.sets", "stragglers.ranks"),
+        without=found.scenario,
+        severity=Severity.ERROR if share >= limits["error_step_ratio"] else None,
+    )

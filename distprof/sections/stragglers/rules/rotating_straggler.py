@@ -35,8 +35,8 @@ from collections.abc import Iterator
 
 from distprof.rules.base import Draft, Limit, Limits, rule
 from distprof.sections.collectives.result import CollectivesResult
-from distprof.sections.stragglers.result import StragglersResult
-from distprof.sections.stragglers.rules._shared import of_pattern
+from distprof.sections.stragglers.result import StragglerSet, StragglersResult
+from distprof.sections.stragglers.rules._shared import because, of_pattern, sets_of_pattern, who
 from distprof.terms import Confidence, Severity, StragglerPattern
 from distprof.units import fold_ranks, format_duration, format_ratio
 
@@ -52,6 +52,8 @@ def check(
     stragglers: StragglersResult, collectives: CollectivesResult, limits: Limits
 ) -> Iterator[Draft]:
     """Yield one finding for the run."""
+    for one in sets_of_pattern(stragglers, StragglerPattern.ROTATING, limits["min_step_ratio"]):
+        yield _of_set(one)
     found = of_pattern(stragglers, collectives, StragglerPattern.ROTATING, limits["min_step_ratio"])
     if not found:
         return
@@ -73,4 +75,25 @@ def check(
         ranks=ranks,
         evidence=("stragglers.ranks", "stragglers.steps"),
         without="late ranks",
+    )
+
+
+def _of_set(found: StragglerSet) -> Draft:
+    """Ranks that are slow in turn by their own time."""
+    share = format_ratio(found.share_of_step_ratio)
+    return Draft(
+        message=(
+            f"{who(found)} are slow alternately, each in other steps: the others wait "
+            f"{format_duration(found.lost_ns_per_step)} ({share}) of every step. {because(found)}."
+        ),
+        fix=(
+            "Remove what slows ranks at random: other processes on their machines, garbage "
+            "collection at different steps, batches of unequal cost, power limits that nodes share."
+        ),
+        cost_ns_per_step=found.lost_ns_per_step,
+        confidence=Confidence.INFERRED,
+        ranks=found.ranks,
+        steps=found.steps,
+        evidence=("stragglers.sets", "stragglers.steps"),
+        without=found.scenario,
     )

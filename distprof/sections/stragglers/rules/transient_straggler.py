@@ -35,11 +35,11 @@ from collections.abc import Iterator
 
 from distprof.rules.base import Draft, Limit, Limits, rule
 from distprof.sections.collectives.result import CollectivesResult
-from distprof.sections.stragglers.result import RankStraggler, StragglersResult
-from distprof.sections.stragglers.rules._shared import because, fix_of, of_pattern
+from distprof.sections.stragglers.result import RankStraggler, StragglerSet, StragglersResult
+from distprof.sections.stragglers.rules._shared import because, fix_of, of_pattern, sets_of_pattern
 from distprof.sections.time.result import StepTimeResult
 from distprof.terms import Confidence, Severity, StragglerPattern
-from distprof.units import fold_ranks, format_duration, format_ratio
+from distprof.units import fold_ranks, format_duration, format_ratio, name_ranks
 
 
 @rule(
@@ -56,6 +56,8 @@ def check(
     limits: Limits,
 ) -> Iterator[Draft]:
     """Yield one finding per transient straggler."""
+    for one in sets_of_pattern(stragglers, StragglerPattern.TRANSIENT, limits["min_step_ratio"]):
+        yield _of_set(one)
     for rank in of_pattern(
         stragglers, collectives, StragglerPattern.TRANSIENT, limits["min_step_ratio"]
     ):
@@ -73,6 +75,25 @@ def check(
             evidence=("stragglers.ranks", "stragglers.steps"),
             without=f"rank {rank.rank}",
         )
+
+
+def _of_set(found: StragglerSet) -> Draft:
+    """A rank that is slow in some steps by its own time."""
+    where = f"step{'s' if len(found.steps) > 1 else ''} {fold_ranks(found.steps)}"
+    return Draft(
+        message=(
+            f"The other ranks wait for {name_ranks(found.ranks)} in {where}: "
+            f"{format_duration(found.lost_ns_per_step)} per step over all steps "
+            f"({format_ratio(found.share_of_step_ratio)}). {because(found)}."
+        ),
+        fix=fix_of(found),
+        cost_ns_per_step=found.lost_ns_per_step,
+        confidence=Confidence.INFERRED,
+        ranks=found.ranks,
+        steps=found.steps,
+        evidence=("stragglers.sets", "stragglers.steps"),
+        without=found.scenario,
+    )
 
 
 def _how_long(rank: RankStraggler, steps: tuple[int, ...]) -> str:

@@ -1,0 +1,190 @@
+"""Why a rank computes longer than its peers: a slower device, more work, or one of the two.
+
+More work leaves traces: more kernels, larger exchanges of tokens, more tokens in the step log. A
+device slows all of its kernels. What differs in most but not all kernel time, and leaves no trace,
+can be either; where work is known to be equal it is the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from distprof.schema import Int64Array
+from distprof.sections.context import KernelSteps, RankAnalysis
+from distprof.sections.stragglers.pace import ALIKE
+from distprof.terms import StragglerCause
+from distprof.units import format_ratio
+
+__all__ = ["SLOWER", "Computing", "Work", "why_it_computes_longer"]
+
+SLOWER = 1.03
+"""Kernel time relative to peers from which a device counts as slow, or its work as more."""
+
+PARTLY = 0.5
+"""Share of kernel time that is slower alike below which the device is not to blame."""
+
+MORE_TOKENS = 1.15
+"""Tokens exchanged relative to peers from which experts count as busier."""
+
+EXPLAINS = 0.5
+"""Part of what a rank computes too long that more work must explain."""
+
+_Floats: TypeAlias = NDArray[np.float64]
+
+
+class Work(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known about the rank's work, relative to its peers' median.
+
+    Args:
+        tokens: Of the step logs; None where they do not say.
+        exchanged: Tokens or bytes in all-to-alls; None without any.
+    """
+
+    tokens: float | None = None
+    exchanged: float | None = None
+
+
+class Computing(msgspec.Struct, frozen=True, kw_only=True):
+    """The cause, one sentence, what of the cause, and how sure it is, 0 to 1."""
+
+    cause: StragglerCause
+    why: str
+    detail: str = ""
+    confidence: float = 0.0
+
+
+class _Compared(msgspec.Struct, frozen=True, kw_only=True):
+    """A rank's kernels in some steps, next to the same kernels of its peers.
+
+    Args:
+        ratio: Mean duration over the peers' median, per shared kernel.
+        weight_ns: The peers' time in it.
+        count_ratio: Kernels launched over the peers' median, weighted with their time.
+        time_ratio: All shared kernels' durations over the peers', at equal counts.
+    """
+
+    ratio: _Floats
+    weight_ns: _Floats
+    count_ratio: float
+    time_ratio: float
+
+    @property
+    def alike(self) -> float:
+        """Share of kernel time that is slower by at least half as much as all, or as its median."""
+        if not self.weight_ns.sum():
+            return 0.0
+        order = np.argsort(self.ratio)
+        middle = np.searchsorted(np.cumsum(self.weight_ns[order]), self.weight_ns.sum() / 2)
+        usual = float(self.ratio[order][min(middle, len(order) - 1)])
+        slower = min(self.time_ratio, usual) if usual >= SLOWER else self.time_ratio
+        much = self.ratio >= (1 + slower) / 2
+        return float(self.weight_ns[much].sum() / self.weight_ns.sum())
+
+
+def why_it_computes_longer(
+    rank: int,
+    longer: float,
+    steps: Sequence[int],
+    analyses: Mapping[int, RankAnalysis],
+    work: Work,
+) -> Computing:
+    """Slow device, more work, or unknown which of the two.
+
+    Args:
+        rank: The late rank.
+        longer: What it computes beyond its peers, relative to them; of a small excess, kernels need
+            explain no more than :data:`EXPLAINS`.
+        steps: Indices of the steps in which it was late.
+        analyses: Of the rank and of those that it is compared with.
+        work: What else is known about its work.
+    """
+    if work.tokens is not None and work.tokens - 1 >= EXPLAINS * longer:
+        why = f"it trains on {work.tokens:.3g} times as many tokens as its peers"
+        return _more(why, "tokens")
+    compared = _compare(rank, steps, analyses)
+    if compared is None:
+        return Computing(
+            cause=StragglerCause.UNKNOWN, why="its kernels cannot be compared with its peers'"
+        )
+    if compared.count_ratio >= min(SLOWER, 1 + EXPLAINS * longer) and compared.alike < ALIKE:
+        return _more(f"it launches {compared.count_ratio:.2f} times as many kernels as its peers")
+    if compared.count_ratio - 1 >= EXPLAINS * longer:
+        return _more(f"it launches {compared.count_ratio:.2f} times as many kernels as its peers")
+    if compared.time_ratio < min(SLOWER, 1 + EXPLAINS * longer):
+        return _more("its kernels are as fast as its peers', so it has more work")
+    return _by_kernels(compared, work)
+
+
+def _more(why: str, detail: str = "", confidence: float = 0.95) -> Computing:
+    return Computing(cause=StragglerCause.MORE_WORK, why=why, detail=detail, confidence=confidence)
+
+
+def _by_kernels(compared: _Compared, work: Work) -> Computing:
+    """By how much of the kernel time is slower alike, and what is known about the work."""
+    alike = compared.alike
+    text = (
+        f"its kernels take {compared.time_ratio:.3g} times as long as the same kernels of its "
+        f"peers, {format_ratio(alike)} of the kernel time alike"
+    )
+    if alike >= ALIKE:
+        return Computing(cause=StragglerCause.SLOW_DEVICE, why=text, confidence=min(alike, 0.99))
+    if work.exchanged is not None and work.exchanged >= MORE_TOKENS:
+        why = f"its experts exchange {work.exchanged:.2f} times the tokens of its peers"
+        return _more(f"{text}; {why}", "experts")
+    if _is_equal(compared, work):
+        why = f"{text}; kernel counts and tokens are equal, so the device is slower"
+        return Computing(cause=StragglerCause.SLOW_DEVICE, why=why, confidence=0.8)
+    if alike >= PARTLY:
+        why = f"{text}: slower device or more work"
+        return Computing(cause=StragglerCause.UNKNOWN, why=why)
+    return _more(f"{text}: larger inputs, not a slower device", confidence=1 - alike)
+
+
+def _is_equal(compared: _Compared, work: Work) -> bool:
+    """Whether the rank is known to have the same work: kernels and tokens."""
+    same_kernels = abs(compared.count_ratio - 1) < SLOWER - 1
+    return same_kernels and work.tokens is not None and abs(work.tokens - 1) < SLOWER - 1
+
+
+def _compare(
+    rank: int, steps: Sequence[int], analyses: Mapping[int, RankAnalysis]
+) -> _Compared | None:
+    own = analyses[rank].kernel_steps
+    others = [a.kernel_steps for other, a in analyses.items() if other != rank]
+    if own is None or not others or not len(steps):
+        return None
+    mine = _of_steps(own, steps)
+    theirs = [_of_steps(kernels, steps) for kernels in others if kernels is not None]
+    rows = []
+    for name, (count, total) in mine.items():
+        known = np.array([cell[name] for cell in theirs if name in cell], dtype=np.float64)
+        if 2 * len(known) >= len(theirs) and len(known):
+            usual = float(np.median(known[:, 1] / known[:, 0]))
+            rows.append((total / count / max(usual, 1.0), count, *np.median(known, axis=0)))
+    if not rows:
+        return None
+    ratio, count, their_count, their_total = np.array(rows, dtype=np.float64).T
+    whole = max(float(their_total.sum()), 1.0)
+    return _Compared(
+        ratio=ratio,
+        weight_ns=their_total,
+        count_ratio=float((count / their_count * their_total).sum() / whole),
+        time_ratio=float((ratio * their_total).sum() / whole),
+    )
+
+
+def _of_steps(kernels: KernelSteps, steps: Sequence[int]) -> dict[str, tuple[int, int]]:
+    """Name to count and total time in these steps."""
+    chosen = [step for step in steps if step < kernels.count.shape[1]]
+    count: Int64Array = kernels.count[:, chosen].sum(axis=1)
+    total: Int64Array = kernels.total_ns[:, chosen].sum(axis=1)
+    return {
+        name: (number, ns)
+        for name, number, ns in zip(kernels.names, count.tolist(), total.tolist(), strict=True)
+        if number
+    }

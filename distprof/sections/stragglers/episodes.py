@@ -1,0 +1,247 @@
+"""Ranks that are slow by their own time: one or a set, in all steps, from a step on, or in some.
+
+Each part of own time of ranks that can be compared is a matrix of ranks and steps. Less the median
+of each step, a rank's level is its median over the steps.
+
+- *Set.* Ranks in order of their levels: the widest gap that is as wide as :data:`GAP` of what is
+  above it, and far wider than chance, divides a slow set from the others. At most half of the
+  ranks are slow, so that no rank is called slow because one is fast.
+- *From a step on.* Both the earlier and the later steps of a rank or set are even, and the later
+  ones are above by more than chance leaves.
+- *Some steps.* Single cells stand far above what is usual; on three or more ranks the slowness
+  rotates.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from distprof.sections.own_time import chance_of_mean
+from distprof.terms import StragglerPattern
+
+__all__ = ["Episode", "Limits", "find_episodes"]
+
+_Floats = NDArray[np.float64]
+
+GAP = 0.5
+"""Gap between slow and other ranks over the distance of the slow ones from the others' median."""
+
+CHANCE = 0.002
+"""Chance that ranks which are all alike show such a set."""
+
+CHANCE_OF_ONE = 0.02
+"""The same of a single rank of a set, which the gap to all others proves too."""
+
+BEYOND_NOISE = 6.0
+"""Robust standard deviations from which a difference is none of chance."""
+
+EVEN = 0.5
+"""Steps before a change stay below this part of the change, steps after it above."""
+
+LONG = 0.6
+"""Share of the steps from which slowness counts as lasting."""
+
+SIGMA = 1.4826
+"""Standard deviations in a median absolute deviation of normal values."""
+
+MIN_STEPS = 3
+
+MIN_ROTATING = 3
+"""Fewer ranks do not rotate."""
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """What is worth a word.
+
+    Args:
+        lasting_ns: Mean excess of a set over all steps.
+        cell_ns: Excess of a rank in a single step; infinite where single steps are not judged.
+        tests: Number of matrices that are searched.
+    """
+
+    lasting_ns: float
+    cell_ns: float
+    tests: int = 1
+
+
+class Episode(msgspec.Struct, frozen=True, kw_only=True):
+    """Some ranks in some steps.
+
+    Args:
+        pattern: Never ``none``.
+        excess_ns: float64, shape ``(P, S)``: beyond the other ranks; 0 outside the episode.
+        since: Index of the step from which it lasts; None where it does not begin later.
+        chance: That ranks which are all alike show it.
+    """
+
+    pattern: StragglerPattern
+    excess_ns: _Floats
+    since: int | None = None
+    chance: float = 0.0
+
+    @property
+    def positions(self) -> tuple[int, ...]:
+        """Of the ranks, ascending."""
+        return tuple(np.flatnonzero((self.excess_ns > 0).any(axis=1)).tolist())
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """Indices of its steps."""
+        return tuple(np.flatnonzero((self.excess_ns > 0).any(axis=0)).tolist())
+
+    @property
+    def per_step_ns(self) -> float:
+        """What the slowest rank of each step spends too much, mean over all steps."""
+        return float(self.excess_ns.max(axis=0).mean())
+
+
+def find_episodes(values: _Floats, group: Sequence[int], limits: Limits) -> Iterator[Episode]:
+    """Episodes among ranks that can be compared.
+
+    Args:
+        values: Own time, shape ``(P, S)``, ns.
+        group: Positions of the ranks to compare.
+        limits: What is worth a word.
+    """
+    chosen = values[list(group)]
+    if chosen.shape[0] < 2 or chosen.shape[1] < MIN_STEPS:
+        return
+    slow = _slow_set(chosen, limits)
+    others = np.median(chosen[~slow], axis=0)
+    beyond = chosen - others
+    rest = ~slow
+    if slow.any():
+        yield _lasting(values.shape, group, beyond, slow, limits)
+    for row in np.flatnonzero(rest).tolist():
+        since = _begins(beyond[row], limits)
+        if since is not None:
+            alone = np.zeros(len(group), dtype=np.bool_)
+            alone[row] = True
+            rest[row] = False
+            yield _since(values.shape, group, beyond, alone, since)
+    yield from _in_some_steps(values.shape, group, beyond, rest, limits)
+
+
+def _slow_set(values: _Floats, limits: Limits) -> NDArray[np.bool_]:
+    """Mask of the ranks above the widest gap that chance does not leave; at most half."""
+    number = len(values)
+    apart = values - np.median(values, axis=0)
+    level = np.median(apart, axis=1)
+    order = np.argsort(level, kind="stable")
+    ordered = level[order]
+    error = SIGMA * float(np.median(abs(apart - level[:, None]))) / np.sqrt(values.shape[1])
+    best = np.zeros(number, dtype=np.bool_)
+    for size in range(number // 2, 0, -1):
+        fast = ordered[: number - size]
+        gap = ordered[number - size] - fast[-1]
+        above = ordered[number - size] - float(np.median(fast))
+        if above < limits.lasting_ns or gap < max(GAP * above, BEYOND_NOISE * error):
+            continue
+        slow = np.zeros(number, dtype=np.bool_)
+        slow[order[number - size :]] = True
+        if _chance(values, slow, limits) <= CHANCE:
+            return slow
+    return best
+
+
+def _chance(values: _Floats, slow: NDArray[np.bool_], limits: Limits) -> float:
+    """That equal ranks show it; 1 if the steps of a rank of the set alone may be chance.
+
+    By the t test of the set, which allows for unlike noise of ranks, or by the noise of all ranks
+    together, which is known well after few steps too.
+    """
+    more = values[slow] - np.median(values[~slow], axis=0)
+    number = limits.tests * len(values)
+    pooled = _by_pooled_noise(values, float(more.mean(axis=1).min()))
+    together = float(chance_of_mean(more.mean(axis=0)[None])[0])
+    if float(chance_of_mean(more).max()) > CHANCE_OF_ONE:
+        together = 1.0
+    return min(1.0, number * min(pooled, together))
+
+
+def _by_pooled_noise(values: _Floats, level: float) -> float:
+    """Chance of a rank's mean at this level by normal noise of the size of all ranks'."""
+    apart = values - np.median(values, axis=0)
+    rest = apart - apart.mean(axis=1, keepdims=True)
+    ranks, steps = values.shape
+    error = math.sqrt(float((rest**2).sum()) / (ranks * (steps - 1)) / steps)
+    return math.erfc(level / max(error, 1e-9) / math.sqrt(2))
+
+
+def _lasting(
+    shape: tuple[int, ...],
+    group: Sequence[int],
+    beyond: _Floats,
+    slow: NDArray[np.bool_],
+    limits: Limits,
+) -> Episode:
+    since = _begins(beyond[slow].mean(axis=0), limits)
+    if since is not None:
+        return _since(shape, group, beyond, slow, since)
+    excess = np.zeros(shape)
+    rows = np.asarray(group)[slow]
+    excess[rows] = np.maximum(beyond[slow], 0)
+    shift = beyond + np.median(beyond[~slow])
+    chance = _chance(shift, slow, limits)
+    return Episode(pattern=StragglerPattern.PERSISTENT, excess_ns=excess, chance=chance)
+
+
+def _since(
+    shape: tuple[int, ...],
+    group: Sequence[int],
+    beyond: _Floats,
+    rows: NDArray[np.bool_],
+    since: int,
+) -> Episode:
+    excess = np.zeros(shape)
+    mine = np.maximum(beyond[rows], 0)
+    mine[:, :since] = 0
+    excess[np.asarray(group)[rows]] = mine
+    return Episode(pattern=StragglerPattern.PERSISTENT, excess_ns=excess, since=since)
+
+
+def _begins(series: _Floats, limits: Limits) -> int | None:
+    """Index of the step from which a series is higher to its end; None where it is not."""
+    number = len(series)
+    for at in range(1, number - 1):
+        before, after = series[:at], series[at:]
+        low, high = float(np.median(before)), float(np.median(after))
+        step = high - low
+        if step < EVEN * high or (number - at) * step < number * limits.lasting_ns:
+            continue
+        even = before.max() < low + EVEN * step and after.min() > low + EVEN * step
+        spread = SIGMA * float(np.median(abs(np.concatenate((before - low, after - high)))))
+        if even and step >= BEYOND_NOISE * spread:
+            return at
+    return None
+
+
+def _in_some_steps(
+    shape: tuple[int, ...],
+    group: Sequence[int],
+    beyond: _Floats,
+    rest: NDArray[np.bool_],
+    limits: Limits,
+) -> Iterator[Episode]:
+    apart = beyond - np.median(beyond, axis=1, keepdims=True)
+    noise = SIGMA * float(np.median(abs(apart[rest]))) if rest.any() else 0.0
+    high = apart >= max(limits.cell_ns, BEYOND_NOISE * noise)
+    high &= rest[:, None] & (2 * high.sum(axis=0) <= len(group))
+    held = high.sum(axis=1)
+    involved = np.flatnonzero((held > 0) & (held < LONG * beyond.shape[1]))
+    total = np.zeros(shape)
+    for row in involved.tolist():
+        total[group[row]] = np.where(high[row], beyond[row], 0)
+    most = total.sum(axis=1).max(initial=0.0)
+    if len(involved) >= MIN_ROTATING and most < EVEN * total.sum():
+        yield Episode(pattern=StragglerPattern.ROTATING, excess_ns=total)
+        return
+    for row in involved.tolist():
+        excess = np.zeros(shape)
+        excess[group[row]] = total[group[row]]
+        yield Episode(pattern=StragglerPattern.TRANSIENT, excess_ns=excess)

@@ -1,0 +1,50 @@
+"""How much a rank's all-to-alls carry: the tokens that its experts get and give back."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from distprof.schema import Coded, Table
+from distprof.terms import CollectiveKind
+
+__all__ = ["carried"]
+
+_SIZE = re.compile(r"[0-9]{1,9}")  # longer ones are damaged
+
+
+def carried(collectives: Table) -> float | None:
+    """Mean of what an all-to-all of the rank carries: the larger of what it sends and gets.
+
+    The traffic of a busy expert's rank is larger both ways: dispatch brings its tokens, and combine
+    takes them back.
+
+    Args:
+        collectives: COLLECTIVES table of the rank.
+
+    Returns:
+        Tokens where splits are written, else bytes; None without any all-to-all of known size.
+    """
+    rows = np.flatnonzero(collectives["kind"] == CollectiveKind.ALL_TO_ALL)
+    if len(rows) == 0:
+        return None
+    tokens = np.maximum(
+        *(_totals(collectives.coded(name))[rows] for name in ("in_splits", "out_splits"))
+    )
+    if (tokens > 0).any():
+        return float(tokens[tokens > 0].mean())
+    size = collectives["bytes"][rows]
+    return float(size[size > 0].mean()) if (size > 0).any() else None
+
+
+def _totals(splits: Coded) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """Sum of each row's split; 0 where none is written."""
+    totals = [_total(text) for text in splits.values] or [0.0]
+    result: np.ndarray[tuple[int], np.dtype[np.float64]] = np.array(totals)[splits.codes]
+    return result
+
+
+def _total(text: str) -> float:
+    numbers = text.split(",")
+    return float(sum(map(int, numbers))) if all(map(_SIZE.fullmatch, numbers)) else 0.0

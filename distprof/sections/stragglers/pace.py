@@ -1,0 +1,121 @@
+"""How fast each rank runs the kernels that it has in common with others, step by step.
+
+The pace of a rank in a step is by how much its kernels take longer than the same kernels usually
+do: for each kernel the middle one of the ratios of its three quartiles, and of all kernels what
+:data:`ALIKE` of the kernel time reaches. A slow device slows all of its kernels; more work in
+some kernels, and more kernels, leave the pace as it is. So ranks of different pipeline stages can
+be compared, which run the same kernels in different numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from distprof.sections.context import KernelSteps, RankAnalysis
+
+__all__ = ["Pace", "pace_of"]
+
+ALIKE = 0.7
+"""Share of kernel time that must be slower alike for a device to count as slow."""
+
+IN_COMMON = 0.5
+"""Share of each rank's kernel time in kernels of all ranks from which all can be compared."""
+
+
+class Pace(msgspec.Struct, frozen=True, kw_only=True):
+    """P ranks, S analysed steps.
+
+    Args:
+        factor: float64, shape ``(P, S)``: 1 is usual, more is slower.
+        groups: Positions of ranks that can be compared with each other.
+    """
+
+    factor: NDArray[np.float64]
+    groups: tuple[tuple[int, ...], ...]
+
+
+def pace_of(analyses: Mapping[int, RankAnalysis], peers: Sequence[tuple[int, ...]]) -> Pace | None:
+    """The pace of all ranks, among all where they have most kernels in common, else among peers.
+
+    Args:
+        analyses: By global rank.
+        peers: Groups of positions of ranks that do the same work.
+
+    Returns:
+        None where a rank has no kernels, or no two ranks can be compared.
+    """
+    steps = [analysis.kernel_steps for analysis in analyses.values()]
+    known = [kernels for kernels in steps if kernels is not None and kernels.names]
+    if len(known) < 2 or len(known) != len(steps):
+        return None
+    if len({kernels.count.shape[1] for kernels in known}) != 1:
+        return None
+    everybody = tuple(range(len(known)))
+    groups = tuple(dict.fromkeys(peers))
+    if _are_comparable(known):
+        groups = (everybody,)
+    groups = tuple(group for group in groups if len(group) > 1)
+    factor = np.ones((len(known), known[0].count.shape[1]))
+    for group in groups:
+        factor[list(group)] = _factors([known[position] for position in group])
+    return Pace(factor=factor, groups=groups) if groups else None
+
+
+def _are_comparable(known: Sequence[KernelSteps]) -> bool:
+    common = _common(known)
+    shares = []
+    for kernels in known:
+        total = kernels.total_ns.sum(axis=1)
+        of_common = np.array([name in common for name in kernels.names])
+        shares.append(float(total[of_common].sum()) / max(float(total.sum()), 1.0))
+    return min(shares) >= IN_COMMON
+
+
+def _common(known: Sequence[KernelSteps]) -> Collection[str]:
+    """Kernels that all ranks run."""
+    return frozenset(known[0].names).intersection(*(kernels.names for kernels in known[1:]))
+
+
+def _factors(known: Sequence[KernelSteps]) -> NDArray[np.float64]:
+    """Of ranks that can be compared, shape ``(P, S)``."""
+    common = sorted(_common(known))
+    if not common:
+        return np.ones((len(known), known[0].count.shape[1]))
+    rows = [[kernels.names.index(name) for name in common] for kernels in known]
+    quartiles = np.stack([k.quartile_ns[row] for k, row in zip(known, rows, strict=True)])
+    total = np.stack([k.total_ns[row] for k, row in zip(known, rows, strict=True)])
+    filled = np.where(quartiles > 0, quartiles, np.nan).astype(np.float64)
+    usual = _median(_median(filled, 2), 0)  # per kernel and quartile
+    ratio = _median(filled / usual[None, :, None, :], 3)  # rank, kernel, step
+    weight = np.median(total, axis=(0, 2))  # alike for all ranks, or more work weighs more
+    return _reached(ratio, weight)
+
+
+def _median(values: NDArray[np.float64], axis: int) -> NDArray[np.float64]:
+    """Median of what is known; NaN where nothing is."""
+    known = ~np.isnan(values)
+    count = known.sum(axis=axis)
+    ordered = np.sort(values, axis=axis)  # NaN last
+    low, high = np.maximum(count - 1, 0) // 2, np.maximum(count // 2, 0)
+
+    def at(place: NDArray[np.int64]) -> NDArray[np.float64]:
+        taken = np.take_along_axis(ordered, np.expand_dims(place, axis), axis=axis)
+        return taken.squeeze(axis)
+
+    result: NDArray[np.float64] = (at(low) + at(high)) / 2
+    return result
+
+
+def _reached(ratio: NDArray[np.float64], weight: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The ratio that :data:`ALIKE` of the weight reaches, over kernels; 1 where none is known."""
+    order = np.argsort(ratio, axis=1)  # NaN last
+    ordered = np.take_along_axis(ratio, order, axis=1)
+    held = np.where(np.isnan(ordered), 0.0, weight[order])
+    share = np.cumsum(held, axis=1) / np.maximum(held.sum(axis=1, keepdims=True), 1.0)
+    place = (share > 1 - ALIKE).argmax(axis=1)[:, None]
+    taken = np.take_along_axis(ordered, place, axis=1)[:, 0]
+    return np.where(np.isnan(taken), 1.0, taken)

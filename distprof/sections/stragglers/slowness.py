@@ -1,0 +1,186 @@
+"""Which part of own time makes ranks slow, alone or as a set, and what the others pay for it.
+
+Computation is split in two: the pace at which a rank runs the same kernels as others
+(:mod:`~distprof.sections.stragglers.pace`), and what it computes apart from that. So two faults on
+different ranks do not hide each other, and ranks of unlike pipeline stages have a common measure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from distprof.sections.context import RankAnalysis
+from distprof.sections.own_time import COMPUTATION, HOST, INPUT, OwnTime
+from distprof.sections.stragglers.episodes import Episode, Limits, find_episodes
+from distprof.sections.stragglers.pace import Pace, pace_of
+
+__all__ = ["PACE", "WORK", "Slowness", "find_slowness", "own_part"]
+
+PACE = "pace"
+
+WORK = "work"
+
+EQUAL_DEVICES = 0.018
+"""Share of the step by which equal devices differ in what they compute."""
+
+LASTING = 0.015
+"""Share of the step from which idling longer than others is worth a word."""
+
+DEVICE_CELL = 0.05
+"""Share of the step that a device must lose in a single step: kernels of one device are even."""
+
+HOST_CELL = 0.15
+"""The same for a host or its input: any machine has small stalls."""
+
+CPU_CELL = 0.25
+"""The same where CPU threads are measured, which other processes interrupt."""
+
+PAID = 0.2
+"""Part of the excess that the others must wait for, where it can be seen: another rank that is
+late for another reason hides the rest."""
+
+LEAST_PAID = 0.01
+"""Share of the step that the others must wait."""
+
+_Floats = NDArray[np.float64]
+
+
+class Slowness(msgspec.Struct, frozen=True, kw_only=True):
+    """An episode and why it counts.
+
+    Args:
+        part: Of own time: :data:`PACE`, :data:`WORK`, input or idling for the host.
+        episode: Who and when.
+        lost_ns: What the others wait for it, mean per step.
+        is_alone: Whether none of its ranks has a peer that is not slow as well, which does the
+            same work.
+    """
+
+    part: str
+    episode: Episode
+    lost_ns: float
+    is_alone: bool
+
+
+def own_part(part: str) -> str:
+    """The part of own time that a part of slowness belongs to."""
+    return COMPUTATION if part in (PACE, WORK) else part
+
+
+def find_slowness(
+    analyses: Mapping[int, RankAnalysis],
+    own_time: OwnTime,
+    stages: Mapping[int, tuple[int, ...]],
+    step_ns: float,
+    *,
+    computes_unevenly: bool = False,
+) -> tuple[Slowness, ...]:
+    """Episodes of all parts that the others pay for, most expensive first.
+
+    Args:
+        analyses: By global rank.
+        own_time: Of the same ranks.
+        stages: Pipeline stages that each rank holds; empty tuples where none are known.
+        step_ns: Mean step.
+        computes_unevenly: Whether computation follows something else, like sequence lengths, and
+            shows nothing about ranks.
+    """
+    if own_time.parts[COMPUTATION].size == 0:
+        return ()
+    peers = _peers([stages[rank] for rank in own_time.ranks])
+    # Stages wait for each other by design, so that waiting shows nothing.
+    shape = own_time.parts[COMPUTATION].shape
+    wait = _waits(analyses, shape) if len(peers) == 1 else None
+    is_cpu = any(analysis.is_cpu for analysis in analyses.values())
+    found = [
+        Slowness(part=part, episode=episode, lost_ns=lost, is_alone=_is_alone(episode, peers))
+        for part, episode in _episodes(
+            analyses, own_time, peers, step_ns, is_cpu=is_cpu, computes_unevenly=computes_unevenly
+        )
+        if (lost := _paid(episode, wait)) >= LEAST_PAID * step_ns
+        and lost >= PAID * episode.per_step_ns
+    ]
+    return tuple(sorted(found, key=lambda slow: -slow.lost_ns))
+
+
+def _episodes(
+    analyses: Mapping[int, RankAnalysis],
+    own_time: OwnTime,
+    peers: tuple[tuple[int, ...], ...],
+    step_ns: float,
+    *,
+    is_cpu: bool,
+    computes_unevenly: bool,
+) -> Iterator[tuple[str, Episode]]:
+    everybody = (tuple(range(len(own_time.ranks))),)
+    computation = own_time.parts[COMPUTATION].astype(np.float64)
+    device = _limits(step_ns, EQUAL_DEVICES, CPU_CELL if is_cpu else DEVICE_CELL)
+    host = _limits(step_ns, LASTING, CPU_CELL if is_cpu else HOST_CELL)
+    pace = None if computes_unevenly else pace_of(analyses, peers)
+    if pace is not None:
+        yield from _of(PACE, _paced(pace, computation), pace.groups, device)
+        computation = computation / pace.factor
+    if not computes_unevenly:
+        yield from _of(WORK, computation, peers, device)
+    yield from _of(INPUT, own_time.parts[INPUT].astype(np.float64), everybody, host)
+    yield from _of(HOST, own_time.parts[HOST].astype(np.float64), peers, host)
+
+
+def _limits(step_ns: float, lasting: float, cell: float) -> Limits:
+    return Limits(lasting_ns=lasting * step_ns, cell_ns=cell * step_ns, tests=4)
+
+
+def _of(
+    part: str, values: _Floats, groups: tuple[tuple[int, ...], ...], limits: Limits
+) -> Iterator[tuple[str, Episode]]:
+    for group in groups:
+        for episode in find_episodes(values, group, limits):
+            yield part, episode
+
+
+def _paced(pace: Pace, computation: _Floats) -> _Floats:
+    """The usual computation at the pace of each rank, so that paces can be compared as times."""
+    return pace.factor * float(np.median(computation / pace.factor))
+
+
+def _peers(held: Sequence[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
+    """Positions of the ranks that hold the same stages."""
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for position, stages in enumerate(held):
+        groups.setdefault(stages, []).append(position)
+    return tuple(map(tuple, groups.values()))
+
+
+def _waits(analyses: Mapping[int, RankAnalysis], shape: tuple[int, ...]) -> _Floats:
+    """Exposed waiting of each rank in each step."""
+    waits = np.zeros(shape)
+    for row, analysis in zip(waits, analyses.values(), strict=True):
+        inside = analysis.collective_step >= 0
+        ns = np.maximum(analysis.exposed_wait_ns[inside], 0)
+        row += np.bincount(analysis.collective_step[inside], weights=ns, minlength=len(row))[
+            : len(row)
+        ]
+    return waits
+
+
+def _paid(episode: Episode, wait: _Floats | None) -> float:
+    """What the others wait longer than the slow ranks, at most what these spend too much."""
+    excess = episode.excess_ns
+    most = excess.max(axis=0)
+    if wait is None:
+        return float(most.mean())
+    paid = np.zeros(len(most))
+    for step in np.flatnonzero(most > 0).tolist():
+        slow = excess[:, step] > 0
+        if not slow.all():
+            paid[step] = np.median(wait[~slow, step]) - np.median(wait[slow, step])
+    return float(np.clip(paid, 0, most).mean())
+
+
+def _is_alone(episode: Episode, peers: tuple[tuple[int, ...], ...]) -> bool:
+    slow = set(episode.positions)
+    return all(set(group) <= slow for group in peers if slow & set(group))

@@ -1,0 +1,182 @@
+"""The step in which ranks that are slow together keep up, all of them at once.
+
+The slow ranks take as long as the median of peers that are not slow, section by section, in the
+steps in which they are. A rank without such peers, because a whole pipeline stage is slow, computes
+at the pace of the other stages instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distprof.schema import Int64Array
+from distprof.sections.context import Own, RankAnalysis
+from distprof.sections.own_time import held_stages
+from distprof.sections.stragglers.pace import pace_of
+from distprof.sections.stragglers.result import StragglerSet
+from distprof.sections.whatif.delays import Sections
+from distprof.sections.whatif.scenarios import Change
+from distprof.sections.whatif.trace_graph import TraceGraph
+from distprof.terms import CollectiveKind, StragglerCause
+from distprof.units import name_ranks
+
+__all__ = ["set_changes"]
+
+_Floats = NDArray[np.float64]
+
+
+def set_changes(
+    graph: TraceGraph,
+    sections: Sections,
+    analyses: Mapping[int, RankAnalysis],
+    sets: Sequence[StragglerSet],
+) -> Iterator[Change]:
+    """A change for each set that no scenario of a single rank covers.
+
+    Args:
+        graph: The run.
+        sections: Its ranks, section by section.
+        analyses: By global rank.
+        sets: Ranks that are slow for one reason.
+    """
+    own = graph.own_ns.sum(axis=1)
+    for one in sets:
+        slow = _cells(graph, analyses, one)
+        if one.scenario == f"rank {one.ranks[0]}" or not slow.any():
+            continue
+        yield Change(
+            what=one.scenario,
+            title=f"{name_ranks(one.ranks)} kept up with the other ranks",
+            ranks=one.ranks,
+            own_ns=_mended(graph, sections, analyses, own, slow, one.cause),
+            transfer_ns=_evened(graph, one),
+        )
+
+
+def _evened(graph: TraceGraph, one: StragglerSet) -> Int64Array | None:
+    """All-to-alls as long as even ones: they take as long as their busiest member needs."""
+    if one.detail != "experts" or one.exchange_ratio is None:
+        return None
+    transfers = graph.transfers
+    exchange = transfers.is_joined & (transfers.kind == CollectiveKind.ALL_TO_ALL)
+    even = np.rint(transfers.duration_ns / max(one.exchange_ratio, 1.0)).astype(np.int64)
+    return np.where(exchange, even, transfers.duration_ns)
+
+
+def _mended(
+    graph: TraceGraph,
+    sections: Sections,
+    analyses: Mapping[int, RankAnalysis],
+    own: Int64Array,
+    slow: NDArray[np.bool_],
+    cause: StragglerCause,
+) -> Int64Array:
+    """Own time of each segment with the cause gone; work that is too much goes to the others."""
+    if cause is StragglerCause.MORE_WORK:
+        return sections.mean(own)
+    alone = [
+        position
+        for group in sections.peers
+        if _are_slow_together(slow[list(group)])
+        for position in group
+    ]
+    less = _kept_up(sections, own, slow)
+    if cause in (StragglerCause.LATE_INPUT, StragglerCause.LATE_HOST):
+        return np.minimum(less, _idling_less(graph, sections, own, slow, alone))
+    return np.minimum(less, _paced(graph, analyses, sections, own, slow, alone))
+
+
+def _are_slow_together(slow: NDArray[np.bool_]) -> bool:
+    """Whether peers are slow in the same windows, so that none of them shows what is usual."""
+    return bool(slow.any() and (slow.all(axis=0) == slow.any(axis=0)).all())
+
+
+def _idling_less(
+    graph: TraceGraph,
+    sections: Sections,
+    own: Int64Array,
+    slow: NDArray[np.bool_],
+    alone: Sequence[int],
+) -> Int64Array:
+    """Own time where ranks without peers idle no longer than the median of the other ranks."""
+    idle = own - graph.own_ns[:, Own.COMPUTATION] - graph.own_ns[:, Own.COPY]
+    windows = sections.by_window(idle)
+    fit = ~slow.any(axis=1)
+    if not alone or not fit.any():
+        return own
+    usual = np.median(windows[fit], axis=0)
+    factor: _Floats = np.ones(slow.shape)
+    for position in alone:
+        ratio = usual / np.maximum(windows[position], 1.0)
+        factor[position] = np.where(slow[position], np.minimum(ratio, 1.0), 1.0)
+    less = np.rint(idle * (1 - sections.of_windows(factor))).astype(np.int64)
+    return np.asarray(own - less, dtype=np.int64)
+
+
+def _cells(
+    graph: TraceGraph, analyses: Mapping[int, RankAnalysis], one: StragglerSet
+) -> NDArray[np.bool_]:
+    """Ranks and windows that are slow, shape ``(P, W)``."""
+    slow = np.zeros(graph.opens.shape, dtype=np.bool_)
+    steps_of: dict[int, tuple[int, ...]] = dict.fromkeys(one.ranks, ())
+    steps_of.update(zip(one.ranks, one.steps_by_rank, strict=False))
+    for position, rank in enumerate(graph.ranks):
+        numbers = np.array([step.step for step in analyses[rank].steps])
+        if rank in steps_of and len(numbers) == slow.shape[1]:
+            slow[position] = np.isin(numbers, steps_of[rank]) if steps_of[rank] else True
+            if one.since_step is not None:
+                slow[position] &= numbers >= one.since_step
+    return slow
+
+
+def _kept_up(sections: Sections, own: Int64Array, slow: NDArray[np.bool_]) -> Int64Array:
+    """Own time of slow cells no longer than the median of their peers that are not slow."""
+    totals = sections.totals(own)
+    target = totals.copy()
+    for group in sections.peers:
+        for window in range(slow.shape[1]):
+            rows = np.array(group)
+            late, fit = rows[slow[rows, window]], rows[~slow[rows, window]]
+            if len(late) and len(fit):
+                cells = sections.first[:, window][:, None] + np.arange(
+                    int(sections.count[rows[0], window])
+                )
+                usual = np.median(totals[cells[fit]], axis=0)
+                target[cells[late]] = np.minimum(totals[cells[late]], usual)
+    return sections.scaled(own, totals, target)
+
+
+def _paced(
+    graph: TraceGraph,
+    analyses: Mapping[int, RankAnalysis],
+    sections: Sections,
+    own: Int64Array,
+    slow: NDArray[np.bool_],
+    alone: Sequence[int],
+) -> Int64Array:
+    """Own time where slow ranks without peers compute at the pace of the others."""
+    pace = pace_of(analyses, _peers(analyses))
+    if pace is None or not alone or pace.factor.shape != slow.shape or len(pace.groups) != 1:
+        return own
+    fit_ranks = ~slow.any(axis=1)
+    if not fit_ranks.any():
+        return own
+    usual = np.median(pace.factor[fit_ranks], axis=0)
+    factor: _Floats = np.ones(slow.shape)
+    for position in alone:
+        ratio = np.minimum(usual / np.maximum(pace.factor[position], 1e-9), 1.0)
+        factor[position] = np.where(slow[position], ratio, 1.0)
+    work = graph.own_ns[:, Own.COMPUTATION]
+    less = np.rint(work * (1 - sections.of_windows(factor))).astype(np.int64)
+    return np.asarray(own - less, dtype=np.int64)
+
+
+def _peers(analyses: Mapping[int, RankAnalysis]) -> tuple[tuple[int, ...], ...]:
+    """Positions of ranks that hold the same stages."""
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for position, stages in enumerate(held_stages(analyses).values()):
+        groups.setdefault(stages, []).append(position)
+    return tuple(map(tuple, groups.values()))

@@ -1,0 +1,93 @@
+"""Slow device, more work, or unknown which: by kernels that are slower alike, and by the work."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from distprof.sections.context import KernelSteps
+from distprof.sections.stragglers.computing import Work, why_it_computes_longer
+from distprof.terms import StragglerCause
+
+SLOW_DEVICE, MORE_WORK, UNKNOWN = (
+    StragglerCause.SLOW_DEVICE,
+    StragglerCause.MORE_WORK,
+    StragglerCause.UNKNOWN,
+)
+STEPS = (0, 1, 2)
+
+
+def rank(times, counts=None):
+    """A rank that spends these times, ns, in kernels a, b, …, in each of three steps."""
+    counts = counts or [100] * len(times)
+    columns = [np.repeat(np.array(values)[:, None], 3, axis=1) for values in (counts, times)]
+    return SimpleNamespace(
+        kernel_steps=KernelSteps(
+            names=tuple("abcdefghij"[: len(times)]),
+            count=columns[0],
+            total_ns=columns[1],
+            quartile_ns=np.repeat((columns[1] // columns[0])[:, :, None], 3, axis=2),
+        )
+    )
+
+
+def judged(slow_kernels, factor=1.5, work=None, counts=None):
+    """The cause where so many of ten kernels are slower by a factor."""
+    times = [round(1e6 * (factor if place < slow_kernels else 1)) for place in range(10)]
+    analyses = {0: rank([10**6] * 10), 1: rank(times, counts), 2: rank([10**6] * 10)}
+    longer = sum(times) / 1e7 - 1
+    return why_it_computes_longer(1, longer, STEPS, analyses, work or Work())
+
+
+@pytest.mark.parametrize(
+    ("slow_kernels", "cause"),
+    [(10, SLOW_DEVICE), (7, SLOW_DEVICE), (6, UNKNOWN), (5, UNKNOWN), (4, MORE_WORK)],
+)
+def test_the_share_of_kernel_time_that_is_slower_alike_decides(slow_kernels, cause):
+    assert judged(slow_kernels).cause is cause
+
+
+def test_between_half_and_seven_tenths_either_is_said_to_be_possible():
+    found = judged(6)
+    assert "slower device or more work" in found.why
+    assert found.confidence == 0
+
+
+@pytest.mark.parametrize("slow_kernels", [3, 6])
+def test_equal_tokens_and_kernel_counts_veto_more_work(slow_kernels):
+    assert judged(slow_kernels, work=Work(tokens=1.0)).cause is SLOW_DEVICE
+
+
+def test_more_tokens_are_more_work_however_even_the_kernels():
+    found = judged(10, work=Work(tokens=1.5))
+    assert (found.cause, found.detail) == (MORE_WORK, "tokens")
+
+
+@pytest.mark.parametrize("exchanged", [1.3, 2.0])
+def test_a_busy_experts_rank_is_no_slow_device(exchanged):
+    found = judged(5, factor=1.8, work=Work(exchanged=exchanged))
+    assert (found.cause, found.detail) == (MORE_WORK, "experts")
+
+
+def test_a_device_that_is_slow_in_all_kernels_is_not_excused_by_its_exchanges():
+    assert judged(10, work=Work(exchanged=1.3)).cause is SLOW_DEVICE
+
+
+def test_more_kernels_are_more_work():
+    analyses = {0: rank([10**6] * 4), 1: rank([1_300_000] * 4, [130] * 4), 2: rank([10**6] * 4)}
+    found = why_it_computes_longer(1, 0.3, STEPS, analyses, Work())
+    assert found.cause is MORE_WORK
+    assert "1.30 times as many kernels" in found.why
+
+
+def test_ranks_without_a_common_kernel_cannot_be_compared():
+    other = rank([10**6])
+    own = SimpleNamespace(
+        kernel_steps=KernelSteps(
+            names=("z",),
+            count=other.kernel_steps.count,
+            total_ns=other.kernel_steps.total_ns,
+            quartile_ns=other.kernel_steps.quartile_ns,
+        )
+    )
+    assert why_it_computes_longer(1, 0.3, STEPS, {0: other, 1: own}, Work()).cause is UNKNOWN

@@ -1,0 +1,284 @@
+"""Faults that one rank in every step does not show, in jobs of every parallelism.
+
+Sets of ranks, ranks that are slow for some steps only, two faults at once, devices and data whose
+symptom looks like another's. Hosts of half of the jobs run ahead of their devices, captures are
+ragged at both ends. Each builder takes the dice and the workload.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+
+from tests.simulator.job import Fault, LateInput, SimulatedJob, SlowDevice
+from tests.simulator.shapes import (
+    Shape,
+    data_parallel,
+    mixture,
+    pipeline,
+    sharded,
+    tensor_parallel,
+)
+from tests.simulator.trials import Trial, Truth
+
+__all__ = ["HARD_FAULTS", "WORKLOADS", "hard_trial_of", "sane"]
+
+SHAPES = (
+    Shape(num_nodes=2, per_node=2),
+    Shape(num_nodes=2, per_node=4),
+    Shape(num_nodes=4, per_node=2),
+    Shape(num_nodes=4, per_node=4),
+    Shape(num_nodes=2, per_node=8),
+)
+PIPELINES = ((2, 2), (4, 1), (4, 2), (2, 4), (4, 4), (8, 1), (8, 2))
+"""Stages and replicas."""
+
+SLOWER = "It runs the same kernels slower", "They run the same kernels slower"
+LATE_INPUT = "Its input arrives late", "Their input arrives late", "waits for input"
+MORE_TOKENS = "more tokens", "times the tokens", "times the mean"
+
+PER_RANK = ("STR101", "STR102", "STR103")
+OF_INPUT = (*PER_RANK, "STR104", "INP102")
+
+
+def _plain(kind: Callable[..., SimulatedJob]) -> Callable[[random.Random], SimulatedJob]:
+    def build(dice: random.Random) -> SimulatedJob:
+        return kind(dice.choice(SHAPES), dice, num_steps=dice.randint(6, 12))
+
+    return build
+
+
+def _experts(dice: random.Random) -> SimulatedJob:
+    steps = dice.randint(6, 12)
+    return mixture(dice.choice(SHAPES), dice, num_steps=steps, with_splits=True)
+
+
+def _stages(dice: random.Random) -> SimulatedJob:
+    return pipeline(*dice.choice(PIPELINES), dice, num_steps=dice.randint(6, 12))
+
+
+WORKLOADS: Mapping[str, Callable[[random.Random], SimulatedJob]] = {
+    "ddp": _plain(data_parallel),
+    "fsdp": _plain(sharded),
+    "tp_dp": _plain(tensor_parallel),
+    "moe": _experts,
+    "1f1b": _stages,
+}
+
+
+def recorded(job: SimulatedJob, dice: random.Random) -> SimulatedJob:
+    """As half of all jobs are: the host runs ahead; captures also end raggedly."""
+    cut = {rank: dice.randint(0, 3) for rank in range(job.world_size)}
+    job = replace(job, capture_cut=cut)
+    if dice.random() < 0.5:
+        return job
+    return replace(job, synchronise=False, queue_depth=dice.choice((8, 32, 128, 1024)))
+
+
+def job_of(workload: str, dice: random.Random) -> SimulatedJob:
+    """A job of this kind with nothing wrong."""
+    return recorded(WORKLOADS[workload](dice), dice)
+
+
+def slow(ranks: Iterable[int], factor: float, steps: range | None = None) -> tuple[Fault, ...]:
+    """Devices that are slow alike."""
+    return tuple(SlowDevice(rank=rank, factor=factor, steps=steps) for rank in ranks)
+
+
+def _with(job: SimulatedJob, faults: tuple[Fault, ...], says: tuple[str, ...]) -> Trial:
+    truth = Truth(
+        sound=job,
+        says=says,
+        ranks=frozenset(fault.rank for fault in faults),
+        codes=PER_RANK,
+        exact=True,
+    )
+    return Trial(job=replace(job, faults=faults), truths=(truth,))
+
+
+def part_of_step(job: SimulatedJob, dice: random.Random) -> int:
+    return round(job.run().mean_step_ns() * dice.uniform(0.08, 0.3))
+
+
+# Sets ---------------------------------------------------------------------------------------------
+
+
+def slow_node(workload: str, dice: random.Random) -> Trial:
+    """All devices of a node are slow by 5 to 40 %."""
+    job = job_of(workload, dice)
+    node = dice.randrange(job.num_nodes)
+    ranks = [rank for rank in range(job.world_size) if job.node_of(rank) == node]
+    return _with(job, slow(ranks, dice.uniform(1.05, 1.4)), SLOWER)
+
+
+def slow_half(workload: str, dice: random.Random) -> Trial:
+    """Half of all ranks, whichever, are slow."""
+    job = job_of(workload, dice)
+    ranks = dice.sample(range(job.world_size), job.world_size // 2)
+    return _with(job, slow(ranks, dice.uniform(1.05, 1.4)), SLOWER)
+
+
+def slow_group(workload: str, dice: random.Random) -> Trial:
+    """A group of some axis is slow: a tensor group, a pipeline stage, a position of all nodes."""
+    job = job_of(workload, dice)
+    groups = [group for groups in job.axes.values() for group in groups]
+    groups = [group for group in groups if 1 < len(group) < job.world_size]
+    groups = groups or [tuple(range(0, job.world_size, job.ranks_per_node))]
+    return _with(job, slow(dice.choice(groups), dice.uniform(1.05, 1.4)), SLOWER)
+
+
+def late_node(workload: str, dice: random.Random) -> Trial:
+    """The storage of a node is slow: the input of all of its ranks is late."""
+    job = job_of(workload, dice)
+    node, ns = dice.randrange(job.num_nodes), part_of_step(job, dice)
+    ranks = [rank for rank in range(job.world_size) if job.node_of(rank) == node]
+    trial = _with(job, tuple(LateInput(rank=rank, ns=ns) for rank in ranks), LATE_INPUT)
+    return replace(trial, truths=(replace(trial.truths[0], codes=OF_INPUT),))
+
+
+# Some steps only ----------------------------------------------------------------------------------
+
+
+def rotates(workload: str, dice: random.Random) -> Trial:
+    """Another rank each step, 1.2 to 1.4 times slower."""
+    job = job_of(workload, dice)
+    factor = dice.uniform(1.2, 1.4)
+    order = dice.sample(range(job.world_size), job.world_size)
+    faults = tuple(
+        SlowDevice(rank=order[number % len(order)], factor=factor, steps=(step,))
+        for number, step in enumerate(job.steps)
+    )
+    trial = _with(job, faults, ("alternately", "in turn", "another rank"))
+    return replace(trial, truths=(replace(trial.truths[0], exact=False),))
+
+
+def stalls(workload: str, dice: random.Random) -> Trial:
+    """One rank is slow in one or two steps, 1.5 times."""
+    job = job_of(workload, dice)
+    steps = tuple(dice.sample(job.steps[1:-1], dice.choice((1, 2))))
+    fault = SlowDevice(rank=dice.randrange(job.world_size), factor=1.5, steps=steps)
+    return _with(job, (fault,), ("in step", *SLOWER))
+
+
+def throttles(workload: str, dice: random.Random) -> Trial:
+    """A device is 8 to 15 % slower from some step on."""
+    job = job_of(workload, dice)
+    first = dice.randint(job.steps[2], job.steps[-3])
+    rank, factor = dice.randrange(job.world_size), dice.uniform(1.08, 1.15)
+    steps = range(first, job.steps[-1] + 1)
+    return _with(job, slow([rank], factor, steps), (f"from step {first} on", *SLOWER))
+
+
+# Two at once --------------------------------------------------------------------------------------
+
+
+def two_faults(workload: str, dice: random.Random) -> Trial:
+    """A slow device, and late input on another rank."""
+    job = job_of(workload, dice)
+    one, other = dice.sample(range(job.world_size), 2)
+    device = SlowDevice(rank=one, factor=dice.uniform(1.1, 1.4))
+    late = LateInput(rank=other, ns=part_of_step(job, dice))
+    both = replace(job, faults=(device, late))
+    truths = (
+        Truth(
+            sound=replace(job, faults=(late,)),
+            says=SLOWER,
+            ranks=frozenset({one}),
+            codes=PER_RANK,
+        ),
+        Truth(
+            sound=replace(job, faults=(device,)),
+            says=LATE_INPUT,
+            ranks=frozenset({other}),
+            codes=OF_INPUT,
+        ),
+    )
+    return Trial(job=both, truths=truths)
+
+
+# Causes that look like others ---------------------------------------------------------------------
+
+
+def slow_device(workload: str, dice: random.Random) -> Trial:
+    """One device is slow, 5 to 40 %."""
+    job = job_of(workload, dice)
+    return _with(job, slow([dice.randrange(job.world_size)], dice.uniform(1.05, 1.4)), SLOWER)
+
+
+def hot_rank(workload: str, dice: random.Random) -> Trial:
+    """The experts of one rank of each group get 1.5 to 2 times the tokens; no routing is logged."""
+    shape, steps, seed = dice.choice(SHAPES), dice.randint(6, 12), dice.random()
+    number, load = 2 * shape.per_node, dice.uniform(2.0, 3.0)
+    hot = dice.randrange(number)
+    times = load * (number - 1) / (number - load)
+    spread = {"num_steps": steps, "with_splits": True}
+    job = mixture(shape, random.Random(seed), hot=hot, times=times, **spread)
+    sound = mixture(shape, random.Random(seed), **spread)
+    job, sound = (replace(one, logs_routing=False) for one in (job, sound))
+    state = dice.getstate()
+    job = recorded(job, dice)
+    dice.setstate(state)
+    truth = Truth(
+        sound=recorded(sound, dice),
+        says=MORE_TOKENS,
+        ranks=frozenset(range(hot // 2, shape.world_size, shape.per_node)),
+        codes=("STR101", "MOE101", "MOE105", "MOE103"),
+    )
+    return Trial(job=job, truths=(truth,))
+
+
+def long_stage(workload: str, dice: random.Random) -> Trial:
+    """A stage has more layers, which no device is to blame for."""
+    stages, replicas = dice.choice([shape for shape in PIPELINES if shape[0] > 2])
+    seed, stage, more, steps = dice.random(), dice.randrange(stages), dice.choice((2, 3, 4)), 8
+    skew = tuple(1 + more / 12 if number == stage else 1.0 for number in range(stages))
+    even = (sum(skew) / stages,) * stages
+    job, sound = (
+        pipeline(stages, replicas, random.Random(seed), num_steps=steps, skew=part)
+        for part in (skew, even)
+    )
+    truth = Truth(
+        sound=sound,
+        says=(f"Stage {stage} ",),
+        ranks=frozenset(range(stage * replicas, (stage + 1) * replicas)),
+        codes=("PIP101",),
+    )
+    return Trial(job=job, truths=(truth,))
+
+
+def late_first_stage(workload: str, dice: random.Random) -> Trial:
+    """The input of the first stage of each pipeline is late."""
+    job = job_of(workload, dice)
+    ns = part_of_step(job, dice)
+    first = range(job.ranks_per_node)
+    trial = _with(job, tuple(LateInput(rank=rank, ns=ns) for rank in first), LATE_INPUT)
+    return replace(trial, truths=(replace(trial.truths[0], codes=OF_INPUT),))
+
+
+def sane(workload: str, dice: random.Random) -> Trial:
+    """Nobody is to blame."""
+    return Trial(job=job_of(workload, dice))
+
+
+ALL = tuple(WORKLOADS)
+HARD_FAULTS: Mapping[Callable[[str, random.Random], Trial], tuple[str, ...]] = {
+    slow_device: ALL,
+    slow_node: ALL,
+    slow_half: ALL,
+    slow_group: ("tp_dp", "moe", "1f1b"),
+    late_node: ("ddp", "fsdp", "tp_dp", "moe"),
+    rotates: ("ddp", "fsdp", "tp_dp", "moe"),
+    stalls: ALL,
+    throttles: ALL,
+    two_faults: ALL,
+    hot_rank: ("moe",),
+    long_stage: ("1f1b",),
+    late_first_stage: ("1f1b",),
+}
+"""Each fault, and the workloads that it strikes."""
+
+
+def hard_trial_of(build: Callable[[str, random.Random], Trial], workload: str, seed: int) -> Trial:
+    """The same job for the same seed, whatever else is tried."""
+    return build(workload, random.Random(f"{build.__name__}/{workload}/{seed}"))
