@@ -23,6 +23,7 @@ from distprof.sections.pipeline.slots import (
     needed_at,
 )
 from distprof.sections.stragglers.sequences import attention_time
+from distprof.sections.time.copies import measure_copies
 from distprof.sections.time.measure import (
     Timeline,
     break_down,
@@ -116,6 +117,7 @@ def measure_rank(tables: RankTables, context: RankContext) -> RankAnalysis:
             rank, steps, windows, timeline, tables.collectives, context.wait_end_ns, idle
         ),
         kernels=kernel_stats(tables.activity, inside),
+        copies=measure_copies(tables.activity, windows, timeline.exposed_copy),
         exposed_ns=exposed_ns,
         exposed_wait_ns=exposed_wait_ns,
         collective_step=window,
