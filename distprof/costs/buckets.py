@@ -1,4 +1,4 @@
-"""α and β of a bucket of gradients, fitted to the buckets at hand: time = α + β · bytes.
+"""α and β of a bucket of gradients, fitted to measured buckets: time = α + β · bytes.
 
 Source: formula sheet, "Collectives" (crossover size).
 """
@@ -13,7 +13,7 @@ import numpy as np
 __all__ = ["BucketTime", "fit_buckets"]
 
 LEAST_SPREAD = 1.5
-"""Largest over smallest size from which two unknowns can be told apart."""
+"""Largest over smallest size from which two unknowns can be separated."""
 
 
 class BucketTime(msgspec.Struct, frozen=True, kw_only=True):

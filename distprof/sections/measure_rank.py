@@ -126,7 +126,7 @@ def measure_rank(tables: RankTables, context: RankContext) -> RankAnalysis:
         idle_host_ns=_per_window(windows, causes, IdleCause.HOST),
         idle_comm_wait_ns=_per_window(windows, causes, IdleCause.COMM_WAIT),
         is_cpu=context.is_cpu,
-        stages=measure_marks(tables, windows, timeline),
+        stages=measure_marks(tables, windows, timeline, is_cpu=context.is_cpu),
         slots=slots,
         message_wait_ns=exposed_waits(messages, timeline, windows),
         attention_ns=attention_time(tables.activity, windows),
