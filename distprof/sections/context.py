@@ -31,6 +31,7 @@ __all__ = [
     "RankCopies",
     "RankGradients",
     "RankInput",
+    "RankTrain",
     "StageMarks",
     "StageSlots",
     "SyncStats",
@@ -261,6 +262,26 @@ class RankCopies(msgspec.Struct, frozen=True, kw_only=True):
     exposed_ns: int
 
 
+class RankTrain(msgspec.Struct, frozen=True, kw_only=True):
+    """Reductions one after another on one rank while nothing else runs.
+
+    Args:
+        kind: A CollectiveKind.
+        group: Their process group.
+        count: Number of them.
+        busy_ns: Time in them.
+        gap_ns: Time between them.
+        median_ns: Median of their durations.
+    """
+
+    kind: int
+    group: str
+    count: int
+    busy_ns: int
+    gap_ns: int
+    median_ns: int
+
+
 class RankAnalysis(msgspec.Struct, frozen=True, kw_only=True):
     """All that is measured on one rank alone; small, so that it can cross a process boundary.
 
@@ -293,6 +314,7 @@ class RankAnalysis(msgspec.Struct, frozen=True, kw_only=True):
         row_axis_names: Mesh axes or group descriptions.
         input: How it is fed.
         copies: Its copies by direction and kind of CPU memory.
+        trains: Its reductions one after another while nothing else runs.
         row_hidden_ns: For each row of COLLECTIVES, time of it that overlaps with computation.
         row_begins_beside: Whether something is computed while it begins.
         row_among_kernels: Whether it runs on a device's stream that computes; empty on a CPU.
@@ -326,6 +348,7 @@ class RankAnalysis(msgspec.Struct, frozen=True, kw_only=True):
     row_axis_names: tuple[str, ...] = ()
     input: RankInput = RankInput()
     copies: tuple[RankCopies, ...] = ()
+    trains: tuple[RankTrain, ...] = ()
     row_hidden_ns: Int64Array = msgspec.field(default_factory=lambda: np.empty(0, np.int64))
     row_begins_beside: NDArray[np.bool_] = msgspec.field(
         default_factory=lambda: np.empty(0, np.bool_)

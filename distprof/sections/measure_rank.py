@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from distprof.intervals import EMPTY, Intervals, covered, subtract, union
 from distprof.run.tables import RankTables, encode, intervals_of
 from distprof.schema import ABSENT, Int64Array, Table
+from distprof.sections.collectives.trains import measure_trains
 from distprof.sections.context import MainLine, RankAnalysis, RankContext, StageSlots
 from distprof.sections.gradients.traffic import gradient_traffic
 from distprof.sections.idle.measure import IdleCauses, attribute_idle
@@ -117,6 +118,9 @@ def measure_rank(tables: RankTables, context: RankContext) -> RankAnalysis:
             rank, steps, windows, timeline, tables.collectives, context.wait_end_ns, idle
         ),
         kernels=kernel_stats(tables.activity, inside),
+        trains=()
+        if context.is_cpu
+        else measure_trains(tables.collectives, window, timeline.computation),
         copies=measure_copies(tables.activity, windows, timeline.exposed_copy),
         exposed_ns=exposed_ns,
         exposed_wait_ns=exposed_wait_ns,
