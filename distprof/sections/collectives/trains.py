@@ -27,7 +27,7 @@ MOST_COMPUTED = 0.1
 """Share of a collective and of the gap before it that computation may cover in a train."""
 
 MOST_GAP = 3
-"""A gap of more than so many median durations ends a train."""
+"""A gap of more median durations than this ends a train."""
 
 _KINDS = (CollectiveKind.ALL_REDUCE, CollectiveKind.REDUCE_SCATTER)
 
