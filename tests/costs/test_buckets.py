@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distprof.costs.buckets import fit_buckets
+from distprof.costs.fabric import fit_buckets
 
 MB = 1_000_000
 

@@ -164,7 +164,7 @@ def not_checked_table(report: Report, *, show_all: bool) -> TableView | None:  #
     )
 
 
-@verdict(place=10)
+@verdict(place=5)
 def no_device_verdict(report: Report) -> Told:
     """What was lost; None where a device or the host's own work was recorded."""
     lost = [gap for gap in report.capture.gaps if gap.what == NO_DEVICE]

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from distprof.costs.buckets import fit_buckets
+from distprof.costs.fabric import fit_buckets
 from distprof.run.run import Run
 from distprof.run.topology import Topology
 from distprof.schema import ABSENT, Int64Array
