@@ -26,6 +26,7 @@ from distprof.ingest.host_activity import executed_activity, host_activity
 from distprof.ingest.kineto.parsed import ParsedTrace
 from distprof.ingest.kineto.reader import read_trace
 from distprof.ingest.metadata import TraceMetadata, read_metadata
+from distprof.ingest.no_device import missing_device
 from distprof.ingest.steps import Steps, find_steps
 from distprof.run.run import Device, Quality, Rank
 from distprof.run.tables import COLLECTIVES, HOST, STEPS
@@ -42,7 +43,7 @@ __all__ = [
     "ingest_rank",
 ]
 
-CONCLUSIONS_VERSION = 4
+CONCLUSIONS_VERSION = 5
 """Raised whenever the same trace would lead to other conclusions: cached ones are not used then."""
 
 _MAX_NOTES = 12
@@ -89,11 +90,15 @@ def conclude(
         flight: What the Flight Recorder knows of the rank, None without its dump.
     """
     metadata = read_metadata(parsed.metadata)
+    problem = ""
     membership = Membership(groups=metadata.groups, world_size=metadata.world_size)
     if has_device_rows(parsed):
         activity = mark_communication(parsed.activity, parsed.comm_args, classifier)
         records = device_records(activity, host, parsed.comm_args, membership, classifier)
         device, marked = metadata.device, activity
+    elif problem := missing_device(parsed, host, metadata):
+        activity, device, marked = parsed.activity, metadata.device, parsed.activity
+        records = device_records(activity, host, parsed.comm_args, membership, classifier)
     else:
         activity = host_activity(host, classifier)
         executed = executed_activity(host, classifier)
@@ -106,7 +111,7 @@ def conclude(
         activity=activity,
         collectives=records.table,
         steps=steps,
-        quality=_quality(parsed, metadata, records, device, flight),
+        quality=_quality(parsed, metadata, records, problem, flight),
     )
 
 
@@ -114,23 +119,14 @@ def _quality(
     parsed: ParsedTrace,
     metadata: TraceMetadata,
     records: Records,
-    device: Device,
+    problem: str,
     flight: FlightEntries | None,
 ) -> Quality:
     damaged = flight.notes if flight is not None else ()
     notes = [*parsed.quality.notes, *metadata.notes, *records.notes, *damaged]
-    if device.name == "cpu" and metadata.device.name:
-        way_out = (
-            "The profiler writes it last, so it may be in the missing part of the file."
-            if parsed.quality.truncated
-            else "Profile with ProfilerActivity.CUDA to record the GPU."
-        )
-        notes.append(
-            f"No activity of the {metadata.device.name} was recorded: the analysis covers CPU "
-            f"work only. {way_out}"
-        )
     return replace(
         parsed.quality,
+        no_device=problem,
         notes=tuple(dict.fromkeys(notes))[:_MAX_NOTES],
     )
 

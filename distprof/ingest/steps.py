@@ -87,7 +87,7 @@ def find_steps(activity: Table, host: Table, *, first_ns: int, last_ns: int) -> 
         return _device_ranges(activity) or _capture(work, first_ns, last_ns)
     if len(work) == 0:
         return Steps(table=marks.table(), source=marks.source, note=_host_note(marks))
-    launched = _launching_step(work, host, marks)
+    called, launched = _launching_step(work, host, marks)
     main = _main_stream(work)
     if not (launched[main] >= 0).any():
         return _device_ranges(activity) or Steps(
@@ -98,7 +98,8 @@ def find_steps(activity: Table, host: Table, *, first_ns: int, last_ns: int) -> 
     lag = _lag_ratio(work.take(main), launched[main], marks)
     if lag <= LAG_RATIO:
         return Steps(table=marks.table(), source=marks.source, note=_host_note(marks))
-    table = _device_windows(work, launched, main, marks, _cut(launched, host, marks))
+    begins = marks.end[-1] + _usual_delay(called[main], launched[main], marks)
+    table = _device_windows(work, launched, main, marks, _cut(launched, host, marks), begins)
     note = (
         f"The GPU runs up to {100 * lag:.0f} % of a step behind the CPU: a step window on the "
         f"main GPU stream goes from the first kernel that a {marks.word} launched to the first "
@@ -207,14 +208,22 @@ def _optimizer_ends(host: Table) -> Int64Array:
     return best
 
 
-def _launching_step(work: Table, host: Table, marks: _Marks) -> Int64Array:
-    """Index of the step that launched each activity, ABSENT where that is not known."""
+def _launching_step(work: Table, host: Table, marks: _Marks) -> tuple[Int64Array, Int64Array]:
+    """When each activity was launched, and the index of that step; ABSENT where not known."""
     launch = join_launches(work["correlation"], host).start
     index = np.searchsorted(marks.start, launch, side="right") - 1
     known = (launch != ABSENT) & (index >= 0)
     known &= launch < marks.end[np.maximum(index, 0)]
-    result: Int64Array = np.where(known, index, ABSENT)
-    return result
+    return launch, np.where(known, index, ABSENT).astype(np.int64)
+
+
+def _usual_delay(called: Int64Array, launched: Int64Array, marks: _Marks) -> int:
+    """How long after its mark a step launches its first activity of the main stream, median, ns."""
+    known = launched >= 0
+    first = np.full(len(marks.step), np.iinfo(np.int64).max)
+    np.minimum.at(first, launched[known], called[known])
+    some = first < np.iinfo(np.int64).max
+    return int(np.median((first - marks.start)[some])) if some.any() else 0
 
 
 def _lag_ratio(work: Table, launched: Int64Array, marks: _Marks) -> float:
@@ -246,8 +255,14 @@ def _device_windows(
     main: NDArray[np.bool_],
     marks: _Marks,
     cut: NDArray[np.bool_],
+    next_ns: int,
 ) -> Table:
-    """Contiguous windows on the device's time line; the last ends with its last activity."""
+    """Contiguous windows on the device's time line.
+
+    The last one ends where the next step would begin: with its last activity where the CPU was
+    ahead, else when the CPU would have launched the next step's first one (``next_ns``). A stall at
+    the end of the step belongs to it, as it does in all other steps.
+    """
     count = len(marks.step)
     begins = main & (launched >= 0)
     first = np.full(count, np.iinfo(np.int64).max)
@@ -261,7 +276,7 @@ def _device_windows(
     columns = {
         "step": marks.step,
         "start_ns": start,
-        "end_ns": np.append(start[1:], last),
+        "end_ns": np.append(start[1:], max(last, next_ns)),
         "complete": marks.complete & ~cut,
     }
     return Table(STEPS, columns)

@@ -67,6 +67,8 @@ class Quality(msgspec.Struct, frozen=True, kw_only=True):
         num_unlaunched: Device activities without a launch record in the trace.
         lost_bytes: Uncompressed bytes after the last complete event of a truncated file.
         truncated: Whether the file ends before its end.
+        no_device: Why what ran on the device is unknown, in a sentence; empty where it was recorded
+            or the host did the work.
         notes: What was done about oddities, one sentence each, at most a few.
     """
 
@@ -77,6 +79,7 @@ class Quality(msgspec.Struct, frozen=True, kw_only=True):
     num_unlaunched: int = 0
     lost_bytes: int = 0
     truncated: bool = False
+    no_device: str = ""
     notes: tuple[str, ...] = ()
 
 

@@ -29,8 +29,10 @@ __all__ = [
     "RankAnalyses",
     "RankAnalysis",
     "RankContext",
+    "RankCopies",
     "RankGradients",
     "RankInput",
+    "RankTrain",
     "StageMarks",
     "StageSlots",
     "SyncStats",
@@ -211,6 +213,8 @@ class RankGradients(msgspec.Struct, frozen=True, kw_only=True):
         before_first_ns: int64, computation of backward before the first bucket is ready; ABSENT
             where the beginning of backward is not known.
         backward_ns: int64, the same before the last bucket is.
+        row_bytes: int64, bytes of each of ``rows``.
+        row_moving_ns: int64, time in which its data moves; ABSENT where it was not matched.
         num_forwards: int64, forwards that the update waits for.
         dtypes: Axis to element types on the wire.
         marks_updates: Whether updates are marked; if not, each reduction counts as one's own.
@@ -234,6 +238,8 @@ class RankGradients(msgspec.Struct, frozen=True, kw_only=True):
     num_forwards: Int64Array
     dtypes: dict[int, tuple[str, ...]]
     marks_updates: bool
+    row_bytes: Int64Array = msgspec.field(default_factory=lambda: np.empty(0, np.int64))
+    row_moving_ns: Int64Array = msgspec.field(default_factory=lambda: np.empty(0, np.int64))
     search_ns: int = 0
     search_exposed_ns: int = 0
 
@@ -254,6 +260,44 @@ class RankInput(msgspec.Struct, frozen=True, kw_only=True):
     num_pageable: int = 0
     pageable_ns: int = 0
     exposed_pageable_ns: int = 0
+
+
+class RankCopies(msgspec.Struct, frozen=True, kw_only=True):
+    """Copies of one kind on one rank, inside its windows.
+
+    Args:
+        direction: As in ``ExposedCopies``.
+        host_memory: As in ``ExposedCopies``.
+        count: Copies that start inside the windows.
+        num_bytes: Bytes that they move; ABSENT where one lacks its size.
+        exposed_ns: Time in which such a copy runs and nothing else.
+    """
+
+    direction: str
+    host_memory: str
+    count: int
+    num_bytes: int
+    exposed_ns: int
+
+
+class RankTrain(msgspec.Struct, frozen=True, kw_only=True):
+    """Reductions one after another on one rank while nothing else runs.
+
+    Args:
+        kind: A CollectiveKind.
+        group: Their process group.
+        count: Number of them.
+        busy_ns: Time in them.
+        gap_ns: Time between them.
+        median_ns: Median of their durations.
+    """
+
+    kind: int
+    group: str
+    count: int
+    busy_ns: int
+    gap_ns: int
+    median_ns: int
 
 
 class RankAnalysis(msgspec.Struct, frozen=True, kw_only=True):
@@ -287,6 +331,8 @@ class RankAnalysis(msgspec.Struct, frozen=True, kw_only=True):
         row_axis: For each row of COLLECTIVES, index into ``row_axis_names``.
         row_axis_names: Mesh axes or group descriptions.
         input: How it is fed.
+        copies: Its copies by direction and kind of CPU memory.
+        trains: Its reductions one after another while nothing else runs.
         row_hidden_ns: For each row of COLLECTIVES, time of it that overlaps with computation.
         row_begins_beside: Whether something is computed while it begins.
         row_among_kernels: Whether it runs on a device's stream that computes; empty on a CPU.
@@ -320,6 +366,8 @@ class RankAnalysis(msgspec.Struct, frozen=True, kw_only=True):
     row_axis: NDArray[np.int32] = msgspec.field(default_factory=lambda: np.empty(0, np.int32))
     row_axis_names: tuple[str, ...] = ()
     input: RankInput = RankInput()
+    copies: tuple[RankCopies, ...] = ()
+    trains: tuple[RankTrain, ...] = ()
     row_hidden_ns: Int64Array = msgspec.field(default_factory=lambda: np.empty(0, np.int64))
     row_begins_beside: NDArray[np.bool_] = msgspec.field(
         default_factory=lambda: np.empty(0, np.bool_)

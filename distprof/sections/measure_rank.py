@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from distprof.intervals import EMPTY, Intervals, covered, subtract, union
 from distprof.run.tables import RankTables, encode, intervals_of
 from distprof.schema import ABSENT, Int64Array, Table
+from distprof.sections.collectives.trains import measure_trains
 from distprof.sections.context import MainLine, RankAnalysis, RankContext, StageSlots
 from distprof.sections.gradients.traffic import gradient_traffic
 from distprof.sections.idle.measure import IdleCauses, attribute_idle
@@ -23,6 +24,7 @@ from distprof.sections.pipeline.slots import (
     needed_at,
 )
 from distprof.sections.stragglers.sequences import attention_time
+from distprof.sections.time.copies import measure_copies
 from distprof.sections.time.measure import (
     Timeline,
     break_down,
@@ -117,6 +119,10 @@ def measure_rank(tables: RankTables, context: RankContext) -> RankAnalysis:
         ),
         kernels=kernel_stats(tables.activity, inside),
         kernel_steps=kernel_steps(tables.activity, windows),
+        trains=()
+        if context.is_cpu
+        else measure_trains(tables.collectives, window, timeline.computation),
+        copies=measure_copies(tables.activity, windows, timeline.exposed_copy),
         exposed_ns=exposed_ns,
         exposed_wait_ns=exposed_wait_ns,
         collective_step=window,
@@ -125,7 +131,7 @@ def measure_rank(tables: RankTables, context: RankContext) -> RankAnalysis:
         idle_host_ns=_per_window(windows, causes, IdleCause.HOST),
         idle_comm_wait_ns=_per_window(windows, causes, IdleCause.COMM_WAIT),
         is_cpu=context.is_cpu,
-        stages=measure_marks(tables, windows, timeline),
+        stages=measure_marks(tables, windows, timeline, is_cpu=context.is_cpu),
         slots=slots,
         message_wait_ns=exposed_waits(messages, timeline, windows),
         attention_ns=attention_time(tables.activity, windows),

@@ -97,6 +97,9 @@ def _jobs_of(
     jobs: list[_Job] = []
     problems: list[str] = []
     for rank in run.ranks:
+        if rank.quality.no_device:
+            problems.append(f"Rank {rank.rank} is not measured: no device activity was recorded.")
+            continue
         steps, windows = _step_windows(rank, run.window.steps) if by_step else _WHOLE_CAPTURE
         problem = _window_problem(windows, len(run.window.steps)) if by_step else ""
         if problem:

@@ -22,6 +22,7 @@ from distprof.documents.saved import REPORT
 from distprof.formats import RenderOptions, find_reporter
 from distprof.schema import Record
 from distprof.sections.base import Result
+from distprof.sections.capture.result import CaptureGap
 from distprof.sections.report import Report
 from distprof.sections.shows import declared, declared_in
 from distprof.sections.tables import tables_of
@@ -159,6 +160,10 @@ def test_a_declared_verdict_is_the_verdict_where_nothing_else_is(verdict: Any) -
     report = only(*names, base=NOTHING, source="operations")
     telemetry = msgspec.structs.replace(report.telemetry, ranks=())  # of devices without a rank
     report = msgspec.structs.replace(report, telemetry=telemetry)
+    if subject == "capture":  # it is in every report, and has a verdict where a device is missing
+        gap = CaptureGap(what="no-device-activity", message="No device activity. Why.", ranks=(0,))
+        capture = msgspec.structs.replace(report.capture, gaps=(gap,))
+        report = msgspec.structs.replace(report, capture=capture)
     told = verdict(report)
     assert told
     assert judge(report).line == told[0]

@@ -24,6 +24,7 @@ from distprof.sections.moe.show import (
     moe_table,
     pairs_table,
     placement_table,
+    ranks_line,
 )
 from distprof.sections.verdict import judge
 from tests.documents.samples import healthy
@@ -207,6 +208,15 @@ def test_counts_alone_are_judged_by_where_a_placement_helps_most():
         "by load it would get 1.01 times the mean."
     )
     assert headline(report) == "64 experts · 3 layers · 6 parts of the data · no timings"
+
+
+def test_at_most_is_the_largest_load_of_the_table():
+    """The placement that gains most is not the one with the most load."""
+    rows = (
+        placement("3", max_over_mean=1.14, replaced_max_over_mean=1.01),
+        placement("5", max_over_mean=1.16, replaced_max_over_mean=1.15),
+    )
+    assert "at most 1.16 times the mean, in layer 5" in ranks_line(rows)
 
 
 def test_a_placement_that_is_no_better_is_said_to_be_none():

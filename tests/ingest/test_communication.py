@@ -87,7 +87,133 @@ COMMUNICATION = [
     ("gloo:recv", Kind.RECV, "gloo"),
 ]
 
+# Kernels that move data or wait for other ranks, by the public source that defines them.
+FROM_SOURCES = {
+    "DeepEP csrc/kernels/intranode.cu": [
+        ("void deep_ep::intranode::notify_dispatch<8>(int const*)", Kind.ALL_TO_ALL),
+        ("void deep_ep::intranode::cached_notify_dispatch<8>(int const*)", Kind.ALL_TO_ALL),
+        ("void deep_ep::intranode::dispatch<8, 768, 8192>(int4*)", Kind.ALL_TO_ALL),
+        ("void deep_ep::intranode::cached_notify_combine<8>(void**)", Kind.ALL_TO_ALL),
+        ("void deep_ep::intranode::combine<__nv_bfloat16, 8, 768, 4096>(int)", Kind.ALL_TO_ALL),
+        ("void deep_ep::intranode::barrier<8>(int**, int)", Kind.BARRIER),
+    ],
+    "DeepEP csrc/kernels/internode.cu": [
+        ("void deep_ep::internode::notify_dispatch<false, 2>(int const*)", Kind.ALL_TO_ALL),
+        ("void deep_ep::internode::cached_notify<false>(int, int)", Kind.ALL_TO_ALL),
+        ("void deep_ep::internode::dispatch<false, 2, true, 8>(int4*)", Kind.ALL_TO_ALL),
+        ("void deep_ep::internode::combine<false, 2, __nv_bfloat16>(int4*)", Kind.ALL_TO_ALL),
+    ],
+    "deepseek-ai/profile-data": [
+        ("void dpsk::ep::internode::notify_dispatch<false, 4>(int const*)", Kind.ALL_TO_ALL),
+        ("void dpsk::ep::internode::cached_notify<false>(int, int)", Kind.ALL_TO_ALL),
+        ("void dpsk::ep::internode::dispatch<false, 8, true, 8>(int4*)", Kind.ALL_TO_ALL),
+        ("void dpsk::ep::internode::combine<false, 4, __nv_bfloat16>(int4*)", Kind.ALL_TO_ALL),
+        ("void dpsk::ep::internode::dispatch_ll<3, 10, 7168>(void*)", Kind.ALL_TO_ALL),
+        ("void dpsk::ep::internode::combine_ll<3, 10, 7168>(void*)", Kind.ALL_TO_ALL),
+    ],
+    "DeepEP csrc/kernels/internode_ll.cu": [
+        ("void deep_ep::internode_ll::dispatch<true, false, 7168>(void*)", Kind.ALL_TO_ALL),
+        ("void deep_ep::internode_ll::combine<false, 7168, 9>(void*)", Kind.ALL_TO_ALL),
+        # cleans between two barriers of all ranks
+        ("void deep_ep::internode_ll::clean_low_latency_buffer<256>(int*)", Kind.BARRIER),
+    ],
+    "DeepEP deep_ep/include/deep_ep/impls": [
+        ("void deep_ep::ep::dispatch_impl<true, false, 24>(void*)", Kind.ALL_TO_ALL),
+        ("void deep_ep::ep::hybrid_dispatch_impl<false, 24>(void*)", Kind.ALL_TO_ALL),
+        ("void deep_ep::elastic::combine_impl<true, 24>(void*)", Kind.ALL_TO_ALL),
+        ("void deep_ep::elastic::barrier_impl<true, 24>(void*)", Kind.BARRIER),
+        ("void deep_ep::elastic::pp_send_impl<8, 2, 1, 1, 1>(void*)", Kind.SEND),
+        ("void deep_ep::elastic::pp_recv_impl<8, 2, 1, 1, 1>(void*)", Kind.RECV),
+        ("void deep_ep::engram::engram_fetch_impl<8, 2>(void*)", Kind.SEND_RECV),
+        ("void deep_ep::engram::engram_fetch_wait_impl<8, 2>(ncclDevComm)", Kind.SEND_RECV),
+        ("void deep_ep::ep::lb_prefetch_weights<8, 4, 8>(int const*)", Kind.SEND_RECV),
+        ("void deep_ep::ep::lb_reduce_grads<8, 4, 8>(int const*)", Kind.SEND_RECV),
+        ("void deep_ep::bucket::nvlink_all_reduce<8, 24>(ncclDevComm)", Kind.ALL_REDUCE),
+        ("void deep_ep::bucket::hybrid_all_reduce<2, 8, 24>(ncclDevComm)", Kind.ALL_REDUCE),
+        ("void deep_ep::bucket::rdma_reduce_scatter<8, 24>(int)", Kind.REDUCE_SCATTER),
+        ("void deep_ep::bucket::hybrid_all_gather<8, 24>(int)", Kind.ALL_GATHER),
+    ],
+    "DeepEP csrc/hybrid_ep/backend/hybrid_ep_backend.cuh": [
+        ("void hybrid_ep::dispatch_kernel<unsigned short, 8>(int)", Kind.ALL_TO_ALL),
+        ("void hybrid_ep::combine_kernel<8, 2>(int)", Kind.ALL_TO_ALL),
+        ("hybrid_ep::device_sync_kernel(unsigned int*, unsigned int*)", Kind.BARRIER),
+    ],
+    "uccl and Primus-Turbo, which keep DeepEP's names": [
+        ("void uccl::intranode::cached_notify_combine<8>(void**)", Kind.ALL_TO_ALL),
+        ("void primus_turbo::deep_ep::intranode::dispatch<8, 768>(int4*)", Kind.ALL_TO_ALL),
+        ("void nccl_ep::internode_ll::combine<7168>(void*)", Kind.ALL_TO_ALL),
+    ],
+    "torch symm_mem/CUDASymmetricMemoryOps.cu": [
+        ("void (anonymous namespace)::multimem_all_reduce_kernel<float, 16>()", Kind.ALL_REDUCE),
+        (
+            "void (anonymous namespace)::multimem_one_shot_all_reduce_kernel<float, 16>()",
+            Kind.ALL_REDUCE,
+        ),
+        ("void (anonymous namespace)::multimem_all_gather_kernel<16>(char*)", Kind.ALL_GATHER),
+        ("void (anonymous namespace)::one_shot_all_reduce_kernel<float, 16, 8>()", Kind.ALL_REDUCE),
+        (
+            "void (anonymous namespace)::two_shot_all_reduce_kernel_inplace<float, 16, 8>()",
+            Kind.ALL_REDUCE,
+        ),
+    ],
+    "torch symm_mem/nvshmem_extension.cu": [
+        ("c10d::nvshmem_extension::exchangeSplitAndOffset(long*, int, int)", Kind.ALL_TO_ALL),
+        ("void c10d::nvshmem_extension::exchangeSplitAndOffset_2d<true>(long*)", Kind.ALL_TO_ALL),
+        ("c10d::nvshmem_extension::allToAllV(void*, void*, long*)", Kind.ALL_TO_ALL),
+    ],
+    "torch symm_mem/nccl_extension.cu": [
+        ("c10d::nccl_extension::lsa_put_kernel(void**, int)", Kind.SEND_RECV),
+        ("c10d::nccl_extension::lsa_get_kernel(void**, int)", Kind.SEND_RECV),
+        ("c10d::nccl_extension::lsa_put_signal_kernel(void**, void**)", Kind.SEND_RECV),
+        ("c10d::nccl_extension::nccl_wait_for_signal_kernel(void**, int)", Kind.SEND_RECV),
+    ],
+    "torch symm_mem/ops": [
+        ("c10d::nccl_extension::all_gather_offset_push_kernel(ncclWindow_t)", Kind.ALL_GATHER),
+        ("c10d::nccl_extension::all_gather_offset_mm_kernel(ncclWindow_t)", Kind.ALL_GATHER),
+        (
+            "void c10d::nccl_extension::reduce_scatter_offset_kernel<float, true>(int)",
+            Kind.REDUCE_SCATTER,
+        ),
+        (
+            "void c10d::nccl_extension::reduce_scatter_columns_kernel<float, true>(int)",
+            Kind.REDUCE_SCATTER,
+        ),
+        ("c10d::nccl_extension::all_to_all_lsa_kernel(ncclWindow_t)", Kind.ALL_TO_ALL),
+    ],
+    "mscclpp src/ext/collectives and src/ext/ep": [
+        (
+            "void mscclpp::collective::allreduceNvlsBlockPipeline<__half>(void const*)",
+            Kind.ALL_REDUCE,
+        ),
+        ("void mscclpp::collective::allgatherFullmesh2<false>(void*)", Kind.ALL_GATHER),
+        ("void mscclpp::executionKernel<float, mscclpp::LL16Packet>(int)", Kind.UNKNOWN),
+        ("void mscclpp::ep::expertMajorDispatchKernel<7168, 0, 128>(void*)", Kind.ALL_TO_ALL),
+    ],
+    "mori src/ops/dispatch_combine": [
+        ("void mori::moe::EpDispatchIntraNodeKernel<hip_bfloat16>(int)", Kind.ALL_TO_ALL),
+        ("void mori::moe::EpCombineInterNodeKernel<hip_bfloat16>(int)", Kind.ALL_TO_ALL),
+    ],
+    "rccl": [
+        ("void rcclGenericKernel<1, false>(ncclDevKernelArgsStorage<4096ul>)", Kind.UNKNOWN),
+        ("ncclDevKernel_Generic_1(ncclDevKernelArgsStorage<4096ul>)", Kind.UNKNOWN),
+    ],
+}
+
 COMPUTATION = [
+    "void dpsk::ep::cuda::get_dispatch_layout<256, 32, 8>(long const*)",
+    "void deep_ep::internode::get_dispatch_layout<256, 32, 8>(long const*)",
+    "void deep_ep::internode_ll::query_mask_buffer<256>(int*, int, int*)",
+    "void deep_ep::internode_ll::update_mask_buffer<256>(int*, int, bool)",
+    "void deep_ep::internode_ll::clean_mask_buffer<256>(int*, int)",
+    "void deep_ep::ep::dispatch_copy_epilogue_impl<true, false, 24>(void*)",
+    "void deep_ep::elastic::combine_reduce_epilogue_impl<true, 24>(void*)",
+    "void deep_ep::elastic::dispatch_deterministic_prologue_impl<24, 8>(long*)",
+    "void hybrid_ep::scan<128, 8>(bool const*)",
+    "void hybrid_ep::update_expected_value_kernel<true>(int)",
+    "void hybrid_ep::permute_kernel<8>(int)",
+    "void cdpsk::ep::CUB_200400_900_NS::DeviceScanKernel<int>(int)",
+    "__amd_rocclr_copyBuffer",
+    "void fused_dispatch_moe_kernel<8>(int)",
     "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float> >(int)",
     "void at::native::(anonymous namespace)::gather_kernel<float>(float*)",
     "void at::native::index_elementwise_kernel<128, 4, scatter_add>(int)",
@@ -110,6 +236,16 @@ def test_communication_is_told_by_name(name, kind, library):
     verdict = Classifier().verdict(name)
     assert verdict.is_communication
     assert (verdict.kind, verdict.library) == (kind, library)
+
+
+@pytest.mark.parametrize(
+    ("source", "name", "kind"),
+    [(source, *row) for source, rows in FROM_SOURCES.items() for row in rows],
+)
+def test_kernels_of_public_sources_that_move_data_or_wait(source, name, kind):
+    verdict = Classifier().verdict(name)
+    assert verdict.is_communication, source
+    assert verdict.kind == kind
 
 
 @pytest.mark.parametrize("name", COMPUTATION)

@@ -47,7 +47,8 @@ def test_devices_missing_from_a_cut_file_are_not_blamed_on_the_profiler(options,
     cut = tmp_path / "cut.json"
     cut.write_bytes(whole[:3_000_000])  # host rows come first
     (opened,) = open_run(str(cut), options).ranks
-    (note,) = (note for note in opened.quality.notes if "No activity of the NVIDIA" in note)
+    note = opened.quality.no_device
+    assert "the trace lists 8 × NVIDIA A100" in note
     assert "may be in the missing part of the file" in note
 
 

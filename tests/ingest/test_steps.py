@@ -49,6 +49,16 @@ def test_device_windows_serve_where_the_device_runs_behind():
     assert "60 %" in steps.note
 
 
+def test_a_stall_after_a_device_that_runs_behind():
+    """Step 0's kernel runs 200 into step 1; step 1 is over at 1,500 and then the host saves."""
+    built = RankBuilder()
+    built.annotation("ProfilerStep#0", 0, 1000).annotation("ProfilerStep#1", 1000, 2500)
+    built.kernel("a", 100, 1200, launched=(20, 22)).kernel("b", 1200, 1500, launched=(1020, 1022))
+    steps = steps_of(built, last=2500)
+    assert steps.source is StepSource.DEVICE
+    assert windows(steps) == [(0, 100, 1200, True), (1, 1200, 2520, True)]
+
+
 def test_a_copy_starts_a_step_as_a_kernel_does_and_an_annotation_does_not():
     built = RankBuilder()
     built.annotation("ProfilerStep#0", 0, 100).annotation("ProfilerStep#1", 100, 200)

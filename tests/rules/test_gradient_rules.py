@@ -72,6 +72,29 @@ def test_without_matched_members_nobody_says_transfer():
     assert late.confidence == "inferred"
 
 
+LAST = {"num_buckets": 3, "last_bucket_ratio": 0.5}
+
+
+def test_a_last_bucket_of_latency_is_told_to_grow():
+    """α 3 ms, β such that the last bucket's bytes take 1 ms: three quarters are latency."""
+    size = gradient_group().bytes
+    group = gradient_group(bucket_latency_ns=3e6, bucket_ns_per_byte=1e6 / (size / 2), **LAST)
+    found = finding("COM113", group)
+    assert "75.0 % of its time is latency (3.00 ms per bucket)" in found.message
+    assert found.fix.startswith("Make the buckets larger")
+    # 2 of 3 latencies of 3 ms among 3 * 3 + 2 ms
+    assert found.cost_ns_per_step == round(group.exposed_ns_per_step * 6 / 11)
+
+
+def test_a_last_bucket_of_bytes_saves_what_its_bytes_take():
+    """α 1 ms, β 4 ms for the last half: a quarter of the gradients takes 1 + 2 of 1 + 4 ms."""
+    size = gradient_group().bytes
+    group = gradient_group(bucket_latency_ns=1e6, bucket_ns_per_byte=4e6 / (size / 2), **LAST)
+    found = finding("COM113", group)
+    assert found.fix.startswith("Make the buckets smaller")
+    assert found.cost_ns_per_step == round(group.last_bucket_ns_per_step * 2 / 5)
+
+
 def test_one_bucket_is_called_one_bucket_and_told_how_to_split():
     group = gradient_group(num_buckets=1, before_first_ns=10 * MS, last_bucket_ratio=1.0)
     late = finding("COM112", group)

@@ -114,7 +114,7 @@ def test_tensor_parallel_inference_on_b200():
     assert kernel_idle_ms(run, measured) == close(72.6, 0.05)
 
 
-@pytest.mark.parametrize("name", ["mi210-gpu-only", "mi250-1gpu", "edge-metadata"])
+@pytest.mark.parametrize("name", ["mi210-gpu-only", "mi250-1gpu"])
 def test_runs_without_communication_have_no_overlap_ratio(name):
     source = GOLDEN / name
     for path in sorted(source.glob("*.json.gz")):
@@ -126,7 +126,8 @@ def test_runs_without_communication_have_no_overlap_ratio(name):
 @pytest.mark.parametrize("path", sorted(GOLDEN.glob("*/*.json.gz")), ids=lambda p: p.parent.name)
 def test_every_real_trace_adds_up(path, window):
     measured = measure(opened(path), window=window)
-    assert measured.breakdown.steps
+    is_lost = path.parent.name == "edge-metadata"  # GPUs of which only the host was recorded
+    assert bool(measured.breakdown.steps) is not is_lost
     for row in measured.breakdown.steps:
         parts = (row.computation_ns, row.exposed_comm_ns, row.exposed_copy_ns, row.idle_ns)
         assert sum(parts) == row.span_ns

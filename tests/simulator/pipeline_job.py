@@ -25,7 +25,8 @@ from distprof.run.run import Run
 Action = tuple[str, int, int]
 """Letter of F, B, I, W, then stage and micro-batch."""
 
-Marks = Literal["distprof", "torch", "none"]
+Marks = Literal["distprof", "torch", "host", "none"]
+"""``host``: torch's annotations on the host alone, which runs ahead of its device."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -40,8 +40,11 @@ def builders_of(recording: PipelineRecording, *, marks: Marks, messages: bool) -
         builder = _Clocked(rank, offset, job.world_size)
         for group in groups_of(recording, rank):
             builder.member_of(group)
-        for slot in slots[rank]:
-            _add_slot(builder, slot, marks)
+        if marks == "host":
+            _add_launched(builder, slots[rank])
+        else:
+            for slot in slots[rank]:
+                _add_slot(builder, slot, marks)
         _add_messages(builder, recording, received[rank], sent[rank])
         _add_steps(builder, recording, rank)
         builders.append(builder)
@@ -112,6 +115,22 @@ def _add_slot(builder: RankBuilder, slot: Slot, marks: Marks) -> None:
         # torch's annotations begin before the wait for the message
         name = f"PP:{slot.stage}{slot.letter}{slot.micro_batch}"
         builder.range(name, slot.posted, slot.end, stream=COMPUTE)
+
+
+def _add_launched(builder: RankBuilder, slots: list[Slot]) -> None:
+    """Slots that a host two slots ahead of its device launches, annotated on the host alone."""
+    ordered = sorted(slots, key=lambda slot: slot.start)
+    for number, slot in enumerate(ordered):
+        ahead = ordered[max(number - 2, 0)].start - 5_000 - 10_000 * max(2 - number, 0)
+        builder.kernel(
+            KERNELS[slot.letter],
+            slot.start,
+            slot.end,
+            stream=COMPUTE,
+            launched=(ahead - 1_000, ahead + 1_000),
+        )
+        name = f"PP:{slot.stage}{slot.letter}{slot.micro_batch}"
+        builder.annotation(name, ahead - 2_000, ahead + 2_000)
 
 
 def _add_messages(

@@ -10,7 +10,10 @@ from distprof.sections.capture.result import CaptureGap, CaptureResult, NodeCloc
 from distprof.terms import CollectiveKind
 from distprof.units import format_bytes, name_ranks
 
-__all__ = ["analyze_capture"]
+__all__ = ["NO_DEVICE", "analyze_capture"]
+
+NO_DEVICE = "no-device-activity"
+"""The gap of ranks whose device was not recorded."""
 
 
 def analyze_capture(run: Run) -> CaptureResult:
@@ -36,7 +39,7 @@ def analyze_capture(run: Run) -> CaptureResult:
         num_quarantined=sum(quality.num_quarantined for quality in qualities),
         num_clamped=sum(quality.num_clamped for quality in qualities),
         num_unlaunched=sum(quality.num_unlaunched for quality in qualities),
-        gaps=(*_gaps(run), *_truncated(run)),
+        gaps=(*_without_device(run), *_gaps(run), *_truncated(run)),
         notes=_notes(run),
         unavailable=_unavailable(run),
     )
@@ -75,6 +78,23 @@ def _known(value: np.int64) -> int | None:
 
 def _gaps(run: Run) -> tuple[CaptureGap, ...]:
     return tuple(CaptureGap(what=g.what, message=g.message, ranks=g.ranks) for g in run.gaps)
+
+
+def _without_device(run: Run) -> tuple[CaptureGap, ...]:
+    """Ranks whose device was not recorded, those with the same reason as one gap."""
+    ranks_of: dict[str, list[int]] = {}
+    for rank in run.ranks:
+        if rank.quality.no_device:
+            ranks_of.setdefault(rank.quality.no_device, []).append(rank.rank)
+    whole = len(run.ranks)
+    return tuple(
+        CaptureGap(
+            what=NO_DEVICE,
+            message=why if len(ranks) == whole else f"{name_ranks(ranks).capitalize()}: {why}",
+            ranks=tuple(ranks),
+        )
+        for why, ranks in ranks_of.items()
+    )
 
 
 def _truncated(run: Run) -> tuple[CaptureGap, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from distprof.escape import short_ranks
+from distprof.sections.capture.measure import NO_DEVICE
 from distprof.sections.capture.result import CaptureResult
 from distprof.sections.job.show import mesh_text
 from distprof.sections.parts import (
@@ -14,7 +15,7 @@ from distprof.sections.parts import (
     is_of_training_log_alone,
     is_whole_capture,
 )
-from distprof.sections.shows import table, why
+from distprof.sections.shows import Told, table, verdict, why
 from distprof.sections.table import Column, TableView, counted, facts_table, rows_table
 from distprof.terms import StepSource
 from distprof.units import format_duration, format_ratio
@@ -161,6 +162,17 @@ def not_checked_table(report: Report, *, show_all: bool) -> TableView | None:  #
         ),
         list(by_reason.items()),
     )
+
+
+@verdict(place=5)
+def no_device_verdict(report: Report) -> Told:
+    """What was lost; None where a device or the host's own work was recorded."""
+    lost = [gap for gap in report.capture.gaps if gap.what == NO_DEVICE]
+    if not lost or report.breakdown.ranks:
+        return None
+    line, _, more = lost[0].message.partition(". ")
+    why = (more, *(gap.message for gap in lost[1:]))
+    return f"{line.rstrip('.')}.", tuple(sentence for sentence in why if sentence)
 
 
 @why(place=60)

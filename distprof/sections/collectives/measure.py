@@ -23,6 +23,7 @@ from distprof.run.run import Rank, Run
 from distprof.run.topology import ProcessGroup, Topology
 from distprof.schema import ABSENT, Int64Array
 from distprof.sections.collectives.result import CollectiveClass, CollectivesResult
+from distprof.sections.collectives.trains import collective_trains
 from distprof.sections.context import RankAnalyses, RankAnalysis
 from distprof.sections.matched import Members, RowIndex, median_by_code, segment_median
 from distprof.terms import CollectiveKind
@@ -60,6 +61,13 @@ def analyze_collectives(
         not be separated.
     """
     result = _class_table(run, analyses)
+    result = msgspec.structs.replace(
+        result,
+        trains=collective_trains(
+            ((analysis.rank, analysis.trains) for analysis in analyses.values()),
+            result.num_ranks * result.num_steps,
+        ),
+    )
     if profile is None:
         return result
     return with_expectations(result, profile, is_cpu=analyses.is_cpu)

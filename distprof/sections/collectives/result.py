@@ -11,7 +11,7 @@ from __future__ import annotations
 from distprof.schema import Record
 from distprof.sections.base import Result
 
-__all__ = ["CollectiveClass", "CollectivesResult"]
+__all__ = ["CollectiveClass", "CollectiveTrain", "CollectivesResult"]
 
 
 class CollectiveClass(Record, frozen=True, kw_only=True):
@@ -86,6 +86,28 @@ class CollectiveClass(Record, frozen=True, kw_only=True):
         return (self.exposed_ns_per_step or 0) - (self.exposed_wait_ns_per_step or 0)
 
 
+class CollectiveTrain(Record, frozen=True, kw_only=True):
+    """Reductions one after another while nothing else runs; means over ranks and steps.
+
+    Args:
+        kind: Operation.
+        group: Process group, or its description.
+        ranks: Ranks that run such trains.
+        num_per_step: Collectives in trains.
+        busy_ns_per_step: Time in them.
+        gap_ns_per_step: Time between them.
+        duration_ns_median: Median of their durations.
+    """
+
+    kind: str
+    group: str
+    ranks: tuple[int, ...]
+    num_per_step: float
+    busy_ns_per_step: int
+    gap_ns_per_step: int
+    duration_ns_median: int
+
+
 class CollectivesResult(Result, frozen=True, kw_only=True):
     """Classes of collectives; the class with the most exposed time comes first.
 
@@ -93,6 +115,7 @@ class CollectivesResult(Result, frozen=True, kw_only=True):
         num_ranks: Ranks that the means are over.
         num_steps: Steps that the means are over.
         classes: Collectives by kind, group and size, most exposed time first.
+        trains: Reductions one after another while nothing else runs, longest first.
     """
 
     needs_traces = True
@@ -100,3 +123,4 @@ class CollectivesResult(Result, frozen=True, kw_only=True):
     num_ranks: int
     num_steps: int
     classes: tuple[CollectiveClass, ...]
+    trains: tuple[CollectiveTrain, ...] = ()

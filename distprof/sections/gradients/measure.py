@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from distprof.costs.fabric import fit_buckets
 from distprof.run.run import Run
 from distprof.run.topology import Topology
 from distprof.schema import ABSENT, Int64Array
@@ -91,6 +92,8 @@ class _Pooled(msgspec.Struct, frozen=True, kw_only=True):
     num_updates: int
     num_steps: int
     marks_updates: bool
+    bucket_bytes: Int64Array
+    bucket_moving_ns: Int64Array
 
 
 _COLUMNS = (
@@ -104,6 +107,7 @@ def _pooled(axis: str, analyses: Sequence[RankAnalysis]) -> _Pooled:
     words: set[str] = set()
     last: list[NDArray[np.bool_]] = []
     again: list[NDArray[np.bool_]] = []
+    buckets: list[NDArray[np.int64]] = []
     ranks, updates, steps, marks = [], 0, 0, True
     for analysis in analyses:
         own = analysis.gradients
@@ -116,6 +120,8 @@ def _pooled(axis: str, analyses: Sequence[RankAnalysis]) -> _Pooled:
         is_last, is_again = _repeats(own, rows)
         last.append(is_last)
         again.append(is_again)
+        mine = np.repeat(own.axis == number, own.num_buckets)
+        buckets.append(np.stack([own.row_bytes[mine], own.row_moving_ns[mine]]))
         words.update(own.dtypes[number])
         ranks.append(analysis.rank)
         updates += int(is_last.sum())
@@ -131,6 +137,8 @@ def _pooled(axis: str, analyses: Sequence[RankAnalysis]) -> _Pooled:
         num_updates=updates,
         num_steps=steps,
         marks_updates=marks,
+        bucket_bytes=np.concatenate([one[0] for one in buckets]),
+        bucket_moving_ns=np.concatenate([one[1] for one in buckets]),
     )
 
 
@@ -152,6 +160,11 @@ def _group(topology: Topology, axis: str, pooled: _Pooled) -> GradientGroup:
     exposed = columns["exposed_ns"] - (columns["wait_ns"] if is_split else 0)
     steps = max(pooled.num_steps, 1)
     updates = max(pooled.num_updates, 1)
+    known = pooled.bucket_moving_ns > 0
+    bucket = fit_buckets(
+        pooled.bucket_bytes[known].tolist(), pooled.bucket_moving_ns[known].tolist()
+    )
+    bucket = bucket if is_split else None
     return GradientGroup(
         axis=axis,
         ranks=pooled.ranks,
@@ -172,6 +185,8 @@ def _group(topology: Topology, axis: str, pooled: _Pooled) -> GradientGroup:
         backward_ns=_mean_where_known(columns["backward_ns"][last]),
         before_first_ns=_mean_where_known(columns["before_first_ns"][last]),
         transfer_ns=_mean_where_known(columns["transfer_ns"][last]) if is_split else None,
+        bucket_latency_ns=bucket.latency_ns if bucket else None,
+        bucket_ns_per_byte=bucket.ns_per_byte if bucket else None,
     )
 
 

@@ -43,6 +43,9 @@ class GradientGroup(Record, frozen=True, kw_only=True):
             is unknown.
         before_first_ns: The part before the first bucket is ready.
         transfer_ns: Time in which the data of a reduction moves; None without matched collectives.
+        bucket_latency_ns: Time that a bucket of any size takes (α), fitted over the buckets; None
+            where they are all of one size, or were not matched.
+        bucket_ns_per_byte: Time that each byte of a bucket adds (β), likewise.
     """
 
     axis: str
@@ -64,6 +67,8 @@ class GradientGroup(Record, frozen=True, kw_only=True):
     backward_ns: int | None
     before_first_ns: int | None
     transfer_ns: int | None
+    bucket_latency_ns: float | None = None
+    bucket_ns_per_byte: float | None = None
 
 
 class GradientsResult(Result, frozen=True, kw_only=True):

@@ -103,6 +103,8 @@ def gradient_traffic(
         num_forwards=_forwards_of(updated)[updated[number]],
         dtypes=_dtypes(tables.collectives, context, picked),
         marks_updates=bool(len(updates)),
+        row_bytes=size[picked],
+        row_moving_ns=_moving(tables.collectives, context, picked),
         search_ns=search,
         search_exposed_ns=search_exposed,
     )
@@ -236,6 +238,14 @@ def _transfer(
         busy = union(Intervals(moving[rows], end[rows]))
         result[index] = int((busy.end - busy.start).sum())
     return result
+
+
+def _moving(collectives: Table, context: RankContext, picked: NDArray[np.intp]) -> Int64Array:
+    """Time in which the data of each bucket moves; ABSENT where it was not matched."""
+    start, end = (column[picked] for column in intervals_of(collectives))
+    since = context.wait_end_ns[picked]
+    moving: Int64Array = np.where(since == ABSENT, ABSENT, end - np.clip(since, start, end))
+    return moving
 
 
 def _dtypes(

@@ -20,6 +20,7 @@ __all__ = [
     "moe_table",
     "pairs_table",
     "placement_table",
+    "ranks_line",
 ]
 
 MAX_LAYERS_SHOWN = 8
@@ -222,8 +223,7 @@ def experts_verdict(report: Report) -> Told:
         return None
     busiest = max(moe.layers, key=lambda layer: layer.max_over_mean)
     why = (_busiest(busiest), _dead(moe.layers))
-    placed = max(moe.placement, key=_gain, default=None)
-    line = _experts_line(busiest) if placed is None else _ranks_line(placed)
+    line = ranks_line(moe.placement) if moe.placement else _experts_line(busiest)
     return line, tuple(sentence for sentence in why if sentence)
 
 
@@ -232,13 +232,16 @@ def _gain(placed: MoePlacement) -> float:
     return placed.max_over_mean - (placed.replaced_max_over_mean or 1.0)
 
 
-def _ranks_line(placed: MoePlacement) -> str:
+def ranks_line(placements: Sequence[MoePlacement]) -> str:
+    """The placement that another one would help most; the most loaded one where all are even."""
+    placed = max(placements, key=_gain)
+    if placed.max_over_mean < MIN_LOAD:
+        placed = max(placements, key=lambda row: row.max_over_mean)
     where = f"layer {placed.layer}{_of(placed.part)}"
     if placed.max_over_mean < MIN_LOAD:
         return (
             f"Ranks that share experts are balanced: the busiest of {placed.num_ranks} gets at "
-            "most "
-            f"{placed.max_over_mean:.2f} times the mean, in {where}."
+            f"most {placed.max_over_mean:.2f} times the mean, in {where}."
         )
     anew = placed.replaced_max_over_mean
     line = (

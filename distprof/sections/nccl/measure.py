@@ -55,7 +55,7 @@ def analyze_nccl(run: Run) -> NcclResult:
         num_unknown=log.num_unknown,
         num_cut=log.num_cut,
         unknown=log.unknown,
-        versions=tuple(places.setting("version", v, who) for v, who in log.versions.items()),
+        versions=places.settings("version", log.versions),
         networks=tuple(log.networks),
         missing_networks=tuple(log.missing_networks),
         paths=log.links,
@@ -63,9 +63,9 @@ def analyze_nccl(run: Run) -> NcclResult:
         transports=_transports(log, places),
         hosts=_hosts(log),
         settings=tuple(
-            places.setting(name, value, who)
+            setting
             for name, values in log.settings.items()
-            for value, who in values.items()
+            for setting in places.settings(name, values)
         ),
         choices=_choices(log),
         warnings=tuple(
@@ -116,14 +116,19 @@ class _Places:
         """Rank to host; empty if members cannot be distinguished."""
         return self._of_member[communicator]
 
-    def setting(self, name: str, value: str, processes: Sequence[int]) -> NcclSetting:
-        """A setting with the processes and ranks that have it."""
-        return NcclSetting(
-            name=name,
-            value=value,
-            num_processes=len(processes),
-            ranks=self.ranks(processes),
-            hosts=self.hosts(processes),
+    def settings(self, name: str, values: Mapping[str, Sequence[int]]) -> tuple[NcclSetting, ...]:
+        """A setting, each value with the processes and ranks that have it."""
+        printing = {process for processes in values.values() for process in processes}
+        return tuple(
+            NcclSetting(
+                name=name,
+                value=value,
+                num_processes=len(processes),
+                ranks=self.ranks(processes),
+                hosts=self.hosts(processes),
+                num_printing=len(printing),
+            )
+            for value, processes in values.items()
         )
 
     def where(self, edge: NcclEdge) -> str:

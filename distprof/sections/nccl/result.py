@@ -97,6 +97,8 @@ class NcclSetting(Record, frozen=True, kw_only=True):
         num_processes: Processes that print this value.
         ranks: Their ranks, as far as known.
         hosts: Their hosts.
+        num_printing: Processes that print any value of it; a process may print several, for
+            example one per communicator. Null where unknown.
     """
 
     name: str
@@ -104,6 +106,7 @@ class NcclSetting(Record, frozen=True, kw_only=True):
     num_processes: int
     ranks: tuple[int, ...]
     hosts: tuple[str, ...]
+    num_printing: int | None = None
 
 
 class NcclChoices(Record, frozen=True, kw_only=True):

@@ -6,7 +6,9 @@ CPU stalls may be inside too.
 
 A slot is where its computation is: waiting for a message inside of a range, as torch's annotations
 have it, is cut off. On a device the profiler draws the same names on the device's time line; where
-it does, those count, because the host's only tell when it launched.
+it does, those count. Where it does not, a slot is the kernels that were launched inside the host's
+range, from the first one's start to the last one's end: the host's own times only tell when it
+launched.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from distprof.intervals import Intervals, covered, intersect, subtract, union
-from distprof.run.tables import RankTables, intervals_of
+from distprof.run.tables import RankTables, intervals_of, join_launches
 from distprof.schema import ABSENT, Int64Array, Table
 from distprof.sections.context import RankContext, StageMarks, StageSlots
 from distprof.sections.pipeline.observed import changes, number_in_run
@@ -103,7 +105,7 @@ def parse_torch(name: str) -> tuple[SlotName, ...]:
 
 
 def measure_marks(
-    tables: RankTables, windows: Intervals, timeline: Timeline
+    tables: RankTables, windows: Intervals, timeline: Timeline, *, is_cpu: bool
 ) -> tuple[StageMarks, ...]:
     """Each stage that the rank holds, ascending; nothing without marks.
 
@@ -111,12 +113,17 @@ def measure_marks(
         tables: The rank's tables.
         windows: The analysed windows.
         timeline: For its computation: waiting and idling inside of marks are no work.
+        is_cpu: Whether the host did the work; otherwise its marks stand for what it launched.
     """
     annotations = tables.activity["kind"] == ActivityKind.ANNOTATION
     for table, allowed in ((tables.activity, annotations), (tables.host, None)):
         found = _marks(table, allowed)
         if found is not None:
             rows, stage, micro_batch = found
+            if table is tables.host and not is_cpu:
+                spans, some = _launched_inside(tables, intervals_of(rows))
+                rows = rows.with_columns(start_ns=spans.start, end_ns=spans.end).take(some)
+                stage, micro_batch = stage[some], micro_batch[some]
             return tuple(
                 _of_stage(int(number), rows.take(stage == number), windows, timeline, batches)
                 for number in np.unique(stage)
@@ -162,13 +169,15 @@ MARKS = "distprof marks"
 
 TORCH = "torch annotations"
 
-_HOST_ONLY = ", host side only"
+_LAUNCHED = ", kernels launched inside"
 
 _SET_UP = 0.02
 """Share of a slot's computation that may precede its wait, such as creating a buffer."""
 
 _NOT_PIPELINES = ("cp", "tp", "ep", "dp", "dp_shard", "dp_replicate")
 """Axes whose messages are rings or exchanges, not a pipeline's."""
+
+_LATEST = np.iinfo(np.int64).max
 
 _MESSAGES = tuple(int(kind) for kind in CollectiveKind if kind.is_point_to_point)
 
@@ -208,11 +217,47 @@ def measure_slots(
             ranges = _ranges_of(tables, parser, on_device)
             if ranges is None:
                 continue
-            sure = origin == MARKS and (on_device or context.is_cpu)
-            lost = _HOST_ONLY if not on_device and not context.is_cpu else ""
-            slots = _slots_of(ranges, context.windows, timeline, waits, origin + lost)
-            return replace(slots, is_sure=sure) if len(slots) else None
+            how = ""
+            if not on_device and not context.is_cpu:
+                ranges, how = _on_the_device(tables, ranges), _LAUNCHED
+            slots = _slots_of(ranges, context.windows, timeline, waits, origin + how)
+            return replace(slots, is_sure=origin == MARKS) if len(slots) else None
     return None
+
+
+def _on_the_device(tables: RankTables, ranges: _Ranges) -> _Ranges:
+    """The host's ranges as the kernels launched inside; ranges that launched none are left out."""
+    spans, some = _launched_inside(tables, Intervals(ranges.start_ns, ranges.end_ns))
+    found = replace(ranges, start_ns=spans.start, end_ns=spans.end).take(np.flatnonzero(some))
+    return found.take(np.lexsort((found.end_ns, found.start_ns)))
+
+
+def _launched_inside(tables: RankTables, ranges: Intervals) -> tuple[Intervals, NDArray[np.bool_]]:
+    """From the first start to the last end of the kernels launched inside of each range.
+
+    Any thread counts: while the annotated thread waits for backward, autograd's launches.
+
+    Args:
+        tables: The rank's tables.
+        ranges: The host's ranges, any order.
+
+    Returns:
+        Spans on the device, in the order of ``ranges``, and which of them launched a kernel.
+    """
+    launches = join_launches(tables.activity["correlation"], tables.host)
+    rows = np.flatnonzero((tables.activity["kind"] == ActivityKind.COMPUTATION) & launches.known)
+    rows = rows[np.argsort(launches.start[rows], kind="stable")]
+    launched = launches.start[rows]
+    first = np.searchsorted(launched, ranges.start, side="left")
+    last = np.searchsorted(launched, ranges.end, side="left")
+    some: NDArray[np.bool_] = first < last
+    bounds = np.stack((first[some], last[some]), axis=1).ravel()
+    start, end = (column[rows] for column in intervals_of(tables.activity))
+    low, high = ranges.start.copy(), ranges.end.copy()
+    if some.any():
+        low[some] = np.minimum.reduceat(np.append(start, _LATEST), bounds)[::2]
+        high[some] = np.maximum.reduceat(np.append(end, -_LATEST), bounds)[::2]
+    return Intervals(low, high), some
 
 
 def message_waits(tables: RankTables, context: RankContext) -> Intervals:

@@ -15,6 +15,7 @@ from distprof.run.tables import intervals_of
 from distprof.schema import ABSENT, Int64Array, Table
 from distprof.sections.context import RankAnalyses
 from distprof.sections.idle.result import RankIdle
+from distprof.sections.time.copies import exposed_copies
 from distprof.sections.time.result import (
     BreakdownResult,
     RankBreakdown,
@@ -251,6 +252,10 @@ def analyze_waterfall(analyses: RankAnalyses) -> WaterfallResult:
         num_steps=analyses.num_windows,
         ranks=ranks,
         all=_sum_of_parts(ranks) if ranks else None,
+        copies=exposed_copies(
+            (analysis.copies for analysis in analyses.values()),
+            len(ranks) * analyses.num_windows,
+        ),
     )
 
 

@@ -141,6 +141,26 @@ class StepTimeResult(Result, frozen=True, kw_only=True):
 # The lost-time waterfall: a step as an exact sum of its causes -----------------------------------
 
 
+class ExposedCopies(Record, frozen=True, kw_only=True):
+    """Copies of one direction; means over ranks and steps.
+
+    Args:
+        direction: ``HtoD``, ``DtoH``, ``DtoD``, ``PtoP``, ``HtoH`` or ``memset``; ``other`` where
+            the name says none.
+        host_memory: ``pinned`` or ``pageable``; empty where the CPU's memory takes no part or the
+            name does not say.
+        num_per_step: Copies.
+        bytes_per_step: Bytes that they move; null where a copy lacks its size.
+        exposed_ns_per_step: Time in which such a copy runs and nothing else.
+    """
+
+    direction: str
+    host_memory: str
+    num_per_step: float
+    bytes_per_step: float | None
+    exposed_ns_per_step: int
+
+
 class WaterfallResult(Result, frozen=True, kw_only=True):
     """Per rank, and all ranks added up; divide by ``num_ranks * num_steps`` for a mean step.
 
@@ -149,6 +169,7 @@ class WaterfallResult(Result, frozen=True, kw_only=True):
         num_steps: Analysed steps, 1 for a whole capture.
         ranks: Each rank over all analysed steps.
         all: All ranks added up, ``rank`` is -1; null where nothing was measured.
+        copies: Copies by direction and kind of CPU memory, the most exposed first.
     """
 
     needs_traces = True
@@ -157,3 +178,4 @@ class WaterfallResult(Result, frozen=True, kw_only=True):
     num_steps: int
     ranks: tuple[RankWaterfall, ...]
     all: RankWaterfall | None
+    copies: tuple[ExposedCopies, ...] = ()

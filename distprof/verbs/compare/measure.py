@@ -26,6 +26,7 @@ from distprof.verbs.compare.result import (
     StepChange,
     Trend,
 )
+from distprof.verbs.gate.decide import mann_whitney
 
 __all__ = [
     "FoundProblem",
@@ -205,13 +206,20 @@ def _bandwidth(rows: Sequence[CollectiveClass]) -> float | None:
 
 _CONFIDENCE = 0.95
 
+_ALPHA = 0.05
+"""Two-sided level of the test on steps."""
+
+_STRICT_ALPHA = 0.01
+"""The level for changes below :data:`ALIKE_RATIO`, which slow drift within a run may cause too."""
+
 
 def compare_steps(first: Sequence[int], second: Sequence[int]) -> StepChange:
-    """Medians, their intervals, and whether the intervals overlap.
+    """Medians, their intervals, and whether chance explains the difference.
 
-    Chance separates two 95 % intervals in well below one percent of cases. Steps of one run are
-    treated as independent. The intervals do not contain differences between runs:
-    ``distprof check`` repeats runs to measure these.
+    The test is by ranks, so that one slow step on either side does not hide a change, as it would
+    if intervals of few values had to be apart. Steps of one run are treated as independent. Neither
+    test nor intervals contain differences between runs: ``distprof check`` repeats runs to measure
+    these.
 
     Args:
         first: Durations of steps, ns.
@@ -230,7 +238,8 @@ def compare_steps(first: Sequence[int], second: Sequence[int]) -> StepChange:
         second_high_ns=other_high,
         change_ns=change,
         change_ratio=change / mine if change is not None and mine else None,
-        trend=_trend(low, high, other_low, other_high),
+        trend=_trend(first, second, change),
+        p_value=_p_value(first, second),
     )
 
 
@@ -289,14 +298,28 @@ def _median(values: Sequence[int]) -> int | None:
     return int(np.median(values)) if len(values) else None
 
 
-def _trend(
-    low: int | None, high: int | None, other_low: int | None, other_high: int | None
-) -> Trend:
-    if low is None or high is None or other_low is None or other_high is None:
+def _p_value(first: Sequence[int], second: Sequence[int]) -> float | None:
+    if not len(first) or not len(second):
+        return None
+    return min(1.0, 2 * min(mann_whitney(first, second), mann_whitney(second, first)))
+
+
+def _trend(first: Sequence[int], second: Sequence[int], change: int | None) -> Trend:
+    """Whether ranks and medians both say that the second run's steps are longer, or shorter."""
+    if change is None or not _can_tell(len(first), len(second)):
         return "unknown"
-    if other_low > high:
-        return "slower"
-    return "faster" if other_high < low else "alike"
+    if not change:
+        return "alike"
+    shorter, longer = (first, second) if change > 0 else (second, first)
+    is_small = abs(change) < ALIKE_RATIO * min(np.median(first), np.median(second))
+    if 2 * mann_whitney(shorter, longer) > (_STRICT_ALPHA if is_small else _ALPHA):
+        return "alike"
+    return "slower" if change > 0 else "faster"
+
+
+def _can_tell(first: int, second: int) -> bool:
+    """Whether steps that all differ would show it: with few, the best p-value is too large."""
+    return 2 / comb(first + second, first) <= _ALPHA
 
 
 # The comparison: step time, its parts, kernels, collectives, findings, environment ---------------
@@ -340,13 +363,14 @@ def compare(first: Side, second: Side, *, version: str) -> Comparison:
         Changes, largest first; the changes of all parts add up to that of the traced step.
     """
     steps = _comparable_steps(first.summary, second.summary)
+    is_mixed = first.summary.is_traced != second.summary.is_traced
     forbidding = unlike(first.summary.fingerprint, second.summary.fingerprint)
     found = differences(first.summary.fingerprint, second.summary.fingerprint)
     windows = first.num_windows, second.num_windows
     return Comparison(
         distprof_version=version,
-        first=_run(first.summary),
-        second=_run(second.summary),
+        first=_run(first.summary, steps[0], is_mixed=is_mixed),
+        second=_run(second.summary, steps[1], is_mixed=is_mixed),
         is_alike=not forbidding,
         differences=tuple(
             FingerprintChange(
@@ -377,16 +401,18 @@ def _comparable_steps(
 
 
 def _traced(summary: SummaryFile) -> Sequence[int]:
-    if summary.is_traced or summary.parts is None:
+    """The mean traced step, the only time that every run with a trace has."""
+    if summary.parts is None:
         return summary.step_ns if summary.is_traced else ()
     return (summary.parts.span_ns,)
 
 
-def _run(summary: SummaryFile) -> ComparedRun:
+def _run(summary: SummaryFile, steps: Sequence[int], *, is_mixed: bool) -> ComparedRun:
+    """One side; ``is_mixed``: one run has plain steps and the other traced ones only."""
     unit, per_step = "tokens", summary.tokens_per_step
     if per_step is None:
         unit, per_step = "samples", summary.samples_per_step
-    mean_ns = sum(summary.step_ns) / len(summary.step_ns) if summary.step_ns else None
+    mean_ns = sum(steps) / len(steps) if len(steps) and not is_mixed else None
     rate = per_step * NS_PER_S / mean_ns if per_step is not None and mean_ns else None
     return ComparedRun(
         source=summary.source,
@@ -394,8 +420,8 @@ def _run(summary: SummaryFile) -> ComparedRun:
         device=summary.fingerprint.device,
         workload=summary.fingerprint.workload,
         git_commit=summary.git_commit,
-        num_steps=len(summary.step_ns),
-        is_traced=summary.is_traced,
+        num_steps=len(steps),
+        is_traced=summary.is_traced or is_mixed,
         throughput_per_s=rate,
         throughput_unit=unit if rate is not None else "",
         peak_memory_bytes=summary.peak_memory_bytes,

@@ -76,7 +76,10 @@ class StepChange(Record, frozen=True, kw_only=True):
         second_high_ns: Upper end.
         change_ns: Second minus first.
         change_ratio: Change over the first; 0.1 is 10 % slower.
-        trend: ``alike`` where the intervals overlap, ``unknown`` where there are none.
+        trend: ``alike`` where chance explains the difference, ``unknown`` where there are too few
+            steps to tell.
+        p_value: Two-sided p-value of the test of Mann and Whitney on the steps; None without steps
+            on either side.
     """
 
     first_ns: int | None
@@ -88,6 +91,7 @@ class StepChange(Record, frozen=True, kw_only=True):
     change_ns: int | None
     change_ratio: float | None
     trend: Trend
+    p_value: float | None = None
 
 
 class PartChange(Record, frozen=True, kw_only=True):

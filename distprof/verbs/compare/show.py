@@ -76,7 +76,13 @@ def comparison_verdict(comparison: Comparison) -> str:
         return f"No difference beyond chance: {took} ({_sign(step)}{ratio})."
     word = "slower" if (step.change_ns or 0) > 0 else "faster"
     doubt = "" if step.trend != "unknown" else " (too few steps to rule out chance)"
-    return f"The second run is {ratio} {word}{doubt}: {took}{_main_cause(comparison)}."
+    cause = _main_cause(comparison) if _is_traced(comparison) else ""
+    return f"The second run is {ratio} {word}{doubt}: {took}{cause and f'; {cause}'}."
+
+
+def _is_traced(comparison: Comparison) -> bool:
+    """Whether the compared step times are of the steps that the parts describe."""
+    return comparison.first.is_traced and comparison.second.is_traced
 
 
 def _without_steps(comparison: Comparison) -> str:
@@ -94,16 +100,44 @@ def _sign(step: StepChange) -> str:
 
 
 def _main_cause(comparison: Comparison) -> str:
-    """The part that explains most of the change, if it explains at least a third."""
+    """The part that explains most of the change, if it explains at least a third.
+
+    Empty where the step changed in the other direction than its parts together: a mean and a median
+    may disagree.
+    """
     whole = sum(part.change_ns for part in comparison.parts)
-    if not whole:
+    if whole * (comparison.step.change_ns or 0) <= 0:
         return ""
     named = [part for part in comparison.parts if part.part != "other"]
     most = max(named, key=lambda part: part.change_ns / whole)
     if most.change_ns / whole < 1 / 3:
         return ""
-    share = f"{signed(most.change_ns)} of {signed(whole)}"
-    return f"; {PARTS.get(most.part, most.part)} accounts for {share}"
+    name = PARTS.get(most.part, most.part)
+    if abs(most.change_ns) > abs(whole):
+        return (
+            f"{name} takes {signed(most.change_ns)}, other parts {signed(whole - most.change_ns)}"
+        )
+    return f"{name} accounts for {signed(most.change_ns)} of {signed(whole)}"
+
+
+def _traced_change(comparison: Comparison) -> str:
+    """What the traced steps add where the compared ones were not traced; empty otherwise."""
+    parts = comparison.parts
+    if not parts or _is_traced(comparison):
+        return ""
+    first, second = (
+        sum(getattr(part, name) for part in parts) for name in ("first_ns", "second_ns")
+    )
+    span = f"{format_duration(first)} → {format_duration(second)}"
+    cause = _main_cause(comparison)
+    if cause:
+        return f"In traced steps ({span}), {cause}."
+    if comparison.step.trend != "alike" and (second - first) * (comparison.step.change_ns or 0) < 0:
+        return (
+            f"Traced steps changed the other way ({span}): they contain the profiler's own cost, "
+            "so their parts do not explain the change."
+        )
+    return ""
 
 
 def comparison_headline(comparison: Comparison) -> str:
@@ -132,7 +166,7 @@ def comparison_sentences(comparison: Comparison) -> Iterator[str]:
             "Hardware and job are the same, as far as both runs record. "
             f"{counted(len(comparison.differences), 'difference')} in software."
         )
-    yield _certainty(comparison)
+    yield from filter(None, (_traced_change(comparison), _certainty(comparison)))
     throughput = _throughput(comparison)
     if throughput:
         yield throughput
@@ -145,16 +179,39 @@ def comparison_sentences(comparison: Comparison) -> Iterator[str]:
 def _certainty(comparison: Comparison) -> str:
     step, runs = comparison.step, (comparison.first, comparison.second)
     traced = "traced steps" if any(run.is_traced for run in runs) else "steps without a profiler"
+    if _is_mixed(comparison):
+        return "The comparison has one mean traced step per run, so chance cannot be ruled out."
     if step.trend == "unknown":
         return f"Medians of {runs[0].num_steps} and {runs[1].num_steps} {traced}."
     intervals = (
-        f"{format_duration(step.first_low_ns)} to {format_duration(step.first_high_ns)} and "
-        f"{format_duration(step.second_low_ns)} to {format_duration(step.second_high_ns)}"
+        ""
+        if None in (step.first_low_ns, step.second_low_ns)
+        else (
+            "95 % intervals "
+            f"{format_duration(step.first_low_ns)} to {format_duration(step.first_high_ns)} and "
+            f"{format_duration(step.second_low_ns)} to {format_duration(step.second_high_ns)}, "
+        )
     )
     return (
-        f"Medians of {runs[0].num_steps} and {runs[1].num_steps} {traced}, 95 % intervals "
-        f"{intervals}. One run each, so the intervals do not cover differences between runs; "
+        f"Medians of {runs[0].num_steps} and {runs[1].num_steps} {traced}, {intervals}"
+        f"{_odds(step)}. One run each, so this does not cover differences between runs; "
         "distprof check repeats runs."
+    )
+
+
+def _odds(step: StepChange) -> str:
+    """How likely chance alone puts steps in such an order (Mann and Whitney)."""
+    if step.p_value is None:
+        return "no test"
+    return "p < 0.001" if step.p_value < 0.001 else f"p = {step.p_value:.2g}"
+
+
+def _is_mixed(comparison: Comparison) -> bool:
+    """Whether one run has plain steps and the other traced ones only."""
+    return (
+        _is_traced(comparison)
+        and comparison.first.num_steps == 1
+        and (comparison.second.num_steps == 1 and bool(comparison.parts))
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -30,10 +30,12 @@ __all__ = [
     "has_moved_on",
     "message_points",
     "mismatch_point",
+    "reached_from",
     "roots_of",
     "silent_point",
     "unfinished_point",
     "waits",
+    "waits_for_all",
 ]
 
 _MESSAGE = re.compile(r"(send|recv) (\d+)(?:->|<-)(\d+)")
@@ -113,6 +115,13 @@ def _waits_for_all(member: Member, seq: int) -> bool:
     row = member.row_of(seq)
     kind = CollectiveKind(int(member.dump.entries["kind"][row])) if row is not None else None
     return kind is None or kind.is_symmetric
+
+
+def waits_for_all(point: Point) -> bool:
+    """Whether the operation is known to end on no rank before all have taken part."""
+    if point.example is None or point.seq is None:
+        return False
+    return _waits_for_all(point.example[0], point.seq)
 
 
 def silent_point(group: JobGroup) -> Point | None:
@@ -284,12 +293,13 @@ def roots_of(points: Sequence[Point]) -> tuple[tuple[int, ...], bool]:
     roots = waited - graph.keys()
     if roots or not waited:
         return tuple(sorted(roots)), False
-    votes = Counter(frozenset(_reach(graph, rank)) for rank in sorted(waited))
+    votes = Counter(frozenset(reached_from(graph, rank)) for rank in sorted(waited))
     circle = min(votes, key=lambda ranks: (len(ranks), sorted(ranks)))
     return tuple(sorted(circle)), True
 
 
-def _reach(graph: dict[int, set[int]], start: int) -> set[int]:
+def reached_from(graph: Mapping[int, set[int]], start: int) -> set[int]:
+    """Ranks that ``start`` waits for, directly or through others."""
     seen: set[int] = set()
     ahead = [start]
     while ahead:

@@ -10,6 +10,7 @@ import msgspec
 from distprof.units import name_ranks
 from distprof.verbs.hang.divergence import Point, waits
 from distprof.verbs.hang.result import HangEvidence, HangKind, HangState
+from distprof.verbs.hang.roots import Root
 
 if TYPE_CHECKING:
     from distprof.verbs.hang.measure import Diagnosis
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["Explanation", "explain"]
 
 _MOST_NAMED = 4
+_MOST_ROOTS = 3  # in the verdict; the table lists all
 _LEFT_OUT = {
     HangKind.KIND_MISMATCH: "launched a different operation from",
     HangKind.SIZE_MISMATCH: "launched it with a different size from",
@@ -25,25 +27,36 @@ _LEFT_OUT = {
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
-    """The text of a diagnosis."""
+    """The text of a diagnosis; ``roots`` has a sentence for each root."""
 
     verdict: str
+    roots: tuple[str, ...] = ()
     why: tuple[str, ...] = ()
     alternatives: tuple[str, ...] = ()
     next_steps: tuple[str, ...] = ()
 
 
-def explain(found: Diagnosis, evidence: HangEvidence) -> Explanation:
-    """Explain a diagnosis in sentences."""
+def explain(
+    found: Diagnosis, evidence: HangEvidence, suspects: tuple[int, ...] = ()
+) -> Explanation:
+    """Explain a diagnosis in sentences.
+
+    Args:
+        found: The diagnosis.
+        evidence: What it was made from.
+        suspects: Ranks without a dump that are no culprits.
+    """
     if found.state is HangState.NO_HANG:
         return _no_hang(found, evidence)
-    if found.point is None or found.state is HangState.IN_FLIGHT:
+    if found.first is None:
         return _in_flight(found)
+    roots = tuple(_sentence(root, evidence) for root in found.roots)
     return Explanation(
-        verdict=_verdict(found, found.point, evidence),
-        why=tuple(_why(found, found.point, evidence)),
-        alternatives=tuple(_alternatives(found, found.point, evidence)),
-        next_steps=tuple(_next_steps(found, found.point, evidence)),
+        verdict=_verdict(roots, suspects),
+        roots=roots,
+        why=tuple(_why(found, found.first, evidence)),
+        alternatives=tuple(_alternatives(found, found.first, evidence)),
+        next_steps=tuple(_all_steps(found, suspects, evidence)),
     )
 
 
@@ -96,45 +109,62 @@ def operation_text(point: Point | None) -> str:
     return f"{name}{number} of {point.group.label}"
 
 
-def _verdict(found: Diagnosis, point: Point, evidence: HangEvidence) -> str:
-    who, what = name_ranks(found.culprits), operation_text(point)
-    if found.in_circle:
+def _verdict(roots: Sequence[str], suspects: Sequence[int]) -> str:
+    """All roots in one text, and the ranks that nothing can clear."""
+    first, *others = roots
+    parts = [first if first.startswith("Deadlock") else f"Stuck: {first}"]
+    parts += [f"Independently of that, {_uncapital(other)}" for other in others[: _MOST_ROOTS - 1]]
+    if len(others) >= _MOST_ROOTS:
+        parts.append(f"{len(others) - _MOST_ROOTS + 1} more independent causes are listed below.")
+    if suspects:
+        also = "suspects too" if len(suspects) > 1 else "a suspect too"
+        parts.append(f"{_capital(name_ranks(suspects))} left no dump: {also}.")
+    return " ".join(parts)
+
+
+def _uncapital(text: str) -> str:
+    return text[:1].lower() + text[1:]
+
+
+def _sentence(root: Root, evidence: HangEvidence) -> str:
+    """One root in one sentence."""
+    point, who, what = root.point, name_ranks(root.ranks), operation_text(root.point)
+    if root.in_circle:
         return f"Deadlock: {who} wait for each other, first in {what}."
     if point.kind in _LEFT_OUT:
         if not point.waiting:
-            return f"Stuck: {who} disagree in {what}: each launched something different."
-        return f"Stuck: in {what}, {who} {_LEFT_OUT[point.kind]} the others."
-    if point.kind is HangKind.NEVER_LAUNCHED and point.missing:
-        return f"Stuck: {who} never launched {what}; {name_ranks(point.waiting)} wait{_s(point)}."
-    if point.kind is HangKind.NEVER_LAUNCHED:
-        why = "gone, or too stuck to write one"
-        if set(found.culprits) <= evidence.failed.keys():
-            why = evidence.failed[found.culprits[0]]
-        return (
-            f"Stuck: {name_ranks(point.waiting)} wait{_s(point)} in {what}, and {who} "
-            f"left no dump: {why}."
-        )
-    return _unfinished_verdict(found, point, what)
+            return f"{who} disagree in {what}: each launched something different."
+        return f"in {what}, {who} {_LEFT_OUT[point.kind]} the others."
+    if point.kind is not HangKind.NEVER_LAUNCHED:
+        return _unfinished_sentence(root, what)
+    if root.has_dump:
+        return f"{who} never launched {what}; {name_ranks(point.waiting)} wait{_s(point)}."
+    why = "gone, or too stuck to write one"
+    if set(root.ranks) <= evidence.failed.keys():
+        why = evidence.failed[root.ranks[0]]
+    return f"{name_ranks(point.waiting)} wait{_s(point)} in {what}, and {who} left no dump: {why}."
 
 
 def _s(point: Point) -> str:
     return "s" if len(point.waiting) == 1 else ""
 
 
-def _unfinished_verdict(found: Diagnosis, point: Point, what: str) -> str:
+def _unfinished_sentence(root: Root, what: str) -> str:
+    point = root.point
     members = name_ranks(point.group.members)
     if point.kind is HangKind.LAUNCHED_NOT_STARTED:
         return (
-            f"Stuck: all launched {what}, but on {name_ranks(point.missing)} it has not started: "
+            f"all launched {what}, but on {name_ranks(point.missing)} it has not started: "
             "an earlier kernel blocks the stream there."
         )
     started = "started" if point.kind is HangKind.STARTED_NOT_FINISHED else "launched"
-    if found.culprits:
-        return f"Stuck: {what} finished on some ranks but not on {name_ranks(found.culprits)}."
-    return f"Stuck: {members} all {started} {what} and none finished: network or GPU."
+    if root.ranks:
+        return f"{what} finished on some ranks but not on {name_ranks(root.ranks)}."
+    return f"{members} all {started} {what} and none finished: network or GPU."
 
 
-def _why(found: Diagnosis, point: Point, evidence: HangEvidence) -> Iterator[str]:
+def _why(found: Diagnosis, first: Root, evidence: HangEvidence) -> Iterator[str]:
+    point = first.point
     if point.seq is not None:
         yield from _positions(point)
     yield from (f"{told[0].upper()}{told[1:]}." for told in point.others)
@@ -179,8 +209,9 @@ def _positions(point: Point) -> Iterator[str]:
 def _roots(found: Diagnosis) -> Iterator[str]:
     graph = waits(found.points)
     behind = {rank for point in found.points for rank in point.missing} - set(found.culprits)
+    first = found.first
     others = sorted(behind & graph.keys())
-    if others and not found.in_circle:
+    if others and first is not None and not first.in_circle:
         yield (
             f"{_capital(name_ranks(others))} lag too, but they wait for others; "
             f"{name_ranks(found.culprits)} wait for no rank."
@@ -188,13 +219,11 @@ def _roots(found: Diagnosis) -> Iterator[str]:
 
 
 def _silent_dumps(found: Diagnosis) -> Iterator[str]:
-    point = found.point
-    if point is None:
-        return
     empty = [
         rank
-        for rank in found.culprits
-        if rank in point.group.members and not len(point.group.members[rank].dump.entries)
+        for root in found.roots
+        for rank in root.ranks
+        if rank in (members := root.point.group.members) and not len(members[rank].dump.entries)
     ]
     if empty:
         yield (
@@ -216,7 +245,8 @@ def _messages(found: Diagnosis) -> Iterator[str]:
         )
 
 
-def _alternatives(found: Diagnosis, point: Point, evidence: HangEvidence) -> Iterator[str]:
+def _alternatives(found: Diagnosis, first: Root, evidence: HangEvidence) -> Iterator[str]:
+    point = first.point
     if found.unfinished is not None:
         suspects = sorted(set(found.unfinished.missing) - set(found.culprits))
         if suspects:
@@ -225,7 +255,7 @@ def _alternatives(found: Diagnosis, point: Point, evidence: HangEvidence) -> Ite
                 "nothing has finished there since, although the CPU continued."
             )
     agrees = evidence.log_lines or set(found.culprits) & evidence.stacks.keys()
-    if point.kind is HangKind.NEVER_LAUNCHED and point.missing and not agrees:
+    if point.kind is HangKind.NEVER_LAUNCHED and first.has_dump and not agrees:
         yield (
             "If the job was running while ranks dumped, differences of a few operations are "
             "normal. Dump twice and compare."
@@ -239,33 +269,55 @@ def _alternatives(found: Diagnosis, point: Point, evidence: HangEvidence) -> Ite
         yield "The dumps do not list the group's members: distprof counts only those it saw."
 
 
-def _next_steps(found: Diagnosis, point: Point, evidence: HangEvidence) -> Iterator[str]:
-    who, hosts = name_ranks(found.culprits), _hosts(found.culprits, evidence.hosts)
-    at = f" on {', '.join(hosts)}" if hosts else ""
-    if point.kind in _LEFT_OUT:
+def _all_steps(
+    found: Diagnosis, suspects: tuple[int, ...], evidence: HangEvidence
+) -> Iterator[str]:
+    """What to do about each root, then about ranks without a dump; no step twice."""
+    checked = set(found.unfinished.missing) if found.unfinished else set()
+    for number, root in enumerate(found.roots[:_MOST_ROOTS]):
+        if number and root.ranks and checked.issuperset(root.ranks):
+            continue  # the step that checks the GPUs of the first root's group names them
+        yield from _next_steps(root, None if number else found.unfinished, evidence)
+    if suspects:
         yield (
-            f"Compare the code paths of {who} with the others': a branch that depends on data or "
-            "rank, or batches of unequal shape."
+            f"Find out what became of {name_ranks(suspects)}, which left no dump: read the end of "
+            "their logs, and add their dumps."
         )
-        return
-    if found.unfinished is not None or point.kind is not HangKind.NEVER_LAUNCHED:
-        ranks = found.unfinished.missing if found.unfinished else found.culprits
-        whom = name_ranks(ranks) if ranks else "the group"
-        yield f"Check the GPUs of {whom}: dmesg for Xid, nvidia-smi -q, NCCL warnings, links."
-    if found.culprits and point.kind is HangKind.NEVER_LAUNCHED:
-        stacks = [evidence.stacks[r][0] for r in found.culprits if r in evidence.stacks]
-        if stacks:
-            yield f"Find out why {stacks[0]} does not return on {who}{at}."
-        told = evidence.stacks.keys() | evidence.failed.keys()
-        if not told & set(found.culprits):
-            yield f"Get the Python stack of {who}{at}: distprof attach --stacks, or py-spy dump."
-        yield f"Read the end of the log of {who}{at}."
-        if any("SIGKILL" in evidence.failed.get(rank, "") for rank in found.culprits):
-            yield "Check dmesg for the out-of-memory killer, the scheduler for an enforced limit."
-    if found.in_circle:
-        yield "Launch operations of different groups in the same order on every rank."
     if not evidence.log_lines and not evidence.stacks:
         yield "Add the ranks' logs to the folder of dumps: distprof reads their warnings."
+
+
+def _next_steps(root: Root, unfinished: Point | None, evidence: HangEvidence) -> Iterator[str]:
+    kind = root.point.kind
+    if kind in _LEFT_OUT:
+        yield (
+            f"Compare the code paths of {name_ranks(root.ranks)} with the others': a branch that "
+            "depends on data or rank, or batches of unequal shape."
+        )
+        return
+    if unfinished is not None or kind is not HangKind.NEVER_LAUNCHED:
+        ranks = unfinished.missing if unfinished else root.ranks
+        whom = name_ranks(ranks) if ranks else f"{root.point.group.label}"
+        yield f"Check the GPUs of {whom}: dmesg for Xid, nvidia-smi -q, NCCL warnings, links."
+    if root.ranks and kind is HangKind.NEVER_LAUNCHED:
+        yield from _steps_on(root.ranks, evidence)
+    if root.in_circle:
+        yield "Launch operations of different groups in the same order on every rank."
+
+
+def _steps_on(ranks: Sequence[int], evidence: HangEvidence) -> Iterator[str]:
+    """What to do where ranks never launched an operation."""
+    who, hosts = name_ranks(ranks), _hosts(ranks, evidence.hosts)
+    at = f" on {', '.join(hosts)}" if hosts else ""
+    stacks = [evidence.stacks[rank][0] for rank in ranks if rank in evidence.stacks]
+    if stacks:
+        yield f"Find out why {stacks[0]} does not return on {who}{at}."
+    told = evidence.stacks.keys() | evidence.failed.keys()
+    if not told & set(ranks):
+        yield f"Get the Python stack of {who}{at}: distprof attach --stacks, or py-spy dump."
+    yield f"Read the end of the log of {who}{at}."
+    if any("SIGKILL" in evidence.failed.get(rank, "") for rank in ranks):
+        yield "Check dmesg for the out-of-memory killer, the scheduler for an enforced limit."
 
 
 def _hosts(ranks: Sequence[int], hosts: Mapping[int, str]) -> list[str]:

@@ -17,10 +17,10 @@ from distprof.verbs.hang.divergence import (
     has_moved_on,
     message_points,
     mismatch_point,
-    roots_of,
     silent_point,
     unfinished_point,
     waits,
+    waits_for_all,
 )
 from distprof.verbs.hang.explain import explain
 from distprof.verbs.hang.groups import JobGroup, Member, cadence, job_groups
@@ -29,11 +29,13 @@ from distprof.verbs.hang.result import (
     HangEvidence,
     HangKind,
     HangReport,
+    HangRoot,
     HangState,
     RankPosition,
     StackOfRanks,
     StuckOperation,
 )
+from distprof.verbs.hang.roots import Root, independent_roots, when
 
 __all__ = ["Diagnosis", "diagnose"]
 
@@ -48,9 +50,8 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         state: Whether the job hangs.
+        roots: Every independent cause, the earliest first.
         point: The first divergent operation.
-        culprits: Ranks that the others wait for.
-        in_circle: Whether they wait for each other.
         points: The first point of each group.
         groups: Every group.
         unfinished: An operation of the same group that all launched and some did not finish.
@@ -59,12 +60,21 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
 
     state: HangState
     point: Point | None = None
-    culprits: tuple[int, ...] = ()
-    in_circle: bool = False
+    roots: tuple[Root, ...] = ()
     points: tuple[Point, ...] = ()
     groups: tuple[JobGroup, ...] = ()
     unfinished: Point | None = None
     messages: tuple[Point, ...] = ()
+
+    @property
+    def first(self) -> Root | None:
+        """Where the hang began."""
+        return self.roots[0] if self.roots else None
+
+    @property
+    def culprits(self) -> tuple[int, ...]:
+        """The ranks of all roots, ascending."""
+        return tuple(sorted({rank for root in self.roots for rank in root.ranks}))
 
 
 def diagnose(evidence: HangEvidence, *, version: str) -> HangReport:
@@ -76,8 +86,22 @@ def diagnose(evidence: HangEvidence, *, version: str) -> HangReport:
     """
     groups = job_groups(evidence.dumps, evidence.world_size)
     found = _concluded(groups, evidence)
-    said = explain(found, evidence)
+    is_stuck = found.state is HangState.STUCK
+    missing = _missing(evidence, groups)
+    suspects = tuple(rank for rank in missing if rank not in found.culprits)
+    said = explain(found, evidence, suspects)
     graph = _graph(found)
+
+    def of_root(root: Root, sentence: str) -> HangRoot:
+        return HangRoot(
+            kind=root.kind,
+            ranks=root.ranks,
+            hosts=_hosts(root.ranks, evidence.hosts),
+            operation=_operation(root.point),
+            has_dump=root.has_dump,
+            sentence=sentence,
+        )
+
     return HangReport(
         distprof_version=version,
         source=evidence.source,
@@ -85,14 +109,16 @@ def diagnose(evidence: HangEvidence, *, version: str) -> HangReport:
         verdict=said.verdict,
         kind=_kind(found),
         confidence=_confidence(found, evidence),
-        operation=_operation(found),
+        operation=None if found.point is None else _operation(found.point),
         culprits=found.culprits,
+        roots=tuple(map(of_root, found.roots, said.roots)) if is_stuck else (),
+        suspects=suspects if is_stuck else (),
         hosts=_hosts(found.culprits, evidence.hosts),
         why=said.why,
         alternatives=said.alternatives,
         next_steps=said.next_steps,
         dumps=tuple(dump.rank for dump in evidence.dumps),
-        missing_dumps=_missing(evidence, groups),
+        missing_dumps=missing,
         groups=_progress(found),
         ranks=tuple(_position(dump, evidence, graph) for dump in evidence.dumps),
         log_lines=evidence.log_lines,
@@ -121,12 +147,13 @@ def _concluded(groups: Sequence[JobGroup], evidence: HangEvidence) -> Diagnosis:
     if any(has_moved_on(point) for point in behind):
         return Diagnosis(state=HangState.NO_HANG, groups=tuple(groups))
     silent = _found(silent_point(group) for group in groups if _may_wait(group, evidence))
-    for points in ((*behind, *mismatches), silent, messages):
-        found = _rooted(points, mismatches, groups)
-        if found is not None and not _is_fresh(found, evidence):
-            return _with_side(found, unfinished, messages)
-        if found is not None:
-            return Diagnosis(state=HangState.IN_FLIGHT, groups=tuple(groups))
+    shown = [*behind, *mismatches]
+    sure = [point for point in silent if _tells_completion(point.group)]
+    sure = [point for point in sure if all(point.group is not other.group for other in shown)]
+    for points in ((*shown, *sure), silent, messages):
+        roots = _fresh_ones_last(independent_roots(points, mismatches, messages), evidence)
+        if roots:
+            return _stuck(roots, points, groups, unfinished, messages, evidence)
     return _all_launched(unfinished, groups, evidence)
 
 
@@ -137,64 +164,68 @@ def _may_wait(group: JobGroup, evidence: HangEvidence) -> bool:
     """
     if evidence.has_ended_well:
         return False
-    is_told = any(member.tells_completion for member in group.members.values())
-    return is_told or bool(evidence.failed or evidence.world_size) or _has_trouble(evidence)
+    known = evidence.failed or evidence.world_size or _has_trouble(evidence)
+    return _tells_completion(group) or bool(known)
+
+
+def _tells_completion(group: JobGroup) -> bool:
+    return any(member.tells_completion for member in group.members.values())
 
 
 def _found(points: object) -> tuple[Point, ...]:
     return tuple(point for point in points if point is not None)  # type: ignore[attr-defined]
 
 
-def _rooted(
-    points: Sequence[Point], mismatches: Sequence[Point], groups: Sequence[JobGroup]
-) -> Diagnosis | None:
-    """The point where the hang began, and the ranks that the others wait for there."""
-    if not points:
-        return None
-    roots, in_circle = roots_of([point for point in points if point not in mismatches])
-    first = min(mismatches, key=_when, default=None)
-    blaming = [point for point in points if set(point.blamed) & set(roots)] or list(points)
-    point = min(blaming, key=_when)
-    if first is not None and _when(first) <= _when(point):
-        point, roots, in_circle = first, first.missing, False
-    culprits = tuple(rank for rank in roots if in_circle or rank in point.blamed)
+def _stuck(
+    roots: Sequence[Root],
+    points: Sequence[Point],
+    groups: Sequence[JobGroup],
+    unfinished: Sequence[Point],
+    messages: tuple[Point, ...],
+    evidence: HangEvidence,
+) -> Diagnosis:
+    """The hang with its roots, and further facts about the first one's group."""
+    if _is_fresh(roots[0].point, evidence):
+        return Diagnosis(state=HangState.IN_FLIGHT, groups=tuple(groups))
+    group = roots[0].point.group
+    same = [point for point in unfinished if point.group is group and point.missing]
+    stopped = [root for point in same for root in _stopped_before(point, roots)]
+    roots = [*roots, *stopped]
     return Diagnosis(
         state=HangState.STUCK,
-        point=point,
-        culprits=culprits or point.blamed,
-        in_circle=in_circle,
+        point=roots[0].point,
+        roots=tuple(root for root in roots if not _is_fresh(root.point, evidence)),
         points=tuple(points),
         groups=tuple(groups),
-    )
-
-
-def _when(point: Point) -> tuple[int, bool, str, tuple[int, ...]]:
-    """Sort key: time of launch, then mismatches before their consequences."""
-    return point.first_ns, point.kind is HangKind.NEVER_LAUNCHED, point.group.name, point.missing
-
-
-def _with_side(
-    found: Diagnosis, unfinished: Sequence[Point], messages: tuple[Point, ...]
-) -> Diagnosis:
-    """Further facts about the same group and the blamed ranks."""
-    point = found.point
-    same = [p for p in unfinished if point is not None and p.group is point.group and p.missing]
-    return Diagnosis(
-        state=found.state,
-        point=point,
-        culprits=found.culprits,
-        in_circle=found.in_circle,
-        points=found.points,
-        groups=found.groups,
         unfinished=same[0] if same else None,
         messages=messages,
     )
 
 
-def _is_fresh(found: Diagnosis, evidence: HangEvidence) -> bool:
+def _stopped_before(point: Point, roots: Sequence[Root]) -> list[Root]:
+    """Ranks whose GPU stopped in an operation that others finished, before the first root's.
+
+    What was never launched later cannot be the reason. A collective in which not all wait for all
+    may end early on some ranks, and shows nothing.
+    """
+    first = roots[0].point
+    if point.kind is HangKind.LAUNCHED_NOT_STARTED or None in (point.seq, first.seq):
+        return []
+    if not waits_for_all(point) or (point.seq or 0) >= (first.seq or 0):
+        return []
+    known = {rank for root in roots for rank in root.ranks}
+    ranks = tuple(rank for rank in point.missing if rank not in known)
+    return [Root(point=point, ranks=ranks)] if ranks else []
+
+
+def _fresh_ones_last(roots: Sequence[Root], evidence: HangEvidence) -> list[Root]:
+    """An operation launched just before the dump explains nothing that had been stuck before."""
+    return sorted(roots, key=lambda root: _is_fresh(root.point, evidence))
+
+
+def _is_fresh(point: Point, evidence: HangEvidence) -> bool:
     """Whether ranks dumped right after the operation began, before any rank had to wait."""
-    point = found.point
-    if point is None or point.example is None or evidence.failed or _has_trouble(evidence):
+    if point.example is None or evidence.failed or _has_trouble(evidence):
         return False
     if point.kind is not HangKind.NEVER_LAUNCHED:
         return False
@@ -213,17 +244,29 @@ def _all_launched(
     """All ranks launched the same: a running job, unless an operation has waited for long."""
     if not unfinished or evidence.has_ended_well:
         return Diagnosis(state=HangState.NO_HANG, groups=tuple(groups))
-    first = min(unfinished, key=_when)
+    first = min(unfinished, key=when)
     newest = max((_newest(dump) for dump in evidence.dumps), default=0)
     waited = newest - first.first_ns > _STALE_NS
     is_stuck = waited or _has_trouble(evidence)
     return Diagnosis(
         state=HangState.STUCK if is_stuck else HangState.IN_FLIGHT,
         point=first,
-        culprits=first.missing if is_stuck else (),
+        roots=tuple(_unfinished_roots(unfinished)) if is_stuck else (),
         points=tuple(unfinished),
         groups=tuple(groups),
     )
+
+
+def _unfinished_roots(points: Sequence[Point]) -> list[Root]:
+    """The earliest operation of each set of ranks that share none with the others."""
+    found: list[Root] = []
+    stuck: set[int] = set()
+    for point in sorted(points, key=when):
+        ranks = {*point.waiting, *point.missing}
+        if not ranks & stuck:
+            found.append(Root(point=point, ranks=point.missing))
+        stuck |= ranks
+    return found
 
 
 def _newest(dump: FlightDump) -> int:
@@ -232,18 +275,16 @@ def _newest(dump: FlightDump) -> int:
 
 
 def _kind(found: Diagnosis) -> HangKind | None:
-    if found.state is not HangState.STUCK or found.point is None:
-        return None
-    return HangKind.MUTUAL_WAIT if found.in_circle else found.point.kind
+    return found.first.kind if found.first is not None else None
 
 
 def _confidence(found: Diagnosis, evidence: HangEvidence) -> Confidence | None:
     """``measured`` where dumps show who is missing and a log, an exit or a stack agrees."""
-    if found.state is not HangState.STUCK or found.point is None:
+    if found.first is None:
         return None
     told = evidence.failed.keys() | evidence.stacks.keys()
-    agrees = _has_trouble(evidence) or bool(set(found.culprits) & told)
-    is_seen = bool(found.point.missing) and not found.in_circle
+    agrees = _has_trouble(evidence) or bool(set(found.first.ranks) & told)
+    is_seen = bool(found.first.point.missing) and not found.first.in_circle
     return Confidence.MEASURED if agrees and is_seen else Confidence.INFERRED
 
 
@@ -257,10 +298,7 @@ def _missing(evidence: HangEvidence, groups: Sequence[JobGroup]) -> tuple[int, .
     return tuple(sorted(expected - {dump.rank for dump in evidence.dumps}))
 
 
-def _operation(found: Diagnosis) -> StuckOperation | None:
-    point = found.point
-    if point is None:
-        return None
+def _operation(point: Point) -> StuckOperation:
     group, launched = point.group, set(point.waiting)
     if point.kind not in (HangKind.NEVER_LAUNCHED,):
         launched |= set(point.missing)

@@ -16,6 +16,7 @@ __all__ = [
     "HangEvidence",
     "HangKind",
     "HangReport",
+    "HangRoot",
     "HangState",
     "LogLine",
     "RankPosition",
@@ -138,6 +139,26 @@ class StuckOperation(_Record, frozen=True, kw_only=True):
     others: tuple[str, ...] = ()
 
 
+class HangRoot(_Record, frozen=True, kw_only=True):
+    """One independent cause: ranks that others wait for, and where.
+
+    Args:
+        kind: How the operation diverges.
+        ranks: The ranks at fault; empty where the operation itself does not finish.
+        hosts: Their hosts, where known.
+        operation: The first operation in which others wait for them.
+        has_dump: Whether the ranks left dumps; without one they are suspects, not proven.
+        sentence: The root in one sentence.
+    """
+
+    kind: HangKind
+    ranks: tuple[int, ...]
+    hosts: tuple[str, ...]
+    operation: StuckOperation
+    has_dump: bool
+    sentence: str
+
+
 class GroupProgress(_Record, frozen=True, kw_only=True):
     """Progress of the members of one group.
 
@@ -240,7 +261,9 @@ class HangReport(_Record, frozen=True, kw_only=True):
         kind: How the first divergent operation diverges; None where nothing diverges.
         confidence: Measured where a log, an exit or a stack agrees with the dumps, else inferred.
         operation: The first divergent operation.
-        culprits: Ranks that the others wait for and that wait for no rank.
+        culprits: Ranks that others wait for and that wait for no rank, of all roots.
+        roots: Every independent cause, earliest first; the first one is ``operation``'s.
+        suspects: Further ranks that left no dump, so that nothing can clear them.
         hosts: Hosts of the culprits, where known.
         why: Evidence, one sentence each.
         alternatives: Other causes with the same symptoms.
@@ -264,6 +287,8 @@ class HangReport(_Record, frozen=True, kw_only=True):
     confidence: Confidence | None = None
     operation: StuckOperation | None = None
     culprits: tuple[int, ...] = ()
+    roots: tuple[HangRoot, ...] = ()
+    suspects: tuple[int, ...] = ()
     hosts: tuple[str, ...] = ()
     why: tuple[str, ...] = ()
     alternatives: tuple[str, ...] = ()

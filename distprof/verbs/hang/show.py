@@ -43,6 +43,8 @@ def hang_tables(report: HangReport, *, show_all: bool) -> Iterator[TableView]:
     """Tables of the operation, groups, ranks, logs, stacks and cadence, where there are any."""
     if report.operation is not None and report.state is not HangState.NO_HANG:
         yield _operation_table(report)
+    if len(report.roots) > 1:
+        yield _root_table(report, show_all=show_all)
     if report.groups and report.state is not HangState.NO_HANG:
         yield _group_table(report, show_all=show_all)
     if report.state is HangState.STUCK:
@@ -79,6 +81,36 @@ def _operation_table(report: HangReport) -> TableView:
         title="First divergent operation",
         columns=(Column(title="", left=True), Column(title="", left=True, wrap=True)),
         rows=tuple(rows),
+    )
+
+
+def _root_table(report: HangReport, *, show_all: bool) -> TableView:
+    """All independent causes, the earliest first."""
+    chosen = report.roots if show_all else report.roots[:_FEW_RANKS]
+    left_out = len(report.roots) - len(chosen)
+    rows = [
+        (
+            short_ranks(root.ranks, 20) or "–",
+            root.operation.description or root.operation.group or "(unnamed)",
+            f"{root.operation.name} {'' if (seq := root.operation.seq) is None else seq}".strip(),
+            short_ranks(root.operation.launched, 20) or "–",
+            "yes" if root.has_dump else "no dump",
+            ", ".join(root.hosts) or "–",
+        )
+        for root in chosen
+    ]
+    return TableView(
+        title="Independent causes",
+        columns=(
+            Column(title="ranks"),
+            Column(title="group", left=True, stretch=True),
+            Column(title="operation", left=True),
+            Column(title="launched by"),
+            Column(title="dumped", left=True, wide_only=True),
+            Column(title="host", left=True, wide_only=True),
+        ),
+        rows=tuple(rows),
+        notes=(f"{counted(left_out, 'other cause')}: --all.",) if left_out else (),
     )
 
 

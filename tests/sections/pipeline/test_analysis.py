@@ -66,7 +66,7 @@ def test_what_is_neither_work_nor_waiting_is_other():
 def test_idling_inside_a_mark_is_no_work():
     builder = RankBuilder(0).step(0, 0, 100).annotation(mark(0, "F", 0), 0, 80)
     builder.kernel("gemm", 0, 30)
-    (position,) = pipeline_of(measured(builder)).positions
+    (position,) = pipeline_of(measured(builder, is_cpu=True)).positions
     assert position.work_ns_per_step == 30
 
 
@@ -74,7 +74,7 @@ def test_halves_of_a_backward_are_one_micro_batch():
     builder = RankBuilder(0).step(0, 0, 100).kernel("gemm", 0, 60)
     for start, op in ((0, "F"), (20, "I"), (40, "W")):
         builder.annotation(mark(0, op, 7), start, start + 20)
-    (position,) = pipeline_of(measured(builder)).positions
+    (position,) = pipeline_of(measured(builder, is_cpu=True)).positions
     assert (position.work_ns_per_step, position.num_micro_batches) == (60, 1)
 
 

@@ -85,12 +85,34 @@ def test_slots_of_marks_have_stage_kind_micro_batch_step_and_work():
     assert (slots.start_ns.tolist(), slots.work_ns.tolist()) == ([10, 110], [30, 30])
 
 
-def test_marks_of_the_host_alone_are_not_sure_on_a_device():
+def test_a_range_of_the_host_without_a_launch_is_no_slot_of_a_device():
     builder = RankBuilder(0).step(0, 0, 100)
     builder.annotation("distprof:pp stage=0 op=F mb=0", 0, 50).kernel("gemm", 10, 40)
+    assert slots_of(builder) is None
+
+
+def test_slots_of_a_host_that_runs_ahead_are_the_kernels_launched_inside():
+    """Both ranges end before their kernels begin; autograd's thread launches one of them."""
+    builder = RankBuilder(0).step(0, 0, 200)
+    builder.annotation("PP:0F0", 0, 10).kernel("gemm", 30, 50, launched=(2, 4))
+    builder.kernel("norm", 55, 60, launched=(6, 8))
+    builder.annotation("PP:0B0", 10, 20)
+    builder.kernel("dgemm", 100, 150, launched=(12, 14), thread="100/777")
+    builder.kernel("adam", 160, 170, launched=(25, 26))
     slots = slots_of(builder)
-    assert slots.origin == "distprof marks, host side only"
-    assert not slots.is_sure
+    assert slots.origin == "torch annotations, kernels launched inside"
+    assert (slots.start_ns.tolist(), slots.end_ns.tolist()) == ([30, 100], [60, 150])
+    assert slots.work_ns.tolist() == [25, 50]
+
+
+def test_marks_of_the_host_measure_the_work_of_the_kernels_launched_inside():
+    builder = RankBuilder(0).step(0, 0, 200)
+    builder.annotation("distprof:pp stage=1 op=F mb=0", 0, 10)
+    builder.kernel("gemm", 30, 50, launched=(2, 4)).kernel("adam", 60, 90, launched=(30, 31))
+    found = measured(builder)
+    assert found.slots.is_sure
+    (stage,) = found.stages
+    assert (stage.stage, stage.work_ns.tolist()) == (1, [20])
 
 
 def test_waiting_at_the_start_of_an_annotation_is_no_part_of_the_slot():

@@ -132,6 +132,17 @@ def test_the_bubble_at_the_corners(schedule, ranks, micro_batches):
     assert sum(getattr(group, part) for part in PARTS) == group.idle_ns
 
 
+@pytest.mark.parametrize("seed", drawn(range(0, NUM_SAMPLES, 8), always=4))
+def test_annotations_of_a_host_that_runs_ahead_give_the_simulated_bubble(seed):
+    """Without the device's own annotations, a slot is the kernels that were launched inside."""
+    order, job = sampled(seed)
+    recording = job.run()
+    (group,) = analysed(recording, marks="host")
+    truth = recording.truth(group.replicas.index(group.ranks))
+    assert group.bubble_fraction == pytest.approx(truth.bubble_fraction, abs=0.001)
+    assert (group.stages, group.num_micro_batches) == (order.num_stages, order.num_micro_batches)
+
+
 @pytest.mark.parametrize("seed", drawn(range(0, NUM_SAMPLES, 4), always=4))
 def test_parts_of_the_bubble_are_what_it_loses_without_their_cause(seed):
     """The truth simulates the same job again without the cause. Noise is left out: by chance.

@@ -11,7 +11,11 @@ from distprof.artefacts.summary_file import Fingerprint, StepParts, SummaryFile
 from distprof.sections.collectives.result import CollectiveClass, CollectivesResult
 from distprof.sections.kernels.result import KernelRow, KernelsResult
 from distprof.verbs.compare.measure import FoundProblem, Side, compare
-from distprof.verbs.compare.show import compare_reports
+from distprof.verbs.compare.show import (
+    compare_reports,
+    comparison_sentences,
+    comparison_verdict,
+)
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 
@@ -133,6 +137,51 @@ def test_steps_under_a_profiler_are_not_compared_with_others():
     assert comparison.step.second_ns == 180
     assert comparison.step.trend == "unknown"
     assert "traced" in comparison.unavailable[0]
+
+
+def test_a_headline_never_has_opposite_signs():
+    """Plain steps grew by 45 %, traced ones shrank: the split explains nothing of the growth."""
+    first = side(step_ns=(100,) * 9, parts=parts(300, computation_ns=250))
+    second = side(step_ns=(145,) * 9, parts=parts(221, computation_ns=131))
+    found = changes(first, second)
+    assert comparison_verdict(found) == (
+        "The second run is 45.0 % slower: 145 ns per step instead of 100 ns."
+    )
+    told = " ".join(comparison_sentences(found))
+    assert "Traced steps changed the other way (300 ns → 221 ns)" in told
+
+
+def test_plain_and_traced_steps_are_in_separate_sentences():
+    first = side(step_ns=(100,) * 9, parts=parts(300, computation_ns=250))
+    second = side(step_ns=(145,) * 9, parts=parts(400, computation_ns=345))
+    found = changes(first, second)
+    assert "computation" not in comparison_verdict(found)
+    told = " ".join(comparison_sentences(found))
+    assert "In traced steps (300 ns → 400 ns), computation accounts for +95 ns of +100 ns." in told
+
+
+def test_traced_steps_alone_name_the_part_in_the_verdict():
+    first = side(step_ns=(300,) * 9, is_traced=True, parts=parts(300, computation_ns=250))
+    second = side(step_ns=(400,) * 9, is_traced=True, parts=parts(400, computation_ns=345))
+    verdict = comparison_verdict(changes(first, second))
+    assert verdict.endswith("; computation accounts for +95 ns of +100 ns.")
+
+
+def test_a_part_that_others_make_up_for_is_said_to_be():
+    first = side(step_ns=(300,) * 9, is_traced=True, parts=parts(300, computation_ns=250))
+    second = side(step_ns=(330,) * 9, is_traced=True, parts=parts(330, computation_ns=330))
+    verdict = comparison_verdict(changes(first, second))
+    assert verdict.endswith("; computation takes +80 ns, other parts −50 ns.")
+
+
+def test_mixed_runs_compare_one_mean_traced_step_each_and_no_throughput():
+    traced = side(is_traced=True, step_ns=(200,) * 9, parts=parts(210), tokens_per_step=1.0)
+    plain = side(step_ns=(100,) * 9, parts=parts(180), tokens_per_step=1.0)
+    found = changes(traced, plain)
+    assert (found.step.first_ns, found.step.second_ns) == (210, 180)
+    told = " ".join(comparison_sentences(found))
+    assert "one mean traced step per run" in told
+    assert "Throughput" not in told
 
 
 @pytest.mark.parametrize("name", ["job/gloo-hsdp-4ranks", "kineto/dlrm-v100-8gpu"])

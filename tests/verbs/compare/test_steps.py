@@ -45,6 +45,33 @@ def test_ten_percent_more_is_slower_and_less_is_faster():
     assert compare_steps(second, first).trend == "faster"
 
 
+def test_six_steps_with_an_outlier_each_still_show_18_percent():
+    """The intervals of six values are their extremes, which one slow step each makes overlap."""
+    first, second = [100, 101, 99, 100, 102, 150], [82, 83, 81, 82, 84, 120]
+    assert compare_steps(first, second).trend == "faster"
+    assert compare_steps(second, first).trend == "slower"
+    assert compare_steps(first, second).p_value == pytest.approx(2 * 19 / 924)
+
+
+def test_three_steps_a_side_cannot_rule_out_chance():
+    assert compare_steps([100, 101, 102], [200, 201, 202]).trend == "unknown"
+
+
+def test_equal_runs_are_called_different_in_one_case_of_twenty():
+    """5 % of 600 draws, give or take two standard deviations."""
+    rng = np.random.default_rng(5)
+    draws = rng.lognormal(sigma=0.2, size=(600, 2, 8)) * 1e8
+    told = [compare_steps(*pair.astype(int).tolist()).trend for pair in draws]
+    assert 0.03 <= sum(trend != "alike" for trend in told) / len(told) <= 0.07
+
+
+def test_medians_and_ranks_that_disagree_show_no_trend():
+    """Most values of the second run are larger, its median is smaller."""
+    first = [10, 10, 10, 10, 11, 11, 11, 11, 11]
+    second = [9, 9, 9, 9, 9, 90, 90, 90, 90]
+    assert compare_steps(first, second).trend == "alike"
+
+
 def test_without_steps_nothing_is_said():
     change = compare_steps([], [3, 4])
     assert change.trend == "unknown"

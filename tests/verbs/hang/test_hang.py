@@ -60,14 +60,25 @@ def test_published_hangs_are_attributed_as_published(
     assert (operation.group, f"{operation.description},0") == (group, description)
     assert (operation.name, operation.dtype, operation.seq) == (name, dtype, seq)
     assert ",".join(map(str, operation.missing)) == ranks
-    assert found.culprits == operation.missing == missing
+    assert found.roots[0].ranks == operation.missing == missing
+
+
+@pytest.mark.parametrize("folder", [GPU_ERROR, LOCK_GIL], ids=lambda folder: folder.name)
+def test_every_injected_fault_is_a_root(folder: Any) -> None:
+    """The publisher's conclusion names one of two device errors, ``fault_injection.log`` both."""
+    injected = re.search(r"Fault ranks: \[(.*)\]", (folder / "fault_injection.log").read_text())
+    assert injected is not None
+    assert of(published(folder)).culprits == tuple(map(int, injected[1].split(",")))
 
 
 def test_the_second_injected_device_error_is_named_too() -> None:
     """Rank 14's GPU failed as well: its CPU continued, so only completion shows it."""
     found = of(published(GPU_ERROR))
     assert any("12,14 did not finish all_to_all 20530" in why for why in found.why)
-    assert any("Rank 14 may be at fault" in text for text in found.alternatives)
+    second = found.roots[1]
+    assert (second.ranks, second.operation.seq) == ((14,), 20530)
+    assert "all_to_all 20530" in found.verdict
+    assert "not on rank 14" in found.verdict
 
 
 def test_a_ring_that_holds_nothing_means_a_host_that_stopped() -> None:
@@ -204,6 +215,129 @@ def test_a_rank_that_dumped_and_lags_comes_before_one_that_left_none() -> None:
     found = diagnosed(job({0: [*done(5), waiting(6)], 2: done(5)}, world=4))
     assert found.culprits == (2,)
     assert any("Ranks 1,3 left no dump" in text for text in found.alternatives)
+
+
+def pairs(*, late: tuple[int, ...], world: int = 6) -> dict[int, Any]:
+    """A job of pairs (0,1), (2,3), …, each a group; the ``late`` ranks launched one fewer."""
+    groups = {str(1 + rank // 2): [rank, rank + 1] for rank in range(0, world, 2)}
+    dumps = {}
+    for rank in range(world):
+        group = str(1 + rank // 2)
+        entries = done(5, group=group)
+        if rank not in late:
+            entries.append(waiting(6, group=group, at_ms=6 + rank))
+        dumps[rank] = dump(entries, groups)
+    return dumps
+
+
+def test_independent_culprits_are_all_named_with_their_operation() -> None:
+    """GIVEN three groups of two and two ranks that stopped THEN both, each in its own group."""
+    found = diagnosed(pairs(late=(1, 4)))
+    assert found.culprits == (1, 4)
+    told = [(root.ranks, root.operation and root.operation.group) for root in found.roots]
+    assert told == [((1,), "1"), ((4,), "3")]
+    assert found.operation == found.roots[0].operation
+    assert "rank 1 never launched all_reduce 6 of GROUP_1" in found.verdict
+    assert "rank 4 never launched all_reduce 6 of GROUP_3" in found.verdict
+    assert any("rank 1" in step for step in found.next_steps)
+    assert any("rank 4" in step for step in found.next_steps)
+
+
+def test_two_roots_of_one_web_of_waiting_are_both_named() -> None:
+    """Rank 0 waits for 1 in one group and for 2 in another: neither waits for anybody."""
+    groups = {"1": [0, 1], "2": [0, 2]}
+    dumps = {
+        0: dump(
+            [
+                *done(5, group="1"),
+                *done(5, group="2"),
+                waiting(6, group="1"),
+                waiting(6, group="2"),
+            ],
+            groups,
+        ),
+        1: dump(done(5, group="1"), groups),
+        2: dump(done(5, group="2"), groups),
+    }
+    found = diagnosed(dumps)
+    assert found.culprits == (1, 2)
+    assert [root.ranks for root in found.roots] == [(1,), (2,)]
+
+
+def test_who_waits_for_a_message_is_no_further_root() -> None:
+    """Rank 3 lags because it waits for a message: only rank 1 is a root."""
+    dumps = pairs(late=(1, 3), world=4)
+    groups = {"1": [0, 1], "2": [2, 3], "9": [1, 3]}
+    dumps[3] = dump([*done(5, group="2"), message("recv 1<-0", group="9", at_ms=5)], groups)
+    found = diagnosed(dumps)
+    assert found.culprits == (1,)
+    assert len(found.roots) == 1
+
+
+def test_a_circle_and_a_lagging_rank_elsewhere_are_two_roots() -> None:
+    groups = {"1": [0, 1], "2": [0, 1], "3": [2, 3]}
+    dumps = {rank: dump([waiting(1, group=f"{rank + 1}")], groups) for rank in (0, 1)}
+    dumps |= {2: dump([*done(5, group="3"), waiting(6, group="3", at_ms=90)], groups)}
+    dumps |= {3: dump(done(5, group="3"), groups)}
+    found = diagnosed(dumps)
+    assert [(root.kind, root.ranks) for root in found.roots] == [
+        (HangKind.MUTUAL_WAIT, (0, 1)),
+        (HangKind.NEVER_LAUNCHED, (3,)),
+    ]
+
+
+def test_mismatches_of_separate_groups_are_separate_roots() -> None:
+    dumps = pairs(late=(1,), world=2) | {
+        rank: dump(
+            [*done(5, group="2"), waiting(6, group="2", elements=1000 if rank == 4 else 8)],
+            {"2": [2, 3, 4]},
+        )
+        for rank in (2, 3, 4)
+    }
+    found = diagnosed(dumps)
+    assert {(root.kind, root.ranks) for root in found.roots} == {
+        (HangKind.NEVER_LAUNCHED, (1,)),
+        (HangKind.SIZE_MISMATCH, (4,)),
+    }
+
+
+def test_a_rank_without_a_dump_is_a_suspect_by_default() -> None:
+    """Rank 2 lags in one group, but waits in another for rank 3, which left no dump."""
+    groups = {"1": [0, 1, 2], "2": [2, 3]}
+    dumps = {
+        0: dump([*done(5, group="1"), waiting(6, group="1")], groups),
+        1: dump([*done(5, group="1"), waiting(6, group="1")], groups),
+        2: dump([*done(5, group="1"), waiting(1, group="2", at_ms=5)], groups),
+    }
+    found = diagnosed(dumps, world_size=4)
+    assert found.culprits == (3,)
+    assert found.roots[0].has_dump is False
+    assert "rank 3 left no dump" in found.verdict
+
+
+def test_a_missing_dump_is_suspect_next_to_a_culprit_that_dumped() -> None:
+    found = diagnosed(job({0: [*done(5), waiting(6)], 2: done(5)}, world=4))
+    assert (found.culprits, found.suspects) == ((2,), (1, 3))
+    assert "Ranks 1,3 left no dump: suspects too." in found.verdict
+    assert any("Ranks 1,3" in step or "ranks 1,3" in step for step in found.next_steps)
+
+
+def test_operations_unfinished_in_separate_groups_are_separate_roots() -> None:
+    dumps = {
+        rank: dump(
+            [
+                *done(5, group=str(1 + rank // 2)),
+                op(6, group=str(1 + rank // 2), state="scheduled" if rank in (1, 2) else "started"),
+            ],
+            {"1": [0, 1], "2": [2, 3]},
+        )
+        for rank in range(4)
+    }
+    found = diagnosed(dumps, log_lines=(TIMEOUT,))
+    assert [(root.kind, root.ranks) for root in found.roots] == [
+        (HangKind.LAUNCHED_NOT_STARTED, (1,)),
+        (HangKind.LAUNCHED_NOT_STARTED, (2,)),
+    ]
 
 
 def test_status_alone_tells_who_lags() -> None:

@@ -2,7 +2,8 @@
 
 ## What it detects
 Each step contains many small all-reduces, all-gathers or reduce-scatters. Latency, not size,
-determines how long messages this small take.
+determines how long messages this small take. Where a trace has no sizes, many reductions one after
+another in a phase in which nothing else runs show the same: gradients that were not put in buckets.
 
 ## Why it costs time
 A collective of any size costs a latency for every hop. Below the crossover size n* = α · bandwidth
@@ -10,13 +11,15 @@ A collective of any size costs a latency for every hop. Below the crossover size
 message of the same bytes.
 
 ## Evidence needed
-Collectives with their sizes, as PyTorch 2.1 and later record them.
+Collectives with their sizes, as PyTorch 2.1 and later record them, or at least their times.
 
 ## How the cost is computed
 Exposed transfer of the small classes, a mean over ranks and steps, less the share of one message.
 It is an upper bound: the merged message still has to move its bytes. If members could not be
 matched, the cost includes waiting, and the finding is marked *inferred*. The time is part of what
-`exposed-communication` reports and may be part of what `low-overlap` reports.
+`exposed-communication` reports and may be part of what `low-overlap` reports. For reductions one
+after another, the cost is the time in them and between them, less that of one. Then the finding is
+marked *inferred*, and explains what `launch-bound-host` counts between them.
 
 ## How to fix
 DDP: reduce in buckets (`bucket_cap_mb`, 25 MB by default), and do not reduce parameters one by one
@@ -35,15 +38,22 @@ size).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from distprof.rules.base import Draft, InsufficientEvidenceError, Limit, Limits, rule
-from distprof.sections.collectives.result import CollectiveClass, CollectivesResult
+from distprof.sections.collectives.result import (
+    CollectiveClass,
+    CollectivesResult,
+    CollectiveTrain,
+)
 from distprof.sections.collectives.rules._shared import collective_label
-from distprof.sections.shares import WIDER_TRANSFER, mean_step
+from distprof.sections.shares import WIDER_TRANSFER, MeanStep, mean_step
 from distprof.sections.time.result import StepTimeResult, WaterfallResult
 from distprof.terms import Confidence, Severity
 from distprof.units import format_bytes, format_duration
+
+VERY_MANY = 100
+"""Reductions in one phase without any other work that are too many, whatever their size."""
 
 _MERGEABLE = ("all_reduce", "all_gather", "reduce_scatter")
 
@@ -68,11 +78,10 @@ def check(
     """Yield one finding for the run."""
     step = mean_step(waterfall, step_time)
     mergeable = [c for c in collectives.classes if c.kind in _MERGEABLE]
-    if mergeable and all(c.bytes is None for c in mergeable):
-        raise InsufficientEvidenceError("the trace has no message sizes")
     small = [c for c in mergeable if c.bytes is not None and c.bytes < limits["small_bytes"]]
     per_step = sum(_per_rank(c, collectives) for c in small)
     if per_step <= limits["min_per_step"]:
+        yield from _without_sizes(collectives, mergeable, step, limits)
         return
     exposed = sum(c.exposed_transfer_ns_per_step for c in small)
     cost = int(exposed * (1 - 1 / per_step))
@@ -96,6 +105,52 @@ def check(
         without="small collectives",
         explains=WIDER_TRANSFER,
     )
+
+
+def _without_sizes(
+    collectives: CollectivesResult,
+    mergeable: Sequence[CollectiveClass],
+    step: MeanStep,
+    limits: Limits,
+) -> Iterator[Draft]:
+    """One finding per train of reductions for which sizes are unknown, or of very many."""
+    unsized = {(c.kind, c.group) for c in mergeable if c.bytes is None}
+    found = False
+    for train in collectives.trains:
+        is_long = train.num_per_step >= VERY_MANY or (train.kind, train.group) in unsized
+        if not is_long or train.num_per_step <= limits["min_per_step"]:
+            continue
+        whole = train.busy_ns_per_step + train.gap_ns_per_step
+        cost = max(whole - train.duration_ns_median, 0)
+        if step.ratio(cost) < limits["min_step_ratio"]:
+            continue
+        found = True
+        yield Draft(
+            message=(
+                f"{train.num_per_step:.0f} {train.kind}s per {step.word} and rank run one after "
+                f"another while nothing else runs: {step.share(whole)}, of which "
+                f"{format_duration(train.gap_ns_per_step)} between them "
+                f"({format_duration(train.duration_ns_median)} each)."
+            ),
+            fix=(
+                "Reduce gradients in buckets while backward computes: DistributedDataParallel with "
+                "bucket_cap_mb, or flattened tensors in hooks, not one call per parameter after "
+                "backward."
+            ),
+            cost_ns_per_step=cost,
+            confidence=Confidence.INFERRED,
+            ranks=train.ranks,
+            evidence=("collectives.trains",),
+            explains=(*WIDER_TRANSFER, *_explained_gaps(train, step)),
+        )
+    if not found and mergeable and all(c.bytes is None for c in mergeable):
+        raise InsufficientEvidenceError("the trace has no message sizes")
+
+
+def _explained_gaps(train: CollectiveTrain, step: MeanStep) -> tuple[str, ...]:
+    """The rule on late launches, if most of its time is between the reductions of the train."""
+    idle = step.mean(step.total.idle_host_ns)
+    return ("HST101",) if 2 * train.gap_ns_per_step >= idle > 0 else ()
 
 
 def _per_rank(record: CollectiveClass, collectives: CollectivesResult) -> float:

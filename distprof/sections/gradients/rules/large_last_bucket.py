@@ -13,18 +13,22 @@ torch's marks of DDP in the trace and the sizes of collectives; several buckets,
 finds the network free. With matched collectives, the cost leaves out waiting for late ranks.
 
 ## How the cost is computed
-The exposed transfer of last buckets, times the share of their bytes beyond a quarter of all
-gradients, mean over ranks and steps. The cost is modelled, because it assumes that transfer is
-proportional to bytes. The time is part of what `low-overlap` and `exposed-communication` count.
+The exposed transfer of last buckets, times the share that a last bucket of a quarter of all
+gradients would save, mean over ranks and steps. The time of a bucket is α + β · bytes, fitted over
+the buckets of this run; where they are all of one size, the rule assumes that transfer is
+proportional to bytes. Where α is more than half of the last bucket's time, smaller buckets save
+little and cost further latencies: then the cost is what one bucket for all gradients would save.
+The cost is modelled. The time is part of what `low-overlap` and `exposed-communication` count.
 
 ## How to fix
-Lower `bucket_cap_mb` until there are eight buckets or more, but not below 1 MB, where latency
+Where latency dominates, raise `bucket_cap_mb`, so that there are fewer buckets. Otherwise lower
+`bucket_cap_mb` until there are eight buckets or more, but not below 1 MB, where latency
 dominates (`tiny-collectives`). A huge layer at the beginning of the model (an embedding) fills the
 last bucket by itself: tie, shard or freeze it. Megatron-Core: `--ddp-bucket-size`.
 
 ## When it is wrong
-The first layer may be most of the model, and needed whole. If latency rather than bytes determines
-the transfer of the last bucket, the fix recovers less.
+The first layer may be most of the model, and needed whole. Where all buckets are of one size,
+latency cannot be told from transfer, and the fix may recover less.
 
 ## Sources
 Formula sheet, "Anti-patterns" (buckets) and "Volume per training step" (DDP). PyTorch documentation
@@ -35,6 +39,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from distprof.costs.fabric import BucketTime
 from distprof.rules.base import Draft, Limit, Limits, rule
 from distprof.sections.gradients.result import GradientGroup, GradientsResult
 from distprof.sections.gradients.rules._shared import (
@@ -46,7 +51,10 @@ from distprof.sections.gradients.rules._shared import (
 from distprof.sections.shares import WIDER_TRANSFER, mean_step
 from distprof.sections.time.result import StepTimeResult, WaterfallResult
 from distprof.terms import Confidence, Severity
-from distprof.units import format_bytes, format_ratio
+from distprof.units import format_bytes, format_duration, format_ratio
+
+MOST_LATENCY = 0.5
+"""Share of latency in the last bucket's time above which fewer buckets are the cure."""
 
 MOST = 0.5
 """Share of the exposed time above which the last bucket is the cause.
@@ -78,25 +86,76 @@ def check(
             continue
         step = mean_step(waterfall, step_time)
         exposed = group.last_bucket_ns_per_step
-        cost = round(exposed * (1 - limits["last_bucket_ratio"] / group.last_bucket_ratio))
+        if _latency_ratio(group) > MOST_LATENCY:
+            cost = round(exposed_once_ns(group) * _saved_by_one_bucket(group))
+        else:
+            cost = round(exposed * _saved_by_splitting(group, limits["last_bucket_ratio"]))
         if step.ratio(cost) < limits["min_step_ratio"]:
             continue
         yield Draft(
             message=(
                 f"The last of {group.num_buckets} buckets holds "
                 f"{format_ratio(group.last_bucket_ratio)} of the gradients "
-                f"({format_bytes(group.bytes)}): {step.share(exposed)} is its {what(group)}."
+                f"({format_bytes(group.bytes)}): {step.share(exposed)} is its "
+                f"{what(group)}{_latency(group)}."
             ),
-            fix=(
-                "Make the buckets smaller (bucket_cap_mb, not below 1), so that the last one holds "
-                "little. If the first layer is huge, keep it out of them."
-            ),
+            fix=_fix(group),
             cost_ns_per_step=cost,
             confidence=Confidence.MODELLED,
             ranks=group.ranks,
             evidence=("gradients.groups", "waterfall.all"),
             explains=WIDER_TRANSFER,
         )
+
+
+def _last_bytes(group: GradientGroup) -> float:
+    return group.last_bucket_ratio * group.bytes
+
+
+def _time(group: GradientGroup) -> BucketTime:
+    """Time of a bucket; proportional to bytes where the buckets do not show both parts."""
+    if group.bucket_latency_ns is None or group.bucket_ns_per_byte is None:
+        return BucketTime(latency_ns=0.0, ns_per_byte=1.0)
+    return BucketTime(latency_ns=group.bucket_latency_ns, ns_per_byte=group.bucket_ns_per_byte)
+
+
+def _latency_ratio(group: GradientGroup) -> float:
+    """Share of latency in the time of the last bucket; 0 where it is unknown."""
+    time = _time(group)
+    return time.latency_ns / max(time.of(_last_bytes(group)), 1.0)
+
+
+def _saved_by_splitting(group: GradientGroup, most: float) -> float:
+    """Share of the last bucket's time that is saved if it holds only ``most`` of the gradients."""
+    time = _time(group)
+    return 1 - time.of(most * group.bytes) / max(time.of(_last_bytes(group)), 1.0)
+
+
+def _saved_by_one_bucket(group: GradientGroup) -> float:
+    """Share of the reduction's time in the latencies of all buckets but one."""
+    time = _time(group)
+    whole = group.num_buckets * time.latency_ns + time.ns_per_byte * group.bytes
+    return (group.num_buckets - 1) * time.latency_ns / max(whole, 1.0)
+
+
+def _latency(group: GradientGroup) -> str:
+    ratio = _latency_ratio(group)
+    if ratio <= MOST_LATENCY:
+        return ""
+    latency = format_duration(round(group.bucket_latency_ns or 0))
+    return f"; {format_ratio(ratio)} of its time is latency ({latency} per bucket), not bytes"
+
+
+def _fix(group: GradientGroup) -> str:
+    if _latency_ratio(group) > MOST_LATENCY:
+        return (
+            "Make the buckets larger (bucket_cap_mb), so that fewer latencies are paid: smaller "
+            "ones would add more of them."
+        )
+    return (
+        "Make the buckets smaller (bucket_cap_mb, not below 1), so that the last one holds little. "
+        "If the first layer is huge, keep it out of them."
+    )
 
 
 def _is_large(group: GradientGroup, most: float, min_bytes: float) -> bool:

@@ -30,7 +30,6 @@ facebookresearch/spdl, "data readiness"; formula sheet, "Measured from traces" (
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import pairwise
 
 from distprof.rules.base import Draft, Limit, Limits, rule
 from distprof.sections.summaries.result import InputReadinessResult
@@ -52,12 +51,12 @@ def check(readiness: InputReadinessResult, limits: Limits) -> Iterator[Draft]:
     """Yield one finding for the ranks whose input is not ready."""
     if readiness.job_ratio is None or readiness.job_ratio >= limits["job_ratio"]:
         return
-    who = [period.rank for period in readiness.periods]
-    order = [*who[:1], *(after for before, after in pairwise(who) if after != before)]
+    shares = _shares(readiness)
+    order = list(shares)
     yield Draft(
         message=(
             f"The least ready rank has its input in time for {format_ratio(readiness.job_ratio)} "
-            f"of the time{_named(order)}."
+            f"of the time{_named(shares)}."
         ),
         fix=_fix(order),
         ranks=tuple(sorted(set(order))),
@@ -65,11 +64,22 @@ def check(readiness: InputReadinessResult, limits: Limits) -> Iterator[Draft]:
     )
 
 
-def _named(order: list[int]) -> str:
-    if not order:
+def _shares(readiness: InputReadinessResult) -> dict[int, float]:
+    """Rank to the share of time in which it is the least ready one, the largest share first."""
+    samples: dict[int, int] = {}
+    for period in readiness.periods:
+        samples[period.rank] = samples.get(period.rank, 0) + period.num_samples
+    ordered = sorted(samples, key=lambda rank: (-samples[rank], rank))
+    return {rank: samples[rank] / max(readiness.num_samples, 1) for rank in ordered}
+
+
+def _named(shares: dict[int, float]) -> str:
+    if not shares:
         return "; which rank that is changes all the time"
-    names = ", then ".join(f"rank {rank}" for rank in order[:MAX_NAMED])
-    return f"; that is mostly {names}"
+    named = list(shares)[:MAX_NAMED]
+    names = ", ".join(f"rank {rank} ({format_ratio(shares[rank])} of the time)" for rank in named)
+    left_out = len(shares) - len(named)
+    return f"; the least ready one is {names}{f' and {left_out} more' if left_out else ''}"
 
 
 def _fix(order: list[int]) -> str:

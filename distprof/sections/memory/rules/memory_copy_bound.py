@@ -15,10 +15,11 @@ Time covered by copies and memory sets but not by computation or communication, 
 and steps. No other finding includes it.
 
 ## How to fix
-Pin CPU memory (`pin_memory=True` in the data loader) and copy with `non_blocking=True` on a
-separate stream, one batch ahead. Offloading (optimizer, activations): prefetch and use fewer,
-larger copies, or offload less. Copies within the GPU: avoid `.contiguous()`, `torch.cat` and
-`.clone()` in the hot path.
+The message splits the copies by direction. From or to pageable CPU memory: pin it
+(`pin_memory=True` in the data loader) and copy with `non_blocking=True`. Where it is pinned
+already: copy on a separate stream, one batch ahead. Offloading (optimizer, activations): prefetch
+and use fewer, larger copies, or offload less. Copies within the GPU, which pinning does not touch:
+avoid `.contiguous()`, `torch.cat` and `.clone()` in the hot path.
 
 ## When it is wrong
 Offloading that makes the model fit is worth its copies. A checkpoint in the recorded steps copies
@@ -35,8 +36,14 @@ from collections.abc import Iterator
 
 from distprof.rules.base import Draft, Limit, Limits, rule
 from distprof.sections.shares import mean_step
-from distprof.sections.time.result import StepTimeResult, WaterfallResult
+from distprof.sections.time.result import ExposedCopies, StepTimeResult, WaterfallResult
 from distprof.terms import Severity
+from distprof.units import format_duration
+
+WORTH_RATIO = 0.1
+"""Share of all exposed copies from which a kind of copies is named."""
+
+MAX_NAMED = 3
 
 
 @rule(
@@ -58,18 +65,69 @@ def check(waterfall: WaterfallResult, step_time: StepTimeResult, limits: Limits)
     yield Draft(
         message=(
             f"{step.share(cost)} is exposed copies: they overlap with neither computation nor "
-            "communication."
+            f"communication{_split(waterfall)}."
         ),
-        fix=(
-            "Pin CPU memory and copy with non_blocking=True on a separate stream, one batch ahead. "
-            "Offload less or in larger pieces."
-        ),
+        fix=_fix(waterfall),
         cost_ns_per_step=cost,
         ranks=tuple(
             rank.rank
             for rank in waterfall.ranks
             if rank.exposed_copy_ns >= limit * rank.span_ns > 0
         ),
-        evidence=("breakdown.ranks", "waterfall.all"),
+        evidence=("breakdown.ranks", "waterfall.all", "waterfall.copies"),
         without="copies",
     )
+
+
+def _worst(waterfall: WaterfallResult) -> list[ExposedCopies]:
+    """Kinds of copies that make up most of the exposed time, at least one."""
+    total = sum(row.exposed_ns_per_step for row in waterfall.copies)
+    worth = [row for row in waterfall.copies if row.exposed_ns_per_step >= WORTH_RATIO * total > 0]
+    return worth[:MAX_NAMED]
+
+
+def _split(waterfall: WaterfallResult) -> str:
+    """For example ``: 3 ms GPU to GPU, 1 ms CPU (pinned) to GPU``."""
+    parts = [
+        f"{format_duration(row.exposed_ns_per_step)} in {row.num_per_step:.3g} {_kind(row)}"
+        for row in _worst(waterfall)
+    ]
+    return f" ({', '.join(parts)})" if parts else ""
+
+
+def _kind(row: ExposedCopies) -> str:
+    memory = f"{row.host_memory} " if row.host_memory else ""
+    words = {
+        "HtoD": f"copies from {memory}CPU memory",
+        "DtoH": f"copies to {memory}CPU memory",
+        "DtoD": "copies within the GPU",
+        "PtoP": "copies between GPUs",
+        "memset": "memory sets",
+    }
+    return words.get(row.direction, "other copies")
+
+
+def _fix(waterfall: WaterfallResult) -> str:
+    """By direction: pinning helps only where pageable CPU memory takes part."""
+    worst = _worst(waterfall)
+    ways = {(row.direction, row.host_memory) for row in worst}
+    steps = []
+    if any(memory == "pageable" for _, memory in ways):
+        steps.append("Pin CPU memory (pin_memory=True) and copy with non_blocking=True.")
+    elif not worst or any(not memory and way in ("HtoD", "DtoH") for way, memory in ways):
+        steps.append("Pin CPU memory, where it is not, and copy with non_blocking=True.")
+    if any(memory == "pinned" for _, memory in ways):
+        steps.append(
+            "Their CPU memory is pinned already: copy on a separate stream, one batch or layer "
+            "ahead, and offload less or in larger pieces."
+        )
+    if any(way == "DtoD" for way, _ in ways):
+        steps.append(
+            "Within the GPU, avoid contiguous(), torch.cat, clone() and copies of gradients "
+            "(DDP: gradient_as_bucket_view=True)."
+        )
+    if any(way == "PtoP" for way, _ in ways):
+        steps.append("Between GPUs, send while computing, on a separate stream.")
+    if any(way == "memset" for way, _ in ways):
+        steps.append("Set memory less often: zero_grad(set_to_none=True), torch.empty.")
+    return " ".join(steps) or "Copy on a separate stream, one batch ahead."

@@ -16,8 +16,10 @@ With traces: exposed transfer per step of the collectives that cross nodes. This
 of the time that GPUDirect recovers. A log alone gives no cost.
 
 ## How to fix
-Load `nvidia-peermem` (or use DMA-BUF: Linux 5.12, open kernel modules, NCCL 2.13), and disable ACS
-on PCIe switches. `NCCL_NET_GDR_LEVEL` raises the distance up to which NCCL uses GPUDirect.
+NVIDIA GPUs with NVIDIA cards: load `nvidia-peermem` (or use DMA-BUF: Linux 5.12, open kernel
+modules, NCCL 2.13). AMD GPUs: DMA-BUF and large BARs. Omni-Path: the GPUDirect build of its driver,
+and PSM2 with CUDA. EFA: `aws-ofi-nccl`. Everywhere: disable ACS on PCIe switches.
+`NCCL_NET_GDR_LEVEL` raises the distance up to which NCCL uses GPUDirect.
 
 ## When it is wrong
 Some cards do not support GPUDirect (Omni-Path without its driver, virtual functions), and neither
@@ -68,14 +70,46 @@ def check(
             f"{plain:,} of {total:,} connections between nodes use {', '.join(sorted(ways))} "
             f"without GPUDirect RDMA: every byte goes through CPU memory{because}."
         ),
-        fix=(
-            "Load nvidia-peermem or use DMA-BUF, disable ACS on PCIe switches, and set "
-            "NCCL_NET_GDR_LEVEL to a distance that covers the cards."
-        ),
+        fix=_fix(nccl),
         cost_ns_per_step=exposed_between_nodes(collectives, waterfall, step_time),
         confidence=Confidence.INFERRED,
         evidence=("nccl.transports",),
     )
+
+
+def _fix(nccl: NcclResult) -> str:
+    """What connects this vendor's GPUs and cards; nvidia-peermem only helps NVIDIA's own."""
+    if _is_amd(nccl):
+        load = (
+            "Use a kernel and amdgpu driver with DMA-BUF (or ib_peer_mem), set "
+            "NCCL_DMABUF_ENABLE=1, and allow large BARs in the BIOS"
+        )
+    elif _cards(nccl, "hfi1"):
+        load = (
+            "Install the GPUDirect build of Omni-Path's hfi1 driver and use PSM2 with CUDA "
+            "(PSM2_CUDA=1, NCCL's PSM2 network plug-in)"
+        )
+    elif _cards(nccl, "efa") or any("Libfabric" in name for name in nccl.networks):
+        load = "Use aws-ofi-nccl with an EFA driver and an instance type that supports RDMA reads"
+    elif _cards(nccl, "bnxt_re") or _cards(nccl, "irdma"):
+        load = "Use DMA-BUF: Linux 5.12 or later, open kernel modules, a driver of the card with it"
+    else:
+        load = "Load nvidia-peermem or use DMA-BUF"
+    return (
+        f"{load}. Disable ACS on PCIe switches, and set NCCL_NET_GDR_LEVEL to a distance that "
+        "covers the cards."
+    )
+
+
+def _cards(nccl: NcclResult, prefix: str) -> bool:
+    return any(card.startswith(prefix) for host in nccl.hosts for card in host.cards)
+
+
+def _is_amd(nccl: NcclResult) -> bool:
+    """Whether the library is RCCL, by its version or by AMD's links between GPUs."""
+    versions = " ".join(version.value.lower() for version in nccl.versions)
+    is_rccl = any(word in versions for word in ("hip", "rocm", "rccl", "-head"))
+    return is_rccl or any("xgmi" in path.lower() for path in nccl.paths)
 
 
 def _is_rdma(way: NcclTransport) -> bool:

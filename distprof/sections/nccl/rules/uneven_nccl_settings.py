@@ -70,14 +70,26 @@ def _versions(nccl: NcclResult) -> Iterator[str]:
         for version in nccl.versions
         if not any(text != version.value and text.startswith(version.value) for text in texts)
     ]
-    if len(whole) > 1:
+    if _differs(whole):
         yield f"The version of NCCL is {_sides(whole)}"
 
 
 def _values(nccl: NcclResult) -> Iterator[str]:
     for name, settings in _by_name(nccl).items():
-        if len(settings) > 1:
+        if _differs(settings):
             yield f"{name} is {_sides(settings)}"
+
+
+def _differs(settings: Sequence[NcclSetting]) -> bool:
+    """Whether processes print different values.
+
+    A process that prints a variable twice, for two communicators or from two files, differs from no
+    other if each of them prints the same values.
+    """
+    return len(settings) > 1 and any(
+        setting.num_printing is None or setting.num_processes < setting.num_printing
+        for setting in settings
+    )
 
 
 def _missing(nccl: NcclResult) -> Iterator[str]:

@@ -1,0 +1,114 @@
+"""Reductions one after another while nothing else runs: gradients that were not put in buckets.
+
+Sizes are not needed: such a train shows in the number of its collectives and in the phase that they
+have for themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import pairwise
+
+import numpy as np
+
+from distprof.intervals import Intervals, covered, union
+from distprof.run.tables import intervals_of
+from distprof.schema import Int64Array, Table
+from distprof.sections.collectives.result import CollectiveTrain
+from distprof.sections.context import RankTrain
+from distprof.terms import CollectiveKind
+
+__all__ = ["collective_trains", "measure_trains"]
+
+MIN_CARS = 20
+"""Shorter trains are a few buckets or metrics."""
+
+MOST_COMPUTED = 0.1
+"""Share of a collective and of the gap before it that computation may cover in a train."""
+
+MOST_GAP = 3
+"""A gap of more median durations than this ends a train."""
+
+_KINDS = (CollectiveKind.ALL_REDUCE, CollectiveKind.REDUCE_SCATTER)
+
+
+def measure_trains(
+    collectives: Table, step: Int64Array, computation: Intervals
+) -> tuple[RankTrain, ...]:
+    """Trains of one rank, of each kind and group.
+
+    Args:
+        collectives: COLLECTIVES table.
+        step: Index of the analysed window of each row; negative outside.
+        computation: Computation of the rank, disjoint.
+    """
+    kinds, groups = collectives["kind"], collectives.coded("group").codes
+    chosen = np.isin(kinds, _KINDS) & (step >= 0) & collectives["is_timed"]
+    found = []
+    for kind, group in np.unique(np.stack((kinds[chosen], groups[chosen])), axis=1).T.tolist():
+        rows = np.flatnonzero(chosen & (kinds == kind) & (groups == group))
+        rows = rows[np.argsort(collectives["start_ns"][rows], kind="stable")]
+        found += _trains_of(collectives, rows, step, computation, kind)
+    return tuple(found)
+
+
+def _trains_of(
+    collectives: Table, rows: Int64Array, step: Int64Array, computation: Intervals, kind: int
+) -> list[RankTrain]:
+    start, end = (column[rows] for column in intervals_of(collectives))
+    length = end - start
+    before = np.concatenate((start[:1], np.maximum.accumulate(end)[:-1]))
+    reach = Intervals(np.minimum(before, start), end)
+    alone = covered(reach, computation) <= MOST_COMPUTED * np.maximum(end - reach.start, 1)
+    near = start - before <= MOST_GAP * max(float(np.median(length)), 1.0)
+    same = np.concatenate(([False], step[rows][1:] == step[rows][:-1]))
+    edges = [*np.flatnonzero(~(alone & near & same)).tolist(), len(rows)]  # the first row is one
+    names = collectives.coded("group_desc"), collectives.coded("group")
+    found = []
+    for low, high in pairwise(edges):
+        if high - low < MIN_CARS:
+            continue
+        busy = union(Intervals(start[low:high], end[low:high]))
+        busy_ns = int((busy.end - busy.start).sum())
+        row = int(rows[low])
+        words = [str(name.values[name.codes[row]]) for name in names]
+        found.append(
+            RankTrain(
+                kind=int(kind),
+                group=words[0] or words[1],
+                count=high - low,
+                busy_ns=busy_ns,
+                gap_ns=int(end[low:high].max() - start[low]) - busy_ns,
+                median_ns=int(np.median(length[low:high])),
+            )
+        )
+    return found
+
+
+def collective_trains(
+    ranks: Iterable[tuple[int, Iterable[RankTrain]]], num_samples: int
+) -> tuple[CollectiveTrain, ...]:
+    """Trains of all ranks as means, the longest first.
+
+    Args:
+        ranks: Each rank with its trains.
+        num_samples: Ranks times steps.
+    """
+    by_kind: dict[tuple[int, str], list[tuple[int, RankTrain]]] = {}
+    for rank, trains in ranks:
+        for train in trains:
+            by_kind.setdefault((train.kind, train.group), []).append((rank, train))
+    samples = max(num_samples, 1)
+    rows = [
+        CollectiveTrain(
+            kind=CollectiveKind(kind).label,
+            group=group,
+            ranks=tuple(sorted({rank for rank, _ in items})),
+            num_per_step=sum(train.count for _, train in items) / samples,
+            busy_ns_per_step=sum(train.busy_ns for _, train in items) // samples,
+            gap_ns_per_step=sum(train.gap_ns for _, train in items) // samples,
+            duration_ns_median=int(np.median([train.median_ns for _, train in items])),
+        )
+        for (kind, group), items in by_kind.items()
+    ]
+    return tuple(sorted(rows, key=lambda row: -(row.busy_ns_per_step + row.gap_ns_per_step)))

@@ -1,0 +1,116 @@
+"""Independent causes of a hang: every web of waiting has its own, and one web may have several."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from distprof.verbs.hang.divergence import Point, reached_from, roots_of, waits
+from distprof.verbs.hang.result import HangKind
+
+__all__ = ["Root", "independent_roots", "when"]
+
+
+class Root(msgspec.Struct, frozen=True, kw_only=True):
+    """Ranks that others wait for and that wait for no rank themselves.
+
+    Args:
+        point: The first operation in which others wait for them.
+        ranks: The ranks; empty where an operation was launched by all and finished by none.
+        in_circle: Whether they wait for each other.
+    """
+
+    point: Point
+    ranks: tuple[int, ...]
+    in_circle: bool = False
+
+    @property
+    def kind(self) -> HangKind:
+        """How ranks diverge."""
+        return HangKind.MUTUAL_WAIT if self.in_circle else self.point.kind
+
+    @property
+    def has_dump(self) -> bool:
+        """Whether the ranks left dumps."""
+        return not set(self.ranks) & set(self.point.silent)
+
+
+def when(point: Point) -> tuple[int, bool, str, tuple[int, ...]]:
+    """Sort key: time of launch, then mismatches before their consequences."""
+    return point.first_ns, point.kind is HangKind.NEVER_LAUNCHED, point.group.name, point.missing
+
+
+def independent_roots(
+    points: Sequence[Point], mismatches: Sequence[Point], messages: Sequence[Point] = ()
+) -> list[Root]:
+    """Every root, the earliest first.
+
+    Args:
+        points: Operations in which ranks wait for others, mismatches included.
+        mismatches: Those in which ranks launched different operations.
+        messages: Messages that one side has not posted. A rank that waits for one may lag because
+            of another root.
+    """
+    found = [root for web in _webs(points) for root in _roots_in(web, mismatches)]
+    graph = waits([*points, *messages])
+    kept = [root for root in found if not _waits_for_another(root, found, graph)]
+    return sorted(kept or found, key=lambda root: when(root.point))
+
+
+def _waits_for_another(root: Root, roots: Sequence[Root], graph: Mapping[int, set[int]]) -> bool:
+    others = {rank for other in roots if other is not root for rank in other.ranks}
+    others -= set(root.ranks)
+    return bool(root.ranks) and all(reached_from(graph, rank) & others for rank in root.ranks)
+
+
+def _webs(points: Iterable[Point]) -> list[list[Point]]:
+    """Points joined where they share a rank."""
+    webs: list[tuple[set[int], list[Point]]] = []
+    for point in points:
+        ranks, joined = {*point.waiting, *point.blamed}, [point]
+        apart = []
+        for others, members in webs:
+            if others & ranks:
+                ranks |= others
+                joined = [*members, *joined]
+            else:
+                apart.append((others, members))
+        webs = [*apart, (ranks, joined)]
+    return [joined for _, joined in webs]
+
+
+def _roots_in(web: Sequence[Point], mismatches: Sequence[Point]) -> list[Root]:
+    """The root where the hang of one web began, then others that it does not explain."""
+    differing = [point for point in web if point in mismatches]
+    roots, in_circle = roots_of([point for point in web if point not in differing])
+    first = _first_root(web, differing, roots, in_circle=in_circle)
+    if first.in_circle:
+        return [first]
+    stuck = set(first.ranks)
+    if first.point in differing:
+        stuck |= {*first.point.waiting, *first.point.missing}
+    return [first, *_further(web, differing, [rank for rank in roots if rank not in stuck])]
+
+
+def _first_root(
+    web: Sequence[Point], differing: Sequence[Point], roots: tuple[int, ...], *, in_circle: bool
+) -> Root:
+    mismatch = min(differing, key=when, default=None)
+    blaming = [point for point in web if set(point.blamed) & set(roots)] or list(web)
+    point = min(blaming, key=when)
+    if mismatch is not None and when(mismatch) <= when(point):
+        return Root(point=mismatch, ranks=mismatch.missing)
+    ranks = tuple(rank for rank in roots if in_circle or rank in point.blamed)
+    return Root(point=point, ranks=ranks or point.blamed, in_circle=in_circle)
+
+
+def _further(web: Sequence[Point], differing: Sequence[Point], roots: Sequence[int]) -> list[Root]:
+    """Other ranks that wait for no rank, each at the first operation that waits for it."""
+    ranks_at: dict[int, list[int]] = {}
+    at = sorted((point for point in web if point not in differing), key=when)
+    for rank in roots:
+        index = next((i for i, point in enumerate(at) if rank in point.blamed), None)
+        if index is not None:
+            ranks_at.setdefault(index, []).append(rank)
+    return [Root(point=at[i], ranks=tuple(sorted(ranks))) for i, ranks in ranks_at.items()]

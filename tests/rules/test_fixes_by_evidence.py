@@ -1,0 +1,171 @@
+"""Fixes and names that depend on what was measured: copies, settings, network cards, input."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from distprof.intervals import Intervals
+from distprof.rules.engine import run_rules
+from distprof.sections.nccl.result import NcclResult, NcclSetting, NcclTransport
+from distprof.sections.summaries.result import InputReadinessResult, LatePeriod
+from distprof.sections.time.copies import direction_of, exposed_copies, measure_copies
+from distprof.sections.time.result import ExposedCopies, WaterfallResult
+from tests.builders import RankBuilder
+from tests.rules.samples import MS, changed, healthy, nccl_host, nccl_setting
+
+
+def finding(code, results):
+    found = {one.code: one for one in run_rules(results.values(), debug=True).findings}
+    return found.get(code)
+
+
+# MEM101
+
+
+def copies(direction, memory, ms, number=4.0):
+    return ExposedCopies(
+        direction=direction,
+        host_memory=memory,
+        num_per_step=number,
+        bytes_per_step=None,
+        exposed_ns_per_step=round(ms * MS),
+    )
+
+
+def copying(*rows):
+    total = sum(row.exposed_ns_per_step for row in rows) / MS
+    return changed(healthy(exposed_copy=total), WaterfallResult, copies=rows)
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("Memcpy HtoD (Pageable -> Device)", ("HtoD", "pageable")),
+        ("Memcpy HtoD (Pinned -> Device)", ("HtoD", "pinned")),
+        ("Memcpy DtoH (Device -> Pinned)", ("DtoH", "pinned")),
+        ("Memcpy DtoD (Device -> Device)", ("DtoD", "")),
+        ("Memcpy PtoP (Device -> Device)", ("PtoP", "")),
+        ("CopyHostToDevice", ("HtoD", "")),
+        ("CopyDeviceToDevice", ("DtoD", "")),
+        ("Memset (Device)", ("memset", "")),
+        ("something else", ("other", "")),
+    ],
+)
+def test_directions_of_copies(name, told):
+    assert direction_of(name) == told
+
+
+def test_copies_within_the_gpu_are_not_told_to_be_pinned():
+    found = finding("MEM101", copying(copies("DtoD", "", 3)))
+    assert "3.00 ms in 4 copies within the GPU" in found.message
+    assert "in" in found.fix
+    assert "Pin" not in found.fix
+    assert "pin_memory" not in found.fix
+
+
+def test_what_is_pinned_already_is_said_to_be():
+    found = finding("MEM101", copying(copies("HtoD", "pinned", 3)))
+    assert "copies from pinned CPU memory" in found.message
+    assert "pinned already" in found.fix
+    assert "pin_memory=True" not in found.fix
+
+
+def test_pageable_copies_are_pinned_and_the_rest_is_named_with_its_share():
+    found = finding("MEM101", copying(copies("HtoD", "pageable", 2), copies("DtoD", "", 1)))
+    assert "2.00 ms in 4 copies from pageable CPU memory" in found.message
+    assert "1.00 ms in 4 copies within the GPU" in found.message
+    assert found.fix.startswith("Pin CPU memory")
+
+
+def test_exposed_copies_by_hand():
+    """A pinned copy of 40 ns hides behind a kernel for 10; one of 20 within the GPU is alone."""
+    rank = RankBuilder(0)
+    rank.step(0, 0, 200)
+    rank.copy("Memcpy HtoD (Pinned -> Device)", 10, 50)
+    rank.copy("Memcpy DtoD (Device -> Device)", 100, 120)
+    rank.copy("Memcpy DtoD (Device -> Device)", 300, 320)  # outside the window
+    window = Intervals(np.array([0]), np.array([200]))
+    alone = Intervals(np.array([20, 100]), np.array([50, 120]))
+    found = measure_copies(rank.tables().activity, window, alone)
+    rows = exposed_copies([found, found], num_samples=2)
+    assert [(row.direction, row.host_memory, row.num_per_step) for row in rows] == [
+        ("HtoD", "pinned", 1.0),
+        ("DtoD", "", 1.0),
+    ]
+    assert [row.exposed_ns_per_step for row in rows] == [30, 20]
+
+
+# NET105
+
+
+def printed(value, processes, printing):
+    return NcclSetting(
+        name="NCCL_ALGO",
+        value=value,
+        num_processes=processes,
+        ranks=tuple(range(processes)),
+        hosts=("node-1",),
+        num_printing=printing,
+    )
+
+
+def test_a_process_that_prints_a_setting_twice_differs_from_no_other():
+    """Each of 8 processes prints Ring for one communicator and Tree for another."""
+    both = (printed("Ring", 8, 8), printed("Tree", 8, 8))
+    assert finding("NET105", changed(healthy(), NcclResult, settings=both)) is None
+
+
+def test_processes_that_print_different_values_differ():
+    apart = (printed("Ring", 6, 8), printed("Tree", 2, 8))
+    found = finding("NET105", changed(healthy(), NcclResult, settings=apart))
+    assert "NCCL_ALGO is Ring on 6 processes" in found.message
+
+
+# NET102
+
+
+def plain(cards, version="2.18.5+cuda12.2", **fields):
+    hosts = tuple(replace(nccl_host(f"node-{i}", (i,)), cards=(cards,)) for i in (1, 2))
+    way = NcclTransport(where="between nodes", transport="NET/IB", has_gdr=False, num_lines=8,
+                        num_pairs=4, num_processes=8)  # fmt: skip
+    versions = (nccl_setting("version", version),)
+    fields = {"hosts": hosts, "transports": (way,), "versions": versions, **fields}
+    return changed(healthy(), NcclResult, **fields)
+
+
+@pytest.mark.parametrize(
+    ("results", "has", "lacks"),
+    [
+        (plain("mlx5_0:1"), "nvidia-peermem", "PSM2"),
+        (plain("hfi1_0:1"), "PSM2", "nvidia-peermem"),
+        (plain("mlx5_0:1", "2.22.3-HEAD:271856d"), "amdgpu", "nvidia-peermem"),
+        (plain("mlx5_0:1", "2.20.5+hip6.2"), "amdgpu", "nvidia-peermem"),
+        (plain("", paths=("XGMI",)), "amdgpu", "nvidia-peermem"),
+        (plain("efa_0"), "aws-ofi-nccl", "nvidia-peermem"),
+        (plain("bnxt_re0:1"), "DMA-BUF", "nvidia-peermem"),
+    ],
+)
+def test_the_fix_for_gpudirect_is_the_vendors(results, has, lacks):
+    fix = finding("NET102", results).fix
+    assert has in fix
+    assert lacks not in fix
+
+
+# INP108
+
+
+def test_ranks_are_named_by_their_share_of_the_time_and_not_by_when():
+    """Rank 3 is late first, for a tenth; rank 5 in two periods, for 70 % together."""
+    spans = ((3, 0, 10), (5, 10, 40), (4, 50, 20), (5, 70, 30))
+    periods = tuple(
+        LatePeriod(rank=rank, first_sample=first, num_samples=number, mean_ratio=0.5)
+        for rank, first, number in spans
+    )
+    late = InputReadinessResult(num_samples=100, job_ratio=0.5, periods=periods)
+    found = finding("INP108", {**healthy(), InputReadinessResult: late})
+    assert found.message.endswith(
+        "the least ready one is rank 5 (70.0 % of the time), rank 4 (20.0 % of the time), "
+        "rank 3 (10.0 % of the time)."
+    )
