@@ -37,6 +37,9 @@ CHANCE = 0.002
 CHANCE_OF_ONE = 0.02
 """The same of a single rank of a set, which the gap to all others proves too."""
 
+LEAST_FREEDOM = 12
+"""Degrees of freedom from which the noise of all ranks together is known well enough."""
+
 BEYOND_NOISE = 6.0
 """Robust standard deviations from which a difference is none of chance."""
 
@@ -165,11 +168,17 @@ def _chance(values: _Floats, slow: NDArray[np.bool_], limits: Limits) -> float:
 
 
 def _by_pooled_noise(values: _Floats, level: float) -> float:
-    """Chance of a rank's mean at this level by normal noise of the size of all ranks'."""
+    """Chance of a rank's mean at this level by normal noise of the size of all ranks'.
+
+    1 where so few values leave the size of the noise unknown.
+    """
     apart = values - np.median(values, axis=0)
     rest = apart - apart.mean(axis=1, keepdims=True)
     ranks, steps = values.shape
-    error = math.sqrt(float((rest**2).sum()) / (ranks * (steps - 1)) / steps)
+    freedom = (ranks - 1) * (steps - 1)
+    if freedom < LEAST_FREEDOM:
+        return 1.0
+    error = math.sqrt(float((rest**2).sum()) / freedom / steps)
     return math.erfc(level / max(error, 1e-9) / math.sqrt(2))
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from distprof.escape import short_ranks
 from distprof.sections.parts import Part, amount_text, each_window, is_whole_capture, window_word
 from distprof.sections.shows import table, why
-from distprof.sections.stragglers.result import RankStraggler
+from distprof.sections.stragglers.result import RankStraggler, StragglerSet
 from distprof.sections.table import Column, TableView, counted, rows_table
 from distprof.terms import StragglerCause, StragglerPattern
 from distprof.units import format_duration, format_ratio
@@ -45,6 +45,9 @@ def wait_line(report: Report, wait: Part) -> str:
             f"({amount_text(report, wait.ns)}); no single rank is responsible. "
             "Even out the work between ranks."
         )
+    together = _set_of(report, late[0].rank)
+    if together is not None and len(together.ranks) > 1:
+        return _set_line(report, together)
     if len(late) > 1 and late[1].lost_ns_per_step > late[0].lost_ns_per_step / 2:
         ranks = short_ranks([r.rank for r in late])
         return (
@@ -62,6 +65,27 @@ def wait_line(report: Report, wait: Part) -> str:
     )
 
 
+def _set_of(report: Report, rank: int) -> StragglerSet | None:
+    """The set that a rank is slow with; None where it is slow alone or nothing says."""
+    return next((one for one in report.stragglers.sets if rank in one.ranks), None)
+
+
+def _set_line(report: Report, found: StragglerSet) -> str:
+    """The verdict where ranks are slow together: who, what they share, and why."""
+    how = {
+        StragglerPattern.ROTATING: "are slow alternately, each in other steps",
+        StragglerPattern.TRANSIENT: "are slow in some steps",
+    }.get(found.pattern, "are slow together")
+    shared = f" ({found.name})" if found.name else ""
+    cause = found.cause.value.replace("_", " ")
+    because = f" Cause: {cause}." if found.cause != StragglerCause.UNKNOWN else ""
+    return (
+        f"Ranks {short_ranks(found.ranks)}{shared} {how}: the others wait "
+        f"{format_duration(found.lost_ns_per_step)} ({format_ratio(found.share_of_step_ratio)}) "
+        f"of {each_window(report)} for them.{because}"
+    )
+
+
 @why(place=10)
 def culprit_sentence(report: Report) -> str:
     """Who costs the others most, how regularly, and why."""
@@ -70,14 +94,21 @@ def culprit_sentence(report: Report) -> str:
         return ""
     first = late[0]
     cause = first.cause.value.replace("_", " ")
-    because = f"cause: {cause}" if first.cause != StragglerCause.UNKNOWN else "cause not in traces"
+    because = "cause not in traces"
+    if first.cause != StragglerCause.UNKNOWN:
+        sure = f" ({_sure(first.cause_confidence)})" if first.cause_confidence else ""
+        because = f"cause: {cause}{sure}"
     once = report.waterfall.num_steps == 1
     pattern = "one step cannot show whether it lasts" if once else f"{first.pattern.value} pattern"
     return (
         f"Rank {first.rank} {_how_often(first)} and costs a typical other rank "
         f"{format_duration(first.lost_ns_per_step)} per {window_word(report)}: "
-        f"{pattern}, {because} (confidence {100 * first.confidence:.0f} %)."
+        f"{pattern} ({_sure(first.confidence)}), {because}."
     )
+
+
+def _sure(confidence: float) -> str:
+    return f"confidence {100 * confidence:.0f} %"
 
 
 def _how_often(rank: RankStraggler) -> str:

@@ -125,7 +125,7 @@ def _cells(
     steps_of.update(zip(one.ranks, one.steps_by_rank, strict=False))
     for position, rank in enumerate(graph.ranks):
         numbers = np.array([step.step for step in analyses[rank].steps])
-        if rank in steps_of and len(numbers) == slow.shape[1]:
+        if rank in steps_of and len(numbers) == slow[position].size:
             slow[position] = np.isin(numbers, steps_of[rank]) if steps_of[rank] else True
             if one.since_step is not None:
                 slow[position] &= numbers >= one.since_step
