@@ -144,7 +144,7 @@ def test_a_message_that_came_in_time_is_needed_by_the_slot_that_works_on_it():
     rank = RankBuilder().step(0, 0, 100)
     for batch, start in enumerate((0, 40)):
         rank.annotation(f"distprof:pp stage=1 op=F mb={batch}", start, start + 40)
-        rank.kernel("gemm", start, start + 40)
+        rank.kernel("gemm", start, start + 40, launched=(start, start + 1))
     rank.kernel("adam", 80, 100)
     rank.comm("recv", 5, 20, kind=CollectiveKind.RECV, peer=0)
     line = line_of(rank)
