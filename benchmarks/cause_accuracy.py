@@ -9,9 +9,10 @@ Nodes' clocks are off by up to 10 ms and drift, kernel times vary, and captures 
 different collectives. Each job goes through matching, clock alignment, every analyzer and every
 rule. What a fault costs is known: the same job is simulated without it. A row per workload and
 fault counts the jobs in which the right ranks (and no others) are named, with the right cause, as
-the first finding of the report, and at a price within 10 % of the truth. Jobs with one plain fault
-(workload "any") run on 4 to 64 ranks, the others on 4 to 16. Seeds below 1,000 are for tuning,
-those from 10,000 on for judging.
+the first finding of the report, and at a price within 10 % of the truth; and the jobs whose plan
+lands, with all faults mended in turn, within 10 % of what they really cost. Jobs with one plain
+fault (workload "any") run on 4 to 64 ranks, the others on 4 to 16. Seeds below 1,000 are for
+tuning, those from 10,000 on for judging.
 """
 
 from __future__ import annotations
@@ -71,6 +72,8 @@ class Score:
     first: int = 0
     near: int = 0
     priced: int = 0
+    planned: int = 0
+    plans: int = 0
     blamed: int = 0
     wrong: list[int] = field(default_factory=list)
 
@@ -82,6 +85,9 @@ class Score:
         self.first += outcome.is_first
         self.priced += len(outcome.cost_errors)
         self.near += sum(abs(error) <= NEAR for error in outcome.cost_errors)
+        if outcome.plan_error is not None:
+            self.plans += 1
+            self.planned += abs(outcome.plan_error) <= NEAR
         self.blamed += bool(outcome.accusations)
         self.wrong += [] if outcome.causes_right else [seed]
 
@@ -114,7 +120,10 @@ def main() -> None:
     """Print one line per kind of job."""
     options = _options()
     scores = {True: Score(), False: Score()}
-    print(f"{'fault':<17} {'workload':<9} ranks  cause  first  price within 10 %  blames  seconds")
+    print(
+        f"{'fault':<17} {'workload':<9} ranks  cause  first  price within 10 %  plan   blames"
+        "  seconds"
+    )
     for kind in kinds():
         if not _is_wanted(kind.fault, options.only) or not _is_wanted(
             kind.workload, options.workloads
@@ -162,6 +171,7 @@ def _line_of(fault: str, workload: str, score: Score, took_s: float) -> str:
     return (
         f"{fault:<17} {workload:<9} {score.ranks:>2}/{number:<3} {score.causes:>2}/{number:<3} "
         f"{score.first:>2}/{number:<3} {score.near:>3}/{score.priced:<13} "
+        f"{score.planned:>2}/{score.plans:<4} "
         f"{score.blamed:>2}/{number:<4} {took_s:>6.1f}  {score.wrong[:12]}"
     )
 

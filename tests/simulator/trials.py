@@ -267,12 +267,14 @@ class Outcome:
         trial: The job.
         findings: All of the report, in its order.
         true_ns: What each fault costs per step.
+        all_ns: What all of them cost together.
         step_ns: Mean step.
     """
 
     trial: Trial
     findings: list[Finding]
     true_ns: tuple[float, ...]
+    all_ns: float
     step_ns: float
 
     @property
@@ -329,6 +331,17 @@ class Outcome:
             if (error := self._error(truth, ns)) is not None
         ]
 
+    @property
+    def plan_error(self) -> float | None:
+        """Of what the plan gives back with all faults mended in turn, relative to the truth."""
+        if self.all_ns < LEAST * self.step_ns or not self.names_right:
+            return None
+        said = [
+            next(filter(truth.is_said_by, self.accusations), None) for truth in self.worth_naming
+        ]
+        gains = [found.remaining_ns or 0 for found in said if found is not None]
+        return sum(gains) / self.all_ns - 1
+
     def _error(self, truth: Truth, true_ns: float) -> float | None:
         found = next(filter(truth.is_said_by, self.accusations), None)
         if found is None or true_ns < LEAST * self.step_ns:
@@ -351,10 +364,14 @@ def judge(trial: Trial) -> Outcome:
     steps = {row.step for row in report.breakdown.steps}
     step_ns = recording.mean_step_ns(steps)
     sound_ns = [truth.sound.run().mean_step_ns(steps) for truth in trial.truths]
+    all_ns = step_ns - sound_ns[0] if sound_ns else 0.0
+    if len(sound_ns) > 1:
+        all_ns = step_ns - replace(trial.job, faults=()).run().mean_step_ns(steps)
     return Outcome(
         trial=trial,
         findings=list(report.findings),
         true_ns=tuple(step_ns - without for without in sound_ns),
+        all_ns=all_ns,
         step_ns=step_ns,
     )
 
