@@ -210,8 +210,8 @@ class Finding(Record, frozen=True, kw_only=True):
         recoverable_ns: How much shorter the simulated step is without this problem; None if that
             was not simulated.
         remaining_ns: How much of that is left after the findings above: for a finding of the plan,
-            after those before it; for any other, after the whole plan. None if not simulated, or
-            if a finding above asks for the same change.
+            after those before it; for any other, after the whole plan. Findings that ask for the
+            same change share it. None if not simulated.
     """
 
     code: str

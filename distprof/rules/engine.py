@@ -161,7 +161,7 @@ def _priced(judged: Sequence[Judged], planner: Planner | None) -> list[Judged]:
 
     Wide ones of which the findings above leave next to nothing are left out.
     """
-    items = _without_claimed(judged)
+    items = _with_scenarios(_without_claimed(judged))
     prices = planner(_claims(items)) if planner else None
     if planner is None or prices is None:
         return items
@@ -169,17 +169,38 @@ def _priced(judged: Sequence[Judged], planner: Planner | None) -> list[Judged]:
     if len(worth) < len(items):
         prices = planner(_claims(worth)) or prices
     places = {what: place for place, what in enumerate(prices.order)}
-    found: list[Judged] = []
-    named: set[str] = set()
-    for item in sorted(worth, key=lambda item: item.order):
-        what = item.draft.without
-        remaining = None if what in named else prices.remaining_ns.get(what)
-        if what in places:
-            named.add(what)
-        one = _with_price(item, remaining, places.get(what))
-        if not (prices.is_wide(what) and _is_used_up(one)):
-            found.append(one)
+    priced = [
+        _with_price(
+            item, prices.remaining_ns.get(item.draft.without), places.get(item.draft.without)
+        )
+        for item in worth
+    ]
+    return [
+        item for item in priced if not (prices.is_wide(item.draft.without) and _is_used_up(item))
+    ]
+
+
+def _with_scenarios(items: Sequence[Judged]) -> list[Judged]:
+    """A narrow finding that names no scenario gets that of the wide one which it explains."""
+    found = []
+    for item in items:
+        wide = [
+            other
+            for other in items
+            if item.explains(other) and other.draft.without and _share(item, other) >= EXPLAINED
+        ]
+        if wide and not item.draft.without:
+            like = max(wide, key=lambda other: other.draft.cost_ns_per_step or 0)
+            draft = replace(item.draft, without=like.draft.without)
+            item = replace(item, draft=draft, recoverable_ns=like.recoverable_ns)
+        found.append(item)
     return found
+
+
+def _share(narrow: Judged, wide: Judged) -> float:
+    """How much of the wide finding's cost the narrow one has; 0 where either is unknown."""
+    whole = wide.draft.cost_ns_per_step
+    return (narrow.draft.cost_ns_per_step or 0) / whole if whole else 0.0
 
 
 def _without_claimed(judged: Sequence[Judged]) -> list[Judged]:
@@ -289,13 +310,20 @@ def in_order(judged: Iterable[Judged]) -> list[Judged]:
     placed: list[tuple[_Place, bool, _Place, Judged]] = []
     for item in items:
         narrower, share = _best_explanation(item, items)
-        if share >= EXPLAINED and item.place is None:
+        if share >= EXPLAINED and (item.place is None or _is_no_later(narrower, item)):
             continue
         place = own = _place(item)
         if narrower is not None and share >= MOSTLY and item.place is None:
             place = max(place, _place(narrower))
         placed.append((place, place > own, own, item))
     return [item for *_, item in sorted(placed, key=lambda entry: entry[:3])]
+
+
+def _is_no_later(narrower: Judged | None, item: Judged) -> bool:
+    """Whether the plan asks for the narrower finding's change at the same place, or earlier."""
+    if narrower is None or narrower.place is None or item.place is None:
+        return False
+    return narrower.place <= item.place
 
 
 def _place(item: Judged) -> _Place:
@@ -312,9 +340,8 @@ def _best_explanation(wide: Judged, items: Sequence[Judged]) -> tuple[Judged | N
 
     It is the largest part rather than the sum, because narrow findings may overlap in time.
     """
-    whole = wide.draft.cost_ns_per_step
     narrower = [item for item in items if item.explains(wide)]
-    if not whole or not narrower:
+    if not wide.draft.cost_ns_per_step or not narrower:
         return None, 0.0
     best = max(narrower, key=lambda item: item.draft.cost_ns_per_step or 0)
-    return best, (best.draft.cost_ns_per_step or 0) / whole
+    return best, _share(best, wide)
