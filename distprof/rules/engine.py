@@ -161,12 +161,13 @@ def _priced(judged: Sequence[Judged], planner: Planner | None) -> list[Judged]:
 
     Wide ones of which the findings above leave next to nothing are left out.
     """
-    items = _with_scenarios(_without_claimed(judged))
+    items = _without_claimed(judged)
     prices = planner(_claims(items)) if planner else None
     if planner is None or prices is None:
         return items
     worth = [item for item in items if _is_last_resort_worth(item, prices)]
-    if len(worth) < len(items):
+    worth = _with_scenarios(worth, prices)
+    if _claims(worth) != _claims(items):
         prices = planner(_claims(worth)) or prices
     places = {what: place for place, what in enumerate(prices.order)}
     priced = [
@@ -175,21 +176,22 @@ def _priced(judged: Sequence[Judged], planner: Planner | None) -> list[Judged]:
         )
         for item in worth
     ]
-    return [
-        item for item in priced if not (prices.is_wide(item.draft.without) and _is_used_up(item))
-    ]
+    return [item for item in priced if not (_is_wide(item, prices) and _is_used_up(item))]
 
 
-def _with_scenarios(items: Sequence[Judged]) -> list[Judged]:
-    """A narrow finding that names no scenario gets that of the wide one which it explains."""
+def _is_wide(item: Judged, prices: Prices) -> bool:
+    return prices.is_wide(item.draft.without) and not item.draft.explains
+
+
+def _with_scenarios(items: Sequence[Judged], prices: Prices) -> list[Judged]:
+    """A narrow finding outside the plan gets the change of the wide one that it explains."""
+    planned = [item for item in items if item.draft.without in prices.order]
     found = []
     for item in items:
         wide = [
-            other
-            for other in items
-            if item.explains(other) and other.draft.without and _share(item, other) >= EXPLAINED
+            other for other in planned if item.explains(other) and _share(item, other) >= EXPLAINED
         ]
-        if wide and not item.draft.without:
+        if wide and item not in planned:
             like = max(wide, key=lambda other: other.draft.cost_ns_per_step or 0)
             draft = replace(item.draft, without=like.draft.without)
             item = replace(item, draft=draft, recoverable_ns=like.recoverable_ns)
@@ -310,7 +312,7 @@ def in_order(judged: Iterable[Judged]) -> list[Judged]:
     placed: list[tuple[_Place, bool, _Place, Judged]] = []
     for item in items:
         narrower, share = _best_explanation(item, items)
-        if share >= EXPLAINED and (item.place is None or _is_no_later(narrower, item)):
+        if _is_same_change(item, items) or (share >= EXPLAINED and item.place is None):
             continue
         place = own = _place(item)
         if narrower is not None and share >= MOSTLY and item.place is None:
@@ -319,11 +321,11 @@ def in_order(judged: Iterable[Judged]) -> list[Judged]:
     return [item for *_, item in sorted(placed, key=lambda entry: entry[:3])]
 
 
-def _is_no_later(narrower: Judged | None, item: Judged) -> bool:
-    """Whether the plan asks for the narrower finding's change at the same place, or earlier."""
-    if narrower is None or narrower.place is None or item.place is None:
-        return False
-    return narrower.place <= item.place
+def _is_same_change(wide: Judged, items: Iterable[Judged]) -> bool:
+    """Whether a narrower finding asks for the same change of the plan, and says why."""
+    return wide.place is not None and any(
+        item.place == wide.place and item.explains(wide) for item in items
+    )
 
 
 def _place(item: Judged) -> _Place:

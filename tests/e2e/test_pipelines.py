@@ -8,13 +8,13 @@ median one counts: something else on the machine may stall one of them.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 import distprof
 from distprof.sections.pipeline.result import PipelineGroup

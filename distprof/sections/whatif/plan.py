@@ -18,6 +18,7 @@ from distprof.schema import Int64Array
 from distprof.sections.whatif.result import Repair, RepairPlan
 from distprof.sections.whatif.scenarios import Change, step_times
 from distprof.sections.whatif.trace_graph import TraceGraph
+from distprof.units import name_ranks
 
 __all__ = ["Priced", "Simulation", "Workbench", "is_actionable"]
 
@@ -42,8 +43,8 @@ class _Class(IntEnum):
 
 
 _ACTIONS: tuple[tuple[str, _Class, int, str], ...] = (
-    ("rank ", _Class.FAULT, 0, "rank {} mended"),
-    ("ranks ", _Class.FAULT, 1, "ranks {} mended"),
+    ("rank ", _Class.FAULT, 0, "{} mended"),
+    ("ranks ", _Class.FAULT, 1, "{} mended"),
     ("expert-imbalance", _Class.FAULT, 1, "experts balanced"),
     ("hardware ", _Class.FAULT, 1, "{} at its best bandwidth"),
     ("stage-imbalance", _Class.FAULT, 2, "stages balanced"),
@@ -149,7 +150,7 @@ class Simulation(msgspec.Struct, frozen=True, kw_only=True):
         return Repair(
             what=what,
             title=change.title,
-            done=_done(what),
+            done=_done(change),
             ranks=change.ranks,
             alone_ns=self.alone_ns.get(what, gain_ns),
             gain_ns=gain_ns,
@@ -268,6 +269,6 @@ def _action(what: str) -> tuple[str, _Class, int, str]:
     raise KeyError(what)
 
 
-def _done(what: str) -> str:
-    key, _, _, words = _action(what)
-    return words.format(what.removeprefix(key))
+def _done(change: Change) -> str:
+    key, _, _, words = _action(change.what)
+    return words.format(name_ranks(change.ranks) if change.ranks else change.what.removeprefix(key))
