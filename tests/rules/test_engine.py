@@ -54,7 +54,7 @@ def test_a_draft_may_raise_the_severity():
     assert run(rule_of(check)).findings[0].severity is Severity.ERROR
 
 
-def test_errors_without_cost_come_first_then_the_dearest_and_unknown_cost_last():
+def test_errors_without_cost_come_first_then_the_most_expensive_and_unknown_cost_last():
     rules = (
         rule_of(yields(draft(None)), code="TST101", severity=Severity.INFO),
         rule_of(yields(draft(None)), code="TST102", severity=Severity.ERROR),

@@ -1,0 +1,114 @@
+"""Findings in the order of a plan, priced by what those above leave. The plan is written by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import msgspec
+import pytest
+
+from distprof.rules.base import Draft, Finding, Rule
+from distprof.rules.engine import run_rules
+from distprof.sections.base import Result
+from distprof.terms import Severity
+from tests.rules.samples import Results, healthy
+from tests.rules.test_engine import draft, rule_of, yields
+
+BOUND = "communication"
+"""The only scenario here that is a bound and no change."""
+
+SCENARIOS = {"rank 3": 100, "overlap": 60, BOUND: 150, "input": 40}
+"""What each gives back alone."""
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """What a planner answers."""
+
+    order: tuple[str, ...]
+    remaining_ns: Mapping[str, int]
+
+    def is_wide(self, what: str) -> bool:
+        return what == BOUND
+
+
+def planner(claimed: Collection[str]) -> Plan:
+    """First rank 3, then overlap; they leave 20 to the bound, and all of input."""
+    order = tuple(what for what in ("rank 3", "overlap") if what in claimed)
+    left = {"rank 3": 100, "overlap": 55, BOUND: 20, "input": 40}
+    return Plan(order, {what: left[what] for what in claimed if what in left})
+
+
+def simulated() -> Results:
+    """Healthy results, one of which knows what scenarios give back."""
+
+    class Simulated(Result, frozen=True, kw_only=True):
+        @property
+        def recoverable_ns(self) -> Mapping[str, int]:
+            return SCENARIOS
+
+    return {**healthy(), Simulated: Simulated()}
+
+
+def found(*rules: Rule) -> tuple[Finding, ...]:
+    return run_rules(simulated().values(), rules=rules, planner=planner).findings
+
+
+def of(code: str, *drafts: Draft, **more: Any) -> Rule:
+    return rule_of(yields(*drafts), code=code, **more)
+
+
+RANK = of("TST101", draft(90, without="rank 3"))
+OVERLAP = of("TST102", draft(200, without="overlap"))
+WIDE = of("TST103", draft(300, without=BOUND))
+INPUT = of("TST104", draft(45, without="input"))
+
+
+def test_the_plan_comes_first_whatever_things_cost() -> None:
+    assert [one.code for one in found(WIDE, OVERLAP, INPUT, RANK)] == ["TST101", "TST102", "TST104"]
+
+
+def test_each_finding_has_a_price_alone_and_one_after_those_above() -> None:
+    prices = {one.code: (one.recoverable_ns, one.remaining_ns) for one in found(OVERLAP, RANK)}
+    assert prices == {"TST101": (100, 100), "TST102": (60, 55)}
+
+
+def test_a_wide_finding_of_which_little_is_left_is_left_out() -> None:
+    assert "TST103" not in {one.code for one in found(WIDE, RANK)}  # 20 of 150
+
+
+def test_errors_without_a_cost_still_come_before_the_plan() -> None:
+    error = of("TST105", draft(None), severity=Severity.ERROR)
+    assert [one.code for one in found(RANK, error)] == ["TST105", "TST101"]
+
+
+def test_a_narrow_finding_replaces_the_wide_one_that_asks_for_the_same_change() -> None:
+    reason = of("TST106", draft(50, without="overlap", explains=("TST102",)))
+    assert [one.code for one in found(OVERLAP, reason)] == ["TST106"]
+
+
+@pytest.mark.parametrize(("cost", "codes"), [(180, ["TST106"]), (20, ["TST102", "TST106"])])
+def test_a_narrow_finding_without_a_change_takes_that_of_what_it_mostly_explains(
+    cost: int, codes: list[str]
+) -> None:
+    reason = of("TST106", draft(cost, explains=("TST102",)))
+    assert [one.code for one in found(OVERLAP, reason)] == codes
+
+
+def last_resort(least_ns: int) -> Rule:
+    return of("TST107", draft(40, without="input", last_resort_ns=least_ns))
+
+
+def test_a_finding_of_last_resort_counts_only_if_no_other_names_its_scenario() -> None:
+    assert [one.code for one in found(last_resort(30), INPUT)] == ["TST104"]
+    assert [one.code for one in found(last_resort(30))] == ["TST107"]
+
+
+def test_a_finding_of_last_resort_is_left_out_where_too_little_is_left() -> None:
+    assert found(last_resort(41)) == ()
+
+
+def test_without_a_plan_findings_are_in_the_order_of_what_they_recover() -> None:
+    findings = run_rules(simulated().values(), rules=(RANK, WIDE, INPUT)).findings
+    assert [one.code for one in findings] == ["TST103", "TST101", "TST104"]
+    assert {one.remaining_ns for one in findings} == {None}
