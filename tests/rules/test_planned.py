@@ -1,4 +1,4 @@
-"""Findings in the order of a plan, priced by what those above leave. The plan is written by hand."""
+"""Findings in the order of a plan, priced by what those above leave; the plan is hand-written."""
 
 from __future__ import annotations
 
