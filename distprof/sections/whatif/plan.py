@@ -152,16 +152,18 @@ class Simulation(msgspec.Struct, frozen=True, kw_only=True):
             title=change.title,
             done=_done(change),
             ranks=change.ranks,
-            alone_ns=self.alone_ns.get(what, gain_ns),
+            alone_ns=self.alone_ns[what],
             gain_ns=gain_ns,
             step_ns=now_ns - gain_ns,
         )
 
     def _gains(self, chosen: Sequence[Change], whats: Sequence[str], now_ns: int) -> dict[str, int]:
         """What each change gives back after those chosen, never below 0."""
-        together = [combined(self.graph, (*chosen, self.changes[what])) for what in whats]
-        steps = step_times(self.graph, together) if together else []
-        base = step_times(self.graph, [combined(self.graph, chosen)])[0] if chosen else self.step_ns
+        if not chosen:
+            return {what: self.alone_ns[what] for what in whats}
+        further = [(*chosen, self.changes[what]) for what in whats]
+        together = [combined(self.graph, changes) for changes in (chosen, *further)]
+        base, *steps = step_times(self.graph, together)
         gains: dict[str, int] = {}
         for what, step_ns in zip(whats, steps, strict=True):
             most = self.changes[what].most_ns
