@@ -7,7 +7,7 @@ error of the clocks, so in few steps it tells more than who came last.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 
 import msgspec
@@ -19,7 +19,16 @@ from distprof.schema import Int64Array
 from distprof.sections.context import RankAnalysis
 from distprof.terms import MeshAxis
 
-__all__ = ["COMPUTATION", "HOST", "INPUT", "OwnTime", "chance_of_mean", "held_stages", "over_peers"]
+__all__ = [
+    "COMPUTATION",
+    "HOST",
+    "INPUT",
+    "OwnTime",
+    "chance_of_mean",
+    "held_stages",
+    "over_peers",
+    "same_stages",
+]
 
 
 def held_stages(
@@ -190,15 +199,20 @@ class OwnTime(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
 def _peers(stages: Sequence[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
     """Ranks that hold the same pipeline stages; all where no other rank does, or none is known."""
-    held: dict[tuple[int, ...], list[int]] = {}
-    for position, own in enumerate(stages):
-        held.setdefault(own, []).append(position)
     everybody = tuple(range(len(stages)))
     result = [everybody] * len(stages)
-    for group in held.values():
+    for group in same_stages(stages):
         for position in group if len(group) > 1 else ():
-            result[position] = tuple(group)
+            result[position] = group
     return tuple(result)
+
+
+def same_stages(held: Iterable[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
+    """Positions of the ranks that hold the same pipeline stages, a group for each."""
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for position, stages in enumerate(held):
+        groups.setdefault(stages, []).append(position)
+    return tuple(map(tuple, groups.values()))
 
 
 def over_peers(values: Int64Array) -> NDArray[np.float64]:

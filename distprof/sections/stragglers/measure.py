@@ -46,7 +46,13 @@ from distprof.sections.stragglers.result import (
 )
 from distprof.sections.stragglers.sequences import find_sequence_imbalance
 from distprof.sections.stragglers.sharing import set_key, what_they_share
-from distprof.sections.stragglers.slowness import PACE, Slowness, find_slowness, own_part
+from distprof.sections.stragglers.slowness import (
+    EQUAL_DEVICES,
+    PACE,
+    Slowness,
+    find_slowness,
+    own_part,
+)
 from distprof.sections.telemetry.result import TelemetryResult
 from distprof.sections.time.result import StepTimeResult
 from distprof.terms import StragglerCause, StragglerPattern
@@ -87,15 +93,13 @@ def analyze_messages(analyses: RankAnalyses) -> MessagesResult:
 
 # Ranks that leave their device idle while others wait for their messages -------------------------
 
-USUAL_SPREAD = 0.018
-"""Share of the step by which equal devices differ in what they compute."""
-
 
 class _Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """What may tell why a rank is late."""
 
     run: Run
     analyses: Mapping[int, RankAnalysis]
+    stages: Mapping[int, tuple[int, ...]]
     own_time: OwnTime
     pauses: Mapping[int, HostPauses]
     telemetry: TelemetryResult
@@ -132,6 +136,7 @@ def analyze_stragglers(
     known = _Evidence(
         run=run,
         analyses=analyses,
+        stages=stages,
         own_time=own_time,
         pauses=pauses,
         telemetry=telemetry or TelemetryResult(),
@@ -184,9 +189,7 @@ def _set(slow: Slowness, blame: Blame, known: _Evidence, mean_step: float) -> St
     episode, own_time = slow.episode, known.own_time
     ranks = tuple(own_time.ranks[position] for position in episode.positions)
     cause = _cause_of_set(slow, known)
-    shared = what_they_share(
-        known.run, ranks, own_time.ranks, held_stages(known.analyses, known.run)
-    )
+    shared = what_they_share(known.run, ranks, own_time.ranks, known.stages)
     in_all = episode.pattern is StragglerPattern.PERSISTENT
     since = None if episode.since is None else step_numbers[episode.since]
     alone = len(ranks) == 1 and not slow.is_alone and in_all and since is None
@@ -318,7 +321,7 @@ def _is_usual(verdict: Verdict, own_time: OwnTime, step_ns: float) -> bool:
     more = {part: own_time.excess[part][verdict.position, steps] for part in own_time.parts}
     computes = float(more[COMPUTATION].mean()) if steps else 0.0
     largest = max(float(excess.mean()) for excess in more.values()) if steps else 0.0
-    return 0 < computes == largest < USUAL_SPREAD * step_ns
+    return 0 < computes == largest < EQUAL_DEVICES * step_ns
 
 
 def _step_numbers(analyses: Mapping[int, RankAnalysis]) -> tuple[int, ...]:

@@ -7,18 +7,18 @@ different ranks do not hide each other, and ranks of unlike pipeline stages have
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from distprof.sections.context import RankAnalysis
-from distprof.sections.own_time import COMPUTATION, HOST, INPUT, OwnTime
+from distprof.sections.own_time import COMPUTATION, HOST, INPUT, OwnTime, same_stages
 from distprof.sections.stragglers.episodes import Episode, Limits, find_episodes
 from distprof.sections.stragglers.pace import Pace, pace_of
 
-__all__ = ["PACE", "WORK", "Slowness", "find_slowness", "own_part"]
+__all__ = ["EQUAL_DEVICES", "PACE", "WORK", "Slowness", "find_slowness", "own_part"]
 
 PACE = "pace"
 
@@ -91,7 +91,7 @@ def find_slowness(
     """
     if own_time.parts[COMPUTATION].size == 0:
         return ()
-    peers = _peers([stages[rank] for rank in own_time.ranks])
+    peers = same_stages(stages[rank] for rank in own_time.ranks)
     # Stages wait for each other by design, so that waiting shows nothing.
     shape = own_time.parts[COMPUTATION].shape
     wait = _waits(analyses, shape) if len(peers) == 1 else None
@@ -145,14 +145,6 @@ def _of(
 def _paced(pace: Pace, computation: _Floats) -> _Floats:
     """The usual computation at the pace of each rank, so that paces can be compared as times."""
     return pace.factor * float(np.median(computation / pace.factor))
-
-
-def _peers(held: Sequence[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
-    """Positions of the ranks that hold the same stages."""
-    groups: dict[tuple[int, ...], list[int]] = {}
-    for position, stages in enumerate(held):
-        groups.setdefault(stages, []).append(position)
-    return tuple(map(tuple, groups.values()))
 
 
 def _waits(analyses: Mapping[int, RankAnalysis], shape: tuple[int, ...]) -> _Floats:

@@ -63,8 +63,8 @@ _ACTIONS: tuple[tuple[str, _Class, int, str], ...] = (
 class it covers; and the step afterwards, in words. Other scenarios, such as transfers that take no
 time, are bounds and no changes."""
 
-
 _COMMON = ("late ranks", "overlap")
+"""Changes that remove what many causes have in common."""
 
 
 class Priced(msgspec.Struct, frozen=True, kw_only=True):

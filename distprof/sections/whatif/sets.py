@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from distprof.schema import Int64Array
 from distprof.sections.context import Own, RankAnalysis
-from distprof.sections.own_time import held_stages
+from distprof.sections.own_time import held_stages, same_stages
 from distprof.sections.stragglers.pace import pace_of
 from distprof.sections.stragglers.result import StragglerSet
 from distprof.sections.whatif.delays import Sections
@@ -158,7 +158,7 @@ def _paced(
     alone: Sequence[int],
 ) -> Int64Array:
     """Own time where slow ranks without peers compute at the pace of the others."""
-    pace = pace_of(analyses, _peers(analyses))
+    pace = pace_of(analyses, same_stages(held_stages(analyses).values()))
     if pace is None or not alone or pace.factor.shape != slow.shape or len(pace.groups) != 1:
         return own
     fit_ranks = ~slow.any(axis=1)
@@ -172,11 +172,3 @@ def _paced(
     work = graph.own_ns[:, Own.COMPUTATION]
     less = np.rint(work * (1 - sections.of_windows(factor))).astype(np.int64)
     return np.asarray(own - less, dtype=np.int64)
-
-
-def _peers(analyses: Mapping[int, RankAnalysis]) -> tuple[tuple[int, ...], ...]:
-    """Positions of ranks that hold the same stages."""
-    groups: dict[tuple[int, ...], list[int]] = {}
-    for position, stages in enumerate(held_stages(analyses).values()):
-        groups.setdefault(stages, []).append(position)
-    return tuple(map(tuple, groups.values()))

@@ -79,12 +79,10 @@ def check(
 
 def _of_set(found: StragglerSet) -> Draft:
     """A rank that is slow in some steps by its own time."""
-    where = f"step{'s' if len(found.steps) > 1 else ''} {fold_ranks(found.steps)}"
     return Draft(
         message=(
-            f"The other ranks wait for {name_ranks(found.ranks)} in {where}: "
-            f"{format_duration(found.lost_ns_per_step)} per step over all steps "
-            f"({format_ratio(found.share_of_step_ratio)}). {because(found)}."
+            f"The other ranks wait for {name_ranks(found.ranks)}{_how_long(found, found.steps)}. "
+            f"{because(found)}."
         ),
         fix=fix_of(found),
         cost_ns_per_step=found.lost_ns_per_step,
@@ -96,7 +94,7 @@ def _of_set(found: StragglerSet) -> Draft:
     )
 
 
-def _how_long(rank: RankStraggler, steps: tuple[int, ...]) -> str:
+def _how_long(rank: RankStraggler | StragglerSet, steps: tuple[int, ...]) -> str:
     mean = f"{format_duration(rank.lost_ns_per_step)}"
     share = format_ratio(rank.share_of_step_ratio)
     if not steps:
