@@ -27,7 +27,7 @@ from distprof.schema import ABSENT, Int64Array
 from distprof.terms import CollectiveKind, StepSource
 from distprof.units import NS_PER_S, fold_ranks, format_duration, name_ranks
 
-__all__ = ["find_transients", "find_window", "same_run"]
+__all__ = ["find_start_waits", "find_window", "same_run"]
 
 CLOCK_TOLERANCE_NS = 60 * NS_PER_S
 """Captures of different hosts that are farther apart are separate recordings: clocks of a
@@ -185,7 +185,7 @@ def _files(ranks: Sequence[Rank]) -> str:
 
 # Steps that the profiler's start disturbs ---------------------------------------------------------
 
-_TIMES_USUAL = 10
+_TIMES_USUAL = 3
 
 _SPREAD_TOLERANCE = 0.2
 
@@ -194,36 +194,35 @@ _WAITING_SHARE = 0.5
 _SYMMETRIC = [kind for kind in CollectiveKind if kind.is_symmetric]
 
 
-def find_transients(
-    ranks: Sequence[Rank],
-    matches: CollectiveMatches,
-    clock: ClockAlignment,
-    steps: tuple[int, ...],
-) -> tuple[int, ...]:
-    """Steps among ``steps`` whose first collective waits for the start of a rank's profiler.
+def find_start_waits(
+    ranks: Sequence[Rank], matches: CollectiveMatches, clock: ClockAlignment
+) -> Int64Array:
+    """First collectives of their groups that wait for the start of a rank's profiler.
 
-    This holds if the first collective is ten times as long as comparable ones, most of it is
-    waiting for the last member to start, and its members start as far apart as their captures do.
+    This holds if the collective is three times as long as comparable ones, most of it is waiting
+    for the last member to start, and its members start as far apart as their captures do.
 
     Args:
         ranks: Ranks of the run, ascending.
         matches: Matched collectives.
         clock: How the ranks' clocks relate.
-        steps: Steps that could be analysed.
+
+    Returns:
+        Instances, ascending.
     """
     usable = comparable_instances(matches, clock) & np.isin(matches.kind, _SYMMETRIC)
-    if not usable.any() or not steps:
-        return ()
     candidates = np.flatnonzero(usable)
+    if not len(candidates):
+        return candidates
     _, first_of_group = np.unique(matches.group[candidates], return_index=True)
     length = _longest(matches, ranks)
-    found = {
-        _step_of(matches, ranks, first)
+    found = [
+        first
         for first in candidates[first_of_group].tolist()
         if _is_unusual(matches, usable, length, first)
         and _waits_as_captures_start(matches, ranks, clock, first, int(length[first]))
-    }
-    return tuple(sorted(found.intersection(steps)))
+    ]
+    return np.array(sorted(found), dtype=np.int64)
 
 
 def _members(matches: CollectiveMatches, instance: int) -> slice:
@@ -245,24 +244,31 @@ def _waits_as_captures_start(
     length: int,
 ) -> bool:
     """Whether an instance is mostly waiting, and its members start as far apart as captures."""
+    numbers = matches.member_rank[_members(matches, instance)]
+    domain = domain_of_ranks(clock, numbers)
+    own_opened = [ranks[position].capture_start_ns for position in positions_of(ranks, numbers)]
+    opened = member_to_common(clock, domain, np.array(own_opened, np.int64))
+    spread = int(np.ptp(_starts(matches, ranks, clock, instance)))
+    slack = max(_SPREAD_TOLERANCE * spread, float(clock.residual_ns[domain].max()))
+    return spread > _WAITING_SHARE * length and abs(spread - int(np.ptp(opened))) <= slack
+
+
+def _starts(
+    matches: CollectiveMatches, ranks: Sequence[Rank], clock: ClockAlignment, instance: int
+) -> Int64Array:
+    """When each member of an instance starts, on the common clock."""
     members = _members(matches, instance)
     numbers = matches.member_rank[members]
-    domain = domain_of_ranks(clock, numbers)
-    owners = [ranks[position] for position in positions_of(ranks, numbers)]
-    rows = zip(owners, matches.member_row[members], strict=True)
-    own_start = np.array([rank.collectives["start_ns"][row] for rank, row in rows], np.int64)
-    own_opened = np.array([rank.capture_start_ns for rank in owners], np.int64)
-    start = member_to_common(clock, domain, own_start)
-    opened = member_to_common(clock, domain, own_opened)
-    spread, opened_apart = int(np.ptp(start)), int(np.ptp(opened))
-    slack = max(_SPREAD_TOLERANCE * spread, float(clock.residual_ns[domain].max()))
-    return spread > _WAITING_SHARE * length and abs(spread - opened_apart) <= slack
+    owners = positions_of(ranks, numbers).tolist()
+    rows = zip(owners, matches.member_row[members].tolist(), strict=True)
+    own = [ranks[owner].collectives["start_ns"][row] for owner, row in rows]
+    return member_to_common(clock, domain_of_ranks(clock, numbers), np.array(own, np.int64))
 
 
 def _is_unusual(
     matches: CollectiveMatches, usable: NDArray[np.bool_], longest: Int64Array, instance: int
 ) -> bool:
-    """Whether the instance is ten times as long as others of its group, kind and bytes."""
+    """Whether the instance is far longer than others of its group, kind and bytes."""
     alike = usable & (matches.group == matches.group[instance])
     alike &= (matches.kind == matches.kind[instance]) & (matches.bytes == matches.bytes[instance])
     alike[instance] = False
@@ -306,7 +312,9 @@ def find_window(
     """
     marked = [rank for rank in ranks if rank.step_source is not StepSource.CAPTURE]
     kept, dropped = _common_steps(marked)
-    transients = find_transients(ranks, matches, clock, kept)
+    start_waits = find_start_waits(ranks, matches, clock)
+    disturbed = {_step_of(matches, ranks, instance) for instance in start_waits.tolist()}
+    transients = tuple(sorted(disturbed.intersection(kept)))
     if len(transients) < len(kept):
         kept = tuple(step for step in kept if step not in transients)
         dropped |= dict.fromkeys(transients, "starting the profiler disturbs it")
@@ -316,11 +324,13 @@ def find_window(
         dropped=dict(sorted(dropped.items())),
         overlap_ratio=overlap,
         transient_steps=tuple(step for step in transients if step in dropped),
+        start_waits=start_waits,
+        start_wait_ns=_mean_wait(ranks, matches, clock, start_waits, kept),
     )
     gaps = [
         *_mark_gaps(ranks, marked, kept, dropped),
         *_overlap_gaps(ranks, overlap),
-        *_transient_gaps(transients, dropped),
+        *_start_gaps(window),
     ]
     return window, tuple(gaps)
 
@@ -415,15 +425,34 @@ def _overlap_gaps(ranks: Sequence[Rank], overlap: float | None) -> list[Gap]:
     ]
 
 
-def _transient_gaps(transients: tuple[int, ...], dropped: dict[int, str]) -> list[Gap]:
-    staying = [step for step in transients if step not in dropped]
-    if not staying:
+def _mean_wait(
+    ranks: Sequence[Rank],
+    matches: CollectiveMatches,
+    clock: ClockAlignment,
+    instances: Int64Array,
+    kept: tuple[int, ...],
+) -> int:
+    """Waiting in these collectives, mean per rank and analysed step, as far as they are in one."""
+    total = sum(
+        int((starts.max() - starts).sum())
+        for instance in instances.tolist()
+        if not kept or _step_of(matches, ranks, instance) in kept
+        for starts in (_starts(matches, ranks, clock, instance),)
+    )
+    return round(total / len(ranks) / max(len(kept), 1))
+
+
+def _start_gaps(window: CaptureWindow) -> list[Gap]:
+    if not window.start_wait_ns:
         return []
+    where = f"In step {window.steps[0]}" if window.steps else "At the start"
+    other = "No other step was recorded" if window.steps else "No steps were marked"
     return [
         Gap(
             what="start-transient",
-            message=f"In step {staying[0]} ranks reach their first collective as far apart as "
-            "their captures start, so its wait may come from starting the profiler. No "
-            f"other step was recorded: {_WAY_OUT}.",
+            message=f"{where} ranks reach their first collective as far apart as their captures "
+            f"start, so its wait ({format_duration(window.start_wait_ns)} in the mean of the "
+            f"ranks) may come from starting the profiler: no rank is blamed for it. {other}: "
+            f"{_WAY_OUT}.",
         )
     ]

@@ -294,12 +294,16 @@ class CaptureWindow(msgspec.Struct, frozen=True, kw_only=True):
         overlap_ratio: Time all captures share / time any of them covers, on the common clock; None
             for a single rank or clocks that cannot be compared.
         transient_steps: Steps left out because the profiler's start disturbs them.
+        start_waits: Instances whose wait may come from starting the profiler, ascending.
+        start_wait_ns: Waiting in those of them that are in analysed steps, mean per rank and step.
     """
 
     steps: tuple[int, ...]
     dropped: Mapping[int, str] = msgspec.field(default_factory=dict)
     overlap_ratio: float | None = None
     transient_steps: tuple[int, ...] = ()
+    start_waits: Int64Array = msgspec.field(default_factory=lambda: np.empty(0, np.int64))
+    start_wait_ns: int = 0
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):

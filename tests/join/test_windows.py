@@ -125,8 +125,30 @@ def test_the_only_step_is_kept_and_the_doubt_is_said():
     assert "start-transient" in whats(run)
 
 
+def test_the_wait_for_a_profiler_is_measured_where_it_stays():
+    """Two of three ranks wait 300 ms for the third: 200 ms in the mean."""
+    job = SimulatedJob(
+        num_steps=1,
+        program=(Compute(ns=MS), *[Collective()] * 5),
+        num_nodes=1,
+        ranks_per_node=3,
+        profiler_start_ns={2: 300 * MS},
+    )
+    recording = job.run()
+    window = assemble_run("test", recording.to_ranks()).window
+    assert len(window.start_waits) == 1
+    assert window.start_wait_ns == pytest.approx(200 * MS, rel=0.02)
+
+
+def test_no_wait_stays_where_the_step_is_left_out():
+    recording = SimulatedJob(profiler_start_ns={2: 300 * MS}).run()
+    assert assemble_run("test", recording.to_ranks()).window.start_wait_ns == 0
+
+
 def test_the_only_step_of_real_ranks_is_kept():
-    assert assemble_run("test", dlrm_ranks()).window.steps == (10,)
+    window = assemble_run("test", dlrm_ranks()).window
+    assert window.steps == (10,)
+    assert window.start_wait_ns == pytest.approx(3.59 * MS, rel=0.01)
 
 
 def test_steps_counted_from_where_a_capture_starts_are_said_to_disagree():

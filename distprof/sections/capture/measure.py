@@ -34,6 +34,7 @@ def analyze_capture(run: Run) -> CaptureResult:
         steps=run.window.steps,
         dropped_steps=dict(run.window.dropped),
         transient_steps=run.window.transient_steps,
+        start_wait_ns=run.window.start_wait_ns,
         num_events=sum(quality.num_events for quality in qualities),
         num_repaired=sum(quality.num_repaired for quality in qualities),
         num_quarantined=sum(quality.num_quarantined for quality in qualities),

@@ -73,6 +73,8 @@ class CaptureResult(Result, frozen=True, kw_only=True):
         steps: Numbers of the analysed steps.
         dropped_steps: Step number to why it was not analysed.
         transient_steps: Steps left out because the profiler was starting.
+        start_wait_ns: Waiting that starting the profiler may cause, in the first collective of an
+            analysed step, mean per rank and step; it counts as waiting, but no rank is blamed.
         num_events: Events in all traces.
         num_repaired: Events that were invalid JSON and were repaired.
         num_quarantined: Events that could not be read and were left out.
@@ -97,6 +99,7 @@ class CaptureResult(Result, frozen=True, kw_only=True):
     steps: tuple[int, ...]
     dropped_steps: dict[int, str]
     transient_steps: tuple[int, ...]
+    start_wait_ns: int = 0
     num_events: int
     num_repaired: int
     num_quarantined: int

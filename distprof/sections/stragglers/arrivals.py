@@ -207,6 +207,7 @@ def _waits_for_all(run: Run) -> NDArray[np.bool_]:
     exchange = (kind == CollectiveKind.SEND_RECV) & (size > 2)
     waits = np.isin(kind, symmetric) | exchange
     wanted: NDArray[np.bool_] = waits & comparable_instances(run.matches, run.clock)
+    wanted[run.window.start_waits] = False  # the profiler may be what they wait for
     return wanted
 
 

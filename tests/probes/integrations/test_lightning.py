@@ -70,6 +70,7 @@ def _trainer(package: str, run: Path, **options: Any) -> Any:
     }
     return pl.Trainer(
         accelerator="cpu",
+        default_root_dir=run.parent,
         devices=1,
         callbacks=[callback(run, options=OPTIONS)],
         **{**quiet, **options},

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from distprof.ingest.assemble import assemble_run
 from distprof.sections.context import RankAnalyses
 from distprof.sections.stragglers.arrivals import judge_arrivals
 from distprof.sections.stragglers.inheritance import range_argmax
@@ -384,3 +385,24 @@ def test_an_instance_belongs_to_the_first_step_in_which_a_member_sees_its_end():
     run = make_run(ranks, steps=(0, 1), matches=join_by_seq(ranks)[0])
     steps = stragglers_of(run)[0].steps
     assert [(step.step, step.rank, step.lost_ns) for step in steps] == [(0, 1, 500), (1, None, 0)]
+
+
+START = (Compute(ns=MS), *[Collective()] * 5)
+
+
+def blame_in_the_only_step(**job):
+    """Time lost for each rank, judged with the window that was found in the recording."""
+    recording = SimulatedJob(num_steps=1, program=START, **job).run()
+    run = assemble_run("simulated", recording.to_ranks())
+    return judge_arrivals(run, measure(run).analyses.by_rank, num_steps=1).lost_ns.sum(axis=1)
+
+
+def test_no_rank_is_blamed_for_the_start_of_its_profiler():
+    lost = blame_in_the_only_step(profiler_start_ns={2: 300 * MS})
+    assert lost.max() < MS
+
+
+def test_a_rank_that_is_late_by_itself_in_the_only_step_is_blamed():
+    lost = blame_in_the_only_step(faults=(LateHost(rank=2, ns=300 * MS),))
+    assert lost.argmax() == 2
+    assert lost[2] == pytest.approx(300 * MS, rel=0.05)

@@ -8,7 +8,8 @@ While only communication runs, the GPU's arithmetic units are idle. The share gr
 of ranks: a fifth of the step on 16 GPUs is often half of it on 256.
 
 ## Evidence needed
-GPU activities of at least one rank. With matched collectives the finding separates transfer from
+GPU activities of at least one rank. Waiting that may come from starting the profiler
+(`capture.start_wait_ns`) is left out. With matched collectives the finding separates transfer from
 waiting for late ranks. If most collectives lack a member in the recording, the missing member may
 have arrived last, and apparent transfer may be waiting for it. The finding is marked *inferred* if
 that part is the largest.
@@ -63,7 +64,8 @@ def check(
 ) -> Iterator[Draft]:
     """Yield one finding for the run."""
     step = mean_step(waterfall, step_time)
-    parts = _parts(step, _TRANSFER if has_all_members(capture) else _DOUBTFUL)
+    transfer = _TRANSFER if has_all_members(capture) else _DOUBTFUL
+    parts = _parts(step, transfer, capture.start_wait_ns)
     exposed = sum(ns for ns, _ in parts)
     if step.ratio(exposed) <= limits["exposed_ratio"]:
         return
@@ -104,11 +106,11 @@ _FIXES = {
 }
 
 
-def _parts(step: MeanStep, transfer: str) -> list[tuple[int, str]]:
-    """Mean exposed communication per step by cause, largest first."""
+def _parts(step: MeanStep, transfer: str, start_wait_ns: int) -> list[tuple[int, str]]:
+    """Mean exposed communication per step by cause, largest first, without the profiler's start."""
     total = step.total
     parts = [
-        (step.mean(total.exposed_wait_ns), _WAIT),
+        (max(step.mean(total.exposed_wait_ns) - start_wait_ns, 0), _WAIT),
         (step.mean(total.exposed_transfer_ns), transfer),
         (step.mean(total.exposed_p2p_wait_ns), _P2P),
         (step.mean(total.exposed_comm_unsplit_ns), _UNSPLIT),
