@@ -17,8 +17,7 @@ ACCUSING = (
 
 _EXPLAINED_BY = {
     "slow-rank": ("It runs the same kernels slower", "on each micro-batch"),
-    # injected as operators that take longer, which is what a slow device does too
-    "stage-skew": ("on each micro-batch", "It runs the same kernels slower"),
+    "stage-skew": ("on each micro-batch",),
     "slow-host": ("Its CPU launches late", "waits for its CPU"),
     "sleep-rank": ("Its CPU launches late", "waits for its CPU"),
     "late-input": ("Its input arrives late", "for input", "waits for data"),

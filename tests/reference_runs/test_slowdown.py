@@ -54,12 +54,40 @@ def test_a_training_step_takes_so_many_times_as_long(factor: float) -> None:
     assert 0.93 * factor < ratio < 1.2 * factor
 
 
+@pytest.mark.usefixtures("one_thread")
+def test_more_work_takes_its_time_in_more_matrix_products() -> None:
+    model = Transformer(MODEL)
+    initialise(model, 0)
+    tokens = torch.zeros(BATCH, 128, dtype=torch.int64)
+
+    def work() -> None:
+        loss_of(model(tokens), tokens).backward()
+
+    def more() -> None:
+        with slowdown:
+            work()
+
+    slowdown = Slowdown(work=1.5)
+    work()
+    ratio = median(thread_time(more) / thread_time(work) for _ in range(9))
+    assert 0.93 * 1.5 < ratio < 1.2 * 1.5
+    with torch.profiler.profile() as plain:
+        work()
+    with torch.profiler.profile() as longer:
+        more()
+    assert products(longer) > products(plain)
+
+
+def products(profile: torch.profiler.profile) -> int:
+    return sum(event.name in ("aten::mm", "aten::addmm", "aten::bmm") for event in profile.events())
+
+
 def test_results_are_the_same_to_the_bit() -> None:
     model = Transformer(MODEL)
     initialise(model, 0)
     tokens = torch.arange(128)[None]
     plain = model(tokens)
-    with Slowdown(1.5):
+    with Slowdown(1.5, work=1.5):
         slowed = model(tokens)
     assert torch.equal(plain, slowed)
 

@@ -66,12 +66,14 @@ class Injection:
         return sum(fault.amount for fault in self._of(kind))
 
     def _slow_down(self, blocks: Sequence[nn.Module]) -> None:
-        factor = prod(fault.amount for fault in self._of("slow-rank", "stage-skew"))
-        self._slowdown = Slowdown(factor) if factor > 1 else None
+        factor, work = (
+            prod(fault.amount for fault in self._of(kind)) for kind in ("slow-rank", "stage-skew")
+        )
+        self._slowdown = Slowdown(factor, work=work) if factor > 1 or work > 1 else None
         for block in blocks:
             sleeper = getattr(block, "sleeper", None)
             if isinstance(sleeper, Sleeper):
-                sleeper.slowdown *= factor
+                sleeper.slowdown *= factor * work
 
     def _delay_blocks(self, blocks: Sequence[nn.Module]) -> None:
         delay_ms, collection_ms = self._amount("slow-host"), self._amount("gc-pause")

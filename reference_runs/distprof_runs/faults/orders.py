@@ -59,7 +59,7 @@ FAULTS: dict[str, FaultKind] = {
     "stage-skew": _kind(
         "stage",
         "factor",
-        "compute of this stage takes FACTOR times as long",
+        "it has FACTOR times as much to compute",
         "stage-skew=1:1.5",
     ),
     "sleep-rank": _kind("rank", "ms", "it sleeps MS in each step", "sleep-rank=2:30"),

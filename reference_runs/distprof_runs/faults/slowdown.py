@@ -1,4 +1,4 @@
-"""Makes every operator of a thread take longer, as on a slower GPU or CPU."""
+"""Makes the operators of a thread take longer, as on a slower GPU or CPU, or adds more of them."""
 
 from __future__ import annotations
 
@@ -29,12 +29,16 @@ class Slowdown(TorchDispatchMode):
 
     Args:
         factor: 1 or more.
+        work: How many times as much work there is, 1 or more: matrix products are repeated, on a
+            CPU until they have taken the time asked, as more layers would.
     """
 
-    def __init__(self, factor: float) -> None:
+    def __init__(self, factor: float = 1.0, *, work: float = 1.0) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._extra = factor - 1
+        self._more = work - 1
         self._owed_ns = 0.0  # negative: so much was spun ahead
+        self._owed_work_ns = 0.0
         self._owed_repeats = 0.0
         self._num_operators = 0
         self._interception_ns = 0.0
@@ -57,23 +61,35 @@ class Slowdown(TorchDispatchMode):
             return result
         self._num_operators += 1
         end = time.thread_time_ns()
+        if self._more:
+            self._owed_work_ns += self._more * (end - start) - self._interception_ns
+            self._add_work(end - start, func, args, kwargs or {})
         self._owed_ns += self._extra * (end - start) - self._interception_ns
         if self._owed_ns > _LEAST_SPIN_NS:
             self._owed_ns -= _spin(end, self._owed_ns)
         return result
 
+    def _add_work(
+        self, took_ns: int, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> None:
+        """Repeat a matrix product as often as it fits into what is owed."""
+        if func.overloadpacket.__name__ not in _REPEATABLE:
+            return
+        while self._owed_work_ns >= max(took_ns, 1):
+            self._owed_work_ns -= _thread_time_of(lambda: func(*args, **kwargs))
+
     def _repeat(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         if func.overloadpacket.__name__ not in _REPEATABLE:
             return
-        self._owed_repeats += self._extra
+        self._owed_repeats += (1 + self._extra) * (1 + self._more) - 1
         while self._owed_repeats >= 1:
             self._owed_repeats -= 1
             func(*args, **kwargs)
 
     def _calibrated_ns(self) -> float:
         """Cost of intercepting one operator, without any delay, in ns."""
-        work, extra = _small_training(), self._extra
-        self._extra = 0.0
+        work, extra, more = _small_training(), self._extra, self._more
+        self._extra = self._more = 0.0
         found = []
         for _ in range(_CALIBRATION_ROUNDS):
             plain = _thread_time_of(work)
@@ -81,7 +97,7 @@ class Slowdown(TorchDispatchMode):
             with self:
                 intercepted = _thread_time_of(work)
             found.append((intercepted - plain) / self._num_operators)
-        self._extra, self._owed_ns = extra, 0.0
+        self._extra, self._more = extra, more
         return max(0.0, median(found))
 
 
