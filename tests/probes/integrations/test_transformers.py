@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 from distprof_probes.options import ProbeOptions
 
+from tests.optional import optional
 from tests.probes.integrations.written import content, names, steps
 
 torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers", reason="extra transformers is not installed")
-pytest.importorskip("accelerate", reason="extra transformers is not installed")
+transformers = optional("transformers", reason="extra transformers is not installed")
+optional("accelerate", reason="extra transformers is not installed")
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the framework's own
 
