@@ -79,15 +79,21 @@ def _own_environment(
 
 
 @pytest.fixture(scope="session")
-def started_warm() -> Iterator[Starter]:
-    """Run a Python command whose processes need not import torch."""
+def warm_python() -> Iterator[WarmPython]:
+    """A Python that has imported torch, in which commands start."""
     warm = WarmPython()
+    yield warm
+    warm.close()
+
+
+@pytest.fixture(scope="session")
+def started_warm(warm_python: WarmPython) -> Starter:
+    """Run a Python command whose processes need not import torch."""
 
     def start(command: Sequence[str], environment: Mapping[str, str]) -> CompletedProcess[str]:
-        return warm.run(command, env=environment, timeout_s=LIMIT_S)
+        return warm_python.run(command, env=environment, timeout_s=LIMIT_S)
 
-    yield start
-    warm.close()
+    return start
 
 
 @pytest.fixture

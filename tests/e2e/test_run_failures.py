@@ -9,25 +9,28 @@ import socket
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from distprof.artefacts import ATTACH_FILE
 from tests.e2e.jobs import Job, RunOnce, command_of, job_in, run_job
-from tests.warm import LIMIT_S, Starter
+from tests.warm import LIMIT_S, Starter, WarmPython
 
 pytestmark = pytest.mark.distributed
 
 TIMEOUT = ("--group-timeout-s", "8")
 
 
-def disturbed(folder: Path, number: signal.Signals, *arguments: str, rank: int | None) -> Job:
+def disturbed(
+    folder: Path, number: signal.Signals, *, rank: int | None, warm: WarmPython | None = None
+) -> Job:
     """A long job that meets a signal once it trains: one rank, or the launcher itself (None)."""
-    options = ("ddp", "--ranks", "2", "--steps", "5000", "--no-report", *TIMEOUT, *arguments)
-    started = subprocess.Popen(
-        command_of(folder, *options), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    options = ("ddp", "--ranks", "2", "--steps", "5000", "--no-report", *TIMEOUT)
+    begin = partial(subprocess.Popen, text=True) if warm is None else warm.popen
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    started = begin(command_of(folder, *options), **pipes)
     steps = folder / "rank00001" / "steps.jsonl"
     limit = time.monotonic() + LIMIT_S
     while started.poll() is None and time.monotonic() < limit:
@@ -73,8 +76,8 @@ def test_a_rank_that_hangs_is_named_though_the_others_time_out(run_once: RunOnce
     }
 
 
-def test_a_stopped_rank_is_named(tmp_path: Path) -> None:
-    job = disturbed(tmp_path / "run", signal.SIGSTOP, rank=1)
+def test_a_stopped_rank_is_named(tmp_path: Path, warm_python: WarmPython) -> None:
+    job = disturbed(tmp_path / "run", signal.SIGSTOP, rank=1, warm=warm_python)
     assert job.exit_code == 4
     assert job.run is not None
     assert job.run.failure is not None
@@ -90,8 +93,8 @@ def test_ctrl_c_keeps_what_was_recorded(tmp_path: Path) -> None:
     assert "stopping the ranks" in job.stderr
 
 
-def test_sigterm_is_as_orderly(tmp_path: Path) -> None:
-    job = disturbed(tmp_path / "run", signal.SIGTERM, rank=None)
+def test_sigterm_is_as_orderly(tmp_path: Path, warm_python: WarmPython) -> None:
+    job = disturbed(tmp_path / "run", signal.SIGTERM, rank=None, warm=warm_python)
     assert job.exit_code == 143
     assert job.run is not None
     assert job.run.outcome == "interrupted"
