@@ -17,7 +17,10 @@ from tests.warm import LIMIT_S, Starter, WarmPython
 pytestmark = pytest.mark.distributed
 
 DISTPROF = (sys.executable, "-m", "distprof")
-QUICK = ("--device", "cpu", "--no-measure-overhead", "--group-timeout-s", "20")
+QUICK = (
+    *("--device", "cpu", "--no-measure-overhead", "--group-timeout-s", "20", "--layers", "2"),
+    *("--hidden", "64", "--ffn", "128", "--batch", "1", "--sequence", "32"),
+)
 LOOP = str(Path(__file__).parents[1] / "probes" / "scripts" / "plain_loop.py")
 LAUNCHERS = {
     "torchrun": (

@@ -29,7 +29,10 @@ def _free_port() -> str:
 
 @pytest.mark.parametrize(
     ("package", "script", "updates"),
-    [("lightning", "lightning_script.py", 12), ("transformers", "trainer_script.py", 12)],
+    [
+        pytest.param("lightning", "lightning_script.py", 12, marks=pytest.mark.nightly),
+        ("transformers", "trainer_script.py", 12),
+    ],
 )
 def test_a_frameworks_updates_are_the_steps(
     tmp_path: Path, package: str, script: str, updates: int, started_warm: Starter
