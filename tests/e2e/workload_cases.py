@@ -136,8 +136,8 @@ CASES = [
 ]
 ALL = {case.name: case for case in CASES}
 
-# In every run stays each workload, two and four ranks, and one mesh of all three axes on eight; each
-# switch stays here or in tests/reference_runs.
+# In every run stays each workload, two and four ranks, and one mesh of all three axes on eight;
+# each switch stays here or in tests/reference_runs.
 # Of these, others have the same strategy on more ranks or with more switches, or the schedule:
 # test_model_parallel.py and test_data_parallel.py in tests/reference_runs run each on real ranks.
 NIGHTLY = {
