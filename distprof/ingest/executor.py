@@ -85,9 +85,16 @@ class ProcessExecutor(Executor):
         with _main_hidden():
             try:
                 return self._started().submit(fn, *args, **kwargs)  # type: ignore[no-any-return]
-            except BrokenExecutor:
+            except (BrokenExecutor, OSError) as error:
+                if isinstance(error, OSError) and not self._is_broken:
+                    raise
                 self._pool = None
                 return self._started().submit(fn, *args, **kwargs)  # type: ignore[no-any-return]
+
+    @property
+    def _is_broken(self) -> bool:
+        """Whether a worker died: where another is starting, it finds the pool's pipes closed."""
+        return bool(getattr(self._pool, "_broken", False))
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Stop the pool."""

@@ -56,6 +56,25 @@ def test_progress_ends_with_every_item_done(processes):
     assert told == [(done, 6) for done in range(1, 7)]
 
 
+@pytest.mark.parametrize("is_broken", [True, False])
+def test_a_pool_that_breaks_while_a_worker_starts_is_replaced(processes, monkeypatch, is_broken):
+    """What its death closed, the worker that was starting needed; any other error stays one."""
+
+    class Pool:
+        _broken = "a worker died" if is_broken else False
+
+        def submit(self, *_):
+            raise OSError("handle is closed")
+
+    monkeypatch.setattr(processes, "_pool", Pool())
+    if is_broken:
+        assert processes.submit(work.double, 4).result() == 8
+        processes.shutdown()
+    else:
+        with pytest.raises(OSError, match="handle is closed"):
+            processes.submit(work.double, 4)
+
+
 def test_a_single_item_starts_no_process():
     with make_executor("process") as pool:
         assert results(map_each(pool, work.process_id, [0])) == [os.getpid()]
