@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from distprof.sections.report import Report
 
 __all__ = [
+    "FINDINGS",
     "RenderOptions",
     "Reporter",
     "documents",
@@ -26,6 +27,9 @@ __all__ = [
     "format_of_file",
     "reporter_names",
 ]
+
+FINDINGS = "findings"
+"""Name by which all findings are asked for as if they were a section."""
 
 ENTRY_POINT_GROUP = "distprof.reporters"
 
@@ -39,13 +43,18 @@ class RenderOptions(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         width: Columns of the terminal.
         color: Whether colour and weight may be used.
-        show_all: Whether to show every finding, rank, class and kernel instead of the first few.
+        full: Whether text holds every section, instead of the verdict, the plan and what to do.
+        show_all: Whether to show every finding, rank, class and kernel instead of the first few;
+            implies ``full``.
+        sections: Names of the sections to show; empty for all.
         saved_as: Path of the report's JSON, for the next command; empty if it was not saved.
     """
 
     width: int = 100
     color: bool = False
+    full: bool = False
     show_all: bool = False
+    sections: tuple[str, ...] = ()
     saved_as: str = ""
 
 

@@ -40,7 +40,7 @@ __all__ = [
 T = TypeVar("T", bound="Struct")
 
 PIPE_WIDTH = 100
-_ASCII = str.maketrans("█▓▒▚░·µ–…×", "#=~+.-u-~x")
+_ASCII = str.maketrans("█▓▒▚▞░·µ–…×→", "#=~+%.-u-~x>")
 """Characters that reports draw with, and their ASCII substitutes of the same width."""
 
 
@@ -55,6 +55,8 @@ class Output:
         width: Columns of text, None for the terminal's.
         show_all: Whether to show everything, with nothing folded.
         quiet: Whether to write only errors to stderr.
+        full: Whether a report's text has every section.
+        sections: Sections of a report to show; empty for all.
     """
 
     format_name: str | None
@@ -63,6 +65,13 @@ class Output:
     width: int | None
     show_all: bool
     quiet: bool
+    full: bool = False
+    sections: tuple[str, ...] = ()
+
+    @classmethod
+    def taken_from(cls, options: dict[str, Any]) -> Output:
+        """The choices among a verb's options, which are removed from them."""
+        return cls(**{name: options.pop(name) for name in cls.__slots__ if name in options})
 
     def __post_init__(self) -> None:
         if self.output == "-":  # stdout, as in other programs
@@ -82,10 +91,13 @@ class Output:
             document: What will be written; None for a report, whose format is checked earlier.
 
         Raises:
-            UsageError: If the file exists, its folder does not, or the format is unknown.
+            UsageError: If the file exists, its folder does not, or the format is unknown or has
+                no sections.
         """
         if self.output is not None:
             check_free(self.output, force=self.force)
+        if self.sections and self.reporter == "json":
+            raise UsageError("--section is for text and Markdown: JSON always has every section")
         if document is not None:
             document.reporter(self.reporter)
 
@@ -136,7 +148,9 @@ def _options(output: Output, saved_as: str = "") -> RenderOptions:
     return RenderOptions(
         width=output.width or (PIPE_WIDTH if output.output else terminal_width()),
         color=output.output is None and has_color(sys.stdout),
+        full=output.full,
         show_all=output.show_all,
+        sections=output.sections,
         saved_as=saved_as,
     )
 

@@ -61,7 +61,7 @@ def test_the_run_says_its_size_mesh_and_steps(report):
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_nothing_asks_for_traces_that_there_never_were(report, width):
-    text = render(report, RenderOptions(width=width))
+    text = render(report, RenderOptions(width=width, full=True))
     assert "pp 4 × dp 2 · 8 ranks · 32 steps" in text
     assert "stage 3 (ranks 6-7)" in text
     for wrong in ("0 of 8", "No rank", "One rank alone", "no trace says", "could be measured"):
@@ -136,7 +136,7 @@ def test_hostile_kinds_reach_no_terminal_raw(tmp_path):
         (0, 0, "\x1b[31mred[bold]\x07", 0, 0, 5),
     ]
     report = distprof.analyze(write_table(tmp_path / "t.parquet", log_of(rows, unit=1)))
-    text = render(report, RenderOptions(width=100))
+    text = render(report, RenderOptions(width=100, full=True))
     assert "Operations left out because it is not known" in text
     assert "\x1b" not in text
     assert "\x07" not in text

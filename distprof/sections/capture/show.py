@@ -1,4 +1,4 @@
-"""The recording: what was captured, its quality, and what could therefore not be checked."""
+"""The recording: what was captured, its quality, and what could not be checked."""
 
 from __future__ import annotations
 
@@ -175,19 +175,19 @@ def no_device_verdict(report: Report) -> Told:
     return f"{line.rstrip('.')}.", tuple(sentence for sentence in why if sentence)
 
 
-@why(place=55)
+@why(place=55, is_brief=True)
 def start_sentence(report: Report) -> str:
     """The waiting that starting the profiler may cause, where it is in the numbers."""
     wait_ns = report.capture.start_wait_ns
     if not wait_ns:
         return ""
     return (
-        f"{format_duration(wait_ns)} of the waiting may come from starting the profiler on one "
-        "rank after the other: no rank is blamed for it."
+        f"{format_duration(wait_ns)} of the waiting may come from starting the profiler: no rank "
+        "is blamed for it."
     )
 
 
-@why(place=60)
+@why(place=60, is_brief=True)
 def limits_sentence(report: Report) -> str:
     """What the recording lacks, as far as it affects every number."""
     limits = []

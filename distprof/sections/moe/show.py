@@ -1,4 +1,4 @@
-"""Mixtures of experts: load by layer, the ranks that share experts, and what they exchange."""
+"""Mixtures of experts: load by layer, placement on ranks, and what they exchange."""
 
 from __future__ import annotations
 

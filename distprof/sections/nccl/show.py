@@ -1,4 +1,4 @@
-"""Tables about NCCL's logs."""
+"""What NCCL's logs say: paths, settings, warnings."""
 
 from __future__ import annotations
 

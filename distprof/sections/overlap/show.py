@@ -1,4 +1,4 @@
-"""How much communication overlaps with compute: a sentence, and a table by axis."""
+"""How much communication overlaps with compute, by axis."""
 
 from __future__ import annotations
 

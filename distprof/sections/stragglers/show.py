@@ -1,4 +1,4 @@
-"""Which ranks make the others wait: the verdict where waiting dominates, and the stragglers."""
+"""Which ranks make the others wait, by how much and why."""
 
 from __future__ import annotations
 

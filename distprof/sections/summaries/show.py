@@ -1,4 +1,4 @@
-"""What tables of other tools tell: collectives by class and rank, readiness of input."""
+"""Tables of other tools: collectives by class and rank, readiness of input."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What sensors, energy, errors of devices and NVLink tell, as tables."""
+"""Sensors, energy, device errors and NVLink."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What training programs printed, as tables."""
+"""What training programs printed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long the simulated step takes without each cause, and what its end waits for."""
+"""How long the simulated step takes without each cause."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _PART_OF_KIND = {
 }
 
 
-@why(place=5)
+@why(place=5, is_brief=True)
 def plan_sentence(report: Report) -> str:
     """Where the step is after each repair of the plan."""
     plan = report.plan
