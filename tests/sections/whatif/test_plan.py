@@ -8,6 +8,7 @@ import pytest
 
 from distprof.ingest.assemble import assemble_run
 from distprof.sections.moe.result import MoeResult
+from distprof.sections.pipeline.result import PipelineResult
 from distprof.sections.stragglers.measure import analyze_stragglers
 from distprof.sections.whatif.measure import analyze_whatif
 from distprof.sections.whatif.plan import Workbench, is_actionable
@@ -48,7 +49,7 @@ def plan_of(simulated: SimulatedJob, claimed: list[str]) -> RepairPlan:
     measured = measure(run)
     stragglers = analyze_stragglers(run, measured.analyses, measured.step_time)
     bench = Workbench()
-    analyze_whatif(run, measured.analyses, stragglers, MoeResult(), bench)
+    analyze_whatif(run, measured.analyses, stragglers, MoeResult(), PipelineResult(), bench)
     bench.price(claimed)
     return bench.plan
 

@@ -84,6 +84,7 @@ _FIX = {
     limits={
         "min_slowdown": Limit(1.03, "step over the ideal one below which no cause is named"),
         "warn_slowdown": Limit(1.1, "step over the ideal one from which it is a warning"),
+        "warn_gain_ratio": Limit(0.03, "part of the step that a cause costs that is a warning too"),
         "min_share": Limit(0.25, "part of the slowdown that a cause must explain"),
     },
 )
@@ -103,9 +104,17 @@ def check(whatif: WhatIfResult, pipeline: PipelineResult, limits: Limits) -> Ite
             confidence=Confidence.MODELLED,
             ranks=_ranks(whatif, cause),
             evidence=("whatif.without", "whatif.workers", "whatif.stages"),
-            severity=None if whatif.slowdown >= limits["warn_slowdown"] else Severity.INFO,
+            severity=None if _is_large(whatif, cause, limits) else Severity.INFO,
             without=cause.scenario.what,
+            explains=("PIP103",) if cause.kind is CauseKind.STAGES else (),
         )
+
+
+def _is_large(whatif: WhatIfResult, cause: Cause, limits: Limits) -> bool:
+    """Whether the job as a whole is slowed down enough for a warning, or by this cause alone."""
+    gain = cause.scenario.recoverable_ns / max(1, whatif.replayed_ns or 0)
+    slowdown = whatif.slowdown or 1.0
+    return slowdown >= limits["warn_slowdown"] or gain >= limits["warn_gain_ratio"]
 
 
 def _is_named(pipeline: PipelineResult) -> bool:
