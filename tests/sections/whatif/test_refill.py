@@ -74,16 +74,21 @@ SHAPES = pytest.mark.parametrize(
 
 
 @SHAPES
-def test_after_stages_are_balanced_they_land_where_they_do(
+def test_with_balanced_stages_they_land_where_they_do(
     ranks: int, batches: int, replicas: int
 ) -> None:
-    before = job(ranks=ranks, batches=batches, long=2.5, replicas=replicas)
-    after = job(ranks=ranks, batches=4 * batches, long=2.5, replicas=replicas)
+    """Whichever of the two comes first."""
+    before = job(ranks=ranks, batches=batches, long=1.6, replicas=replicas)
+    after = job(ranks=ranks, batches=4 * batches, long=1.6, replicas=replicas)
     plan = plan_of(before, ["micro-batches", "stage-imbalance"])
     landed = {one.what: one.step_ns for one in plan.repairs}
-    assert list(landed) == ["stage-imbalance", "micro-batches"]
-    assert landed["stage-imbalance"] == pytest.approx(true_step_ns(evened(before)), rel=0.05)
-    assert landed["micro-batches"] == pytest.approx(true_step_ns(evened(after)), rel=0.05)
+    truth = {
+        "stage-imbalance": true_step_ns(evened(before)),
+        "micro-batches": true_step_ns(after),
+    }
+    first, second = landed
+    assert landed[first] == pytest.approx(truth[first], rel=0.01)
+    assert landed[second] == pytest.approx(true_step_ns(evened(after)), rel=0.05)
 
 
 @SHAPES
