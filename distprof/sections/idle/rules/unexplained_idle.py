@@ -4,8 +4,8 @@
 The GPU idles for a fifth of the step or more, and the recording does not show why.
 
 ## Why it costs time
-Time in which the GPU does nothing is lost. Without the cause, nobody knows whether a fix of
-anything else helps. From half of the step on the finding comes first, before the plan of repairs.
+Time in which the GPU does nothing is lost. Without the cause it is unknown whether any other fix
+helps. From half of the step on the finding comes first, before the plan of repairs.
 
 ## Evidence needed
 GPU activities of at least one rank.

@@ -18,7 +18,8 @@ cannot be separated and the rule is not checked.
 distprof replays the observed order of actions with equal stages and free messages. The cost is the
 idle time of the mean rank in that replay. Only another order or more micro-batches changes it, and
 not all of it can be recovered. Predictions replay other orders with the measured durations for the
-same batch: twice as many micro-batches are half as large and take half as long.
+same batch: twice as many micro-batches are half as large and take half as long. What the finding
+recovers is such a replay too, in the plan with the stages as the repairs above leave them.
 
 ## How to fix
 Use more micro-batches if the batch can be divided further: M of at least 4 P keeps the bubble below

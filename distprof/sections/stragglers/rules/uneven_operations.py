@@ -17,8 +17,8 @@ reports a stage that is far longer than the others.
 Each step is simulated from its dependencies with measured operations, and again without the cause:
 the slowest 3 % of the workers with ideal operations, all stages equally long, micro-batches of a
 stage equally long, or all transfers of a kind at their median. The difference is the cost. Causes
-overlap: costs of several findings do not add up. Ideal is the mean of computation and the median of
-transfers of a kind.
+overlap, so costs of several findings do not add up. What each still recovers after those above it
+does. Ideal is the mean of computation and the median of transfers of a kind.
 
 ## How to fix
 A few workers: take their machines out of the job and test them. A stage: move layers from it; count
