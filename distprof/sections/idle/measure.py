@@ -153,6 +153,7 @@ def analyze_idle(analyses: RankAnalyses) -> IdleResult:
     return IdleResult(
         ranks=tuple(analysis.idle for analysis in known if analysis.idle is not None),
         sync_calls=_combine_calls(known, analyses.num_windows),
+        is_cpu=analyses.is_cpu,
         unavailable=notes,
     )
 

@@ -71,12 +71,14 @@ class IdleResult(Result, frozen=True, kw_only=True):
     Args:
         ranks: Each rank over all analysed steps.
         sync_calls: Runtime calls that waited for the GPU, most idle time first.
+        is_cpu: Whether CPUs compute: idle is then the time between operators.
     """
 
     needs_traces = True
 
     ranks: tuple[RankIdle, ...]
     sync_calls: tuple[SyncCall, ...]
+    is_cpu: bool = False
 
 
 # Time that training threads lost to garbage collection and to waiting for input ------------------

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from distprof.schema import ABSENT, Int64Array
 from distprof.sections.context import Own, RankAnalysis
+from distprof.sections.whatif.changes import Change
 from distprof.sections.whatif.delays import Sections, evened, mean_of_peers, median_of_others
 from distprof.sections.whatif.result import Scenario
 from distprof.sections.whatif.trace_graph import TraceGraph
 from distprof.terms import CollectiveKind, MeshAxis
 from distprof.units import format_bytes
 
-__all__ = ["Change", "affordable", "is_worth_showing", "scenarios", "step_times"]
+__all__ = ["TraceChange", "affordable", "is_worth_showing", "scenarios", "step_times"]
 
 MIN_RANK_RATIO = 0.005
 """Share of the step from which a single rank is worth a scenario."""
@@ -42,26 +42,18 @@ _HIDEABLE = (
 )
 
 
-class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """What a scenario changes; None for what stays.
+class TraceChange(Change, frozen=True, kw_only=True):
+    """What a scenario changes of a traced run; None for what stays.
 
     Args:
-        what: Stable key.
-        title: What changes, as a clause that follows "if".
-        ranks: Whose operations are changed; empty for all.
         own_ns: Per segment.
         transfer_ns: Per transfer.
         delay_ns: Per edge.
-        most_ns: Upper bound of what it recovers, for a reason that the graph does not hold.
     """
 
-    what: str
-    title: str
-    ranks: tuple[int, ...] = ()
     own_ns: Int64Array | None = None
     transfer_ns: Int64Array | None = None
     delay_ns: Int64Array | None = None
-    most_ns: int | None = None
 
 
 def scenarios(
@@ -70,9 +62,9 @@ def scenarios(
     analyses: Mapping[int, RankAnalysis],
     replayed_ns: int,
     named: Collection[int] = (),
-    further: Iterable[Change] = (),
-) -> tuple[tuple[Scenario, Change], ...]:
-    """All scenarios that fit the run, with their changes, by what they recover, most first.
+    further: Iterable[TraceChange] = (),
+) -> tuple[TraceChange, ...]:
+    """All changes that fit the run.
 
     A rank that recovers nothing alone is among them: it may once a slower rank is mended.
 
@@ -84,19 +76,13 @@ def scenarios(
         named: Ranks that get their own scenario, however little they cost.
         further: Changes of sets of ranks.
     """
-    changes = [
+    return (
         *_idle(graph, sections),
         *_late_ranks(graph, sections, replayed_ns, named),
         *further,
         *_imbalance(graph, sections, analyses),
         *_transfers(graph, sections, analyses),
-    ]
-    steps = step_times(graph, changes)
-    found = [
-        (_scenario(change, step_ns, replayed_ns), change)
-        for change, step_ns in zip(changes, steps, strict=True)
-    ]
-    return tuple(sorted(found, key=lambda pair: (-pair[0].recoverable_ns, pair[0].what)))
+    )
 
 
 def is_worth_showing(scenario: Scenario, replayed_ns: int, named: Collection[int]) -> bool:
@@ -106,20 +92,7 @@ def is_worth_showing(scenario: Scenario, replayed_ns: int, named: Collection[int
     return scenario.recoverable_ns >= MIN_RANK_RATIO * replayed_ns
 
 
-def _scenario(change: Change, step_ns: int, replayed_ns: int) -> Scenario:
-    recovered = max(replayed_ns - step_ns, 0)
-    if change.most_ns is not None:
-        recovered = min(recovered, change.most_ns)
-    return Scenario(
-        what=change.what,
-        title=change.title,
-        step_ns=replayed_ns - recovered,
-        recoverable_ns=recovered,
-        ranks=change.ranks,
-    )
-
-
-def step_times(graph: TraceGraph, changes: Sequence[Change]) -> list[int]:
+def step_times(graph: TraceGraph, changes: Sequence[TraceChange]) -> list[int]:
     """Mean step of each change, ns. As many are simulated at once as memory allows."""
     height = max(_CELLS // max(graph.graph.num_operations, 1), 1)
     result: list[int] = []
@@ -153,17 +126,17 @@ _PARTS = (
 )
 
 
-def _idle(graph: TraceGraph, sections: Sections) -> Iterator[Change]:
+def _idle(graph: TraceGraph, sections: Sections) -> Iterator[TraceChange]:
     """Parts of own time gone."""
     own = graph.own_ns.sum(axis=1)
     for what, column, title in _PARTS:
         if graph.own_ns[:, column].any():
-            yield Change(what=what, title=title, own_ns=own - graph.own_ns[:, column])
+            yield TraceChange(what=what, title=title, own_ns=own - graph.own_ns[:, column])
     waits = graph.own_ns[:, Own.INPUT]
     if waits.any() and sections.has_peers:
         even = _no_longer_than(sections, waits, median_target(sections, waits))
         title = "no rank waited longer for input than its peers"
-        yield Change(what="uneven-input", title=title, own_ns=own - waits + even)
+        yield TraceChange(what="uneven-input", title=title, own_ns=own - waits + even)
 
 
 def median_target(sections: Sections, values: Int64Array) -> NDArray[np.float64]:
@@ -180,14 +153,14 @@ def _no_longer_than(
 
 def _late_ranks(
     graph: TraceGraph, sections: Sections, replayed_ns: int, named: Collection[int]
-) -> Iterator[Change]:
+) -> Iterator[TraceChange]:
     """Ranks as fast as the median of their peers: all at once, and each that is worth it."""
     own = graph.own_ns.sum(axis=1)
     if len(graph.ranks) < 2:
         return
     even = _as_peers(graph, sections)
     title = "every rank kept up with the median of its peers in every section"
-    yield Change(what="late ranks", title=title, own_ns=even)
+    yield TraceChange(what="late ranks", title=title, own_ns=even)
     num_windows = graph.opens.shape[1]
     excess = np.bincount(graph.owner, weights=own - even) / max(num_windows, 1)
     worth = [
@@ -197,7 +170,7 @@ def _late_ranks(
     ]
     for position in worth[: min(MAX_RANKS, affordable(graph))]:
         rank = graph.ranks[position]
-        yield Change(
+        yield TraceChange(
             what=f"rank {rank}",
             title=f"rank {rank} kept up with its peers",
             ranks=(rank,),
@@ -230,25 +203,25 @@ def _as_peers(graph: TraceGraph, sections: Sections) -> Int64Array:
 
 def _imbalance(
     graph: TraceGraph, sections: Sections, analyses: Mapping[int, RankAnalysis]
-) -> Iterator[Change]:
+) -> Iterator[TraceChange]:
     own = graph.own_ns.sum(axis=1)
     balanced = _balanced_stages(graph, sections, analyses)
     if balanced is not None:
         title = "all pipeline stages had equal work"
-        yield Change(what="stage-imbalance", title=title, own_ns=balanced)
+        yield TraceChange(what="stage-imbalance", title=title, own_ns=balanced)
     if not sections.has_peers:
         return
     work = graph.own_ns[:, Own.COMPUTATION]
     totals = sections.totals(work)
     even_work = sections.scaled(work, totals, sections.targets(totals, evened))
     title = "no rank computed longer than its peers throughout"
-    yield Change(what="even-work", title=title, own_ns=own - work + even_work)
+    yield TraceChange(what="even-work", title=title, own_ns=own - work + even_work)
     if sections.is_expert.any():
         totals = sections.totals(own)
         mean = sections.targets(totals, mean_of_peers)
         even = sections.scaled(own, totals, np.where(sections.is_expert, mean, totals))
         title = "every rank's experts took as long as the mean of the ranks"
-        yield Change(what="expert-imbalance", title=title, own_ns=even)
+        yield TraceChange(what="expert-imbalance", title=title, own_ns=even)
 
 
 def _balanced_stages(
@@ -287,7 +260,7 @@ def _levelled(work: NDArray[np.float64]) -> NDArray[np.float64]:
 
 def _transfers(
     graph: TraceGraph, sections: Sections, analyses: Mapping[int, RankAnalysis]
-) -> Iterator[Change]:
+) -> Iterator[TraceChange]:
     """Communication that costs nothing, or less; only where it could be matched."""
     transfers = graph.transfers
     joined = transfers.is_joined
@@ -314,7 +287,7 @@ def _transfers(
     yield from _classes(graph)
 
 
-def _overlap(graph: TraceGraph, analyses: Mapping[int, RankAnalysis]) -> Iterator[Change]:
+def _overlap(graph: TraceGraph, analyses: Mapping[int, RankAnalysis]) -> Iterator[TraceChange]:
     """Overlap collectives whose results are not needed at once.
 
     For a single rank all count, although they include waiting for ranks that were not recorded:
@@ -328,14 +301,14 @@ def _overlap(graph: TraceGraph, analyses: Mapping[int, RankAnalysis]) -> Iterato
         yield _free(graph, hideable, "overlap", title, most_ns=_alone(analyses, graph))
 
 
-def _classes(graph: TraceGraph) -> Iterator[Change]:
+def _classes(graph: TraceGraph) -> Iterator[TraceChange]:
     transfers = graph.transfers
     for label, members in graph.classes()[:MAX_CLASSES]:
         title = f"{label} moved its data in no time"
         yield _free(graph, members, f"collectives {label}", title)
         faster = _at_best_speed(transfers.duration_ns, transfers.bytes, members)
         if faster is not None:
-            yield Change(
+            yield TraceChange(
                 what=f"hardware {label}",
                 title=f"{label} always ran at the best bandwidth seen at its size or above",
                 transfer_ns=faster,
@@ -350,11 +323,11 @@ def _free(
     *,
     own_ns: Int64Array | None = None,
     most_ns: int | None = None,
-) -> Change:
+) -> TraceChange:
     """These transfers take no time, and their members end together."""
     of_edge = graph.edge_transfer
     freed = (of_edge != ABSENT) & chosen[np.maximum(of_edge, 0)]
-    return Change(
+    return TraceChange(
         what=what,
         title=title,
         own_ns=own_ns,

@@ -18,7 +18,7 @@ from distprof.sections.own_time import held_stages, same_stages
 from distprof.sections.stragglers.pace import pace_of
 from distprof.sections.stragglers.result import StragglerSet
 from distprof.sections.whatif.delays import Sections
-from distprof.sections.whatif.scenarios import Change
+from distprof.sections.whatif.scenarios import TraceChange
 from distprof.sections.whatif.trace_graph import TraceGraph
 from distprof.terms import CollectiveKind, StragglerCause
 from distprof.units import name_ranks
@@ -33,7 +33,7 @@ def set_changes(
     sections: Sections,
     analyses: Mapping[int, RankAnalysis],
     sets: Sequence[StragglerSet],
-) -> Iterator[Change]:
+) -> Iterator[TraceChange]:
     """A change for each set that no scenario of a single rank covers.
 
     Args:
@@ -47,7 +47,7 @@ def set_changes(
         slow = _cells(graph, analyses, one)
         if one.scenario == f"rank {one.ranks[0]}" or not slow.any():
             continue
-        yield Change(
+        yield TraceChange(
             what=one.scenario,
             title=f"{name_ranks(one.ranks)} kept up with the other ranks",
             ranks=one.ranks,

@@ -56,7 +56,9 @@ def plan_sentence(report: Report) -> str:
     after = " → ".join(f"{format_duration(r.step_ns)} ({r.done})" for r in plan.repairs)
     off = report.whatif.model_error_ratio
     error = ""
-    if off is not None and abs(off) >= SMALL_RATIO:
+    if report.whatif.source == "operations":
+        error = ", with operations launched as late as they were"
+    elif off is not None and abs(off) >= SMALL_RATIO:
         error = f", {format_ratio(abs(off))} off the measured one"
     return (
         f"Plan: {format_duration(plan.step_ns)} → {after}. The {window_word(report)} is "

@@ -22,7 +22,7 @@ from distprof.schema import Int64Array
 from distprof.sections.context import Own, RankAnalysis
 from distprof.sections.whatif.delays import Sections
 from distprof.sections.whatif.result import KindSlowdown, WorkerSlowdown
-from distprof.sections.whatif.scenarios import Change, affordable, step_times
+from distprof.sections.whatif.scenarios import TraceChange, affordable, step_times
 from distprof.sections.whatif.trace_graph import TraceGraph
 
 __all__ = ["Slowdowns", "slowdowns"]
@@ -119,35 +119,35 @@ def _median_transfers(graph: TraceGraph) -> Int64Array:
     return result
 
 
-def _kinds(graph: TraceGraph, ideal: _Ideal) -> dict[str, Change]:
+def _kinds(graph: TraceGraph, ideal: _Ideal) -> dict[str, TraceChange]:
     """All ideal but one kind of own time, or one class of transfers."""
     own = ideal.own_ns.sum(axis=1)
-    changes: dict[str, Change] = {}
+    changes: dict[str, TraceChange] = {}
     for column, name in _NAMES.items():
         actual = graph.own_ns[:, column]
         if actual.any():
             kept = own - ideal.own_ns[:, column] + actual
-            changes[name] = Change(
+            changes[name] = TraceChange(
                 what=name, title=name, own_ns=kept, transfer_ns=ideal.transfer_ns
             )
     for label, members in graph.classes()[:12]:
         kept = np.where(members, graph.transfers.duration_ns, ideal.transfer_ns)
-        changes[label] = Change(what=label, title=label, own_ns=own, transfer_ns=kept)
+        changes[label] = TraceChange(what=label, title=label, own_ns=own, transfer_ns=kept)
     return changes
 
 
-def _only(graph: TraceGraph, ideal: _Ideal, positions: Sequence[int]) -> Change:
+def _only(graph: TraceGraph, ideal: _Ideal, positions: Sequence[int]) -> TraceChange:
     """All ideal but own time of these ranks."""
     kept = np.isin(graph.owner, list(positions))
     own = np.where(kept, graph.own_ns.sum(axis=1), ideal.own_ns.sum(axis=1))
-    return Change(what="", title="", own_ns=own, transfer_ns=ideal.transfer_ns)
+    return TraceChange(what="", title="", own_ns=own, transfer_ns=ideal.transfer_ns)
 
 
-def _all_but(graph: TraceGraph, ideal: _Ideal, positions: Sequence[int]) -> Change:
+def _all_but(graph: TraceGraph, ideal: _Ideal, positions: Sequence[int]) -> TraceChange:
     """As it is, but these ranks ideal."""
     fixed = np.isin(graph.owner, list(positions))
     own = np.where(fixed, ideal.own_ns.sum(axis=1), graph.own_ns.sum(axis=1))
-    return Change(what="", title="", own_ns=own)
+    return TraceChange(what="", title="", own_ns=own)
 
 
 class _WorkerRows(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,6 +14,7 @@ import distprof
 from distprof.ingest.assemble import assemble_run
 from distprof.run.run import Run
 from distprof.sections.moe.result import MoeResult
+from distprof.sections.pipeline.result import PipelineResult
 from distprof.sections.stragglers.measure import analyze_stragglers
 from distprof.sections.whatif.measure import analyze_whatif
 from distprof.sections.whatif.plan import Workbench
@@ -75,7 +76,9 @@ def graph_of(run: Run) -> TraceGraph:
 def whatif_of(run: Run) -> WhatIfResult:
     measured = measure(run)
     stragglers = analyze_stragglers(run, measured.analyses, measured.step_time)
-    return analyze_whatif(run, measured.analyses, stragglers, MoeResult(), Workbench())
+    return analyze_whatif(
+        run, measured.analyses, stragglers, MoeResult(), PipelineResult(), Workbench()
+    )
 
 
 def recovered(result: WhatIfResult) -> dict[str, int]:
