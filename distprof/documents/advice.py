@@ -90,7 +90,7 @@ def next_commands(report: Report, options: RenderOptions) -> tuple[tuple[str, st
         commands.append((f"distprof rule {shlex.quote(code)}", "what it means and how to fix it"))
     again = _command_again(report, options)
     if again and not (options.full or options.show_all or options.sections):
-        commands.append((f"{again} --full", "where each step goes, by rank"))
+        commands.append((f"{again} --full", "every table"))
     elif again and options.saved_as and not options.show_all:
         commands.append((f"{again} --all", "every finding, rank and kernel"))
     elif again and not options.saved_as:
