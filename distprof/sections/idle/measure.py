@@ -55,11 +55,13 @@ class HostPauses(msgspec.Struct, frozen=True, kw_only=True):
         gc_ns: Step to time in garbage collection, None where it was not watched.
         input_ns: Step to time in the phase ``input``, None where phases were not logged.
         tokens: Step to tokens trained on, None where they were not logged.
+        run_queue_ns: Step to time without a CPU though ready to run, None where it is not known.
     """
 
     gc_ns: Mapping[int, int] | None = None
     input_ns: Mapping[int, int] | None = None
     tokens: Mapping[int, int] | None = None
+    run_queue_ns: Mapping[int, int] | None = None
 
 
 def measure_pauses(records: RankRecords) -> RankPauses | None:
@@ -77,7 +79,14 @@ def measure_pauses(records: RankRecords) -> RankPauses | None:
         input_ns_per_step=waits // num_steps,
         num_input=num_waits,
         longest_input_ns=longest_wait,
+        run_queue_ns_per_step=_mean_in_queue(records.step_log),
     )
+
+
+def _mean_in_queue(log: Table) -> int | None:
+    """Mean time in the run queue, without the first step; None if a step does not say."""
+    waited = log["run_queue_ns"][1:]
+    return round(waited.mean()) if len(waited) and (waited >= 0).all() else None
 
 
 def host_pauses(records: RankRecords) -> HostPauses:
@@ -90,16 +99,21 @@ def host_pauses(records: RankRecords) -> HostPauses:
         input_ns=_by_step(phases.take(phases.coded("name").equals("input")))
         if len(phases)
         else None,
-        tokens=_tokens(records.step_log),
+        tokens=_logged(records.step_log, "tokens"),
+        run_queue_ns=_logged(records.step_log, "run_queue_ns"),
     )
 
 
-def _tokens(log: Table) -> dict[int, int] | None:
-    """Values of the last steps, each separately; None if one of them is missing."""
-    steps, tokens = log["step"][-MAX_STEPS:], log["tokens"][-MAX_STEPS:]
-    if len(tokens) == 0 or (tokens < 0).any():
+def _logged(log: Table, column: str) -> dict[int, int] | None:
+    """Values of the last steps, each separately; None if one of them is missing.
+
+    The first step, which nothing precedes, may lack what is counted from step to step.
+    """
+    steps, values = log["step"][-MAX_STEPS:], log[column][-MAX_STEPS:]
+    known = values >= 0
+    if not known.any() or not known[1:].all():
         return None
-    return dict(zip(steps.tolist(), tokens.tolist(), strict=True))
+    return dict(zip(steps[known].tolist(), values[known].tolist(), strict=True))
 
 
 def _by_step(rows: Table) -> dict[int, int]:
