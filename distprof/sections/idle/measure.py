@@ -83,10 +83,21 @@ def measure_pauses(records: RankRecords) -> RankPauses | None:
     )
 
 
+UNUSUAL_STEP = 2.0
+"""Times the median from which a step is not a usual one: a profiler starts, or writes its file."""
+
+
 def _mean_in_queue(log: Table) -> int | None:
-    """Mean time in the run queue, without the first step; None if a step does not say."""
-    waited = log["run_queue_ns"][1:]
-    return round(waited.mean()) if len(waited) and (waited >= 0).all() else None
+    """Mean time in the run queue of usual steps but the first; None if one does not say.
+
+    A thread also waits between two steps: no step waited longer than it lasted.
+    """
+    lasted = (log["end_ns"] - log["start_ns"])[1:]
+    waited = np.minimum(log["run_queue_ns"][1:], lasted)
+    usual = lasted <= UNUSUAL_STEP * np.median(lasted) if len(lasted) else np.zeros(0, np.bool_)
+    if not usual.any() or (waited < 0).any():
+        return None
+    return round(float(waited[usual].mean()))
 
 
 def host_pauses(records: RankRecords) -> HostPauses:
@@ -100,8 +111,16 @@ def host_pauses(records: RankRecords) -> HostPauses:
         if len(phases)
         else None,
         tokens=_logged(records.step_log, "tokens"),
-        run_queue_ns=_logged(records.step_log, "run_queue_ns"),
+        run_queue_ns=_in_queue(records.step_log),
     )
+
+
+def _in_queue(log: Table) -> dict[int, int] | None:
+    """Time in the run queue of the last steps; None if one of them does not say."""
+    known = _logged(log, "run_queue_ns")
+    lasted = (log["end_ns"] - log["start_ns"]).tolist()
+    most = dict(zip(log["step"].tolist(), lasted, strict=True))
+    return known and {step: min(ns, most[step]) for step, ns in known.items()}
 
 
 def _logged(log: Table, column: str) -> dict[int, int] | None:

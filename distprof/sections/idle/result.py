@@ -95,8 +95,8 @@ class RankPauses(Record, frozen=True, kw_only=True):
         input_ns_per_step: Waiting for the data loader, mean per step.
         num_input: Number of waits.
         longest_input_ns: Longest wait, None without one.
-        run_queue_ns_per_step: The training thread was ready to run but had no CPU, mean per step;
-            null where the system does not say.
+        run_queue_ns_per_step: The training thread was ready to run but had no CPU, mean of the
+            steps that take at most twice the median; null where the system does not say.
     """
 
     rank: int

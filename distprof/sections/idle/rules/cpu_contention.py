@@ -14,9 +14,9 @@ A run directory whose step log has the time in the run queue of each rank's trai
 Linux counts (`/proc/thread-self/schedstat`).
 
 ## How the cost is computed
-Time in the run queue on the rank that waits longest, mean per step, without the first step. Ranks
-that are late because of it are not called stragglers. What the job gains on a quiet host is
-simulated as if all ranks kept up with each other.
+Time in the run queue on the rank that waits longest, mean per step, without the first step and
+those that take more than twice the median. Ranks that are late because of it are not called
+stragglers. What the job gains on a quiet host is simulated as if all ranks kept up with each other.
 
 ## How to fix
 Give the job CPUs of its own: stop other work on the host, ask the scheduler for exclusive cores,
@@ -75,4 +75,5 @@ def check(pauses: PausesResult, step_log: StepLogResult, limits: Limits) -> Iter
         ranks=found,
         evidence=("pauses.ranks", "step_log.median_ns"),
         without="late ranks",
+        explains=("COM102", "COM103", "STR110"),
     )
